@@ -1,0 +1,33 @@
+# Short names for the scripts in tools/, which also work where make is not installed yet.
+
+PREFIX ?= /usr/local
+
+.PHONY: all demo test gcc clang asan tsan bench format-check format install clean
+
+all:
+	@sh tools/compile release
+
+demo:
+	@sh tools/demo
+
+test gcc clang asan tsan:
+	@sh tools/test $@
+
+bench:
+	@sh tools/compile bench coxswain-bench
+	build/bench/bin/coxswain-bench
+
+format-check:
+	@sh tools/packages format
+	find channel proto worker coordinator tests examples -name '*.[ch]' -exec clang-format --dry-run -Werror {} +
+
+format:
+	@sh tools/packages format
+	find channel proto worker coordinator tests examples -name '*.[ch]' -exec clang-format -i {} +
+
+install:
+	@PREFIX='$(PREFIX)' sh tools/compile release
+	cmake --install build/release
+
+clean:
+	rm -rf build

@@ -1,0 +1,45 @@
+# What `cmake --install` puts where. coxswain.pc and the CMake package find everything relative to themselves, so the
+# tree may be installed under any prefix and moved.
+include(CMakePackageConfigHelpers)
+
+# The public headers. They include each other relatively ("../channel/base.h").
+set(public_headers
+    channel/base.h
+    proto/wire.h
+    proto/executor.proto
+    worker/batch.h
+    worker/worker.h
+    coordinator/executor.h)
+cox_skip_missing(public_headers)
+
+foreach(header IN LISTS public_headers)
+    cmake_path(GET header PARENT_PATH folder)
+    install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coxswain/${folder})
+endforeach()
+install(FILES ${generated}/proto/executor.pb-c.h
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coxswain/proto)
+
+install(TARGETS coxswain coxswain-worker RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS coxswain_shared coxswain_static EXPORT coxswain_targets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+
+install(DIRECTORY models/sums DESTINATION ${CMAKE_INSTALL_DATADIR}/coxswain/models)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/coxswain)
+install(EXPORT coxswain_targets
+    FILE coxswain-targets.cmake NAMESPACE coxswain:: DESTINATION ${package_dir})
+configure_package_config_file(cmake/coxswain-config.cmake.in
+    ${PROJECT_BINARY_DIR}/coxswain-config.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/coxswain-config-version.cmake
+    COMPATIBILITY SameMinorVersion)
+install(FILES
+    ${PROJECT_BINARY_DIR}/coxswain-config.cmake
+    ${PROJECT_BINARY_DIR}/coxswain-config-version.cmake
+    DESTINATION ${package_dir})
+
+file(RELATIVE_PATH pc_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+file(RELATIVE_PATH pc_includedir ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
+configure_file(cmake/coxswain.pc.in ${PROJECT_BINARY_DIR}/coxswain.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/coxswain.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

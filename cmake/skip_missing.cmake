@@ -1,0 +1,43 @@
+# Scaffolding for the days before every listed file exists; goes when they do, with its calls.
+
+# Drops the entries of the list variable that do not exist here, with a warning. A list that has lost everything, or
+# its main.c, gets a placeholder, so that every target exists from the start.
+function(cox_skip_missing list)
+    set(present "")
+    set(placeholder "")
+    foreach(entry IN LISTS ${list})
+        cmake_path(ABSOLUTE_PATH entry BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} OUTPUT_VARIABLE path)
+        if(EXISTS ${path})
+            list(APPEND present ${entry})
+            continue()
+        endif()
+        message(WARNING "not there yet: ${path}")
+        if(entry STREQUAL "main.c")
+            set(placeholder "int main(void)\n{\n    return 77;\n}\n")
+        endif()
+        cmake_path(GET path PARENT_PATH folder)
+        if(IS_DIRECTORY ${folder}) # a file that appears changes the folder, and that configures again
+            set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${folder})
+        endif()
+    endforeach()
+    if(list MATCHES "sources" AND NOT placeholder AND NOT present)
+        set(placeholder "extern int cox_placeholder;\n")
+    endif()
+    if(placeholder)
+        string(MAKE_C_IDENTIFIER "${list}" stem)
+        file(CONFIGURE OUTPUT placeholder_${stem}.c CONTENT "${placeholder}")
+        list(APPEND present ${CMAKE_CURRENT_BINARY_DIR}/placeholder_${stem}.c)
+    endif()
+    set(${list} ${present} PARENT_SCOPE)
+endfunction()
+
+# add_subdirectory, or an empty static library of that name while the folder has no CMakeLists.txt.
+function(cox_add_subdirectory_if_present folder target)
+    set(folder_sources ${folder}/CMakeLists.txt)
+    cox_skip_missing(folder_sources)
+    if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/CMakeLists.txt)
+        add_subdirectory(${folder})
+    else()
+        add_library(${target} STATIC ${folder_sources})
+    endif()
+endfunction()

@@ -1,0 +1,109 @@
+#!/bin/sh
+# One check of the installed tree: headers, symbols, pkg_config or find_package. CTest runs install/tree first and sets
+#   CC CMAKE    the compiler and the cmake of the build
+#   PREFIX      the installed tree, LIBDIR its library folder, MODEL its model
+#   SOURCE      the repository, for examples/
+#   VERSION     what the packages must say
+set -eu
+export LC_ALL=C
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 1' HUP INT TERM
+include=$PREFIX/include
+export PKG_CONFIG_PATH="$LIBDIR/pkgconfig"
+
+fail() {
+    echo "FAIL: $*" >&2
+    exit 1
+}
+
+# Every public header compiles on its own, as C and as C++.
+headers() {
+    cflags=$(pkg-config --cflags coxswain)
+    count=0
+    for header in $(cd "$include" && find coxswain -name '*.h' | sort); do
+        count=$((count + 1))
+        echo "#include <$header>" >"$scratch/header.c"
+        "$CC" -std=c11 -Wall -Wextra -Wpedantic -Werror $cflags -fsyntax-only "$scratch/header.c" ||
+            fail "$header as C"
+        if command -v g++ >/dev/null; then
+            g++ -x c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror $cflags -fsyntax-only \
+                "$scratch/header.c" || fail "$header as C++"
+        fi
+    done
+    [ "$count" -ge 6 ] || fail "only $count headers are installed"
+}
+
+# The shared library exports what the public headers mark COX_PUBLIC and the generated messages, and nothing else.
+symbols() {
+    library=$LIBDIR/libcoxswain.so
+    soname=$(objdump -p "$library" | awk '$1 == "SONAME" { print $2 }')
+    [ "$soname" = "libcoxswain.so.${VERSION%%.*}" ] || fail "SONAME is $soname"
+
+    nm -D --defined-only "$library" | awk '{ print $3 }' | sort >"$scratch/exported"
+    if grep -vE '^(cox_|COX_|model_execute_data__)' "$scratch/exported"; then
+        fail "exported, but not ours by name"
+    fi
+    grep -qx model_execute_data__execute_request__pack "$scratch/exported" ||
+        fail "the generated functions are not exported"
+    grep -qx model_execute_data__execute_request__descriptor "$scratch/exported" ||
+        fail "the generated descriptors are not exported"
+
+    find "$include/coxswain" -name '*.h' -exec cat {} + | tr '\n' ' ' |
+        grep -oE 'COX_PUBLIC[^;({=]*' | grep -oE 'cox_[a-z0-9_]+ *$' | tr -d ' ' |
+        sort -u >"$scratch/declared"
+    [ -s "$scratch/declared" ] || fail "no header declares anything COX_PUBLIC"
+    grep '^cox_' "$scratch/exported" >"$scratch/exported_cox"
+    undefined=$(comm -23 "$scratch/declared" "$scratch/exported_cox")
+    [ -z "$undefined" ] || fail "declared COX_PUBLIC, but not exported:" $undefined
+    undeclared=$(comm -13 "$scratch/declared" "$scratch/exported_cox")
+    [ -z "$undeclared" ] || fail "exported, but COX_PUBLIC in no installed header:" $undeclared
+}
+
+examples_or_skip() {
+    for example in worker coordinator; do
+        if [ ! -e "$SOURCE/examples/$example.c" ]; then
+            echo "SKIP: examples/$example.c does not exist"
+            exit 77
+        fi
+    done
+}
+
+# run_examples coordinator worker: the one drives the other, and prints what is expected.
+run_examples() {
+    "$1" "$2" >"$scratch/output" || fail "$1 $2 ended with status $?"
+    cat "$scratch/output"
+    diff -u "$SOURCE/tests/install/expected_output.txt" "$scratch/output" || fail "output of $1"
+}
+
+pkg_config() {
+    [ "$(pkg-config --modversion coxswain)" = "$VERSION" ] || fail "coxswain.pc has another version"
+    examples_or_skip
+    shared=$(pkg-config --cflags --libs coxswain)
+    static=$(pkg-config --static --cflags --libs coxswain | sed 's/-lcoxswain/-l:libcoxswain.a/')
+    for example in worker coordinator; do
+        "$CC" -o "$scratch/$example" "$SOURCE/examples/$example.c" $shared
+        "$CC" -o "$scratch/${example}_static" "$SOURCE/examples/$example.c" $static
+    done
+    if ldd "$scratch/worker_static" "$scratch/coordinator_static" | grep libcoxswain; then
+        fail "the static programs need libcoxswain.so"
+    fi
+    LD_LIBRARY_PATH=$LIBDIR run_examples "$scratch/coordinator" "$scratch/worker"
+    run_examples "$scratch/coordinator_static" "$scratch/worker_static"
+}
+
+find_package() {
+    examples_or_skip
+    "$CMAKE" -S "$SOURCE/tests/install/consumer" -B "$scratch/build" \
+        -D CMAKE_C_COMPILER="$CC" -D CMAKE_PREFIX_PATH="$PREFIX" \
+        -D COXSWAIN_VERSION="$VERSION" -D EXAMPLES="$SOURCE/examples"
+    "$CMAKE" --build "$scratch/build"
+    run_examples "$scratch/build/coordinator" "$scratch/build/worker"
+    run_examples "$scratch/build/coordinator_static" "$scratch/build/worker_static"
+}
+
+case ${1-} in
+headers | symbols | pkg_config | find_package) "$1" ;;
+*) fail "no such check: '${1-}'" ;;
+esac
