@@ -1,0 +1,110 @@
+#include "base.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *const status_texts[COX_STATUS_COUNT] = {
+    [COX_OK] = "ok",
+    [COX_TIMEOUT] = "timed out",
+    [COX_PEER_DEAD] = "a process that owed an answer is dead",
+    [COX_STALE] = "stale: built on a state the other side does not have",
+    [COX_CLOSED] = "closed",
+    [COX_FULL] = "full",
+    [COX_LATE] = "a rank still owes an earlier reply",
+    [COX_VERSION] = "version or geometry mismatch",
+    [COX_CORRUPT] = "corrupt",
+    [COX_DENIED] = "denied",
+    [COX_TOO_LARGE] = "too large",
+    [COX_NO_SPACE] = "no space",
+    [COX_TAKEN] = "name taken by a live group",
+    [COX_ABORTED] = "aborted",
+    [COX_REJECTED] = "a rank answered with an error",
+    [COX_DEADLOCK] = "a blocking call from inside a handler",
+    [COX_BUSY] = "already started or registered",
+    [COX_INVALID] = "invalid",
+    [COX_NOT_FOUND] = "not found",
+    [COX_EXEC_FAILED] = "the program could not be executed",
+    [COX_DIVERGED] = "ranks that must agree do not",
+    [COX_STATE] = "not legal in the present state",
+    [COX_EMPTY] = "empty",
+    [COX_UNSUPPORTED] = "not supported by the other side",
+};
+
+const char *cox_status_text(int status)
+{
+    if (status < 0)
+        return strerrordesc_np(-status) ? strerrordesc_np(-status) : "unknown system error";
+    if (status >= COX_STATUS_COUNT)
+        return "unknown status";
+    return status_texts[status];
+}
+
+int cox_fail(struct cox_error *err, int code, const char *format, ...)
+{
+    if (err && err->code == 0) {
+        err->code = code;
+        va_list args;
+        va_start(args, format);
+        vsnprintf(err->text, sizeof err->text, format, args);
+        va_end(args);
+    }
+    return code;
+}
+
+void cox_log_write(const struct cox_log *log, int level, const char *format, ...)
+{
+    if (!log || !log->fn)
+        return;
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    log->fn(log->context, level, text);
+}
+
+void cox_assert_failed(const char *condition, const char *file, int line)
+{
+    fprintf(stderr, "coxswain: assertion failed: %s (%s:%d)\n", condition, file, line);
+    abort();
+}
+
+uint64_t cox_now_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * COX_NSEC_PER_SEC + (uint64_t)ts.tv_nsec;
+}
+
+uint64_t cox_deadline_after_ns(uint64_t duration_ns)
+{
+    uint64_t now = cox_now_ns();
+    return duration_ns > COX_DEADLINE_NEVER - now ? COX_DEADLINE_NEVER : now + duration_ns;
+}
+
+uint64_t cox_deadline_after_ms(uint64_t duration_ms)
+{
+    if (duration_ms > COX_DEADLINE_NEVER / COX_NSEC_PER_MSEC)
+        return COX_DEADLINE_NEVER;
+    return cox_deadline_after_ns(duration_ms * COX_NSEC_PER_MSEC);
+}
+
+void cox_close_fd(int *fd)
+{
+    if (*fd >= 0) {
+        int saved = errno;
+        close(*fd);
+        errno = saved;
+        *fd = -1;
+    }
+}
+
+void cox_free_ptr(void *ptr)
+{
+    int saved = errno;
+    free(*(void **)ptr);
+    errno = saved;
+}

@@ -1,0 +1,173 @@
+/*
+ * base: status codes, error texts, assertions, cleanup and time.
+ *
+ * Everything else in Coxswain stands on this file; it includes nothing of the project.
+ *
+ * Any process, any thread may call everything here; nothing blocks, nothing allocates, nothing is kept in
+ * globals. If the process dies at any instruction nothing is left behind.
+ *
+ * Result convention of the whole library:
+ *   0          success
+ *   negative   an unexpected failure of the system, a negative errno, forwarded unchanged
+ *   positive   an enum cox_status: a documented condition that the direct caller handles
+ * Out-parameters are named ret_x, come last, and are untouched unless 0 is returned.
+ */
+#ifndef COX_CHANNEL_BASE_H
+#define COX_CHANNEL_BASE_H
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What the shared library exports; everything else is hidden. */
+#define COX_PUBLIC __attribute__((visibility("default")))
+
+/* Ranks in one group, at most. */
+#define COX_RANK_COUNT_MAX 128
+
+/* The logical channels of a group. The two-way ones come first; the last is reply-only. Each has its own flow
+ * control, so that a pause or an error passes a blocked inference or pull. */
+enum cox_channel_id {
+    COX_CHANNEL_EXECUTE = 0,
+    COX_CHANNEL_LINK = 1,
+    COX_CHANNEL_TRANSFER = 2,
+    COX_CHANNEL_RECOVER = 3,
+    COX_CHANNEL_ERROR = 4,
+};
+#define COX_CHANNEL_COUNT 5
+#define COX_TWO_WAY_COUNT 4
+
+/* Type of a request whose bytes only the two ends understand; every other type is an ExecuteType of
+ * executor.proto. */
+#define COX_TYPE_OPAQUE 0xffffffffu
+
+enum cox_status {
+    COX_OK = 0,
+    COX_TIMEOUT = 1,   /* the deadline passed first */
+    COX_PEER_DEAD,     /* a process that owed an answer has died */
+    COX_STALE,         /* built on a state that the other side does not have */
+    COX_CLOSED,        /* stopped, or being stopped */
+    COX_FULL,          /* every frame or block is in use: try again after the next completion */
+    COX_LATE,          /* a rank still owes the reply of a request that has ended */
+    COX_VERSION,       /* the other side speaks another version or geometry */
+    COX_CORRUPT,       /* bytes from another process that make no sense */
+    COX_DENIED,        /* an object with another owner, mode, size or type */
+    COX_TOO_LARGE,     /* does not fit where it has to go */
+    COX_NO_SPACE,      /* memory to reserve is not there */
+    COX_TAKEN,         /* the name belongs to a live group */
+    COX_ABORTED,       /* void: given up by the coordinator before it ran */
+    COX_REJECTED,      /* a rank answered with an error of its own */
+    COX_DEADLOCK,      /* a blocking call from inside a handler, refused */
+    COX_BUSY,          /* already started, already registered */
+    COX_INVALID,       /* an argument or input outside what is allowed */
+    COX_NOT_FOUND,     /* a file, name or command that does not exist */
+    COX_EXEC_FAILED,   /* a worker's program could not be executed */
+    COX_DIVERGED,      /* ranks that must agree do not */
+    COX_STATE,         /* not legal in the present state */
+    COX_EMPTY,         /* nothing there */
+    COX_UNSUPPORTED,   /* the other side has no such operation */
+    COX_STATUS_COUNT,
+};
+
+/* The text of any result: an enum cox_status, or a negative errno. Never NULL; static storage or the C
+ * library's. */
+COX_PUBLIC const char *cox_status_text(int status);
+
+/* A failure with its explanation: what was wrong, what was expected, what to do. Caller's memory. */
+struct cox_error {
+    int code;       /* as returned */
+    char text[1024]; /* one sentence or a few, no newline at the end */
+};
+
+/* Writes code and text to err (NULL: nothing is written) and returns code, so that
+ * `return cox_fail(err, COX_INVALID, "...")` is one line. Keeps an earlier text when err->code is set:
+ * the first failure is the cause, what follows is clean-up. */
+COX_PUBLIC int cox_fail(struct cox_error *err, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The one log hook. level as in syslog(3): 3 error, 4 warning, 6 information, 7 debug. text has no newline and
+ * lives until the call returns. Called from any thread of the library; must not call back into it. */
+typedef void (*cox_log_fn)(void *context, int level, const char *text);
+
+struct cox_log {
+    cox_log_fn fn; /* NULL: silence */
+    void *context;
+};
+
+COX_PUBLIC void cox_log_write(const struct cox_log *log, int level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Programmer errors, also in release builds: prints the place to standard error and aborts. */
+#define COX_ASSERT(condition)                                                                      \
+    ((condition) ? (void)0 : cox_assert_failed(#condition, __FILE__, __LINE__))
+COX_PUBLIC void cox_assert_failed(const char *condition, const char *file, int line)
+    __attribute__((noreturn));
+
+/* Absolute deadlines on CLOCK_MONOTONIC, in nanoseconds. */
+#define COX_NSEC_PER_SEC UINT64_C(1000000000)
+#define COX_NSEC_PER_MSEC UINT64_C(1000000)
+#define COX_DEADLINE_NEVER UINT64_MAX
+COX_PUBLIC uint64_t cox_now_ns(void);
+/* now + duration, saturating at COX_DEADLINE_NEVER. */
+COX_PUBLIC uint64_t cox_deadline_after_ns(uint64_t duration_ns);
+COX_PUBLIC uint64_t cox_deadline_after_ms(uint64_t duration_ms);
+
+static inline uint64_t cox_deadline_min(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Owned locals carry _cleanup_; success ends with a steal. */
+#define _cox_cleanup_(fn) __attribute__((cleanup(fn)))
+COX_PUBLIC void cox_close_fd(int *fd);     /* closes *fd when >= 0, keeps errno */
+COX_PUBLIC void cox_free_ptr(void *ptr);   /* frees *(void **)ptr, keeps errno */
+
+static inline int cox_steal_fd(int *fd)
+{
+    int stolen = *fd;
+    *fd = -1;
+    return stolen;
+}
+
+static inline void *cox_steal_ptr(void *ptr)
+{
+    void **p = (void **)ptr;
+    void *stolen = *p;
+    *p = NULL;
+    return stolen;
+}
+
+/* A set of ranks. */
+struct cox_rank_set {
+    uint64_t words[COX_RANK_COUNT_MAX / 64];
+};
+
+static inline bool cox_rank_set_has(const struct cox_rank_set *set, uint32_t rank)
+{
+    return (set->words[rank / 64] >> (rank % 64)) & 1;
+}
+
+static inline void cox_rank_set_add(struct cox_rank_set *set, uint32_t rank)
+{
+    set->words[rank / 64] |= UINT64_C(1) << (rank % 64);
+}
+
+static inline struct cox_rank_set cox_rank_set_first(uint32_t rank_count)
+{
+    struct cox_rank_set set = {{0}};
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        cox_rank_set_add(&set, rank);
+    return set;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

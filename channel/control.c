@@ -1,0 +1,216 @@
+#include "control.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fault.h"
+#include "peer.h"
+#include "semaphore.h"
+
+#define SHM_FOLDER "/dev/shm"
+
+static int control_verify(struct cox_control *control, const char *object, struct cox_error *err)
+{
+    const struct cox_region *region = &control->region;
+    struct cox_layout_control *layout = region->base;
+    if (region->size < sizeof *layout)
+        return cox_fail(err, COX_CORRUPT, "%s has %" PRIu64 " bytes, expected at least %zu", object,
+                        region->size, sizeof *layout);
+    /* acquire: partner is the release in control_fill; what follows was written before it. */
+    if (atomic_load_explicit(&layout->header.magic, memory_order_acquire) != COX_LAYOUT_MAGIC)
+        return cox_fail(err, COX_CORRUPT, "%s is not a Coxswain control region (magic)", object);
+    if (layout->header.version != COX_LAYOUT_VERSION || layout->header.abi != COX_LAYOUT_ABI)
+        return cox_fail(err, COX_VERSION,
+                        "%s has layout version %" PRIu32 ", this program speaks %u: install the same version on "
+                        "both sides",
+                        object, layout->header.version, COX_LAYOUT_VERSION);
+    struct cox_geometry geometry = {
+        .rank_count = layout->header.rank_count,
+        .depth = layout->header.depth,
+        .legacy = layout->header.flags & COX_LAYOUT_LEGACY,
+    };
+    memcpy(geometry.channels, layout->header.channels, sizeof geometry.channels);
+    int r = cox_geometry_verify(&geometry, err);
+    if (r)
+        return r;
+    uint64_t size = cox_layout_control_size(geometry.rank_count);
+    if (layout->header.size != size || region->size < size)
+        return cox_fail(err, COX_CORRUPT, "%s has %" PRIu64 " bytes, %" PRIu32 " ranks need %" PRIu64,
+                        object, region->size, geometry.rank_count, size);
+    control->layout = layout;
+    control->geometry = geometry;
+    control->epoch = layout->header.epoch;
+    return 0;
+}
+
+static int control_fill(struct cox_layout_control *layout, const struct cox_geometry *geometry)
+{
+    struct cox_layout_header *header = &layout->header;
+    header->version = COX_LAYOUT_VERSION;
+    header->abi = COX_LAYOUT_ABI;
+    header->size = cox_layout_control_size(geometry->rank_count);
+    header->rank_count = geometry->rank_count;
+    header->depth = geometry->depth;
+    header->coordinator_pid = (uint32_t)getpid();
+    header->flags = geometry->legacy ? COX_LAYOUT_LEGACY : 0;
+    int r = cox_peer_start_time(getpid(), &header->coordinator_start);
+    if (r)
+        return r;
+    /* Another value for every group that had this name: two starts are never in one nanosecond of one process. */
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t mix = (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec;
+    mix ^= (uint64_t)getpid() << 40;
+    header->epoch = (uint32_t)(mix ^ (mix >> 32)) | 1;
+    memcpy(header->channels, geometry->channels, sizeof header->channels);
+    /* release: partner is control_verify. */
+    atomic_store_explicit(&header->magic, COX_LAYOUT_MAGIC, memory_order_release);
+    return 0;
+}
+
+uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
+                                  int channel_count)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    uint32_t count = 0;
+    for (int c = 0; c < channel_count; c++) {
+        enum cox_channel_id channel = (enum cox_channel_id)c;
+        uint32_t pairs = channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count;
+        for (uint32_t rank = 0; rank < pairs; rank++)
+            for (int bell = 0; bell < COX_BELL_COUNT; bell++)
+                count += sem_unlink(cox_name_bell(object, name, channel, (enum cox_bell)bell, rank)) == 0;
+        count += shm_unlink(cox_name_request(object, name, channel)) == 0;
+        count += shm_unlink(cox_name_response(object, name, channel)) == 0;
+    }
+    cox_fault_point("control.unlink.last");
+    count += shm_unlink(cox_name_control(object, name)) == 0;
+    return count;
+}
+
+/* The name exists. A lock that can be won means that its coordinator is dead: then everything of that group goes.
+ * Returns 0: removed, try again; COX_TAKEN; COX_DENIED; -errno. */
+static int control_sweep(const char *name, const char *object, struct cox_error *err)
+{
+    char path[COX_OBJECT_NAME_SIZE + sizeof SHM_FOLDER];
+    snprintf(path, sizeof path, SHM_FOLDER "%s", object);
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        if (errno == ENOENT)
+            return 0;
+        return cox_fail(err, errno == ELOOP || errno == EACCES ? COX_DENIED : -errno,
+                        "%s is in the way: %s", object, cox_status_text(-errno));
+    }
+    int r = cox_region_check_fd(fd, object, err);
+    if (r)
+        return r;
+    struct stat st, named;
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "%s: %s", object, cox_status_text(-errno));
+    struct cox_control old = COX_CONTROL_NONE;
+    if (st.st_size <= 0)
+        return cox_fail(err, COX_DENIED, "%s is in the way: an empty file that is none of ours", object);
+    r = cox_region_map(&old.region, fd, (uint64_t)st.st_size, COX_REGION_READ, object, err);
+    if (r)
+        return r;
+    struct cox_error why = {0};
+    if (control_verify(&old, object, &why)) {
+        r = cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
+    } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        r = errno == EWOULDBLOCK
+                ? cox_fail(err, COX_TAKEN,
+                           "the name '%s' is taken by a live group of process %" PRIu32
+                           ": stop that one or choose another name",
+                           name, old.layout->header.coordinator_pid)
+                : cox_fail(err, -errno, "%s: flock: %s", object, cox_status_text(-errno));
+    } else if (stat(path, &named) == 0 && named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
+        /* Won, and the name still means the file that is locked. */
+        cox_control_unlink_names(name, &old.geometry, COX_CHANNEL_COUNT);
+    }
+    cox_region_detach(&old.region);
+    return r;
+}
+
+int cox_control_create(struct cox_control *control, const char *name,
+                       const struct cox_geometry *geometry, struct cox_error *err)
+{
+    char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + sizeof SHM_FOLDER], self[64];
+    cox_name_control(object, name);
+    snprintf(path, sizeof path, SHM_FOLDER "%s", object);
+    _cox_cleanup_(cox_close_fd) int fd = open(SHM_FOLDER, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return cox_fail(err, -errno, "%s: cannot create in " SHM_FOLDER ": %s", object,
+                        cox_status_text(-errno));
+    if (fchmod(fd, 0600) < 0)
+        return cox_fail(err, -errno, "%s: fchmod: %s", object, cox_status_text(-errno));
+    uint64_t size = cox_layout_control_size(geometry->rank_count);
+    int r = cox_region_reserve(fd, size, object, err);
+    if (r)
+        return r;
+    struct cox_region region = {0};
+    r = cox_region_map(&region, fd, size, COX_REGION_WRITE, object, err);
+    if (r)
+        return r;
+    r = control_fill(region.base, geometry);
+    if (r)
+        r = cox_fail(err, r, "%s: own start time: %s", object, cox_status_text(r));
+    if (r == 0 && flock(fd, LOCK_EX | LOCK_NB) < 0)
+        r = cox_fail(err, -errno, "%s: flock: %s", object, cox_status_text(-errno));
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    cox_fault_point("control.link");
+    /* A second round only after leftovers were swept; somebody else may then be faster, who is alive. */
+    for (int attempt = 0; r == 0; attempt++) {
+        if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0)
+            break;
+        if (errno != EEXIST || attempt == 3) {
+            r = cox_fail(err, errno == EEXIST ? COX_TAKEN : -errno, "%s: %s", object,
+                         cox_status_text(-errno));
+            break;
+        }
+        r = control_sweep(name, object, err);
+    }
+    if (r) {
+        cox_region_detach(&region);
+        return r;
+    }
+    cox_fault_point("control.linked");
+    *control = (struct cox_control){
+        .region = region,
+        .layout = region.base,
+        .geometry = *geometry,
+        .epoch = ((struct cox_layout_control *)region.base)->header.epoch,
+        .lock_fd = cox_steal_fd(&fd),
+    };
+    return 0;
+}
+
+int cox_control_attach(struct cox_control *control, const char *name, struct cox_error *err)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    cox_name_control(object, name);
+    struct cox_control attached = COX_CONTROL_NONE;
+    int r = cox_region_attach(&attached.region, object, sizeof(struct cox_layout_control),
+                              COX_REGION_WRITE, err);
+    if (r)
+        return r;
+    r = control_verify(&attached, object, err);
+    if (r) {
+        cox_region_detach(&attached.region);
+        return r;
+    }
+    *control = attached;
+    return 0;
+}
+
+void cox_control_close(struct cox_control *control)
+{
+    cox_region_detach(&control->region);
+    control->layout = NULL;
+    cox_close_fd(&control->lock_fd);
+}

@@ -1,0 +1,208 @@
+#include "geometry.h"
+
+#include <inttypes.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <string.h>
+
+#define KIB UINT64_C(1024)
+#define MIB (KIB * KIB)
+/* Frames and slots start on cache lines. */
+#define ALIGNMENT UINT64_C(64)
+#define FRAME_SIZE_MIN UINT64_C(256)
+
+/* Per frame and per slot. For 8 ranks and depth 4 all channels together take under 9 MiB. */
+static const struct {
+    const char *name;
+    uint64_t frame_size;
+    uint64_t slot_stride;
+    uint64_t legacy_request_size;
+    uint64_t legacy_response_size;
+} channel_defaults[COX_CHANNEL_COUNT] = {
+    [COX_CHANNEL_EXECUTE] = {"execute", 1 * MIB, 64 * KIB, 256 * MIB, 32 * MIB},
+    [COX_CHANNEL_LINK] = {"shared_sync_link", 64 * KIB, 16 * KIB, 32 * MIB, 32 * MIB},
+    [COX_CHANNEL_TRANSFER] = {"transfer", 256 * KIB, 16 * KIB, 256 * MIB, 32 * MIB},
+    [COX_CHANNEL_RECOVER] = {"recover_command", 4 * KIB, 4 * KIB, 8 * MIB, 8 * MIB},
+    [COX_CHANNEL_ERROR] = {"execute_error", 0, 1 * KIB, 0, 1 * KIB},
+};
+
+static uint64_t align_down(uint64_t size)
+{
+    return size / ALIGNMENT * ALIGNMENT;
+}
+
+/* Legacy ranks answer these in a slot each; on the link channel only rank 0 has a payload. */
+static bool legacy_slotted(enum cox_channel_id channel)
+{
+    return channel != COX_CHANNEL_LINK && channel != COX_CHANNEL_ERROR;
+}
+
+static int geometry_check(const struct cox_geometry *geometry, int code, struct cox_error *err)
+{
+    if (geometry->rank_count < 1 || geometry->rank_count > COX_RANK_COUNT_MAX)
+        return cox_fail(err, code, "%" PRIu32 " ranks: expected 1 to %d", geometry->rank_count,
+                        COX_RANK_COUNT_MAX);
+    if (geometry->depth < 1 || geometry->depth > COX_DEPTH_MAX)
+        return cox_fail(err, code, "depth %" PRIu32 ": expected 1 to %d", geometry->depth, COX_DEPTH_MAX);
+    if (geometry->legacy && geometry->depth != 1)
+        return cox_fail(err, code, "depth %" PRIu32 ": legacy workers know one frame only, use depth 1",
+                        geometry->depth);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        const struct cox_layout_channel *channel = &geometry->channels[c];
+        const char *name = channel_defaults[c].name;
+        if (channel->request_size > (UINT64_C(1) << 40) || channel->response_size > (UINT64_C(1) << 40))
+            return cox_fail(err, code, "%s: a region of over 1 TiB", name);
+        if (c == COX_CHANNEL_ERROR) {
+            if (channel->response_size < FRAME_SIZE_MIN)
+                return cox_fail(err, code,
+                                "%s: a response region of %" PRIu64 " bytes: expected at least %" PRIu64,
+                                name, channel->response_size, FRAME_SIZE_MIN);
+            continue;
+        }
+        if (channel->frame_size < FRAME_SIZE_MIN ||
+            channel->frame_size > channel->request_size / geometry->depth)
+            return cox_fail(err, code,
+                            "%s: a request region of %" PRIu64 " bytes gives %" PRIu32
+                            " frames %" PRIu64 " bytes each: expected at least %" PRIu64,
+                            name, channel->request_size, geometry->depth,
+                            align_down(channel->request_size / geometry->depth), FRAME_SIZE_MIN);
+        uint64_t part = align_down(channel->response_size / geometry->depth);
+        bool slotted = !geometry->legacy || legacy_slotted((enum cox_channel_id)c);
+        if (channel->slot_stride < FRAME_SIZE_MIN || channel->slot_stride % ALIGNMENT ||
+            (slotted && channel->slot_stride > part / geometry->rank_count))
+            return cox_fail(err, code,
+                            "%s: a response region of %" PRIu64 " bytes at depth %" PRIu32
+                            " holds %" PRIu64 " slots of %" PRIu64 " bytes, %" PRIu32
+                            " ranks need one each: enlarge the region or use fewer ranks",
+                            name, channel->response_size, geometry->depth,
+                            channel->slot_stride ? part / channel->slot_stride : 0,
+                            channel->slot_stride, geometry->rank_count);
+    }
+    return 0;
+}
+
+int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *choice,
+                         struct cox_geometry *ret_geometry, struct cox_error *err)
+{
+    struct cox_geometry geometry = {.rank_count = rank_count, .legacy = choice->legacy};
+    geometry.depth = choice->depth ? choice->depth : choice->legacy ? 1 : COX_DEPTH_DEFAULT;
+    /* Before any product with them is taken. */
+    if (rank_count < 1 || rank_count > COX_RANK_COUNT_MAX || geometry.depth > COX_DEPTH_MAX)
+        return geometry_check(&geometry, COX_INVALID, err);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        struct cox_layout_channel *channel = &geometry.channels[c];
+        uint64_t request = choice->legacy ? channel_defaults[c].legacy_request_size
+                                          : channel_defaults[c].frame_size * geometry.depth;
+        uint64_t response =
+            choice->legacy || c == COX_CHANNEL_ERROR
+                ? channel_defaults[c].legacy_response_size
+                : channel_defaults[c].slot_stride * geometry.depth * rank_count;
+        channel->request_size = choice->request_size[c] ? choice->request_size[c] : request;
+        channel->response_size = choice->response_size[c] ? choice->response_size[c] : response;
+        channel->frame_size = align_down(channel->request_size / geometry.depth);
+        if (c == COX_CHANNEL_ERROR)
+            channel->slot_stride = channel->response_size;
+        else if (choice->legacy)
+            channel->slot_stride = COX_LEGACY_SLOT_STRIDE;
+        else
+            channel->slot_stride =
+                align_down(align_down(channel->response_size / geometry.depth) / rank_count);
+    }
+    int r = geometry_check(&geometry, COX_INVALID, err);
+    if (r)
+        return r;
+    *ret_geometry = geometry;
+    return 0;
+}
+
+int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *err)
+{
+    return geometry_check(geometry, COX_CORRUPT, err);
+}
+
+uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
+{
+    uint64_t bytes = cox_layout_control_size(geometry->rank_count);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        bytes += geometry->channels[c].request_size + geometry->channels[c].response_size;
+    return bytes;
+}
+
+uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry)
+{
+    uint64_t count = (uint64_t)COX_TWO_WAY_COUNT * COX_BELL_COUNT * geometry->rank_count + 2;
+    return count * sizeof(sem_t);
+}
+
+uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, enum cox_channel_id channel,
+                                  uint32_t rank, uint64_t sequence)
+{
+    const struct cox_layout_channel *c = &geometry->channels[channel];
+    uint64_t part = align_down(c->response_size / geometry->depth);
+    return part * (sequence % geometry->depth) + c->slot_stride * rank;
+}
+
+uint64_t cox_geometry_slot_capacity(const struct cox_geometry *geometry,
+                                    enum cox_channel_id channel, bool whole)
+{
+    const struct cox_layout_channel *c = &geometry->channels[channel];
+    return (whole ? c->response_size : c->slot_stride) - COX_PREFIX_SIZE;
+}
+
+int cox_name_check(const char *name, struct cox_error *err)
+{
+    size_t length = strlen(name);
+    if (length == 0)
+        return cox_fail(err, COX_INVALID, "the group name is empty");
+    if (length > COX_NAME_SIZE_MAX)
+        return cox_fail(err, COX_INVALID, "the group name has %zu characters: at most %d are allowed", length,
+                        COX_NAME_SIZE_MAX);
+    static const char allowed[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    size_t good = strspn(name, allowed);
+    if (good < length)
+        return cox_fail(err, COX_INVALID,
+                        "the group name '%s' has a '%c' at position %zu: only letters, digits, '.', '_' and '-' "
+                        "are allowed",
+                        name, name[good], good + 1);
+    if (name[0] == '.')
+        return cox_fail(err, COX_INVALID, "the group name '%s' starts with a dot", name);
+    return 0;
+}
+
+const char *cox_channel_name(enum cox_channel_id channel)
+{
+    return channel_defaults[channel].name;
+}
+
+const char *cox_name_control(char *buffer, const char *name)
+{
+    snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_control", name);
+    return buffer;
+}
+
+const char *cox_name_request(char *buffer, const char *name, enum cox_channel_id channel)
+{
+    snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_%s_request", name, cox_channel_name(channel));
+    return buffer;
+}
+
+const char *cox_name_response(char *buffer, const char *name, enum cox_channel_id channel)
+{
+    snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_%s_response", name, cox_channel_name(channel));
+    return buffer;
+}
+
+const char *cox_name_bell(char *buffer, const char *name, enum cox_channel_id channel,
+                          enum cox_bell bell, uint32_t rank)
+{
+    static const char *const ends[COX_BELL_COUNT] = {
+        [COX_BELL_REQUEST_PRODUCE] = "request_produce",
+        [COX_BELL_REQUEST_CONSUME] = "request_consume",
+        [COX_BELL_RESPONSE_PRODUCE] = "response_produce",
+        [COX_BELL_RESPONSE_CONSUME] = "response_consume",
+    };
+    snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_%s_%s_%" PRIu32, name, cox_channel_name(channel),
+             ends[bell], rank);
+    return buffer;
+}

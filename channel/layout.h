@@ -1,0 +1,191 @@
+/*
+ * layout: every struct that lives in shared memory. Private to the library.
+ *
+ * The control region `/<name>_control` holds the truth of a group; semaphores only wake. All of it is fixed-width,
+ * little-endian, offsets instead of pointers, and every line of 128 bytes (two cache lines, the unit the
+ * prefetcher pulls) has exactly one writer:
+ *
+ *   offset 0     header            coordinator, before anyone attaches; magic last
+ *          512   abort word        coordinator
+ *          640   channels[4]       coordinator: one line of sequence numbers, then 8 frame records
+ *          2176  ranks[0]          rank 0: identity line, then one line per channel (5)
+ *          2176 + 768 * r          rank r
+ *
+ * The four request and response regions per channel have the layout of the executor protocol: a u32 length and the
+ * bytes, from the start of each frame or slot. Nothing else is in them.
+ */
+#ifndef COX_CHANNEL_LAYOUT_H
+#define COX_CHANNEL_LAYOUT_H
+
+#include "base.h"
+
+#include <stdatomic.h>
+
+#define COX_LINE_SIZE 128
+#define COX_LAYOUT_MAGIC UINT64_C(0x314E415753584F43) /* "COXSWAN1" */
+#define COX_LAYOUT_VERSION 1u
+#define COX_LAYOUT_ABI 0x01020304u /* read back swapped by a machine of the other byte order */
+
+/* Frames of one channel, at most. */
+#define COX_DEPTH_MAX 8
+/* Bytes before the payload of a frame or slot: its length. */
+#define COX_PREFIX_SIZE 4
+
+/* Geometry of one channel, fixed at creation. */
+struct cox_layout_channel {
+    uint64_t request_size;  /* bytes of the request region; 0: none */
+    uint64_t response_size; /* bytes of the response region */
+    uint64_t frame_size;    /* bytes of one request frame, prefix included: request_size / depth */
+    uint64_t slot_stride;   /* bytes from one rank's slot to the next */
+};
+
+enum cox_layout_flags {
+    COX_LAYOUT_LEGACY = 1, /* ranks without lines may sit in this group: depth 1, tokens count */
+};
+
+struct cox_layout_header {
+    _Atomic uint64_t magic; /* stored last with release; partner: control_attach's acquire load */
+    uint32_t version;
+    uint32_t abi;
+    uint64_t size; /* of the whole region */
+    uint32_t rank_count;
+    uint32_t depth;
+    uint32_t coordinator_pid;
+    uint32_t flags;
+    uint64_t coordinator_start; /* /proc/<pid>/stat field 22, clock ticks since boot */
+    uint32_t epoch;             /* another one for every group that ever had this name */
+    uint32_t reserved;
+    uint64_t reserved2;
+    struct cox_layout_channel channels[COX_CHANNEL_COUNT];
+    uint8_t padding[512 - 64 - 32 * COX_CHANNEL_COUNT];
+};
+
+struct cox_layout_abort {
+    _Atomic uint32_t word; /* not 0: the group ends; whoever wakes leaves */
+    uint8_t padding[COX_LINE_SIZE - 4];
+};
+
+/* What one published frame holds. A rank that is not asked may read it while it is written again: sequence goes to 0
+ * first, then the fields with release stores, then the new sequence with release; a reader loads
+ * sequence, the fields with acquire, and sequence again. */
+struct cox_layout_frame {
+    _Atomic uint64_t sequence;
+    _Atomic uint32_t type;   /* ExecuteType, or COX_TYPE_OPAQUE */
+    _Atomic uint32_t length; /* payload bytes, the prefix not counted */
+    _Atomic uint64_t asked[COX_RANK_COUNT_MAX / 64];
+};
+
+struct cox_layout_channel_truth {
+    _Atomic uint64_t published;    /* last sequence in the ring; release, after its frame */
+    _Atomic uint64_t void_through; /* steps up to here are given up: drop them */
+    _Atomic uint64_t ended;        /* replies up to here were copied out: their slots are free */
+    uint8_t padding[COX_LINE_SIZE - 24];
+    struct cox_layout_frame frames[COX_DEPTH_MAX];
+};
+
+enum cox_rank_state {
+    COX_RANK_IDLE = 0,
+    COX_RANK_TAKEN = 1,
+    COX_RANK_RUNNING = 2,
+    COX_RANK_REPLYING = 3,
+};
+
+/* One rank on one channel; written by that rank alone. */
+struct cox_layout_rank_line {
+    _Atomic uint64_t taken;    /* last sequence looked at */
+    _Atomic uint64_t returned; /* frames up to here are not read again */
+    _Atomic uint64_t done;     /* last sequence answered; release, after slot and tag */
+    _Atomic uint64_t word;     /* state in bits 56-63, sequence below */
+    _Atomic uint64_t stamp_ns; /* when word last changed, CLOCK_MONOTONIC; for display */
+    _Atomic uint64_t base;     /* the sequence table stands at this step */
+    _Atomic uint32_t epoch;
+    _Atomic uint32_t generation;
+    _Atomic uint64_t tags[COX_DEPTH_MAX]; /* the sequence whose reply a slot holds; bit 63: it tells of a failure */
+    uint64_t reserved;
+};
+
+enum cox_identity_state {
+    COX_IDENTITY_EMPTY = 0,
+    COX_IDENTITY_ATTACHED = 1,
+    COX_IDENTITY_LEFT = 2,
+};
+
+struct cox_layout_identity {
+    _Atomic uint32_t state; /* release, after the fields below */
+    uint32_t pid;
+    uint64_t start;
+    uint32_t generation;
+    uint32_t epoch;
+    uint8_t padding[COX_LINE_SIZE - 24];
+};
+
+struct cox_layout_rank {
+    struct cox_layout_identity identity;
+    struct cox_layout_rank_line lines[COX_CHANNEL_COUNT];
+};
+
+struct cox_layout_control {
+    struct cox_layout_header header;
+    struct cox_layout_abort abort;
+    struct cox_layout_channel_truth channels[COX_TWO_WAY_COUNT];
+    struct cox_layout_rank ranks[]; /* header.rank_count of them */
+};
+
+#define COX_LAYOUT_AT(type, member, offset)                                                        \
+    _Static_assert(offsetof(struct type, member) == (offset), #type "." #member " moved")
+
+COX_LAYOUT_AT(cox_layout_header, magic, 0);
+COX_LAYOUT_AT(cox_layout_header, version, 8);
+COX_LAYOUT_AT(cox_layout_header, abi, 12);
+COX_LAYOUT_AT(cox_layout_header, size, 16);
+COX_LAYOUT_AT(cox_layout_header, rank_count, 24);
+COX_LAYOUT_AT(cox_layout_header, depth, 28);
+COX_LAYOUT_AT(cox_layout_header, coordinator_pid, 32);
+COX_LAYOUT_AT(cox_layout_header, flags, 36);
+COX_LAYOUT_AT(cox_layout_header, coordinator_start, 40);
+COX_LAYOUT_AT(cox_layout_header, epoch, 48);
+COX_LAYOUT_AT(cox_layout_header, channels, 64);
+_Static_assert(sizeof(struct cox_layout_header) == 512, "header size");
+COX_LAYOUT_AT(cox_layout_frame, sequence, 0);
+COX_LAYOUT_AT(cox_layout_frame, type, 8);
+COX_LAYOUT_AT(cox_layout_frame, length, 12);
+COX_LAYOUT_AT(cox_layout_frame, asked, 16);
+_Static_assert(sizeof(struct cox_layout_frame) == 32, "frame record size");
+COX_LAYOUT_AT(cox_layout_channel_truth, published, 0);
+COX_LAYOUT_AT(cox_layout_channel_truth, void_through, 8);
+COX_LAYOUT_AT(cox_layout_channel_truth, ended, 16);
+COX_LAYOUT_AT(cox_layout_channel_truth, frames, COX_LINE_SIZE);
+_Static_assert(sizeof(struct cox_layout_channel_truth) == 384, "channel truth size");
+COX_LAYOUT_AT(cox_layout_rank_line, taken, 0);
+COX_LAYOUT_AT(cox_layout_rank_line, returned, 8);
+COX_LAYOUT_AT(cox_layout_rank_line, done, 16);
+COX_LAYOUT_AT(cox_layout_rank_line, word, 24);
+COX_LAYOUT_AT(cox_layout_rank_line, stamp_ns, 32);
+COX_LAYOUT_AT(cox_layout_rank_line, base, 40);
+COX_LAYOUT_AT(cox_layout_rank_line, epoch, 48);
+COX_LAYOUT_AT(cox_layout_rank_line, generation, 52);
+COX_LAYOUT_AT(cox_layout_rank_line, tags, 56);
+_Static_assert(sizeof(struct cox_layout_rank_line) == COX_LINE_SIZE, "rank line size");
+COX_LAYOUT_AT(cox_layout_identity, pid, 4);
+COX_LAYOUT_AT(cox_layout_identity, start, 8);
+COX_LAYOUT_AT(cox_layout_identity, generation, 16);
+_Static_assert(sizeof(struct cox_layout_identity) == COX_LINE_SIZE, "identity line size");
+_Static_assert(sizeof(struct cox_layout_rank) == 6 * COX_LINE_SIZE, "rank block size");
+COX_LAYOUT_AT(cox_layout_control, abort, 512);
+COX_LAYOUT_AT(cox_layout_control, channels, 640);
+COX_LAYOUT_AT(cox_layout_control, ranks, 2176);
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "shared words need lock-free 64-bit atomics");
+
+static inline uint64_t cox_layout_control_size(uint32_t rank_count)
+{
+    return sizeof(struct cox_layout_control) +
+           (uint64_t)rank_count * sizeof(struct cox_layout_rank);
+}
+
+#define COX_STATE_SHIFT 56
+static inline uint64_t cox_state_word(enum cox_rank_state state, uint64_t sequence)
+{
+    return ((uint64_t)state << COX_STATE_SHIFT) | (sequence & ((UINT64_C(1) << COX_STATE_SHIFT) - 1));
+}
+
+#endif

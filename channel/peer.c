@@ -1,0 +1,70 @@
+#include "peer.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int cox_peer_start_time(pid_t pid, uint64_t *ret_start)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%jd/stat", (intmax_t)pid);
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT || errno == ESRCH ? COX_PEER_DEAD : -errno;
+    char text[1024];
+    ssize_t length;
+    do
+        length = read(fd, text, sizeof text - 1);
+    while (length < 0 && errno == EINTR);
+    if (length < 0)
+        return errno == ESRCH ? COX_PEER_DEAD : -errno;
+    text[length] = '\0';
+    /* The second field is the program's name in parentheses and may hold anything, parentheses too. */
+    const char *field = strrchr(text, ')');
+    for (int number = 2; field && number < 22; number++)
+        field = strchr(field + 1, ' ');
+    uint64_t start;
+    if (!field || sscanf(field, " %" SCNu64, &start) != 1)
+        return COX_CORRUPT;
+    *ret_start = start;
+    return 0;
+}
+
+int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer)
+{
+    _cox_cleanup_(cox_close_fd) int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (pidfd < 0)
+        return errno == ESRCH ? COX_PEER_DEAD : -errno;
+    uint64_t seen;
+    int r = cox_peer_start_time(pid, &seen);
+    if (r)
+        return r;
+    if (start && seen != start)
+        return COX_PEER_DEAD;
+    /* The pidfd was opened first: while it is not readable, what /proc said was about the same process. */
+    struct cox_peer peer = {.pid = pid, .start = seen, .pidfd = pidfd};
+    if (!cox_peer_alive(&peer))
+        return COX_PEER_DEAD;
+    peer.pidfd = cox_steal_fd(&pidfd);
+    *ret_peer = peer;
+    return 0;
+}
+
+void cox_peer_close(struct cox_peer *peer)
+{
+    cox_close_fd(&peer->pidfd);
+}
+
+bool cox_peer_alive(const struct cox_peer *peer)
+{
+    struct pollfd p = {.fd = peer->pidfd, .events = POLLIN};
+    int r;
+    do
+        r = poll(&p, 1, 0);
+    while (r < 0 && errno == EINTR);
+    return r == 0;
+}

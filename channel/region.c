@@ -1,0 +1,150 @@
+#include "region.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+static int region_name_check(const char *name, struct cox_error *err)
+{
+    if (name[0] != '/' || name[1] == '\0' || strchr(name + 1, '/'))
+        return cox_fail(err, COX_INVALID, "region name '%s': must be a slash and then no other slash", name);
+    if (strlen(name + 1) > NAME_MAX)
+        return cox_fail(err, COX_TOO_LARGE, "region name '%s' is too long: at most %d characters", name,
+                        NAME_MAX);
+    return 0;
+}
+
+int cox_region_space_free(uint64_t *ret_bytes)
+{
+    struct statvfs vfs;
+    if (statvfs("/dev/shm", &vfs) < 0)
+        return -errno;
+    *ret_bytes = (uint64_t)vfs.f_bavail * vfs.f_frsize;
+    return 0;
+}
+
+int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error *err)
+{
+    int e;
+    do
+        e = posix_fallocate(fd, 0, (off_t)size);
+    while (e == EINTR);
+    if (e == 0)
+        return 0;
+    if (e != ENOSPC && e != EFBIG)
+        return cox_fail(err, -e, "region %s: reserving %" PRIu64 " bytes: %s", name, size,
+                        cox_status_text(-e));
+    uint64_t available = 0;
+    cox_region_space_free(&available);
+    return cox_fail(err, COX_NO_SPACE,
+                    "region %s needs %" PRIu64 " bytes of /dev/shm, %" PRIu64
+                    " are free: enlarge it (mount -o remount,size=...), free some, or choose smaller regions",
+                    name, size, available);
+}
+
+int cox_region_check_fd(int fd, const char *name, struct cox_error *err)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "region %s: fstat: %s", name, cox_status_text(-errno));
+    if (!S_ISREG(st.st_mode))
+        return cox_fail(err, COX_DENIED, "region %s is not a regular file", name);
+    if (st.st_uid != geteuid())
+        return cox_fail(err, COX_DENIED, "region %s belongs to user %u, expected %u", name, st.st_uid,
+                        geteuid());
+    if ((st.st_mode & 07777) != 0600)
+        return cox_fail(err, COX_DENIED, "region %s has mode %04o, expected 0600", name,
+                        st.st_mode & 07777);
+    if (st.st_nlink > 1)
+        return cox_fail(err, COX_DENIED, "region %s has %ju links, expected 1", name,
+                        (uintmax_t)st.st_nlink);
+    return 0;
+}
+
+int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_region_access access,
+                   const char *name, struct cox_error *err)
+{
+    int protection = access == COX_REGION_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
+    void *map = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED)
+        return cox_fail(err, -errno, "region %s: mapping %" PRIu64 " bytes: %s", name, size,
+                        cox_status_text(-errno));
+    region->base = map;
+    region->size = size;
+    return 0;
+}
+
+int cox_region_create(struct cox_region *region, const char *name, uint64_t size,
+                      struct cox_error *err)
+{
+    int r = region_name_check(name, err);
+    if (r)
+        return r;
+    COX_ASSERT(size > 0);
+    _cox_cleanup_(cox_close_fd) int fd =
+        shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        r = errno;
+        if (r == EEXIST)
+            return cox_fail(err, COX_TAKEN, "region %s exists already", name);
+        return cox_fail(err, -r, "region %s: %s", name, cox_status_text(-r));
+    }
+    if (fchmod(fd, 0600) < 0) /* against an odd umask */
+        r = cox_fail(err, -errno, "region %s: fchmod: %s", name, cox_status_text(-errno));
+    if (r == 0)
+        r = cox_region_reserve(fd, size, name, err);
+    if (r == 0)
+        r = cox_region_map(region, fd, size, COX_REGION_WRITE, name, err);
+    if (r)
+        shm_unlink(name);
+    return r;
+}
+
+int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
+                      enum cox_region_access access, struct cox_error *err)
+{
+    int r = region_name_check(name, err);
+    if (r)
+        return r;
+    _cox_cleanup_(cox_close_fd) int fd = shm_open(
+        name, (access == COX_REGION_WRITE ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
+    if (fd < 0) {
+        r = errno;
+        if (r == ENOENT)
+            return cox_fail(err, COX_NOT_FOUND, "region %s does not exist", name);
+        if (r == ELOOP || r == EACCES || r == EISDIR || r == ENXIO)
+            return cox_fail(err, COX_DENIED, "region %s: %s", name,
+                            r == ELOOP ? "the name is a symbolic link" : cox_status_text(-r));
+        return cox_fail(err, -r, "region %s: %s", name, cox_status_text(-r));
+    }
+    r = cox_region_check_fd(fd, name, err);
+    if (r)
+        return r;
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "region %s: fstat: %s", name, cox_status_text(-errno));
+    if (st.st_size <= 0 || (uint64_t)st.st_size < size_min)
+        return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected at least %" PRIu64, name,
+                        (intmax_t)st.st_size, size_min);
+    return cox_region_map(region, fd, (uint64_t)st.st_size, access, name, err);
+}
+
+void cox_region_detach(struct cox_region *region)
+{
+    if (region->base) {
+        munmap(region->base, region->size);
+        region->base = NULL;
+        region->size = 0;
+    }
+}
+
+int cox_region_unlink(const char *name)
+{
+    return shm_unlink(name) < 0 && errno != ENOENT ? -errno : 0;
+}

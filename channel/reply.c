@@ -1,0 +1,73 @@
+#include "reply.h"
+
+#include <endian.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "fault.h"
+#include "truth.h"
+
+static uint8_t *reply_base(const struct cox_channel *channel, uint32_t rank, uint64_t sequence)
+{
+    return (uint8_t *)channel->response.base +
+           cox_geometry_slot_offset(&channel->control->geometry, channel->id, rank, sequence);
+}
+
+uint8_t *cox_reply_slot(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
+                        bool whole, size_t *ret_capacity)
+{
+    *ret_capacity = cox_geometry_slot_capacity(&channel->control->geometry, channel->id, whole);
+    return reply_base(channel, rank, sequence) + COX_PREFIX_SIZE;
+}
+
+void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
+                      size_t length, bool failed)
+{
+    uint32_t prefix = htole32((uint32_t)length);
+    memcpy(reply_base(channel, rank, sequence), &prefix, sizeof prefix);
+    cox_truth_set_tag(cox_truth_line(channel->control, rank, channel->id),
+                      channel->control->geometry.depth, sequence, failed);
+    cox_fault_point("reply.committed");
+}
+
+int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t sequence, bool whole,
+                    uint32_t generation, void *buffer, size_t buffer_size, size_t *ret_length,
+                    bool *ret_failed, struct cox_error *err)
+{
+    const struct cox_control *control = channel->control;
+    bool failed = false;
+    if (generation) {
+        const struct cox_layout_rank_line *line = cox_truth_line(control, rank, channel->id);
+        uint64_t tag = cox_truth_tag(line, control->geometry.depth, sequence);
+        failed = tag & COX_TAG_FAILED;
+        tag &= ~COX_TAG_FAILED;
+        if (tag != sequence)
+            return cox_fail(err, COX_CORRUPT,
+                            "rank %" PRIu32 " replied with sequence %" PRIu64 ", expected %" PRIu64,
+                            rank, tag, sequence);
+        /* relaxed: written once at attach, ordered by the acquire of `done` that led here. */
+        uint32_t epoch = atomic_load_explicit(&line->epoch, memory_order_relaxed);
+        uint32_t seen = atomic_load_explicit(&line->generation, memory_order_relaxed);
+        if (epoch != control->epoch || seen != generation)
+            return cox_fail(err, COX_CORRUPT,
+                            "rank %" PRIu32 " replied as generation %" PRIu32 " of group %" PRIx32
+                            ", expected %" PRIu32 " of %" PRIx32,
+                            rank, seen, epoch, generation, control->epoch);
+    }
+    const uint8_t *base = reply_base(channel, rank, sequence);
+    uint32_t prefix;
+    memcpy(&prefix, base, sizeof prefix);
+    size_t length = le32toh(prefix);
+    size_t capacity = cox_geometry_slot_capacity(&control->geometry, channel->id, whole);
+    if (length > capacity)
+        return cox_fail(err, COX_CORRUPT,
+                        "rank %" PRIu32 " replied with a length of %zu bytes, its slot holds %zu", rank,
+                        length, capacity);
+    if (length > buffer_size)
+        return cox_fail(err, COX_TOO_LARGE, "rank %" PRIu32 " replied with %zu bytes, there is room for %zu",
+                        rank, length, buffer_size);
+    memcpy(buffer, base + COX_PREFIX_SIZE, length);
+    *ret_length = length;
+    *ret_failed = failed;
+    return 0;
+}

@@ -1,0 +1,67 @@
+#include "request.h"
+
+#include <endian.h>
+#include <string.h>
+
+#include "fault.h"
+#include "truth.h"
+
+static uint8_t *request_base(const struct cox_channel *channel, uint64_t sequence)
+{
+    const struct cox_geometry *geometry = &channel->control->geometry;
+    return (uint8_t *)channel->request.base +
+           geometry->channels[channel->id].frame_size * (sequence % geometry->depth);
+}
+
+uint8_t *cox_request_frame(const struct cox_channel *channel, uint64_t sequence, size_t *ret_capacity)
+{
+    *ret_capacity =
+        channel->control->geometry.channels[channel->id].frame_size - COX_PREFIX_SIZE;
+    return request_base(channel, sequence) + COX_PREFIX_SIZE;
+}
+
+void cox_request_publish(const struct cox_channel *channel, uint64_t sequence, uint32_t type,
+                         size_t length, const struct cox_rank_set *asked)
+{
+    const struct cox_geometry *geometry = &channel->control->geometry;
+    COX_ASSERT(length <= geometry->channels[channel->id].frame_size - COX_PREFIX_SIZE);
+    uint32_t prefix = htole32((uint32_t)length);
+    memcpy(request_base(channel, sequence), &prefix, sizeof prefix);
+    cox_fault_point("request.written");
+    const struct cox_frame_record record = {
+        .sequence = sequence,
+        .type = type,
+        .length = (uint32_t)length,
+        .asked = *asked,
+    };
+    cox_truth_publish(cox_truth_channel(channel->control, channel->id), geometry->depth, &record);
+    cox_fault_point("request.published");
+}
+
+int cox_request_read(const struct cox_channel *channel, uint64_t sequence, uint32_t rank,
+                     struct cox_request *ret_request)
+{
+    const struct cox_geometry *geometry = &channel->control->geometry;
+    struct cox_frame_record record;
+    if (!cox_truth_read_frame(cox_truth_channel(channel->control, channel->id), geometry->depth,
+                              sequence, &record) ||
+        !cox_rank_set_has(&record.asked, rank))
+        return COX_EMPTY;
+    uint32_t prefix;
+    memcpy(&prefix, request_base(channel, sequence), sizeof prefix);
+    prefix = le32toh(prefix);
+    if (prefix > geometry->channels[channel->id].frame_size - COX_PREFIX_SIZE ||
+        prefix != record.length)
+        return COX_CORRUPT;
+    bool lowest = true;
+    for (uint32_t other = 0; other < rank; other++)
+        lowest &= !cox_rank_set_has(&record.asked, other);
+    *ret_request = (struct cox_request){
+        .sequence = sequence,
+        .type = record.type,
+        .lowest = lowest,
+        .bytes = request_base(channel, sequence) + COX_PREFIX_SIZE,
+        .size = prefix,
+    };
+    return 0;
+}

@@ -1,0 +1,163 @@
+#include "semaphore.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_THREAD__)
+#define COX_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define COX_TSAN 1
+#endif
+#endif
+#ifdef COX_TSAN
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
+#endif
+
+/* glibc keeps `/name` as this file. */
+static int semaphore_path(const char *name, char *path, size_t path_size, struct cox_error *err)
+{
+    if (name[0] != '/' || name[1] == '\0' || strchr(name + 1, '/'))
+        return cox_fail(err, COX_INVALID, "semaphore name '%s': must be a slash and then no other slash",
+                        name);
+    int length = snprintf(path, path_size, "/dev/shm/sem.%s", name + 1);
+    if (length < 0 || (size_t)length >= path_size || strlen(name + 1) + 4 > NAME_MAX)
+        return cox_fail(err, COX_TOO_LARGE, "semaphore name '%s' is too long: at most %d characters",
+                        name, NAME_MAX - 4);
+    return 0;
+}
+
+int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsigned value,
+                         struct cox_error *err)
+{
+    char path[NAME_MAX + 32];
+    int r = semaphore_path(name, path, sizeof path, err);
+    if (r)
+        return r;
+    sem_t *sem = sem_open(name, O_CREAT | O_EXCL, 0600, value);
+    if (sem == SEM_FAILED) {
+        r = errno;
+        if (r == EEXIST)
+            return cox_fail(err, COX_TAKEN, "semaphore %s exists already", name);
+        return cox_fail(err, -r, "semaphore %s: %s", name, cox_status_text(-r));
+    }
+    sem_close(sem);
+    /* sem_open applies the umask; with an odd one the file is not even readable for us. The name is ours and
+     * /dev/shm is sticky, so nobody else can have put another file there. */
+    if (chmod(path, 0600) < 0)
+        r = cox_fail(err, -errno, "semaphore %s: chmod: %s", name, cox_status_text(-errno));
+    else
+        r = cox_semaphore_attach(semaphore, name, err);
+    if (r)
+        unlink(path);
+    return r;
+}
+
+int cox_semaphore_attach(struct cox_semaphore *semaphore, const char *name, struct cox_error *err)
+{
+    char path[NAME_MAX + 32];
+    int r = semaphore_path(name, path, sizeof path, err);
+    if (r)
+        return r;
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        r = errno;
+        if (r == ENOENT)
+            return cox_fail(err, COX_NOT_FOUND, "semaphore %s does not exist", name);
+        if (r == ELOOP || r == EACCES || r == ENXIO || r == EISDIR)
+            return cox_fail(err, COX_DENIED, "semaphore %s: %s", name,
+                            r == ELOOP ? "the name is a symbolic link" : cox_status_text(-r));
+        return cox_fail(err, -r, "semaphore %s: %s", name, cox_status_text(-r));
+    }
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "semaphore %s: fstat: %s", name, cox_status_text(-errno));
+    if (!S_ISREG(st.st_mode))
+        return cox_fail(err, COX_DENIED, "semaphore %s is not a regular file", name);
+    if (st.st_uid != geteuid())
+        return cox_fail(err, COX_DENIED, "semaphore %s belongs to user %u, expected %u", name,
+                        st.st_uid, geteuid());
+    if ((st.st_mode & 07777) != 0600)
+        return cox_fail(err, COX_DENIED, "semaphore %s has mode %04o, expected 0600", name,
+                        st.st_mode & 07777);
+    if (st.st_nlink != 1)
+        return cox_fail(err, COX_DENIED, "semaphore %s has %ju links, expected 1", name,
+                        (uintmax_t)st.st_nlink);
+    if (st.st_size != (off_t)sizeof(sem_t))
+        return cox_fail(err, COX_DENIED, "semaphore %s has %jd bytes, expected %zu", name,
+                        (intmax_t)st.st_size, sizeof(sem_t));
+    void *map = mmap(NULL, sizeof(sem_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED)
+        return cox_fail(err, -errno, "semaphore %s: mmap: %s", name, cox_status_text(-errno));
+    semaphore->sem = map;
+    return 0;
+}
+
+void cox_semaphore_detach(struct cox_semaphore *semaphore)
+{
+    if (semaphore->sem) {
+        munmap(semaphore->sem, sizeof(sem_t));
+        semaphore->sem = NULL;
+    }
+}
+
+int cox_semaphore_unlink(const char *name)
+{
+    return sem_unlink(name) < 0 && errno != ENOENT ? -errno : 0;
+}
+
+void cox_semaphore_post(struct cox_semaphore *semaphore)
+{
+#ifdef COX_TSAN
+    __tsan_release(semaphore->sem);
+#endif
+    int saved = errno;
+    sem_post(semaphore->sem); /* EOVERFLOW: see the header */
+    errno = saved;
+}
+
+static void semaphore_acquired(struct cox_semaphore *semaphore)
+{
+#ifdef COX_TSAN
+    __tsan_acquire(semaphore->sem); /* the sanitizer does not know sem_clockwait */
+#else
+    (void)semaphore;
+#endif
+}
+
+bool cox_semaphore_take(struct cox_semaphore *semaphore)
+{
+    while (sem_trywait(semaphore->sem) < 0)
+        if (errno != EINTR)
+            return false;
+    semaphore_acquired(semaphore);
+    return true;
+}
+
+int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns)
+{
+    const struct timespec until = {
+        .tv_sec = (time_t)(deadline_ns / COX_NSEC_PER_SEC),
+        .tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC),
+    };
+    for (;;) {
+        int r = deadline_ns == COX_DEADLINE_NEVER
+                    ? sem_wait(semaphore->sem)
+                    : sem_clockwait(semaphore->sem, CLOCK_MONOTONIC, &until);
+        if (r == 0)
+            break;
+        if (errno == ETIMEDOUT)
+            return COX_TIMEOUT;
+        if (errno != EINTR)
+            return -errno;
+    }
+    semaphore_acquired(semaphore);
+    return 0;
+}

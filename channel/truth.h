@@ -1,0 +1,175 @@
+/*
+ * truth: the shared words of the control region behind a few functions. Private to the library.
+ *
+ * Every load and store of layout.h's atomics outside control.c is here, with the reason for its order.
+ *
+ * Threads: coordinator functions (cox_truth_publish...) under the submit lock of their channel; rank functions on the
+ * thread that serves the channel in that rank's process; loads from anywhere.
+ * Blocks: nothing. If the process dies: each word is one store; a reader sees it or does not.
+ */
+#ifndef COX_CHANNEL_TRUTH_H
+#define COX_CHANNEL_TRUTH_H
+
+#include "control.h"
+
+static inline struct cox_layout_channel_truth *cox_truth_channel(const struct cox_control *control,
+                                                                 enum cox_channel_id channel)
+{
+    return &control->layout->channels[channel];
+}
+
+static inline struct cox_layout_rank_line *cox_truth_line(const struct cox_control *control,
+                                                          uint32_t rank, enum cox_channel_id channel)
+{
+    return &control->layout->ranks[rank].lines[channel];
+}
+
+/* ---- written by the coordinator ---- */
+
+struct cox_frame_record {
+    uint64_t sequence;
+    uint32_t type;
+    uint32_t length;
+    struct cox_rank_set asked;
+};
+
+/* The frame's bytes were written before. */
+static inline void cox_truth_publish(struct cox_layout_channel_truth *truth, uint32_t depth,
+                                     const struct cox_frame_record *record)
+{
+    struct cox_layout_frame *frame = &truth->frames[record->sequence % depth];
+    /* relaxed: ordered before the fields by their release stores; a reader that sees a new field with its acquire
+     * load therefore sees the zero, or what comes after it, in its second look at sequence. */
+    atomic_store_explicit(&frame->sequence, 0, memory_order_relaxed);
+    atomic_store_explicit(&frame->type, record->type, memory_order_release);
+    atomic_store_explicit(&frame->length, record->length, memory_order_release);
+    for (size_t i = 0; i < COX_RANK_COUNT_MAX / 64; i++)
+        atomic_store_explicit(&frame->asked[i], record->asked.words[i], memory_order_release);
+    /* release: fields before sequence; partner is cox_truth_read_frame. */
+    atomic_store_explicit(&frame->sequence, record->sequence, memory_order_release);
+    /* release: bytes and record before the number; partner is cox_truth_published. */
+    atomic_store_explicit(&truth->published, record->sequence, memory_order_release);
+}
+
+static inline uint64_t cox_truth_published(const struct cox_layout_channel_truth *truth)
+{
+    return atomic_load_explicit(&truth->published, memory_order_acquire);
+}
+
+/* False: the frame holds another sequence, or is being written: this rank was not asked for `sequence`. */
+static inline bool cox_truth_read_frame(const struct cox_layout_channel_truth *truth, uint32_t depth,
+                                        uint64_t sequence, struct cox_frame_record *ret_record)
+{
+    const struct cox_layout_frame *frame = &truth->frames[sequence % depth];
+    if (atomic_load_explicit(&frame->sequence, memory_order_acquire) != sequence)
+        return false;
+    struct cox_frame_record record = {.sequence = sequence};
+    /* acquire: partners are the release stores of cox_truth_publish, see there. */
+    record.type = atomic_load_explicit(&frame->type, memory_order_acquire);
+    record.length = atomic_load_explicit(&frame->length, memory_order_acquire);
+    for (size_t i = 0; i < COX_RANK_COUNT_MAX / 64; i++)
+        record.asked.words[i] = atomic_load_explicit(&frame->asked[i], memory_order_acquire);
+    /* relaxed: cannot move before the acquire loads above. */
+    if (atomic_load_explicit(&frame->sequence, memory_order_relaxed) != sequence)
+        return false;
+    *ret_record = record;
+    return true;
+}
+
+/* release/acquire: whoever sees a step as void also sees why it was given up. */
+static inline void cox_truth_set_void(struct cox_layout_channel_truth *truth, uint64_t sequence)
+{
+    atomic_store_explicit(&truth->void_through, sequence, memory_order_release);
+}
+
+static inline uint64_t cox_truth_void_through(const struct cox_layout_channel_truth *truth)
+{
+    return atomic_load_explicit(&truth->void_through, memory_order_acquire);
+}
+
+/* release: the copies out of the slots before the number; partner is cox_truth_ended in the rank that writes the slot
+ * next. */
+static inline void cox_truth_set_ended(struct cox_layout_channel_truth *truth, uint64_t sequence)
+{
+    atomic_store_explicit(&truth->ended, sequence, memory_order_release);
+}
+
+static inline uint64_t cox_truth_ended(const struct cox_layout_channel_truth *truth)
+{
+    return atomic_load_explicit(&truth->ended, memory_order_acquire);
+}
+
+static inline void cox_truth_abort(const struct cox_control *control)
+{
+    /* release/acquire: the cause was stored before. */
+    atomic_store_explicit(&control->layout->abort.word, 1, memory_order_release);
+}
+
+static inline bool cox_truth_aborted(const struct cox_control *control)
+{
+    return atomic_load_explicit(&control->layout->abort.word, memory_order_acquire) != 0;
+}
+
+/* ---- written by a rank ---- */
+
+/* relaxed stamp before the release word: who reads the word with acquire sees its stamp or a later one. For
+ * display. */
+static inline void cox_truth_set_state(struct cox_layout_rank_line *line, enum cox_rank_state state,
+                                       uint64_t sequence, uint64_t now_ns)
+{
+    atomic_store_explicit(&line->stamp_ns, now_ns, memory_order_relaxed);
+    atomic_store_explicit(&line->word, cox_state_word(state, sequence), memory_order_release);
+}
+
+/* release: not needed by data, the rank only read; kept so that taken never seems to run ahead of attach. */
+static inline void cox_truth_set_taken(struct cox_layout_rank_line *line, uint64_t sequence)
+{
+    atomic_store_explicit(&line->taken, sequence, memory_order_release);
+}
+
+/* release: the rank's reads of the frame before the number; partner is the coordinator that writes the frame
+ * again. */
+static inline void cox_truth_set_returned(struct cox_layout_rank_line *line, uint64_t sequence)
+{
+    atomic_store_explicit(&line->returned, sequence, memory_order_release);
+}
+
+/* The reply is an ExecuteResponse that tells of a failure, also where replies are opaque. */
+#define COX_TAG_FAILED (UINT64_C(1) << 63)
+
+/* relaxed tag before the release of done. */
+static inline void cox_truth_set_tag(struct cox_layout_rank_line *line, uint32_t depth,
+                                     uint64_t sequence, bool failed)
+{
+    atomic_store_explicit(&line->tags[sequence % depth], sequence | (failed ? COX_TAG_FAILED : 0),
+                          memory_order_relaxed);
+}
+
+/* release: slot bytes and tag before the number; partner is cox_truth_done. */
+static inline void cox_truth_set_done(struct cox_layout_rank_line *line, uint64_t sequence)
+{
+    atomic_store_explicit(&line->done, sequence, memory_order_release);
+}
+
+static inline uint64_t cox_truth_taken(const struct cox_layout_rank_line *line)
+{
+    return atomic_load_explicit(&line->taken, memory_order_acquire);
+}
+
+static inline uint64_t cox_truth_returned(const struct cox_layout_rank_line *line)
+{
+    return atomic_load_explicit(&line->returned, memory_order_acquire);
+}
+
+static inline uint64_t cox_truth_done(const struct cox_layout_rank_line *line)
+{
+    return atomic_load_explicit(&line->done, memory_order_acquire);
+}
+
+static inline uint64_t cox_truth_tag(const struct cox_layout_rank_line *line, uint32_t depth,
+                                     uint64_t sequence)
+{
+    return atomic_load_explicit(&line->tags[sequence % depth], memory_order_relaxed);
+}
+
+#endif
