@@ -1,0 +1,533 @@
+#!/usr/bin/env python3
+"""A worker as the MindIE-LLM executor's own workers behave, from the wire contract alone.
+
+It stands in for a worker of the other project: it knows the named objects, the order of the semaphores, the command
+line and the protobuf fields, and nothing of Coxswain. Its "model" gives for every sequence the token
+
+    (sum of the prompt token ids seen for the sequence + replies given for it before) % 97
+
+Environment, for tests:
+    COX_LEGACY_DELAY_MS=ms       wait so long before every MODEL_INFER reply
+    COX_LEGACY_FAULT=rank:text   that rank reports text on the error channel at its first MODEL_INFER (and replies)
+    COX_LEGACY_UNLINK=1          unlink the opened region names at a clean exit, as Python's resource tracker does
+
+Exit status: 0 after MODEL_FINALIZE, 2 command line or names refused, 3 bytes that make no sense, 4 parent gone.
+"""
+
+import argparse
+import ctypes
+import errno
+import mmap
+import os
+import stat
+import struct
+import sys
+import threading
+import time
+
+SHM_DIR = "/dev/shm"
+SLOT_STRIDE = 512 * 1024
+
+(MODEL_INIT, MODEL_INFER, MODEL_FINALIZE, MODEL_INFER_SECOND, PD_LINK, KV_TRANSFER, TEXT_GENERATOR_CLEANUP,
+ LORA_OPERATION, REMOTE_MODEL_INIT, EOS_CLEANUP, PAUSE_COMMAND_EXEC, CLEAR_COMMAND_EXEC, RECOVER_COMMAND_EXEC,
+ START_COMMAND_EXEC, PD_LINK_STATUS_QUERY, EXECUTE_ERROR, PAUSE_COMMAND_EXEC_ROCE) = range(17)
+
+RECOVER_TYPES = (PAUSE_COMMAND_EXEC, PAUSE_COMMAND_EXEC_ROCE, CLEAR_COMMAND_EXEC, RECOVER_COMMAND_EXEC,
+                 START_COMMAND_EXEC)
+
+
+class WireError(Exception):
+    """Bytes that cannot be what the contract says."""
+
+
+class Refused(Exception):
+    """A name that is missing, or not ours, or open to others."""
+
+
+# ---- protobuf, as much as is needed; a proto3 sender leaves out what is zero or empty ----
+
+
+def varint(value):
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def present(field, value):
+    """An integer, bool or enum that is told also when it is zero: `optional` fields."""
+    return varint(field << 3) + varint(int(value))
+
+
+def number(field, value):
+    """An integer, bool or enum."""
+    return present(field, value) if value else b""
+
+
+def chunk(field, value):
+    """A message, an element of a repeated field, or an `optional` string: told also when it is empty."""
+    if isinstance(value, str):
+        value = value.encode()
+    return varint(field << 3 | 2) + varint(len(value)) + bytes(value)
+
+
+def words(field, value):
+    """A string or bytes."""
+    return chunk(field, value) if value else b""
+
+
+def packed(field, values):
+    return chunk(field, b"".join(varint(v) for v in values)) if values else b""
+
+
+def packed_floats(field, values):
+    return chunk(field, struct.pack("<%df" % len(values), *values)) if values else b""
+
+
+def single(field, value):
+    """A float."""
+    return varint(field << 3 | 5) + struct.pack("<f", value) if value else b""
+
+
+def string_map(field, entries):
+    return b"".join(chunk(field, chunk(1, key) + chunk(2, str(value))) for key, value in entries.items())
+
+
+def read_varint(data, at):
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise WireError("a varint without end")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value & ((1 << 64) - 1), at
+
+
+def fields(data):
+    """{field number: [values in order]}; integers unsigned, everything else bytes."""
+    found = {}
+    at = 0
+    while at < len(data):
+        tag, at = read_varint(data, at)
+        wire_type = tag & 7
+        if wire_type == 0:
+            value, at = read_varint(data, at)
+        else:
+            if wire_type == 2:
+                size, at = read_varint(data, at)
+            elif wire_type in (1, 5):
+                size = 8 if wire_type == 1 else 4
+            else:
+                raise WireError("wire type %d" % wire_type)
+            value = data[at:at + size]
+            if len(value) != size:
+                raise WireError("a field that ends beyond its message")
+            at += size
+        found.setdefault(tag >> 3, []).append(value)
+    return found
+
+
+def last(found, field, default):
+    return found[field][-1] if field in found else default
+
+
+def text(found, field):
+    return last(found, field, b"").decode()
+
+
+def signed(value):
+    return value - (1 << 64) if value >> 63 else value
+
+
+def integers(found, field):
+    """A repeated integer field, packed or not."""
+    values = []
+    for value in found.get(field, []):
+        if isinstance(value, int):
+            values.append(signed(value))
+            continue
+        at = 0
+        while at < len(value):
+            item, at = read_varint(value, at)
+            values.append(signed(item))
+    return values
+
+
+def int64_array(data):
+    """Token ids, block tables and sequence ids inside `bytes` fields."""
+    if len(data) % 8:
+        raise WireError("an int64 array of %d bytes" % len(data))
+    return list(struct.unpack("<%dq" % (len(data) // 8), data))
+
+
+# ---- named objects ----
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sem_open.restype = ctypes.c_void_p
+libc.sem_wait.argtypes = [ctypes.c_void_p]
+libc.sem_post.argtypes = [ctypes.c_void_p]
+
+
+def check_file(path):
+    """What a legacy worker checks before it opens a name."""
+    try:
+        info = os.lstat(path)
+    except OSError as error:
+        raise Refused("%s: %s" % (path, error.strerror)) from error
+    if not stat.S_ISREG(info.st_mode):
+        raise Refused("%s is no regular file" % path)
+    if stat.S_IMODE(info.st_mode) != 0o600:
+        raise Refused("%s has mode %04o, 0600 is expected" % (path, stat.S_IMODE(info.st_mode)))
+    if info.st_uid != os.geteuid():
+        raise Refused("%s belongs to user %d, not to %d" % (path, info.st_uid, os.geteuid()))
+
+
+class Semaphore:
+    def __init__(self, name):
+        check_file("%s/sem.%s" % (SHM_DIR, name.lstrip("/")))
+        self.name = name
+        self.handle = libc.sem_open(name.encode(), 0)
+        if not self.handle:
+            raise Refused("sem_open %s: %s" % (name, os.strerror(ctypes.get_errno())))
+
+    def wait(self):
+        while libc.sem_wait(self.handle):
+            if ctypes.get_errno() != errno.EINTR:
+                raise OSError(ctypes.get_errno(), "sem_wait " + self.name)
+
+    def post(self):
+        if libc.sem_post(self.handle):
+            raise OSError(ctypes.get_errno(), "sem_post " + self.name)
+
+
+class Region:
+    def __init__(self, name):
+        self.path = "%s/%s" % (SHM_DIR, name.lstrip("/"))
+        check_file(self.path)
+        fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self.size = os.fstat(fd).st_size
+            if self.size < 4:
+                raise Refused("%s has %d bytes" % (self.path, self.size))
+            self.map = mmap.mmap(fd, self.size)
+        finally:
+            os.close(fd)
+
+    def read_frame(self):
+        size, = struct.unpack_from("<I", self.map, 0)
+        if size > self.size - 4:
+            raise WireError("%s: a frame of %d bytes in a region of %d" % (self.path, size, self.size))
+        return self.map[4:4 + size]
+
+    def write_frame(self, offset, room, data):
+        room = min(room, self.size - offset)
+        if 4 + len(data) > room:
+            raise WireError("%s: %d bytes do not fit at %d" % (self.path, 4 + len(data), offset))
+        struct.pack_into("<I", self.map, offset, len(data))
+        self.map[offset + 4:offset + 4 + len(data)] = data
+
+    def unlink(self):
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+
+
+class Channel:
+    """One two-way channel, as seen by one rank."""
+
+    def __init__(self, prefix, suffix, rank):
+        base = prefix + suffix
+        self.rank = rank
+        self.request = Region(base + "_request")
+        self.response = Region(base + "_response")
+        self.request_produce = Semaphore("%s_request_produce_%d" % (base, rank))
+        self.request_consume = Semaphore("%s_request_consume_%d" % (base, rank))
+        self.response_produce = Semaphore("%s_response_produce_%d" % (base, rank))
+        self.response_consume = Semaphore("%s_response_consume_%d" % (base, rank))
+
+    def receive(self):
+        self.request_consume.wait()
+        data = self.request.read_frame()
+        self.request_produce.post()
+        return fields(data)
+
+    def reply_at_slot(self, data):
+        """Every rank's payload counts: each at its own slot."""
+        self.response_produce.wait()
+        self.response.write_frame(self.rank * SLOT_STRIDE, SLOT_STRIDE, data)
+        self.response_consume.post()
+
+    def reply_of_first(self, data):
+        """Rank 0's payload counts, at offset 0; the others only take their turn."""
+        self.response_produce.wait()
+        if self.rank == 0:
+            self.response.write_frame(0, self.response.size, data)
+        self.response_consume.post()
+
+
+class ErrorChannel:
+    def __init__(self, prefix):
+        base = prefix + "_execute_error_response"
+        self.region = Region(base)
+        self.produce = Semaphore(base + "_produce_0")
+        self.consume = Semaphore(base + "_consume_0")
+
+    def report(self, data):
+        self.produce.wait()
+        self.region.write_frame(0, self.region.size, data)
+        self.consume.post()
+
+
+# ---- the worker ----
+
+
+class Sequence:
+    def __init__(self):
+        self.prompt_sum = 0
+        self.replies = 0
+
+
+class Worker:
+    def __init__(self, args):
+        self.rank = args.rank
+        self.device_id = args.npu_device_id
+        self.execute = Channel(args.shm_name_prefix, "_execute", self.rank)
+        self.link = Channel(args.shm_name_prefix, "_shared_sync_link", self.rank)
+        self.recover = Channel(args.shm_name_prefix, "_recover_command", self.rank)
+        self.transfer = Channel(args.shm_name_prefix, "_transfer", self.rank)
+        self.error = ErrorChannel(args.shm_name_prefix)
+
+        self.delay_s = int(os.environ.get("COX_LEGACY_DELAY_MS", "0")) / 1000
+        fault_rank, _, self.fault_text = os.environ.get("COX_LEGACY_FAULT", "").partition(":")
+        self.fault_pending = fault_rank != "" and int(fault_rank) == self.rank
+
+        self.sequences = {}
+        self.links = []
+        self.adapters = {}
+        self.ended = threading.Event()
+        self.exit_status = 0
+
+    def regions(self):
+        for channel in (self.execute, self.link, self.recover, self.transfer):
+            yield channel.request
+            yield channel.response
+        yield self.error.region
+
+    def response(self, execute_type, field, payload, status=0):
+        return number(1, execute_type) + number(2, self.rank) + number(3, status) + chunk(field, payload)
+
+    # one function per operation; request is the decoded ExecuteRequest
+
+    def model_init(self, request):
+        """Numbers that differ by rank, so that the coordinator's minimum can be seen."""
+        blocks = 100 + self.rank
+        results = string_map(1, {
+            "status": "ok",
+            "cpuBlockNum": blocks,
+            "npuBlockNum": blocks,
+            "maxPositionEmbeddings": 4096 - self.rank,
+            "memPoolId": "pool-%d" % self.rank,
+        })
+        results += chunk(2, number(1, blocks) + number(2, 128) + number(3, 1) + number(4, 0))
+        self.execute.reply_at_slot(self.response(MODEL_INIT, 5, results))
+
+    def infer(self, request, execute_type):
+        if self.fault_pending:
+            self.fault_pending = False
+            self.error.report(self.response(EXECUTE_ERROR, 4, chunk(5, self.fault_text), status=1))
+        model = fields(last(request, 3, b""))
+        outputs = b"".join(chunk(1, self.infer_group(fields(group))) for group in model.get(1, []))
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        self.execute.reply_of_first(self.response(execute_type, 4, outputs))
+
+    def infer_group(self, group):
+        seq_ids = int64_array(last(group, 3, b""))
+        prompt = int64_array(last(group, 5, b""))
+        lengths = int64_array(last(group, 4, b""))
+        if len(lengths) != len(seq_ids):
+            # Without a length for each of them the prompt is the first one's.
+            lengths = [len(prompt)] + [0] * (len(seq_ids) - 1)
+        samples = b""
+        at = 0
+        for seq_id, length in zip(seq_ids, lengths):
+            sequence = self.sequences.setdefault(seq_id, Sequence())
+            if last(group, 2, 0):
+                sequence.prompt_sum += sum(prompt[at:at + length])
+                at += length
+            token = (sequence.prompt_sum + sequence.replies) % 97
+            sequence.replies += 1
+            samples += chunk(1, number(1, seq_id) + number(2, seq_id) + packed(3, [token]) +
+                             packed_floats(4, [-0.5]) + number(5, 0) + number(7, 0) + single(8, -0.5) +
+                             number(11, 1))
+        return samples
+
+    def clean_up(self, request):
+        for seq_id in integers(fields(last(request, 7, b"")), 1):
+            self.sequences.pop(seq_id, None)
+
+    def pd_link(self, request):
+        for info in fields(last(request, 4, b"")).get(1, []):
+            info = fields(info)
+            for cluster_id in self.cluster_ids(info, 6):
+                if cluster_id in self.links:
+                    self.links.remove(cluster_id)
+            for cluster_id in self.cluster_ids(info, 5):
+                if cluster_id not in self.links:
+                    self.links.append(cluster_id)
+
+    @staticmethod
+    def cluster_ids(info, field):
+        return [text(fields(host), 2) for remote in info.get(field, []) for host in fields(remote).get(1, [])]
+
+    def link_status(self, request):
+        status = b"".join(chunk(2, cluster_id) for cluster_id in self.links)
+        self.link.reply_of_first(self.response(PD_LINK_STATUS_QUERY, 6, status))
+
+    def lora(self, request):
+        operation = fields(last(request, 8, b""))
+        name = text(operation, 2)
+        if last(operation, 4, 0) == 0:
+            status = 2 if name in self.adapters else 0
+            self.adapters.setdefault(name, text(operation, 3))
+        else:
+            status = 0 if self.adapters.pop(name, None) is not None else 3
+        self.link.reply_of_first(self.response(LORA_OPERATION, 9, words(1, name) + number(2, status)))
+
+    def pull(self, request):
+        results = b""
+        for info in fields(last(request, 6, b"")).get(1, []):
+            group = fields(last(fields(info), 4, b""))
+            results += chunk(1, words(1, text(group, 1)) + number(2, 0))
+        self.transfer.reply_at_slot(self.response(KV_TRANSFER, 8, results))
+
+    def command(self, request, execute_type):
+        result = number(1, self.device_id) + number(2, 0) + words(3, "")
+        self.recover.reply_at_slot(self.response(execute_type, 11, result))
+
+    # one function per channel; False ends its thread
+
+    def on_execute(self, execute_type, request):
+        if execute_type == MODEL_INIT:
+            self.model_init(request)
+        elif execute_type in (MODEL_INFER, MODEL_INFER_SECOND):
+            self.infer(request, execute_type)
+        elif execute_type in (TEXT_GENERATOR_CLEANUP, EOS_CLEANUP):
+            self.clean_up(request)
+        else:
+            return False
+        return True
+
+    def on_link(self, execute_type, request):
+        if execute_type == PD_LINK:
+            self.pd_link(request)
+        elif execute_type == PD_LINK_STATUS_QUERY:
+            self.link_status(request)
+        elif execute_type == LORA_OPERATION:
+            self.lora(request)
+        else:
+            return False
+        return True
+
+    def on_recover(self, execute_type, request):
+        if execute_type not in RECOVER_TYPES:
+            return False
+        self.command(request, execute_type)
+        return True
+
+    def on_transfer(self, execute_type, request):
+        if execute_type != KV_TRANSFER:
+            return False
+        self.pull(request)
+        return True
+
+    def end(self, exit_status):
+        if not self.ended.is_set():
+            self.exit_status = exit_status
+            self.ended.set()
+
+    def serve(self, name, channel, handler):
+        try:
+            while True:
+                request = channel.receive()
+                execute_type = last(request, 1, 0)
+                if execute_type == MODEL_FINALIZE:
+                    break
+                if not handler(execute_type, request):
+                    raise WireError("%s: execute type %s does not belong here" % (name, execute_type))
+        except Exception as error:  # pylint: disable=broad-except
+            print("legacy worker %d: %s: %s" % (self.rank, name, error), file=sys.stderr)
+            self.end(3)
+        # FINALIZE comes on several channels; the one in which inferences are answered is the last to stop for.
+        if channel is self.execute:
+            self.end(0)
+
+    def run(self, parent_pid):
+        for name, channel, handler in (("execute", self.execute, self.on_execute),
+                                       ("transfer", self.transfer, self.on_transfer),
+                                       ("shared_sync_link", self.link, self.on_link),
+                                       ("recover_command", self.recover, self.on_recover)):
+            threading.Thread(target=self.serve, args=(name, channel, handler), daemon=True).start()
+        first_parent = os.getppid()
+        while not self.ended.wait(0.1):
+            if os.getppid() != first_parent or not alive(parent_pid):
+                self.end(4)
+        if self.exit_status == 0 and os.environ.get("COX_LEGACY_UNLINK") == "1":
+            for region in self.regions():
+                region.unlink()
+        return self.exit_status
+
+
+def alive(pid):
+    """A process that is dead but not yet waited for counts as dead."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def parse_command_line():
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--local_rank", type=int, required=True)
+    parser.add_argument("--local_world_size", type=int, required=True)
+    parser.add_argument("--npu_num_per_dp", type=int, required=True)
+    parser.add_argument("--npu_device_id", type=int, required=True)
+    parser.add_argument("--parent_pid", type=int, required=True)
+    parser.add_argument("--shm_name_prefix", required=True)
+    parser.add_argument("--global_rank", type=int)
+    parser.add_argument("--global_world_size", type=int)
+    args = parser.parse_args()
+    if not 0 <= args.local_rank < args.local_world_size or args.npu_num_per_dp < 1:
+        parser.error("rank %d of %d, %d per group" %
+                     (args.local_rank, args.local_world_size, args.npu_num_per_dp))
+    # The rank in the group; a node with several data-parallel groups has a prefix for each.
+    args.rank = args.local_rank % args.npu_num_per_dp
+    return args
+
+
+def main():
+    args = parse_command_line()
+    if not alive(args.parent_pid):
+        return 4
+    try:
+        worker = Worker(args)
+    except (Refused, ValueError) as error:
+        print("legacy worker %d: %s" % (args.rank, error), file=sys.stderr)
+        return 2
+    status = worker.run(args.parent_pid)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads that wait in libc cannot be joined.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
