@@ -1,0 +1,206 @@
+#!/usr/bin/python3
+"""Reference forward pass of a Llama checkpoint in float64 numpy.
+
+    reference_llama.py logits DIR 1,5,6,7
+    reference_llama.py random DIR --hidden 32 --layers 2 --heads 8 --kv-heads 4 \\
+        --ffn 64 --vocab 16 --dtype bf16 --seed 3
+
+`logits` prints one line of logits per position.  `random` writes a checkpoint
+with random weights, config.json and model.safetensors, without a tokenizer.
+"""
+
+import argparse
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+def decode(raw, dtype):
+    if dtype == "BF16":
+        # A bfloat16 is the upper half of a float32.
+        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[dtype])
+
+
+def encode(values, dtype):
+    if dtype == "BF16":
+        bits = values.astype(np.float32).view(np.uint32)
+        # Adding the lowest kept bit makes ties round to even.
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    return values.astype({"F32": "<f4", "F16": "<f2"}[dtype]).tobytes()
+
+
+def load_model(path):
+    """Return the config and the weights of a checkpoint, the weights as float64."""
+    path = Path(path)
+    config = json.loads((path / "config.json").read_text())
+    raw = (path / "model.safetensors").read_bytes()
+    (size,) = struct.unpack_from("<Q", raw)
+    header = json.loads(raw[8 : 8 + size])
+    header.pop("__metadata__", None)
+    weights = {}
+    for name, entry in header.items():
+        begin, end = (8 + size + offset for offset in entry["data_offsets"])
+        values = decode(raw[begin:end], entry["dtype"]).astype(np.float64)
+        weights[name] = values.reshape(entry["shape"])
+    return config, weights
+
+
+def write_random_model(path, config, seed, dtype):
+    """Write a checkpoint with random weights; dtype is f32, f16 or bf16.
+
+    config takes Hugging Face LlamaConfig names and is completed with defaults.
+    """
+    heads = config["num_attention_heads"]
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_key_value_heads": heads,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 64,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": DTYPES[dtype],
+        **config,
+    }
+    hidden, ffn, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
+    kv_size = config["num_key_value_heads"] * (hidden // heads)
+    shapes = {"model.embed_tokens.weight": (vocab, hidden)}
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        shapes[layer + "input_layernorm.weight"] = (hidden,)
+        shapes[layer + "self_attn.q_proj.weight"] = (hidden, hidden)
+        shapes[layer + "self_attn.k_proj.weight"] = (kv_size, hidden)
+        shapes[layer + "self_attn.v_proj.weight"] = (kv_size, hidden)
+        shapes[layer + "self_attn.o_proj.weight"] = (hidden, hidden)
+        shapes[layer + "post_attention_layernorm.weight"] = (hidden,)
+        shapes[layer + "mlp.gate_proj.weight"] = (ffn, hidden)
+        shapes[layer + "mlp.up_proj.weight"] = (ffn, hidden)
+        shapes[layer + "mlp.down_proj.weight"] = (hidden, ffn)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
+
+    rng = np.random.default_rng(seed)
+    header, blobs, offset = {"__metadata__": {"format": "pt"}}, [], 0
+    for name, shape in shapes.items():
+        values = rng.standard_normal(shape)
+        if len(shape) == 1:
+            values = 1 + 0.1 * values
+        elif name != "model.embed_tokens.weight":
+            # This scale keeps activations near one, so that no part of the model fades.
+            values /= np.sqrt(shape[1])
+        blobs.append(encode(values, dtype.upper()))
+        end = offset + len(blobs[-1])
+        header[name] = {"dtype": dtype.upper(), "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+def rms_norm(x, weight, eps):
+    return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps) * weight
+
+
+def rope(x, theta):
+    """Rotate x of shape [T, heads, head_dim] by position, pairing i with i + head_dim / 2."""
+    half = x.shape[-1] // 2
+    angle = np.outer(np.arange(len(x)), theta ** (-np.arange(half) / half))[:, None, :]
+    low, high = x[..., :half], x[..., half:]
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+def attention(x, weights, prefix, config):
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    theta = config.get("rope_theta", 10000.0)
+    length = len(x)
+
+    def project(name, count):
+        return (x @ weights[f"{prefix}{name}_proj.weight"].T).reshape(length, count, -1)
+
+    q, k, v = project("q", heads), project("k", kv_heads), project("v", kv_heads)
+    q, k = rope(q, theta), rope(k, theta)
+    out = np.empty_like(q)
+    for head in range(heads):
+        shared = head * kv_heads // heads
+        score = q[:, head] @ k[:, shared].T / np.sqrt(q.shape[-1])
+        score[np.triu_indices(length, 1)] = -np.inf
+        weight = np.exp(score - score.max(-1, keepdims=True))
+        out[:, head] = weight / weight.sum(-1, keepdims=True) @ v[:, shared]
+    return out.reshape(length, -1) @ weights[prefix + "o_proj.weight"].T
+
+
+def mlp(x, weights, prefix):
+    gate = x @ weights[prefix + "gate_proj.weight"].T
+    up = x @ weights[prefix + "up_proj.weight"].T
+    return gate / (1 + np.exp(-gate)) * up @ weights[prefix + "down_proj.weight"].T
+
+
+def forward(config, weights, ids):
+    """Return the logits [T, vocab] of every position of ids."""
+    eps = config["rms_norm_eps"]
+    x = weights["model.embed_tokens.weight"][ids]
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        h = rms_norm(x, weights[layer + "input_layernorm.weight"], eps)
+        x = x + attention(h, weights, layer + "self_attn.", config)
+        h = rms_norm(x, weights[layer + "post_attention_layernorm.weight"], eps)
+        x = x + mlp(h, weights, layer + "mlp.")
+    tied = config.get("tie_word_embeddings", False)
+    head = weights["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    return rms_norm(x, weights["model.norm.weight"], eps) @ head.T
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    logits = commands.add_parser("logits")
+    logits.add_argument("dir")
+    logits.add_argument("ids", help="token ids, separated by commas")
+    random = commands.add_parser("random")
+    random.add_argument("dir")
+    for name in ("hidden", "layers", "heads", "kv-heads", "ffn", "vocab"):
+        random.add_argument(f"--{name}", type=int, required=True)
+    random.add_argument("--rope-theta", type=float, default=10000.0)
+    random.add_argument("--max-positions", type=int, default=64)
+    random.add_argument("--tie", action="store_true", help="tie lm_head to the embedding")
+    random.add_argument("--dtype", choices=DTYPES, default="f32")
+    random.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    if args.command == "logits":
+        config, weights = load_model(args.dir)
+        for row in forward(config, weights, [int(i) for i in args.ids.split(",")]):
+            print(" ".join(f"{value:.9g}" for value in row))
+    else:
+        config = {
+            "hidden_size": args.hidden,
+            "num_hidden_layers": args.layers,
+            "num_attention_heads": args.heads,
+            "num_key_value_heads": args.kv_heads,
+            "intermediate_size": args.ffn,
+            "vocab_size": args.vocab,
+            "rope_theta": args.rope_theta,
+            "max_position_embeddings": args.max_positions,
+            "tie_word_embeddings": args.tie,
+        }
+        write_random_model(args.dir, config, args.seed, args.dtype)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+#include "tests/unit/model_fixture.h"
+#include "worker/model/config.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static char directory[FIXTURE_PATH_SIZE];
+static char path[FIXTURE_PATH_SIZE + 32];
+
+static int open_directory(void **state)
+{
+    (void)state;
+    fixture_directory_create(directory);
+    snprintf(path, sizeof(path), "%s/config.json", directory);
+    return 0;
+}
+
+static int close_directory(void **state)
+{
+    (void)state;
+    fixture_directory_remove(directory);
+    return 0;
+}
+
+/* The keys without which nothing works, one of them with another value (NULL: left out). */
+static int load(const char *key, const char *value, struct cox_model_config *ret_config,
+                struct cox_error *err)
+{
+    static const struct {
+        const char *key, *value;
+    } keys[] = {
+        {"model_type", "\"llama\""},  {"hidden_size", "128"}, {"intermediate_size", "352"},
+        {"num_hidden_layers", "4"},   {"vocab_size", "16"},   {"num_attention_heads", "8"},
+        {"num_key_value_heads", "4"},
+    };
+    char text[4096] = "{";
+    size_t used = 1;
+
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
+        if (!key || strcmp(key, keys[i].key))
+            used += (size_t)snprintf(text + used, sizeof(text) - used, "\"%s\":%s,", keys[i].key,
+                                     keys[i].value);
+    if (value)
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "\"%s\":%s,", key, value);
+    text[used - 1] = '}';
+    fixture_write(directory, "config.json", text, used);
+    return cox_model_config_load(path, ret_config, err);
+}
+
+static struct cox_model_config load_ok(const char *key, const char *value)
+{
+    struct cox_model_config config;
+    struct cox_error err = {0};
+
+    if (load(key, value, &config, &err))
+        fail_msg("%s", err.text);
+    return config;
+}
+
+static void load_fails(const char *key, const char *value, int code, const char *word)
+{
+    struct cox_model_config config;
+    struct cox_error err = {0};
+    int r = load(key, value, &config, &err);
+
+    if (r != code)
+        fail_msg("%s = %s: %d instead of %d", key, value ? value : "missing", r, code);
+    if (!strstr(err.text, word) || !strstr(err.text, "config.json"))
+        fail_msg("\"%s\" does not say \"%s\" or the file", err.text, word);
+}
+
+static void takes_the_defaults_of_hugging_face(void **state)
+{
+    struct cox_model_config config = load_ok(NULL, NULL);
+
+    (void)state;
+    assert_int_equal(config.hidden_size, 128);
+    assert_int_equal(config.intermediate_size, 352);
+    assert_int_equal(config.layer_count, 4);
+    assert_int_equal(config.head_count, 8);
+    assert_int_equal(config.kv_head_count, 4);
+    assert_int_equal(config.head_dim, 16);
+    assert_int_equal(config.vocab_size, 16);
+    assert_int_equal(config.position_count_max, 2048);
+    assert_true(config.rms_norm_eps > 0.99e-6f && config.rms_norm_eps < 1.01e-6f);
+    assert_true(config.rope_theta >= 10000 && config.rope_theta <= 10000);
+    assert_false(config.tied_embeddings);
+    assert_int_equal(config.bos_token, 1);
+    assert_int_equal(config.eos_token_count, 1);
+    assert_int_equal(config.eos_tokens[0], 2);
+    assert_int_equal(load_ok("num_key_value_heads", NULL).kv_head_count, 8);
+}
+
+static void reads_what_is_written(void **state)
+{
+    struct cox_model_config config = load_ok("eos_token_id", "[3, 7, 15]");
+
+    (void)state;
+    assert_int_equal(config.eos_token_count, 3);
+    assert_int_equal(config.eos_tokens[2], 15);
+    assert_int_equal(load_ok("eos_token_id", "9").eos_tokens[0], 9);
+    assert_int_equal(load_ok("eos_token_id", "null").eos_token_count, 0);
+    assert_int_equal(load_ok("bos_token_id", "null").bos_token, -1);
+    assert_int_equal(load_ok("bos_token_id", "0").bos_token, 0);
+    assert_int_equal(load_ok("head_dim", "64").head_dim, 64);
+    assert_int_equal(load_ok("head_dim", "null").head_dim, 16);
+    assert_true(load_ok("tie_word_embeddings", "true").tied_embeddings);
+    assert_true(load_ok("rope_theta", "500000.0").rope_theta > 499999);
+    assert_true(
+        load_ok("rope_parameters", "{\"rope_type\":\"default\",\"rope_theta\":77}").rope_theta <
+        78);
+    (void)load_ok("rope_scaling", "null");
+    (void)load_ok("attention_bias", "false");
+    (void)load_ok("hidden_act", "\"silu\"");
+    (void)load_ok("architectures", "[\"LlamaForCausalLM\"]");
+}
+
+static void refuses_absurd_values_by_name(void **state)
+{
+    static const struct {
+        const char *key, *value, *word;
+    } cases[] = {
+        {"hidden_size", NULL, "hidden_size is missing"},
+        {"hidden_size", "null", "hidden_size is missing"},
+        {"hidden_size", "0", "hidden_size is 0; allowed: an integer from 1 to 65536"},
+        {"hidden_size", "-128", "hidden_size is -128"},
+        {"hidden_size", "128.0", "hidden_size is 128.0"},
+        {"hidden_size", "\"128\"", "hidden_size is \"128\""},
+        {"hidden_size", "9223372036854775807", "hidden_size is 9223372036854775807"},
+        {"hidden_size", "132", "not a multiple of num_attention_heads"},
+        {"intermediate_size", "0", "intermediate_size is 0"},
+        {"intermediate_size", "353", "needs a multiple of 8"},
+        {"num_hidden_layers", "0", "num_hidden_layers is 0"},
+        {"num_hidden_layers", "1025", "from 1 to 1024"},
+        {"num_attention_heads", "12", "needs a multiple of 8"},
+        {"num_attention_heads", "0", "num_attention_heads is 0"},
+        {"num_key_value_heads", "0", "num_key_value_heads is 0"},
+        {"num_key_value_heads", "3", "divisor of num_attention_heads"},
+        {"num_key_value_heads", "16", "divisor of num_attention_heads"},
+        {"head_dim", "15", "head_dim is 15"},
+        {"head_dim", "4096", "head_dim is 4096"},
+        {"vocab_size", "1", "vocab_size is 1"},
+        {"vocab_size", "1e3", "vocab_size is 1000.0"},
+        {"vocab_size", "16777217", "from 2 to 16777216"},
+        {"max_position_embeddings", "0", "max_position_embeddings is 0"},
+        {"rms_norm_eps", "0", "rms_norm_eps is 0"},
+        {"rms_norm_eps", "-1e-5", "rms_norm_eps is"},
+        {"rms_norm_eps", "1e300", "rms_norm_eps is"},
+        {"rms_norm_eps", "\"small\"", "rms_norm_eps is \"small\""},
+        {"rope_theta", "0.5", "rope_theta is 0.5"},
+        {"rope_theta", "true", "rope_theta is true"},
+        {"rope_scaling", "{\"type\":\"linear\",\"factor\":2}", "rope_scaling is {"},
+        {"rope_parameters", "{\"rope_type\":\"llama3\"}", "rope_type \"default\""},
+        {"rope_parameters", "7", "rope_parameters is 7"},
+        {"tie_word_embeddings", "1", "tie_word_embeddings is 1; allowed: true or false"},
+        {"attention_bias", "true", "attention_bias is true"},
+        {"mlp_bias", "true", "mlp_bias is true"},
+        {"quantization_config", "{\"bits\":4}", "quantization_config is"},
+        {"hidden_act", "\"gelu\"", "hidden_act is \"gelu\""},
+        {"model_type", "\"qwen2\"", "model_type is \"qwen2\""},
+        {"model_type", NULL, "model_type is missing"},
+        {"eos_token_id", "16", "eos_token_id is 16; allowed: an integer from 0 to 15"},
+        {"eos_token_id", "-1", "eos_token_id is -1"},
+        {"eos_token_id", "[2, \"x\"]", "eos_token_id is \"x\""},
+        {"eos_token_id", "[1,1,1,1,1,1,1,1,1]", "lists 9 tokens"},
+        {"eos_token_id", "{}", "eos_token_id is {}"},
+        {"bos_token_id", "99", "bos_token_id is 99"},
+        {"rms_norm_eps",
+         "\"a value that is much longer than what fits into the text of an error "
+         "message, and that is for this reason not repeated in it as a whole\"",
+         "a long value"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        load_fails(cases[i].key, cases[i].value, COX_INVALID, cases[i].word);
+}
+
+static void refuses_what_is_not_json(void **state)
+{
+    struct cox_model_config config;
+    char *large = calloc(1, (size_t)2 << 20);
+
+    (void)state;
+    assert_non_null(large);
+    load_fails("rms_norm_eps", "NaN", COX_CORRUPT, "not valid JSON");
+    load_fails("rms_norm_eps", "Infinity", COX_CORRUPT, "not valid JSON");
+    load_fails("hidden_size", "99999999999999999999", COX_CORRUPT, "not valid JSON");
+    load_fails("x", "1,\"x\":2", COX_CORRUPT, "duplicate");
+    fixture_write(directory, "config.json", "", 0);
+    assert_int_equal(cox_model_config_load(path, &config, NULL), COX_CORRUPT);
+    fixture_write(directory, "config.json", "[]", 2);
+    assert_int_equal(cox_model_config_load(path, &config, NULL), COX_CORRUPT);
+    fixture_write(directory, "config.json", large, (size_t)2 << 20);
+    assert_int_equal(cox_model_config_load(path, &config, NULL), COX_TOO_LARGE);
+    assert_int_equal(remove(path), 0);
+    assert_int_equal(cox_model_config_load(path, &config, NULL), COX_NOT_FOUND);
+    free(large);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(takes_the_defaults_of_hugging_face),
+        cmocka_unit_test(reads_what_is_written),
+        cmocka_unit_test(refuses_absurd_values_by_name),
+        cmocka_unit_test(refuses_what_is_not_json),
+    };
+
+    return cmocka_run_group_tests(tests, open_directory, close_directory);
+}

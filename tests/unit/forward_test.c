@@ -1,0 +1,692 @@
+/*
+ * The forward pass and the step around it. The reference for every comparison of bits is the
+ * sequence computed alone, in one prefill, by one rank.
+ */
+#include "tests/unit/model_fixture.h"
+#include "worker/model/model.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define SEQUENCE_LENGTH 37u
+#define BLOCK_COUNT 96u
+#define ROW_COUNT_MAX 24u
+#define TABLE_LENGTH 40u
+
+/* The worker library's function; here the batch is given up after so many questions. */
+static int aborted_after = -1;
+
+bool cox_batch_aborted(const struct cox_batch *batch)
+{
+    (void)batch;
+    return aborted_after >= 0 && aborted_after-- == 0;
+}
+
+/* Shapes that meet the corners: grouped heads down to one KV head, columns that are no multiple of
+ * a vector, vocabularies that do not divide by 8, tied embeddings, a head_dim of its own. */
+static const struct cox_model_config configs[] = {
+    {.hidden_size = 64,
+     .intermediate_size = 176,
+     .layer_count = 2,
+     .head_count = 8,
+     .kv_head_count = 4,
+     .head_dim = 8,
+     .vocab_size = 61,
+     .position_count_max = 128},
+    {.hidden_size = 60,
+     .intermediate_size = 88,
+     .layer_count = 2,
+     .head_count = 8,
+     .kv_head_count = 1,
+     .head_dim = 10,
+     .vocab_size = 33,
+     .position_count_max = 128,
+     .tied_embeddings = true},
+    {.hidden_size = 128,
+     .intermediate_size = 256,
+     .layer_count = 1,
+     .head_count = 24,
+     .kv_head_count = 6,
+     .head_dim = 12,
+     .vocab_size = 500,
+     .position_count_max = 128},
+    {.hidden_size = 256,
+     .intermediate_size = 688,
+     .layer_count = 1,
+     .head_count = 8,
+     .kv_head_count = 8,
+     .head_dim = 32,
+     .vocab_size = 1000,
+     .position_count_max = 128},
+};
+#define CONFIG_COUNT (sizeof(configs) / sizeof(configs[0]))
+
+static const struct cox_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
+
+/* One model, its cache, and rows to fill; block tables count up from a number per row. */
+struct bench {
+    char directory[FIXTURE_PATH_SIZE];
+    struct cox_model *model;
+    struct cox_cache *cache;
+    uint32_t vocab_size;
+    int32_t sequence[SEQUENCE_LENGTH];
+    int32_t noise[SEQUENCE_LENGTH]; /* another sequence */
+    float *reference;               /* logits after the whole sequence, alone */
+    float *logits;                  /* [ROW_COUNT_MAX][vocab_size] */
+    struct cox_batch_row rows[ROW_COUNT_MAX];
+    struct cox_block_table tables[ROW_COUNT_MAX];
+    int32_t blocks[ROW_COUNT_MAX][TABLE_LENGTH];
+    struct cox_batch_output outputs[ROW_COUNT_MAX];
+    struct cox_batch batch;
+};
+
+/* Adds tokens [position, position + count) of a sequence that lives in blocks from first_block. */
+static void add_row(struct bench *bench, const int32_t *tokens, uint32_t position, uint32_t count,
+                    uint32_t first_block)
+{
+    uint32_t row = bench->batch.row_count++;
+
+    assert_true(row < ROW_COUNT_MAX);
+    for (uint32_t i = 0; i < TABLE_LENGTH; i++)
+        bench->blocks[row][i] = (int32_t)((first_block + i) % BLOCK_COUNT);
+    bench->tables[row] = (struct cox_block_table){bench->blocks[row], TABLE_LENGTH};
+    bench->rows[row] = (struct cox_batch_row){
+        .id = (int64_t)row + 100,
+        .position = position,
+        .token_count = count,
+        .emit = true,
+        .tokens = tokens,
+        .tables = &bench->tables[row],
+        .sampling = &greedy,
+    };
+}
+
+static void clear_rows(struct bench *bench)
+{
+    bench->batch = (struct cox_batch){.rows = bench->rows, .table_count = 1};
+}
+
+static int step(struct bench *bench, struct cox_error *err)
+{
+    return cox_model_step(bench->model, bench->cache, &bench->batch, bench->outputs, bench->logits,
+                          err);
+}
+
+static void step_ok(struct bench *bench)
+{
+    struct cox_error err = {0};
+
+    if (step(bench, &err))
+        fail_msg("%s", err.text);
+}
+
+static void assert_reference(const struct bench *bench, uint32_t row)
+{
+    assert_memory_equal(bench->logits + row * bench->vocab_size, bench->reference,
+                        bench->vocab_size * sizeof(float));
+}
+
+static struct cox_model *load(const char *directory, const struct cox_model_options *options)
+{
+    struct cox_model *model = NULL;
+    struct cox_error err = {0};
+
+    if (cox_model_load(directory, options, &model, &err))
+        fail_msg("%s", err.text);
+    return model;
+}
+
+static void open_cache(struct bench *bench, uint32_t block_size)
+{
+    struct cox_error err = {0};
+
+    cox_cache_free(bench->cache);
+    bench->cache = NULL;
+    if (cox_model_cache_new(bench->model, BLOCK_COUNT, block_size, 8, NULL, &bench->cache, &err))
+        fail_msg("%s", err.text);
+}
+
+static void open_bench(struct bench *bench, const struct cox_model_config *config)
+{
+    uint32_t noise = 7;
+
+    memset(bench, 0, sizeof(*bench));
+    aborted_after = -1;
+    fixture_directory_create(bench->directory);
+    fixture_write_model(bench->directory, config, 3, 1);
+    bench->model = load(bench->directory, NULL);
+    open_cache(bench, 4);
+    bench->vocab_size = config->vocab_size;
+    for (uint32_t i = 0; i < SEQUENCE_LENGTH; i++) {
+        bench->sequence[i] = (int32_t)((fixture_noise(&noise) + 1) / 2 * (float)config->vocab_size);
+        bench->noise[i] = (int32_t)((fixture_noise(&noise) + 1) / 2 * (float)config->vocab_size);
+    }
+    bench->reference = calloc(bench->vocab_size, sizeof(float));
+    bench->logits = calloc((size_t)bench->vocab_size * ROW_COUNT_MAX, sizeof(float));
+    assert_true(bench->reference && bench->logits);
+    clear_rows(bench);
+    add_row(bench, bench->sequence, 0, SEQUENCE_LENGTH, 0);
+    step_ok(bench);
+    memcpy(bench->reference, bench->logits, bench->vocab_size * sizeof(float));
+    clear_rows(bench);
+}
+
+static void close_bench(struct bench *bench)
+{
+    cox_cache_free(bench->cache);
+    cox_model_free(bench->model);
+    free(bench->reference);
+    free(bench->logits);
+    fixture_directory_remove(bench->directory);
+}
+
+static void s5_logits_same_bits_at_any_place_in_a_batch(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+        struct bench bench;
+
+        open_bench(&bench, &configs[c]);
+        for (uint32_t before = 0; before < 10; before++) {
+            clear_rows(&bench);
+            /* Rows of 1 to 3 tokens move the sequence through all places of a tile. */
+            for (uint32_t i = 0; i < before; i++)
+                add_row(&bench, bench.noise, 0, 1 + i % 3, 11 + i);
+            add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 21);
+            add_row(&bench, bench.noise, 0, 5, 90);
+            step_ok(&bench);
+            assert_reference(&bench, before);
+        }
+        close_bench(&bench);
+    }
+}
+
+static void s5_logits_same_bits_for_any_prefill_chunks(void **state)
+{
+    static const uint32_t chunks[] = {1, 2, 3, 7, 8, 9, 16, 36};
+
+    (void)state;
+    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+        struct bench bench;
+
+        open_bench(&bench, &configs[c]);
+        for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+            open_cache(&bench, 4);
+            for (uint32_t done = 0; done < SEQUENCE_LENGTH; done += chunks[i]) {
+                uint32_t left = SEQUENCE_LENGTH - done;
+
+                clear_rows(&bench);
+                add_row(&bench, bench.sequence, done, left < chunks[i] ? left : chunks[i], 5);
+                step_ok(&bench);
+            }
+            assert_reference(&bench, 0);
+        }
+        close_bench(&bench);
+    }
+}
+
+/* A pass of one tile cuts the prompt in five; blocks of other sizes and places change nothing. */
+static void s5_logits_same_bits_for_any_pass_and_block_size(void **state)
+{
+    static const uint32_t block_sizes[] = {1, 3, 4, 16, 64};
+
+    (void)state;
+    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+        const struct cox_model_options options = {.tile_count_max = 1};
+        struct bench bench;
+
+        open_bench(&bench, &configs[c]);
+        cox_model_free(bench.model);
+        bench.model = load(bench.directory, &options);
+        for (size_t i = 0; i < sizeof(block_sizes) / sizeof(block_sizes[0]); i++) {
+            open_cache(&bench, block_sizes[i]);
+            clear_rows(&bench);
+            add_row(&bench, bench.noise, 0, 3, 50);
+            add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 70);
+            step_ok(&bench);
+            assert_reference(&bench, 1);
+        }
+        close_bench(&bench);
+    }
+}
+
+/* Decodes among others, dropped half-way and computed again as one prefill. */
+static void s5_logits_same_bits_after_recomputation(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+        struct bench bench;
+
+        open_bench(&bench, &configs[c]);
+        clear_rows(&bench);
+        add_row(&bench, bench.sequence, 0, 5, 0);
+        step_ok(&bench);
+        for (uint32_t done = 5; done < 20; done++) {
+            clear_rows(&bench);
+            for (uint32_t i = 0; i < done % 4; i++)
+                add_row(&bench, bench.noise, 0, 1, 60 + i);
+            add_row(&bench, bench.sequence, done, 1, 0);
+            step_ok(&bench);
+        }
+        clear_rows(&bench);
+        add_row(&bench, bench.sequence, 0, 20, 30);
+        step_ok(&bench);
+        for (uint32_t done = 20; done < SEQUENCE_LENGTH; done++) {
+            clear_rows(&bench);
+            add_row(&bench, bench.sequence, done, 1, 30);
+            step_ok(&bench);
+        }
+        assert_reference(&bench, 0);
+        close_bench(&bench);
+    }
+}
+
+/* Ranks as threads: one shared block of slices stands for the group's exchange. */
+struct group {
+    pthread_barrier_t barrier;
+    float *slices;
+};
+
+struct rank {
+    struct bench *bench;
+    struct group *group;
+    struct cox_model *model;
+    struct cox_cache *cache;
+    float *logits;
+    uint32_t slice_first, slice_count;
+    struct cox_batch_output output;
+    int result;
+};
+
+static int exchange(void *context, float *slices, size_t slice_length)
+{
+    struct rank *rank = context;
+    const size_t offset = rank->slice_first * slice_length;
+    const size_t size = rank->slice_count * slice_length * sizeof(float);
+
+    memcpy(rank->group->slices + offset, slices + offset, size);
+    /* What this rank did not compute must not matter. */
+    for (size_t i = 0; i < COX_SLICE_COUNT * slice_length; i++)
+        slices[i] = 1e30f;
+    pthread_barrier_wait(&rank->group->barrier);
+    memcpy(slices, rank->group->slices, COX_SLICE_COUNT * slice_length * sizeof(float));
+    pthread_barrier_wait(&rank->group->barrier);
+    return 0;
+}
+
+static void *run_rank(void *context)
+{
+    struct rank *rank = context;
+    struct bench *bench = rank->bench;
+    struct cox_batch_output outputs[ROW_COUNT_MAX];
+
+    rank->result =
+        cox_model_step(rank->model, rank->cache, &bench->batch, outputs, rank->logits, NULL);
+    rank->output = outputs[1];
+    return NULL;
+}
+
+static void check_ranks(struct bench *bench, uint32_t rank_count, const float *weights,
+                        uint64_t weights_size)
+{
+    struct rank ranks[COX_SLICE_COUNT] = {0};
+    pthread_t threads[COX_SLICE_COUNT];
+    struct group group;
+
+    assert_int_equal(pthread_barrier_init(&group.barrier, NULL, rank_count), 0);
+    group.slices = calloc((size_t)1 << 20, sizeof(float));
+    assert_non_null(group.slices);
+    for (uint32_t r = 0; r < rank_count; r++) {
+        uint32_t slice_count = COX_SLICE_COUNT / rank_count;
+        struct rank *rank = &ranks[r];
+        const struct cox_model_options options = {
+            .share = {r * slice_count, slice_count, exchange, rank},
+            .weights = weights,
+            .weights_size = weights_size,
+        };
+
+        *rank = (struct rank){.bench = bench,
+                              .group = &group,
+                              .slice_first = r * slice_count,
+                              .slice_count = slice_count};
+        rank->model = load(bench->directory, &options);
+        assert_int_equal(
+            cox_model_cache_new(rank->model, BLOCK_COUNT, 4, 0, NULL, &rank->cache, NULL), 0);
+        rank->logits = calloc((size_t)bench->vocab_size * 2, sizeof(float));
+        assert_non_null(rank->logits);
+    }
+    for (uint32_t r = 0; r < rank_count; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+    for (uint32_t r = 0; r < rank_count; r++) {
+        assert_int_equal(pthread_join(threads[r], NULL), 0);
+        assert_int_equal(ranks[r].result, 0);
+        assert_memory_equal(ranks[r].logits + bench->vocab_size, bench->reference,
+                            bench->vocab_size * sizeof(float));
+        assert_int_equal(ranks[r].output.token, ranks[0].output.token);
+        free(ranks[r].logits);
+        cox_cache_free(ranks[r].cache);
+        cox_model_free(ranks[r].model);
+    }
+    free(group.slices);
+    pthread_barrier_destroy(&group.barrier);
+}
+
+static void s5_logits_same_bits_for_1_2_4_8_ranks(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+        struct bench bench;
+        struct cox_weights_layout layout;
+        float *weights;
+
+        open_bench(&bench, &configs[c]);
+        layout = cox_weights_layout(cox_model_config(bench.model));
+        weights = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout));
+        assert_non_null(weights);
+        assert_int_equal(
+            cox_weights_fill(cox_model_config(bench.model), bench.directory, weights, NULL), 0);
+        clear_rows(&bench);
+        add_row(&bench, bench.noise, 0, 6, 80);
+        add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 3);
+        for (uint32_t rank_count = 1; rank_count <= COX_SLICE_COUNT; rank_count *= 2)
+            check_ranks(&bench, rank_count, weights, cox_weights_size(&layout));
+        free(weights);
+        close_bench(&bench);
+    }
+}
+
+static void s5_sampled_tokens_repeat_in_any_batch(void **state)
+{
+    const struct cox_sampling sampling = {
+        .temperature = 0.8f, .top_p = 0.9f, .top_k = 20, .repetition_penalty = 1.2f, .seed = 99};
+    struct cox_batch_output alone;
+    struct bench bench;
+
+    (void)state;
+    open_bench(&bench, &configs[0]);
+    add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 0);
+    bench.rows[0].sampling = &sampling;
+    step_ok(&bench);
+    alone = bench.outputs[0];
+    assert_in_range(alone.token, 0, bench.vocab_size - 1);
+    assert_true(alone.logprob < 0);
+    clear_rows(&bench);
+    add_row(&bench, bench.noise, 0, 4, 40);
+    bench.rows[0].emit = false;
+    bench.rows[0].sampling = NULL;
+    add_row(&bench, bench.sequence, SEQUENCE_LENGTH - 1, 1, 0);
+    bench.rows[1].sampling = &sampling;
+    step_ok(&bench);
+    assert_int_equal(bench.outputs[0].token, -1);
+    assert_memory_equal(&bench.outputs[1], &alone, sizeof(alone));
+    close_bench(&bench);
+}
+
+static void block_moves_happen_before_the_rows(void **state)
+{
+    /* 36 positions in blocks 0 to 8 of 4 go out, come back at 20 and up, two by way of a copy. */
+    struct cox_block_pair out[8], in[8], copy[2] = {{20, 40}, {8, 41}};
+    struct bench bench;
+
+    (void)state;
+    open_bench(&bench, &configs[0]);
+    add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH - 1, 0);
+    step_ok(&bench);
+    for (int32_t i = 0; i < 8; i++) {
+        out[i] = (struct cox_block_pair){i, 7 - i};
+        in[i] = (struct cox_block_pair){7 - i, 20 + i};
+    }
+    clear_rows(&bench);
+    add_row(&bench, bench.sequence, SEQUENCE_LENGTH - 1, 1, 20);
+    bench.blocks[0][0] = 40;
+    bench.blocks[0][8] = 41;
+    bench.batch.swap_out = out;
+    bench.batch.swap_out_count = 8;
+    bench.batch.swap_in = in;
+    bench.batch.swap_in_count = 8;
+    bench.batch.copy = copy;
+    bench.batch.copy_count = 2;
+    step_ok(&bench);
+    assert_reference(&bench, 0);
+    close_bench(&bench);
+}
+
+static void expect_refused(struct bench *bench, const char *word)
+{
+    struct cox_error err = {0};
+
+    assert_int_equal(step(bench, &err), COX_INVALID);
+    if (!strstr(err.text, word))
+        fail_msg("\"%s\" does not say \"%s\"", err.text, word);
+}
+
+/* Each row is wrong in one way; the first row is right and must not have been computed. */
+static void step_refuses_a_bad_row_without_effect(void **state)
+{
+    const struct cox_sampling hot = {.temperature = -1, .top_p = 1, .repetition_penalty = 1};
+    const struct cox_block_pair pair = {0, (int32_t)BLOCK_COUNT};
+    struct bench bench;
+    void *before;
+    size_t size;
+
+    (void)state;
+    open_bench(&bench, &configs[0]);
+    size = (size_t)cox_cache_block_size(cox_cache_geometry(bench.cache)) * BLOCK_COUNT;
+    before = malloc(size);
+    assert_non_null(before);
+    memcpy(before, cox_cache_block(bench.cache, 0), size);
+
+    for (int wrong = 0; wrong < 9; wrong++) {
+        static const char *const words[] = {"0 tokens",    "positions below", "token 61",
+                                            "token -1",    "KV blocks",       "KV block 96",
+                                            "KV block -1", "temperature",     "copy 0"};
+        int32_t tokens[SEQUENCE_LENGTH];
+        struct cox_batch_row *row;
+
+        memcpy(tokens, bench.sequence, sizeof(tokens));
+        clear_rows(&bench);
+        add_row(&bench, bench.noise, 0, 9, 50);
+        add_row(&bench, tokens, 1, SEQUENCE_LENGTH - 1, 0);
+        row = &bench.rows[1];
+        switch (wrong) {
+        case 0:
+            row->token_count = 0;
+            break;
+        case 1:
+            row->position = UINT32_MAX;
+            break;
+        case 2:
+            tokens[3] = 61;
+            break;
+        case 3:
+            tokens[0] = -1;
+            break;
+        case 4:
+            bench.tables[1].count = 9;
+            break;
+        case 5:
+            bench.blocks[1][9] = (int32_t)BLOCK_COUNT;
+            break;
+        case 6:
+            bench.blocks[1][0] = -1;
+            break;
+        case 7:
+            row->sampling = &hot;
+            break;
+        default:
+            bench.batch.copy = &pair;
+            bench.batch.copy_count = 1;
+        }
+        expect_refused(&bench, words[wrong]);
+        assert_memory_equal(cox_cache_block(bench.cache, 0), before, size);
+    }
+    free(before);
+    close_bench(&bench);
+}
+
+static void step_stops_between_layers_when_given_up(void **state)
+{
+    struct cox_error err = {0};
+    struct bench bench;
+
+    (void)state;
+    open_bench(&bench, &configs[0]);
+    for (int after = 0; after < 3; after++) {
+        clear_rows(&bench);
+        add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 0);
+        aborted_after = after;
+        err = (struct cox_error){0};
+        assert_int_equal(step(&bench, &err), COX_ABORTED);
+    }
+    aborted_after = -1;
+    step_ok(&bench);
+    assert_reference(&bench, 0);
+    close_bench(&bench);
+}
+
+static void step_without_rows_does_nothing(void **state)
+{
+    struct bench bench;
+
+    (void)state;
+    open_bench(&bench, &configs[0]);
+    bench.batch = (struct cox_batch){.forward_type = COX_FORWARD_DUMMY};
+    step_ok(&bench);
+    close_bench(&bench);
+}
+
+static void cache_of_another_model_is_refused(void **state)
+{
+    struct cox_cache_geometry geometry;
+    struct cox_cache *cache;
+    struct bench bench;
+
+    (void)state;
+    open_bench(&bench, &configs[0]);
+    geometry = cox_model_cache_geometry(bench.model, BLOCK_COUNT, 4, 0);
+    geometry.layer_count++;
+    cache = bench.cache;
+    assert_int_equal(cox_cache_new(&geometry, NULL, &bench.cache, NULL), 0);
+    add_row(&bench, bench.sequence, 0, 1, 0);
+    expect_refused(&bench, "layers");
+    cox_cache_free(cache);
+    close_bench(&bench);
+}
+
+static void load_fails(const char *directory, const struct cox_model_options *options, int code,
+                       const char *word)
+{
+    struct cox_model *model = NULL;
+    struct cox_error err = {0};
+
+    assert_int_equal(cox_model_load(directory, options, &model, &err), code);
+    assert_null(model);
+    if (!strstr(err.text, word))
+        fail_msg("\"%s\" does not say \"%s\"", err.text, word);
+}
+
+static void load_refuses_what_cannot_be(void **state)
+{
+    const float lent[16] __attribute__((aligned(COX_WEIGHTS_ALIGNMENT))) = {0};
+    struct cox_model_options options = {.share = {.slice_first = 0, .slice_count = 4}};
+    char directory[FIXTURE_PATH_SIZE];
+
+    (void)state;
+    fixture_directory_create(directory);
+    load_fails(directory, NULL, COX_NOT_FOUND, "config.json");
+    fixture_write_model(directory, &configs[0], 1, 1);
+    load_fails(directory, &options, COX_INVALID, "no way to the others");
+    options = (struct cox_model_options){.share = {.slice_first = 5, .slice_count = 4}};
+    load_fails(directory, &options, COX_INVALID, "slice");
+    options = (struct cox_model_options){.share = {.slice_first = 5, .gather = exchange}};
+    load_fails(directory, &options, COX_INVALID, "slice");
+    options = (struct cox_model_options){.tile_count_max = COX_TILE_COUNT_MAX + 1};
+    load_fails(directory, &options, COX_INVALID, "tile_count_max");
+    options = (struct cox_model_options){.weights = lent, .weights_size = sizeof(lent)};
+    load_fails(directory, &options, COX_INVALID, "shared weights");
+    fixture_directory_remove(directory);
+}
+
+static void weights_of_another_model_are_refused(void **state)
+{
+    char directory[FIXTURE_PATH_SIZE], path[FIXTURE_PATH_SIZE + 32];
+    struct cox_model_config config = configs[0];
+    float *memory = calloc((size_t)1 << 20, sizeof(float));
+    struct cox_error err = {0};
+
+    (void)state;
+    assert_non_null(memory);
+    fixture_directory_create(directory);
+    fixture_write_model(directory, &configs[0], 1, 1);
+    config.layer_count++;
+    assert_int_equal(cox_weights_fill(&config, directory, memory, &err), COX_NOT_FOUND);
+    assert_non_null(strstr(err.text, "model.layers.2."));
+    config = configs[0];
+    config.intermediate_size += 8;
+    err = (struct cox_error){0};
+    assert_int_equal(cox_weights_fill(&config, directory, memory, &err), COX_INVALID);
+    assert_non_null(strstr(err.text, "[176, 64]"));
+    assert_non_null(strstr(err.text, "[184, 64]"));
+    snprintf(path, sizeof(path), "%s/model.safetensors", directory);
+    assert_int_equal(remove(path), 0);
+    err = (struct cox_error){0};
+    assert_int_equal(cox_weights_fill(&configs[0], directory, memory, &err), COX_NOT_FOUND);
+    assert_non_null(strstr(err.text, "neither"));
+    fixture_directory_remove(directory);
+    free(memory);
+}
+
+static void sharded_checkpoint_is_the_same_model(void **state)
+{
+    char directory[FIXTURE_PATH_SIZE], path[FIXTURE_PATH_SIZE + 48];
+    const char escape[] = "{\"weight_map\":{\"a\":\"../model.safetensors\"}}";
+    struct bench bench;
+
+    (void)state;
+    open_bench(&bench, &configs[0]);
+    fixture_directory_create(directory);
+    fixture_write_model(directory, &configs[0], 3, 3);
+    cox_model_free(bench.model);
+    bench.model = load(directory, NULL);
+    add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 0);
+    step_ok(&bench);
+    assert_reference(&bench, 0);
+
+    snprintf(path, sizeof(path), "%s/model-00002-of-00003.safetensors", directory);
+    assert_int_equal(remove(path), 0);
+    load_fails(directory, NULL, COX_NOT_FOUND, "model-00002-of-00003");
+    fixture_write(directory, "model.safetensors.index.json", escape, sizeof(escape) - 1);
+    load_fails(directory, NULL, COX_INVALID, "weight_map");
+    fixture_write(directory, "model.safetensors.index.json", "{}", 2);
+    load_fails(directory, NULL, COX_INVALID, "weight_map");
+    fixture_directory_remove(directory);
+    close_bench(&bench);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(s5_logits_same_bits_at_any_place_in_a_batch),
+        cmocka_unit_test(s5_logits_same_bits_for_any_prefill_chunks),
+        cmocka_unit_test(s5_logits_same_bits_for_any_pass_and_block_size),
+        cmocka_unit_test(s5_logits_same_bits_after_recomputation),
+        cmocka_unit_test(s5_logits_same_bits_for_1_2_4_8_ranks),
+        cmocka_unit_test(s5_sampled_tokens_repeat_in_any_batch),
+        cmocka_unit_test(block_moves_happen_before_the_rows),
+        cmocka_unit_test(step_refuses_a_bad_row_without_effect),
+        cmocka_unit_test(step_stops_between_layers_when_given_up),
+        cmocka_unit_test(step_without_rows_does_nothing),
+        cmocka_unit_test(cache_of_another_model_is_refused),
+        cmocka_unit_test(load_refuses_what_cannot_be),
+        cmocka_unit_test(weights_of_another_model_are_refused),
+        cmocka_unit_test(sharded_checkpoint_is_the_same_model),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,201 @@
+#include "tests/unit/model_fixture.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define TENSOR_NAME_SIZE 96
+#define HEADER_SIZE_MAX ((size_t)1 << 20)
+
+/* A file of tensors that grows; the header is text until it is written. */
+struct shard {
+    char name[48];
+    char *header;
+    size_t header_size;
+    float *data;
+    size_t length;
+};
+
+struct writer {
+    struct shard *shards;
+    uint32_t shard_count;
+    uint32_t next; /* tensors go round the shards */
+    char *index;
+    size_t index_size;
+    uint32_t noise;
+};
+
+void fixture_directory_create(char path[FIXTURE_PATH_SIZE])
+{
+    snprintf(path, FIXTURE_PATH_SIZE, "/tmp/coxswain_model_XXXXXX");
+    assert_non_null(mkdtemp(path));
+}
+
+void fixture_directory_remove(const char *path)
+{
+    DIR *directory = opendir(path);
+    struct dirent *entry;
+
+    assert_non_null(directory);
+    while ((entry = readdir(directory)))
+        if (entry->d_name[0] != '.')
+            assert_int_equal(unlinkat(dirfd(directory), entry->d_name, 0), 0);
+    closedir(directory);
+    assert_int_equal(rmdir(path), 0);
+}
+
+static void write_whole(const char *directory, const char *name, const void *const *pieces,
+                        const size_t *sizes, size_t count)
+{
+    char path[FIXTURE_PATH_SIZE + 64];
+    FILE *file;
+
+    snprintf(path, sizeof(path), "%s/%s", directory, name);
+    file = fopen(path, "wb");
+    assert_non_null(file);
+    for (size_t i = 0; i < count; i++)
+        if (sizes[i])
+            assert_int_equal(fwrite(pieces[i], 1, sizes[i], file), sizes[i]);
+    assert_int_equal(fclose(file), 0);
+}
+
+void fixture_write(const char *directory, const char *name, const void *bytes, size_t size)
+{
+    write_whole(directory, name, &bytes, &size, 1);
+}
+
+void fixture_write_safetensors(const char *directory, const char *name, const char *header,
+                               const void *data, size_t size)
+{
+    const uint64_t header_size = strlen(header);
+    const void *pieces[] = {&header_size, header, data};
+    const size_t sizes[] = {sizeof(header_size), header_size, size};
+
+    write_whole(directory, name, pieces, sizes, 3);
+}
+
+float fixture_noise(uint32_t *state)
+{
+    *state = *state * UINT32_C(1664525) + UINT32_C(1013904223);
+    return (float)(int32_t)*state * 0x1p-31f;
+}
+
+static void append(char *text, size_t *size, const char *piece)
+{
+    size_t length = strlen(piece);
+
+    assert_true(*size + length < HEADER_SIZE_MAX);
+    memcpy(text + *size, piece, length + 1);
+    *size += length;
+}
+
+/* A matrix, or a vector of ones and a little noise where columns is 0. */
+static void add_tensor(struct writer *writer, const char *name, size_t rows, size_t columns)
+{
+    struct shard *shard = &writer->shards[writer->next++ % writer->shard_count];
+    const size_t length = rows * (columns ? columns : 1);
+    const size_t begin = shard->length * sizeof(float);
+    char text[2 * TENSOR_NAME_SIZE + 128], shape[64];
+
+    snprintf(shape, sizeof(shape), columns ? "%zu,%zu" : "%zu", rows, columns);
+    snprintf(text, sizeof(text),
+             "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+             shard->header_size > 1 ? "," : "", name, shape, begin, begin + length * sizeof(float));
+    append(shard->header, &shard->header_size, text);
+    snprintf(text, sizeof(text), "%s\"%s\":\"%s\"", writer->next > 1 ? "," : "", name, shard->name);
+    append(writer->index, &writer->index_size, text);
+
+    shard->data = realloc(shard->data, (shard->length + length) * sizeof(float));
+    assert_non_null(shard->data);
+    for (size_t i = 0; i < length; i++)
+        shard->data[shard->length + i] = columns ? fixture_noise(&writer->noise) * 0.3f
+                                                 : 1 + fixture_noise(&writer->noise) * 0.1f;
+    shard->length += length;
+}
+
+static void add_tensors(struct writer *writer, const struct cox_model_config *config)
+{
+    const size_t hidden = config->hidden_size, intermediate = config->intermediate_size;
+    const size_t head_width = (size_t)config->head_count * config->head_dim;
+    const size_t kv_width = (size_t)config->kv_head_count * config->head_dim;
+    const struct {
+        const char *name;
+        size_t rows, columns;
+    } tensors[] = {
+        {"input_layernorm", hidden, 0},           {"self_attn.q_proj", head_width, hidden},
+        {"self_attn.k_proj", kv_width, hidden},   {"self_attn.v_proj", kv_width, hidden},
+        {"self_attn.o_proj", hidden, head_width}, {"post_attention_layernorm", hidden, 0},
+        {"mlp.gate_proj", intermediate, hidden},  {"mlp.up_proj", intermediate, hidden},
+        {"mlp.down_proj", hidden, intermediate},
+    };
+    char name[TENSOR_NAME_SIZE];
+
+    add_tensor(writer, "model.embed_tokens.weight", config->vocab_size, hidden);
+    for (uint32_t layer = 0; layer < config->layer_count; layer++)
+        for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
+            snprintf(name, sizeof(name), "model.layers.%u.%s.weight", layer, tensors[i].name);
+            add_tensor(writer, name, tensors[i].rows, tensors[i].columns);
+        }
+    add_tensor(writer, "model.norm.weight", hidden, 0);
+    if (!config->tied_embeddings)
+        add_tensor(writer, "lm_head.weight", config->vocab_size, hidden);
+}
+
+static void write_config(const char *directory, const struct cox_model_config *config)
+{
+    char text[1024];
+    int size =
+        snprintf(text, sizeof(text),
+                 "{\"model_type\":\"llama\",\"hidden_size\":%u,\"intermediate_size\":%u,"
+                 "\"num_hidden_layers\":%u,\"num_attention_heads\":%u,\"num_key_value_heads\":%u,"
+                 "\"head_dim\":%u,\"vocab_size\":%u,\"max_position_embeddings\":%u,"
+                 "\"tie_word_embeddings\":%s}",
+                 config->hidden_size, config->intermediate_size, config->layer_count,
+                 config->head_count, config->kv_head_count, config->head_dim, config->vocab_size,
+                 config->position_count_max, config->tied_embeddings ? "true" : "false");
+
+    fixture_write(directory, "config.json", text, (size_t)size);
+}
+
+void fixture_write_model(const char *directory, const struct cox_model_config *config,
+                         uint32_t seed, uint32_t shard_count)
+{
+    struct writer writer = {.shard_count = shard_count, .noise = seed};
+
+    writer.shards = calloc(shard_count, sizeof(writer.shards[0]));
+    writer.index = malloc(HEADER_SIZE_MAX);
+    assert_true(writer.shards && writer.index);
+    append(writer.index, &writer.index_size, "{\"weight_map\":{");
+    for (uint32_t i = 0; i < shard_count; i++) {
+        struct shard *shard = &writer.shards[i];
+
+        snprintf(shard->name, sizeof(shard->name), "model-%05u-of-%05u.safetensors", i + 1,
+                 shard_count);
+        shard->header = malloc(HEADER_SIZE_MAX);
+        assert_non_null(shard->header);
+        append(shard->header, &shard->header_size, "{");
+    }
+    add_tensors(&writer, config);
+    write_config(directory, config);
+    append(writer.index, &writer.index_size, "}}");
+    if (shard_count > 1)
+        fixture_write(directory, "model.safetensors.index.json", writer.index, writer.index_size);
+    for (uint32_t i = 0; i < shard_count; i++) {
+        struct shard *shard = &writer.shards[i];
+
+        append(shard->header, &shard->header_size, "}");
+        fixture_write_safetensors(directory, shard_count > 1 ? shard->name : "model.safetensors",
+                                  shard->header, shard->data, shard->length * sizeof(float));
+        free(shard->header);
+        free(shard->data);
+    }
+    free(writer.index);
+    free(writer.shards);
+}

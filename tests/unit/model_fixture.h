@@ -1,0 +1,33 @@
+/*
+ * model_fixture: checkpoints for the tests of worker/model, written to a folder of their own.
+ *
+ * Failures end the test through cmocka. The folder is the caller's to remove.
+ */
+#ifndef COX_TESTS_UNIT_MODEL_FIXTURE_H
+#define COX_TESTS_UNIT_MODEL_FIXTURE_H
+
+#include "worker/model/config.h"
+
+#define FIXTURE_PATH_SIZE 64
+
+/* Makes an empty folder under /tmp and writes its path. */
+void fixture_directory_create(char path[FIXTURE_PATH_SIZE]);
+
+/* Removes the folder and the files in it. */
+void fixture_directory_remove(const char *path);
+
+void fixture_write(const char *directory, const char *name, const void *bytes, size_t size);
+
+/* A safetensors file of a header text and data. */
+void fixture_write_safetensors(const char *directory, const char *name, const char *header,
+                               const void *data, size_t size);
+
+/* config.json and F32 weights from a fixed noise: the same numbers for the same arguments. With
+ * shard_count above 1: that many files and an index. */
+void fixture_write_model(const char *directory, const struct cox_model_config *config,
+                         uint32_t seed, uint32_t shard_count);
+
+/* The next number of a noise in [-1, 1). */
+float fixture_noise(uint32_t *state);
+
+#endif

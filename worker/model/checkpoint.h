@@ -1,0 +1,32 @@
+/*
+ * checkpoint: the tensors of a folder, whether in one model.safetensors or in the shards that
+ * model.safetensors.index.json names.
+ *
+ * Any process, any thread; private to the process. The object owns its open files. Blocks only on
+ * the files. If the process dies nothing is left.
+ */
+#ifndef COX_WORKER_MODEL_CHECKPOINT_H
+#define COX_WORKER_MODEL_CHECKPOINT_H
+
+#include "channel/base.h"
+
+/* Files of one checkpoint, at most; each is kept open. */
+#define COX_SHARD_COUNT_MAX 256
+
+struct cox_checkpoint;
+
+/* Opens and checks model.safetensors of the folder or, where there is none, the index and every
+ * shard of it. Names of shards with a '/' are refused: an index does not reach outside its folder.
+ * Returns 0 and gives the object; COX_NOT_FOUND neither file, or a shard is missing; COX_CORRUPT;
+ * COX_INVALID an index that makes no sense; a negative errno. */
+int cox_checkpoint_new(const char *directory, struct cox_checkpoint **ret_checkpoint,
+                       struct cox_error *err);
+struct cox_checkpoint *cox_checkpoint_free(struct cox_checkpoint *checkpoint);
+void cox_checkpoint_freep(struct cox_checkpoint **checkpoint); /* for _cox_cleanup_ */
+
+/* As cox_safetensors_read, from the file that holds the tensor. */
+int cox_checkpoint_read(const struct cox_checkpoint *checkpoint, const char *name,
+                        const uint64_t *shape, size_t dimension_count, float *buffer,
+                        struct cox_error *err);
+
+#endif

@@ -1,0 +1,46 @@
+/*
+ * config: what config.json of a Hugging Face Llama checkpoint says, checked.
+ *
+ * After a successful load every number is inside the range named here, so the sizes computed from
+ * them do not overflow 64 bits and nobody downstream checks again.
+ *
+ * Any process, any thread; nothing is shared, nothing is owned. Blocks only on reading the file. If
+ * the process dies nothing is left.
+ */
+#ifndef COX_WORKER_MODEL_CONFIG_H
+#define COX_WORKER_MODEL_CONFIG_H
+
+#include "channel/base.h"
+
+/* Heads, feed-forward columns and vocabulary are cut in this many slices, whatever the number of
+ * ranks; a rank owns whole slices. */
+#define COX_SLICE_COUNT 8
+
+/* End-of-text tokens kept, at most. */
+#define COX_EOS_TOKEN_COUNT_MAX 8
+
+struct cox_model_config {
+    uint32_t hidden_size;        /* 1 to 65536 */
+    uint32_t intermediate_size;  /* feed-forward columns: a multiple of COX_SLICE_COUNT, to 2^20 */
+    uint32_t layer_count;        /* 1 to 1024 */
+    uint32_t head_count;         /* a multiple of COX_SLICE_COUNT, to 1024 */
+    uint32_t kv_head_count;      /* divides head_count */
+    uint32_t head_dim;           /* even, 2 to 1024 */
+    uint32_t vocab_size;         /* 2 to 2^24 */
+    uint32_t position_count_max; /* positions 0 to this - 1 exist; 1 to 2^24 */
+    float rms_norm_eps;          /* above 0, to 0.1 */
+    double rope_theta;           /* 1 to 1e12 */
+    bool tied_embeddings;        /* the output layer is the embedding matrix */
+    int32_t bos_token;           /* -1: none */
+    uint32_t eos_token_count;
+    int32_t eos_tokens[COX_EOS_TOKEN_COUNT_MAX];
+};
+
+/* Reads and checks a config.json. The error text names the key, its value and what is allowed.
+ * Returns 0; COX_NOT_FOUND no such file; COX_CORRUPT not a JSON object; COX_TOO_LARGE above 1 MiB;
+ * COX_INVALID a value that makes no sense or a kind of model that is not computed here; a negative
+ * errno. */
+int cox_model_config_load(const char *path, struct cox_model_config *ret_config,
+                          struct cox_error *err);
+
+#endif

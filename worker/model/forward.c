@@ -1,0 +1,502 @@
+#include "worker/model/forward.h"
+#include "worker/model/attention.h"
+#include "worker/model/tile.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One token row of a pass. */
+struct token_row {
+    uint32_t row; /* in the batch */
+    uint32_t position;
+    bool last; /* of its batch row, and its logits are wanted */
+};
+
+struct cox_forward {
+    struct cox_model_config config;
+    struct cox_weights_layout layout;
+    const float *weights;
+    struct cox_share share;
+    struct cox_kv_heads kv_heads;
+    uint32_t row_count_max; /* token rows of a pass, whole tiles */
+    bool rows_apart;
+    size_t head_width; /* head_count * head_dim */
+    size_t kv_width;
+    /* Scratch. A row count is that of the pass, rounded up to tiles. */
+    struct token_row *tokens;
+    float *memory;   /* the one allocation that all below point into */
+    float *hidden;   /* [row][hidden]: the residual stream */
+    float *normed;   /* [row][hidden] */
+    float *query;    /* [row][head_width] */
+    float *key;      /* [row][kv_width] */
+    float *value;    /* [row][kv_width] */
+    float *attended; /* [row][head_width] */
+    float *gate;     /* [row][intermediate] */
+    float *up;       /* [row][intermediate] */
+    float *parts;    /* [slice][row][hidden] */
+    float *cosines;  /* [row][head_dim / 2] */
+    float *sines;    /* [row][head_dim / 2] */
+    float *scores;   /* [position_count_max] */
+    float *head;     /* [COX_TILE_ROWS][hidden]: rows whose logits are wanted */
+    float *sliced;   /* [slice][COX_TILE_ROWS][vocab_slice] */
+    float *logits;   /* [vocab_padded] */
+    /* The pass under way. */
+    uint32_t token_count;
+    uint32_t tile_count;
+};
+
+/* How far the batch has been gathered into passes. */
+struct cursor {
+    uint32_t row;
+    uint32_t done; /* tokens of that row */
+};
+
+static uint32_t slice_end(const struct cox_forward *forward)
+{
+    return forward->share.slice_first + forward->share.slice_count;
+}
+
+struct cox_kv_heads cox_share_kv_heads(const struct cox_model_config *config,
+                                       const struct cox_share *share)
+{
+    const uint32_t slice_count = share->slice_count ? share->slice_count : COX_SLICE_COUNT;
+    const uint32_t slice_heads = config->head_count / COX_SLICE_COUNT;
+    const uint32_t group = config->head_count / config->kv_head_count;
+    const uint32_t first = share->slice_first * slice_heads / group;
+    const uint32_t last = ((share->slice_first + slice_count) * slice_heads - 1) / group;
+
+    return (struct cox_kv_heads){.first = first, .count = last - first + 1};
+}
+
+static const float *layer_tensor(const struct cox_forward *forward, uint32_t layer, uint64_t offset)
+{
+    return forward->weights + forward->layout.layers + layer * forward->layout.layer_stride +
+           offset;
+}
+
+/* Piece index of a matrix whose rows are cut in pieces of out rows: column-parallel. */
+static struct cox_matrix rows_of(const float *tensor, size_t in, size_t out, uint32_t index)
+{
+    return (struct cox_matrix){tensor + index * out * in, in, out, in};
+}
+
+/* Piece index of a matrix of out rows whose columns are cut in pieces of in: row-parallel. */
+static struct cox_matrix columns_of(const float *tensor, size_t leading, size_t out, size_t in,
+                                    uint32_t index)
+{
+    return (struct cox_matrix){tensor + index * in, leading, out, in};
+}
+
+/* Multiplies all tiles of the pass; the matrix stays in the processor's cache from tile to tile. */
+static void multiply_tiles(const struct cox_forward *forward, struct cox_matrix matrix,
+                           const float *input, size_t input_leading, float *output,
+                           size_t output_leading)
+{
+    for (size_t tile = 0; tile < forward->tile_count; tile++)
+        cox_tile_multiply(&matrix, input + tile * COX_TILE_ROWS * input_leading, input_leading,
+                          output + tile * COX_TILE_ROWS * output_leading, output_leading,
+                          forward->rows_apart);
+}
+
+static void norm_tiles(const struct cox_forward *forward, const float *gain)
+{
+    const size_t stride = (size_t)COX_TILE_ROWS * forward->config.hidden_size;
+
+    for (size_t tile = 0; tile < forward->tile_count; tile++)
+        cox_tile_rms_norm(forward->hidden + tile * stride, gain, forward->config.rms_norm_eps,
+                          forward->config.hidden_size, forward->normed + tile * stride);
+}
+
+static int gather_slices(const struct cox_forward *forward, float *slices, size_t slice_length)
+{
+    if (!forward->share.gather)
+        return 0;
+    return forward->share.gather(forward->share.context, slices, slice_length);
+}
+
+/* Adds weights * input to the residual stream, where the columns of the weights are in slices. */
+static int add_row_parallel(struct cox_forward *forward, const float *tensor, const float *input,
+                            size_t width)
+{
+    const size_t hidden = forward->config.hidden_size;
+    const size_t length = (size_t)forward->tile_count * COX_TILE_ROWS * hidden;
+    const size_t piece = width / COX_SLICE_COUNT;
+    int r;
+
+    for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++)
+        multiply_tiles(forward, columns_of(tensor, width, hidden, piece, slice),
+                       input + slice * piece, width, forward->parts + slice * length, hidden);
+    r = gather_slices(forward, forward->parts, length);
+    if (r)
+        return r;
+    cox_tile_add_parts(forward->hidden, forward->parts, COX_SLICE_COUNT, length, length);
+    return 0;
+}
+
+static void project(struct cox_forward *forward, uint32_t layer)
+{
+    const struct cox_weights_layout *layout = &forward->layout;
+    const size_t hidden = forward->config.hidden_size, head_dim = forward->config.head_dim;
+    const size_t piece = forward->head_width / COX_SLICE_COUNT;
+    const struct cox_kv_heads kv = forward->kv_heads;
+
+    for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++)
+        multiply_tiles(
+            forward, rows_of(layer_tensor(forward, layer, layout->query), hidden, piece, slice),
+            forward->normed, hidden, forward->query + slice * piece, forward->head_width);
+    /* By KV head and not by slice: two ranks whose slices share a KV head both compute it, to the
+     * same bits. */
+    for (uint32_t head = kv.first; head < kv.first + kv.count; head++) {
+        multiply_tiles(forward,
+                       rows_of(layer_tensor(forward, layer, layout->key), hidden, head_dim, head),
+                       forward->normed, hidden, forward->key + head * head_dim, forward->kv_width);
+        multiply_tiles(
+            forward, rows_of(layer_tensor(forward, layer, layout->value), hidden, head_dim, head),
+            forward->normed, hidden, forward->value + head * head_dim, forward->kv_width);
+    }
+}
+
+static struct cox_attention_place place_of(const struct cox_forward *forward,
+                                           struct cox_cache *cache, const struct cox_batch *batch,
+                                           uint32_t token, uint32_t layer, uint32_t kv_head)
+{
+    return (struct cox_attention_place){
+        .cache = cache,
+        .table = &batch->rows[forward->tokens[token].row].tables[0],
+        .layer = layer,
+        .kv_head = kv_head - forward->kv_heads.first,
+    };
+}
+
+/* Stores the keys and values of the whole pass before any token of it attends: a token also sees
+ * the earlier ones of its own pass. */
+static void store_keys(struct cox_forward *forward, struct cox_cache *cache,
+                       const struct cox_batch *batch, uint32_t layer)
+{
+    const uint32_t head_dim = forward->config.head_dim;
+    const struct cox_kv_heads kv = forward->kv_heads;
+
+    for (uint32_t i = 0; i < forward->token_count; i++)
+        for (uint32_t head = kv.first; head < kv.first + kv.count; head++) {
+            struct cox_attention_place place = place_of(forward, cache, batch, i, layer, head);
+            size_t offset = i * forward->kv_width + (size_t)head * head_dim;
+
+            cox_rotary_turn(forward->key + offset, head_dim,
+                            forward->cosines + (size_t)i * (head_dim / 2),
+                            forward->sines + (size_t)i * (head_dim / 2));
+            cox_attention_store(&place, forward->tokens[i].position, forward->key + offset,
+                                forward->value + offset);
+        }
+}
+
+static void attend(struct cox_forward *forward, struct cox_cache *cache,
+                   const struct cox_batch *batch, uint32_t layer)
+{
+    const uint32_t head_dim = forward->config.head_dim;
+    const uint32_t slice_heads = forward->config.head_count / COX_SLICE_COUNT;
+    const uint32_t group = forward->config.head_count / forward->config.kv_head_count;
+    const size_t padding = (size_t)forward->tile_count * COX_TILE_ROWS - forward->token_count;
+
+    for (uint32_t i = 0; i < forward->token_count; i++)
+        for (uint32_t head = forward->share.slice_first * slice_heads;
+             head < slice_end(forward) * slice_heads; head++) {
+            struct cox_attention_place place =
+                place_of(forward, cache, batch, i, layer, head / group);
+            size_t offset = i * forward->head_width + (size_t)head * head_dim;
+
+            cox_rotary_turn(forward->query + offset, head_dim,
+                            forward->cosines + (size_t)i * (head_dim / 2),
+                            forward->sines + (size_t)i * (head_dim / 2));
+            cox_attention(&place, forward->tokens[i].position, forward->query + offset,
+                          forward->scores, forward->attended + offset);
+        }
+    memset(forward->attended + forward->token_count * forward->head_width, 0,
+           padding * forward->head_width * sizeof(float));
+}
+
+static int run_attention(struct cox_forward *forward, struct cox_cache *cache,
+                         const struct cox_batch *batch, uint32_t layer)
+{
+    norm_tiles(forward, layer_tensor(forward, layer, forward->layout.attention_norm));
+    project(forward, layer);
+    store_keys(forward, cache, batch, layer);
+    attend(forward, cache, batch, layer);
+    return add_row_parallel(forward, layer_tensor(forward, layer, forward->layout.attention_output),
+                            forward->attended, forward->head_width);
+}
+
+static int run_feed_forward(struct cox_forward *forward, uint32_t layer)
+{
+    const float *gate = layer_tensor(forward, layer, forward->layout.gate);
+    const float *up = layer_tensor(forward, layer, forward->layout.up);
+    const size_t hidden = forward->config.hidden_size;
+    const size_t width = forward->config.intermediate_size;
+    const size_t piece = width / COX_SLICE_COUNT;
+
+    norm_tiles(forward, layer_tensor(forward, layer, forward->layout.feed_forward_norm));
+    for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++) {
+        multiply_tiles(forward, rows_of(gate, hidden, piece, slice), forward->normed, hidden,
+                       forward->gate + slice * piece, width);
+        multiply_tiles(forward, rows_of(up, hidden, piece, slice), forward->normed, hidden,
+                       forward->up + slice * piece, width);
+        for (size_t tile = 0; tile < forward->tile_count; tile++) {
+            size_t offset = tile * COX_TILE_ROWS * width + slice * piece;
+            cox_tile_silu_multiply(forward->gate + offset, forward->up + offset, piece, width);
+        }
+    }
+    return add_row_parallel(forward, layer_tensor(forward, layer, forward->layout.down),
+                            forward->gate, width);
+}
+
+/* Fills the next pass with token rows, embeds them and pads the last tile with zeros. */
+static void fill_pass(struct cox_forward *forward, const struct cox_batch *batch, bool all_rows,
+                      struct cursor *cursor)
+{
+    const size_t hidden = forward->config.hidden_size;
+    const uint32_t half = forward->config.head_dim / 2;
+    uint32_t count = 0;
+
+    while (count < forward->row_count_max && cursor->row < batch->row_count) {
+        const struct cox_batch_row *row = &batch->rows[cursor->row];
+        uint32_t position = row->position + cursor->done++;
+        bool last = cursor->done == row->token_count;
+        const float *embedding = forward->weights + forward->layout.embedding +
+                                 (size_t)(uint32_t)row->tokens[position] * hidden;
+
+        memcpy(forward->hidden + count * hidden, embedding, hidden * sizeof(float));
+        cox_rotary_angles(&forward->config, position, forward->cosines + (size_t)count * half,
+                          forward->sines + (size_t)count * half);
+        forward->tokens[count++] =
+            (struct token_row){cursor->row, position, last && (all_rows || row->emit)};
+        if (last)
+            *cursor = (struct cursor){cursor->row + 1, 0};
+    }
+    forward->token_count = count;
+    forward->tile_count = (count + COX_TILE_ROWS - 1) / COX_TILE_ROWS;
+    memset(forward->hidden + count * hidden, 0,
+           (forward->tile_count * COX_TILE_ROWS - count) * hidden * sizeof(float));
+}
+
+/* The output layer for up to one tile of rows in head; rows[i] is the batch row of the i-th. */
+static int run_output(struct cox_forward *forward, const uint32_t *rows, uint32_t count,
+                      cox_logits_fn fn, void *context)
+{
+    const struct cox_weights_layout *layout = &forward->layout;
+    const size_t hidden = forward->config.hidden_size, width = layout->vocab_slice;
+    const size_t length = COX_TILE_ROWS * width;
+    int r;
+
+    memset(forward->head + count * hidden, 0, (COX_TILE_ROWS - count) * hidden * sizeof(float));
+    cox_tile_rms_norm(forward->head, forward->weights + layout->output_norm,
+                      forward->config.rms_norm_eps, hidden, forward->normed);
+    for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++) {
+        struct cox_matrix matrix = rows_of(forward->weights + layout->output, hidden, width, slice);
+        cox_tile_multiply(&matrix, forward->normed, hidden, forward->sliced + slice * length, width,
+                          forward->rows_apart);
+    }
+    r = gather_slices(forward, forward->sliced, length);
+    for (uint32_t i = 0; !r && i < count; i++) {
+        for (size_t slice = 0; slice < COX_SLICE_COUNT; slice++)
+            memcpy(forward->logits + slice * width, forward->sliced + slice * length + i * width,
+                   width * sizeof(float));
+        r = fn(context, rows[i], forward->logits);
+    }
+    return r;
+}
+
+/* Brings the rows of the pass whose logits are wanted together, a tile at a time. */
+static int finish_pass(struct cox_forward *forward, cox_logits_fn fn, void *context)
+{
+    const size_t hidden = forward->config.hidden_size;
+    uint32_t rows[COX_TILE_ROWS];
+    uint32_t count = 0;
+    int r = 0;
+
+    for (uint32_t i = 0; !r && i < forward->token_count; i++) {
+        if (!forward->tokens[i].last)
+            continue;
+        memcpy(forward->head + count * hidden, forward->hidden + i * hidden,
+               hidden * sizeof(float));
+        rows[count++] = forward->tokens[i].row;
+        if (count == COX_TILE_ROWS) {
+            r = run_output(forward, rows, count, fn, context);
+            count = 0;
+        }
+    }
+    if (!r && count)
+        r = run_output(forward, rows, count, fn, context);
+    return r;
+}
+
+int cox_forward_run(struct cox_forward *forward, struct cox_cache *cache,
+                    const struct cox_batch *batch, bool all_rows, cox_logits_fn fn, void *context,
+                    struct cox_error *err)
+{
+    struct cursor cursor = {0, 0};
+    int r;
+
+    while (cursor.row < batch->row_count) {
+        fill_pass(forward, batch, all_rows, &cursor);
+        for (uint32_t layer = 0; layer < forward->config.layer_count; layer++) {
+            if (cox_batch_aborted(batch))
+                return cox_fail(err, COX_ABORTED, "the step was given up before layer %u", layer);
+            r = run_attention(forward, cache, batch, layer);
+            if (!r)
+                r = run_feed_forward(forward, layer);
+            if (r)
+                return cox_fail(err, r, "layer %u: the ranks could not bring their slices together",
+                                layer);
+        }
+        r = finish_pass(forward, fn, context);
+        if (r)
+            return cox_fail(err, r, "output layer: %s", cox_status_text(r));
+    }
+    return 0;
+}
+
+bool cox_forward_rows_apart(const struct cox_forward *forward)
+{
+    return forward->rows_apart;
+}
+
+/* Asks the matrix kernels about every shape in use; all slices have the same shapes, so all ranks
+ * of a machine get the same answer. */
+static int probe_kernels(struct cox_forward *forward, struct cox_error *err)
+{
+    const struct cox_model_config *config = &forward->config;
+    const struct cox_weights_layout *layout = &forward->layout;
+    const size_t hidden = config->hidden_size, width = config->intermediate_size;
+    const size_t head_piece = forward->head_width / COX_SLICE_COUNT;
+    const size_t piece = width / COX_SLICE_COUNT;
+    const uint32_t slice = forward->share.slice_first, head = forward->kv_heads.first;
+    const struct cox_matrix matrices[] = {
+        rows_of(layer_tensor(forward, 0, layout->query), hidden, head_piece, slice),
+        rows_of(layer_tensor(forward, 0, layout->key), hidden, config->head_dim, head),
+        columns_of(layer_tensor(forward, 0, layout->attention_output), forward->head_width, hidden,
+                   head_piece, slice),
+        rows_of(layer_tensor(forward, 0, layout->gate), hidden, piece, slice),
+        columns_of(layer_tensor(forward, 0, layout->down), width, hidden, piece, slice),
+        rows_of(forward->weights + layout->output, hidden, layout->vocab_slice, slice),
+    };
+
+    for (size_t i = 0; i < sizeof(matrices) / sizeof(matrices[0]); i++) {
+        _cox_cleanup_(cox_free_ptr) float *scratch =
+            calloc(matrices[i].in + matrices[i].out, COX_TILE_ROWS * sizeof(float));
+
+        if (!scratch)
+            return cox_fail(err, COX_NO_SPACE, "no memory to try the matrix kernels");
+        if (!cox_tile_rows_alike(&matrices[i], scratch))
+            forward->rows_apart = true;
+    }
+    return 0;
+}
+
+static int allocate_scratch(struct cox_forward *forward, struct cox_error *err)
+{
+    const struct cox_model_config *config = &forward->config;
+    const size_t rows = forward->row_count_max, hidden = config->hidden_size;
+    const struct {
+        float **pointer;
+        size_t length;
+    } buffers[] = {
+        {&forward->hidden, rows * hidden},
+        {&forward->normed, rows * hidden},
+        {&forward->query, rows * forward->head_width},
+        {&forward->key, rows * forward->kv_width},
+        {&forward->value, rows * forward->kv_width},
+        {&forward->attended, rows * forward->head_width},
+        {&forward->gate, rows * config->intermediate_size},
+        {&forward->up, rows * config->intermediate_size},
+        {&forward->parts, rows * hidden * COX_SLICE_COUNT},
+        {&forward->cosines, rows * (config->head_dim / 2)},
+        {&forward->sines, rows * (config->head_dim / 2)},
+        {&forward->scores, config->position_count_max},
+        {&forward->head, COX_TILE_ROWS * hidden},
+        {&forward->sliced, (size_t)COX_TILE_ROWS * forward->layout.vocab_padded},
+        {&forward->logits, forward->layout.vocab_padded},
+    };
+    const size_t step = COX_WEIGHTS_ALIGNMENT / sizeof(float);
+    size_t length = 0, used = 0;
+
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++)
+        length += (buffers[i].length + step - 1) / step * step;
+    forward->tokens = calloc(rows, sizeof(forward->tokens[0]));
+    forward->memory = aligned_alloc(COX_WEIGHTS_ALIGNMENT, length * sizeof(float));
+    if (!forward->tokens || !forward->memory)
+        return cox_fail(err, COX_NO_SPACE,
+                        "no memory for %zu bytes of scratch; use fewer tiles than %u",
+                        length * sizeof(float), forward->row_count_max / COX_TILE_ROWS);
+    memset(forward->memory, 0, length * sizeof(float));
+    for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
+        *buffers[i].pointer = forward->memory + used;
+        used += (buffers[i].length + step - 1) / step * step;
+    }
+    return 0;
+}
+
+static int check_share(const struct cox_share *share, uint32_t tile_count_max,
+                       struct cox_error *err)
+{
+    if (share->slice_count < 1 || share->slice_first >= COX_SLICE_COUNT ||
+        share->slice_count > COX_SLICE_COUNT - share->slice_first)
+        return cox_fail(
+            err, COX_INVALID, "%u slices from slice %u; allowed: 1 to %d within 0 to %d",
+            share->slice_count, share->slice_first, COX_SLICE_COUNT, COX_SLICE_COUNT - 1);
+    if (share->slice_count < COX_SLICE_COUNT && !share->gather)
+        return cox_fail(err, COX_INVALID, "%u of %d slices, and no way to the others",
+                        share->slice_count, COX_SLICE_COUNT);
+    if (tile_count_max < 1 || tile_count_max > COX_TILE_COUNT_MAX)
+        return cox_fail(err, COX_INVALID, "tile_count_max is %u; allowed: 1 to %u", tile_count_max,
+                        COX_TILE_COUNT_MAX);
+    return 0;
+}
+
+int cox_forward_new(const struct cox_model_config *config, const float *weights,
+                    const struct cox_share *share, uint32_t tile_count_max,
+                    struct cox_forward **ret_forward, struct cox_error *err)
+{
+    _cox_cleanup_(cox_forward_freep) struct cox_forward *forward = calloc(1, sizeof(*forward));
+    int r;
+
+    if (!forward)
+        return cox_fail(err, COX_NO_SPACE, "no memory for the model");
+    if (!tile_count_max)
+        tile_count_max = COX_TILE_COUNT_DEFAULT;
+    forward->config = *config;
+    forward->layout = cox_weights_layout(config);
+    forward->weights = weights;
+    forward->share = *share;
+    if (!share->slice_count && !share->slice_first)
+        forward->share.slice_count = COX_SLICE_COUNT;
+    r = check_share(&forward->share, tile_count_max, err);
+    if (r)
+        return r;
+    forward->kv_heads = cox_share_kv_heads(config, &forward->share);
+    forward->row_count_max = tile_count_max * COX_TILE_ROWS;
+    forward->head_width = (size_t)config->head_count * config->head_dim;
+    forward->kv_width = (size_t)config->kv_head_count * config->head_dim;
+    cox_tile_start();
+    r = allocate_scratch(forward, err);
+    if (r)
+        return r;
+    r = probe_kernels(forward, err);
+    if (r)
+        return r;
+    *ret_forward = cox_steal_ptr(&forward);
+    return 0;
+}
+
+struct cox_forward *cox_forward_free(struct cox_forward *forward)
+{
+    if (!forward)
+        return NULL;
+    free(forward->tokens);
+    free(forward->memory);
+    free(forward);
+    return NULL;
+}
+
+void cox_forward_freep(struct cox_forward **forward)
+{
+    cox_forward_free(*forward);
+}
