@@ -1,0 +1,220 @@
+/* coxswain-worker: the reference inference worker: one rank that runs a Llama-architecture model on the CPU. */
+#include <getopt.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/model.h"
+#include "worker.h"
+
+#define BLOCK_SIZE_DEFAULT 16
+#define BLOCK_COUNT_DEFAULT 512
+#define SWAP_BLOCK_COUNT_DEFAULT 64
+
+enum exit_status {
+    EXIT_OK = 0,
+    EXIT_FAILED = 1,
+    EXIT_USAGE = 2,
+};
+
+struct engine {
+    char model_dir[PATH_MAX];
+    uint32_t block_size;
+    uint32_t block_count;
+    uint32_t swap_block_count;
+    struct cox_model *model;
+    struct cox_cache *cache;
+};
+
+static int engine_number(const struct cox_init_request *request, const char *key, uint32_t *value,
+                         struct cox_error *err)
+{
+    const char *text = cox_init_request_get(request, key);
+    if (!text)
+        return 0;
+    char *end;
+    errno = 0;
+    unsigned long number = strtoul(text, &end, 10);
+    if (errno || end == text || *end || number > INT32_MAX)
+        return cox_fail(err, COX_INVALID, "init: %s is '%.40s', expected a number", key, text);
+    *value = (uint32_t)number;
+    return 0;
+}
+
+static int engine_init(void *context, const struct cox_init_request *request,
+                       struct cox_init_result *result, struct cox_error *err)
+{
+    struct engine *engine = context;
+    const char *dir = cox_init_request_get(request, "model");
+    if (!dir || !*dir)
+        dir = engine->model_dir;
+    if (!*dir)
+        return cox_fail(err, COX_INVALID, "init: no model was named: --model DIR, or 'model' in the init request");
+    int r = engine_number(request, "block_size", &engine->block_size, err);
+    if (r == 0)
+        r = engine_number(request, "block_count", &engine->block_count, err);
+    if (r == 0)
+        r = engine_number(request, "swap_block_count", &engine->swap_block_count, err);
+    if (r)
+        return r;
+    /* A second init replaces the first: its memory goes before the new one is taken. */
+    cox_cache_free(engine->cache);
+    cox_model_free(engine->model);
+    engine->cache = NULL;
+    engine->model = NULL;
+    r = cox_model_load(dir, NULL, &engine->model, err);
+    if (r)
+        return r;
+    r = cox_model_cache_new(engine->model, engine->block_count, engine->block_size, engine->swap_block_count,
+                            NULL, &engine->cache, err);
+    if (r)
+        return r;
+    const struct cox_model_config *config = cox_model_config(engine->model);
+    result->cpu_block_count = engine->swap_block_count;
+    result->npu_block_count = engine->block_count;
+    result->max_position_embeddings = config->position_count_max;
+    result->kv_cache_count = 1;
+    result->kv_caches[0] = (struct cox_kv_cache_desc){
+        .block_count = (int32_t)engine->block_count,
+        .block_size = (int32_t)engine->block_size,
+        .compression_ratio = 1,
+    };
+    return 0;
+}
+
+static int engine_execute(void *context, const struct cox_batch *batch, struct cox_batch_output *outputs,
+                          struct cox_error *err)
+{
+    struct engine *engine = context;
+    if (!engine->cache)
+        return cox_fail(err, COX_STATE, "a step before init");
+    if (batch->forward_type == COX_FORWARD_DUMMY)
+        return 0;
+    return cox_model_step(engine->model, engine->cache, batch, outputs, NULL, err);
+}
+
+static const struct cox_worker_callbacks callbacks = {
+    .init = engine_init,
+    .execute = engine_execute,
+};
+
+static struct cox_worker *volatile running_worker;
+
+static void on_terminate(int number)
+{
+    (void)number;
+    if (running_worker)
+        cox_worker_stop(running_worker);
+}
+
+static void print_help(FILE *to)
+{
+    fprintf(to,
+            "Usage: coxswain-worker [--model DIR] [--block-count N] [--block-size N] [--swap-block-count N]\n"
+            "\n"
+            "The reference inference worker: one rank of a group, running a Llama-architecture model\n"
+            "(config.json and model.safetensors) on the CPU. A coordinator starts it, for example\n"
+            "`coxswain run -n 4 -- coxswain-worker --model DIR`, and tells it rank, world size and group in the\n"
+            "environment (COXSWAIN_*) or by flags (--local_rank, --local_world_size, --shm_name_prefix, ...).\n"
+            "\n"
+            "  --model DIR           model folder; the init request may name another\n"
+            "  --block-count N       KV blocks (default %d)\n"
+            "  --block-size N        positions per KV block (default %d)\n"
+            "  --swap-block-count N  blocks of swap space (default %d)\n"
+            "  --help                this text\n"
+            "\n"
+            "Exit status: 0 told to end, 1 failure, 2 usage, 70 the coordinator died.\n",
+            BLOCK_COUNT_DEFAULT, BLOCK_SIZE_DEFAULT, SWAP_BLOCK_COUNT_DEFAULT);
+}
+
+static int parse_count(const char *flag, const char *text, uint32_t *ret_count)
+{
+    char *end;
+    errno = 0;
+    unsigned long number = strtoul(text, &end, 10);
+    if (errno || end == text || *end || number > INT32_MAX) {
+        fprintf(stderr, "coxswain-worker: %s is '%s': expected a number\n", flag, text);
+        return EXIT_USAGE;
+    }
+    *ret_count = (uint32_t)number;
+    return 0;
+}
+
+static int parse_arguments(struct engine *engine, int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"model", required_argument, NULL, 'm'},
+        {"block-count", required_argument, NULL, 'c'},
+        {"block-size", required_argument, NULL, 's'},
+        {"swap-block-count", required_argument, NULL, 'w'},
+        {NULL, 0, NULL, 0},
+    };
+    int o, r = 0;
+    while (r == 0 && (o = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (o) {
+        case 'm':
+            snprintf(engine->model_dir, sizeof engine->model_dir, "%s", optarg);
+            break;
+        case 'c':
+            r = parse_count("--block-count", optarg, &engine->block_count);
+            break;
+        case 's':
+            r = parse_count("--block-size", optarg, &engine->block_size);
+            break;
+        case 'w':
+            r = parse_count("--swap-block-count", optarg, &engine->swap_block_count);
+            break;
+        default:
+            return EXIT_USAGE;
+        }
+    }
+    if (r == 0 && optind < argc) {
+        fprintf(stderr, "coxswain-worker: unexpected argument '%s' (--help tells the options)\n", argv[optind]);
+        return EXIT_USAGE;
+    }
+    return r;
+}
+
+int main(int argc, char **argv)
+{
+    struct engine engine = {
+        .block_size = BLOCK_SIZE_DEFAULT,
+        .block_count = BLOCK_COUNT_DEFAULT,
+        .swap_block_count = SWAP_BLOCK_COUNT_DEFAULT,
+    };
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0) {
+            print_help(stdout);
+            return EXIT_OK;
+        }
+    struct cox_error err = {0};
+    struct cox_worker_options options = {0};
+    if (cox_worker_options_parse(&options, &argc, argv, &err)) {
+        fprintf(stderr, "coxswain-worker: %s\n", err.text);
+        return EXIT_USAGE;
+    }
+    int r = parse_arguments(&engine, argc, argv);
+    if (r)
+        return r;
+
+    struct cox_worker *worker = NULL;
+    r = cox_worker_new(&options, &callbacks, &engine, &worker, &err);
+    if (r == 0) {
+        running_worker = worker;
+        const struct sigaction action = {.sa_handler = on_terminate};
+        sigaction(SIGTERM, &action, NULL);
+        /* A terminal's Ctrl-C reaches the whole process group; the coordinator decides what it means. */
+        signal(SIGINT, SIG_IGN);
+        r = cox_worker_run(worker, &err);
+        running_worker = NULL;
+    }
+    if (r)
+        fprintf(stderr, "coxswain-worker: rank %" PRIu32 ": %s\n", options.rank, err.text);
+    cox_worker_free(worker);
+    cox_cache_free(engine.cache);
+    cox_model_free(engine.model);
+    return r ? EXIT_FAILED : EXIT_OK;
+}

@@ -1,0 +1,124 @@
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../channel/geometry.h"
+#include "worker.h"
+
+enum { FIELD_PREFIX = 1, FIELD_RANK = 2, FIELD_RANK_COUNT = 4, FIELD_ALL = 7 };
+
+static int parse_number(const char *what, const char *text, int64_t min, int64_t max, int64_t *ret_value,
+                        struct cox_error *err)
+{
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (errno || end == text || *end || value < min || value > max)
+        return cox_fail(err, COX_INVALID, "%s is '%.60s': expected a number from %lld to %lld", what, text,
+                        (long long)min, (long long)max);
+    *ret_value = value;
+    return 0;
+}
+
+static int parse_prefix(const char *what, const char *text, struct cox_worker_options *options,
+                        struct cox_error *err)
+{
+    if (text[0] != '/')
+        return cox_fail(err, COX_INVALID, "%s is '%.60s': expected a slash and the group's name", what, text);
+    int r = cox_name_check(text + 1, err);
+    if (r == 0)
+        snprintf(options->prefix, sizeof options->prefix, "%s", text);
+    return r;
+}
+
+/* Sets what `name` stands for; unknown names are ignored. *found collects the required ones. */
+static int set_option(struct cox_worker_options *options, const char *what, const char *name,
+                      const char *text, unsigned *found, struct cox_error *err)
+{
+    int64_t value = 0;
+    int r = 0;
+    if (strcmp(name, "prefix") == 0) {
+        r = parse_prefix(what, text, options, err);
+        *found |= FIELD_PREFIX;
+    } else if (strcmp(name, "rank") == 0) {
+        r = parse_number(what, text, 0, COX_RANK_COUNT_MAX - 1, &value, err);
+        options->rank = (uint32_t)value;
+        *found |= FIELD_RANK;
+    } else if (strcmp(name, "world_size") == 0) {
+        r = parse_number(what, text, 1, COX_RANK_COUNT_MAX, &value, err);
+        options->rank_count = (uint32_t)value;
+        *found |= FIELD_RANK_COUNT;
+    } else if (strcmp(name, "device") == 0) {
+        r = parse_number(what, text, INT32_MIN, INT32_MAX, &value, err);
+        options->device = (int32_t)value;
+    } else if (strcmp(name, "parent_pid") == 0) {
+        r = parse_number(what, text, 1, INT32_MAX, &value, err);
+        options->parent_pid = (int32_t)value;
+    } else if (strcmp(name, "generation") == 0) {
+        r = parse_number(what, text, 1, UINT32_MAX, &value, err);
+        options->generation = (uint32_t)value;
+    }
+    return r;
+}
+
+static const struct {
+    const char *flag;
+    const char *variable;
+    const char *name;
+} sources[] = {
+    {"--shm_name_prefix", "COXSWAIN_PREFIX", "prefix"},
+    {"--local_rank", "COXSWAIN_RANK", "rank"},
+    {"--local_world_size", "COXSWAIN_WORLD_SIZE", "world_size"},
+    {"--npu_num_per_dp", NULL, "ranks_per_group"},
+    {"--npu_device_id", "COXSWAIN_DEVICE", "device"},
+    {"--parent_pid", "COXSWAIN_PARENT_PID", "parent_pid"},
+    {NULL, "COXSWAIN_GENERATION", "generation"},
+};
+
+int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char **argv,
+                             struct cox_error *err)
+{
+    unsigned found = 0;
+    struct cox_worker_options parsed = *options;
+    if (!parsed.generation)
+        parsed.generation = 1;
+    for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
+        const char *text = sources[i].variable ? getenv(sources[i].variable) : NULL;
+        int r = text ? set_option(&parsed, sources[i].variable, sources[i].name, text, &found, err) : 0;
+        if (r)
+            return r;
+    }
+    int kept = 0;
+    for (int a = 0; a < *argc; a++) {
+        size_t s = 0, length = 0;
+        for (; a > 0 && s < sizeof sources / sizeof sources[0]; s++) {
+            length = sources[s].flag ? strlen(sources[s].flag) : 0;
+            if (length && strncmp(argv[a], sources[s].flag, length) == 0 &&
+                (argv[a][length] == '=' || argv[a][length] == '\0'))
+                break;
+        }
+        if (a == 0 || s == sizeof sources / sizeof sources[0]) {
+            argv[kept++] = argv[a];
+            continue;
+        }
+        const char *text = argv[a][length] == '=' ? argv[a] + length + 1
+                           : a + 1 < *argc        ? argv[++a]
+                                                  : NULL;
+        if (!text)
+            return cox_fail(err, COX_INVALID, "%s needs a value", sources[s].flag);
+        int r = set_option(&parsed, sources[s].flag, sources[s].name, text, &found, err);
+        if (r)
+            return r;
+    }
+    if (found != FIELD_ALL)
+        return cox_fail(err, COX_INVALID,
+                        "not told %s%s%s: a worker is started by a coordinator (coxswain run -- COMMAND), or "
+                        "needs --shm_name_prefix, --local_rank and --local_world_size",
+                        found & FIELD_PREFIX ? "" : "the group ", found & FIELD_RANK ? "" : "the rank ",
+                        found & FIELD_RANK_COUNT ? "" : "the world size ");
+    argv[kept] = NULL;
+    *argc = kept;
+    *options = parsed;
+    return 0;
+}

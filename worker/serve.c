@@ -1,0 +1,566 @@
+/* serve: one request of one lane: unpack, call back, answer. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../channel/fault.h"
+#include "../channel/reply.h"
+#include "../channel/truth.h"
+#include "../proto/operation.h"
+#include "proto/executor.pb-c.h"
+#include "worker_internal.h"
+
+typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
+typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
+#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name
+#define RESULT(name) MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_##name
+/* How long a failing answer may wait to be announced on the error channel; the collector looks by itself anyway. */
+#define NOTICE_MS 100
+
+struct cox_init_request {
+    const ExecuteRequest *request;
+};
+
+const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
+{
+    for (size_t i = 0; i < request->request->n_config; i++) {
+        const ModelExecuteData__ExecuteRequest__ConfigEntry *entry = request->request->config[i];
+        if (entry->key && strcmp(entry->key, key) == 0)
+            return entry->value ? entry->value : "";
+    }
+    return NULL;
+}
+
+/* ---- answers ---- */
+
+static void lane_return(struct cox_lane *lane, uint64_t sequence)
+{
+    cox_fault_point("worker.return");
+    cox_truth_set_returned(lane->line, sequence);
+    cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_REQUEST_PRODUCE);
+}
+
+/* The bytes are in the slot. */
+static void lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool failed)
+{
+    cox_reply_commit(&lane->channel, lane->worker->options.rank, sequence, length, failed);
+    cox_truth_set_done(lane->line, sequence);
+    cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_CONSUME);
+    cox_fault_point("worker.replied");
+}
+
+/* Nothing to answer with: no-reply requests, and legacy ranks that only wait and post. */
+static void lane_done(struct cox_lane *lane, uint64_t sequence, bool post)
+{
+    cox_truth_set_done(lane->line, sequence);
+    if (post)
+        cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_CONSUME);
+}
+
+static uint8_t *lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole, size_t *ret_capacity)
+{
+    /* The slot is free since the coordinator published this sequence: see claim in coordinator/collect.h. */
+    cox_gate_settle(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
+    cox_truth_set_state(lane->line, COX_RANK_REPLYING, sequence, cox_now_ns());
+    return cox_reply_slot(&lane->channel, lane->worker->options.rank, sequence, whole, ret_capacity);
+}
+
+/* Makes the response an error with the lane's text. */
+static void response_fail(struct cox_lane *lane, ExecuteResponse *response, int status)
+{
+    response->status = status;
+    response->has_status = 1;
+    response->error_text = lane->error.text[0] ? lane->error.text
+                                               : (char *)(uintptr_t)cox_status_text(status);
+    response->result_case = RESULT(_NOT_SET);
+    response->execute_model_response = NULL;
+}
+
+static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type, ExecuteResponse *response)
+{
+    struct cox_worker *worker = lane->worker;
+    bool legacy = worker->control.geometry.legacy;
+    const struct cox_operation *operation = cox_operation_find(type);
+    bool whole = legacy && operation && !operation->legacy_slotted;
+    size_t capacity, length = 0;
+    uint8_t *slot = lane_slot(lane, sequence, whole, &capacity);
+    bool failed = response->status != 0;
+    if (whole && worker->options.rank > 0) {
+        lane_done(lane, sequence, true);
+    } else {
+        response->has_msg_type = 1;
+        response->msg_type = (int32_t)type;
+        response->has_rank = 1;
+        response->rank = (int32_t)worker->options.rank;
+        response->has_status = 1;
+        if (cox_wire_response_pack(response, slot, capacity, &length) == COX_TOO_LARGE) {
+            lane->error.code = 0;
+            cox_fail(&lane->error, COX_TOO_LARGE,
+                     "the answer has %zu bytes, a slot holds %zu: use a larger response region",
+                     cox_wire_response_size(response), capacity);
+            response_fail(lane, response, COX_TOO_LARGE);
+            failed = true;
+            while (cox_wire_response_pack(response, slot, capacity, &length) == COX_TOO_LARGE)
+                response->error_text[strlen(response->error_text) / 2] = '\0';
+        }
+        lane_send(lane, sequence, length, failed);
+    }
+    if (failed)
+        cox_worker_tell(worker, (int)lane->channel.id, sequence,
+                        response->error_text ? response->error_text : "", cox_deadline_after_ms(NOTICE_MS));
+}
+
+void cox_lane_refuse(struct cox_lane *lane, uint64_t sequence, int status, const char *text)
+{
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    lane->error = (struct cox_error){0};
+    cox_fail(&lane->error, status, "%s", text);
+    response_fail(lane, &response, status);
+    lane_return(lane, sequence);
+    lane_answer(lane, sequence, COX_TYPE_OPAQUE, &response);
+}
+
+/* ---- init ---- */
+
+struct init_answer {
+    ModelExecuteData__ExecuteResponse__InitResults results;
+    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry entries[8];
+    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry *entry_pointers[8];
+    char numbers[8][24];
+    ModelExecuteData__KVCacheDesc descs[COX_KV_CACHE_DESC_COUNT_MAX];
+    ModelExecuteData__KVCacheDesc *desc_pointers[COX_KV_CACHE_DESC_COUNT_MAX];
+};
+
+static void init_put_text(struct init_answer *answer, const char *key, const char *value)
+{
+    size_t i = answer->results.n_init_result_map++;
+    model_execute_data__execute_response__init_results__init_result_map_entry__init(&answer->entries[i]);
+    answer->entries[i].key = (char *)(uintptr_t)key;
+    answer->entries[i].value = (char *)(uintptr_t)value;
+    answer->entry_pointers[i] = &answer->entries[i];
+}
+
+static void init_put_number(struct init_answer *answer, const char *key, int64_t value)
+{
+    char *text = answer->numbers[answer->results.n_init_result_map];
+    snprintf(text, sizeof answer->numbers[0], "%" PRId64, value);
+    init_put_text(answer, key, text);
+}
+
+static void init_fill(struct init_answer *answer, const struct cox_init_result *result)
+{
+    model_execute_data__execute_response__init_results__init(&answer->results);
+    answer->results.init_result_map = answer->entry_pointers;
+    init_put_text(answer, "status", "ok");
+    init_put_number(answer, "cpuBlockNum", result->cpu_block_count);
+    init_put_number(answer, "npuBlockNum", result->npu_block_count);
+    init_put_number(answer, "maxPositionEmbeddings", result->max_position_embeddings);
+    init_put_number(answer, "memPoolId", result->mem_pool_id);
+    if (result->start_thinking_id >= 0)
+        init_put_number(answer, "startThinkingId", result->start_thinking_id);
+    if (result->stop_thinking_id >= 0)
+        init_put_number(answer, "stopThinkingId", result->stop_thinking_id);
+    if (result->early_stopping_ids)
+        init_put_text(answer, "earlyStoppingIds", result->early_stopping_ids);
+    answer->results.n_kv_cache_descs = result->kv_cache_count;
+    answer->results.kv_cache_descs = answer->desc_pointers;
+    for (uint32_t i = 0; i < result->kv_cache_count; i++) {
+        ModelExecuteData__KVCacheDesc *desc = &answer->descs[i];
+        model_execute_data__kvcache_desc__init(desc);
+        desc->has_npu_block_num = desc->has_block_size = 1;
+        desc->has_compression_ratio = desc->has_cache_type = 1;
+        desc->npu_block_num = result->kv_caches[i].block_count;
+        desc->block_size = result->kv_caches[i].block_size;
+        desc->compression_ratio = result->kv_caches[i].compression_ratio;
+        desc->cache_type = result->kv_caches[i].cache_type;
+        answer->desc_pointers[i] = desc;
+    }
+}
+
+static void serve_init(struct cox_lane *lane, const struct cox_request *request,
+                       const ExecuteRequest *message)
+{
+    const struct cox_worker *worker = lane->worker;
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    struct init_answer answer = {0};
+    struct cox_init_result result = {.start_thinking_id = -1, .stop_thinking_id = -1};
+    const struct cox_init_request init = {.request = message};
+    int r = worker->callbacks->init
+                ? worker->callbacks->init(worker->context, &init, &result, &lane->error)
+                : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no init callback");
+    if (r == 0 && result.kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
+        r = cox_fail(&lane->error, COX_INVALID, "init tells of %" PRIu32 " KV caches: at most %d",
+                     result.kv_cache_count, COX_KV_CACHE_DESC_COUNT_MAX);
+    if (r == 0) {
+        init_fill(&answer, &result);
+        response.result_case = RESULT(INIT_RESULTS);
+        response.init_results = &answer.results;
+        cox_table_clear(lane->worker->table);
+    } else {
+        response_fail(lane, &response, r);
+    }
+    lane_answer(lane, request->sequence, request->type, &response);
+}
+
+/* ---- steps ---- */
+
+/* The answer in the form the request had. false: no memory. */
+static bool step_fill_nested(struct cox_lane *lane, const struct cox_batch *batch,
+                             const struct cox_batch_output *outputs,
+                             ModelExecuteData__ExecuteModelResponse *body)
+{
+    struct nested_row {
+        ModelExecuteData__CompletionSequenceGroupOutput group;
+        ModelExecuteData__SequenceOutput sample;
+        ModelExecuteData__CompletionSequenceGroupOutput *group_pointer;
+        ModelExecuteData__SequenceOutput *sample_pointer;
+        int64_t token;
+        float logprob;
+    };
+    struct nested_row *rows = cox_arena_alloc(&lane->arena, (batch->row_count + 1) * sizeof *rows);
+    ModelExecuteData__CompletionSequenceGroupOutput **pointers =
+        cox_arena_alloc(&lane->arena, (batch->row_count + 1) * sizeof *pointers);
+    if (!rows || !pointers)
+        return false;
+    for (uint32_t i = 0; i < batch->row_count; i++) {
+        struct nested_row *row = &rows[i];
+        model_execute_data__completion_sequence_group_output__init(&row->group);
+        model_execute_data__sequence_output__init(&row->sample);
+        row->token = outputs[i].token;
+        row->logprob = outputs[i].logprob;
+        row->sample.has_seq_id = row->sample.has_finish_reason = 1;
+        row->sample.seq_id = batch->rows[i].id;
+        row->sample.has_parent_seq_id = 1;
+        row->sample.parent_seq_id = batch->rows[i].id;
+        row->sample.n_output_token = row->sample.n_logprob = outputs[i].token >= 0;
+        row->sample.output_token = &row->token;
+        row->sample.logprob = &row->logprob;
+        row->sample_pointer = &row->sample;
+        row->group.n_samples = 1;
+        row->group.samples = &row->sample_pointer;
+        pointers[i] = &row->group;
+    }
+    body->n_outputs = batch->row_count;
+    body->outputs = pointers;
+    return true;
+}
+
+static void serve_step(struct cox_lane *lane, const struct cox_request *request,
+                       const ExecuteRequest *message)
+{
+    struct cox_worker *worker = lane->worker;
+    struct cox_table *table = worker->table;
+    const ModelExecuteData__ExecuteModelRequest *step =
+        message->request_case == REQUEST(EXECUTE_MODEL_REQUEST) ? message->execute_model_request : NULL;
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    ModelExecuteData__ExecuteModelResponse body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
+    ModelExecuteData__StepResult result = MODEL_EXECUTE_DATA__STEP_RESULT__INIT;
+    const struct cox_batch *batch = NULL;
+    struct cox_batch_output *outputs = NULL;
+    int32_t *tokens = NULL;
+    float *logprobs = NULL;
+    int r = 0;
+    if (cox_truth_void_through(cox_truth_channel(&worker->control, lane->channel.id)) >= request->sequence)
+        r = cox_fail(&lane->error, COX_ABORTED, "step %" PRIu64 " is void", request->sequence);
+    else if (!step)
+        r = cox_fail(&lane->error, COX_CORRUPT, "a step without an execute_model_request");
+    else if (!worker->callbacks->execute)
+        r = cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no execute callback");
+    if (r == 0)
+        r = cox_table_apply(table, request->sequence, step, &batch, &outputs, &lane->error);
+    if (r == 0) {
+        uint64_t begin = cox_now_ns();
+        cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, begin);
+        cox_fault_point("worker.execute");
+        r = worker->callbacks->execute(worker->context, batch, outputs, &lane->error);
+        body.has_model_execute_time = 1;
+        body.model_execute_time = (float)((double)(cox_now_ns() - begin) / 1e6);
+        /* The view is gone after commit: take what the answer needs first. */
+        size_t count = batch->row_count;
+        tokens = cox_arena_alloc(&lane->arena, (count + 1) * sizeof *tokens);
+        logprobs = cox_arena_alloc(&lane->arena, (count + 1) * sizeof *logprobs);
+        if (r == 0 && (!tokens || !logprobs ||
+                       (!step->step && request->lowest && !step_fill_nested(lane, batch, outputs, &body))))
+            r = cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer of %zu rows", count);
+        for (size_t i = 0; r == 0 && i < count; i++) {
+            tokens[i] = outputs[i].token;
+            logprobs[i] = outputs[i].logprob;
+        }
+        if (r == 0)
+            cox_table_commit(table);
+        else
+            cox_table_revert(table);
+        if (r == 0) {
+            result.has_digest = 1;
+            result.digest = cox_wire_token_digest(tokens, count);
+            result.has_base_sequence = 1;
+            result.base_sequence = cox_table_base(table);
+            if (request->lowest && step->step) {
+                result.n_tokens = result.n_logprobs = count;
+                result.tokens = tokens;
+                result.logprobs = logprobs;
+            }
+        }
+        /* relaxed: for display and diagnosis; the answer itself carries the base. */
+        atomic_store_explicit(&lane->line->base, cox_table_base(table), memory_order_relaxed);
+    }
+    if (r) {
+        response_fail(lane, &response, r);
+    } else {
+        body.step = &result;
+        response.result_case = RESULT(EXECUTE_MODEL_RESPONSE);
+        response.execute_model_response = &body;
+    }
+    lane_answer(lane, request->sequence, request->type, &response);
+}
+
+static void serve_cleanup(struct cox_lane *lane, const struct cox_request *request,
+                          const ExecuteRequest *message)
+{
+    const struct cox_worker *worker = lane->worker;
+    if (message->request_case == REQUEST(TEXT_GENERATOR_CLEANUP_REQUEST) &&
+        message->text_generator_cleanup_request) {
+        const ModelExecuteData__TGCleanupRequest *cleanup = message->text_generator_cleanup_request;
+        const uint32_t *slots;
+        uint32_t count;
+        cox_table_cleanup(worker->table, cleanup->seq_ids, cleanup->n_seq_ids, &slots, &count);
+        if (count && worker->callbacks->cleanup)
+            worker->callbacks->cleanup(worker->context, slots, count);
+    }
+    lane_done(lane, request->sequence, false);
+}
+
+/* ---- the other channels ---- */
+
+static int serve_link_status(struct cox_lane *lane, const ExecuteRequest *message, ExecuteResponse *response)
+{
+    (void)message;
+    const struct cox_worker *worker = lane->worker;
+    if (!worker->callbacks->link_status)
+        return cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no link_status callback");
+    ModelExecuteData__PDLinkStatusResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+    if (!body)
+        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+    model_execute_data__pdlink_status_response__init(body);
+    response->result_case = RESULT(PD_LINK_STATUS_RESPONSE);
+    response->pd_link_status_response = body;
+    return worker->callbacks->link_status(worker->context, &lane->arena, body, &lane->error);
+}
+
+static int serve_lora(struct cox_lane *lane, const ExecuteRequest *message, ExecuteResponse *response)
+{
+    const struct cox_worker *worker = lane->worker;
+    if (message->request_case != REQUEST(LORA_OPERATION_REQUEST) || !message->lora_operation_request)
+        return cox_fail(&lane->error, COX_CORRUPT, "a LoRA operation without its request");
+    ModelExecuteData__LoraOperationResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+    if (!body)
+        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+    model_execute_data__lora_operation_response__init(body);
+    body->lora_name = message->lora_operation_request->lora_name;
+    body->has_lora_op_status = 1;
+    body->lora_op_status = MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
+    response->result_case = RESULT(LORA_OPERATION_RESPONSE);
+    response->lora_operation_response = body;
+    if (!worker->callbacks->lora)
+        return 0; /* the protocol has a status for this */
+    return worker->callbacks->lora(worker->context, message->lora_operation_request, &lane->arena, body,
+                                   &lane->error);
+}
+
+static int serve_pull(struct cox_lane *lane, const ExecuteRequest *message, ExecuteResponse *response)
+{
+    const struct cox_worker *worker = lane->worker;
+    if (message->request_case != REQUEST(PULL_KV_REQUEST) || !message->pull_kv_request)
+        return cox_fail(&lane->error, COX_CORRUPT, "a KV transfer without its request");
+    if (!worker->callbacks->pull_kv)
+        return cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no pull_kv callback");
+    ModelExecuteData__PullKVResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+    if (!body)
+        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+    model_execute_data__pull_kvresponse__init(body);
+    response->result_case = RESULT(PULL_KV_RESPONSE);
+    response->pull_kv_response = body;
+    return worker->callbacks->pull_kv(worker->context, message->pull_kv_request, &lane->arena, body,
+                                      &lane->error);
+}
+
+/* A command's failure is a result (command_result), not a failed request: every rank's is wanted. */
+static int serve_recover(struct cox_lane *lane, const ExecuteRequest *message, ExecuteResponse *response)
+{
+    const struct cox_worker *worker = lane->worker;
+    const struct cox_worker_callbacks *callbacks = worker->callbacks;
+    int (*command)(void *, struct cox_error *) = NULL;
+    switch (message->execute_type) {
+    case TYPE(PAUSE_COMMAND_EXEC):
+        command = callbacks->pause;
+        break;
+    case TYPE(PAUSE_COMMAND_EXEC_ROCE):
+        command = callbacks->pause_net;
+        break;
+    case TYPE(CLEAR_COMMAND_EXEC):
+        command = callbacks->clear;
+        break;
+    case TYPE(RECOVER_COMMAND_EXEC):
+        command = callbacks->reinit;
+        break;
+    case TYPE(START_COMMAND_EXEC):
+        command = callbacks->start;
+        break;
+    default:
+        break;
+    }
+    ModelExecuteData__RecoverCommandResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+    if (!body)
+        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+    model_execute_data__recover_command_response__init(body);
+    body->has_npu_device_id = body->has_command_result = 1;
+    body->npu_device_id = worker->options.device;
+    body->command_result = command ? command(worker->context, &lane->error)
+                                   : cox_fail(&lane->error, COX_UNSUPPORTED,
+                                              "this worker has no callback for this command");
+    if (body->command_result)
+        body->error_msg = lane->error.text;
+    response->result_case = RESULT(RECOVER_COMMAND_RESPONSE);
+    response->recover_command_response = body;
+    return 0;
+}
+
+static void serve_with(struct cox_lane *lane, const struct cox_request *request, const ExecuteRequest *message,
+                       int (*serve)(struct cox_lane *, const ExecuteRequest *, ExecuteResponse *))
+{
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_ns());
+    int r = serve(lane, message, &response);
+    if (r)
+        response_fail(lane, &response, r);
+    lane_answer(lane, request->sequence, request->type, &response);
+}
+
+/* ---- opaque ---- */
+
+static void serve_opaque(struct cox_lane *lane, const struct cox_request *request)
+{
+    const struct cox_worker *worker = lane->worker;
+    size_t capacity, length = 0;
+    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_ns());
+    uint8_t *slot =
+        cox_reply_slot(&lane->channel, worker->options.rank, request->sequence, false, &capacity);
+    cox_fault_point("worker.execute");
+    int r = worker->callbacks->opaque
+                ? worker->callbacks->opaque(worker->context, request->bytes, request->size, slot, capacity,
+                                            &length, &lane->error)
+                : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no opaque callback");
+    lane_return(lane, request->sequence);
+    if (r == 0 && length > capacity)
+        r = cox_fail(&lane->error, COX_TOO_LARGE, "the answer has %zu bytes, a slot holds %zu", length, capacity);
+    if (r == 0) {
+        lane_slot(lane, request->sequence, false, &capacity);
+        lane_send(lane, request->sequence, length, false);
+        return;
+    }
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    response_fail(lane, &response, r);
+    lane_answer(lane, request->sequence, request->type, &response);
+}
+
+/* ---- dispatch ---- */
+
+/* A private copy: other ranks of a named group could write the frame while it is unpacked. */
+static int lane_copy(struct cox_lane *lane, const struct cox_request *request)
+{
+    if (lane->copy_size < request->size) {
+        uint8_t *grown = realloc(lane->copy, request->size);
+        if (!grown)
+            return cox_fail(&lane->error, -ENOMEM, "no memory for a request of %zu bytes", request->size);
+        lane->copy = grown;
+        lane->copy_size = request->size;
+    }
+    memcpy(lane->copy, request->bytes, request->size);
+    return 0;
+}
+
+static void lane_dispatch(struct cox_lane *lane, const struct cox_request *request,
+                          const ExecuteRequest *message)
+{
+    const struct cox_worker *worker = lane->worker;
+    switch (message->execute_type) {
+    case TYPE(MODEL_INIT):
+        serve_init(lane, request, message);
+        return;
+    case TYPE(MODEL_INFER):
+    case TYPE(MODEL_INFER_SECOND):
+        serve_step(lane, request, message);
+        return;
+    case TYPE(TEXT_GENERATOR_CLEANUP):
+    case TYPE(EOS_CLEANUP):
+        serve_cleanup(lane, request, message);
+        return;
+    case TYPE(PD_LINK):
+        if (message->request_case == REQUEST(PD_LINK_REQUEST) && message->pd_link_request &&
+            worker->callbacks->link)
+            worker->callbacks->link(worker->context, message->pd_link_request);
+        lane_done(lane, request->sequence, false);
+        return;
+    case TYPE(PD_LINK_STATUS_QUERY):
+        serve_with(lane, request, message, serve_link_status);
+        return;
+    case TYPE(LORA_OPERATION):
+        serve_with(lane, request, message, serve_lora);
+        return;
+    case TYPE(KV_TRANSFER):
+        serve_with(lane, request, message, serve_pull);
+        return;
+    case TYPE(PAUSE_COMMAND_EXEC):
+    case TYPE(PAUSE_COMMAND_EXEC_ROCE):
+    case TYPE(CLEAR_COMMAND_EXEC):
+    case TYPE(RECOVER_COMMAND_EXEC):
+    case TYPE(START_COMMAND_EXEC):
+        serve_with(lane, request, message, serve_recover);
+        return;
+    default: {
+        ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+        cox_fail(&lane->error, COX_UNSUPPORTED, "a worker has no operation %s",
+                 cox_wire_type_name((uint32_t)message->execute_type));
+        response_fail(lane, &response, COX_UNSUPPORTED);
+        lane_answer(lane, request->sequence, request->type, &response);
+    }
+    }
+}
+
+bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
+{
+    lane->error = (struct cox_error){0};
+    if (request->type == COX_TYPE_OPAQUE) {
+        serve_opaque(lane, request);
+        return false;
+    }
+    cox_arena_reset(&lane->arena);
+    int r = lane_copy(lane, request);
+    lane_return(lane, request->sequence);
+    ExecuteRequest *message = NULL;
+    if (r == 0) {
+        r = cox_wire_request_unpack(&lane->arena, lane->copy, request->size, &message);
+        if (r)
+            cox_fail(&lane->error, r, "a request of %zu bytes that is no ExecuteRequest", request->size);
+    }
+    const struct cox_operation *operation =
+        r == 0 ? cox_operation_find((uint32_t)message->execute_type) : NULL;
+    if (operation && message->execute_type == TYPE(MODEL_FINALIZE)) {
+        lane_done(lane, request->sequence, false);
+        return true;
+    }
+    if (r == 0 && (!operation || operation->channel != lane->channel.id ||
+                   (uint32_t)message->execute_type != request->type))
+        r = cox_fail(&lane->error, COX_CORRUPT, "%s does not belong on the %s channel",
+                     cox_wire_type_name((uint32_t)message->execute_type), cox_channel_name(lane->channel.id));
+    if (r) {
+        ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+        response_fail(lane, &response, r);
+        lane_answer(lane, request->sequence, request->type, &response);
+        return false;
+    }
+    lane_dispatch(lane, request, message);
+    return false;
+}

@@ -1,0 +1,363 @@
+#include "worker.h"
+
+#include <endian.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "../channel/fault.h"
+#include "../channel/truth.h"
+#include "proto/executor.pb-c.h"
+#include "worker_internal.h"
+
+#define REQUEST_SIZE_MAX (UINT64_C(256) << 20)
+#define SEQUENCE_COUNT_MAX 4096
+#define TOKEN_COUNT_MAX 131072
+#define ARENA_FIRST_SIZE (64u << 10)
+/* What an orphan leaves to whoever looks at exit statuses: EX_SOFTWARE. */
+#define ORPHAN_EXIT_STATUS 70
+
+/* ---- one lane: the thread of one channel ---- */
+
+/* A rank that is not asked passes the frame without touching a bell. */
+static void lane_pass(struct cox_lane *lane, uint64_t sequence)
+{
+    cox_truth_set_taken(lane->line, sequence);
+    cox_truth_set_returned(lane->line, sequence);
+    cox_truth_set_done(lane->line, sequence);
+}
+
+static bool lane_leaving(const struct cox_lane *lane)
+{
+    return atomic_load_explicit(&lane->worker->stopping, memory_order_acquire) ||
+           cox_truth_aborted(&lane->worker->control);
+}
+
+static void *lane_main(void *argument)
+{
+    struct cox_lane *lane = argument;
+    struct cox_worker *worker = lane->worker;
+    struct cox_gate *gate = &lane->channel.gate;
+    const struct cox_layout_channel_truth *truth =
+        cox_truth_channel(&worker->control, lane->channel.id);
+    uint32_t rank = worker->options.rank;
+    uint64_t next = cox_truth_taken(lane->line) + 1;
+    bool goodbye = false;
+    while (!goodbye && !lane_leaving(lane)) {
+        if (cox_truth_published(truth) < next) {
+            /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got lost. */
+            cox_gate_wait(gate, rank, COX_BELL_REQUEST_CONSUME, COX_DEADLINE_NEVER);
+            continue;
+        }
+        struct cox_request request;
+        int r = cox_request_read(&lane->channel, next, rank, &request);
+        if (r == COX_EMPTY) {
+            lane_pass(lane, next++);
+            continue;
+        }
+        cox_gate_settle(gate, rank, COX_BELL_REQUEST_CONSUME);
+        cox_truth_set_taken(lane->line, next);
+        cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, cox_now_ns());
+        cox_fault_point("worker.taken");
+        if (r)
+            cox_lane_refuse(lane, next, r, "the frame has an impossible length");
+        else
+            goodbye = cox_lane_serve(lane, &request);
+        cox_truth_set_state(lane->line, COX_RANK_IDLE, next, cox_now_ns());
+        next++;
+    }
+    if (goodbye) {
+        atomic_store_explicit(&worker->finalized, true, memory_order_release);
+        atomic_store_explicit(&worker->stopping, true, memory_order_release);
+    }
+    atomic_fetch_sub_explicit(&worker->running, 1, memory_order_release);
+    cox_worker_stop(worker); /* the goodbye of one channel is the goodbye of all; and wakes run */
+    return NULL;
+}
+
+/* ---- faults ---- */
+
+static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t sequence, const char *text)
+{
+    uint8_t *base = worker->error_channel.response.base;
+    size_t capacity = worker->error_channel.response.size - COX_PREFIX_SIZE, length;
+    char cut[768];
+    snprintf(cut, sizeof cut, "%s", text);
+    /* The text stands where legacy coordinators look for it. */
+    ModelExecuteData__ExecuteModelResponse body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
+    body.err_msg = cut;
+    ModelExecuteData__ExecuteResponse report = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    report.has_msg_type = 1;
+    report.msg_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__EXECUTE_ERROR;
+    report.has_rank = 1;
+    report.rank = (int32_t)worker->options.rank;
+    report.has_status = 1;
+    report.status = 1;
+    report.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
+    report.execute_model_response = &body;
+    if (channel >= 0) {
+        report.has_error_channel = 1;
+        report.error_channel = (uint32_t)channel;
+        report.has_error_sequence = 1;
+        report.error_sequence = sequence;
+    }
+    int r;
+    /* Halve the text until it fits: a region may be as small as 256 bytes. */
+    while ((r = cox_wire_response_pack(&report, base + COX_PREFIX_SIZE, capacity, &length)) == COX_TOO_LARGE &&
+           cut[0])
+        cut[strlen(cut) / 2] = '\0';
+    if (r)
+        return r;
+    uint32_t prefix = htole32((uint32_t)length);
+    memcpy(base, &prefix, sizeof prefix);
+    return 0;
+}
+
+int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
+                    uint64_t deadline_ns)
+{
+    struct cox_gate *gate = &worker->error_channel.gate;
+    struct cox_layout_rank_line *line =
+        cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR);
+    pthread_mutex_lock(&worker->error_lock);
+    int r = COX_TIMEOUT;
+    /* The slot may be held by another rank that just died: look around every slice. */
+    while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns) {
+        if (atomic_load_explicit(&worker->stopping, memory_order_acquire)) {
+            r = COX_CLOSED;
+            break;
+        }
+        r = cox_gate_wait(gate, 0, COX_BELL_RESPONSE_PRODUCE,
+                          cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
+    }
+    if (r == 0) {
+        cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
+        cox_fault_point("worker.fault.claimed");
+        r = worker_write_fault(worker, channel, sequence, text);
+        cox_gate_post(gate, 0, r ? COX_BELL_RESPONSE_PRODUCE : COX_BELL_RESPONSE_CONSUME);
+        cox_truth_set_state(line, COX_RANK_IDLE, sequence, cox_now_ns());
+    }
+    pthread_mutex_unlock(&worker->error_lock);
+    return r;
+}
+
+int cox_worker_report_fault(struct cox_worker *worker, const char *text, uint64_t deadline_ns)
+{
+    return cox_worker_tell(worker, -1, 0, text, deadline_ns);
+}
+
+/* ---- life ---- */
+
+static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
+{
+    const struct cox_worker_options *options = &worker->options;
+    const struct cox_layout_header *header = &worker->control.layout->header;
+    if (options->rank_count != worker->control.geometry.rank_count)
+        return cox_fail(err, COX_INVALID, "the group %s has %" PRIu32 " ranks, this worker was told %" PRIu32,
+                        options->prefix, worker->control.geometry.rank_count, options->rank_count);
+    if (options->rank >= options->rank_count)
+        return cox_fail(err, COX_INVALID, "rank %" PRIu32 " of a group of %" PRIu32 ": expected 0 to %" PRIu32,
+                        options->rank, options->rank_count, options->rank_count - 1);
+    if (options->parent_pid && (uint32_t)options->parent_pid != header->coordinator_pid)
+        return cox_fail(err, COX_INVALID, "the group %s belongs to process %" PRIu32 ", this worker was told %" PRId32,
+                        options->prefix, header->coordinator_pid, options->parent_pid);
+    int r = cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start, &worker->coordinator);
+    if (r)
+        return cox_fail(err, r, "the coordinator of %s, process %" PRIu32 ": %s", options->prefix,
+                        header->coordinator_pid, cox_status_text(r));
+    return 0;
+}
+
+static int worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
+{
+    const struct cox_worker_options *options = &worker->options;
+    const char *name = options->prefix + 1;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        struct cox_lane *lane = &worker->lanes[c];
+        lane->worker = worker;
+        int r = cox_channel_attach(&lane->channel, name, &worker->control, (enum cox_channel_id)c,
+                                   options->rank, err);
+        if (r)
+            return r;
+        lane->line = cox_truth_line(&worker->control, options->rank, (enum cox_channel_id)c);
+        /* relaxed: seen by the coordinator after the release of `done` or of the identity. */
+        atomic_store_explicit(&lane->line->epoch, worker->control.epoch, memory_order_relaxed);
+        atomic_store_explicit(&lane->line->generation, options->generation, memory_order_relaxed);
+        r = cox_arena_init(&lane->arena, ARENA_FIRST_SIZE, options->request_size_max);
+        if (r)
+            return cox_fail(err, r, "no memory for requests");
+        cox_fault_point("worker.attach.channel");
+    }
+    return cox_channel_attach(&worker->error_channel, name, &worker->control, COX_CHANNEL_ERROR,
+                              options->rank, err);
+}
+
+/* From here on the coordinator counts on this rank. */
+static int worker_announce(struct cox_worker *worker, struct cox_error *err)
+{
+    struct cox_layout_identity *identity = &worker->control.layout->ranks[worker->options.rank].identity;
+    uint64_t start;
+    int r = cox_peer_start_time(getpid(), &start);
+    if (r)
+        return cox_fail(err, r, "own start time: %s", cox_status_text(r));
+    identity->pid = (uint32_t)getpid();
+    identity->start = start;
+    identity->generation = worker->options.generation;
+    identity->epoch = worker->control.epoch;
+    cox_fault_point("worker.attach.announce");
+    /* release: partner is the coordinator's acquire while it waits for the group. */
+    atomic_store_explicit(&identity->state, COX_IDENTITY_ATTACHED, memory_order_release);
+    if (!worker->control.geometry.legacy)
+        cox_gate_post(&worker->lanes[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
+                      COX_BELL_RESPONSE_CONSUME);
+    cox_fault_point("worker.attached");
+    return 0;
+}
+
+int cox_worker_new(const struct cox_worker_options *options, const struct cox_worker_callbacks *callbacks,
+                   void *context, struct cox_worker **ret_worker, struct cox_error *err)
+{
+    if (options->prefix[0] != '/')
+        return cox_fail(err, COX_INVALID, "the prefix '%s' does not start with a slash", options->prefix);
+    int r = cox_name_check(options->prefix + 1, err);
+    if (r)
+        return r;
+    struct cox_worker *worker = calloc(1, sizeof *worker);
+    if (!worker)
+        return cox_fail(err, -ENOMEM, "no memory for the worker");
+    cox_fault_rank((int)options->rank);
+    worker->options = *options;
+    if (!worker->options.request_size_max)
+        worker->options.request_size_max = REQUEST_SIZE_MAX;
+    if (!worker->options.sequence_count_max)
+        worker->options.sequence_count_max = SEQUENCE_COUNT_MAX;
+    if (!worker->options.token_count_max)
+        worker->options.token_count_max = TOKEN_COUNT_MAX;
+    if (!worker->options.generation)
+        worker->options.generation = 1;
+    worker->callbacks = callbacks;
+    worker->context = context;
+    worker->control.lock_fd = -1;
+    worker->coordinator.pidfd = -1;
+    pthread_mutex_init(&worker->error_lock, NULL);
+    worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (worker->wake_fd < 0)
+        r = cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno));
+    if (r == 0)
+        r = cox_control_attach(&worker->control, options->prefix + 1, err);
+    if (r == 0)
+        r = worker_check_group(worker, err);
+    if (r == 0)
+        r = worker_attach_channels(worker, err);
+    if (r == 0) {
+        r = cox_table_new(worker->options.sequence_count_max, worker->options.token_count_max,
+                          &worker->table);
+        if (r)
+            cox_fail(err, r, "no memory for the sequence table");
+        else
+            cox_table_watch(worker->table,
+                            &cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
+    }
+    if (r == 0)
+        r = worker_announce(worker, err);
+    if (r) {
+        cox_worker_free(worker);
+        return r;
+    }
+    *ret_worker = worker;
+    return 0;
+}
+
+struct cox_worker *cox_worker_free(struct cox_worker *worker)
+{
+    if (!worker)
+        return NULL;
+    cox_table_free(worker->table);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        cox_channel_close(&worker->lanes[c].channel);
+        cox_arena_deinit(&worker->lanes[c].arena);
+        free(worker->lanes[c].copy);
+    }
+    cox_channel_close(&worker->error_channel);
+    cox_peer_close(&worker->coordinator);
+    cox_control_close(&worker->control);
+    cox_close_fd(&worker->wake_fd);
+    pthread_mutex_destroy(&worker->error_lock);
+    free(worker);
+    return NULL;
+}
+
+void cox_worker_stop(struct cox_worker *worker)
+{
+    int saved = errno;
+    uint64_t one = 1;
+    atomic_store_explicit(&worker->stopping, true, memory_order_release);
+    ssize_t written = write(worker->wake_fd, &one, sizeof one);
+    (void)written; /* a full counter is as readable as one */
+    errno = saved;
+}
+
+static void worker_ring_lanes(struct cox_worker *worker)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_gate_post(&worker->lanes[c].channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME);
+}
+
+/* Waits until all lanes have ended; watches the coordinator, and passes a stop on to lanes that sleep. */
+static int worker_watch(struct cox_worker *worker)
+{
+    bool rung = false, orphaned = false;
+    /* acquire: partner is the release of each lane's end. */
+    while (atomic_load_explicit(&worker->running, memory_order_acquire) > 0) {
+        struct pollfd fds[2] = {
+            {.fd = worker->wake_fd, .events = POLLIN},
+            {.fd = orphaned ? -1 : worker->coordinator.pidfd, .events = POLLIN},
+        };
+        if (poll(fds, 2, -1) < 0 && errno != EINTR)
+            return -errno;
+        if (fds[1].revents) {
+            if (worker->options.on_orphan == COX_ORPHAN_EXIT)
+                _exit(ORPHAN_EXIT_STATUS);
+            orphaned = true;
+            atomic_store_explicit(&worker->stopping, true, memory_order_release);
+        }
+        uint64_t count;
+        ssize_t got = read(worker->wake_fd, &count, sizeof count);
+        (void)got;
+        if (!rung && atomic_load_explicit(&worker->stopping, memory_order_acquire)) {
+            worker_ring_lanes(worker);
+            rung = true;
+        }
+    }
+    return orphaned ? COX_PEER_DEAD : 0;
+}
+
+int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
+{
+    int started = 0, r = 0;
+    atomic_store_explicit(&worker->running, COX_TWO_WAY_COUNT, memory_order_relaxed);
+    for (; started < COX_TWO_WAY_COUNT; started++) {
+        r = -pthread_create(&worker->lanes[started].thread, NULL, lane_main, &worker->lanes[started]);
+        if (r) {
+            cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
+            atomic_fetch_sub_explicit(&worker->running, (uint32_t)(COX_TWO_WAY_COUNT - started),
+                                      memory_order_relaxed);
+            cox_worker_stop(worker);
+            break;
+        }
+    }
+    int watched = worker_watch(worker);
+    for (int c = 0; c < started; c++)
+        pthread_join(worker->lanes[c].thread, NULL);
+    if (r == 0 && watched)
+        r = cox_fail(err, watched, "the coordinator (process %jd): %s",
+                     (intmax_t)worker->coordinator.pid, cox_status_text(watched));
+    if (r == 0 && atomic_load_explicit(&worker->finalized, memory_order_acquire) &&
+        worker->callbacks->finalize)
+        worker->callbacks->finalize(worker->context);
+    return r;
+}

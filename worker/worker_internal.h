@@ -1,0 +1,51 @@
+/* The worker's own memory, shared by worker.c (life) and serve.c (one request). */
+#ifndef COX_WORKER_WORKER_INTERNAL_H
+#define COX_WORKER_WORKER_INTERNAL_H
+
+#include "../channel/channel.h"
+#include "../channel/peer.h"
+#include "../channel/request.h"
+#include "table.h"
+#include "worker.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* One two-way channel and the thread that serves it. */
+struct cox_lane {
+    struct cox_worker *worker;
+    struct cox_channel channel;
+    struct cox_layout_rank_line *line; /* this rank's, in the control region */
+    pthread_t thread;
+    uint8_t *copy; /* private copy of a request, grown to what was needed */
+    size_t copy_size;
+    struct cox_arena arena; /* the request at hand and the answer to it */
+    struct cox_error error; /* of the request at hand */
+};
+
+struct cox_worker {
+    struct cox_worker_options options;
+    const struct cox_worker_callbacks *callbacks;
+    void *context;
+    struct cox_control control;
+    struct cox_peer coordinator;
+    struct cox_lane lanes[COX_TWO_WAY_COUNT];
+    struct cox_channel error_channel;
+    pthread_mutex_t error_lock; /* one report at a time from this process */
+    struct cox_table *table;    /* the execute lane's */
+    int wake_fd;                /* eventfd: stop was called, or a lane ended */
+    _Atomic bool stopping;
+    _Atomic bool finalized;
+    _Atomic uint32_t running; /* lanes that serve */
+};
+
+/* Serves one request: calls back, answers, and returns the frame. True: it was the goodbye. */
+bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request);
+/* Answers a request that could not even be read. */
+void cox_lane_refuse(struct cox_lane *lane, uint64_t sequence, int status, const char *text);
+
+/* Tells of a fault; channel < 0: about no request. */
+int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
+                    uint64_t deadline_ns);
+
+#endif
