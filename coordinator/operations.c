@@ -1,0 +1,506 @@
+#include "operations.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "executor_internal.h"
+#include "proto/executor.pb-c.h"
+
+typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
+typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
+#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define RESULT(name) MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_##name
+
+static ExecuteRequest request_of(ModelExecuteData__ExecuteType type)
+{
+    ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = type;
+    return request;
+}
+
+static struct cox_submit_options submit_all(uint64_t deadline_ns)
+{
+    return (struct cox_submit_options){.gather = COX_GATHER_ALL, .deadline_ns = deadline_ns};
+}
+
+/* ---- init ---- */
+
+struct init_visit {
+    struct cox_init_summary summary;
+    uint32_t seen;
+    int status;
+    struct cox_error *err;
+};
+
+static const char *init_find(const ModelExecuteData__ExecuteResponse__InitResults *results, const char *key)
+{
+    for (size_t i = 0; i < results->n_init_result_map; i++)
+        if (results->init_result_map[i]->key && strcmp(results->init_result_map[i]->key, key) == 0)
+            return results->init_result_map[i]->value;
+    return NULL;
+}
+
+static int init_number(struct init_visit *visit, uint32_t rank,
+                       const ModelExecuteData__ExecuteResponse__InitResults *results, const char *key,
+                       bool required, int64_t *ret_value)
+{
+    const char *text = init_find(results, key);
+    if (!text || !*text) {
+        if (!required)
+            return 0;
+        return visit->status = cox_fail(visit->err, COX_CORRUPT, "rank %" PRIu32 ": init answer without %s",
+                                        rank, key);
+    }
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (errno || *end)
+        return visit->status = cox_fail(visit->err, COX_CORRUPT,
+                                        "rank %" PRIu32 ": init answer has %s = '%.40s', expected a number", rank,
+                                        key, text);
+    *ret_value = value;
+    return 0;
+}
+
+static int init_same(struct init_visit *visit, uint32_t rank, const char *what, int64_t mine, int64_t theirs)
+{
+    if (mine == theirs)
+        return 0;
+    return visit->status = cox_fail(visit->err, COX_DIVERGED,
+                                    "rank %" PRIu32 " says %s = %" PRId64 ", the ranks before said %" PRId64,
+                                    rank, what, theirs, mine);
+}
+
+static void init_take_min(int64_t *value, int64_t other)
+{
+    if (other < *value)
+        *value = other;
+}
+
+static void init_merge_caches(struct init_visit *visit, uint32_t rank,
+                              const ModelExecuteData__ExecuteResponse__InitResults *results)
+{
+    struct cox_init_summary *summary = &visit->summary;
+    if (results->n_kv_cache_descs > COX_KV_CACHE_COUNT_MAX) {
+        visit->status = cox_fail(visit->err, COX_TOO_LARGE,
+                                 "rank %" PRIu32 " has %zu KV caches: at most %d are supported", rank,
+                                 results->n_kv_cache_descs, COX_KV_CACHE_COUNT_MAX);
+        return;
+    }
+    uint32_t count = (uint32_t)results->n_kv_cache_descs;
+    if (visit->seen > 0 &&
+        init_same(visit, rank, "the number of KV caches", summary->kv_cache_count, count))
+        return;
+    for (uint32_t i = 0; i < count; i++) {
+        const ModelExecuteData__KVCacheDesc *desc = results->kv_cache_descs[i];
+        if (visit->seen == 0) {
+            summary->kv_caches[i].block_count = desc->npu_block_num;
+            summary->kv_caches[i].block_size = desc->block_size;
+            summary->kv_caches[i].compression_ratio = desc->compression_ratio;
+            summary->kv_caches[i].cache_type = desc->cache_type;
+        } else if (init_same(visit, rank, "block_size", summary->kv_caches[i].block_size, desc->block_size) ||
+                   init_same(visit, rank, "compression_ratio", summary->kv_caches[i].compression_ratio,
+                             desc->compression_ratio) ||
+                   init_same(visit, rank, "cache_type", summary->kv_caches[i].cache_type, desc->cache_type)) {
+            return;
+        }
+        init_take_min(&summary->kv_caches[i].block_count, desc->npu_block_num);
+    }
+    summary->kv_cache_count = count;
+}
+
+static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteResponse *response)
+{
+    struct cox_init_summary *summary = &visit->summary;
+    if (response->result_case != RESULT(INIT_RESULTS) || !response->init_results) {
+        visit->status =
+            cox_fail(visit->err, COX_CORRUPT, "rank %" PRIu32 ": the answer to init has no init results", rank);
+        return;
+    }
+    const ModelExecuteData__ExecuteResponse__InitResults *results = response->init_results;
+    int64_t cpu = 0, npu = 0, positions = 0, start = -1, stop = -1;
+    const char *status = init_find(results, "status");
+    if (status && strcmp(status, "ok") != 0 && strcmp(status, "0") != 0) {
+        visit->status =
+            cox_fail(visit->err, COX_REJECTED, "rank %" PRIu32 ": init failed with status '%.200s'", rank, status);
+        return;
+    }
+    if (init_number(visit, rank, results, "cpuBlockNum", true, &cpu) ||
+        init_number(visit, rank, results, "npuBlockNum", true, &npu) ||
+        init_number(visit, rank, results, "maxPositionEmbeddings", true, &positions) ||
+        init_number(visit, rank, results, "startThinkingId", false, &start) ||
+        init_number(visit, rank, results, "stopThinkingId", false, &stop))
+        return;
+    const char *early = init_find(results, "earlyStoppingIds");
+    if (visit->seen == 0) {
+        summary->start_thinking_id = start;
+        summary->stop_thinking_id = stop;
+        snprintf(summary->early_stopping_ids, sizeof summary->early_stopping_ids, "%s", early ? early : "");
+    } else if (init_same(visit, rank, "startThinkingId", summary->start_thinking_id, start) ||
+               init_same(visit, rank, "stopThinkingId", summary->stop_thinking_id, stop)) {
+        return;
+    } else if (strncmp(summary->early_stopping_ids, early ? early : "",
+                       sizeof summary->early_stopping_ids - 1) != 0) {
+        visit->status = cox_fail(visit->err, COX_DIVERGED,
+                                 "rank %" PRIu32 " says earlyStoppingIds = '%.80s', the ranks before said '%.80s'",
+                                 rank, early ? early : "", summary->early_stopping_ids);
+        return;
+    }
+    init_take_min(&summary->cpu_block_count, cpu);
+    init_take_min(&summary->npu_block_count, npu);
+    init_take_min(&summary->max_position_embeddings, positions);
+    init_merge_caches(visit, rank, results);
+    visit->seen++;
+}
+
+static void init_visit(void *context, const struct cox_completion *completion)
+{
+    struct init_visit *visit = context;
+    for (uint32_t rank = 0; rank < completion->rank_count && completion->status == 0 && !visit->status; rank++)
+        init_merge(visit, rank, completion->ranks[rank].response);
+}
+
+int cox_executor_init(struct cox_executor *executor, const struct cox_config_entry *config,
+                      size_t config_count, uint64_t deadline_ns, struct cox_init_summary *ret_summary,
+                      struct cox_error *err)
+{
+    ExecuteRequest request = request_of(TYPE(MODEL_INIT));
+    _cox_cleanup_(cox_free_ptr) ModelExecuteData__ExecuteRequest__ConfigEntry *entries =
+        calloc(config_count + 1, sizeof *entries);
+    _cox_cleanup_(cox_free_ptr) ModelExecuteData__ExecuteRequest__ConfigEntry **pointers =
+        calloc(config_count + 1, sizeof(ModelExecuteData__ExecuteRequest__ConfigEntry *));
+    if (!entries || !pointers)
+        return cox_fail(err, -ENOMEM, "no memory for the init request");
+    for (size_t i = 0; i < config_count; i++) {
+        model_execute_data__execute_request__config_entry__init(&entries[i]);
+        entries[i].key = (char *)(uintptr_t)config[i].key;
+        entries[i].value = (char *)(uintptr_t)config[i].value;
+        pointers[i] = &entries[i];
+    }
+    request.config = pointers;
+    request.n_config = config_count;
+    struct init_visit visit = {.err = err,
+                               .summary = {.cpu_block_count = INT64_MAX,
+                                           .npu_block_count = INT64_MAX,
+                                           .max_position_embeddings = INT64_MAX}};
+    struct cox_submit_options options = submit_all(deadline_ns);
+    int r = cox_executor_call(executor, &request, &options, init_visit, &visit, err);
+    if (r == 0)
+        r = visit.status;
+    if (r)
+        return r;
+    pthread_mutex_lock(&executor->recover_lock);
+    executor->engine_state = COX_ENGINE_NORMAL;
+    pthread_mutex_unlock(&executor->recover_lock);
+    *ret_summary = visit.summary;
+    return 0;
+}
+
+/* ---- requests without answer ---- */
+
+int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, size_t count,
+                         uint64_t deadline_ns, struct cox_error *err)
+{
+    ModelExecuteData__TGCleanupRequest cleanup = MODEL_EXECUTE_DATA__TGCLEANUP_REQUEST__INIT;
+    cleanup.seq_ids = (int64_t *)(uintptr_t)seq_ids;
+    cleanup.n_seq_ids = count;
+    ExecuteRequest request = request_of(TYPE(TEXT_GENERATOR_CLEANUP));
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_TEXT_GENERATOR_CLEANUP_REQUEST;
+    request.text_generator_cleanup_request = &cleanup;
+    struct cox_submit_options options = {.gather = COX_GATHER_NONE, .deadline_ns = deadline_ns};
+    return cox_executor_call(executor, &request, &options, NULL, NULL, err);
+}
+
+int cox_executor_link(struct cox_executor *executor, const ModelExecuteData__PDLinkRequest *link,
+                      uint64_t deadline_ns, struct cox_error *err)
+{
+    ExecuteRequest request = request_of(TYPE(PD_LINK));
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
+    request.pd_link_request = (ModelExecuteData__PDLinkRequest *)(uintptr_t)link;
+    struct cox_submit_options options = {.gather = COX_GATHER_NONE, .deadline_ns = deadline_ns};
+    return cox_executor_call(executor, &request, &options, NULL, NULL, err);
+}
+
+/* ---- link status ---- */
+
+enum link_state { LINK_FAILED, LINK_RUNNING, LINK_WAITING, LINK_SUCCESS };
+
+/* One cluster, as all ranks together see it. */
+struct link_cluster {
+    char *id;
+    enum link_state worst; /* smaller is worse */
+    int32_t code;
+    uint32_t mentions;
+};
+
+struct link_visit {
+    struct link_cluster *clusters;
+    size_t count, capacity;
+    uint32_t answers;
+    int status;
+    struct cox_error *err;
+};
+
+static void link_add(struct link_visit *visit, const char *id, enum link_state state, int32_t code)
+{
+    struct link_cluster *cluster = NULL;
+    for (size_t i = 0; i < visit->count && !cluster; i++)
+        if (strcmp(visit->clusters[i].id, id ? id : "") == 0)
+            cluster = &visit->clusters[i];
+    if (!cluster) {
+        if (visit->count == visit->capacity) {
+            size_t capacity = visit->capacity ? visit->capacity * 2 : 16;
+            struct link_cluster *grown = realloc(visit->clusters, capacity * sizeof *grown);
+            if (!grown) {
+                visit->status = cox_fail(visit->err, -ENOMEM, "no memory for the link status");
+                return;
+            }
+            visit->clusters = grown;
+            visit->capacity = capacity;
+        }
+        char *copy = strdup(id ? id : "");
+        if (!copy) {
+            visit->status = cox_fail(visit->err, -ENOMEM, "no memory for the link status");
+            return;
+        }
+        cluster = &visit->clusters[visit->count++];
+        *cluster = (struct link_cluster){.id = copy, .worst = state, .code = code};
+    }
+    cluster->mentions++;
+    if (state < cluster->worst) {
+        cluster->worst = state;
+        cluster->code = code;
+    }
+}
+
+static void link_visit(void *context, const struct cox_completion *completion)
+{
+    struct link_visit *visit = context;
+    for (uint32_t rank = 0; rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
+        const ExecuteResponse *response = completion->ranks[rank].response;
+        if (!response)
+            continue; /* a legacy rank that only rank 0 speaks for */
+        if (response->result_case != RESULT(PD_LINK_STATUS_RESPONSE) || !response->pd_link_status_response) {
+            visit->status = cox_fail(visit->err, COX_CORRUPT,
+                                     "rank %" PRIu32 ": the answer to a link status query has no link status", rank);
+            return;
+        }
+        const ModelExecuteData__PDLinkStatusResponse *links = response->pd_link_status_response;
+        visit->answers++;
+        for (size_t i = 0; i < links->n_failed_link_info; i++)
+            link_add(visit, links->failed_link_info[i]->cluster_id, LINK_FAILED,
+                     (int32_t)links->failed_link_info[i]->pd_error_code);
+        for (size_t i = 0; i < links->n_running_link_info; i++)
+            link_add(visit, links->running_link_info[i], LINK_RUNNING, 0);
+        for (size_t i = 0; i < links->n_waiting_link_info; i++)
+            link_add(visit, links->waiting_link_info[i], LINK_WAITING, 0);
+        for (size_t i = 0; i < links->n_success_link_info; i++)
+            link_add(visit, links->success_link_info[i], LINK_SUCCESS, 0);
+    }
+}
+
+static int link_fill(struct link_visit *visit, struct cox_link_status *status)
+{
+    size_t size = visit->count + 1;
+    status->failed = calloc(size, sizeof *status->failed);
+    status->success = calloc(size, sizeof *status->success);
+    status->running = calloc(size, sizeof *status->running);
+    status->waiting = calloc(size, sizeof *status->waiting);
+    if (!status->failed || !status->success || !status->running || !status->waiting)
+        return cox_fail(visit->err, -ENOMEM, "no memory for the link status");
+    for (size_t i = 0; i < visit->count; i++) {
+        struct link_cluster *cluster = &visit->clusters[i];
+        /* A rank that does not know the cluster yet has it before it. */
+        enum link_state state = cluster->worst == LINK_SUCCESS && cluster->mentions < visit->answers
+                                    ? LINK_WAITING
+                                    : cluster->worst;
+        char *id = cox_steal_ptr(&cluster->id);
+        if (state == LINK_FAILED)
+            status->failed[status->failed_count++] =
+                (struct cox_link_failure){.cluster_id = id, .code = cluster->code};
+        else if (state == LINK_RUNNING)
+            status->running[status->running_count++] = id;
+        else if (state == LINK_WAITING)
+            status->waiting[status->waiting_count++] = id;
+        else
+            status->success[status->success_count++] = id;
+    }
+    return 0;
+}
+
+int cox_executor_link_status(struct cox_executor *executor, uint64_t deadline_ns,
+                             struct cox_link_status *ret_status, struct cox_error *err)
+{
+    ModelExecuteData__PDLinkStatusRequest query = MODEL_EXECUTE_DATA__PDLINK_STATUS_REQUEST__INIT;
+    ExecuteRequest request = request_of(TYPE(PD_LINK_STATUS_QUERY));
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
+    request.pd_link_status_request = &query;
+    struct link_visit visit = {.err = err};
+    struct cox_submit_options options = submit_all(deadline_ns);
+    int r = cox_executor_call(executor, &request, &options, link_visit, &visit, err);
+    if (r == 0)
+        r = visit.status;
+    struct cox_link_status status = {0};
+    if (r == 0)
+        r = link_fill(&visit, &status);
+    for (size_t i = 0; i < visit.count; i++)
+        free(visit.clusters[i].id);
+    free(visit.clusters);
+    if (r)
+        cox_link_status_deinit(&status);
+    else
+        *ret_status = status;
+    return r;
+}
+
+static void free_texts(char **texts, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        free(texts[i]);
+    free(texts);
+}
+
+void cox_link_status_deinit(struct cox_link_status *status)
+{
+    for (size_t i = 0; i < status->failed_count; i++)
+        free(status->failed[i].cluster_id);
+    free(status->failed);
+    free_texts(status->success, status->success_count);
+    free_texts(status->running, status->running_count);
+    free_texts(status->waiting, status->waiting_count);
+    *status = (struct cox_link_status){0};
+}
+
+/* ---- pull KV ---- */
+
+struct pull_visit {
+    struct cox_pull_result *results;
+    size_t count;
+    int status;
+    struct cox_error *err;
+};
+
+static int32_t pull_find(const ModelExecuteData__PullKVResponse *response, const char *request_id)
+{
+    for (size_t i = 0; i < response->n_pull_kv_results; i++) {
+        const char *id = response->pull_kv_results[i]->request_id;
+        if (id && strcmp(id, request_id) == 0)
+            return (int32_t)response->pull_kv_results[i]->pd_error_code;
+    }
+    return MODEL_EXECUTE_DATA__PDERROR_CODE__PD_PULL_KV_UNKNOWN_ERROR;
+}
+
+static void pull_visit(void *context, const struct cox_completion *completion)
+{
+    struct pull_visit *visit = context;
+    for (uint32_t rank = 0; rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
+        const ExecuteResponse *response = completion->ranks[rank].response;
+        if (!response || response->result_case != RESULT(PULL_KV_RESPONSE) || !response->pull_kv_response) {
+            visit->status = cox_fail(visit->err, COX_CORRUPT,
+                                     "rank %" PRIu32 ": the answer to a pull has no pull results", rank);
+            return;
+        }
+        for (size_t i = 0; i < visit->count; i++)
+            if (visit->results[i].code == 0)
+                visit->results[i].code =
+                    pull_find(response->pull_kv_response, visit->results[i].request_id);
+    }
+}
+
+int cox_executor_pull_kv(struct cox_executor *executor, const ModelExecuteData__PullKVRequest *pull,
+                         uint64_t deadline_ns, struct cox_pull_result **ret_results, size_t *ret_count,
+                         struct cox_error *err)
+{
+    struct pull_visit visit = {.count = pull->n_pull_kv_infos, .err = err};
+    visit.results = calloc(visit.count + 1, sizeof *visit.results);
+    int r = visit.results ? 0 : cox_fail(err, -ENOMEM, "no memory for the pull results");
+    for (size_t i = 0; r == 0 && i < visit.count; i++) {
+        const ModelExecuteData__SequenceGroupMetadata *metadata = pull->pull_kv_infos[i]->seq_group_metadata;
+        if (!metadata || !metadata->request_id || !metadata->request_id[0])
+            r = cox_fail(err, COX_INVALID, "pull %zu has no request id", i);
+        else if (!(visit.results[i].request_id = strdup(metadata->request_id)))
+            r = cox_fail(err, -ENOMEM, "no memory for the pull results");
+    }
+    if (r == 0) {
+        ExecuteRequest request = request_of(TYPE(KV_TRANSFER));
+        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
+        request.pull_kv_request = (ModelExecuteData__PullKVRequest *)(uintptr_t)pull;
+        struct cox_submit_options options = submit_all(deadline_ns);
+        r = cox_executor_call(executor, &request, &options, pull_visit, &visit, err);
+    }
+    if (r == 0)
+        r = visit.status;
+    if (r) {
+        cox_pull_results_free(visit.results, visit.count);
+        return r;
+    }
+    *ret_results = visit.results;
+    *ret_count = visit.count;
+    return 0;
+}
+
+void cox_pull_results_free(struct cox_pull_result *results, size_t count)
+{
+    for (size_t i = 0; results && i < count; i++)
+        free(results[i].request_id);
+    free(results);
+}
+
+/* ---- LoRA ---- */
+
+struct lora_visit {
+    int32_t *statuses;
+    int status;
+    struct cox_error *err;
+};
+
+static void lora_visit(void *context, const struct cox_completion *completion)
+{
+    struct lora_visit *visit = context;
+    for (uint32_t rank = 0; rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
+        const ExecuteResponse *response = completion->ranks[rank].response;
+        if (!response && rank > 0) {
+            visit->statuses[rank] = visit->statuses[0]; /* a legacy rank that only rank 0 speaks for */
+            continue;
+        }
+        if (!response || response->result_case != RESULT(LORA_OPERATION_RESPONSE) ||
+            !response->lora_operation_response) {
+            visit->status = cox_fail(visit->err, COX_CORRUPT,
+                                     "rank %" PRIu32 ": the answer to a LoRA operation has no LoRA status", rank);
+            return;
+        }
+        visit->statuses[rank] = (int32_t)response->lora_operation_response->lora_op_status;
+    }
+}
+
+int cox_executor_lora(struct cox_executor *executor, const ModelExecuteData__LoraOperationRequest *lora,
+                      uint64_t deadline_ns, int32_t *ret_statuses, struct cox_error *err)
+{
+    ExecuteRequest request = request_of(TYPE(LORA_OPERATION));
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
+    request.lora_operation_request = (ModelExecuteData__LoraOperationRequest *)(uintptr_t)lora;
+    struct lora_visit visit = {.statuses = ret_statuses, .err = err};
+    struct cox_submit_options options = submit_all(deadline_ns);
+    int r = cox_executor_call(executor, &request, &options, lora_visit, &visit, err);
+    if (r == 0)
+        r = visit.status;
+    if (r)
+        return r;
+    char text[512] = "";
+    for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++) {
+        if (ret_statuses[rank] == MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__LORA_CMD_SUCCESS)
+            continue;
+        const ProtobufCEnumValue *value = protobuf_c_enum_descriptor_get_value(
+            &model_execute_data__lora_operation_status__descriptor, ret_statuses[rank]);
+        size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%srank %" PRIu32 " says %s", used ? ", " : "", rank,
+                 value ? value->name : "an unknown status");
+    }
+    return text[0] ? cox_fail(err, COX_REJECTED, "LoRA operation on '%s': %s",
+                              lora->lora_name ? lora->lora_name : "", text)
+                   : 0;
+}

@@ -1,0 +1,138 @@
+/*
+ * operations: the calls of the executor protocol as functions: init, link status, LoRA, pull KV, recovery, each with the
+ * answer of every rank merged as its meaning demands.
+ *
+ * Threads: any, not inside a handler (COX_DEADLOCK).
+ * Ownership: results are the caller's; deinit functions free what they own.
+ * Blocks: until the deadline.
+ * Results: as cox_executor_call (executor.h), and what each function adds.
+ * If the process dies: as executor.h.
+ */
+#ifndef COX_COORDINATOR_OPERATIONS_H
+#define COX_COORDINATOR_OPERATIONS_H
+
+#include "executor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ModelExecuteData__PDLinkRequest;
+struct ModelExecuteData__PullKVRequest;
+struct ModelExecuteData__LoraOperationRequest;
+
+struct cox_config_entry {
+    const char *key;
+    const char *value;
+};
+
+#define COX_KV_CACHE_COUNT_MAX 8
+
+/* Every rank's init answer, merged: the smallest of each capacity. */
+struct cox_init_summary {
+    int64_t cpu_block_count;
+    int64_t npu_block_count;
+    int64_t max_position_embeddings;
+    int64_t start_thinking_id; /* -1: none */
+    int64_t stop_thinking_id;  /* -1: none */
+    char early_stopping_ids[256];
+    uint32_t kv_cache_count;
+    struct {
+        int64_t block_count; /* smallest of all ranks */
+        int32_t block_size;
+        uint32_t compression_ratio;
+        int32_t cache_type;
+    } kv_caches[COX_KV_CACHE_COUNT_MAX];
+};
+
+/* MODEL_INIT on every rank. COX_DIVERGED: ranks disagree on something that cannot be merged (block size, number of
+ * caches, thinking ids); COX_CORRUPT: an answer without a required key or with a value that is no number. */
+COX_PUBLIC int cox_executor_init(struct cox_executor *executor, const struct cox_config_entry *config,
+                                 size_t config_count, uint64_t deadline_ns,
+                                 struct cox_init_summary *ret_summary, struct cox_error *err);
+
+/* TEXT_GENERATOR_CLEANUP: sequences ended without a further step. No answer. */
+COX_PUBLIC int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, size_t count,
+                                    uint64_t deadline_ns, struct cox_error *err);
+
+/* PD_LINK: link, unlink, switch role. No answer; ask for the status. */
+COX_PUBLIC int cox_executor_link(struct cox_executor *executor,
+                                 const struct ModelExecuteData__PDLinkRequest *request,
+                                 uint64_t deadline_ns, struct cox_error *err);
+
+struct cox_link_status {
+    struct cox_link_failure {
+        char *cluster_id;
+        int32_t code; /* PDErrorCode */
+    } *failed;
+    size_t failed_count;
+    char **success; /* linked on every rank */
+    size_t success_count;
+    char **running; /* running on some rank, failed on none */
+    size_t running_count;
+    char **waiting; /* waiting on some rank, neither running nor failed on any */
+    size_t waiting_count;
+};
+/* PD_LINK_STATUS_QUERY, the lists of every rank merged: a cluster that failed anywhere failed; it succeeded only when
+ * every rank lists it as success. With legacy workers rank 0 speaks for all. */
+COX_PUBLIC int cox_executor_link_status(struct cox_executor *executor, uint64_t deadline_ns,
+                                        struct cox_link_status *ret_status, struct cox_error *err);
+COX_PUBLIC void cox_link_status_deinit(struct cox_link_status *status); /* idempotent */
+
+struct cox_pull_result {
+    char *request_id;
+    int32_t code; /* PDErrorCode: 0, or the first failure of any rank */
+};
+/* KV_TRANSFER. One result per request of the call, in its order; a request that some rank does not mention has failed
+ * (PD_PULL_KV_UNKNOWN_ERROR). Returns 0 also when single pulls failed; *ret_results is freed with cox_pull_results_free. */
+COX_PUBLIC int cox_executor_pull_kv(struct cox_executor *executor,
+                                    const struct ModelExecuteData__PullKVRequest *request,
+                                    uint64_t deadline_ns, struct cox_pull_result **ret_results,
+                                    size_t *ret_count, struct cox_error *err);
+COX_PUBLIC void cox_pull_results_free(struct cox_pull_result *results, size_t count);
+
+/* LORA_OPERATION. ret_statuses: rank_count LoraOperationStatus values (legacy workers: rank 0's for all). Returns 0 when
+ * every rank says LORA_CMD_SUCCESS; COX_REJECTED otherwise, statuses filled, err names the ranks. */
+COX_PUBLIC int cox_executor_lora(struct cox_executor *executor,
+                                 const struct ModelExecuteData__LoraOperationRequest *request,
+                                 uint64_t deadline_ns, int32_t *ret_statuses, struct cox_error *err);
+
+/* States of a group, for recovery. */
+enum cox_engine_state {
+    COX_ENGINE_READY = 0,
+    COX_ENGINE_NORMAL = 1,
+    COX_ENGINE_ABNORMAL = 2,
+    COX_ENGINE_PAUSE = 3,
+    COX_ENGINE_INIT = 4,
+    COX_ENGINE_BUSY = 5,
+};
+
+enum cox_recover_command {
+    COX_RECOVER_PAUSE = 0, /* CMD_PAUSE_ENGINE; from NORMAL, ABNORMAL, BUSY; to PAUSE */
+    COX_RECOVER_PAUSE_NET, /* CMD_PAUSE_ENGINE_ROCE; from NORMAL, ABNORMAL, BUSY; to PAUSE */
+    COX_RECOVER_CLEAR,     /* CMD_CLEAR_TRANSER; from any state; state stays */
+    COX_RECOVER_REINIT,    /* CMD_REINIT_NPU; from PAUSE; to READY */
+    COX_RECOVER_START,     /* CMD_START_ENGINE; from READY, PAUSE; to NORMAL */
+};
+
+struct cox_recover_result {
+    int32_t device;
+    int32_t result; /* 0: ok; -1 when the rank gave no answer: an absent result is a failure */
+    char text[256];
+};
+
+/* One recovery command on every rank, whatever the other channels do. ret_results: rank_count of them, filled also on
+ * failure. Returns 0 when every rank says 0; COX_STATE: not legal now, err says which commands are;
+ * COX_REJECTED: a rank's result is not 0. */
+COX_PUBLIC int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command command,
+                                    uint64_t deadline_ns, struct cox_recover_result *ret_results,
+                                    struct cox_error *err);
+COX_PUBLIC enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor);
+COX_PUBLIC const char *cox_engine_state_name(enum cox_engine_state state);
+COX_PUBLIC const char *cox_recover_command_name(enum cox_recover_command command);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

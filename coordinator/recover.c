@@ -1,0 +1,135 @@
+/* recover: the recovery commands of operations.h behind their state gate.
+ *
+ *            pause, pause-net                reinit
+ *   NORMAL ------------------.          .-----------> READY ---.
+ *   ABNORMAL ----------------+--> PAUSE                        | start
+ *   BUSY --------------------'          `----------------------+------> NORMAL
+ *                                              start
+ *   clear is legal everywhere and changes nothing.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "executor_internal.h"
+#include "proto/executor.pb-c.h"
+
+#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define FROM(state) (1u << COX_ENGINE_##state)
+#define FROM_ANY 0x3fu
+
+static const struct {
+    const char *name;
+    const char *wire;
+    ModelExecuteData__ExecuteType type;
+    uint32_t from; /* set of states */
+    int to;        /* -1: stays */
+} commands[] = {
+    [COX_RECOVER_PAUSE] = {"pause", "CMD_PAUSE_ENGINE", TYPE(PAUSE_COMMAND_EXEC),
+                           FROM(NORMAL) | FROM(ABNORMAL) | FROM(BUSY), COX_ENGINE_PAUSE},
+    [COX_RECOVER_PAUSE_NET] = {"pause-net", "CMD_PAUSE_ENGINE_ROCE", TYPE(PAUSE_COMMAND_EXEC_ROCE),
+                               FROM(NORMAL) | FROM(ABNORMAL) | FROM(BUSY), COX_ENGINE_PAUSE},
+    [COX_RECOVER_CLEAR] = {"clear", "CMD_CLEAR_TRANSER", TYPE(CLEAR_COMMAND_EXEC), FROM_ANY, -1},
+    [COX_RECOVER_REINIT] = {"reinit", "CMD_REINIT_NPU", TYPE(RECOVER_COMMAND_EXEC), FROM(PAUSE),
+                            COX_ENGINE_READY},
+    [COX_RECOVER_START] = {"start", "CMD_START_ENGINE", TYPE(START_COMMAND_EXEC),
+                           FROM(READY) | FROM(PAUSE), COX_ENGINE_NORMAL},
+};
+#define COMMAND_COUNT (sizeof commands / sizeof commands[0])
+
+const char *cox_engine_state_name(enum cox_engine_state state)
+{
+    static const char *const names[] = {"READY", "NORMAL", "ABNORMAL", "PAUSE", "INIT", "BUSY"};
+    return (size_t)state < sizeof names / sizeof names[0] ? names[state] : "unknown";
+}
+
+const char *cox_recover_command_name(enum cox_recover_command command)
+{
+    return (size_t)command < COMMAND_COUNT ? commands[command].name : "unknown";
+}
+
+enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor)
+{
+    struct cox_executor *own = (struct cox_executor *)(uintptr_t)executor;
+    pthread_mutex_lock(&own->recover_lock);
+    enum cox_engine_state state = own->engine_state;
+    pthread_mutex_unlock(&own->recover_lock);
+    return state;
+}
+
+struct recover_visit {
+    struct cox_recover_result *results;
+};
+
+static void recover_visit(void *context, const struct cox_completion *completion)
+{
+    struct recover_visit *visit = context;
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        struct cox_recover_result *result = &visit->results[rank];
+        const struct cox_rank_result *answer = &completion->ranks[rank];
+        const ModelExecuteData__ExecuteResponse *response = answer->response;
+        if (response &&
+            response->result_case ==
+                MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_RECOVER_COMMAND_RESPONSE &&
+            response->recover_command_response) {
+            const ModelExecuteData__RecoverCommandResponse *said = response->recover_command_response;
+            result->device = said->npu_device_id;
+            /* Present, or it is no result: nothing is taken for success. */
+            result->result = said->has_command_result ? said->command_result : -1;
+            snprintf(result->text, sizeof result->text, "%s", said->error_msg ? said->error_msg : "");
+        } else if (answer->text) {
+            snprintf(result->text, sizeof result->text, "%s", answer->text);
+        }
+    }
+}
+
+static int recover_refuse(struct cox_executor *executor, enum cox_recover_command command,
+                          struct cox_error *err)
+{
+    char legal[128] = "";
+    for (size_t i = 0; i < COMMAND_COUNT; i++) {
+        size_t used = strlen(legal);
+        if (commands[i].from & (1u << executor->engine_state))
+            snprintf(legal + used, sizeof legal - used, "%s%s", used ? ", " : "", commands[i].name);
+    }
+    return cox_fail(err, COX_STATE, "%s is not legal in state %s: legal are %s", commands[command].name,
+                    cox_engine_state_name(executor->engine_state), legal);
+}
+
+int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command command,
+                         uint64_t deadline_ns, struct cox_recover_result *ret_results,
+                         struct cox_error *err)
+{
+    if ((size_t)command >= COMMAND_COUNT)
+        return cox_fail(err, COX_INVALID, "recovery command %d does not exist", (int)command);
+    uint32_t rank_count = cox_executor_rank_count(executor);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        ret_results[rank] = (struct cox_recover_result){.device = -1, .result = -1, .text = "no answer"};
+    if (cox_collector_inside(executor))
+        return cox_fail(err, COX_DEADLOCK, "a recovery command from inside a handler or hook would wait for itself");
+
+    pthread_mutex_lock(&executor->recover_lock);
+    int r = 0;
+    if (!(commands[command].from & (1u << executor->engine_state)))
+        r = recover_refuse(executor, command, err);
+    if (r == 0) {
+        ModelExecuteData__RecoverCommandRequest body = MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
+        body.command = (char *)(uintptr_t)commands[command].wire;
+        ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+        request.has_execute_type = 1;
+        request.execute_type = commands[command].type;
+        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
+        request.recover_command_request = &body;
+        struct recover_visit visit = {.results = ret_results};
+        struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = deadline_ns};
+        r = cox_executor_call(executor, &request, &options, recover_visit, &visit, err);
+    }
+    for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
+        if (ret_results[rank].result != 0)
+            r = cox_fail(err, COX_REJECTED, "%s: rank %" PRIu32 " answered %" PRId32 ": %s",
+                         commands[command].name, rank, ret_results[rank].result, ret_results[rank].text);
+    if (r == 0 && commands[command].to >= 0)
+        executor->engine_state = (enum cox_engine_state)commands[command].to;
+    pthread_mutex_unlock(&executor->recover_lock);
+    return r;
+}

@@ -1,0 +1,115 @@
+#include "report.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../channel/truth.h"
+#include "../proto/operation.h"
+#include "proto/executor.pb-c.h"
+
+/* Appends to a text that never overflows. */
+static void append(char *buffer, size_t buffer_size, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void append(char *buffer, size_t buffer_size, const char *format, ...)
+{
+    size_t used = strlen(buffer);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(buffer + used, buffer_size - used, format, args);
+    va_end(args);
+}
+
+void cox_report_late(struct cox_collector *collector, const struct cox_entry *entry)
+{
+    static const char *const states[] = {"idle", "taken", "running", "replying"};
+    uint64_t now = cox_now_ns();
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        struct cox_rank_result *result = &collector->results[rank];
+        if (result->outcome != COX_OUTCOME_LATE)
+            continue;
+        char *text = collector->ranks[rank].text;
+        uint64_t since = entry->published_ns;
+        const char *state = "unknown (it has no lines)";
+        if (!collector->legacy) {
+            const struct cox_layout_rank_line *line =
+                cox_truth_line(collector->channel->control, rank, collector->channel->id);
+            /* acquire: partner is cox_truth_set_state. */
+            uint64_t word = atomic_load_explicit(&line->word, memory_order_acquire);
+            uint64_t stamp = atomic_load_explicit(&line->stamp_ns, memory_order_relaxed);
+            result->taken = cox_truth_taken(line) >= entry->sequence;
+            if (result->taken && stamp > since && stamp <= now)
+                since = stamp;
+            state = result->taken ? states[(word >> COX_STATE_SHIFT) & 3] : "never took it";
+        }
+        result->silent_ns = now > since ? now - since : 0;
+        bool alive = !cox_supervisor_dead(collector->supervisor, rank, NULL);
+        snprintf(text, COX_RANK_TEXT_SIZE,
+                 "rank %" PRIu32 " (pid %jd) had not answered: %s, silent for %.3f s, %s", rank,
+                 (intmax_t)result->pid, state, (double)result->silent_ns / 1e9,
+                 alive ? "alive" : "dead");
+        result->text = text;
+    }
+}
+
+static bool step_digest(const struct cox_rank_result *result, uint64_t *ret_digest)
+{
+    const ModelExecuteData__ExecuteResponse *response = result->response;
+    if (!response ||
+        response->result_case != MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
+        !response->execute_model_response || !response->execute_model_response->step ||
+        !response->execute_model_response->step->has_digest)
+        return false;
+    *ret_digest = response->execute_model_response->step->digest;
+    return true;
+}
+
+int cox_report_divergence(const struct cox_collector *collector, char *buffer, size_t buffer_size)
+{
+    int reference = -1;
+    uint64_t expected = 0;
+    bool diverged = false;
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        uint64_t digest;
+        if (!step_digest(&collector->results[rank], &digest))
+            continue;
+        if (reference < 0) {
+            reference = (int)rank;
+            expected = digest;
+        } else if (digest != expected) {
+            if (!diverged)
+                snprintf(buffer, buffer_size,
+                         "ranks disagree on the tokens of a step: rank %d has digest %016" PRIx64, reference,
+                         expected);
+            append(buffer, buffer_size, ", rank %" PRIu32 " has %016" PRIx64, rank, digest);
+            diverged = true;
+        }
+    }
+    return diverged ? COX_DIVERGED : 0;
+}
+
+void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry, int status,
+                        char *buffer, size_t buffer_size)
+{
+    snprintf(buffer, buffer_size, "%s sequence %" PRIu64 " (%s): %s",
+             cox_channel_name(collector->channel->id), entry->sequence, entry->operation->name,
+             cox_status_text(status));
+    if (status == COX_TIMEOUT)
+        append(buffer, buffer_size, " after %.3f s", (double)(cox_now_ns() - entry->submitted_ns) / 1e9);
+    uint32_t answered = 0, asked = 0;
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        asked += collector->results[rank].outcome != COX_OUTCOME_NOT_ASKED;
+        answered += collector->results[rank].outcome == COX_OUTCOME_OK;
+    }
+    append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks answered", answered, asked);
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        const struct cox_rank_result *result = &collector->results[rank];
+        if (result->outcome == COX_OUTCOME_ERROR)
+            append(buffer, buffer_size, "; rank %" PRIu32 " failed: %s", rank, result->text);
+        else if (result->outcome == COX_OUTCOME_DEAD ||
+                 (result->outcome == COX_OUTCOME_LATE &&
+                  (status == COX_TIMEOUT || status == COX_CLOSED)))
+            append(buffer, buffer_size, "; %s", result->text);
+    }
+}

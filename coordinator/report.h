@@ -1,0 +1,19 @@
+/*
+ * report: a finished request in words: who answered, who is silent since when, who is dead, who disagrees.
+ *
+ * Threads: the gathering thread of the collector. Blocks: nothing. If the process dies: nothing is left.
+ */
+#ifndef COX_COORDINATOR_REPORT_H
+#define COX_COORDINATOR_REPORT_H
+
+#include "collect.h"
+
+/* Fills taken, silent_ns and text of every rank that has not answered. */
+void cox_report_late(struct cox_collector *collector, const struct cox_entry *entry);
+/* Compares the token digests of a step. Returns 0, or COX_DIVERGED with the ranks named in buffer. */
+int cox_report_divergence(const struct cox_collector *collector, char *buffer, size_t buffer_size);
+/* One sentence about the whole request. */
+void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry, int status,
+                        char *buffer, size_t buffer_size);
+
+#endif
