@@ -1,5 +1,6 @@
 #include "base.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,8 +36,10 @@ static const char *const status_texts[COX_STATUS_COUNT] = {
 
 const char *cox_status_text(int status)
 {
-    if (status < 0)
-        return strerrordesc_np(-status) ? strerrordesc_np(-status) : "unknown system error";
+    if (status < 0) {
+        const char *text = status == INT_MIN ? NULL : strerrordesc_np(-status); /* -INT_MIN overflows */
+        return text ? text : "unknown system error";
+    }
     if (status >= COX_STATUS_COUNT)
         return "unknown status";
     return status_texts[status];

@@ -100,14 +100,16 @@ static int control_sweep(const char *name, const char *object, struct cox_error 
 {
     char path[COX_OBJECT_NAME_SIZE + sizeof SHM_FOLDER];
     snprintf(path, sizeof path, SHM_FOLDER "%s", object);
+    int r;
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         if (errno == ENOENT)
             return 0;
-        return cox_fail(err, errno == ELOOP || errno == EACCES ? COX_DENIED : -errno,
-                        "%s is in the way: %s", object, cox_status_text(-errno));
+        r = errno;
+        bool foreign = r == ELOOP || r == EACCES || r == EISDIR || r == ENXIO;
+        return cox_fail(err, foreign ? COX_DENIED : -r, "%s is in the way: %s", object, cox_status_text(-r));
     }
-    int r = cox_region_check_fd(fd, object, err);
+    r = cox_region_check_fd(fd, object, err);
     if (r)
         return r;
     struct stat st, named;

@@ -52,11 +52,14 @@ static int geometry_check(const struct cox_geometry *geometry, int code, struct 
         const char *name = channel_defaults[c].name;
         if (channel->request_size > (UINT64_C(1) << 40) || channel->response_size > (UINT64_C(1) << 40))
             return cox_fail(err, code, "%s: a region of over 1 TiB", name);
+        if (channel->response_size < FRAME_SIZE_MIN)
+            return cox_fail(err, code,
+                            "%s: a response region of %" PRIu64 " bytes: expected at least %" PRIu64, name,
+                            channel->response_size, FRAME_SIZE_MIN);
         if (c == COX_CHANNEL_ERROR) {
-            if (channel->response_size < FRAME_SIZE_MIN)
-                return cox_fail(err, code,
-                                "%s: a response region of %" PRIu64 " bytes: expected at least %" PRIu64,
-                                name, channel->response_size, FRAME_SIZE_MIN);
+            if (channel->request_size)
+                return cox_fail(err, code, "%s: a request region of %" PRIu64 " bytes: it has no requests",
+                                name, channel->request_size);
             continue;
         }
         if (channel->frame_size < FRAME_SIZE_MIN ||
@@ -117,7 +120,28 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
 
 int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *err)
 {
-    return geometry_check(geometry, COX_CORRUPT, err);
+    int r = geometry_check(geometry, COX_CORRUPT, err);
+    if (r)
+        return r;
+    /* Frames and strides follow from the sizes: whoever resolves them gets these, or a number was changed since. */
+    struct cox_geometry_choice choice = {.depth = geometry->depth, .legacy = geometry->legacy};
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        choice.request_size[c] = geometry->channels[c].request_size;
+        choice.response_size[c] = geometry->channels[c].response_size;
+    }
+    struct cox_geometry derived;
+    if (cox_geometry_resolve(geometry->rank_count, &choice, &derived, NULL))
+        return cox_fail(err, COX_CORRUPT, "sizes that cannot have been chosen");
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        const struct cox_layout_channel *seen = &geometry->channels[c], *own = &derived.channels[c];
+        if (seen->frame_size != own->frame_size || seen->slot_stride != own->slot_stride)
+            return cox_fail(err, COX_CORRUPT,
+                            "%s: frames of %" PRIu64 " and slots of %" PRIu64 " bytes: expected %" PRIu64
+                            " and %" PRIu64,
+                            channel_defaults[c].name, seen->frame_size, seen->slot_stride, own->frame_size,
+                            own->slot_stride);
+    }
+    return 0;
 }
 
 uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)

@@ -8,23 +8,33 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-int cox_peer_start_time(pid_t pid, uint64_t *ret_start)
+/* Reads /proc/<pid>/stat; *ret_field points into text at the parenthesis that ends the second field. */
+static int peer_read_stat(pid_t pid, char *text, size_t text_size, const char **ret_field)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%jd/stat", (intmax_t)pid);
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return errno == ENOENT || errno == ESRCH ? COX_PEER_DEAD : -errno;
-    char text[1024];
     ssize_t length;
     do
-        length = read(fd, text, sizeof text - 1);
+        length = read(fd, text, text_size - 1);
     while (length < 0 && errno == EINTR);
     if (length < 0)
         return errno == ESRCH ? COX_PEER_DEAD : -errno;
     text[length] = '\0';
     /* The second field is the program's name in parentheses and may hold anything, parentheses too. */
-    const char *field = strrchr(text, ')');
+    *ret_field = strrchr(text, ')');
+    return *ret_field ? 0 : COX_CORRUPT;
+}
+
+int cox_peer_start_time(pid_t pid, uint64_t *ret_start)
+{
+    char text[1024];
+    const char *field;
+    int r = peer_read_stat(pid, text, sizeof text, &field);
+    if (r)
+        return r;
     for (int number = 2; field && number < 22; number++)
         field = strchr(field + 1, ' ');
     uint64_t start;
@@ -67,4 +77,13 @@ bool cox_peer_alive(const struct cox_peer *peer)
         r = poll(&p, 1, 0);
     while (r < 0 && errno == EINTR);
     return r == 0;
+}
+
+bool cox_peer_stopped(pid_t pid)
+{
+    char text[1024];
+    const char *field;
+    if (peer_read_stat(pid, text, sizeof text, &field) || strlen(field) < 3)
+        return false;
+    return field[2] == 'T' || field[2] == 't';
 }

@@ -31,4 +31,7 @@ void cox_peer_close(struct cox_peer *peer); /* idempotent */
 /* False once the process is dead, reaped or not. */
 bool cox_peer_alive(const struct cox_peer *peer);
 
+/* True when /proc says that the process is stopped by a signal or a debugger; false also when it cannot be told. */
+bool cox_peer_stopped(pid_t pid);
+
 #endif

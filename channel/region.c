@@ -118,9 +118,12 @@ int cox_region_attach(struct cox_region *region, const char *name, uint64_t size
         r = errno;
         if (r == ENOENT)
             return cox_fail(err, COX_NOT_FOUND, "region %s does not exist", name);
-        if (r == ELOOP || r == EACCES || r == EISDIR || r == ENXIO)
+        /* shm_open tells EINVAL for EISDIR; the name itself was checked above. */
+        if (r == ELOOP || r == EACCES || r == EISDIR || r == EINVAL || r == ENXIO)
             return cox_fail(err, COX_DENIED, "region %s: %s", name,
-                            r == ELOOP ? "the name is a symbolic link" : cox_status_text(-r));
+                            r == ELOOP    ? "the name is a symbolic link"
+                            : r == EINVAL ? "the name is a directory"
+                                          : cox_status_text(-r));
         return cox_fail(err, -r, "region %s: %s", name, cox_status_text(-r));
     }
     r = cox_region_check_fd(fd, name, err);

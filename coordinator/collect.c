@@ -129,7 +129,7 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
         if (!cox_rank_set_has(asked, rank) || !collector_dead(collector, rank))
             continue;
         char text[COX_RANK_TEXT_SIZE];
-        cox_supervisor_describe(collector->supervisor, rank, text, sizeof text);
+        cox_report_death(collector->supervisor, rank, text, sizeof text);
         r = cox_fail(err, COX_PEER_DEAD, "%s: %s", name, text);
     }
     if (r == 0 && late >= 0)
@@ -280,12 +280,10 @@ static void gather_answer(struct cox_collector *collector, struct cox_entry *ent
         collector_consume(collector, entry, rank);
         return;
     }
-    uint32_t generation =
-        collector->legacy ? 0 : channel->control->layout->ranks[rank].identity.generation;
     size_t length = 0;
     bool failed = false;
     struct cox_error why = {0};
-    int r = cox_reply_fetch(channel, rank, entry->sequence, whole, generation, own->buffer,
+    int r = cox_reply_fetch(channel, rank, entry->sequence, whole, own->generation, own->buffer,
                             own->buffer_size, &length, &failed, &why);
     collector_consume(collector, entry, rank);
     if (r) {
@@ -333,8 +331,7 @@ static void gather_death(struct cox_collector *collector, uint32_t rank)
     result->outcome = COX_OUTCOME_DEAD;
     result->signal = how.signal;
     result->exit_status = how.known && !how.signal ? how.exit_status : -1;
-    cox_supervisor_describe(collector->supervisor, rank, collector->ranks[rank].text,
-                            COX_RANK_TEXT_SIZE);
+    cox_report_death(collector->supervisor, rank, collector->ranks[rank].text, COX_RANK_TEXT_SIZE);
     result->text = collector->ranks[rank].text;
 }
 
@@ -571,6 +568,7 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++) {
         bool whole = geometry->legacy && rank == 0;
         struct cox_collector_rank *own = &collector->ranks[rank];
+        own->generation = geometry->legacy ? 0 : 1;
         own->buffer_size = cox_geometry_slot_capacity(geometry, channel->id, whole);
         own->buffer = malloc(own->buffer_size); /* pages are touched only as far as replies reach */
         if (!own->buffer)

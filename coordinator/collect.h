@@ -33,7 +33,7 @@
 
 /* Somebody who is owed something looks again this often. */
 #define COX_SLICE_NS (50 * COX_NSEC_PER_MSEC)
-#define COX_RANK_TEXT_SIZE 512
+#define COX_RANK_TEXT_SIZE 1024
 
 struct cox_operation;
 
@@ -64,6 +64,7 @@ struct cox_entry {
 struct cox_collector_rank {
     uint64_t legacy_done;    /* ranks without lines: the truth their tokens tell */
     bool legacy_free;        /* a request_produce token is in hand */
+    uint32_t generation;     /* of the process whose answers count; 0: a rank without lines */
     _Atomic uint32_t foreign; /* tokens posted by wakers, to be told from a legacy rank's */
     uint8_t *buffer;         /* private copy of its reply */
     size_t buffer_size;

@@ -336,14 +336,18 @@ static void executor_say_finalize(struct cox_executor *executor)
 
 uint32_t cox_executor_stop(struct cox_executor *executor)
 {
+    COX_ASSERT(!cox_collector_inside(executor)); /* it would wait for itself */
     if (atomic_exchange_explicit(&executor->stopping, true, memory_order_acq_rel))
         return 0;
     uint32_t signalled = 0;
-    if (executor->supervisor) {
-        const struct cox_executor_options *options = &executor->options;
-        bool started = atomic_load_explicit(&executor->started, memory_order_acquire);
-        if (started)
-            executor_say_finalize(executor);
+    const struct cox_executor_options *options = &executor->options;
+    bool started = atomic_load_explicit(&executor->started, memory_order_acquire);
+    if (started)
+        executor_say_finalize(executor);
+    /* Before the workers end: what is outstanding is closed, not failed. */
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_collector_stop(&executor->collectors[c]);
+    if (executor->supervisor)
         signalled = cox_supervisor_end(executor->supervisor,
                                        !started               ? 0
                                        : options->finalize_ms ? options->finalize_ms
@@ -351,9 +355,6 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
                                        !started           ? 0
                                        : options->term_ms ? options->term_ms
                                                           : TERM_MS);
-    }
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_collector_stop(&executor->collectors[c]);
     if (executor->error_threaded) {
         cox_gate_post(&executor->channels[COX_CHANNEL_ERROR].gate, 0, COX_BELL_RESPONSE_CONSUME);
         pthread_join(executor->error_thread, NULL);

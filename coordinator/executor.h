@@ -106,8 +106,8 @@ struct cox_executor_options {
  * err tells which rank and why. Nothing is left behind unless 0. */
 COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
                                   struct cox_executor **ret_executor, struct cox_error *err);
-/* Finalizes: a message on every channel, finalize_ms, SIGTERM, term_ms, SIGKILL; then completes what is outstanding with
- * COX_CLOSED. Idempotent. Returns how many workers had to be signalled. */
+/* Finalizes: a message on every channel; what is outstanding completes with COX_CLOSED; finalize_ms, SIGTERM, term_ms,
+ * SIGKILL. Idempotent. Not inside a handler. Returns how many workers had to be signalled. */
 COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
 /* Stops if needed, removes what is left, frees. NULL-safe, returns NULL. Not inside a handler. */
 COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../channel/peer.h"
 #include "../channel/truth.h"
 #include "../proto/operation.h"
 #include "proto/executor.pb-c.h"
@@ -19,6 +20,14 @@ static void append(char *buffer, size_t buffer_size, const char *format, ...)
     va_start(args, format);
     vsnprintf(buffer + used, buffer_size - used, format, args);
     va_end(args);
+}
+
+void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer, size_t buffer_size)
+{
+    char lines[400];
+    cox_supervisor_describe(supervisor, rank, buffer, buffer_size);
+    if (cox_supervisor_last_lines(supervisor, rank, lines, sizeof lines))
+        append(buffer, buffer_size, "; its last lines: %s", lines);
 }
 
 void cox_report_late(struct cox_collector *collector, const struct cox_entry *entry)
@@ -45,10 +54,11 @@ void cox_report_late(struct cox_collector *collector, const struct cox_entry *en
         }
         result->silent_ns = now > since ? now - since : 0;
         bool alive = !cox_supervisor_dead(collector->supervisor, rank, NULL);
+        bool stopped = alive && cox_peer_stopped(result->pid);
         snprintf(text, COX_RANK_TEXT_SIZE,
                  "rank %" PRIu32 " (pid %jd) had not answered: %s, silent for %.3f s, %s", rank,
                  (intmax_t)result->pid, state, (double)result->silent_ns / 1e9,
-                 alive ? "alive" : "dead");
+                 stopped ? "alive but stopped by a signal" : alive ? "alive" : "dead");
         result->text = text;
     }
 }

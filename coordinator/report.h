@@ -8,6 +8,8 @@
 
 #include "collect.h"
 
+/* How a dead rank ended, and the last lines it wrote. */
+void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer, size_t buffer_size);
 /* Fills taken, silent_ns and text of every rank that has not answered. */
 void cox_report_late(struct cox_collector *collector, const struct cox_entry *entry);
 /* Compares the token digests of a step. Returns 0, or COX_DIVERGED with the ranks named in buffer. */

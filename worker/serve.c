@@ -18,6 +18,8 @@ typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
 #define RESULT(name) MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_##name
 /* How long a failing answer may wait to be announced on the error channel; the collector looks by itself anyway. */
 #define NOTICE_MS 100
+/* How soon a wait for a legacy coordinator's token notices that the worker leaves. */
+#define SLICE_MS 50
 
 struct cox_init_request {
     const ExecuteRequest *request;
@@ -59,8 +61,23 @@ static void lane_done(struct cox_lane *lane, uint64_t sequence, bool post)
         cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_CONSUME);
 }
 
+/* A legacy coordinator may send the next request before it has read the answer to the last one. */
+static bool lane_await_slot(struct cox_lane *lane)
+{
+    struct cox_worker *worker = lane->worker;
+    int r;
+    do
+        r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_RESPONSE_PRODUCE,
+                          cox_deadline_after_ms(SLICE_MS));
+    while (r == COX_TIMEOUT && !atomic_load_explicit(&worker->stopping, memory_order_acquire));
+    return r == 0;
+}
+
+/* NULL: the worker leaves before the slot is free. */
 static uint8_t *lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole, size_t *ret_capacity)
 {
+    if (lane->worker->stands_in && !lane_await_slot(lane))
+        return NULL;
     /* The slot is free since the coordinator published this sequence: see claim in coordinator/collect.h. */
     cox_gate_settle(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
     cox_truth_set_state(lane->line, COX_RANK_REPLYING, sequence, cox_now_ns());
@@ -78,16 +95,29 @@ static void response_fail(struct cox_lane *lane, ExecuteResponse *response, int 
     response->execute_model_response = NULL;
 }
 
+/* In a legacy group: is this answered by rank 0 alone, whose payload may fill the region? What is of no type that
+ * belongs here gets slots where there is room for them, so that every rank can tell of it. */
+static bool lane_whole(const struct cox_lane *lane, uint32_t type)
+{
+    if (!lane->worker->control.geometry.legacy)
+        return false;
+    if (lane->channel.id == COX_CHANNEL_LINK)
+        return true;
+    const struct cox_operation *operation = cox_operation_find(type);
+    return operation && operation->channel == lane->channel.id && !operation->legacy_slotted;
+}
+
 static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type, ExecuteResponse *response)
 {
     struct cox_worker *worker = lane->worker;
-    bool legacy = worker->control.geometry.legacy;
-    const struct cox_operation *operation = cox_operation_find(type);
-    bool whole = legacy && operation && !operation->legacy_slotted;
+    bool whole = lane_whole(lane, type);
+    bool silent = whole && worker->options.rank > 0;
     size_t capacity, length = 0;
     uint8_t *slot = lane_slot(lane, sequence, whole, &capacity);
+    if (!slot)
+        return;
     bool failed = response->status != 0;
-    if (whole && worker->options.rank > 0) {
+    if (silent) {
         lane_done(lane, sequence, true);
     } else {
         response->has_msg_type = 1;
@@ -107,8 +137,9 @@ static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
         }
         lane_send(lane, sequence, length, failed);
     }
+    /* Where the rank has no answer of its own, the report is all there is: then it is about no request. */
     if (failed)
-        cox_worker_tell(worker, (int)lane->channel.id, sequence,
+        cox_worker_tell(worker, silent ? -1 : (int)lane->channel.id, sequence,
                         response->error_text ? response->error_text : "", cox_deadline_after_ms(NOTICE_MS));
 }
 
@@ -529,6 +560,21 @@ static void lane_dispatch(struct cox_lane *lane, const struct cox_request *reque
     }
 }
 
+/* The request is not served. What nobody waits for is not answered: a legacy coordinator would take the token of such
+ * an answer for the one of its next request. */
+static void lane_reject(struct cox_lane *lane, const struct cox_request *request, int status)
+{
+    const struct cox_operation *operation = cox_operation_find(request->type);
+    if (operation && !operation->replies) {
+        lane_done(lane, request->sequence, false);
+        cox_worker_tell(lane->worker, -1, request->sequence, lane->error.text, cox_deadline_after_ms(NOTICE_MS));
+        return;
+    }
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    response_fail(lane, &response, status);
+    lane_answer(lane, request->sequence, request->type, &response);
+}
+
 bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
 {
     lane->error = (struct cox_error){0};
@@ -551,16 +597,16 @@ bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
         lane_done(lane, request->sequence, false);
         return true;
     }
+    struct cox_request typed = *request;
+    if (r == 0 && lane->worker->stands_in)
+        typed.type = (uint32_t)message->execute_type;
     if (r == 0 && (!operation || operation->channel != lane->channel.id ||
-                   (uint32_t)message->execute_type != request->type))
+                   (uint32_t)message->execute_type != typed.type))
         r = cox_fail(&lane->error, COX_CORRUPT, "%s does not belong on the %s channel",
                      cox_wire_type_name((uint32_t)message->execute_type), cox_channel_name(lane->channel.id));
-    if (r) {
-        ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-        response_fail(lane, &response, r);
-        lane_answer(lane, request->sequence, request->type, &response);
-        return false;
-    }
-    lane_dispatch(lane, request, message);
+    if (r)
+        lane_reject(lane, &typed, r);
+    else
+        lane_dispatch(lane, &typed, message);
     return false;
 }

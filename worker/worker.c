@@ -12,6 +12,7 @@
 #include "../channel/fault.h"
 #include "../channel/truth.h"
 #include "proto/executor.pb-c.h"
+#include "stand_in.h"
 #include "worker_internal.h"
 
 #define REQUEST_SIZE_MAX (UINT64_C(256) << 20)
@@ -37,22 +38,43 @@ static bool lane_leaving(const struct cox_lane *lane)
            cox_truth_aborted(&lane->worker->control);
 }
 
+/* Sleeps until request `next` or a later one is published, and moves *next to what is still in the ring. False: the
+ * worker leaves. */
+static bool lane_await(struct cox_lane *lane, uint64_t *next)
+{
+    const struct cox_worker *worker = lane->worker;
+    const struct cox_layout_channel_truth *truth =
+        cox_truth_channel(&worker->control, lane->channel.id);
+    uint32_t depth = worker->control.geometry.depth;
+    while (!lane_leaving(lane)) {
+        uint64_t published = cox_truth_published(truth);
+        if (published >= *next) {
+            /* A frame that names this rank is not reused before it is returned: what is older than the ring was for
+             * others. */
+            if (published - *next >= depth)
+                *next = published - depth + 1;
+            return true;
+        }
+        /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got lost. */
+        if (cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
+                          COX_DEADLINE_NEVER) < 0)
+            return false;
+        /* Without a control region the token is the news, unless it is the one that stop rings with. */
+        if (worker->stands_in && !lane_leaving(lane))
+            cox_stand_in_publish(&lane->channel, *next);
+    }
+    return false;
+}
+
 static void *lane_main(void *argument)
 {
     struct cox_lane *lane = argument;
     struct cox_worker *worker = lane->worker;
     struct cox_gate *gate = &lane->channel.gate;
-    const struct cox_layout_channel_truth *truth =
-        cox_truth_channel(&worker->control, lane->channel.id);
     uint32_t rank = worker->options.rank;
     uint64_t next = cox_truth_taken(lane->line) + 1;
     bool goodbye = false;
-    while (!goodbye && !lane_leaving(lane)) {
-        if (cox_truth_published(truth) < next) {
-            /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got lost. */
-            cox_gate_wait(gate, rank, COX_BELL_REQUEST_CONSUME, COX_DEADLINE_NEVER);
-            continue;
-        }
+    while (!goodbye && lane_await(lane, &next)) {
         struct cox_request request;
         int r = cox_request_read(&lane->channel, next, rank, &request);
         if (r == COX_EMPTY) {
@@ -152,6 +174,20 @@ int cox_worker_report_fault(struct cox_worker *worker, const char *text, uint64_
 
 /* ---- life ---- */
 
+/* A legacy coordinator has no control region; its tokens tell what the words would. */
+static int worker_attach_control(struct cox_worker *worker, struct cox_error *err)
+{
+    const struct cox_worker_options *options = &worker->options;
+    struct cox_error why = {0}, why_legacy = {0};
+    int r = cox_control_attach(&worker->control, options->prefix + 1, &why);
+    if (r != COX_NOT_FOUND || !options->parent_pid)
+        return r ? cox_fail(err, r, "%s", why.text) : 0;
+    r = cox_stand_in_create(&worker->control, options->prefix + 1, options->rank_count,
+                            options->parent_pid, &why_legacy);
+    worker->stands_in = r == 0;
+    return r ? cox_fail(err, r, "%s", r == COX_NOT_FOUND ? why.text : why_legacy.text) : 0;
+}
+
 static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
@@ -248,7 +284,7 @@ int cox_worker_new(const struct cox_worker_options *options, const struct cox_wo
     if (worker->wake_fd < 0)
         r = cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno));
     if (r == 0)
-        r = cox_control_attach(&worker->control, options->prefix + 1, err);
+        r = worker_attach_control(worker, err);
     if (r == 0)
         r = worker_check_group(worker, err);
     if (r == 0)

@@ -1,0 +1,360 @@
+#include "launch.h"
+
+#include "supervise.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct pipe {
+    int read_fd;
+    int write_fd;
+};
+
+static void strings_deinit(struct cox_strings *strings)
+{
+    for (size_t i = 0; i < strings->count; i++)
+        free(strings->items[i]);
+    free(strings->items);
+    *strings = (struct cox_strings){0};
+}
+
+__attribute__((format(printf, 2, 3))) static void strings_add(struct cox_strings *strings,
+                                                              const char *format, ...)
+{
+    char **items = realloc(strings->items, (strings->count + 2) * sizeof *items);
+    if (items) {
+        strings->items = items;
+        va_list args;
+        va_start(args, format);
+        if (vasprintf(&items[strings->count], format, args) >= 0)
+            strings->count++;
+        else
+            strings->failed = true;
+        va_end(args);
+        items[strings->count] = NULL;
+    } else {
+        strings->failed = true;
+    }
+}
+
+static void pipe_deinit(struct pipe *pipe)
+{
+    cox_close_fd(&pipe->read_fd);
+    cox_close_fd(&pipe->write_fd);
+}
+
+/* Only the read end never blocks: the write end becomes somebody's standard output. */
+static int pipe_init(struct pipe *pipe)
+{
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC) < 0)
+        return -errno;
+    *pipe = (struct pipe){.read_fd = fds[0], .write_fd = fds[1]};
+    return fcntl(pipe->read_fd, F_SETFL, O_NONBLOCK) < 0 ? -errno : 0;
+}
+
+/* Finds a command as a shell does. NULL with errno: ENOENT, nowhere in PATH; ENOMEM. Something that
+ * is there but cannot be executed is returned only for want of better, so that exec tells what is
+ * wrong with it. */
+static char *program_find(const char *command)
+{
+    if (strchr(command, '/'))
+        return strdup(command);
+    const char *path = getenv("PATH");
+    if (!path)
+        path = "/usr/local/bin:/bin:/usr/bin";
+    _cox_cleanup_(cox_free_ptr) char *second_best = NULL;
+    while (path) {
+        size_t length = strcspn(path, ":");
+        char *candidate;
+        /* An empty entry means the working directory. */
+        if (asprintf(&candidate, "%.*s/%s", length ? (int)length : 1, length ? path : ".",
+                     command) < 0)
+            return NULL;
+        struct stat st;
+        bool there = command[0] != '\0' && stat(candidate, &st) == 0 && S_ISREG(st.st_mode);
+        if (there && faccessat(AT_FDCWD, candidate, X_OK, AT_EACCESS) == 0)
+            return candidate;
+        if (there && !second_best)
+            second_best = candidate;
+        else
+            free(candidate);
+        path = path[length] ? path + length + 1 : NULL;
+    }
+    errno = ENOENT;
+    return cox_steal_ptr(&second_best);
+}
+
+/* program NULL: it was not found in PATH. */
+static int exec_failed(const char *command, const char *program, uint32_t rank, int error,
+                       struct cox_error *err)
+{
+    struct stat st;
+    bool there = program && stat(program, &st) == 0;
+    const char *advice = "run it in a shell to see more";
+    if (!program)
+        advice = "it is in no directory of PATH: install it there or give its full path";
+    else if (there && S_ISDIR(st.st_mode))
+        advice = "it is a directory: name the program inside it";
+    else if (error == ENOENT && there)
+        advice = "the file is there, but its interpreter (first line) or its loader is not: "
+                 "install that";
+    else if (error == ENOENT || error == ENOTDIR)
+        advice = "check the path of the worker's program";
+    else if (error == EACCES)
+        advice = "make it executable (chmod +x), on a file system that is not mounted noexec";
+    else if (error == ENOEXEC)
+        advice = "it is no program for this machine; a script needs a first line such as #!/bin/sh";
+    else if (error == E2BIG)
+        advice = "its arguments and the environment are too large together: shorten them";
+    return cox_fail(err, COX_EXEC_FAILED, "rank %u: cannot execute '%.400s': %s: %s", rank,
+                    program ? program : command, cox_status_text(-error), advice);
+}
+
+static bool is_ours(const char *variable)
+{
+    static const char *const names[] = {
+        "COXSWAIN_PREFIX=", "COXSWAIN_RANK=",       "COXSWAIN_WORLD_SIZE=",
+        "COXSWAIN_DEVICE=", "COXSWAIN_PARENT_PID=", "COXSWAIN_GENERATION="};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strncmp(variable, names[i], strlen(names[i])) == 0)
+            return true;
+    return false;
+}
+
+void cox_launch_plan_deinit(struct cox_launch_plan *plan)
+{
+    strings_deinit(&plan->command);
+    strings_deinit(&plan->environment);
+    cox_free_ptr(&plan->prefix);
+    cox_free_ptr(&plan->program);
+    plan->prefix = plan->program = NULL;
+}
+
+int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervise_options *options,
+                         struct cox_error *err)
+{
+    if (options->rank_count == 0 || options->rank_count > COX_RANK_COUNT_MAX)
+        return cox_fail(err, COX_INVALID, "%u ranks: must be 1 to %d", options->rank_count,
+                        COX_RANK_COUNT_MAX);
+    if (!options->command || !options->command[0] || !options->prefix)
+        return cox_fail(err, COX_INVALID,
+                        "the workers' command and the group's prefix must be given");
+    _cox_cleanup_(cox_launch_plan_deinit) struct cox_launch_plan made = {
+        .coordinator = getpid(),
+        .rank_count = options->rank_count,
+        .pass_flags = options->pass_flags,
+        .prefix = strdup(options->prefix),
+    };
+    for (const char *const *argument = options->command; *argument; argument++)
+        strings_add(&made.command, "%s", *argument);
+    for (char **variable = environ; variable && *variable; variable++)
+        if (!is_ours(*variable))
+            strings_add(&made.environment, "%s", *variable);
+    for (uint32_t rank = 0; rank < made.rank_count; rank++)
+        made.devices[rank] = options->devices ? options->devices[rank] : (int32_t)rank;
+    if (!made.prefix || made.command.failed || made.environment.failed)
+        return cox_fail(err, -ENOMEM, "preparing the workers' command: %s",
+                        cox_status_text(-ENOMEM));
+    made.program = program_find(made.command.items[0]);
+    if (!made.program)
+        return exec_failed(made.command.items[0], NULL, 0, errno, err);
+    *plan = made;
+    made = (struct cox_launch_plan){0};
+    return 0;
+}
+
+/* What a new process needs to know; all of it is made before the fork. */
+struct launch {
+    pid_t coordinator;
+    const char *program;
+    struct cox_strings argv;
+    struct cox_strings envp;
+    struct pipe streams[2];
+    struct pipe report; /* close-on-exec: nothing arrives when the program was executed */
+};
+
+#define LAUNCH_EMPTY                                                                               \
+    {                                                                                              \
+        .streams = {{-1, -1}, {-1, -1}}, .report = { -1, -1 }                                      \
+    }
+
+/* Why a new process could not become a worker. */
+struct launch_report {
+    int error;
+    bool at_exec;
+};
+
+static void launch_deinit(struct launch *launch)
+{
+    strings_deinit(&launch->argv);
+    strings_deinit(&launch->envp);
+    pipe_deinit(&launch->streams[0]);
+    pipe_deinit(&launch->streams[1]);
+    pipe_deinit(&launch->report);
+}
+
+static int launch_init(struct launch *launch, const struct cox_launch_plan *plan, uint32_t rank)
+{
+    launch->coordinator = plan->coordinator;
+    launch->program = plan->program;
+    int32_t device = plan->devices[rank];
+    struct cox_strings *argv = &launch->argv;
+    for (size_t i = 0; i < plan->command.count; i++)
+        strings_add(argv, "%s", plan->command.items[i]);
+    if (plan->pass_flags) {
+        const char *const names[] = {"--local_rank", "--local_world_size", "--npu_num_per_dp",
+                                     "--npu_device_id", "--parent_pid"};
+        const intmax_t values[] = {rank, plan->rank_count, plan->rank_count, device,
+                                   plan->coordinator};
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+            strings_add(argv, "%s", names[i]);
+            strings_add(argv, "%jd", values[i]);
+        }
+        strings_add(argv, "--shm_name_prefix");
+        strings_add(argv, "%s", plan->prefix);
+    }
+    struct cox_strings *envp = &launch->envp;
+    for (size_t i = 0; i < plan->environment.count; i++)
+        strings_add(envp, "%s", plan->environment.items[i]);
+    strings_add(envp, "COXSWAIN_PREFIX=%s", plan->prefix);
+    strings_add(envp, "COXSWAIN_RANK=%u", rank);
+    strings_add(envp, "COXSWAIN_WORLD_SIZE=%u", plan->rank_count);
+    strings_add(envp, "COXSWAIN_DEVICE=%d", device);
+    strings_add(envp, "COXSWAIN_PARENT_PID=%d", plan->coordinator);
+    strings_add(envp, "COXSWAIN_GENERATION=1");
+    if (argv->failed || envp->failed)
+        return -ENOMEM;
+    int r = pipe_init(&launch->streams[0]);
+    if (!r)
+        r = pipe_init(&launch->streams[1]);
+    return r ? r : pipe_init(&launch->report);
+}
+
+/* Not _exit: in a sanitized build that would run the sanitizer's epilogue in the child of a
+ * threaded process. */
+static _Noreturn void child_exit(void)
+{
+    for (;;)
+        syscall(SYS_exit_group, 127);
+}
+
+/* fd, or a copy of it, that is none of the numbers that are about to be replaced. */
+static int child_fd_above_report(int fd)
+{
+    return fd > 3 ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 4);
+}
+
+/* 0, 1, 2 and, until exec, 3 for the report; nothing else. Before that, any of the fds can have any
+ * number: the host may have closed its own standard ones. */
+static int child_arrange_fds(const struct launch *launch, int *report_fd)
+{
+    int out_fd = child_fd_above_report(launch->streams[0].write_fd);
+    int err_fd = child_fd_above_report(launch->streams[1].write_fd);
+    int old_report_fd = child_fd_above_report(launch->report.write_fd);
+    if (out_fd < 0 || err_fd < 0 || old_report_fd < 0 || dup3(old_report_fd, 3, O_CLOEXEC) < 0)
+        return -errno;
+    *report_fd = 3;
+    if (dup2(out_fd, 1) < 0 || dup2(err_fd, 2) < 0 || close_range(4, ~0U, 0) < 0)
+        return -errno;
+    int null_fd = open("/dev/null", O_RDONLY);
+    if (null_fd < 0 || dup2(null_fd, 0) < 0)
+        return -errno;
+    if (null_fd != 0)
+        close(null_fd);
+    return 0;
+}
+
+/* Between fork and exec: a copy of one thread of a threaded process, so nothing but
+ * async-signal-safe calls. It never returns into the coordinator's code and runs none of its exit
+ * handlers. */
+static _Noreturn void child_main(const struct launch *launch)
+{
+    /* Signals are blocked as in the thread that forked. A signal that the host ignores would stay
+     * ignored over exec, and a handler of the host must not run once the mask is opened. (Refused
+     * for SIGKILL, SIGSTOP and the C library's.) */
+    const struct sigaction default_action = {.sa_handler = SIG_DFL};
+    for (int number = 1; number < NSIG; number++)
+        sigaction(number, &default_action, NULL);
+
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() != launch->coordinator)
+        child_exit(); /* it died before the signal was armed */
+    int report_fd = launch->report.write_fd;
+    struct launch_report report = {.error = -child_arrange_fds(launch, &report_fd)};
+    if (report.error == 0) {
+        sigset_t none;
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        execve(launch->program, launch->argv.items, launch->envp.items);
+        report = (struct launch_report){.error = errno, .at_exec = true};
+    }
+    ssize_t written = write(report_fd, &report, sizeof report);
+    (void)written; /* there is nobody else to tell */
+    child_exit();
+}
+
+/* A process like fork's, in two respects better: the pidfd comes with it, so that nobody else can
+ * reap the pid in between (a host that ignores SIGCHLD would), and this thread goes on when the
+ * child has executed its program or is dead, which no end-of-file on a pipe can tell once another
+ * thread of the host has forked. Fork handlers of the host do not run; they would be for nothing.
+ * Zeros, since architectures differ in the order of the unused arguments. */
+static pid_t launch_fork(int *ret_pidfd)
+{
+    return (pid_t)syscall(SYS_clone, (unsigned long)(CLONE_VFORK | CLONE_PIDFD | SIGCHLD), NULL,
+                          ret_pidfd, NULL, NULL);
+}
+
+bool cox_launch_reap(int pidfd, siginfo_t *ret_info)
+{
+    int r;
+    do
+        r = waitid(P_PIDFD, (id_t)pidfd, ret_info, WEXITED);
+    while (r < 0 && errno == EINTR);
+    return r == 0;
+}
+
+int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_launched *ret_launched,
+               struct cox_error *err)
+{
+    _cox_cleanup_(launch_deinit) struct launch launch = LAUNCH_EMPTY;
+    int r = launch_init(&launch, plan, rank);
+    if (r)
+        return cox_fail(
+            err, r, "rank %u: preparing its process: %s%s", rank, cox_status_text(r),
+            r == -EMFILE ? " (raise ulimit -n: a rank needs 3, and 5 more while it starts)" : "");
+    _cox_cleanup_(cox_close_fd) int pidfd = -1;
+    pid_t pid = launch_fork(&pidfd);
+    if (pid < 0) {
+        r = -errno;
+        return cox_fail(err, r, "rank %u: creating its process: %s%s", rank, cox_status_text(r),
+                        r == -EAGAIN ? " (raise ulimit -u or the pids limit of the control group)"
+                                     : "");
+    }
+    if (pid == 0)
+        child_main(&launch);
+
+    struct launch_report report;
+    if (read(launch.report.read_fd, &report, sizeof report) == (ssize_t)sizeof report) {
+        siginfo_t info;
+        cox_launch_reap(pidfd, &info);
+        if (report.at_exec)
+            return exec_failed(plan->command.items[0], plan->program, rank, report.error, err);
+        return cox_fail(err, -report.error, "rank %u: setting its process up: %s", rank,
+                        cox_status_text(-report.error));
+    }
+    *ret_launched = (struct cox_launched){
+        .pid = pid,
+        .pidfd = cox_steal_fd(&pidfd),
+        .stream_fds = {cox_steal_fd(&launch.streams[0].read_fd),
+                       cox_steal_fd(&launch.streams[1].read_fd)},
+    };
+    return 0;
+}

@@ -1,0 +1,59 @@
+/*
+ * launch: one worker process: found, prepared, forked, executed.
+ *
+ * Threads: a plan may be read by any thread once it is made; cox_launch by the thread that shall
+ * live as long as the worker, with all signals blocked: the worker is killed when that thread ends
+ * (PDEATHSIG). Ownership: a plan owns copies of everything; what cox_launch returns is the
+ * caller's. Blocks: cox_launch until the program is executed or could not be. If the process dies:
+ * a worker between fork and exec dies with it, as one after that does.
+ */
+#ifndef COX_COORDINATOR_LAUNCH_H
+#define COX_COORDINATOR_LAUNCH_H
+
+#include "../channel/base.h"
+
+#include <signal.h>
+#include <sys/types.h>
+
+struct cox_supervise_options;
+
+/* Strings with a NULL behind them, as exec wants them. */
+struct cox_strings {
+    char **items;
+    size_t count;
+    bool failed; /* no memory for one of them */
+};
+
+/* How every worker of a group is started. */
+struct cox_launch_plan {
+    pid_t coordinator; /* this process */
+    uint32_t rank_count;
+    bool pass_flags;
+    char *prefix;
+    char *program;                  /* what is executed: a path; found in PATH */
+    struct cox_strings command;     /* argv without flags */
+    struct cox_strings environment; /* without COXSWAIN_ variables of ours */
+    int32_t devices[COX_RANK_COUNT_MAX];
+};
+
+struct cox_launched {
+    pid_t pid;
+    int pidfd;
+    int stream_fds[2]; /* read ends of standard output and error, O_NONBLOCK */
+};
+
+/* Copies what options say, and finds the program. Returns 0; COX_INVALID; COX_EXEC_FAILED: it is
+ * not in PATH; -ENOMEM. */
+int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervise_options *options,
+                         struct cox_error *err);
+void cox_launch_plan_deinit(struct cox_launch_plan *plan);
+/* Starts one worker. Returns 0; COX_EXEC_FAILED: err names command, rank and reason; -errno.
+ * Nothing is left unless 0. */
+int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_launched *ret_launched,
+               struct cox_error *err);
+/* Waits for the end of a process that is dead or about to be. False: somebody else reaped it,
+ * because the host ignores SIGCHLD or waits for any child on another thread. Dead it is all the
+ * same. */
+bool cox_launch_reap(int pidfd, siginfo_t *ret_info);
+
+#endif

@@ -1,0 +1,64 @@
+/*
+ * output: what a worker writes: a pipe, its bytes cut into lines, and a ring of the last lines of a
+ * rank.
+ *
+ * Threads: no locks of its own; one thread at a time per object.
+ * Ownership: the objects are the caller's memory; an output owns its fd; strings handed to the line
+ * function are lent for the call. Blocks: nothing. If the process dies: nothing is left.
+ */
+#ifndef COX_COORDINATOR_OUTPUT_H
+#define COX_COORDINATOR_OUTPUT_H
+
+#include "../channel/base.h"
+
+/* A line longer than this comes in pieces of exactly this many bytes and a rest. */
+#define COX_OUTPUT_LINE_MAX 4000
+
+/* What a ring keeps: enough for the end of a stack trace. */
+#define COX_LAST_LINES 16
+#define COX_LAST_LINE_MAX 400
+
+/* One line without its newline, terminated by a NUL. */
+typedef void (*cox_output_line_fn)(void *context, const char *text, size_t size);
+
+/* Bytes taken from a pipe before others get their turn: with 8 ranks that write as fast as they
+ * can, a death is still seen within 128 KiB of lines. */
+#define COX_OUTPUT_READ_MAX 8192
+
+/* One stream. */
+struct cox_output {
+    int fd;      /* read end, O_NONBLOCK; -1: ended, or not read by this */
+    size_t size; /* bytes of a line whose end has not been seen */
+    char text[COX_OUTPUT_LINE_MAX + 1];
+};
+
+/* Takes size bytes as read and calls line for every line that they complete. The bytes may be
+ * anything: they are handed on unchanged, except that a NUL becomes '?', because a line is a C
+ * string. */
+void cox_output_feed(struct cox_output *output, const char *bytes, size_t size,
+                     cox_output_line_fn line, void *context);
+/* The stream has ended: what came after the last newline is a line, too. */
+void cox_output_finish(struct cox_output *output, cox_output_line_fn line, void *context);
+
+/* Reads the fd at most once, and feeds. At end of file or an error the fd is closed, and the line
+ * finished. Returns the number of bytes; 0: there is nothing now, or never again. */
+size_t cox_output_read(struct cox_output *output, cox_output_line_fn line, void *context);
+/* Reads all that a dead writer left behind, and finishes the line. Does not wait for the end of
+ * file, since a child of the dead one may hold the pipe open, and takes no more than a pipe holds,
+ * since that child may write for ever: what the dead one wrote comes first. */
+void cox_output_drain(struct cox_output *output, cox_output_line_fn line, void *context);
+
+/* The last lines, of both streams of a rank together. */
+struct cox_last_lines {
+    uint32_t count; /* kept, at most COX_LAST_LINES */
+    uint32_t next;  /* the slot that the next line takes, the oldest one once all are taken */
+    char texts[COX_LAST_LINES][COX_LAST_LINE_MAX + 1];
+};
+
+/* Keeps the first COX_LAST_LINE_MAX bytes of a line, and drops the oldest when full. */
+void cox_last_lines_add(struct cox_last_lines *lines, const char *text, size_t size);
+/* The lines, newest last, joined by newlines, in buffer, terminated. As many of the newest as fit
+ * whole; if not even one does, the beginning of the newest. Returns the length. */
+size_t cox_last_lines_join(const struct cox_last_lines *lines, char *buffer, size_t buffer_size);
+
+#endif

@@ -1,0 +1,440 @@
+#include "supervise.h"
+
+#include "../channel/peer.h"
+#include "launch.h"
+#include "output.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A process that SIGKILL has not ended by now sits in the kernel; somebody should hear of it. */
+#define KILL_PATIENCE_MS 10000
+
+struct worker {
+    struct cox_supervisor *supervisor;
+    /* Set before start returns, constant from then on. */
+    uint32_t rank;
+    pid_t pid;
+    int pidfd; /* closed by free */
+    /* Of the supervisor thread alone; index 1 is standard error. */
+    struct cox_output streams[2];
+    /* Under the supervisor's lock. */
+    struct cox_last_lines last_lines;
+    /* Set by the supervisor thread before dead, constant from then on. */
+    struct cox_exit how;
+    bool core_dumped;
+    /* Stored with release; its partners are the acquire loads of worker_is_dead. */
+    atomic_bool dead;
+};
+
+/* LAUNCHING -> FAILED                the thread ends
+ * LAUNCHING -> LAUNCHED -> WATCHING  the thread moves on when start has handed the supervisor out
+ */
+enum phase { LAUNCHING, FAILED, LAUNCHED, WATCHING };
+
+struct cox_supervisor {
+    /* Constant once the thread runs. */
+    struct cox_launch_plan plan;
+    struct cox_supervise_hooks hooks;
+    struct cox_log log;
+    int stop_fd; /* eventfd, readable: every worker is dead and free wants the thread */
+    pthread_t thread;
+    struct pollfd *polled; /* of the supervisor thread alone */
+    struct worker *workers;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* on CLOCK_MONOTONIC; phase or alive */
+    enum phase phase;
+    uint32_t alive; /* workers whose death hook has not returned */
+    struct cox_error launch_error;
+};
+
+static int worker_launch(struct worker *w, struct cox_error *err)
+{
+    struct cox_launched launched;
+    int r = cox_launch(&w->supervisor->plan, w->rank, &launched, err);
+    if (r)
+        return r;
+    w->pid = launched.pid;
+    w->pidfd = launched.pidfd;
+    w->streams[0].fd = launched.stream_fds[0];
+    w->streams[1].fd = launched.stream_fds[1];
+    return 0;
+}
+
+static int pidfd_signal(int pidfd, int number)
+{
+    return syscall(SYS_pidfd_send_signal, pidfd, number, NULL, 0) < 0 ? -errno : 0;
+}
+
+static int launch_all(struct cox_supervisor *s)
+{
+    for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
+        int r = worker_launch(&s->workers[rank], &s->launch_error);
+        if (r == 0)
+            continue;
+        for (uint32_t started = 0; started < rank; started++)
+            pidfd_signal(s->workers[started].pidfd, SIGKILL);
+        siginfo_t info;
+        for (uint32_t started = 0; started < rank; started++)
+            cox_launch_reap(s->workers[started].pidfd, &info);
+        return r;
+    }
+    return 0;
+}
+
+static void worker_line(void *context, const char *text, size_t size, bool is_stderr)
+{
+    struct worker *w = context;
+    struct cox_supervisor *s = w->supervisor;
+    pthread_mutex_lock(&s->lock);
+    cox_last_lines_add(&w->last_lines, text, size);
+    pthread_mutex_unlock(&s->lock);
+    if (s->hooks.line)
+        s->hooks.line(s->hooks.context, w->rank, is_stderr, text);
+}
+
+static void worker_stdout_line(void *context, const char *text, size_t size)
+{
+    worker_line(context, text, size, false);
+}
+
+static void worker_stderr_line(void *context, const char *text, size_t size)
+{
+    worker_line(context, text, size, true);
+}
+
+static const cox_output_line_fn stream_lines[2] = {worker_stdout_line, worker_stderr_line};
+
+/* Drain, reap, state, hook, and only then the count: whoever waited for it knows that the hooks are
+ * through. */
+static void worker_bury(struct worker *w)
+{
+    struct cox_supervisor *s = w->supervisor;
+    for (int stream = 0; stream < 2; stream++)
+        cox_output_drain(&w->streams[stream], stream_lines[stream], w);
+
+    siginfo_t info = {0};
+    w->how.known = cox_launch_reap(w->pidfd, &info);
+    if (w->how.known && info.si_code == CLD_EXITED)
+        w->how.exit_status = info.si_status;
+    else if (w->how.known)
+        w->how.signal = info.si_status;
+    w->core_dumped = w->how.known && info.si_code == CLD_DUMPED;
+    atomic_store_explicit(&w->dead, true, memory_order_release);
+
+    if (s->hooks.death)
+        s->hooks.death(s->hooks.context, w->rank, w->pid, &w->how);
+    pthread_mutex_lock(&s->lock);
+    s->alive--;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static bool worker_is_dead(struct worker *w)
+{
+    /* Acquire: what the supervisor thread wrote about the end, before its release, may be read now.
+     */
+    return atomic_load_explicit(&w->dead, memory_order_acquire);
+}
+
+/* In the order stop, pidfds, pipes. A negative fd, which is what a thing of the past has, is
+ * skipped by poll. */
+static int watch_poll(struct cox_supervisor *s)
+{
+    struct pollfd *pidfds = s->polled + 1, *streams = pidfds + s->plan.rank_count;
+    s->polled[0] = (struct pollfd){.fd = s->stop_fd, .events = POLLIN};
+    for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
+        struct worker *w = &s->workers[rank];
+        pidfds[rank] = (struct pollfd){.fd = worker_is_dead(w) ? -1 : w->pidfd, .events = POLLIN};
+        for (int stream = 0; stream < 2; stream++)
+            streams[2 * rank + (uint32_t)stream] =
+                (struct pollfd){.fd = w->streams[stream].fd, .events = POLLIN};
+    }
+    return poll(s->polled, 1 + (nfds_t)3 * s->plan.rank_count, -1) < 0 ? -errno : 0;
+}
+
+static void watch(struct cox_supervisor *s)
+{
+    struct pollfd *pidfds = s->polled + 1, *streams = pidfds + s->plan.rank_count;
+    for (;;) {
+        int r = watch_poll(s);
+        if (r == -EINTR)
+            continue;
+        if (r) {
+            /* No memory in the kernel, or the host lowered its limit of fds below what is open. It
+             * may pass. */
+            cox_log_write(&s->log, 3, "supervisor: poll: %s", cox_status_text(r));
+            nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+            continue;
+        }
+        if (s->polled[0].revents)
+            return;
+        for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)
+            if (pidfds[rank].revents)
+                worker_bury(&s->workers[rank]);
+        for (uint32_t i = 0; i < 2 * s->plan.rank_count; i++)
+            if (streams[i].revents && s->workers[i / 2].streams[i % 2].fd >= 0)
+                cox_output_read(&s->workers[i / 2].streams[i % 2], stream_lines[i % 2],
+                                &s->workers[i / 2]);
+    }
+}
+
+static void *supervisor_main(void *context)
+{
+    struct cox_supervisor *s = context;
+    pthread_setname_np(pthread_self(), "cox-supervise");
+    int r = launch_all(s);
+    pthread_mutex_lock(&s->lock);
+    s->phase = r ? FAILED : LAUNCHED;
+    pthread_cond_broadcast(&s->changed);
+    while (s->phase == LAUNCHED)
+        pthread_cond_wait(&s->changed, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+    if (r == 0)
+        watch(s);
+    return NULL;
+}
+
+/* Without the thread: it has ended or was never there. */
+static void supervisor_destroy(struct cox_supervisor *s)
+{
+    for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
+        struct worker *w = &s->workers[rank];
+        cox_close_fd(&w->pidfd);
+        cox_close_fd(&w->streams[0].fd);
+        cox_close_fd(&w->streams[1].fd);
+    }
+    free(s->workers);
+    free(s->polled);
+    cox_close_fd(&s->stop_fd);
+    cox_launch_plan_deinit(&s->plan);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+static int supervisor_new(const struct cox_supervise_options *options,
+                          struct cox_supervisor **ret_supervisor, struct cox_error *err)
+{
+    struct cox_supervisor *s = calloc(1, sizeof *s);
+    if (!s)
+        return cox_fail(err, -ENOMEM, "supervisor: %s", cox_status_text(-ENOMEM));
+    s->hooks = options->hooks;
+    s->log = options->log;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+
+    s->stop_fd = -1;
+    int r = cox_launch_plan_init(&s->plan, options, err);
+    if (r) {
+        supervisor_destroy(s);
+        return r;
+    }
+    s->alive = s->plan.rank_count;
+    s->polled = calloc(1 + (size_t)3 * s->plan.rank_count, sizeof *s->polled);
+    s->workers = calloc(s->plan.rank_count, sizeof *s->workers);
+    for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
+        struct worker *w = &s->workers[rank];
+        w->supervisor = s;
+        w->rank = rank;
+        w->pidfd = w->streams[0].fd = w->streams[1].fd = -1;
+    }
+    s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (s->stop_fd < 0)
+        r = -errno;
+    else if (!s->polled || !s->workers)
+        r = -ENOMEM;
+    if (r) {
+        supervisor_destroy(s);
+        return cox_fail(err, r, "supervisor: %s", cox_status_text(r));
+    }
+    *ret_supervisor = s;
+    return 0;
+}
+
+/* Signals are for the host's threads: this one has them all blocked from its first instruction on.
+ */
+static int thread_start(struct cox_supervisor *s)
+{
+    sigset_t all, saved;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &saved);
+    int e = pthread_create(&s->thread, NULL, supervisor_main, s);
+    pthread_sigmask(SIG_SETMASK, &saved, NULL);
+    return -e;
+}
+
+int cox_supervisor_start(const struct cox_supervise_options *options,
+                         struct cox_supervisor **ret_supervisor, struct cox_error *err)
+{
+    struct cox_supervisor *s = NULL;
+    int r = supervisor_new(options, &s, err);
+    if (r)
+        return r;
+    r = thread_start(s);
+    if (r) {
+        supervisor_destroy(s);
+        return cox_fail(err, r, "supervisor thread: %s", cox_status_text(r));
+    }
+    pthread_mutex_lock(&s->lock);
+    while (s->phase == LAUNCHING)
+        pthread_cond_wait(&s->changed, &s->lock);
+    bool failed = s->phase == FAILED;
+    if (!failed) {
+        /* Before any hook: what a hook calls needs the pointer. */
+        *ret_supervisor = s;
+        s->phase = WATCHING;
+        pthread_cond_broadcast(&s->changed);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (failed) {
+        pthread_join(s->thread, NULL);
+        r = cox_fail(err, s->launch_error.code, "%s", s->launch_error.text);
+        supervisor_destroy(s);
+    }
+    return r;
+}
+
+static struct worker *worker_of(struct cox_supervisor *s, uint32_t rank)
+{
+    COX_ASSERT(rank < s->plan.rank_count);
+    return &s->workers[rank];
+}
+
+pid_t cox_supervisor_pid(struct cox_supervisor *s, uint32_t rank)
+{
+    return worker_of(s, rank)->pid;
+}
+
+int cox_supervisor_pidfd(struct cox_supervisor *s, uint32_t rank)
+{
+    return worker_of(s, rank)->pidfd;
+}
+
+bool cox_supervisor_dead(struct cox_supervisor *s, uint32_t rank, struct cox_exit *ret_how)
+{
+    struct worker *w = worker_of(s, rank);
+    if (!worker_is_dead(w))
+        return false;
+    if (ret_how)
+        *ret_how = w->how;
+    return true;
+}
+
+size_t cox_supervisor_last_lines(struct cox_supervisor *s, uint32_t rank, char *buffer,
+                                 size_t buffer_size)
+{
+    struct worker *w = worker_of(s, rank);
+    pthread_mutex_lock(&s->lock);
+    size_t length = cox_last_lines_join(&w->last_lines, buffer, buffer_size);
+    pthread_mutex_unlock(&s->lock);
+    return length;
+}
+
+void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buffer,
+                             size_t buffer_size)
+{
+    struct worker *w = worker_of(s, rank);
+    if (!worker_is_dead(w)) {
+        snprintf(buffer, buffer_size, "rank %u (pid %d) is alive", rank, w->pid);
+    } else if (!w->how.known) {
+        snprintf(buffer, buffer_size,
+                 "rank %u (pid %d) is dead, nobody knows how: this program ignores SIGCHLD or "
+                 "waited for it elsewhere",
+                 rank, w->pid);
+    } else if (w->how.signal) {
+        const char *name = sigdescr_np(w->how.signal);
+        snprintf(buffer, buffer_size, "rank %u (pid %d) was killed by signal %d (%s)%s", rank,
+                 w->pid, w->how.signal, name ? name : "real-time signal",
+                 w->core_dumped ? " (core dumped)" : "");
+    } else {
+        snprintf(buffer, buffer_size, "rank %u (pid %d) exited with status %d", rank, w->pid,
+                 w->how.exit_status);
+    }
+}
+
+int cox_supervisor_signal(struct cox_supervisor *s, uint32_t rank, int signal_number)
+{
+    struct worker *w = worker_of(s, rank);
+    int r = worker_is_dead(w) ? -ESRCH : pidfd_signal(w->pidfd, signal_number);
+    return r == -ESRCH ? COX_PEER_DEAD : r;
+}
+
+int cox_supervisor_wait(struct cox_supervisor *s, uint64_t deadline_ns)
+{
+    /* A hook that waits would wait for itself. */
+    COX_ASSERT(!pthread_equal(pthread_self(), s->thread));
+    struct timespec deadline = {.tv_sec = (time_t)(deadline_ns / COX_NSEC_PER_SEC),
+                                .tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC)};
+    int e = 0;
+    pthread_mutex_lock(&s->lock);
+    while (s->alive > 0 && e != ETIMEDOUT)
+        e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
+    bool all_dead = s->alive == 0;
+    pthread_mutex_unlock(&s->lock);
+    return all_dead ? 0 : COX_TIMEOUT;
+}
+
+/* Returns how many were alive and got it. The kernel is asked, since it knows of a death before the
+ * thread does. */
+static uint32_t signal_living(struct cox_supervisor *s, int number)
+{
+    uint32_t count = 0;
+    for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
+        struct worker *w = &s->workers[rank];
+        const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
+        if (cox_peer_alive(&peer) && pidfd_signal(w->pidfd, number) == 0)
+            count++;
+    }
+    return count;
+}
+
+uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t term_ms)
+{
+    if (cox_supervisor_wait(s, cox_deadline_after_ms(exit_ms)) == 0)
+        return 0;
+    uint32_t signalled = signal_living(s, SIGTERM);
+    signal_living(s, SIGCONT);
+    if (cox_supervisor_wait(s, cox_deadline_after_ms(term_ms)) == 0)
+        return signalled;
+    signal_living(s, SIGKILL);
+    if (cox_supervisor_wait(s, cox_deadline_after_ms(KILL_PATIENCE_MS)) == 0)
+        return signalled;
+    for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)
+        if (!worker_is_dead(&s->workers[rank]))
+            cox_log_write(
+                &s->log, 3,
+                "rank %u (pid %d) has not ended %d s after SIGKILL: it is held in the kernel, see "
+                "/proc/%d/stack",
+                rank, s->workers[rank].pid, KILL_PATIENCE_MS / 1000, s->workers[rank].pid);
+    cox_supervisor_wait(s, COX_DEADLINE_NEVER);
+    return signalled;
+}
+
+struct cox_supervisor *cox_supervisor_free(struct cox_supervisor *s)
+{
+    if (!s)
+        return NULL;
+    cox_supervisor_end(s, 0, 0);
+    const uint64_t one = 1;
+    ssize_t written = write(s->stop_fd, &one, sizeof one);
+    COX_ASSERT(written == (ssize_t)sizeof one);
+    pthread_join(s->thread, NULL);
+    supervisor_destroy(s);
+    return NULL;
+}

@@ -1,0 +1,96 @@
+/*
+ * supervise: the processes of a group: started, watched, heard, ended.
+ *
+ * One supervisor thread lives as long as the group. It forks every worker itself, because a
+ * worker's PDEATHSIG fires when the thread that forked it ends, and watches pidfds and the workers'
+ * output.
+ *
+ * Threads: start and free from one thread; everything else from any. Hooks run on the supervisor
+ * thread, without a lock, from the moment that start has stored ret_supervisor on; they may call
+ * the getters (pid to describe) and signal, but never wait, end or free (asserted). They should be
+ * short: a hook that blocks delays every other line and death. Ownership: options and what they
+ * point to are copied; strings handed to hooks are lent for the call. Blocks: start until every
+ * worker was executed or could not be; wait and end until their deadline. If the process dies:
+ * workers get SIGKILL from the kernel (PDEATHSIG), also stopped ones; pipes and pidfds close by
+ *   themselves. Processes that a worker started are its own affair.
+ */
+#ifndef COX_COORDINATOR_SUPERVISE_H
+#define COX_COORDINATOR_SUPERVISE_H
+
+#include "../channel/base.h"
+
+#include <sys/types.h>
+
+struct cox_supervisor;
+
+/* How a worker ended. */
+struct cox_exit {
+    bool known;      /* false: it is dead, but somebody else reaped it */
+    int signal;      /* the signal that killed it, 0: it exited */
+    int exit_status; /* when it exited */
+};
+
+struct cox_supervise_hooks {
+    void *context;
+    /* One line a worker wrote (stdout or stderr), without its newline; over-long lines come in
+     * pieces of at most 4,000 bytes. */
+    void (*line)(void *context, uint32_t rank, bool is_stderr, const char *text);
+    /* A worker is dead and reaped; its state (cox_supervisor_dead) is already set, and what it
+     * wrote before was already handed to line. Once per started process, unless start failed: then
+     * no hook is ever called. Lines can come later still, from processes that the worker left
+     * behind with its pipes. */
+    void (*death)(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how);
+};
+
+struct cox_supervise_options {
+    uint32_t rank_count;
+    const char *const *command; /* argv of every worker, NULL-terminated; PATH is searched */
+    bool pass_flags;            /* append --local_rank R --local_world_size N --npu_num_per_dp N
+                                 * --npu_device_id D --parent_pid P
+                                 * --shm_name_prefix PREFIX */
+    const char *prefix;         /* "/NAME" */
+    const int32_t *devices;     /* rank_count of them; NULL: device = rank */
+    struct cox_supervise_hooks hooks;
+    struct cox_log log;
+};
+
+/* Starts the thread and all workers. In the environment of each: COXSWAIN_PREFIX, COXSWAIN_RANK,
+ * COXSWAIN_WORLD_SIZE, COXSWAIN_DEVICE, COXSWAIN_PARENT_PID, COXSWAIN_GENERATION (1). stdin is
+ * /dev/null; stdout and stderr are pipes of the supervisor; signal mask and dispositions are the
+ * defaults; no other fd is inherited; PDEATHSIG is SIGKILL. Returns 0; COX_EXEC_FAILED: err names
+ * command, rank and reason; COX_INVALID: no command, no prefix, or a number of ranks outside 1 to
+ * 128; -errno. Unless 0, every worker that did start is already killed and reaped, and nothing is
+ * left. */
+int cox_supervisor_start(const struct cox_supervise_options *options,
+                         struct cox_supervisor **ret_supervisor, struct cox_error *err);
+
+pid_t cox_supervisor_pid(struct cox_supervisor *supervisor, uint32_t rank);
+/* A pidfd that stays valid until free; readable once dead. */
+int cox_supervisor_pidfd(struct cox_supervisor *supervisor, uint32_t rank);
+/* True once the worker is dead; how (may be NULL) then tells. Lock-free for the caller's fast path
+ * when alive. */
+bool cox_supervisor_dead(struct cox_supervisor *supervisor, uint32_t rank,
+                         struct cox_exit *ret_how);
+/* The last lines a worker wrote (16 of at most 400 bytes), newest last, joined by newlines; of
+ * those, the newest that fit buffer_size. Returns the length; 0: it wrote nothing. */
+size_t cox_supervisor_last_lines(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
+                                 size_t buffer_size);
+/* "rank 2 (pid 123) was killed by signal 9 (Killed)", with " (core dumped)"; "... exited with
+ * status 1"; "... is alive". */
+void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
+                             size_t buffer_size);
+
+/* Signals one rank through its pidfd. Returns 0; COX_PEER_DEAD; -errno. */
+int cox_supervisor_signal(struct cox_supervisor *supervisor, uint32_t rank, int signal_number);
+/* Waits until every worker is dead and its death hook has returned. Returns 0 or COX_TIMEOUT. */
+int cox_supervisor_wait(struct cox_supervisor *supervisor, uint64_t deadline_ns);
+/* Ends every worker: waits exit_ms for them to leave by themselves, sends SIGTERM (and SIGCONT, a
+ * stopped one would not hear it), waits term_ms, sends SIGKILL, waits until all are reaped. Bounded
+ * by the two times, since SIGKILL cannot be ignored; only a process held inside the kernel (a
+ * driver) takes longer, and is named in the log after 10 s. Returns how many needed SIGTERM or
+ * SIGKILL. */
+uint32_t cox_supervisor_end(struct cox_supervisor *supervisor, uint64_t exit_ms, uint64_t term_ms);
+/* end(0, 0) for whoever still lives, then joins the thread. NULL-safe, returns NULL. */
+struct cox_supervisor *cox_supervisor_free(struct cox_supervisor *supervisor);
+
+#endif
