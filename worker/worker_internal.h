@@ -28,6 +28,7 @@ struct cox_worker {
     const struct cox_worker_callbacks *callbacks;
     void *context;
     struct cox_control control;
+    bool stands_in; /* control is a stand-in, tokens tell: see stand_in.h */
     struct cox_peer coordinator;
     struct cox_lane lanes[COX_TWO_WAY_COUNT];
     struct cox_channel error_channel;

@@ -1,0 +1,10 @@
+cox_unit_test(NAME table
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_test.c
+            ${CMAKE_CURRENT_LIST_DIR}/table_model.c
+            ${CMAKE_CURRENT_LIST_DIR}/table_request.c
+    LIBS coxswain_worker_lib)
+cox_unit_test(NAME table_random
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_random_test.c
+            ${CMAKE_CURRENT_LIST_DIR}/table_model.c
+            ${CMAKE_CURRENT_LIST_DIR}/table_request.c
+    LIBS coxswain_worker_lib)

@@ -1,0 +1,172 @@
+#include "builder.h"
+
+#include "proto/executor.pb-c.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Room for count items in *memory, doubling. */
+static int reserve(void **memory, size_t *capacity, size_t count, size_t item_size)
+{
+    if (count <= *capacity)
+        return 0;
+    if (count > UINT32_MAX)
+        return -ENOMEM;
+    size_t grown_capacity = 2 * *capacity > count ? 2 * *capacity : count;
+    void *grown = realloc(*memory, grown_capacity * item_size);
+    if (!grown)
+        return -ENOMEM;
+    *memory = grown;
+    *capacity = grown_capacity;
+    return 0;
+}
+
+int cox_builder_init(struct cox_builder *builder, uint32_t sequence_count_max)
+{
+    *builder = (struct cox_builder){
+        .finished = calloc(sequence_count_max, sizeof *builder->finished),
+    };
+    return builder->finished ? 0 : -ENOMEM;
+}
+
+void cox_builder_deinit(struct cox_builder *builder)
+{
+    free(builder->rows);
+    free(builder->outputs);
+    free(builder->views);
+    free(builder->pairs);
+    free(builder->finished);
+    *builder = (struct cox_builder){0};
+}
+
+void cox_builder_begin(struct cox_builder *builder, uint64_t sequence, const void *void_word)
+{
+    builder->batch = (struct cox_batch){
+        .sequence = sequence,
+        .table_count = 1,
+        .finished_slots = builder->finished,
+        .void_word = void_word,
+    };
+}
+
+static int pairs_fill(struct cox_block_pair *to, ModelExecuteData__IntPair *const *from,
+                      size_t count, const char *name, struct cox_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        /* An absent number is 0, as proto3 writers leave it out. */
+        to[i] = (struct cox_block_pair){.from = from[i]->num1, .to = from[i]->num2};
+        if (to[i].from < 0 || to[i].to < 0)
+            return cox_fail(err, COX_CORRUPT, "%s[%zu]: block pair (%d, %d) is negative", name, i,
+                            to[i].from, to[i].to);
+    }
+    return 0;
+}
+
+int cox_builder_moves(struct cox_builder *builder,
+                      const struct ModelExecuteData__ExecuteModelRequest *request,
+                      struct cox_error *err)
+{
+    struct cox_batch *batch = &builder->batch;
+    if ((unsigned)request->forward_type > COX_FORWARD_DUMMY)
+        return cox_fail(err, COX_CORRUPT, "forward_type %d is unknown", (int)request->forward_type);
+    batch->forward_type = (enum cox_forward_type)request->forward_type;
+
+    size_t in = request->n_blocks_to_swap_in;
+    size_t out = request->n_blocks_to_swap_out;
+    size_t copy = request->n_blocks_to_copy;
+    int r = reserve((void **)&builder->pairs, &builder->pair_capacity, in + out + copy,
+                    sizeof *builder->pairs);
+    if (r)
+        return cox_fail(err, r, "no memory for %zu block pairs", in + out + copy);
+    if (in + out + copy == 0)
+        return 0;
+
+    r = pairs_fill(builder->pairs, request->blocks_to_swap_in, in, "blocks_to_swap_in", err);
+    if (!r)
+        r = pairs_fill(builder->pairs + in, request->blocks_to_swap_out, out, "blocks_to_swap_out",
+                       err);
+    if (!r)
+        r = pairs_fill(builder->pairs + in + out, request->blocks_to_copy, copy, "blocks_to_copy",
+                       err);
+    batch->swap_in = builder->pairs;
+    batch->swap_in_count = (uint32_t)in;
+    batch->swap_out = builder->pairs + in;
+    batch->swap_out_count = (uint32_t)out;
+    batch->copy = builder->pairs + in + out;
+    batch->copy_count = (uint32_t)copy;
+    return r;
+}
+
+void cox_builder_finish(struct cox_builder *builder, struct cox_roster *roster, uint32_t slot)
+{
+    cox_roster_drop(roster, slot);
+    builder->finished[builder->batch.finished_count++] = slot;
+}
+
+int cox_builder_row(struct cox_builder *builder, struct cox_roster *roster, uint32_t slot,
+                    uint32_t position, uint32_t token_count, bool emit, struct cox_error *err)
+{
+    uint32_t index = builder->batch.row_count;
+    const struct cox_sequence *sequence = cox_roster_get(roster, slot);
+    if (!sequence)
+        return cox_fail(err, COX_CORRUPT, "row %u: slot %u has no sequence", index, slot);
+    if (roster->slots[slot].row_step == roster->step)
+        return cox_fail(err, COX_CORRUPT, "row %u: slot %u has a row already", index, slot);
+    if (token_count == 0 || (uint64_t)position + token_count > sequence->tokens.count)
+        return cox_fail(err, COX_CORRUPT, "row %u: %u tokens from %u, but slot %u has %u", index,
+                        token_count, position, slot, sequence->tokens.count);
+    if (sequence->tables[0].count == 0)
+        return cox_fail(err, COX_CORRUPT, "row %u: slot %u has no blocks", index, slot);
+    if (builder->batch.forward_type == COX_FORWARD_DUMMY)
+        return cox_fail(err, COX_CORRUPT, "row %u: a dummy step has no rows", index);
+
+    int r = reserve((void **)&builder->rows, &builder->row_capacity, (size_t)index + 1,
+                    sizeof *builder->rows);
+    if (r)
+        return cox_fail(err, r, "no memory for row %u", index);
+    roster->slots[slot].row_step = roster->step;
+    builder->rows[index] = (struct cox_batch_row){
+        .id = sequence->id,
+        .slot = slot,
+        .position = position,
+        .token_count = token_count,
+        .emit = emit,
+    };
+    builder->batch.row_count++;
+    return 0;
+}
+
+int cox_builder_seal(struct cox_builder *builder, struct cox_roster *roster, struct cox_error *err)
+{
+    uint32_t row_count = builder->batch.row_count;
+    uint32_t table_count = builder->batch.table_count;
+    int r = reserve((void **)&builder->outputs, &builder->output_capacity, row_count,
+                    sizeof *builder->outputs);
+    if (!r)
+        r = reserve((void **)&builder->views, &builder->view_capacity,
+                    (size_t)row_count * table_count, sizeof *builder->views);
+    if (r)
+        return cox_fail(err, r, "no memory for the view of %u rows", row_count);
+
+    for (uint32_t i = 0; i < row_count; i++) {
+        struct cox_batch_row *row = &builder->rows[i];
+        struct cox_sequence *sequence = roster->slots[row->slot].now;
+        if (row->emit && row->position + row->token_count == sequence->tokens.count) {
+            r = cox_numbers_reserve(&sequence->tokens, (size_t)sequence->tokens.count + 1,
+                                    roster->token_count_max);
+            if (r)
+                return cox_fail(err, r, "row %u: no room for token %u of slot %u (at most %u)", i,
+                                sequence->tokens.count, row->slot, roster->token_count_max);
+        }
+        struct cox_block_table *views = &builder->views[(size_t)i * table_count];
+        for (uint32_t t = 0; t < table_count; t++)
+            views[t] = (struct cox_block_table){.blocks = sequence->tables[t].items,
+                                                .count = sequence->tables[t].count};
+        row->tokens = sequence->tokens.items;
+        row->tables = views;
+        row->sampling = &sequence->sampling;
+        builder->outputs[i] = (struct cox_batch_output){.token = -1};
+    }
+    builder->batch.rows = builder->rows;
+    return 0;
+}

@@ -1,0 +1,302 @@
+#include "step.h"
+
+#include "../proto/wire.h"
+#include "proto/executor.pb-c.h"
+
+#include <string.h>
+
+typedef ModelExecuteData__SequenceGroupMetadata Metadata;
+
+/* Sequences of one group, at most. Each takes a copy of the prompt: this bounds what memory a
+ * request can make of its own length. */
+#define GROUP_ID_COUNT_MAX 128
+
+/* What of one SequenceGroupMetadata is the same for all its ids. */
+struct group {
+    const Metadata *metadata;
+    size_t index;      /* in the list */
+    uint32_t id_count; /* at least 1 */
+};
+
+/* Elements of a byte field, each of which must fit into a non-negative int32. */
+static int field_count(const struct group *group, const ProtobufCBinaryData *field,
+                       const char *name, size_t *ret_count, struct cox_error *err)
+{
+    int64_t count = cox_wire_int64_count(field->len);
+    if (count < 0)
+        return cox_fail(err, COX_CORRUPT, "metadata %zu: %s: %zu bytes are no int64 array",
+                        group->index, name, field->len);
+    *ret_count = (size_t)count;
+    return 0;
+}
+
+static int field_get(const struct group *group, const ProtobufCBinaryData *field, size_t index,
+                     const char *name, int32_t *ret_value, struct cox_error *err)
+{
+    int64_t value = cox_wire_int64_get(field->data, index);
+    if (value < 0 || value > INT32_MAX)
+        return cox_fail(err, COX_CORRUPT, "metadata %zu: %s[%zu] is %lld", group->index, name,
+                        index, (long long)value);
+    *ret_value = (int32_t)value;
+    return 0;
+}
+
+/* Appends field[from..] to numbers. */
+static int field_append(const struct group *group, const ProtobufCBinaryData *field, size_t from,
+                        const char *name, struct cox_numbers *numbers, uint32_t limit,
+                        struct cox_error *err)
+{
+    size_t count = 0;
+    int r = field_count(group, field, name, &count, err);
+    if (r)
+        return r;
+    r = cox_numbers_reserve(numbers, numbers->count + (count - from), limit);
+    if (r)
+        return cox_fail(err, r, "metadata %zu: %s: %zu elements (at most %u)", group->index, name,
+                        count, limit);
+    for (size_t i = from; i < count; i++) {
+        r = field_get(group, field, i, name, &numbers->items[numbers->count], err);
+        if (r)
+            return r;
+        numbers->count++;
+    }
+    return 0;
+}
+
+static int tables_count_check(const struct group *group, struct cox_error *err)
+{
+    if (group->metadata->n_block_tables > COX_BLOCK_TABLE_COUNT_MAX)
+        return cox_fail(err, COX_TOO_LARGE, "metadata %zu: %zu block tables, at most %d",
+                        group->index, group->metadata->n_block_tables, COX_BLOCK_TABLE_COUNT_MAX);
+    return 0;
+}
+
+/* Fills the tables of a sequence that this step owns. */
+static int tables_fill(struct cox_roster *roster, const struct group *group,
+                       struct cox_sequence *sequence, struct cox_error *err)
+{
+    for (uint32_t t = 0; t < COX_BLOCK_TABLE_COUNT_MAX; t++)
+        sequence->tables[t].count = 0;
+    sequence->table_count = (uint32_t)group->metadata->n_block_tables;
+    for (uint32_t t = 0; t < sequence->table_count; t++) {
+        int r = field_append(group, &group->metadata->block_tables[t], 0, "block_tables",
+                             &sequence->tables[t], roster->token_count_max, err);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* Whether the new tables are the old ones with blocks behind them. */
+static int tables_extend(const struct group *group, const struct cox_sequence *sequence,
+                         bool *ret_extend, struct cox_error *err)
+{
+    size_t table_count = group->metadata->n_block_tables;
+    bool extend = sequence->table_count == table_count;
+    for (size_t t = 0; t < COX_BLOCK_TABLE_COUNT_MAX && extend; t++) {
+        const struct cox_numbers *table = &sequence->tables[t];
+        if (t >=
+            table_count) { /* a step in columns may have filled more tables than were announced */
+            extend = table->count == 0;
+            continue;
+        }
+        const ProtobufCBinaryData *field = &group->metadata->block_tables[t];
+        size_t count = 0;
+        int r = field_count(group, field, "block_tables", &count, err);
+        if (r)
+            return r;
+        extend = count >= table->count;
+        for (uint32_t i = 0; i < table->count && extend; i++)
+            extend = cox_wire_int64_get(field->data, i) == table->items[i];
+    }
+    *ret_extend = extend;
+    return 0;
+}
+
+/* Almost always a block or none is new, and the sequence grows in place. Anything else is a
+ * sequence of this step's own, since what a revert needs must not be overwritten. */
+static int tables_replace(struct cox_roster *roster, const struct group *group, uint32_t slot,
+                          struct cox_error *err)
+{
+    struct cox_sequence *sequence = cox_roster_get(roster, slot);
+    bool extend;
+    int r = tables_extend(group, sequence, &extend, err);
+    if (r)
+        return r;
+    if (!extend) {
+        r = cox_roster_own(roster, slot, &sequence);
+        if (r)
+            return cox_fail(err, r, "metadata %zu: no memory", group->index);
+        return tables_fill(roster, group, sequence, err);
+    }
+    for (uint32_t t = 0; t < sequence->table_count; t++) {
+        const ProtobufCBinaryData *field = &group->metadata->block_tables[t];
+        if (field->len == (size_t)sequence->tables[t].count * sizeof(int64_t))
+            continue;
+        cox_roster_touch(roster, slot);
+        r = field_append(group, field, sequence->tables[t].count, "block_tables",
+                         &sequence->tables[t], roster->token_count_max, err);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* The positions of a prompt's row. */
+static int chunk_read(const struct group *group, const struct cox_sequence *sequence,
+                      uint32_t *ret_position, uint32_t *ret_token_count, struct cox_error *err)
+{
+    const Metadata *metadata = group->metadata;
+    if (metadata->n_split_start_pos == 0 && metadata->n_split_end_pos == 0) {
+        *ret_position = 0;
+        *ret_token_count = sequence->tokens.count;
+        return 0;
+    }
+    if (metadata->n_split_start_pos == 0 || metadata->n_split_end_pos == 0)
+        return cox_fail(err, COX_CORRUPT, "metadata %zu: a split with one end", group->index);
+    int32_t start = metadata->split_start_pos[0];
+    int32_t end = metadata->split_end_pos[0];
+    if (start < 0 || end <= start)
+        return cox_fail(err, COX_CORRUPT, "metadata %zu: split from %d to %d", group->index, start,
+                        end);
+    *ret_position = (uint32_t)start;
+    *ret_token_count = (uint32_t)(end - start);
+    return 0;
+}
+
+static int prompt_read(struct cox_roster *roster, struct cox_builder *builder,
+                       const struct group *group, int64_t id, struct cox_error *err)
+{
+    const Metadata *metadata = group->metadata;
+    if (metadata->request_id && strlen(metadata->request_id) > COX_REQUEST_ID_LENGTH_MAX)
+        return cox_fail(err, COX_TOO_LARGE, "metadata %zu: request_id of %zu bytes, at most %d",
+                        group->index, strlen(metadata->request_id), COX_REQUEST_ID_LENGTH_MAX);
+    if (metadata->prompt_token_ids.len == 0)
+        return cox_fail(err, COX_CORRUPT, "metadata %zu: a prompt without tokens", group->index);
+    uint32_t slot;
+    if (!cox_roster_find_id(roster, id, &slot) && !cox_roster_lowest_free(roster, &slot))
+        return cox_fail(err, COX_TOO_LARGE, "metadata %zu: more than %u sequences", group->index,
+                        roster->sequence_count_max);
+
+    struct cox_sequence *sequence;
+    int r = cox_roster_announce(roster, slot, id, metadata->request_id, &sequence);
+    if (r)
+        return cox_fail(err, r, "metadata %zu: no memory", group->index);
+    r = field_append(group, &metadata->prompt_token_ids, 0, "prompt_token_ids", &sequence->tokens,
+                     roster->token_count_max, err);
+    if (!r)
+        r = tables_fill(roster, group, sequence, err);
+    if (r)
+        return r;
+    sequence->announced_count = sequence->tokens.count;
+    sequence->sampling = cox_step_sampling(metadata->sampling_params);
+    if (metadata->has_do_sample && !metadata->do_sample)
+        sequence->sampling.temperature = 0;
+
+    uint32_t position = 0;
+    uint32_t token_count = 0;
+    r = chunk_read(group, sequence, &position, &token_count, err);
+    if (r)
+        return r;
+    bool emit = metadata->n_is_req_last_chunk == 0 || metadata->is_req_last_chunk[0];
+    return cox_builder_row(builder, roster, slot, position, token_count, emit, err);
+}
+
+/* Puts the coordinator's word for the last token in place of ours. Announced tokens are its word
+ * already. */
+static int last_token_replace(struct cox_roster *roster, uint32_t slot, int32_t token,
+                              struct cox_error *err)
+{
+    struct cox_sequence *sequence = cox_roster_get(roster, slot);
+    uint32_t count = sequence->tokens.count;
+    if (token < 0 || count == sequence->announced_count ||
+        sequence->tokens.items[count - 1] == token)
+        return 0;
+    int r = cox_roster_own(roster, slot, &sequence);
+    if (r)
+        return cox_fail(err, r, "slot %u: no memory", slot);
+    sequence->tokens.items[count - 1] = token;
+    return 0;
+}
+
+static int decode_read(struct cox_roster *roster, struct cox_builder *builder,
+                       const struct group *group, int64_t id, int32_t last_token,
+                       struct cox_error *err)
+{
+    uint32_t slot;
+    if (!cox_roster_find_id(roster, id, &slot))
+        return cox_fail(err, COX_STALE, "metadata %zu: sequence %lld is unknown", group->index,
+                        (long long)id);
+    int r = 0;
+    if (group->metadata->n_block_tables)
+        r = tables_replace(roster, group, slot, err);
+    if (!r)
+        r = last_token_replace(roster, slot, last_token, err);
+    if (r)
+        return r;
+    uint32_t known = cox_roster_get(roster, slot)->tokens.count;
+    return cox_builder_row(builder, roster, slot, known - 1, 1, true, err);
+}
+
+/* Rows that decode, if the list is in order; if not, reading it fails later. */
+static size_t decode_count(const struct ModelExecuteData__ExecuteModelRequest *request)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < request->n_seq_group_metadata_list; i++) {
+        const Metadata *metadata = request->seq_group_metadata_list[i];
+        if (!metadata->is_prompt)
+            count += metadata->seqids.len / sizeof(int64_t);
+    }
+    return count;
+}
+
+static int group_check(struct group *group, struct cox_error *err)
+{
+    size_t id_count = 0;
+    int r = field_count(group, &group->metadata->seqids, "seqIds", &id_count, err);
+    if (r)
+        return r;
+    if (id_count == 0)
+        return cox_fail(err, COX_CORRUPT, "metadata %zu: no sequence ids", group->index);
+    if (id_count > GROUP_ID_COUNT_MAX)
+        return cox_fail(err, COX_TOO_LARGE, "metadata %zu: %zu sequence ids, at most %d",
+                        group->index, id_count, GROUP_ID_COUNT_MAX);
+    group->id_count = (uint32_t)id_count;
+    return tables_count_check(group, err);
+}
+
+int cox_step_nested(struct cox_roster *roster, struct cox_builder *builder,
+                    const struct ModelExecuteData__ExecuteModelRequest *request,
+                    struct cox_error *err)
+{
+    uint32_t slot;
+    for (size_t i = 0; i < request->n_finished_requests_ids; i++)
+        while (cox_roster_find_request(roster, request->finished_requests_ids[i], &slot))
+            cox_builder_finish(builder, roster, slot);
+
+    const int32_t *last_tokens = NULL;
+    if (request->n_last_sampled_token_ids == decode_count(request))
+        last_tokens = request->last_sampled_token_ids;
+    size_t decode_index = 0;
+    for (size_t i = 0; i < request->n_seq_group_metadata_list; i++) {
+        struct group group = {.metadata = request->seq_group_metadata_list[i], .index = i};
+        int r = group_check(&group, err);
+        for (uint32_t k = 0; k < group.id_count && !r; k++) {
+            int64_t id = cox_wire_int64_get(group.metadata->seqids.data, k);
+            if (group.metadata->is_prompt)
+                r = prompt_read(roster, builder, &group, id, err);
+            else
+                r = decode_read(roster, builder, &group, id,
+                                last_tokens ? last_tokens[decode_index++] : -1, err);
+        }
+        if (r)
+            return r;
+    }
+
+    for (uint32_t i = 0; i < builder->batch.row_count; i++) {
+        uint32_t table_count = cox_roster_get(roster, builder->rows[i].slot)->table_count;
+        if (table_count > builder->batch.table_count)
+            builder->batch.table_count = table_count;
+    }
+    return 0;
+}

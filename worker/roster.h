@@ -1,0 +1,109 @@
+/*
+ * roster: the live sequences of a rank by slot, with one tentative step on top of them.
+ *
+ * A step either lengthens a sequence in place or puts another object into its slot. The first touch
+ * of a slot notes which object it held and how long its arrays were; nothing below those lengths is
+ * ever written. So a commit only gives the replaced objects back, and a revert only puts objects
+ * and lengths back.
+ *
+ * Threads: one; no locks.
+ * Ownership: the roster owns every sequence. A pointer to one is lent until the next call that
+ * changes its slot. Objects out of use are kept with their arrays, so that a steady load allocates
+ * nothing. Blocks: nothing. If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_WORKER_ROSTER_H
+#define COX_WORKER_ROSTER_H
+
+#include "batch.h"
+
+/* Bytes of a request id, at most. */
+#define COX_REQUEST_ID_LENGTH_MAX 128
+
+/* An array that grows and keeps its memory. */
+struct cox_numbers {
+    int32_t *items;
+    uint32_t count;
+    uint32_t capacity;
+};
+
+/* Makes room for count items in all. Returns 0; COX_TOO_LARGE: more than limit; -ENOMEM. */
+int cox_numbers_reserve(struct cox_numbers *numbers, size_t count, uint32_t limit);
+
+struct cox_sequence {
+    int64_t id;
+    struct cox_numbers tokens;
+    struct cox_numbers tables[COX_BLOCK_TABLE_COUNT_MAX];
+    uint32_t table_count;     /* tables it was announced with */
+    uint32_t announced_count; /* tokens it was announced with; those that follow were generated or
+                                 forced */
+    struct cox_sampling sampling;
+    struct cox_sequence *next_spare;
+    char request_id[COX_REQUEST_ID_LENGTH_MAX +
+                    1]; /* "": has none, the packed form knows no requests */
+};
+
+struct cox_slot {
+    struct cox_sequence *now;
+    struct cox_sequence *before; /* what it held when the step touched it first */
+    uint64_t touched_step;       /* the fields called before are of this step */
+    uint64_t row_step;           /* the last step with a row of this slot */
+    uint32_t token_count_before;
+    uint32_t block_counts_before[COX_BLOCK_TABLE_COUNT_MAX];
+};
+
+struct cox_roster_cell {
+    uint32_t hash;
+    uint32_t slot_plus_one; /* 0: empty */
+};
+
+struct cox_roster {
+    uint32_t sequence_count_max;
+    uint32_t token_count_max;
+    uint32_t live_count;
+    uint64_t step;          /* counts the calls of begin, so that no stamp needs clearing */
+    struct cox_slot *slots; /* sequence_count_max of them */
+    uint64_t *live_words;   /* one bit per slot: now is not NULL */
+    uint32_t *touched;      /* slots touched in this step, each once */
+    uint32_t touched_count;
+    struct cox_roster_cell
+        *cells; /* open addressing; two cells per live slot: by id and by request id */
+    uint32_t cell_mask;
+    struct cox_sequence *spares;
+};
+
+/* Returns 0 or -ENOMEM. */
+int cox_roster_init(struct cox_roster *roster, uint32_t sequence_count_max,
+                    uint32_t token_count_max);
+void cox_roster_deinit(struct cox_roster *roster); /* a zeroed roster is fine */
+
+/* The sequence in a slot; NULL where there is none or no such slot. */
+static inline struct cox_sequence *cox_roster_get(const struct cox_roster *roster, uint32_t slot)
+{
+    return slot < roster->sequence_count_max ? roster->slots[slot].now : NULL;
+}
+
+bool cox_roster_find_id(const struct cox_roster *roster, int64_t id, uint32_t *ret_slot);
+/* Any one sequence of the request. */
+bool cox_roster_find_request(const struct cox_roster *roster, const char *request_id,
+                             uint32_t *ret_slot);
+/* The lowest slot with a sequence. */
+bool cox_roster_lowest_live(const struct cox_roster *roster, uint32_t *ret_slot);
+/* The lowest slot without a sequence. */
+bool cox_roster_lowest_free(const struct cox_roster *roster, uint32_t *ret_slot);
+
+/* begin, any number of the changes below, then commit or revert. */
+void cox_roster_begin(struct cox_roster *roster);
+/* Before the arrays of a sequence grow. */
+void cox_roster_touch(struct cox_roster *roster, uint32_t slot);
+/* Puts an empty sequence into the slot, in place of what is there. request_id is NULL or at most
+ * COX_REQUEST_ID_LENGTH_MAX long. Returns 0 or -ENOMEM. */
+int cox_roster_announce(struct cox_roster *roster, uint32_t slot, int64_t id,
+                        const char *request_id, struct cox_sequence **ret_sequence);
+/* The sequence of a live slot as one that this step may overwrite: what it holds if that is new in
+ * this step, or a copy in its place. Returns 0 or -ENOMEM. */
+int cox_roster_own(struct cox_roster *roster, uint32_t slot, struct cox_sequence **ret_sequence);
+void cox_roster_drop(struct cox_roster *roster, uint32_t slot); /* a live one */
+void cox_roster_commit(struct cox_roster *roster);
+void cox_roster_revert(struct cox_roster *roster);
+
+#endif

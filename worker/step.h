@@ -1,0 +1,41 @@
+/*
+ * step: the two forms of a step on the wire, read into a roster and a builder.
+ *
+ * Bytes of a request are hostile input: every index and length is checked here, and no memory is
+ * taken beyond what the request itself is long. A failure leaves the roster half changed; the
+ * caller reverts it.
+ *
+ * Threads: one.
+ * Ownership: the request is only read, nothing keeps a pointer into it.
+ * Codes: those of cox_table_apply, err says which column and index.
+ */
+#ifndef COX_WORKER_STEP_H
+#define COX_WORKER_STEP_H
+
+#include "builder.h"
+
+struct ModelExecuteData__ExecuteModelRequest;
+struct ModelExecuteData__SamplingParams;
+struct ModelExecuteData__StepDelta;
+
+/* Columns against the roster. The base was checked by the caller; 0 empties the roster first, and
+ * what `finished` names is gone with the rest. */
+int cox_step_packed(struct cox_roster *roster, struct cox_builder *builder,
+                    const struct ModelExecuteData__StepDelta *step, struct cox_error *err);
+
+/* SequenceGroupMetadata of legacy coordinators: finished_requests_ids go first, then the list in
+ * its order. is_prompt: (re)announces every id of seqIds with the prompt, in the slot it has or the
+ * lowest free one. The row computes [split_start_pos[0], split_end_pos[0]) where given, else
+ * everything; it emits unless is_req_last_chunk[0] is false. otherwise: the row computes the last
+ * known token and emits. block_tables replace all tables where present. An unknown id is COX_STALE.
+ * last_sampled_token_ids, when it has one entry for each such row, overrules the last token where
+ * that was not announced; entries below 0 say nothing. The batch has as many tables as the row with
+ * the most. */
+int cox_step_nested(struct cox_roster *roster, struct cox_builder *builder,
+                    const struct ModelExecuteData__ExecuteModelRequest *request,
+                    struct cox_error *err);
+
+/* NULL, absent, not finite or out of range: greedy, and no filter. */
+struct cox_sampling cox_step_sampling(const struct ModelExecuteData__SamplingParams *params);
+
+#endif

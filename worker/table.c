@@ -1,0 +1,147 @@
+#include "table.h"
+
+#include "proto/executor.pb-c.h"
+#include "step.h"
+#include "table_private.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* 24 bits keep the index below 2^26 cells; a token takes 4 bytes, so that no size overflows. */
+#define SEQUENCE_COUNT_LIMIT (UINT32_C(1) << 24)
+#define TOKEN_COUNT_LIMIT ((uint32_t)INT32_MAX)
+
+int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max,
+                  struct cox_table **ret_table)
+{
+    if (sequence_count_max == 0 || sequence_count_max > SEQUENCE_COUNT_LIMIT ||
+        token_count_max == 0 || token_count_max > TOKEN_COUNT_LIMIT)
+        return COX_INVALID;
+    struct cox_table *table = calloc(1, sizeof *table);
+    if (!table)
+        return -ENOMEM;
+    int r = cox_roster_init(&table->roster, sequence_count_max, token_count_max);
+    if (!r)
+        r = cox_builder_init(&table->builder, sequence_count_max);
+    if (r) {
+        cox_table_free(table);
+        return r;
+    }
+    *ret_table = table;
+    return 0;
+}
+
+struct cox_table *cox_table_free(struct cox_table *table)
+{
+    if (table) {
+        cox_builder_deinit(&table->builder);
+        cox_roster_deinit(&table->roster);
+        free(table);
+    }
+    return NULL;
+}
+
+void cox_table_watch(struct cox_table *table, const void *void_word)
+{
+    table->void_word = void_word;
+}
+
+bool cox_batch_aborted(const struct cox_batch *batch)
+{
+    const _Atomic uint64_t *void_through = batch->void_word;
+    /* acquire; partner: cox_truth_set_void in the coordinator. Whoever stops early sees why. */
+    return void_through &&
+           batch->sequence <= atomic_load_explicit(void_through, memory_order_acquire);
+}
+
+int cox_table_apply(struct cox_table *table, uint64_t sequence,
+                    const struct ModelExecuteData__ExecuteModelRequest *request,
+                    const struct cox_batch **ret_batch, struct cox_batch_output **ret_outputs,
+                    struct cox_error *err)
+{
+    COX_ASSERT(!table->pending);
+    const ModelExecuteData__StepDelta *step = request->step;
+    if (step && step->base_sequence != 0 && step->base_sequence != table->base)
+        return cox_fail(err, COX_STALE, "the step builds on step %llu, the table stands at %llu",
+                        (unsigned long long)step->base_sequence, (unsigned long long)table->base);
+    if (step && request->n_seq_group_metadata_list)
+        return cox_fail(err, COX_CORRUPT, "a step in both forms");
+
+    cox_roster_begin(&table->roster);
+    cox_builder_begin(&table->builder, sequence, table->void_word);
+    int r = cox_builder_moves(&table->builder, request, err);
+    if (!r)
+        r = step ? cox_step_packed(&table->roster, &table->builder, step, err)
+                 : cox_step_nested(&table->roster, &table->builder, request, err);
+    if (!r)
+        r = cox_builder_seal(&table->builder, &table->roster, err);
+    if (r) {
+        cox_roster_revert(&table->roster);
+        return r;
+    }
+    table->pending = true;
+    *ret_batch = &table->builder.batch;
+    *ret_outputs = table->builder.outputs;
+    return 0;
+}
+
+void cox_table_commit(struct cox_table *table)
+{
+    COX_ASSERT(table->pending);
+    const struct cox_builder *builder = &table->builder;
+    for (uint32_t i = 0; i < builder->batch.row_count; i++) {
+        const struct cox_batch_row *row = &builder->rows[i];
+        /* A row that ends before the last known token recomputes: what follows it is known already.
+         * seal made room for the token. */
+        struct cox_numbers *tokens = &table->roster.slots[row->slot].now->tokens;
+        if (row->emit && builder->outputs[i].token >= 0 &&
+            row->position + row->token_count == tokens->count)
+            tokens->items[tokens->count++] = builder->outputs[i].token;
+    }
+    cox_roster_commit(&table->roster);
+    table->base = builder->batch.sequence;
+    table->pending = false;
+}
+
+void cox_table_revert(struct cox_table *table)
+{
+    COX_ASSERT(table->pending);
+    cox_roster_revert(&table->roster);
+    table->pending = false;
+}
+
+uint64_t cox_table_base(const struct cox_table *table)
+{
+    return table->base;
+}
+
+void cox_table_cleanup(struct cox_table *table, const int64_t *seq_ids, size_t id_count,
+                       const uint32_t **ret_slots, uint32_t *ret_count)
+{
+    COX_ASSERT(!table->pending);
+    cox_roster_begin(&table->roster);
+    cox_builder_begin(&table->builder, table->base, table->void_word);
+    uint32_t slot;
+    for (size_t i = 0; i < id_count; i++)
+        if (cox_roster_find_id(&table->roster, seq_ids[i], &slot))
+            cox_builder_finish(&table->builder, &table->roster, slot);
+    cox_roster_commit(&table->roster);
+    *ret_slots = table->builder.finished;
+    *ret_count = table->builder.batch.finished_count;
+}
+
+void cox_table_clear(struct cox_table *table)
+{
+    COX_ASSERT(!table->pending);
+    cox_roster_begin(&table->roster);
+    uint32_t slot;
+    while (cox_roster_lowest_live(&table->roster, &slot))
+        cox_roster_drop(&table->roster, slot);
+    cox_roster_commit(&table->roster);
+    table->base = 0;
+}
+
+uint32_t cox_table_count(const struct cox_table *table)
+{
+    return table->roster.live_count;
+}

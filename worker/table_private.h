@@ -1,0 +1,17 @@
+/* table_private: what a table is made of, for table.c and its test. */
+#ifndef COX_WORKER_TABLE_PRIVATE_H
+#define COX_WORKER_TABLE_PRIVATE_H
+
+#include "builder.h"
+#include "roster.h"
+#include "table.h"
+
+struct cox_table {
+    struct cox_roster roster;   /* the sequences */
+    struct cox_builder builder; /* the view of the step under way */
+    const void *void_word;
+    uint64_t base;
+    bool pending; /* between apply and its commit or revert */
+};
+
+#endif
