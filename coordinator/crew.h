@@ -1,0 +1,55 @@
+/*
+ * crew: the group that a command runs: started, initialized, its workers' output shown, ended by a
+ * signal.
+ *
+ * Standard error gets every line of a worker as "[rank 2] text". SIGINT and SIGTERM are blocked in
+ * every thread and taken by one thread of the crew: the first one asks for an orderly stop, the
+ * second one kills this process at once (and the kernel then kills the workers).
+ *
+ * Threads: start and free from the main thread, before any other thread exists; the rest from any.
+ * Ownership: options are borrowed until start returns.
+ * Blocks: start until every rank attached and answered, or the start timeout; free until the
+ *   workers have ended.
+ * If the process dies: as executor.h.
+ */
+#ifndef COX_COORDINATOR_CREW_H
+#define COX_COORDINATOR_CREW_H
+
+#include "operations.h"
+#include "options.h"
+
+struct cox_crew;
+
+struct cox_crew_options {
+    const struct cox_group_options *group;
+    const char *const *command; /* argv of every worker, NULL-terminated */
+    bool no_flags;              /* append none to command */
+    const char *model;          /* told at init; NULL: not told */
+    bool init;                  /* send MODEL_INIT */
+    bool quiet;                 /* what workers write is not shown */
+};
+
+/* Returns 0; what cox_executor_start and cox_executor_init return; COX_CLOSED: a signal came.
+ * Nothing is left unless 0. */
+int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret_crew,
+                   struct cox_error *err);
+/* Ends the workers and gives the signals back. NULL-safe, returns NULL. */
+struct cox_crew *cox_crew_free(struct cox_crew *crew);
+void cox_crew_freep(struct cox_crew **crew); /* for _cox_cleanup_ */
+
+/* Says warnings and errors on standard error. */
+struct cox_log cox_crew_log(void);
+struct cox_executor *cox_crew_executor(struct cox_crew *crew);
+/* All zero without init. */
+const struct cox_init_summary *cox_crew_summary(const struct cox_crew *crew);
+
+/* fn is called once, from another thread, when a signal asks for the end; at once if it already
+ * has. NULL: nobody. On return the function before runs no more. */
+void cox_crew_on_stop(struct cox_crew *crew, void (*fn)(void *context), void *context);
+/* The signal that asked for the end, 0: none did. */
+int cox_crew_signal(struct cox_crew *crew);
+/* Waits for a signal or a worker's death. Returns the signal, or COX_PEER_DEAD as a negative number
+ * with its text. */
+int cox_crew_wait(struct cox_crew *crew, struct cox_error *err);
+
+#endif

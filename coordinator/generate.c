@@ -1,0 +1,346 @@
+#include "command.h"
+#include "console.h"
+#include "prompts.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    OPTION_MAX_TOKENS = COX_OPTION_COMMAND,
+    OPTION_TEMPERATURE,
+    OPTION_TOP_K,
+    OPTION_TOP_P,
+    OPTION_SEED,
+    OPTION_FILE,
+    OPTION_TOKENS,
+    OPTION_JSON,
+    OPTION_QUIET,
+    OPTION_ONE,
+    OPTION_NESTED,
+    OPTION_SEQUENCES,
+    OPTION_STEP_TOKENS,
+};
+
+struct generate {
+    struct cox_group_options group;
+    struct cox_complete_options complete;
+    const char *file;
+    bool tokens;
+    bool json;
+    bool quiet;
+    struct cox_prompts prompts;
+    struct cox_tokenizer *tokenizer;
+    size_t failed_count;
+    int write_error; /* of standard output */
+};
+
+static void help(FILE *file)
+{
+    fprintf(
+        file,
+        "Usage: coxswain generate [OPTION]... [PROMPT]...\n"
+        "\n"
+        "Starts worker processes, completes every PROMPT and prints prompt and completion, one "
+        "line\n"
+        "each, in order. Without a PROMPT (or with the only PROMPT -) prompts are the lines of "
+        "standard input.\n"
+        "\n"
+        "      --file FILE           prompts are the lines of FILE; - is standard input\n"
+        "      --max-tokens N        generate so many tokens at most (default 256, or what fits)\n"
+        "      --temperature T       0, the default, always takes the likeliest token\n"
+        "      --top-k K             draw from the K likeliest tokens only (0: all)\n"
+        "      --top-p P             draw from the likeliest tokens of total probability P (1: "
+        "all)\n"
+        "      --seed S              the same seed draws the same tokens (default 0)\n"
+        "      --tokens              prompts are token ids with blanks between; so is the output\n"
+        "      --json                one JSON object a line: prompt, text, tokens, finish\n"
+        "      --quiet               neither workers' output nor a summary on standard error\n"
+        "      --one-at-a-time       one prompt after the other instead of batches\n"
+        "      --sequences N         run so many prompts at a time, 1 to 4096 (default 64)\n"
+        "      --step-tokens N       compute so many tokens in one step (default 512)\n"
+        "      --nested              the form of legacy workers on the wire\n");
+    cox_group_options_help(file);
+    cox_exit_help(file);
+}
+
+static const struct option long_options[] = {
+    COX_GROUP_LONG_OPTIONS,
+    {"max-tokens", required_argument, NULL, OPTION_MAX_TOKENS},
+    {"temperature", required_argument, NULL, OPTION_TEMPERATURE},
+    {"top-k", required_argument, NULL, OPTION_TOP_K},
+    {"top-p", required_argument, NULL, OPTION_TOP_P},
+    {"seed", required_argument, NULL, OPTION_SEED},
+    {"file", required_argument, NULL, OPTION_FILE},
+    {"tokens", no_argument, NULL, OPTION_TOKENS},
+    {"json", no_argument, NULL, OPTION_JSON},
+    {"quiet", no_argument, NULL, OPTION_QUIET},
+    {"one-at-a-time", no_argument, NULL, OPTION_ONE},
+    {"nested", no_argument, NULL, OPTION_NESTED},
+    {"sequences", required_argument, NULL, OPTION_SEQUENCES},
+    {"step-tokens", required_argument, NULL, OPTION_STEP_TOKENS},
+    {NULL, 0, NULL, 0},
+};
+
+static int parse_count(const char *what, const char *text, uint64_t max, uint32_t *ret_count,
+                       struct cox_error *err)
+{
+    uint64_t number;
+    int r = cox_parse_number(what, text, 1, max, &number, err);
+    if (!r)
+        *ret_count = (uint32_t)number;
+    return r;
+}
+
+static int sampling_option(struct generate *g, int option, struct cox_error *err)
+{
+    struct cox_sampling_choice *sampling = &g->complete.sampling;
+    double real = 0;
+    uint64_t number = 0;
+    int r;
+    switch (option) {
+    case OPTION_TEMPERATURE:
+        r = cox_parse_real("--temperature", optarg, 0, 100, &real, err);
+        sampling->temperature = (float)real;
+        return r;
+    case OPTION_TOP_P:
+        r = cox_parse_real("--top-p", optarg, 1e-6, 1, &real, err);
+        sampling->top_p = (float)real;
+        return r;
+    case OPTION_TOP_K:
+        r = cox_parse_number("--top-k", optarg, 0, INT32_MAX, &number, err);
+        sampling->top_k = (int32_t)number;
+        return r;
+    default:
+        r = cox_parse_number("--seed", optarg, 0, INT32_MAX, &number, err);
+        sampling->seed = (int32_t)number;
+        return r;
+    }
+}
+
+static int take_option(struct generate *g, int option, char **argv, struct cox_error *err)
+{
+    struct cox_scheduler_options *scheduler = &g->complete.scheduler;
+    switch (option) {
+    case OPTION_TEMPERATURE:
+    case OPTION_TOP_K:
+    case OPTION_TOP_P:
+    case OPTION_SEED:
+        return sampling_option(g, option, err);
+    case OPTION_MAX_TOKENS:
+        return parse_count("--max-tokens", optarg, INT32_MAX, &g->complete.new_count_max, err);
+    case OPTION_SEQUENCES:
+        return parse_count("--sequences", optarg, 4096, &scheduler->sequence_count_max, err);
+    case OPTION_STEP_TOKENS:
+        return parse_count("--step-tokens", optarg, INT32_MAX, &scheduler->token_count_max, err);
+    case OPTION_ONE:
+        scheduler->sequence_count_max = 1;
+        return 0;
+    case OPTION_NESTED:
+        scheduler->nested = true;
+        return 0;
+    case OPTION_FILE:
+        g->file = optarg;
+        return 0;
+    case OPTION_TOKENS:
+        g->tokens = true;
+        return 0;
+    case OPTION_JSON:
+        g->json = true;
+        return 0;
+    case OPTION_QUIET:
+        g->quiet = true;
+        return 0;
+    default:
+        return cox_group_option(&g->group, option, optarg, argv, err);
+    }
+}
+
+static int take_prompts(struct generate *g, int count, char **texts, struct cox_error *err)
+{
+    if (g->file && count)
+        return cox_fail(err, COX_INVALID,
+                        "prompts come from --file or from the command line, not both");
+    if (g->file || count == 0 || (count == 1 && !strcmp(texts[0], "-")))
+        return cox_prompts_load(&g->prompts, g->file ? g->file : "-", err);
+    for (int i = 0; i < count; i++) {
+        int r = cox_prompts_add(&g->prompts, texts[i], strlen(texts[i]));
+        if (r)
+            return cox_fail(err, r, "no memory");
+    }
+    return 0;
+}
+
+/* ---- output, on the scheduler's thread ---- */
+
+static void print_ids(const int32_t *tokens, uint32_t count, const char **separator)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        printf("%s%" PRId32, *separator, tokens[i]);
+        *separator = " ";
+    }
+}
+
+static void print_json(const struct cox_prompt *prompt)
+{
+    static const char *const finishes[] = {
+        [COX_FINISH_STOP] = "stop",
+        [COX_FINISH_LENGTH] = "length",
+        [COX_FINISH_ERROR] = "error",
+    };
+    json_t *root = json_object();
+    json_t *tokens = json_array();
+    for (uint32_t i = 0; i < prompt->new_count; i++)
+        json_array_append_new(tokens, json_integer(prompt->new_tokens[i]));
+    json_object_set_new(root, "prompt", json_string(prompt->text));
+    json_object_set_new(root, "text",
+                        prompt->new_text ? json_string(prompt->new_text) : json_null());
+    json_object_set_new(root, "tokens", tokens);
+    json_object_set_new(root, "finish", json_string(finishes[prompt->finish]));
+    if (prompt->error)
+        json_object_set_new(root, "error", json_string(prompt->error));
+    json_dumpf(root, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(root);
+}
+
+static int on_ready(void *context, size_t index, const struct cox_prompt *prompt)
+{
+    struct generate *g = context;
+    if (prompt->error) {
+        g->failed_count++;
+        cox_console_say("prompt %zu: %s", index + 1, prompt->error);
+    }
+    if (g->json) {
+        print_json(prompt);
+    } else if (g->tokens) {
+        const char *separator = "";
+        print_ids(prompt->tokens, prompt->token_count, &separator);
+        print_ids(prompt->new_tokens, prompt->new_count, &separator);
+        putchar('\n');
+    } else {
+        printf("%s%s\n", prompt->text, prompt->new_text ? prompt->new_text : "");
+    }
+    /* Whoever reads along sees each line when it is there, and a reader that is gone is noticed. */
+    errno = 0;
+    if (fflush(stdout) || ferror(stdout)) {
+        g->write_error = errno ? errno : EIO;
+        return -1;
+    }
+    return 0;
+}
+
+static void summarize(const struct generate *g, const struct cox_scheduler_stats *stats)
+{
+    double seconds = (double)stats->run_ns / 1e9;
+    char channel[96] = "not reported";
+    if (stats->channel_p50_ns || stats->channel_p99_ns)
+        snprintf(channel, sizeof channel, "p50 %.1f us, p99 %.1f us",
+                 (double)stats->channel_p50_ns / 1e3, (double)stats->channel_p99_ns / 1e3);
+    cox_console_say("%zu prompts on %" PRIu32 " ranks: %" PRIu64 " tokens in %.3f s, %.0f tokens/s",
+                    g->prompts.count, g->group.rank_count, stats->plan.generated_tokens, seconds,
+                    seconds > 0 ? (double)stats->plan.generated_tokens / seconds : 0.0);
+    if (stats->steps == 0)
+        return;
+    cox_console_say("%" PRIu64 " steps: p50 %.1f us, p99 %.1f us; channel time per step: %s",
+                    stats->steps, (double)stats->step_p50_ns / 1e3,
+                    (double)stats->step_p99_ns / 1e3, channel);
+    if (stats->retries || stats->plan.preemptions)
+        cox_console_say("%" PRIu64 " steps were run again, %" PRIu64 " sequences were preempted",
+                        stats->retries, stats->plan.preemptions);
+}
+
+/* ---- the command ---- */
+
+/* Everything that can be wrong before a process is started. */
+static int prepare(struct generate *g, const char **ret_model, struct cox_error *err)
+{
+    int r = cox_group_options_check(&g->group, err);
+    if (!r)
+        r = cox_model_find(&g->group, ret_model, err);
+    if (!r && !g->tokens)
+        r = cox_tokenizer_load(*ret_model, &g->tokenizer, err);
+    if (!r)
+        r = cox_eos_load(*ret_model, g->complete.stop_tokens, &g->complete.stop_count, err);
+    if (!r)
+        r = cox_prompts_encode(&g->prompts, g->tokenizer, err);
+    return r;
+}
+
+static int generate(struct generate *g)
+{
+    struct cox_error error = {0};
+    const char *model = NULL, *worker = NULL;
+    int r = prepare(g, &model, &error);
+    if (r)
+        return r > 0 ? cox_exit_usage("generate", &error) : cox_exit_with(&error);
+    r = cox_worker_find(&g->group, &worker, &error);
+    if (r)
+        return cox_exit_with(&error);
+    const char *const command[] = {worker, "--model", model, NULL};
+    struct cox_crew_options crew_options = {
+        .group = &g->group,
+        .command = command,
+        .model = model,
+        .init = true,
+        .quiet = g->quiet,
+    };
+    _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = NULL;
+    r = cox_crew_start(&crew_options, &crew, &error);
+    if (r == COX_CLOSED)
+        return COX_EXIT_INTERRUPTED;
+    if (r)
+        return cox_exit_with(&error);
+
+    struct cox_scheduler_stats stats = {0};
+    g->complete.scheduler.step_ms = g->group.step_ms;
+    g->complete.tokenizer = g->tokenizer;
+    /* On a terminal the lines themselves show how far it is. */
+    g->complete.progress = !g->quiet && g->prompts.count > 1 && !isatty(STDOUT_FILENO);
+    g->complete.ready = on_ready;
+    g->complete.ready_context = g;
+    r = cox_prompts_complete(&g->prompts, crew, &g->complete, &stats, &error);
+    if (g->write_error) {
+        cox_console_say("cannot write to standard output: %s", cox_status_text(-g->write_error));
+        return COX_EXIT_FAILED;
+    }
+    if (r && cox_crew_signal(crew)) {
+        cox_console_say("interrupted");
+        return COX_EXIT_INTERRUPTED;
+    }
+    if (!g->quiet)
+        summarize(g, &stats);
+    if (r)
+        return cox_exit_with(&error);
+    return g->failed_count ? COX_EXIT_FAILED : COX_EXIT_OK;
+}
+
+int cox_command_generate(int argc, char **argv)
+{
+    struct generate g = {.complete = {.sampling = {.top_p = 1}}};
+    struct cox_error error = {0};
+    cox_group_options_init(&g.group);
+    int option, r = 0;
+    while (!r &&
+           (option = getopt_long(argc, argv, COX_GROUP_SHORT_OPTIONS, long_options, NULL)) != -1) {
+        if (option == 'h') {
+            help(stdout);
+            return cox_exit_flushed(COX_EXIT_OK);
+        }
+        r = take_option(&g, option, argv, &error);
+    }
+    if (!r)
+        r = take_prompts(&g, argc - optind, argv + optind, &error);
+    int exit_status;
+    if (r > 0)
+        exit_status = cox_exit_usage("generate", &error);
+    else if (r)
+        exit_status = cox_exit_with(&error);
+    else
+        exit_status = generate(&g);
+    cox_prompts_deinit(&g.prompts);
+    cox_tokenizer_free(g.tokenizer);
+    return g.write_error ? exit_status : cox_exit_flushed(exit_status);
+}

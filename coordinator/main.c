@@ -1,0 +1,73 @@
+/* coxswain: the coordinator of a group of worker processes, as commands. */
+#include "command.h"
+#include "console.h"
+
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <string.h>
+
+#ifndef COX_VERSION_TEXT
+#define COX_VERSION_TEXT "unknown"
+#endif
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *summary;
+} commands[] = {
+    {"generate", cox_command_generate, "start workers, complete prompts, print the text"},
+    {"eval", cox_command_eval, "start workers, count how many known answers they give"},
+    {"run", cox_command_run, "start workers and keep them until told to end"},
+    {"layout", cox_command_layout, "print what a group would create in shared memory"},
+};
+
+static void help(FILE *file)
+{
+    fprintf(file,
+            "Usage: coxswain COMMAND [OPTION]...\n"
+            "       coxswain --help | --version\n"
+            "\n"
+            "Drives the worker processes of a multi-process inference engine on this machine.\n"
+            "\n");
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    fprintf(file, "\ncoxswain COMMAND --help tells the options of a command.\n");
+    cox_exit_help(file);
+}
+
+/* A standard descriptor that is closed would be given to the next file opened, and output written
+ * into that. Closed ones get /dev/null the wrong way round, so that their use still is an error. */
+static int standard_keep(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
+            return -1;
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (standard_keep())
+        return COX_EXIT_FAILED;
+    /* A reader that is gone is an error of the write, with a text, not a silent death. */
+    signal(SIGPIPE, SIG_IGN);
+    opterr = 0;
+    const char *name = argc > 1 ? argv[1] : "";
+    if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
+        help(stdout);
+        return cox_exit_flushed(COX_EXIT_OK);
+    }
+    if (!strcmp(name, "--version")) {
+        printf("coxswain " COX_VERSION_TEXT "\n");
+        return cox_exit_flushed(COX_EXIT_OK);
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        if (!strcmp(name, commands[i].name))
+            return commands[i].run(argc - 1, argv + 1);
+    if (argc > 1)
+        cox_console_say("'%.64s' is no command (coxswain --help lists them)", name);
+    else
+        help(stderr);
+    return COX_EXIT_USAGE;
+}

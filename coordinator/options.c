@@ -1,0 +1,268 @@
+#include "options.h"
+
+#include "../channel/geometry.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SECONDS_MAX 1e6
+#define SIZE_MAX_BYTES (UINT64_C(1) << 40)
+
+/* ---- values ---- */
+
+int cox_parse_number(const char *what, const char *text, uint64_t min, uint64_t max,
+                     uint64_t *ret_number, struct cox_error *err)
+{
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    /* strtoull skips blanks and takes a minus sign for something. */
+    if (!isdigit((unsigned char)text[0]) || *end || errno || number < min || number > max)
+        return cox_fail(err, COX_INVALID, "%s is '%.64s': expected %" PRIu64 " to %" PRIu64, what,
+                        text, min, max);
+    *ret_number = number;
+    return 0;
+}
+
+int cox_parse_real(const char *what, const char *text, double min, double max, double *ret_number,
+                   struct cox_error *err)
+{
+    char *end;
+    double number = strtod(text, &end);
+    if (end == text || *end || isspace((unsigned char)text[0]) || !(number >= min && number <= max))
+        return cox_fail(err, COX_INVALID, "%s is '%.64s': expected a number from %g to %g", what,
+                        text, min, max);
+    *ret_number = number;
+    return 0;
+}
+
+int cox_parse_seconds(const char *what, const char *text, uint64_t *ret_ms, struct cox_error *err)
+{
+    double seconds;
+    int r = cox_parse_real(what, text, 0.001, SECONDS_MAX, &seconds, err);
+    if (!r)
+        *ret_ms = (uint64_t)llround(seconds * 1000);
+    return r;
+}
+
+int cox_parse_size(const char *what, const char *text, uint64_t *ret_size, struct cox_error *err)
+{
+    static const char units[] = "KMG";
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    int shift = unit ? 10 * (int)(unit - units + 1) : 0;
+    if (!isdigit((unsigned char)text[0]) || errno || (*end && (!unit || end[1])) || number == 0 ||
+        number > SIZE_MAX_BYTES >> shift)
+        return cox_fail(
+            err, COX_INVALID,
+            "%s is '%.64s': expected a number of bytes above 0, with K, M or G behind it or "
+            "nothing",
+            what, text);
+    *ret_size = (uint64_t)number << shift;
+    return 0;
+}
+
+/* "execute=16M" */
+static int channel_size(const char *what, const char *text, uint64_t *sizes, struct cox_error *err)
+{
+    const char *equals = strchr(text, '=');
+    size_t length = equals ? (size_t)(equals - text) : 0;
+    for (int c = 0; equals && c < COX_CHANNEL_COUNT; c++) {
+        const char *name = cox_channel_name((enum cox_channel_id)c);
+        if (strlen(name) == length && !strncmp(text, name, length))
+            return cox_parse_size(what, equals + 1, &sizes[c], err);
+    }
+    return cox_fail(
+        err, COX_INVALID,
+        "%s is '%.64s': expected CHANNEL=BYTES with execute, shared_sync_link, transfer, "
+        "recover_command or execute_error",
+        what, text);
+}
+
+/* ---- options ---- */
+
+void cox_group_options_init(struct cox_group_options *options)
+{
+    *options = (struct cox_group_options){.rank_count = COX_GROUP_RANK_COUNT_DEFAULT};
+}
+
+/* What getopt_long does not understand; opterr is 0, so that it says nothing itself. */
+static int not_understood(int option, char *const *argv, struct cox_error *err)
+{
+    const char *argument = argv[optind - 1];
+    char letter[3] = {'-', (char)optopt, 0};
+    /* For a letter optind may still stand on the cluster it is in. */
+    bool is_letter = optopt > 0 && optopt < 256;
+    if (option == ':')
+        return cox_fail(err, COX_INVALID, "%s needs a value", is_letter ? letter : argument);
+    return cox_fail(err, COX_INVALID, "%s is no option of this command, or is ambiguous",
+                    is_letter && optopt != 0 ? letter : argument);
+}
+
+int cox_group_option(struct cox_group_options *options, int option, const char *value,
+                     char *const *argv, struct cox_error *err)
+{
+    uint64_t number;
+    int r = 0;
+    switch (option) {
+    case 'n':
+        r = cox_parse_number("-n", value, 1, COX_RANK_COUNT_MAX, &number, err);
+        if (!r)
+            options->rank_count = (uint32_t)number;
+        return r;
+    case COX_OPTION_NAME:
+        options->name = value;
+        return cox_name_check(value, err);
+    case COX_OPTION_DEPTH:
+        r = cox_parse_number("--depth", value, 1, COX_DEPTH_MAX, &number, err);
+        if (!r)
+            options->depth = (uint32_t)number;
+        return r;
+    case COX_OPTION_LEGACY_WORKERS:
+        options->legacy_workers = true;
+        return 0;
+    case COX_OPTION_KEEP_NAMES:
+        options->keep_names = true;
+        return 0;
+    case COX_OPTION_REQUEST_SIZE:
+        return channel_size("--request-size", value, options->request_size, err);
+    case COX_OPTION_RESPONSE_SIZE:
+        return channel_size("--response-size", value, options->response_size, err);
+    case COX_OPTION_START_TIMEOUT:
+        return cox_parse_seconds("--start-timeout", value, &options->start_timeout_ms, err);
+    case COX_OPTION_TIMEOUT:
+        return cox_parse_seconds("--timeout", value, &options->step_ms, err);
+    case COX_OPTION_WORKER:
+        options->worker = value;
+        return 0;
+    case COX_OPTION_MODEL:
+        options->model = value;
+        return 0;
+    default:
+        return not_understood(option, argv, err);
+    }
+}
+
+int cox_group_options_check(const struct cox_group_options *options, struct cox_error *err)
+{
+    struct cox_geometry_choice choice = {
+        .depth = options->depth,
+        .legacy = options->legacy_workers,
+    };
+    memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
+    memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
+    struct cox_geometry geometry;
+    return cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
+}
+
+void cox_layout_options_help(FILE *file)
+{
+    fprintf(
+        file,
+        "  -n, --ranks N             worker processes, 1 to %d (default %d)\n"
+        "      --name NAME           name of the group (default: made of the process id)\n"
+        "      --depth D             requests in flight per channel, 1 to %d (default %d)\n"
+        "      --legacy-workers      the names, sizes and rules of MindIE-LLM workers; depth 1\n"
+        "      --request-size CHANNEL=BYTES[K|M|G]\n"
+        "      --response-size CHANNEL=BYTES[K|M|G]\n"
+        "                            bytes of a channel's region; CHANNEL is execute,\n"
+        "                            shared_sync_link, transfer, recover_command, execute_error\n"
+        "  -h, --help                this text\n",
+        COX_RANK_COUNT_MAX, COX_GROUP_RANK_COUNT_DEFAULT, COX_DEPTH_MAX, COX_DEPTH_DEFAULT);
+}
+
+void cox_group_options_help(FILE *file)
+{
+    fprintf(
+        file,
+        "      --model DIR           model folder (default: the model that came with the program)\n"
+        "      --worker PATH         worker program (default: $COXSWAIN_WORKER, coxswain-worker\n"
+        "                            beside this program, or in PATH)\n"
+        "      --keep-names          leave the names in /dev/shm while the group lives\n"
+        "      --start-timeout SEC   workers have so long to attach (default 60)\n"
+        "      --timeout SEC         a request has so long to be answered (default 30)\n");
+    cox_layout_options_help(file);
+}
+
+/* ---- look-ups ---- */
+
+/* The folder of this program, without a slash at the end. */
+static int own_folder(char *folder, struct cox_error *err)
+{
+    ssize_t size = readlink("/proc/self/exe", folder, PATH_MAX - 1);
+    if (size < 0) {
+        int r = -errno;
+        return cox_fail(err, r, "cannot read /proc/self/exe: %s", cox_status_text(r));
+    }
+    folder[size] = 0;
+    *strrchr(folder, '/') = 0;
+    return 0;
+}
+
+int cox_worker_find(struct cox_group_options *options, const char **ret_path, struct cox_error *err)
+{
+    const char *environment = getenv("COXSWAIN_WORKER");
+    const char *chosen = options->worker ? options->worker : environment;
+    if (chosen && *chosen) {
+        *ret_path = chosen;
+        return 0;
+    }
+    char folder[PATH_MAX];
+    int r = own_folder(folder, err);
+    if (r)
+        return r;
+    int size = snprintf(options->worker_path, PATH_MAX, "%s/coxswain-worker", folder);
+    if (size < PATH_MAX && access(options->worker_path, X_OK) == 0)
+        *ret_path = options->worker_path;
+    else
+        *ret_path = "coxswain-worker"; /* the start searches PATH, and says if it is not there */
+    return 0;
+}
+
+static bool is_folder(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+int cox_model_find(struct cox_group_options *options, const char **ret_path, struct cox_error *err)
+{
+    if (options->model) {
+        if (!is_folder(options->model))
+            return cox_fail(err, COX_NOT_FOUND, "the model folder %s does not exist",
+                            options->model);
+        *ret_path = options->model;
+        return 0;
+    }
+    char folder[PATH_MAX];
+    int r = own_folder(folder, err);
+    if (r)
+        return r;
+    const char *below = "/../share/coxswain/models/sums";
+    for (;;) {
+        int size = snprintf(options->model_path, PATH_MAX, "%s%s", folder, below);
+        if (size < PATH_MAX && is_folder(options->model_path)) {
+            *ret_path = options->model_path;
+            return 0;
+        }
+        /* Then folder by folder upwards, which finds it from a build tree inside the source tree.
+         */
+        if (strcmp(below, "/models/sums")) {
+            below = "/models/sums";
+            continue;
+        }
+        char *slash = strrchr(folder, '/');
+        if (!slash)
+            break;
+        *slash = 0;
+    }
+    return cox_fail(err, COX_NOT_FOUND,
+                    "no model folder was found near the program: name one with --model DIR");
+}

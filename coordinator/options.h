@@ -1,0 +1,103 @@
+/*
+ * options: the command line shared by the commands that have a group: how many ranks, which worker,
+ * what sizes.
+ *
+ * Every command gives getopt_long COX_GROUP_LONG_OPTIONS beside its own options and hands what is
+ * not its own to cox_group_option.
+ *
+ * Threads: one. Blocks: nothing.
+ * Ownership: strings are argv's, or static storage, or in the struct.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_COORDINATOR_OPTIONS_H
+#define COX_COORDINATOR_OPTIONS_H
+
+#include "executor.h"
+
+#include <getopt.h>
+#include <limits.h>
+#include <stdio.h>
+
+#define COX_GROUP_RANK_COUNT_DEFAULT 2
+
+struct cox_group_options {
+    uint32_t rank_count;
+    const char *name; /* NULL: made of the process id */
+    uint32_t depth;   /* 0: default */
+    bool legacy_workers;
+    bool keep_names;
+    uint64_t request_size[COX_CHANNEL_COUNT];
+    uint64_t response_size[COX_CHANNEL_COUNT];
+    uint64_t start_timeout_ms;  /* 0: default */
+    uint64_t step_ms;           /* 0: default */
+    const char *worker;         /* NULL: looked up */
+    const char *model;          /* NULL: looked up */
+    char worker_path[PATH_MAX]; /* what the look-ups found */
+    char model_path[PATH_MAX];
+};
+
+/* Values of long options without a letter; those of single commands start at COX_OPTION_COMMAND. */
+enum cox_group_option {
+    COX_OPTION_NAME = 256,
+    COX_OPTION_DEPTH,
+    COX_OPTION_LEGACY_WORKERS,
+    COX_OPTION_KEEP_NAMES,
+    COX_OPTION_REQUEST_SIZE,
+    COX_OPTION_RESPONSE_SIZE,
+    COX_OPTION_START_TIMEOUT,
+    COX_OPTION_TIMEOUT,
+    COX_OPTION_WORKER,
+    COX_OPTION_MODEL,
+    COX_OPTION_COMMAND,
+};
+
+#define COX_GROUP_SHORT_OPTIONS ":n:h"
+/* What lays out a group, and what also starts one. */
+#define COX_LAYOUT_LONG_OPTIONS                                                                    \
+    {"ranks", required_argument, NULL, 'n'}, {"name", required_argument, NULL, COX_OPTION_NAME},   \
+        {"depth", required_argument, NULL, COX_OPTION_DEPTH},                                      \
+        {"legacy-workers", no_argument, NULL, COX_OPTION_LEGACY_WORKERS},                          \
+        {"request-size", required_argument, NULL, COX_OPTION_REQUEST_SIZE},                        \
+        {"response-size", required_argument, NULL, COX_OPTION_RESPONSE_SIZE},                      \
+    {                                                                                              \
+        "help", no_argument, NULL, 'h'                                                             \
+    }
+#define COX_GROUP_LONG_OPTIONS                                                                     \
+    COX_LAYOUT_LONG_OPTIONS, {"keep-names", no_argument, NULL, COX_OPTION_KEEP_NAMES},             \
+        {"start-timeout", required_argument, NULL, COX_OPTION_START_TIMEOUT},                      \
+        {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},                                  \
+        {"worker", required_argument, NULL, COX_OPTION_WORKER},                                    \
+    {                                                                                              \
+        "model", required_argument, NULL, COX_OPTION_MODEL                                         \
+    }
+
+void cox_group_options_init(struct cox_group_options *options);
+/* Takes one option that getopt_long returned, and its value. Returns 0, or COX_INVALID: not one of
+ * the group's, a bad value, or what getopt_long did not understand (argv tells which). */
+int cox_group_option(struct cox_group_options *options, int option, const char *value,
+                     char *const *argv, struct cox_error *err);
+/* What can be checked before anything is created: name, sizes, depth. Returns 0 or COX_INVALID. */
+int cox_group_options_check(const struct cox_group_options *options, struct cox_error *err);
+/* The lines of --help. */
+void cox_layout_options_help(FILE *file);
+void cox_group_options_help(FILE *file);
+
+/* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;
+ * COX_EXEC_FAILED. */
+int cox_worker_find(struct cox_group_options *options, const char **ret_path,
+                    struct cox_error *err);
+/* --model; ../share/coxswain/models/sums, from this program; models/sums in a folder above it.
+ * Returns 0; COX_NOT_FOUND: no such folder. */
+int cox_model_find(struct cox_group_options *options, const char **ret_path, struct cox_error *err);
+
+/* Strict numbers: nothing before, nothing behind. what is for the text of the error. Return 0 or
+ * COX_INVALID. */
+int cox_parse_number(const char *what, const char *text, uint64_t min, uint64_t max,
+                     uint64_t *ret_number, struct cox_error *err);
+int cox_parse_real(const char *what, const char *text, double min, double max, double *ret_number,
+                   struct cox_error *err);
+int cox_parse_size(const char *what, const char *text, uint64_t *ret_size, struct cox_error *err);
+/* "1.5" seconds, to milliseconds, at least 1. */
+int cox_parse_seconds(const char *what, const char *text, uint64_t *ret_ms, struct cox_error *err);
+
+#endif

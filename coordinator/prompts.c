@@ -1,0 +1,258 @@
+#include "prompts.h"
+
+#include "console.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NEW_COUNT_DEFAULT 256
+
+void cox_prompts_deinit(struct cox_prompts *prompts)
+{
+    for (size_t i = 0; i < prompts->count; i++) {
+        struct cox_prompt *prompt = &prompts->items[i];
+        free(prompt->text);
+        free(prompt->tokens);
+        free(prompt->new_tokens);
+        free(prompt->new_text);
+        free(prompt->error);
+    }
+    free(prompts->items);
+    *prompts = (struct cox_prompts){0};
+}
+
+int cox_prompts_add(struct cox_prompts *prompts, const char *text, size_t size)
+{
+    if (prompts->count == prompts->capacity) {
+        size_t capacity = prompts->capacity * 2 + 16;
+        struct cox_prompt *items = reallocarray(prompts->items, capacity, sizeof *items);
+        if (!items)
+            return -ENOMEM;
+        prompts->items = items;
+        prompts->capacity = capacity;
+    }
+    char *copy = strndup(text, size);
+    if (!copy)
+        return -ENOMEM;
+    prompts->items[prompts->count++] = (struct cox_prompt){.text = copy};
+    return 0;
+}
+
+/* ---- from a file ---- */
+
+static void close_filep(FILE **file)
+{
+    if (*file && *file != stdin)
+        fclose(*file);
+}
+
+int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_error *err)
+{
+    bool standard = !strcmp(path, "-");
+    const char *name = standard ? "standard input" : path;
+    _cox_cleanup_(close_filep) FILE *file = standard ? stdin : fopen(path, "re");
+    if (!file && (errno == ENOENT || errno == ENOTDIR))
+        return cox_fail(err, COX_NOT_FOUND, "%s does not exist", name);
+    if (!file) {
+        int r = -errno;
+        return cox_fail(err, r, "cannot open %s: %s", name, cox_status_text(r));
+    }
+    _cox_cleanup_(cox_free_ptr) char *line = NULL;
+    size_t capacity = 0;
+    ssize_t size;
+    size_t number = 0;
+    errno = 0;
+    while ((size = getline(&line, &capacity, file)) > 0) {
+        number++;
+        size_t length = (size_t)size;
+        if (memchr(line, 0, length))
+            return cox_fail(err, COX_INVALID, "line %zu of %s has a byte 0 in it", number, name);
+        if (length && line[length - 1] == '\n')
+            length--;
+        if (length && line[length - 1] == '\r')
+            length--;
+        if (length == 0)
+            return cox_fail(err, COX_INVALID, "line %zu of %s is empty", number, name);
+        int r = cox_prompts_add(prompts, line, length);
+        if (r)
+            return cox_fail(err, r, "no memory for %zu lines of %s", number, name);
+        errno = 0;
+    }
+    if (ferror(file)) {
+        int r = errno ? -errno : -EIO;
+        return cox_fail(err, r, "cannot read %s: %s", name, cox_status_text(r));
+    }
+    if (number == 0)
+        return cox_fail(err, COX_INVALID, "%s is empty: expected one prompt a line", name);
+    return 0;
+}
+
+/* ---- tokens ---- */
+
+/* "1 5,10" */
+static int ids_parse(const char *text, int32_t **ret_tokens, uint32_t *ret_count,
+                     struct cox_error *err)
+{
+    _cox_cleanup_(cox_free_ptr) int32_t *tokens = calloc(strlen(text) / 2 + 1, sizeof *tokens);
+    if (!tokens)
+        return cox_fail(err, -ENOMEM, "no memory");
+    uint32_t count = 0;
+    for (const char *at = text;;) {
+        at += strspn(at, " \t,");
+        if (!*at)
+            break;
+        size_t length = strcspn(at, " \t,");
+        char word[16];
+        uint64_t number;
+        snprintf(word, sizeof word, "%.*s", (int)(length < 15 ? length : 15), at);
+        int r = cox_parse_number("a token id", word, 0, INT32_MAX, &number, err);
+        if (r)
+            return r;
+        tokens[count++] = (int32_t)number;
+        at += length;
+    }
+    if (count == 0)
+        return cox_fail(err, COX_INVALID, "there is no token id");
+    *ret_tokens = cox_steal_ptr(&tokens);
+    *ret_count = count;
+    return 0;
+}
+
+int cox_prompts_encode(struct cox_prompts *prompts, const struct cox_tokenizer *tokenizer,
+                       struct cox_error *err)
+{
+    for (size_t i = 0; i < prompts->count; i++) {
+        struct cox_prompt *prompt = &prompts->items[i];
+        struct cox_error error = {0};
+        int r = tokenizer ? cox_tokenizer_encode(tokenizer, prompt->text, &prompt->tokens,
+                                                 &prompt->token_count, &error)
+                          : ids_parse(prompt->text, &prompt->tokens, &prompt->token_count, &error);
+        if (r)
+            return cox_fail(err, r, "prompt %zu: %.900s", i + 1, error.text);
+    }
+    return 0;
+}
+
+/* ---- completion ---- */
+
+struct completion {
+    struct cox_prompts *prompts;
+    const struct cox_complete_options *options;
+    struct cox_scheduler *scheduler;
+    size_t done_count;
+    size_t ready_count; /* handed to ready */
+    bool given_up;      /* by ready */
+    bool failed;        /* as a whole: told once, by what run returns */
+    int status;         /* of making results */
+};
+
+static int result_take(struct cox_prompt *prompt, const struct cox_sequence *sequence,
+                       const struct cox_tokenizer *tokenizer)
+{
+    prompt->finish = sequence->finish;
+    if (sequence->finish == COX_FINISH_ERROR) {
+        prompt->error = strdup(sequence->error.text);
+        return prompt->error ? 0 : -ENOMEM;
+    }
+    prompt->new_count = sequence->token_count - sequence->prompt_count;
+    prompt->new_tokens = calloc(prompt->new_count + 1, sizeof *prompt->new_tokens);
+    if (!prompt->new_tokens)
+        return -ENOMEM;
+    memcpy(prompt->new_tokens, sequence->tokens + sequence->prompt_count,
+           prompt->new_count * sizeof *prompt->new_tokens);
+    return tokenizer ? cox_tokenizer_decode(tokenizer, prompt->new_tokens, prompt->new_count,
+                                            &prompt->new_text)
+                     : 0;
+}
+
+static void on_done(void *context, const struct cox_sequence *sequence)
+{
+    struct completion *completion = context;
+    const struct cox_complete_options *options = completion->options;
+    struct cox_prompts *prompts = completion->prompts;
+    struct cox_prompt *prompt = sequence->request.context;
+    int r = result_take(prompt, sequence, options->tokenizer);
+    if (r && !completion->status)
+        completion->status = r;
+    prompt->done = true;
+    completion->done_count++;
+    if (options->progress)
+        cox_console_progress(completion->done_count, prompts->count);
+    /* Only these are about one request. */
+    int code = sequence->error.code;
+    if (code && code != COX_INVALID && code != COX_TOO_LARGE)
+        completion->failed = true;
+    while (!completion->given_up && !completion->failed && !completion->status &&
+           completion->ready_count < prompts->count &&
+           prompts->items[completion->ready_count].done) {
+        size_t index = completion->ready_count++;
+        if (options->ready && options->ready(options->ready_context, index, &prompts->items[index]))
+            completion->given_up = true;
+    }
+    if (completion->given_up || completion->status)
+        cox_scheduler_stop(completion->scheduler);
+}
+
+static void on_stop(void *context)
+{
+    cox_scheduler_stop(context);
+}
+
+static int requests_add(struct completion *completion)
+{
+    const struct cox_complete_options *options = completion->options;
+    for (size_t i = 0; i < completion->prompts->count; i++) {
+        struct cox_prompt *prompt = &completion->prompts->items[i];
+        struct cox_request request = {
+            .tokens = prompt->tokens,
+            .token_count = prompt->token_count,
+            .new_count_max = options->new_count_max ? options->new_count_max : NEW_COUNT_DEFAULT,
+            .shorten = options->new_count_max == 0,
+            .sampling = options->sampling,
+            .stop_count = options->stop_count,
+            .context = prompt,
+        };
+        memcpy(request.stop_tokens, options->stop_tokens,
+               options->stop_count * sizeof *options->stop_tokens);
+        int r = cox_scheduler_add(completion->scheduler, &request);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+int cox_prompts_complete(struct cox_prompts *prompts, struct cox_crew *crew,
+                         const struct cox_complete_options *options,
+                         struct cox_scheduler_stats *ret_stats, struct cox_error *err)
+{
+    struct completion completion = {.prompts = prompts, .options = options};
+    struct cox_scheduler_options scheduler_options = options->scheduler;
+    int r = cox_scheduler_fit(&scheduler_options, cox_crew_summary(crew), err);
+    if (r)
+        return r;
+    scheduler_options.log = cox_crew_log();
+    scheduler_options.done = on_done;
+    scheduler_options.done_context = &completion;
+    r = cox_scheduler_new(cox_crew_executor(crew), &scheduler_options, &completion.scheduler, err);
+    if (r)
+        return r;
+    cox_crew_on_stop(crew, on_stop, completion.scheduler);
+    struct cox_error error = {0};
+    r = requests_add(&completion);
+    if (r)
+        cox_fail(&error, r, "no memory for %zu prompts", prompts->count);
+    else
+        r = cox_scheduler_run(completion.scheduler, &error);
+    cox_crew_on_stop(crew, NULL, NULL);
+    if (options->progress)
+        cox_console_progress_end();
+    cox_scheduler_stats(completion.scheduler, ret_stats);
+    cox_scheduler_free(completion.scheduler);
+    if (completion.status)
+        return cox_fail(err, completion.status, "no memory for the answers");
+    if (r)
+        return cox_fail(err, r, "%s", error.text);
+    return 0;
+}

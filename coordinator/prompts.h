@@ -1,0 +1,66 @@
+/*
+ * prompts: texts to complete, in the order they came, and what became of each.
+ *
+ * Threads: one at a time; complete calls `ready` on its caller's thread.
+ * Ownership: the list owns everything in it.
+ * Blocks: load reads a file; complete until every prompt is done or the group fails.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_COORDINATOR_PROMPTS_H
+#define COX_COORDINATOR_PROMPTS_H
+
+#include "crew.h"
+#include "scheduler.h"
+#include "tokenizer.h"
+
+struct cox_prompt {
+    char *text;
+    int32_t *tokens;
+    uint32_t token_count;
+    int32_t *new_tokens; /* when done */
+    uint32_t new_count;
+    char *new_text; /* NULL without a tokenizer */
+    enum cox_finish finish;
+    char *error; /* COX_FINISH_ERROR */
+    bool done;
+};
+
+struct cox_prompts {
+    struct cox_prompt *items;
+    size_t count;
+    size_t capacity;
+};
+
+void cox_prompts_deinit(struct cox_prompts *prompts); /* idempotent; a zeroed struct is fine */
+/* Dups size bytes of text. Returns 0 or -ENOMEM. */
+int cox_prompts_add(struct cox_prompts *prompts, const char *text, size_t size);
+/* One prompt a line; path "-" is standard input. Returns 0; COX_INVALID: no line, an empty one, or
+ * one with a 0 byte; COX_NOT_FOUND; -errno. */
+int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_error *err);
+/* Makes tokens of every text; without a tokenizer the texts are token ids with blanks or commas
+ * between. Returns 0, or COX_INVALID: err names the prompt by its number. */
+int cox_prompts_encode(struct cox_prompts *prompts, const struct cox_tokenizer *tokenizer,
+                       struct cox_error *err);
+
+struct cox_complete_options {
+    struct cox_scheduler_options scheduler; /* limits; the rest is filled from the group's init */
+    struct cox_sampling_choice sampling;
+    uint32_t new_count_max; /* 0: 256, or what fits */
+    int32_t stop_tokens[COX_EOS_COUNT_MAX];
+    uint32_t stop_count;
+    const struct cox_tokenizer *tokenizer; /* NULL: no text */
+    bool progress;
+    /* The prompts in order, each as soon as it and all before it are done. Not 0 ends the run with
+     * COX_CLOSED. */
+    int (*ready)(void *context, size_t index, const struct cox_prompt *prompt);
+    void *ready_context;
+};
+
+/* Runs all prompts on the crew's group. Returns 0, also when single prompts failed; COX_CLOSED: a
+ * signal, or ready said so; what cox_scheduler_run returns. ret_stats is filled in any case once
+ * the group ran. */
+int cox_prompts_complete(struct cox_prompts *prompts, struct cox_crew *crew,
+                         const struct cox_complete_options *options,
+                         struct cox_scheduler_stats *ret_stats, struct cox_error *err);
+
+#endif

@@ -1,0 +1,112 @@
+#include "command.h"
+#include "console.h"
+#include "crew.h"
+
+#include <signal.h>
+#include <string.h>
+
+enum {
+    OPTION_NO_INIT = COX_OPTION_COMMAND,
+    OPTION_NO_FLAGS,
+    OPTION_QUIET,
+};
+
+static void help(FILE *file)
+{
+    fprintf(
+        file,
+        "Usage: coxswain run [OPTION]... [-- COMMAND [ARGUMENT]...]\n"
+        "\n"
+        "Starts a group of worker processes, COMMAND or the reference worker, tells them to\n"
+        "initialize, and keeps them until SIGINT or SIGTERM comes or one of them dies. COMMAND "
+        "gets rank, world size\n"
+        "and name of the group in its environment (COXSWAIN_*) and as flags (--local_rank, ...).\n"
+        "\n"
+        "      --no-init             start them only\n"
+        "      --no-flags            nothing is appended to COMMAND; the environment has it all\n"
+        "      --quiet               nothing of what the workers write\n");
+    cox_group_options_help(file);
+    cox_exit_help(file);
+}
+
+static const struct option long_options[] = {
+    COX_GROUP_LONG_OPTIONS,
+    {"no-init", no_argument, NULL, OPTION_NO_INIT},
+    {"no-flags", no_argument, NULL, OPTION_NO_FLAGS},
+    {"quiet", no_argument, NULL, OPTION_QUIET},
+    {NULL, 0, NULL, 0},
+};
+
+static void print_group(struct cox_crew *crew)
+{
+    struct cox_executor *executor = cox_crew_executor(crew);
+    printf("name %s\n", cox_executor_name(executor));
+    for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
+        printf("rank %u pid %d\n", rank, (int)cox_executor_pid(executor, rank));
+    fflush(stdout);
+}
+
+static int keep(const struct cox_crew_options *options)
+{
+    struct cox_error error = {0};
+    _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = NULL;
+    int r = cox_crew_start(options, &crew, &error);
+    if (r == COX_CLOSED)
+        return COX_EXIT_INTERRUPTED;
+    if (r)
+        return cox_exit_with(&error);
+    print_group(crew);
+    r = cox_crew_wait(crew, &error);
+    if (r < 0) {
+        cox_console_say("%s: the group ends", error.text);
+        return COX_EXIT_WORKER;
+    }
+    /* Being told to end is how this command ends. */
+    if (!options->quiet)
+        cox_console_say("%s: the group ends", strsignal(r));
+    return COX_EXIT_OK;
+}
+
+int cox_command_run(int argc, char **argv)
+{
+    struct cox_group_options group;
+    struct cox_crew_options options = {.group = &group, .init = true};
+    struct cox_error error = {0};
+    cox_group_options_init(&group);
+    int option, r = 0;
+    while (!r &&
+           (option = getopt_long(argc, argv, COX_GROUP_SHORT_OPTIONS, long_options, NULL)) != -1) {
+        if (option == 'h') {
+            help(stdout);
+            return cox_exit_flushed(COX_EXIT_OK);
+        }
+        if (option == OPTION_NO_INIT)
+            options.init = false;
+        else if (option == OPTION_NO_FLAGS)
+            options.no_flags = true;
+        else if (option == OPTION_QUIET)
+            options.quiet = true;
+        else
+            r = cox_group_option(&group, option, optarg, argv, &error);
+    }
+    if (!r)
+        r = cox_group_options_check(&group, &error);
+    const char *worker = NULL, *model = NULL;
+    const char *reference[4] = {NULL};
+    if (!r && optind < argc) {
+        options.command = (const char *const *)(argv + optind);
+        options.model = group.model;
+    } else if (!r) {
+        r = cox_worker_find(&group, &worker, &error);
+        if (!r)
+            r = cox_model_find(&group, &model, &error);
+        reference[0] = worker;
+        reference[1] = "--model";
+        reference[2] = model;
+        options.command = reference;
+        options.model = model;
+    }
+    if (r)
+        return r > 0 ? cox_exit_usage("run", &error) : cox_exit_with(&error);
+    return cox_exit_flushed(keep(&options));
+}

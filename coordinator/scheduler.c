@@ -1,0 +1,471 @@
+#include "scheduler.h"
+
+#include "message.h"
+#include "proto/executor.pb-c.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SEQUENCE_COUNT_DEFAULT 64
+#define SEQUENCE_COUNT_MAX 4096 /* rows of the ranks' tables */
+#define TOKEN_COUNT_DEFAULT 512
+#define STEP_MS_DEFAULT 30000
+#define RETRY_MAX_DEFAULT 3
+/* Times of the last so many steps are kept for the percentiles. */
+#define SAMPLE_COUNT 16384
+/* Every submit is completed by its deadline; beyond it by so much, the executor itself is broken.
+ */
+#define COMPLETION_SLACK_NS (10 * COX_NSEC_PER_SEC)
+/* Between two tries to submit while a rank still holds the frame or owes an answer. */
+#define SUBMIT_PAUSE_MIN_NS (20 * UINT64_C(1000))
+#define SUBMIT_PAUSE_MAX_NS (5 * COX_NSEC_PER_MSEC)
+
+/* What the handler leaves for run. */
+struct outcome {
+    uint64_t number; /* of the step; scheduler->number while its outcome is awaited */
+    bool arrived;
+    int status;
+    struct cox_error error;
+    uint64_t sequence;
+    uint64_t arrived_ns;
+    uint64_t model_ns; /* 0: not reported */
+    int32_t *tokens;
+    uint8_t *ended;
+};
+
+struct cox_scheduler {
+    struct cox_executor *executor;
+    struct cox_scheduler_options options;
+    struct cox_plan *plan;
+    struct cox_message *message; /* changed by run, read by the handler while a step is in flight */
+    bool nested;
+    bool broken;     /* run has failed: only free is left */
+    uint64_t number; /* of the step in flight or the last one; tells a late handler from the awaited
+                        one */
+    uint32_t retry_count;
+
+    pthread_mutex_t lock; /* outcome and stopped */
+    pthread_cond_t wake;
+    struct outcome outcome;
+    bool stopped;
+
+    uint64_t steps, retries, run_ns;
+    uint64_t *step_samples, *channel_samples; /* rings of SAMPLE_COUNT */
+    uint64_t step_count, channel_count;
+};
+
+int cox_scheduler_fit(struct cox_scheduler_options *options, const struct cox_init_summary *summary,
+                      struct cox_error *err)
+{
+    if (summary->kv_cache_count == 0)
+        return cox_fail(err, COX_CORRUPT, "the workers described no KV cache at init");
+    if (summary->kv_cache_count > 1)
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "the workers keep %" PRIu32
+                        " KV caches; this scheduler fills tables of one",
+                        summary->kv_cache_count);
+    int32_t block_size = summary->kv_caches[0].block_size;
+    if (block_size < 1 || summary->npu_block_count < 1 || summary->npu_block_count > INT32_MAX ||
+        summary->max_position_embeddings < 1 || summary->max_position_embeddings > INT32_MAX)
+        return cox_fail(
+            err, COX_CORRUPT,
+            "the workers offer %" PRId64 " blocks of %" PRId32 " positions, and %" PRId64
+            " positions at most: expected numbers from 1 to %d",
+            summary->npu_block_count, block_size, summary->max_position_embeddings, INT32_MAX);
+    options->block_count = (uint32_t)summary->npu_block_count;
+    options->block_size = (uint32_t)block_size;
+    options->position_count_max = (uint32_t)summary->max_position_embeddings;
+    return 0;
+}
+
+/* ---- the handler, on the response thread ---- */
+
+static void outcome_fill(struct cox_scheduler *scheduler, const struct cox_completion *completion)
+{
+    struct outcome *outcome = &scheduler->outcome;
+    outcome->error = (struct cox_error){0};
+    outcome->sequence = completion->sequence;
+    outcome->model_ns = 0;
+    outcome->status = completion->status;
+    if (completion->status) {
+        cox_fail(&outcome->error, completion->status, "%s",
+                 completion->text ? completion->text : cox_status_text(completion->status));
+        return;
+    }
+    const ModelExecuteData__ExecuteResponse *response =
+        completion->payload ? completion->payload->response : NULL;
+    outcome->status = cox_message_read(scheduler->message, completion->sequence, response,
+                                       outcome->tokens, outcome->ended, &outcome->error);
+    if (outcome->status)
+        return;
+    const ModelExecuteData__ExecuteModelResponse *answer = response->execute_model_response;
+    if (answer->has_model_execute_time && answer->model_execute_time > 0 &&
+        answer->model_execute_time < 1e9f)
+        outcome->model_ns = (uint64_t)((double)answer->model_execute_time * 1e6);
+}
+
+static void on_completion(void *context, const struct cox_completion *completion)
+{
+    uint64_t now = cox_now_ns();
+    struct cox_scheduler *scheduler = context;
+    pthread_mutex_lock(&scheduler->lock);
+    struct outcome *outcome = &scheduler->outcome;
+    /* After a stop nobody waits for it, and the message may be of another step. */
+    if (!outcome->arrived && outcome->number == (uintptr_t)completion->request_context) {
+        outcome_fill(scheduler, completion);
+        outcome->arrived_ns = now;
+        outcome->arrived = true;
+        pthread_cond_signal(&scheduler->wake);
+    }
+    pthread_mutex_unlock(&scheduler->lock);
+}
+
+static void on_completion_dropped(void *context, const struct cox_completion *completion)
+{
+    (void)context;
+    (void)completion;
+}
+
+/* ---- constructor and destructor ---- */
+
+static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    const struct cox_scheduler_options *options = &scheduler->options;
+    struct cox_plan_options plan_options = {
+        .sequence_count_max = options->sequence_count_max,
+        .token_count_max = options->token_count_max,
+        .block_count = options->block_count,
+        .block_size = options->block_size,
+        .position_count_max = options->position_count_max,
+        .request_size_max = cox_executor_request_size_max(scheduler->executor, COX_CHANNEL_EXECUTE),
+        .nested = scheduler->nested,
+    };
+    int r = cox_plan_new(&plan_options, &scheduler->plan, err);
+    if (r)
+        return r;
+    uint32_t rows = options->sequence_count_max;
+    scheduler->outcome.tokens = calloc(rows, sizeof *scheduler->outcome.tokens);
+    scheduler->outcome.ended = calloc(rows, sizeof *scheduler->outcome.ended);
+    scheduler->step_samples = calloc(SAMPLE_COUNT, sizeof *scheduler->step_samples);
+    scheduler->channel_samples = calloc(SAMPLE_COUNT, sizeof *scheduler->channel_samples);
+    if (!scheduler->outcome.tokens || !scheduler->outcome.ended || !scheduler->step_samples ||
+        !scheduler->channel_samples)
+        return cox_fail(err, -ENOMEM, "no memory for the scheduler");
+    r = cox_message_new(rows, scheduler->nested, &scheduler->message);
+    if (r)
+        return cox_fail(err, r, "no memory for the scheduler");
+    r = cox_executor_replace(scheduler->executor, COX_CHANNEL_EXECUTE, on_completion, scheduler);
+    if (r)
+        return cox_fail(err, r, "the execute channel takes no handler: %s", cox_status_text(r));
+    return 0;
+}
+
+static void scheduler_destroy(struct cox_scheduler *scheduler)
+{
+    pthread_cond_destroy(&scheduler->wake);
+    pthread_mutex_destroy(&scheduler->lock);
+    cox_plan_free(scheduler->plan);
+    cox_message_free(scheduler->message);
+    free(scheduler->outcome.tokens);
+    free(scheduler->outcome.ended);
+    free(scheduler->step_samples);
+    free(scheduler->channel_samples);
+    free(scheduler);
+}
+
+int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_options *options,
+                      struct cox_scheduler **ret_scheduler, struct cox_error *err)
+{
+    if (options->sequence_count_max > SEQUENCE_COUNT_MAX)
+        return cox_fail(err, COX_INVALID, "%" PRIu32 " sequences at a time: at most %d",
+                        options->sequence_count_max, SEQUENCE_COUNT_MAX);
+    struct cox_scheduler *scheduler = calloc(1, sizeof *scheduler);
+    if (!scheduler)
+        return cox_fail(err, -ENOMEM, "no memory for the scheduler");
+    scheduler->executor = executor;
+    scheduler->options = *options;
+    if (!options->sequence_count_max)
+        scheduler->options.sequence_count_max = SEQUENCE_COUNT_DEFAULT;
+    if (!options->token_count_max)
+        scheduler->options.token_count_max = TOKEN_COUNT_DEFAULT;
+    if (!options->step_ms)
+        scheduler->options.step_ms = STEP_MS_DEFAULT;
+    if (!options->retry_max)
+        scheduler->options.retry_max = RETRY_MAX_DEFAULT;
+    scheduler->nested = options->nested || cox_executor_legacy(executor);
+
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&scheduler->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_mutex_init(&scheduler->lock, NULL);
+
+    int r = scheduler_init(scheduler, err);
+    if (r) {
+        scheduler_destroy(scheduler);
+        return r;
+    }
+    *ret_scheduler = scheduler;
+    return 0;
+}
+
+struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler)
+{
+    if (scheduler) {
+        /* On return the old handler runs no more. */
+        cox_executor_replace(scheduler->executor, COX_CHANNEL_EXECUTE, on_completion_dropped, NULL);
+        scheduler_destroy(scheduler);
+    }
+    return NULL;
+}
+
+int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_request *request)
+{
+    return cox_plan_add(scheduler->plan, request);
+}
+
+/* ---- one step ---- */
+
+static struct timespec timespec_of(uint64_t deadline_ns)
+{
+    return (struct timespec){.tv_sec = (time_t)(deadline_ns / COX_NSEC_PER_SEC),
+                             .tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC)};
+}
+
+/* Sleeps until the deadline. Returns false when stopped. */
+static bool pause_until(struct cox_scheduler *scheduler, uint64_t deadline_ns)
+{
+    struct timespec until = timespec_of(deadline_ns);
+    pthread_mutex_lock(&scheduler->lock);
+    while (!scheduler->stopped &&
+           pthread_cond_timedwait(&scheduler->wake, &scheduler->lock, &until) == 0)
+        ;
+    bool go_on = !scheduler->stopped;
+    pthread_mutex_unlock(&scheduler->lock);
+    return go_on;
+}
+
+/* Submits, again and again while a rank owes the answer of an earlier step or still reads the
+ * frame. */
+static int step_submit(struct cox_scheduler *scheduler,
+                       const struct ModelExecuteData__ExecuteRequest *request,
+                       uint64_t *ret_submitted_ns, uint64_t *ret_deadline_ns, struct cox_error *err)
+{
+    uint64_t give_up_ns = cox_deadline_after_ms(scheduler->options.step_ms);
+    uint64_t pause_ns = SUBMIT_PAUSE_MIN_NS;
+    pthread_mutex_lock(&scheduler->lock);
+    scheduler->outcome.number = ++scheduler->number;
+    scheduler->outcome.arrived = false;
+    pthread_mutex_unlock(&scheduler->lock);
+    for (;;) {
+        struct cox_submit_options options = {
+            .gather = COX_GATHER_RANK0,
+            .deadline_ns = cox_deadline_after_ms(scheduler->options.step_ms),
+            .request_context = (void *)(uintptr_t)scheduler->number,
+        };
+        struct cox_error error = {0};
+        *ret_submitted_ns = cox_now_ns();
+        *ret_deadline_ns = options.deadline_ns;
+        uint64_t sequence;
+        int r = cox_executor_submit(scheduler->executor, request, &options, &sequence, &error);
+        if (r == 0)
+            return 0;
+        if ((r != COX_LATE && r != COX_FULL) || *ret_submitted_ns >= give_up_ns)
+            return cox_fail(err, r, "%s", error.text[0] ? error.text : cox_status_text(r));
+        if (!pause_until(scheduler, *ret_submitted_ns + pause_ns))
+            return cox_fail(err, COX_CLOSED, "stopped");
+        pause_ns = cox_deadline_min(pause_ns * 2, SUBMIT_PAUSE_MAX_NS);
+    }
+}
+
+/* Waits for the handler. Returns the status of the step. */
+static int step_wait(struct cox_scheduler *scheduler, uint64_t deadline_ns, struct cox_error *err)
+{
+    struct timespec until = timespec_of(deadline_ns + COMPLETION_SLACK_NS);
+    struct outcome *outcome = &scheduler->outcome;
+    int r = 0;
+    pthread_mutex_lock(&scheduler->lock);
+    while (!outcome->arrived && !scheduler->stopped && r != ETIMEDOUT)
+        r = pthread_cond_timedwait(&scheduler->wake, &scheduler->lock, &until);
+    if (outcome->arrived)
+        r = outcome->status ? cox_fail(err, outcome->status, "%s", outcome->error.text) : 0;
+    else if (scheduler->stopped)
+        r = cox_fail(err, COX_CLOSED, "stopped");
+    else
+        r = cox_fail(err, COX_STATE, "a step was not completed by its deadline");
+    outcome->number = 0; /* whatever comes now is not for us */
+    pthread_mutex_unlock(&scheduler->lock);
+    return r;
+}
+
+static void step_count(struct cox_scheduler *scheduler, uint64_t submitted_ns)
+{
+    const struct outcome *outcome = &scheduler->outcome;
+    uint64_t step_ns = outcome->arrived_ns - submitted_ns;
+    scheduler->steps++;
+    scheduler->step_samples[scheduler->step_count++ % SAMPLE_COUNT] = step_ns;
+    if (outcome->model_ns)
+        scheduler->channel_samples[scheduler->channel_count++ % SAMPLE_COUNT] =
+            step_ns > outcome->model_ns ? step_ns - outcome->model_ns : 0;
+}
+
+/* Plans and runs one step. Returns 0, COX_EMPTY, or the failure of the step. */
+static int step_run(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    const struct cox_step *step;
+    int r = cox_plan_next(scheduler->plan, &step);
+    if (r)
+        return r;
+    const struct ModelExecuteData__ExecuteRequest *request;
+    uint64_t submitted_ns, deadline_ns;
+    r = cox_message_fill(scheduler->message, step, &request);
+    if (r)
+        return cox_fail(err, r, "no memory for a step");
+    r = step_submit(scheduler, request, &submitted_ns, &deadline_ns, err);
+    if (!r)
+        r = step_wait(scheduler, deadline_ns, err);
+    if (!r)
+        r = cox_plan_commit(scheduler->plan, scheduler->outcome.sequence, scheduler->outcome.tokens,
+                            scheduler->outcome.ended, err);
+    if (!r)
+        step_count(scheduler, submitted_ns);
+    return r;
+}
+
+/* ---- run ---- */
+
+static void done_report(struct cox_scheduler *scheduler)
+{
+    struct cox_sequence *sequence;
+    while ((sequence = cox_plan_done(scheduler->plan))) {
+        if (scheduler->options.done)
+            scheduler->options.done(scheduler->options.done_context, sequence);
+        cox_sequence_free(sequence);
+    }
+}
+
+/* Tells the ranks of sequences that ended and that no step tells of. */
+static int tell(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    const int64_t *ids;
+    uint32_t count = cox_plan_untold(scheduler->plan, &ids);
+    if (count == 0)
+        return 0;
+    uint64_t deadline_ns = cox_deadline_after_ms(scheduler->options.step_ms);
+    int r = cox_executor_cleanup(scheduler->executor, ids, count, deadline_ns, err);
+    if (!r)
+        cox_plan_told(scheduler->plan);
+    return r;
+}
+
+/* Whether a step that failed like this may be tried again. */
+static bool may_retry(int status)
+{
+    return status == COX_REJECTED || status == COX_TIMEOUT || status == COX_STALE ||
+           status == COX_ABORTED;
+}
+
+static bool is_stopped(struct cox_scheduler *scheduler)
+{
+    pthread_mutex_lock(&scheduler->lock);
+    bool stopped = scheduler->stopped;
+    pthread_mutex_unlock(&scheduler->lock);
+    return stopped;
+}
+
+static int steps_run(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    for (;;) {
+        done_report(scheduler);
+        if (is_stopped(scheduler))
+            return cox_fail(err, COX_CLOSED, "stopped");
+        struct cox_error error = {0};
+        int r = scheduler->nested ? tell(scheduler, &error) : 0;
+        if (!r)
+            r = step_run(scheduler, &error);
+        if (r == COX_EMPTY)
+            return 0;
+        if (r == 0) {
+            scheduler->retry_count = 0;
+            continue;
+        }
+        if (!may_retry(r))
+            return cox_fail(err, r, "%s", error.text);
+        if (scheduler->retry_count == scheduler->options.retry_max)
+            return cox_fail(err, r, "%.900s (tried %" PRIu32 " times)", error.text,
+                            scheduler->retry_count + 1);
+        scheduler->retry_count++;
+        scheduler->retries++;
+        cox_log_write(&scheduler->options.log, 4, "a step failed and is run again: %s", error.text);
+        cox_plan_revert(scheduler->plan);
+    }
+}
+
+int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    if (scheduler->broken)
+        return cox_fail(err, COX_CLOSED, "the scheduler has failed or was stopped before");
+    uint64_t started_ns = cox_now_ns();
+    struct cox_error error = {0};
+    int r = steps_run(scheduler, &error);
+    if (!r)
+        r = tell(scheduler, &error);
+    if (r) {
+        scheduler->broken = true;
+        cox_plan_fail(scheduler->plan, r, error.text);
+        cox_fail(err, r, "%s", error.text);
+    }
+    scheduler->run_ns += cox_now_ns() - started_ns;
+    done_report(scheduler);
+    return r;
+}
+
+void cox_scheduler_stop(struct cox_scheduler *scheduler)
+{
+    pthread_mutex_lock(&scheduler->lock);
+    scheduler->stopped = true;
+    pthread_cond_broadcast(&scheduler->wake);
+    pthread_mutex_unlock(&scheduler->lock);
+}
+
+/* ---- statistics ---- */
+
+static int number_compare(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sets both to 0 when there is nothing to tell. */
+static void percentiles(const uint64_t *samples, uint64_t count, uint64_t *ret_p50,
+                        uint64_t *ret_p99)
+{
+    size_t n = count < SAMPLE_COUNT ? (size_t)count : SAMPLE_COUNT;
+    _cox_cleanup_(cox_free_ptr) uint64_t *sorted = n ? calloc(n, sizeof *sorted) : NULL;
+    *ret_p50 = *ret_p99 = 0;
+    if (!sorted)
+        return;
+    memcpy(sorted, samples, n * sizeof *sorted);
+    qsort(sorted, n, sizeof *sorted, number_compare);
+    /* The smallest sample that so many percent do not exceed. */
+    *ret_p50 = sorted[(n * 50 + 99) / 100 - 1];
+    *ret_p99 = sorted[(n * 99 + 99) / 100 - 1];
+}
+
+void cox_scheduler_stats(struct cox_scheduler *scheduler, struct cox_scheduler_stats *ret_stats)
+{
+    *ret_stats = (struct cox_scheduler_stats){
+        .steps = scheduler->steps,
+        .retries = scheduler->retries,
+        .run_ns = scheduler->run_ns,
+    };
+    cox_plan_stats(scheduler->plan, &ret_stats->plan);
+    percentiles(scheduler->step_samples, scheduler->step_count, &ret_stats->step_p50_ns,
+                &ret_stats->step_p99_ns);
+    percentiles(scheduler->channel_samples, scheduler->channel_count, &ret_stats->channel_p50_ns,
+                &ret_stats->channel_p99_ns);
+}

@@ -1,0 +1,79 @@
+/*
+ * scheduler: requests in, tokens out: continuous batching over the execute channel of one group.
+ *
+ * The thread that calls run plans, submits, and sleeps until the handler has copied the outcome
+ * out; one step is in flight at a time. plan.h has the rules of batching.
+ *
+ * Threads: everything on one thread, except stop, which any thread may call. done runs on the
+ *   thread of run; it may add. The scheduler is the only one that runs steps on the group while it
+ *   exists.
+ * Ownership: requests are copied; what done is shown is lent for the call. The executor is borrowed
+ *   until free.
+ * Blocks: run until every request is done; each wait in it ends at the step deadline, by stop, or
+ *   by a death.
+ * Failures: a step that ended with COX_REJECTED, COX_TIMEOUT, COX_STALE or COX_ABORTED counts as if
+ *   it had never been: everything is announced and recomputed, retry_max times in a row. While a
+ *   rank owes the answer of an earlier step, submitting is tried again until a step's time has
+ *   passed. Any other failure ends all requests with its text.
+ * If the process dies: private memory; the ranks end with the coordinator.
+ */
+#ifndef COX_COORDINATOR_SCHEDULER_H
+#define COX_COORDINATOR_SCHEDULER_H
+
+#include "operations.h"
+#include "plan.h"
+
+struct cox_scheduler;
+
+/* 0 everywhere means default, except where required. */
+struct cox_scheduler_options {
+    uint32_t sequence_count_max; /* running at a time; default 64, at most 4,096 */
+    uint32_t token_count_max;    /* computed per step; default 512 */
+    uint64_t step_ms;            /* a step has so long; default 30,000 */
+    uint32_t retry_max;          /* of the same step in a row; default 3 */
+    bool nested;                 /* the legacy form also for ranks that know better */
+    uint32_t block_count;        /* required */
+    uint32_t block_size;         /* required */
+    uint32_t position_count_max; /* required */
+    struct cox_log log;
+    /* A request is done, in any order. Also called for those that fail. */
+    void (*done)(void *context, const struct cox_sequence *sequence);
+    void *done_context;
+};
+
+struct cox_scheduler_stats {
+    uint64_t steps; /* that succeeded */
+    uint64_t retries;
+    struct cox_plan_stats plan;
+    uint64_t run_ns; /* spent in run */
+    uint64_t step_p50_ns,
+        step_p99_ns; /* from submit to the entry of the handler, over the last steps */
+    /* The same without the time that rank 0 reports for its model: what the channel costs. 0: no
+     * rank reported any. */
+    uint64_t channel_p50_ns, channel_p99_ns;
+};
+
+/* Sets block_count, block_size and position_count_max from what the ranks said at init. Returns 0;
+ * COX_CORRUPT: numbers that no cache has; COX_UNSUPPORTED: several caches with tables of their own.
+ */
+int cox_scheduler_fit(struct cox_scheduler_options *options, const struct cox_init_summary *summary,
+                      struct cox_error *err);
+
+/* Becomes the handler of the execute channel. Returns 0; COX_INVALID; -ENOMEM. */
+int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_options *options,
+                      struct cox_scheduler **ret_scheduler, struct cox_error *err);
+struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler); /* NULL-safe */
+
+/* Returns 0 or -ENOMEM. A request that can never run is reported through done. */
+int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_request *request);
+
+/* Runs steps until nothing is left, then tells the ranks of the sequences that ended last. Returns
+ * 0, also when single requests failed; COX_CLOSED: stopped, nothing can be run any more; the status
+ * of the failure that ended all. */
+int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err);
+/* Makes run return soon, whatever the step in flight does. Idempotent. */
+void cox_scheduler_stop(struct cox_scheduler *scheduler);
+
+void cox_scheduler_stats(struct cox_scheduler *scheduler, struct cox_scheduler_stats *ret_stats);
+
+#endif

@@ -1,0 +1,460 @@
+#!/usr/bin/python3
+"""The commands as a user runs them: real processes on models/sums, right and wrong input, and nothing left behind.
+
+Usage: commands_test.py BIN_DIR SOURCE_DIR [TEST...]
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+BIN_DIR, SOURCE_DIR = (os.path.abspath(path) for path in sys.argv[1:3])
+COXSWAIN = os.path.join(BIN_DIR, "coxswain")
+MODEL = os.path.join(SOURCE_DIR, "models", "sums")
+LEGACY_WORKER = os.path.join(SOURCE_DIR, "tests", "legacy", "legacy_worker.py")
+SHM = "/dev/shm"
+TIMEOUT = 120
+
+tests = []
+
+
+def test(function):
+    tests.append(function)
+    return function
+
+
+class Result:
+    def __init__(self, status, out, err, pid):
+        self.status, self.out, self.err, self.pid = status, out, err, pid
+
+
+def names(*parts):
+    """What is in /dev/shm with one of the parts in its name; other tests may run beside this one."""
+    return sorted(name for name in os.listdir(SHM) if any(part in name for part in parts))
+
+
+def check(condition, text, result=None):
+    if not condition:
+        if result:
+            text += "\nstatus %s\n--- stdout\n%s\n--- stderr\n%s" % (result.status, result.out, result.err)
+        raise AssertionError(text)
+
+
+def start(arguments, **options):
+    options.setdefault("stdin", subprocess.DEVNULL)
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    options.setdefault("env", environment())
+    return subprocess.Popen([COXSWAIN] + arguments, text=True, **options)
+
+
+def environment(**more):
+    env = {key: value for key, value in os.environ.items() if not key.startswith("COXSWAIN_")}
+    env.update(more)
+    return env
+
+
+def finish(process, text=None):
+    try:
+        out, err = process.communicate(text, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError("no end after %d s\n%s\n%s" % (TIMEOUT, out, err))
+    result = Result(process.returncode, out, err, process.pid)
+    left = names("%d_" % process.pid)
+    check(not left, "left in /dev/shm: %s" % left, result)
+    return result
+
+
+def run(arguments, text=None, **options):
+    if text is not None:
+        options["stdin"] = subprocess.PIPE
+    return finish(start(arguments, **options), text)
+
+
+def generate(*arguments, **options):
+    return run(["generate", "--model", MODEL] + list(arguments), **options)
+
+
+def expect(result, status, *parts):
+    check(result.status == status, "expected status %d" % status, result)
+    for part in parts:
+        check(part in result.err, "standard error does not speak of '%s'" % part, result)
+    return result
+
+
+def wait_until(condition, what):
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        check(time.monotonic() < end, "never: " + what)
+        time.sleep(0.005)
+
+
+def temporary(text, mode=0o600):
+    with tempfile.NamedTemporaryFile("w", prefix="cox_commands_", delete=False) as file:
+        file.write(text)
+    os.chmod(file.name, mode)
+    temporaries.append(file.name)
+    return file.name
+
+
+temporaries = []
+
+
+def sums(count):
+    """Prompts, and the lines that should come out."""
+    with open(os.path.join(MODEL, "heldout.txt"), encoding="ascii") as file:
+        lines = file.read().split("\n")[:count]
+    return [line[:line.index("=") + 1] for line in lines], "".join(line + "\n" for line in lines)
+
+
+# ---- what works ----
+
+
+@test
+def generate_gives_the_same_text_for_every_number_of_ranks():
+    for ranks in (1, 2, 4, 8):
+        result = expect(generate("-n", str(ranks), "27+58=", "1+2=", "--", "999+1="), 0, "tokens/s", "channel time")
+        check(result.out == "27+58=85\n1+2=3\n999+1=1000\n", "wrong text", result)
+
+
+@test
+def many_prompts_are_the_same_at_once_and_one_by_one():
+    prompts, _ = sums(200)
+    text = "\n".join(prompts) + "\n"
+    one = expect(generate("-n", "1", text=text), 0)
+    check(one.out.count("\n") == 200, "expected 200 lines", one)
+    for prompt, line in zip(prompts, one.out.split("\n")):
+        check(line.startswith(prompt), "not in order: " + line, one)
+    for arguments in (["-n", "4"], ["-n", "4", "--one-at-a-time"], ["-n", "2", "--nested"],
+                      ["-n", "2", "--step-tokens", "3"], ["-n", "2", "--sequences", "7", "--depth", "1"]):
+        other = expect(generate(*arguments, text=text), 0)
+        check(other.out == one.out, "another text with %s" % arguments, other)
+
+
+@test
+def prompts_come_from_arguments_files_and_standard_input():
+    path = temporary("27+58=\r\n1+1=")  # another system's line end, and none at the end
+    for result in (generate("--file", path), generate("-", text="27+58=\n1+1=\n"), generate(text="27+58=\n1+1=\n"),
+                   generate("--file", "-", text="27+58=\n1+1=\n"), generate("27+58=", "1+1=")):
+        expect(result, 0)
+        check(result.out == "27+58=85\n1+1=2\n", "wrong text", result)
+    result = expect(generate("--quiet", "1+1="), 0)
+    check(result.err == "", "not quiet", result)
+
+
+@test
+def json_and_token_ids():
+    result = expect(generate("--json", "27+58=", "1+1="), 0)
+    lines = [json.loads(line) for line in result.out.splitlines()]
+    check(lines[0] == {"prompt": "27+58=", "text": "85", "tokens": [11, 8, 2], "finish": "stop"}, "wrong JSON", result)
+    check(lines[1]["text"] == "2", "wrong JSON", result)
+    result = expect(generate("--tokens", "1 5 10 13 8 11 14", "1,4,13,4,14"), 0)
+    check(result.out == "1 5 10 13 8 11 14 11 8 2\n1 4 13 4 14 5 2\n", "wrong tokens", result)
+    result = expect(generate("--json", "--max-tokens", "1", "27+58="), 0)
+    check(json.loads(result.out)["finish"] == "length", "expected the length to end it", result)
+
+
+@test
+def sampling_repeats_with_its_seed():
+    arguments = ["--temperature", "5", "--seed", "7", "--max-tokens", "20", "27+58=", "1+1="]
+    one = expect(generate("-n", "1", *arguments), 0)
+    check(one.out != "27+58=85\n1+1=2\n", "temperature 5 changes nothing", one)
+    check(expect(generate("-n", "4", *arguments), 0).out == one.out, "another text on 4 ranks", one)
+    arguments[3] = "8"
+    check(expect(generate("-n", "1", *arguments), 0).out != one.out, "the same text with another seed", one)
+    result = expect(generate("--temperature", "5", "--top-k", "1", "27+58="), 0)
+    check(result.out == "27+58=85\n", "the likeliest token alone is greedy", result)
+
+
+@test
+def eval_counts_what_is_right():
+    _, text = sums(100)
+    result = expect(run(["eval", "-n", "2", "--model", MODEL, "-"], text=text + "1+1=3\n"), 0)
+    match = re.match(r"(\d+) of 101 right \((\d+\.\d\d) %\)\n", result.out)
+    check(match and 90 <= int(match[1]) <= 100, "wrong count", result)
+    check("line 101: 1+1= expected 3, got 2\n" in result.out, "the mismatch is not shown", result)
+    result = run(["eval", "--model", MODEL, "--min-accuracy", "60", "-"], text="1+1=2\n1+1=3\n")
+    expect(result, 1, "50.00 %")
+    expect(run(["eval", "--model", MODEL, "-"], text="1+1\n"), 2, "PROMPT=ANSWER")
+
+
+@test
+def layout_tells_names_sizes_and_totals():
+    before = names("")
+    result = expect(run(["layout", "-n", "3", "--name", "coxlayout", "--depth", "2", "--request-size", "transfer=1M"]), 0)
+    check("region /coxlayout_transfer_request 1048576 frames 2 of 524288\n" in result.out, "no such region", result)
+    check("semaphore /coxlayout_execute_request_produce_2 value 2\n" in result.out, "no such semaphore", result)
+    check("semaphore /coxlayout_execute_request_consume_2 value 0\n" in result.out, "no such semaphore", result)
+    check("semaphore /coxlayout_execute_error_response_produce_0 value 1\n" in result.out, "no such semaphore", result)
+    sizes = [int(size) for size in re.findall(r"^region \S+ (\d+)", result.out, re.M)]
+    check("total regions %d " % sum(sizes) in result.out, "the total is no sum", result)
+    check(len(re.findall(r"^semaphore", result.out, re.M)) == 4 * 4 * 3 + 2, "wrong number of semaphores", result)
+    check("free in /dev/shm" in result.out, "nothing about what is free", result)
+    check(not names("coxlayout"), "layout created something: %s" % set(names("")).difference(before))
+    result = expect(run(["layout", "-n", "8"]), 0)
+    total = int(re.search(r"^total regions (\d+)", result.out, re.M)[1])
+    check(total < 16 << 20, "8 ranks need more than 16 MiB", result)
+    result = expect(run(["layout", "-n", "16", "--legacy-workers"]), 0)
+    check("_recover_command_response 8388608 slots of 524288" in result.out, "wrong legacy size", result)
+
+
+@test
+def help_and_version():
+    result = expect(run(["--version"]), 0)
+    check(re.fullmatch(r"coxswain \d+\.\d+\.\d+\n", result.out), "odd version", result)
+    for arguments in (["--help"], ["generate", "--help"], ["eval", "-h"], ["run", "--help"], ["layout", "--help"]):
+        result = expect(run(arguments), 0)
+        check(result.out.startswith("Usage: coxswain") and "Exit status" in result.out, "odd help", result)
+    expect(run([]), 2, "Usage")
+
+
+@test
+def legacy_workers_generate():
+    # Tokens of that worker: (sum of the prompt + replies before) % 97.
+    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % LEGACY_WORKER, 0o700)
+    result = expect(generate("-n", "3", "--legacy-workers", "--worker", worker, "--tokens", "--max-tokens", "5",
+                             "1 5 10", "7 8 40"), 0)
+    check(result.out == "1 5 10 16 17 18 19 20\n7 8 40 55 56 57 58 59\n", "wrong tokens", result)
+
+
+# ---- a group that is kept ----
+
+
+def started(process):
+    """The name and the pids that run prints."""
+    name = process.stdout.readline().split()
+    check(name and name[0] == "name", "no name was printed")
+    return name[1]
+
+
+def pids_of(process, ranks):
+    return [int(process.stdout.readline().split()[3]) for _ in range(ranks)]
+
+
+@test
+def run_ends_with_a_signal():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = start(["run", "-n", "3", "--model", MODEL])
+        started(process)
+        pids = pids_of(process, 3)
+        process.send_signal(number)
+        expect(finish(process), 0, "the group ends")
+        for pid in pids:
+            check(not os.path.exists("/proc/%d" % pid), "worker %d lives on" % pid)
+
+
+@test
+def run_names_the_worker_that_died():
+    name = "coxtest.%d" % os.getpid()
+    process = start(["run", "-n", "3", "--name", name, "--keep-names", "--model", MODEL])
+    check(started(process) == name, "another name")
+    pids = pids_of(process, 3)
+    check(names(name), "the names are not kept")
+    os.kill(pids[1], signal.SIGKILL)
+    expect(finish(process), 3, "rank 1", "pid %d" % pids[1], "Killed")
+    check(not names(name), "left in /dev/shm: %s" % names(name))
+
+
+@test
+def run_shows_what_workers_write():
+    script = "echo to be heard; echo loud >&2; exec %s --model %s" % (os.path.join(BIN_DIR, "coxswain-worker"), MODEL)
+    process = start(["run", "-n", "2", "--no-flags", "--", "sh", "-c", script])
+    started(process)
+    pids_of(process, 2)
+    process.terminate()
+    expect(finish(process), 0, "[rank 0] to be heard", "[rank 1] to be heard", "[rank 1] loud")
+
+
+@test
+def generate_is_interrupted():
+    # A worker that takes its time: the step in flight is not waited for.
+    process = start(["generate", "--model", MODEL, "--quiet", "--one-at-a-time", "--file",
+                     temporary("1+1=\n" * 100000)])
+    check(process.stdout.readline() == "1+1=2\n", "no text")
+    process.send_signal(signal.SIGINT)
+    expect(finish(process), 130, "interrupted")
+
+
+def workers_of(process, ranks):
+    """Pids, in order of rank: forked one after the other by one of the threads."""
+    children = []
+    for task in os.listdir("/proc/%d/task" % process.pid):
+        with open("/proc/%d/task/%s/children" % (process.pid, task), encoding="ascii") as file:
+            children += [int(pid) for pid in file.read().split()]
+    check(len(children) == ranks, "expected %d workers, not %s" % (ranks, children))
+    return children
+
+
+@test
+def generate_names_the_worker_that_died():
+    process = start(["generate", "--model", MODEL, "-n", "2", "--one-at-a-time", "--file",
+                     temporary("1+1=\n" * 100000)])
+    check(process.stdout.readline() == "1+1=2\n", "no text")
+    pid = workers_of(process, 2)[-1]
+    os.kill(pid, signal.SIGKILL)
+    result = expect(finish(process), 3, "rank ", "pid %d" % pid, "Killed")
+    check(result.out.replace("1+1=2\n", "") == "", "text that is none", result)
+
+
+@test
+def a_step_that_is_late_is_run_again_and_the_text_is_the_same():
+    prompts, _ = sums(300)
+    path = temporary("\n".join(prompts) + "\n")
+    expected = expect(generate("-n", "1", "--file", path), 0).out
+    for rank in (0, 1):
+        with tempfile.TemporaryFile("w+", encoding="ascii") as out:
+            process = start(["generate", "--model", MODEL, "-n", "2", "--sequences", "4", "--timeout", "0.5", "--file",
+                             path], stdout=out)
+            wait_until(lambda: os.fstat(out.fileno()).st_size > 0, "text")
+            pid = workers_of(process, 2)[rank]
+            os.kill(pid, signal.SIGSTOP)
+            line = process.stderr.readline()
+            os.kill(pid, signal.SIGCONT)
+            result = finish(process)
+            out.seek(0)
+            result.out, result.err = out.read(), line + result.err
+            expect(result, 0, "a step failed and is run again", "rank %d" % rank, "steps were run again")
+            check(result.out == expected, "another text", result)
+
+
+@test
+def a_worker_that_stays_silent_is_named():
+    process = start(["generate", "--model", MODEL, "-n", "2", "--one-at-a-time", "--timeout", "0.3", "--file",
+                     temporary("1+1=\n" * 100000)])
+    check(process.stdout.readline() == "1+1=2\n", "no text")
+    os.kill(workers_of(process, 2)[1], signal.SIGSTOP)
+    expect(finish(process), 3, "rank 1")
+
+
+# ---- what does not ----
+
+
+@test
+def wrong_input_is_named():
+    empty = temporary("")
+    gap = temporary("1+1=\n\n2+2=\n")
+    broken = tempfile.mkdtemp(prefix="cox_commands_")
+    with open(os.path.join(broken, "tokenizer.json"), "w", encoding="ascii") as file:
+        file.write('{"model": {"type": "BPE"')
+    cases = [
+        (["generate", "--model", "/nonexistent", "1+1="], 2, "/nonexistent"),
+        (["generate", "--model", broken, "1+1="], 2, "not valid JSON"),
+        (["generate", "--model", MODEL, "1+1=", "2*3="], 2, "prompt 2", "'*'", "position 2"),
+        (["generate", "--model", MODEL, "--tokens", "1 x"], 2, "prompt 1", "'x'"),
+        (["generate", "--model", MODEL, "--file", empty], 2, "is empty"),
+        (["generate", "--model", MODEL, "--file", gap], 2, "line 2"),
+        (["generate", "--model", MODEL, "--file", "/nonexistent"], 2, "/nonexistent does not exist"),
+        (["generate", "--model", MODEL, "--file", empty, "1+1="], 2, "not both"),
+        (["generate", "--model", MODEL], 2, "standard input is empty"),
+        (["generate", "-n", "0", "1+1="], 2, "1 to 128"),
+        (["generate", "-n", "129", "1+1="], 2, "1 to 128"),
+        (["generate", "-n", "two", "1+1="], 2, "1 to 128"),
+        (["generate", "-n"], 2, "needs a value"),
+        (["generate", "--max-tokens", "0", "1+1="], 2, "--max-tokens"),
+        (["generate", "--temperature", "hot", "1+1="], 2, "--temperature"),
+        (["generate", "--top-p", "1.5", "1+1="], 2, "--top-p"),
+        (["generate", "--depth", "9", "1+1="], 2, "1 to 8"),
+        (["generate", "--legacy-workers", "--depth", "2", "1+1="], 2, "depth 1"),
+        (["generate", "--bogus"], 2, "--bogus"),
+        (["generate", "-y"], 2, "-y"),
+        (["generate", "--name", "a/b", "1+1="], 2, "'/' at position 2"),
+        (["run", "--name", "x" * 129], 2, "at most 128"),
+        (["run", "--name", ".x"], 2, "starts with a dot"),
+        (["layout", "--request-size", "execute=1"], 2, "at least"),
+        (["layout", "--request-size", "no=1M"], 2, "CHANNEL=BYTES"),
+        (["layout", "--request-size", "execute=1X"], 2, "K, M or G"),
+        (["layout", "more"], 2, "'more'"),
+        (["layout", "-n", "17", "--legacy-workers"], 2, "16"),
+        (["bogus"], 2, "'bogus'"),
+        (["eval"], 2, "one FILE"),
+    ]
+    for arguments, status, *parts in cases:
+        result = expect(run(arguments), status, *parts)
+        check(result.out == "", "output for wrong input", result)
+    os.unlink(os.path.join(broken, "tokenizer.json"))
+    os.rmdir(broken)
+
+
+@test
+def a_prompt_that_does_not_fit_spoils_no_other():
+    result = generate("--max-tokens", "60", "1+1=", "100+100=", "2+2=")
+    # 64 positions: 5 tokens and 60 fit, 9 and 60 do not.
+    expect(result, 1, "prompt 2", "the model has 64")
+    check(result.out == "1+1=2\n100+100=\n2+2=4\n", "wrong text", result)
+    result = expect(generate("100+100="), 0)  # without --max-tokens it is shortened
+    check(result.out == "100+100=200\n", "wrong text", result)
+
+
+@test
+def workers_that_are_none_are_named():
+    expect(generate("--worker", "/nonexistent/worker", "1+1="), 3, "/nonexistent/worker", "No such file")
+    expect(generate("--worker", "/bin/false", "1+1="), 3, "exited with status 1")
+    expect(generate("--worker", "/bin/true", "1+1="), 3, "exited with status 0")
+    expect(generate("1+1=", env=environment(COXSWAIN_WORKER="/nonexistent/w")), 3, "/nonexistent/w")
+    begin = time.monotonic()
+    expect(run(["run", "-n", "2", "--start-timeout", "0.3", "--no-flags", "--", "sleep", "1000"]), 3,
+           "did not attach in time")
+    check(time.monotonic() - begin < 30, "a worker that never attaches was waited for too long")
+    expect(run(["run", "--no-flags", "--", "sh", "-c", "echo last words; exit 7"]), 3, "status 7", "last words")
+    # The worker lives, and refuses: its text arrives.
+    worker = os.path.join(BIN_DIR, "coxswain-worker")
+    result = run(["run", "--", worker, "--model", "/nonexistent"])
+    expect(result, 3, "/nonexistent")
+
+
+@test
+def closed_and_full_output_is_an_error():
+    with open("/dev/full", "w", encoding="ascii") as full:
+        expect(generate("1+1=", stdout=full), 1, "cannot write to standard output", "No space left")
+        expect(run(["layout"], stdout=full), 1, "cannot write to standard output")
+        expect(run(["--help"], stdout=full), 1, "cannot write to standard output")
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        expect(generate("--file", temporary("1+1=\n" * 1000), stdout=writer), 1, "Broken pipe")
+    finally:
+        os.close(writer)
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", COXSWAIN, "generate", "--model", MODEL, "1+1="],
+                            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False)
+    check(closed.returncode == 1 and "cannot write to standard output" in closed.stderr, "closed: " + closed.stderr)
+
+
+@test
+def a_name_in_use_is_refused():
+    name = "coxtaken.%d" % os.getpid()
+    process = start(["run", "-n", "1", "--name", name, "--keep-names", "--model", MODEL])
+    started(process)
+    expect(run(["run", "-n", "1", "--name", name, "--model", MODEL]), 1, name)
+    process.terminate()
+    expect(finish(process), 0)
+    check(not names(name), "left in /dev/shm: %s" % names(name))
+
+
+def main():
+    wanted = sys.argv[3:]
+    failed = 0
+    for function in tests:
+        if wanted and function.__name__ not in wanted:
+            continue
+        begin = time.monotonic()
+        try:
+            function()
+            verdict = "ok"
+        except AssertionError as error:
+            verdict = "FAILED: %s" % error
+            failed += 1
+        print("%s (%.1f s) %s" % (function.__name__, time.monotonic() - begin, verdict), flush=True)
+    for path in temporaries:
+        os.unlink(path)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,418 @@
+/*
+ * plan: admission, chunks, growth, preemption and refusals, step by step and without any process.
+ */
+#include "coordinator/plan.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const struct cox_plan_options defaults = {
+    .sequence_count_max = 4,
+    .token_count_max = 16,
+    .block_count = 16,
+    .block_size = 4,
+    .position_count_max = 64,
+};
+
+static struct cox_plan *plan_new(struct cox_plan_options options)
+{
+    struct cox_plan *plan = NULL;
+    struct cox_error error = {0};
+    if (cox_plan_new(&options, &plan, &error))
+        fail_msg("%s", error.text);
+    return plan;
+}
+
+static void add(struct cox_plan *plan, uint32_t token_count, uint32_t new_count_max)
+{
+    int32_t tokens[256];
+    for (int i = 0; i < 256; i++)
+        tokens[i] = i;
+    struct cox_request request = {
+        .tokens = tokens,
+        .token_count = token_count,
+        .new_count_max = new_count_max,
+        .stop_tokens = {99},
+        .stop_count = 1,
+    };
+    assert_int_equal(cox_plan_add(plan, &request), 0);
+}
+
+static const struct cox_step *next(struct cox_plan *plan)
+{
+    const struct cox_step *step = NULL;
+    assert_int_equal(cox_plan_next(plan, &step), 0);
+    return step;
+}
+
+/* Commits with the same token everywhere. */
+static void commit(struct cox_plan *plan, uint64_t sequence, int32_t token)
+{
+    int32_t tokens[16];
+    for (int i = 0; i < 16; i++)
+        tokens[i] = token;
+    struct cox_error error = {0};
+    assert_int_equal(cox_plan_commit(plan, sequence, tokens, NULL, &error), 0);
+}
+
+static void expect_row(const struct cox_step *step, uint32_t index, int64_t id, uint32_t position,
+                       uint32_t count, bool announce, bool emit)
+{
+    const struct cox_step_row *row = &step->rows[index];
+    assert_true(index < step->row_count);
+    assert_int_equal(row->sequence->id, id);
+    assert_int_equal(row->position, position);
+    assert_int_equal(row->count, count);
+    assert_int_equal(row->announce, announce);
+    assert_int_equal(row->emit, emit);
+}
+
+static void blocks_are_taken_and_given(void **state)
+{
+    (void)state;
+    struct cox_blocks blocks;
+    int32_t ids[3], more[2];
+    assert_int_equal(cox_blocks_init(&blocks, 4), 0);
+    assert_true(cox_blocks_take(&blocks, 3, ids));
+    assert_int_equal(ids[0], 0);
+    assert_int_equal(ids[2], 2);
+    assert_false(cox_blocks_take(&blocks, 2, more));
+    assert_int_equal(blocks.free_count, 1);
+    cox_blocks_give(&blocks, ids, 1);
+    assert_true(cox_blocks_take(&blocks, 2, more));
+    assert_int_equal(more[0], 0);
+    assert_int_equal(more[1], 3);
+    cox_blocks_deinit(&blocks);
+    cox_blocks_deinit(&blocks);
+}
+
+static void a_sequence_is_announced_once_and_decodes(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    add(plan, 3, 3);
+    const struct cox_step *step = next(plan);
+    assert_int_equal(step->base, 0);
+    assert_int_equal(step->kind, COX_STEP_PREFILL);
+    assert_int_equal(step->row_count, 1);
+    expect_row(step, 0, 1, 0, 3, true, true);
+    assert_int_equal(step->rows[0].sequence->block_count, 1);
+    commit(plan, 7, 50);
+
+    step = next(plan);
+    assert_int_equal(step->base, 7);
+    assert_int_equal(step->kind, COX_STEP_DECODE);
+    expect_row(step, 0, 1, 3, 1, false, true);
+    assert_int_equal(step->rows[0].sequence->tokens[3], 50);
+    commit(plan, 8, 51);
+
+    /* The table grows by one block when position 4 is computed. */
+    step = next(plan);
+    expect_row(step, 0, 1, 4, 1, false, true);
+    assert_int_equal(step->rows[0].sequence->block_count, 2);
+    assert_int_equal(step->rows[0].sequence->told_count, 1);
+    commit(plan, 9, 52);
+
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_non_null(done);
+    assert_int_equal(done->finish, COX_FINISH_LENGTH);
+    assert_int_equal(done->token_count, 6);
+    assert_int_equal(done->tokens[5], 52);
+    cox_sequence_free(done);
+    assert_null(cox_plan_done(plan));
+    assert_int_equal(cox_plan_next(plan, &step), COX_EMPTY);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+
+    /* No step will tell: it has to be cleaned up. */
+    const int64_t *ids;
+    assert_int_equal(cox_plan_untold(plan, &ids), 1);
+    assert_int_equal(ids[0], 1);
+    cox_plan_told(plan);
+    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    cox_plan_free(plan);
+}
+
+static void a_slot_is_told_and_used_again_in_the_same_step(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.sequence_count_max = 1;
+    struct cox_plan *plan = plan_new(options);
+    add(plan, 2, 9);
+    add(plan, 2, 9);
+    next(plan);
+    commit(plan, 1, 99);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(done->finish, COX_FINISH_STOP);
+    assert_int_equal(done->tokens[2], 99);
+    cox_sequence_free(done);
+    const struct cox_step *step = next(plan);
+    assert_int_equal(step->finished_count, 1);
+    assert_int_equal(step->finished_slots[0], 0);
+    expect_row(step, 0, 2, 0, 2, true, true);
+    assert_int_equal(step->rows[0].sequence->slot, 0);
+    commit(plan, 2, 1);
+    assert_int_equal(next(plan)->finished_count, 0);
+    cox_plan_free(plan);
+}
+
+static void long_prompts_go_in_chunks_beside_decodes(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    add(plan, 2, 9);
+    next(plan);
+    commit(plan, 1, 5);
+    add(plan, 40, 2);
+    const struct cox_step *step = next(plan);
+    assert_int_equal(step->kind, COX_STEP_MIXED);
+    assert_int_equal(step->token_count, 16);
+    expect_row(step, 0, 1, 2, 1, false, true);
+    expect_row(step, 1, 2, 0, 15, true, false);
+    assert_int_equal(step->rows[1].sequence->block_count, 10); /* the whole prompt's */
+    commit(plan, 2, 5);
+    step = next(plan);
+    expect_row(step, 1, 2, 15, 15, false, false);
+    commit(plan, 3, 5);
+    step = next(plan);
+    expect_row(step, 1, 2, 30, 10, false, true);
+    commit(plan, 4, 5);
+    step = next(plan);
+    assert_int_equal(step->kind, COX_STEP_DECODE);
+    expect_row(step, 1, 2, 40, 1, false, true);
+    cox_plan_free(plan);
+}
+
+static void a_dry_pool_preempts_the_youngest(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.block_count = 6;
+    struct cox_plan *plan = plan_new(options);
+    add(plan, 4, 20); /* 6 blocks in the end */
+    add(plan, 4, 12); /* 4 blocks in the end */
+    const struct cox_step *step = next(plan);
+    assert_int_equal(step->row_count, 2);
+    uint64_t sequence = 1;
+    struct cox_plan_stats stats = {0};
+    while (stats.preemptions == 0) {
+        assert_int_equal(step->row_count, 2);
+        commit(plan, sequence++, 5);
+        step = next(plan);
+        cox_plan_stats(plan, &stats);
+    }
+    /* Both had 3 blocks; the older one took its fourth from the younger one. */
+    assert_int_equal(step->row_count, 1);
+    expect_row(step, 0, 1, 12, 1, false, true);
+    assert_int_equal(step->finished_count, 1);
+    assert_int_equal(step->waiting_count, 1);
+    commit(plan, sequence++, 5);
+
+    /* It comes back, with what it had generated, when the first one is done. */
+    do {
+        step = next(plan);
+        assert_int_equal(step->row_count, 1);
+        if (step->rows[0].sequence->id == 2)
+            break;
+        commit(plan, sequence++, 5);
+        cox_sequence_free(cox_plan_done(plan));
+    } while (true);
+    expect_row(step, 0, 2, 0, 13, true, true);
+    commit(plan, sequence++, 5);
+    cox_plan_free(plan);
+}
+
+static void a_revert_recomputes_everything_from_the_start(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    add(plan, 3, 9);
+    add(plan, 14, 9);
+    next(plan);
+    commit(plan, 1, 5);
+    const struct cox_step *step = next(plan);
+    expect_row(step, 0, 1, 3, 1, false, true);
+    expect_row(step, 1, 2, 13, 1, false, true);
+    cox_plan_revert(plan);
+
+    step = next(plan);
+    assert_int_equal(step->base, 0);
+    assert_int_equal(step->finished_count, 0);
+    expect_row(step, 0, 1, 0, 4, true, true);
+    expect_row(step, 1, 2, 0, 12, true, false); /* 16 tokens in all */
+    cox_plan_revert(plan);                      /* twice in a row */
+    step = next(plan);
+    assert_int_equal(step->base, 0);
+    expect_row(step, 0, 1, 0, 4, true, true);
+    expect_row(step, 1, 2, 0, 12, true, false);
+    commit(plan, 5, 6);
+    step = next(plan);
+    assert_int_equal(step->base, 5);
+    expect_row(step, 0, 1, 4, 1, false, true);
+    expect_row(step, 1, 2, 12, 2, false, true);
+    cox_plan_free(plan);
+}
+
+static void what_can_never_run_is_refused_with_numbers(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.block_count = 8;
+    options.request_size_max = 1000;
+    struct cox_plan *plan = plan_new(options);
+    static const struct {
+        uint32_t token_count, new_count_max;
+        const char *part; /* NULL: it fits */
+    } cases[] = {
+        {0, 1, "empty"},
+        {1, 0, "no token"},
+        {60, 6, "65 positions; the model has 64"},
+        {30, 4, "9 blocks of KV cache of 4 positions; the workers have 8"},
+        {30, 3, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        add(plan, cases[i].token_count, cases[i].new_count_max);
+        struct cox_sequence *done = cox_plan_done(plan);
+        if (!cases[i].part) {
+            assert_null(done);
+            continue;
+        }
+        assert_non_null(done);
+        assert_int_equal(done->finish, COX_FINISH_ERROR);
+        if (!strstr(done->error.text, cases[i].part))
+            fail_msg("'%s' does not speak of '%s'", done->error.text, cases[i].part);
+        cox_sequence_free(done);
+    }
+    cox_plan_free(plan);
+
+    /* A frame that holds no announcement of that size. */
+    options.block_count = 64;
+    options.position_count_max = 250;
+    plan = plan_new(options);
+    add(plan, 150, 1);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_non_null(strstr(done->error.text, "holds 1000"));
+    cox_sequence_free(done);
+    cox_plan_free(plan);
+
+    struct cox_error error = {0};
+    options.block_count = 0;
+    assert_int_equal(cox_plan_new(&options, &plan, &error), COX_INVALID);
+}
+
+static void shorten_fits_what_is_there(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    const int32_t tokens[70] = {0};
+    struct cox_request request = {
+        .tokens = tokens, .token_count = 60, .new_count_max = 1000, .shorten = true};
+    assert_int_equal(cox_plan_add(plan, &request), 0);
+    /* 64 positions: the token after the last of them can still be sampled. */
+    assert_int_equal(next(plan)->rows[0].sequence->token_end, 65);
+    request.token_count = 65;
+    assert_int_equal(cox_plan_add(plan, &request), 0);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_non_null(done);
+    assert_int_equal(done->error.code, COX_TOO_LARGE);
+    cox_sequence_free(done);
+    cox_plan_free(plan);
+}
+
+static void steps_stay_below_the_frame(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.token_count_max = 1000;
+    options.block_count = 100;
+    options.request_size_max = 1000; /* one announcement of 50 tokens, not two */
+    struct cox_plan *plan = plan_new(options);
+    add(plan, 50, 2);
+    add(plan, 50, 2);
+    assert_int_equal(next(plan)->row_count, 1);
+    commit(plan, 1, 5);
+    const struct cox_step *step = next(plan);
+    assert_int_equal(step->row_count, 2);
+    cox_plan_revert(plan);
+    assert_int_equal(next(plan)->row_count, 1);
+    cox_plan_free(plan);
+}
+
+static void nested_steps_are_all_prefill_or_all_decode(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.nested = true;
+    struct cox_plan *plan = plan_new(options);
+    add(plan, 3, 2);
+    add(plan, 40, 2);
+    add(plan, 4, 2);
+    const struct cox_step *step = next(plan);
+    assert_int_equal(step->row_count, 1);
+    expect_row(step, 0, 1, 0, 3, true, true);
+    commit(plan, 1, 5);
+    step = next(plan); /* longer than a step: alone, and whole */
+    assert_int_equal(step->kind, COX_STEP_PREFILL);
+    assert_int_equal(step->row_count, 1);
+    expect_row(step, 0, 2, 0, 40, true, true);
+    commit(plan, 2, 5);
+    step = next(plan);
+    expect_row(step, 0, 3, 0, 4, true, true);
+    commit(plan, 3, 5);
+    step = next(plan);
+    assert_int_equal(step->kind, COX_STEP_DECODE);
+    assert_int_equal(step->row_count, 3);
+    assert_int_equal(step->finished_count, 0);
+    commit(plan, 4, 5);
+    const int64_t *ids;
+    assert_int_equal(cox_plan_untold(plan, &ids), 3);
+    cox_plan_free(plan);
+}
+
+static void a_failure_ends_all(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    for (int i = 0; i < 6; i++)
+        add(plan, 3, 2);
+    next(plan);
+    cox_plan_fail(plan, COX_PEER_DEAD, "rank 1 is gone");
+    int64_t id = 0;
+    for (struct cox_sequence *done; (done = cox_plan_done(plan)); cox_sequence_free(done)) {
+        assert_int_equal(done->id, ++id); /* in order */
+        assert_int_equal(done->finish, COX_FINISH_ERROR);
+        assert_string_equal(done->error.text, "rank 1 is gone");
+    }
+    assert_int_equal(id, 6);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+
+    /* A token that none is changes nothing. */
+    add(plan, 3, 2);
+    next(plan);
+    int32_t token = -1;
+    struct cox_error error = {0};
+    assert_int_equal(cox_plan_commit(plan, 1, &token, NULL, &error), COX_CORRUPT);
+    cox_plan_free(plan);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(blocks_are_taken_and_given),
+        cmocka_unit_test(a_sequence_is_announced_once_and_decodes),
+        cmocka_unit_test(a_slot_is_told_and_used_again_in_the_same_step),
+        cmocka_unit_test(long_prompts_go_in_chunks_beside_decodes),
+        cmocka_unit_test(a_dry_pool_preempts_the_youngest),
+        cmocka_unit_test(a_revert_recomputes_everything_from_the_start),
+        cmocka_unit_test(what_can_never_run_is_refused_with_numbers),
+        cmocka_unit_test(shorten_fits_what_is_there),
+        cmocka_unit_test(steps_stay_below_the_frame),
+        cmocka_unit_test(nested_steps_are_all_prefill_or_all_decode),
+        cmocka_unit_test(a_failure_ends_all),
+    };
+    return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
+}
