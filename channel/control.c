@@ -94,10 +94,12 @@ uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *g
     return count;
 }
 
-/* The name exists. A lock that can be won means that its coordinator is dead: then everything of that group goes.
- * Returns 0: removed, try again; COX_TAKEN; COX_DENIED; -errno. */
-static int control_sweep(const char *name, const char *object, struct cox_error *err)
+/* A lock that can be won means that the coordinator is dead. */
+int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err)
 {
+    char object[COX_OBJECT_NAME_SIZE];
+    cox_name_control(object, name);
+    uint32_t count = 0;
     char path[COX_OBJECT_NAME_SIZE + sizeof SHM_FOLDER];
     snprintf(path, sizeof path, SHM_FOLDER "%s", object);
     int r;
@@ -133,9 +135,11 @@ static int control_sweep(const char *name, const char *object, struct cox_error 
                 : cox_fail(err, -errno, "%s: flock: %s", object, cox_status_text(-errno));
     } else if (stat(path, &named) == 0 && named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
         /* Won, and the name still means the file that is locked. */
-        cox_control_unlink_names(name, &old.geometry, COX_CHANNEL_COUNT);
+        count = cox_control_unlink_names(name, &old.geometry, COX_CHANNEL_COUNT);
     }
     cox_region_detach(&old.region);
+    if (r == 0)
+        *ret_count = count;
     return r;
 }
 
@@ -175,7 +179,8 @@ int cox_control_create(struct cox_control *control, const char *name,
                          cox_status_text(-errno));
             break;
         }
-        r = control_sweep(name, object, err);
+        uint32_t swept;
+        r = cox_control_sweep(name, &swept, err);
     }
     if (r) {
         cox_region_detach(&region);

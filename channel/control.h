@@ -32,6 +32,10 @@ struct cox_control {
  * COX_NO_SPACE; -errno. */
 int cox_control_create(struct cox_control *control, const char *name,
                        const struct cox_geometry *geometry, struct cox_error *err);
+/* Removes what a dead group left under this name, after winning the lock of its control region: a live group is never
+ * touched, and of two sweepers one wins. *ret_count: names removed; 0: there was nothing. Returns 0; COX_TAKEN: the
+ * group lives, err says in which process; COX_DENIED: something else has the name; -errno. */
+int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err);
 /* Attaches and verifies size, magic, version and geometry before any offset is trusted. Returns 0; COX_NOT_FOUND;
  * COX_DENIED; COX_VERSION; COX_CORRUPT; -errno. */
 int cox_control_attach(struct cox_control *control, const char *name, struct cox_error *err);

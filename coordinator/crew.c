@@ -67,6 +67,11 @@ static void on_log(void *context, int level, const char *text)
         cox_console_say("%s", text);
 }
 
+static bool on_cancelled(void *context)
+{
+    return cox_crew_signal(context) != 0;
+}
+
 struct cox_log cox_crew_log(void)
 {
     return (struct cox_log){.fn = on_log};
@@ -168,6 +173,7 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
         .line = on_line,
         .fault = on_fault,
         .death = on_death,
+        .cancelled = on_cancelled,
     };
     memcpy(executor_options.request_size, group->request_size, sizeof group->request_size);
     memcpy(executor_options.response_size, group->response_size, sizeof group->response_size);

@@ -20,6 +20,8 @@ static const struct {
     {"eval", cox_command_eval, "start workers, count how many known answers they give"},
     {"run", cox_command_run, "start workers and keep them until told to end"},
     {"layout", cox_command_layout, "print what a group would create in shared memory"},
+    {"clean", cox_command_clean, "remove what dead groups left in shared memory"},
+    {"doctor", cox_command_doctor, "check what this machine lets a group do"},
 };
 
 static void help(FILE *file)
