@@ -1,0 +1,5 @@
+# That it runs, every answer is the right one, and nobody dies; no time is looked at.
+if(COX_BUILD_BENCH)
+    cox_command_test(NAME bench/smoke LABEL bench TIMEOUT 60 PROCESSORS 2
+        COMMAND $<TARGET_FILE:coxswain-bench> --rounds 50 --pairs 1 --json bench_smoke.json)
+endif()
