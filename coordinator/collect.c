@@ -1,20 +1,14 @@
 #include "collect.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../channel/fault.h"
-#include "../channel/reply.h"
 #include "../channel/request.h"
 #include "../channel/truth.h"
 #include "../proto/operation.h"
-#include "proto/executor.pb-c.h"
 #include "report.h"
-
-#define ARENA_FIRST_SIZE (64u << 10)
-#define ARENA_SIZE_MAX (UINT64_C(512) << 20)
 
 /* Which executor's handler or hook this thread is inside of: a call from there would wait for itself. */
 static _Thread_local const void *inside_owner;
@@ -96,7 +90,8 @@ static int collector_drop_late(struct cox_collector *collector, uint64_t *ret_se
     uint64_t first = collector->ended > geometry->depth ? collector->ended - geometry->depth + 1 : 1;
     for (uint64_t sequence = first; sequence <= collector->ended; sequence++) {
         struct cox_entry *entry = collector_entry(collector, sequence);
-        if (entry->sequence != sequence || !entry->replies)
+        if (entry->sequence != sequence || !entry->replies ||
+            memcmp(&entry->consumed, &entry->asked, sizeof entry->asked) == 0)
             continue;
         for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
             if (!cox_rank_set_has(&entry->asked, rank) || cox_rank_set_has(&entry->consumed, rank))
@@ -123,8 +118,6 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
     struct cox_entry *old = collector_entry(collector, sequence);
     uint64_t late_sequence = 0;
     int late = collector_drop_late(collector, &late_sequence);
-    if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
-        r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped", name);
     for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++) {
         if (!cox_rank_set_has(asked, rank) || !collector_dead(collector, rank))
             continue;
@@ -178,10 +171,12 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
     cox_request_publish(collector->channel, entry->sequence, entry->type, length, &entry->asked);
     collector->published = entry->sequence;
     collector->stats.submitted++;
-    pthread_cond_signal(&collector->work); /* no system call unless the response thread sleeps */
     pthread_mutex_unlock(&collector->lock);
     cox_gate_open(gate, &entry->asked);
     cox_fault_point("request.gate_opened");
+    /* No system call unless the response thread sleeps. After the gate: it has nothing to do before somebody answers.
+     * Not under the lock, which it would only wake up to wait for. */
+    pthread_cond_signal(&collector->work);
 }
 
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns)
@@ -229,129 +224,37 @@ void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint32_
     collector->stats.wakeups++;
 }
 
-/* ---- gathering: one request, on one thread ---- */
+/* ---- gathering: requests end in order, except that a deadline waits for nobody ---- */
 
-static void gather_begin(struct cox_collector *collector, const struct cox_entry *entry)
+static struct cox_gathering *collector_gathering(struct cox_collector *collector, const struct cox_entry *entry)
 {
-    cox_arena_reset(&collector->arena);
-    collector->text[0] = '\0';
-    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        collector->results[rank] = (struct cox_rank_result){
-            .outcome = cox_rank_set_has(&entry->asked, rank) ? COX_OUTCOME_LATE : COX_OUTCOME_NOT_ASKED,
-            .pid = cox_supervisor_pid(collector->supervisor, rank),
-            .exit_status = -1,
-        };
-}
-
-static void gather_error(struct cox_collector *collector, uint32_t rank, int32_t code, const char *text)
-{
-    struct cox_rank_result *result = &collector->results[rank];
-    snprintf(collector->ranks[rank].text, COX_RANK_TEXT_SIZE, "%.*s", COX_RANK_TEXT_SIZE - 1, text);
-    result->outcome = COX_OUTCOME_ERROR;
-    result->code = code;
-    result->text = collector->ranks[rank].text;
-    result->bytes = NULL;
-    result->size = 0;
-    result->response = NULL;
-}
-
-/* The words a failing rank sent along. */
-static const char *gather_error_text(const ModelExecuteData__ExecuteResponse *response)
-{
-    if (response->error_text && response->error_text[0])
-        return response->error_text;
-    if (response->result_case == MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
-        response->execute_model_response && response->execute_model_response->err_msg &&
-        response->execute_model_response->err_msg[0])
-        return response->execute_model_response->err_msg;
-    return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
-}
-
-/* A rank has answered: copies, checks, unpacks. */
-static void gather_answer(struct cox_collector *collector, struct cox_entry *entry, uint32_t rank)
-{
-    const struct cox_channel *channel = collector->channel;
-    struct cox_rank_result *result = &collector->results[rank];
-    struct cox_collector_rank *own = &collector->ranks[rank];
-    bool whole = collector->legacy && !entry->operation->legacy_slotted;
-    result->taken = true;
-    if (whole && rank > 0) { /* legacy: it only waited and posted */
-        result->outcome = COX_OUTCOME_OK;
-        collector_consume(collector, entry, rank);
-        return;
-    }
-    size_t length = 0;
-    bool failed = false;
-    struct cox_error why = {0};
-    int r = cox_reply_fetch(channel, rank, entry->sequence, whole, own->generation, own->buffer,
-                            own->buffer_size, &length, &failed, &why);
-    collector_consume(collector, entry, rank);
-    if (r) {
-        gather_error(collector, rank, r, why.text);
-        return;
-    }
-    if (entry->type == COX_TYPE_OPAQUE && !failed) {
-        result->outcome = COX_OUTCOME_OK;
-        result->bytes = own->buffer;
-        result->size = length;
-        return;
-    }
-    ModelExecuteData__ExecuteResponse *response = NULL;
-    r = cox_wire_response_unpack(&collector->arena, own->buffer, length, &response);
-    if (r) {
-        char text[128];
-        snprintf(text, sizeof text, "rank %" PRIu32 " replied with %zu bytes that are no ExecuteResponse",
-                 rank, length);
-        gather_error(collector, rank, r, text);
-        return;
-    }
-    if (response->status != 0 || failed) {
-        gather_error(collector, rank, response->status ? response->status : COX_REJECTED,
-                     gather_error_text(response));
-        return;
-    }
-    if (!collector->legacy && (uint32_t)response->rank != rank) {
-        char text[128];
-        snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds an answer of rank %" PRId32, rank,
-                 response->rank);
-        gather_error(collector, rank, COX_CORRUPT, text);
-        return;
-    }
-    result->outcome = COX_OUTCOME_OK;
-    result->response = response;
-    result->bytes = own->buffer;
-    result->size = length;
-}
-
-static void gather_death(struct cox_collector *collector, uint32_t rank)
-{
-    struct cox_rank_result *result = &collector->results[rank];
-    struct cox_exit how = {0};
-    cox_supervisor_dead(collector->supervisor, rank, &how);
-    result->outcome = COX_OUTCOME_DEAD;
-    result->signal = how.signal;
-    result->exit_status = how.known && !how.signal ? how.exit_status : -1;
-    cox_report_death(collector->supervisor, rank, collector->ranks[rank].text, COX_RANK_TEXT_SIZE);
-    result->text = collector->ranks[rank].text;
+    return &collector->gatherings[entry->sequence % collector_geometry(collector)->depth];
 }
 
 /* Looks at every rank that owes an answer. Returns the first that still does, -1: none, -2: the request has failed. */
 static int gather_look(struct cox_collector *collector, struct cox_entry *entry)
 {
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
     int first = -1;
     bool failed = false;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        struct cox_rank_result *result = &collector->results[rank];
+        struct cox_rank_result *result = &gathering->results[rank];
         if (result->outcome != COX_OUTCOME_LATE)
             continue;
         /* Dead first, then the answer: an answer that was complete before the death counts. */
         bool dead = collector_dead(collector, rank);
-        if (collector_answered(collector, rank, entry->sequence))
-            gather_answer(collector, entry, rank);
-        else if (dead)
-            gather_death(collector, rank);
-        else if (first < 0)
+        if (collector_answered(collector, rank, entry->sequence)) {
+            if (collector->legacy && !entry->operation->legacy_slotted && rank > 0)
+                cox_gathering_take_empty(gathering, rank);
+            else
+                cox_gathering_take(gathering, collector->channel, rank, entry->sequence, entry->type,
+                                   collector->ranks[rank].generation);
+            collector_consume(collector, entry, rank);
+        } else if (dead) {
+            cox_gathering_bury(gathering, rank, collector->supervisor);
+        } else if (first < 0) {
             first = (int)rank;
+        }
         failed |= result->outcome == COX_OUTCOME_ERROR || result->outcome == COX_OUTCOME_DEAD;
     }
     return failed ? -2 : first;
@@ -363,8 +266,9 @@ static void gather_ring(struct cox_collector *collector, const struct cox_entry 
 {
     if (collector->legacy)
         return; /* their tokens count, none may be added */
+    const struct cox_gathering *gathering = collector_gathering(collector, entry);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        if (collector->results[rank].outcome != COX_OUTCOME_LATE ||
+        if (gathering->results[rank].outcome != COX_OUTCOME_LATE ||
             cox_truth_taken(cox_truth_line(collector->channel->control, rank,
                                            collector->channel->id)) >= entry->sequence)
             continue;
@@ -373,70 +277,55 @@ static void gather_ring(struct cox_collector *collector, const struct cox_entry 
     }
 }
 
-/* What became of the request, from its ranks. Errors outrank deaths outrank lateness. */
-static int gather_status(const struct cox_collector *collector, int ended_by)
+static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry, int status,
+                            struct cox_completion *ret_completion)
 {
-    int status = 0;
-    bool dead = false;
-    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        const struct cox_rank_result *result = &collector->results[rank];
-        if (result->outcome == COX_OUTCOME_DEAD)
-            dead = true;
-        if (result->outcome != COX_OUTCOME_ERROR)
-            continue;
-        bool telling = result->code == COX_CORRUPT || result->code == COX_STALE ||
-                       result->code == COX_ABORTED;
-        int this_status = telling ? result->code : COX_REJECTED;
-        /* A rank's own failure is the cause; stale and aborted are what follows from one. */
-        if (status == 0 || status == COX_STALE || status == COX_ABORTED)
-            status = this_status;
-    }
-    return dead ? COX_PEER_DEAD : status ? status : ended_by;
-}
-
-static void gather_finish(struct cox_collector *collector, struct cox_entry *entry, int status)
-{
-    struct cox_completion completion = {
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    cox_report_late(collector, entry, gathering);
+    if (status == 0 && entry->operation->step && !collector->legacy)
+        status = cox_report_divergence(gathering);
+    if (status && gathering->text[0] == '\0')
+        cox_report_failure(collector, entry, status, gathering);
+    *ret_completion = (struct cox_completion){
         .sequence = entry->sequence,
         .channel = collector->channel->id,
         .type = entry->type,
         .status = status,
+        .text = status ? gathering->text : NULL,
         .rank_count = collector->rank_count,
-        .ranks = collector->results,
+        .ranks = gathering->results,
+        .payload = cox_gathering_choose(gathering, entry->gather),
         .request_context = entry->request_context,
         .submitted_ns = entry->submitted_ns,
         .published_ns = entry->published_ns,
     };
-    cox_report_late(collector, entry);
-    if (completion.status == 0 && entry->operation->step && !collector->legacy)
-        completion.status = cox_report_divergence(collector, collector->text, sizeof collector->text);
-    if (completion.status && collector->text[0] == '\0')
-        cox_report_failure(collector, entry, completion.status, collector->text,
-                           sizeof collector->text);
-    completion.text = completion.status ? collector->text : NULL;
-    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        struct cox_rank_result *result = &collector->results[rank];
-        bool wanted = entry->gather == COX_GATHER_ALL ||
-                      (entry->gather == COX_GATHER_RANK0 && !completion.payload);
-        if (result->outcome == COX_OUTCOME_OK && wanted) {
-            if (entry->gather == COX_GATHER_RANK0)
-                completion.payload = result;
-        } else {
-            result->bytes = NULL;
-            result->size = 0;
-            result->response = NULL;
-        }
-    }
+}
 
-    struct cox_layout_channel_truth *truth =
-        cox_truth_channel(collector->channel->control, collector->channel->id);
+/* The requests up to the first that has not ended are behind us: their slots are free. lock is held. */
+static void collector_advance(struct cox_collector *collector)
+{
+    uint64_t before = collector->ended;
+    while (collector->ended < collector->published &&
+           collector_entry(collector, collector->ended + 1)->ended)
+        collector->ended++;
+    if (collector->ended != before)
+        cox_truth_set_ended(cox_truth_channel(collector->channel->control, collector->channel->id),
+                            collector->ended);
+}
+
+/* Hands the completion over. lock is held on entry and on return, not over the handler. */
+static void gather_finish(struct cox_collector *collector, struct cox_entry *entry, int status)
+{
+    pthread_mutex_unlock(&collector->lock);
+    struct cox_completion completion;
+    gather_complete(collector, entry, status, &completion);
     cox_fault_point("collect.complete");
     pthread_mutex_lock(&collector->lock);
     if (completion.status && entry->operation->step)
-        cox_truth_set_void(truth, collector->published);
+        cox_truth_set_void(cox_truth_channel(collector->channel->control, collector->channel->id),
+                           collector->published);
     entry->ended = true;
-    collector->ended = entry->sequence;
-    cox_truth_set_ended(truth, entry->sequence);
+    collector_advance(collector);
     collector->stats.completed++;
     collector->stats.failed += completion.status != 0;
     collector->stats.timeouts += completion.status == COX_TIMEOUT;
@@ -462,16 +351,39 @@ static void gather_finish(struct cox_collector *collector, struct cox_entry *ent
         waiter->status = completion.status;
         waiter->done = true;
     }
-    pthread_cond_broadcast(&collector->ended_cond);
     pthread_mutex_unlock(&collector->lock);
+    /* From here on the waiter may be gone. Not under the lock, which the caller would only wake up to wait for. */
+    pthread_cond_broadcast(&collector->ended_cond);
+    pthread_mutex_lock(&collector->lock);
 }
 
+/* Ends what is in flight behind `entry` and past its deadline. Returns the next deadline of all that are in flight.
+ * lock is held on entry and on return, given up over a handler. */
+static uint64_t gather_expire(struct cox_collector *collector, const struct cox_entry *entry)
+{
+    uint64_t next_ns = entry->deadline_ns;
+    for (uint64_t sequence = entry->sequence + 1; sequence <= collector->published; sequence++) {
+        struct cox_entry *behind = collector_entry(collector, sequence);
+        if (behind->ended || !behind->replies)
+            continue;
+        if (cox_now_ns() < behind->deadline_ns) {
+            next_ns = cox_deadline_min(next_ns, behind->deadline_ns);
+            continue;
+        }
+        cox_gathering_begin(collector_gathering(collector, behind), &behind->asked, collector->supervisor);
+        gather_look(collector, behind);
+        gather_finish(collector, behind, cox_gathering_status(collector_gathering(collector, behind), COX_TIMEOUT));
+    }
+    return next_ns;
+}
+
+/* lock is held on entry and on return. */
 static void gather_one(struct cox_collector *collector, struct cox_entry *entry)
 {
-    gather_begin(collector, entry);
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    cox_gathering_begin(gathering, &entry->asked, collector->supervisor);
     int ended_by = 0;
     uint64_t ring_ns = cox_deadline_after_ns(COX_SLICE_NS);
-    pthread_mutex_lock(&collector->lock);
     for (;;) {
         /* Before the look: a cause stored after this is seen by the sleep. */
         uint32_t causes = atomic_load(&collector->causes);
@@ -493,12 +405,11 @@ static void gather_one(struct cox_collector *collector, struct cox_entry *entry)
             gather_ring(collector, entry);
             ring_ns = now + COX_SLICE_NS;
         }
+        uint64_t until = cox_deadline_min(gather_expire(collector, entry), ring_ns);
         cox_fault_point("collect.sleep");
-        cox_collector_sleep(collector, (uint32_t)owing, causes,
-                            cox_deadline_min(entry->deadline_ns, ring_ns));
+        cox_collector_sleep(collector, (uint32_t)owing, causes, until);
     }
-    pthread_mutex_unlock(&collector->lock);
-    gather_finish(collector, entry, gather_status(collector, ended_by));
+    gather_finish(collector, entry, cox_gathering_status(gathering, ended_by));
 }
 
 /* lock is held on entry and on return. False: nothing was published that is not ended. */
@@ -507,18 +418,35 @@ static bool collector_next(struct cox_collector *collector)
     if (collector->ended == collector->published)
         return false;
     struct cox_entry *entry = collector_entry(collector, collector->ended + 1);
-    if (!entry->replies) {
+    if (entry->replies) {
+        gather_one(collector, entry);
+    } else {
         entry->ended = true;
-        collector->ended = entry->sequence;
-        cox_truth_set_ended(cox_truth_channel(collector->channel->control, collector->channel->id),
-                            entry->sequence);
+        collector_advance(collector);
         pthread_cond_broadcast(&collector->ended_cond);
-        return true;
     }
-    pthread_mutex_unlock(&collector->lock);
-    gather_one(collector, entry);
-    pthread_mutex_lock(&collector->lock);
     return true;
+}
+
+int cox_collector_gather_enter(struct cox_collector *collector, uint64_t deadline_ns)
+{
+    const struct timespec until = {.tv_sec = (time_t)(deadline_ns / COX_NSEC_PER_SEC),
+                                   .tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC)};
+    pthread_mutex_lock(&collector->lock);
+    while (collector->gathering && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
+    int r = collector->gathering ? COX_TIMEOUT : 0;
+    collector->gathering = true;
+    pthread_mutex_unlock(&collector->lock);
+    return r;
+}
+
+void cox_collector_gather_leave(struct cox_collector *collector)
+{
+    pthread_mutex_lock(&collector->lock);
+    collector->gathering = false;
+    pthread_cond_broadcast(&collector->ended_cond);
+    pthread_mutex_unlock(&collector->lock);
 }
 
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence)
@@ -563,19 +491,11 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     pthread_cond_init(&collector->ended_cond, &monotonic);
     pthread_condattr_destroy(&monotonic);
     collector->ranks = calloc(collector->rank_count, sizeof *collector->ranks);
-    collector->results = calloc(collector->rank_count, sizeof *collector->results);
-    int r = collector->ranks && collector->results ? 0 : -ENOMEM;
-    for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++) {
-        bool whole = geometry->legacy && rank == 0;
-        struct cox_collector_rank *own = &collector->ranks[rank];
-        own->generation = geometry->legacy ? 0 : 1;
-        own->buffer_size = cox_geometry_slot_capacity(geometry, channel->id, whole);
-        own->buffer = malloc(own->buffer_size); /* pages are touched only as far as replies reach */
-        if (!own->buffer)
-            r = -ENOMEM;
-    }
-    if (r == 0)
-        r = cox_arena_init(&collector->arena, ARENA_FIRST_SIZE, ARENA_SIZE_MAX);
+    int r = collector->ranks ? 0 : -ENOMEM;
+    for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++)
+        collector->ranks[rank].generation = geometry->legacy ? 0 : 1;
+    for (uint32_t frame = 0; r == 0 && frame < geometry->depth; frame++)
+        r = cox_gathering_init(&collector->gatherings[frame], geometry, channel->id);
     if (r)
         cox_collector_deinit(collector);
     return r;
@@ -585,11 +505,9 @@ void cox_collector_deinit(struct cox_collector *collector)
 {
     if (!collector->channel)
         return;
-    for (uint32_t rank = 0; collector->ranks && rank < collector->rank_count; rank++)
-        free(collector->ranks[rank].buffer);
+    for (uint32_t frame = 0; frame < COX_DEPTH_MAX; frame++)
+        cox_gathering_deinit(&collector->gatherings[frame]);
     free(collector->ranks);
-    free(collector->results);
-    cox_arena_deinit(&collector->arena);
     pthread_cond_destroy(&collector->work);
     pthread_cond_destroy(&collector->ended_cond);
     pthread_mutex_destroy(&collector->lock);
@@ -608,8 +526,11 @@ void cox_collector_stop(struct cox_collector *collector)
 {
     if (!collector->channel)
         return;
-    /* release: partner are the acquire loads above; the cause before the wake. */
+    /* Under submit_lock: whoever was let through by claim has published by now, and the response thread sees that before
+     * it ends. release: partner are the acquire loads above; the cause before the wake. */
+    pthread_mutex_lock(&collector->submit_lock);
     atomic_store_explicit(&collector->stopping, true, memory_order_release);
+    pthread_mutex_unlock(&collector->submit_lock);
     cox_collector_wake(collector);
     if (collector->threaded) {
         pthread_join(collector->thread, NULL);

@@ -7,7 +7,8 @@
  *     free -> claimed -> published -> ended -> free
  *
  *   claimed    under the submit lock only; its frame is being packed
- *   published  in the ring, gate opened; answers are gathered in order of sequence, one request at a time
+ *   published  in the ring, gate opened; answers are gathered in order of sequence, one request at a time; a deadline
+ *              that passes ends a request also before its turn
  *   ended      its completion was or is being handed over; ranks that had not answered are late, and the entry stays
  *              until each has answered (the answer is dropped and counted) or is dead, and every asked rank has
  *              returned the frame
@@ -24,8 +25,8 @@
 #define COX_COORDINATOR_COLLECT_H
 
 #include "../channel/channel.h"
-#include "../proto/wire.h"
 #include "executor.h"
+#include "gathering.h"
 #include "supervise.h"
 
 #include <pthread.h>
@@ -33,7 +34,6 @@
 
 /* Somebody who is owed something looks again this often. */
 #define COX_SLICE_NS (50 * COX_NSEC_PER_MSEC)
-#define COX_RANK_TEXT_SIZE 1024
 
 struct cox_operation;
 
@@ -66,9 +66,6 @@ struct cox_collector_rank {
     bool legacy_free;        /* a request_produce token is in hand */
     uint32_t generation;     /* of the process whose answers count; 0: a rank without lines */
     _Atomic uint32_t foreign; /* tokens posted by wakers, to be told from a legacy rank's */
-    uint8_t *buffer;         /* private copy of its reply */
-    size_t buffer_size;
-    char text[COX_RANK_TEXT_SIZE];
 };
 
 struct cox_collector {
@@ -92,15 +89,14 @@ struct cox_collector {
     void *handler_context;
     bool in_handler;
     pthread_t handler_thread;
+    bool gathering; /* channels without a response thread: a caller gathers */
 
     _Atomic bool stopping;
     _Atomic uint32_t causes;   /* reasons to look that did not come through the gate */
     _Atomic uint32_t sleeping; /* rank + 1 whose response_consume the collector sleeps on, 0: awake */
 
-    /* The request being gathered; the gathering thread's alone. */
-    struct cox_rank_result *results;
-    struct cox_arena arena;
-    char text[2048];
+    /* The answers to the request in each frame; the gathering thread's alone. */
+    struct cox_gathering gatherings[COX_DEPTH_MAX];
 
     bool threaded;
     pthread_t thread;
@@ -115,7 +111,8 @@ int cox_collector_start(struct cox_collector *collector);
 void cox_collector_stop(struct cox_collector *collector);
 
 /* Under submit_lock: may a request to `asked` be published now? Returns 0, and *ret_sequence is its number;
- * COX_CLOSED, COX_PEER_DEAD, COX_FULL, COX_LATE, with err saying who. */
+ * COX_PEER_DEAD, COX_FULL, COX_LATE, with err saying who. The caller has looked at `stopping`: only the goodbye is
+ * published after a stop. */
 int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_set *asked,
                         uint64_t *ret_sequence, struct cox_error *err);
 /* Under submit_lock, after claim and with the frame filled: publishes and opens the gate. */
@@ -123,6 +120,10 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
 /* Sleeps a little for room after COX_FULL or COX_LATE; returns when something ended or after a slice at most. */
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns);
 
+/* One caller at a time gathers on a channel without a response thread. Returns 0; COX_TIMEOUT: others did until the
+ * deadline (a deadline of 0 asks only). Pairs with leave. */
+int cox_collector_gather_enter(struct cox_collector *collector, uint64_t deadline_ns);
+void cox_collector_gather_leave(struct cox_collector *collector);
 /* Gathers everything published up to `sequence` on the calling thread (channels without a response thread). */
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence);
 

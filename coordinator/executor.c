@@ -151,6 +151,9 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
             if (cox_supervisor_dead(executor->supervisor, other, NULL))
                 r = executor_describe_start_failure(executor, other, COX_PEER_DEAD,
                                                     "before the group was complete", err);
+        if (r == 0 && executor->options.cancelled &&
+            executor->options.cancelled(executor->options.hook_context))
+            r = cox_fail(err, COX_CLOSED, "cancelled while the workers were starting");
         if (r == 0 && cox_now_ns() >= deadline_ns)
             r = executor_describe_start_failure(
                 executor, rank, COX_TIMEOUT,
@@ -277,8 +280,11 @@ int cox_executor_start(const struct cox_executor_options *options, struct cox_ex
     executor->control.lock_fd = -1;
     executor->engine_state = COX_ENGINE_INIT;
     pthread_mutex_init(&executor->recover_lock, NULL);
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        pthread_mutex_init(&executor->call_locks[c], NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&executor->recover_cond, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     memcpy(executor->name, name, sizeof name);
     r = executor_create_memory(executor, err);
     if (r == 0)
@@ -302,35 +308,51 @@ int cox_executor_start(const struct cox_executor_options *options, struct cox_ex
 
 /* ---- stop ---- */
 
-/* The goodbye: no answer is awaited, and a channel without room (a stuck rank) goes without. */
-static void executor_say_finalize(struct cox_executor *executor)
+/* The goodbye on one channel, to the living; no answer is awaited. False: there is no room for it now. */
+static bool executor_say_finalize(struct cox_executor *executor, struct cox_collector *collector)
 {
     ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
     request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_FINALIZE;
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        struct cox_collector *collector = &executor->collectors[c];
-        struct cox_rank_set alive = {{0}};
-        uint32_t count = 0;
-        for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-            if (!cox_supervisor_dead(executor->supervisor, rank, NULL)) {
-                cox_rank_set_add(&alive, rank);
-                count++;
-            }
-        struct cox_entry entry = {
-            .type = request.execute_type,
-            .operation = cox_operation_find(request.execute_type),
-            .gather = COX_GATHER_NONE,
-            .asked = alive,
-        };
-        pthread_mutex_lock(&collector->submit_lock);
-        size_t capacity, length;
-        if (count && cox_collector_claim(collector, &alive, &entry.sequence, NULL) == 0) {
-            uint8_t *frame = cox_request_frame(collector->channel, entry.sequence, &capacity);
-            if (cox_wire_request_pack(&request, frame, capacity, &length) == 0)
-                cox_collector_publish(collector, &entry, length);
+    struct cox_entry entry = {
+        .type = request.execute_type,
+        .operation = cox_operation_find(request.execute_type),
+        .gather = COX_GATHER_NONE,
+    };
+    uint32_t count = 0;
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        if (!cox_supervisor_dead(executor->supervisor, rank, NULL)) {
+            cox_rank_set_add(&entry.asked, rank);
+            count++;
         }
-        pthread_mutex_unlock(&collector->submit_lock);
+    pthread_mutex_lock(&collector->submit_lock);
+    bool said = count == 0;
+    size_t capacity, length;
+    if (!said && cox_collector_claim(collector, &entry.asked, &entry.sequence, NULL) == 0) {
+        uint8_t *frame = cox_request_frame(collector->channel, entry.sequence, &capacity);
+        if (cox_wire_request_pack(&request, frame, capacity, &length) == 0)
+            cox_collector_publish(collector, &entry, length);
+        said = true;
+    }
+    pthread_mutex_unlock(&collector->submit_lock);
+    return said;
+}
+
+/* On every channel. At depth 1 the one frame may still be read, or an answer still be owed that nobody waits for any
+ * more: such a channel is tried again until the deadline, and goes without when its rank is stuck. */
+static void executor_finalize(struct cox_executor *executor, uint64_t deadline_ns)
+{
+    bool said[COX_TWO_WAY_COUNT] = {false};
+    for (;;) {
+        struct cox_collector *without_room = NULL;
+        for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+            said[c] = said[c] || executor_say_finalize(executor, &executor->collectors[c]);
+            if (!said[c])
+                without_room = &executor->collectors[c];
+        }
+        if (!without_room || cox_now_ns() >= deadline_ns)
+            return;
+        cox_collector_await_room(without_room, deadline_ns);
     }
 }
 
@@ -342,19 +364,20 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     uint32_t signalled = 0;
     const struct cox_executor_options *options = &executor->options;
     bool started = atomic_load_explicit(&executor->started, memory_order_acquire);
-    if (started)
-        executor_say_finalize(executor);
+    uint64_t finalize_ms = options->finalize_ms ? options->finalize_ms : FINALIZE_MS;
+    uint64_t term_ms = options->term_ms ? options->term_ms : TERM_MS;
     /* Before the workers end: what is outstanding is closed, not failed. */
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_stop(&executor->collectors[c]);
+    if (started) {
+        uint64_t deadline_ns = cox_deadline_after_ms(finalize_ms);
+        executor_finalize(executor, deadline_ns);
+        uint64_t now = cox_now_ns();
+        finalize_ms = now < deadline_ns ? (deadline_ns - now) / COX_NSEC_PER_MSEC : 0;
+    }
     if (executor->supervisor)
-        signalled = cox_supervisor_end(executor->supervisor,
-                                       !started               ? 0
-                                       : options->finalize_ms ? options->finalize_ms
-                                                              : FINALIZE_MS,
-                                       !started           ? 0
-                                       : options->term_ms ? options->term_ms
-                                                          : TERM_MS);
+        signalled = cox_supervisor_end(executor->supervisor, started ? finalize_ms : 0,
+                                       started ? term_ms : 0);
     if (executor->error_threaded) {
         cox_gate_post(&executor->channels[COX_CHANNEL_ERROR].gate, 0, COX_BELL_RESPONSE_CONSUME);
         pthread_join(executor->error_thread, NULL);
@@ -378,8 +401,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_control_close(&executor->control);
     cox_arena_deinit(&executor->error_arena);
     free(executor->error_copy);
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        pthread_mutex_destroy(&executor->call_locks[c]);
+    pthread_cond_destroy(&executor->recover_cond);
     pthread_mutex_destroy(&executor->recover_lock);
     free(executor);
     return NULL;
@@ -494,7 +516,11 @@ static int executor_publish(struct cox_executor *executor, struct cox_collector 
     size_t capacity, length;
     entry->submitted_ns = cox_now_ns();
     pthread_mutex_lock(&collector->submit_lock);
-    int r = cox_collector_claim(collector, &entry->asked, &entry->sequence, err);
+    int r = 0;
+    if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
+        r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped", cox_channel_name(collector->channel->id));
+    else
+        r = cox_collector_claim(collector, &entry->asked, &entry->sequence, err);
     if (r == 0) {
         uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
         r = payload_pack(payload, cox_channel_name(collector->channel->id), frame, capacity, &length, err);
@@ -570,9 +596,9 @@ static int executor_submit(struct cox_executor *executor, uint32_t type, const s
     if (r == 0 && ret_sequence)
         *ret_sequence = entry.sequence;
     /* Nobody answers, but somebody has to mark it ended. When a call gathers at this moment, its next one will. */
-    if (r == 0 && !channel_is_async(channel) && pthread_mutex_trylock(&executor->call_locks[channel]) == 0) {
+    if (r == 0 && !channel_is_async(channel) && cox_collector_gather_enter(collector, 0) == 0) {
         cox_collector_gather(collector, entry.sequence);
-        pthread_mutex_unlock(&executor->call_locks[channel]);
+        cox_collector_gather_leave(collector);
     }
     return r;
 }
@@ -594,8 +620,9 @@ static int executor_call(struct cox_executor *executor, uint32_t type, const str
     struct cox_waiter waiter = {.visit = visit, .visit_context = visit_context, .err = err};
     entry.waiter = entry.replies ? &waiter : NULL;
     bool gathers = !channel_is_async(channel);
-    if (gathers)
-        pthread_mutex_lock(&executor->call_locks[channel]);
+    if (gathers && cox_collector_gather_enter(collector, options->deadline_ns))
+        return cox_fail(err, COX_TIMEOUT, "%s: other callers had the channel until the deadline",
+                        cox_channel_name(channel));
     for (;;) {
         struct cox_error why = {0};
         r = executor_publish(executor, collector, payload, &entry, &why);
@@ -619,7 +646,7 @@ static int executor_call(struct cox_executor *executor, uint32_t type, const str
         r = waiter.status;
     }
     if (gathers)
-        pthread_mutex_unlock(&executor->call_locks[channel]);
+        cox_collector_gather_leave(collector);
     return r;
 }
 

@@ -96,6 +96,8 @@ struct cox_executor_options {
     void (*line)(void *hook_context, uint32_t rank, bool is_stderr, const char *text);
     /* A worker reported a fault outside any answer. NULL: logged. On the error thread. */
     void (*fault)(void *hook_context, uint32_t rank, const char *text);
+    /* Asked every 50 ms while start waits for the ranks: true ends it with COX_CLOSED. NULL: never. */
+    bool (*cancelled)(void *hook_context);
     /* A worker died. NULL: logged. On the supervisor thread. */
     void (*death)(void *hook_context, uint32_t rank, const char *text);
 };

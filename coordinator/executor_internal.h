@@ -20,14 +20,14 @@ struct cox_executor {
     _Atomic bool started;
     _Atomic bool stopping;
 
-    pthread_mutex_t call_locks[COX_TWO_WAY_COUNT]; /* one gathering caller per synchronous channel */
-
     pthread_t error_thread;
     bool error_threaded;
     uint8_t *error_copy;
     struct cox_arena error_arena;
 
-    pthread_mutex_t recover_lock; /* serializes recovery commands; protects engine_state */
+    pthread_mutex_t recover_lock; /* protects the two below; never held over a call */
+    pthread_cond_t recover_cond;  /* CLOCK_MONOTONIC; recovering became false */
+    bool recovering;              /* one recovery command at a time */
     enum cox_engine_state engine_state;
 };
 

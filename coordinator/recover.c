@@ -59,6 +59,7 @@ enum cox_engine_state cox_executor_engine_state(const struct cox_executor *execu
 
 struct recover_visit {
     struct cox_recover_result *results;
+    bool legacy;
 };
 
 static void recover_visit(void *context, const struct cox_completion *completion)
@@ -74,8 +75,9 @@ static void recover_visit(void *context, const struct cox_completion *completion
             response->recover_command_response) {
             const ModelExecuteData__RecoverCommandResponse *said = response->recover_command_response;
             result->device = said->npu_device_id;
-            /* Present, or it is no result: nothing is taken for success. */
-            result->result = said->has_command_result ? said->command_result : -1;
+            /* Present, or it is no result: nothing is taken for success. Except that a legacy rank's protobuf
+             * leaves out what is 0; its result is the message itself. */
+            result->result = said->has_command_result || visit->legacy ? said->command_result : -1;
             snprintf(result->text, sizeof result->text, "%s", said->error_msg ? said->error_msg : "");
         } else if (answer->text) {
             snprintf(result->text, sizeof result->text, "%s", answer->text);
@@ -96,6 +98,20 @@ static int recover_refuse(struct cox_executor *executor, enum cox_recover_comman
                     cox_engine_state_name(executor->engine_state), legal);
 }
 
+/* One command at a time: the state must not move between the gate and the answers. */
+static int recover_enter(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct timespec until = {.tv_sec = (time_t)(deadline_ns / COX_NSEC_PER_SEC),
+                                   .tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC)};
+    pthread_mutex_lock(&executor->recover_lock);
+    while (executor->recovering && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&executor->recover_cond, &executor->recover_lock, &until);
+    int r = executor->recovering ? COX_TIMEOUT : 0;
+    executor->recovering = true;
+    pthread_mutex_unlock(&executor->recover_lock);
+    return r ? cox_fail(err, r, "another recovery command was running until the deadline") : 0;
+}
+
 int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command command,
                          uint64_t deadline_ns, struct cox_recover_result *ret_results,
                          struct cox_error *err)
@@ -108,10 +124,14 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
     if (cox_collector_inside(executor))
         return cox_fail(err, COX_DEADLOCK, "a recovery command from inside a handler or hook would wait for itself");
 
+    /* The lock is not held over the call: the state can be asked meanwhile, and others give up at their deadline. */
+    int r = recover_enter(executor, deadline_ns, err);
+    if (r)
+        return r;
     pthread_mutex_lock(&executor->recover_lock);
-    int r = 0;
     if (!(commands[command].from & (1u << executor->engine_state)))
         r = recover_refuse(executor, command, err);
+    pthread_mutex_unlock(&executor->recover_lock);
     if (r == 0) {
         ModelExecuteData__RecoverCommandRequest body = MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
         body.command = (char *)(uintptr_t)commands[command].wire;
@@ -120,7 +140,7 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
         request.execute_type = commands[command].type;
         request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
         request.recover_command_request = &body;
-        struct recover_visit visit = {.results = ret_results};
+        struct recover_visit visit = {.results = ret_results, .legacy = executor->geometry.legacy};
         struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = deadline_ns};
         r = cox_executor_call(executor, &request, &options, recover_visit, &visit, err);
     }
@@ -128,8 +148,11 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
         if (ret_results[rank].result != 0)
             r = cox_fail(err, COX_REJECTED, "%s: rank %" PRIu32 " answered %" PRId32 ": %s",
                          commands[command].name, rank, ret_results[rank].result, ret_results[rank].text);
+    pthread_mutex_lock(&executor->recover_lock);
     if (r == 0 && commands[command].to >= 0)
         executor->engine_state = (enum cox_engine_state)commands[command].to;
+    executor->recovering = false;
+    pthread_cond_broadcast(&executor->recover_cond);
     pthread_mutex_unlock(&executor->recover_lock);
     return r;
 }

@@ -30,15 +30,16 @@ void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *bu
         append(buffer, buffer_size, "; its last lines: %s", lines);
 }
 
-void cox_report_late(struct cox_collector *collector, const struct cox_entry *entry)
+void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
+                     struct cox_gathering *gathering)
 {
     static const char *const states[] = {"idle", "taken", "running", "replying"};
     uint64_t now = cox_now_ns();
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        struct cox_rank_result *result = &collector->results[rank];
+        struct cox_rank_result *result = &gathering->results[rank];
         if (result->outcome != COX_OUTCOME_LATE)
             continue;
-        char *text = collector->ranks[rank].text;
+        char *text = gathering->ranks[rank].text;
         uint64_t since = entry->published_ns;
         const char *state = "unknown (it has no lines)";
         if (!collector->legacy) {
@@ -75,14 +76,16 @@ static bool step_digest(const struct cox_rank_result *result, uint64_t *ret_dige
     return true;
 }
 
-int cox_report_divergence(const struct cox_collector *collector, char *buffer, size_t buffer_size)
+int cox_report_divergence(struct cox_gathering *gathering)
 {
+    char *buffer = gathering->text;
+    size_t buffer_size = sizeof gathering->text;
     int reference = -1;
     uint64_t expected = 0;
     bool diverged = false;
-    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
         uint64_t digest;
-        if (!step_digest(&collector->results[rank], &digest))
+        if (!step_digest(&gathering->results[rank], &digest))
             continue;
         if (reference < 0) {
             reference = (int)rank;
@@ -100,8 +103,10 @@ int cox_report_divergence(const struct cox_collector *collector, char *buffer, s
 }
 
 void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry, int status,
-                        char *buffer, size_t buffer_size)
+                        struct cox_gathering *gathering)
 {
+    char *buffer = gathering->text;
+    size_t buffer_size = sizeof gathering->text;
     snprintf(buffer, buffer_size, "%s sequence %" PRIu64 " (%s): %s",
              cox_channel_name(collector->channel->id), entry->sequence, entry->operation->name,
              cox_status_text(status));
@@ -109,12 +114,12 @@ void cox_report_failure(const struct cox_collector *collector, const struct cox_
         append(buffer, buffer_size, " after %.3f s", (double)(cox_now_ns() - entry->submitted_ns) / 1e9);
     uint32_t answered = 0, asked = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        asked += collector->results[rank].outcome != COX_OUTCOME_NOT_ASKED;
-        answered += collector->results[rank].outcome == COX_OUTCOME_OK;
+        asked += gathering->results[rank].outcome != COX_OUTCOME_NOT_ASKED;
+        answered += gathering->results[rank].outcome == COX_OUTCOME_OK;
     }
     append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks answered", answered, asked);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        const struct cox_rank_result *result = &collector->results[rank];
+        const struct cox_rank_result *result = &gathering->results[rank];
         if (result->outcome == COX_OUTCOME_ERROR)
             append(buffer, buffer_size, "; rank %" PRIu32 " failed: %s", rank, result->text);
         else if (result->outcome == COX_OUTCOME_DEAD ||

@@ -11,11 +11,12 @@
 /* How a dead rank ended, and the last lines it wrote. */
 void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer, size_t buffer_size);
 /* Fills taken, silent_ns and text of every rank that has not answered. */
-void cox_report_late(struct cox_collector *collector, const struct cox_entry *entry);
-/* Compares the token digests of a step. Returns 0, or COX_DIVERGED with the ranks named in buffer. */
-int cox_report_divergence(const struct cox_collector *collector, char *buffer, size_t buffer_size);
-/* One sentence about the whole request. */
+void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
+                     struct cox_gathering *gathering);
+/* Compares the token digests of a step. Returns 0, or COX_DIVERGED with the ranks named in the gathering's text. */
+int cox_report_divergence(struct cox_gathering *gathering);
+/* One sentence about the whole request, into the gathering's text. */
 void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry, int status,
-                        char *buffer, size_t buffer_size);
+                        struct cox_gathering *gathering);
 
 #endif

@@ -76,6 +76,23 @@ static const struct {
     {NULL, "COXSWAIN_GENERATION", "generation"},
 };
 
+/* Which flag argv[a] is; -1: none. *ret_text: its value, in the same argument or, *ret_count 2, in the next; NULL where
+ * there is none. */
+static int find_flag(int argc, char **argv, int a, const char **ret_text, int *ret_count)
+{
+    for (size_t s = 0; s < sizeof sources / sizeof sources[0]; s++) {
+        size_t length = sources[s].flag ? strlen(sources[s].flag) : 0;
+        if (!length || strncmp(argv[a], sources[s].flag, length) != 0 ||
+            (argv[a][length] != '=' && argv[a][length] != '\0'))
+            continue;
+        bool same = argv[a][length] == '=';
+        *ret_count = same || a + 1 == argc ? 1 : 2;
+        *ret_text = same ? argv[a] + length + 1 : *ret_count == 2 ? argv[a + 1] : NULL;
+        return (int)s;
+    }
+    return -1;
+}
+
 int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char **argv,
                              struct cox_error *err)
 {
@@ -89,22 +106,14 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
         if (r)
             return r;
     }
-    int kept = 0;
-    for (int a = 0; a < *argc; a++) {
-        size_t s = 0, length = 0;
-        for (; a > 0 && s < sizeof sources / sizeof sources[0]; s++) {
-            length = sources[s].flag ? strlen(sources[s].flag) : 0;
-            if (length && strncmp(argv[a], sources[s].flag, length) == 0 &&
-                (argv[a][length] == '=' || argv[a][length] == '\0'))
-                break;
-        }
-        if (a == 0 || s == sizeof sources / sizeof sources[0]) {
-            argv[kept++] = argv[a];
+    const char *text;
+    int count;
+    for (int a = 1; a < *argc; a += count) {
+        int s = find_flag(*argc, argv, a, &text, &count);
+        if (s < 0) {
+            count = 1;
             continue;
         }
-        const char *text = argv[a][length] == '=' ? argv[a] + length + 1
-                           : a + 1 < *argc        ? argv[++a]
-                                                  : NULL;
         if (!text)
             return cox_fail(err, COX_INVALID, "%s needs a value", sources[s].flag);
         int r = set_option(&parsed, sources[s].flag, sources[s].name, text, &found, err);
@@ -117,6 +126,12 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
                         "needs --shm_name_prefix, --local_rank and --local_world_size",
                         found & FIELD_PREFIX ? "" : "the group ", found & FIELD_RANK ? "" : "the rank ",
                         found & FIELD_RANK_COUNT ? "" : "the world size ");
+    int kept = *argc > 0; /* argv[0] is the program */
+    for (int a = 1; a < *argc; a += count)
+        if (find_flag(*argc, argv, a, &text, &count) < 0) {
+            argv[kept++] = argv[a];
+            count = 1;
+        }
     argv[kept] = NULL;
     *argc = kept;
     *options = parsed;

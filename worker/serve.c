@@ -508,7 +508,8 @@ static int lane_copy(struct cox_lane *lane, const struct cox_request *request)
         lane->copy = grown;
         lane->copy_size = request->size;
     }
-    memcpy(lane->copy, request->bytes, request->size);
+    if (request->size > 0) /* a message of zeroes only has no bytes, and copy may still be NULL */
+        memcpy(lane->copy, request->bytes, request->size);
     return 0;
 }
 

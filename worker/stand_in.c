@@ -28,7 +28,8 @@ static int find_geometry(const char *name, uint32_t rank_count, struct cox_geome
         if (channel != COX_CHANNEL_ERROR)
             r = region_size(cox_name_request(object, name, channel), &choice.request_size[c], err);
         if (r == 0)
-            r = region_size(cox_name_response(object, name, channel), &choice.response_size[c], err);
+            r = region_size(cox_name_response(object, name, channel), &choice.response_size[c],
+                            err);
     }
     return r ? r : cox_geometry_resolve(rank_count, &choice, ret_geometry, err);
 }
@@ -43,8 +44,8 @@ int cox_stand_in_create(struct cox_control *control, const char *name, uint32_t 
         return r;
     r = cox_peer_start_time(coordinator_pid, &start);
     if (r)
-        return cox_fail(err, r, "the coordinator of /%s, process %jd: %s", name, (intmax_t)coordinator_pid,
-                        cox_status_text(r));
+        return cox_fail(err, r, "the coordinator of /%s, process %jd: %s", name,
+                        (intmax_t)coordinator_pid, cox_status_text(r));
     uint64_t size = cox_layout_control_size(rank_count);
     void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)

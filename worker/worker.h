@@ -48,7 +48,7 @@ struct cox_worker_options {
     uint32_t rank_count;  /* checked against the group */
     int32_t device;       /* passed on, not used by the library */
     uint32_t generation;  /* which life of this rank; 1 is the first */
-    int32_t parent_pid;   /* coordinator; checked against the group */
+    int32_t parent_pid;   /* coordinator; checked against the group; a legacy one is known by this alone */
     enum cox_orphan_action on_orphan;
     size_t request_size_max;  /* cap on an unpacked request; 0: 256 MiB */
     uint32_t sequence_count_max; /* live sequences; 0: 4096 */
@@ -122,7 +122,8 @@ struct cox_worker_callbacks {
     void (*finalize)(void *context);
 };
 
-/* Attaches to the group as options->rank. callbacks and context are borrowed until free. Returns 0;
+/* Attaches to the group as options->rank: one of ours, or, where parent_pid is given and there is no control region, one
+ * of a legacy coordinator. callbacks and context are borrowed until free. Returns 0;
  * COX_NOT_FOUND: no such group; COX_DENIED: an object with another owner, mode or type; COX_VERSION; COX_CORRUPT;
  * COX_INVALID: rank or world size do not fit the group; COX_PEER_DEAD: its coordinator is gone; -errno. */
 COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,

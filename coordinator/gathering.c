@@ -1,0 +1,179 @@
+#include "gathering.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../channel/reply.h"
+#include "proto/executor.pb-c.h"
+#include "report.h"
+
+#define ARENA_FIRST_SIZE (16u << 10)
+#define ARENA_SIZE_MAX (UINT64_C(512) << 20)
+
+int cox_gathering_init(struct cox_gathering *gathering, const struct cox_geometry *geometry,
+                       enum cox_channel_id channel)
+{
+    memset(gathering, 0, sizeof *gathering);
+    gathering->rank_count = geometry->rank_count;
+    gathering->results = calloc(geometry->rank_count, sizeof *gathering->results);
+    gathering->ranks = calloc(geometry->rank_count, sizeof *gathering->ranks);
+    int r = gathering->results && gathering->ranks ? 0 : -ENOMEM;
+    for (uint32_t rank = 0; r == 0 && rank < geometry->rank_count; rank++) {
+        struct cox_gathering_rank *own = &gathering->ranks[rank];
+        own->buffer_size =
+            cox_geometry_slot_capacity(geometry, channel, geometry->legacy && rank == 0);
+        own->buffer = malloc(own->buffer_size); /* pages are touched only as far as answers reach */
+        if (!own->buffer)
+            r = -ENOMEM;
+    }
+    if (r == 0)
+        r = cox_arena_init(&gathering->arena, ARENA_FIRST_SIZE, ARENA_SIZE_MAX);
+    if (r)
+        cox_gathering_deinit(gathering);
+    return r;
+}
+
+void cox_gathering_deinit(struct cox_gathering *gathering)
+{
+    for (uint32_t rank = 0; gathering->ranks && rank < gathering->rank_count; rank++)
+        free(gathering->ranks[rank].buffer);
+    free(gathering->ranks);
+    free(gathering->results);
+    cox_arena_deinit(&gathering->arena);
+    memset(gathering, 0, sizeof *gathering);
+}
+
+void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
+                         struct cox_supervisor *supervisor)
+{
+    cox_arena_reset(&gathering->arena);
+    gathering->text[0] = '\0';
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
+        gathering->results[rank] = (struct cox_rank_result){
+            .outcome = cox_rank_set_has(asked, rank) ? COX_OUTCOME_LATE : COX_OUTCOME_NOT_ASKED,
+            .pid = cox_supervisor_pid(supervisor, rank),
+            .exit_status = -1,
+        };
+}
+
+static void gathering_error(struct cox_gathering *gathering, uint32_t rank, int32_t code, const char *text)
+{
+    struct cox_rank_result *result = &gathering->results[rank];
+    char *own = gathering->ranks[rank].text;
+    snprintf(own, COX_RANK_TEXT_SIZE, "%.*s", COX_RANK_TEXT_SIZE - 1, text);
+    result->outcome = COX_OUTCOME_ERROR;
+    result->code = code;
+    result->text = own;
+}
+
+/* The words a failing rank sent along. */
+static const char *response_text(const ModelExecuteData__ExecuteResponse *response)
+{
+    if (response->error_text && response->error_text[0])
+        return response->error_text;
+    if (response->result_case == MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
+        response->execute_model_response && response->execute_model_response->err_msg &&
+        response->execute_model_response->err_msg[0])
+        return response->execute_model_response->err_msg;
+    return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
+}
+
+void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel, uint32_t rank,
+                        uint64_t sequence, uint32_t type, uint32_t generation)
+{
+    struct cox_rank_result *result = &gathering->results[rank];
+    struct cox_gathering_rank *own = &gathering->ranks[rank];
+    const struct cox_operation *operation = cox_operation_find(type);
+    bool legacy = channel->control->geometry.legacy;
+    bool whole = legacy && !operation->legacy_slotted;
+    char text[128];
+    size_t length = 0;
+    bool failed = false;
+    struct cox_error why = {0};
+    result->taken = true;
+    int r = cox_reply_fetch(channel, rank, sequence, whole, generation, own->buffer, own->buffer_size, &length,
+                            &failed, &why);
+    if (r) {
+        gathering_error(gathering, rank, r, why.text);
+        return;
+    }
+    if (type == COX_TYPE_OPAQUE && !failed) {
+        result->outcome = COX_OUTCOME_OK;
+        result->bytes = own->buffer;
+        result->size = length;
+        return;
+    }
+    ModelExecuteData__ExecuteResponse *response = NULL;
+    r = cox_wire_response_unpack(&gathering->arena, own->buffer, length, &response);
+    if (r) {
+        snprintf(text, sizeof text, "rank %" PRIu32 " replied with %zu bytes that are no ExecuteResponse", rank,
+                 length);
+        gathering_error(gathering, rank, r, text);
+    } else if (response->status != 0 || failed) {
+        gathering_error(gathering, rank, response->status ? response->status : COX_REJECTED,
+                        response_text(response));
+    } else if (!legacy && (uint32_t)response->rank != rank) {
+        snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds an answer of rank %" PRId32, rank,
+                 response->rank);
+        gathering_error(gathering, rank, COX_CORRUPT, text);
+    } else {
+        result->outcome = COX_OUTCOME_OK;
+        result->response = response;
+        result->bytes = own->buffer;
+        result->size = length;
+    }
+}
+
+void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank)
+{
+    gathering->results[rank].taken = true;
+    gathering->results[rank].outcome = COX_OUTCOME_OK;
+}
+
+void cox_gathering_bury(struct cox_gathering *gathering, uint32_t rank, struct cox_supervisor *supervisor)
+{
+    struct cox_rank_result *result = &gathering->results[rank];
+    struct cox_exit how = {0};
+    cox_supervisor_dead(supervisor, rank, &how);
+    result->outcome = COX_OUTCOME_DEAD;
+    result->signal = how.signal;
+    result->exit_status = how.known && !how.signal ? how.exit_status : -1;
+    cox_report_death(supervisor, rank, gathering->ranks[rank].text, COX_RANK_TEXT_SIZE);
+    result->text = gathering->ranks[rank].text;
+}
+
+int cox_gathering_status(const struct cox_gathering *gathering, int ended_by)
+{
+    int status = 0;
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
+        const struct cox_rank_result *result = &gathering->results[rank];
+        if (result->outcome == COX_OUTCOME_DEAD)
+            return COX_PEER_DEAD;
+        if (result->outcome != COX_OUTCOME_ERROR)
+            continue;
+        bool telling = result->code == COX_CORRUPT || result->code == COX_STALE || result->code == COX_ABORTED;
+        if (status == 0 || status == COX_STALE || status == COX_ABORTED)
+            status = telling ? result->code : COX_REJECTED;
+    }
+    return status ? status : ended_by;
+}
+
+const struct cox_rank_result *cox_gathering_choose(struct cox_gathering *gathering, enum cox_gather policy)
+{
+    const struct cox_rank_result *payload = NULL;
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
+        struct cox_rank_result *result = &gathering->results[rank];
+        bool wanted = policy == COX_GATHER_ALL || (policy == COX_GATHER_RANK0 && !payload);
+        if (result->outcome == COX_OUTCOME_OK && wanted) {
+            if (policy == COX_GATHER_RANK0)
+                payload = result;
+            continue;
+        }
+        result->bytes = NULL;
+        result->size = 0;
+        result->response = NULL;
+    }
+    return payload;
+}
