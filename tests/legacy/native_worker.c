@@ -1,0 +1,231 @@
+/* A worker on Coxswain's library that answers as legacy_worker.py does, so that the two can sit in
+ * one group and be told apart by nothing but their speed:
+ *
+ *     token = (sum of the prompt token ids + replies given for the sequence before) % 97
+ *
+ * Environment, for tests: COX_LEGACY_DELAY_MS and COX_LEGACY_FAULT as there;
+ * COX_NATIVE_FAIL=rank:text lets that rank fail its first step instead;
+ * COX_NATIVE_REQUEST_MAX=bytes caps what an unpacked request may take. */
+#include "proto/executor.pb-c.h"
+#include "worker/worker.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define SLOT_COUNT 4096
+#define NAME_COUNT 64
+#define NAME_SIZE 64
+
+struct names {
+    char texts[NAME_COUNT][NAME_SIZE];
+    uint32_t count;
+};
+
+struct engine {
+    struct cox_worker_options options;
+    struct cox_worker *worker;
+    const char *fault, *failure; /* this rank's, until it was told */
+    struct timespec delay;
+    int64_t prompt_sums[SLOT_COUNT];
+    int64_t replies[SLOT_COUNT];
+    struct names links, adapters; /* of the link channel's thread */
+};
+
+static int names_find(const struct names *names, const char *text)
+{
+    for (uint32_t i = 0; i < names->count; i++)
+        if (strcmp(names->texts[i], text) == 0)
+            return (int)i;
+    return -1;
+}
+
+static void names_add(struct names *names, const char *text)
+{
+    if (names_find(names, text) < 0 && names->count < NAME_COUNT)
+        snprintf(names->texts[names->count++], NAME_SIZE, "%s", text);
+}
+
+static bool names_remove(struct names *names, const char *text)
+{
+    int at = names_find(names, text);
+    if (at < 0)
+        return false;
+    names->count--;
+    memmove(names->texts[at], names->texts[names->count], NAME_SIZE);
+    return true;
+}
+
+static int engine_init(void *context, const struct cox_init_request *request,
+                       struct cox_init_result *result, struct cox_error *err)
+{
+    const struct engine *engine = context;
+    (void)request;
+    (void)err;
+    result->cpu_block_count = result->npu_block_count = 100 + (int64_t)engine->options.rank;
+    result->max_position_embeddings = 4096 - (int64_t)engine->options.rank;
+    result->mem_pool_id = engine->options.rank;
+    result->kv_cache_count = 1;
+    result->kv_caches[0] = (struct cox_kv_cache_desc){
+        .block_count = 100 + (int32_t)engine->options.rank,
+        .block_size = 128,
+        .compression_ratio = 1,
+    };
+    return 0;
+}
+
+static int engine_execute(void *context, const struct cox_batch *batch,
+                          struct cox_batch_output *outputs, struct cox_error *err)
+{
+    struct engine *engine = context;
+    if (engine->failure) {
+        const char *text = engine->failure;
+        engine->failure = NULL;
+        return cox_fail(err, COX_INVALID, "%s", text);
+    }
+    if (engine->fault) {
+        cox_worker_report_fault(engine->worker, engine->fault, cox_deadline_after_ms(10000));
+        engine->fault = NULL;
+    }
+    for (uint32_t i = 0; i < batch->row_count; i++) {
+        const struct cox_batch_row *row = &batch->rows[i];
+        if (row->position == 0) {
+            engine->prompt_sums[row->slot] = engine->replies[row->slot] = 0;
+            for (uint32_t t = 0; t < row->token_count; t++)
+                engine->prompt_sums[row->slot] += row->tokens[t];
+        }
+        int64_t token = (engine->prompt_sums[row->slot] + engine->replies[row->slot]++) % 97;
+        outputs[i] = (struct cox_batch_output){.token = (int32_t)token, .logprob = -0.5f};
+    }
+    nanosleep(&engine->delay, NULL);
+    return 0;
+}
+
+static void engine_link(void *context, const ModelExecuteData__PDLinkRequest *request)
+{
+    struct engine *engine = context;
+    for (size_t i = 0; i < request->n_pd_link_info; i++) {
+        const ModelExecuteData__PDLinkRequest__PDLinkInfo *info = request->pd_link_info[i];
+        for (size_t j = 0; j < info->n_unlink_info; j++)
+            for (size_t k = 0; k < info->unlink_info[j]->n_host_info; k++)
+                names_remove(&engine->links, info->unlink_info[j]->host_info[k]->cluster_id);
+        for (size_t j = 0; j < info->n_link_info; j++)
+            for (size_t k = 0; k < info->link_info[j]->n_host_info; k++)
+                names_add(&engine->links, info->link_info[j]->host_info[k]->cluster_id);
+    }
+}
+
+static int engine_link_status(void *context, struct cox_arena *arena,
+                              ModelExecuteData__PDLinkStatusResponse *response,
+                              struct cox_error *err)
+{
+    const struct engine *engine = context;
+    char **success = cox_arena_alloc(arena, (engine->links.count + 1) * sizeof *success);
+    if (!success)
+        return cox_fail(err, COX_TOO_LARGE, "no memory");
+    for (uint32_t i = 0; i < engine->links.count; i++)
+        success[i] = cox_arena_strdup(arena, engine->links.texts[i]);
+    response->success_link_info = success;
+    response->n_success_link_info = engine->links.count;
+    return 0;
+}
+
+static int engine_lora(void *context, const ModelExecuteData__LoraOperationRequest *request,
+                       struct cox_arena *arena, ModelExecuteData__LoraOperationResponse *response,
+                       struct cox_error *err)
+{
+    struct engine *engine = context;
+    (void)arena;
+    (void)err;
+    bool known = names_find(&engine->adapters, request->lora_name) >= 0;
+    response->lora_op_status = MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__LORA_CMD_SUCCESS;
+    if (request->lora_op_type == MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD) {
+        if (known)
+            response->lora_op_status =
+                MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__DUPLICATED_LORA_ID;
+        names_add(&engine->adapters, request->lora_name);
+    } else if (!names_remove(&engine->adapters, request->lora_name)) {
+        response->lora_op_status = MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__INVALID_LORA_ID;
+    }
+    return 0;
+}
+
+static int engine_pull(void *context, const ModelExecuteData__PullKVRequest *request,
+                       struct cox_arena *arena, ModelExecuteData__PullKVResponse *response,
+                       struct cox_error *err)
+{
+    (void)context;
+    size_t count = request->n_pull_kv_infos;
+    ModelExecuteData__PullKVResponse__PullKVResult **results = cox_arena_alloc(
+        arena, (count + 1) * sizeof(ModelExecuteData__PullKVResponse__PullKVResult *));
+    for (size_t i = 0; results && i < count; i++) {
+        results[i] = cox_arena_alloc(arena, sizeof *results[i]);
+        if (!results[i])
+            return cox_fail(err, COX_TOO_LARGE, "no memory");
+        model_execute_data__pull_kvresponse__pull_kvresult__init(results[i]);
+        results[i]->request_id = request->pull_kv_infos[i]->seq_group_metadata->request_id;
+        results[i]->has_pd_error_code = 1;
+        results[i]->pd_error_code = MODEL_EXECUTE_DATA__PDERROR_CODE__SUCCESS;
+    }
+    if (!results)
+        return cox_fail(err, COX_TOO_LARGE, "no memory");
+    response->n_pull_kv_results = count;
+    response->pull_kv_results = results;
+    return 0;
+}
+
+static int engine_recover(void *context, struct cox_error *err)
+{
+    (void)context;
+    (void)err;
+    return 0;
+}
+
+static const struct cox_worker_callbacks callbacks = {
+    .init = engine_init,
+    .execute = engine_execute,
+    .link = engine_link,
+    .link_status = engine_link_status,
+    .lora = engine_lora,
+    .pull_kv = engine_pull,
+    .pause = engine_recover,
+    .pause_net = engine_recover,
+    .clear = engine_recover,
+    .reinit = engine_recover,
+    .start = engine_recover,
+};
+
+/* "RANK:TEXT" of the environment, when it is about this rank. */
+static const char *own_text(const char *variable, uint32_t rank)
+{
+    const char *value = getenv(variable);
+    const char *colon = value ? strchr(value, ':') : NULL;
+    return colon && strtoul(value, NULL, 10) == rank ? colon + 1 : NULL;
+}
+
+int main(int argc, char **argv)
+{
+    static struct engine engine;
+    struct cox_error err = {0};
+    const char *request_max = getenv("COX_NATIVE_REQUEST_MAX");
+    engine.options.request_size_max = request_max ? strtoul(request_max, NULL, 10) : 0;
+    int r = cox_worker_options_parse(&engine.options, &argc, argv, &err);
+    if (r == 0)
+        r = cox_worker_new(&engine.options, &callbacks, &engine, &engine.worker, &err);
+    if (r == 0) {
+        const char *delay = getenv("COX_LEGACY_DELAY_MS");
+        long delay_ms = delay ? strtol(delay, NULL, 10) : 0;
+        engine.delay =
+            (struct timespec){.tv_sec = delay_ms / 1000, .tv_nsec = delay_ms % 1000 * 1000000};
+        engine.fault = own_text("COX_LEGACY_FAULT", engine.options.rank);
+        engine.failure = own_text("COX_NATIVE_FAIL", engine.options.rank);
+        r = cox_worker_run(engine.worker, &err);
+    }
+    if (r)
+        fprintf(stderr, "native worker %" PRIu32 ": %s\n", engine.options.rank, err.text);
+    cox_worker_free(engine.worker);
+    return r != 0;
+}

@@ -1,0 +1,681 @@
+#include "testing.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "channel/base.h"
+#include "proto/executor.pb-c.h"
+
+extern char **environ;
+
+struct line {
+    uint32_t rank;
+    char *text;
+};
+
+struct test_group {
+    struct test_group *next;
+    struct cox_executor *executor;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct line *lines;
+    size_t line_count;
+    char **faults;
+    size_t fault_count;
+    char *deaths[COX_RANK_COUNT_MAX];
+    struct test_completion **completions; /* pointers, so that what was lent stays where it is */
+    size_t completion_count;
+    bool registered;
+    struct cox_error err;
+};
+
+struct test_pipe {
+    struct test_pipe *next;
+    int fd;
+    char path[64];
+};
+
+static struct test_group *groups;
+static struct test_pipe *pipes;
+
+/* ---- growth without ceremony: a test without memory may end ---- */
+
+static void *grow(void *array, size_t count, size_t item_size)
+{
+    if ((count & (count + 1)) != 0 && count != 0)
+        return array; /* room was made up to the next power of two */
+    array = realloc(array, 2 * (count + 1) * item_size);
+    COX_ASSERT(array);
+    return array;
+}
+
+static char *copy_text(const char *text)
+{
+    char *copy = strdup(text ? text : "");
+    COX_ASSERT(copy);
+    return copy;
+}
+
+/* ---- completions ---- */
+
+static void copy_tokens(struct test_completion *copy, const struct cox_completion *completion)
+{
+    const ModelExecuteData__ExecuteResponse *response =
+        completion->payload ? completion->payload->response : NULL;
+    if (!response ||
+        response->result_case !=
+            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
+        !response->execute_model_response || !response->execute_model_response->step)
+        return;
+    const ModelExecuteData__StepResult *step = response->execute_model_response->step;
+    copy->token_count = step->n_tokens;
+    copy->tokens = calloc(step->n_tokens + 1, sizeof *copy->tokens);
+    COX_ASSERT(copy->tokens);
+    if (step->n_tokens)
+        memcpy(copy->tokens, step->tokens, step->n_tokens * sizeof *copy->tokens);
+}
+
+void test_completion_copy(struct test_completion *copy, const struct cox_completion *completion)
+{
+    *copy = (struct test_completion){
+        .sequence = completion->sequence,
+        .channel = completion->channel,
+        .type = completion->type,
+        .status = completion->status,
+        .text = copy_text(completion->text),
+        .rank_count = completion->rank_count,
+        .ranks = calloc(completion->rank_count, sizeof *copy->ranks),
+        .payload_rank = completion->payload ? (int)(completion->payload - completion->ranks) : -1,
+        .request_context = completion->request_context,
+        .submitted_ns = completion->submitted_ns,
+        .published_ns = completion->published_ns,
+        .completed_ns = completion->completed_ns,
+    };
+    COX_ASSERT(copy->ranks);
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        const struct cox_rank_result *from = &completion->ranks[rank];
+        struct test_rank *to = &copy->ranks[rank];
+        *to = (struct test_rank){
+            .outcome = from->outcome,
+            .code = from->code,
+            .text = copy_text(from->text),
+            .pid = from->pid,
+            .signal = from->signal,
+            .exit_status = from->exit_status,
+            .taken = from->taken,
+            .silent_ns = from->silent_ns,
+            .has_payload = from->bytes != NULL,
+            .bytes = calloc(1, from->size + 1),
+            .size = from->size,
+        };
+        COX_ASSERT(to->bytes);
+        if (from->size)
+            memcpy(to->bytes, from->bytes, from->size);
+    }
+    copy_tokens(copy, completion);
+}
+
+void test_completion_deinit(struct test_completion *completion)
+{
+    for (uint32_t rank = 0; completion->ranks && rank < completion->rank_count; rank++) {
+        free(completion->ranks[rank].text);
+        free(completion->ranks[rank].bytes);
+    }
+    free(completion->ranks);
+    free(completion->text);
+    free(completion->tokens);
+    *completion = (struct test_completion){0};
+}
+
+void test_handler(void *context, const struct cox_completion *completion)
+{
+    struct test_group *group = context;
+    struct test_completion *copy = calloc(1, sizeof *copy);
+    COX_ASSERT(copy);
+    test_completion_copy(copy, completion);
+    pthread_mutex_lock(&group->lock);
+    group->completions =
+        grow(group->completions, group->completion_count, sizeof(struct test_completion *));
+    group->completions[group->completion_count++] = copy;
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+}
+
+/* ---- hooks ---- */
+
+static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    struct test_group *group = context;
+    if (is_stderr && getenv("COX_TEST_LINES"))
+        fprintf(stderr, "[rank %" PRIu32 "] %s\n", rank, text);
+    pthread_mutex_lock(&group->lock);
+    group->lines = grow(group->lines, group->line_count, sizeof *group->lines);
+    group->lines[group->line_count++] = (struct line){rank, copy_text(text)};
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+}
+
+static void on_fault(void *context, uint32_t rank, const char *text)
+{
+    struct test_group *group = context;
+    char *fault;
+    COX_ASSERT(asprintf(&fault, "%" PRIu32 " %s", rank, text) > 0);
+    pthread_mutex_lock(&group->lock);
+    group->faults = grow(group->faults, group->fault_count, sizeof *group->faults);
+    group->faults[group->fault_count++] = fault;
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+}
+
+static void on_death(void *context, uint32_t rank, const char *text)
+{
+    struct test_group *group = context;
+    char *copy = copy_text(text);
+    pthread_mutex_lock(&group->lock);
+    free(group->deaths[rank]);
+    group->deaths[rank] = copy;
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+}
+
+/* With the lock held. False: patience is at its end. */
+static bool group_wait(struct test_group *group, uint64_t deadline_ns)
+{
+    const struct timespec until = {(time_t)(deadline_ns / COX_NSEC_PER_SEC),
+                                   (long)(deadline_ns % COX_NSEC_PER_SEC)};
+    return pthread_cond_timedwait(&group->changed, &group->lock, &until) != ETIMEDOUT;
+}
+
+/* ---- groups ---- */
+
+const char *test_worker_program(void)
+{
+    return COX_TEST_BIN_DIR "/scripted_worker";
+}
+
+static void group_delete(struct test_group *group)
+{
+    for (struct test_group **link = &groups; *link; link = &(*link)->next)
+        if (*link == group) {
+            *link = group->next;
+            break;
+        }
+    for (size_t i = 0; i < group->line_count; i++)
+        free(group->lines[i].text);
+    for (size_t i = 0; i < group->fault_count; i++)
+        free(group->faults[i]);
+    for (size_t i = 0; i < COX_RANK_COUNT_MAX; i++)
+        free(group->deaths[i]);
+    for (size_t i = 0; i < group->completion_count; i++) {
+        test_completion_deinit(group->completions[i]);
+        free(group->completions[i]);
+    }
+    free(group->lines);
+    free(group->faults);
+    free(group->completions);
+    pthread_cond_destroy(&group->changed);
+    pthread_mutex_destroy(&group->lock);
+    free(group);
+}
+
+int test_group_try(const struct cox_executor_options *options, struct test_group **ret_group,
+                   struct cox_error *err)
+{
+    static const char *const command[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
+    struct test_group *group = calloc(1, sizeof *group);
+    COX_ASSERT(group);
+    pthread_mutex_init(&group->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&group->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    group->next = groups;
+    groups = group;
+    struct cox_executor_options used = *options;
+    if (!used.command)
+        used.command = command;
+    used.hook_context = group;
+    used.line = on_line;
+    used.fault = on_fault;
+    used.death = on_death;
+    int r = cox_executor_start(&used, &group->executor, err);
+    if (r) {
+        group_delete(group);
+        return r;
+    }
+    *ret_group = group;
+    return 0;
+}
+
+struct test_group *test_group_start(uint32_t rank_count, const struct cox_executor_options *base)
+{
+    struct cox_executor_options options = base ? *base : (struct cox_executor_options){0};
+    struct test_group *group = NULL;
+    struct cox_error err = {0};
+    options.rank_count = rank_count;
+    int r = test_group_try(&options, &group, &err);
+    if (r)
+        fail_msg("the group does not start: %d: %s", r, err.text);
+    return group;
+}
+
+struct test_group *test_group_free(struct test_group *group)
+{
+    if (group) {
+        group->executor = cox_executor_free(group->executor);
+        group_delete(group);
+    }
+    return NULL;
+}
+
+struct cox_executor *test_group_executor(struct test_group *group)
+{
+    return group->executor;
+}
+
+static size_t count_lines(const struct test_group *group, int rank, const char *text)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < group->line_count; i++)
+        count += (rank < 0 || group->lines[i].rank == (uint32_t)rank) &&
+                 strncmp(group->lines[i].text, text, strlen(text)) == 0;
+    return count;
+}
+
+size_t test_count_lines(struct test_group *group, int rank, const char *text)
+{
+    pthread_mutex_lock(&group->lock);
+    size_t count = count_lines(group, rank, text);
+    pthread_mutex_unlock(&group->lock);
+    return count;
+}
+
+void test_await_lines(struct test_group *group, int rank, const char *text, size_t count)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    pthread_mutex_lock(&group->lock);
+    while (count_lines(group, rank, text) < count && group_wait(group, deadline_ns))
+        continue;
+    size_t seen = count_lines(group, rank, text);
+    pthread_mutex_unlock(&group->lock);
+    if (seen < count)
+        fail_msg("rank %d wrote '%s' %zu times, expected %zu", rank, text, seen, count);
+}
+
+void test_await_faults(struct test_group *group, size_t count)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    pthread_mutex_lock(&group->lock);
+    while (group->fault_count < count && group_wait(group, deadline_ns))
+        continue;
+    size_t seen = group->fault_count;
+    pthread_mutex_unlock(&group->lock);
+    if (seen < count)
+        fail_msg("%zu faults, expected %zu", seen, count);
+}
+
+const char *test_fault(struct test_group *group, size_t i)
+{
+    pthread_mutex_lock(&group->lock);
+    const char *text = i < group->fault_count ? group->faults[i] : "none";
+    pthread_mutex_unlock(&group->lock);
+    return text;
+}
+
+void test_await_death(struct test_group *group, uint32_t rank)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    pthread_mutex_lock(&group->lock);
+    while (!group->deaths[rank] && group_wait(group, deadline_ns))
+        continue;
+    bool dead = group->deaths[rank];
+    pthread_mutex_unlock(&group->lock);
+    if (!dead)
+        fail_msg("rank %" PRIu32 " does not die", rank);
+}
+
+const char *test_death_text(struct test_group *group, uint32_t rank)
+{
+    pthread_mutex_lock(&group->lock);
+    const char *text = group->deaths[rank] ? group->deaths[rank] : "alive";
+    pthread_mutex_unlock(&group->lock);
+    return text;
+}
+
+/* ---- requests ---- */
+
+static void visit_copy(void *context, const struct cox_completion *completion)
+{
+    struct test_completion *copy = context;
+    test_completion_deinit(copy);
+    test_completion_copy(copy, completion);
+}
+
+static struct cox_submit_options submit_options(const struct test_how *how,
+                                                struct cox_rank_set *asked)
+{
+    *asked = (struct cox_rank_set){{how->ranks}};
+    return (struct cox_submit_options){
+        .gather = how->gather,
+        .deadline_ns =
+            cox_deadline_after_ms(how->timeout_ms ? how->timeout_ms : TEST_PATIENCE_MS),
+        .asked = how->ranks ? asked : NULL,
+        .request_context = how->context,
+    };
+}
+
+int test_call_bytes(struct test_group *group, struct test_completion *ret_completion,
+                    const struct test_how *how, const void *bytes, size_t size)
+{
+    struct test_completion own = {0};
+    struct cox_rank_set asked;
+    struct cox_submit_options options = submit_options(how, &asked);
+    group->err = (struct cox_error){0};
+    int r = cox_executor_call_opaque(group->executor, bytes, size, &options, visit_copy, &own,
+                                     &group->err);
+    if (ret_completion)
+        *ret_completion = own;
+    else
+        test_completion_deinit(&own);
+    return r;
+}
+
+static int call_format(struct test_group *group, struct test_completion *ret_completion,
+                       const struct test_how *how, const char *format, va_list args)
+{
+    char *text;
+    int length = vasprintf(&text, format, args);
+    COX_ASSERT(length >= 0);
+    int r = test_call_bytes(group, ret_completion, how, text, (size_t)length);
+    free(text);
+    return r;
+}
+
+int test_call(struct test_group *group, struct test_completion *ret_completion, const char *format, ...)
+{
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    va_list args;
+    va_start(args, format);
+    int r = call_format(group, ret_completion, &how, format, args);
+    va_end(args);
+    return r;
+}
+
+int test_call_how(struct test_group *group, struct test_completion *ret_completion,
+                  const struct test_how *how, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int r = call_format(group, ret_completion, how, format, args);
+    va_end(args);
+    return r;
+}
+
+const char *test_error_text(const struct test_group *group)
+{
+    return group->err.text;
+}
+
+void test_expect_echo(struct test_group *group, const char *text)
+{
+    struct test_completion completion;
+    int r = test_call(group, &completion, "echo %s", text);
+    if (r)
+        fail_msg("echo %s: %d: %s", text, r, group->err.text);
+    for (uint32_t rank = 0; rank < completion.rank_count; rank++) {
+        assert_int_equal(completion.ranks[rank].outcome, COX_OUTCOME_OK);
+        assert_string_equal(completion.ranks[rank].bytes, text);
+    }
+    test_completion_deinit(&completion);
+}
+
+static int submit_bytes(struct test_group *group, const struct test_how *how, const void *bytes,
+                        size_t size)
+{
+    if (!group->registered) {
+        int r = cox_executor_register(group->executor, COX_CHANNEL_EXECUTE, test_handler, group);
+        assert_true(r == 0 || r == COX_BUSY);
+        group->registered = true;
+    }
+    struct cox_rank_set asked;
+    struct cox_submit_options options = submit_options(how, &asked);
+    group->err = (struct cox_error){0};
+    return cox_executor_submit_opaque(group->executor, bytes, size, &options, NULL, &group->err);
+}
+
+int test_submit(struct test_group *group, const struct test_how *how, const char *format, ...)
+{
+    va_list args;
+    char *text;
+    va_start(args, format);
+    int length = vasprintf(&text, format, args);
+    va_end(args);
+    COX_ASSERT(length >= 0);
+    int r = submit_bytes(group, how, text, (size_t)length);
+    free(text);
+    return r;
+}
+
+int test_submit_persist(struct test_group *group, const struct test_how *how, const char *text)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    int r;
+    do {
+        r = submit_bytes(group, how, text, strlen(text));
+        if (r == COX_FULL || r == COX_LATE)
+            sched_yield();
+    } while ((r == COX_FULL || r == COX_LATE) && cox_now_ns() < deadline_ns);
+    return r;
+}
+
+const struct test_completion *test_await(struct test_group *group, size_t n)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    pthread_mutex_lock(&group->lock);
+    while (group->completion_count <= n && group_wait(group, deadline_ns))
+        continue;
+    size_t seen = group->completion_count;
+    const struct test_completion *completion = n < seen ? group->completions[n] : NULL;
+    pthread_mutex_unlock(&group->lock);
+    if (!completion)
+        fail_msg("%zu completions, expected %zu", seen, n + 1);
+    return completion;
+}
+
+size_t test_completion_count(struct test_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    size_t count = group->completion_count;
+    pthread_mutex_unlock(&group->lock);
+    return count;
+}
+
+/* ---- pipes ---- */
+
+struct test_pipe *test_pipe_new(void)
+{
+    static unsigned counter;
+    struct test_pipe *pipe = calloc(1, sizeof *pipe);
+    COX_ASSERT(pipe);
+    snprintf(pipe->path, sizeof pipe->path, "/tmp/cox_pipe_%d_%u", getpid(), counter++);
+    unlink(pipe->path);
+    assert_int_equal(mkfifo(pipe->path, 0600), 0);
+    pipe->fd = open(pipe->path, O_RDWR | O_CLOEXEC); /* both ends: a reader's open never waits */
+    assert_true(pipe->fd >= 0);
+    pipe->next = pipes;
+    pipes = pipe;
+    return pipe;
+}
+
+const char *test_pipe_path(const struct test_pipe *pipe)
+{
+    return pipe->path;
+}
+
+void test_pipe_release(struct test_pipe *pipe, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        assert_int_equal(write(pipe->fd, "x", 1), 1);
+}
+
+static void pipes_close(void)
+{
+    while (pipes) {
+        struct test_pipe *pipe = pipes;
+        pipes = pipe->next;
+        close(pipe->fd);
+        unlink(pipe->path);
+        free(pipe);
+    }
+}
+
+/* ---- processes ---- */
+
+struct test_helper test_helper_start(const char *mode, const char *argument)
+{
+    struct test_helper helper;
+    int in[2], out[2];
+    assert_int_equal(pipe2(in, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(out, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, in[0], 0);
+    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
+    char *const argv[] = {"helper", (char *)(uintptr_t)mode, (char *)(uintptr_t)argument, NULL};
+    assert_int_equal(posix_spawn(&helper.pid, "/proc/self/exe", &actions, NULL, argv, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(in[0]);
+    close(out[1]);
+    helper.in = in[1];
+    helper.out = out[0];
+    return helper;
+}
+
+int test_helper_wait(struct test_helper *helper)
+{
+    int status;
+    close(helper->in);
+    assert_int_equal(waitpid(helper->pid, &status, 0), helper->pid);
+    close(helper->out);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+int test_helper_run(const char *mode)
+{
+    struct test_helper helper = test_helper_start(mode, NULL);
+    return test_helper_wait(&helper);
+}
+
+/* ---- what is left ---- */
+
+static size_t count_entries(const char *folder, const char *text)
+{
+    size_t count = 0;
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
+        count += entry->d_name[0] != '.' && strstr(entry->d_name, text);
+    closedir(dir);
+    return count;
+}
+
+size_t test_count_names(const char *text)
+{
+    return count_entries("/dev/shm", text);
+}
+
+const char *test_unique_name(char buffer[64])
+{
+    static unsigned counter;
+    snprintf(buffer, 64, "test_%d_%u", getpid(), counter++);
+    return buffer;
+}
+
+static size_t count_fds(void)
+{
+    return count_entries("/proc/self/fd", "");
+}
+
+static size_t count_threads(void)
+{
+    return count_entries("/proc/self/task", "");
+}
+
+/* Groups of this process are called by its pid, whatever else: so other tests may run meanwhile. */
+static size_t count_own_names(void)
+{
+    char plain[32], semaphore[32], test[32];
+    snprintf(plain, sizeof plain, "%d_", getpid());
+    snprintf(semaphore, sizeof semaphore, "sem.%d_", getpid());
+    snprintf(test, sizeof test, "test_%d_", getpid());
+    size_t count = test_count_names(test);
+    DIR *dir = opendir("/dev/shm");
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
+        count += strncmp(entry->d_name, plain, strlen(plain)) == 0 ||
+                 strncmp(entry->d_name, semaphore, strlen(semaphore)) == 0;
+    closedir(dir);
+    return count;
+}
+
+static bool has_children(void)
+{
+    siginfo_t info;
+    return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL) == 0;
+}
+
+static size_t fds_before, threads_before;
+
+static void *thread_nothing(void *argument)
+{
+    return argument;
+}
+
+int test_setup(void **state)
+{
+    (void)state;
+    /* A sanitizer may start a thread of its own with the first one of the program. */
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, thread_nothing, NULL) == 0)
+        pthread_join(thread, NULL);
+    fds_before = count_fds();
+    threads_before = count_threads();
+    return 0;
+}
+
+int test_teardown(void **state)
+{
+    (void)state;
+    pipes_close(); /* first: it releases who is still blocked */
+    while (groups)
+        test_group_free(groups);
+    size_t fds = count_fds(), names = count_own_names();
+    if (fds != fds_before)
+        print_error("fds: %zu before the test, %zu after\n", fds_before, fds);
+    if (names)
+        print_error("%zu names are left in /dev/shm\n", names);
+    bool children = has_children();
+    if (children)
+        print_error("children are left\n");
+    /* A joined thread may be listed for an instant longer. */
+    uint64_t deadline_ns = cox_deadline_after_ms(5000);
+    size_t threads = count_threads();
+    for (; threads > threads_before && cox_now_ns() < deadline_ns; threads = count_threads())
+        sched_yield();
+    if (threads > threads_before)
+        print_error("threads: %zu before the test, %zu after\n", threads_before, threads);
+    return fds != fds_before || names || children || threads > threads_before ? -1 : 0;
+}

@@ -1,0 +1,150 @@
+/*
+ * testing: what tests with real processes share: groups of scripted workers, completions that can be waited for, pipes
+ * that hold workers, and a look at what was left behind.
+ *
+ * Processes and threads: everything on the test's thread. Hooks and handlers record on their own threads and never
+ *   assert (cmocka jumps).
+ * Ownership: groups and pipes belong to the library until freed; teardown frees what a failed test left.
+ * Blocks: every await until it happened or TEST_PATIENCE_MS have passed, which fails the test.
+ * If the test dies: the kernel kills the workers; pipes stay in the temporary folder.
+ */
+#ifndef COX_TESTS_LIB_TESTING_H
+#define COX_TESTS_LIB_TESTING_H
+
+#include "coordinator/executor.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+/* How long a test waits before it calls something lost; generous, sanitizers on a busy machine are slow. */
+#define TEST_PATIENCE_MS 30000
+/* Per request, where a test does not care. */
+#define TEST_ALL_RANKS UINT64_C(0)
+
+/* cmocka fixtures: teardown fails when the test left fds, children, threads, or names in /dev/shm. */
+int test_setup(void **state);
+int test_teardown(void **state);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, test_setup, test_teardown)
+
+/* ---- what a completion said, copied ---- */
+
+struct test_rank {
+    enum cox_outcome outcome;
+    int32_t code;
+    char *text; /* never NULL */
+    pid_t pid;
+    int signal;
+    int exit_status;
+    bool taken;
+    uint64_t silent_ns;
+    bool has_payload;
+    char *bytes; /* size bytes and a NUL; never NULL */
+    size_t size;
+};
+
+struct test_completion {
+    uint64_t sequence;
+    enum cox_channel_id channel;
+    uint32_t type;
+    int status;
+    char *text; /* never NULL */
+    uint32_t rank_count;
+    struct test_rank *ranks;
+    int payload_rank; /* RANK0: whose; -1: none */
+    void *request_context;
+    uint64_t submitted_ns, published_ns, completed_ns;
+    int32_t *tokens; /* of a step's payload */
+    size_t token_count;
+};
+void test_completion_copy(struct test_completion *copy, const struct cox_completion *completion);
+void test_completion_deinit(struct test_completion *completion); /* idempotent */
+
+/* ---- groups ---- */
+
+struct test_group;
+
+/* rank_count scripted workers; base (may be NULL) gives everything else but command and hooks. Fails the test when the
+ * group does not start. */
+struct test_group *test_group_start(uint32_t rank_count, const struct cox_executor_options *base);
+/* The same, for starts that are to fail: options->command NULL means the scripted worker. *ret_group is set when 0 is
+ * returned. */
+int test_group_try(const struct cox_executor_options *options, struct test_group **ret_group,
+                   struct cox_error *err);
+struct test_group *test_group_free(struct test_group *group); /* stops; returns NULL */
+struct cox_executor *test_group_executor(struct test_group *group);
+const char *test_worker_program(void);
+
+/* Lines that workers wrote to stdout or stderr. rank -1: any. Waits until `count` of them start with text. */
+void test_await_lines(struct test_group *group, int rank, const char *text, size_t count);
+size_t test_count_lines(struct test_group *group, int rank, const char *text);
+void test_await_faults(struct test_group *group, size_t count);
+/* "R text"; the i-th fault in order of arrival. Lent until the group is freed. */
+const char *test_fault(struct test_group *group, size_t i);
+void test_await_death(struct test_group *group, uint32_t rank);
+/* As the death hook got it. */
+const char *test_death_text(struct test_group *group, uint32_t rank);
+
+/* ---- requests ---- */
+
+struct test_how {
+    enum cox_gather gather;
+    uint64_t ranks;      /* bits; TEST_ALL_RANKS: all */
+    uint64_t timeout_ms; /* 0: TEST_PATIENCE_MS */
+    void *context;
+};
+
+/* Calls with a command of the scripted worker; gather ALL from all ranks. Returns what call returns; *ret_completion
+ * (may be NULL) is filled in any case, and emptied when there was no completion. */
+int test_call(struct test_group *group, struct test_completion *ret_completion, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+int test_call_how(struct test_group *group, struct test_completion *ret_completion,
+                  const struct test_how *how, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+int test_call_bytes(struct test_group *group, struct test_completion *ret_completion,
+                    const struct test_how *how, const void *bytes, size_t size);
+/* The text of the last failure of the functions here. */
+const char *test_error_text(const struct test_group *group);
+/* Fails the test unless the call returned 0 and every asked rank answered with this text. */
+void test_expect_echo(struct test_group *group, const char *text);
+
+/* Submits; completions are collected by a handler that the first submit registers. */
+int test_submit(struct test_group *group, const struct test_how *how, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The n-th completion (from 0) in order of arrival, waited for; lent until the group is freed. */
+const struct test_completion *test_await(struct test_group *group, size_t n);
+size_t test_completion_count(struct test_group *group);
+/* The handler of test_submit, for tests that register it on other channels; context is the group. */
+void test_handler(void *context, const struct cox_completion *completion);
+/* Submits again while the answer is FULL or LATE. Returns the first other answer. */
+int test_submit_persist(struct test_group *group, const struct test_how *how, const char *text);
+
+/* ---- pipes that hold a worker ---- */
+
+/* A named pipe; a worker that is told its path blocks until released. */
+struct test_pipe;
+struct test_pipe *test_pipe_new(void);
+const char *test_pipe_path(const struct test_pipe *pipe);
+void test_pipe_release(struct test_pipe *pipe, size_t count); /* that many readers go on */
+
+/* ---- processes ---- */
+
+/* Runs this program again with one argument and waits. Returns its exit status, or 128 + signal. */
+int test_helper_run(const char *mode);
+/* The same in two steps; its standard input and output are pipes. */
+struct test_helper {
+    pid_t pid;
+    int in, out; /* write to it, read from it */
+};
+struct test_helper test_helper_start(const char *mode, const char *argument);
+int test_helper_wait(struct test_helper *helper);
+
+/* Names in /dev/shm that contain the text. */
+size_t test_count_names(const char *text);
+/* A name for a group that no other test has. */
+const char *test_unique_name(char buffer[64]);
+
+#endif

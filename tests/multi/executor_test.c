@@ -1,0 +1,637 @@
+/* Requests and their completions with real workers: who gets what, how it may end, and that it ends once. */
+#include "testing.h"
+
+#include "proto/executor.pb-c.h"
+#include "proto/wire.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint32_t world_sizes[] = {1, 2, 4, 8};
+#define FOR_EACH_WORLD_SIZE(n)                                                                     \
+    for (uint32_t n##_i = 0, n = world_sizes[0];                                                   \
+         n##_i < sizeof world_sizes / sizeof world_sizes[0];                                       \
+         n##_i++, n = n##_i < sizeof world_sizes / sizeof world_sizes[0] ? world_sizes[n##_i] : 0)
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+static uint64_t digest(const uint8_t *bytes, size_t size)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < size; i++)
+        hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+/* ---- broadcast ---- */
+
+static void m2_one_request_reaches_every_rank_whole(void **state)
+{
+    (void)state;
+    FOR_EACH_WORLD_SIZE (n) {
+        struct test_group *g = test_group_start(n, NULL);
+        size_t size = cox_executor_request_size_max(test_group_executor(g), COX_CHANNEL_EXECUTE);
+        uint8_t *bytes = malloc(size);
+        assert_non_null(bytes);
+        for (size_t i = 0; i < size; i++)
+            bytes[i] = (uint8_t)(i % 251 + 1);
+        memcpy(bytes, "sum ", 4);
+        char expected[32];
+        snprintf(expected, sizeof expected, "%016" PRIx64, digest(bytes, size));
+        const struct test_how how = {.gather = COX_GATHER_ALL};
+        struct test_completion c;
+        assert_int_equal(test_call_bytes(g, &c, &how, bytes, size), 0);
+        assert_int_equal(c.rank_count, n);
+        for (uint32_t rank = 0; rank < n; rank++) {
+            assert_int_equal(c.ranks[rank].outcome, COX_OUTCOME_OK);
+            assert_true(c.ranks[rank].taken);
+            assert_string_equal(c.ranks[rank].bytes, expected);
+            assert_int_equal(c.ranks[rank].pid, cox_executor_pid(test_group_executor(g), rank));
+        }
+        test_completion_deinit(&c);
+        /* One request was published for all of them. */
+        struct cox_channel_stats stats;
+        cox_executor_stats(test_group_executor(g), COX_CHANNEL_EXECUTE, &stats);
+        assert_int_equal(stats.submitted, 1);
+        assert_int_equal(stats.completed, 1);
+        free(bytes);
+        test_group_free(g);
+    }
+}
+
+static void m2_ranks_that_are_not_asked_do_nothing(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(4, NULL);
+    for (uint64_t ranks = 1; ranks < 16; ranks++) {
+        const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = ranks};
+        struct test_completion c;
+        assert_int_equal(test_call_how(g, &c, &how, "pid"), 0);
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            bool asked = ranks >> rank & 1;
+            assert_int_equal(c.ranks[rank].outcome,
+                             asked ? COX_OUTCOME_OK : COX_OUTCOME_NOT_ASKED);
+            assert_int_equal(atoi(c.ranks[rank].bytes), asked ? c.ranks[rank].pid : 0);
+        }
+        test_completion_deinit(&c);
+    }
+    const struct test_how outside = {.gather = COX_GATHER_ALL, .ranks = 16 + 1};
+    assert_int_equal(test_call_how(g, NULL, &outside, "pid"), COX_INVALID);
+    struct cox_rank_set nobody = {{0}};
+    const struct cox_submit_options empty = {.gather = COX_GATHER_ALL,
+                                             .deadline_ns = cox_deadline_after_ms(1000),
+                                             .asked = &nobody};
+    assert_int_equal(cox_executor_call_opaque(test_group_executor(g), "pid", 3, &empty, NULL, NULL, NULL),
+                     COX_INVALID);
+    test_expect_echo(g, "all of you");
+    test_group_free(g);
+}
+
+/* ---- bounds ---- */
+
+static void m3_oversize_request_is_refused_with_both_sizes(void **state)
+{
+    (void)state;
+    FOR_EACH_WORLD_SIZE (n) {
+        struct test_group *g = test_group_start(n, NULL);
+        struct cox_executor *executor = test_group_executor(g);
+        const struct test_how how = {.gather = COX_GATHER_ALL};
+        size_t max = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE);
+        char *bytes = malloc(max + 1), number[32];
+        assert_non_null(bytes);
+        memset(bytes, 'a', max + 1);
+        memcpy(bytes, "sum ", 4);
+        assert_int_equal(test_call_bytes(g, NULL, &how, bytes, max + 1), COX_TOO_LARGE);
+        snprintf(number, sizeof number, "holds %zu:", max);
+        assert_contains(test_error_text(g), number);
+        snprintf(number, sizeof number, " %zu bytes", max + 1);
+        assert_contains(test_error_text(g), number);
+
+        /* A message, on another channel. */
+        max = cox_executor_request_size_max(executor, COX_CHANNEL_LINK);
+        bytes[max] = '\0';
+        ModelExecuteData__LoraOperationRequest lora =
+            MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+        lora.lora_name = bytes;
+        ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+        request.has_execute_type = 1;
+        request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__LORA_OPERATION;
+        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
+        request.lora_operation_request = &lora;
+        const struct cox_submit_options options = {
+            .gather = COX_GATHER_ALL,
+            .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
+        };
+        struct cox_error err = {0};
+        assert_int_equal(cox_executor_call(executor, &request, &options, NULL, NULL, &err),
+                         COX_TOO_LARGE);
+        snprintf(number, sizeof number, "holds %zu:", max);
+        assert_contains(err.text, number);
+        snprintf(number, sizeof number, " %zu bytes", cox_wire_request_size(&request));
+        assert_contains(err.text, number);
+
+        test_expect_echo(g, "still here");
+        free(bytes);
+        test_group_free(g);
+    }
+}
+
+static void m3_oversize_reply_is_an_error_of_that_rank(void **state)
+{
+    (void)state;
+    const struct cox_executor_options small = {
+        .depth = 2, .response_size = {[COX_CHANNEL_EXECUTE] = 2 * 4 * 1024}};
+    struct test_group *g = test_group_start(4, &small);
+    struct test_completion c;
+    assert_int_equal(test_call(g, &c, "size 1020"), 0);
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        assert_int_equal(c.ranks[rank].size, 1020);
+        for (size_t i = 0; i < 1020; i++)
+            assert_int_equal((uint8_t)c.ranks[rank].bytes[i], (uint8_t)(7 * i + rank));
+    }
+    test_completion_deinit(&c);
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        char named[32];
+        assert_int_equal(test_call(g, &c, "only %" PRIu32 " lie 1021", rank), COX_REJECTED);
+        assert_int_equal(c.ranks[rank].outcome, COX_OUTCOME_ERROR);
+        assert_int_equal(c.ranks[rank].code, COX_TOO_LARGE);
+        assert_contains(c.ranks[rank].text, "1021");
+        assert_contains(c.ranks[rank].text, "1020");
+        snprintf(named, sizeof named, "rank %" PRIu32 " failed", rank);
+        assert_contains(c.text, named);
+        assert_contains(test_error_text(g), named);
+        for (uint32_t other = 0; other < 4; other++)
+            assert_true(other == rank || c.ranks[other].outcome == COX_OUTCOME_OK ||
+                        c.ranks[other].outcome == COX_OUTCOME_LATE);
+        test_completion_deinit(&c);
+        test_expect_echo(g, "still here");
+    }
+    test_group_free(g);
+}
+
+static void m3_a_reply_that_makes_no_sense_is_corrupt(void **state)
+{
+    (void)state;
+    char name[64];
+    const struct cox_executor_options options = {.keep_names = true, .name = test_unique_name(name)};
+    struct test_group *g = test_group_start(4, &options);
+    static const struct {
+        const char *command, *says;
+    } cases[] = {
+        {"raw 65533 ok", "length of 65533 bytes, its slot holds 65532"},
+        {"raw 4294967295 ok", "length of 4294967295 bytes"},
+        {"raw 64 failed", "no ExecuteResponse"},
+        {"raw 64 other", "expected"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (uint32_t rank = 0; rank < 4; rank += 3) {
+            struct test_completion c;
+            char named[16];
+            assert_int_equal(test_call(g, &c, "only %" PRIu32 " %s", rank, cases[i].command), COX_CORRUPT);
+            assert_int_equal(c.ranks[rank].outcome, COX_OUTCOME_ERROR);
+            assert_int_equal(c.ranks[rank].code, COX_CORRUPT);
+            assert_contains(c.ranks[rank].text, cases[i].says);
+            snprintf(named, sizeof named, "rank %" PRIu32, rank);
+            assert_contains(c.text, named);
+            test_completion_deinit(&c);
+            test_expect_echo(g, "still here");
+        }
+    test_group_free(g);
+}
+
+/* ---- gather policies ---- */
+
+static void m4_who_sends_the_payload(void **state)
+{
+    (void)state;
+    FOR_EACH_WORLD_SIZE (n) {
+        struct test_group *g = test_group_start(n, NULL);
+        /* From all, from all but the first, from the last alone. */
+        const uint64_t all = (UINT64_C(1) << n) - 1, sets[] = {all, all & ~UINT64_C(1), 1u << (n - 1)};
+        for (size_t s = 0; s < 3; s++) {
+            if (!sets[s])
+                continue;
+            int lowest = 0;
+            while (!(sets[s] >> lowest & 1))
+                lowest++;
+            for (int policy = COX_GATHER_RANK0; policy <= COX_GATHER_FIRST_ERROR; policy++) {
+                const struct test_how how = {.gather = (enum cox_gather)policy, .ranks = sets[s]};
+                struct test_completion c;
+                assert_int_equal(test_call_how(g, &c, &how, "pid"), 0);
+                assert_int_equal(c.rank_count, n);
+                assert_int_equal(c.payload_rank, policy == COX_GATHER_RANK0 ? lowest : -1);
+                for (uint32_t rank = 0; rank < n; rank++) {
+                    bool asked = sets[s] >> rank & 1;
+                    bool payload = asked && (policy == COX_GATHER_ALL ||
+                                             (policy == COX_GATHER_RANK0 && (int)rank == lowest));
+                    assert_int_equal(c.ranks[rank].outcome,
+                                     asked ? COX_OUTCOME_OK : COX_OUTCOME_NOT_ASKED);
+                    assert_int_equal(c.ranks[rank].has_payload, payload);
+                    if (payload)
+                        assert_int_equal(atoi(c.ranks[rank].bytes), c.ranks[rank].pid);
+                }
+                test_completion_deinit(&c);
+            }
+        }
+        const struct test_how none = {.gather = COX_GATHER_NONE};
+        assert_int_equal(test_call_how(g, NULL, &none, "pid"), COX_INVALID);
+        test_group_free(g);
+    }
+}
+
+static void m4_an_error_of_any_rank_is_the_end_under_every_policy(void **state)
+{
+    (void)state;
+    FOR_EACH_WORLD_SIZE (n) {
+        struct test_group *g = test_group_start(n, NULL);
+        for (int policy = COX_GATHER_RANK0; policy <= COX_GATHER_FIRST_ERROR; policy++)
+            for (uint32_t bad = 0; bad < n; bad++) {
+                const struct test_how how = {.gather = (enum cox_gather)policy};
+                struct test_completion c;
+                char named[64];
+                assert_int_equal(test_call_how(g, &c, &how, "only %" PRIu32 " fail 7 the words of it", bad),
+                                 COX_REJECTED);
+                assert_int_equal(c.status, COX_REJECTED);
+                snprintf(named, sizeof named, "rank %" PRIu32 " failed: the words of it", bad);
+                assert_contains(c.text, named);
+                for (uint32_t rank = 0; rank < n; rank++) {
+                    const struct test_rank *r = &c.ranks[rank];
+                    if (rank == bad) {
+                        assert_int_equal(r->outcome, COX_OUTCOME_ERROR);
+                        assert_int_equal(r->code, 7);
+                        assert_string_equal(r->text, "the words of it");
+                        assert_false(r->has_payload);
+                    } else {
+                        assert_true(r->outcome == COX_OUTCOME_OK || r->outcome == COX_OUTCOME_LATE);
+                        assert_true(r->outcome == COX_OUTCOME_OK || r->text[0]);
+                    }
+                }
+                test_completion_deinit(&c);
+            }
+        test_expect_echo(g, "still here");
+        test_group_free(g);
+    }
+}
+
+/* Without waiting for the ranks that are still busy. */
+static void m4_p1_an_error_or_a_death_does_not_wait_for_the_others(void **state)
+{
+    (void)state;
+    static const char *const ends[] = {"fail 9 ouch", "exit 3", "kill 9"};
+    for (size_t e = 0; e < 3; e++)
+        for (uint32_t n = 2; n <= 8; n *= 2) {
+            struct test_group *g = test_group_start(n, NULL);
+            struct test_pipe *pipe = test_pipe_new();
+            const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
+            /* Rank 0 blocks, rank 1 ends it, the others answer. */
+            assert_int_equal(test_submit(g, &how, "each block %s|%s|echo x", test_pipe_path(pipe), ends[e]), 0);
+            const struct test_completion *c = test_await(g, 0);
+            assert_int_equal(c->status, e == 0 ? COX_REJECTED : COX_PEER_DEAD);
+            assert_int_equal(c->ranks[0].outcome, COX_OUTCOME_LATE);
+            const struct test_rank *bad = &c->ranks[1];
+            assert_int_equal(bad->outcome, e == 0 ? COX_OUTCOME_ERROR : COX_OUTCOME_DEAD);
+            assert_int_equal(bad->exit_status, e == 1 ? 3 : -1);
+            assert_int_equal(bad->signal, e == 2 ? SIGKILL : 0);
+            assert_contains(c->text, e == 0 ? "ouch" : e == 1 ? "exited with status 3" : "signal 9");
+            test_await_lines(g, 0, "blocked", 1);
+            test_pipe_release(pipe, 1);
+            if (e == 0) {
+                test_expect_echo(g, "still here");
+            } else {
+                assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
+                assert_contains(test_error_text(g), "rank 1");
+                test_await_death(g, 1);
+                assert_contains(test_death_text(g, 1), "rank 1");
+                const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 1};
+                assert_int_equal(test_call_how(g, NULL, &living, "echo x"), 0);
+            }
+            test_group_free(g);
+        }
+}
+
+/* ---- completions ---- */
+
+/* Each way to end, several at a time: a completion per request, in order, and no other. */
+static void m5_every_request_completes_once(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *first;
+        int status;
+    } cases[] = {
+        {"echo x", 0},
+        {"only 1 fail 5 no", COX_REJECTED},
+        {"only 1 block %s", COX_TIMEOUT},
+        {"only 1 kill 9", COX_PEER_DEAD},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct test_group *g = test_group_start(2, NULL);
+        struct test_pipe *pipe = test_pipe_new();
+        char command[128];
+        int contexts[4];
+        snprintf(command, sizeof command, cases[i].first, test_pipe_path(pipe));
+        for (size_t k = 0; k < 4; k++) {
+            struct test_how how = {.gather = COX_GATHER_ALL, .context = &contexts[k]};
+            if (cases[i].status == COX_TIMEOUT)
+                how.timeout_ms = k == 0 ? 100 : TEST_PATIENCE_MS;
+            int r = test_submit(g, &how, "%s", k == 0 ? command : "echo later");
+            /* After a death or an error, what follows may be refused: then it has no completion. */
+            if (r) {
+                assert_true(k > 0 && (r == COX_PEER_DEAD || r == COX_LATE));
+                contexts[k] = -1;
+                continue;
+            }
+            contexts[k] = 0;
+        }
+        if (cases[i].status == COX_TIMEOUT) {
+            test_await(g, 0);
+            test_pipe_release(pipe, 1);
+        }
+        size_t expected = 0;
+        for (size_t k = 0; k < 4; k++)
+            expected += contexts[k] == 0;
+        for (size_t k = 0; k < expected; k++) {
+            const struct test_completion *c = test_await(g, k);
+            ++*(int *)c->request_context;
+            assert_int_equal(c->sequence, k + 1);
+            assert_int_equal(c->status, k == 0 ? cases[i].status : c->status);
+            assert_true(c->submitted_ns <= c->published_ns && c->published_ns <= c->completed_ns);
+            if (cases[i].status != COX_PEER_DEAD && k > 0)
+                assert_int_equal(c->status, 0);
+        }
+        if (cases[i].status != COX_PEER_DEAD)
+            test_expect_echo(g, "and nothing else");
+        for (size_t k = 0; k < 4; k++)
+            assert_int_equal(contexts[k], contexts[k] < 0 ? -1 : 1);
+        /* Nothing comes after the stop, either. */
+        cox_executor_stop(test_group_executor(g));
+        assert_int_equal(test_completion_count(g), expected);
+        test_group_free(g);
+    }
+}
+
+static void m5_stop_completes_what_is_outstanding(void **state)
+{
+    (void)state;
+    FOR_EACH_WORLD_SIZE (n) {
+        const struct cox_executor_options options = {.finalize_ms = 1, .term_ms = 1};
+        struct test_group *g = test_group_start(n, &options);
+        struct test_pipe *pipe = test_pipe_new();
+        const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
+        for (size_t k = 0; k < 4; k++)
+            assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+        test_await_lines(g, -1, "blocked", n);
+        assert_int_equal(cox_executor_stop(test_group_executor(g)), n);
+        assert_int_equal(test_completion_count(g), 4);
+        for (size_t k = 0; k < 4; k++)
+            assert_int_equal(test_await(g, k)->status, COX_CLOSED);
+        assert_int_equal(test_submit(g, &how, "echo x"), COX_CLOSED);
+        assert_int_equal(test_call(g, NULL, "echo x"), COX_CLOSED);
+        assert_int_equal(cox_executor_stop(test_group_executor(g)), 0);
+        test_group_free(g);
+    }
+}
+
+/* A deadline holds also behind a request with a later one. */
+static void m5_a_deadline_does_not_wait_for_the_request_before(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    const struct test_how slow = {.gather = COX_GATHER_ALL, .timeout_ms = 5000};
+    const struct test_how fast = {.gather = COX_GATHER_ALL, .timeout_ms = 50};
+    assert_int_equal(test_submit(g, &slow, "block %s", test_pipe_path(pipe)), 0);
+    test_await_lines(g, -1, "blocked", 2);
+    assert_int_equal(test_call_how(g, NULL, &fast, "echo x"), COX_TIMEOUT);
+    assert_int_equal(test_completion_count(g), 0); /* the slow one is still on its way */
+    test_pipe_release(pipe, 2);
+    assert_int_equal(test_await(g, 0)->status, 0);
+    test_expect_echo(g, "still here");
+    test_group_free(g);
+}
+
+/* ---- handlers ---- */
+
+struct inside {
+    struct cox_executor *executor;
+    atomic_int calls, call_result, submit_result, recover_result, left;
+    struct cox_executor *other;
+};
+
+static void handler_inside(void *context, const struct cox_completion *completion)
+{
+    struct inside *inside = context;
+    const struct cox_submit_options options = {
+        .gather = COX_GATHER_ALL,
+        .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
+    };
+    (void)completion;
+    inside->call_result = cox_executor_call_opaque(inside->executor, "echo x", 6, &options, NULL, NULL, NULL);
+    if (inside->left-- > 0)
+        inside->submit_result =
+            cox_executor_submit_opaque(inside->executor, "echo x", 6, &options, NULL, NULL);
+    inside->calls++; /* last: the test looks at the rest once it sees this */
+}
+
+static void m5_inside_a_handler_call_is_refused_and_submit_works(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct inside inside = {.executor = test_group_executor(g)};
+    inside.left = 100;
+    assert_int_equal(cox_executor_register(inside.executor, COX_CHANNEL_EXECUTE, handler_inside, &inside), 0);
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    assert_int_equal(test_submit(g, &how, "echo x"), 0);
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    while (inside.calls < 101 && cox_now_ns() < deadline_ns)
+        test_expect_echo(g, "meanwhile");
+    assert_int_equal(inside.calls, 101);
+    assert_int_equal(inside.call_result, COX_DEADLOCK);
+    assert_int_equal(inside.submit_result, 0);
+    test_group_free(g);
+}
+
+static void m5_register_once(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(1, NULL);
+    struct cox_executor *executor = test_group_executor(g);
+    const struct cox_submit_options options = {
+        .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
+    struct cox_error err = {0};
+    assert_int_equal(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, &err), COX_STATE);
+    assert_contains(err.text, "execute");
+    for (int c = COX_CHANNEL_EXECUTE; c < COX_CHANNEL_COUNT; c++) {
+        bool allowed = c == COX_CHANNEL_EXECUTE || c == COX_CHANNEL_TRANSFER;
+        assert_int_equal(cox_executor_register(executor, (enum cox_channel_id)c, test_handler, g),
+                         allowed ? 0 : COX_INVALID);
+        assert_int_equal(cox_executor_register(executor, (enum cox_channel_id)c, test_handler, g),
+                         allowed ? COX_BUSY : COX_INVALID);
+        assert_int_equal(cox_executor_replace(executor, (enum cox_channel_id)c, test_handler, g),
+                         allowed ? 0 : COX_INVALID);
+    }
+    assert_int_equal(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, NULL), 0);
+    assert_int_equal(test_await(g, 0)->status, 0);
+    test_group_free(g);
+}
+
+struct counter {
+    atomic_int calls;
+    atomic_bool retired; /* no call may come any more */
+    atomic_bool violated;
+};
+
+static void handler_count(void *context, const struct cox_completion *completion)
+{
+    struct counter *counter = context;
+    (void)completion;
+    if (counter->retired)
+        counter->violated = true;
+    counter->calls++;
+}
+
+static void m5_the_handler_is_replaced_while_requests_run(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct cox_executor *executor = test_group_executor(g);
+    static struct counter counters[200];
+    memset(counters, 0, sizeof counters);
+    const struct test_how how = {.gather = COX_GATHER_FIRST_ERROR};
+    int submitted = 0, seen = 0;
+    test_submit(g, &how, "echo x"); /* registers the handler of the library; replaced at once */
+    test_await(g, 0);
+    for (size_t i = 0; i < 200; i++) {
+        assert_int_equal(cox_executor_replace(executor, COX_CHANNEL_EXECUTE, handler_count, &counters[i]), 0);
+        if (i > 0)
+            counters[i - 1].retired = true;
+        for (int k = 0; k < 5; k++)
+            submitted += test_submit_persist(g, &how, "echo x") == 0;
+    }
+    test_expect_echo(g, "behind them all");
+    for (size_t i = 0; i < 200; i++) {
+        assert_false(counters[i].violated);
+        seen += counters[i].calls;
+    }
+    assert_int_equal(submitted, 1000);
+    assert_int_equal(seen, 1000);
+    test_group_free(g);
+}
+
+static void m5_full_at_depth_then_room_again(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 8; depth++) {
+        const struct cox_executor_options options = {.depth = depth};
+        struct test_group *g = test_group_start(2, &options);
+        struct test_pipe *pipe = test_pipe_new();
+        const struct test_how how = {.gather = COX_GATHER_RANK0};
+        for (uint32_t k = 0; k < depth; k++)
+            assert_int_equal(test_submit(g, &how, "only 1 block %s", test_pipe_path(pipe)), 0);
+        assert_int_equal(test_submit(g, &how, "echo x"), COX_FULL);
+        assert_contains(test_error_text(g), "in flight");
+        const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
+        assert_int_equal(test_call_how(g, NULL, &brief, "echo x"), COX_TIMEOUT);
+        assert_int_equal(test_completion_count(g), 0);
+        test_pipe_release(pipe, depth);
+        test_await(g, depth - 1);
+        assert_int_equal(test_submit(g, &how, "echo y"), 0);
+        assert_int_equal(test_await(g, depth)->status, 0);
+        test_group_free(g);
+    }
+}
+
+struct caller {
+    struct test_group *group;
+    int number, good, result;
+    atomic_int *started;
+};
+
+static void check_own(void *context, const struct cox_completion *completion)
+{
+    struct caller *caller = context;
+    char expected[32];
+    int length = snprintf(expected, sizeof expected, "%d.%d", caller->number, caller->good);
+    for (uint32_t rank = 0; rank < completion->rank_count && completion->status == 0; rank++)
+        if (completion->ranks[rank].size != (size_t)length ||
+            memcmp(completion->ranks[rank].bytes, expected, (size_t)length) != 0)
+            return;
+    caller->good += completion->status == 0;
+}
+
+static void *caller_main(void *argument)
+{
+    struct caller *caller = argument;
+    do {
+        char text[32];
+        int length = snprintf(text, sizeof text, "echo %d.%d", caller->number, caller->good);
+        const struct cox_submit_options options = {
+            .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
+        int before = caller->good;
+        caller->result = cox_executor_call_opaque(test_group_executor(caller->group), text, (size_t)length,
+                                                  &options, check_own, caller, NULL);
+        if (before == 0)
+            atomic_fetch_add(caller->started, 1);
+        if (caller->result == 0 && caller->good != before + 1)
+            caller->result = COX_CORRUPT; /* another's answer */
+    } while (caller->result == 0);
+    return NULL;
+}
+
+/* Many threads call, and each gets its own answer, until the group is stopped under them; then each gets an end. */
+static void m5_callers_on_many_threads_and_a_stop_among_them(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 10; round++) {
+        struct test_group *g = test_group_start(2, NULL);
+        pthread_t threads[6];
+        struct caller callers[6];
+        atomic_int started = 0;
+        for (int i = 0; i < 6; i++) {
+            callers[i] = (struct caller){.group = g, .number = i, .started = &started};
+            assert_int_equal(pthread_create(&threads[i], NULL, caller_main, &callers[i]), 0);
+        }
+        uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+        while (started < 6 && cox_now_ns() < deadline_ns)
+            test_expect_echo(g, "one more");
+        cox_executor_stop(test_group_executor(g));
+        for (int i = 0; i < 6; i++) {
+            assert_int_equal(pthread_join(threads[i], NULL), 0);
+            assert_true(callers[i].good > 0);
+            assert_true(callers[i].result == COX_CLOSED || callers[i].result == COX_PEER_DEAD);
+        }
+        test_group_free(g);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(m2_one_request_reaches_every_rank_whole),
+        TEST(m2_ranks_that_are_not_asked_do_nothing),
+        TEST(m3_oversize_request_is_refused_with_both_sizes),
+        TEST(m3_oversize_reply_is_an_error_of_that_rank),
+        TEST(m3_a_reply_that_makes_no_sense_is_corrupt),
+        TEST(m4_who_sends_the_payload),
+        TEST(m4_an_error_of_any_rank_is_the_end_under_every_policy),
+        TEST(m4_p1_an_error_or_a_death_does_not_wait_for_the_others),
+        TEST(m5_every_request_completes_once),
+        TEST(m5_stop_completes_what_is_outstanding),
+        TEST(m5_a_deadline_does_not_wait_for_the_request_before),
+        TEST(m5_inside_a_handler_call_is_refused_and_submit_works),
+        TEST(m5_register_once),
+        TEST(m5_the_handler_is_replaced_while_requests_run),
+        TEST(m5_full_at_depth_then_room_again),
+        TEST(m5_callers_on_many_threads_and_a_stop_among_them),
+    };
+    return cmocka_run_group_tests_name("executor", tests, NULL, NULL);
+}

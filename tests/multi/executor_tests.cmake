@@ -1,0 +1,10 @@
+# The executor with real workers; scripted_worker obeys what the requests say.
+foreach(name executor lateness operations group step)
+    cox_multi_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
+        LIBS coxswain_testlib TIMEOUT 120)
+    add_dependencies(test_multi_${name} scripted_worker)
+endforeach()
+
+cox_multi_test(NAME soak SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c
+    LIBS coxswain_testlib TIMEOUT 120 ARGS 100000)
+add_dependencies(test_multi_soak scripted_worker)

@@ -1,0 +1,632 @@
+/* The life of a group with real workers: names and memory at start, workers that do not come, several groups at once, idle
+ * time, and an end that is bounded. */
+#include "testing.h"
+
+#include "channel/geometry.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+/* Starting fails with this code, and leaves nothing. */
+static void expect_refused(const struct cox_executor_options *options, int code, const char *says)
+{
+    struct test_group *g = NULL;
+    struct cox_error err = {0};
+    int r = test_group_try(options, &g, &err);
+    if (r != code)
+        fail_msg("start gave %d (%s), expected %d", r, err.text, code);
+    assert_int_equal(err.code, code);
+    assert_contains(err.text, says);
+    assert_null(g);
+}
+
+/* ---- names ---- */
+
+static void m16_names_are_checked(void **state)
+{
+    (void)state;
+    char longest[COX_NAME_SIZE_MAX + 2];
+    memset(longest, 'x', sizeof longest - 1);
+    longest[sizeof longest - 1] = '\0';
+    struct cox_executor_options options = {.rank_count = 2};
+    static const char *const bad[] = {"", "a/b", "/a", "..", ".hidden", "with space", "new\nline", "\xc3\xa4"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        options.name = bad[i];
+        expect_refused(&options, COX_INVALID, "group name");
+    }
+    options.name = longest;
+    expect_refused(&options, COX_INVALID, "129 characters: at most 128");
+    /* The longest that is allowed works. */
+    char own[32];
+    snprintf(own, sizeof own, "test_%d_", getpid());
+    memcpy(longest, own, strlen(own));
+    longest[COX_NAME_SIZE_MAX] = '\0';
+    struct test_group *g = test_group_start(2, &options);
+    assert_string_equal(cox_executor_name(test_group_executor(g)), longest);
+    test_expect_echo(g, "x");
+    test_group_free(g);
+}
+
+static void m16_a_live_name_is_taken(void **state)
+{
+    (void)state;
+    char name[64], pid[32];
+    struct cox_executor_options options = {
+        .rank_count = 2, .keep_names = true, .name = test_unique_name(name)};
+    struct test_group *g = test_group_start(2, &options);
+    size_t names = test_count_names(name);
+    assert_int_equal(names, 1 + 4 * (2 + 2 * 4) + 1 + 2);
+    expect_refused(&options, COX_TAKEN, "taken by a live group");
+    snprintf(pid, sizeof pid, "process %d", getpid());
+    expect_refused(&options, COX_TAKEN, pid);
+    assert_int_equal(test_count_names(name), names);
+    test_expect_echo(g, "untouched");
+    test_group_free(g);
+    assert_int_equal(test_count_names(name), 0);
+    g = test_group_start(2, &options); /* free again */
+    test_group_free(g);
+}
+
+static int helper_leaves_names(const char *name)
+{
+    const struct cox_executor_options options = {.rank_count = 2, .keep_names = true, .name = name};
+    struct test_group *g = NULL;
+    if (test_group_try(&options, &g, NULL))
+        return 1;
+    kill(getpid(), SIGKILL);
+    return 1;
+}
+
+static void m16_p7_what_a_dead_group_left_is_no_obstacle(void **state)
+{
+    (void)state;
+    char name[64];
+    struct cox_executor_options options = {.rank_count = 4, .name = test_unique_name(name)};
+    struct test_helper helper = test_helper_start("leaves_names", name);
+    assert_int_equal(test_helper_wait(&helper), 128 + SIGKILL);
+    assert_true(test_count_names(name) > 0);
+    struct test_group *g = test_group_start(4, &options);
+    assert_int_equal(test_count_names(name), 0);
+    test_expect_echo(g, "x");
+    test_group_free(g);
+}
+
+/* What stands at a path, in full. */
+struct thing {
+    struct stat st;
+    char bytes[64];
+    ssize_t size;
+};
+
+static struct thing look(const char *path)
+{
+    struct thing thing = {.size = -1};
+    assert_int_equal(lstat(path, &thing.st), 0);
+    int fd = S_ISREG(thing.st.st_mode) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        thing.size = read(fd, thing.bytes, sizeof thing.bytes);
+        close(fd);
+    }
+    return thing;
+}
+
+enum stranger { OTHER_OWNER, OTHER_MODE, OTHER_SIZE, DIRECTORY, FIFO, SYMLINK, DANGLING, OURS, STRANGER_COUNT };
+
+static void place(enum stranger stranger, const char *path, const char *elsewhere)
+{
+    int fd = -1;
+    if (stranger == DIRECTORY)
+        assert_int_equal(mkdir(path, 0700), 0);
+    else if (stranger == FIFO)
+        assert_int_equal(mkfifo(path, 0600), 0);
+    else if (stranger == SYMLINK || stranger == DANGLING)
+        assert_int_equal(symlink(elsewhere, path), 0);
+    else
+        fd = open(path, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (stranger == SYMLINK)
+        fd = open(elsewhere, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return;
+    assert_int_equal(write(fd, "a stranger's bytes, thirty-two..", 32), 32);
+    if (stranger == OTHER_OWNER)
+        assert_int_equal(fchown(fd, 65533, 65533), 0);
+    if (stranger == OTHER_MODE)
+        assert_int_equal(fchmod(fd, 0644), 0);
+    if (stranger == OTHER_SIZE)
+        assert_int_equal(write(fd, "more", 4), 4);
+    close(fd);
+}
+
+/* Whatever it is that already has one of the names, and whichever name it has: refused, and left as it was. */
+static void m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone(void **state)
+{
+    (void)state;
+    static const char *const suffixes[] = {"_control", "_execute_request", "_execute_error_response",
+                                           "_recover_command_response_consume_1"};
+    for (size_t s = 0; s < 4; s++)
+        for (int stranger = 0; stranger < STRANGER_COUNT; stranger++) {
+            if (stranger == OTHER_OWNER && geteuid() != 0)
+                continue;
+            char name[64], path[256], elsewhere[300];
+            test_unique_name(name);
+            snprintf(path, sizeof path, "/dev/shm/%s%s%s", s == 3 ? "sem." : "", name, suffixes[s]);
+            snprintf(elsewhere, sizeof elsewhere, "/dev/shm/else_%s", name);
+            place((enum stranger)stranger, path, elsewhere);
+            struct thing before = look(path);
+            const struct cox_executor_options options = {.rank_count = 2, .name = name};
+            struct test_group *g = NULL;
+            struct cox_error err = {0};
+            int r = test_group_try(&options, &g, &err);
+            if (r != COX_TAKEN && r != COX_DENIED)
+                fail_msg("%s as thing %d: start gave %d: %s", suffixes[s], stranger, r, err.text);
+            assert_contains(err.text, suffixes[s]);
+            struct thing after = look(path);
+            assert_int_equal(after.st.st_ino, before.st.st_ino);
+            assert_int_equal(after.st.st_mode, before.st.st_mode);
+            assert_int_equal(after.st.st_uid, before.st.st_uid);
+            assert_int_equal(after.st.st_size, before.st.st_size);
+            assert_int_equal(after.size, before.size);
+            assert_memory_equal(after.bytes, before.bytes, sizeof before.bytes);
+            /* Nothing but the stranger is left; a dangling link was not followed. */
+            assert_int_equal(test_count_names(name), stranger == SYMLINK ? 2 : 1);
+            assert_int_equal(stranger == DIRECTORY ? rmdir(path) : unlink(path), 0);
+            if (stranger == SYMLINK)
+                assert_int_equal(unlink(elsewhere), 0);
+        }
+}
+
+/* A worker looks at what it attaches to: between the coordinator and the worker stands one who changes the names. */
+static void m16_b44_a_worker_refuses_what_is_not_the_group(void **state)
+{
+    (void)state;
+    static const char *const changes[] = {
+        "chmod 0644 /dev/shm/${P}_execute_request",
+        "chmod 0660 /dev/shm/sem.${P}_transfer_request_produce_0",
+        "ln /dev/shm/${P}_transfer_response /dev/shm/${P}_second",
+        "mv /dev/shm/${P}_control /dev/shm/${P}_second; ln -s ${P}_second /dev/shm/${P}_control",
+        "truncate -s 100 /dev/shm/${P}_recover_command_request",
+        "truncate -s 33 /dev/shm/sem.${P}_execute_response_produce_0",
+        "rm /dev/shm/${P}_shared_sync_link_request",
+        "chown 65533 /dev/shm/${P}_control",
+    };
+    static const char *const says[] = {"mode 0644, expected 0600", "mode 0660, expected 0600", "2 links",
+                                       "symbolic link", "100 bytes", "33 bytes", "does not exist", "belongs to user"};
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+        if (i == 7 && geteuid() != 0)
+            continue;
+        char name[64], script[512], clean[128];
+        test_unique_name(name);
+        snprintf(script, sizeof script, "P=${COXSWAIN_PREFIX#/}; %s; exec " COX_TEST_BIN_DIR "/scripted_worker",
+                 changes[i]);
+        const char *const command[] = {"/bin/sh", "-c", script, NULL};
+        const struct cox_executor_options options = {
+            .rank_count = 1, .name = name, .command = command, .no_flags = true};
+        expect_refused(&options, COX_PEER_DEAD, says[i]);
+        snprintf(clean, sizeof clean, "/dev/shm/%s_second", name);
+        unlink(clean);
+        assert_int_equal(test_count_names(name), 0);
+    }
+}
+
+static void m16_b45_mode_is_0600_under_any_umask(void **state)
+{
+    (void)state;
+    static const mode_t masks[] = {0777, 0, 0277, 022};
+    for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
+        char name[64];
+        const struct cox_executor_options options = {.keep_names = true, .name = test_unique_name(name)};
+        mode_t saved = umask(masks[i]);
+        struct cox_executor_options used = options;
+        used.rank_count = 2;
+        struct test_group *g = NULL;
+        struct cox_error err = {0};
+        int r = test_group_try(&used, &g, &err);
+        umask(saved);
+        if (r)
+            fail_msg("umask %04o: %s", masks[i], err.text);
+        size_t seen = 0;
+        DIR *dir = opendir("/dev/shm");
+        assert_non_null(dir);
+        for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+            struct stat st;
+            if (!strstr(entry->d_name, name))
+                continue;
+            assert_int_equal(fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW), 0);
+            assert_int_equal(st.st_mode, S_IFREG | 0600);
+            assert_int_equal(st.st_uid, geteuid());
+            seen++;
+        }
+        closedir(dir);
+        assert_true(seen > 40);
+        test_expect_echo(g, "x");
+        test_group_free(g);
+    }
+}
+
+static void m16_names_are_gone_once_all_are_attached(void **state)
+{
+    (void)state;
+    char name[64];
+    const struct cox_executor_options options = {.name = test_unique_name(name)};
+    struct test_group *g = test_group_start(8, &options);
+    assert_int_equal(test_count_names(name), 0);
+    test_expect_echo(g, "x");
+    test_group_free(g);
+}
+
+/* ---- memory ---- */
+
+static void p6_sizes_told_before_are_the_sizes_taken(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n *= 2)
+        for (uint32_t depth = 0; depth <= 8; depth += 4) {
+            char name[64];
+            const struct cox_executor_options options = {
+                .keep_names = true, .name = test_unique_name(name), .depth = depth};
+            const struct cox_geometry_choice choice = {.depth = depth};
+            struct cox_geometry geometry;
+            struct cox_error err = {0};
+            assert_int_equal(cox_geometry_resolve(n, &choice, &geometry, &err), 0);
+            struct test_group *g = test_group_start(n, &options);
+            uint64_t regions = 0, semaphores = 0, reserved = 0;
+            DIR *dir = opendir("/dev/shm");
+            assert_non_null(dir);
+            for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+                struct stat st;
+                if (!strstr(entry->d_name, name))
+                    continue;
+                assert_int_equal(fstatat(dirfd(dir), entry->d_name, &st, 0), 0);
+                if (strncmp(entry->d_name, "sem.", 4) == 0) {
+                    semaphores += (uint64_t)st.st_size;
+                } else {
+                    regions += (uint64_t)st.st_size;
+                    reserved += (uint64_t)st.st_blocks * 512;
+                }
+            }
+            closedir(dir);
+            assert_int_equal(regions, cox_geometry_region_bytes(&geometry));
+            assert_int_equal(semaphores, cox_geometry_semaphore_bytes(&geometry));
+            assert_true(reserved >= regions); /* every page is there */
+            if (n == 8 && depth == 0)
+                assert_true(regions + semaphores < 16 * 1024 * 1024);
+            test_group_free(g);
+        }
+}
+
+/* In a mount namespace of its own, with a small /dev/shm. */
+static int helper_small_shm(void)
+{
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=1m,mode=1777"))
+        return 77;
+    struct test_group *g = NULL;
+    struct cox_error err = {0};
+    struct cox_executor_options options = {.rank_count = 8};
+    struct cox_geometry geometry;
+    const struct cox_geometry_choice choice = {0};
+    char needed[32];
+    if (cox_geometry_resolve(8, &choice, &geometry, &err) ||
+        test_group_try(&options, &g, &err) != COX_NO_SPACE || err.code != COX_NO_SPACE)
+        return 2;
+    snprintf(needed, sizeof needed, "needs %" PRIu64 " ", cox_geometry_region_bytes(&geometry));
+    if (!strstr(err.text, needed) || !strstr(err.text, " 1048576 are free"))
+        return 3;
+    if (test_count_names("") != 0)
+        return 4;
+    /* Smaller regions fit; and a tmpfs that is full to the last page but passes the sum is an error too, no signal. */
+    for (int c = 0; c < COX_CHANNEL_ERROR; c++) {
+        options.request_size[c] = 16384;
+        options.response_size[c] = 4 * 8 * 512;
+    }
+    err.code = 0;
+    if (test_group_try(&options, &g, &err)) {
+        fprintf(stderr, "%s\n", err.text);
+        return 5;
+    }
+    test_group_free(g);
+    return test_count_names("") ? 6 : 0;
+}
+
+static void p6_b51_a_small_dev_shm_is_told_with_numbers(void **state)
+{
+    (void)state;
+    int status = test_helper_run("small_shm");
+    if (status == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
+static void m16_geometry_that_cannot_be_is_refused(void **state)
+{
+    (void)state;
+    struct cox_executor_options options = {.rank_count = 0};
+    expect_refused(&options, COX_INVALID, "0 ranks");
+    options.rank_count = COX_RANK_COUNT_MAX + 1;
+    expect_refused(&options, COX_INVALID, "129 ranks");
+    options.rank_count = 2;
+    options.depth = 9;
+    expect_refused(&options, COX_INVALID, "depth 9");
+    options.depth = 2;
+    options.legacy_workers = true;
+    expect_refused(&options, COX_INVALID, "depth 1");
+    options.legacy_workers = false;
+    options.request_size[COX_CHANNEL_TRANSFER] = 256;
+    expect_refused(&options, COX_INVALID, "transfer");
+    const char *const nothing[] = {NULL};
+    const struct cox_executor_options without = {.rank_count = 1, .command = nothing};
+    expect_refused(&without, COX_INVALID, "command");
+}
+
+/* ---- workers that do not come ---- */
+
+static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *command[4];
+        int code;
+        const char *says;
+    } cases[] = {
+        {{NULL, "quit", "3"}, COX_PEER_DEAD, "exited with status 3"},
+        {{NULL, "quit", "0"}, COX_PEER_DEAD, "quits as told"},
+        {{NULL, "never"}, COX_TIMEOUT, "did not attach in time"},
+        {{"/bin/sh", "-c", "exec sleep 1000"}, COX_TIMEOUT, "is it a Coxswain worker?"},
+        {{NULL, "world"}, COX_PEER_DEAD, "ranks, this worker was told"},
+        {{NULL, "group"}, COX_PEER_DEAD, "does not exist"},
+        {{"/bin/sh", "-c", "kill -SEGV $$"}, COX_PEER_DEAD, "signal 11"},
+        {{"/no/such/worker"}, COX_EXEC_FAILED, "/no/such/worker"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (uint32_t n = 1; n <= 8; n *= 2) {
+            const char *command[5] = {0};
+            memcpy(command, cases[i].command, sizeof cases[i].command);
+            if (!command[0])
+                command[0] = test_worker_program();
+            const struct cox_executor_options options = {
+                .rank_count = n, .command = command, .start_timeout_ms = cases[i].code == COX_TIMEOUT ? 100 : 0};
+            expect_refused(&options, cases[i].code, cases[i].says);
+            expect_refused(&options, cases[i].code, "rank ");
+        }
+}
+
+/* One of many does not come: it is the one that is named. */
+static void p2_the_rank_that_did_not_attach_is_named(void **state)
+{
+    (void)state;
+    for (int bad = 0; bad < 4; bad++) {
+        char script[512], named[32];
+        snprintf(script, sizeof script,
+                 "[ $COXSWAIN_RANK = %d ] && { echo no accelerator; exit 9; }; exec " COX_TEST_BIN_DIR
+                 "/scripted_worker",
+                 bad);
+        const char *const command[] = {"/bin/sh", "-c", script, NULL};
+        const struct cox_executor_options options = {.rank_count = 4, .command = command, .no_flags = true};
+        snprintf(named, sizeof named, "rank %d (pid ", bad);
+        expect_refused(&options, COX_PEER_DEAD, named);
+        expect_refused(&options, COX_PEER_DEAD, "no accelerator");
+    }
+}
+
+/* ---- several groups ---- */
+
+static void m17_several_groups_in_one_process(void **state)
+{
+    (void)state;
+    struct test_group *groups[4];
+    for (uint32_t i = 0; i < 4; i++)
+        groups[i] = test_group_start(1 + i, NULL);
+    for (int round = 0; round < 50; round++)
+        for (uint32_t i = 0; i < 4; i++) {
+            char text[32];
+            snprintf(text, sizeof text, "group %u round %d", i, round);
+            test_expect_echo(groups[i], text);
+        }
+    /* The end of one, or a death in it, is nothing to the others. */
+    kill(cox_executor_pid(test_group_executor(groups[1]), 1), SIGKILL);
+    test_await_death(groups[1], 1);
+    test_group_free(groups[0]);
+    test_expect_echo(groups[2], "x");
+    test_expect_echo(groups[3], "x");
+    for (uint32_t i = 1; i < 4; i++)
+        test_group_free(groups[i]);
+}
+
+static int helper_group(const char *name)
+{
+    const struct cox_executor_options options = {.rank_count = 2, .name = name, .keep_names = true};
+    struct test_group *g = NULL;
+    char go;
+    if (test_group_try(&options, &g, NULL) || write(1, "r", 1) != 1 || read(0, &go, 1) != 1)
+        return 2;
+    for (int round = 0; round < 200; round++) {
+        struct test_completion c;
+        char expected[32];
+        snprintf(expected, sizeof expected, "%d.%d", getpid(), round);
+        if (test_call(g, &c, "echo %s", expected) || strcmp(c.ranks[1].bytes, expected) != 0)
+            return 3;
+        test_completion_deinit(&c);
+    }
+    test_group_free(g);
+    return 0;
+}
+
+static void m17_b1_groups_in_two_processes(void **state)
+{
+    (void)state;
+    char names[2][64], ready;
+    struct test_helper helpers[2];
+    for (int i = 0; i < 2; i++)
+        helpers[i] = test_helper_start("group", test_unique_name(names[i]));
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(read(helpers[i].out, &ready, 1), 1);
+    const struct cox_executor_options same = {.rank_count = 2, .name = names[0]};
+    expect_refused(&same, COX_TAKEN, "live group");
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(write(helpers[i].in, "g", 1), 1);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(test_helper_wait(&helpers[i]), 0);
+}
+
+/* ---- idle ---- */
+
+static long switches_of(pid_t pid)
+{
+    char folder[64];
+    long sum = 0;
+    snprintf(folder, sizeof folder, "/proc/%d/task", pid);
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+        char path[400], line[200];
+        /* The thread that measures has switches of its own. */
+        if (entry->d_name[0] == '.' || (pid == getpid() && atoi(entry->d_name) == pid))
+            continue;
+        snprintf(path, sizeof path, "%s/%s/status", folder, entry->d_name);
+        FILE *file = fopen(path, "re");
+        long count = 0;
+        while (file && fgets(line, sizeof line, file))
+            if (sscanf(line, "voluntary_ctxt_switches: %ld", &count) == 1)
+                sum += count;
+        if (file)
+            fclose(file);
+    }
+    closedir(dir);
+    return sum;
+}
+
+static long group_switches(struct test_group *g, uint32_t n)
+{
+    long sum = switches_of(getpid());
+    for (uint32_t rank = 0; rank < n; rank++)
+        sum += switches_of(cox_executor_pid(test_group_executor(g), rank));
+    return sum;
+}
+
+static void p5_idle_costs_no_wakeup(void **state)
+{
+    (void)state;
+#ifdef __SANITIZE_THREAD__
+    skip(); /* it has a thread of its own, which wakes up */
+#endif
+    for (uint32_t n = 1; n <= 8; n *= 2) {
+        struct test_group *g = test_group_start(n, NULL);
+        test_expect_echo(g, "busy once");
+        /* What is on its way to sleep may arrive later; a wake-up that repeats is in every window. */
+        uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+        long before, after;
+        do {
+            before = group_switches(g, n);
+            nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL); /* the absence of something takes time */
+            after = group_switches(g, n);
+        } while (before != after && cox_now_ns() < deadline_ns);
+        assert_int_equal(after - before, 0);
+        test_expect_echo(g, "awake");
+        test_group_free(g);
+    }
+}
+
+/* ---- the end ---- */
+
+static void m15_workers_that_listen_leave_by_themselves(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n *= 2) {
+        const struct cox_executor_options options = {.finalize_ms = TEST_PATIENCE_MS};
+        struct test_group *g = test_group_start(n, &options);
+        test_expect_echo(g, "x");
+        assert_int_equal(cox_executor_stop(test_group_executor(g)), 0);
+        for (uint32_t rank = 0; rank < n; rank++)
+            assert_int_equal(test_count_lines(g, (int)rank, "finalized"), 1);
+        test_group_free(g);
+    }
+}
+
+static void m15_the_end_is_bounded_whatever_workers_do(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.finalize_ms = 200, .term_ms = 200};
+    struct test_group *g = test_group_start(6, &options);
+    struct test_pipe *pipe = test_pipe_new();
+    /* 0 is fine, 1 spins, 2 hears no SIGTERM and blocks, 3 is stopped, 4 is dead, 5 blocks. */
+    assert_int_equal(test_call(g, NULL, "only 2 deaf"), 0);
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    assert_int_equal(test_submit(g, &how, "each echo x|spin|block %s|echo x|kill 9|block %s", test_pipe_path(pipe),
+                                 test_pipe_path(pipe)), 0);
+    assert_int_equal(test_await(g, 0)->status, COX_PEER_DEAD);
+    test_await_lines(g, -1, "blocked", 2);
+    kill(cox_executor_pid(test_group_executor(g), 3), SIGSTOP);
+    uint64_t begin_ns = cox_now_ns();
+    uint32_t signalled = cox_executor_stop(test_group_executor(g));
+    uint64_t took_ns = cox_now_ns() - begin_ns;
+    assert_in_range(signalled, 4, 5); /* 0 may have left by itself */
+    assert_true(took_ns < 15 * COX_NSEC_PER_SEC);
+    assert_int_equal(test_completion_count(g), 1);
+    test_group_free(g);
+}
+
+/* At every depth, also when every frame of every channel is taken. */
+static void m15_a_full_channel_does_not_stop_the_end(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 4; depth *= 2) {
+        const struct cox_executor_options options = {.depth = depth, .finalize_ms = 100, .term_ms = 5000};
+        struct test_group *g = test_group_start(2, &options);
+        struct test_pipe *pipe = test_pipe_new();
+        const struct test_how how = {.gather = COX_GATHER_ALL};
+        for (uint32_t k = 0; k < depth; k++)
+            assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+        test_await_lines(g, -1, "blocked", 2);
+        cox_executor_stop(test_group_executor(g));
+        assert_int_equal(test_completion_count(g), depth);
+        test_group_free(g);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        return strcmp(argv[1], "small_shm") == 0      ? helper_small_shm()
+               : strcmp(argv[1], "leaves_names") == 0 ? helper_leaves_names(argv[2])
+               : strcmp(argv[1], "group") == 0        ? helper_group(argv[2])
+                                                      : 2;
+    const struct CMUnitTest tests[] = {
+        TEST(m16_names_are_checked),
+        TEST(m16_a_live_name_is_taken),
+        TEST(m16_p7_what_a_dead_group_left_is_no_obstacle),
+        TEST(m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone),
+        TEST(m16_b44_a_worker_refuses_what_is_not_the_group),
+        TEST(m16_b45_mode_is_0600_under_any_umask),
+        TEST(m16_names_are_gone_once_all_are_attached),
+        TEST(p6_sizes_told_before_are_the_sizes_taken),
+        TEST(p6_b51_a_small_dev_shm_is_told_with_numbers),
+        TEST(m16_geometry_that_cannot_be_is_refused),
+        TEST(p2_a_worker_that_does_not_attach_ends_the_start),
+        TEST(p2_the_rank_that_did_not_attach_is_named),
+        TEST(m17_several_groups_in_one_process),
+        TEST(m17_b1_groups_in_two_processes),
+        TEST(p5_idle_costs_no_wakeup),
+        TEST(m15_workers_that_listen_leave_by_themselves),
+        TEST(m15_the_end_is_bounded_whatever_workers_do),
+        TEST(m15_a_full_channel_does_not_stop_the_end),
+    };
+    return cmocka_run_group_tests_name("group", tests, NULL, NULL);
+}

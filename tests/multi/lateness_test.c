@@ -1,0 +1,353 @@
+/* Late ranks: their replies are never taken for others, their frames are never overwritten, and only their channel waits
+ * for them. */
+#include "testing.h"
+
+#include "coordinator/operations.h"
+#include "proto/executor.pb-c.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+static struct cox_channel_stats stats_of(struct test_group *g)
+{
+    struct cox_channel_stats stats;
+    cox_executor_stats(test_group_executor(g), COX_CHANNEL_EXECUTE, &stats);
+    return stats;
+}
+
+/* Every second request ends at its deadline while one rank holds it; the answers that come later are answers to nothing.
+ * Each answer names its request, so that a swapped one is seen. */
+static void p4_a_late_reply_is_never_taken_for_another(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    int late_count = 0;
+    for (int round = 0; round < 1000; round++) {
+        const struct test_how normal = {.gather = COX_GATHER_ALL};
+        const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 2};
+        struct test_completion c;
+        char expected[32];
+        /* The call waits for room until the late rank of the round before has answered. */
+        snprintf(expected, sizeof expected, "%d", round);
+        int r = test_call_how(g, &c, &normal, "echo %d", round);
+        if (r)
+            fail_msg("round %d: %s", round, test_error_text(g));
+        for (uint32_t rank = 0; rank < 2; rank++)
+            assert_string_equal(c.ranks[rank].bytes, expected);
+        test_completion_deinit(&c);
+
+        int bad = round % 2;
+        assert_int_equal(test_call_how(g, &c, &brief, "only %d block %s", bad, test_pipe_path(pipe)),
+                         COX_TIMEOUT);
+        assert_int_equal(c.status, COX_TIMEOUT);
+        assert_int_equal(c.ranks[bad].outcome, COX_OUTCOME_LATE);
+        for (uint32_t rank = 0; rank < 2; rank++)
+            late_count += c.ranks[rank].outcome == COX_OUTCOME_LATE;
+        test_completion_deinit(&c);
+        test_pipe_release(pipe, 1);
+    }
+    test_expect_echo(g, "the end");
+    struct cox_channel_stats stats = stats_of(g);
+    assert_int_equal(stats.timeouts, 1000);
+    assert_int_equal(stats.late_replies, late_count);
+    assert_int_equal(stats.completed, 2001);
+    assert_int_equal(stats.submitted, 2001);
+    test_group_free(g);
+}
+
+/* The same with several requests in flight when the deadline comes. */
+static void p4_b50_late_replies_of_a_full_pipeline_are_dropped(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    size_t n = 0, late_count = 0;
+    for (int round = 0; round < 100; round++) {
+        const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 5};
+        char blocks[128];
+        snprintf(blocks, sizeof blocks, "only 1 block %s", test_pipe_path(pipe));
+        assert_int_equal(test_submit_persist(g, &brief, blocks), 0);
+        size_t more = 0;
+        while (more < 3 && test_submit(g, &brief, "echo dead %d", round) == 0)
+            more++;
+        for (size_t i = 0; i <= more; i++) {
+            const struct test_completion *c = test_await(g, n++);
+            assert_int_equal(c->status, COX_TIMEOUT);
+            for (uint32_t rank = 0; rank < 2; rank++)
+                late_count += c->ranks[rank].outcome == COX_OUTCOME_LATE;
+        }
+        test_pipe_release(pipe, 1);
+        char live[32];
+        snprintf(live, sizeof live, "echo live %d", round);
+        const struct test_how normal = {.gather = COX_GATHER_ALL};
+        assert_int_equal(test_submit_persist(g, &normal, live), 0);
+        const struct test_completion *c = test_await(g, n++);
+        assert_int_equal(c->status, 0);
+        for (uint32_t rank = 0; rank < 2; rank++)
+            assert_string_equal(c->ranks[rank].bytes, live + strlen("echo "));
+    }
+    assert_int_equal(stats_of(g).late_replies, late_count);
+    test_group_free(g);
+}
+
+static void p3_a_timeout_names_who_was_silent_and_how(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(4, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    /* Rank 3 does not even take it: it is stopped. Rank 1 took it and hangs. The others answer. */
+    pid_t stopped = cox_executor_pid(test_group_executor(g), 3);
+    assert_int_equal(kill(stopped, SIGSTOP), 0);
+    const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 300};
+    struct test_completion c;
+    assert_int_equal(test_call_how(g, &c, &brief, "only 1 block %s", test_pipe_path(pipe)), COX_TIMEOUT);
+    assert_int_equal(c.ranks[0].outcome, COX_OUTCOME_OK);
+    assert_int_equal(c.ranks[1].outcome, COX_OUTCOME_LATE);
+    assert_int_equal(c.ranks[2].outcome, COX_OUTCOME_OK);
+    assert_int_equal(c.ranks[3].outcome, COX_OUTCOME_LATE);
+    assert_true(c.ranks[1].taken);
+    assert_false(c.ranks[3].taken);
+    assert_contains(c.ranks[1].text, "running");
+    assert_contains(c.ranks[3].text, "never took it");
+    assert_true(c.ranks[1].silent_ns > 100 * COX_NSEC_PER_MSEC);
+    assert_true(c.ranks[3].silent_ns > 100 * COX_NSEC_PER_MSEC);
+    assert_true(c.ranks[1].silent_ns < 20 * COX_NSEC_PER_SEC);
+    assert_contains(c.text, "sequence 1");
+    assert_contains(c.text, "OPAQUE");
+    assert_contains(c.text, "2 of 4 ranks answered");
+    assert_contains(c.text, "alive");
+    char pid[32];
+    snprintf(pid, sizeof pid, "rank 3 (pid %d)", stopped);
+    assert_contains(c.text, pid);
+    test_completion_deinit(&c);
+    assert_int_equal(kill(stopped, SIGCONT), 0);
+    test_pipe_release(pipe, 1);
+    test_expect_echo(g, "awake");
+    test_group_free(g);
+}
+
+static void s4_a_late_rank_blocks_its_channel_only(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n *= 2) {
+        struct test_group *g = test_group_start(n, NULL);
+        struct test_pipe *pipe = test_pipe_new();
+        struct cox_executor *executor = test_group_executor(g);
+        const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
+        uint32_t bad = n - 1;
+        assert_int_equal(test_call_how(g, NULL, &brief, "only %" PRIu32 " block %s", bad, test_pipe_path(pipe)),
+                         COX_TIMEOUT);
+        /* execute does not run ahead: submit says who and what. */
+        const struct test_how normal = {.gather = COX_GATHER_ALL};
+        assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
+        char named[64];
+        snprintf(named, sizeof named, "rank %" PRIu32 " still owes the answer to sequence 1", bad);
+        assert_contains(test_error_text(g), named);
+        if (n > 1) { /* also for ranks that owe nothing */
+            const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1};
+            assert_int_equal(test_submit(g, &others, "echo x"), COX_LATE);
+        }
+        /* The other channels go on. */
+        struct cox_error err = {0};
+        struct cox_link_status links = {0};
+        assert_int_equal(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS), &links, &err), 0);
+        cox_link_status_deinit(&links);
+        struct cox_recover_result results[8];
+        assert_int_equal(cox_executor_recover(executor, COX_RECOVER_CLEAR,
+                                              cox_deadline_after_ms(TEST_PATIENCE_MS), results, &err), 0);
+        ModelExecuteData__PullKVRequest pull = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
+        struct cox_pull_result *pulled = NULL;
+        size_t count = 0;
+        assert_int_equal(cox_executor_pull_kv(executor, &pull, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                              &pulled, &count, &err), 0);
+        cox_pull_results_free(pulled, count);
+        assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
+        /* Usable as soon as the rank has answered. */
+        test_pipe_release(pipe, 1);
+        assert_int_equal(test_submit_persist(g, &normal, "echo back"), 0);
+        assert_string_equal(test_await(g, 0)->ranks[bad].bytes, "back");
+        assert_int_equal(stats_of(g).late_replies, 1);
+        test_group_free(g);
+    }
+}
+
+/* A dead rank owes nothing: the living go on. */
+static void s4_a_late_rank_that_dies_is_late_no_more(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
+    assert_int_equal(test_call_how(g, NULL, &brief, "only 1 block %s", test_pipe_path(pipe)), COX_TIMEOUT);
+    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
+    const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
+    assert_int_equal(test_submit_persist(g, &first, "echo alone"), 0);
+    assert_string_equal(test_await(g, 0)->ranks[0].bytes, "alone");
+    assert_int_equal(test_submit(g, &brief, "echo x"), COX_PEER_DEAD);
+    test_group_free(g);
+}
+
+/* Rank 1 reads its frame in place, for as long as it blocks; rank 0 answers at once. */
+static void s3_a_frame_is_not_written_while_a_rank_reads_it(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.depth = 2};
+    struct test_group *g = test_group_start(2, &options);
+    struct test_pipe *pipe = test_pipe_new();
+    const struct test_how both = {.gather = COX_GATHER_ALL}, first = {.gather = COX_GATHER_ALL, .ranks = 1};
+    /* The error of rank 0 ends the request, so that the entry is free but for the frame that rank 1 reads. */
+    for (int round = 0; round < 20; round++) {
+        assert_int_equal(test_submit_persist(g, &both, "echo first"), 0);
+        test_await(g, test_completion_count(g) ? test_completion_count(g) - 1 : 0);
+        char hold[256];
+        snprintf(hold, sizeof hold, "each echo done|hold %s %0100d", test_pipe_path(pipe), round);
+        size_t before = test_completion_count(g);
+        assert_int_equal(test_submit_persist(g, &both, hold), 0);
+        test_await_lines(g, 1, "blocked", (size_t)round + 1);
+        /* One more frame there is, then none. */
+        int r = 0, accepted = 0;
+        while ((r = test_submit(g, &first, "echo %0120d", 7)) == 0)
+            accepted++;
+        assert_int_equal(r, COX_FULL);
+        assert_true(accepted <= 1);
+        for (int k = 0; k < 100; k++)
+            assert_int_equal(test_submit(g, &first, "echo %0120d", 7), COX_FULL);
+        test_pipe_release(pipe, 1);
+        /* In order of sequence: what was submitted before, then the held one. */
+        bool seen = false;
+        for (size_t n = before; !seen; n++) {
+            const struct test_completion *c = test_await(g, n);
+            if (c->rank_count == 2 && c->ranks[1].outcome == COX_OUTCOME_OK &&
+                strcmp(c->ranks[0].bytes, "done") == 0) {
+                assert_string_equal(c->ranks[1].bytes, "same");
+                seen = true;
+            }
+        }
+        for (int k = 0; k < accepted; k++)
+            test_await(g, before + (size_t)k + 1);
+    }
+    test_group_free(g);
+}
+
+/* After a timeout, too: the request has ended, its frame is still read. LATE comes first then, so the claim on the frame
+ * is looked at through what the rank says of its bytes. */
+static void s3_nor_after_the_request_has_ended(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 2; depth++) {
+        const struct cox_executor_options options = {.depth = depth};
+        struct test_group *g = test_group_start(2, &options);
+        struct test_pipe *pipe = test_pipe_new();
+        const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 10};
+        const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
+        assert_int_equal(test_call_how(g, NULL, &brief, "each echo x|hold %s abcdefghijklm", test_pipe_path(pipe)),
+                         COX_TIMEOUT);
+        test_await_lines(g, 1, "blocked", 1);
+        for (int k = 0; k < 100; k++) {
+            int r = test_submit(g, &first, "echo %0120d", 7);
+            assert_true(r == COX_FULL || r == COX_LATE);
+        }
+        test_pipe_release(pipe, 1);
+        test_expect_echo(g, "still here");
+        test_group_free(g);
+    }
+}
+
+/* Rank 1 sleeps through many rounds of the ring, and then finds its own request among them. */
+static void s3_a_rank_that_was_not_asked_skips_frames(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 8; depth *= 2) {
+        const struct cox_executor_options options = {.depth = depth};
+        struct test_group *g = test_group_start(4, &options);
+        const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1 + 4 + 8};
+        for (int round = 0; round < 50; round++) {
+            for (int k = 0; k < round % 12; k++)
+                assert_int_equal(test_call_how(g, NULL, &others, "echo skip"), 0);
+            char text[32];
+            snprintf(text, sizeof text, "round %d", round);
+            test_expect_echo(g, text);
+        }
+        test_group_free(g);
+    }
+}
+
+/* A stopped rank that is not asked holds nobody up. */
+static void s3_a_rank_that_was_not_asked_may_sleep(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    pid_t pid = cox_executor_pid(test_group_executor(g), 1);
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
+    for (int k = 0; k < 100; k++)
+        assert_int_equal(test_call_how(g, NULL, &first, "echo x"), 0);
+    assert_int_equal(kill(pid, SIGCONT), 0);
+    test_expect_echo(g, "both");
+    test_group_free(g);
+}
+
+/* Requests and replies as large as they may be, as many as fit, in both directions, and faults on top. */
+static void p11_both_directions_full_at_once(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {
+        .request_size = {[COX_CHANNEL_EXECUTE] = 4 << 16},
+        .response_size = {[COX_CHANNEL_EXECUTE] = 4 * 4 << 16},
+    };
+    struct test_group *g = test_group_start(4, &options);
+    size_t max = cox_executor_request_size_max(test_group_executor(g), COX_CHANNEL_EXECUTE);
+    char *text = malloc(max + 1);
+    assert_non_null(text);
+    memset(text, 'b', max);
+    text[max] = '\0';
+    memcpy(text, "echo ", 5);
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    size_t submitted = 0;
+    for (int round = 0; round < 50; round++) {
+        for (int k = 0; k < 8; k++, submitted++)
+            assert_int_equal(test_submit_persist(g, &how, text), 0);
+        assert_int_equal(test_submit_persist(g, &how, "faults 5 much to say"), 0);
+        submitted++;
+    }
+    for (size_t n = 0; n < submitted; n++) {
+        const struct test_completion *c = test_await(g, n);
+        assert_int_equal(c->status, 0);
+        bool large = c->ranks[0].size == max - 5;
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            assert_int_equal(c->ranks[rank].size, large ? max - 5 : strlen("reported"));
+            assert_string_equal(c->ranks[rank].bytes, large ? text + 5 : "reported");
+        }
+    }
+    test_await_faults(g, 50 * 4 * 5);
+    free(text);
+    test_group_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p4_a_late_reply_is_never_taken_for_another),
+        TEST(p4_b50_late_replies_of_a_full_pipeline_are_dropped),
+        TEST(p3_a_timeout_names_who_was_silent_and_how),
+        TEST(s4_a_late_rank_blocks_its_channel_only),
+        TEST(s4_a_late_rank_that_dies_is_late_no_more),
+        TEST(s3_a_frame_is_not_written_while_a_rank_reads_it),
+        TEST(s3_nor_after_the_request_has_ended),
+        TEST(s3_a_rank_that_was_not_asked_skips_frames),
+        TEST(s3_a_rank_that_was_not_asked_may_sleep),
+        TEST(p11_both_directions_full_at_once),
+    };
+    return cmocka_run_group_tests_name("lateness", tests, NULL, NULL);
+}

@@ -1,0 +1,391 @@
+#include "legacy_group.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#define NATIVE COX_TEST_BIN_DIR "/legacy_native"
+
+/* ---- groups ---- */
+
+const char *const all_legacy[] = {"/bin/sh", "-c", "exec " LEGACY_WORKER " \"$@\"", "sh", NULL};
+const char *const even_native[] = {"/bin/sh", "-c",
+                                   "case $COXSWAIN_RANK in *[02468]) exec " NATIVE
+                                   " \"$@\";; *) exec " LEGACY_WORKER " \"$@\";; esac",
+                                   "sh", NULL};
+const char *const odd_native[] = {"/bin/sh", "-c",
+                                  "case $COXSWAIN_RANK in *[13579]) exec " NATIVE
+                                  " \"$@\";; *) exec " LEGACY_WORKER " \"$@\";; esac",
+                                  "sh", NULL};
+const char *const all_native[] = {NATIVE, NULL};
+const char *const slow_legacy[] = {
+    "/bin/sh", "-c",
+    "[ $COXSWAIN_RANK = 1 ] || unset COX_LEGACY_DELAY_MS; exec " LEGACY_WORKER " \"$@\"", "sh",
+    NULL};
+
+struct cox_executor_options small_options(uint32_t rank_count, const char *const *command)
+{
+    return (struct cox_executor_options){
+        .rank_count = rank_count,
+        .command = command,
+        .legacy_workers = true,
+        .request_size = {[COX_CHANNEL_EXECUTE] = 4 * MIB,
+                         [COX_CHANNEL_LINK] = 64 * KIB,
+                         [COX_CHANNEL_TRANSFER] = 1 * MIB,
+                         [COX_CHANNEL_RECOVER] = 64 * KIB},
+        .response_size = {[COX_CHANNEL_EXECUTE] = 16 * MIB,
+                          [COX_CHANNEL_LINK] = 64 * KIB,
+                          [COX_CHANNEL_TRANSFER] = 4 * MIB,
+                          [COX_CHANNEL_RECOVER] = 8 * MIB},
+        /* That they leave by themselves is what is to be seen, however busy the machine is. */
+        .finalize_ms = TEST_PATIENCE_MS,
+    };
+}
+
+struct test_group *group_start(uint32_t rank_count, const char *const *command)
+{
+    struct cox_executor_options options = small_options(rank_count, command);
+    return test_group_start(rank_count, &options);
+}
+
+struct test_group *group_start_with(uint32_t rank_count, const char *const *command,
+                                    const char *variable, const char *value)
+{
+    assert_int_equal(setenv(variable, value, 1), 0);
+    struct test_group *group = group_start(rank_count, command);
+    assert_int_equal(unsetenv(variable), 0);
+    return group;
+}
+
+/* Finalize makes every worker leave with 0 and without a signal. */
+void group_end(struct test_group *group)
+{
+    struct cox_executor *executor = test_group_executor(group);
+    assert_int_equal(cox_executor_stop(executor), 0);
+    for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++) {
+        struct cox_exit how = {0};
+        assert_true(cox_supervisor_dead(executor->supervisor, rank, &how));
+        assert_true(how.known);
+        assert_int_equal(how.signal, 0);
+        assert_int_equal(how.exit_status, 0);
+    }
+    test_group_free(group);
+}
+
+uint64_t soon(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+/* The rank has been told, but does nothing until it may go on. */
+void rank_halt(struct test_group *group, uint32_t rank)
+{
+    pid_t pid = cox_executor_pid(test_group_executor(group), rank);
+    siginfo_t info;
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOWAIT), 0);
+}
+
+void rank_resume(struct test_group *group, uint32_t rank)
+{
+    assert_int_equal(kill(cox_executor_pid(test_group_executor(group), rank), SIGCONT), 0);
+}
+
+/* ---- init ---- */
+
+void group_init(struct test_group *group)
+{
+    struct cox_executor *executor = test_group_executor(group);
+    uint32_t rank_count = cox_executor_rank_count(executor);
+    const struct cox_config_entry config[] = {{"rank_num", "1"}, {"model", "none"}};
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    int r = cox_executor_init(executor, config, 2, soon(), &summary, &err);
+    if (r)
+        fail_msg("init: %d: %s", r, err.text);
+    /* Rank r has 100 + r blocks and 4096 - r positions: the first and the last rank have the
+     * smallest. */
+    assert_int_equal(summary.cpu_block_count, 100);
+    assert_int_equal(summary.npu_block_count, 100);
+    assert_int_equal(summary.max_position_embeddings, 4096 - (int64_t)rank_count + 1);
+    assert_int_equal(summary.start_thinking_id, -1);
+    assert_int_equal(summary.kv_cache_count, 1);
+    assert_int_equal(summary.kv_caches[0].block_count, 100);
+    assert_int_equal(summary.kv_caches[0].block_size, 128);
+    assert_int_equal(summary.kv_caches[0].compression_ratio, 1);
+}
+
+/* ---- steps ---- */
+
+static ProtobufCBinaryData int64_bytes(uint8_t bytes[8], int64_t value)
+{
+    cox_wire_int64_set(bytes, 0, value);
+    return (ProtobufCBinaryData){.len = 8, .data = bytes};
+}
+
+void step_fill(struct step *step, const struct row *rows, size_t count)
+{
+    model_execute_data__execute_request__init(&step->request);
+    model_execute_data__execute_model_request__init(&step->model);
+    step->request.has_execute_type = 1;
+    step->request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
+    step->request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    step->request.execute_model_request = &step->model;
+    step->model.has_forward_type = 1;
+    step->model.forward_type = rows[0].prompt ? MODEL_EXECUTE_DATA__FORWARD_TYPE__PREFILL
+                                              : MODEL_EXECUTE_DATA__FORWARD_TYPE__DECODE;
+    step->model.n_seq_group_metadata_list = count;
+    step->model.seq_group_metadata_list = step->list;
+    for (size_t i = 0; i < count; i++) {
+        ModelExecuteData__SequenceGroupMetadata *group = step->list[i] = &step->groups[i];
+        model_execute_data__sequence_group_metadata__init(group);
+        snprintf(step->names[i], sizeof step->names[i], "request-%" PRId64, rows[i].id);
+        group->request_id = step->names[i];
+        group->has_is_prompt = group->has_seqids = group->has_computed_block_lens = 1;
+        group->is_prompt = rows[i].prompt != 0;
+        group->seqids = int64_bytes(step->ids[i], rows[i].id);
+        group->computed_block_lens = int64_bytes(step->computed[i], 0);
+        step->tables[i] = int64_bytes(step->blocks[i], rows[i].id);
+        group->n_block_tables = 1;
+        group->block_tables = &step->tables[i];
+        if (rows[i].prompt) {
+            group->has_prompt_lens = group->has_prompt_token_ids = 1;
+            group->prompt_lens = int64_bytes(step->lengths[i], 1);
+            group->prompt_token_ids = int64_bytes(step->prompts[i], rows[i].prompt);
+        }
+    }
+}
+
+void answer_visit(void *context, const struct cox_completion *completion)
+{
+    struct answer *answer = context;
+    test_completion_copy(&answer->completion, completion);
+    const ModelExecuteData__ExecuteResponse *response =
+        completion->payload ? completion->payload->response : NULL;
+    if (!response || response->result_case !=
+                         MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
+        return;
+    const ModelExecuteData__ExecuteModelResponse *model = response->execute_model_response;
+    for (size_t i = 0; i < model->n_outputs && i < ROW_COUNT_MAX; i++) {
+        if (model->outputs[i]->n_samples != 1 || model->outputs[i]->samples[0]->n_output_token != 1)
+            return;
+        answer->ids[i] = model->outputs[i]->samples[0]->seq_id;
+        answer->tokens[i] = model->outputs[i]->samples[0]->output_token[0];
+        answer->count = i + 1;
+    }
+}
+
+int step_call(struct test_group *group, const struct row *rows, size_t count, uint64_t deadline_ns,
+              struct answer *ret_answer, struct cox_error *err)
+{
+    struct step step;
+    step_fill(&step, rows, count);
+    *ret_answer = (struct answer){0};
+    const struct cox_submit_options options = {.deadline_ns = deadline_ns};
+    return cox_executor_call(test_group_executor(group), &step.request, &options, answer_visit,
+                             ret_answer, err);
+}
+
+/* One step of one row, and the token that has to come of it. */
+void step_expect(struct test_group *group, int64_t id, int64_t prompt, int64_t token)
+{
+    const struct row row = {id, prompt};
+    struct answer answer;
+    struct cox_error err = {0};
+    int r = step_call(group, &row, 1, soon(), &answer, &err);
+    if (r)
+        fail_msg("step: %d: %s", r, err.text);
+    assert_int_equal(answer.count, 1);
+    assert_int_equal(answer.ids[0], id);
+    assert_int_equal(answer.tokens[0], token % TOKEN_MODULUS);
+    test_completion_deinit(&answer.completion);
+}
+
+void group_infer(struct test_group *group)
+{
+    struct row rows[3] = {{7, 11}, {8, 200}, {9, 96}};
+    for (int64_t count = 0; count < 5; count++) {
+        struct answer answer;
+        struct cox_error err = {0};
+        int r = step_call(group, rows, 3, soon(), &answer, &err);
+        if (r)
+            fail_msg("step %" PRId64 ": %d: %s", count, r, err.text);
+        assert_int_equal(answer.count, 3);
+        for (size_t i = 0; i < 3; i++) {
+            assert_int_equal(answer.ids[i], rows[i].id);
+            assert_int_equal(answer.tokens[i],
+                             ((int64_t[]){11, 200, 96}[i] + count) % TOKEN_MODULUS);
+            rows[i].prompt = 0;
+        }
+        for (uint32_t rank = 0; rank < answer.completion.rank_count; rank++)
+            assert_int_equal(answer.completion.ranks[rank].outcome, COX_OUTCOME_OK);
+        test_completion_deinit(&answer.completion);
+    }
+}
+
+static void group_cleanup(struct test_group *group)
+{
+    const int64_t ids[] = {7, 9};
+    struct cox_error err = {0};
+    assert_int_equal(cox_executor_cleanup(test_group_executor(group), ids, 2, soon(), &err), 0);
+    step_expect(group, 7, 30, 30); /* it starts anew */
+    step_expect(group, 8, 0, 205); /* not named: it goes on */
+}
+
+/* ---- the other channels ---- */
+
+void link_one(struct test_group *group, const char *cluster, bool unlink_it)
+{
+    ModelExecuteData__HostInfo host = MODEL_EXECUTE_DATA__HOST_INFO__INIT, *hosts[] = {&host};
+    ModelExecuteData__DeviceInfo device = MODEL_EXECUTE_DATA__DEVICE_INFO__INIT,
+                                 *devices[] = {&device};
+    ModelExecuteData__RemoteInfo remote = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT,
+                                 *remotes[] = {&remote};
+    ModelExecuteData__PDLinkRequest__PDLinkInfo
+        info = MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT,
+        *infos[] = {&info};
+    ModelExecuteData__PDLinkRequest request = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
+    host.host_ip = (char[]){"192.0.2.1"};
+    host.cluster_id = (char *)(uintptr_t)cluster;
+    device.device_ip = (char[]){"192.0.2.2"};
+    remote.n_host_info = remote.n_device_info = 1;
+    remote.host_info = hosts;
+    remote.device_info = devices;
+    info.n_link_info = !unlink_it;
+    info.n_unlink_info = unlink_it;
+    info.link_info = info.unlink_info = remotes;
+    request.n_pd_link_info = 1;
+    request.pd_link_info = infos;
+    struct cox_error err = {0};
+    assert_int_equal(cox_executor_link(test_group_executor(group), &request, soon(), &err), 0);
+}
+
+void link_expect(struct test_group *group, size_t count, const char *cluster)
+{
+    struct cox_link_status status;
+    struct cox_error err = {0};
+    int r = cox_executor_link_status(test_group_executor(group), soon(), &status, &err);
+    if (r)
+        fail_msg("link status: %d: %s", r, err.text);
+    assert_int_equal(status.success_count, count);
+    if (count)
+        assert_string_equal(status.success[count - 1], cluster);
+    assert_int_equal(status.failed_count + status.running_count + status.waiting_count, 0);
+    cox_link_status_deinit(&status);
+}
+
+static void group_link(struct test_group *group)
+{
+    link_expect(group, 0, NULL);
+    link_one(group, "cluster-1", false);
+    link_expect(group, 1, "cluster-1");
+    link_one(group, "cluster-2", false);
+    link_expect(group, 2, "cluster-2");
+    link_one(group, "cluster-2", true);
+    link_expect(group, 1, "cluster-1");
+}
+
+static void group_lora(struct test_group *group)
+{
+    static const struct {
+        ModelExecuteData__LoraOperationType type;
+        int r;
+        int32_t status;
+    } operations[] = {
+        {MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD, 0, 0},
+        {MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD, COX_REJECTED,
+         MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__DUPLICATED_LORA_ID},
+        {MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__UNLOAD, 0, 0},
+        {MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__UNLOAD, COX_REJECTED,
+         MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__INVALID_LORA_ID},
+    };
+    struct cox_executor *executor = test_group_executor(group);
+    for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
+        ModelExecuteData__LoraOperationRequest request =
+            MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+        request.master_model = (char[]){"base"};
+        request.lora_name = (char[]){"adapter"};
+        request.lora_path = (char[]){"/adapters/adapter"};
+        request.has_lora_op_type = 1;
+        request.lora_op_type = operations[i].type;
+        int32_t statuses[RANK_COUNT_MAX];
+        struct cox_error err = {0};
+        int r = cox_executor_lora(executor, &request, soon(), statuses, &err);
+        assert_int_equal(r, operations[i].r);
+        for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
+            assert_int_equal(statuses[rank], operations[i].status);
+    }
+}
+
+void group_pull(struct test_group *group)
+{
+    struct step step;
+    const struct row rows[] = {{21, 5}, {22, 6}};
+    step_fill(&step, rows, 2);
+    ModelExecuteData__PullKVRequest__PullKVInfo infos[2], *list[2];
+    char cluster[] = "cluster-1";
+    ModelExecuteData__PullKVRequest request = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
+    for (size_t i = 0; i < 2; i++) {
+        model_execute_data__pull_kvrequest__pull_kvinfo__init(list[i] = &infos[i]);
+        infos[i].n_src_block_tables = infos[i].n_dst_block_tables = 1;
+        infos[i].src_block_tables = infos[i].dst_block_tables = &step.tables[i];
+        infos[i].cluster_id = cluster;
+        infos[i].seq_group_metadata = &step.groups[i];
+    }
+    request.n_pull_kv_infos = 2;
+    request.pull_kv_infos = list;
+    struct cox_pull_result *results;
+    size_t count;
+    struct cox_error err = {0};
+    int r =
+        cox_executor_pull_kv(test_group_executor(group), &request, soon(), &results, &count, &err);
+    if (r)
+        fail_msg("pull: %d: %s", r, err.text);
+    assert_int_equal(count, 2);
+    assert_string_equal(results[0].request_id, "request-21");
+    assert_string_equal(results[1].request_id, "request-22");
+    assert_int_equal(results[0].code, 0);
+    assert_int_equal(results[1].code, 0);
+    cox_pull_results_free(results, count);
+}
+
+static void group_recover(struct test_group *group)
+{
+    static const enum cox_recover_command commands[] = {
+        COX_RECOVER_PAUSE, COX_RECOVER_CLEAR,     COX_RECOVER_REINIT, COX_RECOVER_START,
+        COX_RECOVER_CLEAR, COX_RECOVER_PAUSE_NET, COX_RECOVER_START,
+    };
+    struct cox_executor *executor = test_group_executor(group);
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        struct cox_recover_result results[RANK_COUNT_MAX];
+        struct cox_error err = {0};
+        int r = cox_executor_recover(executor, commands[i], soon(), results, &err);
+        if (r)
+            fail_msg("%s: %d: %s", cox_recover_command_name(commands[i]), r, err.text);
+        for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++) {
+            assert_int_equal(results[rank].device, rank); /* its own slot */
+            assert_int_equal(results[rank].result, 0);
+        }
+    }
+    struct cox_recover_result results[RANK_COUNT_MAX];
+    struct cox_error err = {0};
+    assert_int_equal(cox_executor_recover(executor, COX_RECOVER_REINIT, soon(), results, &err),
+                     COX_STATE);
+}
+
+/* Everything the protocol has, in one life. */
+void group_live(struct test_group *group)
+{
+    group_init(group);
+    group_infer(group);
+    group_cleanup(group);
+    group_link(group);
+    group_lora(group);
+    group_pull(group);
+    group_recover(group);
+    step_expect(group, 7, 0, 31);
+    group_end(group);
+}

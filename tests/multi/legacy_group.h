@@ -1,0 +1,83 @@
+/*
+ * legacy_group: groups of legacy workers and of both kinds, and every operation of the protocol
+ * with the answers that tests/legacy/legacy_worker.py and tests/legacy/native_worker.c give. Fails
+ * the test when an answer is another one.
+ *
+ * Threads: step_call, step_fill and answer_visit from any; the rest on the test's.
+ * Ownership, blocking, death: as testing.h.
+ */
+#ifndef COX_TESTS_MULTI_LEGACY_GROUP_H
+#define COX_TESTS_MULTI_LEGACY_GROUP_H
+
+#include "coordinator/executor_internal.h"
+#include "proto/executor.pb-c.h"
+#include "testing.h"
+
+#define LEGACY_WORKER "/usr/bin/python3 " COX_TEST_SOURCE_DIR "/tests/legacy/legacy_worker.py"
+#define KIB UINT64_C(1024)
+#define MIB (KIB * KIB)
+#define ROW_COUNT_MAX 8
+#define RANK_COUNT_MAX 8
+#define TOKEN_MODULUS 97
+
+/* Who sits at a rank: commands, for group_start. The shells among them end in exec: the rank's pid
+ * is the worker's. */
+extern const char *const all_legacy[], *const even_native[], *const odd_native[],
+                                                                 *const all_native[];
+extern const char *const slow_legacy[]; /* COX_LEGACY_DELAY_MS is rank 1's alone */
+
+/* Small regions; nothing but finalize ends the workers. */
+struct cox_executor_options small_options(uint32_t rank_count, const char *const *command);
+struct test_group *group_start(uint32_t rank_count, const char *const *command);
+struct test_group *group_start_with(uint32_t rank_count, const char *const *command,
+                                    const char *variable, const char *value);
+/* Finalize makes every worker leave with 0 and without a signal. */
+void group_end(struct test_group *group);
+/* init, steps, clean-up, links, LoRA, pulls, recovery, end: everything the protocol has, in one
+ * life. */
+void group_live(struct test_group *group);
+
+uint64_t soon(void); /* a deadline that only a broken test reaches */
+void rank_halt(struct test_group *group, uint32_t rank);
+void rank_resume(struct test_group *group, uint32_t rank);
+
+struct row {
+    int64_t id;
+    int64_t prompt; /* one token; 0: a decode step */
+};
+
+struct step {
+    ModelExecuteData__ExecuteRequest request;
+    ModelExecuteData__ExecuteModelRequest model;
+    ModelExecuteData__SequenceGroupMetadata groups[ROW_COUNT_MAX], *list[ROW_COUNT_MAX];
+    ProtobufCBinaryData tables[ROW_COUNT_MAX];
+    uint8_t ids[ROW_COUNT_MAX][8], prompts[ROW_COUNT_MAX][8], lengths[ROW_COUNT_MAX][8];
+    uint8_t blocks[ROW_COUNT_MAX][8], computed[ROW_COUNT_MAX][8];
+    char names[ROW_COUNT_MAX][24];
+};
+
+/* The request lies in step, which must stay where it is. */
+void step_fill(struct step *step, const struct row *rows, size_t count);
+
+struct answer {
+    struct test_completion completion;
+    size_t count;
+    int64_t ids[ROW_COUNT_MAX], tokens[ROW_COUNT_MAX];
+};
+
+/* A cox_completion_fn; context is a struct answer. */
+void answer_visit(void *context, const struct cox_completion *completion);
+/* What call returns; ret_answer->completion is the caller's to deinit. */
+int step_call(struct test_group *group, const struct row *rows, size_t count, uint64_t deadline_ns,
+              struct answer *ret_answer, struct cox_error *err);
+/* One step of one row, and the token that has to come of it. */
+void step_expect(struct test_group *group, int64_t id, int64_t prompt, int64_t token);
+
+void group_init(struct test_group *group);
+void group_infer(struct test_group *group); /* sequences 7, 8 and 9 */
+void group_pull(struct test_group *group);
+void link_one(struct test_group *group, const char *cluster, bool unlink_it);
+/* So many clusters are linked, the last of them is this one. */
+void link_expect(struct test_group *group, size_t count, const char *cluster);
+
+#endif

@@ -1,0 +1,538 @@
+/* The executor with legacy workers: tests/legacy/legacy_worker.py, which was written from the wire
+ * contract alone, at 1 to 8 ranks, and groups in which some ranks are that worker and others one on
+ * our library with the same answers (tests/legacy/native_worker.c). */
+#include "legacy_group.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+
+static void m7_legacy_ranks_serve_every_operation(void **state)
+{
+    (void)state;
+    for (uint32_t rank_count = 1; rank_count <= RANK_COUNT_MAX; rank_count *= 2)
+        group_live(group_start(rank_count, all_legacy));
+}
+
+static void m7_mixed_ranks_serve_every_operation(void **state)
+{
+    (void)state;
+    for (uint32_t rank_count = 1; rank_count <= RANK_COUNT_MAX; rank_count *= 2) {
+        group_live(group_start(rank_count, even_native));
+        group_live(group_start(rank_count, odd_native));
+    }
+    group_live(group_start(2, all_native));
+}
+
+static void m7_the_sizes_of_the_contract(void **state)
+{
+    (void)state;
+    struct statvfs space;
+    assert_int_equal(statvfs("/dev/shm", &space), 0);
+    if ((uint64_t)space.f_bavail * space.f_frsize < 1024 * MIB)
+        skip();
+    struct cox_executor_options options = {
+        .rank_count = 2,
+        .command = all_legacy,
+        .legacy_workers = true,
+        .finalize_ms = TEST_PATIENCE_MS,
+    };
+    struct test_group *group = test_group_start(2, &options);
+    assert_int_equal(cox_executor_request_size_max(test_group_executor(group), COX_CHANNEL_EXECUTE),
+                     256 * MIB - 4);
+    group_live(group);
+}
+
+/* ---- many requests ---- */
+
+struct stepper {
+    struct test_group *group;
+    int64_t id;
+    int r;
+    struct cox_error err;
+};
+
+static void *stepper_main(void *context)
+{
+    struct stepper *stepper = context;
+    for (int64_t count = 0; stepper->r == 0 && count < 100; count++) {
+        const struct row row = {stepper->id, count ? 0 : 3};
+        struct answer answer;
+        stepper->r = step_call(stepper->group, &row, 1, soon(), &answer, &stepper->err);
+        if (stepper->r == 0 && (answer.count != 1 || answer.ids[0] != stepper->id ||
+                                answer.tokens[0] != (3 + count) % TOKEN_MODULUS))
+            stepper->r = cox_fail(&stepper->err, COX_CORRUPT, "the answer of another request");
+        test_completion_deinit(&answer.completion);
+    }
+    return NULL;
+}
+
+/* Three threads share the one frame of the execute channel while the other channels are used too.
+ */
+static void m1_channels_run_beside_each_other(void **state)
+{
+    (void)state;
+    static const char *const *const commands[] = {all_legacy, odd_native};
+    for (size_t c = 0; c < 2; c++) {
+        struct test_group *group = group_start(2, commands[c]);
+        group_init(group);
+        struct stepper steppers[3];
+        pthread_t threads[3];
+        for (int i = 0; i < 3; i++) {
+            steppers[i] = (struct stepper){.group = group, .id = 40 + i};
+            assert_int_equal(pthread_create(&threads[i], NULL, stepper_main, &steppers[i]), 0);
+        }
+        for (int i = 0; i < 20; i++) {
+            link_expect(group, 0, NULL);
+            group_pull(group);
+            struct cox_recover_result results[2];
+            assert_int_equal(cox_executor_recover(test_group_executor(group), COX_RECOVER_CLEAR,
+                                                  soon(), results, NULL),
+                             0);
+        }
+        for (int i = 0; i < 3; i++) {
+            assert_int_equal(pthread_join(threads[i], NULL), 0);
+            if (steppers[i].r)
+                fail_msg("stepper %d: %d: %s", i, steppers[i].r, steppers[i].err.text);
+        }
+        group_end(group);
+    }
+}
+
+/* ---- submit ---- */
+
+struct inbox {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct answer answer;
+    uint32_t count;
+};
+
+static void inbox_init(struct inbox *inbox)
+{
+    *inbox = (struct inbox){.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+}
+
+static void inbox_handler(void *context, const struct cox_completion *completion)
+{
+    struct inbox *inbox = context;
+    pthread_mutex_lock(&inbox->lock);
+    if (inbox->count++ == 0)
+        answer_visit(&inbox->answer, completion);
+    pthread_cond_signal(&inbox->changed);
+    pthread_mutex_unlock(&inbox->lock);
+}
+
+static uint32_t inbox_count(struct inbox *inbox)
+{
+    pthread_mutex_lock(&inbox->lock);
+    uint32_t count = inbox->count;
+    pthread_mutex_unlock(&inbox->lock);
+    return count;
+}
+
+static struct test_completion *inbox_await(struct inbox *inbox)
+{
+    pthread_mutex_lock(&inbox->lock);
+    while (inbox->count == 0)
+        pthread_cond_wait(&inbox->changed, &inbox->lock); /* the test's own limit ends it */
+    pthread_mutex_unlock(&inbox->lock);
+    return &inbox->answer.completion;
+}
+
+static int step_submit(struct test_group *group, const struct row *row, uint64_t deadline_ns,
+                       struct cox_error *err)
+{
+    struct step step;
+    step_fill(&step, row, 1);
+    const struct cox_submit_options options = {.deadline_ns = deadline_ns};
+    return cox_executor_submit(test_group_executor(group), &step.request, &options, NULL, err);
+}
+
+static void m1_pause_passes_a_stuck_inference(void **state)
+{
+    (void)state;
+    struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_DELAY_MS", "1500");
+    struct cox_executor *executor = test_group_executor(group);
+    group_init(group);
+    struct inbox inbox;
+    inbox_init(&inbox);
+    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox),
+                     0);
+    struct cox_error err = {0};
+    assert_int_equal(step_submit(group, &(struct row){1, 5}, soon(), &err), 0);
+    struct cox_recover_result results[2];
+    assert_int_equal(cox_executor_recover(executor, COX_RECOVER_PAUSE, soon(), results, &err), 0);
+    assert_int_equal(inbox_count(&inbox), 0);
+    assert_int_equal(inbox_await(&inbox)->status, 0);
+    assert_int_equal(inbox.answer.tokens[0], 5);
+    group_end(group);
+    assert_int_equal(inbox_count(&inbox), 1);
+    test_completion_deinit(&inbox.answer.completion);
+}
+
+/* ---- faults ---- */
+
+static void m9_fault_is_told_beside_the_reply(void **state)
+{
+    (void)state;
+    static const char *const *const commands[] = {all_legacy, odd_native, even_native};
+    for (size_t c = 0; c < 3; c++) {
+        struct test_group *group =
+            group_start_with(2, commands[c], "COX_LEGACY_FAULT", "1:device lost");
+        group_init(group);
+        group_infer(group);
+        test_await_faults(group, 1);
+        assert_string_equal(test_fault(group, 0), "1 device lost");
+        group_end(group);
+    }
+}
+
+static void m9_failure_of_a_rank_without_payload_is_told_as_fault(void **state)
+{
+    (void)state;
+    struct test_group *group =
+        group_start_with(2, odd_native, "COX_NATIVE_FAIL", "1:out of coffee");
+    group_init(group);
+    step_expect(group, 1, 5, 5); /* legacy: the first rank's answer is the answer */
+    test_await_faults(group, 1);
+    assert_string_equal(test_fault(group, 0), "1 out of coffee");
+    group_end(group);
+}
+
+/* It must not be answered: the token of that answer would be taken for the next one's. */
+static void m9_refused_request_without_answer_is_told_as_fault(void **state)
+{
+    (void)state;
+    static const char *const *const commands[] = {even_native, odd_native};
+    for (size_t c = 0; c < 2; c++) {
+        struct test_group *group =
+            group_start_with(2, commands[c], "COX_NATIVE_REQUEST_MAX", "262144");
+        group_init(group);
+        int64_t ids[100000];
+        for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
+            ids[i] = (int64_t)i + 1000;
+        for (int64_t i = 0; i < 5; i++) {
+            struct cox_error err = {0};
+            assert_int_equal(cox_executor_cleanup(test_group_executor(group), ids,
+                                                  sizeof ids / sizeof *ids, soon(), &err),
+                             0);
+            step_expect(group, 10 + i, 5 + i, 5 + i);
+            test_await_faults(group, (size_t)i + 1);
+            assert_non_null(strstr(test_fault(group, (size_t)i), "that is no ExecuteRequest"));
+        }
+        group_end(group);
+    }
+}
+
+static void p1_failure_of_the_rank_with_the_payload(void **state)
+{
+    (void)state;
+    struct test_group *group =
+        group_start_with(2, even_native, "COX_NATIVE_FAIL", "0:out of coffee");
+    group_init(group);
+    struct answer answer;
+    struct cox_error err = {0};
+    assert_int_equal(step_call(group, &(struct row){1, 5}, 1, soon(), &answer, &err), COX_REJECTED);
+    assert_non_null(strstr(err.text, "rank 0 failed: out of coffee"));
+    test_completion_deinit(&answer.completion);
+    for (int64_t i = 0; i < 20; i++) /* its tokens still match */
+        step_expect(group, 100 + i, 5 + i, 5 + i);
+    group_end(group);
+}
+
+/* ---- late ranks ---- */
+
+static void expect_late(struct test_group *group, uint32_t late, const struct row *row,
+                        uint64_t timeout_ms)
+{
+    struct answer answer;
+    struct cox_error err = {0};
+    char text[64];
+    assert_int_equal(step_call(group, row, 1, cox_deadline_after_ms(timeout_ms), &answer, &err),
+                     COX_TIMEOUT);
+    snprintf(text, sizeof text, "; rank %" PRIu32 " (pid ", late);
+    assert_non_null(strstr(err.text, text));
+    for (uint32_t rank = 0; rank < answer.completion.rank_count; rank++)
+        assert_true(answer.completion.ranks[rank].outcome ==
+                    (rank == late ? COX_OUTCOME_LATE : COX_OUTCOME_OK));
+    test_completion_deinit(&answer.completion);
+}
+
+static void expect_refusal(struct test_group *group, uint32_t late)
+{
+    struct cox_error err = {0};
+    char text[64];
+    snprintf(text, sizeof text, "rank %" PRIu32 " still owes", late);
+    assert_int_equal(step_submit(group, &(struct row){1, 1}, soon(), &err), COX_LATE);
+    assert_non_null(strstr(err.text, text));
+}
+
+static void ignore(void *context, const struct cox_completion *completion)
+{
+    (void)context;
+    (void)completion;
+}
+
+static void p4_late_answer_is_never_the_next_one(void **state)
+{
+    (void)state;
+    static const char *const *const commands[] = {all_legacy, even_native, odd_native};
+    for (size_t c = 0; c < 3; c++) {
+        struct test_group *group = group_start(3, commands[c]);
+        struct cox_executor *executor = test_group_executor(group);
+        assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, ignore, NULL), 0);
+        group_init(group);
+        int64_t count = c == 0 ? 20 : 6;
+        for (int64_t i = 0; i < count; i++) {
+            uint32_t late = (uint32_t)i % 3;
+            rank_halt(group, late);
+            /* The others get their turn first: only the halted one may be late. */
+            expect_late(group, late, &(struct row){1000 + i, 10 + i}, 300);
+            expect_refusal(group, late);
+            rank_resume(group, late);
+            step_expect(group, 2000 + i, 50 + i, 50 + i);
+            if (c == 0) /* a legacy rank does not know that it was given up: it was served */
+                step_expect(group, 1000 + i, 0, 11 + i);
+        }
+        struct cox_channel_stats stats;
+        cox_executor_stats(executor, COX_CHANNEL_EXECUTE, &stats);
+        assert_int_equal(stats.timeouts, count);
+        assert_int_equal(stats.late_replies, count);
+        group_end(group);
+    }
+}
+
+static void p4_late_recovery_result_is_never_the_next_one(void **state)
+{
+    (void)state;
+    struct test_group *group = group_start(2, odd_native);
+    struct cox_executor *executor = test_group_executor(group);
+    group_init(group);
+    for (int i = 0; i < 6; i++) {
+        uint32_t late = (uint32_t)i % 2;
+        struct cox_recover_result results[2];
+        struct cox_error err = {0};
+        rank_halt(group, late);
+        assert_int_equal(cox_executor_recover(executor, COX_RECOVER_CLEAR,
+                                              cox_deadline_after_ms(300), results, &err),
+                         COX_TIMEOUT);
+        assert_int_equal(results[late].result, -1);
+        assert_int_equal(results[!late].result, 0);
+        rank_resume(group, late);
+        err = (struct cox_error){0};
+        assert_int_equal(cox_executor_recover(executor, COX_RECOVER_CLEAR, soon(), results, &err),
+                         0);
+    }
+    group_end(group);
+}
+
+static void p4_slow_rank(void **state)
+{
+    (void)state;
+    struct test_group *group = group_start_with(2, slow_legacy, "COX_LEGACY_DELAY_MS", "1000");
+    struct cox_executor *executor = test_group_executor(group);
+    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, ignore, NULL), 0);
+    group_init(group);
+    for (int64_t i = 0; i < 3; i++) {
+        expect_late(group, 1, &(struct row){1000 + i, 10 + i}, 300);
+        expect_refusal(group, 1);
+        step_expect(group, 2000 + i, 50 + i, 50 + i);
+    }
+    group_end(group);
+}
+
+/* ---- death ---- */
+
+static void p2_killed_rank_is_named(void **state)
+{
+    (void)state;
+    static const char *const *const commands[] = {all_legacy, odd_native};
+    for (size_t c = 0; c < 2; c++) {
+        for (uint32_t victim = 0; victim < 2; victim++) {
+            struct test_group *group = group_start(2, commands[c]);
+            struct cox_executor *executor = test_group_executor(group);
+            group_init(group);
+            struct inbox inbox;
+            inbox_init(&inbox);
+            assert_int_equal(
+                cox_executor_register(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox), 0);
+            rank_halt(group, victim); /* so that it cannot have answered */
+            struct cox_error err = {0};
+            assert_int_equal(step_submit(group, &(struct row){1, 5}, soon(), &err), 0);
+            assert_int_equal(kill(cox_executor_pid(executor, victim), SIGKILL), 0);
+            const struct test_completion *completion = inbox_await(&inbox);
+            assert_int_equal(completion->status, COX_PEER_DEAD);
+            assert_int_equal(completion->ranks[victim].outcome, COX_OUTCOME_DEAD);
+            assert_int_equal(completion->ranks[victim].signal, SIGKILL);
+            char text[96];
+            snprintf(text, sizeof text, "rank %" PRIu32 " (pid %d) was killed by signal 9", victim,
+                     (int)cox_executor_pid(executor, victim));
+            assert_non_null(strstr(completion->text, text));
+            test_await_death(group, victim);
+            assert_non_null(strstr(test_death_text(group, victim), text));
+            /* From now on every channel says so at once; the survivor is told goodbye as ever. */
+            assert_int_equal(step_submit(group, &(struct row){2, 5}, soon(), &err), COX_PEER_DEAD);
+            struct cox_recover_result results[2];
+            assert_int_equal(
+                cox_executor_recover(executor, COX_RECOVER_CLEAR, soon(), results, &err),
+                COX_PEER_DEAD);
+            assert_int_equal(cox_executor_stop(executor), 0);
+            struct cox_exit how = {0};
+            assert_true(cox_supervisor_dead(executor->supervisor, !victim, &how));
+            assert_int_equal(how.signal, 0);
+            assert_int_equal(how.exit_status, 0);
+            test_group_free(group);
+            assert_int_equal(inbox_count(&inbox), 1);
+            test_completion_deinit(&inbox.answer.completion);
+        }
+    }
+}
+
+static void p2_rank_that_ends_before_its_first_request(void **state)
+{
+    (void)state;
+    static const char *const command[] = {
+        "/bin/sh", "-c",
+        "[ $COXSWAIN_RANK = 1 ] && echo no accelerator && exit 7; exec " LEGACY_WORKER " \"$@\"",
+        "sh", NULL};
+    struct test_group *group = group_start(2, command);
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    assert_int_equal(cox_executor_init(test_group_executor(group), NULL, 0, soon(), &summary, &err),
+                     COX_PEER_DEAD);
+    assert_non_null(strstr(err.text, "exited with status 7"));
+    assert_non_null(strstr(err.text, "no accelerator"));
+    assert_int_equal(cox_executor_stop(test_group_executor(group)), 0);
+}
+
+/* ---- the end ---- */
+
+static void m15_goodbye_right_behind_a_request_without_answer(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 5; i++) {
+        struct test_group *group = group_start(2, all_legacy);
+        group_init(group);
+        link_one(group, "cluster-1", false);
+        const int64_t id = 7;
+        struct cox_error err = {0};
+        /* The one frame may still be read when stop says goodbye. */
+        assert_int_equal(cox_executor_cleanup(test_group_executor(group), &id, 1, soon(), &err), 0);
+        group_end(group);
+    }
+}
+
+static void m15_end_is_bounded_whatever_a_rank_does(void **state)
+{
+    (void)state;
+    struct cox_executor_options options = small_options(2, all_legacy);
+    options.finalize_ms = 500;
+    options.term_ms = 500;
+    struct test_group *group = test_group_start(2, &options);
+    struct cox_executor *executor = test_group_executor(group);
+    group_init(group);
+    struct inbox inbox;
+    inbox_init(&inbox);
+    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox),
+                     0);
+    rank_halt(group, 1);
+    struct cox_error err = {0};
+    assert_int_equal(step_submit(group, &(struct row){1, 5}, soon(), &err), 0);
+    uint64_t begin = cox_now_ns();
+    assert_in_range(cox_executor_stop(executor), 1, 2);
+    assert_true(cox_now_ns() - begin < 10000 * COX_NSEC_PER_MSEC);
+    assert_int_equal(inbox_await(&inbox)->status, COX_CLOSED);
+    assert_int_equal(inbox.answer.completion.ranks[1].outcome, COX_OUTCOME_LATE);
+    test_group_free(group);
+    assert_int_equal(inbox_count(&inbox), 1);
+    test_completion_deinit(&inbox.answer.completion);
+}
+
+static void p7_names_that_the_workers_removed_are_no_error(void **state)
+{
+    (void)state;
+    struct cox_executor_options options = small_options(2, all_legacy);
+    char name[64], regions[96];
+    options.name = test_unique_name(name);
+    assert_int_equal(setenv("COX_LEGACY_UNLINK", "1", 1), 0);
+    struct test_group *group = test_group_start(2, &options);
+    assert_int_equal(unsetenv("COX_LEGACY_UNLINK"), 0);
+    /* A legacy group keeps its names while it lives: a worker may open them whenever it likes. */
+    group_init(group);
+    snprintf(regions, sizeof regions, "%s_execute_request", name);
+    assert_int_equal(test_count_names(regions),
+                     1 + 2 * 2); /* the region, and two semaphores per rank */
+    struct cox_executor *executor = test_group_executor(group);
+    assert_int_equal(cox_executor_stop(executor), 0);
+    assert_int_equal(test_count_names(regions), 2 * 2);
+    test_group_free(group);
+    assert_int_equal(test_count_names(name), 0);
+}
+
+/* ---- refusals ---- */
+
+static void m3_what_legacy_workers_cannot_do_is_refused(void **state)
+{
+    (void)state;
+    struct cox_executor_options options = small_options(2, all_legacy);
+    struct test_group *group = NULL;
+    struct cox_error err = {0};
+    options.depth = 2;
+    assert_int_equal(test_group_try(&options, &group, &err), COX_INVALID);
+    assert_non_null(strstr(err.text, "depth 2"));
+
+    options = small_options(17, all_legacy);
+    options.response_size[COX_CHANNEL_TRANSFER] = 16 * MIB;
+    err = (struct cox_error){0};
+    assert_int_equal(test_group_try(&options, &group, &err), COX_INVALID);
+    assert_non_null(strstr(err.text, "recover_command"));
+    assert_non_null(strstr(err.text, "8388608 bytes"));
+    assert_non_null(strstr(err.text, "holds 16 slots of 524288 bytes, 17 ranks"));
+
+    group = group_start(2, all_legacy);
+    struct cox_executor *executor = test_group_executor(group);
+    assert_true(cox_executor_legacy(executor));
+    struct cox_submit_options how = {.deadline_ns = soon()};
+    err = (struct cox_error){0};
+    assert_int_equal(cox_executor_call_opaque(executor, "x", 1, &how, NULL, NULL, &err),
+                     COX_UNSUPPORTED);
+    struct cox_rank_set first = cox_rank_set_first(1);
+    how.asked = &first;
+    struct step step;
+    step_fill(&step, &(struct row){1, 5}, 1);
+    err = (struct cox_error){0};
+    assert_int_equal(cox_executor_call(executor, &step.request, &how, NULL, NULL, &err),
+                     COX_UNSUPPORTED);
+    /* Nothing of that has disturbed the group. */
+    group_init(group);
+    group_end(group);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(m7_legacy_ranks_serve_every_operation),
+        TEST(m7_mixed_ranks_serve_every_operation),
+        TEST(m7_the_sizes_of_the_contract),
+        TEST(m1_channels_run_beside_each_other),
+        TEST(m1_pause_passes_a_stuck_inference),
+        TEST(m9_fault_is_told_beside_the_reply),
+        TEST(m9_failure_of_a_rank_without_payload_is_told_as_fault),
+        TEST(m9_refused_request_without_answer_is_told_as_fault),
+        TEST(p1_failure_of_the_rank_with_the_payload),
+        TEST(p4_late_answer_is_never_the_next_one),
+        TEST(p4_late_recovery_result_is_never_the_next_one),
+        TEST(p4_slow_rank),
+        TEST(p2_killed_rank_is_named),
+        TEST(p2_rank_that_ends_before_its_first_request),
+        TEST(m15_goodbye_right_behind_a_request_without_answer),
+        TEST(m15_end_is_bounded_whatever_a_rank_does),
+        TEST(p7_names_that_the_workers_removed_are_no_error),
+        TEST(m3_what_legacy_workers_cannot_do_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

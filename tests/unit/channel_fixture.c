@@ -1,0 +1,276 @@
+#include "channel_fixture.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+static bool own_shm;
+static int fds_before;
+
+bool private_shm(const char *size)
+{
+    char options[64];
+    snprintf(options, sizeof options, "mode=1777%s%s", size ? ",size=" : "", size ? size : "");
+    return unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("tmpfs", SHM, "tmpfs", 0, options) == 0;
+}
+
+static void try_private_shm(void *context)
+{
+    (void)context;
+    _exit(private_shm("64k") ? 0 : 1);
+}
+
+bool private_shm_possible(void)
+{
+    int status = child_status(child_start(try_private_shm, NULL));
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+void fixture_begin(void)
+{
+    if (private_shm_possible())
+        own_shm = private_shm(NULL);
+}
+
+static int entries(const char *folder, const char *part)
+{
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    int count = 0;
+    for (struct dirent *e; (e = readdir(dir));)
+        count += e->d_name[0] != '.' && (!part || strstr(e->d_name, part));
+    closedir(dir);
+    return count;
+}
+
+int shm_count(const char *part)
+{
+    char own[32];
+    if (!part && !own_shm) {
+        snprintf(own, sizeof own, "coxt%d_", (int)getpid());
+        part = own;
+    }
+    return entries(SHM, part);
+}
+
+int fd_count(void)
+{
+    return entries("/proc/self/fd", NULL);
+}
+
+int leak_setup(void **state)
+{
+    (void)state;
+    fds_before = fd_count();
+    return 0;
+}
+
+int leak_teardown(void **state)
+{
+    (void)state;
+    assert_int_equal(shm_count(NULL), 0);
+    assert_int_equal(fd_count(), fds_before);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+    assert_int_equal(errno, ECHILD);
+    return 0;
+}
+
+const char *test_object(const char *what)
+{
+    static char names[4][512];
+    static unsigned next;
+    static int pid; /* of the program, also in its children */
+    if (!pid)
+        pid = (int)getpid();
+    char *name = names[next++ % 4];
+    snprintf(name, sizeof names[0], "/coxt%d_%s", pid, what);
+    return name;
+}
+
+const char *test_name(const char *what)
+{
+    return test_object(what) + 1;
+}
+
+pid_t child_start(void (*fn)(void *context), void *context)
+{
+    test_object(""); /* the pid in names is the program's */
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* no orphan survives a failed test */
+        fn(context);
+        _exit(0);
+    }
+    return pid;
+}
+
+int child_status(pid_t pid)
+{
+    int status = -1;
+    pid_t r;
+    do
+        r = waitpid(pid, &status, 0);
+    while (r < 0 && errno == EINTR);
+    assert_int_equal(r, pid);
+    return status;
+}
+
+void child_join(pid_t pid)
+{
+    assert_int_equal(child_status(pid), 0);
+}
+
+void child_run(void (*fn)(void *context), void *context)
+{
+    child_join(child_start(fn, context));
+}
+
+struct quiet_call {
+    void (*fn)(void *context);
+    void *context;
+};
+
+static void quietly(void *context)
+{
+    const struct quiet_call *call = context;
+    int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    CHECK(null >= 0 && dup2(null, STDERR_FILENO) == STDERR_FILENO);
+    signal(SIGABRT, SIG_DFL);
+    call->fn(call->context);
+}
+
+void child_aborts(void (*fn)(void *context), void *context)
+{
+    struct quiet_call call = {fn, context};
+    int status = child_status(child_start(quietly, &call));
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(WTERMSIG(status), SIGABRT);
+}
+
+void child_asleep(pid_t pid)
+{
+    char path[64], text[64];
+    snprintf(path, sizeof path, "/proc/%d/syscall", (int)pid);
+    uint64_t deadline = cox_deadline_after_ms(20000);
+    for (;;) {
+        FILE *file = fopen(path, "re");
+        assert_non_null(file);
+        bool futex = fgets(text, sizeof text, file) && strncmp(text, "202 ", 4) == 0;
+        fclose(file);
+        if (futex)
+            return;
+        assert_true(cox_now_ns() < deadline);
+        sched_yield();
+    }
+}
+
+void tell(int fd)
+{
+    ssize_t r;
+    do
+        r = write(fd, "x", 1);
+    while (r < 0 && errno == EINTR);
+}
+
+bool heard(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    char byte;
+    ssize_t r;
+    do
+        r = poll(&p, 1, 60000) == 1 ? read(fd, &byte, 1) : -1;
+    while (r < 0 && errno == EINTR);
+    return r == 1;
+}
+
+static void must_refuse(int (*attach)(struct cox_error *err), const char *what)
+{
+    struct cox_error err = {0};
+    int fds = fd_count();
+    int r = attach(&err);
+    if (r != COX_DENIED || !strstr(err.text, what)) /* "" for where open and fstat say it differently */
+        fail_msg("expected denied with '%s', got %d '%s'", what, r, err.text);
+    assert_int_equal(err.code, COX_DENIED);
+    assert_int_equal(fd_count(), fds);
+}
+
+void refuses_impostors(const char *path, void (*make)(void), int (*attach)(struct cox_error *err))
+{
+    static const struct {
+        mode_t mode;
+        const char *text;
+    } modes[] = {
+        {0644, "mode 0644"}, {0660, "mode 0660"}, {0602, "mode 0602"},
+        {0700, "mode 0700"}, {01600, "mode 1600"}, {04600, "mode 4600"},
+    };
+    char other[600];
+    snprintf(other, sizeof other, "%s_other", path);
+
+    make();
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        assert_int_equal(chmod(path, modes[i].mode), 0);
+        must_refuse(attach, modes[i].text);
+    }
+    for (mode_t mode = 0; mode <= 0400; mode += 0400) { /* root may open these, others may not */
+        assert_int_equal(chmod(path, mode), 0);
+        must_refuse(attach, geteuid() == 0 ? "expected 0600" : "ermission denied");
+    }
+    assert_int_equal(chmod(path, 0600), 0);
+
+    assert_int_equal(link(path, other), 0);
+    must_refuse(attach, "2 links");
+    assert_int_equal(unlink(other), 0);
+
+    assert_int_equal(rename(path, other), 0);
+    assert_int_equal(symlink(other, path), 0);
+    must_refuse(attach, "symbolic link");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rename(other, path), 0);
+
+    if (geteuid() == 0) {
+        assert_int_equal(chown(path, 65534, (gid_t)-1), 0);
+        must_refuse(attach, "belongs to user 65534, expected 0");
+        assert_int_equal(chown(path, 0, (gid_t)-1), 0);
+    }
+    struct cox_error err = {0};
+    assert_int_equal(attach(&err), 0); /* after all that it is good again */
+    assert_int_equal(unlink(path), 0);
+
+    assert_int_equal(mkfifo(path, 0600), 0);
+    must_refuse(attach, "not a regular file");
+    assert_int_equal(unlink(path), 0);
+
+    assert_int_equal(mkdir(path, 0600), 0);
+    must_refuse(attach, "");
+    assert_int_equal(rmdir(path), 0);
+
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    assert_true((size_t)snprintf(address.sun_path, sizeof address.sun_path, "%s", path) <
+                sizeof address.sun_path);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(chmod(path, 0600), 0);
+    must_refuse(attach, "No such device");
+    assert_int_equal(unlink(path), 0);
+    close(fd);
+}
+
+uint64_t random_next(uint64_t *state)
+{
+    uint64_t x = *state;
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    return *state = x;
+}

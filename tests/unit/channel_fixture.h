@@ -1,0 +1,80 @@
+/*
+ * channel_fixture: what the tests of channel/ share: names of their own, children, impostors, and a look at what a
+ * test left behind.
+ *
+ * Children end with _exit and use CHECK; the test itself uses cmocka's assertions.
+ */
+#ifndef COX_TESTS_UNIT_CHANNEL_FIXTURE_H
+#define COX_TESTS_UNIT_CHANNEL_FIXTURE_H
+
+#include "channel/base.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define SHM "/dev/shm"
+
+/* For children, where a cmocka assertion would run the rest of the tests a second time. */
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: not so: %s (%s)\n", __FILE__, __LINE__, #condition,            \
+                    strerror(errno));                                                              \
+            _exit(99);                                                                             \
+        }                                                                                          \
+    } while (0)
+
+#define LEAK_TEST(function) cmocka_unit_test_setup_teardown(function, leak_setup, leak_teardown)
+
+/* Where permitted, gives this program a /dev/shm of its own, so that leak_teardown sees every leftover. */
+void fixture_begin(void);
+
+/* Before and after every test: no fd more, no child more, no file of this program in /dev/shm. */
+int leak_setup(void **state);
+int leak_teardown(void **state);
+
+/* Files in /dev/shm whose name holds `part` (NULL: any). */
+int shm_count(const char *part);
+int fd_count(void);
+
+/* "coxt<pid>_<what>", static storage of one slot per call, four slots. */
+const char *test_name(const char *what);
+/* The same with a slash before it. */
+const char *test_object(const char *what);
+
+/* Runs fn in a child. Returns its pid. */
+pid_t child_start(void (*fn)(void *context), void *context);
+/* Reaps it; returns the wait status. */
+int child_status(pid_t pid);
+/* Asserts that it ended with 0. */
+void child_join(pid_t pid);
+/* Runs fn in a child and asserts that SIGABRT ended it. */
+void child_aborts(void (*fn)(void *context), void *context);
+/* Runs fn in a child and asserts that it ended with 0. */
+void child_run(void (*fn)(void *context), void *context);
+/* Returns once the process sleeps in futex(2). */
+void child_asleep(pid_t pid);
+
+/* One byte through a pipe. */
+void tell(int fd);
+bool heard(int fd); /* blocks; false: end of file, or a minute passed */
+
+/* In a child: a /dev/shm of its own with `size` (as in mount -o size=). False: not permitted. */
+bool private_shm(const char *size);
+bool private_shm_possible(void);
+
+/* Puts one thing after the other under path that looks like the object but must not be taken for it, and asserts that
+ * attach answers COX_DENIED with a text that tells. make creates a good one at path; unlink(path) removes it. */
+void refuses_impostors(const char *path, void (*make)(void), int (*attach)(struct cox_error *err));
+
+/* Seeded xorshift. */
+uint64_t random_next(uint64_t *state);
+
+#endif

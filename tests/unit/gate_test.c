@@ -1,0 +1,369 @@
+#include "channel/gate.h"
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <sys/stat.h>
+
+#include "channel/semaphore.h"
+#include "channel_fixture.h"
+
+#define GROUP test_name("g")
+
+static struct cox_geometry geometry_of(uint32_t rank_count, uint32_t depth)
+{
+    const struct cox_geometry_choice choice = {.depth = depth};
+    struct cox_geometry geometry;
+    assert_int_equal(cox_geometry_resolve(rank_count, &choice, &geometry, NULL), 0);
+    return geometry;
+}
+
+static struct cox_gate created(enum cox_channel_id channel, uint32_t rank_count, uint32_t depth)
+{
+    struct cox_geometry geometry = geometry_of(rank_count, depth);
+    struct cox_gate gate = {0};
+    struct cox_error err = {0};
+    if (cox_gate_create_semaphores(&gate, GROUP, channel, &geometry, &err))
+        fail_msg("%s", err.text);
+    return gate;
+}
+
+static void unlink_bells(enum cox_channel_id channel, uint32_t rank_count)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        for (int b = 0; b < COX_BELL_COUNT; b++)
+            assert_int_equal(
+                cox_semaphore_unlink(cox_name_bell(object, GROUP, channel, (enum cox_bell)b, rank)), 0);
+}
+
+static void gone(struct cox_gate *gate, enum cox_channel_id channel, uint32_t rank_count)
+{
+    unlink_bells(channel, rank_count);
+    cox_gate_close(gate);
+    cox_gate_close(gate);
+}
+
+/* The count as any process sees it. */
+static int count_of(enum cox_channel_id channel, enum cox_bell bell, uint32_t rank)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    struct cox_semaphore semaphore = {0};
+    int value = -1;
+    assert_int_equal(cox_semaphore_attach(&semaphore, cox_name_bell(object, GROUP, channel, bell, rank), NULL), 0);
+    sem_getvalue(semaphore.sem, &value);
+    cox_semaphore_detach(&semaphore);
+    return value;
+}
+
+static void produce_starts_at_depth_and_consume_at_none(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 8; depth += 3)
+        for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+            enum cox_channel_id channel = (enum cox_channel_id)c;
+            struct cox_gate gate = created(channel, 3, depth);
+            assert_int_equal(shm_count("sem."), 3 * COX_BELL_COUNT);
+            for (uint32_t rank = 0; rank < 3; rank++) {
+                assert_int_equal(count_of(channel, COX_BELL_REQUEST_PRODUCE, rank), depth);
+                assert_int_equal(count_of(channel, COX_BELL_REQUEST_CONSUME, rank), 0);
+                assert_int_equal(count_of(channel, COX_BELL_RESPONSE_PRODUCE, rank), depth);
+                assert_int_equal(count_of(channel, COX_BELL_RESPONSE_CONSUME, rank), 0);
+            }
+            gone(&gate, channel, 3);
+        }
+}
+
+static void the_error_channel_has_one_pair_for_all_ranks(void **state)
+{
+    struct cox_gate gate = created(COX_CHANNEL_ERROR, 5, 4), rank4 = {0};
+    (void)state;
+    assert_int_equal(shm_count("sem."), 2);
+    assert_int_equal(count_of(COX_CHANNEL_ERROR, COX_BELL_RESPONSE_PRODUCE, 0), 1);
+    assert_int_equal(count_of(COX_CHANNEL_ERROR, COX_BELL_RESPONSE_CONSUME, 0), 0);
+    assert_int_equal(cox_gate_attach_semaphores(&rank4, GROUP, COX_CHANNEL_ERROR, 4, NULL), 0);
+    assert_true(cox_gate_take(&rank4, 0, COX_BELL_RESPONSE_PRODUCE));
+    cox_gate_post(&rank4, 0, COX_BELL_RESPONSE_CONSUME);
+    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_RESPONSE_CONSUME, cox_deadline_after_ms(10000)), 0);
+    cox_gate_close(&rank4);
+    gone(&gate, COX_CHANNEL_ERROR, 1);
+}
+
+static void each_rank_attaches_its_own_four(void **state)
+{
+    struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 4, 1), ranks[4];
+    (void)state;
+    for (uint32_t rank = 0; rank < 4; rank++)
+        assert_int_equal(cox_gate_attach_semaphores(&ranks[rank], GROUP, COX_CHANNEL_EXECUTE, rank, NULL), 0);
+    for (uint32_t asked = 0; asked < 4; asked++) {
+        struct cox_rank_set set = {{0}};
+        cox_rank_set_add(&set, asked);
+        cox_gate_open(&gate, &set);
+        for (uint32_t rank = 0; rank < 4; rank++)
+            assert_int_equal(cox_gate_take(&ranks[rank], rank, COX_BELL_REQUEST_CONSUME), rank == asked);
+        cox_gate_post(&ranks[asked], asked, COX_BELL_RESPONSE_CONSUME);
+        for (uint32_t rank = 0; rank < 4; rank++)
+            assert_int_equal(cox_gate_take(&gate, rank, COX_BELL_RESPONSE_CONSUME), rank == asked);
+    }
+    for (uint32_t rank = 0; rank < 4; rank++)
+        cox_gate_close(&ranks[rank]);
+    gone(&gate, COX_CHANNEL_EXECUTE, 4);
+}
+
+static void attaching_says_which_semaphore_is_missing(void **state)
+{
+    struct cox_gate gate = created(COX_CHANNEL_LINK, 2, 1), rank = {0};
+    char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
+    (void)state;
+    for (int b = 0; b < COX_BELL_COUNT; b++) {
+        struct cox_error err = {0};
+        cox_name_bell(object, GROUP, COX_CHANNEL_LINK, (enum cox_bell)b, 1);
+        snprintf(path, sizeof path, SHM "/sem.%s", object + 1);
+        assert_int_equal(chmod(path, 0640), 0);
+        assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, &err), COX_DENIED);
+        assert_non_null(strstr(err.text, object));
+        assert_int_equal(chmod(path, 0600), 0);
+    }
+    for (int b = COX_BELL_COUNT - 1; b >= 0; b--) {
+        struct cox_error err = {0};
+        cox_name_bell(object, GROUP, COX_CHANNEL_LINK, (enum cox_bell)b, 1);
+        assert_int_equal(cox_semaphore_unlink(object), 0);
+        assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, &err), COX_NOT_FOUND);
+        assert_non_null(strstr(err.text, object));
+    }
+    assert_null(rank.bells);
+    assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 2, NULL), COX_NOT_FOUND);
+    gone(&gate, COX_CHANNEL_LINK, 2);
+}
+
+static void a_name_in_the_way_leaves_only_itself(void **state)
+{
+    struct cox_geometry geometry = geometry_of(3, 2);
+    struct cox_gate gate = {0};
+    struct cox_error err = {0};
+    struct cox_semaphore stale = {0};
+    char object[COX_OBJECT_NAME_SIZE];
+    (void)state;
+    cox_name_bell(object, GROUP, COX_CHANNEL_TRANSFER, COX_BELL_RESPONSE_PRODUCE, 1);
+    assert_int_equal(cox_semaphore_create(&stale, object, 5, NULL), 0);
+    assert_int_equal(cox_gate_create_semaphores(&gate, GROUP, COX_CHANNEL_TRANSFER, &geometry, &err), COX_TAKEN);
+    assert_non_null(strstr(err.text, object));
+    assert_null(gate.bells);
+    assert_int_equal(shm_count("sem."), 1);
+    assert_int_equal(count_of(COX_CHANNEL_TRANSFER, COX_BELL_RESPONSE_PRODUCE, 1), 5);
+    cox_semaphore_detach(&stale);
+    unlink_bells(COX_CHANNEL_TRANSFER, 3);
+}
+
+static void b49_a_gate_works_on_without_its_names(void **state)
+{
+    struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 2, 1), rank = {0};
+    (void)state;
+    assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_EXECUTE, 1, NULL), 0);
+    unlink_bells(COX_CHANNEL_EXECUTE, 2);
+    assert_int_equal(shm_count(NULL), 0);
+    for (int i = 0; i < 100; i++) {
+        cox_gate_post(&gate, 1, COX_BELL_REQUEST_CONSUME);
+        assert_int_equal(cox_gate_wait(&rank, 1, COX_BELL_REQUEST_CONSUME, cox_deadline_after_ms(10000)), 0);
+        cox_gate_post(&rank, 1, COX_BELL_RESPONSE_CONSUME);
+        assert_int_equal(cox_gate_wait(&gate, 1, COX_BELL_RESPONSE_CONSUME, cox_deadline_after_ms(10000)), 0);
+    }
+    cox_gate_close(&rank);
+    cox_gate_close(&gate);
+}
+
+static void waiting_ends_by_its_deadline(void **state)
+{
+    struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 1, 1);
+    (void)state;
+    uint64_t deadline = cox_deadline_after_ms(10);
+    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_CONSUME, deadline), COX_TIMEOUT);
+    assert_true(cox_now_ns() >= deadline);
+    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_PRODUCE, 0), 0); /* one frame is free */
+    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_PRODUCE, 0), COX_TIMEOUT);
+    gone(&gate, COX_CHANNEL_EXECUTE, 1);
+}
+
+/* ---- accounting ---- */
+
+static int bell_count(const struct cox_semaphore *bell)
+{
+    int value = -1;
+    sem_getvalue(bell->sem, &value);
+    return value;
+}
+
+/* Whoever slept settles without a token, whoever did not takes one, and who was faster than the post takes it later. */
+static void settling_matches_every_token_once(void **state)
+{
+    enum cox_bell b = COX_BELL_RESPONSE_CONSUME;
+    struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 1, 1);
+    struct cox_semaphore bell = {0};
+    char object[COX_OBJECT_NAME_SIZE];
+    (void)state;
+    assert_int_equal(cox_semaphore_attach(&bell, cox_name_bell(object, GROUP, COX_CHANNEL_EXECUTE, b, 0), NULL), 0);
+    /* post, wait, settle */
+    cox_gate_post(&gate, 0, b);
+    assert_int_equal(cox_gate_wait(&gate, 0, b, 0), 0);
+    cox_gate_settle(&gate, 0, b);
+    assert_int_equal(bell_count(&bell), 0);
+    cox_gate_post(&gate, 0, b); /* nothing was owed: the next event's token stays */
+    assert_int_equal(bell_count(&bell), 1);
+    assert_int_equal(cox_gate_wait(&gate, 0, b, 0), 0);
+    cox_gate_settle(&gate, 0, b);
+    /* post, settle */
+    cox_gate_post(&gate, 0, b);
+    cox_gate_settle(&gate, 0, b);
+    assert_int_equal(bell_count(&bell), 0);
+    /* settle, post, and the debt is paid with the next event */
+    cox_gate_settle(&gate, 0, b);
+    cox_gate_post(&gate, 0, b);
+    cox_gate_post(&gate, 0, b);
+    cox_gate_settle(&gate, 0, b);
+    assert_int_equal(bell_count(&bell), 0);
+    /* settle, post, wait: the wake-up was spurious and is counted */
+    cox_gate_settle(&gate, 0, b);
+    cox_gate_post(&gate, 0, b);
+    assert_int_equal(cox_gate_wait(&gate, 0, b, 0), 0);
+    cox_gate_post(&gate, 0, b);
+    cox_gate_settle(&gate, 0, b);
+    assert_int_equal(bell_count(&bell), 0);
+    /* two events, one sleep */
+    cox_gate_post(&gate, 0, b);
+    cox_gate_post(&gate, 0, b);
+    assert_int_equal(cox_gate_wait(&gate, 0, b, 0), 0);
+    cox_gate_settle(&gate, 0, b);
+    assert_int_equal(bell_count(&bell), 1);
+    cox_gate_settle(&gate, 0, b);
+    assert_int_equal(bell_count(&bell), 0);
+    cox_semaphore_detach(&bell);
+    gone(&gate, COX_CHANNEL_EXECUTE, 1);
+}
+
+/* Events happen in the truth, are posted a little later, and are settled once seen; waits come whenever. However these
+ * mix: right after a settle no token is left beyond those of events that are posted and not settled, and who is owed
+ * nothing finds a token for the next event. */
+static void counts_do_not_drift_over_any_interleaving(void **state)
+{
+    enum cox_bell b = COX_BELL_RESPONSE_CONSUME;
+    char object[COX_OBJECT_NAME_SIZE];
+    (void)state;
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 1, 1);
+        struct cox_semaphore bell = {0};
+        assert_int_equal(
+            cox_semaphore_attach(&bell, cox_name_bell(object, GROUP, COX_CHANNEL_EXECUTE, b, 0), NULL), 0);
+        uint64_t random = seed * 0x9e3779b97f4a7c15u, happened = 0, posted = 0, settled = 0;
+        const uint64_t bias = seed % 4; /* which of the three comes more often */
+        while (settled < 100000) {
+            uint64_t dice = random_next(&random) >> 33;
+            uint64_t what = dice % 8 < 3 ? bias : dice % 4;
+            if (what == 0 && happened - settled < 8 && happened - posted < 8) {
+                happened++;
+            } else if (what == 1 && posted < happened) {
+                posted++;
+                cox_gate_post(&gate, 0, b);
+            } else if (what == 2 && settled < happened) {
+                settled++;
+                cox_gate_settle(&gate, 0, b);
+                int left = bell_count(&bell);
+                assert_true(left == 0 || (posted > settled && (uint64_t)left <= posted - settled));
+            } else if (what == 3) {
+                bool there = bell_count(&bell) > 0;
+                if (!there && dice % 1024 >= 16) /* an empty wait costs a system call and changes nothing */
+                    continue;
+                assert_int_equal(cox_gate_wait(&gate, 0, b, 0), there ? 0 : COX_TIMEOUT);
+            }
+            assert_true(bell_count(&bell) <= 16);
+        }
+        happened++; /* one more, so that debts of the last are paid */
+        for (; posted < happened; posted++)
+            cox_gate_post(&gate, 0, b);
+        for (; settled < happened; settled++)
+            cox_gate_settle(&gate, 0, b);
+        assert_int_equal(bell_count(&bell), 0);
+        cox_gate_post(&gate, 0, b);
+        assert_int_equal(cox_gate_wait(&gate, 0, b, 0), 0);
+        cox_semaphore_detach(&bell);
+        gone(&gate, COX_CHANNEL_EXECUTE, 1);
+    }
+}
+
+struct duet {
+    struct cox_gate coordinator, rank;
+    _Atomic uint64_t truth;
+    uint64_t rounds;
+};
+
+static void *play_rank(void *context)
+{
+    struct duet *duet = context;
+    for (uint64_t i = 0; i < duet->rounds; i++) {
+        atomic_fetch_add_explicit(&duet->truth, 1, memory_order_release);
+        cox_gate_post(&duet->rank, 0, COX_BELL_RESPONSE_CONSUME);
+        if (cox_gate_wait(&duet->rank, 0, COX_BELL_REQUEST_CONSUME, cox_deadline_after_ms(20000)))
+            return (void *)1;
+    }
+    return NULL;
+}
+
+/* The collector's loop: look at the truth, sleep only when it shows nothing new. */
+static void no_wake_up_is_lost_between_truth_and_sleep(void **state)
+{
+    struct duet duet = {.coordinator = created(COX_CHANNEL_EXECUTE, 1, 1), .rounds = 20000};
+    uint64_t seen = 0;
+    pthread_t thread;
+    void *result;
+    (void)state;
+    assert_int_equal(cox_gate_attach_semaphores(&duet.rank, GROUP, COX_CHANNEL_EXECUTE, 0, NULL), 0);
+    assert_int_equal(pthread_create(&thread, NULL, play_rank, &duet), 0);
+    while (seen < duet.rounds) {
+        if (atomic_load_explicit(&duet.truth, memory_order_acquire) == seen) {
+            assert_int_equal(cox_gate_wait(&duet.coordinator, 0, COX_BELL_RESPONSE_CONSUME,
+                                           cox_deadline_after_ms(20000)), 0);
+            continue;
+        }
+        seen++;
+        cox_gate_settle(&duet.coordinator, 0, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_post(&duet.coordinator, 0, COX_BELL_REQUEST_CONSUME);
+    }
+    pthread_join(thread, &result);
+    assert_null(result);
+    assert_true(count_of(COX_CHANNEL_EXECUTE, COX_BELL_RESPONSE_CONSUME, 0) <= 1);
+    assert_int_equal(count_of(COX_CHANNEL_EXECUTE, COX_BELL_REQUEST_CONSUME, 0), 0);
+    cox_gate_close(&duet.rank);
+    gone(&duet.coordinator, COX_CHANNEL_EXECUTE, 1);
+}
+
+static void post_to_a_stranger(void *context)
+{
+    struct cox_gate *gate = context;
+    cox_gate_post(gate, 2, COX_BELL_REQUEST_CONSUME);
+}
+
+static void a_rank_without_bells_is_a_programmer_error(void **state)
+{
+    struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 2, 1);
+    (void)state;
+    child_aborts(post_to_a_stranger, &gate);
+    gone(&gate, COX_CHANNEL_EXECUTE, 2);
+    child_aborts(post_to_a_stranger, &gate); /* closed: it has none */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(produce_starts_at_depth_and_consume_at_none),
+        LEAK_TEST(the_error_channel_has_one_pair_for_all_ranks),
+        LEAK_TEST(each_rank_attaches_its_own_four),
+        LEAK_TEST(attaching_says_which_semaphore_is_missing),
+        LEAK_TEST(a_name_in_the_way_leaves_only_itself),
+        LEAK_TEST(b49_a_gate_works_on_without_its_names),
+        LEAK_TEST(waiting_ends_by_its_deadline),
+        LEAK_TEST(settling_matches_every_token_once),
+        LEAK_TEST(counts_do_not_drift_over_any_interleaving),
+        LEAK_TEST(no_wake_up_is_lost_between_truth_and_sleep),
+        LEAK_TEST(a_rank_without_bells_is_a_programmer_error),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,249 @@
+#include "worker/worker.h"
+
+#include "channel_fixture.h"
+
+static const char *const variables[] = {
+    "COXSWAIN_PREFIX", "COXSWAIN_RANK",       "COXSWAIN_WORLD_SIZE",
+    "COXSWAIN_DEVICE", "COXSWAIN_PARENT_PID", "COXSWAIN_GENERATION",
+};
+
+static int environment_setup(void **state)
+{
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++)
+        unsetenv(variables[i]);
+    return leak_setup(state);
+}
+
+#define OPTIONS_TEST(function) cmocka_unit_test_setup_teardown(function, environment_setup, leak_teardown)
+
+/* argv as main gets it. */
+struct arguments {
+    char *argv[24];
+    int argc;
+};
+
+#define ARGUMENTS(...) arguments_of((const char *const[]){"worker", __VA_ARGS__, NULL})
+
+static struct arguments arguments_of(const char *const *list)
+{
+    struct arguments arguments = {.argc = 0};
+    for (; list[arguments.argc]; arguments.argc++)
+        arguments.argv[arguments.argc] = (char *)(uintptr_t)list[arguments.argc];
+    return arguments;
+}
+
+static struct cox_worker_options parsed(struct arguments *arguments)
+{
+    struct cox_worker_options options = {0};
+    struct cox_error err = {0};
+    if (cox_worker_options_parse(&options, &arguments->argc, arguments->argv, &err))
+        fail_msg("%s", err.text);
+    return options;
+}
+
+/* Refused with a text that holds a and b; options and arguments are as before. */
+static void refused(struct arguments arguments, const char *a, const char *b)
+{
+    struct arguments before = arguments;
+    struct cox_worker_options options, kept;
+    struct cox_error err = {0};
+    memset(&options, 0x5a, sizeof options);
+    kept = options;
+    assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, &err), COX_INVALID);
+    if (!strstr(err.text, a) || !strstr(err.text, b))
+        fail_msg("expected '%s' and '%s' in '%s'", a, b, err.text);
+    assert_memory_equal(&options, &kept, sizeof options);
+    assert_int_equal(arguments.argc, before.argc);
+    assert_memory_equal(arguments.argv, before.argv, sizeof arguments.argv);
+    assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, NULL), COX_INVALID);
+}
+
+static void set_environment(void)
+{
+    setenv("COXSWAIN_PREFIX", "/4242_7", 1);
+    setenv("COXSWAIN_RANK", "3", 1);
+    setenv("COXSWAIN_WORLD_SIZE", "8", 1);
+}
+
+static void the_environment_alone_is_enough(void **state)
+{
+    struct arguments arguments = ARGUMENTS("--verbose");
+    (void)state;
+    set_environment();
+    setenv("COXSWAIN_DEVICE", "-1", 1);
+    setenv("COXSWAIN_PARENT_PID", "4242", 1);
+    setenv("COXSWAIN_GENERATION", "4294967295", 1);
+    struct cox_worker_options options = parsed(&arguments);
+    assert_string_equal(options.prefix, "/4242_7");
+    assert_int_equal(options.rank, 3);
+    assert_int_equal(options.rank_count, 8);
+    assert_int_equal(options.device, -1);
+    assert_int_equal(options.parent_pid, 4242);
+    assert_int_equal(options.generation, UINT32_MAX);
+    assert_int_equal(arguments.argc, 2);
+    assert_string_equal(arguments.argv[1], "--verbose");
+}
+
+static void m14_the_legacy_command_line_alone_is_enough(void **state)
+{
+    struct arguments arguments = ARGUMENTS("--local_rank", "2", "--local_world_size", "4", "--npu_num_per_dp",
+                                           "4", "--npu_device_id", "6", "--parent_pid", "77",
+                                           "--shm_name_prefix", "/77_1");
+    (void)state;
+    struct cox_worker_options options = parsed(&arguments);
+    assert_string_equal(options.prefix, "/77_1");
+    assert_int_equal(options.rank, 2);
+    assert_int_equal(options.rank_count, 4);
+    assert_int_equal(options.device, 6);
+    assert_int_equal(options.parent_pid, 77);
+    assert_int_equal(options.generation, 1); /* the first life */
+    assert_int_equal(arguments.argc, 1);
+    assert_null(arguments.argv[1]);
+}
+
+static void flags_win_over_the_environment_and_the_last_flag_over_the_first(void **state)
+{
+    struct arguments arguments = ARGUMENTS("--local_rank=5", "--shm_name_prefix=/other", "--local_rank", "1");
+    (void)state;
+    set_environment();
+    struct cox_worker_options options = parsed(&arguments);
+    assert_string_equal(options.prefix, "/other");
+    assert_int_equal(options.rank, 1);
+    assert_int_equal(options.rank_count, 8);
+    assert_int_equal(arguments.argc, 1);
+}
+
+static void what_is_not_known_stays_in_order(void **state)
+{
+    struct arguments arguments =
+        ARGUMENTS("first", "--local_rankx", "9", "--local_rank", "0", "-v", "--local_ran=1", "--npu_num_per_dp=2",
+                  "x=--local_rank", "--global_rank", "7", "");
+    static const char *const left[] = {"worker", "first", "--local_rankx", "9",  "-v", "--local_ran=1",
+                                       "x=--local_rank", "--global_rank",  "7", ""};
+    (void)state;
+    set_environment();
+    struct cox_worker_options options = parsed(&arguments);
+    assert_int_equal(options.rank, 0);
+    assert_int_equal(arguments.argc, 10);
+    for (int i = 0; i < 10; i++)
+        assert_string_equal(arguments.argv[i], left[i]);
+    assert_null(arguments.argv[10]);
+}
+
+static void a_program_named_like_a_flag_is_no_flag(void **state)
+{
+    struct arguments arguments = {.argv = {(char *)(uintptr_t) "--local_rank"}, .argc = 1};
+    struct arguments nothing = {.argc = 0};
+    (void)state;
+    set_environment();
+    assert_int_equal(parsed(&arguments).rank, 3);
+    assert_int_equal(arguments.argc, 1);
+    assert_int_equal(parsed(&nothing).rank, 3);
+    assert_int_equal(nothing.argc, 0);
+}
+
+static void what_the_caller_set_stays(void **state)
+{
+    struct cox_worker_options options = {
+        .generation = 7, .device = 3, .on_orphan = COX_ORPHAN_RETURN, .token_count_max = 5};
+    struct arguments arguments = ARGUMENTS("--local_rank=0");
+    (void)state;
+    set_environment();
+    assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, NULL), 0);
+    assert_int_equal(options.generation, 7);
+    assert_int_equal(options.device, 3);
+    assert_int_equal(options.on_orphan, COX_ORPHAN_RETURN);
+    assert_int_equal(options.token_count_max, 5);
+}
+
+static void what_is_missing_is_named(void **state)
+{
+    (void)state;
+    refused(ARGUMENTS("x"), "the group the rank the world size", "coordinator");
+    refused(ARGUMENTS("--local_rank=0", "--local_world_size=1"), "not told the group :", "--shm_name_prefix");
+    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_world_size=1"), "not told the rank :", "--local_rank");
+    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_rank=1"), "not told the world size :", "--local_world_size");
+    set_environment();
+    unsetenv("COXSWAIN_RANK");
+    refused(ARGUMENTS("x"), "the rank", "");
+}
+
+static void a_flag_without_its_value_is_named(void **state)
+{
+    (void)state;
+    set_environment();
+    refused(ARGUMENTS("a", "--local_rank=1", "b", "--parent_pid"), "--parent_pid", "needs a value");
+    refused(ARGUMENTS("--npu_num_per_dp"), "--npu_num_per_dp", "needs a value");
+    refused(ARGUMENTS("--local_rank="), "--local_rank is ''", "0 to 127");
+}
+
+static void numbers_out_of_range_are_named_with_their_range(void **state)
+{
+    static const struct {
+        const char *argument, *a, *b;
+    } bad[] = {
+        {"--local_rank=-1", "--local_rank is '-1'", "0 to 127"},
+        {"--local_rank=128", "'128'", "0 to 127"},
+        {"--local_rank=1x", "'1x'", "0 to 127"},
+        {"--local_rank=x", "'x'", "0 to 127"},
+        {"--local_rank=0x1", "'0x1'", "0 to 127"},
+        {"--local_rank=4294967296", "'4294967296'", "0 to 127"},
+        {"--local_rank=99999999999999999999999", "'9999", "0 to 127"},
+        {"--local_rank=1.5", "'1.5'", "0 to 127"},
+        {"--local_world_size=0", "--local_world_size is '0'", "1 to 128"},
+        {"--local_world_size=129", "'129'", "1 to 128"},
+        {"--npu_device_id=2147483648", "--npu_device_id is", "2147483647"},
+        {"--npu_device_id=-2147483649", "--npu_device_id is", "-2147483648"},
+        {"--parent_pid=0", "--parent_pid is '0'", "1 to"},
+        {"--parent_pid=-5", "--parent_pid is '-5'", "1 to"},
+        {"--shm_name_prefix=g", "--shm_name_prefix is 'g'", "slash"},
+        {"--shm_name_prefix=", "--shm_name_prefix is ''", "slash"},
+        {"--shm_name_prefix=/", "empty", ""},
+        {"--shm_name_prefix=/a/b", "'/' at position 2", ""},
+        {"--shm_name_prefix=/..", "dot", ""},
+    };
+    (void)state;
+    set_environment();
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        refused(ARGUMENTS("kept", "--npu_device_id=1", "kept too", bad[i].argument), bad[i].a, bad[i].b);
+    setenv("COXSWAIN_GENERATION", "0", 1);
+    refused(ARGUMENTS("x"), "COXSWAIN_GENERATION is '0'", "1 to 4294967295");
+    setenv("COXSWAIN_GENERATION", "4294967296", 1);
+    refused(ARGUMENTS("x"), "COXSWAIN_GENERATION", "1 to 4294967295");
+    unsetenv("COXSWAIN_GENERATION");
+    setenv("COXSWAIN_RANK", "", 1);
+    refused(ARGUMENTS("x"), "COXSWAIN_RANK is ''", "0 to 127");
+}
+
+static void names_may_be_as_long_as_a_group_s(void **state)
+{
+    char prefix[COX_RANK_COUNT_MAX + 4] = "--";
+    struct arguments arguments = ARGUMENTS("--shm_name_prefix", prefix);
+    (void)state;
+    set_environment();
+    memset(prefix, 'n', sizeof prefix);
+    prefix[0] = '/';
+    prefix[1 + 128] = '\0';
+    assert_string_equal(parsed(&arguments).prefix, prefix);
+    prefix[1 + 128] = 'n';
+    prefix[1 + 129] = '\0';
+    refused(ARGUMENTS("--shm_name_prefix", prefix), "129 characters", "128");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        OPTIONS_TEST(the_environment_alone_is_enough),
+        OPTIONS_TEST(m14_the_legacy_command_line_alone_is_enough),
+        OPTIONS_TEST(flags_win_over_the_environment_and_the_last_flag_over_the_first),
+        OPTIONS_TEST(what_is_not_known_stays_in_order),
+        OPTIONS_TEST(a_program_named_like_a_flag_is_no_flag),
+        OPTIONS_TEST(what_the_caller_set_stays),
+        OPTIONS_TEST(what_is_missing_is_named),
+        OPTIONS_TEST(a_flag_without_its_value_is_named),
+        OPTIONS_TEST(numbers_out_of_range_are_named_with_their_range),
+        OPTIONS_TEST(names_may_be_as_long_as_a_group_s),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

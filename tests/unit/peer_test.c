@@ -1,0 +1,247 @@
+#include "channel/peer.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "channel_fixture.h"
+
+static void sleep_for_ever(void *context)
+{
+    if (context)
+        CHECK(prctl(PR_SET_NAME, context) == 0);
+    raise(SIGSTOP);
+    for (;;)
+        pause();
+}
+
+/* A child that has done its prctl and sleeps. */
+static pid_t sleeper(const char *name)
+{
+    char copy[16] = "";
+    int status;
+    if (name)
+        snprintf(copy, sizeof copy, "%s", name);
+    pid_t pid = child_start(sleep_for_ever, name ? copy : NULL);
+    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+    assert_true(WIFSTOPPED(status));
+    return pid;
+}
+
+static void kill_without_reaping(pid_t pid)
+{
+    siginfo_t info;
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
+}
+
+static void oneself_is_alive(void **state)
+{
+    struct cox_peer peer = COX_PEER_NONE;
+    uint64_t start = 0;
+    (void)state;
+    assert_int_equal(cox_peer_start_time(getpid(), &start), 0);
+    assert_int_equal(cox_peer_open(getpid(), 0, &peer), 0);
+    assert_int_equal(peer.pid, getpid());
+    assert_true(peer.start == start && start > 0);
+    assert_true(cox_peer_alive(&peer));
+    assert_int_equal(fcntl(peer.pidfd, F_GETFD), FD_CLOEXEC);
+    cox_peer_close(&peer);
+    assert_int_equal(peer.pidfd, -1);
+    cox_peer_close(&peer);
+    assert_int_equal(cox_peer_open(getpid(), start, &peer), 0);
+    cox_peer_close(&peer);
+}
+
+static void the_start_time_is_when_it_started(void **state)
+{
+    struct timespec before, after;
+    uint64_t start = 0, ticks = (uint64_t)sysconf(_SC_CLK_TCK);
+    (void)state;
+    clock_gettime(CLOCK_BOOTTIME, &before);
+    pid_t pid = sleeper(NULL);
+    clock_gettime(CLOCK_BOOTTIME, &after);
+    assert_int_equal(cox_peer_start_time(pid, &start), 0);
+    uint64_t early = (uint64_t)before.tv_sec * ticks + (uint64_t)before.tv_nsec * ticks / 1000000000;
+    uint64_t late = (uint64_t)after.tv_sec * ticks + (uint64_t)after.tv_nsec * ticks / 1000000000;
+    assert_true(start >= early && start <= late);
+    kill(pid, SIGKILL);
+    child_status(pid);
+}
+
+static void a_child_lives_until_it_is_killed(void **state)
+{
+    struct cox_peer peer = COX_PEER_NONE, again = COX_PEER_NONE;
+    uint64_t start = 0;
+    (void)state;
+    pid_t pid = sleeper(NULL);
+    assert_int_equal(cox_peer_open(pid, 0, &peer), 0);
+    assert_int_equal(cox_peer_open(pid, peer.start, &again), 0); /* stopped is alive */
+    cox_peer_close(&again);
+    for (int i = 0; i < 100; i++)
+        assert_true(cox_peer_alive(&peer));
+    kill_without_reaping(pid);
+    /* A zombie has its pid and its start time still, and is dead. */
+    assert_false(cox_peer_alive(&peer));
+    assert_int_equal(cox_peer_start_time(pid, &start), 0);
+    assert_true(start == peer.start);
+    assert_int_equal(cox_peer_open(pid, 0, &again), COX_PEER_DEAD);
+    assert_int_equal(cox_peer_open(pid, start, &again), COX_PEER_DEAD);
+    assert_int_equal(again.pidfd, -1);
+    child_status(pid);
+    assert_false(cox_peer_alive(&peer));
+    assert_int_equal(cox_peer_start_time(pid, &start), COX_PEER_DEAD);
+    assert_int_equal(cox_peer_open(pid, 0, &again), COX_PEER_DEAD);
+    cox_peer_close(&peer);
+}
+
+static void b25_another_start_time_is_another_process(void **state)
+{
+    struct cox_peer peer = COX_PEER_NONE;
+    uint64_t start = 0;
+    (void)state;
+    pid_t pid = sleeper(NULL);
+    assert_int_equal(cox_peer_start_time(pid, &start), 0);
+    assert_int_equal(cox_peer_open(pid, start - 1, &peer), COX_PEER_DEAD);
+    assert_int_equal(cox_peer_open(pid, start + 1, &peer), COX_PEER_DEAD);
+    assert_int_equal(cox_peer_open(pid, UINT64_MAX, &peer), COX_PEER_DEAD);
+    assert_int_equal(peer.pid, 0);
+    assert_int_equal(peer.pidfd, -1);
+    assert_int_equal(cox_peer_open(pid, start, &peer), 0);
+    cox_peer_close(&peer);
+    kill(pid, SIGKILL);
+    child_status(pid);
+}
+
+static void end_stopped(void *context)
+{
+    (void)context;
+    raise(SIGSTOP);
+}
+
+/* The pid of a dead process is given to the next one; the pidfd stays with the dead. */
+static void b25_a_reused_pid_is_not_the_old_process(void **state)
+{
+    struct cox_peer old = COX_PEER_NONE, fresh = COX_PEER_NONE;
+    char number[32];
+    int status;
+    (void)state;
+    pid_t pid = child_start(end_stopped, NULL);
+    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+    assert_int_equal(cox_peer_open(pid, 0, &old), 0);
+    /* Start times count in ticks: the next process must not start in the same one. */
+    uint64_t start = 0, own = 0;
+    while (start <= old.start) {
+        pid_t other = child_start(end_stopped, NULL);
+        assert_int_equal(waitpid(other, &status, WUNTRACED), other);
+        assert_int_equal(cox_peer_start_time(other, &start), 0);
+        kill(other, SIGKILL);
+        child_status(other);
+    }
+    kill(pid, SIGKILL);
+    child_status(pid);
+    int fd = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
+    int length = snprintf(number, sizeof number, "%d", (int)pid - 1);
+    bool asked = fd >= 0 && write(fd, number, (size_t)length) == length;
+    cox_close_fd(&fd);
+    pid_t again = sleeper(NULL);
+    if (!asked || again != pid) { /* not permitted, or somebody was faster */
+        kill(again, SIGKILL);
+        child_status(again);
+        cox_peer_close(&old);
+        skip();
+    }
+    assert_false(cox_peer_alive(&old));
+    assert_int_equal(cox_peer_open(pid, old.start, &fresh), COX_PEER_DEAD);
+    assert_int_equal(cox_peer_open(pid, 0, &fresh), 0);
+    assert_int_equal(cox_peer_start_time(pid, &own), 0);
+    assert_true(fresh.start == own && own > old.start);
+    assert_true(cox_peer_alive(&fresh));
+    cox_peer_close(&fresh);
+    cox_peer_close(&old);
+    kill(again, SIGKILL);
+    child_status(again);
+}
+
+static void any_program_name_is_read_past(void **state)
+{
+    static const char *const names[] = {
+        ") ", "a) R 1 1 1 1 1 ", ")) ) (", "x ) 7 7 7 7 7 7", "((((", ") ) ) ) ) ) ) )", "", " ", "a\nb) S 1",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        struct timespec now;
+        uint64_t start = 0, own = 0;
+        clock_gettime(CLOCK_BOOTTIME, &now);
+        assert_int_equal(cox_peer_start_time(getpid(), &own), 0);
+        pid_t pid = sleeper(names[i]);
+        assert_int_equal(cox_peer_start_time(pid, &start), 0);
+        uint64_t ticks = (uint64_t)sysconf(_SC_CLK_TCK);
+        assert_true(start >= own && start + 1 >= (uint64_t)now.tv_sec * ticks);
+        assert_true(start <= ((uint64_t)now.tv_sec + 60) * ticks);
+        assert_true(cox_peer_stopped(pid));
+        kill(pid, SIGKILL);
+        child_status(pid);
+    }
+}
+
+static void pids_that_nobody_has_are_refused(void **state)
+{
+    static const pid_t none[] = {INT32_MAX, 0, -1, INT32_MIN};
+    (void)state;
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
+        struct cox_peer peer = COX_PEER_NONE;
+        uint64_t start = 5;
+        assert_int_equal(cox_peer_start_time(none[i], &start), COX_PEER_DEAD);
+        assert_int_not_equal(cox_peer_open(none[i], 0, &peer), 0);
+        assert_true(start == 5 && peer.pidfd == -1);
+    }
+}
+
+static void stopped_is_told_from_running_and_dead(void **state)
+{
+    (void)state;
+    pid_t pid = sleeper(NULL);
+    assert_true(cox_peer_stopped(pid));
+    assert_false(cox_peer_stopped(getpid()));
+    kill_without_reaping(pid);
+    assert_false(cox_peer_stopped(pid));
+    child_status(pid);
+    assert_false(cox_peer_stopped(pid));
+}
+
+static void the_pidfd_becomes_readable_with_the_death(void **state)
+{
+    struct cox_peer peer = COX_PEER_NONE;
+    (void)state;
+    pid_t pid = sleeper(NULL);
+    assert_int_equal(cox_peer_open(pid, 0, &peer), 0);
+    struct pollfd p = {.fd = peer.pidfd, .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 0), 0);
+    kill(pid, SIGKILL);
+    assert_int_equal(poll(&p, 1, 20000), 1);
+    assert_false(cox_peer_alive(&peer));
+    child_status(pid);
+    cox_peer_close(&peer);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(oneself_is_alive),
+        LEAK_TEST(the_start_time_is_when_it_started),
+        LEAK_TEST(a_child_lives_until_it_is_killed),
+        LEAK_TEST(b25_another_start_time_is_another_process),
+        LEAK_TEST(b25_a_reused_pid_is_not_the_old_process),
+        LEAK_TEST(any_program_name_is_read_past),
+        LEAK_TEST(pids_that_nobody_has_are_refused),
+        LEAK_TEST(stopped_is_told_from_running_and_dead),
+        LEAK_TEST(the_pidfd_becomes_readable_with_the_death),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,390 @@
+#include "channel/region.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "channel_fixture.h"
+
+static const char *object_path(void)
+{
+    static char path[600];
+    snprintf(path, sizeof path, SHM "%s", test_object("a"));
+    return path;
+}
+
+static struct cox_region created(uint64_t size)
+{
+    struct cox_region region = {0};
+    struct cox_error err = {0};
+    if (cox_region_create(&region, test_object("a"), size, &err))
+        fail_msg("%s", err.text);
+    return region;
+}
+
+static void gone(struct cox_region *region)
+{
+    cox_region_detach(region);
+    assert_null(region->base);
+    assert_int_equal(region->size, 0);
+    cox_region_detach(region);
+    assert_int_equal(cox_region_unlink(test_object("a")), 0);
+    assert_int_equal(cox_region_unlink(test_object("a")), 0); /* already gone */
+}
+
+static void what_one_side_writes_the_other_reads(void **state)
+{
+    static const uint64_t sizes[] = {1, 4095, 4096, 4097, 1 << 20};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct cox_region own = created(sizes[i]), reader = {0}, writer = {0};
+        uint8_t *bytes = own.base;
+        int fds = fd_count();
+        assert_true(own.size == sizes[i] && (uintptr_t)own.base % 4096 == 0);
+        for (uint64_t b = 0; b < own.size; b++)
+            assert_int_equal(bytes[b], 0);
+        assert_int_equal(cox_region_attach(&reader, test_object("a"), sizes[i], COX_REGION_READ, NULL), 0);
+        assert_int_equal(cox_region_attach(&writer, test_object("a"), 1, COX_REGION_WRITE, NULL), 0);
+        assert_true(reader.size == sizes[i] && writer.size == sizes[i]); /* the whole object */
+        assert_int_equal(fd_count(), fds);
+        memset(writer.base, 0x5a, writer.size);
+        assert_memory_equal(reader.base, own.base, own.size);
+        assert_int_equal(bytes[own.size - 1], 0x5a);
+        cox_region_detach(&reader);
+        cox_region_detach(&writer);
+        gone(&own);
+    }
+}
+
+static void mappings_outlive_the_name(void **state)
+{
+    struct cox_region own = created(4096), other = {0};
+    struct cox_error err = {0};
+    (void)state;
+    assert_int_equal(cox_region_attach(&other, test_object("a"), 4096, COX_REGION_READ, NULL), 0);
+    assert_int_equal(cox_region_unlink(test_object("a")), 0);
+    memset(own.base, 1, own.size);
+    assert_memory_equal(own.base, other.base, 4096);
+    cox_region_detach(&other);
+    assert_int_equal(cox_region_attach(&other, test_object("a"), 1, COX_REGION_READ, &err), COX_NOT_FOUND);
+    assert_non_null(strstr(err.text, test_object("a")));
+    gone(&own);
+}
+
+static void write_to_it(void *context)
+{
+    struct cox_region *region = context;
+    signal(SIGSEGV, SIG_DFL);
+    *(volatile uint8_t *)region->base = 1;
+}
+
+static void a_read_only_attach_cannot_write(void **state)
+{
+    struct cox_region own = created(4096), reader = {0}, writer = {0};
+    (void)state;
+    assert_int_equal(cox_region_attach(&reader, test_object("a"), 1, COX_REGION_READ, NULL), 0);
+    assert_int_equal(cox_region_attach(&writer, test_object("a"), 1, COX_REGION_WRITE, NULL), 0);
+    int status = child_status(child_start(write_to_it, &reader));
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(WTERMSIG(status), SIGSEGV);
+    assert_int_equal(*(uint8_t *)own.base, 0);
+    /* Nor can it be made writable later: the file was opened for reading. */
+    assert_int_equal(mprotect(reader.base, 4096, PROT_READ | PROT_WRITE), -1);
+    child_run(write_to_it, &writer);
+    assert_int_equal(*(uint8_t *)own.base, 1);
+    cox_region_detach(&reader);
+    cox_region_detach(&writer);
+    gone(&own);
+}
+
+static void a_stale_region_is_not_adopted(void **state)
+{
+    struct cox_region stale = created(4096), fresh = {0};
+    struct cox_error err = {0};
+    (void)state;
+    memset(stale.base, 3, stale.size);
+    cox_region_detach(&stale);
+    assert_int_equal(cox_region_create(&fresh, test_object("a"), 4096, &err), COX_TAKEN);
+    assert_non_null(strstr(err.text, test_object("a")));
+    assert_null(fresh.base);
+    assert_int_equal(cox_region_attach(&stale, test_object("a"), 4096, COX_REGION_READ, NULL), 0);
+    assert_int_equal(*(uint8_t *)stale.base, 3);
+    gone(&stale);
+}
+
+static void make_good(void)
+{
+    struct cox_region region = created(4096);
+    cox_region_detach(&region);
+}
+
+static int attach_to_read(struct cox_error *err)
+{
+    struct cox_region region = {0};
+    int r = cox_region_attach(&region, test_object("a"), 4096, COX_REGION_READ, err);
+    assert_int_equal(region.base != NULL, r == 0);
+    cox_region_detach(&region);
+    return r;
+}
+
+static int attach_to_write(struct cox_error *err)
+{
+    struct cox_region region = {0};
+    int r = cox_region_attach(&region, test_object("a"), 4096, COX_REGION_WRITE, err);
+    assert_int_equal(region.base != NULL, r == 0);
+    cox_region_detach(&region);
+    return r;
+}
+
+static void b44_impostors_are_denied(void **state)
+{
+    (void)state;
+    refuses_impostors(object_path(), make_good, attach_to_write);
+}
+
+/* Opened for reading, a fifo or a directory gets as far as fstat. */
+static void b44_impostors_are_denied_to_readers(void **state)
+{
+    (void)state;
+    refuses_impostors(object_path(), make_good, attach_to_read);
+}
+
+static void exchange_for_ever(void *context)
+{
+    const char *other = context;
+    while (renameat2(AT_FDCWD, object_path(), AT_FDCWD, other, RENAME_EXCHANGE) == 0)
+        sched_yield();
+    _exit(1);
+}
+
+static void b44_what_was_checked_is_what_is_mapped(void **state)
+{
+    struct cox_region good = created(8192), evil = {0};
+    char other[600];
+    (void)state;
+    memset(good.base, 7, good.size);
+    assert_int_equal(cox_region_create(&evil, test_object("b"), 4096, NULL), 0);
+    memset(evil.base, 99, evil.size);
+    snprintf(other, sizeof other, SHM "%s", test_object("b"));
+    assert_int_equal(chmod(other, 0644), 0);
+    pid_t pid = child_start(exchange_for_ever, other);
+    unsigned mapped = 0, denied = 0;
+    uint64_t deadline = cox_deadline_after_ms(20000);
+    for (int i = 0; i < 20000 || mapped < 100 || denied < 100; i++) {
+        struct cox_region seen = {0};
+        int r = cox_region_attach(&seen, test_object("a"), 4096, COX_REGION_WRITE, NULL);
+        assert_true(r == 0 || r == COX_DENIED);
+        if (r) {
+            denied++;
+        } else {
+            mapped++;
+            assert_int_equal(*(uint8_t *)seen.base, 7);
+            assert_int_equal(seen.size, 8192);
+            cox_region_detach(&seen);
+        }
+        assert_true(cox_now_ns() < deadline);
+    }
+    kill(pid, SIGKILL);
+    child_status(pid);
+    cox_region_detach(&evil);
+    cox_region_unlink(test_object("b"));
+    gone(&good);
+}
+
+static void create_under_umask(void *context)
+{
+    struct stat st;
+    struct cox_region region = {0}, second = {0};
+    umask(*(const mode_t *)context);
+    CHECK(cox_region_create(&region, test_object("a"), 4096, NULL) == 0);
+    CHECK(stat(object_path(), &st) == 0);
+    CHECK((st.st_mode & 07777) == 0600);
+    CHECK(cox_region_attach(&second, test_object("a"), 4096, COX_REGION_WRITE, NULL) == 0);
+    CHECK(cox_region_unlink(test_object("a")) == 0);
+}
+
+static void b45_the_mode_is_0600_under_any_umask(void **state)
+{
+    static mode_t masks[] = {0000, 0777, 0277, 0022, 0177};
+    (void)state;
+    for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++)
+        child_run(create_under_umask, &masks[i]);
+}
+
+static void an_object_that_is_too_small_is_corrupt(void **state)
+{
+    static const off_t sizes[] = {0, 1, 4095, 8191};
+    (void)state;
+    make_good();
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct cox_region region = {0};
+        struct cox_error err = {0};
+        char expected[80];
+        assert_int_equal(truncate(object_path(), sizes[i]), 0);
+        int fds = fd_count();
+        assert_int_equal(cox_region_attach(&region, test_object("a"), 8192, COX_REGION_READ, &err),
+                         COX_CORRUPT);
+        snprintf(expected, sizeof expected, "%jd bytes, expected at least 8192", (intmax_t)sizes[i]);
+        assert_non_null(strstr(err.text, expected));
+        assert_null(region.base);
+        assert_int_equal(fd_count(), fds);
+    }
+    struct cox_region region = {0};
+    assert_int_equal(truncate(object_path(), 0), 0); /* nothing to map, even for who asks for nothing */
+    assert_int_equal(cox_region_attach(&region, test_object("a"), 0, COX_REGION_READ, NULL), COX_CORRUPT);
+    assert_int_equal(truncate(object_path(), 8192), 0);
+    assert_int_equal(cox_region_attach(&region, test_object("a"), 8192, COX_REGION_READ, NULL), 0);
+    assert_int_equal(cox_region_attach(&region, test_object("a"), UINT64_MAX, COX_REGION_READ, NULL),
+                     COX_CORRUPT);
+    gone(&region);
+}
+
+static void b51_every_byte_is_reserved(void **state)
+{
+    struct cox_region own = created(3 << 20);
+    struct stat st;
+    (void)state;
+    assert_int_equal(stat(object_path(), &st), 0);
+    assert_int_equal(st.st_size, 3 << 20);
+    assert_true((uint64_t)st.st_blocks * 512 >= own.size); /* before the first touch */
+    gone(&own);
+}
+
+static void create_in_a_small_tmpfs(void *context)
+{
+    struct cox_region region = {0}, second = {0};
+    struct cox_error err = {0};
+    uint64_t available = 0, after = 0;
+    char number[32];
+    (void)context;
+    CHECK(private_shm("1m"));
+    CHECK(cox_region_space_free(&available) == 0 && available == 1 << 20);
+    int fds = fd_count();
+    for (uint64_t size = (1 << 20) + 1; size < UINT64_C(1) << 45; size *= 16) {
+        err = (struct cox_error){0};
+        CHECK(cox_region_create(&region, "/a", size, &err) == COX_NO_SPACE);
+        snprintf(number, sizeof number, " %" PRIu64 " ", size);
+        CHECK(strstr(err.text, number));
+        snprintf(number, sizeof number, " %" PRIu64 " ", available);
+        CHECK(strstr(err.text, number));
+        CHECK(strstr(err.text, "/a"));
+        CHECK(region.base == NULL && shm_count(NULL) == 0 && fd_count() == fds);
+        CHECK(cox_region_space_free(&after) == 0 && after == available);
+    }
+    /* Half of it goes, and then what is left is named, not what there once was. */
+    CHECK(cox_region_create(&region, "/a", 512 << 10, NULL) == 0);
+    memset(region.base, 1, region.size);
+    err = (struct cox_error){0};
+    CHECK(cox_region_create(&second, "/b", (512 << 10) + 1, &err) == COX_NO_SPACE);
+    CHECK(strstr(err.text, " 524289 ") && strstr(err.text, " 524288 "));
+    CHECK(shm_count(NULL) == 1);
+    CHECK(cox_region_create(&second, "/b", 512 << 10, NULL) == 0);
+    memset(second.base, 1, second.size); /* no SIGBUS */
+}
+
+static void b51_a_full_tmpfs_is_no_space_with_both_numbers(void **state)
+{
+    (void)state;
+    if (!private_shm_possible())
+        skip();
+    child_run(create_in_a_small_tmpfs, NULL);
+}
+
+static void a_size_no_file_can_have_leaves_nothing(void **state)
+{
+    struct cox_region region = {0};
+    struct cox_error err = {0};
+    (void)state;
+    assert_int_not_equal(cox_region_create(&region, test_object("a"), UINT64_MAX, &err), 0);
+    assert_int_not_equal(err.code, 0);
+    assert_int_not_equal(cox_region_create(&region, test_object("a"), INT64_MAX, NULL), 0);
+    assert_null(region.base);
+}
+
+static void create_nothing(void *context)
+{
+    struct cox_region region = {0};
+    (void)context;
+    cox_region_create(&region, test_object("a"), 0, NULL);
+}
+
+static void a_region_of_nothing_is_a_programmer_error(void **state)
+{
+    (void)state;
+    child_aborts(create_nothing, NULL);
+}
+
+static void names_are_a_slash_and_no_other(void **state)
+{
+    static const char *const bad[] = {"", "/", "name", "/a/b", "//", "a/", "/../x", "../x"};
+    char name[400];
+    struct cox_region region = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct cox_error err = {0};
+        assert_int_equal(cox_region_create(&region, bad[i], 4096, &err), COX_INVALID);
+        assert_non_null(strstr(err.text, "slash"));
+        assert_int_equal(cox_region_attach(&region, bad[i], 1, COX_REGION_READ, NULL), COX_INVALID);
+    }
+    int head = snprintf(name, sizeof name, "%s", test_object("long"));
+    memset(name + head, 'x', sizeof name - (size_t)head);
+    name[NAME_MAX + 2] = '\0';
+    assert_int_equal(cox_region_create(&region, name, 4096, NULL), COX_TOO_LARGE);
+    assert_int_equal(cox_region_attach(&region, name, 4096, COX_REGION_READ, NULL), COX_TOO_LARGE);
+    assert_null(region.base);
+    name[NAME_MAX] = '\0'; /* shm_open leaves room for one less than NAME_MAX */
+    assert_int_equal(cox_region_create(&region, name, 4096, NULL), 0);
+    cox_region_detach(&region);
+    assert_int_equal(cox_region_unlink(name), 0);
+}
+
+static void an_fd_without_a_name_is_checked_too(void **state)
+{
+    struct cox_region region = {0};
+    struct cox_error err = {0};
+    (void)state;
+    int fd = open(SHM, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(fchmod(fd, 0600), 0);
+    assert_int_equal(cox_region_check_fd(fd, "the door", NULL), 0); /* no link at all is fine */
+    assert_int_equal(cox_region_reserve(fd, 4096, "the door", NULL), 0);
+    assert_int_equal(cox_region_map(&region, fd, 4096, COX_REGION_WRITE, "the door", NULL), 0);
+    memset(region.base, 1, 4096);
+    cox_region_detach(&region);
+    assert_int_equal(fchmod(fd, 0640), 0);
+    assert_int_equal(cox_region_check_fd(fd, "the door", &err), COX_DENIED);
+    assert_non_null(strstr(err.text, "the door"));
+    close(fd);
+    assert_int_equal(cox_region_check_fd(fd, "the door", NULL), -EBADF);
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    assert_int_equal(cox_region_check_fd(null, "the door", NULL), COX_DENIED);
+    close(null);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(what_one_side_writes_the_other_reads),
+        LEAK_TEST(mappings_outlive_the_name),
+        LEAK_TEST(a_read_only_attach_cannot_write),
+        LEAK_TEST(a_stale_region_is_not_adopted),
+        LEAK_TEST(b44_impostors_are_denied),
+        LEAK_TEST(b44_impostors_are_denied_to_readers),
+        LEAK_TEST(b44_what_was_checked_is_what_is_mapped),
+        LEAK_TEST(b45_the_mode_is_0600_under_any_umask),
+        LEAK_TEST(an_object_that_is_too_small_is_corrupt),
+        LEAK_TEST(b51_every_byte_is_reserved),
+        LEAK_TEST(b51_a_full_tmpfs_is_no_space_with_both_numbers),
+        LEAK_TEST(a_size_no_file_can_have_leaves_nothing),
+        LEAK_TEST(a_region_of_nothing_is_a_programmer_error),
+        LEAK_TEST(names_are_a_slash_and_no_other),
+        LEAK_TEST(an_fd_without_a_name_is_checked_too),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

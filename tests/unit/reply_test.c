@@ -1,0 +1,329 @@
+#include "channel/reply.h"
+
+#include <endian.h>
+#include <signal.h>
+
+#include "channel/truth.h"
+#include "channel_fixture.h"
+
+#define GROUP test_name("g")
+#define STRIDE 1024
+#define CAPACITY (STRIDE - 4)
+
+struct group {
+    struct cox_control control;
+    struct cox_channel channel;
+};
+
+/* 4 ranks; as after every rank attached as generation 1. */
+static void group_create(struct group *group, uint32_t depth)
+{
+    struct cox_geometry_choice choice = {.depth = depth};
+    struct cox_geometry geometry;
+    struct cox_error err = {0};
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        choice.response_size[c] = STRIDE * 4 * depth;
+    assert_int_equal(cox_geometry_resolve(4, &choice, &geometry, NULL), 0);
+    *group = (struct group){.control = COX_CONTROL_NONE};
+    if (cox_control_create(&group->control, GROUP, &geometry, &err) ||
+        cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, &err))
+        fail_msg("%s", err.text);
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        struct cox_layout_rank_line *line = cox_truth_line(&group->control, rank, COX_CHANNEL_EXECUTE);
+        atomic_store(&line->epoch, group->control.epoch);
+        atomic_store(&line->generation, 1);
+    }
+}
+
+static void group_gone(struct group *group)
+{
+    cox_channel_close(&group->channel);
+    cox_control_unlink_names(GROUP, &group->control.geometry, 1);
+    cox_control_close(&group->control);
+}
+
+static void fill(uint8_t *bytes, uint32_t rank, uint64_t s, size_t length)
+{
+    for (size_t i = 0; i < length; i++)
+        bytes[i] = (uint8_t)(rank * 50 + s + i);
+}
+
+static void reply_with(const struct group *group, uint32_t rank, uint64_t s, size_t length, bool failed)
+{
+    size_t capacity;
+    fill(cox_reply_slot(&group->channel, rank, s, false, &capacity), rank, s, length);
+    cox_reply_commit(&group->channel, rank, s, length, failed);
+}
+
+static int fetch(const struct group *group, uint32_t rank, uint64_t s, uint32_t generation, uint8_t *buffer,
+                 size_t buffer_size, size_t *length, bool *failed, struct cox_error *err)
+{
+    return cox_reply_fetch(&group->channel, rank, s, false, generation, buffer, buffer_size, length, failed, err);
+}
+
+static void must_hold(const struct group *group, uint32_t rank, uint64_t s, size_t expected, bool expected_failed)
+{
+    uint8_t buffer[CAPACITY + 1], wanted[CAPACITY];
+    size_t length = SIZE_MAX;
+    bool failed = !expected_failed;
+    struct cox_error err = {0};
+    memset(buffer, 0xee, sizeof buffer);
+    if (fetch(group, rank, s, 1, buffer, sizeof buffer, &length, &failed, &err))
+        fail_msg("%s", err.text);
+    assert_int_equal(length, expected);
+    assert_int_equal(failed, expected_failed);
+    fill(wanted, rank, s, expected);
+    assert_memory_equal(buffer, wanted, expected);
+    assert_int_equal(buffer[expected], 0xee);
+}
+
+/* Refused with `code` and a text that holds a, b and the rank; nothing was given out. */
+static void must_refuse(const struct group *group, uint32_t rank, uint64_t s, uint32_t generation,
+                        size_t buffer_size, int code, const char *a, const char *b)
+{
+    uint8_t buffer[CAPACITY];
+    size_t length = 77;
+    bool failed = true;
+    char who[32];
+    struct cox_error err = {0};
+    memset(buffer, 0xee, sizeof buffer);
+    int r = fetch(group, rank, s, generation, buffer, buffer_size, &length, &failed, &err);
+    snprintf(who, sizeof who, "rank %u ", rank);
+    if (r != code || err.code != code || !strstr(err.text, a) || !strstr(err.text, b) || !strstr(err.text, who))
+        fail_msg("expected %d with '%s' and '%s', got %d '%s'", code, a, b, r, err.text);
+    assert_true(length == 77 && failed);
+    for (size_t i = 0; i < sizeof buffer; i++)
+        assert_int_equal(buffer[i], 0xee);
+}
+
+static void what_is_committed_is_fetched(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 8; depth++) {
+        struct group group;
+        group_create(&group, depth);
+        for (uint64_t s = 1; s <= 3 * depth; s++) {
+            for (uint32_t rank = 0; rank < 4; rank++)
+                reply_with(&group, rank, s, (s * 131 + rank * 17) % CAPACITY, (s + rank) % 2);
+            for (uint64_t old = s > depth ? s - depth + 1 : 1; old <= s; old++)
+                for (uint32_t rank = 0; rank < 4; rank++)
+                    must_hold(&group, rank, old, (old * 131 + rank * 17) % CAPACITY, (old + rank) % 2);
+        }
+        group_gone(&group);
+    }
+}
+
+static void m4_full_slots_spoil_no_neighbour(void **state)
+{
+    struct group group;
+    size_t capacity;
+    (void)state;
+    group_create(&group, 3);
+    for (uint64_t s = 1; s <= 3; s++)
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            cox_reply_slot(&group.channel, rank, s, false, &capacity);
+            assert_int_equal(capacity, CAPACITY);
+            reply_with(&group, rank, s, capacity, false);
+        }
+    for (uint64_t s = 1; s <= 3; s++)
+        for (uint32_t rank = 0; rank < 4; rank++)
+            must_hold(&group, rank, s, CAPACITY, false);
+    reply_with(&group, 2, 4, 0, false);
+    must_hold(&group, 2, 4, 0, false);
+    group_gone(&group);
+}
+
+static void the_slot_has_the_contract_s_layout(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group, 1);
+    uint8_t *base = group.channel.response.base;
+    reply_with(&group, 2, 1, 0x0203, false);
+    assert_memory_equal(base + 2 * STRIDE, "\x03\x02\0\0", 4);
+    assert_int_equal(base[2 * STRIDE + 4], (uint8_t)(2 * 50 + 1));
+    group_gone(&group);
+}
+
+static void m3_an_impossible_length_is_corrupt(void **state)
+{
+    static const uint32_t lengths[] = {CAPACITY + 1, STRIDE, STRIDE * 4, INT32_MAX, 0x80000000u, UINT32_MAX};
+    struct group group;
+    (void)state;
+    group_create(&group, 1);
+    reply_with(&group, 3, 1, 100, false); /* the last slot: behind it the region ends */
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        uint32_t prefix = htole32(lengths[i]);
+        char number[32];
+        memcpy((uint8_t *)group.channel.response.base + 3 * STRIDE, &prefix, 4);
+        snprintf(number, sizeof number, "length of %u bytes", lengths[i]);
+        must_refuse(&group, 3, 1, 1, SIZE_MAX, COX_CORRUPT, number, "holds 1020");
+        must_refuse(&group, 3, 1, 0, SIZE_MAX, COX_CORRUPT, number, "holds 1020");
+    }
+    cox_reply_commit(&group.channel, 3, 1, CAPACITY + 1, false); /* a worker that says so itself */
+    must_refuse(&group, 3, 1, 1, SIZE_MAX, COX_CORRUPT, "1021 bytes", "holds 1020");
+    group_gone(&group);
+}
+
+static void a_buffer_that_is_too_small_is_told_apart(void **state)
+{
+    struct group group;
+    uint8_t buffer[100];
+    size_t length = 0;
+    bool failed;
+    (void)state;
+    group_create(&group, 1);
+    reply_with(&group, 0, 1, 100, false);
+    must_refuse(&group, 0, 1, 1, 99, COX_TOO_LARGE, "100 bytes", "room for 99");
+    assert_int_equal(fetch(&group, 0, 1, 1, buffer, 100, &length, &failed, NULL), 0);
+    assert_int_equal(length, 100);
+    group_gone(&group);
+}
+
+static void b50_a_late_reply_is_not_taken_for_the_next_one(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group, 2);
+    must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "sequence 0", "expected 1"); /* nothing yet */
+    reply_with(&group, 1, 1, 10, false);
+    must_refuse(&group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 1", "expected 3"); /* the same slot */
+    reply_with(&group, 1, 1, 10, true);
+    must_refuse(&group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 1,", "expected 3");
+    must_refuse(&group, 2, 1, 1, CAPACITY, COX_CORRUPT, "sequence 0", "expected 1"); /* another rank's */
+    reply_with(&group, 1, 5, 10, false);
+    must_refuse(&group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 5", "expected 3"); /* nor a later one */
+    must_hold(&group, 1, 5, 10, false);
+    /* A half-written tag. */
+    atomic_store(&cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE)->tags[1], UINT64_MAX);
+    must_refuse(&group, 1, 5, 1, CAPACITY, COX_CORRUPT, "sequence", "expected 5");
+    group_gone(&group);
+}
+
+static void another_generation_or_group_is_corrupt(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group, 1);
+    struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    reply_with(&group, 1, 1, 10, false);
+    must_refuse(&group, 1, 1, 2, CAPACITY, COX_CORRUPT, "generation 1", "expected 2"); /* it was replaced since */
+    atomic_store(&line->generation, 2);
+    must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "generation 2", "expected 1");
+    atomic_store(&line->generation, 1);
+    must_hold(&group, 1, 1, 10, false);
+    for (int bit = 0; bit < 32; bit++) {
+        atomic_store(&line->epoch, group.control.epoch ^ (1u << bit));
+        must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "of group", "expected 1");
+    }
+    atomic_store(&line->epoch, group.control.epoch);
+    must_hold(&group, 1, 1, 10, false);
+    group_gone(&group);
+}
+
+static void ranks_without_lines_are_taken_by_their_bytes_alone(void **state)
+{
+    const struct cox_geometry_choice choice = {
+        .legacy = true,
+        .request_size = {4096, 4096, 4096, 4096, 0},
+        .response_size = {2 << 20, 1 << 20, 1 << 20, 1 << 20, 0},
+    };
+    struct cox_geometry geometry;
+    struct group group = {.control = COX_CONTROL_NONE};
+    size_t capacity, length = 0, large = (2 << 20) - 4;
+    bool failed = true;
+    (void)state;
+    assert_int_equal(cox_geometry_resolve(2, &choice, &geometry, NULL), 0);
+    assert_int_equal(cox_control_create(&group.control, GROUP, &geometry, NULL), 0);
+    assert_int_equal(cox_channel_create(&group.channel, GROUP, &group.control, COX_CHANNEL_EXECUTE, NULL), 0);
+    uint8_t *base = group.channel.response.base, *buffer = malloc(large);
+    assert_non_null(buffer);
+    memcpy(base + 524288, "\x03\0\0\0abc", 7); /* as a legacy rank 1 writes it */
+    assert_int_equal(fetch(&group, 1, 9, 0, buffer, large, &length, &failed, NULL), 0);
+    assert_int_equal(length, 3);
+    assert_false(failed);
+    assert_memory_equal(buffer, "abc", 3);
+    /* Rank 0 alone may fill the region. */
+    uint8_t *slot = cox_reply_slot(&group.channel, 0, 9, true, &capacity);
+    assert_ptr_equal(slot, base + 4);
+    assert_int_equal(capacity, large);
+    memset(slot, 0x77, large);
+    uint32_t prefix = htole32((uint32_t)large);
+    memcpy(base, &prefix, 4);
+    assert_int_equal(cox_reply_fetch(&group.channel, 0, 9, true, 0, buffer, large, &length, &failed, NULL), 0);
+    assert_int_equal(length, large);
+    assert_int_equal(buffer[large - 1], 0x77);
+    prefix = htole32((uint32_t)large + 1);
+    memcpy(base, &prefix, 4);
+    assert_int_equal(cox_reply_fetch(&group.channel, 0, 9, true, 0, buffer, SIZE_MAX, &length, &failed, NULL),
+                     COX_CORRUPT);
+    prefix = htole32(524288 - 3); /* in a slot that is a byte too much */
+    memcpy(base, &prefix, 4);
+    assert_int_equal(fetch(&group, 0, 9, 0, buffer, large, &length, &failed, NULL), COX_CORRUPT);
+    free(buffer);
+    group_gone(&group);
+}
+
+/* ---- two processes ---- */
+
+enum { REPLIES = 3000 };
+
+static void answer_as_rank_1(void *context)
+{
+    struct group group = {.control = COX_CONTROL_NONE};
+    (void)context;
+    CHECK(cox_control_attach(&group.control, GROUP, NULL) == 0);
+    CHECK(cox_channel_attach(&group.channel, GROUP, &group.control, COX_CHANNEL_EXECUTE, 1, NULL) == 0);
+    struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    for (uint64_t s = 1; s <= REPLIES; s++) {
+        CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE,
+                            cox_deadline_after_ms(20000)) == 0); /* a free slot each */
+        reply_with(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
+        cox_truth_set_done(line, s);
+        cox_gate_post(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME);
+    }
+    /* The next one it writes, and dies. */
+    size_t capacity;
+    CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE, cox_deadline_after_ms(20000)) == 0);
+    uint8_t *slot = cox_reply_slot(&group.channel, 1, REPLIES + 1, false, &capacity);
+    memset(slot, 0xdd, capacity);
+    kill(getpid(), SIGKILL);
+}
+
+static void replies_of_another_process_arrive_until_it_dies(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group, 2);
+    pid_t pid = child_start(answer_as_rank_1, NULL);
+    struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    for (uint64_t s = 1; s <= REPLIES; s++) {
+        while (cox_truth_done(line) < s)
+            assert_int_equal(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME,
+                                           cox_deadline_after_ms(20000)), 0);
+        must_hold(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
+        cox_gate_settle(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_post(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE);
+    }
+    assert_int_equal(child_status(pid) & 0x7f, SIGKILL);
+    assert_true(cox_truth_done(line) == REPLIES);
+    must_refuse(&group, 1, REPLIES + 1, 1, CAPACITY, COX_CORRUPT, "expected 3001", "sequence 2999");
+    group_gone(&group);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(what_is_committed_is_fetched),
+        LEAK_TEST(m4_full_slots_spoil_no_neighbour),
+        LEAK_TEST(the_slot_has_the_contract_s_layout),
+        LEAK_TEST(m3_an_impossible_length_is_corrupt),
+        LEAK_TEST(a_buffer_that_is_too_small_is_told_apart),
+        LEAK_TEST(b50_a_late_reply_is_not_taken_for_the_next_one),
+        LEAK_TEST(another_generation_or_group_is_corrupt),
+        LEAK_TEST(ranks_without_lines_are_taken_by_their_bytes_alone),
+        LEAK_TEST(replies_of_another_process_arrive_until_it_dies),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,370 @@
+#include "channel/request.h"
+
+#include <endian.h>
+#include <fcntl.h>
+#include <signal.h>
+
+#include "channel/truth.h"
+#include "channel_fixture.h"
+
+#define GROUP test_name("g")
+
+struct group {
+    struct cox_control control;
+    struct cox_channel channel;
+};
+
+static void group_create(struct group *group, uint32_t depth)
+{
+    struct cox_geometry_choice choice = {.depth = depth};
+    struct cox_geometry geometry;
+    struct cox_error err = {0};
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        choice.request_size[c] = 4096 * depth;
+    assert_int_equal(cox_geometry_resolve(4, &choice, &geometry, NULL), 0);
+    *group = (struct group){.control = COX_CONTROL_NONE};
+    if (cox_control_create(&group->control, GROUP, &geometry, &err) ||
+        cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, &err))
+        fail_msg("%s", err.text);
+}
+
+static void group_gone(struct group *group)
+{
+    cox_channel_close(&group->channel);
+    cox_channel_close(&group->channel);
+    cox_control_unlink_names(GROUP, &group->control.geometry, 1);
+    cox_control_close(&group->control);
+}
+
+/* In a child. */
+static void group_attach(struct group *group, uint32_t rank)
+{
+    *group = (struct group){.control = COX_CONTROL_NONE};
+    CHECK(cox_control_attach(&group->control, GROUP, NULL) == 0);
+    CHECK(cox_channel_attach(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, rank, NULL) == 0);
+}
+
+static struct cox_rank_set only(uint32_t rank)
+{
+    struct cox_rank_set set = {{0}};
+    cox_rank_set_add(&set, rank);
+    return set;
+}
+
+/* What sequence s carries. */
+static uint32_t type_of(uint64_t s)
+{
+    return (uint32_t)(s * 2654435761u);
+}
+
+static size_t length_of(uint64_t s)
+{
+    return s * 37 % 4000;
+}
+
+static void write_payload(const struct cox_channel *channel, uint64_t s, size_t length)
+{
+    size_t capacity;
+    uint8_t *bytes = cox_request_frame(channel, s, &capacity);
+    for (size_t i = 0; i < length; i++)
+        bytes[i] = (uint8_t)(s + i);
+}
+
+static bool payload_is(const struct cox_request *request, uint64_t s, size_t length)
+{
+    if (request->sequence != s || request->size != length)
+        return false;
+    for (size_t i = 0; i < length; i++)
+        if (request->bytes[i] != (uint8_t)(s + i))
+            return false;
+    return true;
+}
+
+static void what_is_published_is_read_by_who_is_asked(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 8; depth++) {
+        struct group group;
+        group_create(&group, depth);
+        for (uint64_t s = 1; s <= 3 * depth + 1; s++) {
+            struct cox_rank_set asked = only(1);
+            struct cox_request request;
+            if (s % 2)
+                cox_rank_set_add(&asked, 3);
+            assert_int_equal(cox_request_read(&group.channel, s, 1, &request), COX_EMPTY);
+            write_payload(&group.channel, s, length_of(s));
+            assert_int_equal(cox_request_read(&group.channel, s, 1, &request), COX_EMPTY); /* not yet */
+            cox_request_publish(&group.channel, s, type_of(s), length_of(s), &asked);
+            assert_true(cox_truth_published(cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE)) == s);
+            for (uint32_t rank = 0; rank < 4; rank++) {
+                memset(&request, 0x5a, sizeof request);
+                struct cox_request before = request;
+                if (!cox_rank_set_has(&asked, rank)) {
+                    assert_int_equal(cox_request_read(&group.channel, s, rank, &request), COX_EMPTY);
+                    assert_memory_equal(&request, &before, sizeof request);
+                    continue;
+                }
+                assert_int_equal(cox_request_read(&group.channel, s, rank, &request), 0);
+                assert_true(payload_is(&request, s, length_of(s)));
+                assert_int_equal(request.type, type_of(s));
+                assert_int_equal(request.lowest, rank == 1);
+            }
+            /* The frames of earlier requests stay until they come round. */
+            for (uint64_t old = s; old > 0; old--)
+                assert_int_equal(cox_request_read(&group.channel, old, 1, &request),
+                                 s - old < depth ? 0 : COX_EMPTY);
+            assert_int_equal(cox_request_read(&group.channel, s + depth, 1, &request), COX_EMPTY);
+        }
+        group_gone(&group);
+    }
+}
+
+static void the_frame_has_the_contract_s_layout(void **state)
+{
+    struct group group;
+    struct cox_rank_set asked = only(0);
+    size_t capacity;
+    (void)state;
+    group_create(&group, 2);
+    uint8_t *bytes = cox_request_frame(&group.channel, 3, &capacity);
+    assert_int_equal(capacity, 4096 - 4);
+    assert_ptr_equal(bytes, (uint8_t *)group.channel.request.base + 4096 + 4); /* 3 mod 2 */
+    memcpy(bytes, "abc", 3);
+    cox_request_publish(&group.channel, 3, 1, 3, &asked);
+    assert_memory_equal(bytes - 4, "\x03\0\0\0abc", 7);
+    group_gone(&group);
+}
+
+static void the_full_capacity_works_and_spoils_no_neighbour(void **state)
+{
+    struct group group;
+    struct cox_rank_set asked = only(2);
+    struct cox_request request;
+    (void)state;
+    group_create(&group, 4);
+    for (uint64_t s = 1; s <= 4; s++) {
+        size_t capacity;
+        cox_request_frame(&group.channel, s, &capacity);
+        write_payload(&group.channel, s, capacity);
+        cox_request_publish(&group.channel, s, 1, capacity, &asked);
+    }
+    for (uint64_t s = 1; s <= 4; s++) {
+        assert_int_equal(cox_request_read(&group.channel, s, 2, &request), 0);
+        assert_true(payload_is(&request, s, 4092));
+    }
+    cox_request_publish(&group.channel, 5, 1, 0, &asked); /* and nothing at all works too */
+    assert_int_equal(cox_request_read(&group.channel, 5, 2, &request), 0);
+    assert_int_equal(request.size, 0);
+    group_gone(&group);
+}
+
+static void publish_too_much(void *context)
+{
+    struct group *group = context;
+    struct cox_rank_set asked = only(0);
+    cox_request_publish(&group->channel, 1, 1, 4093, &asked);
+}
+
+static void publish_4_gib(void *context)
+{
+    struct group *group = context;
+    struct cox_rank_set asked = only(0);
+    cox_request_publish(&group->channel, 1, 1, UINT64_C(1) << 32, &asked);
+}
+
+static void one_byte_over_the_capacity_is_a_programmer_error(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group, 1);
+    child_aborts(publish_too_much, &group);
+    child_aborts(publish_4_gib, &group); /* not cut to 32 bits first */
+    group_gone(&group);
+}
+
+static void m3_an_impossible_length_is_corrupt(void **state)
+{
+    static const uint32_t lengths[] = {99, 101, 4092, 4093, 4096, INT32_MAX, 0x80000000u, UINT32_MAX};
+    struct group group;
+    struct cox_rank_set asked = only(0);
+    struct cox_request request = {0};
+    (void)state;
+    group_create(&group, 2);
+    struct cox_layout_channel_truth *truth = cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        uint32_t prefix = htole32(lengths[i]);
+        cox_request_publish(&group.channel, 1, 1, 100, &asked);
+        assert_int_equal(cox_request_read(&group.channel, 1, 0, &request), 0);
+        memcpy((uint8_t *)group.channel.request.base + 4096, &prefix, 4); /* the frame disagrees with the record */
+        memset(&request, 0, sizeof request);
+        assert_int_equal(cox_request_read(&group.channel, 1, 0, &request), COX_CORRUPT);
+        assert_int_equal(cox_request_read(&group.channel, 1, 1, &request), COX_EMPTY);
+        assert_null(request.bytes);
+        atomic_store(&truth->frames[1].length, lengths[i]); /* both lie alike */
+        assert_int_equal(cox_request_read(&group.channel, 1, 0, &request),
+                         lengths[i] <= 4092 ? 0 : COX_CORRUPT);
+    }
+    group_gone(&group);
+}
+
+/* ---- two processes ---- */
+
+enum { REQUESTS = 3000 };
+
+static void serve_rank_1(void *context)
+{
+    struct group group;
+    uint64_t served = 0;
+    (void)context;
+    group_attach(&group, 1);
+    struct cox_layout_channel_truth *truth = cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    for (uint64_t s = 1; s <= REQUESTS; s++) {
+        while (cox_truth_published(truth) < s)
+            CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_REQUEST_CONSUME,
+                                cox_deadline_after_ms(20000)) == 0);
+        cox_gate_settle(&group.channel.gate, 1, COX_BELL_REQUEST_CONSUME);
+        struct cox_request request;
+        int r = cox_request_read(&group.channel, s, 1, &request);
+        CHECK(r == (s % 3 ? 0 : COX_EMPTY));
+        if (r == 0) {
+            CHECK(payload_is(&request, s, length_of(s)) && request.type == type_of(s));
+            CHECK(request.lowest == (s % 2 == 0));
+            served++;
+        }
+        cox_truth_set_returned(line, s);
+        cox_gate_post(&group.channel.gate, 1, COX_BELL_REQUEST_PRODUCE);
+    }
+    CHECK(served == REQUESTS - REQUESTS / 3);
+}
+
+static void a_rank_in_another_process_reads_them_all(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group, 3);
+    pid_t pid = child_start(serve_rank_1, NULL);
+    struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    for (uint64_t s = 1; s <= REQUESTS; s++) {
+        while (s > 3 && cox_truth_returned(line) < s - 3)
+            assert_int_equal(cox_gate_wait(&group.channel.gate, 1, COX_BELL_REQUEST_PRODUCE,
+                                           cox_deadline_after_ms(20000)), 0);
+        struct cox_rank_set asked = only(2), rung = only(1);
+        if (s % 3)
+            cox_rank_set_add(&asked, 1);
+        if (s % 2)
+            cox_rank_set_add(&asked, 0);
+        write_payload(&group.channel, s, length_of(s));
+        cox_request_publish(&group.channel, s, type_of(s), length_of(s), &asked);
+        cox_gate_open(&group.channel.gate, &rung);
+    }
+    child_join(pid);
+    group_gone(&group);
+}
+
+static void write_a_frame(void *context)
+{
+    struct group group;
+    (void)context;
+    group_attach(&group, 0);
+    signal(SIGSEGV, SIG_DFL);
+    *(volatile uint8_t *)group.channel.request.base = 1;
+}
+
+static void a_rank_cannot_write_requests(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group, 1);
+    assert_int_equal(child_status(child_start(write_a_frame, NULL)) & 0x7f, SIGSEGV);
+    group_gone(&group);
+}
+
+static void publish_for_ever(void *context)
+{
+    struct group *group = context;
+    for (uint64_t s = 1;; s++) {
+        struct cox_rank_set asked = {{s * 0x9e3779b97f4a7c15u & ~UINT64_C(2), ~s}};
+        cox_request_publish(&group->channel, s, type_of(s), length_of(s), &asked);
+    }
+}
+
+/* A rank that was not asked reads records while the writer laps it: what it gets is of one piece or nothing. */
+static void s3_a_rank_that_was_not_asked_reads_nothing_torn(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 2; depth++) {
+        struct group group;
+        group_create(&group, depth);
+        struct cox_layout_channel_truth *truth = cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE);
+        pid_t pid = child_start(publish_for_ever, &group);
+        uint64_t whole = 0, lapped = 0, torn = 0, asked = 0;
+        uint64_t least = cox_deadline_after_ms(500), most = cox_deadline_after_ms(30000);
+        for (uint64_t now = 0; (now = cox_now_ns()) < least || ((whole < 1000 || lapped < 1000) && now < most);) {
+            for (int i = 0; i < 1000; i++) {
+                uint64_t s = cox_truth_published(truth);
+                struct cox_frame_record record;
+                struct cox_request request;
+                if (s == 0) /* not started yet */
+                    break;
+                if (cox_truth_read_frame(truth, depth, s, &record)) {
+                    whole++;
+                    torn += record.sequence != s || record.type != type_of(s) ||
+                            record.length != length_of(s) || record.asked.words[1] != ~s ||
+                            record.asked.words[0] != (s * 0x9e3779b97f4a7c15u & ~UINT64_C(2));
+                } else {
+                    lapped++;
+                }
+                asked += cox_request_read(&group.channel, s, 1, &request) != COX_EMPTY;
+            }
+        }
+        kill(pid, SIGKILL);
+        child_status(pid);
+        assert_int_equal(torn, 0);
+        assert_int_equal(asked, 0);
+        assert_true(whole >= 1000 && lapped >= 1000); /* both were seen, or nothing was tested */
+        group_gone(&group);
+    }
+}
+
+static void publish_and_die(void *context)
+{
+    struct group *group = context;
+    struct cox_rank_set asked = only(1);
+    setenv("COXSWAIN_FAULT", "request.written:kill", 1);
+    write_payload(&group->channel, 1, 100);
+    cox_request_publish(&group->channel, 1, 1, 100, &asked);
+    kill(getpid(), SIGKILL); /* without fault points: as good as published */
+}
+
+static void a_coordinator_that_dies_while_writing_published_nothing(void **state)
+{
+    struct group group;
+    struct cox_request request;
+    (void)state;
+#if !COX_TESTING
+    skip();
+#endif
+    group_create(&group, 1);
+    assert_int_equal(child_status(child_start(publish_and_die, &group)) & 0x7f, SIGKILL);
+    assert_true(cox_truth_published(cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE)) == 0);
+    assert_int_equal(cox_request_read(&group.channel, 1, 1, &request), COX_EMPTY);
+    group_gone(&group);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(what_is_published_is_read_by_who_is_asked),
+        LEAK_TEST(the_frame_has_the_contract_s_layout),
+        LEAK_TEST(the_full_capacity_works_and_spoils_no_neighbour),
+        LEAK_TEST(one_byte_over_the_capacity_is_a_programmer_error),
+        LEAK_TEST(m3_an_impossible_length_is_corrupt),
+        LEAK_TEST(a_rank_in_another_process_reads_them_all),
+        LEAK_TEST(a_rank_cannot_write_requests),
+        LEAK_TEST(s3_a_rank_that_was_not_asked_reads_nothing_torn),
+        LEAK_TEST(a_coordinator_that_dies_while_writing_published_nothing),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

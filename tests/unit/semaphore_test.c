@@ -1,0 +1,509 @@
+#include "channel/semaphore.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "channel_fixture.h"
+
+static const char *object_path(void)
+{
+    static char path[600];
+    snprintf(path, sizeof path, SHM "/sem.%s", test_name("a"));
+    return path;
+}
+
+static struct cox_semaphore created(unsigned value)
+{
+    struct cox_semaphore semaphore = {0};
+    struct cox_error err = {0};
+    int r = cox_semaphore_create(&semaphore, test_object("a"), value, &err);
+    if (r)
+        fail_msg("%s", err.text);
+    return semaphore;
+}
+
+static void gone(struct cox_semaphore *semaphore)
+{
+    cox_semaphore_detach(semaphore);
+    assert_null(semaphore->sem);
+    cox_semaphore_detach(semaphore);
+    assert_int_equal(cox_semaphore_unlink(test_object("a")), 0);
+    assert_int_equal(cox_semaphore_unlink(test_object("a")), 0); /* already gone */
+}
+
+static void tokens_are_taken_once_by_either_side(void **state)
+{
+    struct cox_semaphore own = created(2), other = {0};
+    (void)state;
+    assert_int_equal(cox_semaphore_attach(&other, test_object("a"), NULL), 0);
+    assert_ptr_not_equal(own.sem, other.sem);
+    assert_true(cox_semaphore_take(&other));
+    assert_true(cox_semaphore_take(&own));
+    assert_false(cox_semaphore_take(&own));
+    assert_false(cox_semaphore_take(&other));
+    cox_semaphore_post(&own);
+    assert_int_equal(cox_semaphore_wait(&other, cox_deadline_after_ms(10000)), 0);
+    assert_false(cox_semaphore_take(&own));
+    cox_semaphore_post(&other);
+    assert_int_equal(cox_semaphore_wait(&own, COX_DEADLINE_NEVER), 0);
+    cox_semaphore_detach(&other);
+    gone(&own);
+}
+
+static void a_name_that_is_gone_is_not_found(void **state)
+{
+    struct cox_semaphore own = created(1), other = {0};
+    struct cox_error err = {0};
+    (void)state;
+    assert_int_equal(cox_semaphore_unlink(test_object("a")), 0);
+    assert_int_equal(cox_semaphore_attach(&other, test_object("a"), &err), COX_NOT_FOUND);
+    assert_non_null(strstr(err.text, test_object("a")));
+    assert_null(other.sem);
+    assert_true(cox_semaphore_take(&own)); /* the mapping works on */
+    gone(&own);
+}
+
+/* ---- time ---- */
+
+static void b48_a_deadline_in_the_past_does_not_block(void **state)
+{
+    static const uint64_t past[] = {0, 1, COX_NSEC_PER_SEC};
+    struct cox_semaphore own = created(0);
+    (void)state;
+    alarm(20); /* ends a wait that blocks */
+    for (size_t i = 0; i < sizeof past / sizeof past[0]; i++)
+        assert_int_equal(cox_semaphore_wait(&own, past[i]), COX_TIMEOUT);
+    assert_int_equal(cox_semaphore_wait(&own, cox_now_ns()), COX_TIMEOUT);
+    /* A token that is there is taken however late it is. */
+    for (size_t i = 0; i < sizeof past / sizeof past[0]; i++) {
+        cox_semaphore_post(&own);
+        assert_int_equal(cox_semaphore_wait(&own, past[i]), 0);
+    }
+    alarm(0);
+    gone(&own);
+}
+
+static void b48_a_wait_lasts_until_its_monotonic_deadline(void **state)
+{
+    struct cox_semaphore own = created(0);
+    (void)state;
+    /* Read as CLOCK_REALTIME these lie decades back and would end at once. */
+    for (uint64_t ms = 5; ms <= 40; ms += 5) {
+        uint64_t deadline = cox_deadline_after_ms(ms) + ms * 111111;
+        assert_int_equal(cox_semaphore_wait(&own, deadline), COX_TIMEOUT);
+        assert_true(cox_now_ns() >= deadline);
+    }
+    gone(&own);
+}
+
+/* With a monotonic clock ahead of the calendar: read as CLOCK_REALTIME, the deadline would be decades away. */
+static void wait_in_another_time(void *context)
+{
+    struct cox_semaphore *own = context;
+    struct timespec real;
+    clock_gettime(CLOCK_REALTIME, &real);
+    CHECK(cox_now_ns() / COX_NSEC_PER_SEC > (uint64_t)real.tv_sec);
+    alarm(20);
+    CHECK(cox_semaphore_wait(own, cox_deadline_after_ms(20)) == COX_TIMEOUT);
+}
+
+static void enter_another_time(void *context)
+{
+    if (unshare(CLONE_NEWTIME) < 0)
+        _exit(77);
+    int fd = open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || dprintf(fd, "monotonic 3000000000 0") < 0)
+        _exit(77);
+    close(fd);
+    child_run(wait_in_another_time, context);
+}
+
+static void b48_the_calendar_does_not_matter(void **state)
+{
+    struct cox_semaphore own = created(0);
+    (void)state;
+    int status = child_status(child_start(enter_another_time, &own));
+    gone(&own);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
+/* ---- signals ---- */
+
+/* ThreadSanitizer does not know sem_clockwait and holds handlers back until it has returned. */
+#if defined(__SANITIZE_THREAD__)
+#define SIGNALS_ARE_DEFERRED
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SIGNALS_ARE_DEFERRED
+#endif
+#endif
+
+static volatile sig_atomic_t ticks;
+static struct cox_semaphore *rung; /* posted by the handler at its 20th call */
+
+static void on_tick(int number)
+{
+    (void)number;
+    ticks = ticks + 1;
+    if (rung && ticks == 20)
+        cox_semaphore_post(rung);
+}
+
+static void storm(suseconds_t period_us)
+{
+    const struct itimerval timer = {{0, period_us}, {0, period_us}};
+    assert_int_equal(setitimer(ITIMER_REAL, &timer, NULL), 0);
+}
+
+static void b47_a_storm_of_signals_ends_no_wait(void **state)
+{
+    struct sigaction action = {.sa_handler = on_tick}, before; /* no SA_RESTART */
+    (void)state;
+#ifdef SIGNALS_ARE_DEFERRED
+    skip();
+#endif
+    struct cox_semaphore own = created(0);
+    assert_int_equal(sigaction(SIGALRM, &action, &before), 0);
+    ticks = 0;
+    storm(500);
+    uint64_t deadline = cox_deadline_after_ms(100);
+    assert_int_equal(cox_semaphore_wait(&own, deadline), COX_TIMEOUT);
+    assert_true(cox_now_ns() >= deadline);
+    assert_true(ticks > 5);
+    for (int never = 0; never < 2; never++) {
+        ticks = 0;
+        rung = &own;
+        assert_int_equal(
+            cox_semaphore_wait(&own, never ? COX_DEADLINE_NEVER : cox_deadline_after_ms(60000)), 0);
+        assert_true(ticks >= 20);
+        rung = NULL;
+    }
+    storm(0);
+    assert_int_equal(sigaction(SIGALRM, &before, NULL), 0);
+    gone(&own);
+}
+
+/* ---- two processes ---- */
+
+static void attach_and_sleep(void *context)
+{
+    struct cox_semaphore semaphore = {0};
+    (void)context;
+    CHECK(cox_semaphore_attach(&semaphore, test_object("a"), NULL) == 0);
+    CHECK(cox_semaphore_wait(&semaphore, cox_deadline_after_ms(20000)) == 0);
+}
+
+/* sem_init on a semaphore that is in use forgets its sleepers. */
+static void b42_a_sleeper_is_woken_after_others_attached(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 5; round++) {
+        struct cox_semaphore own = created(0), second = {0}, third = {0};
+        pid_t pid = child_start(attach_and_sleep, NULL);
+        child_asleep(pid);
+        assert_int_equal(cox_semaphore_attach(&second, test_object("a"), NULL), 0);
+        assert_int_equal(cox_semaphore_attach(&third, test_object("a"), NULL), 0);
+        cox_semaphore_post(round % 2 ? &own : &third);
+        child_join(pid);
+        cox_semaphore_detach(&second);
+        cox_semaphore_detach(&third);
+        gone(&own);
+    }
+}
+
+static void b42_attaching_keeps_the_count(void **state)
+{
+    struct cox_semaphore own = created(5), other = {0};
+    int value = -1;
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(cox_semaphore_attach(&other, test_object("a"), NULL), 0);
+        assert_int_equal(sem_getvalue(other.sem, &value), 0);
+        assert_int_equal(value, 5);
+        cox_semaphore_detach(&other);
+    }
+    gone(&own);
+}
+
+static void wait_for_tokens(void *context)
+{
+    struct cox_semaphore here = {0}, there = {0};
+    (void)context;
+    CHECK(cox_semaphore_attach(&here, test_object("a"), NULL) == 0);
+    CHECK(cox_semaphore_attach(&there, test_object("b"), NULL) == 0);
+    for (int i = 0; i < 2000; i++) {
+        CHECK(cox_semaphore_wait(&here, cox_deadline_after_ms(20000)) == 0);
+        cox_semaphore_post(&there);
+    }
+}
+
+static void two_processes_wake_each_other(void **state)
+{
+    struct cox_semaphore own = created(0), answer = {0};
+    (void)state;
+    assert_int_equal(cox_semaphore_create(&answer, test_object("b"), 0, NULL), 0);
+    pid_t pid = child_start(wait_for_tokens, NULL);
+    for (int i = 0; i < 2000; i++) {
+        cox_semaphore_post(&own);
+        assert_int_equal(cox_semaphore_wait(&answer, cox_deadline_after_ms(20000)), 0);
+    }
+    child_join(pid);
+    assert_false(cox_semaphore_take(&own) || cox_semaphore_take(&answer));
+    cox_semaphore_detach(&answer);
+    assert_int_equal(cox_semaphore_unlink(test_object("b")), 0);
+    gone(&own);
+}
+
+/* ---- files ---- */
+
+static void b43_a_stale_semaphore_is_not_adopted(void **state)
+{
+    struct cox_semaphore stale = created(3), fresh = {0};
+    struct cox_error err = {0};
+    int value = -1;
+    (void)state;
+    cox_semaphore_detach(&stale); /* its process ended, the name stayed */
+    assert_int_equal(cox_semaphore_create(&fresh, test_object("a"), 0, &err), COX_TAKEN);
+    assert_non_null(strstr(err.text, test_object("a")));
+    assert_null(fresh.sem);
+    assert_int_equal(cox_semaphore_attach(&stale, test_object("a"), NULL), 0); /* and it is still there */
+    assert_int_equal(sem_getvalue(stale.sem, &value), 0);
+    assert_int_equal(value, 3);
+    gone(&stale);
+}
+
+static void make_good(void)
+{
+    struct cox_semaphore semaphore = created(0);
+    cox_semaphore_detach(&semaphore);
+}
+
+static int attach_and_detach(struct cox_error *err)
+{
+    struct cox_semaphore semaphore = {0};
+    int r = cox_semaphore_attach(&semaphore, test_object("a"), err);
+    assert_int_equal(semaphore.sem != NULL, r == 0);
+    cox_semaphore_detach(&semaphore);
+    return r;
+}
+
+static void b44_impostors_are_denied(void **state)
+{
+    (void)state;
+    refuses_impostors(object_path(), make_good, attach_and_detach);
+}
+
+static void b44_another_size_is_denied(void **state)
+{
+    static const off_t sizes[] = {0, 1, sizeof(sem_t) - 1, sizeof(sem_t) + 1, 4096, 1 << 20};
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct cox_error err = {0};
+        char expected[64];
+        make_good();
+        assert_int_equal(truncate(object_path(), sizes[i]), 0);
+        assert_int_equal(attach_and_detach(&err), COX_DENIED);
+        snprintf(expected, sizeof expected, "%jd bytes, expected %zu", (intmax_t)sizes[i], sizeof(sem_t));
+        assert_non_null(strstr(err.text, expected));
+        assert_int_equal(unlink(object_path()), 0);
+    }
+}
+
+/* The inode behind a mapping. */
+static ino_t mapped_inode(const void *address)
+{
+    FILE *file = fopen("/proc/self/maps", "re");
+    char line[1024];
+    unsigned long long inode = 0;
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file)) {
+        uint64_t start, end;
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %llu", &start, &end, &inode) == 3 &&
+            start <= (uintptr_t)address && (uintptr_t)address < end)
+            break;
+        inode = 0;
+    }
+    fclose(file);
+    return (ino_t)inode;
+}
+
+static void exchange_for_ever(void *context)
+{
+    const char *other = context;
+    while (renameat2(AT_FDCWD, object_path(), AT_FDCWD, other, RENAME_EXCHANGE) == 0)
+        sched_yield();
+    _exit(1);
+}
+
+/* While the name changes hands, an attach is denied or maps the very file that passed the checks. */
+static void b44_what_was_checked_is_what_is_mapped(void **state)
+{
+    struct cox_semaphore good = created(7), evil = {0};
+    struct stat st;
+    char other[600];
+    (void)state;
+    assert_int_equal(stat(object_path(), &st), 0);
+    assert_int_equal(cox_semaphore_create(&evil, test_object("b"), 99, NULL), 0);
+    snprintf(other, sizeof other, SHM "/sem.%s", test_name("b"));
+    assert_int_equal(chmod(other, 0644), 0);
+    pid_t pid = child_start(exchange_for_ever, other);
+    unsigned mapped = 0, denied = 0;
+    uint64_t deadline = cox_deadline_after_ms(20000);
+    for (int i = 0; i < 20000 || mapped < 100 || denied < 100; i++) {
+        struct cox_semaphore seen = {0};
+        int value = -1;
+        int r = cox_semaphore_attach(&seen, test_object("a"), NULL);
+        assert_true(r == 0 || r == COX_DENIED);
+        if (r) {
+            denied++;
+        } else {
+            sem_getvalue(seen.sem, &value);
+            assert_int_equal(value, 7);
+            if (mapped++ % 64 == 0)
+                assert_true(mapped_inode(seen.sem) == st.st_ino);
+            cox_semaphore_detach(&seen);
+        }
+        assert_true(cox_now_ns() < deadline);
+    }
+    kill(pid, SIGKILL);
+    child_status(pid);
+    cox_semaphore_detach(&evil);
+    cox_semaphore_unlink(test_object("b"));
+    gone(&good);
+}
+
+static void create_under_umask(void *context)
+{
+    struct stat st;
+    struct cox_semaphore semaphore = {0}, second = {0};
+    umask(*(const mode_t *)context);
+    CHECK(cox_semaphore_create(&semaphore, test_object("a"), 1, NULL) == 0);
+    CHECK(stat(object_path(), &st) == 0);
+    CHECK((st.st_mode & 07777) == 0600);
+    CHECK(cox_semaphore_attach(&second, test_object("a"), NULL) == 0);
+    CHECK(cox_semaphore_take(&second) && !cox_semaphore_take(&semaphore));
+    CHECK(cox_semaphore_unlink(test_object("a")) == 0);
+}
+
+static void b45_the_mode_is_0600_under_any_umask(void **state)
+{
+    static mode_t masks[] = {0000, 0777, 0277, 0022, 0177};
+    (void)state;
+    for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++)
+        child_run(create_under_umask, &masks[i]);
+}
+
+static void a_count_at_its_maximum_takes_another_post(void **state)
+{
+    struct cox_semaphore own = created(SEM_VALUE_MAX);
+    int value = 0;
+    (void)state;
+    errno = EXFULL;
+    cox_semaphore_post(&own);
+    assert_int_equal(errno, EXFULL);
+    sem_getvalue(own.sem, &value);
+    assert_int_equal(value, SEM_VALUE_MAX);
+    assert_true(cox_semaphore_take(&own));
+    gone(&own);
+}
+
+static void a_starting_value_over_the_maximum_is_refused(void **state)
+{
+    struct cox_semaphore semaphore = {0};
+    struct cox_error err = {0};
+    (void)state;
+    assert_int_equal(cox_semaphore_create(&semaphore, test_object("a"), SEM_VALUE_MAX + 1u, &err), -EINVAL);
+    assert_int_equal(err.code, -EINVAL);
+    assert_null(semaphore.sem);
+}
+
+static void names_are_a_slash_and_no_other(void **state)
+{
+    static const char *const bad[] = {"", "/", "name", "/a/b", "//", "a/", "/../x", "../x"};
+    char name[400];
+    struct cox_semaphore semaphore = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct cox_error err = {0};
+        assert_int_equal(cox_semaphore_create(&semaphore, bad[i], 0, &err), COX_INVALID);
+        assert_non_null(strstr(err.text, "slash"));
+        assert_int_equal(cox_semaphore_attach(&semaphore, bad[i], NULL), COX_INVALID);
+    }
+    int head = snprintf(name, sizeof name, "%s", test_object("long"));
+    memset(name + head, 'x', sizeof name - (size_t)head);
+    name[NAME_MAX - 4 + 1] = '\0'; /* "sem." goes in front */
+    assert_int_equal(cox_semaphore_create(&semaphore, name, 0, NULL), 0);
+    cox_semaphore_detach(&semaphore);
+    assert_int_equal(cox_semaphore_unlink(name), 0);
+    name[NAME_MAX - 4 + 1] = 'x';
+    for (int length = NAME_MAX - 4 + 2; length < 400; length += 30) {
+        struct cox_error err = {0};
+        char longer[400];
+        memcpy(longer, name, sizeof longer);
+        longer[length] = '\0';
+        assert_int_equal(cox_semaphore_create(&semaphore, longer, 0, &err), COX_TOO_LARGE);
+        assert_non_null(strstr(err.text, "251"));
+        assert_int_equal(cox_semaphore_attach(&semaphore, longer, NULL), COX_TOO_LARGE);
+    }
+    assert_null(semaphore.sem);
+}
+
+static void create_in_a_full_tmpfs(void *context)
+{
+    static char page[4096];
+    struct cox_semaphore semaphore = {0};
+    struct cox_error err = {0};
+    (void)context;
+    CHECK(private_shm("8k"));
+    int fd = open(SHM "/filler", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    while (write(fd, page, sizeof page) > 0)
+        ;
+    CHECK(errno == ENOSPC);
+    CHECK(cox_semaphore_create(&semaphore, "/a", 0, &err) == -ENOSPC);
+    CHECK(strstr(err.text, "/a: No space left"));
+    CHECK(shm_count("a") == 0 && shm_count("sem") == 0);
+}
+
+static void a_full_tmpfs_leaves_nothing_behind(void **state)
+{
+    (void)state;
+    if (!private_shm_possible())
+        skip();
+    child_run(create_in_a_full_tmpfs, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(tokens_are_taken_once_by_either_side),
+        LEAK_TEST(a_name_that_is_gone_is_not_found),
+        LEAK_TEST(b48_a_deadline_in_the_past_does_not_block),
+        LEAK_TEST(b48_a_wait_lasts_until_its_monotonic_deadline),
+        LEAK_TEST(b48_the_calendar_does_not_matter),
+        LEAK_TEST(b47_a_storm_of_signals_ends_no_wait),
+        LEAK_TEST(b42_a_sleeper_is_woken_after_others_attached),
+        LEAK_TEST(b42_attaching_keeps_the_count),
+        LEAK_TEST(two_processes_wake_each_other),
+        LEAK_TEST(b43_a_stale_semaphore_is_not_adopted),
+        LEAK_TEST(b44_impostors_are_denied),
+        LEAK_TEST(b44_another_size_is_denied),
+        LEAK_TEST(b44_what_was_checked_is_what_is_mapped),
+        LEAK_TEST(b45_the_mode_is_0600_under_any_umask),
+        LEAK_TEST(a_count_at_its_maximum_takes_another_post),
+        LEAK_TEST(a_starting_value_over_the_maximum_is_refused),
+        LEAK_TEST(names_are_a_slash_and_no_other),
+        LEAK_TEST(a_full_tmpfs_leaves_nothing_behind),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
