@@ -37,7 +37,8 @@ static const char *const status_texts[COX_STATUS_COUNT] = {
 const char *cox_status_text(int status)
 {
     if (status < 0) {
-        const char *text = status == INT_MIN ? NULL : strerrordesc_np(-status); /* -INT_MIN overflows */
+        const char *text =
+            status == INT_MIN ? NULL : strerrordesc_np(-status); /* -INT_MIN overflows */
         return text ? text : "unknown system error";
     }
     if (status >= COX_STATUS_COUNT)

@@ -3,8 +3,8 @@
  *
  * Everything else in Coxswain stands on this file; it includes nothing of the project.
  *
- * Any process, any thread may call everything here; nothing blocks, nothing allocates, nothing is kept in
- * globals. If the process dies at any instruction nothing is left behind.
+ * Any process, any thread may call everything here; nothing blocks, nothing allocates, nothing is
+ * kept in globals. If the process dies at any instruction nothing is left behind.
  *
  * Result convention of the whole library:
  *   0          success
@@ -31,8 +31,8 @@ extern "C" {
 /* Ranks in one group, at most. */
 #define COX_RANK_COUNT_MAX 128
 
-/* The logical channels of a group. The two-way ones come first; the last is reply-only. Each has its own flow
- * control, so that a pause or an error passes a blocked inference or pull. */
+/* The logical channels of a group. The two-way ones come first; the last is reply-only. Each has
+ * its own flow control, so that a pause or an error passes a blocked inference or pull. */
 enum cox_channel_id {
     COX_CHANNEL_EXECUTE = 0,
     COX_CHANNEL_LINK = 1,
@@ -49,50 +49,52 @@ enum cox_channel_id {
 
 enum cox_status {
     COX_OK = 0,
-    COX_TIMEOUT = 1,   /* the deadline passed first */
-    COX_PEER_DEAD,     /* a process that owed an answer has died */
-    COX_STALE,         /* built on a state that the other side does not have */
-    COX_CLOSED,        /* stopped, or being stopped */
-    COX_FULL,          /* every frame or block is in use: try again after the next completion */
-    COX_LATE,          /* a rank still owes the reply of a request that has ended */
-    COX_VERSION,       /* the other side speaks another version or geometry */
-    COX_CORRUPT,       /* bytes from another process that make no sense */
-    COX_DENIED,        /* an object with another owner, mode, size or type */
-    COX_TOO_LARGE,     /* does not fit where it has to go */
-    COX_NO_SPACE,      /* memory to reserve is not there */
-    COX_TAKEN,         /* the name belongs to a live group */
-    COX_ABORTED,       /* void: given up by the coordinator before it ran */
-    COX_REJECTED,      /* a rank answered with an error of its own */
-    COX_DEADLOCK,      /* a blocking call from inside a handler, refused */
-    COX_BUSY,          /* already started, already registered */
-    COX_INVALID,       /* an argument or input outside what is allowed */
-    COX_NOT_FOUND,     /* a file, name or command that does not exist */
-    COX_EXEC_FAILED,   /* a worker's program could not be executed */
-    COX_DIVERGED,      /* ranks that must agree do not */
-    COX_STATE,         /* not legal in the present state */
-    COX_EMPTY,         /* nothing there */
-    COX_UNSUPPORTED,   /* the other side has no such operation */
+    COX_TIMEOUT = 1, /* the deadline passed first */
+    COX_PEER_DEAD,   /* a process that owed an answer has died */
+    COX_STALE,       /* built on a state that the other side does not have */
+    COX_CLOSED,      /* stopped, or being stopped */
+    COX_FULL,        /* every frame or block is in use: try again after the next completion */
+    COX_LATE,        /* a rank still owes the reply of a request that has ended */
+    COX_VERSION,     /* the other side speaks another version or geometry */
+    COX_CORRUPT,     /* bytes from another process that make no sense */
+    COX_DENIED,      /* an object with another owner, mode, size or type */
+    COX_TOO_LARGE,   /* does not fit where it has to go */
+    COX_NO_SPACE,    /* memory to reserve is not there */
+    COX_TAKEN,       /* the name belongs to a live group */
+    COX_ABORTED,     /* void: given up by the coordinator before it ran */
+    COX_REJECTED,    /* a rank answered with an error of its own */
+    COX_DEADLOCK,    /* a blocking call from inside a handler, refused */
+    COX_BUSY,        /* already started, already registered */
+    COX_INVALID,     /* an argument or input outside what is allowed */
+    COX_NOT_FOUND,   /* a file, name or command that does not exist */
+    COX_EXEC_FAILED, /* a worker's program could not be executed */
+    COX_DIVERGED,    /* ranks that must agree do not */
+    COX_STATE,       /* not legal in the present state */
+    COX_EMPTY,       /* nothing there */
+    COX_UNSUPPORTED, /* the other side has no such operation */
     COX_STATUS_COUNT,
 };
 
-/* The text of any result: an enum cox_status, or a negative errno. Never NULL; static storage or the C
- * library's. */
+/* The text of any result: an enum cox_status, or a negative errno. Never NULL; static storage or
+ * the C library's. */
 COX_PUBLIC const char *cox_status_text(int status);
 
-/* A failure with its explanation: what was wrong, what was expected, what to do. Caller's memory. */
+/* A failure with its explanation: what was wrong, what was expected, what to do. Caller's memory.
+ */
 struct cox_error {
-    int code;       /* as returned */
+    int code;        /* as returned */
     char text[1024]; /* one sentence or a few, no newline at the end */
 };
 
 /* Writes code and text to err (NULL: nothing is written) and returns code, so that
- * `return cox_fail(err, COX_INVALID, "...")` is one line. Keeps an earlier text when err->code is set:
- * the first failure is the cause, what follows is clean-up. */
+ * `return cox_fail(err, COX_INVALID, "...")` is one line. Keeps an earlier text when err->code is
+ * set: the first failure is the cause, what follows is clean-up. */
 COX_PUBLIC int cox_fail(struct cox_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The one log hook. level as in syslog(3): 3 error, 4 warning, 6 information, 7 debug. text has no newline and
- * lives until the call returns. Called from any thread of the library; must not call back into it. */
+/* The one log hook. level as in syslog(3): 3 error, 4 warning, 6 information, 7 debug. text has no
+ * newline and lives until the call returns. Called from any thread of the library; must not call
+ * back into it. */
 typedef void (*cox_log_fn)(void *context, int level, const char *text);
 
 struct cox_log {
@@ -125,8 +127,8 @@ static inline uint64_t cox_deadline_min(uint64_t a, uint64_t b)
 
 /* Owned locals carry _cleanup_; success ends with a steal. */
 #define _cox_cleanup_(fn) __attribute__((cleanup(fn)))
-COX_PUBLIC void cox_close_fd(int *fd);     /* closes *fd when >= 0, keeps errno */
-COX_PUBLIC void cox_free_ptr(void *ptr);   /* frees *(void **)ptr, keeps errno */
+COX_PUBLIC void cox_close_fd(int *fd);   /* closes *fd when >= 0, keeps errno */
+COX_PUBLIC void cox_free_ptr(void *ptr); /* frees *(void **)ptr, keeps errno */
 
 static inline int cox_steal_fd(int *fd)
 {

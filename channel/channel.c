@@ -2,8 +2,9 @@
 
 #include "fault.h"
 
-int cox_channel_create(struct cox_channel *channel, const char *name, const struct cox_control *control,
-                       enum cox_channel_id id, struct cox_error *err)
+int cox_channel_create(struct cox_channel *channel, const char *name,
+                       const struct cox_control *control, enum cox_channel_id id,
+                       struct cox_error *err)
 {
     const struct cox_layout_channel *sizes = &control->geometry.channels[id];
     struct cox_channel made = {.id = id, .control = control};
@@ -45,8 +46,8 @@ int cox_channel_attach(struct cox_channel *channel, const char *name,
     char object[COX_OBJECT_NAME_SIZE];
     int r = 0;
     if (sizes->request_size)
-        r = cox_region_attach(&made.request, cox_name_request(object, name, id), sizes->request_size,
-                              COX_REGION_READ, err);
+        r = cox_region_attach(&made.request, cox_name_request(object, name, id),
+                              sizes->request_size, COX_REGION_READ, err);
     if (r == 0)
         r = cox_region_attach(&made.response, cox_name_response(object, name, id),
                               sizes->response_size, COX_REGION_WRITE, err);

@@ -1,8 +1,8 @@
 /*
  * channel: one logical channel: its request ring, its reply slots, its gate, and all their names.
  *
- * The coordinator creates, each worker attaches its own rank. request.h, reply.h and gate.h do the work; this is where
- * their memory comes from.
+ * The coordinator creates, each worker attaches its own rank. request.h, reply.h and gate.h do the
+ * work; this is where their memory comes from.
  *
  * Threads: create, attach and close from one thread.
  * Ownership: the caller owns struct cox_channel; it borrows the control, which must outlive it.
@@ -23,11 +23,13 @@ struct cox_channel {
     struct cox_gate gate;
 };
 
-/* Creates regions and semaphores of `id`. Returns 0; COX_TAKEN, COX_NO_SPACE, -errno as region.h and gate.h say.
- * Nothing is left behind unless 0. */
-int cox_channel_create(struct cox_channel *channel, const char *name, const struct cox_control *control,
-                       enum cox_channel_id id, struct cox_error *err);
-/* Attaches as `rank`; requests are mapped read-only. Returns 0; COX_NOT_FOUND, COX_DENIED, COX_CORRUPT, -errno. */
+/* Creates regions and semaphores of `id`. Returns 0; COX_TAKEN, COX_NO_SPACE, -errno as region.h
+ * and gate.h say. Nothing is left behind unless 0. */
+int cox_channel_create(struct cox_channel *channel, const char *name,
+                       const struct cox_control *control, enum cox_channel_id id,
+                       struct cox_error *err);
+/* Attaches as `rank`; requests are mapped read-only. Returns 0; COX_NOT_FOUND, COX_DENIED,
+ * COX_CORRUPT, -errno. */
 int cox_channel_attach(struct cox_channel *channel, const char *name,
                        const struct cox_control *control, enum cox_channel_id id, uint32_t rank,
                        struct cox_error *err);

@@ -28,7 +28,8 @@ static int control_verify(struct cox_control *control, const char *object, struc
         return cox_fail(err, COX_CORRUPT, "%s is not a Coxswain control region (magic)", object);
     if (layout->header.version != COX_LAYOUT_VERSION || layout->header.abi != COX_LAYOUT_ABI)
         return cox_fail(err, COX_VERSION,
-                        "%s has layout version %" PRIu32 ", this program speaks %u: install the same version on "
+                        "%s has layout version %" PRIu32
+                        ", this program speaks %u: install the same version on "
                         "both sides",
                         object, layout->header.version, COX_LAYOUT_VERSION);
     struct cox_geometry geometry = {
@@ -42,8 +43,9 @@ static int control_verify(struct cox_control *control, const char *object, struc
         return r;
     uint64_t size = cox_layout_control_size(geometry.rank_count);
     if (layout->header.size != size || region->size < size)
-        return cox_fail(err, COX_CORRUPT, "%s has %" PRIu64 " bytes, %" PRIu32 " ranks need %" PRIu64,
-                        object, region->size, geometry.rank_count, size);
+        return cox_fail(err, COX_CORRUPT,
+                        "%s has %" PRIu64 " bytes, %" PRIu32 " ranks need %" PRIu64, object,
+                        region->size, geometry.rank_count, size);
     control->layout = layout;
     control->geometry = geometry;
     control->epoch = layout->header.epoch;
@@ -63,7 +65,8 @@ static int control_fill(struct cox_layout_control *layout, const struct cox_geom
     int r = cox_peer_start_time(getpid(), &header->coordinator_start);
     if (r)
         return r;
-    /* Another value for every group that had this name: two starts are never in one nanosecond of one process. */
+    /* Another value for every group that had this name: two starts are never in one nanosecond of
+     * one process. */
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     uint64_t mix = (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec;
@@ -85,7 +88,8 @@ uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *g
         uint32_t pairs = channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count;
         for (uint32_t rank = 0; rank < pairs; rank++)
             for (int bell = 0; bell < COX_BELL_COUNT; bell++)
-                count += sem_unlink(cox_name_bell(object, name, channel, (enum cox_bell)bell, rank)) == 0;
+                count += sem_unlink(
+                             cox_name_bell(object, name, channel, (enum cox_bell)bell, rank)) == 0;
         count += shm_unlink(cox_name_request(object, name, channel)) == 0;
         count += shm_unlink(cox_name_response(object, name, channel)) == 0;
     }
@@ -109,7 +113,8 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
             return 0;
         r = errno;
         bool foreign = r == ELOOP || r == EACCES || r == EISDIR || r == ENXIO;
-        return cox_fail(err, foreign ? COX_DENIED : -r, "%s is in the way: %s", object, cox_status_text(-r));
+        return cox_fail(err, foreign ? COX_DENIED : -r, "%s is in the way: %s", object,
+                        cox_status_text(-r));
     }
     r = cox_region_check_fd(fd, object, err);
     if (r)
@@ -119,10 +124,12 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
         return cox_fail(err, -errno, "%s: %s", object, cox_status_text(-errno));
     struct cox_control old = COX_CONTROL_NONE;
     if (st.st_size <= 0)
-        return cox_fail(err, COX_DENIED, "%s is in the way: an empty file that is none of ours", object);
+        return cox_fail(err, COX_DENIED, "%s is in the way: an empty file that is none of ours",
+                        object);
     r = cox_region_map(&old.region, fd, (uint64_t)st.st_size, COX_REGION_READ, object, err);
     if (r)
         return r;
+    cox_fault_point("control.sweep");
     struct cox_error why = {0};
     if (control_verify(&old, object, &why)) {
         r = cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
@@ -170,7 +177,8 @@ int cox_control_create(struct cox_control *control, const char *name,
         r = cox_fail(err, -errno, "%s: flock: %s", object, cox_status_text(-errno));
     snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
     cox_fault_point("control.link");
-    /* A second round only after leftovers were swept; somebody else may then be faster, who is alive. */
+    /* A second round only after leftovers were swept; somebody else may then be faster, who is
+     * alive. */
     for (int attempt = 0; r == 0; attempt++) {
         if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0)
             break;

@@ -1,14 +1,13 @@
 /*
  * control: the control region of a group, in which the truth lives.
  *
- * The coordinator creates it first and removes it last. Until it has its name it is an unnamed file that is
- * already complete and locked, so nobody ever sees it half made; the lock (flock) lives as long as the
- * coordinator and tells a live group from what a dead one left behind.
+ * The coordinator creates it first and removes it last. Until it has its name it is an unnamed file
+ * that is already complete and locked, so nobody ever sees it half made; the lock (flock) lives as
+ * long as the coordinator and tells a live group from what a dead one left behind.
  *
- * Threads: create, attach, unlink and close from one thread; the words inside under the rules of layout.h.
- * Ownership: the caller owns struct cox_control.
- * Blocks: nothing.
- * If the process dies: the name stays, unlocked; the next start under it, or a sweep, removes it and all names of its
+ * Threads: create, attach, unlink and close from one thread; the words inside under the rules of
+ * layout.h. Ownership: the caller owns struct cox_control. Blocks: nothing. If the process dies:
+ * the name stays, unlocked; the next start under it, or a sweep, removes it and all names of its
  *   group.
  */
 #ifndef COX_CHANNEL_CONTROL_H
@@ -25,24 +24,28 @@ struct cox_control {
     int lock_fd;                       /* creator: holds the lock; -1 on the worker side */
 };
 
-#define COX_CONTROL_NONE {.lock_fd = -1}
+#define COX_CONTROL_NONE                                                                           \
+    {                                                                                              \
+        .lock_fd = -1                                                                              \
+    }
 
-/* Creates. Leftovers of a dead group under this name (their lock is free) are removed first. Returns 0;
- * COX_TAKEN: a live group has the name, err says which process; COX_DENIED: the name belongs to something else;
- * COX_NO_SPACE; -errno. */
+/* Creates. Leftovers of a dead group under this name (their lock is free) are removed first.
+ * Returns 0; COX_TAKEN: a live group has the name, err says which process; COX_DENIED: the name
+ * belongs to something else; COX_NO_SPACE; -errno. */
 int cox_control_create(struct cox_control *control, const char *name,
                        const struct cox_geometry *geometry, struct cox_error *err);
-/* Removes what a dead group left under this name, after winning the lock of its control region: a live group is never
- * touched, and of two sweepers one wins. *ret_count: names removed; 0: there was nothing. Returns 0; COX_TAKEN: the
- * group lives, err says in which process; COX_DENIED: something else has the name; -errno. */
+/* Removes what a dead group left under this name, after winning the lock of its control region: a
+ * live group is never touched, and of two sweepers one wins. *ret_count: names removed; 0: there
+ * was nothing. Returns 0; COX_TAKEN: the group lives, err says in which process; COX_DENIED:
+ * something else has the name; -errno. */
 int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err);
-/* Attaches and verifies size, magic, version and geometry before any offset is trusted. Returns 0; COX_NOT_FOUND;
- * COX_DENIED; COX_VERSION; COX_CORRUPT; -errno. */
+/* Attaches and verifies size, magic, version and geometry before any offset is trusted. Returns 0;
+ * COX_NOT_FOUND; COX_DENIED; COX_VERSION; COX_CORRUPT; -errno. */
 int cox_control_attach(struct cox_control *control, const char *name, struct cox_error *err);
 void cox_control_close(struct cox_control *control); /* unmaps, drops the lock; idempotent */
 
-/* Removes every name that the first channel_count channels of a group of this geometry have, then the control region's.
- * Returns how many there were. */
+/* Removes every name that the first channel_count channels of a group of this geometry have, then
+ * the control region's. Returns how many there were. */
 uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
                                   int channel_count);
 

@@ -23,7 +23,9 @@ void cox_fault_point(const char *name)
     if (!plan || strncmp(plan, name, length) != 0 || plan[length] != ':')
         return;
     const char *action = plan + length + 1;
-    int sig = strncmp(action, "kill", 4) == 0 ? SIGKILL : strncmp(action, "stop", 4) == 0 ? SIGSTOP : 0;
+    int sig = strncmp(action, "kill", 4) == 0   ? SIGKILL
+              : strncmp(action, "stop", 4) == 0 ? SIGSTOP
+                                                : 0;
     const char *rank = strchr(action, ':');
     const char *count = rank ? strchr(rank + 1, ':') : NULL;
     int wanted = rank && strncmp(rank + 1, "coordinator", 11) != 0 ? atoi(rank + 1) : -1;

@@ -1,9 +1,9 @@
 /*
  * fault: named points of the protocol at which a test can stop or kill this very process.
  *
- * Only the testing build (COX_TESTING) has them; elsewhere a point compiles to nothing. COXSWAIN_FAULT is
- * `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL) or stop (SIGSTOP), RANK the rank it is for (or 'coordinator'),
- * COUNT the passage at which it strikes (1 is the first).
+ * Only the testing build (COX_TESTING) has them; elsewhere a point compiles to nothing.
+ * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL) or stop (SIGSTOP), RANK the
+ * rank it is for (or 'coordinator'), COUNT the passage at which it strikes (1 is the first).
  *
  * Threads: any. Blocks: nothing, unless stopped.
  */

@@ -77,7 +77,8 @@ int cox_gate_create_semaphores(struct cox_gate *gate, const char *name, enum cox
     struct cox_gate made;
     int r = gate_init(&made, 0, channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count);
     if (r)
-        return cox_fail(err, r, "semaphores of %s: %s", cox_channel_name(channel), cox_status_text(r));
+        return cox_fail(err, r, "semaphores of %s: %s", cox_channel_name(channel),
+                        cox_status_text(r));
     char object[COX_OBJECT_NAME_SIZE];
     unsigned depth = channel == COX_CHANNEL_ERROR ? 1 : geometry->depth;
     for (uint32_t rank = 0; rank < made.rank_count; rank++) {
@@ -112,7 +113,8 @@ int cox_gate_attach_semaphores(struct cox_gate *gate, const char *name, enum cox
     uint32_t pair = channel == COX_CHANNEL_ERROR ? 0 : rank;
     int r = gate_init(&made, pair, 1);
     if (r)
-        return cox_fail(err, r, "semaphores of %s: %s", cox_channel_name(channel), cox_status_text(r));
+        return cox_fail(err, r, "semaphores of %s: %s", cox_channel_name(channel),
+                        cox_status_text(r));
     char object[COX_OBJECT_NAME_SIZE];
     for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++) {
         enum cox_bell bell = (enum cox_bell)b;
@@ -154,8 +156,8 @@ int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uin
 {
     struct cox_gate_bell *bell = gate_bell(gate, rank, which);
     int r = gate->ops->wait(bell, deadline_ns);
-    /* relaxed: a count of hints. A wait may overlap a settle of another thread; what is miscounted then is one spurious
-     * wake-up. */
+    /* relaxed: a count of hints. A wait may overlap a settle of another thread; what is miscounted
+     * then is one spurious wake-up. */
     if (r == 0)
         atomic_fetch_add_explicit(&bell->taken, 1, memory_order_relaxed);
     return r;
@@ -169,7 +171,8 @@ bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell which)
 {
     struct cox_gate_bell *bell = gate_bell(gate, rank, which);
-    /* One token belongs to this event; more than one taken were debts, or spurious and are forgotten. */
+    /* One token belongs to this event; more than one taken were debts, or spurious and are
+     * forgotten. */
     uint32_t owed = bell->due + 1;
     uint32_t taken = atomic_exchange_explicit(&bell->taken, 0, memory_order_relaxed);
     bell->due = taken < owed ? owed - taken : 0;

@@ -1,19 +1,20 @@
 /*
  * gate: what the two sides of one channel sleep on and wake each other with.
  *
- * Per rank four bells (geometry.h names them). A bell carries wake-ups; what happened is read from the truth words.
- * Every token that is posted is meant to be taken once: a side that slept took it, a side that found the truth
- * without sleeping settles it, so that counts do not drift. Surplus tokens cost one look at the truth each and
- * are forgotten. With legacy ranks there are no truth words and the token itself is the news: take and wait count.
+ * Per rank four bells (geometry.h names them). A bell carries wake-ups; what happened is read from
+ * the truth words. Every token that is posted is meant to be taken once: a side that slept took it,
+ * a side that found the truth without sleeping settles it, so that counts do not drift. Surplus
+ * tokens cost one look at the truth each and are forgotten. With legacy ranks there are no truth
+ * words and the token itself is the news: take and wait count.
  *
- * Two kinds are meant: semaphores (named attach), and futexes (sealed attach, one wake for all ranks) behind the same
- * functions.
+ * Two kinds are meant: semaphores (named attach), and futexes (sealed attach, one wake for all
+ * ranks) behind the same functions.
  *
- * Threads: post from any; settle and take of one bell from one thread at a time (a lock of the caller's will do), wait
- *   from one thread, which may overlap a settle.
- * Ownership: the gate owns its bells; the caller owns struct cox_gate.
- * Blocks: only cox_gate_wait, until its deadline.
- * If the process dies: names stay until unlinked (control.h); tokens it took are lost, truth words are not.
+ * Threads: post from any; settle and take of one bell from one thread at a time (a lock of the
+ * caller's will do), wait from one thread, which may overlap a settle. Ownership: the gate owns its
+ * bells; the caller owns struct cox_gate. Blocks: only cox_gate_wait, until its deadline. If the
+ * process dies: names stay until unlinked (control.h); tokens it took are lost, truth words are
+ * not.
  */
 #ifndef COX_CHANNEL_GATE_H
 #define COX_CHANNEL_GATE_H
@@ -29,7 +30,8 @@ struct cox_gate {
     struct cox_gate_bell *bells; /* rank_count x COX_BELL_COUNT */
 };
 
-/* Creates the semaphores of every rank. Returns 0; COX_TAKEN; -errno. Nothing is left behind unless 0. */
+/* Creates the semaphores of every rank. Returns 0; COX_TAKEN; -errno. Nothing is left behind unless
+ * 0. */
 int cox_gate_create_semaphores(struct cox_gate *gate, const char *name, enum cox_channel_id channel,
                                const struct cox_geometry *geometry, struct cox_error *err);
 /* Attaches the four of one rank. Returns 0; COX_NOT_FOUND; COX_DENIED; -errno. */

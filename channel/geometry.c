@@ -43,22 +43,26 @@ static int geometry_check(const struct cox_geometry *geometry, int code, struct 
         return cox_fail(err, code, "%" PRIu32 " ranks: expected 1 to %d", geometry->rank_count,
                         COX_RANK_COUNT_MAX);
     if (geometry->depth < 1 || geometry->depth > COX_DEPTH_MAX)
-        return cox_fail(err, code, "depth %" PRIu32 ": expected 1 to %d", geometry->depth, COX_DEPTH_MAX);
+        return cox_fail(err, code, "depth %" PRIu32 ": expected 1 to %d", geometry->depth,
+                        COX_DEPTH_MAX);
     if (geometry->legacy && geometry->depth != 1)
-        return cox_fail(err, code, "depth %" PRIu32 ": legacy workers know one frame only, use depth 1",
+        return cox_fail(err, code,
+                        "depth %" PRIu32 ": legacy workers know one frame only, use depth 1",
                         geometry->depth);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         const struct cox_layout_channel *channel = &geometry->channels[c];
         const char *name = channel_defaults[c].name;
-        if (channel->request_size > (UINT64_C(1) << 40) || channel->response_size > (UINT64_C(1) << 40))
+        if (channel->request_size > (UINT64_C(1) << 40) ||
+            channel->response_size > (UINT64_C(1) << 40))
             return cox_fail(err, code, "%s: a region of over 1 TiB", name);
         if (channel->response_size < FRAME_SIZE_MIN)
-            return cox_fail(err, code,
-                            "%s: a response region of %" PRIu64 " bytes: expected at least %" PRIu64, name,
-                            channel->response_size, FRAME_SIZE_MIN);
+            return cox_fail(
+                err, code, "%s: a response region of %" PRIu64 " bytes: expected at least %" PRIu64,
+                name, channel->response_size, FRAME_SIZE_MIN);
         if (c == COX_CHANNEL_ERROR) {
             if (channel->request_size)
-                return cox_fail(err, code, "%s: a request region of %" PRIu64 " bytes: it has no requests",
+                return cox_fail(err, code,
+                                "%s: a request region of %" PRIu64 " bytes: it has no requests",
                                 name, channel->request_size);
             continue;
         }
@@ -96,10 +100,9 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
         struct cox_layout_channel *channel = &geometry.channels[c];
         uint64_t request = choice->legacy ? channel_defaults[c].legacy_request_size
                                           : channel_defaults[c].frame_size * geometry.depth;
-        uint64_t response =
-            choice->legacy || c == COX_CHANNEL_ERROR
-                ? channel_defaults[c].legacy_response_size
-                : channel_defaults[c].slot_stride * geometry.depth * rank_count;
+        uint64_t response = choice->legacy || c == COX_CHANNEL_ERROR
+                                ? channel_defaults[c].legacy_response_size
+                                : channel_defaults[c].slot_stride * geometry.depth * rank_count;
         channel->request_size = choice->request_size[c] ? choice->request_size[c] : request;
         channel->response_size = choice->response_size[c] ? choice->response_size[c] : response;
         channel->frame_size = align_down(channel->request_size / geometry.depth);
@@ -123,7 +126,8 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
     int r = geometry_check(geometry, COX_CORRUPT, err);
     if (r)
         return r;
-    /* Frames and strides follow from the sizes: whoever resolves them gets these, or a number was changed since. */
+    /* Frames and strides follow from the sizes: whoever resolves them gets these, or a number was
+     * changed since. */
     struct cox_geometry_choice choice = {.depth = geometry->depth, .legacy = geometry->legacy};
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         choice.request_size[c] = geometry->channels[c].request_size;
@@ -136,10 +140,10 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
         const struct cox_layout_channel *seen = &geometry->channels[c], *own = &derived.channels[c];
         if (seen->frame_size != own->frame_size || seen->slot_stride != own->slot_stride)
             return cox_fail(err, COX_CORRUPT,
-                            "%s: frames of %" PRIu64 " and slots of %" PRIu64 " bytes: expected %" PRIu64
-                            " and %" PRIu64,
-                            channel_defaults[c].name, seen->frame_size, seen->slot_stride, own->frame_size,
-                            own->slot_stride);
+                            "%s: frames of %" PRIu64 " and slots of %" PRIu64
+                            " bytes: expected %" PRIu64 " and %" PRIu64,
+                            channel_defaults[c].name, seen->frame_size, seen->slot_stride,
+                            own->frame_size, own->slot_stride);
     }
     return 0;
 }
@@ -179,14 +183,16 @@ int cox_name_check(const char *name, struct cox_error *err)
     if (length == 0)
         return cox_fail(err, COX_INVALID, "the group name is empty");
     if (length > COX_NAME_SIZE_MAX)
-        return cox_fail(err, COX_INVALID, "the group name has %zu characters: at most %d are allowed", length,
+        return cox_fail(err, COX_INVALID,
+                        "the group name has %zu characters: at most %d are allowed", length,
                         COX_NAME_SIZE_MAX);
     static const char allowed[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
     size_t good = strspn(name, allowed);
     if (good < length)
         return cox_fail(err, COX_INVALID,
-                        "the group name '%s' has a '%c' at position %zu: only letters, digits, '.', '_' and '-' "
+                        "the group name '%s' has a '%c' at position %zu: only letters, digits, "
+                        "'.', '_' and '-' "
                         "are allowed",
                         name, name[good], good + 1);
     if (name[0] == '.')

@@ -1,8 +1,9 @@
 /*
- * geometry: how large every region of a group is, what everything is called, and whether that can work.
+ * geometry: how large every region of a group is, what everything is called, and whether that can
+ * work.
  *
- * Known before anything is created, so that a group can be printed, checked against free memory, and refused with
- * numbers.
+ * Known before anything is created, so that a group can be printed, checked against free memory,
+ * and refused with numbers.
  *
  * Threads: any; nothing here has state. Blocks: nothing. If the process dies: nothing is left.
  */
@@ -34,9 +35,9 @@ struct cox_geometry {
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
 };
 
-/* Resolves defaults and checks. Returns 0 or COX_INVALID with the numbers in err: ranks outside 1 to
- * COX_RANK_COUNT_MAX, depth outside 1 to COX_DEPTH_MAX or other than 1 for legacy, a region with too little room per
- * frame or for that many slots. */
+/* Resolves defaults and checks. Returns 0 or COX_INVALID with the numbers in err: ranks outside 1
+ * to COX_RANK_COUNT_MAX, depth outside 1 to COX_DEPTH_MAX or other than 1 for legacy, a region with
+ * too little room per frame or for that many slots. */
 int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *choice,
                          struct cox_geometry *ret_geometry, struct cox_error *err);
 /* The same checks on numbers that came from another process. Returns 0 or COX_CORRUPT. */
@@ -46,15 +47,15 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
 uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry);
 
-/* Where a slot starts in the response region, and how many payload bytes it holds. With legacy ranks the payload of
- * rank 0 may fill the region (whole is true: execute and link replies). */
+/* Where a slot starts in the response region, and how many payload bytes it holds. With legacy
+ * ranks the payload of rank 0 may fill the region (whole is true: execute and link replies). */
 uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, enum cox_channel_id channel,
                                   uint32_t rank, uint64_t sequence);
 uint64_t cox_geometry_slot_capacity(const struct cox_geometry *geometry,
                                     enum cox_channel_id channel, bool whole);
 
-/* A group's name: 1 to COX_NAME_SIZE_MAX of letters, digits, '.', '_' and '-', not starting with a dot.
- * Returns 0 or COX_INVALID with the reason. */
+/* A group's name: 1 to COX_NAME_SIZE_MAX of letters, digits, '.', '_' and '-', not starting with a
+ * dot. Returns 0 or COX_INVALID with the reason. */
 int cox_name_check(const char *name, struct cox_error *err);
 
 /* "execute", "shared_sync_link", "transfer", "recover_command", "execute_error" */
@@ -62,14 +63,19 @@ const char *cox_channel_name(enum cox_channel_id channel);
 
 /* The four ends of a rank's two semaphore pairs. */
 enum cox_bell {
-    COX_BELL_REQUEST_PRODUCE,  /* a frame of the rank is free;    worker posts, coordinator waits; starts at depth */
-    COX_BELL_REQUEST_CONSUME,  /* a request is there;             coordinator posts, worker waits; starts at 0 */
-    COX_BELL_RESPONSE_PRODUCE, /* a slot of the rank is free;     coordinator posts, worker waits; starts at depth */
-    COX_BELL_RESPONSE_CONSUME, /* a reply (or the attach) is there; worker posts, coordinator waits; starts at 0 */
+    COX_BELL_REQUEST_PRODUCE,  /* a frame of the rank is free;    worker posts, coordinator waits;
+                                  starts at depth */
+    COX_BELL_REQUEST_CONSUME,  /* a request is there;             coordinator posts, worker waits;
+                                  starts at 0 */
+    COX_BELL_RESPONSE_PRODUCE, /* a slot of the rank is free;     coordinator posts, worker waits;
+                                  starts at depth */
+    COX_BELL_RESPONSE_CONSUME, /* a reply (or the attach) is there; worker posts, coordinator waits;
+                                  starts at 0 */
     COX_BELL_COUNT,
 };
 
-/* Object names, each with its leading slash. buffer has COX_OBJECT_NAME_SIZE bytes and is returned. */
+/* Object names, each with its leading slash. buffer has COX_OBJECT_NAME_SIZE bytes and is returned.
+ */
 const char *cox_name_control(char *buffer, const char *name);
 const char *cox_name_request(char *buffer, const char *name, enum cox_channel_id channel);
 const char *cox_name_response(char *buffer, const char *name, enum cox_channel_id channel);

@@ -1,9 +1,9 @@
 /*
  * layout: every struct that lives in shared memory. Private to the library.
  *
- * The control region `/<name>_control` holds the truth of a group; semaphores only wake. All of it is fixed-width,
- * little-endian, offsets instead of pointers, and every line of 128 bytes (two cache lines, the unit the
- * prefetcher pulls) has exactly one writer:
+ * The control region `/<name>_control` holds the truth of a group; semaphores only wake. All of it
+ * is fixed-width, little-endian, offsets instead of pointers, and every line of 128 bytes (two
+ * cache lines, the unit the prefetcher pulls) has exactly one writer:
  *
  *   offset 0     header            coordinator, before anyone attaches; magic last
  *          512   abort word        coordinator
@@ -11,8 +11,8 @@
  *          2176  ranks[0]          rank 0: identity line, then one line per channel (5)
  *          2176 + 768 * r          rank r
  *
- * The four request and response regions per channel have the layout of the executor protocol: a u32 length and the
- * bytes, from the start of each frame or slot. Nothing else is in them.
+ * The four request and response regions per channel have the layout of the executor protocol: a u32
+ * length and the bytes, from the start of each frame or slot. Nothing else is in them.
  */
 #ifndef COX_CHANNEL_LAYOUT_H
 #define COX_CHANNEL_LAYOUT_H
@@ -65,9 +65,9 @@ struct cox_layout_abort {
     uint8_t padding[COX_LINE_SIZE - 4];
 };
 
-/* What one published frame holds. A rank that is not asked may read it while it is written again: sequence goes to 0
- * first, then the fields with release stores, then the new sequence with release; a reader loads
- * sequence, the fields with acquire, and sequence again. */
+/* What one published frame holds. A rank that is not asked may read it while it is written again:
+ * sequence goes to 0 first, then the fields with release stores, then the new sequence with
+ * release; a reader loads sequence, the fields with acquire, and sequence again. */
 struct cox_layout_frame {
     _Atomic uint64_t sequence;
     _Atomic uint32_t type;   /* ExecuteType, or COX_TYPE_OPAQUE */
@@ -100,7 +100,8 @@ struct cox_layout_rank_line {
     _Atomic uint64_t base;     /* the sequence table stands at this step */
     _Atomic uint32_t epoch;
     _Atomic uint32_t generation;
-    _Atomic uint64_t tags[COX_DEPTH_MAX]; /* the sequence whose reply a slot holds; bit 63: it tells of a failure */
+    _Atomic uint64_t tags[COX_DEPTH_MAX]; /* the sequence whose reply a slot holds; bit 63: it tells
+                                             of a failure */
     uint64_t reserved;
 };
 
@@ -185,7 +186,8 @@ static inline uint64_t cox_layout_control_size(uint32_t rank_count)
 #define COX_STATE_SHIFT 56
 static inline uint64_t cox_state_word(enum cox_rank_state state, uint64_t sequence)
 {
-    return ((uint64_t)state << COX_STATE_SHIFT) | (sequence & ((UINT64_C(1) << COX_STATE_SHIFT) - 1));
+    return ((uint64_t)state << COX_STATE_SHIFT) |
+           (sequence & ((UINT64_C(1) << COX_STATE_SHIFT) - 1));
 }
 
 #endif

@@ -8,7 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Reads /proc/<pid>/stat; *ret_field points into text at the parenthesis that ends the second field. */
+/* Reads /proc/<pid>/stat; *ret_field points into text at the parenthesis that ends the second
+ * field. */
 static int peer_read_stat(pid_t pid, char *text, size_t text_size, const char **ret_field)
 {
     char path[64];
@@ -23,7 +24,8 @@ static int peer_read_stat(pid_t pid, char *text, size_t text_size, const char **
     if (length < 0)
         return errno == ESRCH ? COX_PEER_DEAD : -errno;
     text[length] = '\0';
-    /* The second field is the program's name in parentheses and may hold anything, parentheses too. */
+    /* The second field is the program's name in parentheses and may hold anything, parentheses too.
+     */
     *ret_field = strrchr(text, ')');
     return *ret_field ? 0 : COX_CORRUPT;
 }
@@ -55,7 +57,8 @@ int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer)
         return r;
     if (start && seen != start)
         return COX_PEER_DEAD;
-    /* The pidfd was opened first: while it is not readable, what /proc said was about the same process. */
+    /* The pidfd was opened first: while it is not readable, what /proc said was about the same
+     * process. */
     struct cox_peer peer = {.pid = pid, .start = seen, .pidfd = pidfd};
     if (!cox_peer_alive(&peer))
         return COX_PEER_DEAD;

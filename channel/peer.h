@@ -1,7 +1,8 @@
 /*
  * peer: the identity of a process (pid and start time) and whether it lives.
  *
- * A pid alone is reused; with the start time it is unique for this boot. A pidfd never means another process.
+ * A pid alone is reused; with the start time it is unique for this boot. A pidfd never means
+ * another process.
  *
  * Threads: reading from any thread; open and close from one.
  * Ownership: the caller owns struct cox_peer and its pidfd.
@@ -20,18 +21,22 @@ struct cox_peer {
     int pidfd;      /* readable once the process is dead; -1: none */
 };
 
-#define COX_PEER_NONE {.pid = 0, .start = 0, .pidfd = -1}
+#define COX_PEER_NONE                                                                              \
+    {                                                                                              \
+        .pid = 0, .start = 0, .pidfd = -1                                                          \
+    }
 
 /* Start time of a process. Returns 0, COX_PEER_DEAD when there is none, COX_CORRUPT, -errno. */
 int cox_peer_start_time(pid_t pid, uint64_t *ret_start);
-/* Opens pid. start 0: whoever has the pid now; otherwise another start time is COX_PEER_DEAD: the pid was reused.
- * Returns 0, COX_PEER_DEAD, -errno. */
+/* Opens pid. start 0: whoever has the pid now; otherwise another start time is COX_PEER_DEAD: the
+ * pid was reused. Returns 0, COX_PEER_DEAD, -errno. */
 int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer);
 void cox_peer_close(struct cox_peer *peer); /* idempotent */
 /* False once the process is dead, reaped or not. */
 bool cox_peer_alive(const struct cox_peer *peer);
 
-/* True when /proc says that the process is stopped by a signal or a debugger; false also when it cannot be told. */
+/* True when /proc says that the process is stopped by a signal or a debugger; false also when it
+ * cannot be told. */
 bool cox_peer_stopped(pid_t pid);
 
 #endif

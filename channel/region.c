@@ -13,10 +13,11 @@
 static int region_name_check(const char *name, struct cox_error *err)
 {
     if (name[0] != '/' || name[1] == '\0' || strchr(name + 1, '/'))
-        return cox_fail(err, COX_INVALID, "region name '%s': must be a slash and then no other slash", name);
+        return cox_fail(err, COX_INVALID,
+                        "region name '%s': must be a slash and then no other slash", name);
     if (strlen(name + 1) > NAME_MAX)
-        return cox_fail(err, COX_TOO_LARGE, "region name '%s' is too long: at most %d characters", name,
-                        NAME_MAX);
+        return cox_fail(err, COX_TOO_LARGE, "region name '%s' is too long: at most %d characters",
+                        name, NAME_MAX);
     return 0;
 }
 
@@ -42,10 +43,11 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
                         cox_status_text(-e));
     uint64_t available = 0;
     cox_region_space_free(&available);
-    return cox_fail(err, COX_NO_SPACE,
-                    "region %s needs %" PRIu64 " bytes of /dev/shm, %" PRIu64
-                    " are free: enlarge it (mount -o remount,size=...), free some, or choose smaller regions",
-                    name, size, available);
+    return cox_fail(
+        err, COX_NO_SPACE,
+        "region %s needs %" PRIu64 " bytes of /dev/shm, %" PRIu64
+        " are free: enlarge it (mount -o remount,size=...), free some, or choose smaller regions",
+        name, size, available);
 }
 
 int cox_region_check_fd(int fd, const char *name, struct cox_error *err)
@@ -56,8 +58,8 @@ int cox_region_check_fd(int fd, const char *name, struct cox_error *err)
     if (!S_ISREG(st.st_mode))
         return cox_fail(err, COX_DENIED, "region %s is not a regular file", name);
     if (st.st_uid != geteuid())
-        return cox_fail(err, COX_DENIED, "region %s belongs to user %u, expected %u", name, st.st_uid,
-                        geteuid());
+        return cox_fail(err, COX_DENIED, "region %s belongs to user %u, expected %u", name,
+                        st.st_uid, geteuid());
     if ((st.st_mode & 07777) != 0600)
         return cox_fail(err, COX_DENIED, "region %s has mode %04o, expected 0600", name,
                         st.st_mode & 07777);
@@ -113,7 +115,8 @@ int cox_region_attach(struct cox_region *region, const char *name, uint64_t size
     if (r)
         return r;
     _cox_cleanup_(cox_close_fd) int fd = shm_open(
-        name, (access == COX_REGION_WRITE ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
+        name,
+        (access == COX_REGION_WRITE ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0) {
         r = errno;
         if (r == ENOENT)
@@ -133,8 +136,8 @@ int cox_region_attach(struct cox_region *region, const char *name, uint64_t size
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "region %s: fstat: %s", name, cox_status_text(-errno));
     if (st.st_size <= 0 || (uint64_t)st.st_size < size_min)
-        return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected at least %" PRIu64, name,
-                        (intmax_t)st.st_size, size_min);
+        return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected at least %" PRIu64,
+                        name, (intmax_t)st.st_size, size_min);
     return cox_region_map(region, fd, (uint64_t)st.st_size, access, name, err);
 }
 

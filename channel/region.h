@@ -1,10 +1,10 @@
 /*
  * region: one named shared memory object, mapped.
  *
- * Threads: one at a time per struct; the mapped bytes are anybody's, under the rules of whoever lays them out.
- * Ownership: the caller owns struct cox_region; detach unmaps and closes. unlink removes the name, mappings stay.
- * Blocks: nothing.
- * If the process dies: an object that was created keeps its name until somebody unlinks it.
+ * Threads: one at a time per struct; the mapped bytes are anybody's, under the rules of whoever
+ * lays them out. Ownership: the caller owns struct cox_region; detach unmaps and closes. unlink
+ * removes the name, mappings stay. Blocks: nothing. If the process dies: an object that was created
+ * keeps its name until somebody unlinks it.
  */
 #ifndef COX_CHANNEL_REGION_H
 #define COX_CHANNEL_REGION_H
@@ -21,13 +21,14 @@ enum cox_region_access {
     COX_REGION_WRITE,
 };
 
-/* Creates exclusively, mode 0600 whatever the umask, every byte reserved (a full tmpfs is an error now, not a SIGBUS
- * later) and zero. Returns 0; COX_TAKEN: exists; COX_NO_SPACE: err says what was needed and what was free;
- * COX_INVALID: the name; -errno. Nothing is left behind unless 0. */
+/* Creates exclusively, mode 0600 whatever the umask, every byte reserved (a full tmpfs is an error
+ * now, not a SIGBUS later) and zero. Returns 0; COX_TAKEN: exists; COX_NO_SPACE: err says what was
+ * needed and what was free; COX_INVALID: the name; -errno. Nothing is left behind unless 0. */
 int cox_region_create(struct cox_region *region, const char *name, uint64_t size,
                       struct cox_error *err);
-/* size_min: fewer bytes are refused; the whole object is mapped. Returns 0; COX_NOT_FOUND; COX_DENIED: another owner,
- * mode or type, a symlink, or a second hard link, and err says which; COX_CORRUPT: too small; -errno. */
+/* size_min: fewer bytes are refused; the whole object is mapped. Returns 0; COX_NOT_FOUND;
+ * COX_DENIED: another owner, mode or type, a symlink, or a second hard link, and err says which;
+ * COX_CORRUPT: too small; -errno. */
 int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
                       enum cox_region_access access, struct cox_error *err);
 void cox_region_detach(struct cox_region *region); /* idempotent */

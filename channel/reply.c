@@ -61,11 +61,12 @@ int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t s
     size_t capacity = cox_geometry_slot_capacity(&control->geometry, channel->id, whole);
     if (length > capacity)
         return cox_fail(err, COX_CORRUPT,
-                        "rank %" PRIu32 " replied with a length of %zu bytes, its slot holds %zu", rank,
-                        length, capacity);
+                        "rank %" PRIu32 " replied with a length of %zu bytes, its slot holds %zu",
+                        rank, length, capacity);
     if (length > buffer_size)
-        return cox_fail(err, COX_TOO_LARGE, "rank %" PRIu32 " replied with %zu bytes, there is room for %zu",
-                        rank, length, buffer_size);
+        return cox_fail(err, COX_TOO_LARGE,
+                        "rank %" PRIu32 " replied with %zu bytes, there is room for %zu", rank,
+                        length, buffer_size);
     memcpy(buffer, base + COX_PREFIX_SIZE, length);
     *ret_length = length;
     *ret_failed = failed;

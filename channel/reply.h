@@ -1,12 +1,11 @@
 /*
  * reply: the reply slots of one channel: `depth` parts, in each a slot per rank.
  *
- * Threads: slot and commit on the rank's channel thread; fetch under the coordinator's lock of the channel.
- * Ownership: a slot is the rank's from the end of request `sequence - depth` until its commit, then the coordinator's
- *   until it has ended the request.
- * Blocks: nothing.
- * If the rank dies while it writes: nothing was committed. Bytes in a slot are input: the length is checked, the bytes
- *   are copied once, and only the copy is looked at.
+ * Threads: slot and commit on the rank's channel thread; fetch under the coordinator's lock of the
+ * channel. Ownership: a slot is the rank's from the end of request `sequence - depth` until its
+ * commit, then the coordinator's until it has ended the request. Blocks: nothing. If the rank dies
+ * while it writes: nothing was committed. Bytes in a slot are input: the length is checked, the
+ * bytes are copied once, and only the copy is looked at.
  */
 #ifndef COX_CHANNEL_REPLY_H
 #define COX_CHANNEL_REPLY_H
@@ -19,10 +18,10 @@ uint8_t *cox_reply_slot(const struct cox_channel *channel, uint32_t rank, uint64
 /* Stores the length prefix and the tag; the caller then stores `done` (truth.h) and rings. */
 void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
                       size_t length, bool failed);
-/* Copies a committed reply to buffer. generation: of the rank's process, 0 for a rank without lines, whose
- * identity is not checked. *ret_failed: the bytes are an ExecuteResponse that tells of a failure, whatever was
- * asked. Returns 0; COX_CORRUPT with the reason in err: an impossible length, another sequence,
- * epoch or generation; COX_TOO_LARGE: does not fit buffer. */
+/* Copies a committed reply to buffer. generation: of the rank's process, 0 for a rank without
+ * lines, whose identity is not checked. *ret_failed: the bytes are an ExecuteResponse that tells of
+ * a failure, whatever was asked. Returns 0; COX_CORRUPT with the reason in err: an impossible
+ * length, another sequence, epoch or generation; COX_TOO_LARGE: does not fit buffer. */
 int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t sequence, bool whole,
                     uint32_t generation, void *buffer, size_t buffer_size, size_t *ret_length,
                     bool *ret_failed, struct cox_error *err);

@@ -13,10 +13,10 @@ static uint8_t *request_base(const struct cox_channel *channel, uint64_t sequenc
            geometry->channels[channel->id].frame_size * (sequence % geometry->depth);
 }
 
-uint8_t *cox_request_frame(const struct cox_channel *channel, uint64_t sequence, size_t *ret_capacity)
+uint8_t *cox_request_frame(const struct cox_channel *channel, uint64_t sequence,
+                           size_t *ret_capacity)
 {
-    *ret_capacity =
-        channel->control->geometry.channels[channel->id].frame_size - COX_PREFIX_SIZE;
+    *ret_capacity = channel->control->geometry.channels[channel->id].frame_size - COX_PREFIX_SIZE;
     return request_base(channel, sequence) + COX_PREFIX_SIZE;
 }
 

@@ -25,12 +25,13 @@ void __tsan_release(void *address);
 static int semaphore_path(const char *name, char *path, size_t path_size, struct cox_error *err)
 {
     if (name[0] != '/' || name[1] == '\0' || strchr(name + 1, '/'))
-        return cox_fail(err, COX_INVALID, "semaphore name '%s': must be a slash and then no other slash",
-                        name);
+        return cox_fail(err, COX_INVALID,
+                        "semaphore name '%s': must be a slash and then no other slash", name);
     int length = snprintf(path, path_size, "/dev/shm/sem.%s", name + 1);
     if (length < 0 || (size_t)length >= path_size || strlen(name + 1) + 4 > NAME_MAX)
-        return cox_fail(err, COX_TOO_LARGE, "semaphore name '%s' is too long: at most %d characters",
-                        name, NAME_MAX - 4);
+        return cox_fail(err, COX_TOO_LARGE,
+                        "semaphore name '%s' is too long: at most %d characters", name,
+                        NAME_MAX - 4);
     return 0;
 }
 
@@ -49,8 +50,8 @@ int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsi
         return cox_fail(err, -r, "semaphore %s: %s", name, cox_status_text(-r));
     }
     sem_close(sem);
-    /* sem_open applies the umask; with an odd one the file is not even readable for us. The name is ours and
-     * /dev/shm is sticky, so nobody else can have put another file there. */
+    /* sem_open applies the umask; with an odd one the file is not even readable for us. The name is
+     * ours and /dev/shm is sticky, so nobody else can have put another file there. */
     if (chmod(path, 0600) < 0)
         r = cox_fail(err, -errno, "semaphore %s: chmod: %s", name, cox_status_text(-errno));
     else

@@ -1,14 +1,15 @@
 /*
  * semaphore: one named POSIX semaphore.
  *
- * A semaphore here carries wake-ups, never truth: its count survives a crash, has no owner, and tells nothing of
- * death. What was checked is what is used: attach opens the file that sem_overview(7) documents,
- * checks it through the fd, and maps that very fd.
+ * A semaphore here carries wake-ups, never truth: its count survives a crash, has no owner, and
+ * tells nothing of death. What was checked is what is used: attach opens the file that
+ * sem_overview(7) documents, checks it through the fd, and maps that very fd.
  *
  * Threads: post, take and wait from any thread of any process; the rest from one.
- * Ownership: the caller owns struct cox_semaphore; detach unmaps. unlink removes the name for everybody, mappings stay.
- * Blocks: only cox_semaphore_wait, until its deadline. A signal never ends it.
- * If the process dies: the name stays until somebody unlinks it; a token taken by the dead is lost.
+ * Ownership: the caller owns struct cox_semaphore; detach unmaps. unlink removes the name for
+ * everybody, mappings stay. Blocks: only cox_semaphore_wait, until its deadline. A signal never
+ * ends it. If the process dies: the name stays until somebody unlinks it; a token taken by the dead
+ * is lost.
  */
 #ifndef COX_CHANNEL_SEMAPHORE_H
 #define COX_CHANNEL_SEMAPHORE_H
@@ -21,12 +22,13 @@ struct cox_semaphore {
     sem_t *sem; /* NULL: detached */
 };
 
-/* name starts with a slash and has no other. Creates exclusively with the starting value, mode 0600 whatever the
- * umask, and attaches. Returns 0; COX_TAKEN: the name exists; -errno (ENOSPC: the tmpfs is full). */
+/* name starts with a slash and has no other. Creates exclusively with the starting value, mode 0600
+ * whatever the umask, and attaches. Returns 0; COX_TAKEN: the name exists; -errno (ENOSPC: the
+ * tmpfs is full). */
 int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsigned value,
                          struct cox_error *err);
-/* Returns 0; COX_NOT_FOUND; COX_DENIED: another owner, mode, size or type, a symlink, or a second hard link,
- * and err says which; -errno. */
+/* Returns 0; COX_NOT_FOUND; COX_DENIED: another owner, mode, size or type, a symlink, or a second
+ * hard link, and err says which; -errno. */
 int cox_semaphore_attach(struct cox_semaphore *semaphore, const char *name, struct cox_error *err);
 void cox_semaphore_detach(struct cox_semaphore *semaphore); /* idempotent */
 /* Returns 0 or -errno; a name that is already gone is 0. */

@@ -1,10 +1,11 @@
 /*
  * truth: the shared words of the control region behind a few functions. Private to the library.
  *
- * Every load and store of layout.h's atomics outside control.c is here, with the reason for its order.
+ * Every load and store of layout.h's atomics outside control.c is here, with the reason for its
+ * order.
  *
- * Threads: coordinator functions (cox_truth_publish...) under the submit lock of their channel; rank functions on the
- * thread that serves the channel in that rank's process; loads from anywhere.
+ * Threads: coordinator functions (cox_truth_publish...) under the submit lock of their channel;
+ * rank functions on the thread that serves the channel in that rank's process; loads from anywhere.
  * Blocks: nothing. If the process dies: each word is one store; a reader sees it or does not.
  */
 #ifndef COX_CHANNEL_TRUTH_H
@@ -18,8 +19,8 @@ static inline struct cox_layout_channel_truth *cox_truth_channel(const struct co
     return &control->layout->channels[channel];
 }
 
-static inline struct cox_layout_rank_line *cox_truth_line(const struct cox_control *control,
-                                                          uint32_t rank, enum cox_channel_id channel)
+static inline struct cox_layout_rank_line *
+cox_truth_line(const struct cox_control *control, uint32_t rank, enum cox_channel_id channel)
 {
     return &control->layout->ranks[rank].lines[channel];
 }
@@ -38,8 +39,9 @@ static inline void cox_truth_publish(struct cox_layout_channel_truth *truth, uin
                                      const struct cox_frame_record *record)
 {
     struct cox_layout_frame *frame = &truth->frames[record->sequence % depth];
-    /* relaxed: ordered before the fields by their release stores; a reader that sees a new field with its acquire
-     * load therefore sees the zero, or what comes after it, in its second look at sequence. */
+    /* relaxed: ordered before the fields by their release stores; a reader that sees a new field
+     * with its acquire load therefore sees the zero, or what comes after it, in its second look at
+     * sequence. */
     atomic_store_explicit(&frame->sequence, 0, memory_order_relaxed);
     atomic_store_explicit(&frame->type, record->type, memory_order_release);
     atomic_store_explicit(&frame->length, record->length, memory_order_release);
@@ -56,9 +58,11 @@ static inline uint64_t cox_truth_published(const struct cox_layout_channel_truth
     return atomic_load_explicit(&truth->published, memory_order_acquire);
 }
 
-/* False: the frame holds another sequence, or is being written: this rank was not asked for `sequence`. */
-static inline bool cox_truth_read_frame(const struct cox_layout_channel_truth *truth, uint32_t depth,
-                                        uint64_t sequence, struct cox_frame_record *ret_record)
+/* False: the frame holds another sequence, or is being written: this rank was not asked for
+ * `sequence`. */
+static inline bool cox_truth_read_frame(const struct cox_layout_channel_truth *truth,
+                                        uint32_t depth, uint64_t sequence,
+                                        struct cox_frame_record *ret_record)
 {
     const struct cox_layout_frame *frame = &truth->frames[sequence % depth];
     if (atomic_load_explicit(&frame->sequence, memory_order_acquire) != sequence)
@@ -87,8 +91,8 @@ static inline uint64_t cox_truth_void_through(const struct cox_layout_channel_tr
     return atomic_load_explicit(&truth->void_through, memory_order_acquire);
 }
 
-/* release: the copies out of the slots before the number; partner is cox_truth_ended in the rank that writes the slot
- * next. */
+/* release: the copies out of the slots before the number; partner is cox_truth_ended in the rank
+ * that writes the slot next. */
 static inline void cox_truth_set_ended(struct cox_layout_channel_truth *truth, uint64_t sequence)
 {
     atomic_store_explicit(&truth->ended, sequence, memory_order_release);
@@ -112,8 +116,8 @@ static inline bool cox_truth_aborted(const struct cox_control *control)
 
 /* ---- written by a rank ---- */
 
-/* relaxed stamp before the release word: who reads the word with acquire sees its stamp or a later one. For
- * display. */
+/* relaxed stamp before the release word: who reads the word with acquire sees its stamp or a later
+ * one. For display. */
 static inline void cox_truth_set_state(struct cox_layout_rank_line *line, enum cox_rank_state state,
                                        uint64_t sequence, uint64_t now_ns)
 {
@@ -121,14 +125,15 @@ static inline void cox_truth_set_state(struct cox_layout_rank_line *line, enum c
     atomic_store_explicit(&line->word, cox_state_word(state, sequence), memory_order_release);
 }
 
-/* release: not needed by data, the rank only read; kept so that taken never seems to run ahead of attach. */
+/* release: not needed by data, the rank only read; kept so that taken never seems to run ahead of
+ * attach. */
 static inline void cox_truth_set_taken(struct cox_layout_rank_line *line, uint64_t sequence)
 {
     atomic_store_explicit(&line->taken, sequence, memory_order_release);
 }
 
-/* release: the rank's reads of the frame before the number; partner is the coordinator that writes the frame
- * again. */
+/* release: the rank's reads of the frame before the number; partner is the coordinator that writes
+ * the frame again. */
 static inline void cox_truth_set_returned(struct cox_layout_rank_line *line, uint64_t sequence)
 {
     atomic_store_explicit(&line->returned, sequence, memory_order_release);

@@ -16,17 +16,19 @@
 
 static void help(FILE *file)
 {
-    fprintf(file, "Usage: coxswain clean [NAME]...\n"
-                  "\n"
-                  "Removes the regions and semaphores that dead groups left in /dev/shm: of the groups\n"
-                  "named, or of all groups of this user. A group is removed only after the lock of its\n"
-                  "control region was won, so that a live one is never touched.\n"
-                  "\n"
-                  "  -h, --help  this text\n");
+    fprintf(file,
+            "Usage: coxswain clean [NAME]...\n"
+            "\n"
+            "Removes the regions and semaphores that dead groups left in /dev/shm: of the groups\n"
+            "named, or of all groups of this user. A group is removed only after the lock of its\n"
+            "control region was won, so that a live one is never touched.\n"
+            "\n"
+            "  -h, --help  this text\n");
     cox_exit_help(file);
 }
 
-/* Returns the exit status. asked: the user named this group, so that its being alive is worth an error. */
+/* Returns the exit status. asked: the user named this group, so that its being alive is worth an
+ * error. */
 static int clean_one(const char *name, bool asked)
 {
     struct cox_error err = {0};
@@ -51,7 +53,8 @@ static int clean_one(const char *name, bool asked)
 static bool group_of(const char *entry, char *name, size_t name_size)
 {
     size_t length = strlen(entry), suffix = strlen(SUFFIX);
-    if (length <= suffix || strcmp(entry + length - suffix, SUFFIX) != 0 || length - suffix >= name_size)
+    if (length <= suffix || strcmp(entry + length - suffix, SUFFIX) != 0 ||
+        length - suffix >= name_size)
         return false;
     memcpy(name, entry, length - suffix);
     name[length - suffix] = '\0';
@@ -72,7 +75,8 @@ static int clean_all(void)
         struct stat st;
         /* Of other users there may be groups too; they are none of our business. */
         if (!group_of(entry->d_name, name, sizeof name) ||
-            fstatat(dirfd(folder), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 || st.st_uid != geteuid())
+            fstatat(dirfd(folder), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+            st.st_uid != geteuid())
             continue;
         groups++;
         int one = clean_one(name, false);

@@ -10,7 +10,8 @@
 #include "../proto/operation.h"
 #include "report.h"
 
-/* Which executor's handler or hook this thread is inside of: a call from there would wait for itself. */
+/* Which executor's handler or hook this thread is inside of: a call from there would wait for
+ * itself. */
 static _Thread_local const void *inside_owner;
 
 bool cox_collector_inside(const void *owner)
@@ -40,8 +41,8 @@ static bool collector_dead(struct cox_collector *collector, uint32_t rank)
     return cox_supervisor_dead(collector->supervisor, rank, NULL);
 }
 
-/* A legacy rank has no lines: the n-th token is the n-th answer. At depth 1 the answer can only be to the request in
- * the one entry. */
+/* A legacy rank has no lines: the n-th token is the n-th answer. At depth 1 the answer can only be
+ * to the request in the one entry. */
 static void collector_count_token(struct cox_collector *collector, uint32_t rank)
 {
     struct cox_collector_rank *r = &collector->ranks[rank];
@@ -72,8 +73,10 @@ static bool collector_returned(struct cox_collector *collector, uint32_t rank, u
                                              collector->channel->id)) >= sequence;
 }
 
-/* The answer of `rank` was taken out of its slot, or is dropped: its tokens are matched, its slot is free. */
-static void collector_consume(struct cox_collector *collector, struct cox_entry *entry, uint32_t rank)
+/* The answer of `rank` was taken out of its slot, or is dropped: its tokens are matched, its slot
+ * is free. */
+static void collector_consume(struct cox_collector *collector, struct cox_entry *entry,
+                              uint32_t rank)
 {
     cox_rank_set_add(&entry->consumed, rank);
     if (!collector->legacy)
@@ -81,13 +84,15 @@ static void collector_consume(struct cox_collector *collector, struct cox_entry 
     cox_gate_post(&collector->channel->gate, rank, COX_BELL_RESPONSE_PRODUCE);
 }
 
-/* Drops the answers of ended requests that arrived by now. Returns a rank that still owes one, or -1. */
+/* Drops the answers of ended requests that arrived by now. Returns a rank that still owes one, or
+ * -1. */
 static int collector_drop_late(struct cox_collector *collector, uint64_t *ret_sequence)
 {
     const struct cox_geometry *geometry = collector_geometry(collector);
     int late = -1;
     /* Oldest first: a rank answers in order, and its tokens are matched in order. */
-    uint64_t first = collector->ended > geometry->depth ? collector->ended - geometry->depth + 1 : 1;
+    uint64_t first =
+        collector->ended > geometry->depth ? collector->ended - geometry->depth + 1 : 1;
     for (uint64_t sequence = first; sequence <= collector->ended; sequence++) {
         struct cox_entry *entry = collector_entry(collector, sequence);
         if (entry->sequence != sequence || !entry->replies ||
@@ -126,8 +131,8 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
         r = cox_fail(err, COX_PEER_DEAD, "%s: %s", name, text);
     }
     if (r == 0 && late >= 0)
-        r = cox_fail(err, COX_LATE, "%s: rank %d still owes the answer to sequence %" PRIu64, name, late,
-                     late_sequence);
+        r = cox_fail(err, COX_LATE, "%s: rank %d still owes the answer to sequence %" PRIu64, name,
+                     late, late_sequence);
     if (r == 0 && old->sequence && !old->ended)
         r = cox_fail(err, COX_FULL, "%s: all %" PRIu32 " frames are in flight", name,
                      collector_geometry(collector)->depth);
@@ -138,12 +143,14 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
                 l->legacy_free =
                     cox_gate_take(&collector->channel->gate, rank, COX_BELL_REQUEST_PRODUCE);
             if (cox_rank_set_has(asked, rank) && !l->legacy_free)
-                r = cox_fail(err, COX_FULL, "%s: rank %" PRIu32 " has not returned the frame", name, rank);
+                r = cox_fail(err, COX_FULL, "%s: rank %" PRIu32 " has not returned the frame", name,
+                             rank);
         } else if (old->sequence && cox_rank_set_has(&old->asked, rank) &&
                    !collector_returned(collector, rank, old->sequence) &&
                    !collector_dead(collector, rank)) {
-            r = cox_fail(err, COX_FULL, "%s: rank %" PRIu32 " still reads the frame of sequence %" PRIu64,
-                         name, rank, old->sequence);
+            r = cox_fail(err, COX_FULL,
+                         "%s: rank %" PRIu32 " still reads the frame of sequence %" PRIu64, name,
+                         rank, old->sequence);
         }
     }
     pthread_mutex_unlock(&collector->lock);
@@ -153,7 +160,8 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
     return 0;
 }
 
-void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry, size_t length)
+void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
+                           size_t length)
 {
     struct cox_gate *gate = &collector->channel->gate;
     pthread_mutex_lock(&collector->lock);
@@ -174,15 +182,15 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
     pthread_mutex_unlock(&collector->lock);
     cox_gate_open(gate, &entry->asked);
     cox_fault_point("request.gate_opened");
-    /* No system call unless the response thread sleeps. After the gate: it has nothing to do before somebody answers.
-     * Not under the lock, which it would only wake up to wait for. */
+    /* No system call unless the response thread sleeps. After the gate: it has nothing to do before
+     * somebody answers. Not under the lock, which it would only wake up to wait for. */
     pthread_cond_signal(&collector->work);
 }
 
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns)
 {
-    /* What is waited for may be a word in shared memory that nobody signals here (a frame returned, a late answer), so
-     * the slice is a short one. */
+    /* What is waited for may be a word in shared memory that nobody signals here (a frame returned,
+     * a late answer), so the slice is a short one. */
     uint64_t until = cox_deadline_min(deadline_ns, cox_deadline_after_ms(1));
     struct timespec ts = {.tv_sec = (time_t)(until / COX_NSEC_PER_SEC),
                           .tv_nsec = (long)(until % COX_NSEC_PER_SEC)};
@@ -193,12 +201,14 @@ void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline
 
 void cox_collector_wake(struct cox_collector *collector)
 {
-    /* seq_cst, both sides: the waker stores its cause and reads `sleeping`, the collector stores `sleeping` and reads
-     * `causes`; one of the two sees the other. Partner: cox_collector_sleep. */
+    /* seq_cst, both sides: the waker stores its cause and reads `sleeping`, the collector stores
+     * `sleeping` and reads `causes`; one of the two sees the other. Partner: cox_collector_sleep.
+     */
     atomic_fetch_add(&collector->causes, 1);
     uint32_t sleeping = atomic_load(&collector->sleeping);
     if (sleeping) {
-        /* relaxed: see collector_count_token. Counted before the post, so that no token is taken for an answer. */
+        /* relaxed: see collector_count_token. Counted before the post, so that no token is taken
+         * for an answer. */
         atomic_fetch_add_explicit(&collector->ranks[sleeping - 1].foreign, collector->legacy,
                                   memory_order_relaxed);
         cox_gate_post(&collector->channel->gate, sleeping - 1, COX_BELL_RESPONSE_CONSUME);
@@ -226,12 +236,14 @@ void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint32_
 
 /* ---- gathering: requests end in order, except that a deadline waits for nobody ---- */
 
-static struct cox_gathering *collector_gathering(struct cox_collector *collector, const struct cox_entry *entry)
+static struct cox_gathering *collector_gathering(struct cox_collector *collector,
+                                                 const struct cox_entry *entry)
 {
     return &collector->gatherings[entry->sequence % collector_geometry(collector)->depth];
 }
 
-/* Looks at every rank that owes an answer. Returns the first that still does, -1: none, -2: the request has failed. */
+/* Looks at every rank that owes an answer. Returns the first that still does, -1: none, -2: the
+ * request has failed. */
 static int gather_look(struct cox_collector *collector, struct cox_entry *entry)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
@@ -247,8 +259,8 @@ static int gather_look(struct cox_collector *collector, struct cox_entry *entry)
             if (collector->legacy && !entry->operation->legacy_slotted && rank > 0)
                 cox_gathering_take_empty(gathering, rank);
             else
-                cox_gathering_take(gathering, collector->channel, rank, entry->sequence, entry->type,
-                                   collector->ranks[rank].generation);
+                cox_gathering_take(gathering, collector->channel, rank, entry->sequence,
+                                   entry->type, collector->ranks[rank].generation);
             collector_consume(collector, entry, rank);
         } else if (dead) {
             cox_gathering_bury(gathering, rank, collector->supervisor);
@@ -260,8 +272,8 @@ static int gather_look(struct cox_collector *collector, struct cox_entry *entry)
     return failed ? -2 : first;
 }
 
-/* Rings again each live rank that has not taken its frame: the one wake-up may have been lost with a signal, a
- * killed predecessor, or a meddler. */
+/* Rings again each live rank that has not taken its frame: the one wake-up may have been lost with
+ * a signal, a killed predecessor, or a meddler. */
 static void gather_ring(struct cox_collector *collector, const struct cox_entry *entry)
 {
     if (collector->legacy)
@@ -277,8 +289,8 @@ static void gather_ring(struct cox_collector *collector, const struct cox_entry 
     }
 }
 
-static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry, int status,
-                            struct cox_completion *ret_completion)
+static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry,
+                            int status, struct cox_completion *ret_completion)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     cox_report_late(collector, entry, gathering);
@@ -301,7 +313,8 @@ static void gather_complete(struct cox_collector *collector, const struct cox_en
     };
 }
 
-/* The requests up to the first that has not ended are behind us: their slots are free. lock is held. */
+/* The requests up to the first that has not ended are behind us: their slots are free. lock is
+ * held. */
 static void collector_advance(struct cox_collector *collector)
 {
     uint64_t before = collector->ended;
@@ -352,13 +365,14 @@ static void gather_finish(struct cox_collector *collector, struct cox_entry *ent
         waiter->done = true;
     }
     pthread_mutex_unlock(&collector->lock);
-    /* From here on the waiter may be gone. Not under the lock, which the caller would only wake up to wait for. */
+    /* From here on the waiter may be gone. Not under the lock, which the caller would only wake up
+     * to wait for. */
     pthread_cond_broadcast(&collector->ended_cond);
     pthread_mutex_lock(&collector->lock);
 }
 
-/* Ends what is in flight behind `entry` and past its deadline. Returns the next deadline of all that are in flight.
- * lock is held on entry and on return, given up over a handler. */
+/* Ends what is in flight behind `entry` and past its deadline. Returns the next deadline of all
+ * that are in flight. lock is held on entry and on return, given up over a handler. */
 static uint64_t gather_expire(struct cox_collector *collector, const struct cox_entry *entry)
 {
     uint64_t next_ns = entry->deadline_ns;
@@ -370,9 +384,11 @@ static uint64_t gather_expire(struct cox_collector *collector, const struct cox_
             next_ns = cox_deadline_min(next_ns, behind->deadline_ns);
             continue;
         }
-        cox_gathering_begin(collector_gathering(collector, behind), &behind->asked, collector->supervisor);
+        cox_gathering_begin(collector_gathering(collector, behind), &behind->asked,
+                            collector->supervisor);
         gather_look(collector, behind);
-        gather_finish(collector, behind, cox_gathering_status(collector_gathering(collector, behind), COX_TIMEOUT));
+        gather_finish(collector, behind,
+                      cox_gathering_status(collector_gathering(collector, behind), COX_TIMEOUT));
     }
     return next_ns;
 }
@@ -472,8 +488,8 @@ static void *collector_main(void *argument)
     return NULL;
 }
 
-int cox_collector_init(struct cox_collector *collector, struct cox_channel *channel, const void *owner,
-                       const struct cox_log *log)
+int cox_collector_init(struct cox_collector *collector, struct cox_channel *channel,
+                       const void *owner, const struct cox_log *log)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
     memset(collector, 0, sizeof *collector);
@@ -526,8 +542,9 @@ void cox_collector_stop(struct cox_collector *collector)
 {
     if (!collector->channel)
         return;
-    /* Under submit_lock: whoever was let through by claim has published by now, and the response thread sees that before
-     * it ends. release: partner are the acquire loads above; the cause before the wake. */
+    /* Under submit_lock: whoever was let through by claim has published by now, and the response
+     * thread sees that before it ends. release: partner are the acquire loads above; the cause
+     * before the wake. */
     pthread_mutex_lock(&collector->submit_lock);
     atomic_store_explicit(&collector->stopping, true, memory_order_release);
     pthread_mutex_unlock(&collector->submit_lock);

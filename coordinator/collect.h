@@ -1,25 +1,24 @@
 /*
- * collect: the coordinator's private half of one two-way channel: what is in flight, who still owes an answer, and the
- * gathering of the answers.
+ * collect: the coordinator's private half of one two-way channel: what is in flight, who still owes
+ * an answer, and the gathering of the answers.
  *
  * A request is an entry in a ring of `depth`, at its frame's index. It goes
  *
  *     free -> claimed -> published -> ended -> free
  *
  *   claimed    under the submit lock only; its frame is being packed
- *   published  in the ring, gate opened; answers are gathered in order of sequence, one request at a time; a deadline
- *              that passes ends a request also before its turn
- *   ended      its completion was or is being handed over; ranks that had not answered are late, and the entry stays
- *              until each has answered (the answer is dropped and counted) or is dead, and every asked rank has
- *              returned the frame
+ *   published  in the ring, gate opened; answers are gathered in order of sequence, one request at
+ * a time; a deadline that passes ends a request also before its turn ended      its completion was
+ * or is being handed over; ranks that had not answered are late, and the entry stays until each has
+ * answered (the answer is dropped and counted) or is dead, and every asked rank has returned the
+ * frame
  *
- * Threads: submit_lock serializes claim to publish. lock protects everything below it; gathering gives it up while it
- *   sleeps, unpacks nothing under it that is large, and never holds it over a handler. Wakers (a death, an error report,
- *   stop) are threads of this process: they store their cause, count it in `causes`, and post the semaphore the
- *   collector sleeps on.
- * Ownership: the collector owns its copies of replies; a completion lends them.
- * Blocks: gather until the request ends; the rest not.
- * If the process dies: private memory; the workers are killed by the kernel.
+ * Threads: submit_lock serializes claim to publish. lock protects everything below it; gathering
+ * gives it up while it sleeps, unpacks nothing under it that is large, and never holds it over a
+ * handler. Wakers (a death, an error report, stop) are threads of this process: they store their
+ * cause, count it in `causes`, and post the semaphore the collector sleeps on. Ownership: the
+ * collector owns its copies of replies; a completion lends them. Blocks: gather until the request
+ * ends; the rest not. If the process dies: private memory; the workers are killed by the kernel.
  */
 #ifndef COX_COORDINATOR_COLLECT_H
 #define COX_COORDINATOR_COLLECT_H
@@ -62,14 +61,14 @@ struct cox_entry {
 };
 
 struct cox_collector_rank {
-    uint64_t legacy_done;    /* ranks without lines: the truth their tokens tell */
-    bool legacy_free;        /* a request_produce token is in hand */
-    uint32_t generation;     /* of the process whose answers count; 0: a rank without lines */
+    uint64_t legacy_done;     /* ranks without lines: the truth their tokens tell */
+    bool legacy_free;         /* a request_produce token is in hand */
+    uint32_t generation;      /* of the process whose answers count; 0: a rank without lines */
     _Atomic uint32_t foreign; /* tokens posted by wakers, to be told from a legacy rank's */
 };
 
 struct cox_collector {
-    struct cox_channel *channel; /* borrowed */
+    struct cox_channel *channel;       /* borrowed */
     struct cox_supervisor *supervisor; /* borrowed; set before the first request */
     uint32_t rank_count;
     bool legacy;
@@ -78,7 +77,7 @@ struct cox_collector {
 
     pthread_mutex_t submit_lock;
     pthread_mutex_t lock;
-    pthread_cond_t work;  /* published or stopping: the response thread */
+    pthread_cond_t work;       /* published or stopping: the response thread */
     pthread_cond_t ended_cond; /* ended, or a handler returned */
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
@@ -92,8 +91,9 @@ struct cox_collector {
     bool gathering; /* channels without a response thread: a caller gathers */
 
     _Atomic bool stopping;
-    _Atomic uint32_t causes;   /* reasons to look that did not come through the gate */
-    _Atomic uint32_t sleeping; /* rank + 1 whose response_consume the collector sleeps on, 0: awake */
+    _Atomic uint32_t causes; /* reasons to look that did not come through the gate */
+    _Atomic uint32_t
+        sleeping; /* rank + 1 whose response_consume the collector sleeps on, 0: awake */
 
     /* The answers to the request in each frame; the gathering thread's alone. */
     struct cox_gathering gatherings[COX_DEPTH_MAX];
@@ -102,35 +102,39 @@ struct cox_collector {
     pthread_t thread;
 };
 
-int cox_collector_init(struct cox_collector *collector, struct cox_channel *channel, const void *owner,
-                       const struct cox_log *log);
+int cox_collector_init(struct cox_collector *collector, struct cox_channel *channel,
+                       const void *owner, const struct cox_log *log);
 void cox_collector_deinit(struct cox_collector *collector);
 /* Starts the response thread. Returns 0 or -errno. */
 int cox_collector_start(struct cox_collector *collector);
-/* Ends what is in flight with COX_CLOSED and refuses what comes; joins the thread, if any. Idempotent. */
+/* Ends what is in flight with COX_CLOSED and refuses what comes; joins the thread, if any.
+ * Idempotent. */
 void cox_collector_stop(struct cox_collector *collector);
 
-/* Under submit_lock: may a request to `asked` be published now? Returns 0, and *ret_sequence is its number;
- * COX_PEER_DEAD, COX_FULL, COX_LATE, with err saying who. The caller has looked at `stopping`: only the goodbye is
- * published after a stop. */
+/* Under submit_lock: may a request to `asked` be published now? Returns 0, and *ret_sequence is its
+ * number; COX_PEER_DEAD, COX_FULL, COX_LATE, with err saying who. The caller has looked at
+ * `stopping`: only the goodbye is published after a stop. */
 int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_set *asked,
                         uint64_t *ret_sequence, struct cox_error *err);
 /* Under submit_lock, after claim and with the frame filled: publishes and opens the gate. */
-void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry, size_t length);
-/* Sleeps a little for room after COX_FULL or COX_LATE; returns when something ended or after a slice at most. */
+void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
+                           size_t length);
+/* Sleeps a little for room after COX_FULL or COX_LATE; returns when something ended or after a
+ * slice at most. */
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns);
 
-/* One caller at a time gathers on a channel without a response thread. Returns 0; COX_TIMEOUT: others did until the
- * deadline (a deadline of 0 asks only). Pairs with leave. */
+/* One caller at a time gathers on a channel without a response thread. Returns 0; COX_TIMEOUT:
+ * others did until the deadline (a deadline of 0 asks only). Pairs with leave. */
 int cox_collector_gather_enter(struct cox_collector *collector, uint64_t deadline_ns);
 void cox_collector_gather_leave(struct cox_collector *collector);
-/* Gathers everything published up to `sequence` on the calling thread (channels without a response thread). */
+/* Gathers everything published up to `sequence` on the calling thread (channels without a response
+ * thread). */
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence);
 
 /* A cause was stored elsewhere: makes the collector look. From any thread. */
 void cox_collector_wake(struct cox_collector *collector);
-/* With lock held, which it gives up meanwhile: sleeps on the reply semaphore of a rank until a token, a wake since
- * `causes_seen`, or the deadline. */
+/* With lock held, which it gives up meanwhile: sleeps on the reply semaphore of a rank until a
+ * token, a wake since `causes_seen`, or the deadline. */
 void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint32_t causes_seen,
                          uint64_t deadline_ns);
 

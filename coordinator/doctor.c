@@ -24,11 +24,12 @@
 enum verdict { GOOD, NOTE, BAD };
 
 /* One finding: what it is, what was found, and what to do (NULL: nothing). */
-static void finding(enum verdict verdict, const char *what, const char *advice, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+static void finding(enum verdict verdict, const char *what, const char *advice, const char *format,
+                    ...) __attribute__((format(printf, 4, 5)));
 static uint32_t bad_count;
 
-static void finding(enum verdict verdict, const char *what, const char *advice, const char *format, ...)
+static void finding(enum verdict verdict, const char *what, const char *advice, const char *format,
+                    ...)
 {
     static const char *const marks[] = {"ok  ", "note", "BAD "};
     char text[256];
@@ -61,7 +62,8 @@ static void check_shared_memory(void)
     struct cox_geometry geometry;
     const struct cox_geometry_choice choice = {0};
     cox_geometry_resolve(8, &choice, &geometry, NULL);
-    uint64_t needed = cox_geometry_region_bytes(&geometry) + cox_geometry_semaphore_bytes(&geometry);
+    uint64_t needed =
+        cox_geometry_region_bytes(&geometry) + cox_geometry_semaphore_bytes(&geometry);
     if (statvfs("/dev/shm", &vfs) < 0) {
         finding(BAD, "/dev/shm", "mount a tmpfs there", "%s", cox_status_text(-errno));
         return;
@@ -69,20 +71,23 @@ static void check_shared_memory(void)
     uint64_t available = (uint64_t)vfs.f_bavail * vfs.f_frsize;
     finding(available < needed ? BAD : GOOD, "/dev/shm",
             "mount -o remount,size=1G /dev/shm; in a container --shm-size=1g",
-            "%" PRIu64 " MiB of %" PRIu64 " MiB free; a group of 8 ranks takes %.1f MiB", available >> 20,
-            ((uint64_t)vfs.f_blocks * vfs.f_frsize) >> 20, (double)needed / 1048576);
+            "%" PRIu64 " MiB of %" PRIu64 " MiB free; a group of 8 ranks takes %.1f MiB",
+            available >> 20, ((uint64_t)vfs.f_blocks * vfs.f_frsize) >> 20,
+            (double)needed / 1048576);
     _cox_cleanup_(cox_close_fd) int fd = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    finding(fd < 0 ? BAD : GOOD, "unnamed files there", "put a tmpfs on /dev/shm, not another file system", "%s",
+    finding(fd < 0 ? BAD : GOOD, "unnamed files there",
+            "put a tmpfs on /dev/shm, not another file system", "%s",
             fd < 0 ? cox_status_text(-errno) : "O_TMPFILE works");
 }
 
 static void check_seals(void)
 {
-    _cox_cleanup_(cox_close_fd) int fd = memfd_create("coxswain-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    _cox_cleanup_(cox_close_fd) int fd =
+        memfd_create("coxswain-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     bool sealed = fd >= 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0 &&
                   fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0;
-    finding(sealed ? GOOD : NOTE, "sealed memory", "Linux 5.1 has it; named attach works without", "%s",
-            sealed ? "memfd with all seals" : cox_status_text(-errno));
+    finding(sealed ? GOOD : NOTE, "sealed memory", "Linux 5.1 has it; named attach works without",
+            "%s", sealed ? "memfd with all seals" : cox_status_text(-errno));
 }
 
 /* ---- processes ---- */
@@ -98,8 +103,9 @@ static void check_pidfd(void)
     int fd = (int)syscall(SYS_pidfd_getfd, self.pidfd, STDIN_FILENO, 0);
     int e = errno;
     finding(fd < 0 && e != EBADF ? NOTE : GOOD, "pidfd_getfd",
-            "fds cannot be fetched by value; in a container --cap-add SYS_PTRACE or a looser seccomp profile", "%s",
-            fd < 0 && e != EBADF ? cox_status_text(-e) : "fds can be fetched by value");
+            "fds cannot be fetched by value; in a container --cap-add SYS_PTRACE or a looser "
+            "seccomp profile",
+            "%s", fd < 0 && e != EBADF ? cox_status_text(-e) : "fds can be fetched by value");
     cox_close_fd(&fd);
     cox_peer_close(&self);
 }
@@ -108,14 +114,17 @@ static void check_ptrace_scope(void)
 {
     char text[32];
     if (!read_file("/proc/sys/kernel/yama/ptrace_scope", text, sizeof text)) {
-        finding(GOOD, "ptrace scope", NULL, "no Yama: processes of one user may open each other's fds");
+        finding(GOOD, "ptrace scope", NULL,
+                "no Yama: processes of one user may open each other's fds");
         return;
     }
     int scope = atoi(text);
-    finding(scope == 0 ? GOOD : NOTE, "ptrace scope",
-            scope >= 3 ? "fds are passed over sockets instead"
-                       : "fetching fds by value works towards children only, or with consent (PR_SET_PTRACER)",
-            "kernel.yama.ptrace_scope = %d", scope);
+    finding(
+        scope == 0 ? GOOD : NOTE, "ptrace scope",
+        scope >= 3
+            ? "fds are passed over sockets instead"
+            : "fetching fds by value works towards children only, or with consent (PR_SET_PTRACER)",
+        "kernel.yama.ptrace_scope = %d", scope);
 }
 
 static void check_futex_waitv(void)
@@ -134,13 +143,16 @@ static void check_limits(void)
 {
     struct rlimit limit;
     getrlimit(RLIMIT_NOFILE, &limit);
-    finding(limit.rlim_cur < 1024 ? BAD : GOOD, "open files", "ulimit -n 1024 or more", "at most %ju",
-            (uintmax_t)limit.rlim_cur);
+    finding(limit.rlim_cur < 1024 ? BAD : GOOD, "open files", "ulimit -n 1024 or more",
+            "at most %ju", (uintmax_t)limit.rlim_cur);
     getrlimit(RLIMIT_NPROC, &limit);
-    finding(limit.rlim_cur < 512 ? NOTE : GOOD, "processes", "each worker has 5 threads: ulimit -u 4096",
-            limit.rlim_cur == RLIM_INFINITY ? "no limit" : "at most %ju", (uintmax_t)limit.rlim_cur);
+    finding(limit.rlim_cur < 512 ? NOTE : GOOD, "processes",
+            "each worker has 5 threads: ulimit -u 4096",
+            limit.rlim_cur == RLIM_INFINITY ? "no limit" : "at most %ju",
+            (uintmax_t)limit.rlim_cur);
     getrlimit(RLIMIT_MEMLOCK, &limit);
-    finding(GOOD, "locked memory", NULL, limit.rlim_cur == RLIM_INFINITY ? "no limit" : "at most %ju bytes",
+    finding(GOOD, "locked memory", NULL,
+            limit.rlim_cur == RLIM_INFINITY ? "no limit" : "at most %ju bytes",
             (uintmax_t)limit.rlim_cur);
 }
 
@@ -151,7 +163,8 @@ static void check_memory(void)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t total = page * (uint64_t)sysconf(_SC_PHYS_PAGES);
     uint64_t available = page * (uint64_t)sysconf(_SC_AVPHYS_PAGES);
-    finding(GOOD, "memory", NULL, "%" PRIu64 " MiB, %" PRIu64 " MiB free", total >> 20, available >> 20);
+    finding(GOOD, "memory", NULL, "%" PRIu64 " MiB, %" PRIu64 " MiB free", total >> 20,
+            available >> 20);
 }
 
 static void check_clock(void)
@@ -159,12 +172,14 @@ static void check_clock(void)
     struct timespec resolution;
     char source[64] = "unknown";
     clock_getres(CLOCK_MONOTONIC, &resolution);
-    read_file("/sys/devices/system/clocksource/clocksource0/current_clocksource", source, sizeof source);
+    read_file("/sys/devices/system/clocksource/clocksource0/current_clocksource", source,
+              sizeof source);
     uint64_t begin = cox_now_ns();
     for (int i = 0; i < 10000; i++)
         cox_now_ns();
     double ns = (double)(cox_now_ns() - begin) / 10000;
-    finding(ns > 500 ? NOTE : GOOD, "monotonic clock", "a slow clock source costs every step; tsc or kvm-clock is fast",
+    finding(ns > 500 ? NOTE : GOOD, "monotonic clock",
+            "a slow clock source costs every step; tsc or kvm-clock is fast",
             "source %s, %.0f ns a look, resolution %ld ns", source, ns, resolution.tv_nsec);
 }
 
@@ -172,7 +187,8 @@ static void check_cpus(void)
 {
     cpu_set_t set;
     int allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : -1;
-    finding(GOOD, "processors", NULL, "%d of %ld may be used", allowed, sysconf(_SC_NPROCESSORS_ONLN));
+    finding(GOOD, "processors", NULL, "%d of %ld may be used", allowed,
+            sysconf(_SC_NPROCESSORS_ONLN));
     char text[64];
     long long quota, period;
     if (!read_file("/sys/fs/cgroup/cpu.max", text, sizeof text) ||
@@ -182,18 +198,21 @@ static void check_cpus(void)
     }
     double cpus = (double)quota / (double)period;
     finding(cpus < allowed ? NOTE : GOOD, "cgroup CPU quota",
-            "more ranks than this are throttled together: raise it, or use fewer ranks", "%.2f processors", cpus);
+            "more ranks than this are throttled together: raise it, or use fewer ranks",
+            "%.2f processors", cpus);
 }
 
 static void help(FILE *file)
 {
-    fprintf(file, "Usage: coxswain doctor\n"
-                  "\n"
-                  "Looks at what this machine lets a group do: shared memory, process handles, limits,\n"
-                  "memory, clock and processors, and says what to change. BAD keeps a group from starting\n"
-                  "or working; note is worth knowing. Exit status 1 when something is BAD.\n"
-                  "\n"
-                  "  -h, --help  this text\n");
+    fprintf(
+        file,
+        "Usage: coxswain doctor\n"
+        "\n"
+        "Looks at what this machine lets a group do: shared memory, process handles, limits,\n"
+        "memory, clock and processors, and says what to change. BAD keeps a group from starting\n"
+        "or working; note is worth knowing. Exit status 1 when something is BAD.\n"
+        "\n"
+        "  -h, --help  this text\n");
     cox_exit_help(file);
 }
 
@@ -207,7 +226,8 @@ int cox_command_doctor(int argc, char **argv)
     }
     if (option != -1 || optind < argc) {
         struct cox_error err = {0};
-        cox_fail(&err, COX_INVALID, "'%.64s' is no argument of this command", argv[option != -1 ? optind - 1 : optind]);
+        cox_fail(&err, COX_INVALID, "'%.64s' is no argument of this command",
+                 argv[option != -1 ? optind - 1 : optind]);
         return cox_exit_usage("doctor", &err);
     }
     check_shared_memory();

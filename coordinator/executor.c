@@ -52,12 +52,15 @@ static void executor_read_fault(struct cox_executor *executor, uint8_t *copy, si
         return;
     }
     const char *text = report->error_text;
-    if (!text && report->result_case == MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
+    if (!text &&
+        report->result_case ==
+            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
         report->execute_model_response)
         text = report->execute_model_response->err_msg;
     if (report->has_error_sequence && report->has_error_channel &&
         report->error_channel < COX_TWO_WAY_COUNT) {
-        /* About a request whose answer is already in its slot: whatever rank the collector sleeps on, let it look. */
+        /* About a request whose answer is already in its slot: whatever rank the collector sleeps
+         * on, let it look. */
         cox_collector_wake(&executor->collectors[report->error_channel]);
         return;
     }
@@ -126,7 +129,8 @@ static int executor_describe_start_failure(struct cox_executor *executor, uint32
                     length ? lines : "");
 }
 
-static int executor_await_attach(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
+static int executor_await_attach(struct cox_executor *executor, uint64_t deadline_ns,
+                                 struct cox_error *err)
 {
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     const struct cox_layout_control *layout = executor->control.layout;
@@ -139,8 +143,8 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         if (atomic_load_explicit(&identity->state, memory_order_acquire) == COX_IDENTITY_ATTACHED) {
             if (identity->generation != 1 || identity->epoch != executor->control.epoch)
                 r = cox_fail(err, COX_CORRUPT,
-                             "rank %" PRIu32 " attached as generation %" PRIu32 ", expected 1", rank,
-                             identity->generation);
+                             "rank %" PRIu32 " attached as generation %" PRIu32 ", expected 1",
+                             rank, identity->generation);
             cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
                             COX_BELL_RESPONSE_CONSUME);
             rank++;
@@ -155,9 +159,10 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
             executor->options.cancelled(executor->options.hook_context))
             r = cox_fail(err, COX_CLOSED, "cancelled while the workers were starting");
         if (r == 0 && cox_now_ns() >= deadline_ns)
-            r = executor_describe_start_failure(
-                executor, rank, COX_TIMEOUT,
-                "but did not attach in time: is it a Coxswain worker? (--legacy-workers for others)", err);
+            r = executor_describe_start_failure(executor, rank, COX_TIMEOUT,
+                                                "but did not attach in time: is it a Coxswain "
+                                                "worker? (--legacy-workers for others)",
+                                                err);
         if (r == 0)
             cox_collector_sleep(collector, rank, causes,
                                 cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
@@ -170,11 +175,12 @@ static int executor_create_memory(struct cox_executor *executor, struct cox_erro
 {
     uint64_t needed = cox_geometry_region_bytes(&executor->geometry), available;
     if (cox_region_space_free(&available) == 0 && available < needed)
-        return cox_fail(err, COX_NO_SPACE,
-                        "the group needs %" PRIu64 " bytes of /dev/shm, %" PRIu64
-                        " are free: enlarge it (mount -o remount,size=...), use fewer ranks, a smaller depth "
-                        "or smaller regions (see coxswain layout)",
-                        needed, available);
+        return cox_fail(
+            err, COX_NO_SPACE,
+            "the group needs %" PRIu64 " bytes of /dev/shm, %" PRIu64
+            " are free: enlarge it (mount -o remount,size=...), use fewer ranks, a smaller depth "
+            "or smaller regions (see coxswain layout)",
+            needed, available);
     int r = cox_control_create(&executor->control, executor->name, &executor->geometry, err);
     if (r)
         return r;
@@ -182,7 +188,8 @@ static int executor_create_memory(struct cox_executor *executor, struct cox_erro
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++) {
         r = cox_channel_create(&executor->channels[c], executor->name, &executor->control,
                                (enum cox_channel_id)c, err);
-        executor->channels_made += r == 0; /* what a stranger has under such a name is not ours to remove */
+        executor->channels_made +=
+            r == 0; /* what a stranger has under such a name is not ours to remove */
     }
     return r;
 }
@@ -237,8 +244,9 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     return executor->geometry.legacy ? 0 : executor_await_attach(executor, deadline_ns, err);
 }
 
-static int executor_check_options(const struct cox_executor_options *options, char *name, size_t name_size,
-                                  struct cox_geometry *geometry, struct cox_error *err)
+static int executor_check_options(const struct cox_executor_options *options, char *name,
+                                  size_t name_size, struct cox_geometry *geometry,
+                                  struct cox_error *err)
 {
     static _Atomic uint32_t counter; /* tells the groups of one process apart */
     if (!options->command || !options->command[0])
@@ -249,9 +257,11 @@ static int executor_check_options(const struct cox_executor_options *options, ch
             return r;
         snprintf(name, name_size, "%s", options->name);
     } else {
-        snprintf(name, name_size, "%jd_%" PRIu32, (intmax_t)getpid(), atomic_fetch_add(&counter, 1));
+        snprintf(name, name_size, "%jd_%" PRIu32, (intmax_t)getpid(),
+                 atomic_fetch_add(&counter, 1));
     }
-    struct cox_geometry_choice choice = {.depth = options->depth, .legacy = options->legacy_workers};
+    struct cox_geometry_choice choice = {.depth = options->depth,
+                                         .legacy = options->legacy_workers};
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
     memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
     return cox_geometry_resolve(options->rank_count, &choice, geometry, err);
@@ -264,8 +274,8 @@ static void executor_unlink(struct cox_executor *executor)
     executor->named = false;
 }
 
-int cox_executor_start(const struct cox_executor_options *options, struct cox_executor **ret_executor,
-                       struct cox_error *err)
+int cox_executor_start(const struct cox_executor_options *options,
+                       struct cox_executor **ret_executor, struct cox_error *err)
 {
     char name[COX_NAME_SIZE_MAX + 1];
     struct cox_geometry geometry;
@@ -308,7 +318,8 @@ int cox_executor_start(const struct cox_executor_options *options, struct cox_ex
 
 /* ---- stop ---- */
 
-/* The goodbye on one channel, to the living; no answer is awaited. False: there is no room for it now. */
+/* The goodbye on one channel, to the living; no answer is awaited. False: there is no room for it
+ * now. */
 static bool executor_say_finalize(struct cox_executor *executor, struct cox_collector *collector)
 {
     ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
@@ -338,8 +349,9 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     return said;
 }
 
-/* On every channel. At depth 1 the one frame may still be read, or an answer still be owed that nobody waits for any
- * more: such a channel is tried again until the deadline, and goes without when its rank is stuck. */
+/* On every channel. At depth 1 the one frame may still be read, or an answer still be owed that
+ * nobody waits for any more: such a channel is tried again until the deadline, and goes without
+ * when its rank is stuck. */
 static void executor_finalize(struct cox_executor *executor, uint64_t deadline_ns)
 {
     bool said[COX_TWO_WAY_COUNT] = {false};
@@ -430,7 +442,8 @@ pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank)
     return cox_supervisor_pid(executor->supervisor, rank);
 }
 
-size_t cox_executor_request_size_max(const struct cox_executor *executor, enum cox_channel_id channel)
+size_t cox_executor_request_size_max(const struct cox_executor *executor,
+                                     enum cox_channel_id channel)
 {
     COX_ASSERT(channel < COX_TWO_WAY_COUNT);
     return executor->geometry.channels[channel].frame_size - COX_PREFIX_SIZE;
@@ -496,21 +509,25 @@ static int payload_pack(const struct payload *payload, const char *channel_name,
 {
     if (payload->request) {
         int r = cox_wire_request_pack(payload->request, frame, capacity, ret_length);
-        return r ? cox_fail(err, r, "%s: a request of %zu bytes, a frame holds %zu: use a larger request region",
-                            channel_name, cox_wire_request_size(payload->request), capacity)
+        return r ? cox_fail(
+                       err, r,
+                       "%s: a request of %zu bytes, a frame holds %zu: use a larger request region",
+                       channel_name, cox_wire_request_size(payload->request), capacity)
                  : 0;
     }
     if (payload->size > capacity)
-        return cox_fail(err, COX_TOO_LARGE,
-                        "%s: a request of %zu bytes, a frame holds %zu: use a larger request region",
-                        channel_name, payload->size, capacity);
+        return cox_fail(
+            err, COX_TOO_LARGE,
+            "%s: a request of %zu bytes, a frame holds %zu: use a larger request region",
+            channel_name, payload->size, capacity);
     memcpy(frame, payload->bytes, payload->size);
     *ret_length = payload->size;
     return 0;
 }
 
 static int executor_publish(struct cox_executor *executor, struct cox_collector *collector,
-                            const struct payload *payload, struct cox_entry *entry, struct cox_error *err)
+                            const struct payload *payload, struct cox_entry *entry,
+                            struct cox_error *err)
 {
     (void)executor;
     size_t capacity, length;
@@ -518,12 +535,14 @@ static int executor_publish(struct cox_executor *executor, struct cox_collector 
     pthread_mutex_lock(&collector->submit_lock);
     int r = 0;
     if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
-        r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped", cox_channel_name(collector->channel->id));
+        r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped",
+                     cox_channel_name(collector->channel->id));
     else
         r = cox_collector_claim(collector, &entry->asked, &entry->sequence, err);
     if (r == 0) {
         uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
-        r = payload_pack(payload, cox_channel_name(collector->channel->id), frame, capacity, &length, err);
+        r = payload_pack(payload, cox_channel_name(collector->channel->id), frame, capacity,
+                         &length, err);
     }
     if (r == 0)
         cox_collector_publish(collector, entry, length);
@@ -552,7 +571,8 @@ static int entry_prepare(struct cox_executor *executor, uint32_t type,
         .asked = cox_rank_set_first(executor->geometry.rank_count),
     };
     if (operation->replies && options->gather == COX_GATHER_NONE)
-        return cox_fail(err, COX_INVALID, "%s is answered: gather NONE is for requests without answer",
+        return cox_fail(err, COX_INVALID,
+                        "%s is answered: gather NONE is for requests without answer",
                         operation->name);
     if (options->asked) {
         struct cox_rank_set all = entry.asked;
@@ -562,7 +582,8 @@ static int entry_prepare(struct cox_executor *executor, uint32_t type,
             any |= options->asked->words[i];
         }
         if (outside || !any)
-            return cox_fail(err, COX_INVALID, "the set of asked ranks is empty or names a rank over %" PRIu32,
+            return cox_fail(err, COX_INVALID,
+                            "the set of asked ranks is empty or names a rank over %" PRIu32,
                             executor->geometry.rank_count - 1);
         if (executor->geometry.legacy && memcmp(options->asked, &all, sizeof all) != 0)
             return cox_fail(err, COX_UNSUPPORTED, "legacy workers are always asked together");
@@ -572,9 +593,9 @@ static int entry_prepare(struct cox_executor *executor, uint32_t type,
     return 0;
 }
 
-static int executor_submit(struct cox_executor *executor, uint32_t type, const struct payload *payload,
-                           const struct cox_submit_options *options, uint64_t *ret_sequence,
-                           struct cox_error *err)
+static int executor_submit(struct cox_executor *executor, uint32_t type,
+                           const struct payload *payload, const struct cox_submit_options *options,
+                           uint64_t *ret_sequence, struct cox_error *err)
 {
     struct cox_entry entry;
     int r = entry_prepare(executor, type, options, &entry, err);
@@ -583,7 +604,8 @@ static int executor_submit(struct cox_executor *executor, uint32_t type, const s
     enum cox_channel_id channel = entry.operation->channel;
     struct cox_collector *collector = &executor->collectors[channel];
     if (entry.replies && !channel_is_async(channel))
-        return cox_fail(err, COX_INVALID, "%s is answered synchronously: use call", entry.operation->name);
+        return cox_fail(err, COX_INVALID, "%s is answered synchronously: use call",
+                        entry.operation->name);
     if (entry.replies) {
         pthread_mutex_lock(&collector->lock);
         bool registered = collector->handler != NULL;
@@ -595,7 +617,8 @@ static int executor_submit(struct cox_executor *executor, uint32_t type, const s
     r = executor_publish(executor, collector, payload, &entry, err);
     if (r == 0 && ret_sequence)
         *ret_sequence = entry.sequence;
-    /* Nobody answers, but somebody has to mark it ended. When a call gathers at this moment, its next one will. */
+    /* Nobody answers, but somebody has to mark it ended. When a call gathers at this moment, its
+     * next one will. */
     if (r == 0 && !channel_is_async(channel) && cox_collector_gather_enter(collector, 0) == 0) {
         cox_collector_gather(collector, entry.sequence);
         cox_collector_gather_leave(collector);
@@ -603,13 +626,14 @@ static int executor_submit(struct cox_executor *executor, uint32_t type, const s
     return r;
 }
 
-static int executor_call(struct cox_executor *executor, uint32_t type, const struct payload *payload,
-                         const struct cox_submit_options *options, cox_completion_fn visit,
-                         void *visit_context, struct cox_error *err)
+static int executor_call(struct cox_executor *executor, uint32_t type,
+                         const struct payload *payload, const struct cox_submit_options *options,
+                         cox_completion_fn visit, void *visit_context, struct cox_error *err)
 {
     if (cox_collector_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
-                        "a call from inside a handler or hook would wait for itself: submit, or call from another "
+                        "a call from inside a handler or hook would wait for itself: submit, or "
+                        "call from another "
                         "thread");
     struct cox_entry entry;
     int r = entry_prepare(executor, type, options, &entry, err);
@@ -632,7 +656,8 @@ static int executor_call(struct cox_executor *executor, uint32_t type, const str
             continue;
         }
         if (r)
-            r = cox_fail(err, room ? r : COX_TIMEOUT, "%s%s", room ? "" : "no room in time: ", why.text);
+            r = cox_fail(err, room ? r : COX_TIMEOUT, "%s%s",
+                         room ? "" : "no room in time: ", why.text);
         break;
     }
     if (r == 0 && gathers) {
@@ -650,12 +675,14 @@ static int executor_call(struct cox_executor *executor, uint32_t type, const str
     return r;
 }
 
-int cox_executor_submit(struct cox_executor *executor, const ModelExecuteData__ExecuteRequest *request,
+int cox_executor_submit(struct cox_executor *executor,
+                        const ModelExecuteData__ExecuteRequest *request,
                         const struct cox_submit_options *options, uint64_t *ret_sequence,
                         struct cox_error *err)
 {
     const struct payload payload = {.request = request};
-    return executor_submit(executor, (uint32_t)request->execute_type, &payload, options, ret_sequence, err);
+    return executor_submit(executor, (uint32_t)request->execute_type, &payload, options,
+                           ret_sequence, err);
 }
 
 int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes, size_t size,
@@ -666,7 +693,8 @@ int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes,
     return executor_submit(executor, COX_TYPE_OPAQUE, &payload, options, ret_sequence, err);
 }
 
-int cox_executor_call(struct cox_executor *executor, const ModelExecuteData__ExecuteRequest *request,
+int cox_executor_call(struct cox_executor *executor,
+                      const ModelExecuteData__ExecuteRequest *request,
                       const struct cox_submit_options *options, cox_completion_fn visit,
                       void *visit_context, struct cox_error *err)
 {

@@ -1,17 +1,17 @@
 /*
- * executor: the coordinator side of a group: N worker processes, five channels, requests in, completions out.
+ * executor: the coordinator side of a group: N worker processes, five channels, requests in,
+ * completions out.
  *
- * Threads: any thread may submit and call, except that call is refused (COX_DEADLOCK) inside a handler. Handlers run on
- *   the response thread of their channel, one at a time; submit from inside a handler is fine and never blocks.
- *   start, stop and free from one thread.
- * Ownership: requests are packed before submit returns and stay the caller's. A completion and all it points to are
- *   lent until the handler returns.
- * Blocks: submit never (COX_FULL instead), call until its deadline, start until every rank attached or start_timeout_ms,
- *   stop until finalize_ms + term_ms have passed at most.
- * Exactly once: every submit that returned 0 gets one completion: at the end, at its deadline, at the first error or
- *   death of a rank it asked, or with COX_CLOSED when the group stops.
- * If the process dies: the kernel kills the workers; names exist only while ranks attach (or with keep_names, or legacy
- *   workers), and the next start under the same name removes them.
+ * Threads: any thread may submit and call, except that call is refused (COX_DEADLOCK) inside a
+ * handler. Handlers run on the response thread of their channel, one at a time; submit from inside
+ * a handler is fine and never blocks. start, stop and free from one thread. Ownership: requests are
+ * packed before submit returns and stay the caller's. A completion and all it points to are lent
+ * until the handler returns. Blocks: submit never (COX_FULL instead), call until its deadline,
+ * start until every rank attached or start_timeout_ms, stop until finalize_ms + term_ms have passed
+ * at most. Exactly once: every submit that returned 0 gets one completion: at the end, at its
+ * deadline, at the first error or death of a rank it asked, or with COX_CLOSED when the group
+ * stops. If the process dies: the kernel kills the workers; names exist only while ranks attach (or
+ * with keep_names, or legacy workers), and the next start under the same name removes them.
  */
 #ifndef COX_COORDINATOR_EXECUTOR_H
 #define COX_COORDINATOR_EXECUTOR_H
@@ -28,8 +28,8 @@ struct cox_executor;
 struct ModelExecuteData__ExecuteRequest;
 struct ModelExecuteData__ExecuteResponse;
 
-/* Whose payload a completion carries. The status of every asked rank is always there, and every policy ends at the first
- * error or death of any asked rank. */
+/* Whose payload a completion carries. The status of every asked rank is always there, and every
+ * policy ends at the first error or death of any asked rank. */
 enum cox_gather {
     COX_GATHER_RANK0 = 0,   /* payload of the lowest asked rank */
     COX_GATHER_ALL,         /* payload of every asked rank */
@@ -47,29 +47,31 @@ enum cox_outcome {
 
 struct cox_rank_result {
     enum cox_outcome outcome;
-    int32_t code;        /* ERROR: the rank's status, or an enum cox_status when its reply was refused */
-    const char *text;    /* ERROR, DEAD, LATE: in words, never NULL then */
+    int32_t code; /* ERROR: the rank's status, or an enum cox_status when its reply was refused */
+    const char *text; /* ERROR, DEAD, LATE: in words, never NULL then */
     pid_t pid;
-    int signal;          /* DEAD: the signal that killed it, 0: it exited or nobody knows */
-    int exit_status;     /* DEAD: -1 when unknown or killed */
-    bool taken;          /* it had taken the request (ranks without lines: false) */
-    uint64_t silent_ns;  /* LATE: since its last sign of life on this channel, or since publication */
-    const void *bytes;   /* payload where the policy asks for it */
+    int signal;      /* DEAD: the signal that killed it, 0: it exited or nobody knows */
+    int exit_status; /* DEAD: -1 when unknown or killed */
+    bool taken;      /* it had taken the request (ranks without lines: false) */
+    uint64_t
+        silent_ns;     /* LATE: since its last sign of life on this channel, or since publication */
+    const void *bytes; /* payload where the policy asks for it */
     size_t size;
-    const struct ModelExecuteData__ExecuteResponse *response; /* the same unpacked; NULL for opaque requests */
+    const struct ModelExecuteData__ExecuteResponse
+        *response; /* the same unpacked; NULL for opaque requests */
 };
 
 struct cox_completion {
     uint64_t sequence; /* on its channel */
     enum cox_channel_id channel;
-    uint32_t type;   /* ExecuteType or COX_TYPE_OPAQUE */
-    int status;      /* 0: every asked rank answered ok; COX_TIMEOUT, COX_PEER_DEAD, COX_REJECTED, COX_CORRUPT,
-                      * COX_STALE, COX_ABORTED, COX_DIVERGED, COX_CLOSED */
+    uint32_t type;    /* ExecuteType or COX_TYPE_OPAQUE */
+    int status;       /* 0: every asked rank answered ok; COX_TIMEOUT, COX_PEER_DEAD, COX_REJECTED,
+                       * COX_CORRUPT,       COX_STALE, COX_ABORTED, COX_DIVERGED, COX_CLOSED */
     const char *text; /* not 0: who, what, since when */
     uint32_t rank_count;
-    const struct cox_rank_result *ranks; /* rank_count of them */
+    const struct cox_rank_result *ranks;   /* rank_count of them */
     const struct cox_rank_result *payload; /* RANK0: the one with the payload; else NULL */
-    void *request_context; /* as given to submit */
+    void *request_context;                 /* as given to submit */
     uint64_t submitted_ns, published_ns, completed_ns; /* CLOCK_MONOTONIC */
 };
 
@@ -77,39 +79,45 @@ typedef void (*cox_completion_fn)(void *context, const struct cox_completion *co
 
 /* 0 or NULL everywhere means default. */
 struct cox_executor_options {
-    const char *name;         /* of the group; NULL: "<pid>_<counter>" */
-    uint32_t rank_count;      /* required */
+    const char *name;           /* of the group; NULL: "<pid>_<counter>" */
+    uint32_t rank_count;        /* required */
     const char *const *command; /* required: argv of every worker, NULL-terminated */
-    bool no_flags;            /* do not append the rank flags to command; the environment has all of it */
-    const int32_t *devices;   /* rank_count of them; NULL: device = rank */
-    uint32_t depth;           /* requests in flight per channel, 1 to 8; default 4 */
-    bool legacy_workers;      /* ranks that know nothing of the control region; depth 1 */
-    bool keep_names;          /* leave names in /dev/shm while the group lives */
-    uint64_t request_size[COX_CHANNEL_COUNT];  /* bytes of a channel's request region, all frames together */
-    uint64_t response_size[COX_CHANNEL_COUNT]; /* bytes of a channel's response region, all slots together */
-    uint64_t start_timeout_ms; /* default 60,000 */
-    uint64_t finalize_ms;      /* how long stop waits for workers to leave by themselves; default 3,000 */
-    uint64_t term_ms;          /* and then, after SIGTERM; default 2,000 */
+    bool no_flags; /* do not append the rank flags to command; the environment has all of it */
+    const int32_t *devices; /* rank_count of them; NULL: device = rank */
+    uint32_t depth;         /* requests in flight per channel, 1 to 8; default 4 */
+    bool legacy_workers;    /* ranks that know nothing of the control region; depth 1 */
+    bool keep_names;        /* leave names in /dev/shm while the group lives */
+    uint64_t request_size[COX_CHANNEL_COUNT];  /* bytes of a channel's request region, all frames
+                                                  together */
+    uint64_t response_size[COX_CHANNEL_COUNT]; /* bytes of a channel's response region, all slots
+                                                  together */
+    uint64_t start_timeout_ms;                 /* default 60,000 */
+    uint64_t
+        finalize_ms;  /* how long stop waits for workers to leave by themselves; default 3,000 */
+    uint64_t term_ms; /* and then, after SIGTERM; default 2,000 */
     struct cox_log log;
     void *hook_context;
     /* A line that a worker wrote, without newline. NULL: dropped. On the supervisor thread. */
     void (*line)(void *hook_context, uint32_t rank, bool is_stderr, const char *text);
     /* A worker reported a fault outside any answer. NULL: logged. On the error thread. */
     void (*fault)(void *hook_context, uint32_t rank, const char *text);
-    /* Asked every 50 ms while start waits for the ranks: true ends it with COX_CLOSED. NULL: never. */
+    /* Asked every 50 ms while start waits for the ranks: true ends it with COX_CLOSED. NULL: never.
+     */
     bool (*cancelled)(void *hook_context);
     /* A worker died. NULL: logged. On the supervisor thread. */
     void (*death)(void *hook_context, uint32_t rank, const char *text);
 };
 
-/* Creates regions and semaphores, starts the workers, waits until all attached (legacy workers are not waited for: their
- * answer to init tells), removes the names. Returns 0; COX_INVALID; COX_TAKEN; COX_DENIED; COX_NO_SPACE;
- * COX_EXEC_FAILED; COX_PEER_DEAD: a worker ended before it attached; COX_TIMEOUT: one never attached; -errno.
- * err tells which rank and why. Nothing is left behind unless 0. */
+/* Creates regions and semaphores, starts the workers, waits until all attached (legacy workers are
+ * not waited for: their answer to init tells), removes the names. Returns 0; COX_INVALID;
+ * COX_TAKEN; COX_DENIED; COX_NO_SPACE; COX_EXEC_FAILED; COX_PEER_DEAD: a worker ended before it
+ * attached; COX_TIMEOUT: one never attached; -errno. err tells which rank and why. Nothing is left
+ * behind unless 0. */
 COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
                                   struct cox_executor **ret_executor, struct cox_error *err);
-/* Finalizes: a message on every channel; what is outstanding completes with COX_CLOSED; finalize_ms, SIGTERM, term_ms,
- * SIGKILL. Idempotent. Not inside a handler. Returns how many workers had to be signalled. */
+/* Finalizes: a message on every channel; what is outstanding completes with COX_CLOSED;
+ * finalize_ms, SIGTERM, term_ms, SIGKILL. Idempotent. Not inside a handler. Returns how many
+ * workers had to be signalled. */
 COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
 /* Stops if needed, removes what is left, frees. NULL-safe, returns NULL. Not inside a handler. */
 COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor);
@@ -119,47 +127,49 @@ COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor)
 COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 
-/* Registers the handler of an asynchronous channel (execute or transfer). Returns 0; COX_BUSY: there is one;
- * COX_INVALID: another channel. */
+/* Registers the handler of an asynchronous channel (execute or transfer). Returns 0; COX_BUSY:
+ * there is one; COX_INVALID: another channel. */
 COX_PUBLIC int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
                                      cox_completion_fn handler, void *context);
-/* Puts another handler in place of the present one (or the first one). On return the old one is not running and will not
- * be called again (inside the old handler itself: once it returns). */
+/* Puts another handler in place of the present one (or the first one). On return the old one is not
+ * running and will not be called again (inside the old handler itself: once it returns). */
 COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
                                     cox_completion_fn handler, void *context);
 
 struct cox_submit_options {
     enum cox_gather gather;
-    uint64_t deadline_ns;              /* absolute, CLOCK_MONOTONIC; required, COX_DEADLINE_NEVER is allowed */
-    const struct cox_rank_set *asked;  /* NULL: every rank */
+    uint64_t deadline_ns; /* absolute, CLOCK_MONOTONIC; required, COX_DEADLINE_NEVER is allowed */
+    const struct cox_rank_set *asked; /* NULL: every rank */
     void *request_context;
 };
 
-/* Packs and publishes a request on the channel of its type; the completion goes to the registered handler (NONE: no
- * completion, ret_sequence may be NULL). Returns 0;
- *   COX_FULL: depth requests are in flight, or a rank still reads the frame;
- *   COX_LATE: a rank still owes an answer to a request that has ended (err names rank and sequence);
- *   COX_PEER_DEAD: a rank it asks is dead; COX_TOO_LARGE: over the frame (err has both sizes);
- *   COX_STATE: no handler is registered; COX_CLOSED; COX_INVALID: no such type, or not for submit. */
+/* Packs and publishes a request on the channel of its type; the completion goes to the registered
+ * handler (NONE: no completion, ret_sequence may be NULL). Returns 0; COX_FULL: depth requests are
+ * in flight, or a rank still reads the frame; COX_LATE: a rank still owes an answer to a request
+ * that has ended (err names rank and sequence); COX_PEER_DEAD: a rank it asks is dead;
+ * COX_TOO_LARGE: over the frame (err has both sizes); COX_STATE: no handler is registered;
+ * COX_CLOSED; COX_INVALID: no such type, or not for submit. */
 COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,
                                    const struct ModelExecuteData__ExecuteRequest *request,
                                    const struct cox_submit_options *options, uint64_t *ret_sequence,
                                    struct cox_error *err);
-/* The same for bytes of the caller's own, on the execute channel; workers answer them in their opaque callback. */
-COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes, size_t size,
-                                          const struct cox_submit_options *options,
+/* The same for bytes of the caller's own, on the execute channel; workers answer them in their
+ * opaque callback. */
+COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes,
+                                          size_t size, const struct cox_submit_options *options,
                                           uint64_t *ret_sequence, struct cox_error *err);
 
-/* Submits on any two-way channel, waiting for room, and waits for the completion, which `visit` (may be NULL) sees
- * before call returns; visit runs on the calling or on a response thread. Returns the completion's status, or what
- * submit returns except COX_FULL and COX_LATE, which become COX_TIMEOUT when they last; COX_DEADLOCK inside a
- * handler or hook. err gets the completion's text. */
+/* Submits on any two-way channel, waiting for room, and waits for the completion, which `visit`
+ * (may be NULL) sees before call returns; visit runs on the calling or on a response thread.
+ * Returns the completion's status, or what submit returns except COX_FULL and COX_LATE, which
+ * become COX_TIMEOUT when they last; COX_DEADLOCK inside a handler or hook. err gets the
+ * completion's text. */
 COX_PUBLIC int cox_executor_call(struct cox_executor *executor,
                                  const struct ModelExecuteData__ExecuteRequest *request,
                                  const struct cox_submit_options *options, cox_completion_fn visit,
                                  void *visit_context, struct cox_error *err);
-COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes, size_t size,
-                                        const struct cox_submit_options *options,
+COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes,
+                                        size_t size, const struct cox_submit_options *options,
                                         cox_completion_fn visit, void *visit_context,
                                         struct cox_error *err);
 
@@ -168,9 +178,9 @@ COX_PUBLIC size_t cox_executor_request_size_max(const struct cox_executor *execu
                                                 enum cox_channel_id channel);
 
 struct cox_channel_stats {
-    uint64_t submitted;    /* requests published */
-    uint64_t completed;    /* completions handed over */
-    uint64_t failed;       /* of these, with a status other than 0 */
+    uint64_t submitted; /* requests published */
+    uint64_t completed; /* completions handed over */
+    uint64_t failed;    /* of these, with a status other than 0 */
     uint64_t timeouts;
     uint64_t late_replies; /* answers that came after their request had ended, dropped */
     uint64_t rings;        /* wake-ups sent again because a rank had not taken its frame */

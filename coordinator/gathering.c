@@ -58,7 +58,8 @@ void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_
         };
 }
 
-static void gathering_error(struct cox_gathering *gathering, uint32_t rank, int32_t code, const char *text)
+static void gathering_error(struct cox_gathering *gathering, uint32_t rank, int32_t code,
+                            const char *text)
 {
     struct cox_rank_result *result = &gathering->results[rank];
     char *own = gathering->ranks[rank].text;
@@ -73,15 +74,16 @@ static const char *response_text(const ModelExecuteData__ExecuteResponse *respon
 {
     if (response->error_text && response->error_text[0])
         return response->error_text;
-    if (response->result_case == MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
+    if (response->result_case ==
+            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
         response->execute_model_response && response->execute_model_response->err_msg &&
         response->execute_model_response->err_msg[0])
         return response->execute_model_response->err_msg;
     return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
 }
 
-void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel, uint32_t rank,
-                        uint64_t sequence, uint32_t type, uint32_t generation)
+void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
+                        uint32_t rank, uint64_t sequence, uint32_t type, uint32_t generation)
 {
     struct cox_rank_result *result = &gathering->results[rank];
     struct cox_gathering_rank *own = &gathering->ranks[rank];
@@ -93,8 +95,8 @@ void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
     bool failed = false;
     struct cox_error why = {0};
     result->taken = true;
-    int r = cox_reply_fetch(channel, rank, sequence, whole, generation, own->buffer, own->buffer_size, &length,
-                            &failed, &why);
+    int r = cox_reply_fetch(channel, rank, sequence, whole, generation, own->buffer,
+                            own->buffer_size, &length, &failed, &why);
     if (r) {
         gathering_error(gathering, rank, r, why.text);
         return;
@@ -108,15 +110,16 @@ void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
     ModelExecuteData__ExecuteResponse *response = NULL;
     r = cox_wire_response_unpack(&gathering->arena, own->buffer, length, &response);
     if (r) {
-        snprintf(text, sizeof text, "rank %" PRIu32 " replied with %zu bytes that are no ExecuteResponse", rank,
+        snprintf(text, sizeof text,
+                 "rank %" PRIu32 " replied with %zu bytes that are no ExecuteResponse", rank,
                  length);
         gathering_error(gathering, rank, r, text);
     } else if (response->status != 0 || failed) {
         gathering_error(gathering, rank, response->status ? response->status : COX_REJECTED,
                         response_text(response));
     } else if (!legacy && (uint32_t)response->rank != rank) {
-        snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds an answer of rank %" PRId32, rank,
-                 response->rank);
+        snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds an answer of rank %" PRId32,
+                 rank, response->rank);
         gathering_error(gathering, rank, COX_CORRUPT, text);
     } else {
         result->outcome = COX_OUTCOME_OK;
@@ -132,7 +135,8 @@ void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank)
     gathering->results[rank].outcome = COX_OUTCOME_OK;
 }
 
-void cox_gathering_bury(struct cox_gathering *gathering, uint32_t rank, struct cox_supervisor *supervisor)
+void cox_gathering_bury(struct cox_gathering *gathering, uint32_t rank,
+                        struct cox_supervisor *supervisor)
 {
     struct cox_rank_result *result = &gathering->results[rank];
     struct cox_exit how = {0};
@@ -153,14 +157,16 @@ int cox_gathering_status(const struct cox_gathering *gathering, int ended_by)
             return COX_PEER_DEAD;
         if (result->outcome != COX_OUTCOME_ERROR)
             continue;
-        bool telling = result->code == COX_CORRUPT || result->code == COX_STALE || result->code == COX_ABORTED;
+        bool telling =
+            result->code == COX_CORRUPT || result->code == COX_STALE || result->code == COX_ABORTED;
         if (status == 0 || status == COX_STALE || status == COX_ABORTED)
             status = telling ? result->code : COX_REJECTED;
     }
     return status ? status : ended_by;
 }
 
-const struct cox_rank_result *cox_gathering_choose(struct cox_gathering *gathering, enum cox_gather policy)
+const struct cox_rank_result *cox_gathering_choose(struct cox_gathering *gathering,
+                                                   enum cox_gather policy)
 {
     const struct cox_rank_result *payload = NULL;
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {

@@ -1,8 +1,9 @@
 /*
- * gathering: the answers to one request, as they come in: copied out of shared memory, checked, unpacked.
+ * gathering: the answers to one request, as they come in: copied out of shared memory, checked,
+ * unpacked.
  *
- * There is one for every frame of a channel, so that a request whose deadline passes can end while the one before it
- * still waits.
+ * There is one for every frame of a channel, so that a request whose deadline passes can end while
+ * the one before it still waits.
  *
  * Threads: the collector's, one at a time.
  * Ownership: results point into the gathering and live until it begins again.
@@ -27,7 +28,7 @@ struct cox_gathering {
         uint8_t *buffer; /* private copy of its answer */
         size_t buffer_size;
         char text[COX_RANK_TEXT_SIZE];
-    } *ranks;
+    } * ranks;
     struct cox_arena arena;
     char text[2048];
 };
@@ -39,18 +40,22 @@ void cox_gathering_deinit(struct cox_gathering *gathering); /* idempotent; a zer
 /* Forgets what was there: every asked rank owes an answer (COX_OUTCOME_LATE). */
 void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
                          struct cox_supervisor *supervisor);
-/* Takes the answer of a rank out of its slot; its result becomes OK or ERROR. generation 0: a rank without lines. */
-void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel, uint32_t rank,
-                        uint64_t sequence, uint32_t type, uint32_t generation);
+/* Takes the answer of a rank out of its slot; its result becomes OK or ERROR. generation 0: a rank
+ * without lines. */
+void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
+                        uint32_t rank, uint64_t sequence, uint32_t type, uint32_t generation);
 /* A legacy rank that only waited and posted. */
 void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank);
 /* A rank that will not answer any more; its result becomes DEAD. */
-void cox_gathering_bury(struct cox_gathering *gathering, uint32_t rank, struct cox_supervisor *supervisor);
+void cox_gathering_bury(struct cox_gathering *gathering, uint32_t rank,
+                        struct cox_supervisor *supervisor);
 
-/* What became of the request: 0, or what the failed ranks make of it; ended_by when none has failed. A death outranks a
- * rank's own failure, and that what follows from one (STALE, ABORTED). */
+/* What became of the request: 0, or what the failed ranks make of it; ended_by when none has
+ * failed. A death outranks a rank's own failure, and that what follows from one (STALE, ABORTED).
+ */
 int cox_gathering_status(const struct cox_gathering *gathering, int ended_by);
 /* Leaves payload where the policy asks for it. Returns the one of RANK0, else NULL. */
-const struct cox_rank_result *cox_gathering_choose(struct cox_gathering *gathering, enum cox_gather policy);
+const struct cox_rank_result *cox_gathering_choose(struct cox_gathering *gathering,
+                                                   enum cox_gather policy);
 
 #endif

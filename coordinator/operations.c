@@ -36,7 +36,8 @@ struct init_visit {
     struct cox_error *err;
 };
 
-static const char *init_find(const ModelExecuteData__ExecuteResponse__InitResults *results, const char *key)
+static const char *init_find(const ModelExecuteData__ExecuteResponse__InitResults *results,
+                             const char *key)
 {
     for (size_t i = 0; i < results->n_init_result_map; i++)
         if (results->init_result_map[i]->key && strcmp(results->init_result_map[i]->key, key) == 0)
@@ -45,34 +46,37 @@ static const char *init_find(const ModelExecuteData__ExecuteResponse__InitResult
 }
 
 static int init_number(struct init_visit *visit, uint32_t rank,
-                       const ModelExecuteData__ExecuteResponse__InitResults *results, const char *key,
-                       bool required, int64_t *ret_value)
+                       const ModelExecuteData__ExecuteResponse__InitResults *results,
+                       const char *key, bool required, int64_t *ret_value)
 {
     const char *text = init_find(results, key);
     if (!text || !*text) {
         if (!required)
             return 0;
-        return visit->status = cox_fail(visit->err, COX_CORRUPT, "rank %" PRIu32 ": init answer without %s",
-                                        rank, key);
+        return visit->status = cox_fail(visit->err, COX_CORRUPT,
+                                        "rank %" PRIu32 ": init answer without %s", rank, key);
     }
     char *end;
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (errno || *end)
-        return visit->status = cox_fail(visit->err, COX_CORRUPT,
-                                        "rank %" PRIu32 ": init answer has %s = '%.40s', expected a number", rank,
-                                        key, text);
+        return visit->status =
+                   cox_fail(visit->err, COX_CORRUPT,
+                            "rank %" PRIu32 ": init answer has %s = '%.40s', expected a number",
+                            rank, key, text);
     *ret_value = value;
     return 0;
 }
 
-static int init_same(struct init_visit *visit, uint32_t rank, const char *what, int64_t mine, int64_t theirs)
+static int init_same(struct init_visit *visit, uint32_t rank, const char *what, int64_t mine,
+                     int64_t theirs)
 {
     if (mine == theirs)
         return 0;
-    return visit->status = cox_fail(visit->err, COX_DIVERGED,
-                                    "rank %" PRIu32 " says %s = %" PRId64 ", the ranks before said %" PRId64,
-                                    rank, what, theirs, mine);
+    return visit->status =
+               cox_fail(visit->err, COX_DIVERGED,
+                        "rank %" PRIu32 " says %s = %" PRId64 ", the ranks before said %" PRId64,
+                        rank, what, theirs, mine);
 }
 
 static void init_take_min(int64_t *value, int64_t other)
@@ -87,8 +91,8 @@ static void init_merge_caches(struct init_visit *visit, uint32_t rank,
     struct cox_init_summary *summary = &visit->summary;
     if (results->n_kv_cache_descs > COX_KV_CACHE_COUNT_MAX) {
         visit->status = cox_fail(visit->err, COX_TOO_LARGE,
-                                 "rank %" PRIu32 " has %zu KV caches: at most %d are supported", rank,
-                                 results->n_kv_cache_descs, COX_KV_CACHE_COUNT_MAX);
+                                 "rank %" PRIu32 " has %zu KV caches: at most %d are supported",
+                                 rank, results->n_kv_cache_descs, COX_KV_CACHE_COUNT_MAX);
         return;
     }
     uint32_t count = (uint32_t)results->n_kv_cache_descs;
@@ -102,10 +106,12 @@ static void init_merge_caches(struct init_visit *visit, uint32_t rank,
             summary->kv_caches[i].block_size = desc->block_size;
             summary->kv_caches[i].compression_ratio = desc->compression_ratio;
             summary->kv_caches[i].cache_type = desc->cache_type;
-        } else if (init_same(visit, rank, "block_size", summary->kv_caches[i].block_size, desc->block_size) ||
-                   init_same(visit, rank, "compression_ratio", summary->kv_caches[i].compression_ratio,
-                             desc->compression_ratio) ||
-                   init_same(visit, rank, "cache_type", summary->kv_caches[i].cache_type, desc->cache_type)) {
+        } else if (init_same(visit, rank, "block_size", summary->kv_caches[i].block_size,
+                             desc->block_size) ||
+                   init_same(visit, rank, "compression_ratio",
+                             summary->kv_caches[i].compression_ratio, desc->compression_ratio) ||
+                   init_same(visit, rank, "cache_type", summary->kv_caches[i].cache_type,
+                             desc->cache_type)) {
             return;
         }
         init_take_min(&summary->kv_caches[i].block_count, desc->npu_block_num);
@@ -117,8 +123,8 @@ static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteRes
 {
     struct cox_init_summary *summary = &visit->summary;
     if (response->result_case != RESULT(INIT_RESULTS) || !response->init_results) {
-        visit->status =
-            cox_fail(visit->err, COX_CORRUPT, "rank %" PRIu32 ": the answer to init has no init results", rank);
+        visit->status = cox_fail(visit->err, COX_CORRUPT,
+                                 "rank %" PRIu32 ": the answer to init has no init results", rank);
         return;
     }
     const ModelExecuteData__ExecuteResponse__InitResults *results = response->init_results;
@@ -126,7 +132,8 @@ static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteRes
     const char *status = init_find(results, "status");
     if (status && strcmp(status, "ok") != 0 && strcmp(status, "0") != 0) {
         visit->status =
-            cox_fail(visit->err, COX_REJECTED, "rank %" PRIu32 ": init failed with status '%.200s'", rank, status);
+            cox_fail(visit->err, COX_REJECTED, "rank %" PRIu32 ": init failed with status '%.200s'",
+                     rank, status);
         return;
     }
     if (init_number(visit, rank, results, "cpuBlockNum", true, &cpu) ||
@@ -139,14 +146,16 @@ static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteRes
     if (visit->seen == 0) {
         summary->start_thinking_id = start;
         summary->stop_thinking_id = stop;
-        snprintf(summary->early_stopping_ids, sizeof summary->early_stopping_ids, "%s", early ? early : "");
+        snprintf(summary->early_stopping_ids, sizeof summary->early_stopping_ids, "%s",
+                 early ? early : "");
     } else if (init_same(visit, rank, "startThinkingId", summary->start_thinking_id, start) ||
                init_same(visit, rank, "stopThinkingId", summary->stop_thinking_id, stop)) {
         return;
     } else if (strncmp(summary->early_stopping_ids, early ? early : "",
                        sizeof summary->early_stopping_ids - 1) != 0) {
         visit->status = cox_fail(visit->err, COX_DIVERGED,
-                                 "rank %" PRIu32 " says earlyStoppingIds = '%.80s', the ranks before said '%.80s'",
+                                 "rank %" PRIu32
+                                 " says earlyStoppingIds = '%.80s', the ranks before said '%.80s'",
                                  rank, early ? early : "", summary->early_stopping_ids);
         return;
     }
@@ -160,13 +169,14 @@ static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteRes
 static void init_visit(void *context, const struct cox_completion *completion)
 {
     struct init_visit *visit = context;
-    for (uint32_t rank = 0; rank < completion->rank_count && completion->status == 0 && !visit->status; rank++)
+    for (uint32_t rank = 0;
+         rank < completion->rank_count && completion->status == 0 && !visit->status; rank++)
         init_merge(visit, rank, completion->ranks[rank].response);
 }
 
 int cox_executor_init(struct cox_executor *executor, const struct cox_config_entry *config,
-                      size_t config_count, uint64_t deadline_ns, struct cox_init_summary *ret_summary,
-                      struct cox_error *err)
+                      size_t config_count, uint64_t deadline_ns,
+                      struct cox_init_summary *ret_summary, struct cox_error *err)
 {
     ExecuteRequest request = request_of(TYPE(MODEL_INIT));
     _cox_cleanup_(cox_free_ptr) ModelExecuteData__ExecuteRequest__ConfigEntry *entries =
@@ -209,7 +219,8 @@ int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, 
     cleanup.seq_ids = (int64_t *)(uintptr_t)seq_ids;
     cleanup.n_seq_ids = count;
     ExecuteRequest request = request_of(TYPE(TEXT_GENERATOR_CLEANUP));
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_TEXT_GENERATOR_CLEANUP_REQUEST;
+    request.request_case =
+        MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_TEXT_GENERATOR_CLEANUP_REQUEST;
     request.text_generator_cleanup_request = &cleanup;
     struct cox_submit_options options = {.gather = COX_GATHER_NONE, .deadline_ns = deadline_ns};
     return cox_executor_call(executor, &request, &options, NULL, NULL, err);
@@ -280,13 +291,16 @@ static void link_add(struct link_visit *visit, const char *id, enum link_state s
 static void link_visit(void *context, const struct cox_completion *completion)
 {
     struct link_visit *visit = context;
-    for (uint32_t rank = 0; rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
+    for (uint32_t rank = 0;
+         rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
         const ExecuteResponse *response = completion->ranks[rank].response;
         if (!response)
             continue; /* a legacy rank that only rank 0 speaks for */
-        if (response->result_case != RESULT(PD_LINK_STATUS_RESPONSE) || !response->pd_link_status_response) {
-            visit->status = cox_fail(visit->err, COX_CORRUPT,
-                                     "rank %" PRIu32 ": the answer to a link status query has no link status", rank);
+        if (response->result_case != RESULT(PD_LINK_STATUS_RESPONSE) ||
+            !response->pd_link_status_response) {
+            visit->status = cox_fail(
+                visit->err, COX_CORRUPT,
+                "rank %" PRIu32 ": the answer to a link status query has no link status", rank);
             return;
         }
         const ModelExecuteData__PDLinkStatusResponse *links = response->pd_link_status_response;
@@ -397,11 +411,14 @@ static int32_t pull_find(const ModelExecuteData__PullKVResponse *response, const
 static void pull_visit(void *context, const struct cox_completion *completion)
 {
     struct pull_visit *visit = context;
-    for (uint32_t rank = 0; rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
+    for (uint32_t rank = 0;
+         rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
         const ExecuteResponse *response = completion->ranks[rank].response;
-        if (!response || response->result_case != RESULT(PULL_KV_RESPONSE) || !response->pull_kv_response) {
-            visit->status = cox_fail(visit->err, COX_CORRUPT,
-                                     "rank %" PRIu32 ": the answer to a pull has no pull results", rank);
+        if (!response || response->result_case != RESULT(PULL_KV_RESPONSE) ||
+            !response->pull_kv_response) {
+            visit->status =
+                cox_fail(visit->err, COX_CORRUPT,
+                         "rank %" PRIu32 ": the answer to a pull has no pull results", rank);
             return;
         }
         for (size_t i = 0; i < visit->count; i++)
@@ -412,14 +429,15 @@ static void pull_visit(void *context, const struct cox_completion *completion)
 }
 
 int cox_executor_pull_kv(struct cox_executor *executor, const ModelExecuteData__PullKVRequest *pull,
-                         uint64_t deadline_ns, struct cox_pull_result **ret_results, size_t *ret_count,
-                         struct cox_error *err)
+                         uint64_t deadline_ns, struct cox_pull_result **ret_results,
+                         size_t *ret_count, struct cox_error *err)
 {
     struct pull_visit visit = {.count = pull->n_pull_kv_infos, .err = err};
     visit.results = calloc(visit.count + 1, sizeof *visit.results);
     int r = visit.results ? 0 : cox_fail(err, -ENOMEM, "no memory for the pull results");
     for (size_t i = 0; r == 0 && i < visit.count; i++) {
-        const ModelExecuteData__SequenceGroupMetadata *metadata = pull->pull_kv_infos[i]->seq_group_metadata;
+        const ModelExecuteData__SequenceGroupMetadata *metadata =
+            pull->pull_kv_infos[i]->seq_group_metadata;
         if (!metadata || !metadata->request_id || !metadata->request_id[0])
             r = cox_fail(err, COX_INVALID, "pull %zu has no request id", i);
         else if (!(visit.results[i].request_id = strdup(metadata->request_id)))
@@ -461,24 +479,28 @@ struct lora_visit {
 static void lora_visit(void *context, const struct cox_completion *completion)
 {
     struct lora_visit *visit = context;
-    for (uint32_t rank = 0; rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
+    for (uint32_t rank = 0;
+         rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
         const ExecuteResponse *response = completion->ranks[rank].response;
         if (!response && rank > 0) {
-            visit->statuses[rank] = visit->statuses[0]; /* a legacy rank that only rank 0 speaks for */
+            visit->statuses[rank] =
+                visit->statuses[0]; /* a legacy rank that only rank 0 speaks for */
             continue;
         }
         if (!response || response->result_case != RESULT(LORA_OPERATION_RESPONSE) ||
             !response->lora_operation_response) {
-            visit->status = cox_fail(visit->err, COX_CORRUPT,
-                                     "rank %" PRIu32 ": the answer to a LoRA operation has no LoRA status", rank);
+            visit->status = cox_fail(
+                visit->err, COX_CORRUPT,
+                "rank %" PRIu32 ": the answer to a LoRA operation has no LoRA status", rank);
             return;
         }
         visit->statuses[rank] = (int32_t)response->lora_operation_response->lora_op_status;
     }
 }
 
-int cox_executor_lora(struct cox_executor *executor, const ModelExecuteData__LoraOperationRequest *lora,
-                      uint64_t deadline_ns, int32_t *ret_statuses, struct cox_error *err)
+int cox_executor_lora(struct cox_executor *executor,
+                      const ModelExecuteData__LoraOperationRequest *lora, uint64_t deadline_ns,
+                      int32_t *ret_statuses, struct cox_error *err)
 {
     ExecuteRequest request = request_of(TYPE(LORA_OPERATION));
     request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
@@ -497,8 +519,8 @@ int cox_executor_lora(struct cox_executor *executor, const ModelExecuteData__Lor
         const ProtobufCEnumValue *value = protobuf_c_enum_descriptor_get_value(
             &model_execute_data__lora_operation_status__descriptor, ret_statuses[rank]);
         size_t used = strlen(text);
-        snprintf(text + used, sizeof text - used, "%srank %" PRIu32 " says %s", used ? ", " : "", rank,
-                 value ? value->name : "an unknown status");
+        snprintf(text + used, sizeof text - used, "%srank %" PRIu32 " says %s", used ? ", " : "",
+                 rank, value ? value->name : "an unknown status");
     }
     return text[0] ? cox_fail(err, COX_REJECTED, "LoRA operation on '%s': %s",
                               lora->lora_name ? lora->lora_name : "", text)

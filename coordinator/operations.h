@@ -1,6 +1,6 @@
 /*
- * operations: the calls of the executor protocol as functions: init, link status, LoRA, pull KV, recovery, each with the
- * answer of every rank merged as its meaning demands.
+ * operations: the calls of the executor protocol as functions: init, link status, LoRA, pull KV,
+ * recovery, each with the answer of every rank merged as its meaning demands.
  *
  * Threads: any, not inside a handler (COX_DEADLOCK).
  * Ownership: results are the caller's; deinit functions free what they own.
@@ -45,15 +45,17 @@ struct cox_init_summary {
     } kv_caches[COX_KV_CACHE_COUNT_MAX];
 };
 
-/* MODEL_INIT on every rank. COX_DIVERGED: ranks disagree on something that cannot be merged (block size, number of
- * caches, thinking ids); COX_CORRUPT: an answer without a required key or with a value that is no number. */
-COX_PUBLIC int cox_executor_init(struct cox_executor *executor, const struct cox_config_entry *config,
-                                 size_t config_count, uint64_t deadline_ns,
-                                 struct cox_init_summary *ret_summary, struct cox_error *err);
+/* MODEL_INIT on every rank. COX_DIVERGED: ranks disagree on something that cannot be merged (block
+ * size, number of caches, thinking ids); COX_CORRUPT: an answer without a required key or with a
+ * value that is no number. */
+COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
+                                 const struct cox_config_entry *config, size_t config_count,
+                                 uint64_t deadline_ns, struct cox_init_summary *ret_summary,
+                                 struct cox_error *err);
 
 /* TEXT_GENERATOR_CLEANUP: sequences ended without a further step. No answer. */
-COX_PUBLIC int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, size_t count,
-                                    uint64_t deadline_ns, struct cox_error *err);
+COX_PUBLIC int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids,
+                                    size_t count, uint64_t deadline_ns, struct cox_error *err);
 
 /* PD_LINK: link, unlink, switch role. No answer; ask for the status. */
 COX_PUBLIC int cox_executor_link(struct cox_executor *executor,
@@ -64,7 +66,7 @@ struct cox_link_status {
     struct cox_link_failure {
         char *cluster_id;
         int32_t code; /* PDErrorCode */
-    } *failed;
+    } * failed;
     size_t failed_count;
     char **success; /* linked on every rank */
     size_t success_count;
@@ -73,8 +75,8 @@ struct cox_link_status {
     char **waiting; /* waiting on some rank, neither running nor failed on any */
     size_t waiting_count;
 };
-/* PD_LINK_STATUS_QUERY, the lists of every rank merged: a cluster that failed anywhere failed; it succeeded only when
- * every rank lists it as success. With legacy workers rank 0 speaks for all. */
+/* PD_LINK_STATUS_QUERY, the lists of every rank merged: a cluster that failed anywhere failed; it
+ * succeeded only when every rank lists it as success. With legacy workers rank 0 speaks for all. */
 COX_PUBLIC int cox_executor_link_status(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_link_status *ret_status, struct cox_error *err);
 COX_PUBLIC void cox_link_status_deinit(struct cox_link_status *status); /* idempotent */
@@ -83,19 +85,22 @@ struct cox_pull_result {
     char *request_id;
     int32_t code; /* PDErrorCode: 0, or the first failure of any rank */
 };
-/* KV_TRANSFER. One result per request of the call, in its order; a request that some rank does not mention has failed
- * (PD_PULL_KV_UNKNOWN_ERROR). Returns 0 also when single pulls failed; *ret_results is freed with cox_pull_results_free. */
+/* KV_TRANSFER. One result per request of the call, in its order; a request that some rank does not
+ * mention has failed (PD_PULL_KV_UNKNOWN_ERROR). Returns 0 also when single pulls failed;
+ * *ret_results is freed with cox_pull_results_free. */
 COX_PUBLIC int cox_executor_pull_kv(struct cox_executor *executor,
                                     const struct ModelExecuteData__PullKVRequest *request,
                                     uint64_t deadline_ns, struct cox_pull_result **ret_results,
                                     size_t *ret_count, struct cox_error *err);
 COX_PUBLIC void cox_pull_results_free(struct cox_pull_result *results, size_t count);
 
-/* LORA_OPERATION. ret_statuses: rank_count LoraOperationStatus values (legacy workers: rank 0's for all). Returns 0 when
- * every rank says LORA_CMD_SUCCESS; COX_REJECTED otherwise, statuses filled, err names the ranks. */
+/* LORA_OPERATION. ret_statuses: rank_count LoraOperationStatus values (legacy workers: rank 0's for
+ * all). Returns 0 when every rank says LORA_CMD_SUCCESS; COX_REJECTED otherwise, statuses filled,
+ * err names the ranks. */
 COX_PUBLIC int cox_executor_lora(struct cox_executor *executor,
                                  const struct ModelExecuteData__LoraOperationRequest *request,
-                                 uint64_t deadline_ns, int32_t *ret_statuses, struct cox_error *err);
+                                 uint64_t deadline_ns, int32_t *ret_statuses,
+                                 struct cox_error *err);
 
 /* States of a group, for recovery. */
 enum cox_engine_state {
@@ -121,9 +126,9 @@ struct cox_recover_result {
     char text[256];
 };
 
-/* One recovery command on every rank, whatever the other channels do. ret_results: rank_count of them, filled also on
- * failure. Returns 0 when every rank says 0; COX_STATE: not legal now, err says which commands are;
- * COX_REJECTED: a rank's result is not 0. */
+/* One recovery command on every rank, whatever the other channels do. ret_results: rank_count of
+ * them, filled also on failure. Returns 0 when every rank says 0; COX_STATE: not legal now, err
+ * says which commands are; COX_REJECTED: a rank's result is not 0. */
 COX_PUBLIC int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command command,
                                     uint64_t deadline_ns, struct cox_recover_result *ret_results,
                                     struct cox_error *err);

@@ -73,12 +73,14 @@ static void recover_visit(void *context, const struct cox_completion *completion
             response->result_case ==
                 MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_RECOVER_COMMAND_RESPONSE &&
             response->recover_command_response) {
-            const ModelExecuteData__RecoverCommandResponse *said = response->recover_command_response;
+            const ModelExecuteData__RecoverCommandResponse *said =
+                response->recover_command_response;
             result->device = said->npu_device_id;
-            /* Present, or it is no result: nothing is taken for success. Except that a legacy rank's protobuf
-             * leaves out what is 0; its result is the message itself. */
+            /* Present, or it is no result: nothing is taken for success. Except that a legacy
+             * rank's protobuf leaves out what is 0; its result is the message itself. */
             result->result = said->has_command_result || visit->legacy ? said->command_result : -1;
-            snprintf(result->text, sizeof result->text, "%s", said->error_msg ? said->error_msg : "");
+            snprintf(result->text, sizeof result->text, "%s",
+                     said->error_msg ? said->error_msg : "");
         } else if (answer->text) {
             snprintf(result->text, sizeof result->text, "%s", answer->text);
         }
@@ -94,8 +96,8 @@ static int recover_refuse(struct cox_executor *executor, enum cox_recover_comman
         if (commands[i].from & (1u << executor->engine_state))
             snprintf(legal + used, sizeof legal - used, "%s%s", used ? ", " : "", commands[i].name);
     }
-    return cox_fail(err, COX_STATE, "%s is not legal in state %s: legal are %s", commands[command].name,
-                    cox_engine_state_name(executor->engine_state), legal);
+    return cox_fail(err, COX_STATE, "%s is not legal in state %s: legal are %s",
+                    commands[command].name, cox_engine_state_name(executor->engine_state), legal);
 }
 
 /* One command at a time: the state must not move between the gate and the answers. */
@@ -120,11 +122,14 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
         return cox_fail(err, COX_INVALID, "recovery command %d does not exist", (int)command);
     uint32_t rank_count = cox_executor_rank_count(executor);
     for (uint32_t rank = 0; rank < rank_count; rank++)
-        ret_results[rank] = (struct cox_recover_result){.device = -1, .result = -1, .text = "no answer"};
+        ret_results[rank] =
+            (struct cox_recover_result){.device = -1, .result = -1, .text = "no answer"};
     if (cox_collector_inside(executor))
-        return cox_fail(err, COX_DEADLOCK, "a recovery command from inside a handler or hook would wait for itself");
+        return cox_fail(err, COX_DEADLOCK,
+                        "a recovery command from inside a handler or hook would wait for itself");
 
-    /* The lock is not held over the call: the state can be asked meanwhile, and others give up at their deadline. */
+    /* The lock is not held over the call: the state can be asked meanwhile, and others give up at
+     * their deadline. */
     int r = recover_enter(executor, deadline_ns, err);
     if (r)
         return r;
@@ -133,7 +138,8 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
         r = recover_refuse(executor, command, err);
     pthread_mutex_unlock(&executor->recover_lock);
     if (r == 0) {
-        ModelExecuteData__RecoverCommandRequest body = MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
+        ModelExecuteData__RecoverCommandRequest body =
+            MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
         body.command = (char *)(uintptr_t)commands[command].wire;
         ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
         request.has_execute_type = 1;
@@ -147,7 +153,8 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
         if (ret_results[rank].result != 0)
             r = cox_fail(err, COX_REJECTED, "%s: rank %" PRIu32 " answered %" PRId32 ": %s",
-                         commands[command].name, rank, ret_results[rank].result, ret_results[rank].text);
+                         commands[command].name, rank, ret_results[rank].result,
+                         ret_results[rank].text);
     pthread_mutex_lock(&executor->recover_lock);
     if (r == 0 && commands[command].to >= 0)
         executor->engine_state = (enum cox_engine_state)commands[command].to;

@@ -22,7 +22,8 @@ static void append(char *buffer, size_t buffer_size, const char *format, ...)
     va_end(args);
 }
 
-void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer, size_t buffer_size)
+void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
+                      size_t buffer_size)
 {
     char lines[400];
     cox_supervisor_describe(supervisor, rank, buffer, buffer_size);
@@ -59,7 +60,9 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
         snprintf(text, COX_RANK_TEXT_SIZE,
                  "rank %" PRIu32 " (pid %jd) had not answered: %s, silent for %.3f s, %s", rank,
                  (intmax_t)result->pid, state, (double)result->silent_ns / 1e9,
-                 stopped ? "alive but stopped by a signal" : alive ? "alive" : "dead");
+                 stopped ? "alive but stopped by a signal"
+                 : alive ? "alive"
+                         : "dead");
         result->text = text;
     }
 }
@@ -68,7 +71,8 @@ static bool step_digest(const struct cox_rank_result *result, uint64_t *ret_dige
 {
     const ModelExecuteData__ExecuteResponse *response = result->response;
     if (!response ||
-        response->result_case != MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
+        response->result_case !=
+            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
         !response->execute_model_response || !response->execute_model_response->step ||
         !response->execute_model_response->step->has_digest)
         return false;
@@ -93,8 +97,8 @@ int cox_report_divergence(struct cox_gathering *gathering)
         } else if (digest != expected) {
             if (!diverged)
                 snprintf(buffer, buffer_size,
-                         "ranks disagree on the tokens of a step: rank %d has digest %016" PRIx64, reference,
-                         expected);
+                         "ranks disagree on the tokens of a step: rank %d has digest %016" PRIx64,
+                         reference, expected);
             append(buffer, buffer_size, ", rank %" PRIu32 " has %016" PRIx64, rank, digest);
             diverged = true;
         }
@@ -102,8 +106,8 @@ int cox_report_divergence(struct cox_gathering *gathering)
     return diverged ? COX_DIVERGED : 0;
 }
 
-void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry, int status,
-                        struct cox_gathering *gathering)
+void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry,
+                        int status, struct cox_gathering *gathering)
 {
     char *buffer = gathering->text;
     size_t buffer_size = sizeof gathering->text;
@@ -111,7 +115,8 @@ void cox_report_failure(const struct cox_collector *collector, const struct cox_
              cox_channel_name(collector->channel->id), entry->sequence, entry->operation->name,
              cox_status_text(status));
     if (status == COX_TIMEOUT)
-        append(buffer, buffer_size, " after %.3f s", (double)(cox_now_ns() - entry->submitted_ns) / 1e9);
+        append(buffer, buffer_size, " after %.3f s",
+               (double)(cox_now_ns() - entry->submitted_ns) / 1e9);
     uint32_t answered = 0, asked = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         asked += gathering->results[rank].outcome != COX_OUTCOME_NOT_ASKED;

@@ -1,7 +1,9 @@
 /*
- * report: a finished request in words: who answered, who is silent since when, who is dead, who disagrees.
+ * report: a finished request in words: who answered, who is silent since when, who is dead, who
+ * disagrees.
  *
- * Threads: the gathering thread of the collector. Blocks: nothing. If the process dies: nothing is left.
+ * Threads: the gathering thread of the collector. Blocks: nothing. If the process dies: nothing is
+ * left.
  */
 #ifndef COX_COORDINATOR_REPORT_H
 #define COX_COORDINATOR_REPORT_H
@@ -9,14 +11,16 @@
 #include "collect.h"
 
 /* How a dead rank ended, and the last lines it wrote. */
-void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer, size_t buffer_size);
+void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
+                      size_t buffer_size);
 /* Fills taken, silent_ns and text of every rank that has not answered. */
 void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
                      struct cox_gathering *gathering);
-/* Compares the token digests of a step. Returns 0, or COX_DIVERGED with the ranks named in the gathering's text. */
+/* Compares the token digests of a step. Returns 0, or COX_DIVERGED with the ranks named in the
+ * gathering's text. */
 int cox_report_divergence(struct cox_gathering *gathering);
 /* One sentence about the whole request, into the gathering's text. */
-void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry, int status,
-                        struct cox_gathering *gathering);
+void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry,
+                        int status, struct cox_gathering *gathering);
 
 #endif

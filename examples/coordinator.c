@@ -53,7 +53,8 @@ int main(int argc, char **argv)
             .gather = COX_GATHER_ALL,
             .deadline_ns = cox_deadline_after_ms(5000),
         };
-        r = cox_executor_call_opaque(executor, numbers, sizeof numbers, &submit, collect, &total, &err);
+        r = cox_executor_call_opaque(executor, numbers, sizeof numbers, &submit, collect, &total,
+                                     &err);
         if (r == 0)
             printf("together %" PRId64 "\n", total);
     }

@@ -1,15 +1,16 @@
 /*
  * wire: protobuf messages into frames and out of them.
  *
- * Packing writes straight into shared memory; unpacking takes its memory from an arena, so that neither side
- * allocates in the steady state.
+ * Packing writes straight into shared memory; unpacking takes its memory from an arena, so that
+ * neither side allocates in the steady state.
  *
  * Threads: an arena belongs to one thread at a time; everything else is stateless.
- * Ownership: an unpacked message lives in its arena until cox_arena_reset or cox_arena_deinit; it is never
- *   freed on its own. String and bytes fields are copies, they do not point into the frame.
+ * Ownership: an unpacked message lives in its arena until cox_arena_reset or cox_arena_deinit; it
+ * is never freed on its own. String and bytes fields are copies, they do not point into the frame.
  * Blocks: nothing.
- * Codes: COX_TOO_LARGE (pack: does not fit; unpack: the arena's cap), COX_CORRUPT (not such a message).
- * If the process dies: arenas are private memory; a half-packed frame was never published.
+ * Codes: COX_TOO_LARGE (pack: does not fit; unpack: the arena's cap), COX_CORRUPT (not such a
+ * message). If the process dies: arenas are private memory; a half-packed frame was never
+ * published.
  */
 #ifndef COX_PROTO_WIRE_H
 #define COX_PROTO_WIRE_H
@@ -29,14 +30,14 @@ struct cox_arena {
     struct cox_arena_block *current; /* the one being filled, NULL before the first allocation */
     size_t used;                     /* bytes handed out since the last reset, rounding included */
     size_t size_max;                 /* cap on `used` */
-    bool exhausted;                  /* an allocation since the last reset was refused for the cap or for memory */
+    bool exhausted; /* an allocation since the last reset was refused for the cap or for memory */
 };
 
 /* first_size bytes are allocated now (0: none); further blocks double. Returns 0 or -ENOMEM. */
 COX_PUBLIC int cox_arena_init(struct cox_arena *arena, size_t first_size, size_t size_max);
 COX_PUBLIC void cox_arena_deinit(struct cox_arena *arena); /* idempotent; a zeroed arena is fine */
-/* Forgets everything handed out. When the last use needed several blocks they are merged into one of the whole
- * size, so that a steady load settles at one block and no allocation. */
+/* Forgets everything handed out. When the last use needed several blocks they are merged into one
+ * of the whole size, so that a steady load settles at one block and no allocation. */
 COX_PUBLIC void cox_arena_reset(struct cox_arena *arena);
 /* 16-byte aligned, not cleared; NULL when the cap or memory is exhausted. */
 COX_PUBLIC void *cox_arena_alloc(struct cox_arena *arena, size_t size);
@@ -48,25 +49,26 @@ COX_PUBLIC size_t cox_wire_response_size(const struct ModelExecuteData__ExecuteR
 
 /* Packs into buffer. Nothing is written when it does not fit. Returns 0, or COX_TOO_LARGE with
  * *ret_size untouched. */
-COX_PUBLIC int cox_wire_request_pack(const struct ModelExecuteData__ExecuteRequest *request, void *buffer,
-                          size_t buffer_size, size_t *ret_size);
-COX_PUBLIC int cox_wire_response_pack(const struct ModelExecuteData__ExecuteResponse *response, void *buffer,
-                           size_t buffer_size, size_t *ret_size);
+COX_PUBLIC int cox_wire_request_pack(const struct ModelExecuteData__ExecuteRequest *request,
+                                     void *buffer, size_t buffer_size, size_t *ret_size);
+COX_PUBLIC int cox_wire_response_pack(const struct ModelExecuteData__ExecuteResponse *response,
+                                      void *buffer, size_t buffer_size, size_t *ret_size);
 
-/* Unpacks size bytes. The bytes must not change meanwhile: memory that another process can write is copied
- * first. Returns 0, COX_CORRUPT or COX_TOO_LARGE. */
+/* Unpacks size bytes. The bytes must not change meanwhile: memory that another process can write is
+ * copied first. Returns 0, COX_CORRUPT or COX_TOO_LARGE. */
 COX_PUBLIC int cox_wire_request_unpack(struct cox_arena *arena, const void *bytes, size_t size,
-                            struct ModelExecuteData__ExecuteRequest **ret_request);
+                                       struct ModelExecuteData__ExecuteRequest **ret_request);
 COX_PUBLIC int cox_wire_response_unpack(struct cox_arena *arena, const void *bytes, size_t size,
-                             struct ModelExecuteData__ExecuteResponse **ret_response);
+                                        struct ModelExecuteData__ExecuteResponse **ret_response);
 
-/* The `bytes` fields of token ids, block tables and sequence ids: raw little-endian int64 arrays. Returns the
- * number of elements, or -1 when size is no multiple of 8. */
+/* The `bytes` fields of token ids, block tables and sequence ids: raw little-endian int64 arrays.
+ * Returns the number of elements, or -1 when size is no multiple of 8. */
 COX_PUBLIC int64_t cox_wire_int64_count(size_t size);
 COX_PUBLIC int64_t cox_wire_int64_get(const uint8_t *bytes, size_t index);
 COX_PUBLIC void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t value);
 
-/* Digest of the tokens of a step (FNV-1a, 64 bit, over little-endian int32): equal tokens, equal digest. */
+/* Digest of the tokens of a step (FNV-1a, 64 bit, over little-endian int32): equal tokens, equal
+ * digest. */
 COX_PUBLIC uint64_t cox_wire_token_digest(const int32_t *tokens, size_t count);
 
 /* "MODEL_INFER" and so on; "unknown" for anything else. */

@@ -1,9 +1,9 @@
 /*
  * batch: one step of inference, as the execute callback of a worker sees it.
  *
- * The view is the same whatever the form on the wire was (packed columns against the sequence table, or the
- * nested SequenceGroupMetadata of legacy coordinators): every row is complete, with all tokens and the whole
- * block table of its sequence.
+ * The view is the same whatever the form on the wire was (packed columns against the sequence
+ * table, or the nested SequenceGroupMetadata of legacy coordinators): every row is complete, with
+ * all tokens and the whole block table of its sequence.
  *
  * Threads: a view belongs to the thread whose callback got it, until that callback returns.
  * Ownership: every pointer is lent by the worker library until the callback returns.
@@ -25,12 +25,12 @@ extern "C" {
 #define COX_STOP_TOKEN_COUNT_MAX 8
 
 enum cox_forward_type { /* values of ForwardType in WIRE order */
-    COX_FORWARD_PREFILL = 0,
-    COX_FORWARD_DECODE = 1,
-    COX_FORWARD_EXTEND = 2,
-    COX_FORWARD_MIXED = 3,
-    COX_FORWARD_CLEAR = 4,
-    COX_FORWARD_DUMMY = 5, /* no rows; keeps ranks in step */
+                        COX_FORWARD_PREFILL = 0,
+                        COX_FORWARD_DECODE = 1,
+                        COX_FORWARD_EXTEND = 2,
+                        COX_FORWARD_MIXED = 3,
+                        COX_FORWARD_CLEAR = 4,
+                        COX_FORWARD_DUMMY = 5, /* no rows; keeps ranks in step */
 };
 
 struct cox_sampling {
@@ -38,7 +38,8 @@ struct cox_sampling {
     float top_p;              /* 1: off */
     int32_t top_k;            /* 0: off */
     float repetition_penalty; /* 1: off */
-    uint64_t seed; /* the draw at position p is a function of (seed, p) alone, so a recomputation repeats it */
+    uint64_t seed; /* the draw at position p is a function of (seed, p) alone, so a recomputation
+                      repeats it */
 };
 
 struct cox_block_table {
@@ -53,7 +54,8 @@ struct cox_batch_row {
     uint32_t position;    /* of the first token to compute; 0-based */
     uint32_t token_count; /* tokens to compute: positions [position, position + token_count) */
     bool emit;            /* sample the token that follows the last one computed */
-    const int32_t *tokens; /* all tokens of the sequence from position 0; position + token_count of them */
+    const int32_t
+        *tokens; /* all tokens of the sequence from position 0; position + token_count of them */
     const struct cox_block_table *tables; /* cox_batch.table_count of them; [0] is the main one */
     const struct cox_sampling *sampling;
 };
@@ -85,12 +87,13 @@ struct cox_batch {
 
 /* What the callback fills, one per row. */
 struct cox_batch_output {
-    int32_t token;     /* the sampled token; -1 where emit is false */
-    float logprob;     /* of that token under the unscaled distribution, 0 where not computed */
+    int32_t token; /* the sampled token; -1 where emit is false */
+    float logprob; /* of that token under the unscaled distribution, 0 where not computed */
 };
 
-/* True once the coordinator has given this step up (timeout, another rank's failure): a long callback may ask
- * between layers and return COX_ABORTED early. Lock-free, callable from the callback's thread. */
+/* True once the coordinator has given this step up (timeout, another rank's failure): a long
+ * callback may ask between layers and return COX_ABORTED early. Lock-free, callable from the
+ * callback's thread. */
 COX_PUBLIC bool cox_batch_aborted(const struct cox_batch *batch);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* coxswain-worker: the reference inference worker: one rank that runs a Llama-architecture model on the CPU. */
+/* coxswain-worker: the reference inference worker: one rank that runs a Llama-architecture model on
+ * the CPU. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -52,7 +53,8 @@ static int engine_init(void *context, const struct cox_init_request *request,
     if (!dir || !*dir)
         dir = engine->model_dir;
     if (!*dir)
-        return cox_fail(err, COX_INVALID, "init: no model was named: --model DIR, or 'model' in the init request");
+        return cox_fail(err, COX_INVALID,
+                        "init: no model was named: --model DIR, or 'model' in the init request");
     int r = engine_number(request, "block_size", &engine->block_size, err);
     if (r == 0)
         r = engine_number(request, "block_count", &engine->block_count, err);
@@ -68,8 +70,8 @@ static int engine_init(void *context, const struct cox_init_request *request,
     r = cox_model_load(dir, NULL, &engine->model, err);
     if (r)
         return r;
-    r = cox_model_cache_new(engine->model, engine->block_count, engine->block_size, engine->swap_block_count,
-                            NULL, &engine->cache, err);
+    r = cox_model_cache_new(engine->model, engine->block_count, engine->block_size,
+                            engine->swap_block_count, NULL, &engine->cache, err);
     if (r)
         return r;
     const struct cox_model_config *config = cox_model_config(engine->model);
@@ -85,8 +87,8 @@ static int engine_init(void *context, const struct cox_init_request *request,
     return 0;
 }
 
-static int engine_execute(void *context, const struct cox_batch *batch, struct cox_batch_output *outputs,
-                          struct cox_error *err)
+static int engine_execute(void *context, const struct cox_batch *batch,
+                          struct cox_batch_output *outputs, struct cox_error *err)
 {
     struct engine *engine = context;
     if (!engine->cache)
@@ -112,22 +114,26 @@ static void on_terminate(int number)
 
 static void print_help(FILE *to)
 {
-    fprintf(to,
-            "Usage: coxswain-worker [--model DIR] [--block-count N] [--block-size N] [--swap-block-count N]\n"
-            "\n"
-            "The reference inference worker: one rank of a group, running a Llama-architecture model\n"
-            "(config.json and model.safetensors) on the CPU. A coordinator starts it, for example\n"
-            "`coxswain run -n 4 -- coxswain-worker --model DIR`, and tells it rank, world size and group in the\n"
-            "environment (COXSWAIN_*) or by flags (--local_rank, --local_world_size, --shm_name_prefix, ...).\n"
-            "\n"
-            "  --model DIR           model folder; the init request may name another\n"
-            "  --block-count N       KV blocks (default %d)\n"
-            "  --block-size N        positions per KV block (default %d)\n"
-            "  --swap-block-count N  blocks of swap space (default %d)\n"
-            "  --help                this text\n"
-            "\n"
-            "Exit status: 0 told to end, 1 failure, 2 usage, 70 the coordinator died.\n",
-            BLOCK_COUNT_DEFAULT, BLOCK_SIZE_DEFAULT, SWAP_BLOCK_COUNT_DEFAULT);
+    fprintf(
+        to,
+        "Usage: coxswain-worker [--model DIR] [--block-count N] [--block-size N] "
+        "[--swap-block-count N]\n"
+        "\n"
+        "The reference inference worker: one rank of a group, running a Llama-architecture model\n"
+        "(config.json and model.safetensors) on the CPU. A coordinator starts it, for example\n"
+        "`coxswain run -n 4 -- coxswain-worker --model DIR`, and tells it rank, world size and "
+        "group in the\n"
+        "environment (COXSWAIN_*) or by flags (--local_rank, --local_world_size, "
+        "--shm_name_prefix, ...).\n"
+        "\n"
+        "  --model DIR           model folder; the init request may name another\n"
+        "  --block-count N       KV blocks (default %d)\n"
+        "  --block-size N        positions per KV block (default %d)\n"
+        "  --swap-block-count N  blocks of swap space (default %d)\n"
+        "  --help                this text\n"
+        "\n"
+        "Exit status: 0 told to end, 1 failure, 2 usage, 70 the coordinator died.\n",
+        BLOCK_COUNT_DEFAULT, BLOCK_SIZE_DEFAULT, SWAP_BLOCK_COUNT_DEFAULT);
 }
 
 static int parse_count(const char *flag, const char *text, uint32_t *ret_count)
@@ -172,7 +178,8 @@ static int parse_arguments(struct engine *engine, int argc, char **argv)
         }
     }
     if (r == 0 && optind < argc) {
-        fprintf(stderr, "coxswain-worker: unexpected argument '%s' (--help tells the options)\n", argv[optind]);
+        fprintf(stderr, "coxswain-worker: unexpected argument '%s' (--help tells the options)\n",
+                argv[optind]);
         return EXIT_USAGE;
     }
     return r;
@@ -206,7 +213,8 @@ int main(int argc, char **argv)
         running_worker = worker;
         const struct sigaction action = {.sa_handler = on_terminate};
         sigaction(SIGTERM, &action, NULL);
-        /* A terminal's Ctrl-C reaches the whole process group; the coordinator decides what it means. */
+        /* A terminal's Ctrl-C reaches the whole process group; the coordinator decides what it
+         * means. */
         signal(SIGINT, SIG_IGN);
         r = cox_worker_run(worker, &err);
         running_worker = NULL;

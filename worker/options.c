@@ -8,15 +8,15 @@
 
 enum { FIELD_PREFIX = 1, FIELD_RANK = 2, FIELD_RANK_COUNT = 4, FIELD_ALL = 7 };
 
-static int parse_number(const char *what, const char *text, int64_t min, int64_t max, int64_t *ret_value,
-                        struct cox_error *err)
+static int parse_number(const char *what, const char *text, int64_t min, int64_t max,
+                        int64_t *ret_value, struct cox_error *err)
 {
     char *end;
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (errno || end == text || *end || value < min || value > max)
-        return cox_fail(err, COX_INVALID, "%s is '%.60s': expected a number from %lld to %lld", what, text,
-                        (long long)min, (long long)max);
+        return cox_fail(err, COX_INVALID, "%s is '%.60s': expected a number from %lld to %lld",
+                        what, text, (long long)min, (long long)max);
     *ret_value = value;
     return 0;
 }
@@ -25,7 +25,8 @@ static int parse_prefix(const char *what, const char *text, struct cox_worker_op
                         struct cox_error *err)
 {
     if (text[0] != '/')
-        return cox_fail(err, COX_INVALID, "%s is '%.60s': expected a slash and the group's name", what, text);
+        return cox_fail(err, COX_INVALID, "%s is '%.60s': expected a slash and the group's name",
+                        what, text);
     int r = cox_name_check(text + 1, err);
     if (r == 0)
         snprintf(options->prefix, sizeof options->prefix, "%s", text);
@@ -34,7 +35,8 @@ static int parse_prefix(const char *what, const char *text, struct cox_worker_op
 
 /* Sets what `name` stands for; unknown names are ignored. *found collects the required ones. */
 static int set_option(struct cox_worker_options *options, const char *what, const char *name,
-                      const char *text, unsigned *found, struct cox_error *err)
+                      const char *text, unsigned *found, uint32_t *group_size,
+                      struct cox_error *err)
 {
     int64_t value = 0;
     int r = 0;
@@ -49,6 +51,9 @@ static int set_option(struct cox_worker_options *options, const char *what, cons
         r = parse_number(what, text, 1, COX_RANK_COUNT_MAX, &value, err);
         options->rank_count = (uint32_t)value;
         *found |= FIELD_RANK_COUNT;
+    } else if (strcmp(name, "ranks_per_group") == 0) {
+        r = parse_number(what, text, 1, COX_RANK_COUNT_MAX, &value, err);
+        *group_size = (uint32_t)value;
     } else if (strcmp(name, "device") == 0) {
         r = parse_number(what, text, INT32_MIN, INT32_MAX, &value, err);
         options->device = (int32_t)value;
@@ -73,11 +78,13 @@ static const struct {
     {"--npu_num_per_dp", NULL, "ranks_per_group"},
     {"--npu_device_id", "COXSWAIN_DEVICE", "device"},
     {"--parent_pid", "COXSWAIN_PARENT_PID", "parent_pid"},
+    {"--global_rank", NULL, "ignored"}, /* of a group that spans machines; this one does not */
+    {"--global_world_size", NULL, "ignored"},
     {NULL, "COXSWAIN_GENERATION", "generation"},
 };
 
-/* Which flag argv[a] is; -1: none. *ret_text: its value, in the same argument or, *ret_count 2, in the next; NULL where
- * there is none. */
+/* Which flag argv[a] is; -1: none. *ret_text: its value, in the same argument or, *ret_count 2, in
+ * the next; NULL where there is none. */
 static int find_flag(int argc, char **argv, int a, const char **ret_text, int *ret_count)
 {
     for (size_t s = 0; s < sizeof sources / sizeof sources[0]; s++) {
@@ -97,12 +104,15 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
                              struct cox_error *err)
 {
     unsigned found = 0;
+    uint32_t group_size = 0;
     struct cox_worker_options parsed = *options;
     if (!parsed.generation)
         parsed.generation = 1;
     for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
         const char *text = sources[i].variable ? getenv(sources[i].variable) : NULL;
-        int r = text ? set_option(&parsed, sources[i].variable, sources[i].name, text, &found, err) : 0;
+        int r = text ? set_option(&parsed, sources[i].variable, sources[i].name, text, &found,
+                                  &group_size, err)
+                     : 0;
         if (r)
             return r;
     }
@@ -116,22 +126,29 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
         }
         if (!text)
             return cox_fail(err, COX_INVALID, "%s needs a value", sources[s].flag);
-        int r = set_option(&parsed, sources[s].flag, sources[s].name, text, &found, err);
+        int r =
+            set_option(&parsed, sources[s].flag, sources[s].name, text, &found, &group_size, err);
         if (r)
             return r;
     }
     if (found != FIELD_ALL)
-        return cox_fail(err, COX_INVALID,
-                        "not told %s%s%s: a worker is started by a coordinator (coxswain run -- COMMAND), or "
-                        "needs --shm_name_prefix, --local_rank and --local_world_size",
-                        found & FIELD_PREFIX ? "" : "the group ", found & FIELD_RANK ? "" : "the rank ",
-                        found & FIELD_RANK_COUNT ? "" : "the world size ");
+        return cox_fail(
+            err, COX_INVALID,
+            "not told %s%s%s: a worker is started by a coordinator (coxswain run -- COMMAND), or "
+            "needs --shm_name_prefix, --local_rank and --local_world_size",
+            found & FIELD_PREFIX ? "" : "the group ", found & FIELD_RANK ? "" : "the rank ",
+            found & FIELD_RANK_COUNT ? "" : "the world size ");
     int kept = *argc > 0; /* argv[0] is the program */
     for (int a = 1; a < *argc; a += count)
         if (find_flag(*argc, argv, a, &text, &count) < 0) {
             argv[kept++] = argv[a];
             count = 1;
         }
+    /* With several groups on one node, the flags count ranks over all of them. */
+    if (group_size && group_size < parsed.rank_count) {
+        parsed.rank %= group_size;
+        parsed.rank_count = group_size;
+    }
     argv[kept] = NULL;
     *argc = kept;
     *options = parsed;

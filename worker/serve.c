@@ -16,7 +16,8 @@ typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
 #define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
 #define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name
 #define RESULT(name) MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_##name
-/* How long a failing answer may wait to be announced on the error channel; the collector looks by itself anyway. */
+/* How long a failing answer may wait to be announced on the error channel; the collector looks by
+ * itself anyway. */
 #define NOTICE_MS 100
 /* How soon a wait for a legacy coordinator's token notices that the worker leaves. */
 #define SLICE_MS 50
@@ -74,14 +75,17 @@ static bool lane_await_slot(struct cox_lane *lane)
 }
 
 /* NULL: the worker leaves before the slot is free. */
-static uint8_t *lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole, size_t *ret_capacity)
+static uint8_t *lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole,
+                          size_t *ret_capacity)
 {
     if (lane->worker->stands_in && !lane_await_slot(lane))
         return NULL;
-    /* The slot is free since the coordinator published this sequence: see claim in coordinator/collect.h. */
+    /* The slot is free since the coordinator published this sequence: see claim in
+     * coordinator/collect.h. */
     cox_gate_settle(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
     cox_truth_set_state(lane->line, COX_RANK_REPLYING, sequence, cox_now_ns());
-    return cox_reply_slot(&lane->channel, lane->worker->options.rank, sequence, whole, ret_capacity);
+    return cox_reply_slot(&lane->channel, lane->worker->options.rank, sequence, whole,
+                          ret_capacity);
 }
 
 /* Makes the response an error with the lane's text. */
@@ -89,14 +93,15 @@ static void response_fail(struct cox_lane *lane, ExecuteResponse *response, int 
 {
     response->status = status;
     response->has_status = 1;
-    response->error_text = lane->error.text[0] ? lane->error.text
-                                               : (char *)(uintptr_t)cox_status_text(status);
+    response->error_text =
+        lane->error.text[0] ? lane->error.text : (char *)(uintptr_t)cox_status_text(status);
     response->result_case = RESULT(_NOT_SET);
     response->execute_model_response = NULL;
 }
 
-/* In a legacy group: is this answered by rank 0 alone, whose payload may fill the region? What is of no type that
- * belongs here gets slots where there is room for them, so that every rank can tell of it. */
+/* In a legacy group: is this answered by rank 0 alone, whose payload may fill the region? What is
+ * of no type that belongs here gets slots where there is room for them, so that every rank can tell
+ * of it. */
 static bool lane_whole(const struct cox_lane *lane, uint32_t type)
 {
     if (!lane->worker->control.geometry.legacy)
@@ -107,7 +112,8 @@ static bool lane_whole(const struct cox_lane *lane, uint32_t type)
     return operation && operation->channel == lane->channel.id && !operation->legacy_slotted;
 }
 
-static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type, ExecuteResponse *response)
+static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
+                        ExecuteResponse *response)
 {
     struct cox_worker *worker = lane->worker;
     bool whole = lane_whole(lane, type);
@@ -137,10 +143,12 @@ static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
         }
         lane_send(lane, sequence, length, failed);
     }
-    /* Where the rank has no answer of its own, the report is all there is: then it is about no request. */
+    /* Where the rank has no answer of its own, the report is all there is: then it is about no
+     * request. */
     if (failed)
         cox_worker_tell(worker, silent ? -1 : (int)lane->channel.id, sequence,
-                        response->error_text ? response->error_text : "", cox_deadline_after_ms(NOTICE_MS));
+                        response->error_text ? response->error_text : "",
+                        cox_deadline_after_ms(NOTICE_MS));
 }
 
 void cox_lane_refuse(struct cox_lane *lane, uint64_t sequence, int status, const char *text)
@@ -167,7 +175,8 @@ struct init_answer {
 static void init_put_text(struct init_answer *answer, const char *key, const char *value)
 {
     size_t i = answer->results.n_init_result_map++;
-    model_execute_data__execute_response__init_results__init_result_map_entry__init(&answer->entries[i]);
+    model_execute_data__execute_response__init_results__init_result_map_entry__init(
+        &answer->entries[i]);
     answer->entries[i].key = (char *)(uintptr_t)key;
     answer->entries[i].value = (char *)(uintptr_t)value;
     answer->entry_pointers[i] = &answer->entries[i];
@@ -284,7 +293,8 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
     struct cox_worker *worker = lane->worker;
     struct cox_table *table = worker->table;
     const ModelExecuteData__ExecuteModelRequest *step =
-        message->request_case == REQUEST(EXECUTE_MODEL_REQUEST) ? message->execute_model_request : NULL;
+        message->request_case == REQUEST(EXECUTE_MODEL_REQUEST) ? message->execute_model_request
+                                                                : NULL;
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
     ModelExecuteData__ExecuteModelResponse body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
     ModelExecuteData__StepResult result = MODEL_EXECUTE_DATA__STEP_RESULT__INIT;
@@ -293,7 +303,8 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
     int32_t *tokens = NULL;
     float *logprobs = NULL;
     int r = 0;
-    if (cox_truth_void_through(cox_truth_channel(&worker->control, lane->channel.id)) >= request->sequence)
+    if (cox_truth_void_through(cox_truth_channel(&worker->control, lane->channel.id)) >=
+        request->sequence)
         r = cox_fail(&lane->error, COX_ABORTED, "step %" PRIu64 " is void", request->sequence);
     else if (!step)
         r = cox_fail(&lane->error, COX_CORRUPT, "a step without an execute_model_request");
@@ -312,9 +323,11 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
         size_t count = batch->row_count;
         tokens = cox_arena_alloc(&lane->arena, (count + 1) * sizeof *tokens);
         logprobs = cox_arena_alloc(&lane->arena, (count + 1) * sizeof *logprobs);
-        if (r == 0 && (!tokens || !logprobs ||
-                       (!step->step && request->lowest && !step_fill_nested(lane, batch, outputs, &body))))
-            r = cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer of %zu rows", count);
+        if (r == 0 &&
+            (!tokens || !logprobs ||
+             (!step->step && request->lowest && !step_fill_nested(lane, batch, outputs, &body))))
+            r = cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer of %zu rows",
+                         count);
         for (size_t i = 0; r == 0 && i < count; i++) {
             tokens[i] = outputs[i].token;
             logprobs[i] = outputs[i].logprob;
@@ -365,7 +378,8 @@ static void serve_cleanup(struct cox_lane *lane, const struct cox_request *reque
 
 /* ---- the other channels ---- */
 
-static int serve_link_status(struct cox_lane *lane, const ExecuteRequest *message, ExecuteResponse *response)
+static int serve_link_status(struct cox_lane *lane, const ExecuteRequest *message,
+                             ExecuteResponse *response)
 {
     (void)message;
     const struct cox_worker *worker = lane->worker;
@@ -380,10 +394,12 @@ static int serve_link_status(struct cox_lane *lane, const ExecuteRequest *messag
     return worker->callbacks->link_status(worker->context, &lane->arena, body, &lane->error);
 }
 
-static int serve_lora(struct cox_lane *lane, const ExecuteRequest *message, ExecuteResponse *response)
+static int serve_lora(struct cox_lane *lane, const ExecuteRequest *message,
+                      ExecuteResponse *response)
 {
     const struct cox_worker *worker = lane->worker;
-    if (message->request_case != REQUEST(LORA_OPERATION_REQUEST) || !message->lora_operation_request)
+    if (message->request_case != REQUEST(LORA_OPERATION_REQUEST) ||
+        !message->lora_operation_request)
         return cox_fail(&lane->error, COX_CORRUPT, "a LoRA operation without its request");
     ModelExecuteData__LoraOperationResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
     if (!body)
@@ -396,11 +412,12 @@ static int serve_lora(struct cox_lane *lane, const ExecuteRequest *message, Exec
     response->lora_operation_response = body;
     if (!worker->callbacks->lora)
         return 0; /* the protocol has a status for this */
-    return worker->callbacks->lora(worker->context, message->lora_operation_request, &lane->arena, body,
-                                   &lane->error);
+    return worker->callbacks->lora(worker->context, message->lora_operation_request, &lane->arena,
+                                   body, &lane->error);
 }
 
-static int serve_pull(struct cox_lane *lane, const ExecuteRequest *message, ExecuteResponse *response)
+static int serve_pull(struct cox_lane *lane, const ExecuteRequest *message,
+                      ExecuteResponse *response)
 {
     const struct cox_worker *worker = lane->worker;
     if (message->request_case != REQUEST(PULL_KV_REQUEST) || !message->pull_kv_request)
@@ -417,8 +434,10 @@ static int serve_pull(struct cox_lane *lane, const ExecuteRequest *message, Exec
                                       &lane->error);
 }
 
-/* A command's failure is a result (command_result), not a failed request: every rank's is wanted. */
-static int serve_recover(struct cox_lane *lane, const ExecuteRequest *message, ExecuteResponse *response)
+/* A command's failure is a result (command_result), not a failed request: every rank's is wanted.
+ */
+static int serve_recover(struct cox_lane *lane, const ExecuteRequest *message,
+                         ExecuteResponse *response)
 {
     const struct cox_worker *worker = lane->worker;
     const struct cox_worker_callbacks *callbacks = worker->callbacks;
@@ -458,7 +477,8 @@ static int serve_recover(struct cox_lane *lane, const ExecuteRequest *message, E
     return 0;
 }
 
-static void serve_with(struct cox_lane *lane, const struct cox_request *request, const ExecuteRequest *message,
+static void serve_with(struct cox_lane *lane, const struct cox_request *request,
+                       const ExecuteRequest *message,
                        int (*serve)(struct cox_lane *, const ExecuteRequest *, ExecuteResponse *))
 {
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
@@ -480,12 +500,13 @@ static void serve_opaque(struct cox_lane *lane, const struct cox_request *reques
         cox_reply_slot(&lane->channel, worker->options.rank, request->sequence, false, &capacity);
     cox_fault_point("worker.execute");
     int r = worker->callbacks->opaque
-                ? worker->callbacks->opaque(worker->context, request->bytes, request->size, slot, capacity,
-                                            &length, &lane->error)
+                ? worker->callbacks->opaque(worker->context, request->bytes, request->size, slot,
+                                            capacity, &length, &lane->error)
                 : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no opaque callback");
     lane_return(lane, request->sequence);
     if (r == 0 && length > capacity)
-        r = cox_fail(&lane->error, COX_TOO_LARGE, "the answer has %zu bytes, a slot holds %zu", length, capacity);
+        r = cox_fail(&lane->error, COX_TOO_LARGE, "the answer has %zu bytes, a slot holds %zu",
+                     length, capacity);
     if (r == 0) {
         lane_slot(lane, request->sequence, false, &capacity);
         lane_send(lane, request->sequence, length, false);
@@ -504,7 +525,8 @@ static int lane_copy(struct cox_lane *lane, const struct cox_request *request)
     if (lane->copy_size < request->size) {
         uint8_t *grown = realloc(lane->copy, request->size);
         if (!grown)
-            return cox_fail(&lane->error, -ENOMEM, "no memory for a request of %zu bytes", request->size);
+            return cox_fail(&lane->error, -ENOMEM, "no memory for a request of %zu bytes",
+                            request->size);
         lane->copy = grown;
         lane->copy_size = request->size;
     }
@@ -561,14 +583,15 @@ static void lane_dispatch(struct cox_lane *lane, const struct cox_request *reque
     }
 }
 
-/* The request is not served. What nobody waits for is not answered: a legacy coordinator would take the token of such
- * an answer for the one of its next request. */
+/* The request is not served. What nobody waits for is not answered: a legacy coordinator would take
+ * the token of such an answer for the one of its next request. */
 static void lane_reject(struct cox_lane *lane, const struct cox_request *request, int status)
 {
     const struct cox_operation *operation = cox_operation_find(request->type);
     if (operation && !operation->replies) {
         lane_done(lane, request->sequence, false);
-        cox_worker_tell(lane->worker, -1, request->sequence, lane->error.text, cox_deadline_after_ms(NOTICE_MS));
+        cox_worker_tell(lane->worker, -1, request->sequence, lane->error.text,
+                        cox_deadline_after_ms(NOTICE_MS));
         return;
     }
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
@@ -590,7 +613,8 @@ bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
     if (r == 0) {
         r = cox_wire_request_unpack(&lane->arena, lane->copy, request->size, &message);
         if (r)
-            cox_fail(&lane->error, r, "a request of %zu bytes that is no ExecuteRequest", request->size);
+            cox_fail(&lane->error, r, "a request of %zu bytes that is no ExecuteRequest",
+                     request->size);
     }
     const struct cox_operation *operation =
         r == 0 ? cox_operation_find((uint32_t)message->execute_type) : NULL;
@@ -604,7 +628,8 @@ bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
     if (r == 0 && (!operation || operation->channel != lane->channel.id ||
                    (uint32_t)message->execute_type != typed.type))
         r = cox_fail(&lane->error, COX_CORRUPT, "%s does not belong on the %s channel",
-                     cox_wire_type_name((uint32_t)message->execute_type), cox_channel_name(lane->channel.id));
+                     cox_wire_type_name((uint32_t)message->execute_type),
+                     cox_channel_name(lane->channel.id));
     if (r)
         lane_reject(lane, &typed, r);
     else

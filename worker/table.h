@@ -1,14 +1,15 @@
 /*
  * table: the sequences a rank knows, and how a step on the wire becomes a batch.
  *
- * A sequence is announced once in full; after that a step carries only what changed (StepDelta). The table builds the
- * same struct cox_batch from both forms: packed columns, and the nested SequenceGroupMetadata of legacy
- * coordinators. It moves only when a step succeeded: apply prepares, then exactly one of commit or revert follows.
+ * A sequence is announced once in full; after that a step carries only what changed (StepDelta).
+ * The table builds the same struct cox_batch from both forms: packed columns, and the nested
+ * SequenceGroupMetadata of legacy coordinators. It moves only when a step succeeded: apply
+ * prepares, then exactly one of commit or revert follows.
  *
  * Threads: one thread (the execute channel's).
- * Ownership: a batch is lent until commit or revert. The table owns its memory, which grows to a high-water mark.
- * Blocks: nothing; allocates only when a high-water mark is passed.
- * If the process dies: private memory; nothing is left.
+ * Ownership: a batch is lent until commit or revert. The table owns its memory, which grows to a
+ * high-water mark. Blocks: nothing; allocates only when a high-water mark is passed. If the process
+ * dies: private memory; nothing is left.
  */
 #ifndef COX_WORKER_TABLE_H
 #define COX_WORKER_TABLE_H
@@ -19,26 +20,30 @@ struct cox_table;
 struct ModelExecuteData__ExecuteModelRequest;
 struct ModelExecuteData__TGCleanupRequest;
 
-/* Limits: live sequences and tokens per sequence; beyond them a step is refused with COX_TOO_LARGE. */
-int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max, struct cox_table **ret_table);
+/* Limits: live sequences and tokens per sequence; beyond them a step is refused with COX_TOO_LARGE.
+ */
+int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max,
+                  struct cox_table **ret_table);
 struct cox_table *cox_table_free(struct cox_table *table);
 
-/* The word (an _Atomic uint64_t in shared memory) that cox_batch_aborted compares with the sequence of a batch: steps up
- * to it are given up. NULL, the start value: never. cox_batch_aborted is implemented here. */
+/* The word (an _Atomic uint64_t in shared memory) that cox_batch_aborted compares with the sequence
+ * of a batch: steps up to it are given up. NULL, the start value: never. cox_batch_aborted is
+ * implemented here. */
 void cox_table_watch(struct cox_table *table, const void *void_word);
 
-/* Prepares the step `sequence`. The request must stay until commit or revert. Nothing is changed unless 0 is
- * returned. *ret_batch and *ret_outputs (row_count of them, tokens set to -1) are lent.
+/* Prepares the step `sequence`. The request must stay until commit or revert. Nothing is changed
+ * unless 0 is returned. *ret_batch and *ret_outputs (row_count of them, tokens set to -1) are lent.
  * Returns 0;
  *   COX_STALE: the delta builds on a base the table does not have;
- *   COX_CORRUPT: columns of unequal length, an unknown slot, a position outside its sequence, a byte field that
- *     is no int64 array, ...: err says which;
- *   COX_TOO_LARGE: over the limits; -ENOMEM. */
+ *   COX_CORRUPT: columns of unequal length, an unknown slot, a position outside its sequence, a
+ * byte field that is no int64 array, ...: err says which; COX_TOO_LARGE: over the limits; -ENOMEM.
+ */
 int cox_table_apply(struct cox_table *table, uint64_t sequence,
                     const struct ModelExecuteData__ExecuteModelRequest *request,
                     const struct cox_batch **ret_batch, struct cox_batch_output **ret_outputs,
                     struct cox_error *err);
-/* The step succeeded: sampled tokens are appended, finished sequences go, and base becomes its sequence. */
+/* The step succeeded: sampled tokens are appended, finished sequences go, and base becomes its
+ * sequence. */
 void cox_table_commit(struct cox_table *table);
 /* The step failed: the table is as it was. */
 void cox_table_revert(struct cox_table *table);
@@ -46,8 +51,8 @@ void cox_table_revert(struct cox_table *table);
 /* The step the table stands at: 0 before the first. */
 uint64_t cox_table_base(const struct cox_table *table);
 
-/* Drops sequences by id, unknown ids are ignored. *ret_slots (count of them) is lent until the next call. The base does
- * not change: the ranks are told in order with the steps. */
+/* Drops sequences by id, unknown ids are ignored. *ret_slots (count of them) is lent until the next
+ * call. The base does not change: the ranks are told in order with the steps. */
 void cox_table_cleanup(struct cox_table *table, const int64_t *seq_ids, size_t id_count,
                        const uint32_t **ret_slots, uint32_t *ret_count);
 /* Drops everything; base is 0. */

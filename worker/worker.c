@@ -38,8 +38,8 @@ static bool lane_leaving(const struct cox_lane *lane)
            cox_truth_aborted(&lane->worker->control);
 }
 
-/* Sleeps until request `next` or a later one is published, and moves *next to what is still in the ring. False: the
- * worker leaves. */
+/* Sleeps until request `next` or a later one is published, and moves *next to what is still in the
+ * ring. False: the worker leaves. */
 static bool lane_await(struct cox_lane *lane, uint64_t *next)
 {
     const struct cox_worker *worker = lane->worker;
@@ -49,17 +49,19 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
     while (!lane_leaving(lane)) {
         uint64_t published = cox_truth_published(truth);
         if (published >= *next) {
-            /* A frame that names this rank is not reused before it is returned: what is older than the ring was for
-             * others. */
+            /* A frame that names this rank is not reused before it is returned: what is older than
+             * the ring was for others. */
             if (published - *next >= depth)
                 *next = published - depth + 1;
             return true;
         }
-        /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got lost. */
+        /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
+         * lost. */
         if (cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
                           COX_DEADLINE_NEVER) < 0)
             return false;
-        /* Without a control region the token is the news, unless it is the one that stop rings with. */
+        /* Without a control region the token is the news, unless it is the one that stop rings
+         * with. */
         if (worker->stands_in && !lane_leaving(lane))
             cox_stand_in_publish(&lane->channel, *next);
     }
@@ -103,7 +105,8 @@ static void *lane_main(void *argument)
 
 /* ---- faults ---- */
 
-static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t sequence, const char *text)
+static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t sequence,
+                              const char *text)
 {
     uint8_t *base = worker->error_channel.response.base;
     size_t capacity = worker->error_channel.response.size - COX_PREFIX_SIZE, length;
@@ -129,7 +132,8 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     }
     int r;
     /* Halve the text until it fits: a region may be as small as 256 bytes. */
-    while ((r = cox_wire_response_pack(&report, base + COX_PREFIX_SIZE, capacity, &length)) == COX_TOO_LARGE &&
+    while ((r = cox_wire_response_pack(&report, base + COX_PREFIX_SIZE, capacity, &length)) ==
+               COX_TOO_LARGE &&
            cut[0])
         cut[strlen(cut) / 2] = '\0';
     if (r)
@@ -193,15 +197,20 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
     const struct cox_worker_options *options = &worker->options;
     const struct cox_layout_header *header = &worker->control.layout->header;
     if (options->rank_count != worker->control.geometry.rank_count)
-        return cox_fail(err, COX_INVALID, "the group %s has %" PRIu32 " ranks, this worker was told %" PRIu32,
+        return cox_fail(err, COX_INVALID,
+                        "the group %s has %" PRIu32 " ranks, this worker was told %" PRIu32,
                         options->prefix, worker->control.geometry.rank_count, options->rank_count);
     if (options->rank >= options->rank_count)
-        return cox_fail(err, COX_INVALID, "rank %" PRIu32 " of a group of %" PRIu32 ": expected 0 to %" PRIu32,
+        return cox_fail(err, COX_INVALID,
+                        "rank %" PRIu32 " of a group of %" PRIu32 ": expected 0 to %" PRIu32,
                         options->rank, options->rank_count, options->rank_count - 1);
     if (options->parent_pid && (uint32_t)options->parent_pid != header->coordinator_pid)
-        return cox_fail(err, COX_INVALID, "the group %s belongs to process %" PRIu32 ", this worker was told %" PRId32,
+        return cox_fail(err, COX_INVALID,
+                        "the group %s belongs to process %" PRIu32
+                        ", this worker was told %" PRId32,
                         options->prefix, header->coordinator_pid, options->parent_pid);
-    int r = cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start, &worker->coordinator);
+    int r = cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start,
+                          &worker->coordinator);
     if (r)
         return cox_fail(err, r, "the coordinator of %s, process %" PRIu32 ": %s", options->prefix,
                         header->coordinator_pid, cox_status_text(r));
@@ -235,7 +244,8 @@ static int worker_attach_channels(struct cox_worker *worker, struct cox_error *e
 /* From here on the coordinator counts on this rank. */
 static int worker_announce(struct cox_worker *worker, struct cox_error *err)
 {
-    struct cox_layout_identity *identity = &worker->control.layout->ranks[worker->options.rank].identity;
+    struct cox_layout_identity *identity =
+        &worker->control.layout->ranks[worker->options.rank].identity;
     uint64_t start;
     int r = cox_peer_start_time(getpid(), &start);
     if (r)
@@ -254,11 +264,13 @@ static int worker_announce(struct cox_worker *worker, struct cox_error *err)
     return 0;
 }
 
-int cox_worker_new(const struct cox_worker_options *options, const struct cox_worker_callbacks *callbacks,
-                   void *context, struct cox_worker **ret_worker, struct cox_error *err)
+int cox_worker_new(const struct cox_worker_options *options,
+                   const struct cox_worker_callbacks *callbacks, void *context,
+                   struct cox_worker **ret_worker, struct cox_error *err)
 {
     if (options->prefix[0] != '/')
-        return cox_fail(err, COX_INVALID, "the prefix '%s' does not start with a slash", options->prefix);
+        return cox_fail(err, COX_INVALID, "the prefix '%s' does not start with a slash",
+                        options->prefix);
     int r = cox_name_check(options->prefix + 1, err);
     if (r)
         return r;
@@ -295,8 +307,9 @@ int cox_worker_new(const struct cox_worker_options *options, const struct cox_wo
         if (r)
             cox_fail(err, r, "no memory for the sequence table");
         else
-            cox_table_watch(worker->table,
-                            &cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
+            cox_table_watch(
+                worker->table,
+                &cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
     }
     if (r == 0)
         r = worker_announce(worker, err);
@@ -340,10 +353,12 @@ void cox_worker_stop(struct cox_worker *worker)
 static void worker_ring_lanes(struct cox_worker *worker)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_gate_post(&worker->lanes[c].channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME);
+        cox_gate_post(&worker->lanes[c].channel.gate, worker->options.rank,
+                      COX_BELL_REQUEST_CONSUME);
 }
 
-/* Waits until all lanes have ended; watches the coordinator, and passes a stop on to lanes that sleep. */
+/* Waits until all lanes have ended; watches the coordinator, and passes a stop on to lanes that
+ * sleep. */
 static int worker_watch(struct cox_worker *worker)
 {
     bool rung = false, orphaned = false;
@@ -377,7 +392,8 @@ int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
     int started = 0, r = 0;
     atomic_store_explicit(&worker->running, COX_TWO_WAY_COUNT, memory_order_relaxed);
     for (; started < COX_TWO_WAY_COUNT; started++) {
-        r = -pthread_create(&worker->lanes[started].thread, NULL, lane_main, &worker->lanes[started]);
+        r = -pthread_create(&worker->lanes[started].thread, NULL, lane_main,
+                            &worker->lanes[started]);
         if (r) {
             cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
             atomic_fetch_sub_explicit(&worker->running, (uint32_t)(COX_TWO_WAY_COUNT - started),

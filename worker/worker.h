@@ -1,21 +1,20 @@
 /*
- * worker: the worker side of a group: attach as one rank, answer requests with callbacks, end with the coordinator.
+ * worker: the worker side of a group: attach as one rank, answer requests with callbacks, end with
+ * the coordinator.
  *
- * Processes and threads: one struct cox_worker per process. new, run and free on one thread; stop from anywhere,
- *   signal handlers included; report_fault from any thread. run starts one thread per two-way channel and
- *   calls each callback on the thread of its channel:
- *     execute            init, execute, cleanup, opaque
- *     shared_sync_link   link, link_status, lora
- *     transfer           pull_kv
- *     recover_command    pause, pause_net, clear, reinit, start   (so they overtake a stuck execute)
- *   A callback therefore blocks its own channel only, and callbacks of different channels run at the same time.
- * Ownership: requests and batches are lent to the callback; responses are filled by it, with memory from the arena it
- *   is given or memory that outlives the call.
- * Blocks: new waits for nothing; run blocks until the worker ends.
- * Failures: a callback returns 0, or anything else to answer with an error; its text reaches the coordinator with the
- *   rank. An error of any rank ends the request for all.
- * If the process dies: its slot and lines stay as they are; the coordinator sees the death and no half-written answer.
- *   When the coordinator dies, run ends the process (on_orphan).
+ * Processes and threads: one struct cox_worker per process. new, run and free on one thread; stop
+ * from anywhere, signal handlers included; report_fault from any thread. run starts one thread per
+ * two-way channel and calls each callback on the thread of its channel: execute            init,
+ * execute, cleanup, opaque shared_sync_link   link, link_status, lora transfer           pull_kv
+ *     recover_command    pause, pause_net, clear, reinit, start   (so they overtake a stuck
+ * execute) A callback therefore blocks its own channel only, and callbacks of different channels
+ * run at the same time. Ownership: requests and batches are lent to the callback; responses are
+ * filled by it, with memory from the arena it is given or memory that outlives the call. Blocks:
+ * new waits for nothing; run blocks until the worker ends. Failures: a callback returns 0, or
+ * anything else to answer with an error; its text reaches the coordinator with the rank. An error
+ * of any rank ends the request for all. If the process dies: its slot and lines stay as they are;
+ * the coordinator sees the death and no half-written answer. When the coordinator dies, run ends
+ * the process (on_orphan).
  */
 #ifndef COX_WORKER_WORKER_H
 #define COX_WORKER_WORKER_H
@@ -43,23 +42,28 @@ enum cox_orphan_action {
 };
 
 struct cox_worker_options {
-    char prefix[160];     /* "/NAME": the group */
-    uint32_t rank;        /* 0 to rank_count - 1 */
-    uint32_t rank_count;  /* checked against the group */
-    int32_t device;       /* passed on, not used by the library */
-    uint32_t generation;  /* which life of this rank; 1 is the first */
-    int32_t parent_pid;   /* coordinator; checked against the group; a legacy one is known by this alone */
+    char prefix[160];    /* "/NAME": the group */
+    uint32_t rank;       /* 0 to rank_count - 1 */
+    uint32_t rank_count; /* checked against the group */
+    int32_t device;      /* passed on, not used by the library */
+    uint32_t generation; /* which life of this rank; 1 is the first */
+    int32_t parent_pid;  /* coordinator; checked against the group; a legacy one is known by this
+                            alone */
     enum cox_orphan_action on_orphan;
-    size_t request_size_max;  /* cap on an unpacked request; 0: 256 MiB */
+    size_t request_size_max;     /* cap on an unpacked request; 0: 256 MiB */
     uint32_t sequence_count_max; /* live sequences; 0: 4096 */
     uint32_t token_count_max;    /* tokens of one sequence; 0: 131072 */
     struct cox_log log;
 };
 
-/* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK, _WORLD_SIZE, _DEVICE,
- * _PARENT_PID, _GENERATION) and then from the flags --local_rank, --local_world_size, --npu_num_per_dp,
- * --npu_device_id, --parent_pid, --shm_name_prefix (value in the next argument or after '='). Flags it knows are
- * removed from argv and *argc; all others stay, in order. Returns 0 or COX_INVALID: err names what is missing. */
+/* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
+ * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION) and then from the flags --local_rank,
+ * --local_world_size, --npu_num_per_dp,
+ * --npu_device_id, --parent_pid, --shm_name_prefix (value in the next argument or after '='). When
+ * --npu_num_per_dp is smaller than the world size, the node has several groups: rank is taken
+ * modulo it. --global_rank and
+ * --global_world_size are accepted and not used. Flags it knows are removed from argv and *argc;
+ * all others stay, in order. Returns 0 or COX_INVALID: err names what is missing. */
 COX_PUBLIC int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char **argv,
                                         struct cox_error *err);
 
@@ -75,7 +79,8 @@ struct cox_kv_cache_desc {
 /* What a rank says of itself at init. */
 struct cox_init_result {
     int64_t cpu_block_count; /* blocks of the swap space */
-    int64_t npu_block_count; /* blocks of the KV cache; the coordinator takes the smallest of all ranks */
+    int64_t npu_block_count; /* blocks of the KV cache; the coordinator takes the smallest of all
+                                ranks */
     int64_t max_position_embeddings;
     int64_t mem_pool_id;
     int64_t start_thinking_id;      /* -1: none */
@@ -87,25 +92,29 @@ struct cox_init_result {
 
 /* Looks a key up in the init configuration; NULL when absent. */
 struct cox_init_request;
-COX_PUBLIC const char *cox_init_request_get(const struct cox_init_request *request, const char *key);
+COX_PUBLIC const char *cox_init_request_get(const struct cox_init_request *request,
+                                            const char *key);
 
-/* Any callback may be NULL: the request is then answered with COX_UNSUPPORTED (no-reply requests are dropped). */
+/* Any callback may be NULL: the request is then answered with COX_UNSUPPORTED (no-reply requests
+ * are dropped). */
 struct cox_worker_callbacks {
-    int (*init)(void *context, const struct cox_init_request *request, struct cox_init_result *result,
-                struct cox_error *err);
+    int (*init)(void *context, const struct cox_init_request *request,
+                struct cox_init_result *result, struct cox_error *err);
     /* outputs: batch->row_count of them. The sequence table moves only when this returns 0. */
     int (*execute)(void *context, const struct cox_batch *batch, struct cox_batch_output *outputs,
                    struct cox_error *err);
     /* Sequences ended without a further step: forget what is kept for these slots. No answer. */
     void (*cleanup)(void *context, const uint32_t *slots, uint32_t count);
-    /* Bytes only the two ends understand. Bytes are lent in place, in shared memory that other ranks of a
-     * named group could write: read once, or copy. */
+    /* Bytes only the two ends understand. Bytes are lent in place, in shared memory that other
+     * ranks of a named group could write: read once, or copy. */
     int (*opaque)(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
                   size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err);
-    /* Starts linking, unlinking or a switch of role; the state is told by link_status. No answer. */
+    /* Starts linking, unlinking or a switch of role; the state is told by link_status. No answer.
+     */
     void (*link)(void *context, const struct ModelExecuteData__PDLinkRequest *request);
     int (*link_status)(void *context, struct cox_arena *arena,
-                       struct ModelExecuteData__PDLinkStatusResponse *response, struct cox_error *err);
+                       struct ModelExecuteData__PDLinkStatusResponse *response,
+                       struct cox_error *err);
     int (*lora)(void *context, const struct ModelExecuteData__LoraOperationRequest *request,
                 struct cox_arena *arena, struct ModelExecuteData__LoraOperationResponse *response,
                 struct cox_error *err);
@@ -122,25 +131,29 @@ struct cox_worker_callbacks {
     void (*finalize)(void *context);
 };
 
-/* Attaches to the group as options->rank: one of ours, or, where parent_pid is given and there is no control region, one
- * of a legacy coordinator. callbacks and context are borrowed until free. Returns 0;
- * COX_NOT_FOUND: no such group; COX_DENIED: an object with another owner, mode or type; COX_VERSION; COX_CORRUPT;
- * COX_INVALID: rank or world size do not fit the group; COX_PEER_DEAD: its coordinator is gone; -errno. */
+/* Attaches to the group as options->rank: one of ours, or, where parent_pid is given and there is
+ * no control region, one of a legacy coordinator. callbacks and context are borrowed until free.
+ * Returns 0; COX_NOT_FOUND: no such group; COX_DENIED: an object with another owner, mode or type;
+ * COX_VERSION; COX_CORRUPT; COX_INVALID: rank or world size do not fit the group; COX_PEER_DEAD:
+ * its coordinator is gone; -errno. */
 COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
                               const struct cox_worker_callbacks *callbacks, void *context,
                               struct cox_worker **ret_worker, struct cox_error *err);
-COX_PUBLIC struct cox_worker *cox_worker_free(struct cox_worker *worker); /* NULL-safe, returns NULL */
+COX_PUBLIC struct cox_worker *
+cox_worker_free(struct cox_worker *worker); /* NULL-safe, returns NULL */
 
-/* Serves until the coordinator finalizes, stop is called, or the coordinator dies. Returns 0 after finalize or stop;
- * COX_PEER_DEAD (only with COX_ORPHAN_RETURN); COX_CORRUPT: shared memory makes no sense any more; -errno. */
+/* Serves until the coordinator finalizes, stop is called, or the coordinator dies. Returns 0 after
+ * finalize or stop; COX_PEER_DEAD (only with COX_ORPHAN_RETURN); COX_CORRUPT: shared memory makes
+ * no sense any more; -errno. */
 COX_PUBLIC int cox_worker_run(struct cox_worker *worker, struct cox_error *err);
 
 /* Asks run to return once running callbacks have. Async-signal-safe, idempotent. */
 COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
 
-/* Tells the coordinator of a fault outside any answer, on the error channel; text is cut to what fits. Waits for the
- * slot until deadline_ns. Returns 0; COX_TIMEOUT; COX_CLOSED; -errno. */
-COX_PUBLIC int cox_worker_report_fault(struct cox_worker *worker, const char *text, uint64_t deadline_ns);
+/* Tells the coordinator of a fault outside any answer, on the error channel; text is cut to what
+ * fits. Waits for the slot until deadline_ns. Returns 0; COX_TIMEOUT; COX_CLOSED; -errno. */
+COX_PUBLIC int cox_worker_report_fault(struct cox_worker *worker, const char *text,
+                                       uint64_t deadline_ns);
 
 #ifdef __cplusplus
 }
