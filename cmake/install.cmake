@@ -6,11 +6,12 @@ include(CMakePackageConfigHelpers)
 set(public_headers
     channel/base.h
     proto/wire.h
+    proto/operation.h
     proto/executor.proto
     worker/batch.h
     worker/worker.h
-    coordinator/executor.h)
-cox_skip_missing(public_headers)
+    coordinator/executor.h
+    coordinator/operations.h)
 
 foreach(header IN LISTS public_headers)
     cmake_path(GET header PARENT_PATH folder)
