@@ -153,6 +153,9 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
 int cox_control_create(struct cox_control *control, const char *name,
                        const struct cox_geometry *geometry, struct cox_error *err)
 {
+    int r = cox_name_check(name, err);
+    if (r)
+        return r;
     char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + sizeof SHM_FOLDER], self[64];
     cox_name_control(object, name);
     snprintf(path, sizeof path, SHM_FOLDER "%s", object);
@@ -163,7 +166,7 @@ int cox_control_create(struct cox_control *control, const char *name,
     if (fchmod(fd, 0600) < 0)
         return cox_fail(err, -errno, "%s: fchmod: %s", object, cox_status_text(-errno));
     uint64_t size = cox_layout_control_size(geometry->rank_count);
-    int r = cox_region_reserve(fd, size, object, err);
+    r = cox_region_reserve(fd, size, object, err);
     if (r)
         return r;
     struct cox_region region = {0};
@@ -207,11 +210,14 @@ int cox_control_create(struct cox_control *control, const char *name,
 
 int cox_control_attach(struct cox_control *control, const char *name, struct cox_error *err)
 {
+    int r = cox_name_check(name, err);
+    if (r)
+        return r;
     char object[COX_OBJECT_NAME_SIZE];
     cox_name_control(object, name);
     struct cox_control attached = COX_CONTROL_NONE;
-    int r = cox_region_attach(&attached.region, object, sizeof(struct cox_layout_control),
-                              COX_REGION_WRITE, err);
+    r = cox_region_attach(&attached.region, object, sizeof(struct cox_layout_control),
+                          COX_REGION_WRITE, err);
     if (r)
         return r;
     r = control_verify(&attached, object, err);

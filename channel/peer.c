@@ -74,6 +74,8 @@ void cox_peer_close(struct cox_peer *peer)
 
 bool cox_peer_alive(const struct cox_peer *peer)
 {
+    if (peer->pidfd < 0)
+        return false;
     struct pollfd p = {.fd = peer->pidfd, .events = POLLIN};
     int r;
     do

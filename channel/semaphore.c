@@ -35,6 +35,16 @@ static int semaphore_path(const char *name, char *path, size_t path_size, struct
     return 0;
 }
 
+static int semaphore_map(struct cox_semaphore *semaphore, int fd, const char *name,
+                         struct cox_error *err)
+{
+    void *map = mmap(NULL, sizeof(sem_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED)
+        return cox_fail(err, -errno, "semaphore %s: mmap: %s", name, cox_status_text(-errno));
+    semaphore->sem = map;
+    return 0;
+}
+
 int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsigned value,
                          struct cox_error *err)
 {
@@ -42,20 +52,33 @@ int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsi
     int r = semaphore_path(name, path, sizeof path, err);
     if (r)
         return r;
-    sem_t *sem = sem_open(name, O_CREAT | O_EXCL, 0600, value);
-    if (sem == SEM_FAILED) {
+    /* Made whole without a name, then linked: sem_open would pass through a file of another name,
+     * which a kill in between leaves for ever. sem_init fills ordinary memory here; what it fills
+     * is what the file of a named semaphore holds. */
+    _cox_cleanup_(cox_close_fd) int fd = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return cox_fail(err, -errno, "semaphore %s: cannot create in /dev/shm: %s", name,
+                        cox_status_text(-errno));
+    sem_t content;
+    memset(&content, 0, sizeof content);
+    if (sem_init(&content, 1, value) < 0)
+        return cox_fail(err, -errno, "semaphore %s: %s", name, cox_status_text(-errno));
+    if (fchmod(fd, 0600) < 0) /* against an odd umask */
+        return cox_fail(err, -errno, "semaphore %s: fchmod: %s", name, cox_status_text(-errno));
+    ssize_t written = write(fd, &content, sizeof content);
+    if (written != (ssize_t)sizeof content) {
+        r = written < 0 ? -errno : -ENOSPC;
+        return cox_fail(err, r, "semaphore %s: %s", name, cox_status_text(r));
+    }
+    char self[64];
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) < 0) {
         r = errno;
         if (r == EEXIST)
             return cox_fail(err, COX_TAKEN, "semaphore %s exists already", name);
         return cox_fail(err, -r, "semaphore %s: %s", name, cox_status_text(-r));
     }
-    sem_close(sem);
-    /* sem_open applies the umask; with an odd one the file is not even readable for us. The name is
-     * ours and /dev/shm is sticky, so nobody else can have put another file there. */
-    if (chmod(path, 0600) < 0)
-        r = cox_fail(err, -errno, "semaphore %s: chmod: %s", name, cox_status_text(-errno));
-    else
-        r = cox_semaphore_attach(semaphore, name, err);
+    r = semaphore_map(semaphore, fd, name, err);
     if (r)
         unlink(path);
     return r;
@@ -94,11 +117,7 @@ int cox_semaphore_attach(struct cox_semaphore *semaphore, const char *name, stru
     if (st.st_size != (off_t)sizeof(sem_t))
         return cox_fail(err, COX_DENIED, "semaphore %s has %jd bytes, expected %zu", name,
                         (intmax_t)st.st_size, sizeof(sem_t));
-    void *map = mmap(NULL, sizeof(sem_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED)
-        return cox_fail(err, -errno, "semaphore %s: mmap: %s", name, cox_status_text(-errno));
-    semaphore->sem = map;
-    return 0;
+    return semaphore_map(semaphore, fd, name, err);
 }
 
 void cox_semaphore_detach(struct cox_semaphore *semaphore)

@@ -19,6 +19,7 @@
  *     pull block PATH          what to do in the next pull
  *     recover NAME RESULT TEXT, recover NAME block PATH   what to do at a recovery command
  *     tell batch|log|links|pulls   what was seen so far
+ *     served                   how many commands were asked of this rank, this one included
  * Without a command of its own, an argument: `quit N` leaves before it attaches, `never` never attaches, `world`
  * attaches with a world that is too large, `group` attaches to no such group.
  */
@@ -64,6 +65,7 @@ struct script {
     struct cox_worker_options options;
     struct cox_worker *worker;
     /* Of the execute channel's thread. */
+    uint64_t served_count;
     uint64_t step_count;
     uint64_t step_at[STEP_TRICK_COUNT]; /* 0: never */
     char step_path[PATH_SIZE];
@@ -362,6 +364,11 @@ static int obey(const struct command *c, const char *text)
         snprintf(pid, sizeof pid, "%d", getpid());
         return answer_text(c, pid);
     }
+    if (strcmp(verb, "served") == 0) {
+        char count[24];
+        snprintf(count, sizeof count, "%" PRIu64, c->script->served_count);
+        return answer_text(c, count);
+    }
     if (strcmp(verb, "stop") == 0)
         return raise(SIGSTOP) ? -errno : answer_text(c, "stopped");
     if (strcmp(verb, "exit") == 0 || strcmp(verb, "kill") == 0 || strcmp(verb, "spin") == 0)
@@ -387,6 +394,7 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
         return cox_fail(err, -ENOMEM, "no memory for a command");
     memcpy(text, request, request_size);
     text[request_size] = '\0';
+    ((struct script *)context)->served_count++;
     int r = obey(&command, text);
     free(text);
     return r;

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -577,6 +578,38 @@ int test_helper_run(const char *mode)
 {
     struct test_helper helper = test_helper_start(mode, NULL);
     return test_helper_wait(&helper);
+}
+
+static bool thread_stopped(pid_t pid, const char *thread)
+{
+    char path[320], state = '?';
+    snprintf(path, sizeof path, "/proc/%d/task/%s/stat", pid, thread);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return true; /* it ended meanwhile */
+    int seen = fscanf(file, "%*d (%*[^)]) %c", &state);
+    fclose(file);
+    return seen == 1 && state == 'T';
+}
+
+void test_stop_process(pid_t pid)
+{
+    char path[64];
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    bool stopped = false;
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    while (!stopped && cox_now_ns() < deadline_ns) {
+        stopped = true;
+        DIR *dir = opendir(path);
+        assert_non_null(dir);
+        for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
+            stopped = stopped && (entry->d_name[0] == '.' || thread_stopped(pid, entry->d_name));
+        closedir(dir);
+        if (!stopped)
+            sched_yield();
+    }
+    assert_true(stopped);
 }
 
 /* ---- what is left ---- */

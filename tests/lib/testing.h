@@ -142,6 +142,9 @@ struct test_helper {
 struct test_helper test_helper_start(const char *mode, const char *argument);
 int test_helper_wait(struct test_helper *helper);
 
+/* Stops a process; on return none of its threads runs any more (the signal alone says nothing of that). */
+void test_stop_process(pid_t pid);
+
 /* Names in /dev/shm that contain the text. */
 size_t test_count_names(const char *text);
 /* A name for a group that no other test has. */

@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -92,7 +93,12 @@ static void m2_ranks_that_are_not_asked_do_nothing(void **state)
                                              .asked = &nobody};
     assert_int_equal(cox_executor_call_opaque(test_group_executor(g), "pid", 3, &empty, NULL, NULL, NULL),
                      COX_INVALID);
-    test_expect_echo(g, "all of you");
+    /* Half of the 15 named each rank, and then all did. */
+    struct test_completion c;
+    assert_int_equal(test_call(g, &c, "served"), 0);
+    for (uint32_t rank = 0; rank < 4; rank++)
+        assert_string_equal(c.ranks[rank].bytes, "9");
+    test_completion_deinit(&c);
     test_group_free(g);
 }
 
@@ -527,6 +533,43 @@ static void m5_the_handler_is_replaced_while_requests_run(void **state)
     test_group_free(g);
 }
 
+struct slow_handler {
+    atomic_bool inside, replacing, left;
+};
+
+static void handler_slow(void *context, const struct cox_completion *completion)
+{
+    struct slow_handler *slow = context;
+    (void)completion;
+    slow->inside = true;
+    while (!slow->replacing)
+        sched_yield();
+    /* Long enough for a replace that does not wait to return. */
+    uint64_t until_ns = cox_deadline_after_ms(20);
+    while (cox_now_ns() < until_ns)
+        sched_yield();
+    slow->left = true;
+}
+
+static void m5_replace_waits_for_the_handler_that_runs(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(1, NULL);
+    struct slow_handler slow = {false};
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    assert_int_equal(cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, handler_slow, &slow), 0);
+    assert_int_equal(test_submit(g, &how, "echo x"), 0);
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    while (!slow.inside && cox_now_ns() < deadline_ns)
+        sched_yield();
+    slow.replacing = true;
+    assert_int_equal(cox_executor_replace(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_true(slow.left);
+    assert_int_equal(test_submit(g, &how, "echo y"), 0);
+    assert_string_equal(test_await(g, 0)->ranks[0].bytes, "y");
+    test_group_free(g);
+}
+
 static void m5_full_at_depth_then_room_again(void **state)
 {
     (void)state;
@@ -630,6 +673,7 @@ int main(void)
         TEST(m5_inside_a_handler_call_is_refused_and_submit_works),
         TEST(m5_register_once),
         TEST(m5_the_handler_is_replaced_while_requests_run),
+        TEST(m5_replace_waits_for_the_handler_that_runs),
         TEST(m5_full_at_depth_then_room_again),
         TEST(m5_callers_on_many_threads_and_a_stop_among_them),
     };

@@ -108,7 +108,7 @@ static void p3_a_timeout_names_who_was_silent_and_how(void **state)
     struct test_pipe *pipe = test_pipe_new();
     /* Rank 3 does not even take it: it is stopped. Rank 1 took it and hangs. The others answer. */
     pid_t stopped = cox_executor_pid(test_group_executor(g), 3);
-    assert_int_equal(kill(stopped, SIGSTOP), 0);
+    test_stop_process(stopped);
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 300};
     struct test_completion c;
     assert_int_equal(test_call_how(g, &c, &brief, "only 1 block %s", test_pipe_path(pipe)), COX_TIMEOUT);
@@ -208,8 +208,9 @@ static void s3_a_frame_is_not_written_while_a_rank_reads_it(void **state)
     const struct test_how both = {.gather = COX_GATHER_ALL}, first = {.gather = COX_GATHER_ALL, .ranks = 1};
     /* The error of rank 0 ends the request, so that the entry is free but for the frame that rank 1 reads. */
     for (int round = 0; round < 20; round++) {
+        size_t first_one = test_completion_count(g);
         assert_int_equal(test_submit_persist(g, &both, "echo first"), 0);
-        test_await(g, test_completion_count(g) ? test_completion_count(g) - 1 : 0);
+        test_await(g, first_one);
         char hold[256];
         snprintf(hold, sizeof hold, "each echo done|hold %s %0100d", test_pipe_path(pipe), round);
         size_t before = test_completion_count(g);
@@ -264,6 +265,47 @@ static void s3_nor_after_the_request_has_ended(void **state)
     }
 }
 
+/* Requests without answer are over at once, but their frames are kept until every rank has read them. */
+static void s3_a_frame_without_answer_is_kept_until_read(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 4; depth *= 2) {
+        const struct cox_executor_options options = {.depth = depth};
+        struct test_group *g = test_group_start(2, &options);
+        struct cox_executor *executor = test_group_executor(g);
+        pid_t pid = cox_executor_pid(executor, 1);
+        ModelExecuteData__PDLinkRequest__PDLinkInfo info = MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
+        ModelExecuteData__PDLinkRequest__PDLinkInfo *infos[] = {&info};
+        ModelExecuteData__PDLinkRequest link = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
+        link.n_pd_link_info = 1;
+        link.pd_link_info = infos;
+        info.has_pd_role = 1;
+        struct cox_error err = {0};
+        char expected[256] = "";
+        test_stop_process(pid);
+        for (uint32_t k = 0; k < depth; k++) {
+            char entry[64];
+            info.pd_role = (ModelExecuteData__PDRole)(k % 4);
+            assert_int_equal(cox_executor_link(executor, &link, cox_deadline_after_ms(TEST_PATIENCE_MS), &err), 0);
+            snprintf(entry, sizeof entry, "role=%" PRIu32 " change=0 link=0 unlink=0;", k % 4);
+            strcat(expected, entry);
+        }
+        assert_int_equal(cox_executor_link(executor, &link, cox_deadline_after_ms(20), &err), COX_TIMEOUT);
+        assert_contains(err.text, "rank 1 still reads the frame");
+        assert_int_equal(kill(pid, SIGCONT), 0);
+        struct cox_link_status status; /* behind the links on their channel */
+        err.code = 0;
+        assert_int_equal(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS), &status, &err), 0);
+        cox_link_status_deinit(&status);
+        struct test_completion c;
+        assert_int_equal(test_call(g, &c, "tell links"), 0);
+        for (uint32_t rank = 0; rank < 2; rank++)
+            assert_string_equal(c.ranks[rank].bytes, expected);
+        test_completion_deinit(&c);
+        test_group_free(g);
+    }
+}
+
 /* Rank 1 sleeps through many rounds of the ring, and then finds its own request among them. */
 static void s3_a_rank_that_was_not_asked_skips_frames(void **state)
 {
@@ -289,7 +331,7 @@ static void s3_a_rank_that_was_not_asked_may_sleep(void **state)
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
     pid_t pid = cox_executor_pid(test_group_executor(g), 1);
-    assert_int_equal(kill(pid, SIGSTOP), 0);
+    test_stop_process(pid);
     const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
     for (int k = 0; k < 100; k++)
         assert_int_equal(test_call_how(g, NULL, &first, "echo x"), 0);
@@ -345,6 +387,7 @@ int main(void)
         TEST(s4_a_late_rank_that_dies_is_late_no_more),
         TEST(s3_a_frame_is_not_written_while_a_rank_reads_it),
         TEST(s3_nor_after_the_request_has_ended),
+        TEST(s3_a_frame_without_answer_is_kept_until_read),
         TEST(s3_a_rank_that_was_not_asked_skips_frames),
         TEST(s3_a_rank_that_was_not_asked_may_sleep),
         TEST(p11_both_directions_full_at_once),

@@ -22,8 +22,10 @@
 
 /* Who sits at a rank: commands, for group_start. The shells among them end in exec: the rank's pid
  * is the worker's. */
-extern const char *const all_legacy[], *const even_native[], *const odd_native[],
-                                                                 *const all_native[];
+extern const char *const all_legacy[];
+extern const char *const even_native[];
+extern const char *const odd_native[];
+extern const char *const all_native[];
 extern const char *const slow_legacy[]; /* COX_LEGACY_DELAY_MS is rank 1's alone */
 
 /* Small regions; nothing but finalize ends the workers. */

@@ -483,17 +483,17 @@ static void m11_pull_has_a_result_per_request(void **state)
         char bad_last[16], mute_last[16];
         snprintf(bad_last, sizeof bad_last, "bad@%" PRIu32, n - 1);
         snprintf(mute_last, sizeof mute_last, "mute@%" PRIu32, n - 1);
-        const char *const ids[] = {"a", "bad b", bad_last, "c", mute_last, "mute all", "d"};
-        const int32_t codes[] = {0, 2003, 2003, 0, 2004, 2004, 0};
+        const char *const ids[] = {"a", "bad b", bad_last, "c", mute_last, "mute all", "bad@0", "d"};
+        const int32_t codes[] = {0, 2003, 2003, 0, 2004, 2004, 2003, 0};
         struct pull pull;
         struct cox_pull_result *results = NULL;
         size_t count = 0;
         struct cox_error err = {0};
-        pull_fill(&pull, ids, 7);
+        pull_fill(&pull, ids, 8);
         assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, patience(), &results,
                                               &count, &err), 0);
-        assert_int_equal(count, 7);
-        for (size_t i = 0; i < 7; i++) {
+        assert_int_equal(count, 8);
+        for (size_t i = 0; i < 8; i++) {
             assert_string_equal(results[i].request_id, ids[i]);
             assert_int_equal(results[i].code, codes[i]);
         }

@@ -371,6 +371,27 @@ static void s2_a_step_that_failed_on_one_rank_took_effect_on_none(void **state)
     }
 }
 
+/* A rank's table stays where it was: the same delta, on the same base, is as good as before. */
+static void s2_a_failed_step_leaves_the_table_of_the_rank(void **state)
+{
+    (void)state;
+    struct chat reference[CHAT_COUNT], chats[CHAT_COUNT];
+    chats_reference(reference);
+    struct test_group *g = test_group_start(1, NULL);
+    uint64_t base = 0;
+    chats_init(chats);
+    for (int done = 0; done < STEP_COUNT; done++) {
+        if (base) {
+            uint64_t lost = base;
+            assert_int_equal(test_call(g, NULL, "step fail 1"), 0);
+            assert_int_equal(chats_step(g, chats, &lost, TEST_PATIENCE_MS), COX_REJECTED);
+        }
+        assert_int_equal(chats_step(g, chats, &base, TEST_PATIENCE_MS), 0);
+    }
+    assert_memory_equal(chats, reference, sizeof chats);
+    test_group_free(g);
+}
+
 static void s2_divergence_names_who_disagrees(void **state)
 {
     (void)state;
@@ -443,6 +464,7 @@ int main(void)
         TEST(s5_tokens_are_the_same_for_every_world_size),
         TEST(s1_a_delta_on_a_wrong_base_is_stale_and_without_effect),
         TEST(s2_a_step_that_failed_on_one_rank_took_effect_on_none),
+        TEST(s2_a_failed_step_leaves_the_table_of_the_rank),
         TEST(s2_divergence_names_who_disagrees),
         TEST(s2_what_was_published_behind_a_failed_step_is_void),
     };

@@ -526,6 +526,38 @@ static void b54_of_two_that_create_at_once_one_wins(void **state)
     }
 }
 
+static void create_late(void *context)
+{
+    struct cox_geometry geometry = geometry_of(2);
+    struct cox_control control = COX_CONTROL_NONE;
+    (void)context;
+    setenv("COXSWAIN_FAULT", "control.sweep:stop", 1);
+    CHECK(cox_control_create(&control, GROUP, &geometry, NULL) == COX_TAKEN);
+}
+
+/* Who was stopped with the leftovers open wins their lock later, when the name is somebody else's. */
+static void b54_a_late_sweeper_spares_the_next_group(void **state)
+{
+    int status;
+    struct stat before, after;
+    (void)state;
+#if !COX_TESTING
+    skip();
+#endif
+    struct cox_control dead = created(3);
+    cox_control_close(&dead);
+    pid_t pid = child_start(create_late, NULL);
+    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+    assert_true(WIFSTOPPED(status));
+    struct cox_control own = created(1);
+    assert_int_equal(stat(control_path(), &before), 0);
+    kill(pid, SIGCONT);
+    child_join(pid);
+    assert_int_equal(stat(control_path(), &after), 0);
+    assert_true(before.st_ino == after.st_ino);
+    gone(&own);
+}
+
 /* ---- what is none of ours ---- */
 
 static void stays_in_the_way(int expected, const char *text)
@@ -676,6 +708,7 @@ int main(void)
         LEAK_TEST(b4_leftovers_of_a_creator_killed_anywhere_are_swept),
         LEAK_TEST(a_neighbour_s_names_are_not_swept),
         LEAK_TEST(b54_of_two_that_create_at_once_one_wins),
+        LEAK_TEST(b54_a_late_sweeper_spares_the_next_group),
         LEAK_TEST(b54_files_of_others_are_not_touched),
         LEAK_TEST(a_full_tmpfs_is_no_space_with_both_numbers),
         LEAK_TEST(channels_leave_nothing_behind_when_one_name_is_taken),

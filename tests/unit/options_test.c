@@ -101,6 +101,27 @@ static void m14_the_legacy_command_line_alone_is_enough(void **state)
     assert_null(arguments.argv[1]);
 }
 
+static void the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own(void **state)
+{
+    (void)state;
+    for (int rank = 0; rank < 8; rank++) {
+        char number[16];
+        snprintf(number, sizeof number, "%d", rank);
+        struct arguments arguments = ARGUMENTS("--local_rank", number, "--local_world_size=8", "--npu_num_per_dp=2",
+                                               "--shm_name_prefix=/g", "--global_rank", "9",
+                                               "--global_world_size=16");
+        struct cox_worker_options options = parsed(&arguments);
+        assert_int_equal(options.rank, rank % 2);
+        assert_int_equal(options.rank_count, 2);
+        assert_int_equal(arguments.argc, 1);
+    }
+    struct arguments whole = ARGUMENTS("--local_rank=5", "--local_world_size=8", "--npu_num_per_dp=8",
+                                       "--shm_name_prefix=/g");
+    struct cox_worker_options options = parsed(&whole);
+    assert_int_equal(options.rank, 5);
+    assert_int_equal(options.rank_count, 8);
+}
+
 static void flags_win_over_the_environment_and_the_last_flag_over_the_first(void **state)
 {
     struct arguments arguments = ARGUMENTS("--local_rank=5", "--shm_name_prefix=/other", "--local_rank", "1");
@@ -116,10 +137,10 @@ static void flags_win_over_the_environment_and_the_last_flag_over_the_first(void
 static void what_is_not_known_stays_in_order(void **state)
 {
     struct arguments arguments =
-        ARGUMENTS("first", "--local_rankx", "9", "--local_rank", "0", "-v", "--local_ran=1", "--npu_num_per_dp=2",
-                  "x=--local_rank", "--global_rank", "7", "");
+        ARGUMENTS("first", "--local_rankx", "9", "--local_rank", "0", "-v", "--local_ran=1", "--npu_num_per_dp=8",
+                  "x=--local_rank", "--global_rankx", "7", "");
     static const char *const left[] = {"worker", "first", "--local_rankx", "9",  "-v", "--local_ran=1",
-                                       "x=--local_rank", "--global_rank",  "7", ""};
+                                       "x=--local_rank", "--global_rankx", "7", ""};
     (void)state;
     set_environment();
     struct cox_worker_options options = parsed(&arguments);
@@ -194,6 +215,8 @@ static void numbers_out_of_range_are_named_with_their_range(void **state)
         {"--local_world_size=129", "'129'", "1 to 128"},
         {"--npu_device_id=2147483648", "--npu_device_id is", "2147483647"},
         {"--npu_device_id=-2147483649", "--npu_device_id is", "-2147483648"},
+        {"--npu_num_per_dp=0", "--npu_num_per_dp is '0'", "1 to 128"},
+        {"--npu_num_per_dp=129", "'129'", "1 to 128"},
         {"--parent_pid=0", "--parent_pid is '0'", "1 to"},
         {"--parent_pid=-5", "--parent_pid is '-5'", "1 to"},
         {"--shm_name_prefix=g", "--shm_name_prefix is 'g'", "slash"},
@@ -235,6 +258,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         OPTIONS_TEST(the_environment_alone_is_enough),
         OPTIONS_TEST(m14_the_legacy_command_line_alone_is_enough),
+        OPTIONS_TEST(the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own),
         OPTIONS_TEST(flags_win_over_the_environment_and_the_last_flag_over_the_first),
         OPTIONS_TEST(what_is_not_known_stays_in_order),
         OPTIONS_TEST(a_program_named_like_a_flag_is_no_flag),

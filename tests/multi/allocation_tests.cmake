@@ -1,0 +1,2 @@
+cox_multi_test(NAME allocation SOURCES allocation_test.c
+    LIBS coxswain_coordinator coxswain_worker_lib coxswain_proto coxswain_channel)
