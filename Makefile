@@ -2,7 +2,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: all demo test gcc clang asan tsan bench format-check format install clean
+.PHONY: all demo test gcc clang asan tsan fuzz bench format-check format install clean
 
 all:
 	@sh tools/compile release
@@ -12,6 +12,9 @@ demo:
 
 test gcc clang asan tsan:
 	@sh tools/test $@
+
+fuzz:
+	@sh tools/fuzz
 
 bench:
 	@sh tools/compile bench coxswain-bench

@@ -20,6 +20,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -119,6 +120,15 @@ COX_PUBLIC uint64_t cox_now_ns(void);
 /* now + duration, saturating at COX_DEADLINE_NEVER. */
 COX_PUBLIC uint64_t cox_deadline_after_ns(uint64_t duration_ns);
 COX_PUBLIC uint64_t cox_deadline_after_ms(uint64_t duration_ms);
+
+/* For the timed waits of the C library; a deadline of NEVER is some 580 years away. */
+static inline struct timespec cox_deadline_timespec(uint64_t deadline_ns)
+{
+    struct timespec until;
+    until.tv_sec = (time_t)(deadline_ns / COX_NSEC_PER_SEC);
+    until.tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC);
+    return until;
+}
 
 static inline uint64_t cox_deadline_min(uint64_t a, uint64_t b)
 {

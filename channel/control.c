@@ -15,6 +15,8 @@
 #include "semaphore.h"
 
 #define SHM_FOLDER "/dev/shm"
+/* Once a millisecond. */
+#define SWEEP_ATTEMPTS 500
 
 static int control_verify(struct cox_control *control, const char *object, struct cox_error *err)
 {
@@ -88,14 +90,37 @@ uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *g
         uint32_t pairs = channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count;
         for (uint32_t rank = 0; rank < pairs; rank++)
             for (int bell = 0; bell < COX_BELL_COUNT; bell++)
-                count += sem_unlink(
+                count += cox_bell_exists(channel, (enum cox_bell)bell) && sem_unlink(
                              cox_name_bell(object, name, channel, (enum cox_bell)bell, rank)) == 0;
-        count += shm_unlink(cox_name_request(object, name, channel)) == 0;
+        if (geometry->channels[c].request_size)
+            count += shm_unlink(cox_name_request(object, name, channel)) == 0;
         count += shm_unlink(cox_name_response(object, name, channel)) == 0;
     }
     cox_fault_point("control.unlink.last");
     count += shm_unlink(cox_name_control(object, name)) == 0;
     return count;
+}
+
+/* The lock is held by somebody else: by the coordinator, or, when that is dead, by another sweeper or a child it
+ * left. */
+static int control_locked(const char *name, const struct cox_control *old, int e,
+                          struct cox_error *err)
+{
+    const struct cox_layout_header *header = &old->layout->header;
+    if (e != EWOULDBLOCK)
+        return cox_fail(err, -e, "the group '%s': flock: %s", name, cox_status_text(-e));
+    struct cox_peer coordinator = COX_PEER_NONE;
+    if (cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start, &coordinator) ==
+        COX_PEER_DEAD)
+        return cox_fail(err, COX_BUSY,
+                        "what process %" PRIu32 " left of the group '%s' is being removed by "
+                        "another process, or a child of the dead one still holds its lock",
+                        header->coordinator_pid, name);
+    cox_peer_close(&coordinator);
+    return cox_fail(err, COX_TAKEN,
+                    "the name '%s' is taken by a live group of process %" PRIu32
+                    ": stop that one or choose another name",
+                    name, header->coordinator_pid);
 }
 
 /* A lock that can be won means that the coordinator is dead. */
@@ -109,8 +134,10 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     int r;
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
-        if (errno == ENOENT)
+        if (errno == ENOENT) {
+            *ret_count = 0;
             return 0;
+        }
         r = errno;
         bool foreign = r == ELOOP || r == EACCES || r == EISDIR || r == ENXIO;
         return cox_fail(err, foreign ? COX_DENIED : -r, "%s is in the way: %s", object,
@@ -131,15 +158,16 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
         return r;
     cox_fault_point("control.sweep");
     struct cox_error why = {0};
-    if (control_verify(&old, object, &why)) {
+    r = control_verify(&old, object, &why);
+    if (r == COX_VERSION) {
+        r = cox_fail(err, COX_DENIED,
+                     "%s is in the way: %s; when nothing of that version runs any more, remove what it "
+                     "left (rm /dev/shm%s)",
+                     object, why.text, object);
+    } else if (r) {
         r = cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
     } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-        r = errno == EWOULDBLOCK
-                ? cox_fail(err, COX_TAKEN,
-                           "the name '%s' is taken by a live group of process %" PRIu32
-                           ": stop that one or choose another name",
-                           name, old.layout->header.coordinator_pid)
-                : cox_fail(err, -errno, "%s: flock: %s", object, cox_status_text(-errno));
+        r = control_locked(name, &old, errno, err);
     } else if (stat(path, &named) == 0 && named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
         /* Won, and the name still means the file that is locked. */
         count = cox_control_unlink_names(name, &old.geometry, COX_CHANNEL_COUNT);
@@ -185,13 +213,21 @@ int cox_control_create(struct cox_control *control, const char *name,
     for (int attempt = 0; r == 0; attempt++) {
         if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0)
             break;
-        if (errno != EEXIST || attempt == 3) {
+        if (errno != EEXIST || attempt > SWEEP_ATTEMPTS) {
             r = cox_fail(err, errno == EEXIST ? COX_TAKEN : -errno, "%s: %s", object,
                          cox_status_text(-errno));
             break;
         }
         uint32_t swept;
-        r = cox_control_sweep(name, &swept, err);
+        struct cox_error why = {0};
+        r = cox_control_sweep(name, &swept, &why);
+        if (r == COX_BUSY && attempt < SWEEP_ATTEMPTS) {
+            /* Another starter sweeps at this moment: either it takes the name, or we do. */
+            nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+            r = 0;
+        } else if (r) {
+            cox_fail(err, r, "%s", why.text);
+        }
     }
     if (r) {
         cox_region_detach(&region);

@@ -64,13 +64,6 @@ static int gate_init(struct cox_gate *gate, uint32_t rank_first, uint32_t rank_c
     return 0;
 }
 
-/* Ends of the error channel: only replies, one pair for all ranks. */
-static bool bell_exists(enum cox_channel_id channel, enum cox_bell bell)
-{
-    return channel != COX_CHANNEL_ERROR || bell == COX_BELL_RESPONSE_PRODUCE ||
-           bell == COX_BELL_RESPONSE_CONSUME;
-}
-
 int cox_gate_create_semaphores(struct cox_gate *gate, const char *name, enum cox_channel_id channel,
                                const struct cox_geometry *geometry, struct cox_error *err)
 {
@@ -84,7 +77,7 @@ int cox_gate_create_semaphores(struct cox_gate *gate, const char *name, enum cox
     for (uint32_t rank = 0; rank < made.rank_count; rank++) {
         for (int b = 0; b < COX_BELL_COUNT; b++) {
             enum cox_bell bell = (enum cox_bell)b;
-            if (!bell_exists(channel, bell))
+            if (!cox_bell_exists(channel, bell))
                 continue;
             bool produce = bell == COX_BELL_REQUEST_PRODUCE || bell == COX_BELL_RESPONSE_PRODUCE;
             cox_name_bell(object, name, channel, bell, rank);
@@ -118,7 +111,7 @@ int cox_gate_attach_semaphores(struct cox_gate *gate, const char *name, enum cox
     char object[COX_OBJECT_NAME_SIZE];
     for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++) {
         enum cox_bell bell = (enum cox_bell)b;
-        if (!bell_exists(channel, bell))
+        if (!cox_bell_exists(channel, bell))
             continue;
         cox_name_bell(object, name, channel, bell, pair);
         r = cox_semaphore_attach(&gate_bell(&made, pair, bell)->semaphore, object, err);

@@ -4,6 +4,7 @@
 #include <semaphore.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define KIB UINT64_C(1024)
 #define MIB (KIB * KIB)
@@ -55,6 +56,11 @@ static int geometry_check(const struct cox_geometry *geometry, int code, struct 
         if (channel->request_size > (UINT64_C(1) << 40) ||
             channel->response_size > (UINT64_C(1) << 40))
             return cox_fail(err, code, "%s: a region of over 1 TiB", name);
+        if (channel->frame_size > INT32_MAX || channel->slot_stride > INT32_MAX)
+            return cox_fail(err, code,
+                            "%s: frames of %" PRIu64 " and slots of %" PRIu64
+                            " bytes: a length has 31 bits, use smaller regions or a larger depth",
+                            name, channel->frame_size, channel->slot_stride);
         if (channel->response_size < FRAME_SIZE_MIN)
             return cox_fail(
                 err, code, "%s: a response region of %" PRIu64 " bytes: expected at least %" PRIu64,
@@ -162,6 +168,12 @@ uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry)
     return count * sizeof(sem_t);
 }
 
+uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry)
+{
+    uint64_t semaphores = cox_geometry_semaphore_bytes(geometry) / sizeof(sem_t);
+    return cox_geometry_region_bytes(geometry) + semaphores * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
 uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, enum cox_channel_id channel,
                                   uint32_t rank, uint64_t sequence)
 {
@@ -203,6 +215,12 @@ int cox_name_check(const char *name, struct cox_error *err)
 const char *cox_channel_name(enum cox_channel_id channel)
 {
     return channel_defaults[channel].name;
+}
+
+bool cox_bell_exists(enum cox_channel_id channel, enum cox_bell bell)
+{
+    return channel != COX_CHANNEL_ERROR || bell == COX_BELL_RESPONSE_PRODUCE ||
+           bell == COX_BELL_RESPONSE_CONSUME;
 }
 
 const char *cox_name_control(char *buffer, const char *name)

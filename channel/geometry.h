@@ -43,9 +43,11 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
 /* The same checks on numbers that came from another process. Returns 0 or COX_CORRUPT. */
 int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *err);
 
-/* Bytes of all regions, control included, and (another thing) of all semaphore files. */
+/* Bytes of all regions, control included; of all semaphore files; and what both together take of /dev/shm, where a file
+ * takes whole pages. */
 uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry);
+uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry);
 
 /* Where a slot starts in the response region, and how many payload bytes it holds. With legacy
  * ranks the payload of rank 0 may fill the region (whole is true: execute and link replies). */
@@ -73,6 +75,9 @@ enum cox_bell {
                                   starts at 0 */
     COX_BELL_COUNT,
 };
+
+/* The error channel has one pair for all ranks, and only the replies' ends. */
+bool cox_bell_exists(enum cox_channel_id channel, enum cox_bell bell);
 
 /* Object names, each with its leading slash. buffer has COX_OBJECT_NAME_SIZE bytes and is returned.
  */

@@ -163,10 +163,7 @@ bool cox_semaphore_take(struct cox_semaphore *semaphore)
 
 int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns)
 {
-    const struct timespec until = {
-        .tv_sec = (time_t)(deadline_ns / COX_NSEC_PER_SEC),
-        .tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC),
-    };
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
     for (;;) {
         int r = deadline_ns == COX_DEADLINE_NEVER
                     ? sem_wait(semaphore->sem)

@@ -80,6 +80,18 @@ static inline bool cox_truth_read_frame(const struct cox_layout_channel_truth *t
     return true;
 }
 
+/* False: the frame holds another sequence, is being written, or no sequence is that large (a state
+ * word has room for as much). */
+static inline bool cox_truth_frame_holds(const struct cox_layout_channel_truth *truth,
+                                         uint32_t depth, uint64_t sequence)
+{
+    /* acquire: partner is the release of sequence in cox_truth_publish; the frame's bytes were
+     * written before it. */
+    return sequence >> COX_STATE_SHIFT == 0 &&
+           atomic_load_explicit(&truth->frames[sequence % depth].sequence, memory_order_acquire) ==
+               sequence;
+}
+
 /* release/acquire: whoever sees a step as void also sees why it was given up. */
 static inline void cox_truth_set_void(struct cox_layout_channel_truth *truth, uint64_t sequence)
 {

@@ -6,24 +6,30 @@
 
 #include "../channel/fault.h"
 #include "../channel/request.h"
+#include "../channel/thread.h"
 #include "../channel/truth.h"
 #include "../proto/operation.h"
 #include "report.h"
 
-/* Which executor's handler or hook this thread is inside of: a call from there would wait for
- * itself. */
-static _Thread_local const void *inside_owner;
+static _Thread_local const struct cox_inside *inside_innermost;
 
-bool cox_collector_inside(const void *owner)
+void cox_inside_enter(struct cox_inside *frame, const void *owner)
 {
-    return inside_owner == owner;
+    *frame = (struct cox_inside){.owner = owner, .outer = inside_innermost};
+    inside_innermost = frame;
 }
 
-const void *cox_collector_enter(const void *owner)
+void cox_inside_leave(const struct cox_inside *frame)
 {
-    const void *before = inside_owner;
-    inside_owner = owner;
-    return before;
+    inside_innermost = frame->outer;
+}
+
+bool cox_inside(const void *owner)
+{
+    for (const struct cox_inside *frame = inside_innermost; frame; frame = frame->outer)
+        if (frame->owner == owner)
+            return true;
+    return false;
 }
 
 static const struct cox_geometry *collector_geometry(const struct cox_collector *collector)
@@ -92,10 +98,10 @@ static int collector_drop_late(struct cox_collector *collector, uint64_t *ret_se
     int late = -1;
     /* Oldest first: a rank answers in order, and its tokens are matched in order. */
     uint64_t first =
-        collector->ended > geometry->depth ? collector->ended - geometry->depth + 1 : 1;
-    for (uint64_t sequence = first; sequence <= collector->ended; sequence++) {
+        collector->published > geometry->depth ? collector->published - geometry->depth + 1 : 1;
+    for (uint64_t sequence = first; sequence <= collector->published; sequence++) {
         struct cox_entry *entry = collector_entry(collector, sequence);
-        if (entry->sequence != sequence || !entry->replies ||
+        if (entry->sequence != sequence || !entry->replies || !entry->ended ||
             memcmp(&entry->consumed, &entry->asked, sizeof entry->asked) == 0)
             continue;
         for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
@@ -113,6 +119,28 @@ static int collector_drop_late(struct cox_collector *collector, uint64_t *ret_se
     return late;
 }
 
+/* A request that has ended, or is not answered, is rung for by nobody else; who sleeps through it
+ * would keep its frame for ever. */
+static void collector_ring(struct cox_collector *collector, uint32_t rank, uint64_t sequence)
+{
+    if (collector->legacy || /* its tokens count, none may be added */
+        cox_truth_taken(cox_truth_line(collector->channel->control, rank,
+                                       collector->channel->id)) >= sequence)
+        return;
+    cox_gate_post(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
+    collector->stats.rings++;
+}
+
+/* True once a slice. */
+static bool collector_ring_due(struct cox_collector *collector)
+{
+    uint64_t now = cox_now_ns();
+    if (now < collector->ring_ns)
+        return false;
+    collector->ring_ns = now + COX_SLICE_NS;
+    return true;
+}
+
 int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_set *asked,
                         uint64_t *ret_sequence, struct cox_error *err)
 {
@@ -123,6 +151,7 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
     struct cox_entry *old = collector_entry(collector, sequence);
     uint64_t late_sequence = 0;
     int late = collector_drop_late(collector, &late_sequence);
+    int reading = -1; /* a rank that still has the frame */
     for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++) {
         if (!cox_rank_set_has(asked, rank) || !collector_dead(collector, rank))
             continue;
@@ -148,16 +177,36 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
         } else if (old->sequence && cox_rank_set_has(&old->asked, rank) &&
                    !collector_returned(collector, rank, old->sequence) &&
                    !collector_dead(collector, rank)) {
+            reading = (int)rank;
             r = cox_fail(err, COX_FULL,
                          "%s: rank %" PRIu32 " still reads the frame of sequence %" PRIu64, name,
                          rank, old->sequence);
         }
+    }
+    if ((r == COX_LATE || reading >= 0) && collector_ring_due(collector)) {
+        if (reading >= 0)
+            collector_ring(collector, (uint32_t)reading, old->sequence);
+        else
+            collector_ring(collector, (uint32_t)late, late_sequence);
     }
     pthread_mutex_unlock(&collector->lock);
     if (r)
         return r;
     *ret_sequence = sequence;
     return 0;
+}
+
+/* The requests up to the first that has not ended are behind us: their slots are free. lock is
+ * held. */
+static void collector_advance(struct cox_collector *collector)
+{
+    uint64_t before = collector->ended;
+    while (collector->ended < collector->published &&
+           collector_entry(collector, collector->ended + 1)->ended)
+        collector->ended++;
+    if (collector->ended != before)
+        cox_truth_set_ended(cox_truth_channel(collector->channel->control, collector->channel->id),
+                            collector->ended);
 }
 
 void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
@@ -177,8 +226,12 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
             cox_gate_settle(gate, rank, COX_BELL_REQUEST_PRODUCE);
     }
     cox_request_publish(collector->channel, entry->sequence, entry->type, length, &entry->asked);
+    if (collector->ended == collector->published) /* the first in flight */
+        collector->ring_ns = slot->published_ns + COX_SLICE_NS;
     collector->published = entry->sequence;
     collector->stats.submitted++;
+    slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
+    collector_advance(collector);
     pthread_mutex_unlock(&collector->lock);
     cox_gate_open(gate, &entry->asked);
     cox_fault_point("request.gate_opened");
@@ -192,8 +245,7 @@ void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline
     /* What is waited for may be a word in shared memory that nobody signals here (a frame returned,
      * a late answer), so the slice is a short one. */
     uint64_t until = cox_deadline_min(deadline_ns, cox_deadline_after_ms(1));
-    struct timespec ts = {.tv_sec = (time_t)(until / COX_NSEC_PER_SEC),
-                          .tv_nsec = (long)(until % COX_NSEC_PER_SEC)};
+    struct timespec ts = cox_deadline_timespec(until);
     pthread_mutex_lock(&collector->lock);
     pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &ts);
     pthread_mutex_unlock(&collector->lock);
@@ -276,17 +328,10 @@ static int gather_look(struct cox_collector *collector, struct cox_entry *entry)
  * a signal, a killed predecessor, or a meddler. */
 static void gather_ring(struct cox_collector *collector, const struct cox_entry *entry)
 {
-    if (collector->legacy)
-        return; /* their tokens count, none may be added */
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
-    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        if (gathering->results[rank].outcome != COX_OUTCOME_LATE ||
-            cox_truth_taken(cox_truth_line(collector->channel->control, rank,
-                                           collector->channel->id)) >= entry->sequence)
-            continue;
-        cox_gate_post(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
-        collector->stats.rings++;
-    }
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (gathering->results[rank].outcome == COX_OUTCOME_LATE)
+            collector_ring(collector, rank, entry->sequence);
 }
 
 static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry,
@@ -313,19 +358,6 @@ static void gather_complete(struct cox_collector *collector, const struct cox_en
     };
 }
 
-/* The requests up to the first that has not ended are behind us: their slots are free. lock is
- * held. */
-static void collector_advance(struct cox_collector *collector)
-{
-    uint64_t before = collector->ended;
-    while (collector->ended < collector->published &&
-           collector_entry(collector, collector->ended + 1)->ended)
-        collector->ended++;
-    if (collector->ended != before)
-        cox_truth_set_ended(cox_truth_channel(collector->channel->control, collector->channel->id),
-                            collector->ended);
-}
-
 /* Hands the completion over. lock is held on entry and on return, not over the handler. */
 static void gather_finish(struct cox_collector *collector, struct cox_entry *entry, int status)
 {
@@ -347,14 +379,16 @@ static void gather_finish(struct cox_collector *collector, struct cox_entry *ent
     cox_completion_fn handler = waiter ? waiter->visit : collector->handler;
     void *context = waiter ? waiter->visit_context : collector->handler_context;
     collector->in_handler = true;
+    collector->handler_runs++;
     collector->handler_thread = pthread_self();
     pthread_mutex_unlock(&collector->lock);
 
     completion.completed_ns = cox_now_ns();
-    const void *before = cox_collector_enter(collector->owner);
+    struct cox_inside inside;
+    cox_inside_enter(&inside, collector->owner);
     if (handler)
         handler(context, &completion);
-    cox_collector_enter(before);
+    cox_inside_leave(&inside);
 
     pthread_mutex_lock(&collector->lock);
     collector->in_handler = false;
@@ -371,83 +405,95 @@ static void gather_finish(struct cox_collector *collector, struct cox_entry *ent
     pthread_mutex_lock(&collector->lock);
 }
 
-/* Ends what is in flight behind `entry` and past its deadline. Returns the next deadline of all
- * that are in flight. lock is held on entry and on return, given up over a handler. */
-static uint64_t gather_expire(struct cox_collector *collector, const struct cox_entry *entry)
+/* Why a request ends now although ranks still owe answers; 0: it does not. */
+static int gather_cut(const struct cox_collector *collector, const struct cox_entry *entry)
 {
-    uint64_t next_ns = entry->deadline_ns;
-    for (uint64_t sequence = entry->sequence + 1; sequence <= collector->published; sequence++) {
-        struct cox_entry *behind = collector_entry(collector, sequence);
-        if (behind->ended || !behind->replies)
-            continue;
-        if (cox_now_ns() < behind->deadline_ns) {
-            next_ns = cox_deadline_min(next_ns, behind->deadline_ns);
-            continue;
-        }
-        cox_gathering_begin(collector_gathering(collector, behind), &behind->asked,
-                            collector->supervisor);
-        gather_look(collector, behind);
-        gather_finish(collector, behind,
-                      cox_gathering_status(collector_gathering(collector, behind), COX_TIMEOUT));
-    }
-    return next_ns;
+    if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
+        return COX_CLOSED;
+    return cox_now_ns() >= entry->deadline_ns ? COX_TIMEOUT : 0;
 }
 
-/* lock is held on entry and on return. */
-static void gather_one(struct cox_collector *collector, struct cox_entry *entry)
+static bool rank_sets_meet(const struct cox_rank_set *a, const struct cox_rank_set *b)
 {
-    struct cox_gathering *gathering = collector_gathering(collector, entry);
-    cox_gathering_begin(gathering, &entry->asked, collector->supervisor);
-    int ended_by = 0;
-    uint64_t ring_ns = cox_deadline_after_ns(COX_SLICE_NS);
-    for (;;) {
+    uint64_t both = 0;
+    for (size_t i = 0; i < COX_RANK_COUNT_MAX / 64; i++)
+        both |= a->words[i] & b->words[i];
+    return both != 0;
+}
+
+static void gathering_add_owing(const struct cox_gathering *gathering, struct cox_rank_set *owed)
+{
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
+        if (gathering->results[rank].outcome == COX_OUTCOME_LATE)
+            cox_rank_set_add(owed, rank);
+}
+
+/* Looks at everything in flight, oldest first, and ends the first request that can end. Returns true when one did, or
+ * when there is already more to look at.
+ * Otherwise *ret_owing is a rank to sleep on, -1: nothing is in flight, and *ret_deadline_ns the next deadline. lock is
+ * held on entry and on return, given up over a handler. */
+static bool gather_round(struct cox_collector *collector, bool *looked_again, int *ret_owing,
+                         uint64_t *ret_deadline_ns)
+{
+    uint64_t late_sequence;
+    collector_drop_late(collector, &late_sequence);
+    *ret_owing = -1;
+    *ret_deadline_ns = COX_DEADLINE_NEVER;
+    bool ring = collector->ended < collector->published && collector_ring_due(collector);
+    struct cox_rank_set owed = {{0}}; /* by whom, for the requests looked at */
+    for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
+        struct cox_entry *entry = collector_entry(collector, sequence);
+        if (entry->ended)
+            continue;
+        struct cox_gathering *gathering = collector_gathering(collector, entry);
+        if (collector->begun < sequence) {
+            cox_gathering_begin(gathering, &entry->asked, collector->supervisor);
+            collector->begun = sequence;
+        }
+        int owing = gather_look(collector, entry);
+        /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now. One more look;
+         * not for ever, since its words are another process's. */
+        if (owing == -1 && !*looked_again && rank_sets_meet(&owed, &entry->asked))
+            return *looked_again = true;
+        gathering_add_owing(gathering, &owed);
+        int cut = owing >= 0 ? gather_cut(collector, entry) : 0;
+        if (owing < 0 || cut) {
+            gather_finish(collector, entry, cox_gathering_status(gathering, cut));
+            *looked_again = false;
+            return true;
+        }
+        if (ring)
+            gather_ring(collector, entry);
+        if (*ret_owing < 0)
+            *ret_owing = owing;
+        *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->deadline_ns);
+    }
+    return false;
+}
+
+/* Gathers until `sequence` has ended, or (0) until nothing is in flight. lock is held on entry and on return. */
+static void collector_gather(struct cox_collector *collector, uint64_t sequence)
+{
+    bool looked_again = false;
+    while (sequence == 0 || collector->ended < sequence) {
         /* Before the look: a cause stored after this is seen by the sleep. */
         uint32_t causes = atomic_load(&collector->causes);
-        uint64_t late_sequence;
-        collector_drop_late(collector, &late_sequence);
-        int owing = gather_look(collector, entry);
+        int owing;
+        uint64_t deadline_ns;
+        if (gather_round(collector, &looked_again, &owing, &deadline_ns))
+            continue;
         if (owing < 0)
-            break;
-        if (atomic_load_explicit(&collector->stopping, memory_order_acquire)) {
-            ended_by = COX_CLOSED;
-            break;
-        }
-        uint64_t now = cox_now_ns();
-        if (now >= entry->deadline_ns) {
-            ended_by = COX_TIMEOUT;
-            break;
-        }
-        if (now >= ring_ns) {
-            gather_ring(collector, entry);
-            ring_ns = now + COX_SLICE_NS;
-        }
-        uint64_t until = cox_deadline_min(gather_expire(collector, entry), ring_ns);
+            return;
         cox_fault_point("collect.sleep");
-        cox_collector_sleep(collector, (uint32_t)owing, causes, until);
+        cox_collector_sleep(collector, (uint32_t)owing, causes,
+                            cox_deadline_min(deadline_ns, collector->ring_ns));
+        looked_again = false;
     }
-    gather_finish(collector, entry, cox_gathering_status(gathering, ended_by));
-}
-
-/* lock is held on entry and on return. False: nothing was published that is not ended. */
-static bool collector_next(struct cox_collector *collector)
-{
-    if (collector->ended == collector->published)
-        return false;
-    struct cox_entry *entry = collector_entry(collector, collector->ended + 1);
-    if (entry->replies) {
-        gather_one(collector, entry);
-    } else {
-        entry->ended = true;
-        collector_advance(collector);
-        pthread_cond_broadcast(&collector->ended_cond);
-    }
-    return true;
 }
 
 int cox_collector_gather_enter(struct cox_collector *collector, uint64_t deadline_ns)
 {
-    const struct timespec until = {.tv_sec = (time_t)(deadline_ns / COX_NSEC_PER_SEC),
-                                   .tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC)};
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
     pthread_mutex_lock(&collector->lock);
     while (collector->gathering && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
@@ -468,8 +514,7 @@ void cox_collector_gather_leave(struct cox_collector *collector)
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence)
 {
     pthread_mutex_lock(&collector->lock);
-    while (collector->ended < sequence && collector_next(collector))
-        continue;
+    collector_gather(collector, sequence);
     pthread_mutex_unlock(&collector->lock);
 }
 
@@ -478,10 +523,10 @@ static void *collector_main(void *argument)
     struct cox_collector *collector = argument;
     pthread_mutex_lock(&collector->lock);
     for (;;) {
-        if (collector_next(collector))
-            continue;
+        collector_gather(collector, 0);
         if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
             break;
+        /* Nothing is owed: sleep without a timeout. */
         pthread_cond_wait(&collector->work, &collector->lock);
     }
     pthread_mutex_unlock(&collector->lock);
@@ -533,9 +578,9 @@ void cox_collector_deinit(struct cox_collector *collector)
 
 int cox_collector_start(struct cox_collector *collector)
 {
-    int e = pthread_create(&collector->thread, NULL, collector_main, collector);
-    collector->threaded = e == 0;
-    return -e;
+    int r = cox_thread_start(&collector->thread, collector_main, collector);
+    collector->threaded = r == 0;
+    return r;
 }
 
 void cox_collector_stop(struct cox_collector *collector)

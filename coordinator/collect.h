@@ -72,7 +72,7 @@ struct cox_collector {
     struct cox_supervisor *supervisor; /* borrowed; set before the first request */
     uint32_t rank_count;
     bool legacy;
-    const void *owner; /* the executor, for cox_collector_inside */
+    const void *owner; /* the executor, for cox_inside */
     const struct cox_log *log;
 
     pthread_mutex_t submit_lock;
@@ -81,12 +81,15 @@ struct cox_collector {
     pthread_cond_t ended_cond; /* ended, or a handler returned */
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
-    uint64_t ended;
+    uint64_t ended; /* every request up to here has ended; later ones may have */
+    uint64_t begun; /* the gatherings of requests up to here have begun */
+    uint64_t ring_ns; /* when whoever has not taken its frame is rung again */
     struct cox_collector_rank *ranks;
     struct cox_channel_stats stats;
     cox_completion_fn handler;
     void *handler_context;
     bool in_handler;
+    uint64_t handler_runs; /* handlers entered so far */
     pthread_t handler_thread;
     bool gathering; /* channels without a response thread: a caller gathers */
 
@@ -138,9 +141,14 @@ void cox_collector_wake(struct cox_collector *collector);
 void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint32_t causes_seen,
                          uint64_t deadline_ns);
 
-/* True inside a handler or hook of this owner, on this thread. */
-bool cox_collector_inside(const void *owner);
-/* Marks the present thread as inside (NULL: outside); returns what it was before. */
-const void *cox_collector_enter(const void *owner);
+/* A stay of this thread inside a handler or hook; frames are nested on the stack. */
+struct cox_inside {
+    const void *owner;
+    const struct cox_inside *outer;
+};
+void cox_inside_enter(struct cox_inside *frame, const void *owner);
+void cox_inside_leave(const struct cox_inside *frame);
+/* True inside a handler or hook of this owner, on this thread: a call would wait for itself. */
+bool cox_inside(const void *owner);
 
 #endif

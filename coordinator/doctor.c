@@ -62,8 +62,7 @@ static void check_shared_memory(void)
     struct cox_geometry geometry;
     const struct cox_geometry_choice choice = {0};
     cox_geometry_resolve(8, &choice, &geometry, NULL);
-    uint64_t needed =
-        cox_geometry_region_bytes(&geometry) + cox_geometry_semaphore_bytes(&geometry);
+    uint64_t needed = cox_geometry_memory_bytes(&geometry);
     if (statvfs("/dev/shm", &vfs) < 0) {
         finding(BAD, "/dev/shm", "mount a tmpfs there", "%s", cox_status_text(-errno));
         return;

@@ -16,83 +16,50 @@
 #include "collect.h"
 #include "executor_internal.h"
 #include "proto/executor.pb-c.h"
+#include "report.h"
 
 #define START_TIMEOUT_MS 60000
 #define FINALIZE_MS 3000
 #define TERM_MS 2000
 
-/* ---- the error channel ---- */
+/* ---- hooks ---- */
 
-static void executor_fault(struct cox_executor *executor, uint32_t rank, const char *text)
+static void executor_on_fault(void *context, int rank, const char *text)
 {
-    const void *before = cox_collector_enter(executor);
-    if (executor->options.fault)
-        executor->options.fault(executor->options.hook_context, rank, text);
+    struct cox_executor *executor = context;
+    struct cox_inside inside;
+    cox_inside_enter(&inside, executor);
+    if (executor->options.fault && rank >= 0)
+        executor->options.fault(executor->options.hook_context, (uint32_t)rank, text);
     else
-        cox_log_write(&executor->options.log, 3, "rank %" PRIu32 " reports: %s", rank, text);
-    cox_collector_enter(before);
+        cox_log_write(&executor->options.log, 3, "rank %d reports: %s", rank, text);
+    cox_inside_leave(&inside);
 }
-
-/* One report. Bytes come from another process: copied once, then checked. */
-static void executor_read_fault(struct cox_executor *executor, uint8_t *copy, size_t copy_size)
-{
-    const struct cox_channel *channel = &executor->channels[COX_CHANNEL_ERROR];
-    uint32_t prefix;
-    memcpy(&prefix, channel->response.base, sizeof prefix);
-    size_t length = le32toh(prefix);
-    bool fits = length <= copy_size && length <= channel->response.size - COX_PREFIX_SIZE;
-    if (fits)
-        memcpy(copy, (const uint8_t *)channel->response.base + COX_PREFIX_SIZE, length);
-    cox_gate_post(&executor->channels[COX_CHANNEL_ERROR].gate, 0, COX_BELL_RESPONSE_PRODUCE);
-    ModelExecuteData__ExecuteResponse *report = NULL;
-    cox_arena_reset(&executor->error_arena);
-    if (!fits || cox_wire_response_unpack(&executor->error_arena, copy, length, &report)) {
-        cox_log_write(&executor->options.log, 3,
-                      "the error channel holds %zu bytes that are no report: dropped", length);
-        return;
-    }
-    const char *text = report->error_text;
-    if (!text &&
-        report->result_case ==
-            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
-        report->execute_model_response)
-        text = report->execute_model_response->err_msg;
-    if (report->has_error_sequence && report->has_error_channel &&
-        report->error_channel < COX_TWO_WAY_COUNT) {
-        /* About a request whose answer is already in its slot: whatever rank the collector sleeps
-         * on, let it look. */
-        cox_collector_wake(&executor->collectors[report->error_channel]);
-        return;
-    }
-    uint32_t rank = report->rank >= 0 && (uint32_t)report->rank < executor->geometry.rank_count
-                        ? (uint32_t)report->rank
-                        : 0;
-    executor_fault(executor, rank, text ? text : "a fault without words");
-}
-
-static void *executor_error_main(void *argument)
-{
-    struct cox_executor *executor = argument;
-    struct cox_gate *gate = &executor->channels[COX_CHANNEL_ERROR].gate;
-    size_t copy_size = executor->channels[COX_CHANNEL_ERROR].response.size;
-    for (;;) {
-        int r = cox_gate_wait(gate, 0, COX_BELL_RESPONSE_CONSUME, COX_DEADLINE_NEVER);
-        if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
-            return NULL;
-        if (r == 0)
-            executor_read_fault(executor, executor->error_copy, copy_size);
-    }
-}
-
-/* ---- hooks of the supervisor ---- */
 
 static void executor_on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     struct cox_executor *executor = context;
-    const void *before = cox_collector_enter(executor);
+    struct cox_inside inside;
+    cox_inside_enter(&inside, executor);
     if (executor->options.line)
         executor->options.line(executor->options.hook_context, rank, is_stderr, text);
-    cox_collector_enter(before);
+    cox_inside_leave(&inside);
+}
+
+/* Once per rank: by the supervisor, or by start for who died while it finished. */
+static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
+{
+    if (atomic_exchange_explicit(&executor->death_told[rank], true, memory_order_acq_rel))
+        return;
+    char text[COX_RANK_TEXT_SIZE];
+    cox_report_death(executor->supervisor, rank, text, sizeof text);
+    struct cox_inside inside;
+    cox_inside_enter(&inside, executor);
+    if (executor->options.death)
+        executor->options.death(executor->options.hook_context, rank, text);
+    else
+        cox_log_write(&executor->options.log, 3, "%s", text);
+    cox_inside_leave(&inside);
 }
 
 static void executor_on_death(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how)
@@ -101,20 +68,12 @@ static void executor_on_death(void *context, uint32_t rank, pid_t pid, const str
     (void)pid;
     (void)how;
     /* The death is in the truth already; everybody who waits for this rank looks now. */
+    cox_faults_bury(&executor->faults, rank);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_wake(&executor->collectors[c]);
-    if (atomic_load_explicit(&executor->stopping, memory_order_acquire) ||
-        !atomic_load_explicit(&executor->started, memory_order_acquire))
-        return; /* expected, or start itself tells */
-    char text[COX_RANK_TEXT_SIZE];
-    struct cox_supervisor *supervisor = executor->supervisor;
-    cox_supervisor_describe(supervisor, rank, text, sizeof text);
-    const void *before = cox_collector_enter(executor);
-    if (executor->options.death)
-        executor->options.death(executor->options.hook_context, rank, text);
-    else
-        cox_log_write(&executor->options.log, 3, "%s", text);
-    cox_collector_enter(before);
+    if (!atomic_load_explicit(&executor->stopping, memory_order_acquire) &&
+        atomic_load_explicit(&executor->started, memory_order_acquire))
+        executor_tell_death(executor, rank); /* else it is expected, or start itself tells */
 }
 
 /* ---- start ---- */
@@ -129,6 +88,24 @@ static int executor_describe_start_failure(struct cox_executor *executor, uint32
                     length ? lines : "");
 }
 
+/* The identity is another process's writing: each word is read once. */
+static int executor_check_identity(struct cox_executor *executor, uint32_t rank,
+                                   const struct cox_layout_identity *identity,
+                                   struct cox_error *err)
+{
+    const volatile struct cox_layout_identity *words = identity;
+    uint32_t generation = words->generation, epoch = words->epoch, pid = words->pid;
+    uint64_t start = words->start;
+    if (generation != 1 || epoch != executor->control.epoch)
+        return cox_fail(err, COX_CORRUPT,
+                        "rank %" PRIu32 " attached as generation %" PRIu32 ", expected 1", rank,
+                        generation);
+    int r = cox_supervisor_adopt(executor->supervisor, rank, (pid_t)pid, start);
+    return r ? cox_fail(err, r, "rank %" PRIu32 " attached as process %" PRIu32 ": %s", rank, pid,
+                        cox_status_text(r))
+             : 0;
+}
+
 static int executor_await_attach(struct cox_executor *executor, uint64_t deadline_ns,
                                  struct cox_error *err)
 {
@@ -140,11 +117,9 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         const struct cox_layout_identity *identity = &layout->ranks[rank].identity;
         uint32_t causes = atomic_load(&collector->causes);
         /* acquire: partner is the worker's release after it filled its identity. */
-        if (atomic_load_explicit(&identity->state, memory_order_acquire) == COX_IDENTITY_ATTACHED) {
-            if (identity->generation != 1 || identity->epoch != executor->control.epoch)
-                r = cox_fail(err, COX_CORRUPT,
-                             "rank %" PRIu32 " attached as generation %" PRIu32 ", expected 1",
-                             rank, identity->generation);
+        if (atomic_load_explicit(&identity->state, memory_order_acquire) ==
+            COX_IDENTITY_ATTACHED) {
+            r = executor_check_identity(executor, rank, identity, err);
             cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
                             COX_BELL_RESPONSE_CONSUME);
             rank++;
@@ -155,8 +130,11 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
             if (cox_supervisor_dead(executor->supervisor, other, NULL))
                 r = executor_describe_start_failure(executor, other, COX_PEER_DEAD,
                                                     "before the group was complete", err);
-        if (r == 0 && executor->options.cancelled &&
-            executor->options.cancelled(executor->options.hook_context))
+        pthread_mutex_unlock(&collector->lock);
+        bool cancelled = executor->options.cancelled &&
+                         executor->options.cancelled(executor->options.hook_context);
+        pthread_mutex_lock(&collector->lock);
+        if (r == 0 && cancelled)
             r = cox_fail(err, COX_CLOSED, "cancelled while the workers were starting");
         if (r == 0 && cox_now_ns() >= deadline_ns)
             r = executor_describe_start_failure(executor, rank, COX_TIMEOUT,
@@ -173,7 +151,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
 
 static int executor_create_memory(struct cox_executor *executor, struct cox_error *err)
 {
-    uint64_t needed = cox_geometry_region_bytes(&executor->geometry), available;
+    uint64_t available, needed = cox_geometry_memory_bytes(&executor->geometry);
     if (cox_region_space_free(&available) == 0 && available < needed)
         return cox_fail(
             err, COX_NO_SPACE,
@@ -200,18 +178,17 @@ static int executor_create_collectors(struct cox_executor *executor, struct cox_
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
         r = cox_collector_init(&executor->collectors[c], &executor->channels[c], executor,
                                &executor->options.log);
-    if (r == 0)
-        r = cox_arena_init(&executor->error_arena, 0, 1 << 20);
-    executor->error_copy = malloc(executor->channels[COX_CHANNEL_ERROR].response.size);
-    if (r == 0 && !executor->error_copy)
-        r = -ENOMEM;
     return r ? cox_fail(err, r, "memory for replies: %s", cox_status_text(r)) : 0;
 }
 
 static int executor_start_threads(struct cox_executor *executor, struct cox_error *err)
 {
-    int r = -pthread_create(&executor->error_thread, NULL, executor_error_main, executor);
-    executor->error_threaded = r == 0;
+    executor->faults.channel = &executor->channels[COX_CHANNEL_ERROR];
+    executor->faults.collectors = executor->collectors;
+    executor->faults.log = executor->options.log;
+    executor->faults.report = executor_on_fault;
+    executor->faults.context = executor;
+    int r = cox_faults_start(&executor->faults);
     if (r == 0)
         r = cox_collector_start(&executor->collectors[COX_CHANNEL_EXECUTE]);
     if (r == 0)
@@ -313,6 +290,9 @@ int cox_executor_start(const struct cox_executor_options *options,
     /* release: partner is executor_on_death; from now on deaths are told. */
     atomic_store_explicit(&executor->started, true, memory_order_release);
     *ret_executor = executor;
+    for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
+        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+            executor_tell_death(executor, rank);
     return 0;
 }
 
@@ -370,7 +350,7 @@ static void executor_finalize(struct cox_executor *executor, uint64_t deadline_n
 
 uint32_t cox_executor_stop(struct cox_executor *executor)
 {
-    COX_ASSERT(!cox_collector_inside(executor)); /* it would wait for itself */
+    COX_ASSERT(!cox_inside(executor)); /* it would wait for itself */
     if (atomic_exchange_explicit(&executor->stopping, true, memory_order_acq_rel))
         return 0;
     uint32_t signalled = 0;
@@ -381,7 +361,11 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     /* Before the workers end: what is outstanding is closed, not failed. */
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_stop(&executor->collectors[c]);
+    /* Whoever is inside a submit or a call comes out now, with COX_CLOSED. */
+    while (atomic_load_explicit(&executor->callers, memory_order_acquire) > 0)
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     if (started) {
+        cox_supervisor_expect_end(executor->supervisor);
         uint64_t deadline_ns = cox_deadline_after_ms(finalize_ms);
         executor_finalize(executor, deadline_ns);
         uint64_t now = cox_now_ns();
@@ -390,11 +374,7 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     if (executor->supervisor)
         signalled = cox_supervisor_end(executor->supervisor, started ? finalize_ms : 0,
                                        started ? term_ms : 0);
-    if (executor->error_threaded) {
-        cox_gate_post(&executor->channels[COX_CHANNEL_ERROR].gate, 0, COX_BELL_RESPONSE_CONSUME);
-        pthread_join(executor->error_thread, NULL);
-        executor->error_threaded = false;
-    }
+    cox_faults_stop(&executor->faults);
     return signalled;
 }
 
@@ -402,7 +382,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
 {
     if (!executor)
         return NULL;
-    COX_ASSERT(!cox_collector_inside(executor));
+    COX_ASSERT(!cox_inside(executor));
     cox_executor_stop(executor);
     executor->supervisor = cox_supervisor_free(executor->supervisor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
@@ -411,8 +391,6 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         cox_channel_close(&executor->channels[c]);
     cox_control_close(&executor->control);
-    cox_arena_deinit(&executor->error_arena);
-    free(executor->error_copy);
     pthread_cond_destroy(&executor->recover_cond);
     pthread_mutex_destroy(&executor->recover_lock);
     free(executor);
@@ -483,13 +461,16 @@ int cox_executor_register(struct cox_executor *executor, enum cox_channel_id cha
 int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
                          cox_completion_fn handler, void *context)
 {
-    if (!channel_is_async(channel))
+    if (!channel_is_async(channel) || !handler)
         return COX_INVALID;
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
     collector->handler = handler;
     collector->handler_context = context;
-    while (collector->in_handler && !pthread_equal(collector->handler_thread, pthread_self()))
+    /* The run at this moment may be of the old handler; later ones are not. */
+    uint64_t run = collector->handler_runs;
+    while (collector->in_handler && collector->handler_runs == run &&
+           !pthread_equal(collector->handler_thread, pthread_self()))
         pthread_cond_wait(&collector->ended_cond, &collector->lock);
     pthread_mutex_unlock(&collector->lock);
     return 0;
@@ -525,11 +506,10 @@ static int payload_pack(const struct payload *payload, const char *channel_name,
     return 0;
 }
 
-static int executor_publish(struct cox_executor *executor, struct cox_collector *collector,
+static int executor_publish(struct cox_collector *collector,
                             const struct payload *payload, struct cox_entry *entry,
                             struct cox_error *err)
 {
-    (void)executor;
     size_t capacity, length;
     entry->submitted_ns = cox_now_ns();
     pthread_mutex_lock(&collector->submit_lock);
@@ -570,6 +550,9 @@ static int entry_prepare(struct cox_executor *executor, uint32_t type,
         .request_context = options->request_context,
         .asked = cox_rank_set_first(executor->geometry.rank_count),
     };
+    if (operation->replies && options->deadline_ns <= cox_now_ns())
+        return cox_fail(err, COX_TIMEOUT, "%s: the deadline has passed already; it is absolute, on CLOCK_MONOTONIC",
+                        operation->name);
     if (operation->replies && options->gather == COX_GATHER_NONE)
         return cox_fail(err, COX_INVALID,
                         "%s is answered: gather NONE is for requests without answer",
@@ -597,6 +580,8 @@ static int executor_submit(struct cox_executor *executor, uint32_t type,
                            const struct payload *payload, const struct cox_submit_options *options,
                            uint64_t *ret_sequence, struct cox_error *err)
 {
+    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    (void)visited;
     struct cox_entry entry;
     int r = entry_prepare(executor, type, options, &entry, err);
     if (r)
@@ -614,15 +599,9 @@ static int executor_submit(struct cox_executor *executor, uint32_t type,
             return cox_fail(err, COX_STATE, "no handler is registered for the %s channel",
                             cox_channel_name(channel));
     }
-    r = executor_publish(executor, collector, payload, &entry, err);
+    r = executor_publish(collector, payload, &entry, err);
     if (r == 0 && ret_sequence)
         *ret_sequence = entry.sequence;
-    /* Nobody answers, but somebody has to mark it ended. When a call gathers at this moment, its
-     * next one will. */
-    if (r == 0 && !channel_is_async(channel) && cox_collector_gather_enter(collector, 0) == 0) {
-        cox_collector_gather(collector, entry.sequence);
-        cox_collector_gather_leave(collector);
-    }
     return r;
 }
 
@@ -630,7 +609,9 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
                          const struct payload *payload, const struct cox_submit_options *options,
                          cox_completion_fn visit, void *visit_context, struct cox_error *err)
 {
-    if (cox_collector_inside(executor))
+    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    (void)visited;
+    if (cox_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "a call from inside a handler or hook would wait for itself: submit, or "
                         "call from another "
@@ -643,13 +624,13 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
     struct cox_collector *collector = &executor->collectors[channel];
     struct cox_waiter waiter = {.visit = visit, .visit_context = visit_context, .err = err};
     entry.waiter = entry.replies ? &waiter : NULL;
-    bool gathers = !channel_is_async(channel);
+    bool gathers = entry.replies && !channel_is_async(channel);
     if (gathers && cox_collector_gather_enter(collector, options->deadline_ns))
         return cox_fail(err, COX_TIMEOUT, "%s: other callers had the channel until the deadline",
                         cox_channel_name(channel));
     for (;;) {
         struct cox_error why = {0};
-        r = executor_publish(executor, collector, payload, &entry, &why);
+        r = executor_publish(collector, payload, &entry, &why);
         bool room = r != COX_FULL && r != COX_LATE;
         if (!room && cox_now_ns() < options->deadline_ns) {
             cox_collector_await_room(collector, options->deadline_ns);

@@ -5,6 +5,7 @@
 #include "../channel/channel.h"
 #include "collect.h"
 #include "executor.h"
+#include "faults.h"
 #include "operations.h"
 
 struct cox_executor {
@@ -20,15 +21,27 @@ struct cox_executor {
     _Atomic bool started;
     _Atomic bool stopping;
 
-    pthread_t error_thread;
-    bool error_threaded;
-    uint8_t *error_copy;
-    struct cox_arena error_arena;
+    struct cox_faults faults;
+    _Atomic bool death_told[COX_RANK_COUNT_MAX];
+    _Atomic uint32_t callers; /* threads inside submit, call or recover; stop waits for them */
 
     pthread_mutex_t recover_lock; /* protects the two below; never held over a call */
     pthread_cond_t recover_cond;  /* CLOCK_MONOTONIC; recovering became false */
     bool recovering;              /* one recovery command at a time */
     enum cox_engine_state engine_state;
 };
+
+/* A thread is inside; go as a clean-up of the variable that come gives. */
+static inline struct cox_executor *cox_executor_come(struct cox_executor *executor)
+{
+    /* acq_rel: partner is the acquire in stop; who went has let go of everything. */
+    atomic_fetch_add_explicit(&executor->callers, 1, memory_order_acq_rel);
+    return executor;
+}
+
+static inline void cox_executor_go(struct cox_executor **executor)
+{
+    atomic_fetch_sub_explicit(&(*executor)->callers, 1, memory_order_acq_rel);
+}
 
 #endif

@@ -312,13 +312,13 @@ static pid_t launch_fork(int *ret_pidfd)
                           ret_pidfd, NULL, NULL);
 }
 
-bool cox_launch_reap(int pidfd, siginfo_t *ret_info)
+bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info)
 {
     int r;
     do
-        r = waitid(P_PIDFD, (id_t)pidfd, ret_info, WEXITED);
+        r = waitid(P_PIDFD, (id_t)pidfd, ret_info, WEXITED | (wait ? 0 : WNOHANG));
     while (r < 0 && errno == EINTR);
-    return r == 0;
+    return r == 0 && ret_info->si_pid != 0;
 }
 
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_launched *ret_launched,
@@ -344,7 +344,7 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_lau
     struct launch_report report;
     if (read(launch.report.read_fd, &report, sizeof report) == (ssize_t)sizeof report) {
         siginfo_t info;
-        cox_launch_reap(pidfd, &info);
+        cox_launch_reap(pidfd, true, &info);
         if (report.at_exec)
             return exec_failed(plan->command.items[0], plan->program, rank, report.error, err);
         return cox_fail(err, -report.error, "rank %u: setting its process up: %s", rank,

@@ -51,9 +51,9 @@ void cox_launch_plan_deinit(struct cox_launch_plan *plan);
  * Nothing is left unless 0. */
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_launched *ret_launched,
                struct cox_error *err);
-/* Waits for the end of a process that is dead or about to be. False: somebody else reaped it,
- * because the host ignores SIGCHLD or waits for any child on another thread. Dead it is all the
- * same. */
-bool cox_launch_reap(int pidfd, siginfo_t *ret_info);
+/* Takes the end of a process that is dead, or (wait) about to be. False: somebody else reaped it,
+ * because the host ignores SIGCHLD or waits for any child on another thread; or (no wait) a
+ * debugger that traces it has it first. Dead it is all the same. ret_info is zeroed memory. */
+bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info);
 
 #endif

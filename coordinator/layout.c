@@ -71,10 +71,13 @@ static void print_totals(const struct cox_geometry *geometry)
     printf("total regions %" PRIu64 " (%.2f MiB)\n", regions, (double)regions / 1048576);
     printf("total semaphores %" PRIu64 " (%" PRIu64 " of %zu)\n", semaphores,
            semaphores / sizeof(sem_t), sizeof(sem_t));
+    uint64_t needed = cox_geometry_memory_bytes(geometry);
+    printf("total of /dev/shm %" PRIu64 " (%.2f MiB), in whole pages\n", needed,
+           (double)needed / 1048576);
     uint64_t available;
     if (cox_region_space_free(&available) == 0)
         printf("free in /dev/shm %" PRIu64 " (%.2f MiB)%s\n", available,
-               (double)available / 1048576, available < regions + semaphores ? ": too little" : "");
+               (double)available / 1048576, available < needed ? ": too little" : "");
 }
 
 int cox_command_layout(int argc, char **argv)

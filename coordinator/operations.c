@@ -245,7 +245,8 @@ struct link_cluster {
     char *id;
     enum link_state worst; /* smaller is worse */
     int32_t code;
-    uint32_t mentions;
+    uint32_t mentions; /* ranks that list it */
+    int64_t last_rank;
 };
 
 struct link_visit {
@@ -256,7 +257,7 @@ struct link_visit {
     struct cox_error *err;
 };
 
-static void link_add(struct link_visit *visit, const char *id, enum link_state state, int32_t code)
+static void link_add(struct link_visit *visit, uint32_t rank, const char *id, enum link_state state, int32_t code)
 {
     struct link_cluster *cluster = NULL;
     for (size_t i = 0; i < visit->count && !cluster; i++)
@@ -279,9 +280,10 @@ static void link_add(struct link_visit *visit, const char *id, enum link_state s
             return;
         }
         cluster = &visit->clusters[visit->count++];
-        *cluster = (struct link_cluster){.id = copy, .worst = state, .code = code};
+        *cluster = (struct link_cluster){.id = copy, .worst = state, .code = code, .last_rank = -1};
     }
-    cluster->mentions++;
+    cluster->mentions += cluster->last_rank != (int64_t)rank;
+    cluster->last_rank = rank;
     if (state < cluster->worst) {
         cluster->worst = state;
         cluster->code = code;
@@ -306,14 +308,14 @@ static void link_visit(void *context, const struct cox_completion *completion)
         const ModelExecuteData__PDLinkStatusResponse *links = response->pd_link_status_response;
         visit->answers++;
         for (size_t i = 0; i < links->n_failed_link_info; i++)
-            link_add(visit, links->failed_link_info[i]->cluster_id, LINK_FAILED,
+            link_add(visit, rank, links->failed_link_info[i]->cluster_id, LINK_FAILED,
                      (int32_t)links->failed_link_info[i]->pd_error_code);
         for (size_t i = 0; i < links->n_running_link_info; i++)
-            link_add(visit, links->running_link_info[i], LINK_RUNNING, 0);
+            link_add(visit, rank, links->running_link_info[i], LINK_RUNNING, 0);
         for (size_t i = 0; i < links->n_waiting_link_info; i++)
-            link_add(visit, links->waiting_link_info[i], LINK_WAITING, 0);
+            link_add(visit, rank, links->waiting_link_info[i], LINK_WAITING, 0);
         for (size_t i = 0; i < links->n_success_link_info; i++)
-            link_add(visit, links->success_link_info[i], LINK_SUCCESS, 0);
+            link_add(visit, rank, links->success_link_info[i], LINK_SUCCESS, 0);
     }
 }
 
@@ -479,22 +481,22 @@ struct lora_visit {
 static void lora_visit(void *context, const struct cox_completion *completion)
 {
     struct lora_visit *visit = context;
-    for (uint32_t rank = 0;
-         rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
-        const ExecuteResponse *response = completion->ranks[rank].response;
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        const struct cox_rank_result *result = &completion->ranks[rank];
+        const ExecuteResponse *response = result->response;
+        if (result->outcome != COX_OUTCOME_OK)
+            continue; /* the call tells */
         if (!response && rank > 0) {
-            visit->statuses[rank] =
-                visit->statuses[0]; /* a legacy rank that only rank 0 speaks for */
-            continue;
+            visit->statuses[rank] = visit->statuses[0]; /* a legacy rank that rank 0 speaks for */
+        } else if (!response || response->result_case != RESULT(LORA_OPERATION_RESPONSE) ||
+                   !response->lora_operation_response) {
+            visit->status = cox_fail(visit->err, COX_CORRUPT,
+                                     "rank %" PRIu32
+                                     ": the answer to a LoRA operation has no LoRA status",
+                                     rank);
+        } else {
+            visit->statuses[rank] = (int32_t)response->lora_operation_response->lora_op_status;
         }
-        if (!response || response->result_case != RESULT(LORA_OPERATION_RESPONSE) ||
-            !response->lora_operation_response) {
-            visit->status = cox_fail(
-                visit->err, COX_CORRUPT,
-                "rank %" PRIu32 ": the answer to a LoRA operation has no LoRA status", rank);
-            return;
-        }
-        visit->statuses[rank] = (int32_t)response->lora_operation_response->lora_op_status;
     }
 }
 
@@ -505,6 +507,8 @@ int cox_executor_lora(struct cox_executor *executor,
     ExecuteRequest request = request_of(TYPE(LORA_OPERATION));
     request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
     request.lora_operation_request = (ModelExecuteData__LoraOperationRequest *)(uintptr_t)lora;
+    for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
+        ret_statuses[rank] = -1;
     struct lora_visit visit = {.statuses = ret_statuses, .err = err};
     struct cox_submit_options options = submit_all(deadline_ns);
     int r = cox_executor_call(executor, &request, &options, lora_visit, &visit, err);

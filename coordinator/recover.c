@@ -103,8 +103,7 @@ static int recover_refuse(struct cox_executor *executor, enum cox_recover_comman
 /* One command at a time: the state must not move between the gate and the answers. */
 static int recover_enter(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
 {
-    const struct timespec until = {.tv_sec = (time_t)(deadline_ns / COX_NSEC_PER_SEC),
-                                   .tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC)};
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
     pthread_mutex_lock(&executor->recover_lock);
     while (executor->recovering && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&executor->recover_cond, &executor->recover_lock, &until);
@@ -118,13 +117,15 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
                          uint64_t deadline_ns, struct cox_recover_result *ret_results,
                          struct cox_error *err)
 {
+    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    (void)visited;
     if ((size_t)command >= COMMAND_COUNT)
         return cox_fail(err, COX_INVALID, "recovery command %d does not exist", (int)command);
     uint32_t rank_count = cox_executor_rank_count(executor);
     for (uint32_t rank = 0; rank < rank_count; rank++)
         ret_results[rank] =
             (struct cox_recover_result){.device = -1, .result = -1, .text = "no answer"};
-    if (cox_collector_inside(executor))
+    if (cox_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "a recovery command from inside a handler or hook would wait for itself");
 

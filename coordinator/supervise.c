@@ -1,6 +1,7 @@
 #include "supervise.h"
 
 #include "../channel/peer.h"
+#include "../channel/thread.h"
 #include "launch.h"
 #include "output.h"
 
@@ -26,6 +27,9 @@ struct worker {
     uint32_t rank;
     pid_t pid;
     int pidfd; /* closed by free */
+    /* The process that serves the rank, when that is not pid; under the supervisor's lock until polled. */
+    struct cox_peer adopted;
+    bool adopted_died; /* supervisor thread: before its wrapper */
     /* Of the supervisor thread alone; index 1 is standard error. */
     struct cox_output streams[2];
     /* Under the supervisor's lock. */
@@ -47,7 +51,9 @@ struct cox_supervisor {
     struct cox_launch_plan plan;
     struct cox_supervise_hooks hooks;
     struct cox_log log;
-    int stop_fd; /* eventfd, readable: every worker is dead and free wants the thread */
+    int stop_fd; /* eventfd, readable: look at `leaving`, and at who was adopted */
+    atomic_bool leaving; /* every worker is dead and free wants the thread */
+    atomic_bool ending;  /* workers were told to end */
     pthread_t thread;
     struct pollfd *polled; /* of the supervisor thread alone */
     struct worker *workers;
@@ -87,7 +93,7 @@ static int launch_all(struct cox_supervisor *s)
             pidfd_signal(s->workers[started].pidfd, SIGKILL);
         siginfo_t info;
         for (uint32_t started = 0; started < rank; started++)
-            cox_launch_reap(s->workers[started].pidfd, &info);
+            cox_launch_reap(s->workers[started].pidfd, true, &info);
         return r;
     }
     return 0;
@@ -125,12 +131,19 @@ static void worker_bury(struct worker *w)
         cox_output_drain(&w->streams[stream], stream_lines[stream], w);
 
     siginfo_t info = {0};
-    w->how.known = cox_launch_reap(w->pidfd, &info);
+    w->how.known = cox_launch_reap(w->pidfd, false, &info); /* its pidfd says that it is dead */
     if (w->how.known && info.si_code == CLD_EXITED)
         w->how.exit_status = info.si_status;
     else if (w->how.known)
         w->how.signal = info.si_status;
     w->core_dumped = w->how.known && info.si_code == CLD_DUMPED;
+    if (w->adopted_died)
+        w->how = (struct cox_exit){.known = false}; /* how its wrapper ended is our doing */
+    pthread_mutex_lock(&s->lock);
+    if (w->adopted.pidfd >= 0)
+        pidfd_signal(w->adopted.pidfd, SIGKILL);
+    cox_peer_close(&w->adopted);
+    pthread_mutex_unlock(&s->lock);
     atomic_store_explicit(&w->dead, true, memory_order_release);
 
     if (s->hooks.death)
@@ -148,25 +161,54 @@ static bool worker_is_dead(struct worker *w)
     return atomic_load_explicit(&w->dead, memory_order_acquire);
 }
 
-/* In the order stop, pidfds, pipes. A negative fd, which is what a thing of the past has, is
+/* Adopted processes of the polled set; a negative fd, which is what a thing of the past has, is
  * skipped by poll. */
+static int worker_adopted_fd(struct worker *w)
+{
+    pthread_mutex_lock(&w->supervisor->lock);
+    int fd = w->adopted_died ? -1 : w->adopted.pidfd;
+    pthread_mutex_unlock(&w->supervisor->lock);
+    return fd;
+}
+
+/* In the order stop, pidfds, adopted pidfds, pipes. */
 static int watch_poll(struct cox_supervisor *s)
 {
-    struct pollfd *pidfds = s->polled + 1, *streams = pidfds + s->plan.rank_count;
+    uint32_t count = s->plan.rank_count;
+    struct pollfd *pidfds = s->polled + 1, *adopted = pidfds + count, *streams = adopted + count;
     s->polled[0] = (struct pollfd){.fd = s->stop_fd, .events = POLLIN};
-    for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
+    for (uint32_t rank = 0; rank < count; rank++) {
         struct worker *w = &s->workers[rank];
         pidfds[rank] = (struct pollfd){.fd = worker_is_dead(w) ? -1 : w->pidfd, .events = POLLIN};
+        adopted[rank] = (struct pollfd){.fd = worker_adopted_fd(w), .events = POLLIN};
         for (int stream = 0; stream < 2; stream++)
             streams[2 * rank + (uint32_t)stream] =
                 (struct pollfd){.fd = w->streams[stream].fd, .events = POLLIN};
     }
-    return poll(s->polled, 1 + (nfds_t)3 * s->plan.rank_count, -1) < 0 ? -errno : 0;
+    return poll(s->polled, 1 + (nfds_t)4 * count, -1) < 0 ? -errno : 0;
+}
+
+/* The process that served the rank is dead; without it the wrapper is nothing. */
+static void worker_lost(struct worker *w)
+{
+    w->adopted_died = true;
+    if (!atomic_load_explicit(&w->supervisor->ending, memory_order_acquire))
+        pidfd_signal(w->pidfd, SIGKILL);
+}
+
+/* False: the thread may leave. */
+static bool watch_woken(struct cox_supervisor *s)
+{
+    uint64_t count;
+    ssize_t got = read(s->stop_fd, &count, sizeof count);
+    (void)got;
+    return !atomic_load_explicit(&s->leaving, memory_order_acquire);
 }
 
 static void watch(struct cox_supervisor *s)
 {
-    struct pollfd *pidfds = s->polled + 1, *streams = pidfds + s->plan.rank_count;
+    uint32_t count = s->plan.rank_count;
+    struct pollfd *pidfds = s->polled + 1, *adopted = pidfds + count, *streams = adopted + count;
     for (;;) {
         int r = watch_poll(s);
         if (r == -EINTR)
@@ -178,12 +220,15 @@ static void watch(struct cox_supervisor *s)
             nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
             continue;
         }
-        if (s->polled[0].revents)
+        if (s->polled[0].revents && !watch_woken(s))
             return;
-        for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)
+        for (uint32_t rank = 0; rank < count; rank++) {
+            if (adopted[rank].revents)
+                worker_lost(&s->workers[rank]);
             if (pidfds[rank].revents)
                 worker_bury(&s->workers[rank]);
-        for (uint32_t i = 0; i < 2 * s->plan.rank_count; i++)
+        }
+        for (uint32_t i = 0; i < 2 * count; i++)
             if (streams[i].revents && s->workers[i / 2].streams[i % 2].fd >= 0)
                 cox_output_read(&s->workers[i / 2].streams[i % 2], stream_lines[i % 2],
                                 &s->workers[i / 2]);
@@ -212,6 +257,7 @@ static void supervisor_destroy(struct cox_supervisor *s)
     for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
         struct worker *w = &s->workers[rank];
         cox_close_fd(&w->pidfd);
+        cox_peer_close(&w->adopted);
         cox_close_fd(&w->streams[0].fd);
         cox_close_fd(&w->streams[1].fd);
     }
@@ -246,13 +292,13 @@ static int supervisor_new(const struct cox_supervise_options *options,
         return r;
     }
     s->alive = s->plan.rank_count;
-    s->polled = calloc(1 + (size_t)3 * s->plan.rank_count, sizeof *s->polled);
+    s->polled = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->polled);
     s->workers = calloc(s->plan.rank_count, sizeof *s->workers);
     for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
         struct worker *w = &s->workers[rank];
         w->supervisor = s;
         w->rank = rank;
-        w->pidfd = w->streams[0].fd = w->streams[1].fd = -1;
+        w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = -1;
     }
     s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (s->stop_fd < 0)
@@ -267,18 +313,6 @@ static int supervisor_new(const struct cox_supervise_options *options,
     return 0;
 }
 
-/* Signals are for the host's threads: this one has them all blocked from its first instruction on.
- */
-static int thread_start(struct cox_supervisor *s)
-{
-    sigset_t all, saved;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &saved);
-    int e = pthread_create(&s->thread, NULL, supervisor_main, s);
-    pthread_sigmask(SIG_SETMASK, &saved, NULL);
-    return -e;
-}
-
 int cox_supervisor_start(const struct cox_supervise_options *options,
                          struct cox_supervisor **ret_supervisor, struct cox_error *err)
 {
@@ -286,7 +320,7 @@ int cox_supervisor_start(const struct cox_supervise_options *options,
     int r = supervisor_new(options, &s, err);
     if (r)
         return r;
-    r = thread_start(s);
+    r = cox_thread_start(&s->thread, supervisor_main, s);
     if (r) {
         supervisor_destroy(s);
         return cox_fail(err, r, "supervisor thread: %s", cox_status_text(r));
@@ -308,6 +342,13 @@ int cox_supervisor_start(const struct cox_supervise_options *options,
         supervisor_destroy(s);
     }
     return r;
+}
+
+static void supervisor_wake(struct cox_supervisor *s)
+{
+    const uint64_t one = 1;
+    ssize_t written = write(s->stop_fd, &one, sizeof one);
+    (void)written; /* a full counter is as readable as one */
 }
 
 static struct worker *worker_of(struct cox_supervisor *s, uint32_t rank)
@@ -352,10 +393,14 @@ void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buff
     struct worker *w = worker_of(s, rank);
     if (!worker_is_dead(w)) {
         snprintf(buffer, buffer_size, "rank %u (pid %d) is alive", rank, w->pid);
+    } else if (w->adopted_died) {
+        snprintf(buffer, buffer_size,
+                 "rank %u (pid %d, in its wrapper %d) is dead; how, only its wrapper knows", rank,
+                 w->adopted.pid, w->pid);
     } else if (!w->how.known) {
         snprintf(buffer, buffer_size,
-                 "rank %u (pid %d) is dead, nobody knows how: this program ignores SIGCHLD or "
-                 "waited for it elsewhere",
+                 "rank %u (pid %d) is dead, nobody knows how: this program ignores SIGCHLD, waited "
+                 "for it elsewhere, or a debugger has it",
                  rank, w->pid);
     } else if (w->how.signal) {
         const char *name = sigdescr_np(w->how.signal);
@@ -366,6 +411,27 @@ void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buff
         snprintf(buffer, buffer_size, "rank %u (pid %d) exited with status %d", rank, w->pid,
                  w->how.exit_status);
     }
+}
+
+int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
+{
+    struct worker *w = worker_of(s, rank);
+    if (pid == w->pid)
+        return 0;
+    struct cox_peer peer = COX_PEER_NONE;
+    int r = cox_peer_open(pid, start, &peer);
+    if (r)
+        return r;
+    pthread_mutex_lock(&s->lock);
+    w->adopted = peer;
+    pthread_mutex_unlock(&s->lock);
+    supervisor_wake(s);
+    return 0;
+}
+
+void cox_supervisor_expect_end(struct cox_supervisor *s)
+{
+    atomic_store_explicit(&s->ending, true, memory_order_release);
 }
 
 int cox_supervisor_signal(struct cox_supervisor *s, uint32_t rank, int signal_number)
@@ -379,8 +445,7 @@ int cox_supervisor_wait(struct cox_supervisor *s, uint64_t deadline_ns)
 {
     /* A hook that waits would wait for itself. */
     COX_ASSERT(!pthread_equal(pthread_self(), s->thread));
-    struct timespec deadline = {.tv_sec = (time_t)(deadline_ns / COX_NSEC_PER_SEC),
-                                .tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC)};
+    const struct timespec deadline = cox_deadline_timespec(deadline_ns);
     int e = 0;
     pthread_mutex_lock(&s->lock);
     while (s->alive > 0 && e != ETIMEDOUT)
@@ -400,6 +465,10 @@ static uint32_t signal_living(struct cox_supervisor *s, int number)
         const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
         if (cox_peer_alive(&peer) && pidfd_signal(w->pidfd, number) == 0)
             count++;
+        pthread_mutex_lock(&s->lock);
+        if (w->adopted.pidfd >= 0)
+            pidfd_signal(w->adopted.pidfd, number);
+        pthread_mutex_unlock(&s->lock);
     }
     return count;
 }
@@ -431,9 +500,8 @@ struct cox_supervisor *cox_supervisor_free(struct cox_supervisor *s)
     if (!s)
         return NULL;
     cox_supervisor_end(s, 0, 0);
-    const uint64_t one = 1;
-    ssize_t written = write(s->stop_fd, &one, sizeof one);
-    COX_ASSERT(written == (ssize_t)sizeof one);
+    atomic_store_explicit(&s->leaving, true, memory_order_release);
+    supervisor_wake(s);
     pthread_join(s->thread, NULL);
     supervisor_destroy(s);
     return NULL;

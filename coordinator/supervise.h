@@ -80,6 +80,14 @@ size_t cox_supervisor_last_lines(struct cox_supervisor *supervisor, uint32_t ran
 void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                              size_t buffer_size);
 
+/* The process that serves a rank may be another than the one that was started: a wrapper (sh -c, numactl, valgrind) has
+ * it as a child. From now on both are watched: when either dies the rank is dead, and the other one is killed. The same
+ * process is fine, and nothing changes. Returns 0; COX_PEER_DEAD: there is no such process; -errno. */
+int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid, uint64_t start);
+/* Workers are about to be told to end: from now on the end of an adopted process does not kill its wrapper, which may
+ * have something left to do. */
+void cox_supervisor_expect_end(struct cox_supervisor *supervisor);
+
 /* Signals one rank through its pidfd. Returns 0; COX_PEER_DEAD; -errno. */
 int cox_supervisor_signal(struct cox_supervisor *supervisor, uint32_t rank, int signal_number);
 /* Waits until every worker is dead and its death hook has returned. Returns 0 or COX_TIMEOUT. */

@@ -131,15 +131,21 @@ static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
         response->has_rank = 1;
         response->rank = (int32_t)worker->options.rank;
         response->has_status = 1;
-        if (cox_wire_response_pack(response, slot, capacity, &length) == COX_TOO_LARGE) {
+        int r = cox_wire_response_pack(response, slot, capacity, &length);
+        if (r == COX_TOO_LARGE && !failed) {
             lane->error.code = 0;
             cox_fail(&lane->error, COX_TOO_LARGE,
                      "the answer has %zu bytes, a slot holds %zu: use a larger response region",
                      cox_wire_response_size(response), capacity);
             response_fail(lane, response, COX_TOO_LARGE);
             failed = true;
-            while (cox_wire_response_pack(response, slot, capacity, &length) == COX_TOO_LARGE)
-                response->error_text[strlen(response->error_text) / 2] = '\0';
+            r = cox_wire_response_pack(response, slot, capacity, &length);
+        }
+        /* What failed first stays what is told, in fewer words where they do not fit. */
+        for (size_t words = strlen(lane->error.text); r == COX_TOO_LARGE && words > 0;) {
+            lane->error.text[words /= 2] = '\0';
+            response->error_text = lane->error.text;
+            r = cox_wire_response_pack(response, slot, capacity, &length);
         }
         lane_send(lane, sequence, length, failed);
     }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "../channel/fault.h"
+#include "../channel/thread.h"
 #include "../channel/truth.h"
 #include "proto/executor.pb-c.h"
 #include "stand_in.h"
@@ -48,13 +49,20 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
     uint32_t depth = worker->control.geometry.depth;
     while (!lane_leaving(lane)) {
         uint64_t published = cox_truth_published(truth);
-        if (published >= *next) {
-            /* A frame that names this rank is not reused before it is returned: what is older than
-             * the ring was for others. */
-            if (published - *next >= depth)
+        /* A frame that names this rank is not reused before it is returned: what is older than the
+         * ring was for others. */
+        if (published >= *next && published - *next >= depth) {
+            /* Unless somebody wrote over the number: whoever followed it would never come back. What
+             * was meant for this rank is still in its frame. */
+            if (cox_truth_frame_holds(truth, depth, published))
                 *next = published - depth + 1;
-            return true;
+            else if (cox_truth_published(truth) != published)
+                continue; /* a frame was taken again meanwhile, and the number has moved on */
+            else
+                published = cox_truth_frame_holds(truth, depth, *next) ? *next : *next - 1;
         }
+        if (published >= *next)
+            return true;
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */
         if (cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
@@ -149,9 +157,13 @@ int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, c
     struct cox_gate *gate = &worker->error_channel.gate;
     struct cox_layout_rank_line *line =
         cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR);
-    pthread_mutex_lock(&worker->error_lock);
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    if (pthread_mutex_clocklock(&worker->error_lock, CLOCK_MONOTONIC, &until))
+        return COX_TIMEOUT; /* another report of this process waits for the slot */
+    /* Said before the wait: whoever dies with the token in its hand has said so, and the coordinator
+     * puts another in its place (coordinator/faults.h). */
+    cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
     int r = COX_TIMEOUT;
-    /* The slot may be held by another rank that just died: look around every slice. */
     while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns) {
         if (atomic_load_explicit(&worker->stopping, memory_order_acquire)) {
             r = COX_CLOSED;
@@ -161,12 +173,11 @@ int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, c
                           cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
     }
     if (r == 0) {
-        cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
         cox_fault_point("worker.fault.claimed");
         r = worker_write_fault(worker, channel, sequence, text);
         cox_gate_post(gate, 0, r ? COX_BELL_RESPONSE_PRODUCE : COX_BELL_RESPONSE_CONSUME);
-        cox_truth_set_state(line, COX_RANK_IDLE, sequence, cox_now_ns());
     }
+    cox_truth_set_state(line, COX_RANK_IDLE, sequence, cox_now_ns());
     pthread_mutex_unlock(&worker->error_lock);
     return r;
 }
@@ -368,8 +379,8 @@ static int worker_watch(struct cox_worker *worker)
             {.fd = worker->wake_fd, .events = POLLIN},
             {.fd = orphaned ? -1 : worker->coordinator.pidfd, .events = POLLIN},
         };
-        if (poll(fds, 2, -1) < 0 && errno != EINTR)
-            return -errno;
+        if (poll(fds, 2, -1) < 0 && errno != EINTR) /* no memory in the kernel: leave in order */
+            atomic_store_explicit(&worker->stopping, true, memory_order_release);
         if (fds[1].revents) {
             if (worker->options.on_orphan == COX_ORPHAN_EXIT)
                 _exit(ORPHAN_EXIT_STATUS);
@@ -392,8 +403,7 @@ int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
     int started = 0, r = 0;
     atomic_store_explicit(&worker->running, COX_TWO_WAY_COUNT, memory_order_relaxed);
     for (; started < COX_TWO_WAY_COUNT; started++) {
-        r = -pthread_create(&worker->lanes[started].thread, NULL, lane_main,
-                            &worker->lanes[started]);
+        r = cox_thread_start(&worker->lanes[started].thread, lane_main, &worker->lanes[started]);
         if (r) {
             cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
             atomic_fetch_sub_explicit(&worker->running, (uint32_t)(COX_TWO_WAY_COUNT - started),

@@ -7,7 +7,7 @@
  * Sizes (-D): DEPTH frames; REQUESTS; CRASHES, FAILURES (answers that tell of one), DEADLINES (that pass), LOSSES and
  * SPURS (tokens that vanish or appear) each at most that many; SLICE: whoever is owed something looks again after a
  * while; NO_REPLY_TOO: requests without answer as well; SUBSETS: also requests to one rank only; STOP: the group is
- * stopped at any moment; WILD: a rank once claims to be done before it is.
+ * stopped at any moment; WILD: a rank once claims to be done before it is. FAIR and SLICE_ALWAYS: below.
  */
 #ifndef DEPTH
 #define DEPTH 1
@@ -32,7 +32,9 @@
 #endif
 
 #define TORN 255    /* bytes that are being written */
+#ifndef TOKENS_MAX
 #define TOKENS_MAX 6 /* a full semaphore: posting to it is no error */
+#endif
 #define HAS(set, r) (((set) >> (r)) & 1)
 #define POST(bell) bell = (bell < TOKENS_MAX -> bell + 1 : bell)
 /* Nobody sleeps in a process that is gone. */
@@ -72,6 +74,7 @@ byte crashes = CRASHES, failures = FAILURES, deadlines = DEADLINES, losses = LOS
 byte failed_through;            /* published before a failed step's completion was handed over */
 byte accepted, completed;       /* requests with an answer */
 bool wild_used;
+bool finished;                  /* everything submitted has ended */
 
 /* What cox_gate_wait counts after its token. */
 #define COUNT(debt) debt = (debt > 0 -> debt - 1 : 0)
@@ -125,11 +128,15 @@ inline wake(who)
 #define ANY_LATE (LATE(0, 0) || LATE(0, 1) || LATE(1, 0) || LATE(1, 1))
 #define ANY_DROPPABLE (DROPPABLE(0, 0) || DROPPABLE(0, 1) || DROPPABLE(1, 0) || DROPPABLE(1, 1))
 #endif
+#ifdef NO_LATE_RULE
+#undef ANY_LATE
+#define ANY_LATE false
+#endif
 
 /* ---- submit: cox_executor_submit, cox_collector_claim and publish ---- */
 
-/* Never taken, and asleep without a token: a wake-up was lost. */
-#define UNRUNG(s, r) (taken[r] < (s) && !dead[r] && request_bell[r] == 0)
+/* Never taken, and asleep without a token: a wake-up was lost. Ringing where nobody is any more changes nothing. */
+#define UNRUNG(s, r) (taken[r] < (s) && !killed[r] && request_bell[r] == 0)
 #define HOLDS(i, r)                                                                                \
     (entry_sequence[i] > 0 && HAS(entry_asked[i], r) && returned[r] < entry_sequence[i] && !dead[r])
 
@@ -232,7 +239,7 @@ proctype submitter()
     :: else -> break
     od;
     /* Every request ends, each once. */
-    atomic { ended == published && !lock -> assert(completed == accepted); }
+    atomic { ended == published && !lock -> assert(completed == accepted); finished = true; }
 }
 
 /* ---- collect: cox_collector_gather and what it calls ---- */
@@ -240,7 +247,11 @@ proctype submitter()
 mtype = { NOT_ASKED, OWING, OK, ERROR, DEAD };
 
 /* One rank in gather_look; gather_answer is one step, with lock held and the slot the coordinator's. */
+#ifdef NO_SEQUENCE
+#define ANSWERED(r) (done[r] > 0)
+#else
 #define ANSWERED(r) (done[r] >= sequence)
+#endif
 #ifdef NO_TAG_CHECK
 #define TAGGED(r) true
 #else
@@ -296,15 +307,22 @@ inline look(r)
 
 #define FAILED(r) (outcome[r] == ERROR || outcome[r] == DEAD)
 
-/* A slice that finds nothing new changes nothing, and is left out: this is when it would. */
+/* A slice that finds nothing new changes nothing but time, and is left out: then no run is endless, and a request that
+ * does not end is a deadlock. With SLICE_ALWAYS it may end at any time, and fairness is needed. */
 #ifdef NO_RING
 #define WOULD_RING(r) false
+#elif defined(SLICE_ALWAYS)
+#define WOULD_RING(r) (outcome[r] == OWING && taken[r] < sequence && !killed[r])
 #else
 #define WOULD_RING(r) (outcome[r] == OWING && UNRUNG(sequence, r))
 #endif
 #define NEWS(r) (outcome[r] == OWING && (ANSWERED(r) || dead[r]))
+#ifdef SLICE_ALWAYS
+#define SLICE_HELPS true
+#else
 #define SLICE_HELPS                                                                                \
     (NEWS(0) || NEWS(1) || WOULD_RING(0) || WOULD_RING(1) || stopping || causes)
+#endif
 
 proctype collector()
 {
@@ -575,6 +593,10 @@ end_idle:
     :: atomic { spurs > 0 -> spurs--; POST(response_bell[1]); }
     od
 }
+
+#ifdef FAIR
+ltl every_request_ends { <> finished }
+#endif
 
 init {
     atomic {

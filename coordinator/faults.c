@@ -1,0 +1,114 @@
+#include "faults.h"
+
+#include <endian.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../channel/thread.h"
+#include "../channel/truth.h"
+#include "proto/executor.pb-c.h"
+
+#define ARENA_SIZE_MAX (1u << 20)
+
+/* Takes the bytes out of the slot and frees it. Returns their number; 0: no report, a token came alone. */
+static size_t faults_fetch(struct cox_faults *faults)
+{
+    struct cox_gate *gate = &faults->channel->gate;
+    uint8_t *base = faults->channel->response.base;
+    size_t capacity = faults->channel->response.size - COX_PREFIX_SIZE;
+    uint32_t prefix;
+    memcpy(&prefix, base, sizeof prefix);
+    size_t length = le32toh(prefix);
+    if (length > capacity) {
+        cox_log_write(&faults->log, 3, "the error channel holds a report of %zu bytes, over %zu: dropped",
+                      length, capacity);
+        length = 0;
+    }
+    memcpy(faults->copy, base + COX_PREFIX_SIZE, length);
+    memset(base, 0, sizeof prefix); /* the same report is not read twice */
+    while (cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE))
+        continue; /* a surplus, see the header */
+    cox_gate_post(gate, 0, COX_BELL_RESPONSE_PRODUCE);
+    return length;
+}
+
+static const char *report_text(const ModelExecuteData__ExecuteResponse *report)
+{
+    if (report->error_text)
+        return report->error_text;
+    if (report->result_case == MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
+        report->execute_model_response && report->execute_model_response->err_msg)
+        return report->execute_model_response->err_msg;
+    return "a fault without words";
+}
+
+static void faults_take(struct cox_faults *faults)
+{
+    size_t length = faults_fetch(faults);
+    if (length == 0)
+        return;
+    ModelExecuteData__ExecuteResponse *report = NULL;
+    cox_arena_reset(&faults->arena);
+    if (cox_wire_response_unpack(&faults->arena, faults->copy, length, &report)) {
+        cox_log_write(&faults->log, 3, "the error channel holds %zu bytes that are no report: dropped", length);
+        return;
+    }
+    if (report->has_error_sequence && report->has_error_channel && report->error_channel < COX_TWO_WAY_COUNT) {
+        /* About a request whose answer is already in its slot: whatever rank the collector sleeps on, let it look. */
+        cox_collector_wake(&faults->collectors[report->error_channel]);
+        return;
+    }
+    uint32_t rank_count = faults->channel->control->geometry.rank_count;
+    bool known = report->rank >= 0 && (uint32_t)report->rank < rank_count;
+    faults->report(faults->context, known ? report->rank : -1, report_text(report));
+}
+
+static void *faults_main(void *argument)
+{
+    struct cox_faults *faults = argument;
+    for (;;) {
+        int r = cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, COX_DEADLINE_NEVER);
+        /* acquire: partner is the release in stop, before its post. */
+        if (atomic_load_explicit(&faults->stopping, memory_order_acquire))
+            return NULL;
+        if (r < 0) {
+            cox_log_write(&faults->log, 3, "the error channel's semaphore: %s; faults are not heard any more",
+                          cox_status_text(r));
+            return NULL;
+        }
+        faults_take(faults);
+    }
+}
+
+int cox_faults_start(struct cox_faults *faults)
+{
+    faults->copy = malloc(faults->channel->response.size);
+    int r = faults->copy ? cox_arena_init(&faults->arena, 0, ARENA_SIZE_MAX) : -ENOMEM;
+    if (r == 0)
+        r = cox_thread_start(&faults->thread, faults_main, faults);
+    faults->threaded = r == 0;
+    return r;
+}
+
+void cox_faults_stop(struct cox_faults *faults)
+{
+    if (faults->threaded) {
+        atomic_store_explicit(&faults->stopping, true, memory_order_release);
+        cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+        pthread_join(faults->thread, NULL);
+        faults->threaded = false;
+    }
+    free(faults->copy);
+    faults->copy = NULL;
+    cox_arena_deinit(&faults->arena);
+}
+
+void cox_faults_bury(struct cox_faults *faults, uint32_t rank)
+{
+    const struct cox_layout_rank_line *line =
+        cox_truth_line(faults->channel->control, rank, COX_CHANNEL_ERROR);
+    /* acquire: partner is cox_truth_set_state of the rank, which is dead. */
+    uint64_t word = atomic_load_explicit(&line->word, memory_order_acquire);
+    if (word >> COX_STATE_SHIFT == COX_RANK_REPLYING)
+        cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_PRODUCE);
+}

@@ -1,0 +1,44 @@
+/*
+ * checked_worker: a worker whose requests and answers carry a number and a checksum, so that an
+ * answer can be told from another request's, and from one whose bytes somebody wrote over.
+ *
+ * Processes and threads: cox_worker_run's; the first request with `meddle` set starts one more
+ * thread, which writes over whatever it reaches until the process ends. If the process crashes: the
+ * line CHECKED_CRASH is its last.
+ */
+#ifndef COX_TESTS_FAULT_CHECKED_WORKER_H
+#define COX_TESTS_FAULT_CHECKED_WORKER_H
+
+#include "channel/base.h"
+
+#define CHECKED_CRASH "CRASHED"
+#define CHECKED_FILL_SIZE 200
+
+enum checked_order {
+    CHECKED_ECHO = 0,
+    CHECKED_MEDDLE,    /* and the rank named by `rank` begins to meddle, with `seed` */
+    CHECKED_OVERCOUNT, /* and the rank named says that the highest possible sequence is published on
+                          this channel */
+};
+
+struct checked_request {
+    uint64_t number; /* of the request: another one for each */
+    uint32_t order;
+    uint32_t rank;
+    uint64_t seed;
+    uint8_t fill[CHECKED_FILL_SIZE];
+    uint64_t checksum; /* over all before it */
+};
+
+struct checked_reply {
+    uint64_t number;
+    uint64_t rank;
+    uint8_t fill[CHECKED_FILL_SIZE];
+    uint64_t checksum;
+};
+
+uint64_t checked_sum(const void *bytes, size_t size);
+
+int checked_worker_main(int argc, char **argv);
+
+#endif

@@ -1,0 +1,573 @@
+/*
+ * hostile_test: real groups beside which, or in which, somebody writes over shared memory.
+ *
+ * What must hold whatever was written: nobody crashes, every request ends once and by its deadline,
+ * an answer counts only for its own request, stop is bounded, and the next group of the same name
+ * works.
+ */
+#include "testing.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "channel/truth.h"
+#include "checked_worker.h"
+#include "meddler.h"
+#include "proto/executor.pb-c.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SLOWNESS 5
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SLOWNESS 5
+#endif
+#endif
+#ifndef SLOWNESS
+#define SLOWNESS 1
+#endif
+
+/* How much later than its deadline a request may end. */
+#define SLACK_MS (1000 * SLOWNESS)
+#define DEADLINE_MS (100 * SLOWNESS)
+#define FINALIZE_MS (300 * SLOWNESS)
+#define TERM_MS (300 * SLOWNESS)
+/* How long a seed runs, and all flips together. */
+#define SEED_MS (400 * SLOWNESS)
+#define FLIPS_MS 12000
+#define IN_FLIGHT_MAX 65536
+
+/* ---- groups of checked workers ---- */
+
+static char program[4096];
+static const char *const command[] = {program, "worker", NULL};
+
+static struct test_group *group_start(uint32_t rank_count, const char *name)
+{
+    const struct cox_executor_options options = {
+        .name = name,
+        .command = command,
+        .keep_names = true,
+        .finalize_ms = FINALIZE_MS,
+        .term_ms = TERM_MS,
+    };
+    return test_group_start(rank_count, &options);
+}
+
+/* Stop ends in time, and nobody had crashed. */
+static void group_end(struct test_group *group)
+{
+    uint64_t begin_ns = cox_now_ns();
+    uint32_t rank_count = cox_executor_rank_count(test_group_executor(group));
+    cox_executor_stop(test_group_executor(group));
+    uint64_t ms = (cox_now_ns() - begin_ns) / COX_NSEC_PER_MSEC;
+    if (ms > FINALIZE_MS + TERM_MS + SLACK_MS)
+        fail_msg("stop took %" PRIu64 " ms", ms);
+    if (test_count_lines(group, -1, CHECKED_CRASH))
+        fail_msg("a worker crashed");
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        if (strstr(test_death_text(group, rank), "signal"))
+            fail_msg("%s", test_death_text(group, rank));
+    test_group_free(group);
+}
+
+/* ---- requests that check their answers ---- */
+
+static uint64_t numbers; /* of requests: never the same twice */
+
+static void request_make(struct checked_request *request, enum checked_order order, uint32_t rank,
+                         uint64_t seed)
+{
+    memset(request, 0, sizeof *request);
+    request->number = ++numbers;
+    request->order = order;
+    request->rank = rank;
+    request->seed = seed;
+    for (size_t i = 0; i < sizeof request->fill; i++)
+        request->fill[i] = (uint8_t)(request->number + 7 * i);
+    request->checksum = checked_sum(request, offsetof(struct checked_request, checksum));
+}
+
+enum verdict { OWN, SPOILT, FOREIGN };
+
+/* SPOILT: its very bytes were written over. */
+static enum verdict answer_judge(uint64_t number, uint32_t rank, const void *bytes, size_t size)
+{
+    struct checked_reply reply;
+    if (!bytes || size != sizeof reply)
+        return SPOILT;
+    memcpy(&reply, bytes, sizeof reply);
+    if (reply.checksum != checked_sum(&reply, offsetof(struct checked_reply, checksum)))
+        return SPOILT;
+    return reply.number == number && reply.rank == rank ? OWN : FOREIGN;
+}
+
+static enum verdict completion_judge(uint64_t number, const struct cox_completion *completion)
+{
+    enum verdict worst = OWN;
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        const struct cox_rank_result *result = &completion->ranks[rank];
+        enum verdict verdict = answer_judge(number, rank, result->bytes, result->size);
+        worst = verdict > worst ? verdict : worst;
+    }
+    return worst;
+}
+
+struct judged {
+    uint64_t number;
+    enum verdict verdict;
+};
+
+static void visit_judge(void *context, const struct cox_completion *completion)
+{
+    struct judged *judged = context;
+    if (completion->status == 0)
+        judged->verdict = completion_judge(judged->number, completion);
+}
+
+/* Calls with an order. Fails the test when it ends too late, with a system's error, or with the
+ * answer of another request. Returns the status; *ret_verdict is of an answer with status 0. */
+static int call_checked(struct test_group *group, enum checked_order order, uint32_t rank,
+                        uint64_t seed, uint64_t timeout_ms, enum verdict *ret_verdict)
+{
+    struct checked_request request;
+    request_make(&request, order, rank, seed);
+    struct judged judged = {.number = request.number, .verdict = OWN};
+    struct cox_error err = {0};
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                               .deadline_ns = cox_deadline_after_ms(timeout_ms)};
+    int r = cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
+                                     visit_judge, &judged, &err);
+    if (cox_now_ns() > options.deadline_ns + SLACK_MS * COX_NSEC_PER_MSEC)
+        fail_msg("a call ended %" PRIu64 " ms after its deadline: %d %s",
+                 (cox_now_ns() - options.deadline_ns) / COX_NSEC_PER_MSEC, r, err.text);
+    if (r < 0 || r >= COX_STATUS_COUNT)
+        fail_msg("a call ended with %d: %s", r, err.text);
+    if (r && !err.text[0])
+        fail_msg("a call ended with %d and no words", r);
+    if (judged.verdict == FOREIGN)
+        fail_msg("a call got the answer of another request");
+    if (ret_verdict)
+        *ret_verdict = judged.verdict;
+    return r;
+}
+
+/* Works: at the third try at the latest; what is left of before may end the first ones. */
+static bool group_works(struct test_group *group)
+{
+    enum verdict verdict = SPOILT;
+    for (int i = 0; i < 3; i++)
+        if (call_checked(group, CHECKED_ECHO, 0, 0, DEADLINE_MS, &verdict) == 0 && verdict == OWN)
+            return true;
+    return false;
+}
+
+static void expect_own(struct test_group *group)
+{
+    enum verdict verdict = SPOILT;
+    int r = call_checked(group, CHECKED_ECHO, 0, 0, TEST_PATIENCE_MS, &verdict);
+    if (r || verdict != OWN)
+        fail_msg("a group that nobody disturbs answers %d, verdict %d", r, (int)verdict);
+}
+
+/* ---- many requests in flight ---- */
+
+struct flight {
+    uint64_t number;
+    uint64_t deadline_ns;
+    struct load *load;
+    unsigned completions;
+};
+
+struct load {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct flight flights[IN_FLIGHT_MAX];
+    size_t submitted, completed;
+    size_t late, foreign, twice, spoilt, good, failed, odd;
+    char text[512]; /* of the first odd one */
+};
+
+static void load_init(struct load *load)
+{
+    memset(load, 0, sizeof *load);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&load->lock, NULL);
+    pthread_cond_init(&load->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+static void load_deinit(struct load *load)
+{
+    pthread_cond_destroy(&load->changed);
+    pthread_mutex_destroy(&load->lock);
+}
+
+/* On the response thread. */
+static void on_completion(void *context, const struct cox_completion *completion)
+{
+    (void)context;
+    struct flight *flight = completion->request_context;
+    struct load *load = flight->load;
+    uint64_t now_ns = cox_now_ns();
+    pthread_mutex_lock(&load->lock);
+    load->late += now_ns > flight->deadline_ns + SLACK_MS * COX_NSEC_PER_MSEC;
+    load->twice += ++flight->completions > 1;
+    if (completion->status == 0) {
+        enum verdict verdict = completion_judge(flight->number, completion);
+        load->good += verdict == OWN;
+        load->spoilt += verdict == SPOILT;
+        load->foreign += verdict == FOREIGN;
+    } else {
+        load->failed++;
+        if (completion->status < 0 || completion->status >= COX_STATUS_COUNT || !completion->text ||
+            !completion->text[0]) {
+            snprintf(load->text, sizeof load->text, "%d: %s", completion->status,
+                     completion->text ? completion->text : "no words");
+            load->odd++;
+        }
+    }
+    load->completed++;
+    pthread_cond_broadcast(&load->changed);
+    pthread_mutex_unlock(&load->lock);
+}
+
+/* Until something completed, or a moment has passed. */
+static void load_wait(struct load *load, uint64_t until_ns)
+{
+    const struct timespec until = {(time_t)(until_ns / COX_NSEC_PER_SEC),
+                                   (long)(until_ns % COX_NSEC_PER_SEC)};
+    pthread_mutex_lock(&load->lock);
+    pthread_cond_timedwait(&load->changed, &load->lock, &until);
+    pthread_mutex_unlock(&load->lock);
+}
+
+/* Returns what submit said. */
+static int load_submit(struct test_group *group, struct load *load)
+{
+    struct checked_request request;
+    struct flight *flight = &load->flights[load->submitted];
+    request_make(&request, CHECKED_ECHO, 0, 0);
+    *flight = (struct flight){
+        .number = request.number, .deadline_ns = cox_deadline_after_ms(DEADLINE_MS), .load = load};
+    const struct cox_submit_options options = {
+        .gather = COX_GATHER_ALL, .deadline_ns = flight->deadline_ns, .request_context = flight};
+    struct cox_error err = {0};
+    int r = cox_executor_submit_opaque(test_group_executor(group), &request, sizeof request,
+                                       &options, NULL, &err);
+    if (r < 0 || (r && !err.text[0]))
+        fail_msg("submit: %d: %s", r, err.text);
+    load->submitted += r == 0;
+    return r;
+}
+
+static void call_typed(struct test_group *group, const ModelExecuteData__ExecuteRequest *request)
+{
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                               .deadline_ns = cox_deadline_after_ms(DEADLINE_MS)};
+    struct cox_error err = {0};
+    int r = cox_executor_call(test_group_executor(group), request, &options, NULL, NULL, &err);
+    if (cox_now_ns() > options.deadline_ns + SLACK_MS * COX_NSEC_PER_MSEC)
+        fail_msg("a call of type %d ended too late: %d %s", (int)request->execute_type, r,
+                 err.text);
+    if (r < 0 || (r && !err.text[0]))
+        fail_msg("a call of type %d ended with %d: %s", (int)request->execute_type, r, err.text);
+}
+
+/* Requests that are unpacked on both sides: a step that announces one sequence, an init, and other
+ * channels. */
+static void call_messages(struct test_group *group, unsigned which)
+{
+    static const ModelExecuteData__ExecuteType types[] = {
+        MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER,
+        MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT,
+        MODEL_EXECUTE_DATA__EXECUTE_TYPE__PD_LINK_STATUS_QUERY,
+        MODEL_EXECUTE_DATA__EXECUTE_TYPE__PAUSE_COMMAND_EXEC,
+        MODEL_EXECUTE_DATA__EXECUTE_TYPE__KV_TRANSFER,
+    };
+    int32_t tokens[] = {1, 2, 3}, blocks[] = {0};
+    uint32_t row_slot[] = {0}, row_position[] = {0}, row_token_count[] = {3};
+    ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
+    ModelExecuteData__StepBlockTable *tables[] = {&table};
+    ModelExecuteData__StepSequence sequence = MODEL_EXECUTE_DATA__STEP_SEQUENCE__INIT;
+    ModelExecuteData__StepSequence *sequences[] = {&sequence};
+    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
+    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = types[which % (sizeof types / sizeof types[0])];
+    if (request.execute_type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER) {
+        table.n_blocks = 1, table.blocks = blocks;
+        sequence.has_seq_id = 1, sequence.seq_id = 7;
+        sequence.n_tokens = 3, sequence.tokens = tokens;
+        sequence.n_tables = 1, sequence.tables = tables;
+        delta.n_announced = 1, delta.announced = sequences;
+        delta.n_row_slot = delta.n_row_position = delta.n_row_token_count = 1;
+        delta.row_slot = row_slot, delta.row_position = row_position;
+        delta.row_token_count = row_token_count;
+        model.step = &delta;
+        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+        request.execute_model_request = &model;
+    }
+    call_typed(group, &request);
+}
+
+/* Requests until the time is up or a rank is dead; then every one has ended, once, and was judged.
+ */
+static void load_run(struct test_group *group, struct load *load, uint64_t time_ms)
+{
+    uint64_t end_ns = cox_deadline_after_ms(time_ms);
+    assert_int_equal(
+        cox_executor_replace(test_group_executor(group), COX_CHANNEL_EXECUTE, on_completion, NULL),
+        0);
+    for (unsigned i = 0; cox_now_ns() < end_ns && load->submitted < IN_FLIGHT_MAX; i++) {
+        if (i % 16 == 15)
+            call_messages(group, i / 16);
+        int r = load_submit(group, load);
+        if (r == COX_PEER_DEAD)
+            break;
+        if (r)
+            load_wait(load, cox_deadline_after_ms(2));
+    }
+    uint64_t last_ns = cox_deadline_after_ms(DEADLINE_MS + SLACK_MS);
+    pthread_mutex_lock(&load->lock);
+    bool ended = load->completed >= load->submitted;
+    pthread_mutex_unlock(&load->lock);
+    while (!ended && cox_now_ns() < last_ns) {
+        load_wait(load, last_ns);
+        pthread_mutex_lock(&load->lock);
+        ended = load->completed >= load->submitted;
+        pthread_mutex_unlock(&load->lock);
+    }
+    pthread_mutex_lock(&load->lock);
+    size_t completed = load->completed, late = load->late, twice = load->twice;
+    size_t foreign = load->foreign, odd = load->odd;
+    pthread_mutex_unlock(&load->lock);
+    if (completed != load->submitted || late || twice || foreign || odd)
+        fail_msg("of %zu requests %zu completed, %zu too late, %zu more than once, %zu with the "
+                 "answer of another, %zu with an odd status (%s)",
+                 load->submitted, completed, late, twice, foreign, odd, load->text);
+}
+
+/* ---- seeds ---- */
+
+static void next_group_works(uint32_t rank_count, const char *name)
+{
+    struct test_group *group = group_start(rank_count, name);
+    expect_own(group);
+    expect_own(group);
+    group_end(group);
+}
+
+static void print_load(const char *who, uint32_t rank_count, uint64_t seed, const struct load *load)
+{
+    print_message("%s, %" PRIu32 " ranks, seed %" PRIu64
+                  ": %zu requests: %zu good, %zu failed, %zu with bytes written over\n",
+                  who, rank_count, seed, load->submitted, load->good, load->failed, load->spoilt);
+}
+
+static void stranger_seed(uint32_t rank_count, uint64_t seed)
+{
+    static struct load load;
+    char name[64], argument[96];
+    struct test_group *group = group_start(rank_count, test_unique_name(name));
+    expect_own(group);
+    snprintf(argument, sizeof argument, "%" PRIu64 ":%s", seed, name);
+    struct test_helper meddler = test_helper_start("meddle", argument);
+    char ready;
+    assert_int_equal(read(meddler.out, &ready, 1), 1);
+    load_init(&load);
+    load_run(group, &load, SEED_MS);
+    assert_int_equal(test_helper_wait(&meddler), 0);
+    print_load("a stranger", rank_count, seed, &load);
+    /* Who wrote over payloads alone has harmed only what was in flight. */
+    if (!(meddler_temper(seed).targets & MEDDLE_CONTROL) && !group_works(group))
+        fail_msg("payloads were written over, and the group does not work any more");
+    group_end(group);
+    load_deinit(&load);
+    next_group_works(rank_count, name);
+}
+
+static void rank_seed(uint32_t rank_count, uint64_t seed)
+{
+    static struct load load;
+    char name[64];
+    struct test_group *group = group_start(rank_count, test_unique_name(name));
+    expect_own(group);
+    call_checked(group, CHECKED_MEDDLE, (uint32_t)seed % rank_count, seed, DEADLINE_MS, NULL);
+    load_init(&load);
+    load_run(group, &load, SEED_MS);
+    print_load("a rank", rank_count, seed, &load);
+    group_end(group);
+    load_deinit(&load);
+    next_group_works(rank_count, name);
+}
+
+static void p10_a_stranger_that_writes_over_everything_harms_nobody(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 8; seed++)
+        stranger_seed(seed % 2 ? 2 : 4, seed);
+    for (uint64_t seed = 9; seed <= 16; seed++)
+        stranger_seed(seed % 2 ? 4 : 2, seed);
+}
+
+static void p10_a_rank_that_writes_over_everything_harms_no_other(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 8; seed++)
+        rank_seed(seed % 2 ? 2 : 4, seed);
+}
+
+/* ---- flips ---- */
+
+static void shuffle(uint32_t *items, uint32_t count, uint64_t state)
+{
+    for (uint32_t i = count; i > 1; i--) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        uint32_t j = (uint32_t)(state % i), item = items[i - 1];
+        items[i - 1] = items[j];
+        items[j] = item;
+    }
+}
+
+static void control_attach(struct cox_control *control, const char *name)
+{
+    struct cox_error err = {0};
+    if (cox_control_attach(control, name, &err))
+        fail_msg("%s", err.text);
+}
+
+/* Every byte, in an order of its own, as far as the time goes; all of its bits at once, so that it
+ * is another one. */
+static void p10_b14_a_flipped_byte_gives_an_error_at_most(void **state)
+{
+    enum { RANK_COUNT = 2 };
+    static uint32_t
+        offsets[sizeof(struct cox_layout_control) + RANK_COUNT * sizeof(struct cox_layout_rank)];
+    const uint32_t count = sizeof offsets / sizeof offsets[0];
+    uint32_t statuses[COX_STATUS_COUNT] = {0}, done = 0, restarts = 0;
+    uint64_t end_ns = cox_deadline_after_ms(FLIPS_MS);
+    char name[64];
+    (void)state;
+    for (uint32_t i = 0; i < count; i++)
+        offsets[i] = i;
+    shuffle(offsets, count, 4711);
+    test_unique_name(name);
+    struct test_group *group = group_start(RANK_COUNT, name);
+    struct cox_control control = COX_CONTROL_NONE;
+    control_attach(&control, name);
+    expect_own(group);
+    for (; done < count && cox_now_ns() < end_ns; done++) {
+        enum verdict verdict = OWN;
+        _Atomic uint8_t *byte = (_Atomic uint8_t *)control.region.base + offsets[done];
+        uint8_t bits = (uint8_t)(done % 2 ? 0xff : 1u << done / 2 % 8);
+        /* relaxed: a meddler's byte has no partner. */
+        atomic_fetch_xor_explicit(byte, bits, memory_order_relaxed);
+        int r = call_checked(group, CHECKED_ECHO, 0, 0, DEADLINE_MS, &verdict);
+        statuses[r]++;
+        if (verdict != OWN)
+            fail_msg("byte %" PRIu32 " flipped by %02x: an answer that is none", offsets[done],
+                     bits);
+        if (group_works(group))
+            continue;
+        group_end(group);
+        cox_control_close(&control);
+        group = group_start(RANK_COUNT, name);
+        control_attach(&control, name);
+        expect_own(group);
+        restarts++;
+    }
+    group_end(group);
+    cox_control_close(&control);
+    print_message("%" PRIu32 " of %" PRIu32 " bytes flipped, %" PRIu32 " groups given up;", done,
+                  count, restarts);
+    for (int s = 0; s < COX_STATUS_COUNT; s++)
+        if (statuses[s])
+            print_message(" %" PRIu32 " %s;", statuses[s], cox_status_text(s));
+    print_message("\n");
+    assert_true(done > 100);
+}
+
+/* ---- cost ---- */
+
+static uint64_t cpu_ns(pid_t pid)
+{
+    clockid_t clock;
+    struct timespec used;
+    assert_int_equal(clock_getcpuclockid(pid, &clock), 0);
+    assert_int_equal(clock_gettime(clock, &used), 0);
+    return (uint64_t)used.tv_sec * COX_NSEC_PER_SEC + (uint64_t)used.tv_nsec;
+}
+
+/* What is measured is a stretch of time: nobody is waited for in it. */
+static void p10_p5_a_wild_sequence_number_costs_no_cpu(void **state)
+{
+    enum { STRETCH_MS = 300 };
+    char name[64];
+    (void)state;
+    struct test_group *group = group_start(2, test_unique_name(name));
+    expect_own(group);
+    call_checked(group, CHECKED_OVERCOUNT, 1, 0, DEADLINE_MS, NULL);
+    uint64_t before[2];
+    for (uint32_t rank = 0; rank < 2; rank++)
+        before[rank] = cpu_ns(cox_executor_pid(test_group_executor(group), rank));
+    uint64_t end_ns = cox_deadline_after_ms(STRETCH_MS);
+    const struct timespec until = {(time_t)(end_ns / COX_NSEC_PER_SEC),
+                                   (long)(end_ns % COX_NSEC_PER_SEC)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
+        continue;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        uint64_t used_ms =
+            (cpu_ns(cox_executor_pid(test_group_executor(group), rank)) - before[rank]) /
+            COX_NSEC_PER_MSEC;
+        if (used_ms > STRETCH_MS / 4)
+            fail_msg("rank %" PRIu32 " used %" PRIu64 " ms of CPU in %d ms", rank, used_ms,
+                     STRETCH_MS);
+    }
+    group_end(group);
+}
+
+/* ---- programs ---- */
+
+/* Writes until its standard input ends. argument: "SEED:NAME". */
+static int meddle_main(const char *argument)
+{
+    struct meddler meddler;
+    struct cox_error err = {0};
+    char *name;
+    uint64_t seed = strtoull(argument, &name, 10);
+    if (meddler_attach(&meddler, name + 1, seed, &err)) {
+        fprintf(stderr, "meddler: %s\n", err.text);
+        return 1;
+    }
+    if (write(STDOUT_FILENO, "", 1) != 1)
+        return 1;
+    meddler_run(&meddler, STDIN_FILENO, NULL);
+    meddler_detach(&meddler);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+        return checked_worker_main(argc, argv);
+    if (argc > 2 && strcmp(argv[1], "meddle") == 0)
+        return meddle_main(argv[2]);
+    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
+        return 1;
+    const struct CMUnitTest tests[] = {
+        TEST(p10_b14_a_flipped_byte_gives_an_error_at_most),
+        TEST(p10_a_stranger_that_writes_over_everything_harms_nobody),
+        TEST(p10_a_rank_that_writes_over_everything_harms_no_other),
+        TEST(p10_p5_a_wild_sequence_number_costs_no_cpu),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

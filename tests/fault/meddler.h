@@ -1,0 +1,57 @@
+/*
+ * meddler: writes seeded random bytes over the regions of a named group, as any process of the same
+ * user can.
+ *
+ * What it leaves alone is what P10 leaves out: the semaphores, and the size of files. Of the reply
+ * tags it leaves the lowest byte: with the right byte there, and the right `done`, an old answer is
+ * forged, which no check can see.
+ *
+ * Threads: one per struct; run may be on a thread of a worker.
+ * Ownership: the caller owns the struct; detach unmaps.
+ * Blocks: run until its stop.
+ * If the process dies: nothing is left; what it wrote stays written.
+ */
+#ifndef COX_TESTS_FAULT_MEDDLER_H
+#define COX_TESTS_FAULT_MEDDLER_H
+
+#include "channel/control.h"
+
+#include <stdatomic.h>
+
+enum meddler_target {
+    MEDDLE_CONTROL = 1,
+    MEDDLE_RESPONSES = 2,
+    MEDDLE_REQUESTS = 4,
+    MEDDLE_PAYLOADS = MEDDLE_RESPONSES | MEDDLE_REQUESTS,
+    MEDDLE_ALL = 7,
+};
+
+/* How a seed behaves: what it writes over, how much at a time, how often. */
+struct meddler_temper {
+    unsigned targets;
+    uint32_t burst;      /* writes in a row */
+    uint64_t pause_ns;   /* between bursts; 0: none */
+    uint32_t length_max; /* bytes of one write; 1: single bytes */
+};
+
+struct meddler {
+    uint64_t state; /* of the random numbers */
+    struct meddler_temper temper;
+    struct cox_geometry geometry;
+    struct cox_region control;
+    struct cox_region requests[COX_TWO_WAY_COUNT];
+    struct cox_region responses[COX_CHANNEL_COUNT];
+};
+
+struct meddler_temper meddler_temper(uint64_t seed);
+/* Maps everything of the group, before anybody writes: the geometry is read here. Returns 0 or what
+ * attach said. */
+int meddler_attach(struct meddler *meddler, const char *name, uint64_t seed, struct cox_error *err);
+void meddler_detach(struct meddler *meddler);
+/* One burst. */
+void meddler_write(struct meddler *meddler);
+
+/* Writes until fd (>= 0) is readable or at its end, or *stop. */
+void meddler_run(struct meddler *meddler, int fd, const _Atomic bool *stop);
+
+#endif

@@ -1,0 +1,74 @@
+/*
+ * fuzz: what the targets of this folder share. A target is one file with one
+ * LLVMFuzzerTestOneInput; it is linked to libFuzzer (preset fuzz) or to replay.c (everywhere else).
+ *
+ * Processes and threads: one of each.
+ * Ownership: input is lent for the call; a target keeps nothing between calls but caches.
+ * Codes: a broken promise of the code under test aborts (FUZZ_CHECK), so that both drivers and the
+ *   sanitizers see it.
+ * If the process dies: a file in /dev/shm or a memfd at most; the first is named after the process.
+ */
+#ifndef COX_TESTS_FUZZ_FUZZ_H
+#define COX_TESTS_FUZZ_FUZZ_H
+
+#include "channel/base.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define FUZZ_CHECK(condition)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* The input, eaten from the front. */
+struct fuzz_input {
+    const uint8_t *bytes;
+    size_t size;
+};
+
+/* Copies up to size bytes and clears the rest. Returns how many there were. */
+static inline size_t fuzz_eat(struct fuzz_input *input, void *to, size_t size)
+{
+    size_t count = input->size < size ? input->size : size;
+    memset(to, 0, size);
+    if (count)
+        memcpy(to, input->bytes, count);
+    input->bytes += count;
+    input->size -= count;
+    return count;
+}
+
+static inline uint8_t fuzz_eat_byte(struct fuzz_input *input)
+{
+    uint8_t byte;
+    fuzz_eat(input, &byte, sizeof byte);
+    return byte;
+}
+
+/* Reads every byte, so that a sanitizer sees memory that is not there. The check keeps the loop: no
+ * compiler knows that the hash is not zero. */
+static inline void fuzz_touch(const void *bytes, size_t size)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < size; i++)
+        hash = (hash ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0x100000001b3);
+    FUZZ_CHECK(hash != 0);
+}
+
+/* An error text comes with every failure and ends inside its buffer. */
+static inline void fuzz_check_error(int r, const struct cox_error *err)
+{
+    FUZZ_CHECK(r != 0);
+    FUZZ_CHECK(err->code == r);
+    FUZZ_CHECK(err->text[0] != '\0');
+    FUZZ_CHECK(memchr(err->text, '\0', sizeof err->text));
+}
+
+#endif

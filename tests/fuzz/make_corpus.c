@@ -1,0 +1,395 @@
+/*
+ * make_corpus: writes the corpus of every target from real objects:
+ *
+ *     make_corpus tests/fuzz/corpus
+ *
+ * To be run again when a layout or message changes; the files are committed.
+ */
+#include "fuzz.h"
+
+#include "../unit/table_request.h"
+#include "channel/reply.h"
+#include "channel/request.h"
+#include "channel/truth.h"
+#include "memory.h"
+#include "proto/wire.h"
+
+#include <sys/stat.h>
+
+static const char *root;
+
+struct bytes {
+    size_t size;
+    uint8_t data[8192];
+};
+
+static void put(struct bytes *bytes, const void *data, size_t size)
+{
+    FUZZ_CHECK(bytes->size + size <= sizeof bytes->data);
+    if (size)
+        memcpy(bytes->data + bytes->size, data, size);
+    bytes->size += size;
+}
+
+static void put_byte(struct bytes *bytes, unsigned value)
+{
+    uint8_t byte = (uint8_t)value;
+    put(bytes, &byte, 1);
+}
+
+static void save(const char *target, const char *name, const struct bytes *bytes)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", root, target);
+    mkdir(path, 0777);
+    snprintf(path, sizeof path, "%s/%s/%s", root, target, name);
+    FILE *file = fopen(path, "w");
+    FUZZ_CHECK(file && fwrite(bytes->data, 1, bytes->size, file) == bytes->size);
+    FUZZ_CHECK(fclose(file) == 0);
+}
+
+static void save_text(const char *target, const char *name, const char *text)
+{
+    struct bytes bytes = {0};
+    put(&bytes, text, strlen(text));
+    save(target, name, &bytes);
+}
+
+static void control_attach(const char *name, uint32_t rank_count,
+                           const struct cox_geometry_choice *choice)
+{
+    struct cox_control control = COX_CONTROL_NONE;
+    struct cox_geometry geometry;
+    FUZZ_CHECK(cox_geometry_resolve(rank_count, choice, &geometry, NULL) == 0);
+    FUZZ_CHECK(cox_control_create(&control, "cox_corpus", &geometry, NULL) == 0);
+    /* The same bytes at every run. */
+    control.layout->header.coordinator_pid = 4242;
+    control.layout->header.coordinator_start = 424242;
+    control.layout->header.epoch = MEMORY_EPOCH;
+    struct bytes bytes = {0};
+    uint32_t size = (uint32_t)control.region.size;
+    put(&bytes, &size, sizeof size);
+    put(&bytes, control.layout, offsetof(struct cox_layout_header, padding));
+    save("control_attach", name, &bytes);
+    cox_control_unlink_names("cox_corpus", &geometry, 0);
+    cox_control_close(&control);
+}
+
+static void request_frame(const char *name, unsigned ranks, unsigned depth, uint64_t sequence,
+                          struct cox_rank_set asked, const char *text)
+{
+    const struct cox_channel *channel =
+        memory_channel((uint8_t)ranks, (uint8_t)depth, false, COX_CHANNEL_EXECUTE);
+    size_t capacity;
+    uint8_t *frame = cox_request_frame(channel, sequence, &capacity);
+    memcpy(frame, text, strlen(text));
+    cox_request_publish(channel, sequence, COX_TYPE_OPAQUE, strlen(text), &asked);
+    struct bytes bytes = {0};
+    put_byte(&bytes, ranks);
+    put_byte(&bytes, depth);
+    put_byte(&bytes, COX_CHANNEL_EXECUTE);
+    put(&bytes, &sequence, sizeof sequence);
+    put(&bytes,
+        &cox_truth_channel(channel->control, COX_CHANNEL_EXECUTE)
+             ->frames[sequence % channel->control->geometry.depth],
+        sizeof(struct cox_layout_frame));
+    put(&bytes, frame - COX_PREFIX_SIZE, COX_PREFIX_SIZE + strlen(text));
+    save("request_frame", name, &bytes);
+}
+
+static void reply_slot(const char *name, unsigned ranks, unsigned depth, uint32_t rank,
+                       unsigned flags, uint64_t sequence, bool failed, const char *text)
+{
+    const struct cox_channel *channel =
+        memory_channel((uint8_t)ranks, (uint8_t)depth, flags & 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_truth_line(channel->control, rank, COX_CHANNEL_EXECUTE);
+    uint32_t generation = 1, buffer_size = UINT32_MAX;
+    size_t capacity;
+    uint8_t *slot = cox_reply_slot(channel, rank, sequence, flags & 2, &capacity);
+    memset(line, 0, sizeof *line);
+    atomic_store(&line->epoch, MEMORY_EPOCH);
+    atomic_store(&line->generation, generation);
+    memcpy(slot, text, strlen(text));
+    cox_reply_commit(channel, rank, sequence, strlen(text), failed);
+    cox_truth_set_done(line, sequence);
+    struct bytes bytes = {0};
+    put_byte(&bytes, ranks);
+    put_byte(&bytes, depth);
+    put_byte(&bytes, COX_CHANNEL_EXECUTE);
+    put_byte(&bytes, rank);
+    put_byte(&bytes, flags);
+    put(&bytes, &sequence, sizeof sequence);
+    put(&bytes, &generation, sizeof generation);
+    put(&bytes, &buffer_size, sizeof buffer_size);
+    put(&bytes, line, sizeof *line);
+    put(&bytes, slot - COX_PREFIX_SIZE, COX_PREFIX_SIZE + strlen(text));
+    save("reply_slot", name, &bytes);
+}
+
+static void put_request(struct bytes *bytes, Request *step)
+{
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    static uint8_t packed[4096];
+    size_t size;
+    request.has_execute_type = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    request.execute_model_request = step;
+    FUZZ_CHECK(cox_wire_request_pack(&request, packed, sizeof packed, &size) == 0);
+    put(bytes, packed, size);
+}
+
+/* Of the step target. */
+static void put_record(struct bytes *bytes, unsigned how, Request *step)
+{
+    struct bytes packed = {0};
+    put_request(&packed, step);
+    uint16_t length = (uint16_t)packed.size;
+    put_byte(bytes, how);
+    put(bytes, &length, sizeof length);
+    put(bytes, packed.data, packed.size);
+    request_reset();
+}
+
+static Request *packed_prompts(void)
+{
+    static const int32_t tokens[] = {1, 5, 9, 2}, blocks[] = {3, 4};
+    Request *step = packed_new(0, 0);
+    StepSequence *one = packed_announce(step, 0, 100, tokens, 4);
+    packed_table(one, blocks, 2);
+    StepSequence *two = packed_announce(step, 3, 101, tokens, 2);
+    packed_table(two, blocks, 1);
+    packed_row(step, 0, 0, 4);
+    packed_silent(step, packed_row(step, 3, 0, 1));
+    request_swap_in(step, 1, 2);
+    request_swap_out(step, 3, 4);
+    request_copy(step, 5, 6);
+    return step;
+}
+
+static Request *packed_decode(void)
+{
+    Request *step = packed_new(1, 1);
+    packed_append(step, 0, 7, 0);
+    packed_token(step, 3, 11);
+    packed_row(step, 0, 4, 1);
+    packed_row(step, 3, 1, 2);
+    return step;
+}
+
+static Request *packed_finished(void)
+{
+    Request *step = packed_new(1, 2);
+    packed_finish(step, 0);
+    packed_row(step, 3, 3, 1);
+    return step;
+}
+
+/* Numbers at their ends: a position whose sum with the count is small again, a slot and a block that are as large as
+ * can be. */
+static Request *packed_edges(void)
+{
+    Request *step = packed_new(1, 1);
+    packed_append(step, 3, INT32_MAX, 0);
+    packed_row(step, 0, UINT32_MAX - 1, 4);
+    return step;
+}
+
+static Metadata *nested_one(Request *step, bool is_prompt)
+{
+    static const int32_t tokens[] = {1, 5, 9, 2}, blocks[] = {3, 4};
+    Metadata *metadata = nested_add(step, "request-1", 100, is_prompt);
+    if (is_prompt)
+        metadata->prompt_token_ids = nested_bytes(tokens, 4);
+    nested_table(metadata, blocks, 2);
+    return metadata;
+}
+
+static Request *nested_prompt(void)
+{
+    Request *step = request_new(0);
+    nested_split(nested_one(step, true), 0, 3, false);
+    return step;
+}
+
+static Request *nested_decode(void)
+{
+    Request *step = request_new(1);
+    nested_one(step, false);
+    return step;
+}
+
+static Request *nested_finished(void)
+{
+    Request *step = request_new(1);
+    nested_finish(step, "request-1");
+    return step;
+}
+
+static void steps(void)
+{
+    enum { COMMIT = 1, BASE = 2, CLEANUP = 4, CLEAR = 8 };
+    static const int64_t id = 101;
+    static const uint16_t id_size = sizeof id;
+    struct bytes packed = {0}, nested = {0}, mixed = {0};
+    put_record(&packed, COMMIT, packed_prompts());
+    put_record(&packed, BASE, packed_decode());
+    put_record(&packed, COMMIT | BASE, packed_edges());
+    put_record(&packed, COMMIT | BASE, packed_decode());
+    put_record(&packed, COMMIT | BASE, packed_finished());
+    save("step", "packed", &packed);
+    put_record(&nested, COMMIT, nested_prompt());
+    put_record(&nested, 0, nested_decode());
+    put_record(&nested, COMMIT, nested_decode());
+    put_record(&nested, COMMIT, nested_finished());
+    save("step", "nested", &nested);
+    put_record(&mixed, 0, packed_prompts());
+    put_record(&mixed, COMMIT, packed_prompts());
+    put_byte(&mixed, CLEANUP);
+    put(&mixed, &id_size, sizeof id_size);
+    put(&mixed, &id, sizeof id);
+    put_record(&mixed, COMMIT, nested_prompt());
+    put_record(&mixed, COMMIT | CLEAR, nested_prompt());
+    save("step", "mixed", &mixed);
+    static const struct {
+        const char *name;
+        Request *(*make)(void);
+    } requests[] = {{"packed_prompts", packed_prompts},
+                    {"packed_decode", packed_decode},
+                    {"nested_prompt", nested_prompt},
+                    {"nested_decode", nested_decode}};
+    for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
+        struct bytes bytes = {0};
+        put_byte(&bytes, 0);
+        put_request(&bytes, requests[i].make());
+        save("wire_request", requests[i].name, &bytes);
+        request_reset();
+    }
+}
+
+static void put_response(const char *name, const ModelExecuteData__ExecuteResponse *response)
+{
+    static uint8_t packed[4096];
+    struct bytes bytes = {0};
+    size_t size;
+    FUZZ_CHECK(cox_wire_response_pack(response, packed, sizeof packed, &size) == 0);
+    put_byte(&bytes, 0);
+    put(&bytes, packed, size);
+    save("wire_response", name, &bytes);
+}
+
+static void responses(void)
+{
+    static char key[] = "npuBlockNum", value[] = "1000", text[] = "out of blocks";
+    ModelExecuteData__ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    ModelExecuteData__ExecuteModelResponse model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
+    ModelExecuteData__StepResult step = MODEL_EXECUTE_DATA__STEP_RESULT__INIT;
+    int32_t tokens[] = {4, -1, 70000};
+    float logprobs[] = {-0.5f, 0, -12.25f};
+    response.has_msg_type = response.has_rank = response.has_status = 1;
+    response.rank = 1;
+    step.n_tokens = step.n_logprobs = 3;
+    step.tokens = tokens;
+    step.logprobs = logprobs;
+    step.has_digest = step.has_base_sequence = 1;
+    step.digest = cox_wire_token_digest(tokens, 3);
+    step.base_sequence = 9;
+    model.step = &step;
+    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
+    response.execute_model_response = &model;
+    put_response("step", &response);
+    ModelExecuteData__ExecuteResponse__InitResults results =
+        MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT_RESULTS__INIT;
+    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry entry =
+        MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT_RESULTS__INIT_RESULT_MAP_ENTRY__INIT;
+    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry *entries[] = {&entry};
+    entry.key = key;
+    entry.value = value;
+    results.n_init_result_map = 1;
+    results.init_result_map = entries;
+    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_INIT_RESULTS;
+    response.init_results = &results;
+    put_response("init", &response);
+    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT__NOT_SET;
+    response.status = 77;
+    response.error_text = text;
+    response.has_error_channel = response.has_error_sequence = 1;
+    response.error_sequence = 12;
+    put_response("failure", &response);
+}
+
+static void safetensors(const char *name, const char *header, size_t data_size)
+{
+    static const uint8_t data[64] = {0, 0, 0x80, 0x3f, 0, 0, 0, 0x40};
+    struct bytes bytes = {0};
+    uint64_t length = strlen(header);
+    put(&bytes, &length, sizeof length);
+    put(&bytes, header, length);
+    put(&bytes, data, data_size);
+    save("safetensors", name, &bytes);
+}
+
+static void texts(void)
+{
+    static const char config[] =
+        "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":128,"
+        "\"intermediate_size\":352,\"num_hidden_layers\":4,\"num_attention_heads\":8,"
+        "\"num_key_value_heads\":4,\"head_dim\":16,\"vocab_size\":16,\"rms_norm_eps\":1e-05,"
+        "\"rope_theta\":10000.0,\"rope_scaling\":null,\"max_position_embeddings\":64,"
+        "\"hidden_act\":\"silu\",\"attention_bias\":false,\"mlp_bias\":false,"
+        "\"tie_word_embeddings\":true,\"bos_token_id\":1,\"eos_token_id\":[2,3]}";
+    static const char vocabulary[] =
+        "27+58={\"added_tokens\":[{\"id\":0,\"content\":\"<pad>\",\"special\":true},{\"id\":1,"
+        "\"content\":\"<bos>\",\"special\":true},{\"id\":2,\"content\":\"<eos>\",\"special\":true}]"
+        ","
+        "\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"<pad>\":0,\"<bos>\":1,\"<eos>\":2,\"2\":3,"
+        "\"7\":4,\"5\":5,\"8\":6,\"+\":7,\"=\":8,\"\xc3\xa4\":9},\"unk_token\":\"<pad>\"},"
+        "\"eos_token_id\":[2,3]}";
+    struct bytes bytes = {0};
+    save_text("config", "llama", config);
+    put_byte(&bytes, 6);
+    put(&bytes, vocabulary, sizeof vocabulary - 1);
+    save("tokenizer", "word_level", &bytes);
+    safetensors("f32", "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]}}  ", 16);
+    safetensors("mixed",
+                "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"BF16\",\"shape\":[4,1],"
+                "\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":"
+                "[8,10]}}",
+                10);
+    save_text("sizes", "worker",
+              "--shm_name_prefix=/4242_7\n--local_rank\n3\n--local_world_size\n8\n"
+              "--npu_num_per_dp\n4\n--npu_device_id\n-1\n--parent_pid=4242\n--verbose");
+    save_text("sizes", "coordinator",
+              "X8\nYname-1.b\nZ4\n\\execute=16M\n\\transfer=4096\n]2.5\n^1e3");
+    static const char *const numbers[] = {"16M",           "1G",   "0",    "-1",    "1e400",
+                                          "nan",           " 5",   "5 ",   "1024K", "0x10",
+                                          "1099511627777", "3.5s", "1.5e3"};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "number_%zu", i);
+        save_text("sizes", name, numbers[i]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2) {
+        fprintf(stderr, "usage: %s FOLDER\n", argv[0]);
+        return 2;
+    }
+    root = argv[1];
+    mkdir(root, 0777);
+    control_attach("default", 4, &(struct cox_geometry_choice){0});
+    control_attach("deep", 1, &(struct cox_geometry_choice){.depth = 8});
+    control_attach("legacy", 8, &(struct cox_geometry_choice){.legacy = true});
+    struct cox_rank_set all = cox_rank_set_first(4), one = {{4}};
+    request_frame("all", 3, 2, 1, all, "echo hello");
+    request_frame("one", 3, 1, 1000, one, "");
+    reply_slot("own", 3, 2, 2, 8, 7, false, "hello");
+    reply_slot("failed", 1, 0, 1, 8, 3, true, "no");
+    reply_slot("legacy_whole", 1, 0, 0, 1 | 2 | 4, 1, false, "hello");
+    steps();
+    responses();
+    texts();
+    return 0;
+}

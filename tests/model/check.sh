@@ -1,0 +1,119 @@
+#!/bin/sh
+# Runs the model: sh check.sh [short|long] [jobs]. Every line of `runs` below is one verification: the whole
+# protocol must pass, and without one of its rules spin must find the counterexample that rule prevents.
+# Exit status: 0; 1: a run did not end as expected; 77: spin or a C compiler is missing.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+compiler=${CC:-cc}
+
+# name            length kind    expected    model and size
+# kind: all = every state; bits = a bit per state, nearly every; cycles = no endless run, every state;
+#       fair = an LTL formula under weak fairness, every state
+# expected: pass, or what spin must complain about: assert, deadlock, cycle
+runs() {
+    cat <<'RUNS'
+depth2_failure    short  bits    pass        gate -DREQUESTS=2 -DDEPTH=2 -DFAILURES=1
+no_cycle          short  cycles  pass        gate -DREQUESTS=1 -DSLICE -DLOSSES=1 -DDEADLINES=1
+no_cycle_crash    long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DCRASHES=1
+deadline          short  all     pass        gate -DREQUESTS=2 -DDEADLINES=1
+failure           short  all     pass        gate -DREQUESTS=2 -DFAILURES=1
+crash             short  all     pass        gate -DREQUESTS=2 -DCRASHES=1
+loss              short  all     pass        gate -DREQUESTS=2 -DSLICE -DLOSSES=1
+subsets           short  all     pass        gate -DREQUESTS=3 -DSUBSETS
+no_reply          short  all     pass        gate -DREQUESTS=3 -DNO_REPLY_TOO
+depth2            short  all     pass        gate -DREQUESTS=3 -DDEPTH=2
+stop              short  all     pass        gate -DREQUESTS=2 -DSTOP
+wild              short  all     pass        gate -DREQUESTS=1 -DWILD
+fair              short  fair    pass        gate -DREQUESTS=1 -DSLICE -DSLICE_ALWAYS -DLOSSES=1 -DTOKENS_MAX=2 -DFAIR
+legacy            short  all     pass        legacy -DREQUESTS=3
+legacy_late       short  all     pass        legacy -DREQUESTS=2 -DDEADLINES=1 -DFAILURES=1
+legacy_crash      short  all     pass        legacy -DREQUESTS=1 -DCRASHES=1 -DDEADLINES=1
+legacy_stop       short  all     pass        legacy -DREQUESTS=2 -DSTOP
+legacy_no_cycle   short  cycles  pass        legacy -DREQUESTS=2 -DDEADLINES=1
+-NO_SEQUENCE      short  all     assert      gate -DREQUESTS=2 -DNO_SEQUENCE
+-NO_TAG_CHECK     short  all     assert      gate -DREQUESTS=1 -DWILD -DNO_TAG_CHECK
+-NO_RETURNED_RULE short  all     assert      gate -DREQUESTS=2 -DNO_REPLY_TOO -DNO_RETURNED_RULE
+-NO_SEQLOCK       short  all     assert      gate -DREQUESTS=2 -DSUBSETS -DNO_SEQLOCK
+-NO_VOID          short  all     assert      gate -DREQUESTS=2 -DDEPTH=2 -DFAILURES=1 -DNO_VOID
+-NO_DEAD_FIRST    short  all     assert      gate -DREQUESTS=1 -DCRASHES=1 -DNO_DEAD_FIRST
+-NO_RING          short  all     deadlock    gate -DREQUESTS=2 -DSLICE -DLOSSES=1 -DNO_RING
+-NO_RING_fair     short  fair    cycle       gate -DREQUESTS=1 -DSLICE -DSLICE_ALWAYS -DLOSSES=1 -DTOKENS_MAX=2 -DFAIR -DNO_RING
+-NO_CLAIM_RING    short  all     deadlock    gate -DREQUESTS=2 -DSLICE -DLOSSES=1 -DNO_REPLY_TOO -DNO_CLAIM_RING
+-NO_CAUSES        short  all     deadlock    gate -DREQUESTS=1 -DCRASHES=1 -DNO_CAUSES
+-NO_STOP_LOCK     short  all     deadlock    gate -DREQUESTS=1 -DSTOP -DNO_STOP_LOCK
+-legacy_LATE      short  all     assert      legacy -DREQUESTS=2 -DDEADLINES=1 -DNO_LATE_RULE
+-legacy_FOREIGN   short  all     assert      legacy -DREQUESTS=2 -DNO_FOREIGN
+-legacy_POST      short  all     assert      legacy -DREQUESTS=2 -DFOREIGN_AFTER_POST
+-legacy_PRODUCE   short  all     assert      legacy -DREQUESTS=2 -DNO_PRODUCE_RULE
+-legacy_CAUSES    short  all     deadlock    legacy -DREQUESTS=1 -DCRASHES=1 -DNO_CAUSES
+no_cycle_spurious long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DLOSSES=1 -DSPURS=1 -DDEADLINES=1
+loss_spurious     long   all     pass        gate -DREQUESTS=2 -DSLICE -DLOSSES=1 -DSPURS=1
+no_late_rule      long   bits    pass        gate -DREQUESTS=2 -DDEADLINES=1 -DNO_LATE_RULE
+depth2_crash      long   bits    pass        gate -DREQUESTS=2 -DDEPTH=2 -DCRASHES=1
+depth2_deadline   long   bits    pass        gate -DREQUESTS=2 -DDEPTH=2 -DDEADLINES=1
+depth2_subsets    long   bits    pass        gate -DREQUESTS=3 -DDEPTH=2 -DSUBSETS -DNO_REPLY_TOO
+crash_failure     long   bits    pass        gate -DREQUESTS=2 -DCRASHES=1 -DFAILURES=1
+deadline_loss     long   bits    pass        gate -DREQUESTS=2 -DDEADLINES=1 -DSLICE -DLOSSES=1
+stop_crash        long   bits    pass        gate -DREQUESTS=2 -DSTOP -DCRASHES=1
+legacy_crash2     long   all     pass        legacy -DREQUESTS=2 -DCRASHES=1 -DDEADLINES=1
+RUNS
+}
+
+fail() {
+    echo "$name: $1" >&2
+    grep -v "^Depth=" "$out" | head -n 40 >&2
+    exit 1
+}
+
+one() {
+    name=$2
+    set -- "$1" $(runs | awk -v name="$name" '$1 == name')
+    work=$1/$name kind=$4 expected=$5 model=$6
+    shift 6
+    out=$work/out
+    mkdir "$work"
+    cd "$work"
+    spin -a "$@" "$here/$model.pml" >out 2>&1 || fail "spin refuses the model"
+    case $kind in
+    all) compile="-DSAFETY -DNOCLAIM -DCOLLAPSE" run= ;;
+    bits) compile="-DSAFETY -DNOCLAIM -DBITSTATE" run=-w30 ;;
+    cycles) compile="-DNP -DCOLLAPSE" run=-l ;;
+    fair) compile="-DNFAIR=3 -DCOLLAPSE" run="-a -f" ;;
+    esac
+    # 1,800 MiB at most; -w22: what does not know its size yet starts small.
+    $compiler -O2 -w $compile -DVECTORSZ=1024 -DMEMLIM=1800 -o pan pan.c >out 2>&1 ||
+        fail "the verifier does not compile"
+    begin=$(date +%s)
+    nice ./pan -m1000000 ${run:--w22} >out 2>&1 || true
+    seconds=$(($(date +%s) - begin))
+    case $expected in
+    pass) pattern='errors: 0$' ;;
+    assert) pattern='^pan:.*assertion violated' ;;
+    deadlock) pattern='^pan:.*invalid end state' ;;
+    cycle) pattern='^pan:.*acceptance cycle' ;;
+    esac
+    grep -q "$pattern" out || fail "expected '$expected', found another end"
+    if grep -q 'max search depth too small\|reached -DMEMLIM\|out of memory\|Interrupted' out; then
+        fail "not searched to the end"
+    fi
+    states=$(awk '/states, stored/ { print $1; exit }' out)
+    printf '%-18s %-6s %-8s %9s states %4d s\n' "$name" "$kind" "$expected" "$states" "$seconds"
+    cd /
+    rm -r "$work"
+}
+
+if [ "${1:-}" = --one ]; then
+    one "$2" "$3"
+    exit
+fi
+
+for command in spin "$compiler" awk; do
+    command -v "$command" >/dev/null || { echo "$0: no $command: skipped"; exit 77; }
+done
+length=${1:-short} jobs=${2:-2}
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
+trap 'exit 1' HUP INT TERM
+runs | awk -v length_="$length" '$2 == "short" || length_ == "long" { print $1 }' |
+    xargs -P "$jobs" -n 1 sh "$here/check.sh" --one "$directory"
