@@ -90,7 +90,8 @@ uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *g
         uint32_t pairs = channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count;
         for (uint32_t rank = 0; rank < pairs; rank++)
             for (int bell = 0; bell < COX_BELL_COUNT; bell++)
-                count += cox_bell_exists(channel, (enum cox_bell)bell) && sem_unlink(
+                count += cox_bell_exists(channel, (enum cox_bell)bell) &&
+                         sem_unlink(
                              cox_name_bell(object, name, channel, (enum cox_bell)bell, rank)) == 0;
         if (geometry->channels[c].request_size)
             count += shm_unlink(cox_name_request(object, name, channel)) == 0;
@@ -101,8 +102,8 @@ uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *g
     return count;
 }
 
-/* The lock is held by somebody else: by the coordinator, or, when that is dead, by another sweeper or a child it
- * left. */
+/* The lock is held by somebody else: by the coordinator, or, when that is dead, by another sweeper
+ * or a child it left. */
 static int control_locked(const char *name, const struct cox_control *old, int e,
                           struct cox_error *err)
 {
@@ -160,10 +161,11 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     struct cox_error why = {0};
     r = control_verify(&old, object, &why);
     if (r == COX_VERSION) {
-        r = cox_fail(err, COX_DENIED,
-                     "%s is in the way: %s; when nothing of that version runs any more, remove what it "
-                     "left (rm /dev/shm%s)",
-                     object, why.text, object);
+        r = cox_fail(
+            err, COX_DENIED,
+            "%s is in the way: %s; when nothing of that version runs any more, remove what it "
+            "left (rm /dev/shm%s)",
+            object, why.text, object);
     } else if (r) {
         r = cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
     } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {

@@ -6,9 +6,11 @@
  * long as the coordinator and tells a live group from what a dead one left behind.
  *
  * Threads: create, attach, unlink and close from one thread; the words inside under the rules of
- * layout.h. Ownership: the caller owns struct cox_control. Blocks: nothing. If the process dies:
- * the name stays, unlocked; the next start under it, or a sweep, removes it and all names of its
- *   group.
+ *   layout.h.
+ * Ownership: the caller owns struct cox_control.
+ * Blocks: nothing.
+ * If the process dies: the name stays, unlocked; the next start under it, or a sweep, removes it
+ *   and all names of its group.
  */
 #ifndef COX_CHANNEL_CONTROL_H
 #define COX_CHANNEL_CONTROL_H
@@ -36,8 +38,9 @@ int cox_control_create(struct cox_control *control, const char *name,
                        const struct cox_geometry *geometry, struct cox_error *err);
 /* Removes what a dead group left under this name, after winning the lock of its control region: a
  * live group is never touched, and of two sweepers one wins. *ret_count: names removed; 0: there
- * was nothing. Returns 0; COX_TAKEN: the group lives, err says in which process; COX_BUSY: it is dead, but another process holds its lock, most likely to do the same; COX_DENIED:
- * something else has the name; -errno. */
+ * was nothing. Returns 0; COX_TAKEN: the group lives, err says in which process; COX_BUSY: it is
+ * dead, but another process holds its lock, most likely to do the same; COX_DENIED: something else
+ * has the name; -errno. */
 int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err);
 /* Attaches and verifies size, magic, version and geometry before any offset is trusted. Returns 0;
  * COX_NOT_FOUND; COX_DENIED; COX_VERSION; COX_CORRUPT; -errno. */

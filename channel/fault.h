@@ -5,7 +5,8 @@
  * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL) or stop (SIGSTOP), RANK the
  * rank it is for (or 'coordinator'), COUNT the passage at which it strikes (1 is the first).
  *
- * Threads: any. Blocks: nothing, unless stopped.
+ * Threads: any.
+ * Blocks: nothing, unless stopped.
  */
 #ifndef COX_CHANNEL_FAULT_H
 #define COX_CHANNEL_FAULT_H

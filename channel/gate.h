@@ -11,10 +11,11 @@
  * ranks) behind the same functions.
  *
  * Threads: post from any; settle and take of one bell from one thread at a time (a lock of the
- * caller's will do), wait from one thread, which may overlap a settle. Ownership: the gate owns its
- * bells; the caller owns struct cox_gate. Blocks: only cox_gate_wait, until its deadline. If the
- * process dies: names stay until unlinked (control.h); tokens it took are lost, truth words are
- * not.
+ *   caller's will do), wait from one thread, which may overlap a settle.
+ * Ownership: the gate owns its bells; the caller owns struct cox_gate.
+ * Blocks: only cox_gate_wait, until its deadline.
+ * If the process dies: names stay until unlinked (control.h); tokens it took are lost, truth words
+ *   are not.
  */
 #ifndef COX_CHANNEL_GATE_H
 #define COX_CHANNEL_GATE_H

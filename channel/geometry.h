@@ -5,7 +5,9 @@
  * Known before anything is created, so that a group can be printed, checked against free memory,
  * and refused with numbers.
  *
- * Threads: any; nothing here has state. Blocks: nothing. If the process dies: nothing is left.
+ * Threads: any; nothing here has state.
+ * Blocks: nothing.
+ * If the process dies: nothing is left.
  */
 #ifndef COX_CHANNEL_GEOMETRY_H
 #define COX_CHANNEL_GEOMETRY_H
@@ -43,8 +45,8 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
 /* The same checks on numbers that came from another process. Returns 0 or COX_CORRUPT. */
 int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *err);
 
-/* Bytes of all regions, control included; of all semaphore files; and what both together take of /dev/shm, where a file
- * takes whole pages. */
+/* Bytes of all regions, control included; of all semaphore files; and what both together take of
+ * /dev/shm, where a file takes whole pages. */
 uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry);

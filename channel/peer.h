@@ -6,7 +6,8 @@
  *
  * Threads: reading from any thread; open and close from one.
  * Ownership: the caller owns struct cox_peer and its pidfd.
- * Blocks: nothing. If the process dies: nothing is left.
+ * Blocks: nothing.
+ * If the process dies: nothing is left.
  */
 #ifndef COX_CHANNEL_PEER_H
 #define COX_CHANNEL_PEER_H

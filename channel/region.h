@@ -2,9 +2,11 @@
  * region: one named shared memory object, mapped.
  *
  * Threads: one at a time per struct; the mapped bytes are anybody's, under the rules of whoever
- * lays them out. Ownership: the caller owns struct cox_region; detach unmaps and closes. unlink
- * removes the name, mappings stay. Blocks: nothing. If the process dies: an object that was created
- * keeps its name until somebody unlinks it.
+ *   lays them out.
+ * Ownership: the caller owns struct cox_region; detach unmaps and closes. unlink removes the name,
+ *   mappings stay.
+ * Blocks: nothing.
+ * If the process dies: an object that was created keeps its name until somebody unlinks it.
  */
 #ifndef COX_CHANNEL_REGION_H
 #define COX_CHANNEL_REGION_H

@@ -2,10 +2,12 @@
  * reply: the reply slots of one channel: `depth` parts, in each a slot per rank.
  *
  * Threads: slot and commit on the rank's channel thread; fetch under the coordinator's lock of the
- * channel. Ownership: a slot is the rank's from the end of request `sequence - depth` until its
- * commit, then the coordinator's until it has ended the request. Blocks: nothing. If the rank dies
- * while it writes: nothing was committed. Bytes in a slot are input: the length is checked, the
- * bytes are copied once, and only the copy is looked at.
+ *   channel.
+ * Ownership: a slot is the rank's from the end of request `sequence - depth` until its commit, then
+ *   the coordinator's until it has ended the request.
+ * Blocks: nothing.
+ * If the rank dies while it writes: nothing was committed. Bytes in a slot are input: the length is
+ *   checked, the bytes are copied once, and only the copy is looked at.
  */
 #ifndef COX_CHANNEL_REPLY_H
 #define COX_CHANNEL_REPLY_H

@@ -2,9 +2,12 @@
  * request: the broadcast ring of one channel. One writer, N readers, `depth` equal frames.
  *
  * Threads: frame and publish under the coordinator's submit lock; read on the rank's channel
- * thread. Ownership: bytes of a frame are lent until the rank returns it (truth.h) or the
- * coordinator publishes it. Blocks: nothing. If the coordinator dies while it writes: the frame was
- * never published. If a rank dies while it reads: its death frees the frame.
+ *   thread.
+ * Ownership: bytes of a frame are lent until the rank returns it (truth.h) or the coordinator
+ *   publishes it.
+ * Blocks: nothing.
+ * If the coordinator dies while it writes: the frame was never published.
+ * If a rank dies while it reads: its death frees the frame.
  */
 #ifndef COX_CHANNEL_REQUEST_H
 #define COX_CHANNEL_REQUEST_H

@@ -7,9 +7,9 @@
  *
  * Threads: post, take and wait from any thread of any process; the rest from one.
  * Ownership: the caller owns struct cox_semaphore; detach unmaps. unlink removes the name for
- * everybody, mappings stay. Blocks: only cox_semaphore_wait, until its deadline. A signal never
- * ends it. If the process dies: the name stays until somebody unlinks it; a token taken by the dead
- * is lost.
+ *   everybody, mappings stay.
+ * Blocks: only cox_semaphore_wait, until its deadline. A signal never ends it.
+ * If the process dies: the name stays until somebody unlinks it; a token taken by the dead is lost.
  */
 #ifndef COX_CHANNEL_SEMAPHORE_H
 #define COX_CHANNEL_SEMAPHORE_H

@@ -1,9 +1,12 @@
 /*
  * thread: threads of the library.
  *
- * All signals are blocked in them: signals are for the host's own threads, whose handlers must not run on ours.
+ * All signals are blocked in them: signals are for the host's own threads, whose handlers must not
+ * run on ours.
  *
- * Threads: any. Blocks: nothing. If the process dies: so do they.
+ * Threads: any.
+ * Blocks: nothing.
+ * If the process dies: so do they.
  */
 #ifndef COX_CHANNEL_THREAD_H
 #define COX_CHANNEL_THREAD_H

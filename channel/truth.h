@@ -5,8 +5,10 @@
  * order.
  *
  * Threads: coordinator functions (cox_truth_publish...) under the submit lock of their channel;
- * rank functions on the thread that serves the channel in that rank's process; loads from anywhere.
- * Blocks: nothing. If the process dies: each word is one store; a reader sees it or does not.
+ *   rank functions on the thread that serves the channel in that rank's process; loads from
+ *   anywhere.
+ * Blocks: nothing.
+ * If the process dies: each word is one store; a reader sees it or does not.
  */
 #ifndef COX_CHANNEL_TRUTH_H
 #define COX_CHANNEL_TRUTH_H

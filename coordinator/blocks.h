@@ -3,8 +3,9 @@
  *
  * Every rank has the same blocks 0 to count - 1; the coordinator alone decides who uses them.
  *
- * Threads: one at a time. Blocks (the other kind): nothing. Ownership: ids taken are the caller's
- * until given back. Giving a block twice is a programmer error and asserts.
+ * Threads: one at a time. Blocks (the other kind): nothing.
+ * Ownership: ids taken are the caller's until given back. Giving a block twice is a programmer
+ *   error and asserts.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_BLOCKS_H

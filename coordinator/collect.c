@@ -124,8 +124,8 @@ static int collector_drop_late(struct cox_collector *collector, uint64_t *ret_se
 static void collector_ring(struct cox_collector *collector, uint32_t rank, uint64_t sequence)
 {
     if (collector->legacy || /* its tokens count, none may be added */
-        cox_truth_taken(cox_truth_line(collector->channel->control, rank,
-                                       collector->channel->id)) >= sequence)
+        cox_truth_taken(
+            cox_truth_line(collector->channel->control, rank, collector->channel->id)) >= sequence)
         return;
     cox_gate_post(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
     collector->stats.rings++;
@@ -428,10 +428,10 @@ static void gathering_add_owing(const struct cox_gathering *gathering, struct co
             cox_rank_set_add(owed, rank);
 }
 
-/* Looks at everything in flight, oldest first, and ends the first request that can end. Returns true when one did, or
- * when there is already more to look at.
- * Otherwise *ret_owing is a rank to sleep on, -1: nothing is in flight, and *ret_deadline_ns the next deadline. lock is
- * held on entry and on return, given up over a handler. */
+/* Looks at everything in flight, oldest first, and ends the first request that can end. Returns
+ * true when one did, or when there is already more to look at. Otherwise *ret_owing is a rank to
+ * sleep on, -1: nothing is in flight, and *ret_deadline_ns the next deadline. lock is held on entry
+ * and on return, given up over a handler. */
 static bool gather_round(struct cox_collector *collector, bool *looked_again, int *ret_owing,
                          uint64_t *ret_deadline_ns)
 {
@@ -451,8 +451,8 @@ static bool gather_round(struct cox_collector *collector, bool *looked_again, in
             collector->begun = sequence;
         }
         int owing = gather_look(collector, entry);
-        /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now. One more look;
-         * not for ever, since its words are another process's. */
+        /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now.
+         * One more look; not for ever, since its words are another process's. */
         if (owing == -1 && !*looked_again && rank_sets_meet(&owed, &entry->asked))
             return *looked_again = true;
         gathering_add_owing(gathering, &owed);
@@ -471,7 +471,8 @@ static bool gather_round(struct cox_collector *collector, bool *looked_again, in
     return false;
 }
 
-/* Gathers until `sequence` has ended, or (0) until nothing is in flight. lock is held on entry and on return. */
+/* Gathers until `sequence` has ended, or (0) until nothing is in flight. lock is held on entry and
+ * on return. */
 static void collector_gather(struct cox_collector *collector, uint64_t sequence)
 {
     bool looked_again = false;

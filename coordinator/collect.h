@@ -7,18 +7,21 @@
  *     free -> claimed -> published -> ended -> free
  *
  *   claimed    under the submit lock only; its frame is being packed
- *   published  in the ring, gate opened; answers are gathered in order of sequence, one request at
- * a time; a deadline that passes ends a request also before its turn ended      its completion was
- * or is being handed over; ranks that had not answered are late, and the entry stays until each has
- * answered (the answer is dropped and counted) or is dead, and every asked rank has returned the
- * frame
+ *   published  in the ring, gate opened; everything in flight is looked at, oldest first
+ *   ended      its completion was or is being handed over, or nobody answers it. Ranks that had not
+ *              answered are late: the entry stays until each has answered (the answer is dropped
+ *              and counted) or is dead, and every asked rank has returned the frame
+ *
+ * Ranks answer in order, so requests to the same ranks end in order; a deadline, an error or a death
+ * ends a request also before its turn.
  *
  * Threads: submit_lock serializes claim to publish. lock protects everything below it; gathering
- * gives it up while it sleeps, unpacks nothing under it that is large, and never holds it over a
- * handler. Wakers (a death, an error report, stop) are threads of this process: they store their
- * cause, count it in `causes`, and post the semaphore the collector sleeps on. Ownership: the
- * collector owns its copies of replies; a completion lends them. Blocks: gather until the request
- * ends; the rest not. If the process dies: private memory; the workers are killed by the kernel.
+ *   gives it up while it sleeps, and never holds it over a handler. Wakers (a death, a report on the
+ *   error channel, stop) are threads of this process: they store their cause, count it in `causes`,
+ *   and post the semaphore that the collector sleeps on.
+ * Ownership: the collector owns its copies of replies; a completion lends them.
+ * Blocks: gather until the request ends; the rest not.
+ * If the process dies: private memory; the workers are killed by the kernel.
  */
 #ifndef COX_COORDINATOR_COLLECT_H
 #define COX_COORDINATOR_COLLECT_H
@@ -81,8 +84,8 @@ struct cox_collector {
     pthread_cond_t ended_cond; /* ended, or a handler returned */
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
-    uint64_t ended; /* every request up to here has ended; later ones may have */
-    uint64_t begun; /* the gatherings of requests up to here have begun */
+    uint64_t ended;   /* every request up to here has ended; later ones may have */
+    uint64_t begun;   /* the gatherings of requests up to here have begun */
     uint64_t ring_ns; /* when whoever has not taken its frame is rung again */
     struct cox_collector_rank *ranks;
     struct cox_channel_stats stats;

@@ -117,8 +117,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         const struct cox_layout_identity *identity = &layout->ranks[rank].identity;
         uint32_t causes = atomic_load(&collector->causes);
         /* acquire: partner is the worker's release after it filled its identity. */
-        if (atomic_load_explicit(&identity->state, memory_order_acquire) ==
-            COX_IDENTITY_ATTACHED) {
+        if (atomic_load_explicit(&identity->state, memory_order_acquire) == COX_IDENTITY_ATTACHED) {
             r = executor_check_identity(executor, rank, identity, err);
             cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
                             COX_BELL_RESPONSE_CONSUME);
@@ -506,9 +505,8 @@ static int payload_pack(const struct payload *payload, const char *channel_name,
     return 0;
 }
 
-static int executor_publish(struct cox_collector *collector,
-                            const struct payload *payload, struct cox_entry *entry,
-                            struct cox_error *err)
+static int executor_publish(struct cox_collector *collector, const struct payload *payload,
+                            struct cox_entry *entry, struct cox_error *err)
 {
     size_t capacity, length;
     entry->submitted_ns = cox_now_ns();
@@ -551,7 +549,8 @@ static int entry_prepare(struct cox_executor *executor, uint32_t type,
         .asked = cox_rank_set_first(executor->geometry.rank_count),
     };
     if (operation->replies && options->deadline_ns <= cox_now_ns())
-        return cox_fail(err, COX_TIMEOUT, "%s: the deadline has passed already; it is absolute, on CLOCK_MONOTONIC",
+        return cox_fail(err, COX_TIMEOUT,
+                        "%s: the deadline has passed already; it is absolute, on CLOCK_MONOTONIC",
                         operation->name);
     if (operation->replies && options->gather == COX_GATHER_NONE)
         return cox_fail(err, COX_INVALID,

@@ -3,15 +3,16 @@
  * completions out.
  *
  * Threads: any thread may submit and call, except that call is refused (COX_DEADLOCK) inside a
- * handler. Handlers run on the response thread of their channel, one at a time; submit from inside
- * a handler is fine and never blocks. start, stop and free from one thread. Ownership: requests are
- * packed before submit returns and stay the caller's. A completion and all it points to are lent
- * until the handler returns. Blocks: submit never (COX_FULL instead), call until its deadline,
- * start until every rank attached or start_timeout_ms, stop until finalize_ms + term_ms have passed
- * at most. Exactly once: every submit that returned 0 gets one completion: at the end, at its
- * deadline, at the first error or death of a rank it asked, or with COX_CLOSED when the group
- * stops. If the process dies: the kernel kills the workers; names exist only while ranks attach (or
- * with keep_names, or legacy workers), and the next start under the same name removes them.
+ *   handler. Handlers run on the response thread of their channel, one at a time; submit from
+ *   inside a handler is fine and never blocks. start, stop and free from one thread.
+ * Ownership: requests are packed before submit returns and stay the caller's. A completion and all
+ *   it points to are lent until the handler returns.
+ * Blocks: submit never (COX_FULL instead), call until its deadline, start until every rank attached
+ *   or start_timeout_ms, stop until finalize_ms + term_ms have passed at most.
+ * Exactly once: every submit that returned 0 gets one completion: at the end, at its deadline, at
+ *   the first error or death of a rank it asked, or with COX_CLOSED when the group stops.
+ * If the process dies: the kernel kills the workers; names exist only while ranks attach (or with
+ *   keep_names, or legacy workers), and the next start under the same name removes them.
  */
 #ifndef COX_COORDINATOR_EXECUTOR_H
 #define COX_COORDINATOR_EXECUTOR_H

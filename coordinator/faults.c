@@ -10,7 +10,8 @@
 
 #define ARENA_SIZE_MAX (1u << 20)
 
-/* Takes the bytes out of the slot and frees it. Returns their number; 0: no report, a token came alone. */
+/* Takes the bytes out of the slot and frees it. Returns their number; 0: no report, a token came
+ * alone. */
 static size_t faults_fetch(struct cox_faults *faults)
 {
     struct cox_gate *gate = &faults->channel->gate;
@@ -20,8 +21,9 @@ static size_t faults_fetch(struct cox_faults *faults)
     memcpy(&prefix, base, sizeof prefix);
     size_t length = le32toh(prefix);
     if (length > capacity) {
-        cox_log_write(&faults->log, 3, "the error channel holds a report of %zu bytes, over %zu: dropped",
-                      length, capacity);
+        cox_log_write(&faults->log, 3,
+                      "the error channel holds a report of %zu bytes, over %zu: dropped", length,
+                      capacity);
         length = 0;
     }
     memcpy(faults->copy, base + COX_PREFIX_SIZE, length);
@@ -36,7 +38,8 @@ static const char *report_text(const ModelExecuteData__ExecuteResponse *report)
 {
     if (report->error_text)
         return report->error_text;
-    if (report->result_case == MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
+    if (report->result_case ==
+            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
         report->execute_model_response && report->execute_model_response->err_msg)
         return report->execute_model_response->err_msg;
     return "a fault without words";
@@ -50,11 +53,14 @@ static void faults_take(struct cox_faults *faults)
     ModelExecuteData__ExecuteResponse *report = NULL;
     cox_arena_reset(&faults->arena);
     if (cox_wire_response_unpack(&faults->arena, faults->copy, length, &report)) {
-        cox_log_write(&faults->log, 3, "the error channel holds %zu bytes that are no report: dropped", length);
+        cox_log_write(&faults->log, 3,
+                      "the error channel holds %zu bytes that are no report: dropped", length);
         return;
     }
-    if (report->has_error_sequence && report->has_error_channel && report->error_channel < COX_TWO_WAY_COUNT) {
-        /* About a request whose answer is already in its slot: whatever rank the collector sleeps on, let it look. */
+    if (report->has_error_sequence && report->has_error_channel &&
+        report->error_channel < COX_TWO_WAY_COUNT) {
+        /* About a request whose answer is already in its slot: whatever rank the collector sleeps
+         * on, let it look. */
         cox_collector_wake(&faults->collectors[report->error_channel]);
         return;
     }
@@ -67,12 +73,14 @@ static void *faults_main(void *argument)
 {
     struct cox_faults *faults = argument;
     for (;;) {
-        int r = cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, COX_DEADLINE_NEVER);
+        int r =
+            cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, COX_DEADLINE_NEVER);
         /* acquire: partner is the release in stop, before its post. */
         if (atomic_load_explicit(&faults->stopping, memory_order_acquire))
             return NULL;
         if (r < 0) {
-            cox_log_write(&faults->log, 3, "the error channel's semaphore: %s; faults are not heard any more",
+            cox_log_write(&faults->log, 3,
+                          "the error channel's semaphore: %s; faults are not heard any more",
                           cox_status_text(r));
             return NULL;
         }

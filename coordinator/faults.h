@@ -1,12 +1,14 @@
 /*
  * faults: the error channel of a group: any rank reports, one thread of the coordinator listens.
  *
- * The channel has one slot for all ranks, guarded by one token. A rank that dies with the token in its hand has said so
- * in its line (REPLYING on the error channel) before it waited for it; the coordinator then puts a token in place. That
- * may be one too many, when the dead rank was still waiting: before the slot is freed again, whatever tokens lie there
- * are taken, so that a surplus lasts for one report, whose worst fate is to be torn and dropped.
+ * The channel has one slot for all ranks, guarded by one token. A rank that dies with the token in
+ * its hand has said so in its line (REPLYING on the error channel) before it waited for it; the
+ * coordinator then puts a token in place. That may be one too many, when the dead rank was still
+ * waiting: before the slot is freed again, whatever tokens lie there are taken, so that a surplus
+ * lasts for one report, whose worst fate is to be torn and dropped.
  *
- * Threads: start and stop from one thread; buried from the supervisor's hook. The hook `report` runs on the fault thread.
+ * Threads: start and stop from one thread; buried from the supervisor's hook. The hook `report`
+ *   runs on the fault thread.
  * Ownership: the caller owns struct cox_faults; channel and collectors are borrowed.
  * Blocks: stop joins the thread, which waits for nobody but a running hook.
  * If the process dies: private memory.
@@ -18,7 +20,8 @@
 
 struct cox_faults {
     struct cox_channel *channel;
-    struct cox_collector *collectors; /* COX_TWO_WAY_COUNT of them: who is told that an answer has failed */
+    struct cox_collector
+        *collectors; /* COX_TWO_WAY_COUNT of them: who is told that an answer has failed */
     struct cox_log log;
     /* A report about no request. rank is -1 when the report names none of the group. text is lent. */
     void (*report)(void *context, int rank, const char *text);

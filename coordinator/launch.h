@@ -2,10 +2,11 @@
  * launch: one worker process: found, prepared, forked, executed.
  *
  * Threads: a plan may be read by any thread once it is made; cox_launch by the thread that shall
- * live as long as the worker, with all signals blocked: the worker is killed when that thread ends
- * (PDEATHSIG). Ownership: a plan owns copies of everything; what cox_launch returns is the
- * caller's. Blocks: cox_launch until the program is executed or could not be. If the process dies:
- * a worker between fork and exec dies with it, as one after that does.
+ *   live as long as the worker, with all signals blocked: the worker is killed when that thread
+ *   ends (PDEATHSIG).
+ * Ownership: a plan owns copies of everything; what cox_launch returns is the caller's.
+ * Blocks: cox_launch until the program is executed or could not be.
+ * If the process dies: a worker between fork and exec dies with it, as one after that does.
  */
 #ifndef COX_COORDINATOR_LAUNCH_H
 #define COX_COORDINATOR_LAUNCH_H

@@ -257,7 +257,8 @@ struct link_visit {
     struct cox_error *err;
 };
 
-static void link_add(struct link_visit *visit, uint32_t rank, const char *id, enum link_state state, int32_t code)
+static void link_add(struct link_visit *visit, uint32_t rank, const char *id, enum link_state state,
+                     int32_t code)
 {
     struct link_cluster *cluster = NULL;
     for (size_t i = 0; i < visit->count && !cluster; i++)
@@ -490,10 +491,9 @@ static void lora_visit(void *context, const struct cox_completion *completion)
             visit->statuses[rank] = visit->statuses[0]; /* a legacy rank that rank 0 speaks for */
         } else if (!response || response->result_case != RESULT(LORA_OPERATION_RESPONSE) ||
                    !response->lora_operation_response) {
-            visit->status = cox_fail(visit->err, COX_CORRUPT,
-                                     "rank %" PRIu32
-                                     ": the answer to a LoRA operation has no LoRA status",
-                                     rank);
+            visit->status = cox_fail(
+                visit->err, COX_CORRUPT,
+                "rank %" PRIu32 ": the answer to a LoRA operation has no LoRA status", rank);
         } else {
             visit->statuses[rank] = (int32_t)response->lora_operation_response->lora_op_status;
         }

@@ -5,7 +5,8 @@
  * Every command gives getopt_long COX_GROUP_LONG_OPTIONS beside its own options and hands what is
  * not its own to cox_group_option.
  *
- * Threads: one. Blocks: nothing.
+ * Threads: one.
+ * Blocks: nothing.
  * Ownership: strings are argv's, or static storage, or in the struct.
  * If the process dies: private memory; nothing is left.
  */

@@ -4,7 +4,9 @@
  *
  * Threads: no locks of its own; one thread at a time per object.
  * Ownership: the objects are the caller's memory; an output owns its fd; strings handed to the line
- * function are lent for the call. Blocks: nothing. If the process dies: nothing is left.
+ *   function are lent for the call.
+ * Blocks: nothing.
+ * If the process dies: nothing is left.
  */
 #ifndef COX_COORDINATOR_OUTPUT_H
 #define COX_COORDINATOR_OUTPUT_H

@@ -12,7 +12,8 @@
  * announced again and recomputed from position 0. A sequence is announced in the first step that
  * has a row of it, so a step stays within its limits then, too.
  *
- * Threads: one at a time. Blocks: nothing; allocates in new and add only.
+ * Threads: one at a time.
+ * Blocks: nothing; allocates in new and add only.
  * Ownership: the plan copies requests; a step and all it points to is lent until commit or revert;
  *   done sequences are given by cox_plan_done and freed with cox_sequence_free.
  * If the process dies: private memory; nothing is left.

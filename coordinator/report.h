@@ -2,8 +2,9 @@
  * report: a finished request in words: who answered, who is silent since when, who is dead, who
  * disagrees.
  *
- * Threads: the gathering thread of the collector. Blocks: nothing. If the process dies: nothing is
- * left.
+ * Threads: the gathering thread of the collector.
+ * Blocks: nothing.
+ * If the process dies: nothing is left.
  */
 #ifndef COX_COORDINATOR_REPORT_H
 #define COX_COORDINATOR_REPORT_H

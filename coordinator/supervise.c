@@ -27,7 +27,8 @@ struct worker {
     uint32_t rank;
     pid_t pid;
     int pidfd; /* closed by free */
-    /* The process that serves the rank, when that is not pid; under the supervisor's lock until polled. */
+    /* The process that serves the rank, when that is not pid; under the supervisor's lock until
+     * polled. */
     struct cox_peer adopted;
     bool adopted_died; /* supervisor thread: before its wrapper */
     /* Of the supervisor thread alone; index 1 is standard error. */
@@ -51,7 +52,7 @@ struct cox_supervisor {
     struct cox_launch_plan plan;
     struct cox_supervise_hooks hooks;
     struct cox_log log;
-    int stop_fd; /* eventfd, readable: look at `leaving`, and at who was adopted */
+    int stop_fd;         /* eventfd, readable: look at `leaving`, and at who was adopted */
     atomic_bool leaving; /* every worker is dead and free wants the thread */
     atomic_bool ending;  /* workers were told to end */
     pthread_t thread;

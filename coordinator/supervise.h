@@ -6,13 +6,14 @@
  * output.
  *
  * Threads: start and free from one thread; everything else from any. Hooks run on the supervisor
- * thread, without a lock, from the moment that start has stored ret_supervisor on; they may call
- * the getters (pid to describe) and signal, but never wait, end or free (asserted). They should be
- * short: a hook that blocks delays every other line and death. Ownership: options and what they
- * point to are copied; strings handed to hooks are lent for the call. Blocks: start until every
- * worker was executed or could not be; wait and end until their deadline. If the process dies:
- * workers get SIGKILL from the kernel (PDEATHSIG), also stopped ones; pipes and pidfds close by
- *   themselves. Processes that a worker started are its own affair.
+ *   thread, without a lock, from the moment that start has stored ret_supervisor on; they may call
+ *   the getters (pid to describe) and signal, but never wait, end or free (asserted). They should
+ *   be short: a hook that blocks delays every other line and death.
+ * Ownership: options and what they point to are copied; strings handed to hooks are lent for the
+ *   call.
+ * Blocks: start until every worker was executed or could not be; wait and end until their deadline.
+ * If the process dies: workers get SIGKILL from the kernel (PDEATHSIG), also stopped ones; pipes
+ *   and pidfds close by themselves. Processes that a worker started are its own affair.
  */
 #ifndef COX_COORDINATOR_SUPERVISE_H
 #define COX_COORDINATOR_SUPERVISE_H
@@ -80,12 +81,14 @@ size_t cox_supervisor_last_lines(struct cox_supervisor *supervisor, uint32_t ran
 void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                              size_t buffer_size);
 
-/* The process that serves a rank may be another than the one that was started: a wrapper (sh -c, numactl, valgrind) has
- * it as a child. From now on both are watched: when either dies the rank is dead, and the other one is killed. The same
- * process is fine, and nothing changes. Returns 0; COX_PEER_DEAD: there is no such process; -errno. */
-int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid, uint64_t start);
-/* Workers are about to be told to end: from now on the end of an adopted process does not kill its wrapper, which may
- * have something left to do. */
+/* The process that serves a rank may be another than the one that was started: a wrapper (sh -c,
+ * numactl, valgrind) has it as a child. From now on both are watched: when either dies the rank is
+ * dead, and the other one is killed. The same process is fine, and nothing changes. Returns 0;
+ * COX_PEER_DEAD: there is no such process; -errno. */
+int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
+                         uint64_t start);
+/* Workers are about to be told to end: from now on the end of an adopted process does not kill its
+ * wrapper, which may have something left to do. */
 void cox_supervisor_expect_end(struct cox_supervisor *supervisor);
 
 /* Signals one rank through its pidfd. Returns 0; COX_PEER_DEAD; -errno. */

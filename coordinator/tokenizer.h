@@ -4,7 +4,8 @@
  * Reads the tokenizer.json of a Hugging Face model folder whose model is a WordLevel vocabulary of
  * single characters and special tokens. Any other kind is refused: ids are then made elsewhere.
  *
- * Threads: any, a tokenizer does not change once it is made. Blocks: only on the files.
+ * Threads: any, a tokenizer does not change once it is made.
+ * Blocks: only on the files.
  * Ownership: what encode and decode give is the caller's, to be freed with free().
  * Codes: COX_NOT_FOUND no such file; COX_CORRUPT not the JSON it should be; COX_UNSUPPORTED another
  *   kind of tokenizer; COX_INVALID text it cannot encode; COX_TOO_LARGE; negative errno.

@@ -2,8 +2,10 @@
  * operation: what each ExecuteType means: its channel, whether it is answered, and by whom. One
  * table for both sides.
  *
- * Threads: any; constant data. Blocks: nothing. If the process dies: nothing is left.
- * Source: the operations table of the executor protocol (executor.proto holds the numbers).
+ * Threads: any; constant data.
+ * Blocks: nothing.
+ * If the process dies: nothing is left. Source: the operations table of the executor protocol
+ *   (executor.proto holds the numbers).
  */
 #ifndef COX_PROTO_OPERATION_H
 #define COX_PROTO_OPERATION_H

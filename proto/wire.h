@@ -6,11 +6,12 @@
  *
  * Threads: an arena belongs to one thread at a time; everything else is stateless.
  * Ownership: an unpacked message lives in its arena until cox_arena_reset or cox_arena_deinit; it
- * is never freed on its own. String and bytes fields are copies, they do not point into the frame.
+ *   is never freed on its own. String and bytes fields are copies, they do not point into the
+ *   frame.
  * Blocks: nothing.
  * Codes: COX_TOO_LARGE (pack: does not fit; unpack: the arena's cap), COX_CORRUPT (not such a
- * message). If the process dies: arenas are private memory; a half-packed frame was never
- * published.
+ *   message).
+ * If the process dies: arenas are private memory; a half-packed frame was never published.
  */
 #ifndef COX_PROTO_WIRE_H
 #define COX_PROTO_WIRE_H

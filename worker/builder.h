@@ -6,8 +6,9 @@
  *
  * Threads: one.
  * Ownership: the builder owns the memory of the view, kept from step to step; the view points into
- * it and into the roster's sequences, until the next change of either. Codes: those of
- * cox_table_apply, err says why. If the process dies: private memory; nothing is left.
+ *   it and into the roster's sequences, until the next change of either.
+ * Codes: those of cox_table_apply, err says why.
+ * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_WORKER_BUILDER_H
 #define COX_WORKER_BUILDER_H

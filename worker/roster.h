@@ -8,8 +8,10 @@
  *
  * Threads: one; no locks.
  * Ownership: the roster owns every sequence. A pointer to one is lent until the next call that
- * changes its slot. Objects out of use are kept with their arrays, so that a steady load allocates
- * nothing. Blocks: nothing. If the process dies: private memory; nothing is left.
+ *   changes its slot. Objects out of use are kept with their arrays, so that a steady load
+ *   allocates nothing.
+ * Blocks: nothing.
+ * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_WORKER_ROSTER_H
 #define COX_WORKER_ROSTER_H

@@ -8,8 +8,9 @@
  *
  * Threads: one thread (the execute channel's).
  * Ownership: a batch is lent until commit or revert. The table owns its memory, which grows to a
- * high-water mark. Blocks: nothing; allocates only when a high-water mark is passed. If the process
- * dies: private memory; nothing is left.
+ *   high-water mark.
+ * Blocks: nothing; allocates only when a high-water mark is passed.
+ * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_WORKER_TABLE_H
 #define COX_WORKER_TABLE_H

@@ -52,8 +52,8 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
         /* A frame that names this rank is not reused before it is returned: what is older than the
          * ring was for others. */
         if (published >= *next && published - *next >= depth) {
-            /* Unless somebody wrote over the number: whoever followed it would never come back. What
-             * was meant for this rank is still in its frame. */
+            /* Unless somebody wrote over the number: whoever followed it would never come back.
+             * What was meant for this rank is still in its frame. */
             if (cox_truth_frame_holds(truth, depth, published))
                 *next = published - depth + 1;
             else if (cox_truth_published(truth) != published)
@@ -160,8 +160,8 @@ int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, c
     const struct timespec until = cox_deadline_timespec(deadline_ns);
     if (pthread_mutex_clocklock(&worker->error_lock, CLOCK_MONOTONIC, &until))
         return COX_TIMEOUT; /* another report of this process waits for the slot */
-    /* Said before the wait: whoever dies with the token in its hand has said so, and the coordinator
-     * puts another in its place (coordinator/faults.h). */
+    /* Said before the wait: whoever dies with the token in its hand has said so, and the
+     * coordinator puts another in its place (coordinator/faults.h). */
     cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
     int r = COX_TIMEOUT;
     while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns) {

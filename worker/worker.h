@@ -3,18 +3,21 @@
  * the coordinator.
  *
  * Processes and threads: one struct cox_worker per process. new, run and free on one thread; stop
- * from anywhere, signal handlers included; report_fault from any thread. run starts one thread per
- * two-way channel and calls each callback on the thread of its channel: execute            init,
- * execute, cleanup, opaque shared_sync_link   link, link_status, lora transfer           pull_kv
- *     recover_command    pause, pause_net, clear, reinit, start   (so they overtake a stuck
- * execute) A callback therefore blocks its own channel only, and callbacks of different channels
- * run at the same time. Ownership: requests and batches are lent to the callback; responses are
- * filled by it, with memory from the arena it is given or memory that outlives the call. Blocks:
- * new waits for nothing; run blocks until the worker ends. Failures: a callback returns 0, or
- * anything else to answer with an error; its text reaches the coordinator with the rank. An error
- * of any rank ends the request for all. If the process dies: its slot and lines stay as they are;
- * the coordinator sees the death and no half-written answer. When the coordinator dies, run ends
- * the process (on_orphan).
+ *   from anywhere, signal handlers included; report_fault from any thread. run starts one thread
+ *   per two-way channel, with all signals blocked, and calls each callback on the thread of its
+ *   channel:
+ *     execute            init, execute, cleanup, opaque
+ *     shared_sync_link   link, link_status, lora
+ *     transfer           pull_kv
+ *     recover_command    pause, pause_net, clear, reinit, start: so they overtake a stuck execute
+ *   A callback blocks its own channel only, and callbacks of different channels run at the same time.
+ * Ownership: requests and batches are lent to the callback; responses are filled by it, with memory
+ *   from the arena it is given or memory that outlives the call.
+ * Blocks: new waits for nothing; run blocks until the worker ends.
+ * Failures: a callback returns 0, or anything else to answer with an error; its text reaches the
+ *   coordinator with the rank. An error of any rank ends the request for all.
+ * If the process dies: its slot and lines stay as they are; the coordinator sees the death and no
+ *   half-written answer. When the coordinator dies, run ends the process (on_orphan).
  */
 #ifndef COX_WORKER_WORKER_H
 #define COX_WORKER_WORKER_H

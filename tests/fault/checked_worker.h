@@ -3,8 +3,8 @@
  * answer can be told from another request's, and from one whose bytes somebody wrote over.
  *
  * Processes and threads: cox_worker_run's; the first request with `meddle` set starts one more
- * thread, which writes over whatever it reaches until the process ends. If the process crashes: the
- * line CHECKED_CRASH is its last.
+ *   thread, which writes over whatever it reaches until the process ends. If the process crashes:
+ *   the line CHECKED_CRASH is its last.
  */
 #ifndef COX_TESTS_FAULT_CHECKED_WORKER_H
 #define COX_TESTS_FAULT_CHECKED_WORKER_H

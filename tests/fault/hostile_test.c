@@ -8,6 +8,7 @@
 #include "testing.h"
 
 #include <inttypes.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -35,6 +36,7 @@
 /* How much later than its deadline a request may end. */
 #define SLACK_MS (1000 * SLOWNESS)
 #define DEADLINE_MS (100 * SLOWNESS)
+#define START_MS (500 * SLOWNESS)
 #define FINALIZE_MS (300 * SLOWNESS)
 #define TERM_MS (300 * SLOWNESS)
 /* How long a seed runs, and all flips together. */
@@ -401,7 +403,7 @@ static void rank_seed(uint32_t rank_count, uint64_t seed)
     char name[64];
     struct test_group *group = group_start(rank_count, test_unique_name(name));
     expect_own(group);
-    call_checked(group, CHECKED_MEDDLE, (uint32_t)seed % rank_count, seed, DEADLINE_MS, NULL);
+    call_checked(group, CHECKED_MEDDLE, (uint32_t)(seed / 2 % rank_count), seed, DEADLINE_MS, NULL);
     load_init(&load);
     load_run(group, &load, SEED_MS);
     print_load("a rank", rank_count, seed, &load);
@@ -410,20 +412,68 @@ static void rank_seed(uint32_t rank_count, uint64_t seed)
     next_group_works(rank_count, name);
 }
 
+/* Every temper meets both sizes. */
+static uint32_t seed_ranks(uint64_t seed)
+{
+    return (seed + seed / 8) % 2 ? 2 : 4;
+}
+
 static void p10_a_stranger_that_writes_over_everything_harms_nobody(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 8; seed++)
-        stranger_seed(seed % 2 ? 2 : 4, seed);
-    for (uint64_t seed = 9; seed <= 16; seed++)
-        stranger_seed(seed % 2 ? 4 : 2, seed);
+    for (uint64_t seed = 0; seed < 16; seed++)
+        stranger_seed(seed_ranks(seed), seed);
 }
 
 static void p10_a_rank_that_writes_over_everything_harms_no_other(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 8; seed++)
-        rank_seed(seed % 2 ? 2 : 4, seed);
+    for (uint64_t seed = 0; seed < 16; seed++)
+        rank_seed(seed_ranks(seed), seed);
+}
+
+/* The stranger is there before the group is, and begins while ranks attach. */
+static void early_seed(uint32_t rank_count, uint64_t seed)
+{
+    char name[64], argument[96];
+    struct test_group *group = NULL;
+    struct cox_error err = {0};
+    snprintf(argument, sizeof argument, "%" PRIu64 ":%s", seed, test_unique_name(name));
+    struct test_helper meddler = test_helper_start("meddle_early", argument);
+    char ready;
+    assert_int_equal(read(meddler.out, &ready, 1), 1);
+    const struct cox_executor_options options = {
+        .name = name,
+        .rank_count = rank_count,
+        .command = command,
+        .keep_names = true,
+        .start_timeout_ms = START_MS,
+        .finalize_ms = FINALIZE_MS,
+        .term_ms = TERM_MS,
+    };
+    uint64_t begin_ns = cox_now_ns();
+    int r = test_group_try(&options, &group, &err);
+    uint64_t ms = (cox_now_ns() - begin_ns) / COX_NSEC_PER_MSEC;
+    if (ms > START_MS + SLACK_MS)
+        fail_msg("start took %" PRIu64 " ms", ms);
+    print_message("a stranger at the start, %" PRIu32 " ranks, seed %" PRIu64 ": %s\n", rank_count,
+                  seed, r ? err.text : "started");
+    if (r < 0 || r >= COX_STATUS_COUNT || strstr(err.text, CHECKED_CRASH) ||
+        strstr(err.text, "signal"))
+        fail_msg("start: %d: %s", r, err.text);
+    if (r == 0) {
+        group_works(group); /* or not; it ends in time */
+        group_end(group);
+    }
+    assert_int_equal(test_helper_wait(&meddler), 0);
+    next_group_works(rank_count, name);
+}
+
+static void p10_a_stranger_that_writes_while_ranks_attach_harms_nobody(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 16; seed++)
+        early_seed(seed_ranks(seed), seed);
 }
 
 /* ---- flips ---- */
@@ -537,18 +587,30 @@ static void p10_p5_a_wild_sequence_number_costs_no_cpu(void **state)
 
 /* ---- programs ---- */
 
-/* Writes until its standard input ends. argument: "SEED:NAME". */
-static int meddle_main(const char *argument)
+static bool input_ended(void)
+{
+    struct pollfd end = {.fd = STDIN_FILENO, .events = POLLIN};
+    return poll(&end, 1, 0) != 0;
+}
+
+/* Writes until its standard input ends. argument: "SEED:NAME". early: the group is still to come. */
+static int meddle_main(const char *argument, bool early)
 {
     struct meddler meddler;
-    struct cox_error err = {0};
     char *name;
     uint64_t seed = strtoull(argument, &name, 10);
-    if (meddler_attach(&meddler, name + 1, seed, &err)) {
-        fprintf(stderr, "meddler: %s\n", err.text);
+    if (early && write(STDOUT_FILENO, "", 1) != 1)
         return 1;
-    }
-    if (write(STDOUT_FILENO, "", 1) != 1)
+    int r;
+    do {
+        struct cox_error err = {0};
+        r = meddler_attach(&meddler, name + 1, seed, &err);
+        if (r && early && input_ended())
+            return 0;
+        if (r && !early)
+            fprintf(stderr, "meddler: %s\n", err.text);
+    } while (r && early);
+    if (r || (!early && write(STDOUT_FILENO, "", 1) != 1))
         return 1;
     meddler_run(&meddler, STDIN_FILENO, NULL);
     meddler_detach(&meddler);
@@ -559,14 +621,15 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return checked_worker_main(argc, argv);
-    if (argc > 2 && strcmp(argv[1], "meddle") == 0)
-        return meddle_main(argv[2]);
+    if (argc > 2 && strncmp(argv[1], "meddle", 6) == 0)
+        return meddle_main(argv[2], strcmp(argv[1], "meddle_early") == 0);
     if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
         return 1;
     const struct CMUnitTest tests[] = {
         TEST(p10_b14_a_flipped_byte_gives_an_error_at_most),
         TEST(p10_a_stranger_that_writes_over_everything_harms_nobody),
         TEST(p10_a_rank_that_writes_over_everything_harms_no_other),
+        TEST(p10_a_stranger_that_writes_while_ranks_attach_harms_nobody),
         TEST(p10_p5_a_wild_sequence_number_costs_no_cpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

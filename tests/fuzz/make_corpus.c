@@ -185,8 +185,8 @@ static Request *packed_finished(void)
     return step;
 }
 
-/* Numbers at their ends: a position whose sum with the count is small again, a slot and a block that are as large as
- * can be. */
+/* Numbers at their ends: a position whose sum with the count is small again, a slot and a block
+ * that are as large as can be. */
 static Request *packed_edges(void)
 {
     Request *step = packed_new(1, 1);

@@ -1,27 +1,21 @@
 /*
  * scripted_worker: a worker that does what the requests themselves tell it to.
  *
- * An opaque request is a command in words:
- *     echo BYTES               the bytes, again
- *     sum BYTES                a digest of the whole request
- *     size N                   N bytes, the i-th is 7 i + rank
- *     fail CODE TEXT           an error
- *     lie N                    says that it wrote N bytes
- *     raw LENGTH failed|ok     answers behind the library's back with a length prefix of its own (needs the names)
- *     exit N, kill SIGNAL, stop, spin, deaf (ignores SIGTERM), pid
- *     block PATH               reads a byte from a named pipe; prints "blocked"
- *     hold PATH BYTES          the same, then tells whether the request in place is what it was
- *     fault TEXT               reports a fault, and answers
- *     faults N TEXT            N of them
- *     only R COMMAND           rank R obeys, the others echo
- *     each A|B|C...            rank 0 obeys A, rank 1 B, and so on; ranks beyond the last obey the last
- *     step fail|diverge|block|abort|lag K [PATH]   what to do in the K-th step from now on
- *     pull block PATH          what to do in the next pull
- *     recover NAME RESULT TEXT, recover NAME block PATH   what to do at a recovery command
- *     tell batch|log|links|pulls   what was seen so far
- *     served                   how many commands were asked of this rank, this one included
- * Without a command of its own, an argument: `quit N` leaves before it attaches, `never` never attaches, `world`
- * attaches with a world that is too large, `group` attaches to no such group.
+ * An opaque request is a command in words: echo BYTES               the bytes, again sum BYTES
+ * a digest of the whole request size N                   N bytes, the i-th is 7 i + rank fail CODE
+ * TEXT           an error lie N                    says that it wrote N bytes raw LENGTH failed|ok
+ * answers behind the library's back with a length prefix of its own (needs the names) exit N, kill
+ * SIGNAL, stop, spin, deaf (ignores SIGTERM), pid block PATH               reads a byte from a
+ * named pipe; prints "blocked" hold PATH BYTES          the same, then tells whether the request in
+ * place is what it was fault TEXT               reports a fault, and answers faults N TEXT
+ * N of them only R COMMAND           rank R obeys, the others echo each A|B|C...            rank 0
+ * obeys A, rank 1 B, and so on; ranks beyond the last obey the last step
+ * fail|diverge|block|abort|lag K [PATH]   what to do in the K-th step from now on pull block PATH
+ * what to do in the next pull recover NAME RESULT TEXT, recover NAME block PATH   what to do at a
+ * recovery command tell batch|log|links|pulls   what was seen so far served                   how
+ * many commands were asked of this rank, this one included Without a command of its own, an
+ * argument: `quit N` leaves before it attaches, `never` never attaches, `world` attaches with a
+ * world that is too large, `group` attaches to no such group.
  */
 #include "channel/control.h"
 #include "channel/reply.h"
@@ -163,8 +157,8 @@ static int command_hold(const struct command *c, const char *rest)
     return answer_text(c, before == digest(c->request, c->request_size) ? "same" : "changed");
 }
 
-/* Answers without the library, then waits until the coordinator has looked: what the library sends afterwards
- * comes too late to be seen. */
+/* Answers without the library, then waits until the coordinator has looked: what the library sends
+ * afterwards comes too late to be seen. */
 static int command_raw(const struct command *c, const char *rest)
 {
     uint32_t length = 0, rank = c->script->options.rank;
@@ -408,7 +402,8 @@ static int64_t init_number(const struct cox_init_request *request, const char *k
     return value ? strtoll(value, NULL, 10) : other;
 }
 
-/* Capacities fall and rise with the rank, so that the smallest of one sits at the last rank, of another at the first. */
+/* Capacities fall and rise with the rank, so that the smallest of one sits at the last rank, of
+ * another at the first. */
 static int on_init(void *context, const struct cox_init_request *request,
                    struct cox_init_result *result, struct cox_error *err)
 {
@@ -473,18 +468,19 @@ static void tell_batch(struct text *text, const struct cox_batch *batch)
 }
 
 /* A token is a function of all tokens before it, so a recomputation gives the same. */
-static int on_execute(void *context, const struct cox_batch *batch, struct cox_batch_output *outputs,
-                      struct cox_error *err)
+static int on_execute(void *context, const struct cox_batch *batch,
+                      struct cox_batch_output *outputs, struct cox_error *err)
 {
     struct script *script = context;
     uint64_t step = ++script->step_count;
     tell_batch(&script->batch, batch);
     for (uint32_t r = 0; r < batch->row_count; r++) {
         const struct cox_batch_row *row = &batch->rows[r];
-        outputs[r].token = row->emit ? (int32_t)(cox_wire_token_digest(
-                                                     row->tokens, row->position + row->token_count) %
-                                                 50000)
-                                     : -1;
+        outputs[r].token =
+            row->emit
+                ? (int32_t)(cox_wire_token_digest(row->tokens, row->position + row->token_count) %
+                            50000)
+                : -1;
         outputs[r].logprob = -(float)r;
     }
     if (step == script->step_at[STEP_BLOCK] || step == script->step_at[STEP_ABORT])
@@ -526,7 +522,8 @@ static void on_link(void *context, const ModelExecuteData__PDLinkRequest *reques
     pthread_mutex_unlock(&script->lock);
 }
 
-/* The lists differ by rank: what every rank has linked, what one rank has not yet, what failed on one. */
+/* The lists differ by rank: what every rank has linked, what one rank has not yet, what failed on
+ * one. */
 static int on_link_status(void *context, struct cox_arena *arena,
                           ModelExecuteData__PDLinkStatusResponse *response, struct cox_error *err)
 {
@@ -633,7 +630,7 @@ static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *requ
     for (size_t i = 0; i < count; i++) {
         const ModelExecuteData__SequenceGroupMetadata *metadata =
             request->pull_kv_infos[i]->seq_group_metadata;
-        char *id = metadata && metadata->request_id ? metadata->request_id : (char *)(uintptr_t)"";
+        char *id = metadata && metadata->request_id ? metadata->request_id : (char *)(uintptr_t) "";
         unsigned rank = script->options.rank;
         sscanf(id, "%*[a-z]@%u", &rank);
         bool meant = rank == script->options.rank;

@@ -371,8 +371,7 @@ static struct cox_submit_options submit_options(const struct test_how *how,
     *asked = (struct cox_rank_set){{how->ranks}};
     return (struct cox_submit_options){
         .gather = how->gather,
-        .deadline_ns =
-            cox_deadline_after_ms(how->timeout_ms ? how->timeout_ms : TEST_PATIENCE_MS),
+        .deadline_ns = cox_deadline_after_ms(how->timeout_ms ? how->timeout_ms : TEST_PATIENCE_MS),
         .asked = how->ranks ? asked : NULL,
         .request_context = how->context,
     };
@@ -405,7 +404,8 @@ static int call_format(struct test_group *group, struct test_completion *ret_com
     return r;
 }
 
-int test_call(struct test_group *group, struct test_completion *ret_completion, const char *format, ...)
+int test_call(struct test_group *group, struct test_completion *ret_completion, const char *format,
+              ...)
 {
     const struct test_how how = {.gather = COX_GATHER_ALL};
     va_list args;

@@ -1,12 +1,13 @@
 /*
- * testing: what tests with real processes share: groups of scripted workers, completions that can be waited for, pipes
- * that hold workers, and a look at what was left behind.
+ * testing: what tests with real processes share: groups of scripted workers, completions that can
+ * be waited for, pipes that hold workers, and a look at what was left behind.
  *
- * Processes and threads: everything on the test's thread. Hooks and handlers record on their own threads and never
- *   assert (cmocka jumps).
- * Ownership: groups and pipes belong to the library until freed; teardown frees what a failed test left.
- * Blocks: every await until it happened or TEST_PATIENCE_MS have passed, which fails the test.
- * If the test dies: the kernel kills the workers; pipes stay in the temporary folder.
+ * Processes and threads: everything on the test's thread. Hooks and handlers record on their own
+ *   threads and never assert (cmocka jumps).
+ * Ownership: groups and pipes belong to the library until freed; teardown frees what a failed test
+ *   left.
+ * Blocks: every await until it happened or TEST_PATIENCE_MS have passed, which fails the test. If
+ *   the test dies: the kernel kills the workers; pipes stay in the temporary folder.
  */
 #ifndef COX_TESTS_LIB_TESTING_H
 #define COX_TESTS_LIB_TESTING_H
@@ -20,7 +21,8 @@
 
 #include <cmocka.h>
 
-/* How long a test waits before it calls something lost; generous, sanitizers on a busy machine are slow. */
+/* How long a test waits before it calls something lost; generous, sanitizers on a busy machine are
+ * slow. */
 #define TEST_PATIENCE_MS 30000
 /* Per request, where a test does not care. */
 #define TEST_ALL_RANKS UINT64_C(0)
@@ -67,18 +69,19 @@ void test_completion_deinit(struct test_completion *completion); /* idempotent *
 
 struct test_group;
 
-/* rank_count scripted workers; base (may be NULL) gives everything else but command and hooks. Fails the test when the
- * group does not start. */
+/* rank_count scripted workers; base (may be NULL) gives everything else but command and hooks.
+ * Fails the test when the group does not start. */
 struct test_group *test_group_start(uint32_t rank_count, const struct cox_executor_options *base);
-/* The same, for starts that are to fail: options->command NULL means the scripted worker. *ret_group is set when 0 is
- * returned. */
+/* The same, for starts that are to fail: options->command NULL means the scripted worker.
+ * *ret_group is set when 0 is returned. */
 int test_group_try(const struct cox_executor_options *options, struct test_group **ret_group,
                    struct cox_error *err);
 struct test_group *test_group_free(struct test_group *group); /* stops; returns NULL */
 struct cox_executor *test_group_executor(struct test_group *group);
 const char *test_worker_program(void);
 
-/* Lines that workers wrote to stdout or stderr. rank -1: any. Waits until `count` of them start with text. */
+/* Lines that workers wrote to stdout or stderr. rank -1: any. Waits until `count` of them start
+ * with text. */
 void test_await_lines(struct test_group *group, int rank, const char *text, size_t count);
 size_t test_count_lines(struct test_group *group, int rank, const char *text);
 void test_await_faults(struct test_group *group, size_t count);
@@ -97,10 +100,11 @@ struct test_how {
     void *context;
 };
 
-/* Calls with a command of the scripted worker; gather ALL from all ranks. Returns what call returns; *ret_completion
- * (may be NULL) is filled in any case, and emptied when there was no completion. */
-int test_call(struct test_group *group, struct test_completion *ret_completion, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+/* Calls with a command of the scripted worker; gather ALL from all ranks. Returns what call
+ * returns; *ret_completion (may be NULL) is filled in any case, and emptied when there was no
+ * completion. */
+int test_call(struct test_group *group, struct test_completion *ret_completion, const char *format,
+              ...) __attribute__((format(printf, 3, 4)));
 int test_call_how(struct test_group *group, struct test_completion *ret_completion,
                   const struct test_how *how, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -142,7 +146,8 @@ struct test_helper {
 struct test_helper test_helper_start(const char *mode, const char *argument);
 int test_helper_wait(struct test_helper *helper);
 
-/* Stops a process; on return none of its threads runs any more (the signal alone says nothing of that). */
+/* Stops a process; on return none of its threads runs any more (the signal alone says nothing of
+ * that). */
 void test_stop_process(pid_t pid);
 
 /* Names in /dev/shm that contain the text. */

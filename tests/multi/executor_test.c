@@ -1,4 +1,5 @@
-/* Requests and their completions with real workers: who gets what, how it may end, and that it ends once. */
+/* Requests and their completions with real workers: who gets what, how it may end, and that it ends
+ * once. */
 #include "testing.h"
 
 #include "proto/executor.pb-c.h"
@@ -38,7 +39,8 @@ static uint64_t digest(const uint8_t *bytes, size_t size)
 static void m2_one_request_reaches_every_rank_whole(void **state)
 {
     (void)state;
-    FOR_EACH_WORLD_SIZE (n) {
+    FOR_EACH_WORLD_SIZE(n)
+    {
         struct test_group *g = test_group_start(n, NULL);
         size_t size = cox_executor_request_size_max(test_group_executor(g), COX_CHANNEL_EXECUTE);
         uint8_t *bytes = malloc(size);
@@ -79,8 +81,7 @@ static void m2_ranks_that_are_not_asked_do_nothing(void **state)
         assert_int_equal(test_call_how(g, &c, &how, "pid"), 0);
         for (uint32_t rank = 0; rank < 4; rank++) {
             bool asked = ranks >> rank & 1;
-            assert_int_equal(c.ranks[rank].outcome,
-                             asked ? COX_OUTCOME_OK : COX_OUTCOME_NOT_ASKED);
+            assert_int_equal(c.ranks[rank].outcome, asked ? COX_OUTCOME_OK : COX_OUTCOME_NOT_ASKED);
             assert_int_equal(atoi(c.ranks[rank].bytes), asked ? c.ranks[rank].pid : 0);
         }
         test_completion_deinit(&c);
@@ -88,11 +89,11 @@ static void m2_ranks_that_are_not_asked_do_nothing(void **state)
     const struct test_how outside = {.gather = COX_GATHER_ALL, .ranks = 16 + 1};
     assert_int_equal(test_call_how(g, NULL, &outside, "pid"), COX_INVALID);
     struct cox_rank_set nobody = {{0}};
-    const struct cox_submit_options empty = {.gather = COX_GATHER_ALL,
-                                             .deadline_ns = cox_deadline_after_ms(1000),
-                                             .asked = &nobody};
-    assert_int_equal(cox_executor_call_opaque(test_group_executor(g), "pid", 3, &empty, NULL, NULL, NULL),
-                     COX_INVALID);
+    const struct cox_submit_options empty = {
+        .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(1000), .asked = &nobody};
+    assert_int_equal(
+        cox_executor_call_opaque(test_group_executor(g), "pid", 3, &empty, NULL, NULL, NULL),
+        COX_INVALID);
     /* Half of the 15 named each rank, and then all did. */
     struct test_completion c;
     assert_int_equal(test_call(g, &c, "served"), 0);
@@ -107,7 +108,8 @@ static void m2_ranks_that_are_not_asked_do_nothing(void **state)
 static void m3_oversize_request_is_refused_with_both_sizes(void **state)
 {
     (void)state;
-    FOR_EACH_WORLD_SIZE (n) {
+    FOR_EACH_WORLD_SIZE(n)
+    {
         struct test_group *g = test_group_start(n, NULL);
         struct cox_executor *executor = test_group_executor(g);
         const struct test_how how = {.gather = COX_GATHER_ALL};
@@ -188,7 +190,8 @@ static void m3_a_reply_that_makes_no_sense_is_corrupt(void **state)
 {
     (void)state;
     char name[64];
-    const struct cox_executor_options options = {.keep_names = true, .name = test_unique_name(name)};
+    const struct cox_executor_options options = {.keep_names = true,
+                                                 .name = test_unique_name(name)};
     struct test_group *g = test_group_start(4, &options);
     static const struct {
         const char *command, *says;
@@ -202,7 +205,8 @@ static void m3_a_reply_that_makes_no_sense_is_corrupt(void **state)
         for (uint32_t rank = 0; rank < 4; rank += 3) {
             struct test_completion c;
             char named[16];
-            assert_int_equal(test_call(g, &c, "only %" PRIu32 " %s", rank, cases[i].command), COX_CORRUPT);
+            assert_int_equal(test_call(g, &c, "only %" PRIu32 " %s", rank, cases[i].command),
+                             COX_CORRUPT);
             assert_int_equal(c.ranks[rank].outcome, COX_OUTCOME_ERROR);
             assert_int_equal(c.ranks[rank].code, COX_CORRUPT);
             assert_contains(c.ranks[rank].text, cases[i].says);
@@ -219,10 +223,12 @@ static void m3_a_reply_that_makes_no_sense_is_corrupt(void **state)
 static void m4_who_sends_the_payload(void **state)
 {
     (void)state;
-    FOR_EACH_WORLD_SIZE (n) {
+    FOR_EACH_WORLD_SIZE(n)
+    {
         struct test_group *g = test_group_start(n, NULL);
         /* From all, from all but the first, from the last alone. */
-        const uint64_t all = (UINT64_C(1) << n) - 1, sets[] = {all, all & ~UINT64_C(1), 1u << (n - 1)};
+        const uint64_t all = (UINT64_C(1) << n) - 1,
+                       sets[] = {all, all & ~UINT64_C(1), 1u << (n - 1)};
         for (size_t s = 0; s < 3; s++) {
             if (!sets[s])
                 continue;
@@ -257,15 +263,17 @@ static void m4_who_sends_the_payload(void **state)
 static void m4_an_error_of_any_rank_is_the_end_under_every_policy(void **state)
 {
     (void)state;
-    FOR_EACH_WORLD_SIZE (n) {
+    FOR_EACH_WORLD_SIZE(n)
+    {
         struct test_group *g = test_group_start(n, NULL);
         for (int policy = COX_GATHER_RANK0; policy <= COX_GATHER_FIRST_ERROR; policy++)
             for (uint32_t bad = 0; bad < n; bad++) {
                 const struct test_how how = {.gather = (enum cox_gather)policy};
                 struct test_completion c;
                 char named[64];
-                assert_int_equal(test_call_how(g, &c, &how, "only %" PRIu32 " fail 7 the words of it", bad),
-                                 COX_REJECTED);
+                assert_int_equal(
+                    test_call_how(g, &c, &how, "only %" PRIu32 " fail 7 the words of it", bad),
+                    COX_REJECTED);
                 assert_int_equal(c.status, COX_REJECTED);
                 snprintf(named, sizeof named, "rank %" PRIu32 " failed: the words of it", bad);
                 assert_contains(c.text, named);
@@ -297,9 +305,11 @@ static void m4_p1_an_error_or_a_death_does_not_wait_for_the_others(void **state)
         for (uint32_t n = 2; n <= 8; n *= 2) {
             struct test_group *g = test_group_start(n, NULL);
             struct test_pipe *pipe = test_pipe_new();
-            const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
+            const struct test_how how = {.gather = COX_GATHER_ALL,
+                                         .timeout_ms = 10 * TEST_PATIENCE_MS};
             /* Rank 0 blocks, rank 1 ends it, the others answer. */
-            assert_int_equal(test_submit(g, &how, "each block %s|%s|echo x", test_pipe_path(pipe), ends[e]), 0);
+            assert_int_equal(
+                test_submit(g, &how, "each block %s|%s|echo x", test_pipe_path(pipe), ends[e]), 0);
             const struct test_completion *c = test_await(g, 0);
             assert_int_equal(c->status, e == 0 ? COX_REJECTED : COX_PEER_DEAD);
             assert_int_equal(c->ranks[0].outcome, COX_OUTCOME_LATE);
@@ -307,7 +317,9 @@ static void m4_p1_an_error_or_a_death_does_not_wait_for_the_others(void **state)
             assert_int_equal(bad->outcome, e == 0 ? COX_OUTCOME_ERROR : COX_OUTCOME_DEAD);
             assert_int_equal(bad->exit_status, e == 1 ? 3 : -1);
             assert_int_equal(bad->signal, e == 2 ? SIGKILL : 0);
-            assert_contains(c->text, e == 0 ? "ouch" : e == 1 ? "exited with status 3" : "signal 9");
+            assert_contains(c->text, e == 0   ? "ouch"
+                                     : e == 1 ? "exited with status 3"
+                                              : "signal 9");
             test_await_lines(g, 0, "blocked", 1);
             test_pipe_release(pipe, 1);
             if (e == 0) {
@@ -388,7 +400,8 @@ static void m5_every_request_completes_once(void **state)
 static void m5_stop_completes_what_is_outstanding(void **state)
 {
     (void)state;
-    FOR_EACH_WORLD_SIZE (n) {
+    FOR_EACH_WORLD_SIZE(n)
+    {
         const struct cox_executor_options options = {.finalize_ms = 1, .term_ms = 1};
         struct test_group *g = test_group_start(n, &options);
         struct test_pipe *pipe = test_pipe_new();
@@ -441,7 +454,8 @@ static void handler_inside(void *context, const struct cox_completion *completio
         .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
     };
     (void)completion;
-    inside->call_result = cox_executor_call_opaque(inside->executor, "echo x", 6, &options, NULL, NULL, NULL);
+    inside->call_result =
+        cox_executor_call_opaque(inside->executor, "echo x", 6, &options, NULL, NULL, NULL);
     if (inside->left-- > 0)
         inside->submit_result =
             cox_executor_submit_opaque(inside->executor, "echo x", 6, &options, NULL, NULL);
@@ -454,7 +468,8 @@ static void m5_inside_a_handler_call_is_refused_and_submit_works(void **state)
     struct test_group *g = test_group_start(2, NULL);
     struct inside inside = {.executor = test_group_executor(g)};
     inside.left = 100;
-    assert_int_equal(cox_executor_register(inside.executor, COX_CHANNEL_EXECUTE, handler_inside, &inside), 0);
+    assert_int_equal(
+        cox_executor_register(inside.executor, COX_CHANNEL_EXECUTE, handler_inside, &inside), 0);
     const struct test_how how = {.gather = COX_GATHER_ALL};
     assert_int_equal(test_submit(g, &how, "echo x"), 0);
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
@@ -474,7 +489,8 @@ static void m5_register_once(void **state)
     const struct cox_submit_options options = {
         .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
     struct cox_error err = {0};
-    assert_int_equal(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, &err), COX_STATE);
+    assert_int_equal(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, &err),
+                     COX_STATE);
     assert_contains(err.text, "execute");
     for (int c = COX_CHANNEL_EXECUTE; c < COX_CHANNEL_COUNT; c++) {
         bool allowed = c == COX_CHANNEL_EXECUTE || c == COX_CHANNEL_TRANSFER;
@@ -517,7 +533,8 @@ static void m5_the_handler_is_replaced_while_requests_run(void **state)
     test_submit(g, &how, "echo x"); /* registers the handler of the library; replaced at once */
     test_await(g, 0);
     for (size_t i = 0; i < 200; i++) {
-        assert_int_equal(cox_executor_replace(executor, COX_CHANNEL_EXECUTE, handler_count, &counters[i]), 0);
+        assert_int_equal(
+            cox_executor_replace(executor, COX_CHANNEL_EXECUTE, handler_count, &counters[i]), 0);
         if (i > 0)
             counters[i - 1].retired = true;
         for (int k = 0; k < 5; k++)
@@ -557,13 +574,15 @@ static void m5_replace_waits_for_the_handler_that_runs(void **state)
     struct test_group *g = test_group_start(1, NULL);
     struct slow_handler slow = {false};
     const struct test_how how = {.gather = COX_GATHER_ALL};
-    assert_int_equal(cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, handler_slow, &slow), 0);
+    assert_int_equal(
+        cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, handler_slow, &slow), 0);
     assert_int_equal(test_submit(g, &how, "echo x"), 0);
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     while (!slow.inside && cox_now_ns() < deadline_ns)
         sched_yield();
     slow.replacing = true;
-    assert_int_equal(cox_executor_replace(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_int_equal(
+        cox_executor_replace(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
     assert_true(slow.left);
     assert_int_equal(test_submit(g, &how, "echo y"), 0);
     assert_string_equal(test_await(g, 0)->ranks[0].bytes, "y");
@@ -620,8 +639,9 @@ static void *caller_main(void *argument)
         const struct cox_submit_options options = {
             .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
         int before = caller->good;
-        caller->result = cox_executor_call_opaque(test_group_executor(caller->group), text, (size_t)length,
-                                                  &options, check_own, caller, NULL);
+        caller->result =
+            cox_executor_call_opaque(test_group_executor(caller->group), text, (size_t)length,
+                                     &options, check_own, caller, NULL);
         if (before == 0)
             atomic_fetch_add(caller->started, 1);
         if (caller->result == 0 && caller->good != before + 1)
@@ -630,7 +650,8 @@ static void *caller_main(void *argument)
     return NULL;
 }
 
-/* Many threads call, and each gets its own answer, until the group is stopped under them; then each gets an end. */
+/* Many threads call, and each gets its own answer, until the group is stopped under them; then each
+ * gets an end. */
 static void m5_callers_on_many_threads_and_a_stop_among_them(void **state)
 {
     (void)state;

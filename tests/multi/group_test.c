@@ -1,5 +1,5 @@
-/* The life of a group with real workers: names and memory at start, workers that do not come, several groups at once, idle
- * time, and an end that is bounded. */
+/* The life of a group with real workers: names and memory at start, workers that do not come,
+ * several groups at once, idle time, and an end that is bounded. */
 #include "testing.h"
 
 #include "channel/geometry.h"
@@ -47,7 +47,8 @@ static void m16_names_are_checked(void **state)
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = '\0';
     struct cox_executor_options options = {.rank_count = 2};
-    static const char *const bad[] = {"", "a/b", "/a", "..", ".hidden", "with space", "new\nline", "\xc3\xa4"};
+    static const char *const bad[] = {"",        "a/b",        "/a",        "..",
+                                      ".hidden", "with space", "new\nline", "\xc3\xa4"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         options.name = bad[i];
         expect_refused(&options, COX_INVALID, "group name");
@@ -128,7 +129,17 @@ static struct thing look(const char *path)
     return thing;
 }
 
-enum stranger { OTHER_OWNER, OTHER_MODE, OTHER_SIZE, DIRECTORY, FIFO, SYMLINK, DANGLING, OURS, STRANGER_COUNT };
+enum stranger {
+    OTHER_OWNER,
+    OTHER_MODE,
+    OTHER_SIZE,
+    DIRECTORY,
+    FIFO,
+    SYMLINK,
+    DANGLING,
+    OURS,
+    STRANGER_COUNT
+};
 
 static void place(enum stranger stranger, const char *path, const char *elsewhere)
 {
@@ -155,11 +166,13 @@ static void place(enum stranger stranger, const char *path, const char *elsewher
     close(fd);
 }
 
-/* Whatever it is that already has one of the names, and whichever name it has: refused, and left as it was. */
+/* Whatever it is that already has one of the names, and whichever name it has: refused, and left as
+ * it was. */
 static void m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone(void **state)
 {
     (void)state;
-    static const char *const suffixes[] = {"_control", "_execute_request", "_execute_error_response",
+    static const char *const suffixes[] = {"_control", "_execute_request",
+                                           "_execute_error_response",
                                            "_recover_command_response_consume_1"};
     for (size_t s = 0; s < 4; s++)
         for (int stranger = 0; stranger < STRANGER_COUNT; stranger++) {
@@ -193,7 +206,8 @@ static void m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone(void **state)
         }
 }
 
-/* A worker looks at what it attaches to: between the coordinator and the worker stands one who changes the names. */
+/* A worker looks at what it attaches to: between the coordinator and the worker stands one who
+ * changes the names. */
 static void m16_b44_a_worker_refuses_what_is_not_the_group(void **state)
 {
     (void)state;
@@ -207,14 +221,21 @@ static void m16_b44_a_worker_refuses_what_is_not_the_group(void **state)
         "rm /dev/shm/${P}_shared_sync_link_request",
         "chown 65533 /dev/shm/${P}_control",
     };
-    static const char *const says[] = {"mode 0644, expected 0600", "mode 0660, expected 0600", "2 links",
-                                       "symbolic link", "100 bytes", "33 bytes", "does not exist", "belongs to user"};
+    static const char *const says[] = {"mode 0644, expected 0600",
+                                       "mode 0660, expected 0600",
+                                       "2 links",
+                                       "symbolic link",
+                                       "100 bytes",
+                                       "33 bytes",
+                                       "does not exist",
+                                       "belongs to user"};
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
         if (i == 7 && geteuid() != 0)
             continue;
         char name[64], script[512], clean[128];
         test_unique_name(name);
-        snprintf(script, sizeof script, "P=${COXSWAIN_PREFIX#/}; %s; exec " COX_TEST_BIN_DIR "/scripted_worker",
+        snprintf(script, sizeof script,
+                 "P=${COXSWAIN_PREFIX#/}; %s; exec " COX_TEST_BIN_DIR "/scripted_worker",
                  changes[i]);
         const char *const command[] = {"/bin/sh", "-c", script, NULL};
         const struct cox_executor_options options = {
@@ -232,7 +253,8 @@ static void m16_b45_mode_is_0600_under_any_umask(void **state)
     static const mode_t masks[] = {0777, 0, 0277, 022};
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
         char name[64];
-        const struct cox_executor_options options = {.keep_names = true, .name = test_unique_name(name)};
+        const struct cox_executor_options options = {.keep_names = true,
+                                                     .name = test_unique_name(name)};
         mode_t saved = umask(masks[i]);
         struct cox_executor_options used = options;
         used.rank_count = 2;
@@ -327,12 +349,13 @@ static int helper_small_shm(void)
     if (cox_geometry_resolve(8, &choice, &geometry, &err) ||
         test_group_try(&options, &g, &err) != COX_NO_SPACE || err.code != COX_NO_SPACE)
         return 2;
-    snprintf(needed, sizeof needed, "needs %" PRIu64 " ", cox_geometry_region_bytes(&geometry));
+    snprintf(needed, sizeof needed, "needs %" PRIu64 " ", cox_geometry_memory_bytes(&geometry));
     if (!strstr(err.text, needed) || !strstr(err.text, " 1048576 are free"))
         return 3;
     if (test_count_names("") != 0)
         return 4;
-    /* Smaller regions fit; and a tmpfs that is full to the last page but passes the sum is an error too, no signal. */
+    /* Smaller regions fit; and a tmpfs that is full to the last page but passes the sum is an error
+     * too, no signal. */
     for (int c = 0; c < COX_CHANNEL_ERROR; c++) {
         options.request_size[c] = 16384;
         options.response_size[c] = 4 * 8 * 512;
@@ -402,7 +425,9 @@ static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
             if (!command[0])
                 command[0] = test_worker_program();
             const struct cox_executor_options options = {
-                .rank_count = n, .command = command, .start_timeout_ms = cases[i].code == COX_TIMEOUT ? 100 : 0};
+                .rank_count = n,
+                .command = command,
+                .start_timeout_ms = cases[i].code == COX_TIMEOUT ? 100 : 0};
             expect_refused(&options, cases[i].code, cases[i].says);
             expect_refused(&options, cases[i].code, "rank ");
         }
@@ -414,12 +439,14 @@ static void p2_the_rank_that_did_not_attach_is_named(void **state)
     (void)state;
     for (int bad = 0; bad < 4; bad++) {
         char script[512], named[32];
-        snprintf(script, sizeof script,
-                 "[ $COXSWAIN_RANK = %d ] && { echo no accelerator; exit 9; }; exec " COX_TEST_BIN_DIR
-                 "/scripted_worker",
-                 bad);
+        snprintf(
+            script, sizeof script,
+            "[ $COXSWAIN_RANK = %d ] && { echo no accelerator; exit 9; }; exec " COX_TEST_BIN_DIR
+            "/scripted_worker",
+            bad);
         const char *const command[] = {"/bin/sh", "-c", script, NULL};
-        const struct cox_executor_options options = {.rank_count = 4, .command = command, .no_flags = true};
+        const struct cox_executor_options options = {
+            .rank_count = 4, .command = command, .no_flags = true};
         snprintf(named, sizeof named, "rank %d (pid ", bad);
         expect_refused(&options, COX_PEER_DEAD, named);
         expect_refused(&options, COX_PEER_DEAD, "no accelerator");
@@ -535,7 +562,8 @@ static void p5_idle_costs_no_wakeup(void **state)
         long before, after;
         do {
             before = group_switches(g, n);
-            nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL); /* the absence of something takes time */
+            nanosleep(&(struct timespec){.tv_nsec = 300000000},
+                      NULL); /* the absence of something takes time */
             after = group_switches(g, n);
         } while (before != after && cox_now_ns() < deadline_ns);
         assert_int_equal(after - before, 0);
@@ -569,8 +597,9 @@ static void m15_the_end_is_bounded_whatever_workers_do(void **state)
     /* 0 is fine, 1 spins, 2 hears no SIGTERM and blocks, 3 is stopped, 4 is dead, 5 blocks. */
     assert_int_equal(test_call(g, NULL, "only 2 deaf"), 0);
     const struct test_how how = {.gather = COX_GATHER_ALL};
-    assert_int_equal(test_submit(g, &how, "each echo x|spin|block %s|echo x|kill 9|block %s", test_pipe_path(pipe),
-                                 test_pipe_path(pipe)), 0);
+    assert_int_equal(test_submit(g, &how, "each echo x|spin|block %s|echo x|kill 9|block %s",
+                                 test_pipe_path(pipe), test_pipe_path(pipe)),
+                     0);
     assert_int_equal(test_await(g, 0)->status, COX_PEER_DEAD);
     test_await_lines(g, -1, "blocked", 2);
     kill(cox_executor_pid(test_group_executor(g), 3), SIGSTOP);
@@ -588,7 +617,8 @@ static void m15_a_full_channel_does_not_stop_the_end(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
-        const struct cox_executor_options options = {.depth = depth, .finalize_ms = 100, .term_ms = 5000};
+        const struct cox_executor_options options = {
+            .depth = depth, .finalize_ms = 100, .term_ms = 5000};
         struct test_group *g = test_group_start(2, &options);
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how how = {.gather = COX_GATHER_ALL};

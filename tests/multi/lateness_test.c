@@ -1,5 +1,5 @@
-/* Late ranks: their replies are never taken for others, their frames are never overwritten, and only their channel waits
- * for them. */
+/* Late ranks: their replies are never taken for others, their frames are never overwritten, and
+ * only their channel waits for them. */
 #include "testing.h"
 
 #include "coordinator/operations.h"
@@ -25,8 +25,8 @@ static struct cox_channel_stats stats_of(struct test_group *g)
     return stats;
 }
 
-/* Every second request ends at its deadline while one rank holds it; the answers that come later are answers to nothing.
- * Each answer names its request, so that a swapped one is seen. */
+/* Every second request ends at its deadline while one rank holds it; the answers that come later
+ * are answers to nothing. Each answer names its request, so that a swapped one is seen. */
 static void p4_a_late_reply_is_never_taken_for_another(void **state)
 {
     (void)state;
@@ -48,8 +48,9 @@ static void p4_a_late_reply_is_never_taken_for_another(void **state)
         test_completion_deinit(&c);
 
         int bad = round % 2;
-        assert_int_equal(test_call_how(g, &c, &brief, "only %d block %s", bad, test_pipe_path(pipe)),
-                         COX_TIMEOUT);
+        assert_int_equal(
+            test_call_how(g, &c, &brief, "only %d block %s", bad, test_pipe_path(pipe)),
+            COX_TIMEOUT);
         assert_int_equal(c.status, COX_TIMEOUT);
         assert_int_equal(c.ranks[bad].outcome, COX_OUTCOME_LATE);
         for (uint32_t rank = 0; rank < 2; rank++)
@@ -111,7 +112,8 @@ static void p3_a_timeout_names_who_was_silent_and_how(void **state)
     test_stop_process(stopped);
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 300};
     struct test_completion c;
-    assert_int_equal(test_call_how(g, &c, &brief, "only 1 block %s", test_pipe_path(pipe)), COX_TIMEOUT);
+    assert_int_equal(test_call_how(g, &c, &brief, "only 1 block %s", test_pipe_path(pipe)),
+                     COX_TIMEOUT);
     assert_int_equal(c.ranks[0].outcome, COX_OUTCOME_OK);
     assert_int_equal(c.ranks[1].outcome, COX_OUTCOME_LATE);
     assert_int_equal(c.ranks[2].outcome, COX_OUTCOME_OK);
@@ -146,8 +148,9 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
         struct cox_executor *executor = test_group_executor(g);
         const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
         uint32_t bad = n - 1;
-        assert_int_equal(test_call_how(g, NULL, &brief, "only %" PRIu32 " block %s", bad, test_pipe_path(pipe)),
-                         COX_TIMEOUT);
+        assert_int_equal(
+            test_call_how(g, NULL, &brief, "only %" PRIu32 " block %s", bad, test_pipe_path(pipe)),
+            COX_TIMEOUT);
         /* execute does not run ahead: submit says who and what. */
         const struct test_how normal = {.gather = COX_GATHER_ALL};
         assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
@@ -161,16 +164,22 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
         /* The other channels go on. */
         struct cox_error err = {0};
         struct cox_link_status links = {0};
-        assert_int_equal(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS), &links, &err), 0);
+        assert_int_equal(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                                  &links, &err),
+                         0);
         cox_link_status_deinit(&links);
         struct cox_recover_result results[8];
         assert_int_equal(cox_executor_recover(executor, COX_RECOVER_CLEAR,
-                                              cox_deadline_after_ms(TEST_PATIENCE_MS), results, &err), 0);
+                                              cox_deadline_after_ms(TEST_PATIENCE_MS), results,
+                                              &err),
+                         0);
         ModelExecuteData__PullKVRequest pull = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
         struct cox_pull_result *pulled = NULL;
         size_t count = 0;
-        assert_int_equal(cox_executor_pull_kv(executor, &pull, cox_deadline_after_ms(TEST_PATIENCE_MS),
-                                              &pulled, &count, &err), 0);
+        assert_int_equal(cox_executor_pull_kv(executor, &pull,
+                                              cox_deadline_after_ms(TEST_PATIENCE_MS), &pulled,
+                                              &count, &err),
+                         0);
         cox_pull_results_free(pulled, count);
         assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
         /* Usable as soon as the rank has answered. */
@@ -189,7 +198,8 @@ static void s4_a_late_rank_that_dies_is_late_no_more(void **state)
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
-    assert_int_equal(test_call_how(g, NULL, &brief, "only 1 block %s", test_pipe_path(pipe)), COX_TIMEOUT);
+    assert_int_equal(test_call_how(g, NULL, &brief, "only 1 block %s", test_pipe_path(pipe)),
+                     COX_TIMEOUT);
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
     const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
     assert_int_equal(test_submit_persist(g, &first, "echo alone"), 0);
@@ -205,8 +215,10 @@ static void s3_a_frame_is_not_written_while_a_rank_reads_it(void **state)
     const struct cox_executor_options options = {.depth = 2};
     struct test_group *g = test_group_start(2, &options);
     struct test_pipe *pipe = test_pipe_new();
-    const struct test_how both = {.gather = COX_GATHER_ALL}, first = {.gather = COX_GATHER_ALL, .ranks = 1};
-    /* The error of rank 0 ends the request, so that the entry is free but for the frame that rank 1 reads. */
+    const struct test_how both = {.gather = COX_GATHER_ALL},
+                          first = {.gather = COX_GATHER_ALL, .ranks = 1};
+    /* The error of rank 0 ends the request, so that the entry is free but for the frame that rank 1
+     * reads. */
     for (int round = 0; round < 20; round++) {
         size_t first_one = test_completion_count(g);
         assert_int_equal(test_submit_persist(g, &both, "echo first"), 0);
@@ -241,8 +253,8 @@ static void s3_a_frame_is_not_written_while_a_rank_reads_it(void **state)
     test_group_free(g);
 }
 
-/* After a timeout, too: the request has ended, its frame is still read. LATE comes first then, so the claim on the frame
- * is looked at through what the rank says of its bytes. */
+/* After a timeout, too: the request has ended, its frame is still read. LATE comes first then, so
+ * the claim on the frame is looked at through what the rank says of its bytes. */
 static void s3_nor_after_the_request_has_ended(void **state)
 {
     (void)state;
@@ -252,7 +264,8 @@ static void s3_nor_after_the_request_has_ended(void **state)
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 10};
         const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
-        assert_int_equal(test_call_how(g, NULL, &brief, "each echo x|hold %s abcdefghijklm", test_pipe_path(pipe)),
+        assert_int_equal(test_call_how(g, NULL, &brief, "each echo x|hold %s abcdefghijklm",
+                                       test_pipe_path(pipe)),
                          COX_TIMEOUT);
         test_await_lines(g, 1, "blocked", 1);
         for (int k = 0; k < 100; k++) {
@@ -265,7 +278,8 @@ static void s3_nor_after_the_request_has_ended(void **state)
     }
 }
 
-/* Requests without answer are over at once, but their frames are kept until every rank has read them. */
+/* Requests without answer are over at once, but their frames are kept until every rank has read
+ * them. */
 static void s3_a_frame_without_answer_is_kept_until_read(void **state)
 {
     (void)state;
@@ -274,7 +288,8 @@ static void s3_a_frame_without_answer_is_kept_until_read(void **state)
         struct test_group *g = test_group_start(2, &options);
         struct cox_executor *executor = test_group_executor(g);
         pid_t pid = cox_executor_pid(executor, 1);
-        ModelExecuteData__PDLinkRequest__PDLinkInfo info = MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
+        ModelExecuteData__PDLinkRequest__PDLinkInfo info =
+            MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
         ModelExecuteData__PDLinkRequest__PDLinkInfo *infos[] = {&info};
         ModelExecuteData__PDLinkRequest link = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
         link.n_pd_link_info = 1;
@@ -286,16 +301,21 @@ static void s3_a_frame_without_answer_is_kept_until_read(void **state)
         for (uint32_t k = 0; k < depth; k++) {
             char entry[64];
             info.pd_role = (ModelExecuteData__PDRole)(k % 4);
-            assert_int_equal(cox_executor_link(executor, &link, cox_deadline_after_ms(TEST_PATIENCE_MS), &err), 0);
+            assert_int_equal(
+                cox_executor_link(executor, &link, cox_deadline_after_ms(TEST_PATIENCE_MS), &err),
+                0);
             snprintf(entry, sizeof entry, "role=%" PRIu32 " change=0 link=0 unlink=0;", k % 4);
             strcat(expected, entry);
         }
-        assert_int_equal(cox_executor_link(executor, &link, cox_deadline_after_ms(20), &err), COX_TIMEOUT);
+        assert_int_equal(cox_executor_link(executor, &link, cox_deadline_after_ms(20), &err),
+                         COX_TIMEOUT);
         assert_contains(err.text, "rank 1 still reads the frame");
         assert_int_equal(kill(pid, SIGCONT), 0);
         struct cox_link_status status; /* behind the links on their channel */
         err.code = 0;
-        assert_int_equal(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS), &status, &err), 0);
+        assert_int_equal(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                                  &status, &err),
+                         0);
         cox_link_status_deinit(&status);
         struct test_completion c;
         assert_int_equal(test_call(g, &c, "tell links"), 0);
@@ -340,7 +360,8 @@ static void s3_a_rank_that_was_not_asked_may_sleep(void **state)
     test_group_free(g);
 }
 
-/* Requests and replies as large as they may be, as many as fit, in both directions, and faults on top. */
+/* Requests and replies as large as they may be, as many as fit, in both directions, and faults on
+ * top. */
 static void p11_both_directions_full_at_once(void **state)
 {
     (void)state;

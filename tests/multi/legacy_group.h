@@ -3,8 +3,8 @@
  * with the answers that tests/legacy/legacy_worker.py and tests/legacy/native_worker.c give. Fails
  * the test when an answer is another one.
  *
- * Threads: step_call, step_fill and answer_visit from any; the rest on the test's.
- * Ownership, blocking, death: as testing.h.
+ * Threads: step_call, step_fill and answer_visit from any; the rest on the test's. Ownership,
+ *   blocking, death: as testing.h.
  */
 #ifndef COX_TESTS_MULTI_LEGACY_GROUP_H
 #define COX_TESTS_MULTI_LEGACY_GROUP_H

@@ -1,4 +1,5 @@
-/* The operations of the protocol with real workers: what every rank answers, merged, and what each type means. */
+/* The operations of the protocol with real workers: what every rank answers, merged, and what each
+ * type means. */
 #include "testing.h"
 
 #include "coordinator/operations.h"
@@ -60,7 +61,8 @@ static void m6_init_takes_the_smallest_of_all_ranks(void **state)
         struct cox_init_summary s;
         struct cox_error err = {0};
         assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_INIT);
-        assert_int_equal(cox_executor_init(test_group_executor(g), config, 6, patience(), &s, &err), 0);
+        assert_int_equal(cox_executor_init(test_group_executor(g), config, 6, patience(), &s, &err),
+                         0);
         assert_int_equal(s.npu_block_count, 2000 - (n - 1));
         assert_int_equal(s.cpu_block_count, 300);
         assert_int_equal(s.max_position_embeddings, n == 1 ? 4097 : 4095);
@@ -76,7 +78,8 @@ static void m6_init_takes_the_smallest_of_all_ranks(void **state)
         }
         assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_NORMAL);
         /* Without what is optional; a second init is fine. */
-        assert_int_equal(cox_executor_init(test_group_executor(g), NULL, 0, patience(), &s, &err), 0);
+        assert_int_equal(cox_executor_init(test_group_executor(g), NULL, 0, patience(), &s, &err),
+                         0);
         assert_int_equal(s.start_thinking_id, -1);
         assert_int_equal(s.stop_thinking_id, -1);
         assert_string_equal(s.early_stopping_ids, "");
@@ -105,8 +108,9 @@ static void m6_init_that_cannot_be_merged_is_refused(void **state)
         memset(&summary, 0x5a, sizeof summary);
         const struct cox_init_summary untouched = summary;
         struct cox_error err = {0};
-        assert_int_equal(cox_executor_init(test_group_executor(g), config, 1, patience(), &summary, &err),
-                         cases[i].code);
+        assert_int_equal(
+            cox_executor_init(test_group_executor(g), config, 1, patience(), &summary, &err),
+            cases[i].code);
         assert_int_equal(err.code, cases[i].code);
         for (size_t k = 0; k < 3; k++)
             assert_contains(err.text, cases[i].says[k]);
@@ -192,7 +196,7 @@ static const struct {
     enum meaning meaning;
     enum cox_channel_id channel;
     int status; /* of a call, with a worker that has every callback */
-    int mute;   /* the code of each rank, with a worker that has none; 0: it answers by other means */
+    int mute; /* the code of each rank, with a worker that has none; 0: it answers by other means */
 } types[] = {
     [TYPE(MODEL_INIT)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, COX_UNSUPPORTED},
     [TYPE(MODEL_INFER)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, COX_UNSUPPORTED},
@@ -247,14 +251,16 @@ static void m7_every_type_is_called_as_it_is_meant(void **state)
             .deadline_ns = patience(),
         };
         struct seen seen = {0};
-        assert_int_equal(cox_executor_call(executor, request, &options, see, &seen, NULL), types[type].status);
+        assert_int_equal(cox_executor_call(executor, request, &options, see, &seen, NULL),
+                         types[type].status);
         bool answered = types[type].meaning == SYNC || types[type].meaning == ASYNC;
         assert_int_equal(seen.calls, answered);
         if (answered) {
             assert_int_equal(seen.type, type);
             assert_int_equal(seen.channel, types[type].channel);
             options.gather = COX_GATHER_NONE;
-            assert_int_equal(cox_executor_call(executor, request, &options, see, &seen, NULL), COX_INVALID);
+            assert_int_equal(cox_executor_call(executor, request, &options, see, &seen, NULL),
+                             COX_INVALID);
         }
     }
     test_group_free(g);
@@ -329,12 +335,14 @@ static void m7_a_worker_without_callbacks_answers_unsupported(void **state)
     assert_contains(test_error_text(g), "opaque");
     int32_t statuses[2];
     ModelExecuteData__LoraOperationRequest lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
-    assert_int_equal(cox_executor_lora(test_group_executor(g), &lora, patience(), statuses, NULL), COX_REJECTED);
+    assert_int_equal(cox_executor_lora(test_group_executor(g), &lora, patience(), statuses, NULL),
+                     COX_REJECTED);
     assert_int_equal(statuses[1], MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__UNSUPPORT_CMD);
     struct cox_recover_result results[2];
     struct cox_error err = {0};
-    assert_int_equal(cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR, patience(), results, &err),
-                     COX_REJECTED);
+    assert_int_equal(
+        cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR, patience(), results, &err),
+        COX_REJECTED);
     assert_int_equal(results[0].result, COX_UNSUPPORTED);
     test_group_free(g);
 }
@@ -350,11 +358,14 @@ static void m9_a_fault_of_any_rank_arrives_with_its_rank(void **state)
         for (uint32_t rank = 0; rank < n; rank++) {
             char expected[64];
             struct test_completion c;
-            assert_int_equal(test_call(g, &c, "only %" PRIu32 " fault ECC error in bank %" PRIu32, rank, rank), 0);
+            assert_int_equal(
+                test_call(g, &c, "only %" PRIu32 " fault ECC error in bank %" PRIu32, rank, rank),
+                0);
             assert_string_equal(c.ranks[rank].bytes, "reported");
             test_completion_deinit(&c);
             test_await_faults(g, rank + 1);
-            snprintf(expected, sizeof expected, "%" PRIu32 " ECC error in bank %" PRIu32, rank, rank);
+            snprintf(expected, sizeof expected, "%" PRIu32 " ECC error in bank %" PRIu32, rank,
+                     rank);
             assert_string_equal(test_fault(g, rank), expected);
         }
         /* All at once: one slot, nobody is lost. */
@@ -418,7 +429,8 @@ static void m10_link_status_merges_the_lists_of_every_rank(void **state)
         info.n_unlink_info = 0;
         info.change_role = 1;
         info.pd_role = MODEL_EXECUTE_DATA__PDROLE__DECODE_ROLE;
-        assert_int_equal(cox_executor_link(executor, &link, patience(), &err), 0); /* another role */
+        assert_int_equal(cox_executor_link(executor, &link, patience(), &err),
+                         0); /* another role */
         struct cox_link_status s;
         assert_int_equal(cox_executor_link_status(executor, patience(), &s, &err), 0);
         assert_int_equal(s.failed_count, 1);
@@ -465,7 +477,7 @@ static void pull_fill(struct pull *pull, const char *const *ids, size_t count)
         pull->pointers[i] = info;
         pull->metadata[i].request_id = (char *)(uintptr_t)ids[i];
         info->seq_group_metadata = &pull->metadata[i];
-        info->cluster_id = (char *)(uintptr_t)"p0";
+        info->cluster_id = (char *)(uintptr_t) "p0";
         cox_wire_int64_set(pull->numbers[i], 0, (int64_t)i);
         cox_wire_int64_set(pull->numbers[i], 1, (int64_t)i + 10);
         pull->tables[i][0] = (ProtobufCBinaryData){16, pull->numbers[i]};
@@ -483,15 +495,17 @@ static void m11_pull_has_a_result_per_request(void **state)
         char bad_last[16], mute_last[16];
         snprintf(bad_last, sizeof bad_last, "bad@%" PRIu32, n - 1);
         snprintf(mute_last, sizeof mute_last, "mute@%" PRIu32, n - 1);
-        const char *const ids[] = {"a", "bad b", bad_last, "c", mute_last, "mute all", "bad@0", "d"};
+        const char *const ids[] = {"a",       "bad b",    bad_last, "c",
+                                   mute_last, "mute all", "bad@0",  "d"};
         const int32_t codes[] = {0, 2003, 2003, 0, 2004, 2004, 2003, 0};
         struct pull pull;
         struct cox_pull_result *results = NULL;
         size_t count = 0;
         struct cox_error err = {0};
         pull_fill(&pull, ids, 8);
-        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, patience(), &results,
-                                              &count, &err), 0);
+        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, patience(),
+                                              &results, &count, &err),
+                         0);
         assert_int_equal(count, 8);
         for (size_t i = 0; i < 8; i++) {
             assert_string_equal(results[i].request_id, ids[i]);
@@ -499,19 +513,21 @@ static void m11_pull_has_a_result_per_request(void **state)
         }
         cox_pull_results_free(results, count);
         pull_fill(&pull, ids, 2);
-        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, patience(), &results,
-                                              &count, &err), 0);
+        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, patience(),
+                                              &results, &count, &err),
+                         0);
         cox_pull_results_free(results, count);
         for (uint32_t rank = 0; rank < n; rank++)
-            expect_told(g, rank, "pulls", "from p0: [0,10] [10] to [0,10] [10];from p0: [1,11] [11] to [1,11] [11];");
+            expect_told(g, rank, "pulls",
+                        "from p0: [0,10] [10] to [0,10] [10];from p0: [1,11] [11] to [1,11] [11];");
         test_group_free(g);
     }
 }
 
 /* ---- recovery ---- */
 
-static int recover(struct test_group *g, enum cox_recover_command command, struct cox_recover_result *results,
-                   struct cox_error *err)
+static int recover(struct test_group *g, enum cox_recover_command command,
+                   struct cox_recover_result *results, struct cox_error *err)
 {
     *err = (struct cox_error){0};
     return cox_executor_recover(test_group_executor(g), command, patience(), results, err);
@@ -532,7 +548,9 @@ static void m12_the_state_gate(void **state)
         {COX_ENGINE_INIT, {-1}, {false, false, true, false, false}},
         {COX_ENGINE_NORMAL, {-1}, {true, true, true, false, false}},
         {COX_ENGINE_PAUSE, {COX_RECOVER_PAUSE, -1}, {false, false, true, true, true}},
-        {COX_ENGINE_READY, {COX_RECOVER_PAUSE_NET, COX_RECOVER_REINIT, -1}, {false, false, true, false, true}},
+        {COX_ENGINE_READY,
+         {COX_RECOVER_PAUSE_NET, COX_RECOVER_REINIT, -1},
+         {false, false, true, false, true}},
     };
     static const enum cox_engine_state to[] = {COX_ENGINE_PAUSE, COX_ENGINE_PAUSE, COX_ENGINE_INIT,
                                                COX_ENGINE_READY, COX_ENGINE_NORMAL};
@@ -541,15 +559,18 @@ static void m12_the_state_gate(void **state)
             if (row > 0)
                 init_group(g);
             for (int i = 0; rows[row].path[i] >= 0; i++)
-                assert_int_equal(recover(g, (enum cox_recover_command)rows[row].path[i], results, &err), 0);
+                assert_int_equal(
+                    recover(g, (enum cox_recover_command)rows[row].path[i], results, &err), 0);
             assert_int_equal(cox_executor_engine_state(test_group_executor(g)), rows[row].state);
             int r = recover(g, (enum cox_recover_command)command, results, &err);
             assert_int_equal(r, rows[row].legal[command] ? 0 : COX_STATE);
-            enum cox_engine_state after = r || command == COX_RECOVER_CLEAR ? rows[row].state : to[command];
+            enum cox_engine_state after =
+                r || command == COX_RECOVER_CLEAR ? rows[row].state : to[command];
             assert_int_equal(cox_executor_engine_state(test_group_executor(g)), after);
             if (r == COX_STATE) {
                 assert_contains(err.text, cox_engine_state_name(rows[row].state));
-                assert_contains(err.text, cox_recover_command_name((enum cox_recover_command)command));
+                assert_contains(err.text,
+                                cox_recover_command_name((enum cox_recover_command)command));
             }
             for (uint32_t rank = 0; rank < 4; rank++) {
                 assert_int_equal(results[rank].result, r ? -1 : 0);
@@ -567,8 +588,9 @@ static void m12_every_command_reaches_every_rank_in_order(void **state)
         struct cox_recover_result results[8];
         struct cox_error err;
         init_group(g);
-        static const enum cox_recover_command all[] = {COX_RECOVER_PAUSE, COX_RECOVER_CLEAR, COX_RECOVER_REINIT,
-                                                       COX_RECOVER_START, COX_RECOVER_PAUSE_NET, COX_RECOVER_START};
+        static const enum cox_recover_command all[] = {COX_RECOVER_PAUSE,     COX_RECOVER_CLEAR,
+                                                       COX_RECOVER_REINIT,    COX_RECOVER_START,
+                                                       COX_RECOVER_PAUSE_NET, COX_RECOVER_START};
         for (size_t i = 0; i < 6; i++)
             assert_int_equal(recover(g, all[i], results, &err), 0);
         for (uint32_t rank = 0; rank < n; rank++)
@@ -596,8 +618,9 @@ static void m12_a_rank_that_fails_or_is_silent_is_a_failure(void **state)
     /* No answer in time. */
     assert_int_equal(test_call(g, NULL, "only 1 recover pause block %s", test_pipe_path(pipe)), 0);
     err.code = 0;
-    assert_int_equal(cox_executor_recover(test_group_executor(g), COX_RECOVER_PAUSE, cox_deadline_after_ms(50),
-                                          results, &err), COX_TIMEOUT);
+    assert_int_equal(cox_executor_recover(test_group_executor(g), COX_RECOVER_PAUSE,
+                                          cox_deadline_after_ms(50), results, &err),
+                     COX_TIMEOUT);
     assert_int_equal(results[1].result, -1);
     assert_contains(results[1].text, "had not answered");
     assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_NORMAL);
@@ -643,10 +666,13 @@ static void b2_a_call_behind_another_ends_at_its_deadline(void **state)
     test_await_lines(g, -1, "blocked", 2);
     uint64_t begin_ns = cox_now_ns();
     assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
-    int cleared = cox_executor_recover(executor, COX_RECOVER_CLEAR, cox_deadline_after_ms(30), results, &err);
+    int cleared =
+        cox_executor_recover(executor, COX_RECOVER_CLEAR, cox_deadline_after_ms(30), results, &err);
     struct any_request any;
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(30)};
-    int called = cox_executor_call(executor, any_request(&any, TYPE(CLEAR_COMMAND_EXEC)), &options, NULL, NULL, NULL);
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                               .deadline_ns = cox_deadline_after_ms(30)};
+    int called = cox_executor_call(executor, any_request(&any, TYPE(CLEAR_COMMAND_EXEC)), &options,
+                                   NULL, NULL, NULL);
     uint64_t took_ns = cox_now_ns() - begin_ns;
     test_pipe_release(pipe, 2);
     pthread_join(thread, NULL);
@@ -673,11 +699,14 @@ static void m1_recovery_and_faults_pass_a_blocked_execute_and_pull(void **state)
         struct any_request any;
         const struct cox_submit_options options = {.deadline_ns = patience()};
         assert_int_equal(cox_executor_register(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
-        assert_int_equal(cox_executor_submit(executor, any_request(&any, TYPE(KV_TRANSFER)), &options, NULL, NULL), 0);
+        assert_int_equal(cox_executor_submit(executor, any_request(&any, TYPE(KV_TRANSFER)),
+                                             &options, NULL, NULL),
+                         0);
         const struct test_how how = {.gather = COX_GATHER_ALL};
         /* Full to the last frame. */
         for (int i = 0; i < 4; i++)
-            assert_int_equal(test_submit(g, &how, i == 0 ? "block %s" : "echo %s", test_pipe_path(pipe)), 0);
+            assert_int_equal(
+                test_submit(g, &how, i == 0 ? "block %s" : "echo %s", test_pipe_path(pipe)), 0);
         assert_int_equal(test_submit(g, &how, "echo"), COX_FULL);
         test_await_lines(g, -1, "blocked", 2 * n);
         assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), 0);
@@ -702,9 +731,9 @@ static void m13_every_rank_status_is_seen(void **state)
     (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
-        static const char *const names[] = {"LORA_CMD_SUCCESS",  "SLOTS_FULL",        "DUPLICATED_LORA_ID",
-                                            "INVALID_LORA_ID",   "INVALID_LORA_PATH", "INVALID_LORA_RANK",
-                                            "UNSUPPORT_CMD"};
+        static const char *const names[] = {
+            "LORA_CMD_SUCCESS",  "SLOTS_FULL",        "DUPLICATED_LORA_ID", "INVALID_LORA_ID",
+            "INVALID_LORA_PATH", "INVALID_LORA_RANK", "UNSUPPORT_CMD"};
         for (int status = 0; status < 7; status++)
             for (int one = 0; one < 2; one++) {
                 char name[64], said[64];
@@ -713,14 +742,16 @@ static void m13_every_rank_status_is_seen(void **state)
                     snprintf(name, sizeof name, "rank %" PRIu32 " status %d", bad, status);
                 else
                     snprintf(name, sizeof name, "status %d", status);
-                ModelExecuteData__LoraOperationRequest lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+                ModelExecuteData__LoraOperationRequest lora =
+                    MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
                 lora.lora_name = name;
                 lora.has_lora_op_type = 1;
                 lora.lora_op_type = one ? MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__UNLOAD
                                         : MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD;
                 int32_t statuses[8];
                 struct cox_error err = {0};
-                int r = cox_executor_lora(test_group_executor(g), &lora, patience(), statuses, &err);
+                int r =
+                    cox_executor_lora(test_group_executor(g), &lora, patience(), statuses, &err);
                 assert_int_equal(r, status ? COX_REJECTED : 0);
                 for (uint32_t rank = 0; rank < n; rank++)
                     assert_int_equal(statuses[rank], one && rank != bad ? 0 : status);
@@ -730,11 +761,14 @@ static void m13_every_rank_status_is_seen(void **state)
                 if (status && one && n > 1)
                     assert_null(strstr(err.text, "rank 0 says"));
             }
-        ModelExecuteData__LoraOperationRequest lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
-        lora.lora_name = (char *)(uintptr_t)"fail";
+        ModelExecuteData__LoraOperationRequest lora =
+            MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+        lora.lora_name = (char *)(uintptr_t) "fail";
         int32_t statuses[8];
         struct cox_error err = {0};
-        assert_int_equal(cox_executor_lora(test_group_executor(g), &lora, patience(), statuses, &err), COX_REJECTED);
+        assert_int_equal(
+            cox_executor_lora(test_group_executor(g), &lora, patience(), statuses, &err),
+            COX_REJECTED);
         assert_contains(err.text, "no room for the adapter");
         test_group_free(g);
     }

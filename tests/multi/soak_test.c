@@ -1,5 +1,5 @@
-/* A long run: requests submitted from the handler as fast as they complete, then calls; whatever grows is a leak.
- * The argument is how many requests; a tenth of it are calls. */
+/* A long run: requests submitted from the handler as fast as they complete, then calls; whatever
+ * grows is a leak. The argument is how many requests; a tenth of it are calls. */
 #include "testing.h"
 
 #include <dirent.h>
@@ -13,7 +13,8 @@
 
 #define RANK_COUNT 4
 #define IN_FLIGHT 4
-/* Resident memory of a process may still move a little: malloc's arenas, stacks that are touched for the first time. */
+/* Resident memory of a process may still move a little: malloc's arenas, stacks that are touched
+ * for the first time. */
 #define SLACK_KIB 512
 
 static long request_count = 100000;
@@ -37,7 +38,8 @@ static long count_entries(const char *format, pid_t pid)
 
 static struct usage usage_of(pid_t pid)
 {
-    struct usage usage = {.fds = count_entries("/proc/%d/fd", pid), .threads = count_entries("/proc/%d/task", pid)};
+    struct usage usage = {.fds = count_entries("/proc/%d/fd", pid),
+                          .threads = count_entries("/proc/%d/task", pid)};
     char path[64], line[200];
     snprintf(path, sizeof path, "/proc/%d/status", pid);
     FILE *file = fopen(path, "re");
@@ -79,10 +81,12 @@ static void soak_handler(void *context, const struct cox_completion *completion)
 {
     struct soak *soak = context;
     char expected[32];
-    size_t length = (size_t)snprintf(expected, sizeof expected, "%" PRIdPTR, (intptr_t)completion->request_context);
+    size_t length = (size_t)snprintf(expected, sizeof expected, "%" PRIdPTR,
+                                     (intptr_t)completion->request_context);
     bool good = completion->status == 0 && completion->sequence == ++soak->next_sequence;
     for (uint32_t rank = 0; good && rank < completion->rank_count; rank++)
-        good = completion->ranks[rank].outcome == COX_OUTCOME_OK && completion->ranks[rank].size == length &&
+        good = completion->ranks[rank].outcome == COX_OUTCOME_OK &&
+               completion->ranks[rank].size == length &&
                memcmp(completion->ranks[rank].bytes, expected, length) == 0;
     pthread_mutex_lock(&soak->lock);
     soak->wrong += !good;
@@ -135,7 +139,8 @@ static void m5_b29_nothing_grows_in_a_long_run(void **state)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&soak.done, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    assert_int_equal(cox_executor_register(soak.executor, COX_CHANNEL_EXECUTE, soak_handler, &soak), 0);
+    assert_int_equal(cox_executor_register(soak.executor, COX_CHANNEL_EXECUTE, soak_handler, &soak),
+                     0);
     struct usage before[1 + RANK_COUNT], after[1 + RANK_COUNT];
     long warm = request_count / 20 + 1;
     soak_requests(&soak, warm);
@@ -150,13 +155,15 @@ static void m5_b29_nothing_grows_in_a_long_run(void **state)
     uint64_t end_ns = cox_now_ns();
     usage_of_all(g, after);
     print_message("%ld requests in %.2f s, %ld calls in %.2f s\n", request_count,
-                  (double)(middle_ns - begin_ns) / 1e9, request_count / 10, (double)(end_ns - middle_ns) / 1e9);
+                  (double)(middle_ns - begin_ns) / 1e9, request_count / 10,
+                  (double)(end_ns - middle_ns) / 1e9);
     for (size_t i = 0; i < 1 + RANK_COUNT; i++) {
         assert_int_equal(after[i].fds, before[i].fds);
         assert_int_equal(after[i].threads, before[i].threads);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they keep what was freed */
         if (after[i].resident_kib > before[i].resident_kib + SLACK_KIB)
-            fail_msg("process %zu grew from %ld to %ld KiB", i, before[i].resident_kib, after[i].resident_kib);
+            fail_msg("process %zu grew from %ld to %ld KiB", i, before[i].resident_kib,
+                     after[i].resident_kib);
 #endif
     }
     struct cox_channel_stats stats;

@@ -1,5 +1,5 @@
-/* Steps as deltas with real workers: what the callback sees, and that a step that failed anywhere had no effect
- * anywhere. */
+/* Steps as deltas with real workers: what the callback sees, and that a step that failed anywhere
+ * had no effect anywhere. */
 #include "testing.h"
 
 #include "coordinator/operations.h"
@@ -105,8 +105,8 @@ static void step_row(struct step *s, const struct chat *chat, bool announce)
     }
 }
 
-static void step_pairs(struct step *s, int list, ModelExecuteData__IntPair ***ret_pairs, size_t *ret_count,
-                       const int32_t *numbers, size_t count)
+static void step_pairs(struct step *s, int list, ModelExecuteData__IntPair ***ret_pairs,
+                       size_t *ret_count, const int32_t *numbers, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         model_execute_data__int_pair__init(&s->pairs[list][i]);
@@ -125,7 +125,8 @@ static void visit_copy(void *context, const struct cox_completion *completion)
 }
 
 /* Runs the step; *c is the caller's to deinit. */
-static int step_call(struct test_group *g, const struct step *s, uint64_t timeout_ms, struct test_completion *c)
+static int step_call(struct test_group *g, const struct step *s, uint64_t timeout_ms,
+                     struct test_completion *c)
 {
     const struct cox_submit_options options = {
         .gather = COX_GATHER_RANK0,
@@ -145,8 +146,8 @@ static int step_submit(struct test_group *g, const struct step *s)
     return cox_executor_submit(test_group_executor(g), &s->request, &options, NULL, NULL);
 }
 
-/* One step of all chats. Returns its status; on success the tokens are appended and *base moves, otherwise *base is 0,
- * so that the next one announces everything. */
+/* One step of all chats. Returns its status; on success the tokens are appended and *base moves,
+ * otherwise *base is 0, so that the next one announces everything. */
 static int chats_step(struct test_group *g, struct chat *chats, uint64_t *base, uint64_t timeout_ms)
 {
     struct step s;
@@ -214,7 +215,8 @@ static void m8_rows_tables_moves_and_types_reach_every_rank(void **state)
                          "type=0 tables=2 in=1>2,3>4 out=5>6 copy=7>8,9>10,11>12 finished="
                          "; id=1000 slot=1 at=0+3 emit=1 tokens=0,1,2 t0=10,11 t1=110,111");
 
-        /* A mixed one: the known chat decodes and gets a block in each table, the new one is announced; no emission. */
+        /* A mixed one: the known chat decodes and gets a block in each table, the new one is
+         * announced; no emission. */
         step_init(&s, base, COX_FORWARD_MIXED);
         step_row(&s, &chats[0], false);
         step_row(&s, &chats[1], true);
@@ -258,7 +260,8 @@ static void m8_rows_tables_moves_and_types_reach_every_rank(void **state)
         const int64_t ids[] = {1000, 1001, 77};
         struct cox_error err = {0};
         assert_int_equal(cox_executor_cleanup(test_group_executor(g), ids, 3,
-                                              cox_deadline_after_ms(TEST_PATIENCE_MS), &err), 0);
+                                              cox_deadline_after_ms(TEST_PATIENCE_MS), &err),
+                         0);
         assert_int_equal(test_call(g, &c, "tell log"), 0);
         for (uint32_t rank = 0; rank < n; rank++)
             assert_string_equal(c.ranks[rank].bytes, "cleanup 1;");
@@ -307,7 +310,8 @@ static void s1_a_delta_on_a_wrong_base_is_stale_and_without_effect(void **state)
                     assert_int_equal(step_call(g, &s, TEST_PATIENCE_MS, &c), COX_STALE);
                     for (uint32_t rank = 0; rank < n; rank++)
                         assert_true(c.ranks[rank].outcome == COX_OUTCOME_LATE ||
-                                    (c.ranks[rank].outcome == COX_OUTCOME_ERROR && c.ranks[rank].code == COX_STALE));
+                                    (c.ranks[rank].outcome == COX_OUTCOME_ERROR &&
+                                     c.ranks[rank].code == COX_STALE));
                     test_completion_deinit(&c);
                 }
                 assert_int_equal(test_call(g, &c, "tell batch"), 0);
@@ -317,7 +321,8 @@ static void s1_a_delta_on_a_wrong_base_is_stale_and_without_effect(void **state)
                 test_completion_deinit(&c);
             }
             earlier = base ? base : earlier;
-            assert_int_equal(chats_step(g, chats, &base, TEST_PATIENCE_MS), 0); /* the right base still counts */
+            assert_int_equal(chats_step(g, chats, &base, TEST_PATIENCE_MS),
+                             0); /* the right base still counts */
         }
         assert_memory_equal(chats, reference, sizeof chats);
         test_group_free(g);
@@ -326,7 +331,8 @@ static void s1_a_delta_on_a_wrong_base_is_stale_and_without_effect(void **state)
 
 /* ---- steps that fail ---- */
 
-/* Any rank, any step, any way: afterwards everything is announced again, and the tokens are those of a quiet run. */
+/* Any rank, any step, any way: afterwards everything is announced again, and the tokens are those
+ * of a quiet run. */
 static void s2_a_step_that_failed_on_one_rank_took_effect_on_none(void **state)
 {
     (void)state;
@@ -341,7 +347,7 @@ static void s2_a_step_that_failed_on_one_rank_took_effect_on_none(void **state)
         struct test_pipe *pipe = test_pipe_new();
         size_t blocked = 0;
         for (size_t t = 0; t < 3; t++)
-            for (uint32_t bad = 0; bad < n; bad += n > 2 ? n - 1 : 1)
+            for (uint32_t bad = 0; bad<n; bad += n> 2 ? n - 1 : 1)
                 for (int at = 1; at <= 7; at += 3) {
                     if (tricks[t].status == COX_DIVERGED && n == 1)
                         continue; /* one rank agrees with itself */
@@ -349,10 +355,12 @@ static void s2_a_step_that_failed_on_one_rank_took_effect_on_none(void **state)
                     uint64_t base = 0;
                     int failures = 0;
                     chats_init(chats);
-                    assert_int_equal(test_call(g, NULL, "only %" PRIu32 " step %s %d %s", bad, tricks[t].trick, at,
-                                               test_pipe_path(pipe)), 0);
+                    assert_int_equal(test_call(g, NULL, "only %" PRIu32 " step %s %d %s", bad,
+                                               tricks[t].trick, at, test_pipe_path(pipe)),
+                                     0);
                     for (int done = 0, attempt = 1; done < STEP_COUNT; attempt++) {
-                        int r = chats_step(g, chats, &base, block && attempt == at ? 30 : TEST_PATIENCE_MS);
+                        int r = chats_step(g, chats, &base,
+                                           block && attempt == at ? 30 : TEST_PATIENCE_MS);
                         done += r == 0;
                         if (r == 0)
                             continue;
@@ -410,8 +418,8 @@ static void s2_divergence_names_who_disagrees(void **state)
     test_group_free(g);
 }
 
-/* Rank 1 fails step A while rank 0 is still inside it and step B is published already. Then A and B are void: rank 0 is
- * told so inside A, and never runs B. */
+/* Rank 1 fails step A while rank 0 is still inside it and step B is published already. Then A and B
+ * are void: rank 0 is told so inside A, and never runs B. */
 static void s2_what_was_published_behind_a_failed_step_is_void(void **state)
 {
     (void)state;
@@ -422,10 +430,12 @@ static void s2_what_was_published_behind_a_failed_step_is_void(void **state)
     chats_init(chats);
     uint64_t base = 0;
     assert_int_equal(chats_step(g, chats, &base, TEST_PATIENCE_MS), 0);
-    assert_int_equal(cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_int_equal(
+        cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
     /* A pipe each, so that the order is the test's. */
-    assert_int_equal(test_call(g, NULL, "each step abort 1 %s|step block 1 %s", test_pipe_path(first),
-                               test_pipe_path(second)), 0);
+    assert_int_equal(test_call(g, NULL, "each step abort 1 %s|step block 1 %s",
+                               test_pipe_path(first), test_pipe_path(second)),
+                     0);
     assert_int_equal(test_call(g, NULL, "only 1 step fail 1 %s", test_pipe_path(second)), 0);
     step_init(&a, base, COX_FORWARD_DECODE);
     step_row(&a, &chats[0], false);
@@ -453,7 +463,8 @@ static void s2_what_was_published_behind_a_failed_step_is_void(void **state)
     struct chat reference[CHAT_COUNT];
     chats_reference(reference);
     for (uint32_t i = 0; i < CHAT_COUNT; i++)
-        assert_memory_equal(chats[i].tokens, reference[i].tokens, chats[i].count * sizeof chats[i].tokens[0]);
+        assert_memory_equal(chats[i].tokens, reference[i].tokens,
+                            chats[i].count * sizeof chats[i].tokens[0]);
     test_group_free(g);
 }
 

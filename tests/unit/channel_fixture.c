@@ -199,7 +199,8 @@ static void must_refuse(int (*attach)(struct cox_error *err), const char *what)
     struct cox_error err = {0};
     int fds = fd_count();
     int r = attach(&err);
-    if (r != COX_DENIED || !strstr(err.text, what)) /* "" for where open and fstat say it differently */
+    if (r != COX_DENIED ||
+        !strstr(err.text, what)) /* "" for where open and fstat say it differently */
         fail_msg("expected denied with '%s', got %d '%s'", what, r, err.text);
     assert_int_equal(err.code, COX_DENIED);
     assert_int_equal(fd_count(), fds);
@@ -211,7 +212,7 @@ void refuses_impostors(const char *path, void (*make)(void), int (*attach)(struc
         mode_t mode;
         const char *text;
     } modes[] = {
-        {0644, "mode 0644"}, {0660, "mode 0660"}, {0602, "mode 0602"},
+        {0644, "mode 0644"}, {0660, "mode 0660"},  {0602, "mode 0602"},
         {0700, "mode 0700"}, {01600, "mode 1600"}, {04600, "mode 4600"},
     };
     char other[600];

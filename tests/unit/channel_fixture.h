@@ -1,6 +1,6 @@
 /*
- * channel_fixture: what the tests of channel/ share: names of their own, children, impostors, and a look at what a
- * test left behind.
+ * channel_fixture: what the tests of channel/ share: names of their own, children, impostors, and a
+ * look at what a test left behind.
  *
  * Children end with _exit and use CHECK; the test itself uses cmocka's assertions.
  */
@@ -33,7 +33,8 @@
 
 #define LEAK_TEST(function) cmocka_unit_test_setup_teardown(function, leak_setup, leak_teardown)
 
-/* Where permitted, gives this program a /dev/shm of its own, so that leak_teardown sees every leftover. */
+/* Where permitted, gives this program a /dev/shm of its own, so that leak_teardown sees every
+ * leftover. */
 void fixture_begin(void);
 
 /* Before and after every test: no fd more, no child more, no file of this program in /dev/shm. */
@@ -70,8 +71,9 @@ bool heard(int fd); /* blocks; false: end of file, or a minute passed */
 bool private_shm(const char *size);
 bool private_shm_possible(void);
 
-/* Puts one thing after the other under path that looks like the object but must not be taken for it, and asserts that
- * attach answers COX_DENIED with a text that tells. make creates a good one at path; unlink(path) removes it. */
+/* Puts one thing after the other under path that looks like the object but must not be taken for
+ * it, and asserts that attach answers COX_DENIED with a text that tells. make creates a good one at
+ * path; unlink(path) removes it. */
 void refuses_impostors(const char *path, void (*make)(void), int (*attach)(struct cox_error *err));
 
 /* Seeded xorshift. */

@@ -146,8 +146,8 @@ static void b44_impostors_are_denied(void **state)
     refuses_impostors(control_path(), make_good, attach_and_close);
 }
 
-/* Accepted means: the same group, or sizes that only the slack behind the last frame or slot can explain; those
- * regions are then found too small. */
+/* Accepted means: the same group, or sizes that only the slack behind the last frame or slot can
+ * explain; those regions are then found too small. */
 static void check_flipped(const struct cox_control *own, size_t offset)
 {
     struct cox_control other = COX_CONTROL_NONE;
@@ -166,20 +166,23 @@ static void check_flipped(const struct cox_control *own, size_t offset)
         assert_int_equal(other.geometry.depth, own->geometry.depth);
         assert_int_equal(other.geometry.legacy, own->geometry.legacy);
         for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
-            const struct cox_layout_channel *a = &other.geometry.channels[c], *b = &own->geometry.channels[c];
+            const struct cox_layout_channel *a = &other.geometry.channels[c],
+                                            *b = &own->geometry.channels[c];
             struct cox_channel channel;
             assert_true(a->frame_size == b->frame_size && a->slot_stride == b->slot_stride);
             assert_true(a->request_size >= b->request_size && a->response_size >= b->response_size);
             if (a->request_size == b->request_size && a->response_size == b->response_size)
                 continue;
             changed = true;
-            assert_int_equal(cox_channel_attach(&channel, GROUP, &other, (enum cox_channel_id)c, 0, NULL),
-                             COX_CORRUPT);
+            assert_int_equal(
+                cox_channel_attach(&channel, GROUP, &other, (enum cox_channel_id)c, 0, NULL),
+                COX_CORRUPT);
         }
         assert_true(changed);
     }
     /* The epoch is the one thing given out that attach cannot check. */
-    assert_true(offset / 8 == offsetof(struct cox_layout_header, epoch) / 8 || other.epoch == own->epoch);
+    assert_true(offset / 8 == offsetof(struct cox_layout_header, epoch) / 8 ||
+                other.epoch == own->epoch);
     cox_control_close(&other);
 }
 
@@ -189,7 +192,8 @@ static void p10_any_byte_of_the_header_flipped_is_an_error_or_harmless(void **st
     struct cox_channel channels[COX_CHANNEL_COUNT];
     (void)state;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
-        assert_int_equal(cox_channel_create(&channels[c], GROUP, &own, (enum cox_channel_id)c, NULL), 0);
+        assert_int_equal(
+            cox_channel_create(&channels[c], GROUP, &own, (enum cox_channel_id)c, NULL), 0);
     uint8_t *bytes = (uint8_t *)own.layout;
     for (size_t offset = 0; offset < 512 + 128; offset++) {
         uint8_t good = bytes[offset];
@@ -354,7 +358,8 @@ static void a_process_does_not_take_its_own_name_twice(void **state)
     struct cox_geometry geometry = geometry_of(1);
     (void)state;
     assert_int_equal(cox_control_create(&second, GROUP, &geometry, NULL), COX_TAKEN);
-    assert_int_equal(cox_control_create(&second, test_name("h"), &geometry, NULL), 0); /* another is fine */
+    assert_int_equal(cox_control_create(&second, test_name("h"), &geometry, NULL),
+                     0); /* another is fine */
     assert_int_equal(cox_control_unlink_names(test_name("h"), &geometry, 0), 1);
     cox_control_close(&second);
     gone(&own);
@@ -403,16 +408,21 @@ static void b4_leftovers_of_a_killed_creator_are_swept(void **state)
         /* Another number of ranks than the next group has: the leftovers' own geometry counts. */
         struct crash crash = {.rank_count = 5, .channels = channels};
         int two_way = channels < COX_TWO_WAY_COUNT ? channels : COX_TWO_WAY_COUNT;
-        dies_and_is_swept(&crash, 1 + two_way * (2 + 4 * 5) + (channels > COX_TWO_WAY_COUNT ? 1 + 2 : 0));
+        dies_and_is_swept(&crash,
+                          1 + two_way * (2 + 4 * 5) + (channels > COX_TWO_WAY_COUNT ? 1 + 2 : 0));
     }
 }
 
 static void b4_leftovers_of_a_creator_killed_anywhere_are_swept(void **state)
 {
     static const char *const points[] = {
-        "control.linked:kill",           "channel.create.request:kill",  "channel.create.response:kill",
-        "channel.created:kill",          "channel.created:kill:coordinator:3",
-        "control.unlink.last:kill",      "channel.create.response:kill:coordinator:5",
+        "control.linked:kill",
+        "channel.create.request:kill",
+        "channel.create.response:kill",
+        "channel.created:kill",
+        "channel.created:kill:coordinator:3",
+        "control.unlink.last:kill",
+        "channel.create.response:kill:coordinator:5",
     };
     (void)state;
 #if !COX_TESTING
@@ -437,7 +447,8 @@ static void a_neighbour_s_names_are_not_swept(void **state)
     (void)state;
     snprintf(longer, sizeof longer, "%s_execute", GROUP);
     assert_int_equal(cox_control_create(&neighbour, longer, &geometry, NULL), 0);
-    assert_int_equal(cox_channel_create(&channel, longer, &neighbour, COX_CHANNEL_EXECUTE, NULL), 0);
+    assert_int_equal(cox_channel_create(&channel, longer, &neighbour, COX_CHANNEL_EXECUTE, NULL),
+                     0);
     int before = shm_count(NULL);
     child_status(child_start(create_and_die, &crash));
     struct cox_control own = created(1);
@@ -515,7 +526,8 @@ static void b54_of_two_that_create_at_once_one_wins(void **state)
             assert_int_equal(read(racers[i].result[0], &answer, 1), 1);
         assert_int_equal(shm_count(NULL), 0);
     }
-    for (int i = 0; i < RACERS; i++) { /* the other child holds no write end: it was forked with all of them */
+    for (int i = 0; i < RACERS;
+         i++) { /* the other child holds no write end: it was forked with all of them */
         kill(pids[i], SIGKILL);
         child_status(pids[i]);
         for (int end = 0; end < 2; end++) {
@@ -682,7 +694,8 @@ static void channels_leave_nothing_behind_when_one_name_is_taken(void **state)
         assert_true(fd >= 0);
         close(fd);
         int fds = fd_count();
-        assert_int_equal(cox_channel_create(&channel, GROUP, &own, COX_CHANNEL_LINK, NULL), COX_TAKEN);
+        assert_int_equal(cox_channel_create(&channel, GROUP, &own, COX_CHANNEL_LINK, NULL),
+                         COX_TAKEN);
         assert_int_equal(fd_count(), fds);
         assert_int_equal(shm_count(NULL), 2); /* the control region and what was in the way */
         assert_int_equal(unlink(path), 0);

@@ -33,7 +33,8 @@ static void unlink_bells(enum cox_channel_id channel, uint32_t rank_count)
     for (uint32_t rank = 0; rank < rank_count; rank++)
         for (int b = 0; b < COX_BELL_COUNT; b++)
             assert_int_equal(
-                cox_semaphore_unlink(cox_name_bell(object, GROUP, channel, (enum cox_bell)b, rank)), 0);
+                cox_semaphore_unlink(cox_name_bell(object, GROUP, channel, (enum cox_bell)b, rank)),
+                0);
 }
 
 static void gone(struct cox_gate *gate, enum cox_channel_id channel, uint32_t rank_count)
@@ -49,7 +50,9 @@ static int count_of(enum cox_channel_id channel, enum cox_bell bell, uint32_t ra
     char object[COX_OBJECT_NAME_SIZE];
     struct cox_semaphore semaphore = {0};
     int value = -1;
-    assert_int_equal(cox_semaphore_attach(&semaphore, cox_name_bell(object, GROUP, channel, bell, rank), NULL), 0);
+    assert_int_equal(
+        cox_semaphore_attach(&semaphore, cox_name_bell(object, GROUP, channel, bell, rank), NULL),
+        0);
     sem_getvalue(semaphore.sem, &value);
     cox_semaphore_detach(&semaphore);
     return value;
@@ -83,7 +86,8 @@ static void the_error_channel_has_one_pair_for_all_ranks(void **state)
     assert_int_equal(cox_gate_attach_semaphores(&rank4, GROUP, COX_CHANNEL_ERROR, 4, NULL), 0);
     assert_true(cox_gate_take(&rank4, 0, COX_BELL_RESPONSE_PRODUCE));
     cox_gate_post(&rank4, 0, COX_BELL_RESPONSE_CONSUME);
-    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_RESPONSE_CONSUME, cox_deadline_after_ms(10000)), 0);
+    assert_int_equal(
+        cox_gate_wait(&gate, 0, COX_BELL_RESPONSE_CONSUME, cox_deadline_after_ms(10000)), 0);
     cox_gate_close(&rank4);
     gone(&gate, COX_CHANNEL_ERROR, 1);
 }
@@ -93,13 +97,15 @@ static void each_rank_attaches_its_own_four(void **state)
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 4, 1), ranks[4];
     (void)state;
     for (uint32_t rank = 0; rank < 4; rank++)
-        assert_int_equal(cox_gate_attach_semaphores(&ranks[rank], GROUP, COX_CHANNEL_EXECUTE, rank, NULL), 0);
+        assert_int_equal(
+            cox_gate_attach_semaphores(&ranks[rank], GROUP, COX_CHANNEL_EXECUTE, rank, NULL), 0);
     for (uint32_t asked = 0; asked < 4; asked++) {
         struct cox_rank_set set = {{0}};
         cox_rank_set_add(&set, asked);
         cox_gate_open(&gate, &set);
         for (uint32_t rank = 0; rank < 4; rank++)
-            assert_int_equal(cox_gate_take(&ranks[rank], rank, COX_BELL_REQUEST_CONSUME), rank == asked);
+            assert_int_equal(cox_gate_take(&ranks[rank], rank, COX_BELL_REQUEST_CONSUME),
+                             rank == asked);
         cox_gate_post(&ranks[asked], asked, COX_BELL_RESPONSE_CONSUME);
         for (uint32_t rank = 0; rank < 4; rank++)
             assert_int_equal(cox_gate_take(&gate, rank, COX_BELL_RESPONSE_CONSUME), rank == asked);
@@ -119,7 +125,8 @@ static void attaching_says_which_semaphore_is_missing(void **state)
         cox_name_bell(object, GROUP, COX_CHANNEL_LINK, (enum cox_bell)b, 1);
         snprintf(path, sizeof path, SHM "/sem.%s", object + 1);
         assert_int_equal(chmod(path, 0640), 0);
-        assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, &err), COX_DENIED);
+        assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, &err),
+                         COX_DENIED);
         assert_non_null(strstr(err.text, object));
         assert_int_equal(chmod(path, 0600), 0);
     }
@@ -127,11 +134,13 @@ static void attaching_says_which_semaphore_is_missing(void **state)
         struct cox_error err = {0};
         cox_name_bell(object, GROUP, COX_CHANNEL_LINK, (enum cox_bell)b, 1);
         assert_int_equal(cox_semaphore_unlink(object), 0);
-        assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, &err), COX_NOT_FOUND);
+        assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, &err),
+                         COX_NOT_FOUND);
         assert_non_null(strstr(err.text, object));
     }
     assert_null(rank.bells);
-    assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 2, NULL), COX_NOT_FOUND);
+    assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 2, NULL),
+                     COX_NOT_FOUND);
     gone(&gate, COX_CHANNEL_LINK, 2);
 }
 
@@ -145,7 +154,8 @@ static void a_name_in_the_way_leaves_only_itself(void **state)
     (void)state;
     cox_name_bell(object, GROUP, COX_CHANNEL_TRANSFER, COX_BELL_RESPONSE_PRODUCE, 1);
     assert_int_equal(cox_semaphore_create(&stale, object, 5, NULL), 0);
-    assert_int_equal(cox_gate_create_semaphores(&gate, GROUP, COX_CHANNEL_TRANSFER, &geometry, &err), COX_TAKEN);
+    assert_int_equal(
+        cox_gate_create_semaphores(&gate, GROUP, COX_CHANNEL_TRANSFER, &geometry, &err), COX_TAKEN);
     assert_non_null(strstr(err.text, object));
     assert_null(gate.bells);
     assert_int_equal(shm_count("sem."), 1);
@@ -163,9 +173,11 @@ static void b49_a_gate_works_on_without_its_names(void **state)
     assert_int_equal(shm_count(NULL), 0);
     for (int i = 0; i < 100; i++) {
         cox_gate_post(&gate, 1, COX_BELL_REQUEST_CONSUME);
-        assert_int_equal(cox_gate_wait(&rank, 1, COX_BELL_REQUEST_CONSUME, cox_deadline_after_ms(10000)), 0);
+        assert_int_equal(
+            cox_gate_wait(&rank, 1, COX_BELL_REQUEST_CONSUME, cox_deadline_after_ms(10000)), 0);
         cox_gate_post(&rank, 1, COX_BELL_RESPONSE_CONSUME);
-        assert_int_equal(cox_gate_wait(&gate, 1, COX_BELL_RESPONSE_CONSUME, cox_deadline_after_ms(10000)), 0);
+        assert_int_equal(
+            cox_gate_wait(&gate, 1, COX_BELL_RESPONSE_CONSUME, cox_deadline_after_ms(10000)), 0);
     }
     cox_gate_close(&rank);
     cox_gate_close(&gate);
@@ -178,7 +190,8 @@ static void waiting_ends_by_its_deadline(void **state)
     uint64_t deadline = cox_deadline_after_ms(10);
     assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_CONSUME, deadline), COX_TIMEOUT);
     assert_true(cox_now_ns() >= deadline);
-    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_PRODUCE, 0), 0); /* one frame is free */
+    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_PRODUCE, 0),
+                     0); /* one frame is free */
     assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_PRODUCE, 0), COX_TIMEOUT);
     gone(&gate, COX_CHANNEL_EXECUTE, 1);
 }
@@ -192,7 +205,8 @@ static int bell_count(const struct cox_semaphore *bell)
     return value;
 }
 
-/* Whoever slept settles without a token, whoever did not takes one, and who was faster than the post takes it later. */
+/* Whoever slept settles without a token, whoever did not takes one, and who was faster than the
+ * post takes it later. */
 static void settling_matches_every_token_once(void **state)
 {
     enum cox_bell b = COX_BELL_RESPONSE_CONSUME;
@@ -200,7 +214,9 @@ static void settling_matches_every_token_once(void **state)
     struct cox_semaphore bell = {0};
     char object[COX_OBJECT_NAME_SIZE];
     (void)state;
-    assert_int_equal(cox_semaphore_attach(&bell, cox_name_bell(object, GROUP, COX_CHANNEL_EXECUTE, b, 0), NULL), 0);
+    assert_int_equal(
+        cox_semaphore_attach(&bell, cox_name_bell(object, GROUP, COX_CHANNEL_EXECUTE, b, 0), NULL),
+        0);
     /* post, wait, settle */
     cox_gate_post(&gate, 0, b);
     assert_int_equal(cox_gate_wait(&gate, 0, b, 0), 0);
@@ -239,9 +255,9 @@ static void settling_matches_every_token_once(void **state)
     gone(&gate, COX_CHANNEL_EXECUTE, 1);
 }
 
-/* Events happen in the truth, are posted a little later, and are settled once seen; waits come whenever. However these
- * mix: right after a settle no token is left beyond those of events that are posted and not settled, and who is owed
- * nothing finds a token for the next event. */
+/* Events happen in the truth, are posted a little later, and are settled once seen; waits come
+ * whenever. However these mix: right after a settle no token is left beyond those of events that
+ * are posted and not settled, and who is owed nothing finds a token for the next event. */
 static void counts_do_not_drift_over_any_interleaving(void **state)
 {
     enum cox_bell b = COX_BELL_RESPONSE_CONSUME;
@@ -250,8 +266,9 @@ static void counts_do_not_drift_over_any_interleaving(void **state)
     for (uint64_t seed = 1; seed <= 8; seed++) {
         struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 1, 1);
         struct cox_semaphore bell = {0};
-        assert_int_equal(
-            cox_semaphore_attach(&bell, cox_name_bell(object, GROUP, COX_CHANNEL_EXECUTE, b, 0), NULL), 0);
+        assert_int_equal(cox_semaphore_attach(
+                             &bell, cox_name_bell(object, GROUP, COX_CHANNEL_EXECUTE, b, 0), NULL),
+                         0);
         uint64_t random = seed * 0x9e3779b97f4a7c15u, happened = 0, posted = 0, settled = 0;
         const uint64_t bias = seed % 4; /* which of the three comes more often */
         while (settled < 100000) {
@@ -269,7 +286,8 @@ static void counts_do_not_drift_over_any_interleaving(void **state)
                 assert_true(left == 0 || (posted > settled && (uint64_t)left <= posted - settled));
             } else if (what == 3) {
                 bool there = bell_count(&bell) > 0;
-                if (!there && dice % 1024 >= 16) /* an empty wait costs a system call and changes nothing */
+                if (!there &&
+                    dice % 1024 >= 16) /* an empty wait costs a system call and changes nothing */
                     continue;
                 assert_int_equal(cox_gate_wait(&gate, 0, b, 0), there ? 0 : COX_TIMEOUT);
             }
@@ -314,12 +332,14 @@ static void no_wake_up_is_lost_between_truth_and_sleep(void **state)
     pthread_t thread;
     void *result;
     (void)state;
-    assert_int_equal(cox_gate_attach_semaphores(&duet.rank, GROUP, COX_CHANNEL_EXECUTE, 0, NULL), 0);
+    assert_int_equal(cox_gate_attach_semaphores(&duet.rank, GROUP, COX_CHANNEL_EXECUTE, 0, NULL),
+                     0);
     assert_int_equal(pthread_create(&thread, NULL, play_rank, &duet), 0);
     while (seen < duet.rounds) {
         if (atomic_load_explicit(&duet.truth, memory_order_acquire) == seen) {
             assert_int_equal(cox_gate_wait(&duet.coordinator, 0, COX_BELL_RESPONSE_CONSUME,
-                                           cox_deadline_after_ms(20000)), 0);
+                                           cox_deadline_after_ms(20000)),
+                             0);
             continue;
         }
         seen++;

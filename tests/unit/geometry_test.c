@@ -19,7 +19,8 @@ static struct cox_geometry resolved(uint32_t rank_count, const struct cox_geomet
 }
 
 /* Refused with a text that holds `a` and `b`, and nothing was given out. */
-static void refused(uint32_t rank_count, const struct cox_geometry_choice *choice, const char *a, const char *b)
+static void refused(uint32_t rank_count, const struct cox_geometry_choice *choice, const char *a,
+                    const char *b)
 {
     struct cox_geometry geometry, before;
     struct cox_error err = {0};
@@ -45,7 +46,8 @@ static void check_frames_and_slots(const struct cox_geometry *g)
             continue;
         }
         assert_true(sizes->frame_size % 64 == 0 && sizes->slot_stride % 64 == 0);
-        assert_true(sizes->frame_size >= 256 && sizes->frame_size * g->depth <= sizes->request_size);
+        assert_true(sizes->frame_size >= 256 &&
+                    sizes->frame_size * g->depth <= sizes->request_size);
         assert_true(cox_geometry_slot_capacity(g, channel, false) == sizes->slot_stride - 4);
         uint64_t end = 0; /* slots come in the order part, rank */
         for (uint64_t sequence = 0; sequence < g->depth; sequence++)
@@ -53,7 +55,8 @@ static void check_frames_and_slots(const struct cox_geometry *g)
                 uint64_t offset = cox_geometry_slot_offset(g, channel, rank, sequence);
                 assert_true(offset >= end && offset % 64 == 0);
                 end = offset + 4 + cox_geometry_slot_capacity(g, channel, false);
-                assert_true(offset == cox_geometry_slot_offset(g, channel, rank, sequence + g->depth));
+                assert_true(offset ==
+                            cox_geometry_slot_offset(g, channel, rank, sequence + g->depth));
             }
         assert_true(end <= sizes->response_size);
     }
@@ -128,7 +131,8 @@ static void legacy_sizes_are_the_contract_s(void **state)
         assert_true(g.legacy);
         for (uint32_t rank = 0; rank < ranks; rank++)
             for (uint64_t sequence = 0; sequence < 3; sequence++)
-                assert_true(cox_geometry_slot_offset(&g, COX_CHANNEL_RECOVER, rank, sequence) == rank * 524288);
+                assert_true(cox_geometry_slot_offset(&g, COX_CHANNEL_RECOVER, rank, sequence) ==
+                            rank * 524288);
         assert_true(cox_geometry_slot_capacity(&g, COX_CHANNEL_EXECUTE, true) == 32 * MIB - 4);
         assert_true(cox_geometry_slot_capacity(&g, COX_CHANNEL_EXECUTE, false) == 524288 - 4);
         assert_int_equal(cox_geometry_verify(&g, NULL), 0);
@@ -158,7 +162,8 @@ static void legacy_means_depth_1(void **state)
 
 static void ranks_and_depth_have_bounds(void **state)
 {
-    const struct cox_geometry_choice none = {0}, nine = {.depth = 9}, absurd = {.depth = UINT32_MAX};
+    const struct cox_geometry_choice none = {0}, nine = {.depth = 9},
+                                     absurd = {.depth = UINT32_MAX};
     (void)state;
     refused(0, &none, "0 ranks", "1 to 128");
     refused(129, &none, "129 ranks", "1 to 128");
@@ -170,13 +175,15 @@ static void ranks_and_depth_have_bounds(void **state)
 static void tiny_and_absurd_sizes_are_refused_with_the_numbers(void **state)
 {
     static const uint64_t tiny[] = {1, 3, 4, 5, 63, 64, 255};
-    static const uint64_t absurd[] = {(UINT64_C(1) << 40) + 1, INT64_MAX, UINT64_MAX - 63, UINT64_MAX};
+    static const uint64_t absurd[] = {(UINT64_C(1) << 40) + 1, INT64_MAX, UINT64_MAX - 63,
+                                      UINT64_MAX};
     (void)state;
     for (int legacy = 0; legacy < 2; legacy++)
         for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
             const char *name = cox_channel_name((enum cox_channel_id)c);
             for (size_t i = 0; i < sizeof tiny / sizeof tiny[0]; i++) {
-                struct cox_geometry_choice request = {.legacy = legacy, .depth = 1}, response = request;
+                struct cox_geometry_choice request = {.legacy = legacy, .depth = 1},
+                                           response = request;
                 char number[32];
                 snprintf(number, sizeof number, " %" PRIu64 " bytes", tiny[i]);
                 request.request_size[c] = response.response_size[c] = tiny[i];
@@ -273,11 +280,13 @@ static void names_are_the_contract_s(void **state)
         {"/4242_7_execute_request_produce_0", "/4242_7_execute_request_consume_0",
          "/4242_7_execute_response_produce_0", "/4242_7_execute_response_consume_0"},
         {"/4242_7_shared_sync_link_request_produce_0", "/4242_7_shared_sync_link_request_consume_0",
-         "/4242_7_shared_sync_link_response_produce_0", "/4242_7_shared_sync_link_response_consume_0"},
+         "/4242_7_shared_sync_link_response_produce_0",
+         "/4242_7_shared_sync_link_response_consume_0"},
         {"/4242_7_transfer_request_produce_0", "/4242_7_transfer_request_consume_0",
          "/4242_7_transfer_response_produce_0", "/4242_7_transfer_response_consume_0"},
         {"/4242_7_recover_command_request_produce_0", "/4242_7_recover_command_request_consume_0",
-         "/4242_7_recover_command_response_produce_0", "/4242_7_recover_command_response_consume_0"},
+         "/4242_7_recover_command_response_produce_0",
+         "/4242_7_recover_command_response_consume_0"},
     };
     char buffer[COX_OBJECT_NAME_SIZE];
     (void)state;
@@ -289,14 +298,18 @@ static void names_are_the_contract_s(void **state)
         assert_ptr_equal(cox_name_response(buffer, "4242_7", channel), buffer);
         assert_string_equal(buffer, regions[c][1]);
         for (int b = 0; c < COX_TWO_WAY_COUNT && b < COX_BELL_COUNT; b++)
-            assert_string_equal(cox_name_bell(buffer, "4242_7", channel, (enum cox_bell)b, 0), bells[c][b]);
+            assert_string_equal(cox_name_bell(buffer, "4242_7", channel, (enum cox_bell)b, 0),
+                                bells[c][b]);
     }
-    assert_string_equal(cox_name_bell(buffer, "4242_7", COX_CHANNEL_EXECUTE, COX_BELL_REQUEST_CONSUME, 127),
-                        "/4242_7_execute_request_consume_127");
-    assert_string_equal(cox_name_bell(buffer, "4242_7", COX_CHANNEL_ERROR, COX_BELL_RESPONSE_PRODUCE, 0),
-                        "/4242_7_execute_error_response_produce_0");
-    assert_string_equal(cox_name_bell(buffer, "4242_7", COX_CHANNEL_ERROR, COX_BELL_RESPONSE_CONSUME, 0),
-                        "/4242_7_execute_error_response_consume_0");
+    assert_string_equal(
+        cox_name_bell(buffer, "4242_7", COX_CHANNEL_EXECUTE, COX_BELL_REQUEST_CONSUME, 127),
+        "/4242_7_execute_request_consume_127");
+    assert_string_equal(
+        cox_name_bell(buffer, "4242_7", COX_CHANNEL_ERROR, COX_BELL_RESPONSE_PRODUCE, 0),
+        "/4242_7_execute_error_response_produce_0");
+    assert_string_equal(
+        cox_name_bell(buffer, "4242_7", COX_CHANNEL_ERROR, COX_BELL_RESPONSE_CONSUME, 0),
+        "/4242_7_execute_error_response_consume_0");
 }
 
 static void the_longest_name_fits_everywhere(void **state)
@@ -320,9 +333,15 @@ static void m16_names_are_checked(void **state)
         const char *name;
         const char *text;
     } bad[] = {
-        {"", "empty"},          {"a/b", "'/' at position 2"},  {"/a", "'/' at position 1"},
-        {".a", "starts with a dot"}, {"..", "starts with a dot"}, {"a b", "' ' at position 2"},
-        {"a\nb", "position 2"}, {"a%sb", "'%' at position 2"}, {"abc\xc3\xa4", "position 4"},
+        {"", "empty"},
+        {"a/b", "'/' at position 2"},
+        {"/a", "'/' at position 1"},
+        {".a", "starts with a dot"},
+        {"..", "starts with a dot"},
+        {"a b", "' ' at position 2"},
+        {"a\nb", "position 2"},
+        {"a%sb", "'%' at position 2"},
+        {"abc\xc3\xa4", "position 4"},
     };
     static const char *const good[] = {"a", "A.b_c-9", "4242_7", "-", "_", "a.", "0"};
     char name[COX_NAME_SIZE_MAX + 2];

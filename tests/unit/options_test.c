@@ -14,7 +14,8 @@ static int environment_setup(void **state)
     return leak_setup(state);
 }
 
-#define OPTIONS_TEST(function) cmocka_unit_test_setup_teardown(function, environment_setup, leak_teardown)
+#define OPTIONS_TEST(function)                                                                     \
+    cmocka_unit_test_setup_teardown(function, environment_setup, leak_teardown)
 
 /* argv as main gets it. */
 struct arguments {
@@ -49,13 +50,15 @@ static void refused(struct arguments arguments, const char *a, const char *b)
     struct cox_error err = {0};
     memset(&options, 0x5a, sizeof options);
     kept = options;
-    assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, &err), COX_INVALID);
+    assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, &err),
+                     COX_INVALID);
     if (!strstr(err.text, a) || !strstr(err.text, b))
         fail_msg("expected '%s' and '%s' in '%s'", a, b, err.text);
     assert_memory_equal(&options, &kept, sizeof options);
     assert_int_equal(arguments.argc, before.argc);
     assert_memory_equal(arguments.argv, before.argv, sizeof arguments.argv);
-    assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, NULL), COX_INVALID);
+    assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, NULL),
+                     COX_INVALID);
 }
 
 static void set_environment(void)
@@ -86,9 +89,9 @@ static void the_environment_alone_is_enough(void **state)
 
 static void m14_the_legacy_command_line_alone_is_enough(void **state)
 {
-    struct arguments arguments = ARGUMENTS("--local_rank", "2", "--local_world_size", "4", "--npu_num_per_dp",
-                                           "4", "--npu_device_id", "6", "--parent_pid", "77",
-                                           "--shm_name_prefix", "/77_1");
+    struct arguments arguments =
+        ARGUMENTS("--local_rank", "2", "--local_world_size", "4", "--npu_num_per_dp", "4",
+                  "--npu_device_id", "6", "--parent_pid", "77", "--shm_name_prefix", "/77_1");
     (void)state;
     struct cox_worker_options options = parsed(&arguments);
     assert_string_equal(options.prefix, "/77_1");
@@ -107,16 +110,16 @@ static void the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own(void 
     for (int rank = 0; rank < 8; rank++) {
         char number[16];
         snprintf(number, sizeof number, "%d", rank);
-        struct arguments arguments = ARGUMENTS("--local_rank", number, "--local_world_size=8", "--npu_num_per_dp=2",
-                                               "--shm_name_prefix=/g", "--global_rank", "9",
-                                               "--global_world_size=16");
+        struct arguments arguments =
+            ARGUMENTS("--local_rank", number, "--local_world_size=8", "--npu_num_per_dp=2",
+                      "--shm_name_prefix=/g", "--global_rank", "9", "--global_world_size=16");
         struct cox_worker_options options = parsed(&arguments);
         assert_int_equal(options.rank, rank % 2);
         assert_int_equal(options.rank_count, 2);
         assert_int_equal(arguments.argc, 1);
     }
-    struct arguments whole = ARGUMENTS("--local_rank=5", "--local_world_size=8", "--npu_num_per_dp=8",
-                                       "--shm_name_prefix=/g");
+    struct arguments whole = ARGUMENTS("--local_rank=5", "--local_world_size=8",
+                                       "--npu_num_per_dp=8", "--shm_name_prefix=/g");
     struct cox_worker_options options = parsed(&whole);
     assert_int_equal(options.rank, 5);
     assert_int_equal(options.rank_count, 8);
@@ -124,7 +127,8 @@ static void the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own(void 
 
 static void flags_win_over_the_environment_and_the_last_flag_over_the_first(void **state)
 {
-    struct arguments arguments = ARGUMENTS("--local_rank=5", "--shm_name_prefix=/other", "--local_rank", "1");
+    struct arguments arguments =
+        ARGUMENTS("--local_rank=5", "--shm_name_prefix=/other", "--local_rank", "1");
     (void)state;
     set_environment();
     struct cox_worker_options options = parsed(&arguments);
@@ -137,10 +141,11 @@ static void flags_win_over_the_environment_and_the_last_flag_over_the_first(void
 static void what_is_not_known_stays_in_order(void **state)
 {
     struct arguments arguments =
-        ARGUMENTS("first", "--local_rankx", "9", "--local_rank", "0", "-v", "--local_ran=1", "--npu_num_per_dp=8",
-                  "x=--local_rank", "--global_rankx", "7", "");
-    static const char *const left[] = {"worker", "first", "--local_rankx", "9",  "-v", "--local_ran=1",
-                                       "x=--local_rank", "--global_rankx", "7", ""};
+        ARGUMENTS("first", "--local_rankx", "9", "--local_rank", "0", "-v", "--local_ran=1",
+                  "--npu_num_per_dp=8", "x=--local_rank", "--global_rankx", "7", "");
+    static const char *const left[] = {
+        "worker",        "first",          "--local_rankx",  "9", "-v",
+        "--local_ran=1", "x=--local_rank", "--global_rankx", "7", ""};
     (void)state;
     set_environment();
     struct cox_worker_options options = parsed(&arguments);
@@ -181,9 +186,12 @@ static void what_is_missing_is_named(void **state)
 {
     (void)state;
     refused(ARGUMENTS("x"), "the group the rank the world size", "coordinator");
-    refused(ARGUMENTS("--local_rank=0", "--local_world_size=1"), "not told the group :", "--shm_name_prefix");
-    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_world_size=1"), "not told the rank :", "--local_rank");
-    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_rank=1"), "not told the world size :", "--local_world_size");
+    refused(ARGUMENTS("--local_rank=0", "--local_world_size=1"),
+            "not told the group :", "--shm_name_prefix");
+    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_world_size=1"),
+            "not told the rank :", "--local_rank");
+    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_rank=1"),
+            "not told the world size :", "--local_world_size");
     set_environment();
     unsetenv("COXSWAIN_RANK");
     refused(ARGUMENTS("x"), "the rank", "");
@@ -228,7 +236,8 @@ static void numbers_out_of_range_are_named_with_their_range(void **state)
     (void)state;
     set_environment();
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        refused(ARGUMENTS("kept", "--npu_device_id=1", "kept too", bad[i].argument), bad[i].a, bad[i].b);
+        refused(ARGUMENTS("kept", "--npu_device_id=1", "kept too", bad[i].argument), bad[i].a,
+                bad[i].b);
     setenv("COXSWAIN_GENERATION", "0", 1);
     refused(ARGUMENTS("x"), "COXSWAIN_GENERATION is '0'", "1 to 4294967295");
     setenv("COXSWAIN_GENERATION", "4294967296", 1);

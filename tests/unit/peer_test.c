@@ -66,7 +66,8 @@ static void the_start_time_is_when_it_started(void **state)
     pid_t pid = sleeper(NULL);
     clock_gettime(CLOCK_BOOTTIME, &after);
     assert_int_equal(cox_peer_start_time(pid, &start), 0);
-    uint64_t early = (uint64_t)before.tv_sec * ticks + (uint64_t)before.tv_nsec * ticks / 1000000000;
+    uint64_t early =
+        (uint64_t)before.tv_sec * ticks + (uint64_t)before.tv_nsec * ticks / 1000000000;
     uint64_t late = (uint64_t)after.tv_sec * ticks + (uint64_t)after.tv_nsec * ticks / 1000000000;
     assert_true(start >= early && start <= late);
     kill(pid, SIGKILL);
@@ -170,7 +171,8 @@ static void b25_a_reused_pid_is_not_the_old_process(void **state)
 static void any_program_name_is_read_past(void **state)
 {
     static const char *const names[] = {
-        ") ", "a) R 1 1 1 1 1 ", ")) ) (", "x ) 7 7 7 7 7 7", "((((", ") ) ) ) ) ) ) )", "", " ", "a\nb) S 1",
+        ") ", "a) R 1 1 1 1 1 ", ")) ) (", "x ) 7 7 7 7 7 7", "((((", ") ) ) ) ) ) ) )", "",
+        " ",  "a\nb) S 1",
     };
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

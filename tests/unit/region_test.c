@@ -48,8 +48,10 @@ static void what_one_side_writes_the_other_reads(void **state)
         assert_true(own.size == sizes[i] && (uintptr_t)own.base % 4096 == 0);
         for (uint64_t b = 0; b < own.size; b++)
             assert_int_equal(bytes[b], 0);
-        assert_int_equal(cox_region_attach(&reader, test_object("a"), sizes[i], COX_REGION_READ, NULL), 0);
-        assert_int_equal(cox_region_attach(&writer, test_object("a"), 1, COX_REGION_WRITE, NULL), 0);
+        assert_int_equal(
+            cox_region_attach(&reader, test_object("a"), sizes[i], COX_REGION_READ, NULL), 0);
+        assert_int_equal(cox_region_attach(&writer, test_object("a"), 1, COX_REGION_WRITE, NULL),
+                         0);
         assert_true(reader.size == sizes[i] && writer.size == sizes[i]); /* the whole object */
         assert_int_equal(fd_count(), fds);
         memset(writer.base, 0x5a, writer.size);
@@ -71,7 +73,8 @@ static void mappings_outlive_the_name(void **state)
     memset(own.base, 1, own.size);
     assert_memory_equal(own.base, other.base, 4096);
     cox_region_detach(&other);
-    assert_int_equal(cox_region_attach(&other, test_object("a"), 1, COX_REGION_READ, &err), COX_NOT_FOUND);
+    assert_int_equal(cox_region_attach(&other, test_object("a"), 1, COX_REGION_READ, &err),
+                     COX_NOT_FOUND);
     assert_non_null(strstr(err.text, test_object("a")));
     gone(&own);
 }
@@ -229,18 +232,22 @@ static void an_object_that_is_too_small_is_corrupt(void **state)
         int fds = fd_count();
         assert_int_equal(cox_region_attach(&region, test_object("a"), 8192, COX_REGION_READ, &err),
                          COX_CORRUPT);
-        snprintf(expected, sizeof expected, "%jd bytes, expected at least 8192", (intmax_t)sizes[i]);
+        snprintf(expected, sizeof expected, "%jd bytes, expected at least 8192",
+                 (intmax_t)sizes[i]);
         assert_non_null(strstr(err.text, expected));
         assert_null(region.base);
         assert_int_equal(fd_count(), fds);
     }
     struct cox_region region = {0};
-    assert_int_equal(truncate(object_path(), 0), 0); /* nothing to map, even for who asks for nothing */
-    assert_int_equal(cox_region_attach(&region, test_object("a"), 0, COX_REGION_READ, NULL), COX_CORRUPT);
+    assert_int_equal(truncate(object_path(), 0),
+                     0); /* nothing to map, even for who asks for nothing */
+    assert_int_equal(cox_region_attach(&region, test_object("a"), 0, COX_REGION_READ, NULL),
+                     COX_CORRUPT);
     assert_int_equal(truncate(object_path(), 8192), 0);
     assert_int_equal(cox_region_attach(&region, test_object("a"), 8192, COX_REGION_READ, NULL), 0);
-    assert_int_equal(cox_region_attach(&region, test_object("a"), UINT64_MAX, COX_REGION_READ, NULL),
-                     COX_CORRUPT);
+    assert_int_equal(
+        cox_region_attach(&region, test_object("a"), UINT64_MAX, COX_REGION_READ, NULL),
+        COX_CORRUPT);
     gone(&region);
 }
 

@@ -29,7 +29,8 @@ static void group_create(struct group *group, uint32_t depth)
         cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, &err))
         fail_msg("%s", err.text);
     for (uint32_t rank = 0; rank < 4; rank++) {
-        struct cox_layout_rank_line *line = cox_truth_line(&group->control, rank, COX_CHANNEL_EXECUTE);
+        struct cox_layout_rank_line *line =
+            cox_truth_line(&group->control, rank, COX_CHANNEL_EXECUTE);
         atomic_store(&line->epoch, group->control.epoch);
         atomic_store(&line->generation, 1);
     }
@@ -48,20 +49,24 @@ static void fill(uint8_t *bytes, uint32_t rank, uint64_t s, size_t length)
         bytes[i] = (uint8_t)(rank * 50 + s + i);
 }
 
-static void reply_with(const struct group *group, uint32_t rank, uint64_t s, size_t length, bool failed)
+static void reply_with(const struct group *group, uint32_t rank, uint64_t s, size_t length,
+                       bool failed)
 {
     size_t capacity;
     fill(cox_reply_slot(&group->channel, rank, s, false, &capacity), rank, s, length);
     cox_reply_commit(&group->channel, rank, s, length, failed);
 }
 
-static int fetch(const struct group *group, uint32_t rank, uint64_t s, uint32_t generation, uint8_t *buffer,
-                 size_t buffer_size, size_t *length, bool *failed, struct cox_error *err)
+static int fetch(const struct group *group, uint32_t rank, uint64_t s, uint32_t generation,
+                 uint8_t *buffer, size_t buffer_size, size_t *length, bool *failed,
+                 struct cox_error *err)
 {
-    return cox_reply_fetch(&group->channel, rank, s, false, generation, buffer, buffer_size, length, failed, err);
+    return cox_reply_fetch(&group->channel, rank, s, false, generation, buffer, buffer_size, length,
+                           failed, err);
 }
 
-static void must_hold(const struct group *group, uint32_t rank, uint64_t s, size_t expected, bool expected_failed)
+static void must_hold(const struct group *group, uint32_t rank, uint64_t s, size_t expected,
+                      bool expected_failed)
 {
     uint8_t buffer[CAPACITY + 1], wanted[CAPACITY];
     size_t length = SIZE_MAX;
@@ -89,7 +94,8 @@ static void must_refuse(const struct group *group, uint32_t rank, uint64_t s, ui
     memset(buffer, 0xee, sizeof buffer);
     int r = fetch(group, rank, s, generation, buffer, buffer_size, &length, &failed, &err);
     snprintf(who, sizeof who, "rank %u ", rank);
-    if (r != code || err.code != code || !strstr(err.text, a) || !strstr(err.text, b) || !strstr(err.text, who))
+    if (r != code || err.code != code || !strstr(err.text, a) || !strstr(err.text, b) ||
+        !strstr(err.text, who))
         fail_msg("expected %d with '%s' and '%s', got %d '%s'", code, a, b, r, err.text);
     assert_true(length == 77 && failed);
     for (size_t i = 0; i < sizeof buffer; i++)
@@ -107,7 +113,8 @@ static void what_is_committed_is_fetched(void **state)
                 reply_with(&group, rank, s, (s * 131 + rank * 17) % CAPACITY, (s + rank) % 2);
             for (uint64_t old = s > depth ? s - depth + 1 : 1; old <= s; old++)
                 for (uint32_t rank = 0; rank < 4; rank++)
-                    must_hold(&group, rank, old, (old * 131 + rank * 17) % CAPACITY, (old + rank) % 2);
+                    must_hold(&group, rank, old, (old * 131 + rank * 17) % CAPACITY,
+                              (old + rank) % 2);
         }
         group_gone(&group);
     }
@@ -147,7 +154,8 @@ static void the_slot_has_the_contract_s_layout(void **state)
 
 static void m3_an_impossible_length_is_corrupt(void **state)
 {
-    static const uint32_t lengths[] = {CAPACITY + 1, STRIDE, STRIDE * 4, INT32_MAX, 0x80000000u, UINT32_MAX};
+    static const uint32_t lengths[] = {CAPACITY + 1, STRIDE,      STRIDE * 4,
+                                       INT32_MAX,    0x80000000u, UINT32_MAX};
     struct group group;
     (void)state;
     group_create(&group, 1);
@@ -185,14 +193,18 @@ static void b50_a_late_reply_is_not_taken_for_the_next_one(void **state)
     struct group group;
     (void)state;
     group_create(&group, 2);
-    must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "sequence 0", "expected 1"); /* nothing yet */
+    must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "sequence 0",
+                "expected 1"); /* nothing yet */
     reply_with(&group, 1, 1, 10, false);
-    must_refuse(&group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 1", "expected 3"); /* the same slot */
+    must_refuse(&group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 1",
+                "expected 3"); /* the same slot */
     reply_with(&group, 1, 1, 10, true);
     must_refuse(&group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 1,", "expected 3");
-    must_refuse(&group, 2, 1, 1, CAPACITY, COX_CORRUPT, "sequence 0", "expected 1"); /* another rank's */
+    must_refuse(&group, 2, 1, 1, CAPACITY, COX_CORRUPT, "sequence 0",
+                "expected 1"); /* another rank's */
     reply_with(&group, 1, 5, 10, false);
-    must_refuse(&group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 5", "expected 3"); /* nor a later one */
+    must_refuse(&group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 5",
+                "expected 3"); /* nor a later one */
     must_hold(&group, 1, 5, 10, false);
     /* A half-written tag. */
     atomic_store(&cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE)->tags[1], UINT64_MAX);
@@ -207,7 +219,8 @@ static void another_generation_or_group_is_corrupt(void **state)
     group_create(&group, 1);
     struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     reply_with(&group, 1, 1, 10, false);
-    must_refuse(&group, 1, 1, 2, CAPACITY, COX_CORRUPT, "generation 1", "expected 2"); /* it was replaced since */
+    must_refuse(&group, 1, 1, 2, CAPACITY, COX_CORRUPT, "generation 1",
+                "expected 2"); /* it was replaced since */
     atomic_store(&line->generation, 2);
     must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "generation 2", "expected 1");
     atomic_store(&line->generation, 1);
@@ -235,7 +248,8 @@ static void ranks_without_lines_are_taken_by_their_bytes_alone(void **state)
     (void)state;
     assert_int_equal(cox_geometry_resolve(2, &choice, &geometry, NULL), 0);
     assert_int_equal(cox_control_create(&group.control, GROUP, &geometry, NULL), 0);
-    assert_int_equal(cox_channel_create(&group.channel, GROUP, &group.control, COX_CHANNEL_EXECUTE, NULL), 0);
+    assert_int_equal(
+        cox_channel_create(&group.channel, GROUP, &group.control, COX_CHANNEL_EXECUTE, NULL), 0);
     uint8_t *base = group.channel.response.base, *buffer = malloc(large);
     assert_non_null(buffer);
     memcpy(base + 524288, "\x03\0\0\0abc", 7); /* as a legacy rank 1 writes it */
@@ -250,13 +264,15 @@ static void ranks_without_lines_are_taken_by_their_bytes_alone(void **state)
     memset(slot, 0x77, large);
     uint32_t prefix = htole32((uint32_t)large);
     memcpy(base, &prefix, 4);
-    assert_int_equal(cox_reply_fetch(&group.channel, 0, 9, true, 0, buffer, large, &length, &failed, NULL), 0);
+    assert_int_equal(
+        cox_reply_fetch(&group.channel, 0, 9, true, 0, buffer, large, &length, &failed, NULL), 0);
     assert_int_equal(length, large);
     assert_int_equal(buffer[large - 1], 0x77);
     prefix = htole32((uint32_t)large + 1);
     memcpy(base, &prefix, 4);
-    assert_int_equal(cox_reply_fetch(&group.channel, 0, 9, true, 0, buffer, SIZE_MAX, &length, &failed, NULL),
-                     COX_CORRUPT);
+    assert_int_equal(
+        cox_reply_fetch(&group.channel, 0, 9, true, 0, buffer, SIZE_MAX, &length, &failed, NULL),
+        COX_CORRUPT);
     prefix = htole32(524288 - 3); /* in a slot that is a byte too much */
     memcpy(base, &prefix, 4);
     assert_int_equal(fetch(&group, 0, 9, 0, buffer, large, &length, &failed, NULL), COX_CORRUPT);
@@ -273,7 +289,8 @@ static void answer_as_rank_1(void *context)
     struct group group = {.control = COX_CONTROL_NONE};
     (void)context;
     CHECK(cox_control_attach(&group.control, GROUP, NULL) == 0);
-    CHECK(cox_channel_attach(&group.channel, GROUP, &group.control, COX_CHANNEL_EXECUTE, 1, NULL) == 0);
+    CHECK(cox_channel_attach(&group.channel, GROUP, &group.control, COX_CHANNEL_EXECUTE, 1, NULL) ==
+          0);
     struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
         CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE,
@@ -284,7 +301,8 @@ static void answer_as_rank_1(void *context)
     }
     /* The next one it writes, and dies. */
     size_t capacity;
-    CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE, cox_deadline_after_ms(20000)) == 0);
+    CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE,
+                        cox_deadline_after_ms(20000)) == 0);
     uint8_t *slot = cox_reply_slot(&group.channel, 1, REPLIES + 1, false, &capacity);
     memset(slot, 0xdd, capacity);
     kill(getpid(), SIGKILL);
@@ -300,7 +318,8 @@ static void replies_of_another_process_arrive_until_it_dies(void **state)
     for (uint64_t s = 1; s <= REPLIES; s++) {
         while (cox_truth_done(line) < s)
             assert_int_equal(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME,
-                                           cox_deadline_after_ms(20000)), 0);
+                                           cox_deadline_after_ms(20000)),
+                             0);
         must_hold(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
         cox_gate_settle(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME);
         cox_gate_post(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE);

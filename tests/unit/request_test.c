@@ -41,7 +41,8 @@ static void group_attach(struct group *group, uint32_t rank)
 {
     *group = (struct group){.control = COX_CONTROL_NONE};
     CHECK(cox_control_attach(&group->control, GROUP, NULL) == 0);
-    CHECK(cox_channel_attach(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, rank, NULL) == 0);
+    CHECK(cox_channel_attach(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, rank,
+                             NULL) == 0);
 }
 
 static struct cox_rank_set only(uint32_t rank)
@@ -93,14 +94,17 @@ static void what_is_published_is_read_by_who_is_asked(void **state)
                 cox_rank_set_add(&asked, 3);
             assert_int_equal(cox_request_read(&group.channel, s, 1, &request), COX_EMPTY);
             write_payload(&group.channel, s, length_of(s));
-            assert_int_equal(cox_request_read(&group.channel, s, 1, &request), COX_EMPTY); /* not yet */
+            assert_int_equal(cox_request_read(&group.channel, s, 1, &request),
+                             COX_EMPTY); /* not yet */
             cox_request_publish(&group.channel, s, type_of(s), length_of(s), &asked);
-            assert_true(cox_truth_published(cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE)) == s);
+            assert_true(
+                cox_truth_published(cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE)) == s);
             for (uint32_t rank = 0; rank < 4; rank++) {
                 memset(&request, 0x5a, sizeof request);
                 struct cox_request before = request;
                 if (!cox_rank_set_has(&asked, rank)) {
-                    assert_int_equal(cox_request_read(&group.channel, s, rank, &request), COX_EMPTY);
+                    assert_int_equal(cox_request_read(&group.channel, s, rank, &request),
+                                     COX_EMPTY);
                     assert_memory_equal(&request, &before, sizeof request);
                     continue;
                 }
@@ -184,7 +188,8 @@ static void one_byte_over_the_capacity_is_a_programmer_error(void **state)
 
 static void m3_an_impossible_length_is_corrupt(void **state)
 {
-    static const uint32_t lengths[] = {99, 101, 4092, 4093, 4096, INT32_MAX, 0x80000000u, UINT32_MAX};
+    static const uint32_t lengths[] = {99,   101,       4092,        4093,
+                                       4096, INT32_MAX, 0x80000000u, UINT32_MAX};
     struct group group;
     struct cox_rank_set asked = only(0);
     struct cox_request request = {0};
@@ -195,7 +200,8 @@ static void m3_an_impossible_length_is_corrupt(void **state)
         uint32_t prefix = htole32(lengths[i]);
         cox_request_publish(&group.channel, 1, 1, 100, &asked);
         assert_int_equal(cox_request_read(&group.channel, 1, 0, &request), 0);
-        memcpy((uint8_t *)group.channel.request.base + 4096, &prefix, 4); /* the frame disagrees with the record */
+        memcpy((uint8_t *)group.channel.request.base + 4096, &prefix,
+               4); /* the frame disagrees with the record */
         memset(&request, 0, sizeof request);
         assert_int_equal(cox_request_read(&group.channel, 1, 0, &request), COX_CORRUPT);
         assert_int_equal(cox_request_read(&group.channel, 1, 1, &request), COX_EMPTY);
@@ -248,7 +254,8 @@ static void a_rank_in_another_process_reads_them_all(void **state)
     for (uint64_t s = 1; s <= REQUESTS; s++) {
         while (s > 3 && cox_truth_returned(line) < s - 3)
             assert_int_equal(cox_gate_wait(&group.channel.gate, 1, COX_BELL_REQUEST_PRODUCE,
-                                           cox_deadline_after_ms(20000)), 0);
+                                           cox_deadline_after_ms(20000)),
+                             0);
         struct cox_rank_set asked = only(2), rung = only(1);
         if (s % 3)
             cox_rank_set_add(&asked, 1);
@@ -289,18 +296,21 @@ static void publish_for_ever(void *context)
     }
 }
 
-/* A rank that was not asked reads records while the writer laps it: what it gets is of one piece or nothing. */
+/* A rank that was not asked reads records while the writer laps it: what it gets is of one piece or
+ * nothing. */
 static void s3_a_rank_that_was_not_asked_reads_nothing_torn(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 2; depth++) {
         struct group group;
         group_create(&group, depth);
-        struct cox_layout_channel_truth *truth = cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE);
+        struct cox_layout_channel_truth *truth =
+            cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE);
         pid_t pid = child_start(publish_for_ever, &group);
         uint64_t whole = 0, lapped = 0, torn = 0, asked = 0;
         uint64_t least = cox_deadline_after_ms(500), most = cox_deadline_after_ms(30000);
-        for (uint64_t now = 0; (now = cox_now_ns()) < least || ((whole < 1000 || lapped < 1000) && now < most);) {
+        for (uint64_t now = 0;
+             (now = cox_now_ns()) < least || ((whole < 1000 || lapped < 1000) && now < most);) {
             for (int i = 0; i < 1000; i++) {
                 uint64_t s = cox_truth_published(truth);
                 struct cox_frame_record record;

@@ -103,7 +103,8 @@ static void b48_a_wait_lasts_until_its_monotonic_deadline(void **state)
     gone(&own);
 }
 
-/* With a monotonic clock ahead of the calendar: read as CLOCK_REALTIME, the deadline would be decades away. */
+/* With a monotonic clock ahead of the calendar: read as CLOCK_REALTIME, the deadline would be
+ * decades away. */
 static void wait_in_another_time(void *context)
 {
     struct cox_semaphore *own = context;
@@ -275,7 +276,8 @@ static void b43_a_stale_semaphore_is_not_adopted(void **state)
     assert_int_equal(cox_semaphore_create(&fresh, test_object("a"), 0, &err), COX_TAKEN);
     assert_non_null(strstr(err.text, test_object("a")));
     assert_null(fresh.sem);
-    assert_int_equal(cox_semaphore_attach(&stale, test_object("a"), NULL), 0); /* and it is still there */
+    assert_int_equal(cox_semaphore_attach(&stale, test_object("a"), NULL),
+                     0); /* and it is still there */
     assert_int_equal(sem_getvalue(stale.sem, &value), 0);
     assert_int_equal(value, 3);
     gone(&stale);
@@ -312,7 +314,8 @@ static void b44_another_size_is_denied(void **state)
         make_good();
         assert_int_equal(truncate(object_path(), sizes[i]), 0);
         assert_int_equal(attach_and_detach(&err), COX_DENIED);
-        snprintf(expected, sizeof expected, "%jd bytes, expected %zu", (intmax_t)sizes[i], sizeof(sem_t));
+        snprintf(expected, sizeof expected, "%jd bytes, expected %zu", (intmax_t)sizes[i],
+                 sizeof(sem_t));
         assert_non_null(strstr(err.text, expected));
         assert_int_equal(unlink(object_path()), 0);
     }
@@ -421,7 +424,8 @@ static void a_starting_value_over_the_maximum_is_refused(void **state)
     struct cox_semaphore semaphore = {0};
     struct cox_error err = {0};
     (void)state;
-    assert_int_equal(cox_semaphore_create(&semaphore, test_object("a"), SEM_VALUE_MAX + 1u, &err), -EINVAL);
+    assert_int_equal(cox_semaphore_create(&semaphore, test_object("a"), SEM_VALUE_MAX + 1u, &err),
+                     -EINVAL);
     assert_int_equal(err.code, -EINVAL);
     assert_null(semaphore.sem);
 }

@@ -8,7 +8,7 @@
  * tail.
  *
  * Threads: those of the cache. Nothing is owned, nothing blocks. If the process dies nothing is
- * left.
+ *   left.
  */
 #ifndef COX_WORKER_MODEL_ATTENTION_H
 #define COX_WORKER_MODEL_ATTENTION_H

@@ -5,10 +5,11 @@
  * of this rank: [layer][key, value][kv_head][position in block][head_dim]   floats so one block is
  * one piece of memory: a swap, a copy or a pull by another group moves it in one go.
  *
- * Threads: one at a time; the worker's step thread. Ownership: the object owns the host blocks, and
- * the blocks where the caller lent no memory for them. Nothing blocks. Every block id is input from
- * the coordinator and is checked, in all builds. If the process dies, blocks in lent memory hold
- * what was written so far; nothing else is left.
+ * Threads: one at a time; the worker's step thread.
+ * Ownership: the object owns the host blocks, and the blocks where the caller lent no memory for
+ *   them. Nothing blocks. Every block id is input from the coordinator and is checked, in all
+ *   builds. If the process dies, blocks in lent memory hold what was written so far; nothing else
+ *   is left.
  */
 #ifndef COX_WORKER_MODEL_CACHE_H
 #define COX_WORKER_MODEL_CACHE_H

@@ -8,10 +8,12 @@
  * product per tile and slice, and the products are added in the order of the slices. No number
  * depends on which rank computed which slice, so logits have the same bits for 1, 2, 4 and 8 ranks.
  *
- * Threads: one at a time per object, the worker's step thread. Ownership: weights and cache are
- * lent; the object owns its scratch, all of it allocated at creation. Blocks: not by itself; the
- * caller's gather may wait for other ranks. If the process dies nothing is left but what was
- * written to lent cache blocks; positions are explicit, so a repeat writes the same there.
+ * Threads: one at a time per object, the worker's step thread.
+ * Ownership: weights and cache are lent; the object owns its scratch, all of it allocated at
+ *   creation.
+ * Blocks: not by itself; the caller's gather may wait for other ranks. If the process dies nothing
+ *   is left but what was written to lent cache blocks; positions are explicit, so a repeat writes
+ *   the same there.
  */
 #ifndef COX_WORKER_MODEL_FORWARD_H
 #define COX_WORKER_MODEL_FORWARD_H

@@ -1,11 +1,13 @@
 /*
  * model: a Llama checkpoint as a worker uses it: load, make a KV cache for it, step.
  *
- * Threads: load and free on any one thread; step by one thread at a time. Ownership: the model owns
- * its weights unless the options lent them; caches are the caller's, separate from the model.
+ * Threads: load and free on any one thread; step by one thread at a time.
+ * Ownership: the model owns its weights unless the options lent them; caches are the caller's,
+ *   separate from the model.
  * Blocks: loading reads files; a step blocks only in the caller's gather. Positive codes are those
- * of base.h, explained in err. If the process dies nothing is left but lent memory: weights and KV
- * blocks in shared memory keep their bytes, and who shares them cleans them up.
+ *   of base.h, explained in err.
+ * If the process dies nothing is left but lent memory: weights and KV blocks in shared memory keep
+ *   their bytes, and who shares them cleans them up.
  */
 #ifndef COX_WORKER_MODEL_MODEL_H
 #define COX_WORKER_MODEL_MODEL_H

@@ -5,9 +5,9 @@
  * state is kept, so a recomputation of a sequence, in any batch and on any rank, draws the same
  * tokens again.
  *
- * Threads: one sampler per thread at a time. Ownership: the object owns its scratch; all else is
- * lent for the call. Nothing blocks, nothing is allocated after creation. If the process dies
- * nothing is left.
+ * Threads: one sampler per thread at a time.
+ * Ownership: the object owns its scratch; all else is lent for the call. Nothing blocks, nothing is
+ *   allocated after creation. If the process dies nothing is left.
  */
 #ifndef COX_WORKER_MODEL_SAMPLE_H
 #define COX_WORKER_MODEL_SAMPLE_H
