@@ -28,12 +28,13 @@ static int control_verify(struct cox_control *control, const char *object, struc
     /* acquire: partner is the release in control_fill; what follows was written before it. */
     if (atomic_load_explicit(&layout->header.magic, memory_order_acquire) != COX_LAYOUT_MAGIC)
         return cox_fail(err, COX_CORRUPT, "%s is not a Coxswain control region (magic)", object);
-    if (layout->header.version != COX_LAYOUT_VERSION || layout->header.abi != COX_LAYOUT_ABI)
+    uint32_t version = layout->header.version, abi = layout->header.abi;
+    if (version != COX_LAYOUT_VERSION || abi != COX_LAYOUT_ABI)
         return cox_fail(err, COX_VERSION,
-                        "%s has layout version %" PRIu32
-                        ", this program speaks %u: install the same version on "
+                        "%s has layout version %" PRIu32 " in byte order %08" PRIx32
+                        ", this program speaks %u in %08x: install the same version on "
                         "both sides",
-                        object, layout->header.version, COX_LAYOUT_VERSION);
+                        object, version, abi, COX_LAYOUT_VERSION, COX_LAYOUT_ABI);
     struct cox_geometry geometry = {
         .rank_count = layout->header.rank_count,
         .depth = layout->header.depth,

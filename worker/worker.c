@@ -207,6 +207,9 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
     const struct cox_layout_header *header = &worker->control.layout->header;
+    /* Copies: the process that is compared is the one that is opened. */
+    const uint32_t pid = header->coordinator_pid;
+    const uint64_t start = header->coordinator_start;
     if (options->rank_count != worker->control.geometry.rank_count)
         return cox_fail(err, COX_INVALID,
                         "the group %s has %" PRIu32 " ranks, this worker was told %" PRIu32,
@@ -215,16 +218,15 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
         return cox_fail(err, COX_INVALID,
                         "rank %" PRIu32 " of a group of %" PRIu32 ": expected 0 to %" PRIu32,
                         options->rank, options->rank_count, options->rank_count - 1);
-    if (options->parent_pid && (uint32_t)options->parent_pid != header->coordinator_pid)
+    if (options->parent_pid && (uint32_t)options->parent_pid != pid)
         return cox_fail(err, COX_INVALID,
                         "the group %s belongs to process %" PRIu32
                         ", this worker was told %" PRId32,
-                        options->prefix, header->coordinator_pid, options->parent_pid);
-    int r = cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start,
-                          &worker->coordinator);
+                        options->prefix, pid, options->parent_pid);
+    int r = cox_peer_open((pid_t)pid, start, &worker->coordinator);
     if (r)
         return cox_fail(err, r, "the coordinator of %s, process %" PRIu32 ": %s", options->prefix,
-                        header->coordinator_pid, cox_status_text(r));
+                        pid, cox_status_text(r));
     return 0;
 }
 

@@ -16,16 +16,19 @@ static uint64_t next(struct meddler *meddler)
 struct meddler_temper meddler_temper(uint64_t seed)
 {
     static const struct meddler_temper tempers[] = {
-        {MEDDLE_PAYLOADS, 16, COX_NSEC_PER_MSEC / 10, 16},
-        {MEDDLE_CONTROL, 1, 5 * COX_NSEC_PER_MSEC, 1},
-        {MEDDLE_ALL, 4, COX_NSEC_PER_MSEC, 8},
-        {MEDDLE_CONTROL, 64, 0, 256},
-        {MEDDLE_RESPONSES, 64, 0, 4096},
-        {MEDDLE_ALL, 64, 0, 4096},
-        {MEDDLE_REQUESTS, 64, 0, 64},
-        {MEDDLE_CONTROL, 2, 20 * COX_NSEC_PER_MSEC, 8},
+        {MEDDLE_PAYLOADS, 16, COX_NSEC_PER_MSEC / 10, 16, false},
+        {MEDDLE_CONTROL, 1, 5 * COX_NSEC_PER_MSEC, 1, false},
+        {MEDDLE_ALL, 4, COX_NSEC_PER_MSEC, 8, false},
+        {MEDDLE_CONTROL, 64, 0, 256, false},
+        {MEDDLE_RESPONSES, 64, 0, 4096, false},
+        {MEDDLE_ALL, 64, 0, 4096, false},
+        {MEDDLE_REQUESTS, 64, 0, 64, false},
+        {MEDDLE_CONTROL, 2, 20 * COX_NSEC_PER_MSEC, 8, false},
     };
-    return tempers[seed % (sizeof tempers / sizeof tempers[0])];
+    const size_t count = sizeof tempers / sizeof tempers[0];
+    struct meddler_temper temper = tempers[seed % count];
+    temper.spares_abort = seed / count % 2;
+    return temper;
 }
 
 int meddler_attach(struct meddler *meddler, const char *name, uint64_t seed, struct cox_error *err)
@@ -78,6 +81,12 @@ static bool is_forgery(uint64_t offset)
            (in_line - tags) % sizeof(uint64_t) == 0;
 }
 
+static bool is_abort(uint64_t offset)
+{
+    uint64_t first = offsetof(struct cox_layout_control, abort);
+    return offset >= first && offset < first + sizeof(struct cox_layout_abort);
+}
+
 /* A range of random bytes, of one byte again and again, or with bits turned. */
 static void write_range(struct meddler *meddler, const struct cox_region *region, uint64_t offset,
                         uint64_t length)
@@ -86,7 +95,7 @@ static void write_range(struct meddler *meddler, const struct cox_region *region
     bool guarded = region == &meddler->control;
     uint64_t how = next(meddler) % 4, fill = next(meddler) % 2 ? 0xff : 0;
     for (uint64_t i = offset; i < offset + length; i++) {
-        if (guarded && is_forgery(i))
+        if (guarded && (is_forgery(i) || (meddler->temper.spares_abort && is_abort(i))))
             continue;
         uint8_t old = bytes[i];
         uint64_t byte = how == 0 ? fill : next(meddler);

@@ -32,6 +32,7 @@ struct meddler_temper {
     uint32_t burst;      /* writes in a row */
     uint64_t pause_ns;   /* between bursts; 0: none */
     uint32_t length_max; /* bytes of one write; 1: single bytes */
+    bool spares_abort;   /* leaves the abort word alone, which would end everything at once */
 };
 
 struct meddler {
