@@ -116,8 +116,10 @@ struct cox_executor_options {
  * behind unless 0. */
 COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
                                   struct cox_executor **ret_executor, struct cox_error *err);
-/* Finalizes: a message on every channel; what is outstanding completes with COX_CLOSED;
- * finalize_ms, SIGTERM, term_ms, SIGKILL. Idempotent. Not inside a handler. Returns how many
+/* Finalizes: what is outstanding completes with COX_CLOSED, and whoever is inside a submit or a
+ * call comes out; then a message on every channel, finalize_ms, SIGTERM, term_ms, SIGKILL.
+ * Idempotent. Not inside a handler or hook (asserted), and not while holding what one waits for.
+ * Bounded by the two times, a process that the kernel holds (state D) excepted. Returns how many
  * workers had to be signalled. */
 COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
 /* Stops if needed, removes what is left, frees. NULL-safe, returns NULL. Not inside a handler. */
@@ -132,7 +134,7 @@ COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t 
  * there is one; COX_INVALID: another channel. */
 COX_PUBLIC int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
                                      cox_completion_fn handler, void *context);
-/* Puts another handler in place of the present one (or the first one). On return the old one is not
+/* Puts another handler in place of the present one (or the first one); NULL is COX_INVALID. On return the old one is not
  * running and will not be called again (inside the old handler itself: once it returns). */
 COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
                                     cox_completion_fn handler, void *context);
