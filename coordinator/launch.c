@@ -315,6 +315,7 @@ static pid_t launch_fork(int *ret_pidfd)
 bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info)
 {
     int r;
+    errno = 0;
     do
         r = waitid(P_PIDFD, (id_t)pidfd, ret_info, WEXITED | (wait ? 0 : WNOHANG));
     while (r < 0 && errno == EINTR);

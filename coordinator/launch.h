@@ -54,7 +54,7 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_lau
                struct cox_error *err);
 /* Takes the end of a process that is dead, or (wait) about to be. False: somebody else reaped it,
  * because the host ignores SIGCHLD or waits for any child on another thread; or (no wait) a
- * debugger that traces it has it first. Dead it is all the same. ret_info is zeroed memory. */
+ * debugger that traces it has it first. Dead it is all the same. ret_info is zeroed memory; errno is ECHILD in the first case, 0 in the second. */
 bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info);
 
 #endif

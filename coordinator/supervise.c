@@ -20,6 +20,8 @@
 
 /* A process that SIGKILL has not ended by now sits in the kernel; somebody should hear of it. */
 #define KILL_PATIENCE_MS 10000
+/* Once a millisecond. */
+#define REAP_ATTEMPTS 300
 
 struct worker {
     struct cox_supervisor *supervisor;
@@ -123,6 +125,20 @@ static void worker_stderr_line(void *context, const char *text, size_t size)
 
 static const cox_output_line_fn stream_lines[2] = {worker_stdout_line, worker_stderr_line};
 
+/* Its pidfd says that it is dead, and it is, but a debugger that traces it has its end first, and the
+ * last of its other threads may still be on the way out. */
+static bool worker_reap(struct worker *w, siginfo_t *info)
+{
+    for (int attempt = 0; attempt < REAP_ATTEMPTS; attempt++) {
+        if (cox_launch_reap(w->pidfd, false, info))
+            return true;
+        if (errno == ECHILD)
+            return false; /* somebody else has it */
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
+    return false;
+}
+
 /* Drain, reap, state, hook, and only then the count: whoever waited for it knows that the hooks are
  * through. */
 static void worker_bury(struct worker *w)
@@ -132,7 +148,7 @@ static void worker_bury(struct worker *w)
         cox_output_drain(&w->streams[stream], stream_lines[stream], w);
 
     siginfo_t info = {0};
-    w->how.known = cox_launch_reap(w->pidfd, false, &info); /* its pidfd says that it is dead */
+    w->how.known = worker_reap(w, &info);
     if (w->how.known && info.si_code == CLD_EXITED)
         w->how.exit_status = info.si_status;
     else if (w->how.known)
