@@ -6,7 +6,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static _Atomic int fault_rank = -1;
 static _Atomic int fault_passages;
@@ -31,8 +30,9 @@ void cox_fault_point(const char *name)
     int wanted = rank && strncmp(rank + 1, "coordinator", 11) != 0 ? atoi(rank + 1) : -1;
     if (sig == 0 || wanted != atomic_load(&fault_rank))
         return;
+    /* To this thread: a stop of the process may find another one first, while this one goes on. */
     if (atomic_fetch_add(&fault_passages, 1) + 1 == (count ? atoi(count + 1) : 1))
-        kill(getpid(), sig);
+        raise(sig);
 }
 
 #else

@@ -92,3 +92,20 @@ bool cox_peer_stopped(pid_t pid)
         return false;
     return field[2] == 'T' || field[2] == 't';
 }
+
+bool cox_peer_descends(pid_t pid, pid_t ancestor)
+{
+    /* A chain of wrappers is short; the bound is for pids that are reused while it is walked. */
+    for (int step = 0; step < 64 && pid > 1; step++) {
+        if (pid == ancestor)
+            return true;
+        char text[1024];
+        const char *field;
+        int parent;
+        if (peer_read_stat(pid, text, sizeof text, &field) || strlen(field) < 3 ||
+            sscanf(field + 3, "%d", &parent) != 1)
+            return false;
+        pid = parent;
+    }
+    return false;
+}

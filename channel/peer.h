@@ -40,4 +40,7 @@ bool cox_peer_alive(const struct cox_peer *peer);
  * cannot be told. */
 bool cox_peer_stopped(pid_t pid);
 
+/* True when `ancestor` is pid itself, its parent, or a parent of that, as /proc tells now. */
+bool cox_peer_descends(pid_t pid, pid_t ancestor);
+
 #endif

@@ -100,6 +100,9 @@ static int executor_check_identity(struct cox_executor *executor, uint32_t rank,
         return cox_fail(err, COX_CORRUPT,
                         "rank %" PRIu32 " attached as generation %" PRIu32 ", expected 1", rank,
                         generation);
+    /* A start time of 0 would let any process of that number be taken for the rank, and killed with it. */
+    if (start == 0)
+        return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " attached without its start time", rank);
     int r = cox_supervisor_adopt(executor->supervisor, rank, (pid_t)pid, start);
     return r ? cox_fail(err, r, "rank %" PRIu32 " attached as process %" PRIu32 ": %s", rank, pid,
                         cox_status_text(r))

@@ -178,6 +178,9 @@ int cox_executor_init(struct cox_executor *executor, const struct cox_config_ent
                       size_t config_count, uint64_t deadline_ns,
                       struct cox_init_summary *ret_summary, struct cox_error *err)
 {
+    /* The state is written after the call. */
+    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    (void)visited;
     ExecuteRequest request = request_of(TYPE(MODEL_INIT));
     _cox_cleanup_(cox_free_ptr) ModelExecuteData__ExecuteRequest__ConfigEntry *entries =
         calloc(config_count + 1, sizeof *entries);
@@ -507,7 +510,9 @@ int cox_executor_lora(struct cox_executor *executor,
     ExecuteRequest request = request_of(TYPE(LORA_OPERATION));
     request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
     request.lora_operation_request = (ModelExecuteData__LoraOperationRequest *)(uintptr_t)lora;
-    for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
+    /* Now: behind the call the executor may be freed. */
+    uint32_t rank_count = cox_executor_rank_count(executor);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
         ret_statuses[rank] = -1;
     struct lora_visit visit = {.statuses = ret_statuses, .err = err};
     struct cox_submit_options options = submit_all(deadline_ns);
@@ -517,7 +522,7 @@ int cox_executor_lora(struct cox_executor *executor,
     if (r)
         return r;
     char text[512] = "";
-    for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++) {
+    for (uint32_t rank = 0; rank < rank_count; rank++) {
         if (ret_statuses[rank] == MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__LORA_CMD_SUCCESS)
             continue;
         const ProtobufCEnumValue *value = protobuf_c_enum_descriptor_get_value(

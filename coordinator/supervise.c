@@ -439,6 +439,11 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     int r = cox_peer_open(pid, start, &peer);
     if (r)
         return r;
+    /* pid and start were written by others: a stranger's would get our signals. */
+    if (!cox_peer_descends(pid, w->pid)) {
+        cox_peer_close(&peer);
+        return COX_DENIED;
+    }
     pthread_mutex_lock(&s->lock);
     w->adopted = peer;
     pthread_mutex_unlock(&s->lock);

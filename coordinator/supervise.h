@@ -84,7 +84,8 @@ void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, c
 /* The process that serves a rank may be another than the one that was started: a wrapper (sh -c,
  * numactl, valgrind) has it as a child. From now on both are watched: when either dies the rank is
  * dead, and the other one is killed. The same process is fine, and nothing changes. Returns 0;
- * COX_PEER_DEAD: there is no such process; -errno. */
+ * COX_DENIED: the process does not descend from the one that was started; COX_PEER_DEAD: there is no
+ * such process; -errno. */
 int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                          uint64_t start);
 /* Workers are about to be told to end: from now on the end of an adopted process does not kill its

@@ -151,14 +151,34 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     return 0;
 }
 
+/* One report at a time from this process, each until its own deadline. */
+static int worker_enter_fault(struct cox_worker *worker, uint64_t deadline_ns)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    pthread_mutex_lock(&worker->error_lock);
+    while (worker->reporting && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&worker->error_cond, &worker->error_lock, &until);
+    int r = worker->reporting ? COX_TIMEOUT : 0;
+    worker->reporting = true;
+    pthread_mutex_unlock(&worker->error_lock);
+    return r;
+}
+
+static void worker_leave_fault(struct cox_worker *worker)
+{
+    pthread_mutex_lock(&worker->error_lock);
+    worker->reporting = false;
+    pthread_cond_signal(&worker->error_cond);
+    pthread_mutex_unlock(&worker->error_lock);
+}
+
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
                     uint64_t deadline_ns)
 {
     struct cox_gate *gate = &worker->error_channel.gate;
     struct cox_layout_rank_line *line =
         cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR);
-    const struct timespec until = cox_deadline_timespec(deadline_ns);
-    if (pthread_mutex_clocklock(&worker->error_lock, CLOCK_MONOTONIC, &until))
+    if (worker_enter_fault(worker, deadline_ns))
         return COX_TIMEOUT; /* another report of this process waits for the slot */
     /* Said before the wait: whoever dies with the token in its hand has said so, and the
      * coordinator puts another in its place (coordinator/faults.h). */
@@ -178,7 +198,7 @@ int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, c
         cox_gate_post(gate, 0, r ? COX_BELL_RESPONSE_PRODUCE : COX_BELL_RESPONSE_CONSUME);
     }
     cox_truth_set_state(line, COX_RANK_IDLE, sequence, cox_now_ns());
-    pthread_mutex_unlock(&worker->error_lock);
+    worker_leave_fault(worker);
     return r;
 }
 
@@ -305,6 +325,11 @@ int cox_worker_new(const struct cox_worker_options *options,
     worker->control.lock_fd = -1;
     worker->coordinator.pidfd = -1;
     pthread_mutex_init(&worker->error_lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&worker->error_cond, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->wake_fd < 0)
         r = cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno));
@@ -348,6 +373,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     cox_peer_close(&worker->coordinator);
     cox_control_close(&worker->control);
     cox_close_fd(&worker->wake_fd);
+    pthread_cond_destroy(&worker->error_cond);
     pthread_mutex_destroy(&worker->error_lock);
     free(worker);
     return NULL;

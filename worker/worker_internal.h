@@ -32,9 +32,11 @@ struct cox_worker {
     struct cox_peer coordinator;
     struct cox_lane lanes[COX_TWO_WAY_COUNT];
     struct cox_channel error_channel;
-    pthread_mutex_t error_lock; /* one report at a time from this process */
-    struct cox_table *table;    /* the execute lane's */
-    int wake_fd;                /* eventfd: stop was called, or a lane ended */
+    pthread_mutex_t error_lock;
+    pthread_cond_t error_cond; /* on CLOCK_MONOTONIC; reporting became false */
+    bool reporting;            /* one report at a time from this process */
+    struct cox_table *table;   /* the execute lane's */
+    int wake_fd;               /* eventfd: stop was called, or a lane ended */
     _Atomic bool stopping;
     _Atomic bool finalized;
     _Atomic uint32_t running; /* lanes that serve */

@@ -7,6 +7,7 @@ Usage: commands_test.py BIN_DIR SOURCE_DIR [TEST...]
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -209,7 +210,8 @@ def layout_tells_names_sizes_and_totals():
 def help_and_version():
     result = expect(run(["--version"]), 0)
     check(re.fullmatch(r"coxswain \d+\.\d+\.\d+\n", result.out), "odd version", result)
-    for arguments in (["--help"], ["generate", "--help"], ["eval", "-h"], ["run", "--help"], ["layout", "--help"]):
+    for arguments in (["--help"], ["generate", "--help"], ["eval", "-h"], ["run", "--help"], ["layout", "--help"],
+                      ["clean", "--help"], ["clean", "-h"], ["doctor", "--help"], ["doctor", "-h"]):
         result = expect(run(arguments), 0)
         check(result.out.startswith("Usage: coxswain") and "Exit status" in result.out, "odd help", result)
     expect(run([]), 2, "Usage")
@@ -374,6 +376,11 @@ def wrong_input_is_named():
         (["layout", "-n", "17", "--legacy-workers"], 2, "16"),
         (["bogus"], 2, "'bogus'"),
         (["eval"], 2, "one FILE"),
+        (["clean", "--bogus"], 2, "--bogus", "coxswain clean --help"),
+        (["clean", "a/b"], 2, "'/' at position 2"),
+        (["clean", ".x"], 2, "starts with a dot"),
+        (["doctor", "--bogus"], 2, "--bogus", "coxswain doctor --help"),
+        (["doctor", "more"], 2, "'more'"),
     ]
     for arguments, status, *parts in cases:
         result = expect(run(arguments), status, *parts)
@@ -435,6 +442,84 @@ def a_name_in_use_is_refused():
     process.terminate()
     expect(finish(process), 0)
     check(not names(name), "left in /dev/shm: %s" % names(name))
+
+
+# ---- what dead groups leave ----
+
+
+def killed_while_its_worker_never_attaches(name, ranks):
+    """A group that has all its names: its workers tell by being started. All of them, so that no child is left that
+    still holds the lock on its way into its program."""
+    process = start(["run", "-n", str(ranks), "--name", name, "--no-flags", "--", "sh", "-c",
+                     "echo started >&2; exec sleep 1000"])
+    for _ in range(ranks):
+        line = process.stderr.readline()
+        check("started" in line, "no worker was started: " + line)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=TIMEOUT)
+    return process
+
+
+def group_names(name):
+    """Exactly of this group: a prefix may belong to another test's."""
+    return [entry for entry in names(name) if re.match(r"(sem\.)?%s_[a-z]" % re.escape(name), entry)]
+
+
+@test
+def clean_removes_what_a_killed_coordinator_left():
+    for ranks in (1, 3):
+        name = "coxclean.%d.%d" % (os.getpid(), ranks)
+        killed_while_its_worker_never_attaches(name, ranks)
+        left = group_names(name)
+        # Four two-way channels with two regions and four semaphores a rank, the error channel, the control region.
+        check(len(left) == 4 * (2 + 4 * ranks) + 3 + 1, "not all names were there: %s" % left)
+        result = expect(run(["clean", name]), 0)
+        check(result.out == "removed %s: %d names\n" % (name, len(left)), "wrong number", result)
+        check(not group_names(name), "left in /dev/shm: %s" % group_names(name))
+        result = expect(run(["clean", name]), 0)
+        check(result.out == "nothing to remove of %s\n" % name, "removed again", result)
+
+
+@test
+def clean_does_not_touch_a_live_group():
+    name = "coxlive.%d" % os.getpid()
+    dead = "coxdead.%d" % os.getpid()
+    process = start(["run", "-n", "2", "--name", name, "--keep-names", "--model", MODEL])
+    started(process)
+    pids = pids_of(process, 2)
+    before = group_names(name)
+    result = expect(run(["clean", name]), 1, name, "taken by a live group of process %d" % process.pid)
+    check(result.out == "", "removed something", result)
+    # One that lives and one that does not: the first is worth the exit status, the second is removed all the same.
+    killed_while_its_worker_never_attaches(dead, 1)
+    check(group_names(dead), "nothing was left")
+    result = expect(run(["clean", name, dead]), 1, "taken by a live group")
+    check("removed %s: 28 names\n" % dead in result.out, "not removed", result)
+    check(not group_names(dead), "left in /dev/shm: %s" % group_names(dead))
+    check(group_names(name) == before, "names of a live group are gone")
+    for pid in pids:
+        check(os.path.exists("/proc/%d" % pid), "worker %d is gone" % pid)
+    process.terminate()
+    expect(finish(process), 0)
+    check(not group_names(name), "left in /dev/shm: %s" % group_names(name))
+
+
+@test
+def doctor_prints_its_findings():
+    result = run(["doctor"])
+    lines = result.out.splitlines()
+    bad = [line for line in lines if line.startswith("BAD ")]
+    check(result.status == (1 if bad else 0), "exit status does not follow the findings", result)
+    check(not bad, "this machine is no place for a group", result)
+    check(result.err == "", "something on standard error", result)
+    for what in ("/dev/shm", "unnamed files there", "sealed memory", "pidfd_open", "open files", "monotonic clock",
+                 "processors"):
+        found = [line for line in lines if re.match(r"(ok  |note|BAD )  %s +\S" % re.escape(what), line)]
+        check(len(found) == 1, "expected one finding on %s, not %s" % (what, found), result)
+    # Too few fds for a group: that is bad, and there is advice.
+    result = run(["doctor"], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
+    check(result.status == 1, "expected status 1", result)
+    check(re.search(r"^BAD   open files +at most 64\n +-> ulimit -n", result.out, re.M), "no such finding", result)
 
 
 def main():

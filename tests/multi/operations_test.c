@@ -774,6 +774,34 @@ static void m13_every_rank_status_is_seen(void **state)
     }
 }
 
+/* No status of a rank is left for success. */
+static void m13_without_an_answer_there_is_no_status(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(4, NULL);
+    enum { FAILED, TOO_LATE, DEAD, CASE_COUNT };
+    static const int codes[] = {COX_REJECTED, COX_TIMEOUT, COX_PEER_DEAD};
+    for (int k = 0; k < CASE_COUNT; k++) {
+        ModelExecuteData__LoraOperationRequest lora =
+            MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+        lora.lora_name = (char *)(uintptr_t)(k == FAILED ? "fail" : "status 0");
+        int32_t statuses[5] = {0, 0, 0, 0, 77};
+        struct cox_error err = {0};
+        if (k == DEAD) {
+            assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 2), SIGKILL), 0);
+            test_await_death(g, 2);
+        }
+        assert_int_equal(cox_executor_lora(test_group_executor(g), &lora,
+                                           k == TOO_LATE ? cox_now_ns() : patience(), statuses,
+                                           &err),
+                         codes[k]);
+        for (uint32_t rank = 0; rank < 4; rank++)
+            assert_int_equal(statuses[rank], -1);
+        assert_int_equal(statuses[4], 77);
+    }
+    test_group_free(g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -792,6 +820,7 @@ int main(void)
         TEST(b2_a_call_behind_another_ends_at_its_deadline),
         TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull),
         TEST(m13_every_rank_status_is_seen),
+        TEST(m13_without_an_answer_there_is_no_status),
     };
     return cmocka_run_group_tests_name("operations", tests, NULL, NULL);
 }

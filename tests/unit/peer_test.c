@@ -231,9 +231,26 @@ static void the_pidfd_becomes_readable_with_the_death(void **state)
     cox_peer_close(&peer);
 }
 
+static void descent_is_from_oneself_a_parent_or_its_parent(void **state)
+{
+    (void)state;
+    pid_t child = sleeper(NULL), other = sleeper(NULL);
+    assert_true(cox_peer_descends(child, child));
+    assert_true(cox_peer_descends(child, getpid()));
+    assert_true(cox_peer_descends(child, getppid()));
+    assert_false(cox_peer_descends(child, other));
+    assert_false(cox_peer_descends(getpid(), child));
+    kill(child, SIGKILL);
+    kill(other, SIGKILL);
+    child_status(child);
+    child_status(other);
+    assert_false(cox_peer_descends(child, getpid()));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        LEAK_TEST(descent_is_from_oneself_a_parent_or_its_parent),
         LEAK_TEST(oneself_is_alive),
         LEAK_TEST(the_start_time_is_when_it_started),
         LEAK_TEST(a_child_lives_until_it_is_killed),

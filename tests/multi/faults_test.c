@@ -1,0 +1,108 @@
+/* The error channel when a rank dies with its one slot in hand: those who live are heard again. */
+#include "testing.h"
+
+#include "channel/peer.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if COX_TESTING
+
+/* A group of four in which `rank` does `action` once the slot is its own. */
+static struct test_group *group_of(const char *action, uint32_t rank)
+{
+    char plan[64];
+    snprintf(plan, sizeof plan, "worker.fault.claimed:%s:%" PRIu32, action, rank);
+    setenv("COXSWAIN_FAULT", plan, 1);
+    struct test_group *g = test_group_start(4, NULL);
+    unsetenv("COXSWAIN_FAULT");
+    return g;
+}
+
+/* Each rank but the dead one reports; every word arrives, once. */
+static void expect_heard(struct test_group *g, uint32_t dead, size_t heard_before)
+{
+    size_t heard = heard_before;
+    for (int round = 0; round < 3; round++)
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            if (rank == dead)
+                continue;
+            const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
+            char expected[64];
+            if (test_call_how(g, NULL, &how, "fault of round %d", round))
+                fail_msg("rank %" PRIu32 ": %s", rank, test_error_text(g));
+            test_await_faults(g, ++heard);
+            snprintf(expected, sizeof expected, "%" PRIu32 " of round %d", rank, round);
+            assert_string_equal(test_fault(g, heard - 1), expected);
+        }
+}
+
+static void p8_a_rank_killed_with_the_slot_in_hand_silences_nobody(void **state)
+{
+    (void)state;
+    for (uint32_t dead = 0; dead < 4; dead++) {
+        struct test_group *g = group_of("kill", dead);
+        const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << dead};
+        assert_int_equal(test_call_how(g, NULL, &how, "fault never heard"), COX_PEER_DEAD);
+        test_await_death(g, dead);
+        expect_heard(g, dead, 0);
+        test_group_free(g);
+    }
+}
+
+/* A stopped process stays so until it is continued: the point has been passed. */
+static void await_stopped(pid_t pid)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    while (!cox_peer_stopped(pid)) {
+        assert_true(cox_now_ns() < deadline_ns);
+        sched_yield();
+    }
+}
+
+/* The others ask for the slot while it is in the hand that will not give it back. */
+static void p8_who_waits_for_the_slot_gets_it(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of("stop", 1);
+    pid_t pid = cox_executor_pid(test_group_executor(g), 1);
+    const struct test_how holder = {.gather = COX_GATHER_ALL, .ranks = 2};
+    const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1 + 4 + 8};
+    assert_int_equal(test_submit(g, &holder, "fault never heard"), 0);
+    await_stopped(pid);
+    assert_int_equal(test_submit(g, &others, "fault waited for it"), 0);
+    assert_int_equal(test_submit(g, &others, "fault waited, too"), 0);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    for (size_t n = 0; n < 3;
+         n++) { /* in no order: the slot may be free before the death is looked at */
+        const struct test_completion *c = test_await(g, n);
+        assert_int_equal(c->status, c->sequence == 1 ? COX_PEER_DEAD : 0);
+    }
+    test_await_faults(g, 6);
+    for (size_t i = 0; i < 6; i++)
+        assert_non_null(strstr(test_fault(g, i), "waited"));
+    test_group_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p8_a_rank_killed_with_the_slot_in_hand_silences_nobody),
+        TEST(p8_who_waits_for_the_slot_gets_it),
+    };
+    return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
+}
+
+#else
+
+int main(void)
+{
+    printf("needs the fault points of the testing build (COX_TESTING)\n");
+    return 77;
+}
+
+#endif

@@ -1,0 +1,592 @@
+/* Several requests in flight on one channel: one that is stuck holds up no other, a wake-up that
+ * got lost is sent again, and what a handler does in between wedges nothing. */
+#include "testing.h"
+
+#include "channel/control.h"
+#include "channel/semaphore.h"
+#include "channel/truth.h"
+#include "coordinator/executor_internal.h"
+#include "coordinator/operations.h"
+#include "proto/executor.pb-c.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static struct cox_channel_stats stats_of(struct test_group *g, enum cox_channel_id channel)
+{
+    struct cox_channel_stats stats;
+    cox_executor_stats(test_group_executor(g), channel, &stats);
+    return stats;
+}
+
+/* Handlers never assert; a semaphore that nobody posts in time says so. */
+static bool sem_await(sem_t *sem)
+{
+    const struct timespec until = cox_deadline_timespec(patience());
+    while (sem_clockwait(sem, CLOCK_MONOTONIC, &until))
+        if (errno != EINTR)
+            return false;
+    return true;
+}
+
+/* ---- requests without answer ---- */
+
+struct link_request {
+    ModelExecuteData__ExecuteRequest request;
+    ModelExecuteData__PDLinkRequest link;
+};
+
+static void link_request_init(struct link_request *r)
+{
+    model_execute_data__execute_request__init(&r->request);
+    model_execute_data__pdlink_request__init(&r->link);
+    r->request.has_execute_type = 1;
+    r->request.execute_type = TYPE(PD_LINK);
+    r->request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
+    r->request.pd_link_request = &r->link;
+}
+
+/* Submits that many links, each again while the ranks still read the frame. Returns the first other
+ * answer. */
+static int submit_links(struct cox_executor *executor, uint32_t count)
+{
+    struct link_request own;
+    link_request_init(&own);
+    const struct cox_submit_options options = {.gather = COX_GATHER_NONE,
+                                               .deadline_ns = patience()};
+    int r = 0;
+    for (uint32_t k = 0; k < count && r == 0; k++)
+        while ((r = cox_executor_submit(executor, &own.request, &options, NULL, NULL)) ==
+                   COX_FULL &&
+               cox_now_ns() < options.deadline_ns)
+            sched_yield();
+    return r;
+}
+
+/* How many links every rank has seen by now. */
+static void expect_links(struct test_group *g, uint32_t count)
+{
+    char expected[32];
+    struct cox_link_status status;
+    struct cox_error err = {0};
+    bool found = false;
+    int r = cox_executor_link_status(test_group_executor(g), patience(), &status, &err);
+    if (r)
+        fail_msg("link status: %d: %s", r, err.text);
+    snprintf(expected, sizeof expected, "linked %" PRIu32, count);
+    for (size_t i = 0; i < status.success_count; i++)
+        found = found || strcmp(status.success[i], expected) == 0;
+    cox_link_status_deinit(&status);
+    if (!found)
+        fail_msg("not every rank says '%s'", expected);
+}
+
+static void m7_links_in_a_row(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 4; depth += 3) {
+        const struct cox_executor_options options = {.depth = depth};
+        struct test_group *g = test_group_start(2, &options);
+        assert_int_equal(submit_links(test_group_executor(g), 100), 0);
+        assert_int_equal(stats_of(g, COX_CHANNEL_LINK).submitted, 100);
+        expect_links(g, 100);
+        /* Nobody waited for them, so nobody was told of them. */
+        assert_int_equal(stats_of(g, COX_CHANNEL_LINK).completed, 1);
+        test_group_free(g);
+    }
+}
+
+struct visit {
+    struct cox_executor *executor;
+    uint32_t count;
+    int calls, submitted, called;
+};
+
+static void visit_and_link(void *context, const struct cox_completion *completion)
+{
+    struct visit *visit = context;
+    struct link_request own;
+    link_request_init(&own);
+    const struct cox_submit_options options = {.gather = COX_GATHER_NONE,
+                                               .deadline_ns = patience()};
+    visit->calls += completion->status == 0;
+    visit->submitted = submit_links(visit->executor, visit->count);
+    visit->called = cox_executor_call(visit->executor, &own.request, &options, NULL, NULL, NULL);
+}
+
+/* The request whose answers are looked at has ended, so its frame is taken again meanwhile. */
+static void m7_links_from_inside_a_visit(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 4; depth *= 2) {
+        const struct cox_executor_options options = {.depth = depth};
+        struct test_group *g = test_group_start(2, &options);
+        ModelExecuteData__PDLinkStatusRequest body =
+            MODEL_EXECUTE_DATA__PDLINK_STATUS_REQUEST__INIT;
+        ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+        request.has_execute_type = 1;
+        request.execute_type = TYPE(PD_LINK_STATUS_QUERY);
+        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
+        request.pd_link_status_request = &body;
+        uint32_t links = 0;
+        for (uint32_t count = 1; count <= 3 * depth; count++) {
+            struct visit visit = {.executor = test_group_executor(g), .count = count};
+            const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+                                                   .deadline_ns = patience()};
+            struct cox_error err = {0};
+            int r = cox_executor_call(test_group_executor(g), &request, &how, visit_and_link,
+                                      &visit, &err);
+            if (r)
+                fail_msg("depth %" PRIu32 ", %" PRIu32 " links: %d: %s", depth, count, r, err.text);
+            assert_int_equal(visit.calls, 1);
+            assert_int_equal(visit.submitted, 0);
+            assert_int_equal(visit.called, COX_DEADLOCK);
+            links += count;
+            expect_links(g, links);
+        }
+        test_group_free(g);
+    }
+}
+
+/* ---- beside a stuck request ---- */
+
+static void p1_an_end_behind_a_stuck_request_is_told_at_once(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    const struct test_how stuck = {
+        .gather = COX_GATHER_ALL, .ranks = 1, .timeout_ms = 10 * TEST_PATIENCE_MS};
+    const struct test_how beside = {
+        .gather = COX_GATHER_ALL, .ranks = 2, .timeout_ms = 10 * TEST_PATIENCE_MS};
+    assert_int_equal(test_submit(g, &stuck, "block %s", test_pipe_path(pipe)), 0);
+    test_await_lines(g, 0, "blocked", 1);
+
+    assert_int_equal(test_submit(g, &beside, "echo the answer"), 0);
+    const struct test_completion *c = test_await(g, 0);
+    assert_int_equal(c->sequence, 2);
+    assert_int_equal(c->status, 0);
+    assert_string_equal(c->ranks[1].bytes, "the answer");
+    assert_int_equal(c->ranks[0].outcome, COX_OUTCOME_NOT_ASKED);
+
+    assert_int_equal(test_submit(g, &beside, "fail 7 the words of it"), 0);
+    c = test_await(g, 1);
+    assert_int_equal(c->sequence, 3);
+    assert_int_equal(c->status, COX_REJECTED);
+    assert_contains(c->text, "rank 1 failed: the words of it");
+
+    assert_int_equal(test_submit(g, &beside, "kill 9"), 0);
+    c = test_await(g, 2);
+    assert_int_equal(c->sequence, 4);
+    assert_int_equal(c->status, COX_PEER_DEAD);
+    assert_contains(c->text, "rank 1");
+
+    assert_int_equal(test_completion_count(g), 3);
+    test_pipe_release(pipe, 1);
+    c = test_await(g, 3);
+    assert_int_equal(c->sequence, 1);
+    assert_int_equal(c->status, 0);
+    assert_string_equal(c->ranks[0].bytes, "released");
+    test_group_free(g);
+}
+
+/* It ended before the stuck one in front of it; its answer is owed all the same. */
+static void p3_a_request_that_ended_out_of_order_is_late(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(3, NULL);
+    struct test_pipe *stuck_pipe = test_pipe_new(), *late_pipe = test_pipe_new();
+    const struct test_how stuck = {
+        .gather = COX_GATHER_ALL, .ranks = 1, .timeout_ms = 10 * TEST_PATIENCE_MS};
+    const struct test_how brief = {.gather = COX_GATHER_ALL, .ranks = 2, .timeout_ms = 30};
+    const struct test_how third = {.gather = COX_GATHER_ALL, .ranks = 4};
+    assert_int_equal(test_submit(g, &stuck, "block %s", test_pipe_path(stuck_pipe)), 0);
+    assert_int_equal(test_submit(g, &brief, "block %s", test_pipe_path(late_pipe)), 0);
+    const struct test_completion *c = test_await(g, 0);
+    assert_int_equal(c->sequence, 2);
+    assert_int_equal(c->status, COX_TIMEOUT);
+    assert_int_equal(c->ranks[1].outcome, COX_OUTCOME_LATE);
+    test_await_lines(g, 1, "blocked", 1); /* else the next refusal may only be for a slow start */
+    assert_int_equal(test_submit(g, &third, "echo x"), COX_LATE);
+    assert_contains(test_error_text(g), "rank 1 still owes the answer to sequence 2");
+    test_pipe_release(late_pipe, 1);
+    assert_int_equal(test_submit_persist(g, &third, "echo x"), 0);
+    c = test_await(g, 1);
+    assert_int_equal(c->sequence, 3);
+    assert_int_equal(c->status, 0);
+    assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE).late_replies, 1);
+    test_pipe_release(stuck_pipe, 1);
+    assert_int_equal(test_await(g, 2)->sequence, 1);
+    test_group_free(g);
+}
+
+struct held {
+    sem_t inside, go;
+    _Atomic int runs, lost;
+    struct test_group *group;
+};
+
+/* The first run waits for the test. */
+static void held_handler(void *context, const struct cox_completion *completion)
+{
+    struct held *held = context;
+    if (atomic_fetch_add(&held->runs, 1) == 0) {
+        sem_post(&held->inside);
+        atomic_fetch_add(&held->lost, !sem_await(&held->go));
+    }
+    test_handler(held->group, completion);
+}
+
+static void await_done(const struct cox_control *control, uint32_t rank, uint64_t sequence)
+{
+    uint64_t deadline_ns = patience();
+    while (cox_truth_done(cox_truth_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence) {
+        assert_true(cox_now_ns() < deadline_ns);
+        sched_yield();
+    }
+}
+
+static void await_clock(uint64_t time_ns)
+{
+    const struct timespec until = cox_deadline_timespec(time_ns);
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL))
+        continue;
+}
+
+/* Everybody had answered in time; only the one who looks was held up, past the deadline. */
+static void p3_an_answer_of_every_rank_is_no_timeout(void **state)
+{
+    (void)state;
+    char name[64];
+    const struct cox_executor_options options = {.keep_names = true,
+                                                 .name = test_unique_name(name)};
+    struct test_group *g = test_group_start(2, &options);
+    struct cox_executor *executor = test_group_executor(g);
+    struct held held = {.group = g};
+    struct cox_control control = COX_CONTROL_NONE;
+    sem_init(&held.inside, 0, 0);
+    sem_init(&held.go, 0, 0);
+    assert_int_equal(cox_control_attach(&control, name, NULL), 0);
+    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, held_handler, &held), 0);
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    assert_int_equal(test_submit(g, &how, "echo first"), 0);
+    assert_true(sem_await(&held.inside));
+    struct cox_submit_options brief = {.gather = COX_GATHER_ALL,
+                                       .deadline_ns = cox_deadline_after_ms(300)};
+    uint64_t sequence;
+    assert_int_equal(
+        cox_executor_submit_opaque(executor, "echo second", 11, &brief, &sequence, NULL), 0);
+    await_done(&control, 0, sequence);
+    await_done(&control, 1, sequence);
+    await_clock(brief.deadline_ns + 1);
+    sem_post(&held.go);
+    const struct test_completion *c = test_await(g, 1);
+    assert_int_equal(c->sequence, sequence);
+    assert_int_equal(c->status, 0);
+    assert_true(c->completed_ns > brief.deadline_ns);
+    assert_string_equal(c->ranks[1].bytes, "second");
+    assert_int_equal(atomic_load(&held.lost), 0);
+    cox_control_close(&control);
+    test_group_free(g);
+    sem_destroy(&held.inside);
+    sem_destroy(&held.go);
+}
+
+/* ---- handlers that follow each other ---- */
+
+struct swap {
+    struct test_group *group;
+    sem_t old_inside, old_go, new_ran, replaced;
+    _Atomic int old_runs, new_runs, lost;
+    int result;
+    int old_runs_at_return;
+    bool old_finished_at_return;
+    _Atomic bool old_finished;
+};
+
+static void old_handler(void *context, const struct cox_completion *completion)
+{
+    struct swap *swap = context;
+    (void)completion;
+    if (atomic_fetch_add(&swap->old_runs, 1) == 0) {
+        sem_post(&swap->old_inside);
+        atomic_fetch_add(&swap->lost, !sem_await(&swap->old_go));
+    }
+    atomic_store(&swap->old_finished, true);
+}
+
+/* Runs right behind the old one, and does not return before replace has: the channel is inside a
+ * handler all the time. */
+static void new_handler(void *context, const struct cox_completion *completion)
+{
+    struct swap *swap = context;
+    (void)completion;
+    if (atomic_fetch_add(&swap->new_runs, 1) == 0)
+        atomic_fetch_add(&swap->lost, !sem_await(&swap->replaced));
+    sem_post(&swap->new_ran);
+}
+
+static void *replace_main(void *argument)
+{
+    struct swap *swap = argument;
+    swap->result = cox_executor_replace(test_group_executor(swap->group), COX_CHANNEL_EXECUTE,
+                                        new_handler, swap);
+    swap->old_finished_at_return = atomic_load(&swap->old_finished);
+    swap->old_runs_at_return = atomic_load(&swap->old_runs);
+    sem_post(&swap->replaced);
+    return NULL;
+}
+
+static void m5_replace_returns_although_the_new_handler_runs_on(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct cox_executor *executor = test_group_executor(g);
+    struct swap swap = {.group = g};
+    sem_t *const sems[] = {&swap.old_inside, &swap.old_go, &swap.new_ran, &swap.replaced};
+    for (size_t i = 0; i < 4; i++)
+        sem_init(sems[i], 0, 0);
+    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, old_handler, &swap), 0);
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    for (int k = 0; k < 4; k++)
+        assert_int_equal(test_submit(g, &how, "echo %d", k), 0);
+    assert_true(sem_await(&swap.old_inside));
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, replace_main, &swap), 0);
+    /* Once the new handler is in place, replace holds the lock or waits. */
+    struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
+    bool placed = false;
+    for (uint64_t deadline_ns = patience(); !placed && cox_now_ns() < deadline_ns; sched_yield()) {
+        pthread_mutex_lock(&collector->lock);
+        placed = collector->handler == new_handler;
+        pthread_mutex_unlock(&collector->lock);
+    }
+    sem_post(&swap.old_go);
+    bool ran = true;
+    for (int k = 0; k < 3; k++)
+        ran = ran && sem_await(&swap.new_ran);
+    pthread_join(thread, NULL);
+    assert_true(placed);
+    assert_true(ran);
+    assert_int_equal(atomic_load(&swap.lost), 0);
+    assert_int_equal(swap.result, 0);
+    assert_true(swap.old_finished_at_return);
+    assert_int_equal(swap.old_runs_at_return, 1);
+    assert_int_equal(atomic_load(&swap.old_runs), 1);
+    test_group_free(g);
+    for (size_t i = 0; i < 4; i++)
+        sem_destroy(sems[i]);
+}
+
+static void m5_replace_with_nothing_is_refused(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(1, NULL);
+    struct cox_executor *executor = test_group_executor(g);
+    assert_int_equal(cox_executor_replace(executor, COX_CHANNEL_EXECUTE, NULL, NULL), COX_INVALID);
+    assert_int_equal(cox_executor_replace(executor, COX_CHANNEL_LINK, test_handler, g),
+                     COX_INVALID);
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    assert_int_equal(cox_executor_replace(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_int_equal(cox_executor_replace(executor, COX_CHANNEL_EXECUTE, NULL, NULL), COX_INVALID);
+    assert_int_equal(test_submit(g, &how, "echo kept"), 0); /* the one there was stays */
+    assert_string_equal(test_await(g, 0)->ranks[0].bytes, "kept");
+    test_group_free(g);
+}
+
+/* ---- deadlines ---- */
+
+static void p3_a_deadline_that_has_passed_publishes_nothing(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct cox_executor *executor = test_group_executor(g);
+    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    const uint64_t deadlines[] = {0, 1, cox_now_ns() - 1};
+    for (size_t i = 0; i < 3; i++) {
+        const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                                   .deadline_ns = deadlines[i]};
+        struct cox_error err = {0};
+        uint64_t sequence = 77;
+        assert_int_equal(
+            cox_executor_submit_opaque(executor, "echo x", 6, &options, &sequence, &err),
+            COX_TIMEOUT);
+        assert_int_equal(sequence, 77);
+        assert_contains(err.text, "has passed");
+        assert_int_equal(
+            cox_executor_call_opaque(executor, "echo x", 6, &options, NULL, NULL, &err),
+            COX_TIMEOUT);
+        struct cox_link_status status;
+        assert_int_equal(cox_executor_link_status(executor, deadlines[i], &status, &err),
+                         COX_TIMEOUT);
+    }
+    assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE).submitted, 0);
+    assert_int_equal(stats_of(g, COX_CHANNEL_LINK).submitted, 0);
+    test_expect_echo(g, "first");
+    struct test_completion c;
+    assert_int_equal(test_call(g, &c, "served"), 0); /* no rank saw one of them */
+    assert_string_equal(c.ranks[1].bytes, "2");
+    test_completion_deinit(&c);
+    assert_int_equal(test_completion_count(g), 0);
+    test_group_free(g);
+}
+
+/* ---- wake-ups that get lost ---- */
+
+struct thief {
+    struct test_group *group;
+    struct cox_semaphore bell;
+    enum cox_channel_id channel;
+};
+
+static void thief_init(struct thief *thief, const char *name, enum cox_channel_id channel)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    const struct cox_executor_options options = {.keep_names = true, .name = name, .depth = 1};
+    struct cox_error err = {0};
+    thief->group = test_group_start(2, &options);
+    thief->channel = channel;
+    thief->bell = (struct cox_semaphore){0};
+    cox_name_bell(object, name, channel, COX_BELL_REQUEST_CONSUME, 1);
+    if (cox_semaphore_attach(&thief->bell, object, &err))
+        fail_msg("%s", err.text);
+}
+
+static void thief_deinit(struct thief *thief)
+{
+    cox_semaphore_detach(&thief->bell);
+    test_group_free(thief->group);
+}
+
+/* Rank 1 is stopped and something was published for it. Returns how many tokens there were. */
+static int thief_steal(struct thief *thief)
+{
+    int count = 0;
+    while (cox_semaphore_take(&thief->bell))
+        count++;
+    assert_int_equal(kill(cox_executor_pid(test_group_executor(thief->group), 1), SIGCONT), 0);
+    return count;
+}
+
+/* A round counts when the rank slept: one that was still on its way to sleep finds the request
+ * without a wake-up. */
+static bool thief_rung(struct thief *thief, uint64_t before)
+{
+    return stats_of(thief->group, thief->channel).rings > before;
+}
+
+#define ROUND_COUNT 100
+
+static void p2_a_lost_wake_up_is_sent_again(void **state)
+{
+    (void)state;
+    char name[64];
+    struct thief thief;
+    thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE);
+    struct test_group *g = thief.group;
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    bool rung = false;
+    for (size_t round = 0; round < ROUND_COUNT && !rung; round++) {
+        test_expect_echo(g, "awake");
+        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rings;
+        test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+        assert_int_equal(test_submit(g, &how, "echo in flight"), 0);
+        assert_true(thief_steal(&thief) > 0);
+        assert_int_equal(test_await(g, round)->status, 0);
+        rung = thief_rung(&thief, before);
+    }
+    assert_true(rung);
+    thief_deinit(&thief);
+}
+
+static void p2_also_when_the_request_has_ended(void **state)
+{
+    (void)state;
+    char name[64];
+    struct thief thief;
+    thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE);
+    struct test_group *g = thief.group;
+    const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 10};
+    bool rung = false;
+    for (int round = 0; round < ROUND_COUNT && !rung; round++) {
+        test_expect_echo(g, "awake");
+        test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+        assert_int_equal(test_call_how(g, NULL, &brief, "echo late"), COX_TIMEOUT);
+        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rings;
+        assert_true(thief_steal(&thief) > 0);
+        test_expect_echo(g, "again");
+        rung = thief_rung(&thief, before);
+    }
+    assert_true(rung);
+    thief_deinit(&thief);
+}
+
+static void p2_also_when_nobody_waits_for_an_answer(void **state)
+{
+    (void)state;
+    char name[64];
+    struct thief thief;
+    thief_init(&thief, test_unique_name(name), COX_CHANNEL_LINK);
+    struct test_group *g = thief.group;
+    bool rung = false;
+    uint32_t links = 0;
+    for (int round = 0; round < ROUND_COUNT && !rung; round++) {
+        expect_links(g, links);
+        uint64_t before = stats_of(g, COX_CHANNEL_LINK).rings;
+        /* The frame of the status has been returned, else the link would find it taken. */
+        assert_int_equal(submit_links(test_group_executor(g), 1), 0);
+        expect_links(g, ++links);
+        test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+        struct link_request own;
+        link_request_init(&own);
+        const struct cox_submit_options options = {.gather = COX_GATHER_NONE,
+                                                   .deadline_ns = patience()};
+        int r = cox_executor_submit(test_group_executor(g), &own.request, &options, NULL, NULL);
+        assert_true(r == 0 || r == COX_FULL);
+        links += r == 0;
+        int stolen = thief_steal(&thief);
+        assert_true(r || stolen > 0);
+        expect_links(g, links);
+        rung = r == 0 && thief_rung(&thief, before);
+    }
+    assert_true(rung);
+    thief_deinit(&thief);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(m7_links_in_a_row),
+        TEST(m7_links_from_inside_a_visit),
+        TEST(p1_an_end_behind_a_stuck_request_is_told_at_once),
+        TEST(p3_a_request_that_ended_out_of_order_is_late),
+        TEST(p3_an_answer_of_every_rank_is_no_timeout),
+        TEST(m5_replace_returns_although_the_new_handler_runs_on),
+        TEST(m5_replace_with_nothing_is_refused),
+        TEST(p3_a_deadline_that_has_passed_publishes_nothing),
+        TEST(p2_a_lost_wake_up_is_sent_again),
+        TEST(p2_also_when_the_request_has_ended),
+        TEST(p2_also_when_nobody_waits_for_an_answer),
+    };
+    return cmocka_run_group_tests_name("flight", tests, NULL, NULL);
+}

@@ -1,0 +1,339 @@
+/* Threads: those of the host that are inside while the group stops, and those of the library that
+ * take no signal of the host. */
+#include "testing.h"
+
+#include "coordinator/executor_internal.h"
+#include "proto/executor.pb-c.h"
+
+#include <dirent.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+/* ---- threads of the host ---- */
+
+struct visitor {
+    struct cox_executor *executor;
+    int (*ask)(struct cox_executor *executor);
+    bool again; /* until it is closed */
+    _Atomic uint32_t answers;
+    int result;
+};
+
+static uint64_t far_away(void)
+{
+    return cox_deadline_after_ms(10 * TEST_PATIENCE_MS);
+}
+
+static int ask_call(struct cox_executor *executor)
+{
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = far_away()};
+    struct cox_error err;
+    return cox_executor_call_opaque(executor, "echo x", 6, &options, NULL, NULL, &err);
+}
+
+static int ask_link_status(struct cox_executor *executor)
+{
+    struct cox_link_status status = {0};
+    struct cox_error err;
+    int r = cox_executor_link_status(executor, far_away(), &status, &err);
+    if (r == 0)
+        cox_link_status_deinit(&status);
+    return r;
+}
+
+static int ask_recover(struct cox_executor *executor)
+{
+    struct cox_recover_result results[2];
+    struct cox_error err;
+    return cox_executor_recover(executor, COX_RECOVER_CLEAR, far_away(), results, &err);
+}
+
+static int ask_init(struct cox_executor *executor)
+{
+    struct cox_init_summary summary;
+    struct cox_error err;
+    return cox_executor_init(executor, NULL, 0, far_away(), &summary, &err);
+}
+
+static int ask_lora(struct cox_executor *executor)
+{
+    ModelExecuteData__LoraOperationRequest lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+    int32_t statuses[2];
+    struct cox_error err;
+    return cox_executor_lora(executor, &lora, far_away(), statuses, &err);
+}
+
+static int ask_submit(struct cox_executor *executor)
+{
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = far_away()};
+    struct cox_error err;
+    int r = cox_executor_submit_opaque(executor, "echo x", 6, &options, NULL, &err);
+    return r == COX_FULL || r == COX_LATE ? 0 : r;
+}
+
+static int (*const asks[])(struct cox_executor *) = {
+    ask_call,    ask_call, ask_link_status, ask_link_status, ask_recover,
+    ask_recover, ask_lora, ask_init,        ask_submit,
+};
+#define ASK_COUNT (sizeof asks / sizeof asks[0])
+
+static void *visitor_main(void *argument)
+{
+    struct visitor *visitor = argument;
+    do {
+        visitor->result = visitor->ask(visitor->executor);
+        atomic_fetch_add(&visitor->answers, visitor->result == 0);
+    } while (visitor->again && visitor->result == 0);
+    return NULL;
+}
+
+static void visitors_start(struct visitor *visitors, pthread_t *threads, size_t count,
+                           struct test_group *g, bool again)
+{
+    for (size_t i = 0; i < count; i++) {
+        visitors[i] =
+            (struct visitor){.executor = test_group_executor(g), .ask = asks[i], .again = again};
+        COX_ASSERT(pthread_create(&threads[i], NULL, visitor_main, &visitors[i]) == 0);
+    }
+}
+
+static void ignore(void *context, const struct cox_completion *completion)
+{
+    (void)context;
+    (void)completion;
+}
+
+static void m9_a_stop_among_callers_closes_them_all(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 10; round++) {
+        const struct cox_executor_options options = {.depth = 1 + (uint32_t)round % 4};
+        struct test_group *g = test_group_start(2, &options);
+        assert_int_equal(
+            cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, ignore, NULL), 0);
+        struct visitor visitors[ASK_COUNT];
+        pthread_t threads[ASK_COUNT];
+        visitors_start(visitors, threads, ASK_COUNT, g, true);
+        uint64_t deadline_ns = patience();
+        bool served = false;
+        while (!served && cox_now_ns() < deadline_ns) {
+            served = true;
+            for (size_t i = 0; i < ASK_COUNT; i++)
+                served = served && atomic_load(&visitors[i].answers) >= 5;
+            sched_yield();
+        }
+        uint64_t begin = cox_now_ns();
+        cox_executor_stop(test_group_executor(g));
+        uint64_t took = cox_now_ns() - begin;
+        for (size_t i = 0; i < ASK_COUNT; i++)
+            pthread_join(threads[i], NULL);
+        assert_true(served);
+        assert_true(took < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC);
+        for (size_t i = 0; i < ASK_COUNT; i++)
+            assert_int_equal(visitors[i].result, COX_CLOSED);
+        test_group_free(g);
+    }
+}
+
+/* Every one of them waits for something else: the answer of a rank that sleeps, room behind it,
+ * whoever gathers, the command before. Freed under their feet, the executor lets them out first. */
+static void m9_a_free_lets_callers_out_first(void **state)
+{
+    (void)state;
+    const size_t count = ASK_COUNT - 1;
+    for (uint32_t depth = 1; depth <= 4; depth += 3) {
+        const struct cox_executor_options options = {
+            .depth = depth, .finalize_ms = 200, .term_ms = 500};
+        struct test_group *g = test_group_start(2, &options);
+        test_expect_echo(g, "x");
+        test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+        struct visitor visitors[ASK_COUNT];
+        pthread_t threads[ASK_COUNT];
+        visitors_start(visitors, threads, count, g, false);
+        /* One of the two recovery commands is inside a call as well, and so is the init. */
+        _Atomic uint32_t *callers = &test_group_executor(g)->callers;
+        uint64_t deadline_ns = patience();
+        while (atomic_load(callers) < count + 2 && cox_now_ns() < deadline_ns)
+            sched_yield();
+        bool inside = atomic_load(callers) >= count + 2;
+        uint64_t begin = cox_now_ns();
+        test_group_free(g);
+        uint64_t took = cox_now_ns() - begin;
+        for (size_t i = 0; i < count; i++)
+            pthread_join(threads[i], NULL);
+        assert_true(inside);
+        assert_true(took < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC);
+        for (size_t i = 0; i < count; i++)
+            assert_int_equal(visitors[i].result, COX_CLOSED);
+    }
+}
+
+struct stay {
+    struct cox_executor *executor;
+    sem_t inside, freed;
+    int result;
+    bool stopped, left_alone;
+};
+
+/* Long enough for a free that waits for nobody; with ranks that leave at once it takes some
+ * milliseconds. */
+#define STAY_MS 300
+
+/* Does not return before somebody has begun to free the group, and then some. */
+static void stay_visit(void *context, const struct cox_completion *completion)
+{
+    struct stay *stay = context;
+    (void)completion;
+    sem_post(&stay->inside);
+    uint64_t deadline_ns = patience();
+    while (!stay->stopped && cox_now_ns() < deadline_ns) {
+        stay->stopped = atomic_load(&stay->executor->stopping);
+        sched_yield();
+    }
+    const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(STAY_MS));
+    int r;
+    while ((r = sem_clockwait(&stay->freed, CLOCK_MONOTONIC, &until)) != 0 && errno == EINTR)
+        continue;
+    stay->left_alone = r == 0;
+}
+
+static void *stay_main(void *argument)
+{
+    struct stay *stay = argument;
+    ModelExecuteData__PDLinkStatusRequest body = MODEL_EXECUTE_DATA__PDLINK_STATUS_REQUEST__INIT;
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__PD_LINK_STATUS_QUERY;
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
+    request.pd_link_status_request = &body;
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = far_away()};
+    struct cox_error err;
+    stay->result = cox_executor_call(stay->executor, &request, &options, stay_visit, stay, &err);
+    return NULL;
+}
+
+static void m9_a_free_waits_for_a_visit(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct stay stay = {.executor = test_group_executor(g), .result = -1};
+    sem_init(&stay.inside, 0, 0);
+    sem_init(&stay.freed, 0, 0);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, stay_main, &stay), 0);
+    while (sem_wait(&stay.inside))
+        continue;
+    test_group_free(g);
+    sem_post(&stay.freed);
+    pthread_join(thread, NULL);
+    assert_true(stay.stopped);
+    assert_false(stay.left_alone);
+    assert_int_equal(stay.result, 0); /* every rank had answered */
+    sem_destroy(&stay.inside);
+    sem_destroy(&stay.freed);
+}
+
+/* ---- threads of the library ---- */
+
+/* Of the C library, which no mask holds, and those that cannot be blocked. */
+#define NEVER_BLOCKED                                                                              \
+    (UINT64_C(1) << (SIGKILL - 1) | UINT64_C(1) << (SIGSTOP - 1) | UINT64_C(3) << (32 - 1))
+#define TASK_COUNT_MAX 64
+
+/* The threads of a process but its first, as text. */
+static size_t tasks_of(pid_t pid, pid_t *tasks)
+{
+    char path[64];
+    size_t count = 0;
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *dir = opendir(path);
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL && count < TASK_COUNT_MAX;)
+        if (atoi(entry->d_name) > 0 && atoi(entry->d_name) != pid)
+            tasks[count++] = atoi(entry->d_name);
+    closedir(dir);
+    return count;
+}
+
+static uint64_t blocked_by(pid_t pid, pid_t task)
+{
+    char path[64], line[256];
+    uint64_t blocked = 0;
+    snprintf(path, sizeof path, "/proc/%d/task/%d/status", pid, task);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file))
+        sscanf(line, "SigBlk: %" SCNx64, &blocked);
+    fclose(file);
+    return blocked;
+}
+
+static bool is_among(pid_t task, const pid_t *tasks, size_t count)
+{
+    bool among = false;
+    for (size_t i = 0; i < count; i++)
+        among = among || tasks[i] == task;
+    return among;
+}
+
+static void expect_deaf(pid_t pid, const pid_t *before, size_t before_count, size_t count_min)
+{
+    pid_t tasks[TASK_COUNT_MAX];
+    size_t count = tasks_of(pid, tasks), seen = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (is_among(tasks[i], before, before_count))
+            continue;
+        seen++;
+        uint64_t blocked = blocked_by(pid, tasks[i]);
+        if ((blocked | NEVER_BLOCKED) != UINT64_MAX)
+            fail_msg("thread %d of %d blocks only %016" PRIx64, tasks[i], pid, blocked);
+    }
+    assert_true(seen >= count_min);
+}
+
+static void m5_threads_of_the_library_take_no_signals(void **state)
+{
+    (void)state;
+#ifdef __SANITIZE_THREAD__
+    skip(); /* its runtime has threads and masks of its own */
+#endif
+    pid_t before[TASK_COUNT_MAX];
+    size_t before_count = tasks_of(getpid(), before);
+    sigset_t mask_before, mask_after;
+    pthread_sigmask(SIG_SETMASK, NULL, &mask_before);
+    struct test_group *g = test_group_start(2, NULL);
+    test_expect_echo(g, "x");
+    pthread_sigmask(SIG_SETMASK, NULL, &mask_after); /* the host's own is as it was */
+    for (int number = 1; number < NSIG; number++)
+        assert_int_equal(sigismember(&mask_before, number), sigismember(&mask_after, number));
+    /* The supervisor, the error thread, two that gather. */
+    expect_deaf(getpid(), before, before_count, 4);
+    /* A lane per channel. */
+    for (uint32_t rank = 0; rank < 2; rank++)
+        expect_deaf(cox_executor_pid(test_group_executor(g), rank), NULL, 0, COX_TWO_WAY_COUNT);
+    test_group_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(m9_a_stop_among_callers_closes_them_all),
+        TEST(m9_a_free_lets_callers_out_first),
+        TEST(m9_a_free_waits_for_a_visit),
+        TEST(m5_threads_of_the_library_take_no_signals),
+    };
+    return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
+}

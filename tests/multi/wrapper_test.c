@@ -1,0 +1,166 @@
+/* Workers inside a wrapper: a shell that starts the real worker and stays. The process that serves
+ * the rank is then a grandchild, and each of the two may die alone. */
+#include "testing.h"
+
+#include "channel/peer.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The wrapper's last command replaces it, so that nothing of it outlives a kill. */
+#define WORKER COX_TEST_BIN_DIR "/scripted_worker \"$@\""
+static const char *const stays[] = {"sh", "-c", WORKER "; exec sleep 1000", "sh", NULL};
+static const char *const says[] = {"sh", "-c", WORKER "; echo done", "sh", NULL};
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+static struct test_group *group_of(const char *const *command, uint32_t rank_count)
+{
+    const struct cox_executor_options options = {
+        .command = command, .finalize_ms = command == stays ? 200 : TEST_PATIENCE_MS};
+    return test_group_start(rank_count, &options);
+}
+
+/* The process that serves a rank, while it lives. */
+static struct cox_peer peer_of(struct test_group *g, uint32_t rank)
+{
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
+    struct test_completion c;
+    struct cox_peer peer = COX_PEER_NONE;
+    assert_int_equal(test_call_how(g, &c, &how, "pid"), 0);
+    pid_t pid = atoi(c.ranks[rank].bytes);
+    assert_int_not_equal(pid, cox_executor_pid(test_group_executor(g), rank));
+    assert_int_equal(cox_peer_open(pid, 0, &peer), 0);
+    test_completion_deinit(&c);
+    return peer;
+}
+
+static bool peer_ends(const struct cox_peer *peer)
+{
+    struct pollfd fd = {.fd = peer->pidfd, .events = POLLIN};
+    return poll(&fd, 1, TEST_PATIENCE_MS) == 1;
+}
+
+static void m1_a_wrapped_worker_serves(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 4; n *= 2) {
+        struct test_group *g = group_of(stays, n);
+        struct cox_peer peers[4];
+        for (int k = 0; k < 20; k++)
+            test_expect_echo(g, "through a wrapper");
+        for (uint32_t rank = 0; rank < n; rank++)
+            peers[rank] = peer_of(g, rank);
+        uint64_t begin = cox_now_ns();
+        test_group_free(g);
+        assert_true(cox_now_ns() - begin < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC);
+        for (uint32_t rank = 0; rank < n; rank++) {
+            assert_true(peer_ends(&peers[rank]));
+            cox_peer_close(&peers[rank]);
+        }
+    }
+}
+
+static void p1_the_death_of_the_real_worker_is_told_at_once(void **state)
+{
+    (void)state;
+    for (int busy = 0; busy < 2; busy++) {
+        struct test_group *g = group_of(stays, 2);
+        struct test_pipe *pipe = test_pipe_new();
+        struct cox_peer peer = peer_of(g, 1), wrapper = COX_PEER_NONE;
+        assert_int_equal(cox_peer_open(cox_executor_pid(test_group_executor(g), 1), 0, &wrapper),
+                         0);
+        const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
+        if (busy) { /* with a request in its hand */
+            assert_int_equal(test_submit(g, &how, "only 1 block %s", test_pipe_path(pipe)), 0);
+            test_await_lines(g, 1, "blocked", 1);
+        }
+        assert_int_equal(kill(peer.pid, SIGKILL), 0);
+        if (busy) {
+            const struct test_completion *c = test_await(g, 0);
+            assert_int_equal(c->status, COX_PEER_DEAD);
+            assert_int_equal(c->ranks[1].outcome, COX_OUTCOME_DEAD);
+            assert_contains(c->text, "rank 1 (pid ");
+        }
+        test_await_death(g, 1);
+        char real[64];
+        snprintf(real, sizeof real, "rank 1 (pid %d, in its wrapper %d) is dead", peer.pid,
+                 wrapper.pid);
+        assert_contains(test_death_text(g, 1), real);
+        assert_true(peer_ends(&wrapper));
+        assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
+        assert_contains(test_error_text(g), real);
+        const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 1};
+        assert_int_equal(test_call_how(g, NULL, &living, "echo x"), 0);
+        cox_peer_close(&peer);
+        cox_peer_close(&wrapper);
+        test_group_free(g);
+    }
+}
+
+static void p1_the_death_of_a_wrapper_is_the_end_of_its_worker(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(stays, 2);
+    struct cox_peer peer = peer_of(g, 1);
+    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
+    assert_true(peer_ends(&peer));
+    test_await_death(g, 1);
+    assert_contains(test_death_text(g, 1), "rank 1");
+    assert_contains(test_death_text(g, 1), "signal 9");
+    assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
+    cox_peer_close(&peer);
+    test_group_free(g);
+}
+
+/* Neither of the two listens; the stop ends all the same. */
+static void m9_a_stop_ends_wrappers_that_stay(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(stays, 2);
+    struct cox_peer peers[2] = {peer_of(g, 0), peer_of(g, 1)};
+    test_stop_process(peers[1].pid);
+    uint64_t begin = cox_now_ns();
+    assert_int_equal(cox_executor_stop(test_group_executor(g)), 2);
+    assert_true(cox_now_ns() - begin < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        assert_true(peer_ends(&peers[rank]));
+        cox_peer_close(&peers[rank]);
+    }
+    test_await_lines(g, 0, "finalized", 1); /* who could, left in order */
+    test_group_free(g);
+}
+
+static void m9_the_last_words_of_a_wrapper_are_heard(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(says, 4);
+    test_expect_echo(g, "x");
+    assert_int_equal(cox_executor_stop(test_group_executor(g)), 0);
+    for (int rank = 0; rank < 4; rank++) {
+        assert_int_equal(test_count_lines(g, rank, "finalized"), 1);
+        assert_int_equal(test_count_lines(g, rank, "done"), 1);
+    }
+    test_group_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(m1_a_wrapped_worker_serves),
+        TEST(p1_the_death_of_the_real_worker_is_told_at_once),
+        TEST(p1_the_death_of_a_wrapper_is_the_end_of_its_worker),
+        TEST(m9_a_stop_ends_wrappers_that_stay),
+        TEST(m9_the_last_words_of_a_wrapper_are_heard),
+    };
+    return cmocka_run_group_tests_name("wrapper", tests, NULL, NULL);
+}
