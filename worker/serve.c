@@ -624,13 +624,15 @@ bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
     }
     const struct cox_operation *operation =
         r == 0 ? cox_operation_find((uint32_t)message->execute_type) : NULL;
-    if (operation && message->execute_type == TYPE(MODEL_FINALIZE)) {
-        lane_done(lane, request->sequence, false);
-        return true;
-    }
     struct cox_request typed = *request;
     if (r == 0 && lane->worker->stands_in)
         typed.type = (uint32_t)message->execute_type;
+    /* The record says it as well: bytes written over in a frame end nobody. */
+    if (operation && message->execute_type == TYPE(MODEL_FINALIZE) &&
+        typed.type == TYPE(MODEL_FINALIZE)) {
+        lane_done(lane, request->sequence, false);
+        return true;
+    }
     if (r == 0 && (!operation || operation->channel != lane->channel.id ||
                    (uint32_t)message->execute_type != typed.type))
         r = cox_fail(&lane->error, COX_CORRUPT, "%s does not belong on the %s channel",

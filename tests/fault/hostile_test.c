@@ -7,10 +7,13 @@
  */
 #include "testing.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +24,7 @@
 #include "checked_worker.h"
 #include "meddler.h"
 #include "proto/executor.pb-c.h"
+#include "proto/wire.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLOWNESS 5
@@ -397,6 +401,56 @@ static void stranger_seed(uint32_t rank_count, uint64_t seed)
     next_group_works(rank_count, name);
 }
 
+static void goodbye_completed(void *context, const struct cox_completion *completion)
+{
+    atomic_store((_Atomic int *)context, completion->status);
+}
+
+/* The workers are halted while the frame of a step is written over with a finalize of its length. */
+static void p10_a_frame_turned_into_a_goodbye_ends_nobody(void **state)
+{
+    (void)state;
+    char name[64], path[128];
+    struct test_group *group = group_start(2, test_unique_name(name));
+    struct cox_executor *executor = test_group_executor(group);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        test_stop_process(cox_executor_pid(executor, rank));
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = request.has_trace_id = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
+    request.trace_id = UINT64_MAX;
+    const struct cox_submit_options options = {
+        .gather = COX_GATHER_ALL,
+        .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
+    };
+    uint64_t sequence;
+    _Atomic int status = -1;
+    assert_int_equal(
+        cox_executor_register(executor, COX_CHANNEL_EXECUTE, goodbye_completed, &status), 0);
+    assert_int_equal(cox_executor_submit(executor, &request, &options, &sequence, NULL), 0);
+
+    /* execute_type 2, then a field that nobody knows up to the same length. */
+    uint8_t goodbye[64] = {0x08, 0x02, 0x7a};
+    size_t length = cox_wire_request_size(&request);
+    assert_in_range(length, 5, sizeof goodbye);
+    goodbye[3] = (uint8_t)(length - 4);
+    size_t frame_size = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE) + 4;
+    snprintf(path, sizeof path, "/dev/shm/%s_execute_request", name);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    off_t offset = (off_t)(frame_size * (sequence % 4) + 4);
+    assert_int_equal(pwrite(fd, goodbye, length, offset), length);
+    close(fd);
+
+    for (uint32_t rank = 0; rank < 2; rank++)
+        kill(cox_executor_pid(executor, rank), SIGCONT);
+    while (atomic_load(&status) == -1) /* ends with the deadline at the latest */
+        sched_yield();
+    assert_int_equal(atomic_load(&status), COX_CORRUPT);
+    expect_own(group);
+    group_end(group);
+}
+
 static void rank_seed(uint32_t rank_count, uint64_t seed)
 {
     static struct load load;
@@ -629,6 +683,7 @@ int main(int argc, char **argv)
     if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
         return 1;
     const struct CMUnitTest tests[] = {
+        TEST(p10_a_frame_turned_into_a_goodbye_ends_nobody),
         TEST(p10_b14_a_flipped_byte_gives_an_error_at_most),
         TEST(p10_a_stranger_that_writes_over_everything_harms_nobody),
         TEST(p10_a_rank_that_writes_over_everything_harms_no_other),
