@@ -113,10 +113,10 @@ enum cox_identity_state {
 
 struct cox_layout_identity {
     _Atomic uint32_t state; /* release, after the fields below */
-    uint32_t pid;
-    uint64_t start;
-    uint32_t generation;
-    uint32_t epoch;
+    _Atomic uint32_t pid;
+    _Atomic uint64_t start;
+    _Atomic uint32_t generation;
+    _Atomic uint32_t epoch;
     uint8_t padding[COX_LINE_SIZE - 24];
 };
 

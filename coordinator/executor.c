@@ -93,9 +93,11 @@ static int executor_check_identity(struct cox_executor *executor, uint32_t rank,
                                    const struct cox_layout_identity *identity,
                                    struct cox_error *err)
 {
-    const volatile struct cox_layout_identity *words = identity;
-    uint32_t generation = words->generation, epoch = words->epoch, pid = words->pid;
-    uint64_t start = words->start;
+    /* relaxed: ordered by the acquire of `state` that led here. */
+    uint32_t generation = atomic_load_explicit(&identity->generation, memory_order_relaxed);
+    uint32_t epoch = atomic_load_explicit(&identity->epoch, memory_order_relaxed);
+    uint32_t pid = atomic_load_explicit(&identity->pid, memory_order_relaxed);
+    uint64_t start = atomic_load_explicit(&identity->start, memory_order_relaxed);
     if (generation != 1 || epoch != executor->control.epoch)
         return cox_fail(err, COX_CORRUPT,
                         "rank %" PRIu32 " attached as generation %" PRIu32 ", expected 1", rank,

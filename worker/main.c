@@ -103,7 +103,7 @@ static const struct cox_worker_callbacks callbacks = {
     .execute = engine_execute,
 };
 
-static struct cox_worker *volatile running_worker;
+static struct cox_worker *_Atomic running_worker; /* lock-free: read in a signal handler */
 
 static void on_terminate(int number)
 {

@@ -283,10 +283,11 @@ static int worker_announce(struct cox_worker *worker, struct cox_error *err)
     int r = cox_peer_start_time(getpid(), &start);
     if (r)
         return cox_fail(err, r, "own start time: %s", cox_status_text(r));
-    identity->pid = (uint32_t)getpid();
-    identity->start = start;
-    identity->generation = worker->options.generation;
-    identity->epoch = worker->control.epoch;
+    /* relaxed: ordered by the release of `state` below. */
+    atomic_store_explicit(&identity->pid, (uint32_t)getpid(), memory_order_relaxed);
+    atomic_store_explicit(&identity->start, start, memory_order_relaxed);
+    atomic_store_explicit(&identity->generation, worker->options.generation, memory_order_relaxed);
+    atomic_store_explicit(&identity->epoch, worker->control.epoch, memory_order_relaxed);
     cox_fault_point("worker.attach.announce");
     /* release: partner is the coordinator's acquire while it waits for the group. */
     atomic_store_explicit(&identity->state, COX_IDENTITY_ATTACHED, memory_order_release);
