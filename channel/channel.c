@@ -16,15 +16,13 @@ int cox_channel_create(struct cox_channel *channel, const char *name,
         r = cox_region_create(&made.request, request, sizes->request_size, err);
     if (r)
         return r;
-    cox_fault_point("channel.create.request");
     r = cox_region_create(&made.response, response, sizes->response_size, err);
     if (r)
         goto unlink_request;
-    cox_fault_point("channel.create.response");
     r = cox_gate_create_semaphores(&made.gate, name, id, &control->geometry, err);
     if (r)
         goto unlink_response;
-    cox_fault_point("channel.created");
+    cox_fault_point(COX_FAULT_CHANNEL_CREATED);
     *channel = made;
     return 0;
 

@@ -97,9 +97,11 @@ uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *g
         if (geometry->channels[c].request_size)
             count += shm_unlink(cox_name_request(object, name, channel)) == 0;
         count += shm_unlink(cox_name_response(object, name, channel)) == 0;
+        cox_fault_point(COX_FAULT_NAME_UNLINKED);
     }
-    cox_fault_point("control.unlink.last");
+    cox_fault_point(COX_FAULT_CONTROL_UNLINK);
     count += shm_unlink(cox_name_control(object, name)) == 0;
+    cox_fault_point(COX_FAULT_NAME_UNLINKED);
     return count;
 }
 
@@ -158,7 +160,7 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     r = cox_region_map(&old.region, fd, (uint64_t)st.st_size, COX_REGION_READ, object, err);
     if (r)
         return r;
-    cox_fault_point("control.sweep");
+    cox_fault_point(COX_FAULT_CONTROL_SWEEP);
     struct cox_error why = {0};
     r = control_verify(&old, object, &why);
     if (r == COX_VERSION) {
@@ -173,6 +175,7 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
         r = control_locked(name, &old, errno, err);
     } else if (stat(path, &named) == 0 && named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
         /* Won, and the name still means the file that is locked. */
+        cox_fault_point(COX_FAULT_CONTROL_LOCKED);
         count = cox_control_unlink_names(name, &old.geometry, COX_CHANNEL_COUNT);
     }
     cox_region_detach(&old.region);
@@ -210,7 +213,7 @@ int cox_control_create(struct cox_control *control, const char *name,
     if (r == 0 && flock(fd, LOCK_EX | LOCK_NB) < 0)
         r = cox_fail(err, -errno, "%s: flock: %s", object, cox_status_text(-errno));
     snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
-    cox_fault_point("control.link");
+    cox_fault_point(COX_FAULT_CONTROL_FILLED);
     /* A second round only after leftovers were swept; somebody else may then be faster, who is
      * alive. */
     for (int attempt = 0; r == 0; attempt++) {
@@ -236,7 +239,7 @@ int cox_control_create(struct cox_control *control, const char *name,
         cox_region_detach(&region);
         return r;
     }
-    cox_fault_point("control.linked");
+    cox_fault_point(COX_FAULT_CONTROL_LINKED);
     *control = (struct cox_control){
         .region = region,
         .layout = region.base,

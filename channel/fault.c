@@ -2,37 +2,117 @@
 
 #if COX_TESTING
 
+#include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
-static _Atomic int fault_rank = -1;
-static _Atomic int fault_passages;
+#define COORDINATOR (-1)
+
+static const char *const names[COX_FAULT_POINT_COUNT] = {
+#define NAME(constant, name) name,
+    COX_FAULT_POINTS(NAME)
+#undef NAME
+};
+
+/* Written by cox_fault_arm, or once by the first thread that passes a point. */
+static struct {
+    int signal; /* 0: nothing is planned */
+    enum cox_fault_point point;
+    int rank;
+    uint32_t count;
+} plan;
+static struct cox_fault_counts *counts; /* NULL: nobody counts */
+static pthread_once_t plan_once = PTHREAD_ONCE_INIT;
+static _Atomic int own_rank = COORDINATOR;
+static _Atomic uint32_t passages;
+
+static _Noreturn void plan_refuse(const char *text)
+{
+    fprintf(stderr, "COXSWAIN_FAULT is '%s': expected NAME:kill|stop[:RANK|coordinator[:COUNT]]\n",
+            text);
+    abort();
+}
+
+static void plan_parse(const char *text)
+{
+    char name[64], action[8], rank[16] = "coordinator";
+    unsigned count = 1, point = 0;
+    if (sscanf(text, "%63[^:]:%7[^:]:%15[^:]:%u", name, action, rank, &count) < 2)
+        plan_refuse(text);
+    while (point < COX_FAULT_POINT_COUNT && strcmp(names[point], name) != 0)
+        point++;
+    plan.signal = strcmp(action, "kill") == 0 ? SIGKILL : strcmp(action, "stop") == 0 ? SIGSTOP : 0;
+    if (point == COX_FAULT_POINT_COUNT || plan.signal == 0 || count == 0)
+        plan_refuse(text);
+    plan.point = (enum cox_fault_point)point;
+    plan.rank = strcmp(rank, "coordinator") == 0 ? COORDINATOR : atoi(rank);
+    plan.count = count;
+}
+
+static void counts_map(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    void *map =
+        fd < 0 ? MAP_FAILED : mmap(NULL, sizeof *counts, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) {
+        perror(path);
+        abort();
+    }
+    close(fd);
+    counts = map;
+}
+
+static void plan_read(void)
+{
+    const char *text = getenv("COXSWAIN_FAULT"), *path = getenv("COXSWAIN_FAULT_COUNTS");
+    if (text)
+        plan_parse(text);
+    if (path)
+        counts_map(path);
+}
+
+void cox_fault_arm(const char *text)
+{
+    pthread_once(&plan_once, plan_read);
+    plan.signal = 0;
+    atomic_store_explicit(&passages, 0, memory_order_relaxed);
+    if (text)
+        plan_parse(text);
+}
 
 void cox_fault_rank(int rank)
 {
-    atomic_store(&fault_rank, rank);
+    pthread_once(&plan_once, plan_read);
+    atomic_store_explicit(&own_rank, rank, memory_order_relaxed);
 }
 
-void cox_fault_point(const char *name)
+const char *cox_fault_name(enum cox_fault_point point)
 {
-    const char *plan = getenv("COXSWAIN_FAULT");
-    size_t length = strlen(name);
-    if (!plan || strncmp(plan, name, length) != 0 || plan[length] != ':')
+    return names[point];
+}
+
+void cox_fault_point(enum cox_fault_point point)
+{
+    pthread_once(&plan_once, plan_read);
+    /* relaxed, all of them: counts. */
+    int rank = atomic_load_explicit(&own_rank, memory_order_relaxed);
+    if (counts && rank + 1 < COX_FAULT_PROCESS_COUNT)
+        atomic_fetch_add_explicit(&counts->passed[point][rank + 1], 1, memory_order_relaxed);
+    if (plan.signal == 0 || plan.point != point || plan.rank != rank ||
+        atomic_fetch_add_explicit(&passages, 1, memory_order_relaxed) + 1 != plan.count)
         return;
-    const char *action = plan + length + 1;
-    int sig = strncmp(action, "kill", 4) == 0   ? SIGKILL
-              : strncmp(action, "stop", 4) == 0 ? SIGSTOP
-                                                : 0;
-    const char *rank = strchr(action, ':');
-    const char *count = rank ? strchr(rank + 1, ':') : NULL;
-    int wanted = rank && strncmp(rank + 1, "coordinator", 11) != 0 ? atoi(rank + 1) : -1;
-    if (sig == 0 || wanted != atomic_load(&fault_rank))
-        return;
-    /* To this thread: a stop of the process may find another one first, while this one goes on. */
-    if (atomic_fetch_add(&fault_passages, 1) + 1 == (count ? atoi(count + 1) : 1))
-        raise(sig);
+    if (counts)
+        atomic_fetch_add_explicit(&counts->struck, 1, memory_order_relaxed);
+    /* To this thread, by number, since it may be the child of a bare clone: a stop of the process may find
+     * another thread first, while this one goes on. */
+    syscall(SYS_tgkill, getpid(), (pid_t)syscall(SYS_gettid), plan.signal);
 }
 
 #else

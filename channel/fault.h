@@ -1,29 +1,133 @@
 /*
- * fault: named points of the protocol at which a test can stop or kill this very process.
+ * fault: the steps of the protocol, each with a named point behind it at which a test can kill or stop the very
+ * process that has just done the step.
+ *
+ * A step is whatever another process, or the next start, can see: a name in /dev/shm, a shared word, a token, a
+ * process. The points sit in the functions that do the steps, so that none can be done without passing its point; a test
+ * (tests/fault/points.py) finds those that have none, and tests/fault/matrix_test.c strikes at every one of them.
  *
  * Only the testing build (COX_TESTING) has them; elsewhere a point compiles to nothing.
  * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL) or stop (SIGSTOP), RANK the
- * rank it is for (or 'coordinator'), COUNT the passage at which it strikes (1 is the first).
+ * rank it is for (or 'coordinator', the default), COUNT the passage at which it strikes (1 is the first). A plan that
+ * makes no sense ends the process, so that no test passes for want of a fault.
  *
  * Threads: any.
  * Blocks: nothing, unless stopped.
+ * If the process dies: that is what it is for.
  */
 #ifndef COX_CHANNEL_FAULT_H
 #define COX_CHANNEL_FAULT_H
 
+/* X(constant, name): in the order of a group's life. */
+#define COX_FAULT_POINTS(X)                                                                        \
+    /* The coordinator makes the group. */                                                         \
+    X(CONTROL_FILLED, "control.filled") /* whole and locked, without a name */                     \
+    X(CONTROL_SWEEP, "control.sweep")   /* leftovers are open, not locked */                       \
+    X(CONTROL_LOCKED, "control.locked") /* their lock is won */                                    \
+    X(CONTROL_LINKED, "control.linked")                                                            \
+    X(REGION_NAMED, "region.named") /* of no size yet */                                           \
+    X(REGION_CREATED, "region.created")                                                            \
+    X(SEMAPHORE_FILLED, "semaphore.filled") /* without a name */                                   \
+    X(SEMAPHORE_LINKED, "semaphore.linked")                                                        \
+    X(CHANNEL_CREATED, "channel.created")                                                          \
+    /* Processes are started. */                                                                   \
+    X(LAUNCH, "launch")               /* nothing is forked yet */                                  \
+    X(LAUNCH_CHILD, "launch.child")   /* the new process, before exec */                           \
+    X(LAUNCH_FORKED, "launch.forked") /* the coordinator, after that exec */                       \
+    X(ATTACH_CONTROL, "attach.control")                                                            \
+    X(ATTACH_CHANNEL, "attach.channel")                                                            \
+    X(ATTACH_IDENTITY, "attach.identity") /* written, not yet valid */                             \
+    X(ATTACH_ANNOUNCED, "attach.announced")                                                        \
+    X(ATTACHED, "attached")                                                                        \
+    X(RANK_CHECKED, "rank.checked") /* the coordinator has seen it */                              \
+    X(NAME_UNLINKED, "name.unlinked")                                                              \
+    X(CONTROL_UNLINK, "control.unlink") /* only the control region has its name */                 \
+    X(STARTED, "started")                                                                          \
+    /* A request goes out. */                                                                      \
+    X(REQUEST_CLAIMED, "request.claimed")                                                          \
+    X(REQUEST_WRITTEN, "request.written")                                                          \
+    X(RECORD_BEGUN, "record.begun") /* of its frame: sequence 0 */                                 \
+    X(RECORD_WRITTEN, "record.written")                                                            \
+    X(REQUEST_PUBLISHED, "request.published")                                                      \
+    X(GATE_OPENED, "gate.opened")                                                                  \
+    /* Tokens, of each bell in the order of enum cox_bell. */                                      \
+    X(POSTED_REQUEST_PRODUCE, "posted.request_produce")                                            \
+    X(POSTED_REQUEST_CONSUME, "posted.request_consume")                                            \
+    X(POSTED_RESPONSE_PRODUCE, "posted.response_produce")                                          \
+    X(POSTED_RESPONSE_CONSUME, "posted.response_consume")                                          \
+    X(WAIT, "wait")           /* about to sleep */                                                 \
+    X(WAIT_TOOK, "wait.took") /* a token in its hand */                                            \
+    /* A rank serves it. */                                                                        \
+    X(RANK_TAKEN, "rank.taken")                                                                    \
+    X(RANK_STATE, "rank.state")                                                                    \
+    X(RANK_RETURNED, "rank.returned")                                                              \
+    X(EXECUTE, "execute")   /* the callback is next */                                             \
+    X(EXECUTED, "executed") /* nothing is committed */                                             \
+    X(STEP_COMMITTED, "step.committed")                                                            \
+    X(REPLY_WRITTEN, "reply.written")                                                              \
+    X(REPLY_TAGGED, "reply.tagged")                                                                \
+    X(RANK_DONE, "rank.done")                                                                      \
+    X(REPORT_CLAIMED, "report.claimed") /* the slot of the error channel is its own */             \
+    X(REPORT_WRITTEN, "report.written")                                                            \
+    /* The coordinator gathers. */                                                                 \
+    X(REPORT_FETCHED, "report.fetched")                                                            \
+    X(REPLY_FETCHED, "reply.fetched")                                                              \
+    X(COMPLETE, "complete") /* the completion is made, nobody has it */                            \
+    X(VOID_STORED, "void.stored")                                                                  \
+    X(ENDED_STORED, "ended.stored")                                                                \
+    X(HANDLED, "handled")                                                                          \
+    X(DEATH_SEEN, "death.seen")                                                                    \
+    X(DEATH_STORED, "death.stored")                                                                \
+    X(DEATH_TOLD, "death.told")                                                                    \
+    /* The end. */                                                                                 \
+    X(STOP, "stop")                                                                                \
+    X(GOODBYE_SAID, "goodbye.said")                                                                \
+    X(GOODBYE_HEARD, "goodbye.heard")                                                              \
+    X(LEFT, "left")                                                                                \
+    X(STOPPED, "stopped")
+
+enum cox_fault_point {
+#define COX_FAULT_CONSTANT(constant, name) COX_FAULT_##constant,
+    COX_FAULT_POINTS(COX_FAULT_CONSTANT)
+#undef COX_FAULT_CONSTANT
+        COX_FAULT_POINT_COUNT
+};
+
 #if COX_TESTING
-void cox_fault_point(const char *name);
-/* Which process this is, for the RANK of COXSWAIN_FAULT; -1 (the start value): the coordinator. */
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+/* In the file that COXSWAIN_FAULT_COUNTS names, when there is one: how often each process has passed
+ * each point, the coordinator first, then the ranks; and whether the plan has struck. */
+#define COX_FAULT_PROCESS_COUNT 17
+struct cox_fault_counts {
+    _Atomic uint32_t struck;
+    _Atomic uint32_t passed[COX_FAULT_POINT_COUNT][COX_FAULT_PROCESS_COUNT];
+};
+
+void cox_fault_point(enum cox_fault_point point);
+const char *cox_fault_name(enum cox_fault_point point);
+/* Which process this is, for the RANK of the plan; -1 (the start value): the coordinator. */
 void cox_fault_rank(int rank);
+/* In place of COXSWAIN_FAULT, which is read once; NULL: no plan. Before other threads pass points. */
+void cox_fault_arm(const char *plan);
+
 #else
-static inline void cox_fault_point(const char *name)
+
+static inline void cox_fault_point(enum cox_fault_point point)
 {
-    (void)name;
+    (void)point;
 }
 static inline void cox_fault_rank(int rank)
 {
     (void)rank;
 }
+static inline void cox_fault_arm(const char *plan)
+{
+    (void)plan;
+}
+
 #endif
 
 #endif

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "fault.h"
 #include "semaphore.h"
 
 struct cox_gate_bell {
@@ -143,14 +144,18 @@ void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
 void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 {
     gate->ops->post(gate_bell(gate, rank, bell));
+    cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
 }
 
 int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uint64_t deadline_ns)
 {
     struct cox_gate_bell *bell = gate_bell(gate, rank, which);
+    cox_fault_point(COX_FAULT_WAIT);
     int r = gate->ops->wait(bell, deadline_ns);
     /* relaxed: a count of hints. A wait may overlap a settle of another thread; what is miscounted
      * then is one spurious wake-up. */
+    if (r == 0)
+        cox_fault_point(COX_FAULT_WAIT_TOOK);
     if (r == 0)
         atomic_fetch_add_explicit(&bell->taken, 1, memory_order_relaxed);
     return r;

@@ -10,6 +10,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "fault.h"
+
 static int region_name_check(const char *name, struct cox_error *err)
 {
     if (name[0] != '/' || name[1] == '\0' || strchr(name + 1, '/'))
@@ -97,6 +99,7 @@ int cox_region_create(struct cox_region *region, const char *name, uint64_t size
             return cox_fail(err, COX_TAKEN, "region %s exists already", name);
         return cox_fail(err, -r, "region %s: %s", name, cox_status_text(-r));
     }
+    cox_fault_point(COX_FAULT_REGION_NAMED);
     if (fchmod(fd, 0600) < 0) /* against an odd umask */
         r = cox_fail(err, -errno, "region %s: fchmod: %s", name, cox_status_text(-errno));
     if (r == 0)
@@ -105,6 +108,7 @@ int cox_region_create(struct cox_region *region, const char *name, uint64_t size
         r = cox_region_map(region, fd, size, COX_REGION_WRITE, name, err);
     if (r)
         shm_unlink(name);
+    cox_fault_point(COX_FAULT_REGION_CREATED);
     return r;
 }
 

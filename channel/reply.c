@@ -25,9 +25,9 @@ void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t
 {
     uint32_t prefix = htole32((uint32_t)length);
     memcpy(reply_base(channel, rank, sequence), &prefix, sizeof prefix);
+    cox_fault_point(COX_FAULT_REPLY_WRITTEN);
     cox_truth_set_tag(cox_truth_line(channel->control, rank, channel->id),
                       channel->control->geometry.depth, sequence, failed);
-    cox_fault_point("reply.committed");
 }
 
 int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t sequence, bool whole,

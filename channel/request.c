@@ -27,7 +27,7 @@ void cox_request_publish(const struct cox_channel *channel, uint64_t sequence, u
     COX_ASSERT(length <= geometry->channels[channel->id].frame_size - COX_PREFIX_SIZE);
     uint32_t prefix = htole32((uint32_t)length);
     memcpy(request_base(channel, sequence), &prefix, sizeof prefix);
-    cox_fault_point("request.written");
+    cox_fault_point(COX_FAULT_REQUEST_WRITTEN);
     const struct cox_frame_record record = {
         .sequence = sequence,
         .type = type,
@@ -35,7 +35,6 @@ void cox_request_publish(const struct cox_channel *channel, uint64_t sequence, u
         .asked = *asked,
     };
     cox_truth_publish(cox_truth_channel(channel->control, channel->id), geometry->depth, &record);
-    cox_fault_point("request.published");
 }
 
 int cox_request_read(const struct cox_channel *channel, uint64_t sequence, uint32_t rank,

@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "fault.h"
+
 #if defined(__SANITIZE_THREAD__)
 #define COX_TSAN 1
 #elif defined(__has_feature)
@@ -70,6 +72,7 @@ int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsi
         r = written < 0 ? -errno : -ENOSPC;
         return cox_fail(err, r, "semaphore %s: %s", name, cox_status_text(r));
     }
+    cox_fault_point(COX_FAULT_SEMAPHORE_FILLED);
     char self[64];
     snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
     if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) < 0) {
@@ -78,6 +81,7 @@ int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsi
             return cox_fail(err, COX_TAKEN, "semaphore %s exists already", name);
         return cox_fail(err, -r, "semaphore %s: %s", name, cox_status_text(-r));
     }
+    cox_fault_point(COX_FAULT_SEMAPHORE_LINKED);
     r = semaphore_map(semaphore, fd, name, err);
     if (r)
         unlink(path);

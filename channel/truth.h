@@ -14,6 +14,7 @@
 #define COX_CHANNEL_TRUTH_H
 
 #include "control.h"
+#include "fault.h"
 
 static inline struct cox_layout_channel_truth *cox_truth_channel(const struct cox_control *control,
                                                                  enum cox_channel_id channel)
@@ -45,14 +46,17 @@ static inline void cox_truth_publish(struct cox_layout_channel_truth *truth, uin
      * with its acquire load therefore sees the zero, or what comes after it, in its second look at
      * sequence. */
     atomic_store_explicit(&frame->sequence, 0, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_RECORD_BEGUN);
     atomic_store_explicit(&frame->type, record->type, memory_order_release);
     atomic_store_explicit(&frame->length, record->length, memory_order_release);
     for (size_t i = 0; i < COX_RANK_COUNT_MAX / 64; i++)
         atomic_store_explicit(&frame->asked[i], record->asked.words[i], memory_order_release);
     /* release: fields before sequence; partner is cox_truth_read_frame. */
     atomic_store_explicit(&frame->sequence, record->sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_RECORD_WRITTEN);
     /* release: bytes and record before the number; partner is cox_truth_published. */
     atomic_store_explicit(&truth->published, record->sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_REQUEST_PUBLISHED);
 }
 
 static inline uint64_t cox_truth_published(const struct cox_layout_channel_truth *truth)
@@ -98,6 +102,7 @@ static inline bool cox_truth_frame_holds(const struct cox_layout_channel_truth *
 static inline void cox_truth_set_void(struct cox_layout_channel_truth *truth, uint64_t sequence)
 {
     atomic_store_explicit(&truth->void_through, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_VOID_STORED);
 }
 
 static inline uint64_t cox_truth_void_through(const struct cox_layout_channel_truth *truth)
@@ -110,6 +115,7 @@ static inline uint64_t cox_truth_void_through(const struct cox_layout_channel_tr
 static inline void cox_truth_set_ended(struct cox_layout_channel_truth *truth, uint64_t sequence)
 {
     atomic_store_explicit(&truth->ended, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_ENDED_STORED);
 }
 
 static inline uint64_t cox_truth_ended(const struct cox_layout_channel_truth *truth)
@@ -137,6 +143,7 @@ static inline void cox_truth_set_state(struct cox_layout_rank_line *line, enum c
 {
     atomic_store_explicit(&line->stamp_ns, now_ns, memory_order_relaxed);
     atomic_store_explicit(&line->word, cox_state_word(state, sequence), memory_order_release);
+    cox_fault_point(COX_FAULT_RANK_STATE);
 }
 
 /* release: not needed by data, the rank only read; kept so that taken never seems to run ahead of
@@ -144,6 +151,7 @@ static inline void cox_truth_set_state(struct cox_layout_rank_line *line, enum c
 static inline void cox_truth_set_taken(struct cox_layout_rank_line *line, uint64_t sequence)
 {
     atomic_store_explicit(&line->taken, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_RANK_TAKEN);
 }
 
 /* release: the rank's reads of the frame before the number; partner is the coordinator that writes
@@ -151,6 +159,7 @@ static inline void cox_truth_set_taken(struct cox_layout_rank_line *line, uint64
 static inline void cox_truth_set_returned(struct cox_layout_rank_line *line, uint64_t sequence)
 {
     atomic_store_explicit(&line->returned, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_RANK_RETURNED);
 }
 
 /* The reply is an ExecuteResponse that tells of a failure, also where replies are opaque. */
@@ -162,12 +171,14 @@ static inline void cox_truth_set_tag(struct cox_layout_rank_line *line, uint32_t
 {
     atomic_store_explicit(&line->tags[sequence % depth], sequence | (failed ? COX_TAG_FAILED : 0),
                           memory_order_relaxed);
+    cox_fault_point(COX_FAULT_REPLY_TAGGED);
 }
 
 /* release: slot bytes and tag before the number; partner is cox_truth_done. */
 static inline void cox_truth_set_done(struct cox_layout_rank_line *line, uint64_t sequence)
 {
     atomic_store_explicit(&line->done, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_RANK_DONE);
 }
 
 static inline uint64_t cox_truth_taken(const struct cox_layout_rank_line *line)

@@ -193,6 +193,7 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
     if (r)
         return r;
     *ret_sequence = sequence;
+    cox_fault_point(COX_FAULT_REQUEST_CLAIMED);
     return 0;
 }
 
@@ -234,7 +235,7 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
     collector_advance(collector);
     pthread_mutex_unlock(&collector->lock);
     cox_gate_open(gate, &entry->asked);
-    cox_fault_point("request.gate_opened");
+    cox_fault_point(COX_FAULT_GATE_OPENED);
     /* No system call unless the response thread sleeps. After the gate: it has nothing to do before
      * somebody answers. Not under the lock, which it would only wake up to wait for. */
     pthread_cond_signal(&collector->work);
@@ -313,6 +314,7 @@ static int gather_look(struct cox_collector *collector, struct cox_entry *entry)
             else
                 cox_gathering_take(gathering, collector->channel, rank, entry->sequence,
                                    entry->type, collector->ranks[rank].generation);
+            cox_fault_point(COX_FAULT_REPLY_FETCHED);
             collector_consume(collector, entry, rank);
         } else if (dead) {
             cox_gathering_bury(gathering, rank, collector->supervisor);
@@ -364,7 +366,7 @@ static void gather_finish(struct cox_collector *collector, struct cox_entry *ent
     pthread_mutex_unlock(&collector->lock);
     struct cox_completion completion;
     gather_complete(collector, entry, status, &completion);
-    cox_fault_point("collect.complete");
+    cox_fault_point(COX_FAULT_COMPLETE);
     pthread_mutex_lock(&collector->lock);
     if (completion.status && entry->operation->step)
         cox_truth_set_void(cox_truth_channel(collector->channel->control, collector->channel->id),
@@ -389,6 +391,7 @@ static void gather_finish(struct cox_collector *collector, struct cox_entry *ent
     if (handler)
         handler(context, &completion);
     cox_inside_leave(&inside);
+    cox_fault_point(COX_FAULT_HANDLED);
 
     pthread_mutex_lock(&collector->lock);
     collector->in_handler = false;
@@ -485,7 +488,6 @@ static void collector_gather(struct cox_collector *collector, uint64_t sequence)
             continue;
         if (owing < 0)
             return;
-        cox_fault_point("collect.sleep");
         cox_collector_sleep(collector, (uint32_t)owing, causes,
                             cox_deadline_min(deadline_ns, collector->ring_ns));
         looked_again = false;

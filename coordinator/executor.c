@@ -126,6 +126,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
             r = executor_check_identity(executor, rank, identity, err);
             cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
                             COX_BELL_RESPONSE_CONSUME);
+            cox_fault_point(COX_FAULT_RANK_CHECKED);
             rank++;
             continue;
         }
@@ -216,7 +217,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     uint64_t timeout_ms =
         executor->options.start_timeout_ms ? executor->options.start_timeout_ms : START_TIMEOUT_MS;
     uint64_t deadline_ns = cox_deadline_after_ms(timeout_ms);
-    cox_fault_point("executor.start.workers");
+    cox_fault_point(COX_FAULT_LAUNCH);
     int r = cox_supervisor_start(&options, &executor->supervisor, err);
     if (r)
         return r;
@@ -290,7 +291,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     }
     if (!geometry.legacy && !options->keep_names)
         executor_unlink(executor);
-    cox_fault_point("executor.started");
+    cox_fault_point(COX_FAULT_STARTED);
     /* release: partner is executor_on_death; from now on deaths are told. */
     atomic_store_explicit(&executor->started, true, memory_order_release);
     *ret_executor = executor;
@@ -357,6 +358,7 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     COX_ASSERT(!cox_inside(executor)); /* it would wait for itself */
     if (atomic_exchange_explicit(&executor->stopping, true, memory_order_acq_rel))
         return 0;
+    cox_fault_point(COX_FAULT_STOP);
     uint32_t signalled = 0;
     const struct cox_executor_options *options = &executor->options;
     bool started = atomic_load_explicit(&executor->started, memory_order_acquire);
@@ -372,6 +374,7 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
         cox_supervisor_expect_end(executor->supervisor);
         uint64_t deadline_ns = cox_deadline_after_ms(finalize_ms);
         executor_finalize(executor, deadline_ns);
+        cox_fault_point(COX_FAULT_GOODBYE_SAID);
         uint64_t now = cox_now_ns();
         finalize_ms = now < deadline_ns ? (deadline_ns - now) / COX_NSEC_PER_MSEC : 0;
     }
@@ -379,6 +382,7 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
         signalled = cox_supervisor_end(executor->supervisor, started ? finalize_ms : 0,
                                        started ? term_ms : 0);
     cox_faults_stop(&executor->faults);
+    cox_fault_point(COX_FAULT_STOPPED);
     return signalled;
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../channel/fault.h"
 #include "../channel/thread.h"
 #include "../channel/truth.h"
 #include "proto/executor.pb-c.h"
@@ -27,6 +28,7 @@ static size_t faults_fetch(struct cox_faults *faults)
         length = 0;
     }
     memcpy(faults->copy, base + COX_PREFIX_SIZE, length);
+    cox_fault_point(COX_FAULT_REPORT_FETCHED);
     memset(base, 0, sizeof prefix); /* the same report is not read twice */
     while (cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE))
         continue; /* a surplus, see the header */

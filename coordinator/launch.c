@@ -1,5 +1,6 @@
 #include "launch.h"
 
+#include "../channel/fault.h"
 #include "supervise.h"
 
 #include <fcntl.h>
@@ -287,6 +288,7 @@ static _Noreturn void child_main(const struct launch *launch)
 
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() != launch->coordinator)
         child_exit(); /* it died before the signal was armed */
+    cox_fault_point(COX_FAULT_LAUNCH_CHILD);
     int report_fd = launch->report.write_fd;
     struct launch_report report = {.error = -child_arrange_fds(launch, &report_fd)};
     if (report.error == 0) {
@@ -339,8 +341,11 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_lau
                         r == -EAGAIN ? " (raise ulimit -u or the pids limit of the control group)"
                                      : "");
     }
-    if (pid == 0)
+    if (pid == 0) {
+        cox_fault_rank((int)rank);
         child_main(&launch);
+    }
+    cox_fault_point(COX_FAULT_LAUNCH_FORKED);
 
     struct launch_report report;
     if (read(launch.report.read_fd, &report, sizeof report) == (ssize_t)sizeof report) {

@@ -1,5 +1,6 @@
 #include "supervise.h"
 
+#include "../channel/fault.h"
 #include "../channel/peer.h"
 #include "../channel/thread.h"
 #include "launch.h"
@@ -143,6 +144,7 @@ static bool worker_reap(struct worker *w, siginfo_t *info)
  * through. */
 static void worker_bury(struct worker *w)
 {
+    cox_fault_point(COX_FAULT_DEATH_SEEN);
     struct cox_supervisor *s = w->supervisor;
     for (int stream = 0; stream < 2; stream++)
         cox_output_drain(&w->streams[stream], stream_lines[stream], w);
@@ -162,9 +164,11 @@ static void worker_bury(struct worker *w)
     cox_peer_close(&w->adopted);
     pthread_mutex_unlock(&s->lock);
     atomic_store_explicit(&w->dead, true, memory_order_release);
+    cox_fault_point(COX_FAULT_DEATH_STORED);
 
     if (s->hooks.death)
         s->hooks.death(s->hooks.context, w->rank, w->pid, &w->how);
+    cox_fault_point(COX_FAULT_DEATH_TOLD);
     pthread_mutex_lock(&s->lock);
     s->alive--;
     pthread_cond_broadcast(&s->changed);

@@ -40,7 +40,6 @@ const char *cox_init_request_get(const struct cox_init_request *request, const c
 
 static void lane_return(struct cox_lane *lane, uint64_t sequence)
 {
-    cox_fault_point("worker.return");
     cox_truth_set_returned(lane->line, sequence);
     cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_REQUEST_PRODUCE);
 }
@@ -51,7 +50,6 @@ static void lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, b
     cox_reply_commit(&lane->channel, lane->worker->options.rank, sequence, length, failed);
     cox_truth_set_done(lane->line, sequence);
     cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_CONSUME);
-    cox_fault_point("worker.replied");
 }
 
 /* Nothing to answer with: no-reply requests, and legacy ranks that only wait and post. */
@@ -321,8 +319,9 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
     if (r == 0) {
         uint64_t begin = cox_now_ns();
         cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, begin);
-        cox_fault_point("worker.execute");
+        cox_fault_point(COX_FAULT_EXECUTE);
         r = worker->callbacks->execute(worker->context, batch, outputs, &lane->error);
+        cox_fault_point(COX_FAULT_EXECUTED);
         body.has_model_execute_time = 1;
         body.model_execute_time = (float)((double)(cox_now_ns() - begin) / 1e6);
         /* The view is gone after commit: take what the answer needs first. */
@@ -342,6 +341,7 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
             cox_table_commit(table);
         else
             cox_table_revert(table);
+        cox_fault_point(COX_FAULT_STEP_COMMITTED);
         if (r == 0) {
             result.has_digest = 1;
             result.digest = cox_wire_token_digest(tokens, count);
@@ -504,7 +504,7 @@ static void serve_opaque(struct cox_lane *lane, const struct cox_request *reques
     cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_ns());
     uint8_t *slot =
         cox_reply_slot(&lane->channel, worker->options.rank, request->sequence, false, &capacity);
-    cox_fault_point("worker.execute");
+    cox_fault_point(COX_FAULT_EXECUTE);
     int r = worker->callbacks->opaque
                 ? worker->callbacks->opaque(worker->context, request->bytes, request->size, slot,
                                             capacity, &length, &lane->error)
@@ -631,6 +631,7 @@ bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
     if (operation && message->execute_type == TYPE(MODEL_FINALIZE) &&
         typed.type == TYPE(MODEL_FINALIZE)) {
         lane_done(lane, request->sequence, false);
+        cox_fault_point(COX_FAULT_GOODBYE_HEARD);
         return true;
     }
     if (r == 0 && (!operation || operation->channel != lane->channel.id ||

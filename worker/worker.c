@@ -94,7 +94,6 @@ static void *lane_main(void *argument)
         cox_gate_settle(gate, rank, COX_BELL_REQUEST_CONSUME);
         cox_truth_set_taken(lane->line, next);
         cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, cox_now_ns());
-        cox_fault_point("worker.taken");
         if (r)
             cox_lane_refuse(lane, next, r, "the frame has an impossible length");
         else
@@ -193,8 +192,9 @@ int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, c
                           cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
     }
     if (r == 0) {
-        cox_fault_point("worker.fault.claimed");
+        cox_fault_point(COX_FAULT_REPORT_CLAIMED);
         r = worker_write_fault(worker, channel, sequence, text);
+        cox_fault_point(COX_FAULT_REPORT_WRITTEN);
         cox_gate_post(gate, 0, r ? COX_BELL_RESPONSE_PRODUCE : COX_BELL_RESPONSE_CONSUME);
     }
     cox_truth_set_state(line, COX_RANK_IDLE, sequence, cox_now_ns());
@@ -268,7 +268,7 @@ static int worker_attach_channels(struct cox_worker *worker, struct cox_error *e
         r = cox_arena_init(&lane->arena, ARENA_FIRST_SIZE, options->request_size_max);
         if (r)
             return cox_fail(err, r, "no memory for requests");
-        cox_fault_point("worker.attach.channel");
+        cox_fault_point(COX_FAULT_ATTACH_CHANNEL);
     }
     return cox_channel_attach(&worker->error_channel, name, &worker->control, COX_CHANNEL_ERROR,
                               options->rank, err);
@@ -288,13 +288,14 @@ static int worker_announce(struct cox_worker *worker, struct cox_error *err)
     atomic_store_explicit(&identity->start, start, memory_order_relaxed);
     atomic_store_explicit(&identity->generation, worker->options.generation, memory_order_relaxed);
     atomic_store_explicit(&identity->epoch, worker->control.epoch, memory_order_relaxed);
-    cox_fault_point("worker.attach.announce");
+    cox_fault_point(COX_FAULT_ATTACH_IDENTITY);
     /* release: partner is the coordinator's acquire while it waits for the group. */
     atomic_store_explicit(&identity->state, COX_IDENTITY_ATTACHED, memory_order_release);
+    cox_fault_point(COX_FAULT_ATTACH_ANNOUNCED);
     if (!worker->control.geometry.legacy)
         cox_gate_post(&worker->lanes[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
                       COX_BELL_RESPONSE_CONSUME);
-    cox_fault_point("worker.attached");
+    cox_fault_point(COX_FAULT_ATTACHED);
     return 0;
 }
 
@@ -336,6 +337,7 @@ int cox_worker_new(const struct cox_worker_options *options,
         r = cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno));
     if (r == 0)
         r = worker_attach_control(worker, err);
+    cox_fault_point(COX_FAULT_ATTACH_CONTROL);
     if (r == 0)
         r = worker_check_group(worker, err);
     if (r == 0)
@@ -450,5 +452,6 @@ int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
     if (r == 0 && atomic_load_explicit(&worker->finalized, memory_order_acquire) &&
         worker->callbacks->finalize)
         worker->callbacks->finalize(worker->context);
+    cox_fault_point(COX_FAULT_LEFT);
     return r;
 }

@@ -16,7 +16,7 @@
 static struct test_group *group_of(const char *action, uint32_t rank)
 {
     char plan[64];
-    snprintf(plan, sizeof plan, "worker.fault.claimed:%s:%" PRIu32, action, rank);
+    snprintf(plan, sizeof plan, "report.claimed:%s:%" PRIu32, action, rank);
     setenv("COXSWAIN_FAULT", plan, 1);
     struct test_group *g = test_group_start(4, NULL);
     unsetenv("COXSWAIN_FAULT");

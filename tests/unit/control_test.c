@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "channel/fault.h"
 #include "channel/channel.h"
 #include "channel_fixture.h"
 
@@ -378,7 +379,7 @@ static void create_and_die(void *context)
     static struct cox_control control = COX_CONTROL_NONE;
     static struct cox_channel channels[COX_CHANNEL_COUNT];
     if (crash->fault)
-        setenv("COXSWAIN_FAULT", crash->fault, 1);
+        cox_fault_arm(crash->fault);
     CHECK(cox_control_create(&control, GROUP, &geometry, NULL) == 0);
     for (int c = 0; c < crash->channels; c++)
         CHECK(cox_channel_create(&channels[c], GROUP, &control, (enum cox_channel_id)c, NULL) == 0);
@@ -417,12 +418,12 @@ static void b4_leftovers_of_a_creator_killed_anywhere_are_swept(void **state)
 {
     static const char *const points[] = {
         "control.linked:kill",
-        "channel.create.request:kill",
-        "channel.create.response:kill",
+        "region.named:kill",
+        "region.created:kill",
         "channel.created:kill",
         "channel.created:kill:coordinator:3",
-        "control.unlink.last:kill",
-        "channel.create.response:kill:coordinator:5",
+        "control.unlink:kill",
+        "semaphore.linked:kill:coordinator:30",
     };
     (void)state;
 #if !COX_TESTING
@@ -433,7 +434,7 @@ static void b4_leftovers_of_a_creator_killed_anywhere_are_swept(void **state)
         dies_and_is_swept(&crash, -1);
     }
     /* Before it has its name there is nothing to sweep. */
-    struct crash crash = {.rank_count = 3, .fault = "control.link:kill"};
+    struct crash crash = {.rank_count = 3, .fault = "control.filled:kill"};
     dies_and_is_swept(&crash, 0);
 }
 
@@ -543,7 +544,7 @@ static void create_late(void *context)
     struct cox_geometry geometry = geometry_of(2);
     struct cox_control control = COX_CONTROL_NONE;
     (void)context;
-    setenv("COXSWAIN_FAULT", "control.sweep:stop", 1);
+    cox_fault_arm("control.sweep:stop");
     CHECK(cox_control_create(&control, GROUP, &geometry, NULL) == COX_TAKEN);
 }
 

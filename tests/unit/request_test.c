@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 
+#include "channel/fault.h"
 #include "channel/truth.h"
 #include "channel_fixture.h"
 
@@ -341,7 +342,7 @@ static void publish_and_die(void *context)
 {
     struct group *group = context;
     struct cox_rank_set asked = only(1);
-    setenv("COXSWAIN_FAULT", "request.written:kill", 1);
+    cox_fault_arm("request.written:kill");
     write_payload(&group->channel, 1, 100);
     cox_request_publish(&group->channel, 1, 1, 100, &asked);
     kill(getpid(), SIGKILL); /* without fault points: as good as published */
