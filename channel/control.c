@@ -250,6 +250,17 @@ int cox_control_create(struct cox_control *control, const char *name,
     return 0;
 }
 
+static int control_accept(struct cox_control *control, struct cox_control *attached,
+                          const char *object, struct cox_error *err)
+{
+    int r = control_verify(attached, object, err);
+    if (r)
+        cox_region_detach(&attached->region);
+    else
+        *control = *attached;
+    return r;
+}
+
 int cox_control_attach(struct cox_control *control, const char *name, struct cox_error *err)
 {
     int r = cox_name_check(name, err);
@@ -262,13 +273,15 @@ int cox_control_attach(struct cox_control *control, const char *name, struct cox
                           COX_REGION_WRITE, err);
     if (r)
         return r;
-    r = control_verify(&attached, object, err);
-    if (r) {
-        cox_region_detach(&attached.region);
-        return r;
-    }
-    *control = attached;
-    return 0;
+    return control_accept(control, &attached, object, err);
+}
+
+int cox_control_attach_fd(struct cox_control *control, int fd, struct cox_error *err)
+{
+    struct cox_control attached = COX_CONTROL_NONE;
+    int r = cox_region_attach_fd(&attached.region, fd, "control", sizeof(struct cox_layout_control),
+                                 COX_REGION_WRITE, err);
+    return r ? r : control_accept(control, &attached, "the control region", err);
 }
 
 void cox_control_close(struct cox_control *control)

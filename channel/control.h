@@ -45,6 +45,8 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
 /* Attaches and verifies size, magic, version and geometry before any offset is trusted. Returns 0;
  * COX_NOT_FOUND; COX_DENIED; COX_VERSION; COX_CORRUPT; -errno. */
 int cox_control_attach(struct cox_control *control, const char *name, struct cox_error *err);
+/* The same by an fd, which stays the caller's. */
+int cox_control_attach_fd(struct cox_control *control, int fd, struct cox_error *err);
 void cox_control_close(struct cox_control *control); /* unmaps, drops the lock; idempotent */
 
 /* Removes every name that the first channel_count channels of a group of this geometry have, then

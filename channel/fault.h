@@ -79,6 +79,11 @@
     X(DEATH_SEEN, "death.seen")                                                                    \
     X(DEATH_STORED, "death.stored")                                                                \
     X(DEATH_TOLD, "death.told")                                                                    \
+    /* A dead rank is started again. */                                                            \
+    X(RANK_LEFT_OUT, "rank.left_out") /* requests do not ask it */                                 \
+    X(SEMAPHORE_RENEWED, "semaphore.renewed")                                                      \
+    X(RANK_RESET, "rank.reset") /* its lines are as at the start */                                \
+    X(RANK_ADMITTED, "rank.admitted")                                                              \
     /* The end. */                                                                                 \
     X(STOP, "stop")                                                                                \
     X(GOODBYE_SAID, "goodbye.said")                                                                \

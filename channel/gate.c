@@ -51,6 +51,13 @@ static struct cox_gate_bell *gate_bell(struct cox_gate *gate, uint32_t rank, enu
     return &gate->bells[(rank - gate->rank_first) * COX_BELL_COUNT + (uint32_t)bell];
 }
 
+/* Tokens that a new bell holds. */
+static unsigned bell_start(enum cox_bell bell, unsigned depth)
+{
+    bool produce = bell == COX_BELL_REQUEST_PRODUCE || bell == COX_BELL_RESPONSE_PRODUCE;
+    return produce ? depth : 0;
+}
+
 static int gate_init(struct cox_gate *gate, uint32_t rank_first, uint32_t rank_count)
 {
     struct cox_gate_bell *bells = calloc((size_t)rank_count * COX_BELL_COUNT, sizeof *bells);
@@ -80,10 +87,9 @@ int cox_gate_create_semaphores(struct cox_gate *gate, const char *name, enum cox
             enum cox_bell bell = (enum cox_bell)b;
             if (!cox_bell_exists(channel, bell))
                 continue;
-            bool produce = bell == COX_BELL_REQUEST_PRODUCE || bell == COX_BELL_RESPONSE_PRODUCE;
             cox_name_bell(object, name, channel, bell, rank);
             r = cox_semaphore_create(&gate_bell(&made, rank, bell)->semaphore, object,
-                                     produce ? depth : 0, err);
+                                     bell_start(bell, depth), err);
             if (r)
                 goto unlink_created;
         }
@@ -123,6 +129,47 @@ int cox_gate_attach_semaphores(struct cox_gate *gate, const char *name, enum cox
     }
     *gate = made;
     return 0;
+}
+
+int cox_gate_attach_fds(struct cox_gate *gate, const int fds[COX_BELL_COUNT],
+                        enum cox_channel_id channel, uint32_t rank, struct cox_error *err)
+{
+    struct cox_gate made;
+    uint32_t pair = channel == COX_CHANNEL_ERROR ? 0 : rank;
+    int r = gate_init(&made, pair, 1);
+    if (r)
+        return cox_fail(err, r, "semaphores of %s: %s", cox_channel_name(channel),
+                        cox_status_text(r));
+    for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++)
+        if (cox_bell_exists(channel, (enum cox_bell)b))
+            r = cox_semaphore_attach_fd(&gate_bell(&made, pair, (enum cox_bell)b)->semaphore,
+                                        fds[b], cox_channel_name(channel), err);
+    if (r) {
+        cox_gate_close(&made);
+        return r;
+    }
+    *gate = made;
+    return 0;
+}
+
+int cox_gate_renew(struct cox_gate *gate, enum cox_channel_id channel, uint32_t rank,
+                   unsigned depth, int ret_fds[COX_BELL_COUNT], struct cox_error *err)
+{
+    int fds[COX_BELL_COUNT] = {-1, -1, -1, -1}, r = 0;
+    for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++) {
+        struct cox_gate_bell *bell = gate_bell(gate, rank, (enum cox_bell)b);
+        r = cox_semaphore_renew(&bell->semaphore, cox_channel_name(channel),
+                                bell_start((enum cox_bell)b, depth), &fds[b], err);
+        atomic_store_explicit(&bell->taken, 0, memory_order_relaxed);
+        bell->due = 0;
+    }
+    for (int b = 0; b < COX_BELL_COUNT; b++) {
+        if (r)
+            cox_close_fd(&fds[b]);
+        else
+            ret_fds[b] = fds[b];
+    }
+    return r;
 }
 
 void cox_gate_close(struct cox_gate *gate)

@@ -38,6 +38,14 @@ int cox_gate_create_semaphores(struct cox_gate *gate, const char *name, enum cox
 /* Attaches the four of one rank. Returns 0; COX_NOT_FOUND; COX_DENIED; -errno. */
 int cox_gate_attach_semaphores(struct cox_gate *gate, const char *name, enum cox_channel_id channel,
                                uint32_t rank, struct cox_error *err);
+/* The same by fds, which stay the caller's: fds[bell], -1 where the channel has no such bell. */
+int cox_gate_attach_fds(struct cox_gate *gate, const int fds[COX_BELL_COUNT],
+                        enum cox_channel_id channel, uint32_t rank, struct cox_error *err);
+/* The four of one rank, whose process is dead, anew and at their starting values; ret_fds, the
+ * caller's, are what its next process attaches by. Under the lock of settle and take, and nobody
+ * sleeps on them. Returns 0; -errno: some may be new, so try again. */
+int cox_gate_renew(struct cox_gate *gate, enum cox_channel_id channel, uint32_t rank,
+                   unsigned depth, int ret_fds[COX_BELL_COUNT], struct cox_error *err);
 void cox_gate_close(struct cox_gate *gate); /* idempotent */
 
 /* Lets every rank of the set through: one post each. */

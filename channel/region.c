@@ -112,6 +112,21 @@ int cox_region_create(struct cox_region *region, const char *name, uint64_t size
     return r;
 }
 
+int cox_region_attach_fd(struct cox_region *region, int fd, const char *name, uint64_t size_min,
+                         enum cox_region_access access, struct cox_error *err)
+{
+    int r = cox_region_check_fd(fd, name, err);
+    if (r)
+        return r;
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "region %s: fstat: %s", name, cox_status_text(-errno));
+    if (st.st_size <= 0 || (uint64_t)st.st_size < size_min)
+        return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected at least %" PRIu64,
+                        name, (intmax_t)st.st_size, size_min);
+    return cox_region_map(region, fd, (uint64_t)st.st_size, access, name, err);
+}
+
 int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
                       enum cox_region_access access, struct cox_error *err)
 {
@@ -133,16 +148,7 @@ int cox_region_attach(struct cox_region *region, const char *name, uint64_t size
                                           : cox_status_text(-r));
         return cox_fail(err, -r, "region %s: %s", name, cox_status_text(-r));
     }
-    r = cox_region_check_fd(fd, name, err);
-    if (r)
-        return r;
-    struct stat st;
-    if (fstat(fd, &st) < 0)
-        return cox_fail(err, -errno, "region %s: fstat: %s", name, cox_status_text(-errno));
-    if (st.st_size <= 0 || (uint64_t)st.st_size < size_min)
-        return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected at least %" PRIu64,
-                        name, (intmax_t)st.st_size, size_min);
-    return cox_region_map(region, fd, (uint64_t)st.st_size, access, name, err);
+    return cox_region_attach_fd(region, fd, name, size_min, access, err);
 }
 
 void cox_region_detach(struct cox_region *region)

@@ -33,6 +33,10 @@ int cox_region_create(struct cox_region *region, const char *name, uint64_t size
  * COX_CORRUPT: too small; -errno. */
 int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
                       enum cox_region_access access, struct cox_error *err);
+/* The same for an fd that came another way and stays the caller's; name is for err, and the object
+ * need not have one. */
+int cox_region_attach_fd(struct cox_region *region, int fd, const char *name, uint64_t size_min,
+                         enum cox_region_access access, struct cox_error *err);
 void cox_region_detach(struct cox_region *region); /* idempotent */
 /* Returns 0 or -errno; a name that is already gone is 0. */
 int cox_region_unlink(const char *name);

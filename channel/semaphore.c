@@ -47,16 +47,10 @@ static int semaphore_map(struct cox_semaphore *semaphore, int fd, const char *na
     return 0;
 }
 
-int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsigned value,
-                         struct cox_error *err)
+/* Whole, without a name. sem_init fills ordinary memory here; what it fills is what the file of a
+ * named semaphore holds. */
+static int semaphore_make(const char *name, unsigned value, int *ret_fd, struct cox_error *err)
 {
-    char path[NAME_MAX + 32];
-    int r = semaphore_path(name, path, sizeof path, err);
-    if (r)
-        return r;
-    /* Made whole without a name, then linked: sem_open would pass through a file of another name,
-     * which a kill in between leaves for ever. sem_init fills ordinary memory here; what it fills
-     * is what the file of a named semaphore holds. */
     _cox_cleanup_(cox_close_fd) int fd = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0)
         return cox_fail(err, -errno, "semaphore %s: cannot create in /dev/shm: %s", name,
@@ -69,10 +63,27 @@ int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsi
         return cox_fail(err, -errno, "semaphore %s: fchmod: %s", name, cox_status_text(-errno));
     ssize_t written = write(fd, &content, sizeof content);
     if (written != (ssize_t)sizeof content) {
-        r = written < 0 ? -errno : -ENOSPC;
+        int r = written < 0 ? -errno : -ENOSPC;
         return cox_fail(err, r, "semaphore %s: %s", name, cox_status_text(r));
     }
     cox_fault_point(COX_FAULT_SEMAPHORE_FILLED);
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsigned value,
+                         struct cox_error *err)
+{
+    char path[NAME_MAX + 32];
+    int r = semaphore_path(name, path, sizeof path, err);
+    if (r)
+        return r;
+    /* Then linked: sem_open would pass through a file of another name, which a kill in between
+     * leaves for ever. */
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    r = semaphore_make(name, value, &fd, err);
+    if (r)
+        return r;
     char self[64];
     snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
     if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) < 0) {
@@ -86,6 +97,50 @@ int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsi
     if (r)
         unlink(path);
     return r;
+}
+
+int cox_semaphore_renew(struct cox_semaphore *semaphore, const char *name, unsigned value,
+                        int *ret_fd, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = semaphore_make(name, value, &fd, err);
+    if (r)
+        return r;
+    if (mmap(semaphore->sem, sizeof(sem_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+             0) == MAP_FAILED)
+        return cox_fail(err, -errno, "semaphore %s: mmap: %s", name, cox_status_text(-errno));
+    cox_fault_point(COX_FAULT_SEMAPHORE_RENEWED);
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+static int semaphore_check_fd(int fd, const char *name, struct cox_error *err)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "semaphore %s: fstat: %s", name, cox_status_text(-errno));
+    if (!S_ISREG(st.st_mode))
+        return cox_fail(err, COX_DENIED, "semaphore %s is not a regular file", name);
+    if (st.st_uid != geteuid())
+        return cox_fail(err, COX_DENIED, "semaphore %s belongs to user %u, expected %u", name,
+                        st.st_uid, geteuid());
+    if ((st.st_mode & 07777) != 0600)
+        return cox_fail(err, COX_DENIED, "semaphore %s has mode %04o, expected 0600", name,
+                        st.st_mode & 07777);
+    if (st.st_nlink > 1)
+        return cox_fail(err, COX_DENIED, "semaphore %s has %ju links, expected 1", name,
+                        (uintmax_t)st.st_nlink);
+    if (st.st_size != (off_t)sizeof(sem_t))
+        return cox_fail(err, COX_DENIED, "semaphore %s has %jd bytes, expected %zu", name,
+                        (intmax_t)st.st_size, sizeof(sem_t));
+    return 0;
+}
+
+int cox_semaphore_attach_fd(struct cox_semaphore *semaphore, int fd, const char *name,
+                            struct cox_error *err)
+{
+    int r = semaphore_check_fd(fd, name, err);
+    return r ? r : semaphore_map(semaphore, fd, name, err);
 }
 
 int cox_semaphore_attach(struct cox_semaphore *semaphore, const char *name, struct cox_error *err)
@@ -104,24 +159,7 @@ int cox_semaphore_attach(struct cox_semaphore *semaphore, const char *name, stru
                             r == ELOOP ? "the name is a symbolic link" : cox_status_text(-r));
         return cox_fail(err, -r, "semaphore %s: %s", name, cox_status_text(-r));
     }
-    struct stat st;
-    if (fstat(fd, &st) < 0)
-        return cox_fail(err, -errno, "semaphore %s: fstat: %s", name, cox_status_text(-errno));
-    if (!S_ISREG(st.st_mode))
-        return cox_fail(err, COX_DENIED, "semaphore %s is not a regular file", name);
-    if (st.st_uid != geteuid())
-        return cox_fail(err, COX_DENIED, "semaphore %s belongs to user %u, expected %u", name,
-                        st.st_uid, geteuid());
-    if ((st.st_mode & 07777) != 0600)
-        return cox_fail(err, COX_DENIED, "semaphore %s has mode %04o, expected 0600", name,
-                        st.st_mode & 07777);
-    if (st.st_nlink != 1)
-        return cox_fail(err, COX_DENIED, "semaphore %s has %ju links, expected 1", name,
-                        (uintmax_t)st.st_nlink);
-    if (st.st_size != (off_t)sizeof(sem_t))
-        return cox_fail(err, COX_DENIED, "semaphore %s has %jd bytes, expected %zu", name,
-                        (intmax_t)st.st_size, sizeof(sem_t));
-    return semaphore_map(semaphore, fd, name, err);
+    return cox_semaphore_attach_fd(semaphore, fd, name, err);
 }
 
 void cox_semaphore_detach(struct cox_semaphore *semaphore)

@@ -30,6 +30,16 @@ int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsi
 /* Returns 0; COX_NOT_FOUND; COX_DENIED: another owner, mode, size or type, a symlink, or a second
  * hard link, and err says which; -errno. */
 int cox_semaphore_attach(struct cox_semaphore *semaphore, const char *name, struct cox_error *err);
+/* The same for an fd that came another way and stays the caller's; name is for err, and the file
+ * need not have one. */
+int cox_semaphore_attach_fd(struct cox_semaphore *semaphore, int fd, const char *name,
+                            struct cox_error *err);
+/* Puts another semaphore without a name in the place of an attached one, at its very address: a
+ * thread that posts at this moment meets one or the other. Nobody may sleep on the old one: he
+ * would not wake up. *ret_fd, the caller's, is what others attach by; name is for err. Returns 0;
+ * -errno, and the old one is still there. */
+int cox_semaphore_renew(struct cox_semaphore *semaphore, const char *name, unsigned value,
+                        int *ret_fd, struct cox_error *err);
 void cox_semaphore_detach(struct cox_semaphore *semaphore); /* idempotent */
 /* Returns 0 or -errno; a name that is already gone is 0. */
 int cox_semaphore_unlink(const char *name);

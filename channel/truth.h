@@ -134,6 +134,35 @@ static inline bool cox_truth_aborted(const struct cox_control *control)
     return atomic_load_explicit(&control->layout->abort.word, memory_order_acquire) != 0;
 }
 
+/* The lines of a dead rank, as if it had served everything so far: what its next process reads is news. */
+static inline void cox_truth_reset_line(struct cox_layout_rank_line *line, uint64_t published)
+{
+    /* relaxed: the next process is forked after this; who reads here meanwhile knows that the rank is dead. */
+    for (size_t i = 0; i < COX_DEPTH_MAX; i++)
+        atomic_store_explicit(&line->tags[i], 0, memory_order_relaxed);
+    atomic_store_explicit(&line->base, 0, memory_order_relaxed);
+    atomic_store_explicit(&line->epoch, 0, memory_order_relaxed);
+    atomic_store_explicit(&line->generation, 0, memory_order_relaxed);
+    atomic_store_explicit(&line->stamp_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&line->word, cox_state_word(COX_RANK_IDLE, published),
+                          memory_order_relaxed);
+    atomic_store_explicit(&line->taken, published, memory_order_relaxed);
+    atomic_store_explicit(&line->returned, published, memory_order_relaxed);
+    atomic_store_explicit(&line->done, published, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_RANK_RESET);
+}
+
+static inline void cox_truth_reset_identity(struct cox_layout_identity *identity)
+{
+    /* relaxed: as above. */
+    atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_relaxed);
+    atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->generation, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->epoch, 0, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_RANK_RESET);
+}
+
 /* ---- written by a rank ---- */
 
 /* relaxed stamp before the release word: who reads the word with acquire sees its stamp or a later

@@ -153,7 +153,10 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
     int late = collector_drop_late(collector, &late_sequence);
     int reading = -1; /* a rank that still has the frame */
     for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++) {
-        if (!cox_rank_set_has(asked, rank) || !collector_dead(collector, rank))
+        if (cox_rank_set_has(asked, rank) && collector->ranks[rank].left_out)
+            r = cox_fail(err, COX_PEER_DEAD, "%s: rank %" PRIu32 " is dead and being started again",
+                         name, rank);
+        if (r || !cox_rank_set_has(asked, rank) || !collector_dead(collector, rank))
             continue;
         char text[COX_RANK_TEXT_SIZE];
         cox_report_death(collector->supervisor, rank, text, sizeof text);
@@ -285,6 +288,63 @@ void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint32_
     if (r == 0 && collector->legacy)
         collector_count_token(collector, rank);
     collector->stats.wakeups++;
+}
+
+/* ---- a rank that is started again ---- */
+
+static bool collector_asks(struct cox_collector *collector, uint32_t rank)
+{
+    for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
+        const struct cox_entry *entry = collector_entry(collector, sequence);
+        if (!entry->ended && cox_rank_set_has(&entry->asked, rank))
+            return true;
+    }
+    return false;
+}
+
+int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    /* Under submit_lock: whoever was let through by claim has published by now. */
+    pthread_mutex_lock(&collector->submit_lock);
+    pthread_mutex_lock(&collector->lock);
+    collector->ranks[rank].left_out = true;
+    pthread_mutex_unlock(&collector->submit_lock);
+    /* They all end soon: the rank is dead. */
+    while (collector_asks(collector, rank) && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
+    int r = collector_asks(collector, rank) ? COX_TIMEOUT : 0;
+    pthread_mutex_unlock(&collector->lock);
+    cox_fault_point(COX_FAULT_RANK_LEFT_OUT);
+    return r;
+}
+
+int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uint32_t generation,
+                             int ret_fds[COX_BELL_COUNT], struct cox_error *err)
+{
+    struct cox_channel *channel = collector->channel;
+    const struct cox_geometry *geometry = collector_geometry(collector);
+    pthread_mutex_lock(&collector->lock);
+    /* Nobody sleeps on its bells: the collector only does while a request in flight asks the rank. */
+    int r = cox_gate_renew(&channel->gate, channel->id, rank, geometry->depth, ret_fds, err);
+    if (r == 0) {
+        cox_truth_reset_line(cox_truth_line(channel->control, rank, channel->id),
+                             collector->published);
+        for (uint32_t frame = 0; frame < geometry->depth; frame++)
+            if (cox_rank_set_has(&collector->entries[frame].asked, rank))
+                cox_rank_set_add(&collector->entries[frame].consumed, rank);
+        collector->ranks[rank].generation = generation;
+    }
+    pthread_mutex_unlock(&collector->lock);
+    return r;
+}
+
+void cox_collector_admit(struct cox_collector *collector, uint32_t rank)
+{
+    pthread_mutex_lock(&collector->lock);
+    collector->ranks[rank].left_out = false;
+    pthread_mutex_unlock(&collector->lock);
+    cox_fault_point(COX_FAULT_RANK_ADMITTED);
 }
 
 /* ---- gathering: requests end in order, except that a deadline waits for nobody ---- */

@@ -67,6 +67,7 @@ struct cox_collector_rank {
     uint64_t legacy_done;     /* ranks without lines: the truth their tokens tell */
     bool legacy_free;         /* a request_produce token is in hand */
     uint32_t generation;      /* of the process whose answers count; 0: a rank without lines */
+    bool left_out;            /* it is being started again: requests may not ask it */
     _Atomic uint32_t foreign; /* tokens posted by wakers, to be told from a legacy rank's */
 };
 
@@ -136,6 +137,17 @@ void cox_collector_gather_leave(struct cox_collector *collector);
 /* Gathers everything published up to `sequence` on the calling thread (channels without a response
  * thread). */
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence);
+
+/* A dead rank is about to be started again. From now on requests that ask it are refused with
+ * COX_PEER_DEAD; returns when all that did ask it have ended: 0; COX_TIMEOUT. */
+int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
+/* After leave_out: the next process of the rank owes nothing, and finds the channel as at the start:
+ * its lines reset, its bells new (ret_fds: the caller's). Answers count from `generation` on.
+ * Returns 0 or -errno. */
+int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uint32_t generation,
+                             int ret_fds[COX_BELL_COUNT], struct cox_error *err);
+/* After leave_out: requests may ask it again. */
+void cox_collector_admit(struct cox_collector *collector, uint32_t rank);
 
 /* A cause was stored elsewhere: makes the collector look. From any thread. */
 void cox_collector_wake(struct cox_collector *collector);

@@ -78,8 +78,8 @@ static void executor_on_death(void *context, uint32_t rank, pid_t pid, const str
 
 /* ---- start ---- */
 
-static int executor_describe_start_failure(struct cox_executor *executor, uint32_t rank, int code,
-                                           const char *what, struct cox_error *err)
+int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
+                                  const char *what, struct cox_error *err)
 {
     char how[COX_RANK_TEXT_SIZE], lines[400];
     cox_supervisor_describe(executor->supervisor, rank, how, sizeof how);
@@ -89,19 +89,19 @@ static int executor_describe_start_failure(struct cox_executor *executor, uint32
 }
 
 /* The identity is another process's writing: each word is read once. */
-static int executor_check_identity(struct cox_executor *executor, uint32_t rank,
-                                   const struct cox_layout_identity *identity,
-                                   struct cox_error *err)
+int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
+    const struct cox_layout_identity *identity = &executor->control.layout->ranks[rank].identity;
     /* relaxed: ordered by the acquire of `state` that led here. */
     uint32_t generation = atomic_load_explicit(&identity->generation, memory_order_relaxed);
     uint32_t epoch = atomic_load_explicit(&identity->epoch, memory_order_relaxed);
     uint32_t pid = atomic_load_explicit(&identity->pid, memory_order_relaxed);
     uint64_t start = atomic_load_explicit(&identity->start, memory_order_relaxed);
-    if (generation != 1 || epoch != executor->control.epoch)
+    uint32_t expected = executor->generations[rank];
+    if (generation != expected || epoch != executor->control.epoch)
         return cox_fail(err, COX_CORRUPT,
-                        "rank %" PRIu32 " attached as generation %" PRIu32 ", expected 1", rank,
-                        generation);
+                        "rank %" PRIu32 " attached as generation %" PRIu32 ", expected %" PRIu32,
+                        rank, generation, expected);
     /* A start time of 0 would let any process of that number be taken for the rank, and killed with it. */
     if (start == 0)
         return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " attached without its start time", rank);
@@ -123,7 +123,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         uint32_t causes = atomic_load(&collector->causes);
         /* acquire: partner is the worker's release after it filled its identity. */
         if (atomic_load_explicit(&identity->state, memory_order_acquire) == COX_IDENTITY_ATTACHED) {
-            r = executor_check_identity(executor, rank, identity, err);
+            r = cox_executor_check_identity(executor, rank, err);
             cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
                             COX_BELL_RESPONSE_CONSUME);
             cox_fault_point(COX_FAULT_RANK_CHECKED);
@@ -133,8 +133,8 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         /* Any death during start is the end of it, not only of the rank waited for. */
         for (uint32_t other = 0; r == 0 && other < executor->geometry.rank_count; other++)
             if (cox_supervisor_dead(executor->supervisor, other, NULL))
-                r = executor_describe_start_failure(executor, other, COX_PEER_DEAD,
-                                                    "before the group was complete", err);
+                r = cox_executor_describe_failure(executor, other, COX_PEER_DEAD,
+                                                  "before the group was complete", err);
         pthread_mutex_unlock(&collector->lock);
         bool cancelled = executor->options.cancelled &&
                          executor->options.cancelled(executor->options.hook_context);
@@ -142,10 +142,10 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         if (r == 0 && cancelled)
             r = cox_fail(err, COX_CLOSED, "cancelled while the workers were starting");
         if (r == 0 && cox_now_ns() >= deadline_ns)
-            r = executor_describe_start_failure(executor, rank, COX_TIMEOUT,
-                                                "but did not attach in time: is it a Coxswain "
-                                                "worker? (--legacy-workers for others)",
-                                                err);
+            r = cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
+                                              "but did not attach in time: is it a Coxswain "
+                                              "worker? (--legacy-workers for others)",
+                                              err);
         if (r == 0)
             cox_collector_sleep(collector, rank, causes,
                                 cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
@@ -174,6 +174,8 @@ static int executor_create_memory(struct cox_executor *executor, struct cox_erro
         executor->channels_made +=
             r == 0; /* what a stranger has under such a name is not ours to remove */
     }
+    if (r == 0 && !executor->geometry.legacy)
+        r = cox_inherit_open(&executor->inherit, executor->name, &executor->geometry, err);
     return r;
 }
 
@@ -271,6 +273,9 @@ int cox_executor_start(const struct cox_executor_options *options,
     executor->geometry = geometry;
     executor->control.lock_fd = -1;
     executor->engine_state = COX_ENGINE_INIT;
+    cox_inherit_init(&executor->inherit);
+    for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
+        executor->generations[rank] = 1;
     pthread_mutex_init(&executor->recover_lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -399,6 +404,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         cox_channel_close(&executor->channels[c]);
     cox_control_close(&executor->control);
+    cox_inherit_close(&executor->inherit);
     pthread_cond_destroy(&executor->recover_cond);
     pthread_mutex_destroy(&executor->recover_lock);
     free(executor);

@@ -125,6 +125,20 @@ COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
 /* Stops if needed, removes what is left, frees. NULL-safe, returns NULL. Not inside a handler. */
 COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor);
 
+/* Starts a dead rank again, while the others live and keep what they have: with bells of its own, its
+ * place in every channel as at the start, and a generation that no late answer of the dead one has.
+ * Until it has attached, requests that ask it are refused with COX_PEER_DEAD. What its model needs
+ * (init, the live sequences) is the caller's to send; a step on a base that it does not have is
+ * answered COX_STALE. Blocks until it attached, or deadline_ns. Any thread; not inside a handler
+ * or hook. Returns 0, also when the rank is alive and nothing is to be done; COX_BUSY: another
+ * thread is starting this rank; COX_UNSUPPORTED: legacy workers, a group of which starts again as a
+ * whole; COX_INVALID: no such rank; COX_DEADLOCK; COX_CLOSED: the group stops; COX_EXEC_FAILED;
+ * COX_PEER_DEAD: the new process ended before it attached; COX_TIMEOUT; COX_CORRUPT, COX_DENIED: what
+ * attached is not what was started; -errno. Unless 0 the rank is dead as before, and can be tried
+ * again. */
+COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank,
+                                    uint64_t deadline_ns, struct cox_error *err);
+
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
 COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);

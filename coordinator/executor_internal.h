@@ -3,6 +3,7 @@
 #define COX_COORDINATOR_EXECUTOR_INTERNAL_H
 
 #include "../channel/channel.h"
+#include "../channel/inherit.h"
 #include "collect.h"
 #include "executor.h"
 #include "faults.h"
@@ -23,13 +24,24 @@ struct cox_executor {
 
     struct cox_faults faults;
     _Atomic bool death_told[COX_RANK_COUNT_MAX];
-    _Atomic uint32_t callers; /* threads inside submit, call or recover; stop waits for them */
+    uint32_t generations[COX_RANK_COUNT_MAX]; /* the life of each rank; under restarting */
+    _Atomic bool restarting[COX_RANK_COUNT_MAX];
+    struct cox_inherit inherit; /* what a rank that is started again is given */
+    _Atomic uint32_t callers;   /* threads inside submit, call or recover; stop waits for them */
 
     pthread_mutex_t recover_lock; /* protects the two below; never held over a call */
     pthread_cond_t recover_cond;  /* CLOCK_MONOTONIC; recovering became false */
     bool recovering;              /* one recovery command at a time */
     enum cox_engine_state engine_state;
 };
+
+/* Rank has attached: is it who is expected? From now on its process is watched as well. Returns 0;
+ * COX_CORRUPT; COX_DENIED: it is no descendant of the process that was started; COX_PEER_DEAD. */
+int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank,
+                                struct cox_error *err);
+/* How the rank ended or that it lives, `what`, and its last lines, as a failure. */
+int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
+                                  const char *what, struct cox_error *err);
 
 /* A thread is inside; go as a clean-up of the variable that come gives. */
 static inline struct cox_executor *cox_executor_come(struct cox_executor *executor)

@@ -14,6 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* What a new process inherits beside its standard fds begins here; 3 is the report until exec. */
+#define FD_FIRST 4
+
 struct pipe {
     int read_fd;
     int write_fd;
@@ -123,8 +126,8 @@ static int exec_failed(const char *command, const char *program, uint32_t rank, 
 static bool is_ours(const char *variable)
 {
     static const char *const names[] = {
-        "COXSWAIN_PREFIX=", "COXSWAIN_RANK=",       "COXSWAIN_WORLD_SIZE=",
-        "COXSWAIN_DEVICE=", "COXSWAIN_PARENT_PID=", "COXSWAIN_GENERATION="};
+        "COXSWAIN_PREFIX=",     "COXSWAIN_RANK=",       "COXSWAIN_WORLD_SIZE=", "COXSWAIN_DEVICE=",
+        "COXSWAIN_PARENT_PID=", "COXSWAIN_GENERATION=", "COXSWAIN_FDS="};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(variable, names[i], strlen(names[i])) == 0)
             return true;
@@ -181,6 +184,8 @@ struct launch {
     struct cox_strings envp;
     struct pipe streams[2];
     struct pipe report; /* close-on-exec: nothing arrives when the program was executed */
+    int fds[COX_LAUNCH_FD_COUNT_MAX]; /* copies with numbers above those they get in the child */
+    uint32_t fd_count;
 };
 
 #define LAUNCH_EMPTY                                                                               \
@@ -201,9 +206,24 @@ static void launch_deinit(struct launch *launch)
     pipe_deinit(&launch->streams[0]);
     pipe_deinit(&launch->streams[1]);
     pipe_deinit(&launch->report);
+    for (uint32_t i = 0; i < launch->fd_count; i++)
+        cox_close_fd(&launch->fds[i]);
 }
 
-static int launch_init(struct launch *launch, const struct cox_launch_plan *plan, uint32_t rank)
+static int launch_copy_fds(struct launch *launch, const struct cox_launch_life *life)
+{
+    COX_ASSERT(life->fd_count <= COX_LAUNCH_FD_COUNT_MAX);
+    for (uint32_t i = 0; i < life->fd_count; i++) {
+        int fd = fcntl(life->fds[i], F_DUPFD_CLOEXEC, FD_FIRST + COX_LAUNCH_FD_COUNT_MAX);
+        if (fd < 0)
+            return -errno;
+        launch->fds[launch->fd_count++] = fd;
+    }
+    return 0;
+}
+
+static int launch_init(struct launch *launch, const struct cox_launch_plan *plan, uint32_t rank,
+                       const struct cox_launch_life *life)
 {
     launch->coordinator = plan->coordinator;
     launch->program = plan->program;
@@ -231,12 +251,16 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     strings_add(envp, "COXSWAIN_WORLD_SIZE=%u", plan->rank_count);
     strings_add(envp, "COXSWAIN_DEVICE=%d", device);
     strings_add(envp, "COXSWAIN_PARENT_PID=%d", plan->coordinator);
-    strings_add(envp, "COXSWAIN_GENERATION=1");
+    strings_add(envp, "COXSWAIN_GENERATION=%u", life->generation);
+    if (life->fd_count)
+        strings_add(envp, "COXSWAIN_FDS=%d:%u", FD_FIRST, life->fd_count);
     if (argv->failed || envp->failed)
         return -ENOMEM;
     int r = pipe_init(&launch->streams[0]);
     if (!r)
         r = pipe_init(&launch->streams[1]);
+    if (!r)
+        r = launch_copy_fds(launch, life);
     return r ? r : pipe_init(&launch->report);
 }
 
@@ -254,7 +278,7 @@ static int child_fd_above_report(int fd)
     return fd > 3 ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 4);
 }
 
-/* 0, 1, 2 and, until exec, 3 for the report; nothing else. Before that, any of the fds can have any
+/* 0, 1, 2, what is inherited and, until exec, 3 for the report; nothing else. Before that, any of the fds can have any
  * number: the host may have closed its own standard ones. */
 static int child_arrange_fds(const struct launch *launch, int *report_fd)
 {
@@ -264,7 +288,12 @@ static int child_arrange_fds(const struct launch *launch, int *report_fd)
     if (out_fd < 0 || err_fd < 0 || old_report_fd < 0 || dup3(old_report_fd, 3, O_CLOEXEC) < 0)
         return -errno;
     *report_fd = 3;
-    if (dup2(out_fd, 1) < 0 || dup2(err_fd, 2) < 0 || close_range(4, ~0U, 0) < 0)
+    if (dup2(out_fd, 1) < 0 || dup2(err_fd, 2) < 0)
+        return -errno;
+    for (uint32_t i = 0; i < launch->fd_count; i++)
+        if (dup2(launch->fds[i], FD_FIRST + (int)i) < 0)
+            return -errno;
+    if (close_range(FD_FIRST + launch->fd_count, ~0U, 0) < 0)
         return -errno;
     int null_fd = open("/dev/null", O_RDONLY);
     if (null_fd < 0 || dup2(null_fd, 0) < 0)
@@ -324,11 +353,12 @@ bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info)
     return r == 0 && ret_info->si_pid != 0;
 }
 
-int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_launched *ret_launched,
+int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
+               const struct cox_launch_life *life, struct cox_launched *ret_launched,
                struct cox_error *err)
 {
     _cox_cleanup_(launch_deinit) struct launch launch = LAUNCH_EMPTY;
-    int r = launch_init(&launch, plan, rank);
+    int r = launch_init(&launch, plan, rank, life);
     if (r)
         return cox_fail(
             err, r, "rank %u: preparing its process: %s%s", rank, cox_status_text(r),

@@ -43,6 +43,17 @@ struct cox_launched {
     int stream_fds[2]; /* read ends of standard output and error, O_NONBLOCK */
 };
 
+/* Fds that a new process inherits, at most. */
+#define COX_LAUNCH_FD_COUNT_MAX 28
+
+/* Which life of its rank a process is. */
+struct cox_launch_life {
+    uint32_t generation; /* COXSWAIN_GENERATION */
+    const int
+        *fds; /* fd_count of them, lent: the new process has them from 4 on, COXSWAIN_FDS says so */
+    uint32_t fd_count;
+};
+
 /* Copies what options say, and finds the program. Returns 0; COX_INVALID; COX_EXEC_FAILED: it is
  * not in PATH; -ENOMEM. */
 int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervise_options *options,
@@ -50,7 +61,8 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
 void cox_launch_plan_deinit(struct cox_launch_plan *plan);
 /* Starts one worker. Returns 0; COX_EXEC_FAILED: err names command, rank and reason; -errno.
  * Nothing is left unless 0. */
-int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_launched *ret_launched,
+int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
+               const struct cox_launch_life *life, struct cox_launched *ret_launched,
                struct cox_error *err);
 /* Takes the end of a process that is dead, or (wait) about to be. False: somebody else reaped it,
  * because the host ignores SIGCHLD or waits for any child on another thread; or (no wait) a

@@ -26,23 +26,32 @@
 
 struct worker {
     struct cox_supervisor *supervisor;
-    /* Set before start returns, constant from then on. */
     uint32_t rank;
-    pid_t pid;
-    int pidfd; /* closed by free */
-    /* The process that serves the rank, when that is not pid; under the supervisor's lock until
-     * polled. */
+    /* Of the rank's present life; written by the supervisor thread, pidfd under the supervisor's lock. */
+    _Atomic pid_t pid; /* relaxed: a number */
+    int pidfd;
+    /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
     struct cox_peer adopted;
-    bool adopted_died; /* supervisor thread: before its wrapper */
+    bool
+        adopted_died; /* written by the supervisor thread, under the lock: it died before its wrapper */
     /* Of the supervisor thread alone; index 1 is standard error. */
     struct cox_output streams[2];
     /* Under the supervisor's lock. */
     struct cox_last_lines last_lines;
-    /* Set by the supervisor thread before dead, constant from then on. */
-    struct cox_exit how;
+    struct cox_exit how; /* once dead */
     bool core_dumped;
+    bool told; /* dead, and the death hook has returned */
     /* Stored with release; its partners are the acquire loads of worker_is_dead. */
     atomic_bool dead;
+};
+
+/* A process to be started again; on the stack of who waits for it. */
+struct relaunch {
+    uint32_t rank;
+    const struct cox_launch_life *life;
+    struct cox_error *err;
+    bool begun, done;
+    int status;
 };
 
 /* LAUNCHING -> FAILED                the thread ends
@@ -65,18 +74,22 @@ struct cox_supervisor {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* on CLOCK_MONOTONIC; phase or alive */
     enum phase phase;
-    uint32_t alive; /* workers whose death hook has not returned */
+    uint32_t alive;            /* workers whose death hook has not returned */
+    struct relaunch *relaunch; /* NULL: none is asked for */
     struct cox_error launch_error;
 };
 
-static int worker_launch(struct worker *w, struct cox_error *err)
+static int worker_launch(struct worker *w, const struct cox_launch_life *life,
+                         struct cox_error *err)
 {
     struct cox_launched launched;
-    int r = cox_launch(&w->supervisor->plan, w->rank, &launched, err);
+    int r = cox_launch(&w->supervisor->plan, w->rank, life, &launched, err);
     if (r)
         return r;
+    pthread_mutex_lock(&w->supervisor->lock);
     w->pid = launched.pid;
     w->pidfd = launched.pidfd;
+    pthread_mutex_unlock(&w->supervisor->lock);
     w->streams[0].fd = launched.stream_fds[0];
     w->streams[1].fd = launched.stream_fds[1];
     return 0;
@@ -90,7 +103,8 @@ static int pidfd_signal(int pidfd, int number)
 static int launch_all(struct cox_supervisor *s)
 {
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
-        int r = worker_launch(&s->workers[rank], &s->launch_error);
+        const struct cox_launch_life first = {.generation = 1};
+        int r = worker_launch(&s->workers[rank], &first, &s->launch_error);
         if (r == 0)
             continue;
         for (uint32_t started = 0; started < rank; started++)
@@ -150,27 +164,28 @@ static void worker_bury(struct worker *w)
         cox_output_drain(&w->streams[stream], stream_lines[stream], w);
 
     siginfo_t info = {0};
-    w->how.known = worker_reap(w, &info);
-    if (w->how.known && info.si_code == CLD_EXITED)
-        w->how.exit_status = info.si_status;
-    else if (w->how.known)
-        w->how.signal = info.si_status;
-    w->core_dumped = w->how.known && info.si_code == CLD_DUMPED;
-    if (w->adopted_died)
-        w->how = (struct cox_exit){.known = false}; /* how its wrapper ended is our doing */
+    struct cox_exit how = {.known = worker_reap(w, &info)};
+    if (how.known && info.si_code == CLD_EXITED)
+        how.exit_status = info.si_status;
+    else if (how.known)
+        how.signal = info.si_status;
     pthread_mutex_lock(&s->lock);
+    w->core_dumped = how.known && info.si_code == CLD_DUMPED;
+    if (w->adopted_died)
+        how = (struct cox_exit){.known = false}; /* how its wrapper ended is our doing */
+    w->how = how;
     if (w->adopted.pidfd >= 0)
         pidfd_signal(w->adopted.pidfd, SIGKILL);
-    cox_peer_close(&w->adopted);
     pthread_mutex_unlock(&s->lock);
     atomic_store_explicit(&w->dead, true, memory_order_release);
     cox_fault_point(COX_FAULT_DEATH_STORED);
 
     if (s->hooks.death)
-        s->hooks.death(s->hooks.context, w->rank, w->pid, &w->how);
+        s->hooks.death(s->hooks.context, w->rank, w->pid, &how);
     cox_fault_point(COX_FAULT_DEATH_TOLD);
     pthread_mutex_lock(&s->lock);
     s->alive--;
+    w->told = true;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }
@@ -187,7 +202,7 @@ static bool worker_is_dead(struct worker *w)
 static int worker_adopted_fd(struct worker *w)
 {
     pthread_mutex_lock(&w->supervisor->lock);
-    int fd = w->adopted_died ? -1 : w->adopted.pidfd;
+    int fd = w->adopted_died || worker_is_dead(w) ? -1 : w->adopted.pidfd;
     pthread_mutex_unlock(&w->supervisor->lock);
     return fd;
 }
@@ -212,9 +227,52 @@ static int watch_poll(struct cox_supervisor *s)
 /* The process that served the rank is dead; without it the wrapper is nothing. */
 static void worker_lost(struct worker *w)
 {
+    pthread_mutex_lock(&w->supervisor->lock);
     w->adopted_died = true;
+    pthread_mutex_unlock(&w->supervisor->lock);
     if (!atomic_load_explicit(&w->supervisor->ending, memory_order_acquire))
         pidfd_signal(w->pidfd, SIGKILL);
+}
+
+/* Nothing of its last life is left. */
+static void worker_be_born(struct worker *w)
+{
+    struct cox_supervisor *s = w->supervisor;
+    for (int stream = 0; stream < 2; stream++) {
+        cox_close_fd(&w->streams[stream].fd); /* a child of the dead may still hold the other end */
+        w->streams[stream].size = 0;
+    }
+    pthread_mutex_lock(&s->lock);
+    cox_close_fd(&w->pidfd);
+    cox_peer_close(&w->adopted);
+    w->adopted_died = w->told = false;
+    w->last_lines = (struct cox_last_lines){0};
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void watch_relaunch(struct cox_supervisor *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct relaunch *relaunch = s->relaunch;
+    s->relaunch = NULL;
+    if (relaunch)
+        relaunch->begun = true;
+    pthread_mutex_unlock(&s->lock);
+    if (!relaunch)
+        return;
+    struct worker *w = &s->workers[relaunch->rank];
+    worker_be_born(w);
+    int r = worker_launch(w, relaunch->life, relaunch->err);
+    pthread_mutex_lock(&s->lock);
+    w->told = r != 0;
+    s->alive += r == 0;
+    /* release: as where it is set. */
+    if (r == 0)
+        atomic_store_explicit(&w->dead, false, memory_order_release);
+    relaunch->status = r;
+    relaunch->done = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* False: the thread may leave. */
@@ -223,6 +281,7 @@ static bool watch_woken(struct cox_supervisor *s)
     uint64_t count;
     ssize_t got = read(s->stop_fd, &count, sizeof count);
     (void)got;
+    watch_relaunch(s);
     return !atomic_load_explicit(&s->leaving, memory_order_acquire);
 }
 
@@ -385,7 +444,10 @@ pid_t cox_supervisor_pid(struct cox_supervisor *s, uint32_t rank)
 
 int cox_supervisor_pidfd(struct cox_supervisor *s, uint32_t rank)
 {
-    return worker_of(s, rank)->pidfd;
+    pthread_mutex_lock(&s->lock);
+    int fd = worker_of(s, rank)->pidfd;
+    pthread_mutex_unlock(&s->lock);
+    return fd;
 }
 
 bool cox_supervisor_dead(struct cox_supervisor *s, uint32_t rank, struct cox_exit *ret_how)
@@ -393,8 +455,10 @@ bool cox_supervisor_dead(struct cox_supervisor *s, uint32_t rank, struct cox_exi
     struct worker *w = worker_of(s, rank);
     if (!worker_is_dead(w))
         return false;
+    pthread_mutex_lock(&s->lock);
     if (ret_how)
         *ret_how = w->how;
+    pthread_mutex_unlock(&s->lock);
     return true;
 }
 
@@ -412,6 +476,7 @@ void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buff
                              size_t buffer_size)
 {
     struct worker *w = worker_of(s, rank);
+    pthread_mutex_lock(&s->lock);
     if (!worker_is_dead(w)) {
         snprintf(buffer, buffer_size, "rank %u (pid %d) is alive", rank, w->pid);
     } else if (w->adopted_died) {
@@ -432,6 +497,7 @@ void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buff
         snprintf(buffer, buffer_size, "rank %u (pid %d) exited with status %d", rank, w->pid,
                  w->how.exit_status);
     }
+    pthread_mutex_unlock(&s->lock);
 }
 
 int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
@@ -455,6 +521,66 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     return 0;
 }
 
+int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
+                             struct cox_error *err)
+{
+    struct worker *w = worker_of(s, rank);
+    /* A hook that waits would wait for itself. */
+    COX_ASSERT(!pthread_equal(pthread_self(), s->thread));
+    const struct timespec deadline = cox_deadline_timespec(deadline_ns);
+    int e = 0;
+    pthread_mutex_lock(&s->lock);
+    while (!w->told && e != ETIMEDOUT)
+        e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
+    bool told = w->told;
+    struct cox_peer adopted = w->adopted;
+    pthread_mutex_unlock(&s->lock);
+    if (!told)
+        return cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, w->pid,
+                        worker_is_dead(w) ? "is dead, but a hook did not return in time"
+                                          : "is alive still");
+    /* Killed, but perhaps not gone. Only a relaunch closes it, and that one is ours. */
+    if (adopted.pidfd >= 0 && cox_peer_await(&adopted, deadline_ns))
+        return cox_fail(err, COX_TIMEOUT, "rank %u is dead, but its process %d is not gone yet",
+                        rank, adopted.pid);
+    return 0;
+}
+
+int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
+                            const struct cox_launch_life *life, uint64_t deadline_ns,
+                            struct cox_error *err)
+{
+    struct worker *w = worker_of(s, rank);
+    if (!worker_is_dead(w))
+        return cox_fail(err, COX_STATE, "rank %u (pid %d) is alive", rank, w->pid);
+    int r = cox_supervisor_await_end(s, rank, deadline_ns, err);
+    if (r)
+        return r;
+    const struct timespec deadline = cox_deadline_timespec(deadline_ns);
+    struct relaunch own = {.rank = rank, .life = life, .err = err};
+    int e = 0;
+    pthread_mutex_lock(&s->lock);
+    while (s->relaunch && e != ETIMEDOUT) /* somebody else's */
+        e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
+    if (s->relaunch) {
+        pthread_mutex_unlock(&s->lock);
+        return cox_fail(err, COX_TIMEOUT, "rank %u: another rank is being started", rank);
+    }
+    s->relaunch = &own;
+    supervisor_wake(s);
+    /* Once begun it is the thread's until done. */
+    while (!own.done && (own.begun || e != ETIMEDOUT))
+        e = own.begun ? pthread_cond_wait(&s->changed, &s->lock)
+                      : pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
+    bool withdrawn = !own.done;
+    if (withdrawn)
+        s->relaunch = NULL;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    return withdrawn ? cox_fail(err, COX_TIMEOUT, "rank %u: hooks did not return in time", rank)
+                     : own.status;
+}
+
 void cox_supervisor_expect_end(struct cox_supervisor *s)
 {
     atomic_store_explicit(&s->ending, true, memory_order_release);
@@ -463,7 +589,9 @@ void cox_supervisor_expect_end(struct cox_supervisor *s)
 int cox_supervisor_signal(struct cox_supervisor *s, uint32_t rank, int signal_number)
 {
     struct worker *w = worker_of(s, rank);
+    pthread_mutex_lock(&s->lock);
     int r = worker_is_dead(w) ? -ESRCH : pidfd_signal(w->pidfd, signal_number);
+    pthread_mutex_unlock(&s->lock);
     return r == -ESRCH ? COX_PEER_DEAD : r;
 }
 
@@ -488,10 +616,10 @@ static uint32_t signal_living(struct cox_supervisor *s, int number)
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
         struct worker *w = &s->workers[rank];
-        const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
-        if (cox_peer_alive(&peer) && pidfd_signal(w->pidfd, number) == 0)
-            count++;
         pthread_mutex_lock(&s->lock);
+        const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
+        if (w->pidfd >= 0 && cox_peer_alive(&peer) && pidfd_signal(w->pidfd, number) == 0)
+            count++;
         if (w->adopted.pidfd >= 0)
             pidfd_signal(w->adopted.pidfd, number);
         pthread_mutex_unlock(&s->lock);

@@ -23,6 +23,7 @@
 #include <sys/types.h>
 
 struct cox_supervisor;
+struct cox_launch_life;
 
 /* How a worker ended. */
 struct cox_exit {
@@ -66,7 +67,7 @@ int cox_supervisor_start(const struct cox_supervise_options *options,
                          struct cox_supervisor **ret_supervisor, struct cox_error *err);
 
 pid_t cox_supervisor_pid(struct cox_supervisor *supervisor, uint32_t rank);
-/* A pidfd that stays valid until free; readable once dead. */
+/* A pidfd that stays valid until free or a relaunch; readable once dead. */
 int cox_supervisor_pidfd(struct cox_supervisor *supervisor, uint32_t rank);
 /* True once the worker is dead; how (may be NULL) then tells. Lock-free for the caller's fast path
  * when alive. */
@@ -91,6 +92,19 @@ int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t
 /* Workers are about to be told to end: from now on the end of an adopted process does not kill its
  * wrapper, which may have something left to do. */
 void cox_supervisor_expect_end(struct cox_supervisor *supervisor);
+
+/* Starts the process of a dead rank again, on the supervisor thread, as the next life of the rank; it is
+ * alive from then on, with another pid and pidfd and no last lines. Before that, its death hook has
+ * returned, and all that was started for the rank is gone. Returns 0; COX_STATE: it is alive;
+ * COX_TIMEOUT: the dead one's wrapper or program would not go, or hooks did not return in time;
+ * COX_EXEC_FAILED; -errno. Unless 0 it is as dead as before. Not inside a hook. */
+int cox_supervisor_relaunch(struct cox_supervisor *supervisor, uint32_t rank,
+                            const struct cox_launch_life *life, uint64_t deadline_ns,
+                            struct cox_error *err);
+/* Waits until a rank is dead and its death is told: the hook has returned, and nothing that was started
+ * for it runs any more. Returns 0 or COX_TIMEOUT. Not inside a hook. */
+int cox_supervisor_await_end(struct cox_supervisor *supervisor, uint32_t rank, uint64_t deadline_ns,
+                             struct cox_error *err);
 
 /* Signals one rank through its pidfd. Returns 0; COX_PEER_DEAD; -errno. */
 int cox_supervisor_signal(struct cox_supervisor *supervisor, uint32_t rank, int signal_number);

@@ -1,4 +1,5 @@
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,6 +61,10 @@ static int set_option(struct cox_worker_options *options, const char *what, cons
     } else if (strcmp(name, "parent_pid") == 0) {
         r = parse_number(what, text, 1, INT32_MAX, &value, err);
         options->parent_pid = (int32_t)value;
+    } else if (strcmp(name, "fds") == 0) {
+        char rest;
+        if (sscanf(text, "%d:%" SCNu32 "%c", &options->fd_first, &options->fd_count, &rest) != 2)
+            r = cox_fail(err, COX_INVALID, "%s is '%.60s': expected FIRST:COUNT", what, text);
     } else if (strcmp(name, "generation") == 0) {
         r = parse_number(what, text, 1, UINT32_MAX, &value, err);
         options->generation = (uint32_t)value;
@@ -81,6 +86,7 @@ static const struct {
     {"--global_rank", NULL, "ignored"}, /* of a group that spans machines; this one does not */
     {"--global_world_size", NULL, "ignored"},
     {NULL, "COXSWAIN_GENERATION", "generation"},
+    {NULL, "COXSWAIN_FDS", "fds"},
 };
 
 /* Which flag argv[a] is; -1: none. *ret_text: its value, in the same argument or, *ret_count 2, in

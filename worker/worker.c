@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "../channel/fault.h"
+#include "../channel/inherit.h"
 #include "../channel/thread.h"
 #include "../channel/truth.h"
 #include "proto/executor.pb-c.h"
@@ -210,9 +211,12 @@ int cox_worker_report_fault(struct cox_worker *worker, const char *text, uint64_
 /* ---- life ---- */
 
 /* A legacy coordinator has no control region; its tokens tell what the words would. */
-static int worker_attach_control(struct cox_worker *worker, struct cox_error *err)
+static int worker_attach_control(struct cox_worker *worker, const struct cox_inherit *inherit,
+                                 struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
+    if (options->fd_count)
+        return cox_control_attach_fd(&worker->control, inherit->fds[COX_INHERIT_CONTROL], err);
     struct cox_error why = {0}, why_legacy = {0};
     int r = cox_control_attach(&worker->control, options->prefix + 1, &why);
     if (r != COX_NOT_FOUND || !options->parent_pid)
@@ -250,15 +254,25 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
     return 0;
 }
 
-static int worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
+static int worker_attach_channel(struct cox_worker *worker, const struct cox_inherit *inherit,
+                                 struct cox_channel *channel, enum cox_channel_id id,
+                                 struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
-    const char *name = options->prefix + 1;
+    return options->fd_count
+               ? cox_inherit_attach(inherit, channel, &worker->control, id, options->rank, err)
+               : cox_channel_attach(channel, options->prefix + 1, &worker->control, id,
+                                    options->rank, err);
+}
+
+static int worker_attach_channels(struct cox_worker *worker, const struct cox_inherit *inherit,
+                                  struct cox_error *err)
+{
+    const struct cox_worker_options *options = &worker->options;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         struct cox_lane *lane = &worker->lanes[c];
         lane->worker = worker;
-        int r = cox_channel_attach(&lane->channel, name, &worker->control, (enum cox_channel_id)c,
-                                   options->rank, err);
+        int r = worker_attach_channel(worker, inherit, &lane->channel, (enum cox_channel_id)c, err);
         if (r)
             return r;
         lane->line = cox_truth_line(&worker->control, options->rank, (enum cox_channel_id)c);
@@ -270,8 +284,7 @@ static int worker_attach_channels(struct cox_worker *worker, struct cox_error *e
             return cox_fail(err, r, "no memory for requests");
         cox_fault_point(COX_FAULT_ATTACH_CHANNEL);
     }
-    return cox_channel_attach(&worker->error_channel, name, &worker->control, COX_CHANNEL_ERROR,
-                              options->rank, err);
+    return worker_attach_channel(worker, inherit, &worker->error_channel, COX_CHANNEL_ERROR, err);
 }
 
 /* From here on the coordinator counts on this rank. */
@@ -335,13 +348,17 @@ int cox_worker_new(const struct cox_worker_options *options,
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->wake_fd < 0)
         r = cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno));
+    _cox_cleanup_(cox_inherit_close) struct cox_inherit inherit;
+    cox_inherit_init(&inherit);
+    if (r == 0 && options->fd_count)
+        r = cox_inherit_take(&inherit, options->fd_first, options->fd_count, err);
     if (r == 0)
-        r = worker_attach_control(worker, err);
+        r = worker_attach_control(worker, &inherit, err);
     cox_fault_point(COX_FAULT_ATTACH_CONTROL);
     if (r == 0)
         r = worker_check_group(worker, err);
     if (r == 0)
-        r = worker_attach_channels(worker, err);
+        r = worker_attach_channels(worker, &inherit, err);
     if (r == 0) {
         r = cox_table_new(worker->options.sequence_count_max, worker->options.token_count_max,
                           &worker->table);

@@ -50,6 +50,8 @@ struct cox_worker_options {
     uint32_t rank_count; /* checked against the group */
     int32_t device;      /* passed on, not used by the library */
     uint32_t generation; /* which life of this rank; 1 is the first */
+    int fd_first;        /* with fd_count > 0: the group's memory as open fds (channel/inherit.h), */
+    uint32_t fd_count;   /* which new takes; a rank that is started again has no names to go by */
     int32_t parent_pid;  /* coordinator; checked against the group; a legacy one is known by this
                             alone */
     enum cox_orphan_action on_orphan;
@@ -60,7 +62,7 @@ struct cox_worker_options {
 };
 
 /* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
- * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION) and then from the flags --local_rank,
+ * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS) and then from the flags --local_rank,
  * --local_world_size, --npu_num_per_dp,
  * --npu_device_id, --parent_pid, --shm_name_prefix (value in the next argument or after '='). When
  * --npu_num_per_dp is smaller than the world size, the node has several groups: rank is taken

@@ -15,7 +15,8 @@
  * recovery command tell batch|log|links|pulls   what was seen so far served                   how
  * many commands were asked of this rank, this one included Without a command of its own, an
  * argument: `quit N` leaves before it attaches, `never` never attaches, `world` attaches with a
- * world that is too large, `group` attaches to no such group.
+ * world that is too large, `group` attaches to no such group,
+ * `dies G...` and `sleeps G...` do so before they attach in the lives (generations) listed.
  */
 #include "channel/control.h"
 #include "channel/reply.h"
@@ -715,6 +716,15 @@ static const struct cox_worker_callbacks callbacks = {
 };
 static const struct cox_worker_callbacks no_callbacks;
 
+/* Is the mode the one meant, and this generation among its arguments? */
+static bool is_listed(uint32_t generation, const char *mode, const char *meant, char **arguments)
+{
+    bool listed = false;
+    for (char **argument = arguments; strcmp(mode, meant) == 0 && *argument; argument++)
+        listed = listed || (uint32_t)atoi(*argument) == generation;
+    return listed;
+}
+
 int main(int argc, char **argv)
 {
     static struct script script = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -726,7 +736,12 @@ int main(int argc, char **argv)
         fprintf(stderr, "quits as told\n");
         return atoi(argv[2]);
     }
-    if (strcmp(mode, "never") == 0)
+    if (is_listed(script.options.generation, mode, "dies", argv + 2))
+        raise(SIGKILL);
+    bool sleeps = is_listed(script.options.generation, mode, "sleeps", argv + 2);
+    if (sleeps)
+        printf("sleeps as told\n");
+    if (strcmp(mode, "never") == 0 || sleeps)
         for (;;)
             pause();
     if (strcmp(mode, "world") == 0)

@@ -637,7 +637,7 @@ const char *test_unique_name(char buffer[64])
     return buffer;
 }
 
-static size_t count_fds(void)
+size_t test_count_fds(void)
 {
     return count_entries("/proc/self/fd", "");
 }
@@ -684,7 +684,7 @@ int test_setup(void **state)
     pthread_t thread;
     if (pthread_create(&thread, NULL, thread_nothing, NULL) == 0)
         pthread_join(thread, NULL);
-    fds_before = count_fds();
+    fds_before = test_count_fds();
     threads_before = count_threads();
     return 0;
 }
@@ -695,7 +695,7 @@ int test_teardown(void **state)
     pipes_close(); /* first: it releases who is still blocked */
     while (groups)
         test_group_free(groups);
-    size_t fds = count_fds(), names = count_own_names();
+    size_t fds = test_count_fds(), names = count_own_names();
     if (fds != fds_before)
         print_error("fds: %zu before the test, %zu after\n", fds_before, fds);
     if (names)

@@ -152,6 +152,7 @@ void test_stop_process(pid_t pid);
 
 /* Names in /dev/shm that contain the text. */
 size_t test_count_names(const char *text);
+size_t test_count_fds(void); /* open in this process */
 /* A name for a group that no other test has. */
 const char *test_unique_name(char buffer[64]);
 

@@ -292,7 +292,13 @@ static bool is_among(pid_t task, const pid_t *tasks, size_t count)
 static void expect_deaf(pid_t pid, const pid_t *before, size_t before_count, size_t count_min)
 {
     pid_t tasks[TASK_COUNT_MAX];
+    uint64_t deadline_ns = patience();
     size_t count = tasks_of(pid, tasks), seen = 0;
+    /* A worker that answers on one channel may still be starting the threads of the others. */
+    while (count < before_count + count_min && cox_now_ns() < deadline_ns) {
+        sched_yield();
+        count = tasks_of(pid, tasks);
+    }
     for (size_t i = 0; i < count; i++) {
         if (is_among(tasks[i], before, before_count))
             continue;

@@ -1,0 +1,108 @@
+#include "inherit.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+void cox_inherit_init(struct cox_inherit *inherit)
+{
+    for (int i = 0; i < COX_INHERIT_COUNT; i++)
+        inherit->fds[i] = -1;
+}
+
+void cox_inherit_close(struct cox_inherit *inherit)
+{
+    for (int i = 0; i < COX_INHERIT_COUNT; i++)
+        cox_close_fd(&inherit->fds[i]);
+}
+
+/* file: what stands in /dev/shm for the name, "" or "sem." before it. */
+static int inherit_open_one(int *fd, const char *file, const char *object, int flags,
+                            struct cox_error *err)
+{
+    char path[COX_OBJECT_NAME_SIZE + 32];
+    snprintf(path, sizeof path, "/dev/shm/%s%s", file, object + 1);
+    *fd = open(path, flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    return *fd < 0 ? cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno)) : 0;
+}
+
+int cox_inherit_open(struct cox_inherit *inherit, const char *name,
+                     const struct cox_geometry *geometry, struct cox_error *err)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    cox_inherit_init(inherit);
+    int r = inherit_open_one(&inherit->fds[COX_INHERIT_CONTROL], "", cox_name_control(object, name),
+                             O_RDWR, err);
+    for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++) {
+        enum cox_channel_id channel = (enum cox_channel_id)c;
+        if (geometry->channels[c].request_size)
+            r = inherit_open_one(&inherit->fds[cox_inherit_request(channel)], "",
+                                 cox_name_request(object, name, channel), O_RDONLY, err);
+        if (r == 0)
+            r = inherit_open_one(&inherit->fds[cox_inherit_response(channel)], "",
+                                 cox_name_response(object, name, channel), O_RDWR, err);
+    }
+    for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++) {
+        enum cox_bell bell = (enum cox_bell)b;
+        if (cox_bell_exists(COX_CHANNEL_ERROR, bell))
+            r = inherit_open_one(&inherit->fds[cox_inherit_bell(COX_CHANNEL_ERROR, bell)], "sem.",
+                                 cox_name_bell(object, name, COX_CHANNEL_ERROR, bell, 0), O_RDWR,
+                                 err);
+    }
+    if (r)
+        cox_inherit_close(inherit);
+    return r;
+}
+
+int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err)
+{
+    cox_inherit_init(inherit);
+    if (count != COX_INHERIT_COUNT || first < 0)
+        return cox_fail(err, COX_INVALID,
+                        "%" PRIu32 " fds are handed down, expected %d: coordinator and worker are "
+                        "of different versions",
+                        count, COX_INHERIT_COUNT);
+    int r = 0;
+    for (int i = 0; i < COX_INHERIT_COUNT; i++) {
+        if (fcntl(first + i, F_SETFD, FD_CLOEXEC) < 0)
+            r = -errno;
+        else
+            inherit->fds[i] = first + i;
+    }
+    if (r == 0)
+        return 0;
+    cox_inherit_close(inherit);
+    return cox_fail(err, r == -EBADF ? COX_INVALID : r,
+                    "not all of the fds %d to %d are open: a wrapper around the worker has to pass "
+                    "them on",
+                    first, first + COX_INHERIT_COUNT - 1);
+}
+
+int cox_inherit_attach(const struct cox_inherit *inherit, struct cox_channel *channel,
+                       const struct cox_control *control, enum cox_channel_id id, uint32_t rank,
+                       struct cox_error *err)
+{
+    const struct cox_layout_channel *sizes = &control->geometry.channels[id];
+    struct cox_channel made = {.id = id, .control = control};
+    int bells[COX_BELL_COUNT], r = 0;
+    for (int b = 0; b < COX_BELL_COUNT; b++)
+        bells[b] = cox_bell_exists(id, (enum cox_bell)b)
+                       ? inherit->fds[cox_inherit_bell(id, (enum cox_bell)b)]
+                       : -1;
+    if (sizes->request_size)
+        r = cox_region_attach_fd(&made.request, inherit->fds[cox_inherit_request(id)],
+                                 cox_channel_name(id), sizes->request_size, COX_REGION_READ, err);
+    if (r == 0)
+        r = cox_region_attach_fd(&made.response, inherit->fds[cox_inherit_response(id)],
+                                 cox_channel_name(id), sizes->response_size, COX_REGION_WRITE, err);
+    if (r == 0)
+        r = cox_gate_attach_fds(&made.gate, bells, id, rank, err);
+    if (r) {
+        cox_channel_close(&made);
+        return r;
+    }
+    *channel = made;
+    return 0;
+}

@@ -1,0 +1,149 @@
+/* restart: one dead rank is started again while the others live. */
+#include "executor.h"
+
+#include <inttypes.h>
+#include <signal.h>
+
+#include "../channel/truth.h"
+#include "executor_internal.h"
+#include "launch.h"
+
+/* A new process that did not make it is killed, and has this long to be gone. */
+#define RESTART_KILL_MS 2000
+
+/* Every channel goes on without the rank; whoever asked it has been told of its death. */
+static int restart_leave_out(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                             struct cox_error *err)
+{
+    int r = 0;
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
+        r = cox_collector_leave_out(&executor->collectors[c], rank, deadline_ns);
+    return r ? cox_fail(err, r, "rank %" PRIu32 " is dead, but a handler did not return in time",
+                        rank)
+             : 0;
+}
+
+static void restart_admit(struct cox_executor *executor, uint32_t rank)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_collector_admit(&executor->collectors[c], rank);
+}
+
+/* Lines, identity and bells as at the start. life is told of the fds: those of the group, which stay the
+ * executor's, and the bells, which are the caller's also on failure. */
+static int restart_reset(struct cox_executor *executor, uint32_t rank, struct cox_inherit *life,
+                         struct cox_error *err)
+{
+    int r = 0;
+    uint32_t generation = ++executor->generations[rank];
+    *life = executor->inherit;
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
+        enum cox_channel_id channel = (enum cox_channel_id)c;
+        int *bells = &life->fds[cox_inherit_bell(channel, (enum cox_bell)0)];
+        r = cox_collector_reset_rank(&executor->collectors[c], rank, generation, bells, err);
+    }
+    /* What it held of the error channel's slot was given back when its death was told. */
+    cox_truth_reset_line(cox_truth_line(&executor->control, rank, COX_CHANNEL_ERROR), 0);
+    cox_truth_reset_identity(&executor->control.layout->ranks[rank].identity);
+    return r;
+}
+
+static void restart_close_bells(struct cox_inherit *life)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (int b = 0; b < COX_BELL_COUNT; b++)
+            cox_close_fd(&life->fds[cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b)]);
+}
+
+static int restart_await(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                         struct cox_error *err)
+{
+    struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
+    struct cox_gate *gate = &executor->channels[COX_CHANNEL_EXECUTE].gate;
+    const struct cox_layout_identity *identity = &executor->control.layout->ranks[rank].identity;
+    /* acquire: partner is the worker's release after it filled its identity. */
+    while (atomic_load_explicit(&identity->state, memory_order_acquire) != COX_IDENTITY_ATTACHED) {
+        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+            return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
+                                                 "before it was back in the group", err);
+        if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
+            return cox_fail(err, COX_CLOSED, "the group stops");
+        if (cox_now_ns() >= deadline_ns)
+            return cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
+                                                 "but did not attach in time", err);
+        /* Nobody else sleeps on this bell while the rank is left out. */
+        cox_gate_wait(gate, rank, COX_BELL_RESPONSE_CONSUME,
+                      cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
+    }
+    pthread_mutex_lock(&collector->lock);
+    cox_gate_settle(gate, rank, COX_BELL_RESPONSE_CONSUME);
+    pthread_mutex_unlock(&collector->lock);
+    return cox_executor_check_identity(executor, rank, err);
+}
+
+/* The rank is left out of every channel. */
+static int restart_rank(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                        struct cox_error *err)
+{
+    struct cox_inherit inherit;
+    int r = restart_reset(executor, rank, &inherit, err);
+    if (r == 0) {
+        const struct cox_launch_life life = {
+            .generation = executor->generations[rank],
+            .fds = inherit.fds,
+            .fd_count = COX_INHERIT_COUNT,
+        };
+        atomic_store_explicit(&executor->death_told[rank], false, memory_order_release);
+        r = cox_supervisor_relaunch(executor->supervisor, rank, &life, deadline_ns, err);
+    }
+    restart_close_bells(&inherit);
+    if (r)
+        return r;
+    r = restart_await(executor, rank, deadline_ns, err);
+    if (r)
+        cox_supervisor_signal(executor->supervisor, rank, SIGKILL);
+    return r;
+}
+
+static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                           struct cox_error *err)
+{
+    if (!cox_supervisor_dead(executor->supervisor, rank, NULL))
+        return 0;
+    int r = cox_supervisor_await_end(executor->supervisor, rank, deadline_ns, err);
+    if (r == 0)
+        r = restart_leave_out(executor, rank, deadline_ns, err);
+    if (r == 0) {
+        r = restart_rank(executor, rank, deadline_ns, err);
+        /* One that is killed is asked again only once everybody can see that it is dead. */
+        if (r && cox_supervisor_await_end(executor->supervisor, rank,
+                                          cox_deadline_after_ms(RESTART_KILL_MS), NULL))
+            return r;
+    }
+    restart_admit(executor, rank);
+    return r;
+}
+
+int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                         struct cox_error *err)
+{
+    if (rank >= executor->geometry.rank_count)
+        return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
+                        rank, executor->geometry.rank_count);
+    if (executor->geometry.legacy)
+        return cox_fail(
+            err, COX_UNSUPPORTED,
+            "a group with legacy workers starts again as a whole: stop it and start it");
+    if (cox_inside(executor))
+        return cox_fail(err, COX_DEADLOCK,
+                        "a rank cannot be started again from inside a handler or hook");
+    _cox_cleanup_(cox_executor_go) struct cox_executor *inside = cox_executor_come(executor);
+    if (atomic_load_explicit(&inside->stopping, memory_order_acquire))
+        return cox_fail(err, COX_CLOSED, "the group stops");
+    /* acq_rel: partner is the release below; one thread at a time has the rank's generation. */
+    if (atomic_exchange_explicit(&inside->restarting[rank], true, memory_order_acq_rel))
+        return cox_fail(err, COX_BUSY, "rank %" PRIu32 " is being started again already", rank);
+    int r = restart_guarded(inside, rank, deadline_ns, err);
+    atomic_store_explicit(&inside->restarting[rank], false, memory_order_release);
+    return r;
+}

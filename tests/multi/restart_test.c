@@ -1,0 +1,327 @@
+/* One dead rank is started again while the others live: row P8, the channel's part of it. */
+#include "testing.h"
+
+#include "coordinator/operations.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static pid_t pid_of(struct test_group *g, uint32_t rank)
+{
+    return cox_executor_pid(test_group_executor(g), rank);
+}
+
+/* On return the death is in the truth: requests that ask the rank are refused. */
+static void kill_rank(struct test_group *g, uint32_t rank)
+{
+    struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
+    assert_int_equal(kill(pid_of(g, rank), SIGKILL), 0);
+    int r;
+    while ((r = test_call_how(g, NULL, &how, "echo still there?")) == 0)
+        continue;
+    assert_int_equal(r, COX_PEER_DEAD);
+}
+
+static void restart(struct test_group *g, uint32_t rank)
+{
+    struct cox_error err = {0};
+    int r = cox_executor_restart(test_group_executor(g), rank, patience(), &err);
+    if (r)
+        fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, err.text);
+}
+
+/* How many commands each process was asked so far: tells an old process from a new one. */
+static unsigned served(struct test_group *g, uint32_t rank)
+{
+    struct test_completion c;
+    struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
+    if (test_call_how(g, &c, &how, "served"))
+        fail_msg("rank %" PRIu32 ": %s", rank, test_error_text(g));
+    unsigned count = (unsigned)atoi(c.ranks[rank].bytes);
+    test_completion_deinit(&c);
+    return count;
+}
+
+static void p8_a_dead_rank_is_replaced_while_the_others_live(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n *= 2) {
+        struct test_group *g = test_group_start(n, NULL);
+        pid_t pids[8];
+        test_expect_echo(g, "before");
+        for (uint32_t rank = 0; rank < n; rank++) {
+            for (uint32_t other = 0; other < n; other++)
+                pids[other] = pid_of(g, other);
+            unsigned before = served(g, (rank + 1) % n);
+            kill_rank(g, rank);
+            restart(g, rank);
+            test_expect_echo(g, "after");
+            for (uint32_t other = 0; other < n; other++)
+                assert_int_equal(pid_of(g, other) == pids[other], other != rank);
+            if (n > 1) /* the echo, and this one */
+                assert_int_equal(served(g, (rank + 1) % n), before + 2);
+            assert_int_equal(served(g, rank), 2);
+        }
+        test_group_free(g);
+    }
+}
+
+static void p8_a_restart_of_who_lives_is_nothing(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    pid_t pid = pid_of(g, 1);
+    restart(g, 1);
+    assert_int_equal(pid_of(g, 1), pid);
+    kill_rank(g, 1);
+    restart(g, 1);
+    pid = pid_of(g, 1);
+    restart(g, 1);
+    assert_int_equal(pid_of(g, 1), pid);
+    test_expect_echo(g, "x");
+    test_group_free(g);
+}
+
+/* A rank that is blocked, and its request, go through another one's restart undisturbed. */
+static void p8_what_the_others_do_goes_on(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(3, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 1};
+    assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+    test_await_lines(g, 0, "blocked", 1);
+    kill_rank(g, 2);
+    restart(g, 2);
+    const struct test_how beside = {.gather = COX_GATHER_ALL, .ranks = 6};
+    struct test_completion c;
+    assert_int_equal(test_call_how(g, &c, &beside, "echo beside"), 0);
+    assert_string_equal(c.ranks[2].bytes, "beside");
+    test_completion_deinit(&c);
+    assert_int_equal(test_completion_count(g), 0);
+    test_pipe_release(pipe, 1);
+    assert_string_equal(test_await(g, 0)->ranks[0].bytes, "released");
+    test_expect_echo(g, "all");
+    test_group_free(g);
+}
+
+/* It owed an answer, and had a frame; its next life owes nothing. */
+static void p8_p4_the_next_life_owes_nothing(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 4; depth *= 2) {
+        const struct cox_executor_options options = {.depth = depth};
+        struct test_group *g = test_group_start(2, &options);
+        struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 100};
+        test_stop_process(pid_of(g, 1));
+        assert_int_equal(test_call_how(g, NULL, &brief, "echo too late"), COX_TIMEOUT);
+        kill_rank(g, 1);
+        restart(g, 1);
+        for (uint32_t k = 0; k < 3 * depth; k++) {
+            char text[32];
+            snprintf(text, sizeof text, "request %" PRIu32, k);
+            test_expect_echo(g, text);
+        }
+        test_group_free(g);
+    }
+}
+
+static void p8_every_channel_works_again(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    kill_rank(g, 1);
+    restart(g, 1);
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 2};
+    assert_int_equal(test_call_how(g, NULL, &how, "fault of the new one"), 0);
+    test_await_faults(g, 1);
+    assert_string_equal(test_fault(g, 0), "1 of the new one");
+    struct cox_link_status links;
+    struct cox_error err = {0};
+    assert_int_equal(cox_executor_link_status(test_group_executor(g), patience(), &links, &err), 0);
+    cox_link_status_deinit(&links);
+    struct cox_recover_result results[2];
+    assert_int_equal(
+        cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR, patience(), results, &err),
+        0);
+    test_group_free(g);
+}
+
+/* The new process does not make it: killed before it attached, or it never does. The group is as before,
+ * and the next try can succeed. */
+static void p8_a_restart_that_dies_half_way_is_done_again(void **state)
+{
+    (void)state;
+    const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
+    const struct cox_executor_options options = {.command = fragile};
+    struct test_group *g = test_group_start(2, &options);
+    struct cox_error err = {0};
+    kill_rank(g, 1);
+    for (int k = 0; k < 2; k++) {
+        assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), &err),
+                         COX_PEER_DEAD);
+        assert_contains(err.text, "rank 1");
+        assert_contains(err.text, "killed by signal 9");
+        const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 1};
+        assert_int_equal(test_call_how(g, NULL, &living, "echo alone"), 0);
+        assert_int_equal(test_call(g, NULL, "echo both"), COX_PEER_DEAD);
+    }
+    restart(g, 1);
+    test_expect_echo(g, "both");
+    test_group_free(g);
+}
+
+static void p8_b2_a_restart_that_never_attaches_ends_at_its_deadline(void **state)
+{
+    (void)state;
+    const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
+    const struct cox_executor_options options = {.command = slow};
+    struct test_group *g = test_group_start(2, &options);
+    struct cox_error err = {0};
+    kill_rank(g, 0);
+    assert_int_equal(
+        cox_executor_restart(test_group_executor(g), 0, cox_deadline_after_ms(200), &err),
+        COX_TIMEOUT);
+    assert_contains(err.text, "rank 0");
+    assert_contains(err.text, "did not attach in time");
+    assert_int_equal(test_call(g, NULL, "echo both"), COX_PEER_DEAD);
+    restart(g, 0);
+    test_expect_echo(g, "both");
+    test_group_free(g);
+}
+
+struct restarter {
+    struct cox_executor *executor;
+    uint32_t rank;
+    int status;
+};
+
+static void *restarter_main(void *argument)
+{
+    struct restarter *restarter = argument;
+    restarter->status =
+        cox_executor_restart(restarter->executor, restarter->rank, patience(), NULL);
+    return NULL;
+}
+
+static void p8_two_ranks_at_once(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(4, NULL);
+    for (int k = 0; k < 5; k++) {
+        struct restarter restarters[2];
+        pthread_t threads[2];
+        for (uint32_t i = 0; i < 2; i++) {
+            kill_rank(g, 2 * i + 1);
+            restarters[i] =
+                (struct restarter){.executor = test_group_executor(g), .rank = 2 * i + 1};
+        }
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(pthread_create(&threads[i], NULL, restarter_main, &restarters[i]), 0);
+        for (int i = 0; i < 2; i++) {
+            pthread_join(threads[i], NULL);
+            assert_int_equal(restarters[i].status, 0);
+        }
+        test_expect_echo(g, "all four");
+    }
+    test_group_free(g);
+}
+
+static void m15_a_stop_ends_a_restart(void **state)
+{
+    (void)state;
+    const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
+    const struct cox_executor_options options = {.command = slow};
+    struct test_group *g = test_group_start(2, &options);
+    kill_rank(g, 1);
+    struct restarter restarter = {.executor = test_group_executor(g), .rank = 1};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, restarter_main, &restarter), 0);
+    test_await_lines(g, 1, "sleeps as told", 1);
+    cox_executor_stop(test_group_executor(g));
+    pthread_join(thread, NULL);
+    assert_int_equal(restarter.status, COX_CLOSED);
+    assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), NULL), COX_CLOSED);
+    test_group_free(g);
+}
+
+static void p8_through_a_wrapper(void **state)
+{
+    (void)state;
+    char line[300];
+    snprintf(line, sizeof line, "%s \"$@\"; exit $?", test_worker_program());
+    const char *const wrapped[] = {"sh", "-c", line, "worker", NULL};
+    const struct cox_executor_options options = {.command = wrapped};
+    struct test_group *g = test_group_start(2, &options);
+    for (int k = 0; k < 3; k++) {
+        kill_rank(g, 1);
+        restart(g, 1);
+        test_expect_echo(g, "through a wrapper");
+    }
+    test_group_free(g);
+}
+
+static void p8_what_cannot_be_restarted_is_refused(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct cox_error err = {0};
+    assert_int_equal(cox_executor_restart(test_group_executor(g), 2, patience(), &err),
+                     COX_INVALID);
+    assert_contains(err.text, "there is no rank 2");
+    test_group_free(g);
+}
+
+/* Names go at once, fds do not grow, whatever is restarted how often. */
+static void p8_p7_nothing_grows(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.name = NULL};
+    struct test_group *g = test_group_start(2, &options);
+    const char *name = cox_executor_name(test_group_executor(g));
+    size_t fds = 0;
+    for (int k = 0; k < 30; k++) {
+        kill_rank(g, (uint32_t)k & 1);
+        restart(g, (uint32_t)k & 1);
+        assert_int_equal(test_count_names(name), 0);
+        if (k == 2)
+            fds = test_count_fds();
+    }
+    assert_int_equal(test_count_fds(), fds);
+    test_expect_echo(g, "x");
+    test_group_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p8_a_dead_rank_is_replaced_while_the_others_live),
+        TEST(p8_a_restart_of_who_lives_is_nothing),
+        TEST(p8_what_the_others_do_goes_on),
+        TEST(p8_p4_the_next_life_owes_nothing),
+        TEST(p8_every_channel_works_again),
+        TEST(p8_a_restart_that_dies_half_way_is_done_again),
+        TEST(p8_b2_a_restart_that_never_attaches_ends_at_its_deadline),
+        TEST(p8_two_ranks_at_once),
+        TEST(m15_a_stop_ends_a_restart),
+        TEST(p8_through_a_wrapper),
+        TEST(p8_what_cannot_be_restarted_is_refused),
+        TEST(p8_p7_nothing_grows),
+    };
+    return cmocka_run_group_tests_name("restart", tests, NULL, NULL);
+}
