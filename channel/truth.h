@@ -37,6 +37,14 @@ struct cox_frame_record {
     struct cox_rank_set asked;
 };
 
+static inline void cox_truth_set_published(struct cox_layout_channel_truth *truth,
+                                           uint64_t sequence)
+{
+    /* release: bytes and record before the number; partner is cox_truth_published. */
+    atomic_store_explicit(&truth->published, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_REQUEST_PUBLISHED);
+}
+
 /* The frame's bytes were written before. */
 static inline void cox_truth_publish(struct cox_layout_channel_truth *truth, uint32_t depth,
                                      const struct cox_frame_record *record)
@@ -54,9 +62,7 @@ static inline void cox_truth_publish(struct cox_layout_channel_truth *truth, uin
     /* release: fields before sequence; partner is cox_truth_read_frame. */
     atomic_store_explicit(&frame->sequence, record->sequence, memory_order_release);
     cox_fault_point(COX_FAULT_RECORD_WRITTEN);
-    /* release: bytes and record before the number; partner is cox_truth_published. */
-    atomic_store_explicit(&truth->published, record->sequence, memory_order_release);
-    cox_fault_point(COX_FAULT_REQUEST_PUBLISHED);
+    cox_truth_set_published(truth, record->sequence);
 }
 
 static inline uint64_t cox_truth_published(const struct cox_layout_channel_truth *truth)

@@ -11,6 +11,9 @@
 #include "../proto/operation.h"
 #include "report.h"
 
+/* More tokens than this in one place were not posted by workers that keep to the protocol. */
+#define STRAY_COUNT_MAX 1024
+
 static _Thread_local const struct cox_inside *inside_innermost;
 
 void cox_inside_enter(struct cox_inside *frame, const void *owner)
@@ -75,8 +78,10 @@ static bool collector_answered(struct cox_collector *collector, uint32_t rank, u
 
 static bool collector_returned(struct cox_collector *collector, uint32_t rank, uint64_t sequence)
 {
-    return cox_truth_returned(cox_truth_line(collector->channel->control, rank,
-                                             collector->channel->id)) >= sequence;
+    const struct cox_layout_rank_line *line =
+        cox_truth_line(collector->channel->control, rank, collector->channel->id);
+    /* Who has answered has returned the frame before; the word may have been written over since. */
+    return cox_truth_returned(line) >= sequence || cox_truth_done(line) >= sequence;
 }
 
 /* The answer of `rank` was taken out of its slot, or is dropped: its tokens are matched, its slot
@@ -121,23 +126,24 @@ static int collector_drop_late(struct cox_collector *collector, uint64_t *ret_se
 
 /* A request that has ended, or is not answered, is rung for by nobody else; who sleeps through it
  * would keep its frame for ever. */
-static void collector_ring(struct cox_collector *collector, uint32_t rank, uint64_t sequence)
+static void collector_ring(struct cox_collector *collector, uint32_t rank)
 {
-    if (collector->legacy || /* its tokens count, none may be added */
-        cox_truth_taken(
-            cox_truth_line(collector->channel->control, rank, collector->channel->id)) >= sequence)
+    if (collector->legacy) /* its tokens count, none may be added */
         return;
+    /* Said again as well, in case somebody wrote over it. */
+    cox_truth_set_published(cox_truth_channel(collector->channel->control, collector->channel->id),
+                            collector->published);
     cox_gate_post(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
     collector->stats.rings++;
 }
 
 /* True once a slice. */
-static bool collector_ring_due(struct cox_collector *collector)
+static bool ring_due(uint64_t *ring_ns)
 {
     uint64_t now = cox_now_ns();
-    if (now < collector->ring_ns)
+    if (now < *ring_ns)
         return false;
-    collector->ring_ns = now + COX_SLICE_NS;
+    *ring_ns = now + COX_SLICE_NS;
     return true;
 }
 
@@ -186,12 +192,9 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
                          rank, old->sequence);
         }
     }
-    if ((r == COX_LATE || reading >= 0) && collector_ring_due(collector)) {
-        if (reading >= 0)
-            collector_ring(collector, (uint32_t)reading, old->sequence);
-        else
-            collector_ring(collector, (uint32_t)late, late_sequence);
-    }
+    /* Also who has taken it: what he said of it since may have been written over, and he says it again. */
+    if ((r == COX_LATE || reading >= 0) && ring_due(&collector->claim_ring_ns))
+        collector_ring(collector, (uint32_t)(reading >= 0 ? reading : late));
     pthread_mutex_unlock(&collector->lock);
     if (r)
         return r;
@@ -213,6 +216,16 @@ static void collector_advance(struct cox_collector *collector)
                             collector->ended);
 }
 
+/* Nobody owes an answer now: a token that lies there would be taken for the answer to come. */
+static void collector_forget_stray(struct cox_collector *collector, uint32_t rank)
+{
+    collector->ranks[rank].legacy_free = false;
+    for (uint32_t i = 0; i < STRAY_COUNT_MAX &&
+                         cox_gate_take(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME);
+         i++)
+        collector_count_token(collector, rank);
+}
+
 void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
                            size_t length)
 {
@@ -225,7 +238,7 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
         if (!cox_rank_set_has(&entry->asked, rank))
             continue;
         if (collector->legacy)
-            collector->ranks[rank].legacy_free = false;
+            collector_forget_stray(collector, rank);
         else
             cox_gate_settle(gate, rank, COX_BELL_REQUEST_PRODUCE);
     }
@@ -236,12 +249,51 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
     collector->stats.submitted++;
     slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
     collector_advance(collector);
+    /* The collector planned its sleep without this one. */
+    bool early = entry->replies && collector->sleep_rank >= 0 &&
+                 (entry->deadline_ns < collector->sleep_ns ||
+                  !cox_rank_set_has(&entry->asked, (uint32_t)collector->sleep_rank));
     pthread_mutex_unlock(&collector->lock);
     cox_gate_open(gate, &entry->asked);
     cox_fault_point(COX_FAULT_GATE_OPENED);
     /* No system call unless the response thread sleeps. After the gate: it has nothing to do before
      * somebody answers. Not under the lock, which it would only wake up to wait for. */
     pthread_cond_signal(&collector->work);
+    if (early)
+        cox_collector_wake(collector);
+}
+
+int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
+                        struct cox_waiter *waiter, uint64_t deadline_ns, struct cox_error *err)
+{
+    /* A slice more: the completion at the deadline says more than this function can. */
+    uint64_t until_ns = deadline_ns > COX_DEADLINE_NEVER - COX_SLICE_NS
+                            ? COX_DEADLINE_NEVER
+                            : deadline_ns + COX_SLICE_NS;
+    const struct timespec until = cox_deadline_timespec(until_ns);
+    bool abandoned = false;
+    pthread_mutex_lock(&collector->lock);
+    while (!waiter->done && !abandoned) {
+        struct cox_entry *entry = collector_entry(collector, sequence);
+        /* Once it is taken from the entry only the visit is left, which is the caller's own. */
+        bool taken = entry->sequence != sequence || entry->waiter != waiter;
+        if (taken) {
+            pthread_cond_wait(&collector->ended_cond, &collector->lock);
+        } else if (cox_now_ns() < until_ns) {
+            pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
+        } else {
+            entry->waiter = &collector->nobody;
+            abandoned = true;
+        }
+    }
+    pthread_mutex_unlock(&collector->lock);
+    return abandoned
+               ? cox_fail(err, COX_TIMEOUT,
+                          "%s sequence %" PRIu64
+                          ": the response thread is held up in a handler, so nobody looked at "
+                          "the answers until the deadline",
+                          cox_channel_name(collector->channel->id), sequence)
+               : waiter->status;
 }
 
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns)
@@ -278,6 +330,8 @@ void cox_collector_wake(struct cox_collector *collector)
 void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint32_t causes_seen,
                          uint64_t deadline_ns)
 {
+    collector->sleep_rank = (int)rank;
+    collector->sleep_ns = deadline_ns;
     pthread_mutex_unlock(&collector->lock);
     int r = COX_TIMEOUT;
     atomic_store(&collector->sleeping, rank + 1); /* seq_cst: see cox_collector_wake */
@@ -285,6 +339,7 @@ void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint32_
         r = cox_gate_wait(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME, deadline_ns);
     atomic_store(&collector->sleeping, 0);
     pthread_mutex_lock(&collector->lock);
+    collector->sleep_rank = -1;
     if (r == 0 && collector->legacy)
         collector_count_token(collector, rank);
     collector->stats.wakeups++;
@@ -392,15 +447,17 @@ static void gather_ring(struct cox_collector *collector, const struct cox_entry 
 {
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        if (gathering->results[rank].outcome == COX_OUTCOME_LATE)
-            collector_ring(collector, rank, entry->sequence);
+        if (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
+            cox_truth_taken(cox_truth_line(collector->channel->control, rank,
+                                           collector->channel->id)) < entry->sequence)
+            collector_ring(collector, rank);
 }
 
 static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry,
                             int status, struct cox_completion *ret_completion)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
-    cox_report_late(collector, entry, gathering);
+    cox_report_late(collector, entry, status, gathering);
     if (status == 0 && entry->operation->step && !collector->legacy)
         status = cox_report_divergence(gathering);
     if (status && gathering->text[0] == '\0')
@@ -468,6 +525,28 @@ static void gather_finish(struct cox_collector *collector, struct cox_entry *ent
     pthread_mutex_lock(&collector->lock);
 }
 
+/* A request has failed. Is a rank that owes an answer about to be known as dead? Then that is most likely why
+ * the others failed. *ret_owing: which. */
+static bool gather_awaits_death(struct cox_collector *collector, struct cox_entry *entry,
+                                int *ret_owing)
+{
+    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    if (!entry->dying_ns)
+        entry->dying_ns = cox_deadline_after_ns(COX_DYING_NS);
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (gathering->results[rank].outcome == COX_OUTCOME_DEAD)
+            return false;
+    if (cox_now_ns() >= entry->dying_ns)
+        return false;
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
+            cox_supervisor_dying(collector->supervisor, rank)) {
+            *ret_owing = (int)rank;
+            return true;
+        }
+    return false;
+}
+
 /* Why a request ends now although ranks still owe answers; 0: it does not. */
 static int gather_cut(const struct cox_collector *collector, const struct cox_entry *entry)
 {
@@ -502,7 +581,8 @@ static bool gather_round(struct cox_collector *collector, bool *looked_again, in
     collector_drop_late(collector, &late_sequence);
     *ret_owing = -1;
     *ret_deadline_ns = COX_DEADLINE_NEVER;
-    bool ring = collector->ended < collector->published && collector_ring_due(collector);
+    bool ring = collector->ended < collector->published && ring_due(&collector->ring_ns);
+    bool apart = false;               /* a request is not owed by the rank that is slept on */
     struct cox_rank_set owed = {{0}}; /* by whom, for the requests looked at */
     for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
         struct cox_entry *entry = collector_entry(collector, sequence);
@@ -514,6 +594,8 @@ static bool gather_round(struct cox_collector *collector, bool *looked_again, in
             collector->begun = sequence;
         }
         int owing = gather_look(collector, entry);
+        if (owing == -2 && gather_awaits_death(collector, entry, &owing))
+            *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->dying_ns);
         /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now.
          * One more look; not for ever, since its words are another process's. */
         if (owing == -1 && !*looked_again && rank_sets_meet(&owed, &entry->asked))
@@ -529,8 +611,11 @@ static bool gather_round(struct cox_collector *collector, bool *looked_again, in
             gather_ring(collector, entry);
         if (*ret_owing < 0)
             *ret_owing = owing;
+        apart = apart || gathering->results[*ret_owing].outcome != COX_OUTCOME_LATE;
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->deadline_ns);
     }
+    if (apart)
+        *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, cox_deadline_after_ns(COX_APART_NS));
     return false;
 }
 
@@ -602,6 +687,7 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     const struct cox_geometry *geometry = &channel->control->geometry;
     memset(collector, 0, sizeof *collector);
     collector->channel = channel;
+    collector->sleep_rank = -1;
     collector->rank_count = geometry->rank_count;
     collector->legacy = geometry->legacy;
     collector->owner = owner;

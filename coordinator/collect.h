@@ -36,6 +36,12 @@
 
 /* Somebody who is owed something looks again this often. */
 #define COX_SLICE_NS (50 * COX_NSEC_PER_MSEC)
+/* And this often while an answer may come that wakes nobody: a collector sleeps on one rank, and
+ * a later request is owed by others only. */
+#define COX_APART_NS COX_NSEC_PER_MSEC
+/* A request that failed waits this long for a death that has begun, so that the death is told and not what
+ * it did to the others. */
+#define COX_DYING_NS (5 * COX_NSEC_PER_MSEC)
 
 struct cox_operation;
 
@@ -59,6 +65,7 @@ struct cox_entry {
     uint64_t deadline_ns;
     uint64_t submitted_ns;
     uint64_t published_ns;
+    uint64_t dying_ns; /* it has failed, and waits until then for a death; 0: not yet */
     void *request_context;
     struct cox_waiter *waiter; /* a call; NULL: the registered handler */
 };
@@ -85,9 +92,13 @@ struct cox_collector {
     pthread_cond_t ended_cond; /* ended, or a handler returned */
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
-    uint64_t ended;   /* every request up to here has ended; later ones may have */
-    uint64_t begun;   /* the gatherings of requests up to here have begun */
-    uint64_t ring_ns; /* when whoever has not taken its frame is rung again */
+    uint64_t ended;           /* every request up to here has ended; later ones may have */
+    uint64_t begun;           /* the gatherings of requests up to here have begun */
+    uint64_t ring_ns;         /* when whoever has not taken its frame is rung again */
+    uint64_t claim_ring_ns;   /* the same for whoever refuses a claim */
+    int sleep_rank;           /* the collector sleeps on its bell, -1: awake */
+    uint64_t sleep_ns;        /* until then */
+    struct cox_waiter nobody; /* in place of a caller that waits no longer */
     struct cox_collector_rank *ranks;
     struct cox_channel_stats stats;
     cox_completion_fn handler;
@@ -126,6 +137,11 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
 /* Under submit_lock, after claim and with the frame filled: publishes and opens the gate. */
 void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
                            size_t length);
+/* Waits until the completion of `sequence`, published for `waiter`, was handed over. Returns its
+ * status; COX_TIMEOUT a slice after deadline_ns, when the response thread is held up in a handler: the
+ * completion then goes to nobody. */
+int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
+                        struct cox_waiter *waiter, uint64_t deadline_ns, struct cox_error *err);
 /* Sleeps a little for room after COX_FULL or COX_LATE; returns when something ended or after a
  * slice at most. */
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns);

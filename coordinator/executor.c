@@ -21,6 +21,8 @@
 #define START_TIMEOUT_MS 60000
 #define FINALIZE_MS 3000
 #define TERM_MS 2000
+/* A number that is no ExecuteType. */
+#define NO_TYPE (COX_TYPE_OPAQUE - 1)
 
 /* ---- hooks ---- */
 
@@ -72,7 +74,7 @@ static void executor_on_death(void *context, uint32_t rank, pid_t pid, const str
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_wake(&executor->collectors[c]);
     if (!atomic_load_explicit(&executor->stopping, memory_order_acquire) &&
-        atomic_load_explicit(&executor->started, memory_order_acquire))
+        atomic_load(&executor->started))     /* seq_cst: see cox_executor_start */
         executor_tell_death(executor, rank); /* else it is expected, or start itself tells */
 }
 
@@ -297,9 +299,10 @@ int cox_executor_start(const struct cox_executor_options *options,
     if (!geometry.legacy && !options->keep_names)
         executor_unlink(executor);
     cox_fault_point(COX_FAULT_STARTED);
-    /* release: partner is executor_on_death; from now on deaths are told. */
-    atomic_store_explicit(&executor->started, true, memory_order_release);
-    *ret_executor = executor;
+    *ret_executor = executor; /* before any hook */
+    /* seq_cst, as `dead` is stored and this is loaded by the supervisor thread: of a death meanwhile at least
+     * one of the two tells. Partner: executor_on_death. */
+    atomic_store(&executor->started, true);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
         if (cox_supervisor_dead(executor->supervisor, rank, NULL))
             executor_tell_death(executor, rank);
@@ -479,6 +482,12 @@ int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id chan
         return COX_INVALID;
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
+    /* That handler may wait for this one. */
+    if (collector->in_handler && cox_inside(executor) &&
+        !pthread_equal(collector->handler_thread, pthread_self())) {
+        pthread_mutex_unlock(&collector->lock);
+        return COX_DEADLOCK;
+    }
     collector->handler = handler;
     collector->handler_context = context;
     /* The run at this moment may be of the old handler; later ones are not. */
@@ -659,15 +668,18 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
         cox_collector_gather(collector, entry.sequence);
         r = waiter.status;
     } else if (r == 0 && entry.replies) {
-        pthread_mutex_lock(&collector->lock);
-        while (!waiter.done)
-            pthread_cond_wait(&collector->ended_cond, &collector->lock);
-        pthread_mutex_unlock(&collector->lock);
-        r = waiter.status;
+        r = cox_collector_await(collector, entry.sequence, &waiter, options->deadline_ns, err);
     }
     if (gathers)
         cox_collector_gather_leave(collector);
     return r;
+}
+
+/* A message has a type of the protocol; what stands for bytes is no such type. */
+static uint32_t message_type(const ModelExecuteData__ExecuteRequest *request)
+{
+    uint32_t type = (uint32_t)request->execute_type;
+    return type == COX_TYPE_OPAQUE ? NO_TYPE : type;
 }
 
 int cox_executor_submit(struct cox_executor *executor,
@@ -676,8 +688,7 @@ int cox_executor_submit(struct cox_executor *executor,
                         struct cox_error *err)
 {
     const struct payload payload = {.request = request};
-    return executor_submit(executor, (uint32_t)request->execute_type, &payload, options,
-                           ret_sequence, err);
+    return executor_submit(executor, message_type(request), &payload, options, ret_sequence, err);
 }
 
 int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes, size_t size,
@@ -694,8 +705,8 @@ int cox_executor_call(struct cox_executor *executor,
                       void *visit_context, struct cox_error *err)
 {
     const struct payload payload = {.request = request};
-    return executor_call(executor, (uint32_t)request->execute_type, &payload, options, visit,
-                         visit_context, err);
+    return executor_call(executor, message_type(request), &payload, options, visit, visit_context,
+                         err);
 }
 
 int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes, size_t size,

@@ -105,7 +105,7 @@ struct cox_executor_options {
     /* Asked every 50 ms while start waits for the ranks: true ends it with COX_CLOSED. NULL: never.
      */
     bool (*cancelled)(void *hook_context);
-    /* A worker died. NULL: logged. On the supervisor thread. */
+    /* A worker died. NULL: logged. On the supervisor thread, or inside start for who died meanwhile. */
     void (*death)(void *hook_context, uint32_t rank, const char *text);
 };
 
@@ -119,7 +119,8 @@ COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
 /* Finalizes: what is outstanding completes with COX_CLOSED, and whoever is inside a submit or a
  * call comes out; then a message on every channel, finalize_ms, SIGTERM, term_ms, SIGKILL.
  * Idempotent. Not inside a handler or hook (asserted), and not while holding what one waits for.
- * Bounded by the two times, a process that the kernel holds (state D) excepted. Returns how many
+ * Bounded by the two times once running handlers have returned, a process that the kernel holds
+ * (state D) excepted. Returns how many
  * workers had to be signalled. */
 COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
 /* Stops if needed, removes what is left, frees. NULL-safe, returns NULL. Not inside a handler. */
@@ -149,7 +150,9 @@ COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t 
 COX_PUBLIC int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
                                      cox_completion_fn handler, void *context);
 /* Puts another handler in place of the present one (or the first one); NULL is COX_INVALID. On return the old one is not
- * running and will not be called again (inside the old handler itself: once it returns). */
+ * running and will not be called again (inside the old handler itself: once it returns). Returns 0;
+ * COX_INVALID; COX_DEADLOCK: inside a handler or hook while a handler of another thread runs, which
+ * may be waiting for this one. */
 COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
                                     cox_completion_fn handler, void *context);
 
@@ -179,8 +182,9 @@ COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const v
 /* Submits on any two-way channel, waiting for room, and waits for the completion, which `visit`
  * (may be NULL) sees before call returns; visit runs on the calling or on a response thread.
  * Returns the completion's status, or what submit returns except COX_FULL and COX_LATE, which
- * become COX_TIMEOUT when they last; COX_DEADLOCK inside a handler or hook. err gets the
- * completion's text. */
+ * become COX_TIMEOUT when they last; COX_DEADLOCK inside a handler or hook. Ends 50 ms after its
+ * deadline at the latest, also when a handler holds the response thread up (visit is not called
+ * then), unless visit itself runs. err gets the completion's text. */
 COX_PUBLIC int cox_executor_call(struct cox_executor *executor,
                                  const struct ModelExecuteData__ExecuteRequest *request,
                                  const struct cox_submit_options *options, cox_completion_fn visit,

@@ -30,8 +30,10 @@ static size_t faults_fetch(struct cox_faults *faults)
     memcpy(faults->copy, base + COX_PREFIX_SIZE, length);
     cox_fault_point(COX_FAULT_REPORT_FETCHED);
     memset(base, 0, sizeof prefix); /* the same report is not read twice */
-    while (cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE))
-        continue; /* a surplus, see the header */
+    /* A surplus, see the header; at most one for each rank that died. */
+    for (int i = 0; i < COX_RANK_COUNT_MAX && cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE);
+         i++)
+        continue;
     cox_gate_post(gate, 0, COX_BELL_RESPONSE_PRODUCE);
     return length;
 }
@@ -78,8 +80,11 @@ static void *faults_main(void *argument)
         int r =
             cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, COX_DEADLINE_NEVER);
         /* acquire: partner is the release in stop, before its post. */
-        if (atomic_load_explicit(&faults->stopping, memory_order_acquire))
+        if (atomic_load_explicit(&faults->stopping, memory_order_acquire)) {
+            /* What was reported before the end is told; a token too many finds an empty slot. */
+            faults_take(faults);
             return NULL;
+        }
         if (r < 0) {
             cox_log_write(&faults->log, 3,
                           "the error channel's semaphore: %s; faults are not heard any more",

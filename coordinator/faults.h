@@ -4,8 +4,9 @@
  * The channel has one slot for all ranks, guarded by one token. A rank that dies with the token in
  * its hand has said so in its line (REPLYING on the error channel) before it waited for it; the
  * coordinator then puts a token in place. That may be one too many, when the dead rank was still
- * waiting: before the slot is freed again, whatever tokens lie there are taken, so that a surplus
- * lasts for one report, whose worst fate is to be torn and dropped.
+ * waiting: before the slot is freed again, whatever tokens lie there are taken. While ranks compete for the
+ * slot a surplus may go from hand to hand for a while; the worst that it does is that two write
+ * at once, and a torn report is dropped.
  *
  * Threads: start and stop from one thread; buried from the supervisor's hook. The hook `report`
  *   runs on the fault thread.

@@ -82,6 +82,18 @@ static const char *response_text(const ModelExecuteData__ExecuteResponse *respon
     return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
 }
 
+/* Each rank has its share of the arena, so that none can use up what the next one needs. */
+static int gathering_unpack(struct cox_gathering *gathering, const struct cox_gathering_rank *own,
+                            size_t length, ModelExecuteData__ExecuteResponse **ret_response)
+{
+    struct cox_arena *arena = &gathering->arena;
+    size_t size_max = arena->size_max;
+    arena->size_max = arena->used + ARENA_SIZE_MAX / gathering->rank_count;
+    int r = cox_wire_response_unpack(arena, own->buffer, length, ret_response);
+    arena->size_max = size_max;
+    return r;
+}
+
 void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
                         uint32_t rank, uint64_t sequence, uint32_t type, uint32_t generation)
 {
@@ -108,11 +120,13 @@ void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
         return;
     }
     ModelExecuteData__ExecuteResponse *response = NULL;
-    r = cox_wire_response_unpack(&gathering->arena, own->buffer, length, &response);
+    r = gathering_unpack(gathering, own, length, &response);
     if (r) {
         snprintf(text, sizeof text,
-                 "rank %" PRIu32 " replied with %zu bytes that are no ExecuteResponse", rank,
-                 length);
+                 r == COX_TOO_LARGE
+                     ? "rank %" PRIu32 " replied with %zu bytes that take too much memory unpacked"
+                     : "rank %" PRIu32 " replied with %zu bytes that are no ExecuteResponse",
+                 rank, length);
         gathering_error(gathering, rank, r, text);
     } else if (response->status != 0 || failed) {
         gathering_error(gathering, rank, response->status ? response->status : COX_REJECTED,
@@ -169,9 +183,11 @@ const struct cox_rank_result *cox_gathering_choose(struct cox_gathering *gatheri
                                                    enum cox_gather policy)
 {
     const struct cox_rank_result *payload = NULL;
+    bool lowest = true;
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
         struct cox_rank_result *result = &gathering->results[rank];
-        bool wanted = policy == COX_GATHER_ALL || (policy == COX_GATHER_RANK0 && !payload);
+        bool wanted = policy == COX_GATHER_ALL || (policy == COX_GATHER_RANK0 && lowest);
+        lowest = lowest && result->outcome == COX_OUTCOME_NOT_ASKED;
         if (result->outcome == COX_OUTCOME_OK && wanted) {
             if (policy == COX_GATHER_RANK0)
                 payload = result;

@@ -243,17 +243,17 @@ int cox_executor_link(struct cox_executor *executor, const ModelExecuteData__PDL
 
 enum link_state { LINK_FAILED, LINK_RUNNING, LINK_WAITING, LINK_SUCCESS };
 
-/* One cluster, as all ranks together see it. */
-struct link_cluster {
+/* What one rank says of one cluster; the first of a cluster then becomes what all ranks say of it. */
+struct link_mention {
     char *id;
+    uint32_t rank;
     enum link_state worst; /* smaller is worse */
     int32_t code;
-    uint32_t mentions; /* ranks that list it */
-    int64_t last_rank;
+    uint32_t rank_count; /* ranks that list it */
 };
 
 struct link_visit {
-    struct link_cluster *clusters;
+    struct link_mention *mentions;
     size_t count, capacity;
     uint32_t answers;
     int status;
@@ -263,35 +263,56 @@ struct link_visit {
 static void link_add(struct link_visit *visit, uint32_t rank, const char *id, enum link_state state,
                      int32_t code)
 {
-    struct link_cluster *cluster = NULL;
-    for (size_t i = 0; i < visit->count && !cluster; i++)
-        if (strcmp(visit->clusters[i].id, id ? id : "") == 0)
-            cluster = &visit->clusters[i];
-    if (!cluster) {
-        if (visit->count == visit->capacity) {
-            size_t capacity = visit->capacity ? visit->capacity * 2 : 16;
-            struct link_cluster *grown = realloc(visit->clusters, capacity * sizeof *grown);
-            if (!grown) {
-                visit->status = cox_fail(visit->err, -ENOMEM, "no memory for the link status");
-                return;
-            }
-            visit->clusters = grown;
-            visit->capacity = capacity;
-        }
-        char *copy = strdup(id ? id : "");
-        if (!copy) {
+    if (visit->status)
+        return;
+    if (visit->count == visit->capacity) {
+        size_t capacity = visit->capacity ? visit->capacity * 2 : 64;
+        struct link_mention *grown = realloc(visit->mentions, capacity * sizeof *grown);
+        if (!grown) {
             visit->status = cox_fail(visit->err, -ENOMEM, "no memory for the link status");
             return;
         }
-        cluster = &visit->clusters[visit->count++];
-        *cluster = (struct link_cluster){.id = copy, .worst = state, .code = code, .last_rank = -1};
+        visit->mentions = grown;
+        visit->capacity = capacity;
     }
-    cluster->mentions += cluster->last_rank != (int64_t)rank;
-    cluster->last_rank = rank;
-    if (state < cluster->worst) {
-        cluster->worst = state;
-        cluster->code = code;
+    char *copy = strdup(id ? id : "");
+    if (!copy) {
+        visit->status = cox_fail(visit->err, -ENOMEM, "no memory for the link status");
+        return;
     }
+    visit->mentions[visit->count++] = (struct link_mention){
+        .id = copy, .rank = rank, .worst = state, .code = code, .rank_count = 1};
+}
+
+static int link_compare(const void *a, const void *b)
+{
+    const struct link_mention *left = a, *right = b;
+    int order = strcmp(left->id, right->id);
+    return order ? order : (int)left->rank - (int)right->rank;
+}
+
+/* One mention of each cluster is left. Sorted, since a rank may name any number of them. */
+static void link_merge(struct link_visit *visit)
+{
+    size_t kept = 0;
+    if (visit->count)
+        qsort(visit->mentions, visit->count, sizeof *visit->mentions, link_compare);
+    for (size_t i = 0; i < visit->count; i++) {
+        struct link_mention *mention = &visit->mentions[i];
+        struct link_mention *first = kept ? &visit->mentions[kept - 1] : NULL;
+        if (!first || strcmp(first->id, mention->id) != 0) {
+            visit->mentions[kept++] = *mention;
+            continue;
+        }
+        first->rank_count += first->rank != mention->rank;
+        first->rank = mention->rank;
+        if (mention->worst < first->worst) {
+            first->worst = mention->worst;
+            first->code = mention->code;
+        }
+        free(mention->id);
+    }
+    visit->count = kept;
 }
 
 static void link_visit(void *context, const struct cox_completion *completion)
@@ -333,11 +354,11 @@ static int link_fill(struct link_visit *visit, struct cox_link_status *status)
     if (!status->failed || !status->success || !status->running || !status->waiting)
         return cox_fail(visit->err, -ENOMEM, "no memory for the link status");
     for (size_t i = 0; i < visit->count; i++) {
-        struct link_cluster *cluster = &visit->clusters[i];
+        struct link_mention *cluster = &visit->mentions[i];
         /* A rank that does not know the cluster yet has it before it. */
-        enum link_state state = cluster->worst == LINK_SUCCESS && cluster->mentions < visit->answers
-                                    ? LINK_WAITING
-                                    : cluster->worst;
+        enum link_state state =
+            cluster->worst == LINK_SUCCESS && cluster->rank_count < visit->answers ? LINK_WAITING
+                                                                                   : cluster->worst;
         char *id = cox_steal_ptr(&cluster->id);
         if (state == LINK_FAILED)
             status->failed[status->failed_count++] =
@@ -365,11 +386,12 @@ int cox_executor_link_status(struct cox_executor *executor, uint64_t deadline_ns
     if (r == 0)
         r = visit.status;
     struct cox_link_status status = {0};
+    link_merge(&visit);
     if (r == 0)
         r = link_fill(&visit, &status);
     for (size_t i = 0; i < visit.count; i++)
-        free(visit.clusters[i].id);
-    free(visit.clusters);
+        free(visit.mentions[i].id);
+    free(visit.mentions);
     if (r)
         cox_link_status_deinit(&status);
     else
@@ -494,6 +516,8 @@ static void lora_visit(void *context, const struct cox_completion *completion)
             visit->statuses[rank] = visit->statuses[0]; /* a legacy rank that rank 0 speaks for */
         } else if (!response || response->result_case != RESULT(LORA_OPERATION_RESPONSE) ||
                    !response->lora_operation_response) {
+            if (completion->status)
+                continue; /* what ended the request is told, not this */
             visit->status = cox_fail(
                 visit->err, COX_CORRUPT,
                 "rank %" PRIu32 ": the answer to a LoRA operation has no LoRA status", rank);

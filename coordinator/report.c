@@ -10,6 +10,10 @@
 #include "../proto/operation.h"
 #include "proto/executor.pb-c.h"
 
+/* Of each kind of failure so many ranks are told in their own words, in so many bytes together. */
+#define TOLD_COUNT 4
+#define TOLD_SIZE 600
+
 /* Appends to a text that never overflows. */
 static void append(char *buffer, size_t buffer_size, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -32,7 +36,7 @@ void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *bu
 }
 
 void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
-                     struct cox_gathering *gathering)
+                     int status, struct cox_gathering *gathering)
 {
     static const char *const states[] = {"idle", "taken", "running", "replying"};
     uint64_t now = cox_now_ns();
@@ -56,7 +60,8 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
         }
         result->silent_ns = now > since ? now - since : 0;
         bool alive = !cox_supervisor_dead(collector->supervisor, rank, NULL);
-        bool stopped = alive && cox_peer_stopped(result->pid);
+        /* /proc is read only where somebody waits for an explanation, not before a death is told. */
+        bool stopped = alive && status != COX_PEER_DEAD && cox_peer_stopped(result->pid);
         snprintf(text, COX_RANK_TEXT_SIZE,
                  "rank %" PRIu32 " (pid %jd) had not answered: %s, silent for %.3f s, %s", rank,
                  (intmax_t)result->pid, state, (double)result->silent_ns / 1e9,
@@ -106,6 +111,75 @@ int cox_report_divergence(struct cox_gathering *gathering)
     return diverged ? COX_DIVERGED : 0;
 }
 
+/* "0-3,7" */
+static void append_ranks(char *buffer, size_t buffer_size, const struct cox_rank_set *ranks)
+{
+    const char *separator = "";
+    for (uint32_t first = 0; first < COX_RANK_COUNT_MAX; first++) {
+        if (!cox_rank_set_has(ranks, first))
+            continue;
+        uint32_t last = first;
+        while (last + 1 < COX_RANK_COUNT_MAX && cox_rank_set_has(ranks, last + 1))
+            last++;
+        append(buffer, buffer_size, "%s%" PRIu32, separator, first);
+        if (last > first)
+            append(buffer, buffer_size, "-%" PRIu32, last);
+        separator = ",";
+        first = last;
+    }
+}
+
+/* The ranks with this outcome, the first few in their own words, which get an equal share of the room. */
+static void report_outcome(struct cox_gathering *gathering, enum cox_outcome outcome)
+{
+    char *buffer = gathering->text;
+    size_t buffer_size = sizeof gathering->text;
+    struct cox_rank_set others = {{0}};
+    uint32_t count = 0, told = 0;
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
+        count += gathering->results[rank].outcome == outcome;
+    int share = (int)(TOLD_SIZE / (count < TOLD_COUNT ? count + !count : TOLD_COUNT));
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
+        if (gathering->results[rank].outcome != outcome)
+            continue;
+        if (told == TOLD_COUNT) {
+            cox_rank_set_add(&others, rank);
+            continue;
+        }
+        if (outcome == COX_OUTCOME_ERROR)
+            append(buffer, buffer_size, "; rank %" PRIu32 " failed: %.*s", rank, share,
+                   gathering->results[rank].text);
+        else
+            append(buffer, buffer_size, "; %.*s", share, gathering->results[rank].text);
+        told++;
+    }
+    if (count > told) {
+        append(buffer, buffer_size, "; %s too: ranks ",
+               outcome == COX_OUTCOME_DEAD ? "dead" : "failed");
+        append_ranks(buffer, buffer_size, &others);
+    }
+}
+
+/* Who is late, when there are too many for a sentence each. */
+static void report_late_ranks(struct cox_gathering *gathering, bool taken)
+{
+    struct cox_rank_set ranks = {{0}};
+    uint64_t silent_ns = 0;
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
+        const struct cox_rank_result *result = &gathering->results[rank];
+        if (result->outcome != COX_OUTCOME_LATE || result->taken != taken)
+            continue;
+        cox_rank_set_add(&ranks, rank);
+        silent_ns = result->silent_ns > silent_ns ? result->silent_ns : silent_ns;
+    }
+    if (silent_ns == 0)
+        return;
+    append(gathering->text, sizeof gathering->text, "; ranks ");
+    append_ranks(gathering->text, sizeof gathering->text, &ranks);
+    append(gathering->text, sizeof gathering->text, " %s, silent for up to %.3f s",
+           taken ? "took it and have not answered" : "never took it", (double)silent_ns / 1e9);
+}
+
 void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry,
                         int status, struct cox_gathering *gathering)
 {
@@ -117,19 +191,21 @@ void cox_report_failure(const struct cox_collector *collector, const struct cox_
     if (status == COX_TIMEOUT)
         append(buffer, buffer_size, " after %.3f s",
                (double)(cox_now_ns() - entry->submitted_ns) / 1e9);
-    uint32_t answered = 0, asked = 0;
+    uint32_t answered = 0, asked = 0, late = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         asked += gathering->results[rank].outcome != COX_OUTCOME_NOT_ASKED;
         answered += gathering->results[rank].outcome == COX_OUTCOME_OK;
+        late += gathering->results[rank].outcome == COX_OUTCOME_LATE;
     }
     append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks answered", answered, asked);
-    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        const struct cox_rank_result *result = &gathering->results[rank];
-        if (result->outcome == COX_OUTCOME_ERROR)
-            append(buffer, buffer_size, "; rank %" PRIu32 " failed: %s", rank, result->text);
-        else if (result->outcome == COX_OUTCOME_DEAD ||
-                 (result->outcome == COX_OUTCOME_LATE &&
-                  (status == COX_TIMEOUT || status == COX_CLOSED)))
-            append(buffer, buffer_size, "; %s", result->text);
+    report_outcome(gathering, COX_OUTCOME_DEAD); /* what the caller's buffer cuts is the rest */
+    report_outcome(gathering, COX_OUTCOME_ERROR);
+    if (status != COX_TIMEOUT && status != COX_CLOSED)
+        return;
+    if (late <= TOLD_COUNT) {
+        report_outcome(gathering, COX_OUTCOME_LATE);
+        return;
     }
+    report_late_ranks(gathering, true);
+    report_late_ranks(gathering, false);
 }

@@ -16,7 +16,7 @@ void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *bu
                       size_t buffer_size);
 /* Fills taken, silent_ns and text of every rank that has not answered. */
 void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
-                     struct cox_gathering *gathering);
+                     int status, struct cox_gathering *gathering);
 /* Compares the token digests of a step. Returns 0, or COX_DIVERGED with the ranks named in the
  * gathering's text. */
 int cox_report_divergence(struct cox_gathering *gathering);
