@@ -8,6 +8,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* PF_EXITING of include/linux/sched.h. */
+#define PROCESS_EXITING 0x4u
+
 /* Reads /proc/<pid>/stat; *ret_field points into text at the parenthesis that ends the second
  * field. */
 static int peer_read_stat(pid_t pid, char *text, size_t text_size, const char **ret_field)
@@ -104,6 +107,22 @@ bool cox_peer_stopped(pid_t pid)
     if (peer_read_stat(pid, text, sizeof text, &field) || strlen(field) < 3)
         return false;
     return field[2] == 'T' || field[2] == 't';
+}
+
+bool cox_peer_exiting(pid_t pid)
+{
+    char text[1024];
+    const char *field;
+    unsigned flags;
+    int r = peer_read_stat(pid, text, sizeof text, &field);
+    if (r)
+        return r == COX_PEER_DEAD;
+    char state = strlen(field) < 3 ? '?' : field[2];
+    /* proc(5): field 9, 7 after the name's. */
+    for (int number = 2; field && number < 9; number++)
+        field = strchr(field + 1, ' ');
+    return state == 'Z' || state == 'X' ||
+           (field && sscanf(field, " %u", &flags) == 1 && (flags & PROCESS_EXITING));
 }
 
 bool cox_peer_descends(pid_t pid, pid_t ancestor)

@@ -43,6 +43,10 @@ int cox_peer_await(const struct cox_peer *peer, uint64_t deadline_ns);
  * cannot be told. */
 bool cox_peer_stopped(pid_t pid);
 
+/* True when /proc says that the process is on its way out, before its pidfd says so: its files are closed by
+ * then or about to be, so that others may have noticed. False also when it cannot be told. */
+bool cox_peer_exiting(pid_t pid);
+
 /* True when `ancestor` is pid itself, its parent, or a parent of that, as /proc tells now. */
 bool cox_peer_descends(pid_t pid, pid_t ancestor);
 

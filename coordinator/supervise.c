@@ -467,9 +467,11 @@ bool cox_supervisor_dying(struct cox_supervisor *s, uint32_t rank)
     struct worker *w = worker_of(s, rank);
     pthread_mutex_lock(&s->lock);
     const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
-    bool dying = !worker_is_dead(w) && w->pidfd >= 0 && !cox_peer_alive(&peer);
+    bool dead = worker_is_dead(w);
+    pid_t pid = w->adopted.pidfd >= 0 ? w->adopted.pid : w->pid;
+    bool dying = !dead && w->pidfd >= 0 && !cox_peer_alive(&peer);
     pthread_mutex_unlock(&s->lock);
-    return dying;
+    return dying || (!dead && cox_peer_exiting(pid));
 }
 
 size_t cox_supervisor_last_lines(struct cox_supervisor *s, uint32_t rank, char *buffer,

@@ -13,7 +13,9 @@
  * fail|diverge|block|abort|lag K [PATH]   what to do in the K-th step from now on pull block PATH
  * what to do in the next pull recover NAME RESULT TEXT, recover NAME block PATH   what to do at a
  * recovery command tell batch|log|links|pulls   what was seen so far served                   how
- * many commands were asked of this rank, this one included Without a command of its own, an
+ * many commands were asked of this rank, this one included lose PATH TEXT  reads a named pipe to its end
+ * and fails
+ * drop PATH  opens it for writing and is killed Without a command of its own, an
  * argument: `quit N` leaves before it attaches, `never` never attaches, `world` attaches with a
  * world that is too large, `group` attaches to no such group,
  * `dies G...` and `sleeps G...` do so before they attach in the lives (generations) listed.
@@ -273,6 +275,26 @@ static int command_fail(const struct command *c, const char *rest)
 }
 
 /* A signal to the process may be taken by another thread: this one must not answer before that. */
+/* Until the other end, which another rank holds, is closed. */
+static int command_lose(const struct command *c, const char *rest)
+{
+    char path[PATH_SIZE] = "", byte;
+    int words = 0;
+    sscanf(rest, "%255s %n", path, &words);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    while (fd >= 0 && read(fd, &byte, 1) != 0)
+        continue;
+    return cox_fail(c->err, 7, "%s", rest + words);
+}
+
+/* Holds the other end, and dies. */
+static int command_drop(const char *rest)
+{
+    int fd = open(rest, O_WRONLY | O_CLOEXEC);
+    raise(SIGKILL);
+    return fd;
+}
+
 static void command_end(const char *verb, const char *rest)
 {
     if (strcmp(verb, "exit") == 0)
@@ -359,6 +381,10 @@ static int obey(const struct command *c, const char *text)
         snprintf(pid, sizeof pid, "%d", getpid());
         return answer_text(c, pid);
     }
+    if (strcmp(verb, "lose") == 0)
+        return command_lose(c, rest);
+    if (strcmp(verb, "drop") == 0)
+        return command_drop(rest);
     if (strcmp(verb, "served") == 0) {
         char count[24];
         snprintf(count, sizeof count, "%" PRIu64, c->script->served_count);

@@ -1,0 +1,275 @@
+/* What a completion says when several things go wrong at once, and that it is there in time when somebody else is
+ * not. */
+#include "testing.h"
+
+#include "proto/executor.pb-c.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+/* Handlers never assert; a semaphore that nobody posts in time says so. */
+static bool sem_await(sem_t *sem)
+{
+    const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(TEST_PATIENCE_MS));
+    while (sem_clockwait(sem, CLOCK_MONOTONIC, &until))
+        if (errno != EINTR)
+            return false;
+    return true;
+}
+
+/* ---- what is said ---- */
+
+/* Rank 0 fails, with these words, because rank 2 has died. Every time. */
+static void expect_death_told(uint32_t rank_count, const char *words)
+{
+    char folder[] = "/tmp/coxswain_test_XXXXXX", pipe[sizeof folder + 8];
+    assert_non_null(mkdtemp(folder));
+    snprintf(pipe, sizeof pipe, "%s/pipe", folder);
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    for (int k = 0; k < 10; k++) {
+        struct test_group *g = test_group_start(rank_count, NULL);
+        struct test_completion c;
+        const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 5};
+        assert_int_equal(
+            test_call_how(g, &c, &how, "each lose %s %s|echo|drop %s", pipe, words, pipe),
+            COX_PEER_DEAD);
+        assert_int_equal(c.ranks[0].outcome, COX_OUTCOME_ERROR);
+        assert_string_equal(c.ranks[0].text, words);
+        assert_int_equal(c.ranks[2].outcome, COX_OUTCOME_DEAD);
+        assert_int_equal(c.ranks[2].signal, SIGKILL);
+        assert_contains(test_error_text(g), "rank 2");
+        assert_contains(test_error_text(g), "killed by signal 9");
+        assert_contains(c.text, "rank 0 failed: ");
+        test_completion_deinit(&c);
+        test_group_free(g);
+    }
+    unlink(pipe);
+    rmdir(folder);
+}
+
+static void p1_the_death_that_made_the_others_fail_is_what_is_told(void **state)
+{
+    (void)state;
+    expect_death_told(3, "the peer closed the connection");
+}
+
+static void p3_a_death_is_told_before_a_long_story(void **state)
+{
+    (void)state;
+    char story[1000];
+    memset(story, 'x', sizeof story - 1);
+    story[sizeof story - 1] = '\0';
+    expect_death_told(3, story);
+}
+
+static void p3_many_late_ranks_are_told_as_ranges(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(8, NULL);
+    for (uint32_t rank = 0; rank < 7; rank++)
+        test_stop_process(cox_executor_pid(test_group_executor(g), rank));
+    struct test_completion c;
+    const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
+    assert_int_equal(test_call_how(g, &c, &how, "echo x"), COX_TIMEOUT);
+    assert_contains(test_error_text(g), "1 of 8 ranks answered");
+    assert_contains(test_error_text(g), "ranks 0-6 never took it, silent for up to 0.");
+    for (uint32_t rank = 0; rank < 7; rank++)
+        assert_contains(c.ranks[rank].text, "alive but stopped by a signal");
+    test_completion_deinit(&c);
+    test_group_free(g);
+}
+
+static void m4_rank0_is_the_lowest_asked_or_nobody(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(3, NULL);
+    struct test_completion c;
+    const struct test_how how = {.gather = COX_GATHER_RANK0};
+    test_stop_process(cox_executor_pid(test_group_executor(g), 2));
+    assert_int_equal(test_call_how(g, &c, &how, "each fail 7 no|echo yes|echo late"), COX_REJECTED);
+    assert_int_equal(c.payload_rank, -1);
+    assert_false(c.ranks[1].has_payload);
+    test_completion_deinit(&c);
+    kill(cox_executor_pid(test_group_executor(g), 2), SIGCONT);
+    const struct test_how upper = {.gather = COX_GATHER_RANK0, .ranks = 6};
+    assert_int_equal(test_call_how(g, &c, &upper, "echo yes"), 0);
+    assert_int_equal(c.payload_rank, 1);
+    assert_string_equal(c.ranks[1].bytes, "yes");
+    test_completion_deinit(&c);
+    test_group_free(g);
+}
+
+static void m3_a_message_of_the_number_of_bytes_is_refused(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(1, NULL);
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = (ModelExecuteData__ExecuteType)-1;
+    const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+                                           .deadline_ns = COX_DEADLINE_NEVER};
+    assert_int_equal(cox_executor_call(test_group_executor(g), &request, &how, NULL, NULL, NULL),
+                     COX_INVALID);
+    test_expect_echo(g, "x");
+    test_group_free(g);
+}
+
+/* ---- in time ---- */
+
+struct held {
+    struct cox_executor *executor, *other;
+    sem_t inside, go_on;
+    _Atomic int runs, called, replaced;
+};
+
+static void held_init(struct held *held, struct cox_executor *executor)
+{
+    *held = (struct held){.executor = executor};
+    sem_init(&held->inside, 0, 0);
+    sem_init(&held->go_on, 0, 0);
+}
+
+static void hold(void *context, const struct cox_completion *completion)
+{
+    struct held *held = context;
+    (void)completion;
+    if (atomic_fetch_add(&held->runs, 1) > 0)
+        return;
+    sem_post(&held->inside);
+    sem_await(&held->go_on);
+}
+
+static int submit_echo(struct cox_executor *executor)
+{
+    const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+                                           .deadline_ns = COX_DEADLINE_NEVER};
+    return cox_executor_submit_opaque(executor, "echo x", 6, &how, NULL, NULL);
+}
+
+static void b2_a_call_does_not_wait_for_a_handler_for_ever(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct held held;
+    held_init(&held, test_group_executor(g));
+    assert_int_equal(cox_executor_register(held.executor, COX_CHANNEL_EXECUTE, hold, &held), 0);
+    assert_int_equal(submit_echo(held.executor), 0);
+    assert_true(sem_await(&held.inside));
+    const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 50};
+    assert_int_equal(test_call_how(g, NULL, &how, "echo unseen"), COX_TIMEOUT);
+    assert_contains(test_error_text(g), "held up in a handler");
+    sem_post(&held.go_on);
+    test_expect_echo(g, "seen");
+    /* The answer to the first went to the handler, that of the abandoned call to nobody. */
+    assert_int_equal(atomic_load(&held.runs), 1);
+    test_group_free(g);
+}
+
+static void call_the_other(void *context, const struct cox_completion *completion)
+{
+    struct held *held = context;
+    (void)completion;
+    sem_post(&held->inside);
+    sem_await(&held->go_on);
+    const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+                                           .deadline_ns = cox_deadline_after_ms(200)};
+    int r = cox_executor_call_opaque(held->other, "echo x", 6, &how, NULL, NULL, NULL);
+    atomic_store(&held->called, r == 0 ? 1 : r + 1);
+}
+
+/* Each handler waits for the other group's response thread, which is in the other handler. */
+static void b2_two_groups_that_call_each_other_come_out(void **state)
+{
+    (void)state;
+    struct test_group *groups[2];
+    struct held held[2];
+    for (int i = 0; i < 2; i++) {
+        groups[i] = test_group_start(1, NULL);
+        held_init(&held[i], test_group_executor(groups[i]));
+    }
+    for (int i = 0; i < 2; i++) {
+        held[i].other = held[!i].executor;
+        assert_int_equal(
+            cox_executor_register(held[i].executor, COX_CHANNEL_EXECUTE, call_the_other, &held[i]),
+            0);
+        assert_int_equal(submit_echo(held[i].executor), 0);
+    }
+    for (int i = 0; i < 2; i++)
+        assert_true(sem_await(&held[i].inside));
+    for (int i = 0; i < 2; i++)
+        sem_post(&held[i].go_on);
+    for (int i = 0; i < 2; i++)
+        cox_executor_stop(held[i].executor);
+    /* At least one of them waited in vain; both came out, or the stops would not have. */
+    assert_true(atomic_load(&held[0].called) && atomic_load(&held[1].called));
+    for (int i = 0; i < 2; i++)
+        test_group_free(groups[i]);
+}
+
+static void replace_the_other(void *context, const struct cox_completion *completion)
+{
+    struct held *held = context;
+    (void)completion;
+    sem_post(&held->inside);
+    sem_await(&held->go_on);
+    atomic_store(&held->replaced,
+                 cox_executor_replace(held->executor, COX_CHANNEL_TRANSFER, hold, held));
+}
+
+static void m5_b2_handlers_that_replace_each_other_are_refused(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(1, NULL);
+    struct held own, transfer;
+    held_init(&own, test_group_executor(g));
+    held_init(&transfer, test_group_executor(g));
+    assert_int_equal(
+        cox_executor_register(own.executor, COX_CHANNEL_EXECUTE, replace_the_other, &own), 0);
+    assert_int_equal(cox_executor_register(own.executor, COX_CHANNEL_TRANSFER, hold, &transfer), 0);
+    ModelExecuteData__PullKVRequest pull = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__KV_TRANSFER;
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
+    request.pull_kv_request = &pull;
+    const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+                                           .deadline_ns = COX_DEADLINE_NEVER};
+    assert_int_equal(cox_executor_submit(own.executor, &request, &how, NULL, NULL), 0);
+    assert_true(sem_await(&transfer.inside));
+    assert_int_equal(submit_echo(own.executor), 0);
+    assert_true(sem_await(&own.inside));
+    sem_post(&own.go_on);
+    test_expect_echo(g, "behind it"); /* so the handler has returned */
+    assert_int_equal(atomic_load(&own.replaced), COX_DEADLOCK);
+    sem_post(&transfer.go_on);
+    test_group_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p1_the_death_that_made_the_others_fail_is_what_is_told),
+        TEST(p3_a_death_is_told_before_a_long_story),
+        TEST(p3_many_late_ranks_are_told_as_ranges),
+        TEST(m4_rank0_is_the_lowest_asked_or_nobody),
+        TEST(m3_a_message_of_the_number_of_bytes_is_refused),
+        TEST(b2_a_call_does_not_wait_for_a_handler_for_ever),
+        TEST(b2_two_groups_that_call_each_other_come_out),
+        TEST(m5_b2_handlers_that_replace_each_other_are_refused),
+    };
+    return cmocka_run_group_tests_name("completion", tests, NULL, NULL);
+}
