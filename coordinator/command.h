@@ -13,10 +13,10 @@
 
 enum cox_exit {
     COX_EXIT_OK = 0,
-    COX_EXIT_FAILED = 1, /* it did not work, and no worker is to blame */
-    COX_EXIT_USAGE = 2,  /* options or input */
-    COX_EXIT_WORKER = 3, /* a worker died, failed, or did not answer */
-    COX_EXIT_INTERRUPTED = 130,
+    COX_EXIT_FAILED = 1,   /* it did not work, and no worker is to blame */
+    COX_EXIT_USAGE = 2,    /* options or input */
+    COX_EXIT_WORKER = 3,   /* a worker died, failed, or did not answer */
+    COX_EXIT_SIGNAL = 128, /* and the number of the signal that ended it */
 };
 
 int cox_command_generate(int argc, char **argv);
@@ -30,6 +30,8 @@ int cox_command_doctor(int argc, char **argv);
 void cox_exit_help(FILE *file);
 /* The exit status for a result that is not 0. */
 int cox_exit_of(int status);
+/* Says so on standard error and returns the exit status for a signal that asked for the end. */
+int cox_exit_interrupted(int signal_number);
 /* Says the error on standard error and returns its exit status. */
 int cox_exit_with(const struct cox_error *err);
 /* The same for options and input: status COX_EXIT_USAGE, and where to read more. */

@@ -187,7 +187,7 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
 }
 
 int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret_crew,
-                   struct cox_error *err)
+                   int *ret_signal, struct cox_error *err)
 {
     _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = calloc(1, sizeof *crew);
     if (!crew)
@@ -201,8 +201,10 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
         r = group_start(crew, options, err);
     if (!r && cox_crew_signal(crew))
         r = cox_fail(err, COX_CLOSED, "interrupted");
-    if (r)
-        return cox_crew_signal(crew) ? COX_CLOSED : r;
+    if (r) {
+        *ret_signal = cox_crew_signal(crew);
+        return *ret_signal ? COX_CLOSED : r;
+    }
     *ret_crew = cox_steal_ptr(&crew);
     return 0;
 }

@@ -29,10 +29,10 @@ struct cox_crew_options {
     bool quiet;                 /* what workers write is not shown */
 };
 
-/* Returns 0; what cox_executor_start and cox_executor_init return; COX_CLOSED: a signal came.
- * Nothing is left unless 0. */
+/* Returns 0; what cox_executor_start and cox_executor_init return; COX_CLOSED: a signal came,
+ * and *ret_signal is its number. Nothing is left unless 0. */
 int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret_crew,
-                   struct cox_error *err);
+                   int *ret_signal, struct cox_error *err);
 /* Ends the workers and gives the signals back. NULL-safe, returns NULL. */
 struct cox_crew *cox_crew_free(struct cox_crew *crew);
 void cox_crew_freep(struct cox_crew **crew); /* for _cox_cleanup_ */

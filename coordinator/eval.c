@@ -106,7 +106,7 @@ static int evaluate(struct eval *e)
     if (!r)
         r = cox_eos_load(model, complete.stop_tokens, &complete.stop_count, &error);
     if (!r)
-        r = cox_prompts_encode(&e->prompts, e->tokenizer, &error);
+        r = cox_prompts_encode(&e->prompts, e->tokenizer, 0, &error);
     if (r)
         return r > 0 ? cox_exit_usage("eval", &error) : cox_exit_with(&error);
     r = cox_worker_find(&e->group, &worker, &error);
@@ -121,9 +121,10 @@ static int evaluate(struct eval *e)
         .quiet = e->quiet,
     };
     _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = NULL;
-    r = cox_crew_start(&crew_options, &crew, &error);
+    int number;
+    r = cox_crew_start(&crew_options, &crew, &number, &error);
     if (r == COX_CLOSED)
-        return COX_EXIT_INTERRUPTED;
+        return cox_exit_interrupted(number);
     if (r)
         return cox_exit_with(&error);
     struct cox_scheduler_stats stats = {0};
@@ -131,10 +132,8 @@ static int evaluate(struct eval *e)
     complete.tokenizer = e->tokenizer;
     complete.progress = !e->quiet;
     r = cox_prompts_complete(&e->prompts, crew, &complete, &stats, &error);
-    if (r && cox_crew_signal(crew)) {
-        cox_console_say("interrupted");
-        return COX_EXIT_INTERRUPTED;
-    }
+    if (r && cox_crew_signal(crew))
+        return cox_exit_interrupted(cox_crew_signal(crew));
     return r ? cox_exit_with(&error) : report(e);
 }
 

@@ -2,13 +2,14 @@
 
 #include "console.h"
 
+#include <string.h>
 #include <unistd.h>
 
 void cox_exit_help(FILE *file)
 {
     fprintf(file, "\nExit status: 0 ok; 1 failure; 2 wrong usage or input; 3 a worker died, failed "
                   "or did not answer;\n"
-                  "130 interrupted.\n");
+                  "128 + N told to end by signal N (130: Ctrl-C).\n");
 }
 
 int cox_exit_of(int status)
@@ -36,6 +37,12 @@ int cox_exit_with(const struct cox_error *err)
 {
     cox_console_say("%s", err->text);
     return cox_exit_of(err->code);
+}
+
+int cox_exit_interrupted(int signal_number)
+{
+    cox_console_say("ended by signal %d (%s)", signal_number, strsignal(signal_number));
+    return COX_EXIT_SIGNAL + signal_number;
 }
 
 int cox_exit_usage(const char *command, const struct cox_error *err)

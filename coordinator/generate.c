@@ -209,7 +209,11 @@ static void print_json(const struct cox_prompt *prompt)
 static int on_ready(void *context, size_t index, const struct cox_prompt *prompt)
 {
     struct generate *g = context;
-    if (prompt->error) {
+    if (prompt->abandoned) {
+        g->failed_count++;
+        if (!g->json)
+            return 0; /* a line of text has no place for it; the end is told once, on standard error */
+    } else if (prompt->error) {
         g->failed_count++;
         cox_console_say("prompt %zu: %s", index + 1, prompt->error);
     }
@@ -264,8 +268,11 @@ static int prepare(struct generate *g, const char **ret_model, struct cox_error 
         r = cox_tokenizer_load(*ret_model, &g->tokenizer, err);
     if (!r)
         r = cox_eos_load(*ret_model, g->complete.stop_tokens, &g->complete.stop_count, err);
+    uint32_t vocab_size = 0;
     if (!r)
-        r = cox_prompts_encode(&g->prompts, g->tokenizer, err);
+        r = cox_vocab_size_load(*ret_model, &vocab_size, err);
+    if (!r)
+        r = cox_prompts_encode(&g->prompts, g->tokenizer, vocab_size, err);
     return r;
 }
 
@@ -288,9 +295,10 @@ static int generate(struct generate *g)
         .quiet = g->quiet,
     };
     _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = NULL;
-    r = cox_crew_start(&crew_options, &crew, &error);
+    int number;
+    r = cox_crew_start(&crew_options, &crew, &number, &error);
     if (r == COX_CLOSED)
-        return COX_EXIT_INTERRUPTED;
+        return cox_exit_interrupted(number);
     if (r)
         return cox_exit_with(&error);
 
@@ -306,10 +314,8 @@ static int generate(struct generate *g)
         cox_console_say("cannot write to standard output: %s", cox_status_text(-g->write_error));
         return COX_EXIT_FAILED;
     }
-    if (r && cox_crew_signal(crew)) {
-        cox_console_say("interrupted");
-        return COX_EXIT_INTERRUPTED;
-    }
+    if (r && cox_crew_signal(crew))
+        return cox_exit_interrupted(cox_crew_signal(crew));
     if (!g->quiet)
         summarize(g, &stats);
     if (r)

@@ -3,6 +3,7 @@
 #include "console.h"
 
 #include <ctype.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +56,8 @@ int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_e
     _cox_cleanup_(close_filep) FILE *file = standard ? stdin : fopen(path, "re");
     if (!file && (errno == ENOENT || errno == ENOTDIR))
         return cox_fail(err, COX_NOT_FOUND, "%s does not exist", name);
+    if (!file && errno == EACCES)
+        return cox_fail(err, COX_INVALID, "%s may not be read by this user", name);
     if (!file) {
         int r = -errno;
         return cox_fail(err, r, "cannot open %s: %s", name, cox_status_text(r));
@@ -82,6 +85,8 @@ int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_e
     }
     if (ferror(file)) {
         int r = errno ? -errno : -EIO;
+        if (r == -EISDIR)
+            return cox_fail(err, COX_INVALID, "%s is a folder: expected a file of prompts", name);
         return cox_fail(err, r, "cannot read %s: %s", name, cox_status_text(r));
     }
     if (number == 0)
@@ -92,9 +97,10 @@ int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_e
 /* ---- tokens ---- */
 
 /* "1 5,10" */
-static int ids_parse(const char *text, int32_t **ret_tokens, uint32_t *ret_count,
-                     struct cox_error *err)
+static int ids_parse(const char *text, uint32_t vocab_size, int32_t **ret_tokens,
+                     uint32_t *ret_count, struct cox_error *err)
 {
+    uint64_t max = vocab_size ? vocab_size - 1 : INT32_MAX;
     _cox_cleanup_(cox_free_ptr) int32_t *tokens = calloc(strlen(text) / 2 + 1, sizeof *tokens);
     if (!tokens)
         return cox_fail(err, -ENOMEM, "no memory");
@@ -104,10 +110,14 @@ static int ids_parse(const char *text, int32_t **ret_tokens, uint32_t *ret_count
         if (!*at)
             break;
         size_t length = strcspn(at, " \t,");
-        char word[16];
+        char word[32];
         uint64_t number;
-        snprintf(word, sizeof word, "%.*s", (int)(length < 15 ? length : 15), at);
-        int r = cox_parse_number("a token id", word, 0, INT32_MAX, &number, err);
+        if (length >= sizeof word)
+            return cox_fail(err, COX_INVALID,
+                            "a token id is '%.20s...': expected a number from 0 to %" PRIu64, at,
+                            max);
+        snprintf(word, sizeof word, "%.*s", (int)length, at);
+        int r = cox_parse_number("a token id", word, 0, max, &number, err);
         if (r)
             return r;
         tokens[count++] = (int32_t)number;
@@ -121,14 +131,15 @@ static int ids_parse(const char *text, int32_t **ret_tokens, uint32_t *ret_count
 }
 
 int cox_prompts_encode(struct cox_prompts *prompts, const struct cox_tokenizer *tokenizer,
-                       struct cox_error *err)
+                       uint32_t vocab_size, struct cox_error *err)
 {
     for (size_t i = 0; i < prompts->count; i++) {
         struct cox_prompt *prompt = &prompts->items[i];
         struct cox_error error = {0};
         int r = tokenizer ? cox_tokenizer_encode(tokenizer, prompt->text, &prompt->tokens,
                                                  &prompt->token_count, &error)
-                          : ids_parse(prompt->text, &prompt->tokens, &prompt->token_count, &error);
+                          : ids_parse(prompt->text, vocab_size, &prompt->tokens,
+                                      &prompt->token_count, &error);
         if (r)
             return cox_fail(err, r, "prompt %zu: %.900s", i + 1, error.text);
     }
@@ -195,6 +206,24 @@ static void on_done(void *context, const struct cox_sequence *sequence)
         cox_scheduler_stop(completion->scheduler);
 }
 
+/* The group has failed or was stopped: what is done is handed out all the same, and what is not is told
+ * as failed. */
+static void completion_end(struct completion *completion)
+{
+    const struct cox_complete_options *options = completion->options;
+    struct cox_prompts *prompts = completion->prompts;
+    while (options->ready && !completion->given_up && !completion->status &&
+           completion->ready_count < prompts->count) {
+        size_t index = completion->ready_count++;
+        struct cox_prompt *prompt = &prompts->items[index];
+        prompt->abandoned = prompt->finish == COX_FINISH_ERROR || !prompt->done;
+        if (!prompt->done)
+            prompt->finish = COX_FINISH_ERROR;
+        if (options->ready(options->ready_context, index, prompt))
+            completion->given_up = true;
+    }
+}
+
 static void on_stop(void *context)
 {
     cox_scheduler_stop(context);
@@ -248,6 +277,8 @@ int cox_prompts_complete(struct cox_prompts *prompts, struct cox_crew *crew,
     cox_crew_on_stop(crew, NULL, NULL);
     if (options->progress)
         cox_console_progress_end();
+    if (r)
+        completion_end(&completion);
     cox_scheduler_stats(completion.scheduler, ret_stats);
     cox_scheduler_free(completion.scheduler);
     if (completion.status)

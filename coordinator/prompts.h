@@ -23,6 +23,7 @@ struct cox_prompt {
     enum cox_finish finish;
     char *error; /* COX_FINISH_ERROR */
     bool done;
+    bool abandoned; /* the group ended before it was done; what run returns says why */
 };
 
 struct cox_prompts {
@@ -38,9 +39,10 @@ int cox_prompts_add(struct cox_prompts *prompts, const char *text, size_t size);
  * one with a 0 byte; COX_NOT_FOUND; -errno. */
 int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_error *err);
 /* Makes tokens of every text; without a tokenizer the texts are token ids with blanks or commas
- * between. Returns 0, or COX_INVALID: err names the prompt by its number. */
+ * between, below vocab_size (0: not known). Returns 0, or COX_INVALID: err names the prompt by its
+ * number. */
 int cox_prompts_encode(struct cox_prompts *prompts, const struct cox_tokenizer *tokenizer,
-                       struct cox_error *err);
+                       uint32_t vocab_size, struct cox_error *err);
 
 struct cox_complete_options {
     struct cox_scheduler_options scheduler; /* limits; the rest is filled from the group's init */
@@ -50,7 +52,8 @@ struct cox_complete_options {
     uint32_t stop_count;
     const struct cox_tokenizer *tokenizer; /* NULL: no text */
     bool progress;
-    /* The prompts in order, each as soon as it and all before it are done. Not 0 ends the run with
+    /* The prompts in order, each as soon as it and all before it are done; when the group fails or a
+     * signal comes, the rest of them, each once, done or abandoned. Not 0 ends the run with
      * COX_CLOSED. */
     int (*ready)(void *context, size_t index, const struct cox_prompt *prompt);
     void *ready_context;

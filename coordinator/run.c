@@ -3,6 +3,7 @@
 #include "crew.h"
 
 #include <signal.h>
+#include <stdio_ext.h>
 #include <string.h>
 
 enum {
@@ -37,25 +38,34 @@ static const struct option long_options[] = {
     {NULL, 0, NULL, 0},
 };
 
-static void print_group(struct cox_crew *crew)
+static int print_group(struct cox_crew *crew, struct cox_error *err)
 {
     struct cox_executor *executor = cox_crew_executor(crew);
     printf("name %s\n", cox_executor_name(executor));
     for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
         printf("rank %u pid %d\n", rank, (int)cox_executor_pid(executor, rank));
-    fflush(stdout);
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return 0;
+    int r = errno ? -errno : -EIO;
+    __fpurge(stdout); /* it is said once, here */
+    clearerr(stdout);
+    return cox_fail(err, r, "cannot write to standard output: %s", cox_status_text(r));
 }
 
 static int keep(const struct cox_crew_options *options)
 {
     struct cox_error error = {0};
     _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = NULL;
-    int r = cox_crew_start(options, &crew, &error);
+    int number;
+    int r = cox_crew_start(options, &crew, &number, &error);
     if (r == COX_CLOSED)
-        return COX_EXIT_INTERRUPTED;
+        return cox_exit_interrupted(number);
     if (r)
         return cox_exit_with(&error);
-    print_group(crew);
+    r = print_group(crew, &error);
+    if (r)
+        return cox_exit_with(&error);
     r = cox_crew_wait(crew, &error);
     if (r < 0) {
         cox_console_say("%s: the group ends", error.text);

@@ -343,6 +343,24 @@ int cox_tokenizer_decode(const struct cox_tokenizer *tokenizer, const int32_t *t
     return 0;
 }
 
+int cox_vocab_size_load(const char *folder, uint32_t *ret_size, struct cox_error *err)
+{
+    char path[PATH_MAX];
+    _cox_cleanup_(json_unref) json_t *root = NULL;
+    int r = path_make(path, folder, "config.json", err);
+    if (!r)
+        r = json_read(path, &root, err);
+    if (r)
+        return r;
+    const json_t *value = json_object_get(root, "vocab_size");
+    json_int_t size = json_integer_value(value);
+    if (value && (!json_is_integer(value) || size < 1 || size > TOKEN_MAX))
+        return cox_fail(err, COX_CORRUPT, "%s: vocab_size is no number from 1 to %d", path,
+                        TOKEN_MAX);
+    *ret_size = (uint32_t)size;
+    return 0;
+}
+
 int cox_eos_load(const char *folder, int32_t *ret_tokens, uint32_t *ret_count,
                  struct cox_error *err)
 {

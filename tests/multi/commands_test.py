@@ -222,8 +222,8 @@ def legacy_workers_generate():
     # Tokens of that worker: (sum of the prompt + replies before) % 97.
     worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % LEGACY_WORKER, 0o700)
     result = expect(generate("-n", "3", "--legacy-workers", "--worker", worker, "--tokens", "--max-tokens", "5",
-                             "1 5 10", "7 8 40"), 0)
-    check(result.out == "1 5 10 16 17 18 19 20\n7 8 40 55 56 57 58 59\n", "wrong tokens", result)
+                             "1 5 10", "7 8 14"), 0)
+    check(result.out == "1 5 10 16 17 18 19 20\n7 8 14 29 30 31 32 33\n", "wrong tokens", result)
 
 
 # ---- a group that is kept ----
@@ -277,11 +277,12 @@ def run_shows_what_workers_write():
 @test
 def generate_is_interrupted():
     # A worker that takes its time: the step in flight is not waited for.
-    process = start(["generate", "--model", MODEL, "--quiet", "--one-at-a-time", "--file",
-                     temporary("1+1=\n" * 100000)])
-    check(process.stdout.readline() == "1+1=2\n", "no text")
-    process.send_signal(signal.SIGINT)
-    expect(finish(process), 130, "interrupted")
+    for number, words in ((signal.SIGINT, "signal 2 (Interrupt)"), (signal.SIGTERM, "signal 15 (Terminated)")):
+        process = start(["generate", "--model", MODEL, "--quiet", "--one-at-a-time", "--file",
+                         temporary("1+1=\n" * 100000)])
+        check(process.stdout.readline() == "1+1=2\n", "no text")
+        process.send_signal(number)
+        expect(finish(process), 128 + number, words)
 
 
 def workers_of(process, ranks):
@@ -303,6 +304,41 @@ def generate_names_the_worker_that_died():
     os.kill(pid, signal.SIGKILL)
     result = expect(finish(process), 3, "rank ", "pid %d" % pid, "Killed")
     check(result.out.replace("1+1=2\n", "") == "", "text that is none", result)
+
+
+@test
+def every_prompt_is_told_of_when_a_worker_dies():
+    # The first goes on for long, so that those behind it are done and wait for their turn to be printed.
+    path = temporary("7 8 9\n" + "3 4 5\n" * 200)
+    process = start(["generate", "--model", MODEL, "-n", "2", "--tokens", "--json", "--sequences", "8", "--file", path])
+    lines = [process.stdout.readline()]
+    os.kill(workers_of(process, 2)[-1], signal.SIGKILL)
+    result = expect(finish(process), 3, "Killed")
+    lines += result.out.splitlines()
+    rows = [json.loads(line) for line in lines]
+    check([row["prompt"] for row in rows] == ["7 8 9"] + ["3 4 5"] * 200, "not each prompt once, in order", result)
+    done = [row for row in rows if row["finish"] != "error"]
+    check(all(row["tokens"] for row in done) and len(done) < len(rows), "%d are done" % len(done), result)
+
+
+@test
+def a_token_id_that_does_not_exist_is_named_before_anything_starts():
+    for text in ("99999999", "00000000000000012x", "9" * 40, "-1"):
+        result = generate("--tokens", "--file", temporary("3 4 5\n%s\n6 7 8\n" % text))
+        expect(result, 2, "prompt 2", "token id", "expected ")
+        check(result.out == "", "text that is none", result)
+
+
+@test
+def input_that_cannot_be_read_is_wrong_usage():
+    expect(generate("--file", "/"), 2, "/ is a folder")
+
+
+@test
+def run_without_an_output_says_so_at_once():
+    with open("/dev/full", "w", encoding="ascii") as full:
+        expect(finish(start(["run", "--model", MODEL], stdout=full)), 1, "cannot write to standard output",
+               "No space left")
 
 
 @test
