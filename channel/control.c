@@ -171,7 +171,11 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
         r = cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
     } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         r = control_locked(name, &old, errno, err);
-    } else if (stat(path, &named) == 0 && named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
+    } else if (stat(path, &named) < 0) {
+        /* Gone: another sweeper was faster. Anything else says nothing about what is there. */
+        if (errno != ENOENT)
+            r = cox_fail(err, -errno, "%s: stat: %s", object, cox_status_text(-errno));
+    } else if (named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
         /* Won, and the name still means the file that is locked. */
         count = cox_control_unlink_names(name, &old.geometry, COX_CHANNEL_COUNT);
     }
