@@ -112,8 +112,13 @@ static int control_locked(const char *name, const struct cox_control *old, int e
     if (e != EWOULDBLOCK)
         return cox_fail(err, -e, "the group '%s': flock: %s", name, cox_status_text(-e));
     struct cox_peer coordinator = COX_PEER_NONE;
-    if (cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start, &coordinator) ==
-        COX_PEER_DEAD)
+    int r = cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start, &coordinator);
+    if (r < 0)
+        return cox_fail(err, r,
+                        "the group '%s' is locked, and whether its process %" PRIu32
+                        " lives cannot be told: %s",
+                        name, header->coordinator_pid, cox_status_text(r));
+    if (r == COX_PEER_DEAD)
         return cox_fail(err, COX_BUSY,
                         "what process %" PRIu32 " left of the group '%s' is being removed by "
                         "another process, or a child of the dead one still holds its lock",
