@@ -61,9 +61,9 @@ static int pipe_init(struct pipe *pipe)
     return fcntl(pipe->read_fd, F_SETFL, O_NONBLOCK) < 0 ? -errno : 0;
 }
 
-/* Finds a command as a shell does. NULL with errno: ENOENT, nowhere in PATH; ENOMEM. Something that
- * is there but cannot be executed is returned only for want of better, so that exec tells what is
- * wrong with it. */
+/* Finds a command as a shell does, which passes folders that cannot be searched. NULL with errno:
+ * ENOENT, nowhere in PATH; ENOMEM. Something that is there but cannot be executed is returned only
+ * for want of better, so that exec tells what is wrong with it. */
 static char *program_find(const char *command)
 {
     if (strchr(command, '/'))
@@ -80,7 +80,12 @@ static char *program_find(const char *command)
                      command) < 0)
             return NULL;
         struct stat st;
+        errno = 0;
         bool there = command[0] != '\0' && stat(candidate, &st) == 0 && S_ISREG(st.st_mode);
+        if (errno == ENOMEM) { /* says nothing of the folder */
+            cox_free_ptr(&candidate);
+            return NULL;
+        }
         if (there && faccessat(AT_FDCWD, candidate, X_OK, AT_EACCESS) == 0)
             return candidate;
         if (there && !second_best)
@@ -165,8 +170,11 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
         return cox_fail(err, -ENOMEM, "preparing the workers' command: %s",
                         cox_status_text(-ENOMEM));
     made.program = program_find(made.command.items[0]);
+    if (!made.program && errno != ENOENT)
+        return cox_fail(err, -ENOMEM, "looking for '%.400s': %s", made.command.items[0],
+                        cox_status_text(-ENOMEM));
     if (!made.program)
-        return exec_failed(made.command.items[0], NULL, 0, errno, err);
+        return exec_failed(made.command.items[0], NULL, 0, ENOENT, err);
     *plan = made;
     made = (struct cox_launch_plan){0};
     return 0;
