@@ -293,10 +293,15 @@ static _Noreturn void child_main(const struct launch *launch)
     for (int number = 1; number < NSIG; number++)
         sigaction(number, &default_action, NULL);
 
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() != launch->coordinator)
-        child_exit(); /* it died before the signal was armed */
     int report_fd = launch->report.write_fd;
-    struct launch_report report = {.error = -child_arrange_fds(launch, &report_fd)};
+    struct launch_report report = {0};
+    /* Without it a worker could outlive its coordinator: then there is none. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+        report.error = errno;
+    else if (getppid() != launch->coordinator)
+        child_exit(); /* it died before the signal was armed */
+    else
+        report.error = -child_arrange_fds(launch, &report_fd);
     if (report.error == 0) {
         sigset_t none;
         sigemptyset(&none);
