@@ -335,6 +335,20 @@ bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info)
     return r == 0 && ret_info->si_pid != 0;
 }
 
+/* Returns 0: the program was executed; COX_EXEC_FAILED: *ret_report says why not; -errno. Never
+ * waits: the child has executed its program or is dead. This process has the other end, too, so that
+ * an empty pipe is EAGAIN and not the end of file. */
+static int launch_hear(int report_fd, struct launch_report *ret_report)
+{
+    ssize_t size;
+    do
+        size = read(report_fd, ret_report, sizeof *ret_report);
+    while (size < 0 && errno == EINTR);
+    if (size < 0)
+        return errno == EAGAIN ? 0 : -errno;
+    return size == (ssize_t)sizeof *ret_report ? COX_EXEC_FAILED : 0;
+}
+
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_launched *ret_launched,
                struct cox_error *err)
 {
@@ -356,19 +370,25 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_lau
         child_main(&launch);
 
     struct launch_report report;
-    if (read(launch.report.read_fd, &report, sizeof report) == (ssize_t)sizeof report) {
-        siginfo_t info;
-        cox_launch_reap(pidfd, true, &info);
-        if (report.at_exec)
-            return exec_failed(plan->command.items[0], plan->program, rank, report.error, err);
-        return cox_fail(err, -report.error, "rank %u: setting its process up: %s", rank,
-                        cox_status_text(-report.error));
+    r = launch_hear(launch.report.read_fd, &report);
+    if (r == 0) {
+        *ret_launched = (struct cox_launched){
+            .pid = pid,
+            .pidfd = cox_steal_fd(&pidfd),
+            .stream_fds = {cox_steal_fd(&launch.streams[0].read_fd),
+                           cox_steal_fd(&launch.streams[1].read_fd)},
+        };
+        return 0;
     }
-    *ret_launched = (struct cox_launched){
-        .pid = pid,
-        .pidfd = cox_steal_fd(&pidfd),
-        .stream_fds = {cox_steal_fd(&launch.streams[0].read_fd),
-                       cox_steal_fd(&launch.streams[1].read_fd)},
-    };
-    return 0;
+    siginfo_t info;
+    if (r < 0)
+        syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
+    cox_launch_reap(pidfd, true, &info);
+    if (r < 0)
+        return cox_fail(err, r, "rank %u: whether its program was executed cannot be read: %s",
+                        rank, cox_status_text(r));
+    if (report.at_exec)
+        return exec_failed(plan->command.items[0], plan->program, rank, report.error, err);
+    return cox_fail(err, -report.error, "rank %u: setting its process up: %s", rank,
+                    cox_status_text(-report.error));
 }
