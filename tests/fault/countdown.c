@@ -121,7 +121,7 @@ static void arm(const struct countdown_subject *subject, enum mode mode, int k)
 struct belongings {
     size_t fds, threads, names, maps;
     bool children;
-    long blocks;
+    long blocks; /* and threads to join */
     sigset_t mask;
 };
 
@@ -335,8 +335,15 @@ static void run(const struct countdown_subject *subject, enum mode mode)
 {
     COX_ASSERT(subject->size <= sizeof object);
     struct attempt attempt = {.subject = subject, .mode = mode};
+    struct belongings first, then;
+    belongings_look(&first);
     attempt_make(&attempt); /* what is made once for the whole process is there now */
     EXPECT(&attempt, attempt.result == subject->expected, "without any fault");
+    belongings_look(&then);
+    EXPECT(&attempt,
+           first.names == then.names && first.children == then.children &&
+               memcmp(&first.mask, &then.mask, sizeof first.mask) == 0,
+           "names, children or the signal mask changed");
     site_count = 0;
     int fired_count = 0;
     do {

@@ -71,7 +71,7 @@ bool countdown_fails(const struct countdown_call *call, const void *site);
 /* After a call that takes something back: it worked and, while a constructor is tried, says that it
  * did not. Returns 0, or -1 with errno. */
 int countdown_took_back(void);
-/* One more or one fewer block of memory in our hands. */
+/* One more or one fewer block of memory, or thread to join, in our hands. */
 void countdown_block(int difference);
 
 /* Called at every poll that is not to fail, on the thread that polls. */

@@ -408,12 +408,24 @@ WRAP(int, execve, const char *path, char *const *argv, char *const *envp)
 
 /* ---- threads, waiting ---- */
 
+/* A thread that nobody joined keeps its memory: it counts as a block. */
 WRAP(int, pthread_create, pthread_t *ret, const pthread_attr_t *attributes, void *(*start)(void *),
      void *argument)
 {
     if (FAILS("pthread_create", EAGAIN, 0, 0))
         return errno;
-    return __real_pthread_create(ret, attributes, start, argument);
+    int e = __real_pthread_create(ret, attributes, start, argument);
+    if (e == 0)
+        countdown_block(1);
+    return e;
+}
+
+WRAP(int, pthread_join, pthread_t thread, void **ret)
+{
+    int e = __real_pthread_join(thread, ret);
+    if (e == 0)
+        countdown_block(-1);
+    return e ? e : -countdown_took_back();
 }
 
 WRAP(int, poll, struct pollfd *fds, nfds_t count, int timeout_ms)
