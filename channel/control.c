@@ -114,8 +114,13 @@ static int control_locked(const char *name, const struct cox_control *old, int e
     if (e != EWOULDBLOCK)
         return cox_fail(err, -e, "the group '%s': flock: %s", name, cox_status_text(-e));
     struct cox_peer coordinator = COX_PEER_NONE;
-    if (cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start, &coordinator) ==
-        COX_PEER_DEAD)
+    int r = cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start, &coordinator);
+    if (r < 0)
+        return cox_fail(err, r,
+                        "the group '%s' is locked, and whether its process %" PRIu32
+                        " lives cannot be told: %s",
+                        name, header->coordinator_pid, cox_status_text(r));
+    if (r == COX_PEER_DEAD)
         return cox_fail(err, COX_BUSY,
                         "what process %" PRIu32 " left of the group '%s' is being removed by "
                         "another process, or a child of the dead one still holds its lock",
@@ -173,7 +178,11 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
         r = cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
     } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         r = control_locked(name, &old, errno, err);
-    } else if (stat(path, &named) == 0 && named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
+    } else if (stat(path, &named) < 0) {
+        /* Gone: another sweeper was faster. Anything else says nothing about what is there. */
+        if (errno != ENOENT)
+            r = cox_fail(err, -errno, "%s: stat: %s", object, cox_status_text(-errno));
+    } else if (named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
         /* Won, and the name still means the file that is locked. */
         cox_fault_point(COX_FAULT_CONTROL_LOCKED);
         count = cox_control_unlink_names(name, &old.geometry, COX_CHANNEL_COUNT);

@@ -49,6 +49,19 @@ int cox_peer_start_time(pid_t pid, uint64_t *ret_start)
     return 0;
 }
 
+/* Returns 0: it lives; COX_PEER_DEAD; -errno. */
+static int peer_look(int pidfd)
+{
+    struct pollfd p = {.fd = pidfd, .events = POLLIN};
+    int r;
+    do
+        r = poll(&p, 1, 0);
+    while (r < 0 && errno == EINTR);
+    if (r < 0)
+        return -errno;
+    return r > 0 ? COX_PEER_DEAD : 0;
+}
+
 int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer)
 {
     _cox_cleanup_(cox_close_fd) int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
@@ -62,11 +75,10 @@ int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer)
         return COX_PEER_DEAD;
     /* The pidfd was opened first: while it is not readable, what /proc said was about the same
      * process. */
-    struct cox_peer peer = {.pid = pid, .start = seen, .pidfd = pidfd};
-    if (!cox_peer_alive(&peer))
-        return COX_PEER_DEAD;
-    peer.pidfd = cox_steal_fd(&pidfd);
-    *ret_peer = peer;
+    r = peer_look(pidfd);
+    if (r)
+        return r;
+    *ret_peer = (struct cox_peer){.pid = pid, .start = seen, .pidfd = cox_steal_fd(&pidfd)};
     return 0;
 }
 
@@ -77,14 +89,7 @@ void cox_peer_close(struct cox_peer *peer)
 
 bool cox_peer_alive(const struct cox_peer *peer)
 {
-    if (peer->pidfd < 0)
-        return false;
-    struct pollfd p = {.fd = peer->pidfd, .events = POLLIN};
-    int r;
-    do
-        r = poll(&p, 1, 0);
-    while (r < 0 && errno == EINTR);
-    return r == 0;
+    return peer->pidfd >= 0 && peer_look(peer->pidfd) != COX_PEER_DEAD;
 }
 
 int cox_peer_await(const struct cox_peer *peer, uint64_t deadline_ns)

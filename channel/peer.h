@@ -33,7 +33,8 @@ int cox_peer_start_time(pid_t pid, uint64_t *ret_start);
  * pid was reused. Returns 0, COX_PEER_DEAD, -errno. */
 int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer);
 void cox_peer_close(struct cox_peer *peer); /* idempotent */
-/* False once the process is dead, reaped or not, and when there is none. */
+/* False once the process is dead, reaped or not, and when there is none. A kernel that cannot tell
+ * has not seen it die. */
 bool cox_peer_alive(const struct cox_peer *peer);
 
 /* Waits until the process is dead. Returns 0; COX_TIMEOUT. */

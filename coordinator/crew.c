@@ -129,9 +129,9 @@ static int signals_start(struct cox_crew *crew, struct cox_error *err)
     sigaddset(&set, SIGTERM);
     /* Before any thread is made: all of them inherit it. */
     int r = -pthread_sigmask(SIG_BLOCK, &set, &crew->old_mask);
-    crew->signal_fd = signalfd(-1, &set, SFD_CLOEXEC);
-    crew->end_fd = eventfd(0, EFD_CLOEXEC);
-    if (!r && (crew->signal_fd < 0 || crew->end_fd < 0))
+    if (!r && (crew->signal_fd = signalfd(-1, &set, SFD_CLOEXEC)) < 0)
+        r = -errno;
+    if (!r && (crew->end_fd = eventfd(0, EFD_CLOEXEC)) < 0)
         r = -errno;
     if (!r)
         r = -pthread_create(&crew->thread, NULL, signal_main, crew);

@@ -102,6 +102,8 @@ int cox_faults_start(struct cox_faults *faults)
     if (r == 0)
         r = cox_thread_start(&faults->thread, faults_main, faults);
     faults->threaded = r == 0;
+    if (r)
+        cox_faults_stop(faults);
     return r;
 }
 

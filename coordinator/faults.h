@@ -35,7 +35,8 @@ struct cox_faults {
     struct cox_arena arena;
 };
 
-/* Returns 0 or -errno. channel, collectors, log, report and context are set by the caller before. */
+/* Returns 0 or -errno; nothing is left unless 0. channel, collectors, log, report and context are
+ * set by the caller before. */
 int cox_faults_start(struct cox_faults *faults);
 void cox_faults_stop(struct cox_faults *faults); /* idempotent; a zeroed one is fine */
 /* A rank is dead: frees the slot if it may have held it. */

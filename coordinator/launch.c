@@ -65,9 +65,9 @@ static int pipe_init(struct pipe *pipe)
     return fcntl(pipe->read_fd, F_SETFL, O_NONBLOCK) < 0 ? -errno : 0;
 }
 
-/* Finds a command as a shell does. NULL with errno: ENOENT, nowhere in PATH; ENOMEM. Something that
- * is there but cannot be executed is returned only for want of better, so that exec tells what is
- * wrong with it. */
+/* Finds a command as a shell does, which passes folders that cannot be searched. NULL with errno:
+ * ENOENT, nowhere in PATH; ENOMEM. Something that is there but cannot be executed is returned only
+ * for want of better, so that exec tells what is wrong with it. */
 static char *program_find(const char *command)
 {
     if (strchr(command, '/'))
@@ -84,7 +84,12 @@ static char *program_find(const char *command)
                      command) < 0)
             return NULL;
         struct stat st;
+        errno = 0;
         bool there = command[0] != '\0' && stat(candidate, &st) == 0 && S_ISREG(st.st_mode);
+        if (errno == ENOMEM) { /* says nothing of the folder */
+            cox_free_ptr(&candidate);
+            return NULL;
+        }
         if (there && faccessat(AT_FDCWD, candidate, X_OK, AT_EACCESS) == 0)
             return candidate;
         if (there && !second_best)
@@ -169,8 +174,11 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
         return cox_fail(err, -ENOMEM, "preparing the workers' command: %s",
                         cox_status_text(-ENOMEM));
     made.program = program_find(made.command.items[0]);
+    if (!made.program && errno != ENOENT)
+        return cox_fail(err, -ENOMEM, "looking for '%.400s': %s", made.command.items[0],
+                        cox_status_text(-ENOMEM));
     if (!made.program)
-        return exec_failed(made.command.items[0], NULL, 0, errno, err);
+        return exec_failed(made.command.items[0], NULL, 0, ENOENT, err);
     *plan = made;
     made = (struct cox_launch_plan){0};
     return 0;
@@ -315,11 +323,16 @@ static _Noreturn void child_main(const struct launch *launch)
     for (int number = 1; number < NSIG; number++)
         sigaction(number, &default_action, NULL);
 
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() != launch->coordinator)
+    int report_fd = launch->report.write_fd;
+    struct launch_report report = {0};
+    /* Without it a worker could outlive its coordinator: then there is none. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+        report.error = errno;
+    else if (getppid() != launch->coordinator)
         child_exit(); /* it died before the signal was armed */
     cox_fault_point(COX_FAULT_LAUNCH_CHILD);
-    int report_fd = launch->report.write_fd;
-    struct launch_report report = {.error = -child_arrange_fds(launch, &report_fd)};
+    if (report.error == 0)
+        report.error = -child_arrange_fds(launch, &report_fd);
     if (report.error == 0) {
         sigset_t none;
         sigemptyset(&none);
@@ -353,6 +366,20 @@ bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info)
     return r == 0 && ret_info->si_pid != 0;
 }
 
+/* Returns 0: the program was executed; COX_EXEC_FAILED: *ret_report says why not; -errno. Never
+ * waits: the child has executed its program or is dead. This process has the other end, too, so that
+ * an empty pipe is EAGAIN and not the end of file. */
+static int launch_hear(int report_fd, struct launch_report *ret_report)
+{
+    ssize_t size;
+    do
+        size = read(report_fd, ret_report, sizeof *ret_report);
+    while (size < 0 && errno == EINTR);
+    if (size < 0)
+        return errno == EAGAIN ? 0 : -errno;
+    return size == (ssize_t)sizeof *ret_report ? COX_EXEC_FAILED : 0;
+}
+
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
                const struct cox_launch_life *life, struct cox_launched *ret_launched,
                struct cox_error *err)
@@ -378,19 +405,25 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
     cox_fault_point(COX_FAULT_LAUNCH_FORKED);
 
     struct launch_report report;
-    if (read(launch.report.read_fd, &report, sizeof report) == (ssize_t)sizeof report) {
-        siginfo_t info;
-        cox_launch_reap(pidfd, true, &info);
-        if (report.at_exec)
-            return exec_failed(plan->command.items[0], plan->program, rank, report.error, err);
-        return cox_fail(err, -report.error, "rank %u: setting its process up: %s", rank,
-                        cox_status_text(-report.error));
+    r = launch_hear(launch.report.read_fd, &report);
+    if (r == 0) {
+        *ret_launched = (struct cox_launched){
+            .pid = pid,
+            .pidfd = cox_steal_fd(&pidfd),
+            .stream_fds = {cox_steal_fd(&launch.streams[0].read_fd),
+                           cox_steal_fd(&launch.streams[1].read_fd)},
+        };
+        return 0;
     }
-    *ret_launched = (struct cox_launched){
-        .pid = pid,
-        .pidfd = cox_steal_fd(&pidfd),
-        .stream_fds = {cox_steal_fd(&launch.streams[0].read_fd),
-                       cox_steal_fd(&launch.streams[1].read_fd)},
-    };
-    return 0;
+    siginfo_t info;
+    if (r < 0)
+        syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
+    cox_launch_reap(pidfd, true, &info);
+    if (r < 0)
+        return cox_fail(err, r, "rank %u: whether its program was executed cannot be read: %s",
+                        rank, cox_status_text(r));
+    if (report.at_exec)
+        return exec_failed(plan->command.items[0], plan->program, rank, report.error, err);
+    return cox_fail(err, -report.error, "rank %u: setting its process up: %s", rank,
+                    cox_status_text(-report.error));
 }

@@ -235,9 +235,13 @@ static bool is_folder(const char *path)
 int cox_model_find(struct cox_group_options *options, const char **ret_path, struct cox_error *err)
 {
     if (options->model) {
-        if (!is_folder(options->model))
-            return cox_fail(err, COX_NOT_FOUND, "the model folder %s does not exist",
-                            options->model);
+        errno = 0;
+        if (!is_folder(options->model)) {
+            int r = errno == 0 || errno == ENOENT || errno == ENOTDIR ? COX_NOT_FOUND : -errno;
+            return r < 0 ? cox_fail(err, r, "the model folder %s: %s", options->model,
+                                    cox_status_text(r))
+                         : cox_fail(err, r, "the model folder %s does not exist", options->model);
+        }
         *ret_path = options->model;
         return 0;
     }

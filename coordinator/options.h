@@ -88,7 +88,7 @@ void cox_group_options_help(FILE *file);
 int cox_worker_find(struct cox_group_options *options, const char **ret_path,
                     struct cox_error *err);
 /* --model; ../share/coxswain/models/sums, from this program; models/sums in a folder above it.
- * Returns 0; COX_NOT_FOUND: no such folder. */
+ * Returns 0; COX_NOT_FOUND: no such folder; -errno. */
 int cox_model_find(struct cox_group_options *options, const char **ret_path, struct cox_error *err);
 
 /* Strict numbers: nothing before, nothing behind. what is for the text of the error. Return 0 or

@@ -83,7 +83,7 @@ int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_e
             return cox_fail(err, r, "no memory for %zu lines of %s", number, name);
         errno = 0;
     }
-    if (ferror(file)) {
+    if (!feof(file)) { /* no memory for a line sets no error flag */
         int r = errno ? -errno : -EIO;
         if (r == -EISDIR)
             return cox_fail(err, COX_INVALID, "%s is a folder: expected a file of prompts", name);

@@ -380,11 +380,10 @@ static int supervisor_new(const struct cox_supervise_options *options,
         w->rank = rank;
         w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = -1;
     }
-    s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (s->stop_fd < 0)
-        r = -errno;
-    else if (!s->polled || !s->workers)
+    if (!s->polled || !s->workers)
         r = -ENOMEM;
+    else if ((s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0)
+        r = -errno;
     if (r) {
         supervisor_destroy(s);
         return cox_fail(err, r, "supervisor: %s", cox_status_text(r));

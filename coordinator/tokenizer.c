@@ -70,6 +70,9 @@ static int json_read(const char *path, json_t **ret_root, struct cox_error *err)
     cox_steal_fd(&fd);
     json_error_t error;
     _cox_cleanup_(json_unref) json_t *root = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
+    /* The parser has words for every mistake in the text, and none when it got no memory. */
+    if (!root && !error.text[0])
+        return cox_fail(err, -ENOMEM, "no memory to read %s", path);
     if (!root)
         return cox_fail(err, COX_CORRUPT, "%s is not valid JSON: %s (line %d, column %d)", path,
                         error.text, error.line, error.column);

@@ -9,7 +9,8 @@
  *   is never freed on its own. String and bytes fields are copies, they do not point into the
  *   frame.
  * Blocks: nothing.
- * Codes: COX_TOO_LARGE (pack: does not fit; unpack: the arena's cap), COX_CORRUPT (not such a
+ * Codes: COX_TOO_LARGE (pack: does not fit; unpack: the arena's cap, or no memory), COX_CORRUPT
+ *   (not such a
  *   message).
  * If the process dies: arenas are private memory; a half-packed frame was never published.
  */

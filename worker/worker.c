@@ -421,14 +421,17 @@ static void worker_ring_lanes(struct cox_worker *worker)
 static int worker_watch(struct cox_worker *worker)
 {
     bool rung = false, orphaned = false;
+    int failed = 0;
     /* acquire: partner is the release of each lane's end. */
     while (atomic_load_explicit(&worker->running, memory_order_acquire) > 0) {
         struct pollfd fds[2] = {
             {.fd = worker->wake_fd, .events = POLLIN},
             {.fd = orphaned ? -1 : worker->coordinator.pidfd, .events = POLLIN},
         };
-        if (poll(fds, 2, -1) < 0 && errno != EINTR) /* no memory in the kernel: leave in order */
+        if (poll(fds, 2, -1) < 0 && errno != EINTR) { /* no memory in the kernel: leave in order */
+            failed = -errno;
             atomic_store_explicit(&worker->stopping, true, memory_order_release);
+        }
         if (fds[1].revents) {
             if (worker->options.on_orphan == COX_ORPHAN_EXIT)
                 _exit(ORPHAN_EXIT_STATUS);
@@ -443,7 +446,7 @@ static int worker_watch(struct cox_worker *worker)
             rung = true;
         }
     }
-    return orphaned ? COX_PEER_DEAD : 0;
+    return orphaned ? COX_PEER_DEAD : failed;
 }
 
 int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
@@ -464,7 +467,7 @@ int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
     for (int c = 0; c < started; c++)
         pthread_join(worker->lanes[c].thread, NULL);
     if (r == 0 && watched)
-        r = cox_fail(err, watched, "the coordinator (process %jd): %s",
+        r = cox_fail(err, watched, "watching the coordinator (process %jd): %s",
                      (intmax_t)worker->coordinator.pid, cox_status_text(watched));
     if (r == 0 && atomic_load_explicit(&worker->finalized, memory_order_acquire) &&
         worker->callbacks->finalize)

@@ -57,6 +57,9 @@ int cox_json_parse(const char *text, size_t size, const char *path, const char *
     json_error_t error;
     json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
 
+    /* The parser has words for every mistake in the text, and none when it got no memory. */
+    if (!root && !error.text[0])
+        return cox_fail(err, -ENOMEM, "%s: no memory for its %s", path, part);
     if (!root)
         return cox_fail(err, COX_CORRUPT, "%s: the %s is not valid JSON: %s (line %d, column %d)",
                         path, part, error.text, error.line, error.column);

@@ -25,8 +25,8 @@ int cox_file_read(int fd, const char *path, uint64_t offset, void *buffer, size_
                   struct cox_error *err);
 
 /* Parses size bytes of text, which must be one JSON object without duplicate keys. path and part
- * ("header", "content") are for the text of the error. Returns 0 and gives the tree; COX_CORRUPT.
- */
+ * ("header", "content") are for the text of the error. Returns 0 and gives the tree; COX_CORRUPT;
+ * -ENOMEM. */
 int cox_json_parse(const char *text, size_t size, const char *path, const char *part,
                    json_t **ret_root, struct cox_error *err);
 

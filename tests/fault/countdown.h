@@ -1,0 +1,84 @@
+/*
+ * countdown: constructors whose k-th call of the system fails, for k = 1, 2, 3... until they succeed.
+ *
+ * The linker sends every call that the libraries make to malloc, open, clone and so on
+ * (countdown_symbols.txt) through countdown_wraps.c. While a constructor runs the calls are counted;
+ * one of them fails, and with it, if the mode says so, all that follow. Then nothing may be left, the
+ * error is that of the first failure, and the same constructor works.
+ *
+ * Threads and processes: run from the test's thread. The count is in shared memory: calls of the
+ *   library's threads, and of a child between fork and exec, count too.
+ * Ownership: a subject is the caller's; what it constructs is destroyed by it.
+ * Blocks: as the constructors do.
+ */
+#ifndef COX_TESTS_FAULT_COUNTDOWN_H
+#define COX_TESTS_FAULT_COUNTDOWN_H
+
+#include "channel/base.h"
+
+/* ---- one constructor ---- */
+
+struct countdown_subject {
+    const char *name; /* in the text of a failed test */
+    /* What is constructed, at most 64 KiB; 0: nothing. Untouched after a failure unless `in_place`. */
+    size_t size;
+    bool in_place; /* the object is in the caller's memory, a failed init may have written there */
+    /* err is NULL where wordless. */
+    int (*construct)(void *object, struct cox_error *err);
+    void (*destroy)(void *object);
+    /* Around each attempt, without faults: what it needs, and away with it. */
+    void (*prepare)(void);
+    void (*restore)(void);
+    int expected;     /* what it returns without any fault */
+    const int *codes; /* positive codes that a fault may give, ended by 0 */
+    const char
+        *word;     /* a failure's text may explain itself with this, beside the error's own text */
+    bool wordless; /* the constructor has no err */
+    bool lenient;  /* some faults may go unnoticed: those that the wraps mark as passable */
+    bool own_only; /* what other libraries call is not counted: another subject has it */
+    bool costly;   /* it is tried without faults once per place that failed, not after each fault */
+};
+
+/* Each fails the test with the subject's name, the mode, k, and the call that failed. */
+void countdown_once(const struct countdown_subject *subject);   /* the k-th call fails */
+void countdown_sticky(const struct countdown_subject *subject); /* and all after it, otherwise */
+void countdown_interrupted(const struct countdown_subject *subject); /* the k-th wait: EINTR */
+
+/* Names of this process's groups in /dev/shm start with this; `which` in the name's end. */
+const char *countdown_name(char buffer[64], const char *which);
+
+/* ---- for countdown_wraps.c ---- */
+
+enum countdown_flag {
+    COUNTDOWN_INTERRUPTIBLE = 1, /* EINTR is a thing that happens */
+    COUNTDOWN_PASSABLE = 2,      /* for a lenient subject: it works without */
+    COUNTDOWN_ONCE = 4,          /* nothing goes on where it never works again: not for ever */
+    COUNTDOWN_FOREIGN = 8,       /* made by another library */
+};
+
+struct countdown_call {
+    const char *name;
+    int error;  /* 0: EINTR is all that can happen */
+    int status; /* a positive code that stands for this error, 0: none */
+    unsigned flags;
+};
+
+/* What follows the first failure fails with this: nobody else does. */
+#define COUNTDOWN_LATER EREMOTEIO
+
+/* Counts. True: this call is to fail, errno says how. site: who called. */
+bool countdown_fails(const struct countdown_call *call, const void *site);
+/* After a call that takes something back: it worked and, while a constructor is tried, says that it
+ * did not. Returns 0, or -1 with errno. */
+int countdown_took_back(void);
+/* One more or one fewer block of memory, or thread to join, in our hands. */
+void countdown_block(int difference);
+
+/* Called at every poll that is not to fail, on the thread that polls. */
+extern void (*countdown_at_poll)(void);
+
+/* The wraps for who gets them by pointer. */
+void *countdown_malloc(size_t size);
+void countdown_free(void *memory);
+
+#endif

@@ -1,0 +1,876 @@
+/* Shared memory, semaphores, process identity, and a worker that attaches to them, with each of
+ * their calls failing in turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "channel/channel.h"
+#include "channel/inherit.h"
+#include "channel/peer.h"
+#include "channel/semaphore.h"
+#include "channel/thread.h"
+#include "proto/executor.pb-c.h"
+#include "proto/wire.h"
+#include "worker/builder.h"
+#include "worker/roster.h"
+#include "worker/stand_in.h"
+#include "worker/table.h"
+#include "worker/worker_internal.h"
+
+#define RANK_COUNT 2
+#define REGION_SIZE 8192
+
+static const char *object_name(void)
+{
+    static char name[65] = "/";
+    countdown_name(name + 1, "o");
+    return name;
+}
+
+static const char *group_name(void)
+{
+    static char name[64];
+    return countdown_name(name, "g");
+}
+
+static struct cox_geometry geometry_make(bool legacy)
+{
+    struct cox_geometry_choice choice = {.legacy = legacy, .depth = legacy ? 1 : 2};
+    struct cox_geometry made;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        bool slots = legacy && c != COX_CHANNEL_LINK;
+        choice.request_size[c] = 8192;
+        choice.response_size[c] = slots ? RANK_COUNT * COX_LEGACY_SLOT_STRIDE : 65536;
+    }
+    assert_int_equal(cox_geometry_resolve(RANK_COUNT, &choice, &made, NULL), 0);
+    return made;
+}
+
+static struct cox_geometry geometry; /* of the group at hand */
+
+/* ---- one region, one semaphore ---- */
+
+static int region_create(void *object, struct cox_error *err)
+{
+    return cox_region_create(object, object_name(), REGION_SIZE, err);
+}
+
+static void region_created_destroy(void *object)
+{
+    cox_region_detach(object);
+    assert_int_equal(cox_region_unlink(object_name()), 0);
+}
+
+static struct cox_region own_region;
+
+static void region_prepare(void)
+{
+    assert_int_equal(cox_region_create(&own_region, object_name(), REGION_SIZE, NULL), 0);
+}
+
+static void region_restore(void)
+{
+    region_created_destroy(&own_region);
+}
+
+static int region_attach(void *object, struct cox_error *err)
+{
+    return cox_region_attach(object, object_name(), REGION_SIZE, COX_REGION_READ, err);
+}
+
+static void region_detach(void *object)
+{
+    cox_region_detach(object);
+}
+
+static int semaphore_create(void *object, struct cox_error *err)
+{
+    return cox_semaphore_create(object, object_name(), 3, err);
+}
+
+static void semaphore_created_destroy(void *object)
+{
+    cox_semaphore_detach(object);
+    assert_int_equal(cox_semaphore_unlink(object_name()), 0);
+}
+
+static struct cox_semaphore own_semaphore;
+
+static void semaphore_prepare(void)
+{
+    assert_int_equal(cox_semaphore_create(&own_semaphore, object_name(), 3, NULL), 0);
+}
+
+static void semaphore_restore(void)
+{
+    semaphore_created_destroy(&own_semaphore);
+}
+
+static int semaphore_attach(void *object, struct cox_error *err)
+{
+    return cox_semaphore_attach(object, object_name(), err);
+}
+
+static void semaphore_detach(void *object)
+{
+    cox_semaphore_detach(object);
+}
+
+static const struct countdown_subject one_region_create = {
+    .name = "region_create",
+    .size = sizeof(struct cox_region),
+    .construct = region_create,
+    .destroy = region_created_destroy,
+};
+static const struct countdown_subject one_region_attach = {
+    .name = "region_attach",
+    .size = sizeof(struct cox_region),
+    .construct = region_attach,
+    .destroy = region_detach,
+    .prepare = region_prepare,
+    .restore = region_restore,
+};
+static const struct countdown_subject one_semaphore_create = {
+    .name = "semaphore_create",
+    .size = sizeof(struct cox_semaphore),
+    .construct = semaphore_create,
+    .destroy = semaphore_created_destroy,
+};
+static const struct countdown_subject one_semaphore_attach = {
+    .name = "semaphore_attach",
+    .size = sizeof(struct cox_semaphore),
+    .construct = semaphore_attach,
+    .destroy = semaphore_detach,
+    .prepare = semaphore_prepare,
+    .restore = semaphore_restore,
+};
+static const struct countdown_subject one_region_absent = {
+    .name = "region_attach to nothing",
+    .size = sizeof(struct cox_region),
+    .construct = region_attach,
+    .expected = COX_NOT_FOUND,
+};
+static const struct countdown_subject one_region_taken = {
+    .name = "region_create over another",
+    .size = sizeof(struct cox_region),
+    .construct = region_create,
+    .prepare = region_prepare,
+    .restore = region_restore,
+    .expected = COX_TAKEN,
+};
+
+/* ---- a group ---- */
+
+static struct cox_control own_control = COX_CONTROL_NONE;
+static struct cox_channel own_channels[COX_CHANNEL_COUNT];
+
+static void group_create(void)
+{
+    struct cox_error err = {0};
+    if (cox_control_create(&own_control, group_name(), &geometry, &err))
+        fail_msg("%s", err.text);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        if (cox_channel_create(&own_channels[c], group_name(), &own_control, (enum cox_channel_id)c,
+                               &err))
+            fail_msg("%s", err.text);
+}
+
+static void group_close(void)
+{
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        cox_channel_close(&own_channels[c]);
+    cox_control_close(&own_control);
+}
+
+static void group_prepare(void)
+{
+    geometry = geometry_make(false);
+    group_create();
+}
+
+static void group_restore(void)
+{
+    cox_control_unlink_names(group_name(), &geometry, COX_CHANNEL_COUNT);
+    group_close();
+}
+
+/* Names without anybody behind them. */
+static void leftovers_prepare(void)
+{
+    group_prepare();
+    group_close();
+}
+
+static void leftovers_restore(void)
+{
+    cox_control_unlink_names(group_name(), &geometry, COX_CHANNEL_COUNT);
+}
+
+static void geometry_prepare(void)
+{
+    geometry = geometry_make(false);
+}
+
+static int control_create(void *object, struct cox_error *err)
+{
+    return cox_control_create(object, group_name(), &geometry, err);
+}
+
+static void control_created_destroy(void *object)
+{
+    struct cox_control *control = object;
+    /* Names of a dead group went before. */
+    assert_int_equal(cox_control_unlink_names(group_name(), &geometry, COX_CHANNEL_COUNT), 1);
+    cox_control_close(control);
+}
+
+static int control_attach(void *object, struct cox_error *err)
+{
+    return cox_control_attach(object, group_name(), err);
+}
+
+static void control_close(void *object)
+{
+    cox_control_close(object);
+}
+
+static int control_sweep(void *object, struct cox_error *err)
+{
+    return cox_control_sweep(group_name(), object, err);
+}
+
+static void control_swept(void *object)
+{
+    (void)object; /* a count that the failing unlinks made wrong */
+    assert_int_equal(test_count_names(group_name()), 0);
+}
+
+static const struct countdown_subject group_control_create = {
+    .name = "control_create",
+    .size = sizeof(struct cox_control),
+    .construct = control_create,
+    .destroy = control_created_destroy,
+    .prepare = geometry_prepare,
+};
+static const struct countdown_subject group_control_over_dead = {
+    .name = "control_create over leftovers",
+    .size = sizeof(struct cox_control),
+    .construct = control_create,
+    .destroy = control_created_destroy,
+    .prepare = leftovers_prepare,
+    .restore = leftovers_restore,
+};
+static const struct countdown_subject group_control_over_live = {
+    .name = "control_create over a live group",
+    .size = sizeof(struct cox_control),
+    .construct = control_create,
+    .prepare = group_prepare,
+    .restore = group_restore,
+    .expected = COX_TAKEN,
+};
+static const struct countdown_subject group_control_attach = {
+    .name = "control_attach",
+    .size = sizeof(struct cox_control),
+    .construct = control_attach,
+    .destroy = control_close,
+    .prepare = group_prepare,
+    .restore = group_restore,
+};
+static const struct countdown_subject group_control_sweep = {
+    .name = "control_sweep",
+    .size = sizeof(uint32_t),
+    .construct = control_sweep,
+    .destroy = control_swept,
+    .prepare = leftovers_prepare,
+    .restore = leftovers_restore,
+};
+
+/* ---- its channels ---- */
+
+static void control_prepare(void)
+{
+    geometry = geometry_make(false);
+    struct cox_error err = {0};
+    if (cox_control_create(&own_control, group_name(), &geometry, &err))
+        fail_msg("%s", err.text);
+}
+
+static enum cox_channel_id channel_id;
+
+static int channel_create(void *object, struct cox_error *err)
+{
+    return cox_channel_create(object, group_name(), &own_control, channel_id, err);
+}
+
+static int channel_attach(void *object, struct cox_error *err)
+{
+    return cox_channel_attach(object, group_name(), &own_control, channel_id, 1, err);
+}
+
+static void channel_close(void *object)
+{
+    cox_channel_close(object);
+}
+
+static int gate_create(void *object, struct cox_error *err)
+{
+    return cox_gate_create_semaphores(object, group_name(), channel_id, &geometry, err);
+}
+
+static int gate_attach(void *object, struct cox_error *err)
+{
+    return cox_gate_attach_semaphores(object, group_name(), channel_id, 1, err);
+}
+
+static void gate_close(void *object)
+{
+    cox_gate_close(object);
+}
+
+/* Only what is the test's own: names that a failed attempt left are found. */
+static void control_restore(void)
+{
+    char name[COX_OBJECT_NAME_SIZE];
+    assert_int_equal(cox_region_unlink(cox_name_control(name, group_name())), 0);
+    cox_control_close(&own_control);
+}
+
+static void gate_created_destroy(void *object)
+{
+    char name[COX_OBJECT_NAME_SIZE];
+    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+        for (int b = 0; b < COX_BELL_COUNT; b++)
+            if (cox_bell_exists(channel_id, (enum cox_bell)b))
+                cox_semaphore_unlink(
+                    cox_name_bell(name, group_name(), channel_id, (enum cox_bell)b, rank));
+    cox_gate_close(object);
+}
+
+static void channel_created_destroy(void *object)
+{
+    char name[COX_OBJECT_NAME_SIZE];
+    struct cox_channel *channel = object;
+    gate_created_destroy(&channel->gate);
+    cox_region_unlink(cox_name_request(name, group_name(), channel_id));
+    cox_region_unlink(cox_name_response(name, group_name(), channel_id));
+    cox_channel_close(channel);
+}
+
+static const struct countdown_subject group_channel_create = {
+    .name = "channel_create",
+    .size = sizeof(struct cox_channel),
+    .construct = channel_create,
+    .destroy = channel_created_destroy,
+    .prepare = control_prepare,
+    .restore = control_restore,
+};
+static const struct countdown_subject group_channel_attach = {
+    .name = "channel_attach",
+    .size = sizeof(struct cox_channel),
+    .construct = channel_attach,
+    .destroy = channel_close,
+    .prepare = group_prepare,
+    .restore = group_restore,
+};
+static const struct countdown_subject group_gate_create = {
+    .name = "gate_create_semaphores",
+    .size = sizeof(struct cox_gate),
+    .construct = gate_create,
+    .destroy = gate_created_destroy,
+    .prepare = control_prepare,
+    .restore = control_restore,
+};
+static const struct countdown_subject group_gate_attach = {
+    .name = "gate_attach_semaphores",
+    .size = sizeof(struct cox_gate),
+    .construct = gate_attach,
+    .destroy = gate_close,
+    .prepare = group_prepare,
+    .restore = group_restore,
+};
+
+/* ---- what a rank that is started again gets ---- */
+
+static struct cox_inherit own_inherit;
+static struct cox_gate *own_gate; /* that of the group's channel */
+
+static int inherit_open(void *object, struct cox_error *err)
+{
+    return cox_inherit_open(object, group_name(), &geometry, err);
+}
+
+static void inherit_close(void *object)
+{
+    cox_inherit_close(object);
+}
+
+static int gate_renew(void *object, struct cox_error *err)
+{
+    return cox_gate_renew(own_gate, channel_id, 1, geometry.depth, object, err);
+}
+
+static void bells_close(void *object)
+{
+    int *fds = object;
+    for (int b = 0; b < COX_BELL_COUNT; b++)
+        cox_close_fd(&fds[b]);
+}
+
+static void renew_prepare(void)
+{
+    struct cox_error err = {0};
+    group_prepare();
+    own_gate = malloc(sizeof *own_gate);
+    assert_non_null(own_gate);
+    if (cox_gate_attach_semaphores(own_gate, group_name(), channel_id, 1, &err))
+        fail_msg("%s", err.text);
+}
+
+static void renew_restore(void)
+{
+    cox_gate_close(own_gate);
+    free(own_gate);
+    group_restore();
+}
+
+static void inherit_prepare(void)
+{
+    struct cox_error err = {0};
+    renew_prepare();
+    if (cox_inherit_open(&own_inherit, group_name(), &geometry, &err) ||
+        (channel_id != COX_CHANNEL_ERROR &&
+         cox_gate_renew(own_gate, channel_id, 1, geometry.depth,
+                        &own_inherit.fds[cox_inherit_bell(channel_id, (enum cox_bell)0)], &err)))
+        fail_msg("%s", err.text);
+}
+
+static void inherit_restore(void)
+{
+    cox_inherit_close(&own_inherit);
+    renew_restore();
+}
+
+static int inherit_attach(void *object, struct cox_error *err)
+{
+    return cox_inherit_attach(&own_inherit, object, &own_control, channel_id, 1, err);
+}
+
+static const struct countdown_subject group_inherit_open = {
+    .name = "inherit_open",
+    .size = sizeof(struct cox_inherit),
+    .in_place = true,
+    .construct = inherit_open,
+    .destroy = inherit_close,
+    .prepare = group_prepare,
+    .restore = group_restore,
+};
+static const struct countdown_subject group_gate_renew = {
+    .name = "gate_renew",
+    .size = COX_BELL_COUNT * sizeof(int),
+    .construct = gate_renew,
+    .destroy = bells_close,
+    .prepare = renew_prepare,
+    .restore = renew_restore,
+};
+static const struct countdown_subject group_inherit_attach = {
+    .name = "inherit_attach",
+    .size = sizeof(struct cox_channel),
+    .construct = inherit_attach,
+    .destroy = channel_close,
+    .prepare = inherit_prepare,
+    .restore = inherit_restore,
+};
+
+/* ---- processes and threads ---- */
+
+static int peer_open(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_peer_open(getpid(), 0, object);
+}
+
+static void peer_close(void *object)
+{
+    cox_peer_close(object);
+}
+
+static void *thread_main(void *argument)
+{
+    return argument;
+}
+
+static int thread_start(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_thread_start(object, thread_main, NULL);
+}
+
+static void thread_join(void *object)
+{
+    pthread_join(*(pthread_t *)object, NULL);
+}
+
+static const struct countdown_subject process_peer_open = {
+    .name = "peer_open",
+    .size = sizeof(struct cox_peer),
+    .construct = peer_open,
+    .destroy = peer_close,
+    .wordless = true,
+};
+static const struct countdown_subject process_thread_start = {
+    .name = "thread_start",
+    .size = sizeof(pthread_t),
+    .in_place = true, /* pthread_create may leave rubbish */
+    .construct = thread_start,
+    .destroy = thread_join,
+    .wordless = true,
+};
+
+/* ---- private memory of both sides ---- */
+
+static const int too_large[] = {COX_TOO_LARGE, 0};
+
+static int arena_init(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_arena_init(object, 4096, 65536);
+}
+
+static void arena_deinit(void *object)
+{
+    cox_arena_deinit(object);
+}
+
+/* A request of many small parts, through an arena that grows. */
+static int request_unpack(void *object, struct cox_error *err)
+{
+    (void)err;
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    ModelExecuteData__ExecuteRequest *unpacked = NULL;
+    ModelExecuteData__ExecuteRequest__ConfigEntry entries[64], *list[64];
+    uint8_t bytes[8192];
+    size_t size;
+    for (size_t i = 0; i < 64; i++) {
+        list[i] = &entries[i];
+        model_execute_data__execute_request__config_entry__init(list[i]);
+        entries[i].key = "a key that is as long as this";
+        entries[i].value = "a value that is somewhat longer than its key, for the arena to grow";
+    }
+    request.has_execute_type = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT;
+    request.n_config = 64;
+    request.config = list;
+    struct cox_arena *arena = object;
+    int r = cox_arena_init(arena, 64, 65536);
+    if (r == 0)
+        r = cox_wire_request_pack(&request, bytes, sizeof bytes, &size);
+    if (r == 0)
+        r = cox_wire_request_unpack(arena, bytes, size, &unpacked);
+    if (r == 0)
+        assert_int_equal(unpacked->n_config, 64);
+    else
+        cox_arena_deinit(arena);
+    return r;
+}
+
+static int table_new(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_table_new(64, 1024, object);
+}
+
+static void table_free(void *object)
+{
+    cox_table_free(*(struct cox_table **)object);
+}
+
+static int roster_init(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_roster_init(object, 64, 1024);
+}
+
+static void roster_deinit(void *object)
+{
+    cox_roster_deinit(object);
+}
+
+static int builder_init(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_builder_init(object, 64);
+}
+
+static void builder_deinit(void *object)
+{
+    cox_builder_deinit(object);
+}
+
+static const struct countdown_subject memory_arena = {
+    .name = "arena_init",
+    .size = sizeof(struct cox_arena),
+    .in_place = true,
+    .construct = arena_init,
+    .destroy = arena_deinit,
+    .wordless = true,
+};
+static const struct countdown_subject memory_unpack = {
+    .name = "wire_request_unpack",
+    .size = sizeof(struct cox_arena),
+    .in_place = true,
+    .construct = request_unpack,
+    .destroy = arena_deinit,
+    .codes = too_large,
+    .wordless = true,
+};
+static const struct countdown_subject memory_table = {
+    .name = "table_new",
+    .size = sizeof(struct cox_table *),
+    .construct = table_new,
+    .destroy = table_free,
+    .wordless = true,
+};
+static const struct countdown_subject memory_roster = {
+    .name = "roster_init",
+    .size = sizeof(struct cox_roster),
+    .in_place = true,
+    .construct = roster_init,
+    .destroy = roster_deinit,
+    .wordless = true,
+};
+static const struct countdown_subject memory_builder = {
+    .name = "builder_init",
+    .size = sizeof(struct cox_builder),
+    .in_place = true,
+    .construct = builder_init,
+    .destroy = builder_deinit,
+    .wordless = true,
+};
+
+/* ---- a worker of the group ---- */
+
+static const struct cox_worker_callbacks callbacks;
+
+static struct cox_worker_options worker_options(void)
+{
+    struct cox_worker_options options = {
+        .rank = 1,
+        .rank_count = RANK_COUNT,
+        .parent_pid = getpid(),
+        .on_orphan = COX_ORPHAN_RETURN,
+        .sequence_count_max = 64,
+        .token_count_max = 1024,
+    };
+    snprintf(options.prefix, sizeof options.prefix, "/%s", group_name());
+    return options;
+}
+
+static int worker_new(void *object, struct cox_error *err)
+{
+    const struct cox_worker_options options = worker_options();
+    return cox_worker_new(&options, &callbacks, NULL, object, err);
+}
+
+/* Serves until the first look at its coordinator: there stop is called, on the thread of run. */
+static struct cox_worker *served;
+
+static void worker_stop_at_poll(void)
+{
+    cox_worker_stop(served);
+}
+
+static void worker_free(void *object)
+{
+    cox_worker_free(*(struct cox_worker **)object);
+}
+
+static void served_prepare(void)
+{
+    group_prepare();
+    assert_int_equal(worker_new(&served, NULL), 0);
+    countdown_at_poll = worker_stop_at_poll;
+}
+
+static void served_restore(void)
+{
+    countdown_at_poll = NULL;
+    served = cox_worker_free(served);
+    group_restore();
+}
+
+static int worker_run(void *object, struct cox_error *err)
+{
+    (void)object;
+    return cox_worker_run(served, err);
+}
+
+/* Legacy: regions and semaphores without a control region. */
+static void legacy_prepare(void)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    geometry = geometry_make(true);
+    group_create();
+    assert_int_equal(cox_region_unlink(cox_name_control(object, group_name())), 0);
+}
+
+static int stand_in_create(void *object, struct cox_error *err)
+{
+    return cox_stand_in_create(object, group_name(), RANK_COUNT, getpid(), err);
+}
+
+static const struct countdown_subject worker_attaches = {
+    .name = "worker_new",
+    .costly = true,
+    .size = sizeof(struct cox_worker *),
+    .construct = worker_new,
+    .destroy = worker_free,
+    .prepare = group_prepare,
+    .restore = group_restore,
+};
+static const struct countdown_subject worker_attaches_legacy = {
+    .name = "worker_new of a legacy group",
+    .costly = true,
+    .size = sizeof(struct cox_worker *),
+    .construct = worker_new,
+    .destroy = worker_free,
+    .prepare = legacy_prepare,
+    .restore = group_restore,
+};
+static const struct countdown_subject worker_runs = {
+    .name = "worker_run",
+    .construct = worker_run,
+    .prepare = served_prepare,
+    .restore = served_restore,
+};
+static const struct countdown_subject worker_stand_in = {
+    .name = "stand_in_create",
+    .size = sizeof(struct cox_control),
+    .construct = stand_in_create,
+    .destroy = control_close,
+    .prepare = legacy_prepare,
+    .restore = group_restore,
+};
+
+/* ---- tests ---- */
+
+static const struct countdown_subject *const objects[] = {
+    &one_region_create,    &one_region_attach,    &one_region_absent, &one_region_taken,
+    &one_semaphore_create, &one_semaphore_attach, &process_peer_open, &process_thread_start,
+};
+static const struct countdown_subject *const names[] = {
+    &group_control_create, &group_control_over_dead, &group_control_over_live,
+    &group_control_attach, &group_control_sweep,
+};
+static const struct countdown_subject *const channels[] = {
+    &group_channel_create, &group_channel_attach, &group_gate_create,
+    &group_gate_attach,    &group_inherit_attach,
+};
+static const struct countdown_subject *const renewals[] = {&group_inherit_open, &group_gate_renew};
+static const struct countdown_subject *const memories[] = {
+    &memory_arena, &memory_unpack, &memory_table, &memory_roster, &memory_builder,
+};
+static const struct countdown_subject *const workers[] = {
+    &worker_attaches,
+    &worker_attaches_legacy,
+    &worker_runs,
+    &worker_stand_in,
+};
+
+#define EACH(list, run)                                                                            \
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)                                        \
+    run(list[i])
+
+static void b15_no_object_leaks_when_any_call_fails(void **state)
+{
+    (void)state;
+    EACH(objects, countdown_once);
+}
+
+static void b19_objects_report_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    EACH(objects, countdown_sticky);
+}
+
+static void b4_no_control_region_stays_when_any_call_fails(void **state)
+{
+    (void)state;
+    EACH(names, countdown_once);
+}
+
+static void b19_b53_control_regions_and_sweeps_report_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    EACH(names, countdown_sticky);
+}
+
+static void b4_b15_no_channel_stays_when_any_call_fails(void **state)
+{
+    (void)state;
+    channel_id = COX_CHANNEL_EXECUTE;
+    EACH(channels, countdown_once);
+    EACH(renewals, countdown_once);
+    channel_id = COX_CHANNEL_ERROR;
+    EACH(channels, countdown_once);
+}
+
+static void b19_channels_report_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    channel_id = COX_CHANNEL_EXECUTE;
+    EACH(channels, countdown_sticky);
+    EACH(renewals, countdown_sticky);
+    channel_id = COX_CHANNEL_ERROR;
+    EACH(channels, countdown_sticky);
+}
+
+static void private_memory_is_given_back_when_any_of_it_is_refused(void **state)
+{
+    (void)state;
+    EACH(memories, countdown_once);
+    EACH(memories, countdown_sticky);
+}
+
+static void b15_no_worker_leaks_when_any_call_fails(void **state)
+{
+    (void)state;
+    EACH(workers, countdown_once);
+}
+
+static void b19_workers_report_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    EACH(workers, countdown_sticky);
+}
+
+static void an_interruption_never_leaves_its_wrapper(void **state)
+{
+    (void)state;
+    channel_id = COX_CHANNEL_EXECUTE;
+    EACH(objects, countdown_interrupted);
+    EACH(names, countdown_interrupted);
+    EACH(channels, countdown_interrupted);
+    EACH(renewals, countdown_interrupted);
+    EACH(workers, countdown_interrupted);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b15_no_object_leaks_when_any_call_fails),
+        TEST(b19_objects_report_the_first_of_many_failures),
+        TEST(b4_no_control_region_stays_when_any_call_fails),
+        TEST(b19_b53_control_regions_and_sweeps_report_the_first_of_many_failures),
+        TEST(b4_b15_no_channel_stays_when_any_call_fails),
+        TEST(b19_channels_report_the_first_of_many_failures),
+        TEST(private_memory_is_given_back_when_any_of_it_is_refused),
+        TEST(b15_no_worker_leaks_when_any_call_fails),
+        TEST(b19_workers_report_the_first_of_many_failures),
+        TEST(an_interruption_never_leaves_its_wrapper),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

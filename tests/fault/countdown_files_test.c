@@ -1,0 +1,597 @@
+/* What is read from files or made of memory alone: models, tokenizers, prompts, the scheduler's
+ * parts; with each of their calls failing in turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "coordinator/message.h"
+#include "coordinator/options.h"
+#include "coordinator/plan.h"
+#include "coordinator/prompts.h"
+#include "coordinator/tokenizer.h"
+#include "worker/model/checkpoint.h"
+#include "worker/model/file.h"
+#include "worker/model/model.h"
+#include "worker/model/safetensors.h"
+#include "worker/model/sample.h"
+
+#define MODEL COX_TEST_SOURCE_DIR "/models/sums"
+#define JSON_SIZE_MAX 65536
+/* Of a mistake in the text at some place, where the parser got no memory for what is there. */
+#define NOT_JSON "is not valid JSON"
+
+/* Documented for want of memory. */
+static const int no_space[] = {COX_NO_SPACE, 0};
+
+/* ---- files of a checkpoint ---- */
+
+struct opened {
+    int fd;
+    uint64_t size;
+};
+
+static int file_open(void *object, struct cox_error *err)
+{
+    struct opened *opened = object;
+    return cox_file_open(MODEL "/config.json", &opened->fd, &opened->size, err);
+}
+
+static void file_close(void *object)
+{
+    cox_close_fd(object);
+}
+
+static int json_make(void *object, struct cox_error *err)
+{
+    return cox_json_load(MODEL "/config.json", JSON_SIZE_MAX, object, err);
+}
+
+static void json_drop(void *object)
+{
+    cox_json_unref(object);
+}
+
+static int config_load(void *object, struct cox_error *err)
+{
+    return cox_model_config_load(MODEL "/config.json", object, err);
+}
+
+static int safetensors_new(void *object, struct cox_error *err)
+{
+    return cox_safetensors_new(MODEL "/model.safetensors", object, err);
+}
+
+static void safetensors_free(void *object)
+{
+    cox_safetensors_freep(object);
+}
+
+static const char *checkpoint_folder;
+
+static int checkpoint_new(void *object, struct cox_error *err)
+{
+    return cox_checkpoint_new(checkpoint_folder, object, err);
+}
+
+static void checkpoint_free(void *object)
+{
+    cox_checkpoint_freep(object);
+}
+
+static const struct countdown_subject read_file = {
+    .name = "file_open",
+    .size = sizeof(struct opened),
+    .construct = file_open,
+    .destroy = file_close,
+};
+static const struct countdown_subject read_json = {
+    .name = "json_load",
+    .word = NOT_JSON,
+    .size = sizeof(json_t *),
+    .construct = json_make,
+    .destroy = json_drop,
+};
+static const struct countdown_subject read_config = {
+    .name = "model_config_load",
+    .own_only = true,
+    .size = sizeof(struct cox_model_config),
+    .construct = config_load,
+};
+static const struct countdown_subject read_safetensors = {
+    .name = "safetensors_new",
+    .costly = true,
+    .word = NOT_JSON,
+    .size = sizeof(struct cox_safetensors *),
+    .construct = safetensors_new,
+    .destroy = safetensors_free,
+};
+static const struct countdown_subject read_checkpoint = {
+    .name = "checkpoint_new",
+    .costly = true,
+    .own_only = true,
+    .size = sizeof(struct cox_checkpoint *),
+    .construct = checkpoint_new,
+    .destroy = checkpoint_free,
+};
+
+/* A folder with an index of one shard. */
+static char sharded[64];
+
+static void sharded_make(void)
+{
+    char path[128];
+    snprintf(sharded, sizeof sharded, "countdown_%d", (int)getpid());
+    assert_int_equal(mkdir(sharded, 0700), 0);
+    snprintf(path, sizeof path, "%s/one.safetensors", sharded);
+    assert_int_equal(symlink(MODEL "/model.safetensors", path), 0);
+    snprintf(path, sizeof path, "%s/model.safetensors.index.json", sharded);
+    FILE *file = fopen(path, "we");
+    assert_non_null(file);
+    fputs("{\"weight_map\": {\"model.norm.weight\": \"one.safetensors\"}}", file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void sharded_remove(void)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/one.safetensors", sharded);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/model.safetensors.index.json", sharded);
+    unlink(path);
+    rmdir(sharded);
+}
+
+/* ---- a model ---- */
+
+static struct cox_model *own_model;
+
+static int model_load(void *object, struct cox_error *err)
+{
+    return cox_model_load(MODEL, NULL, object, err);
+}
+
+static void model_free(void *object)
+{
+    cox_model_freep(object);
+}
+
+/* The weights alone, in memory of the test. */
+static struct cox_model_config config;
+static float *weights;
+
+static void weights_prepare(void)
+{
+    struct cox_error err = {0};
+    if (cox_model_config_load(MODEL "/config.json", &config, &err))
+        fail_msg("%s", err.text);
+    const struct cox_weights_layout layout = cox_weights_layout(&config);
+    weights = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout));
+    assert_non_null(weights);
+    if (cox_weights_fill(&config, MODEL, weights, &err))
+        fail_msg("%s", err.text);
+}
+
+static void weights_restore(void)
+{
+    free(weights);
+    weights = NULL;
+}
+
+static int weights_fill(void *object, struct cox_error *err)
+{
+    (void)object;
+    return cox_weights_fill(&config, MODEL, weights, err);
+}
+
+static int forward_new(void *object, struct cox_error *err)
+{
+    const struct cox_share share = {0};
+    return cox_forward_new(&config, weights, &share, 2, object, err);
+}
+
+static void forward_free(void *object)
+{
+    cox_forward_freep(object);
+}
+
+static int sampler_new(void *object, struct cox_error *err)
+{
+    return cox_sampler_new(100, object, err);
+}
+
+static void sampler_free(void *object)
+{
+    cox_sampler_freep(object);
+}
+
+static int cache_new(void *object, struct cox_error *err)
+{
+    static const struct cox_cache_geometry geometry = {
+        .layer_count = 2,
+        .kv_head_count = 2,
+        .head_dim = 4,
+        .block_size = 8,
+        .block_count = 4,
+        .swap_block_count = 4,
+    };
+    return cox_cache_new(&geometry, NULL, object, err);
+}
+
+static int model_cache_new(void *object, struct cox_error *err)
+{
+    return cox_model_cache_new(own_model, 4, 8, 2, NULL, object, err);
+}
+
+static void cache_free(void *object)
+{
+    cox_cache_freep(object);
+}
+
+static const struct countdown_subject model_whole = {
+    .name = "model_load",
+    .own_only = true,
+    .size = sizeof(struct cox_model *),
+    .construct = model_load,
+    .destroy = model_free,
+    .codes = no_space,
+    .costly = true,
+};
+static const struct countdown_subject model_weights = {
+    .name = "weights_fill",
+    .own_only = true,
+    .construct = weights_fill,
+    .costly = true,
+};
+static const struct countdown_subject model_forward = {
+    .name = "forward_new",
+    .size = sizeof(struct cox_forward *),
+    .construct = forward_new,
+    .destroy = forward_free,
+    .codes = no_space,
+};
+static const struct countdown_subject model_sampler = {
+    .name = "sampler_new",
+    .size = sizeof(struct cox_sampler *),
+    .construct = sampler_new,
+    .destroy = sampler_free,
+    .codes = no_space,
+};
+static const struct countdown_subject model_cache = {
+    .name = "cache_new",
+    .size = sizeof(struct cox_cache *),
+    .construct = cache_new,
+    .destroy = cache_free,
+    .codes = no_space,
+};
+static const struct countdown_subject model_own_cache = {
+    .name = "model_cache_new",
+    .size = sizeof(struct cox_cache *),
+    .construct = model_cache_new,
+    .destroy = cache_free,
+    .codes = no_space,
+};
+
+/* ---- texts ---- */
+
+static struct cox_tokenizer *own_tokenizer;
+
+static int tokenizer_load(void *object, struct cox_error *err)
+{
+    return cox_tokenizer_load(MODEL, object, err);
+}
+
+static void tokenizer_free(void *object)
+{
+    cox_tokenizer_freep(object);
+}
+
+struct eos {
+    int32_t tokens[COX_EOS_COUNT_MAX];
+    uint32_t count;
+};
+
+static int eos_load(void *object, struct cox_error *err)
+{
+    struct eos *eos = object;
+    return cox_eos_load(MODEL, eos->tokens, &eos->count, err);
+}
+
+static int vocab_size_load(void *object, struct cox_error *err)
+{
+    return cox_vocab_size_load(MODEL, object, err);
+}
+
+struct encoded {
+    int32_t *tokens;
+    char *text;
+};
+
+static int text_there_and_back(void *object, struct cox_error *err)
+{
+    struct encoded *encoded = object, made = {0};
+    uint32_t count;
+    int r = cox_tokenizer_encode(own_tokenizer, "27+58=", &made.tokens, &count, err);
+    if (r)
+        return r;
+    r = cox_tokenizer_decode(own_tokenizer, made.tokens, count, &made.text);
+    if (r) {
+        free(made.tokens);
+        return cox_fail(err, r, "decode: %s", cox_status_text(r));
+    }
+    *encoded = made;
+    return 0;
+}
+
+static void encoded_free(void *object)
+{
+    struct encoded *encoded = object;
+    free(encoded->tokens);
+    free(encoded->text);
+}
+
+/* Enough lines for the list to grow. */
+#define LINE_COUNT 40
+static char prompts_path[64];
+
+static void prompts_file_make(void)
+{
+    snprintf(prompts_path, sizeof prompts_path, "countdown_%d.txt", (int)getpid());
+    FILE *file = fopen(prompts_path, "we");
+    assert_non_null(file);
+    for (int i = 0; i < LINE_COUNT; i++)
+        fprintf(file, "%d+%d=\n", i, i + 1);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* On failure too the list owns what it has. */
+static int prompts_read(void *object, struct cox_error *err)
+{
+    struct cox_prompts *prompts = object;
+    *prompts = (struct cox_prompts){0};
+    int r = cox_prompts_load(prompts, prompts_path, err);
+    if (r == 0 && prompts->count != LINE_COUNT)
+        r = cox_fail(err, COX_EMPTY, "%zu lines of %d", prompts->count, LINE_COUNT);
+    if (r == 0)
+        r = cox_prompts_encode(prompts, own_tokenizer, 0, err);
+    if (r)
+        cox_prompts_deinit(prompts);
+    return r;
+}
+
+static void prompts_free(void *object)
+{
+    cox_prompts_deinit(object);
+}
+
+static const struct countdown_subject text_tokenizer = {
+    .name = "tokenizer_load",
+    .word = NOT_JSON,
+    .size = sizeof(struct cox_tokenizer *),
+    .construct = tokenizer_load,
+    .destroy = tokenizer_free,
+};
+static const struct countdown_subject text_eos = {
+    .name = "eos_load",
+    .own_only = true,
+    .size = sizeof(struct eos),
+    .construct = eos_load,
+};
+static const struct countdown_subject text_vocab_size = {
+    .name = "vocab_size_load",
+    .own_only = true,
+    .size = sizeof(uint32_t),
+    .construct = vocab_size_load,
+};
+static const struct countdown_subject text_both_ways = {
+    .name = "tokenizer_encode and decode",
+    .size = sizeof(struct encoded),
+    .construct = text_there_and_back,
+    .destroy = encoded_free,
+};
+static const struct countdown_subject text_prompts = {
+    .name = "prompts_load and encode",
+    .size = sizeof(struct cox_prompts),
+    .in_place = true,
+    .construct = prompts_read,
+    .destroy = prompts_free,
+};
+
+/* ---- look-ups of the command line ---- */
+
+static int worker_find(void *object, struct cox_error *err)
+{
+    static struct cox_group_options options;
+    cox_group_options_init(&options);
+    return cox_worker_find(&options, object, err);
+}
+
+static int model_find(void *object, struct cox_error *err)
+{
+    static struct cox_group_options options;
+    cox_group_options_init(&options);
+    options.model = MODEL;
+    return cox_model_find(&options, object, err);
+}
+
+static const struct countdown_subject find_worker = {
+    .name = "worker_find",
+    .size = sizeof(const char *),
+    .construct = worker_find,
+    .lenient = true, /* a program that cannot be looked at is searched in PATH */
+};
+static const struct countdown_subject find_model = {
+    .name = "model_find",
+    .size = sizeof(const char *),
+    .construct = model_find,
+};
+
+/* ---- the scheduler's parts ---- */
+
+static int blocks_init(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_blocks_init(object, 16);
+}
+
+static void blocks_deinit(void *object)
+{
+    cox_blocks_deinit(object);
+}
+
+/* With a request in it. */
+static int plan_new(void *object, struct cox_error *err)
+{
+    static const struct cox_plan_options options = {
+        .sequence_count_max = 4,
+        .token_count_max = 16,
+        .block_count = 16,
+        .block_size = 4,
+        .position_count_max = 64,
+    };
+    static const int32_t tokens[] = {1, 2, 3};
+    static const struct cox_request request = {
+        .tokens = tokens, .token_count = 3, .new_count_max = 4};
+    struct cox_plan *plan = NULL;
+    int r = cox_plan_new(&options, &plan, err);
+    if (r)
+        return r;
+    r = cox_plan_add(plan, &request);
+    if (r) {
+        cox_plan_free(plan);
+        return cox_fail(err, r, "plan_add: %s", cox_status_text(r));
+    }
+    *(struct cox_plan **)object = plan;
+    return 0;
+}
+
+static void plan_free(void *object)
+{
+    cox_plan_free(*(struct cox_plan **)object);
+}
+
+static bool message_nested;
+
+static int message_new(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_message_new(8, message_nested, object);
+}
+
+static void message_free(void *object)
+{
+    cox_message_free(*(struct cox_message **)object);
+}
+
+static const struct countdown_subject plan_blocks = {
+    .name = "blocks_init",
+    .size = sizeof(struct cox_blocks),
+    .in_place = true,
+    .construct = blocks_init,
+    .destroy = blocks_deinit,
+    .wordless = true,
+};
+static const struct countdown_subject plan_whole = {
+    .name = "plan_new and add",
+    .size = sizeof(struct cox_plan *),
+    .construct = plan_new,
+    .destroy = plan_free,
+};
+static const struct countdown_subject plan_message = {
+    .name = "message_new",
+    .size = sizeof(struct cox_message *),
+    .construct = message_new,
+    .destroy = message_free,
+    .wordless = true,
+};
+
+/* ---- tests ---- */
+
+static void thrice(const struct countdown_subject *subject)
+{
+    countdown_once(subject);
+    countdown_sticky(subject);
+    countdown_interrupted(subject);
+}
+
+static void b15_b19_files_are_closed_and_their_first_failure_is_told(void **state)
+{
+    (void)state;
+    thrice(&read_file);
+    thrice(&read_json);
+    thrice(&read_config);
+    thrice(&read_safetensors);
+    checkpoint_folder = MODEL;
+    thrice(&read_checkpoint);
+    sharded_make();
+    checkpoint_folder = sharded;
+    thrice(&read_checkpoint);
+    sharded_remove();
+}
+
+static void b15_b19_a_model_is_loaded_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    thrice(&model_whole);
+    weights_prepare();
+    thrice(&model_weights);
+    thrice(&model_forward);
+    weights_restore();
+    thrice(&model_sampler);
+    thrice(&model_cache);
+    assert_int_equal(model_load(&own_model, NULL), 0);
+    thrice(&model_own_cache);
+    own_model = cox_model_free(own_model);
+}
+
+static void b15_b19_texts_are_read_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    thrice(&text_tokenizer);
+    thrice(&text_eos);
+    thrice(&text_vocab_size);
+    assert_int_equal(tokenizer_load(&own_tokenizer, NULL), 0);
+    thrice(&text_both_ways);
+    prompts_file_make();
+    thrice(&text_prompts);
+    unlink(prompts_path);
+    own_tokenizer = cox_tokenizer_free(own_tokenizer);
+}
+
+static void b19_look_ups_tell_the_first_failure(void **state)
+{
+    (void)state;
+    thrice(&find_worker);
+    thrice(&find_model);
+}
+
+static void b19_a_plan_is_made_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    thrice(&plan_blocks);
+    thrice(&plan_whole);
+    message_nested = false;
+    thrice(&plan_message);
+    message_nested = true;
+    thrice(&plan_message);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b15_b19_files_are_closed_and_their_first_failure_is_told),
+        TEST(b15_b19_a_model_is_loaded_whole_or_not_at_all),
+        TEST(b15_b19_texts_are_read_whole_or_not_at_all),
+        TEST(b19_look_ups_tell_the_first_failure),
+        TEST(b19_a_plan_is_made_whole_or_not_at_all),
+    };
+    json_set_alloc_funcs(countdown_malloc, countdown_free);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

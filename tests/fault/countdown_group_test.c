@@ -1,0 +1,495 @@
+/* What starts threads and processes, up to the whole group, with each of their calls failing in
+ * turn: those of the coordinator's threads too, and those of a child before it executes its program. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "coordinator/collect.h"
+#include "coordinator/crew.h"
+#include "coordinator/executor.h"
+#include "coordinator/faults.h"
+#include "coordinator/gathering.h"
+#include "coordinator/launch.h"
+#include "coordinator/operations.h"
+#include "coordinator/scheduler.h"
+#include "coordinator/supervise.h"
+
+#define RANK_COUNT 2
+
+static const char *group_name(void)
+{
+    static char name[64];
+    return countdown_name(name, "g");
+}
+
+/* ---- the coordinator's private half of a channel ---- */
+
+static struct cox_control control = COX_CONTROL_NONE;
+static struct cox_channel channels[COX_CHANNEL_COUNT];
+static struct cox_collector collectors[COX_TWO_WAY_COUNT];
+static const struct cox_log no_log;
+
+static struct cox_geometry geometry_make(void)
+{
+    struct cox_geometry_choice choice = {.depth = 2};
+    struct cox_geometry geometry;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        choice.request_size[c] = 8192;
+        choice.response_size[c] = 65536;
+    }
+    assert_int_equal(cox_geometry_resolve(RANK_COUNT, &choice, &geometry, NULL), 0);
+    return geometry;
+}
+
+static void memory_prepare(void)
+{
+    struct cox_geometry geometry = geometry_make();
+    struct cox_error err = {0};
+    if (cox_control_create(&control, group_name(), &geometry, &err))
+        fail_msg("%s", err.text);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        if (cox_channel_create(&channels[c], group_name(), &control, (enum cox_channel_id)c, &err))
+            fail_msg("%s", err.text);
+    cox_control_unlink_names(group_name(), &geometry, COX_CHANNEL_COUNT);
+}
+
+static void memory_restore(void)
+{
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        cox_channel_close(&channels[c]);
+    cox_control_close(&control);
+}
+
+static int gathering_init(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_gathering_init(object, &control.geometry, COX_CHANNEL_EXECUTE);
+}
+
+static void gathering_deinit(void *object)
+{
+    cox_gathering_deinit(object);
+}
+
+static int collector_start(void *object, struct cox_error *err)
+{
+    (void)err;
+    struct cox_collector *collector = object;
+    int r = cox_collector_init(collector, &channels[COX_CHANNEL_EXECUTE], NULL, &no_log);
+    if (r)
+        return r;
+    r = cox_collector_start(collector);
+    if (r)
+        cox_collector_deinit(collector);
+    return r;
+}
+
+static void collector_free(void *object)
+{
+    cox_collector_stop(object);
+    cox_collector_deinit(object);
+}
+
+static void on_report(void *context, int rank, const char *text)
+{
+    (void)context, (void)rank, (void)text;
+}
+
+static int faults_start(void *object, struct cox_error *err)
+{
+    (void)err;
+    struct cox_faults *faults = object;
+    memset(faults, 0, sizeof *faults);
+    faults->channel = &channels[COX_CHANNEL_ERROR];
+    faults->collectors = collectors;
+    faults->report = on_report;
+    return cox_faults_start(faults);
+}
+
+static void faults_stop(void *object)
+{
+    cox_faults_stop(object);
+}
+
+static const struct countdown_subject half_gathering = {
+    .name = "gathering_init",
+    .size = sizeof(struct cox_gathering),
+    .in_place = true,
+    .construct = gathering_init,
+    .destroy = gathering_deinit,
+    .prepare = memory_prepare,
+    .restore = memory_restore,
+    .wordless = true,
+};
+static const struct countdown_subject half_collector = {
+    .name = "collector_init and start",
+    .size = sizeof(struct cox_collector),
+    .in_place = true,
+    .construct = collector_start,
+    .destroy = collector_free,
+    .prepare = memory_prepare,
+    .restore = memory_restore,
+    .wordless = true,
+};
+static const struct countdown_subject half_faults = {
+    .name = "faults_start",
+    .size = sizeof(struct cox_faults),
+    .in_place = true,
+    .construct = faults_start,
+    .destroy = faults_stop,
+    .prepare = memory_prepare,
+    .restore = memory_restore,
+    .wordless = true,
+};
+
+/* ---- processes ---- */
+
+/* Found in PATH; sleeps until it is killed. */
+static const char *const sleeper[] = {"sleep", "1000", NULL};
+static const char *const scripted[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
+
+static const struct cox_supervise_options supervise_options = {
+    .rank_count = RANK_COUNT,
+    .command = sleeper,
+    .pass_flags = false,
+    .prefix = "/countdown",
+};
+
+static int launch_plan_init(void *object, struct cox_error *err)
+{
+    return cox_launch_plan_init(object, &supervise_options, err);
+}
+
+static void launch_plan_deinit(void *object)
+{
+    cox_launch_plan_deinit(object);
+}
+
+static struct cox_launch_plan plan;
+
+static void launch_prepare(void)
+{
+    struct cox_error err = {0};
+    if (cox_launch_plan_init(&plan, &supervise_options, &err))
+        fail_msg("%s", err.text);
+}
+
+static void launch_restore(void)
+{
+    cox_launch_plan_deinit(&plan);
+}
+
+static int launch(void *object, struct cox_error *err)
+{
+    const struct cox_launch_life life = {.generation = 1};
+    return cox_launch(&plan, 1, &life, object, err);
+}
+
+static void launched_kill(void *object)
+{
+    struct cox_launched *launched = object;
+    siginfo_t info = {0};
+    assert_int_equal(kill(launched->pid, SIGKILL), 0);
+    assert_true(cox_launch_reap(launched->pidfd, true, &info));
+    assert_int_equal(info.si_status, SIGKILL); /* it lived until now */
+    cox_close_fd(&launched->pidfd);
+    cox_close_fd(&launched->stream_fds[0]);
+    cox_close_fd(&launched->stream_fds[1]);
+}
+
+static int supervisor_start(void *object, struct cox_error *err)
+{
+    return cox_supervisor_start(&supervise_options, object, err);
+}
+
+static void supervisor_free(void *object)
+{
+    cox_supervisor_free(*(struct cox_supervisor **)object);
+}
+
+static const struct countdown_subject process_plan = {
+    .name = "launch_plan_init",
+    .size = sizeof(struct cox_launch_plan),
+    .construct = launch_plan_init,
+    .destroy = launch_plan_deinit,
+    .lenient = true,
+};
+static const struct countdown_subject process_launch = {
+    .name = "launch",
+    .size = sizeof(struct cox_launched),
+    .construct = launch,
+    .destroy = launched_kill,
+    .prepare = launch_prepare,
+    .restore = launch_restore,
+    .word = "is no program",
+};
+static const struct countdown_subject process_supervisor = {
+    .name = "supervisor_start",
+    .size = sizeof(struct cox_supervisor *),
+    .construct = supervisor_start,
+    .destroy = supervisor_free,
+    .lenient = true,
+    .costly = true,
+};
+
+/* ---- the whole group ---- */
+
+static struct cox_executor_options executor_options;
+
+static void executor_choose(uint32_t depth, bool legacy)
+{
+    executor_options = (struct cox_executor_options){
+        .name = group_name(),
+        .rank_count = RANK_COUNT,
+        .command = scripted,
+        .no_flags = true,
+        .depth = depth,
+        .legacy_workers = legacy,
+        .start_timeout_ms = TEST_PATIENCE_MS,
+        /* Legacy workers may not have attached yet, and then hear no goodbye. */
+        .finalize_ms = legacy ? 1 : TEST_PATIENCE_MS,
+    };
+    /* Small: what is reserved is written to. */
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        executor_options.request_size[c] = 16384;
+        executor_options.response_size[c] =
+            legacy ? RANK_COUNT * COX_LEGACY_SLOT_STRIDE : UINT64_C(131072);
+    }
+}
+
+static int executor_start(void *object, struct cox_error *err)
+{
+    return cox_executor_start(&executor_options, object, err);
+}
+
+static void executor_free(void *object)
+{
+    cox_executor_free(*(struct cox_executor **)object);
+}
+
+static const struct countdown_subject group_executor = {
+    .name = "executor_start",
+    .size = sizeof(struct cox_executor *),
+    .construct = executor_start,
+    .destroy = executor_free,
+    .lenient = true,
+    .costly = true,
+};
+
+static int crew_start(void *object, struct cox_error *err)
+{
+    const struct cox_group_options group = {
+        .rank_count = 1,
+        .name = group_name(),
+        .depth = 1,
+        .start_timeout_ms = TEST_PATIENCE_MS,
+    };
+    const struct cox_crew_options options = {
+        .group = &group,
+        .command = scripted,
+        .no_flags = true,
+        .quiet = true,
+    };
+    int signal_number;
+    return cox_crew_start(&options, object, &signal_number, err);
+}
+
+static void crew_free(void *object)
+{
+    cox_crew_free(*(struct cox_crew **)object);
+}
+
+static const struct countdown_subject group_crew = {
+    .name = "crew_start",
+    .size = sizeof(struct cox_crew *),
+    .construct = crew_start,
+    .destroy = crew_free,
+    .lenient = true,
+    .costly = true,
+};
+
+/* ---- what a live group is used by ---- */
+
+static struct cox_executor *live;
+
+static int scheduler_new(void *object, struct cox_error *err)
+{
+    static const struct cox_scheduler_options options = {
+        .sequence_count_max = 4,
+        .token_count_max = 16,
+        .block_count = 16,
+        .block_size = 4,
+        .position_count_max = 64,
+    };
+    return cox_scheduler_new(live, &options, object, err);
+}
+
+static void scheduler_free(void *object)
+{
+    cox_scheduler_free(*(struct cox_scheduler **)object);
+}
+
+static const struct countdown_subject live_scheduler = {
+    .name = "scheduler_new",
+    .size = sizeof(struct cox_scheduler *),
+    .construct = scheduler_new,
+    .destroy = scheduler_free,
+};
+
+static int live_init(void *object, struct cox_error *err)
+{
+    static const struct cox_config_entry config[] = {{"key", "value"}};
+    return cox_executor_init(live, config, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), object, err);
+}
+
+static int live_link_status(void *object, struct cox_error *err)
+{
+    return cox_executor_link_status(live, cox_deadline_after_ms(TEST_PATIENCE_MS), object, err);
+}
+
+static void link_status_deinit(void *object)
+{
+    cox_link_status_deinit(object);
+}
+
+static const struct countdown_subject live_summary = {
+    .name = "executor_init",
+    .size = sizeof(struct cox_init_summary),
+    .construct = live_init,
+};
+static const struct countdown_subject live_links = {
+    .name = "executor_link_status",
+    .size = sizeof(struct cox_link_status),
+    .construct = live_link_status,
+    .destroy = link_status_deinit,
+};
+
+/* ---- tests ---- */
+
+static void b15_b19_collectors_and_the_fault_thread_are_undone_when_any_call_fails(void **state)
+{
+    (void)state;
+    countdown_once(&half_gathering);
+    countdown_sticky(&half_gathering);
+    countdown_once(&half_collector);
+    countdown_sticky(&half_collector);
+    countdown_interrupted(&half_collector);
+    countdown_once(&half_faults);
+    countdown_sticky(&half_faults);
+    countdown_interrupted(&half_faults);
+}
+
+static void b15_a_launch_is_undone_when_any_call_fails_also_in_the_child(void **state)
+{
+    (void)state;
+    countdown_once(&process_plan);
+    countdown_once(&process_launch);
+    countdown_interrupted(&process_launch);
+}
+
+static void b19_a_launch_tells_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    countdown_sticky(&process_plan);
+    countdown_sticky(&process_launch);
+}
+
+static void b15_no_worker_outlives_a_supervisor_that_could_not_start(void **state)
+{
+    (void)state;
+    countdown_once(&process_supervisor);
+    countdown_interrupted(&process_supervisor);
+}
+
+static void b19_a_supervisor_tells_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    countdown_sticky(&process_supervisor);
+}
+
+static void b4_b15_nothing_is_left_of_a_group_when_any_call_of_its_start_fails(void **state)
+{
+    (void)state;
+    executor_choose(2, false);
+    countdown_once(&group_executor);
+}
+
+static void b19_a_group_tells_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    executor_choose(1, false);
+    countdown_sticky(&group_executor);
+}
+
+static void b4_b15_nothing_is_left_of_a_legacy_group_when_any_call_of_its_start_fails(void **state)
+{
+    (void)state;
+    executor_choose(1, true);
+    countdown_once(&group_executor);
+}
+
+static void a_group_starts_through_interruptions(void **state)
+{
+    (void)state;
+    executor_choose(1, false);
+    countdown_interrupted(&group_executor);
+}
+
+static void b15_b19_a_crew_gives_signals_and_fds_back_when_any_call_fails(void **state)
+{
+    (void)state;
+    countdown_once(&group_crew);
+    countdown_sticky(&group_crew);
+}
+
+static void b19_what_could_not_be_made_leaves_its_group_alone(void **state)
+{
+    (void)state;
+    struct cox_error err = {0};
+    executor_choose(1, false);
+    if (cox_executor_start(&executor_options, &live, &err))
+        fail_msg("%s", err.text);
+    const struct countdown_subject *const uses[] = {&live_scheduler, &live_summary, &live_links};
+    for (size_t i = 0; i < sizeof uses / sizeof *uses; i++) {
+        countdown_once(uses[i]);
+        countdown_sticky(uses[i]);
+        countdown_interrupted(uses[i]);
+    }
+    live = cox_executor_free(live);
+}
+
+/* Every variable is two allocations for every process. */
+static void environment_shrink(void)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s", getenv("PATH"));
+    clearenv();
+    setenv("PATH", path, 1);
+    /* This process was told before; its workers are killed in the midst of what they do. */
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b15_b19_collectors_and_the_fault_thread_are_undone_when_any_call_fails),
+        TEST(b15_a_launch_is_undone_when_any_call_fails_also_in_the_child),
+        TEST(b19_a_launch_tells_the_first_of_many_failures),
+        TEST(b15_no_worker_outlives_a_supervisor_that_could_not_start),
+        TEST(b19_a_supervisor_tells_the_first_of_many_failures),
+        TEST(b4_b15_nothing_is_left_of_a_group_when_any_call_of_its_start_fails),
+        TEST(b19_a_group_tells_the_first_of_many_failures),
+        TEST(b4_b15_nothing_is_left_of_a_legacy_group_when_any_call_of_its_start_fails),
+        TEST(a_group_starts_through_interruptions),
+        TEST(b15_b19_a_crew_gives_signals_and_fds_back_when_any_call_fails),
+        TEST(b19_what_could_not_be_made_leaves_its_group_alone),
+    };
+    environment_shrink();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,22 @@
+# Constructors with each of their system calls failing in turn. The linker sends what the libraries call through
+# countdown_wraps.c.
+set(countdown_list ${CMAKE_CURRENT_LIST_DIR}/countdown_symbols.txt)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${countdown_list})
+file(STRINGS ${countdown_list} countdown_wrapped REGEX "^wrap ")
+list(TRANSFORM countdown_wrapped REPLACE "^wrap " "-Wl,--wrap=")
+
+foreach(part channel group files)
+    cox_test_program(test_fault_countdown_${part}
+        SOURCES countdown_${part}_test.c countdown.c countdown_wraps.c
+        LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_coordinator coxswain_worker_lib
+             PkgConfig::JANSSON)
+    target_link_options(test_fault_countdown_${part} PRIVATE ${countdown_wrapped})
+    cox_command_test(NAME fault/countdown_${part} LABEL fault TIMEOUT 120 COMMAND test_fault_countdown_${part})
+endforeach()
+add_dependencies(test_fault_countdown_group scripted_worker)
+
+cox_command_test(NAME fault/countdown_symbols LABEL fault
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/countdown_symbols.py ${CMAKE_NM} ${countdown_list}
+            ${CMAKE_CURRENT_LIST_DIR}
+            $<TARGET_FILE:coxswain_channel> $<TARGET_FILE:coxswain_proto> $<TARGET_FILE:coxswain_coordinator>
+            $<TARGET_FILE:coxswain_worker_lib> $<TARGET_FILE:coxswain_model> $<TARGET_FILE:coxswain_commands>)
