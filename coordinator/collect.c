@@ -131,13 +131,13 @@ static void collector_ring(struct cox_collector *collector, uint32_t rank, uint6
     collector->stats.rings++;
 }
 
-/* True once a slice. */
-static bool collector_ring_due(struct cox_collector *collector)
+/* True once a slice of the clock given. */
+static bool collector_ring_due(uint64_t *ring_ns)
 {
     uint64_t now = cox_now_ns();
-    if (now < collector->ring_ns)
+    if (now < *ring_ns)
         return false;
-    collector->ring_ns = now + COX_SLICE_NS;
+    *ring_ns = now + COX_SLICE_NS;
     return true;
 }
 
@@ -183,7 +183,7 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
                          rank, old->sequence);
         }
     }
-    if ((r == COX_LATE || reading >= 0) && collector_ring_due(collector)) {
+    if ((r == COX_LATE || reading >= 0) && collector_ring_due(&collector->claim_ring_ns)) {
         if (reading >= 0)
             collector_ring(collector, (uint32_t)reading, old->sequence);
         else
@@ -226,8 +226,9 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
             cox_gate_settle(gate, rank, COX_BELL_REQUEST_PRODUCE);
     }
     cox_request_publish(collector->channel, entry->sequence, entry->type, length, &entry->asked);
+    collector->claim_ring_ns = slot->published_ns + COX_SLICE_NS;
     if (collector->ended == collector->published) /* the first in flight */
-        collector->ring_ns = slot->published_ns + COX_SLICE_NS;
+        collector->ring_ns = collector->claim_ring_ns;
     collector->published = entry->sequence;
     collector->stats.submitted++;
     slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
@@ -439,7 +440,7 @@ static bool gather_round(struct cox_collector *collector, bool *looked_again, in
     collector_drop_late(collector, &late_sequence);
     *ret_owing = -1;
     *ret_deadline_ns = COX_DEADLINE_NEVER;
-    bool ring = collector->ended < collector->published && collector_ring_due(collector);
+    bool ring = collector->ended < collector->published && collector_ring_due(&collector->ring_ns);
     struct cox_rank_set owed = {{0}}; /* by whom, for the requests looked at */
     for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
         struct cox_entry *entry = collector_entry(collector, sequence);

@@ -84,9 +84,12 @@ struct cox_collector {
     pthread_cond_t ended_cond; /* ended, or a handler returned */
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
-    uint64_t ended;   /* every request up to here has ended; later ones may have */
-    uint64_t begun;   /* the gatherings of requests up to here have begun */
-    uint64_t ring_ns; /* when whoever has not taken its frame is rung again */
+    uint64_t ended; /* every request up to here has ended; later ones may have */
+    uint64_t begun; /* the gatherings of requests up to here have begun */
+    /* When whoever has not taken its frame is rung again: those in flight by who gathers, those
+     * without whom there is no room by who is refused. One clock for both would ring for whoever
+     * comes first in each slice, and never for the other. */
+    uint64_t ring_ns, claim_ring_ns;
     struct cox_collector_rank *ranks;
     struct cox_channel_stats stats;
     cox_completion_fn handler;
