@@ -13,7 +13,7 @@
  *              and counted) or is dead, and every asked rank has returned the frame
  *
  * Ranks answer in order, so requests to the same ranks end in order; a deadline, an error or a death
- * ends a request also before its turn.
+ * ends a request also before its turn, but not before what that rank had answered until then.
  *
  * Threads: submit_lock serializes claim to publish. lock protects everything below it; gathering
  *   gives it up while it sleeps, and never holds it over a handler. Wakers (a death, a report on the
