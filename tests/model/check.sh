@@ -50,7 +50,7 @@ legacy_no_cycle   short  cycles  pass        legacy -DREQUESTS=2 -DDEADLINES=1
 -NO_PREFIX        short  all     assert      gate -DREQUESTS=2 -DDEPTH=2 -DSUBSETS -DNO_PREFIX
 -NO_RING          short  all     deadlock    gate -DREQUESTS=2 -DSLICE -DLOSSES=1 -DNO_RING
 -NO_RING_fair     short  fair    cycle       gate -DREQUESTS=1 -DSLICE -DSLICE_ALWAYS -DLOSSES=1 -DTOKENS_MAX=2 -DFAIR -DNO_RING
--NO_CLAIM_RING    short  all     deadlock    gate -DREQUESTS=2 -DSLICE -DLOSSES=1 -DNO_REPLY_TOO -DNO_CLAIM_RING
+-NO_CLAIM_RING    short  all     deadlock    gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2 -DNO_REPLY_TOO -DSLICE -DLOSSES=1 -DNO_CLAIM_RING
 -NO_CLOCKS        short  fair    cycle       gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2 -DNO_REPLY_TOO -DSLICE -DSLICE_ALWAYS -DLOSSES=1 -DTOKENS_MAX=1 -DFAIR -DNO_CLOCKS
 -NO_CAUSES        short  all     deadlock    gate -DREQUESTS=1 -DCRASHES=1 -DNO_CAUSES
 -NO_STOP_LOCK     short  all     deadlock    gate -DREQUESTS=1 -DSTOP -DNO_STOP_LOCK
