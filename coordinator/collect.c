@@ -137,7 +137,7 @@ static void collector_ring(struct cox_collector *collector, uint32_t rank)
     collector->stats.rings++;
 }
 
-/* True once a slice. */
+/* True once a slice of the clock given. */
 static bool ring_due(uint64_t *ring_ns)
 {
     uint64_t now = cox_now_ns();
@@ -243,8 +243,9 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
             cox_gate_settle(gate, rank, COX_BELL_REQUEST_PRODUCE);
     }
     cox_request_publish(collector->channel, entry->sequence, entry->type, length, &entry->asked);
+    collector->claim_ring_ns = slot->published_ns + COX_SLICE_NS;
     if (collector->ended == collector->published) /* the first in flight */
-        collector->ring_ns = slot->published_ns + COX_SLICE_NS;
+        collector->ring_ns = collector->claim_ring_ns;
     collector->published = entry->sequence;
     collector->stats.submitted++;
     slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
@@ -410,32 +411,39 @@ static struct cox_gathering *collector_gathering(struct cox_collector *collector
     return &collector->gatherings[entry->sequence % collector_geometry(collector)->depth];
 }
 
+/* Takes the answer of a rank that owed it, if it is there, or sees its death. */
+static void gather_look_rank(struct cox_collector *collector, struct cox_entry *entry,
+                             uint32_t rank)
+{
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    /* Dead first, then the answer: an answer that was complete before the death counts. */
+    bool dead = collector_dead(collector, rank);
+    if (collector_answered(collector, rank, entry->sequence)) {
+        if (collector->legacy && !entry->operation->legacy_slotted && rank > 0)
+            cox_gathering_take_empty(gathering, rank);
+        else
+            cox_gathering_take(gathering, collector->channel, rank, entry->sequence, entry->type,
+                               collector->ranks[rank].generation);
+        cox_fault_point(COX_FAULT_REPLY_FETCHED);
+        collector_consume(collector, entry, rank);
+    } else if (dead) {
+        cox_gathering_bury(gathering, rank, collector->supervisor);
+    }
+}
+
 /* Looks at every rank that owes an answer. Returns the first that still does, -1: none, -2: the
  * request has failed. */
 static int gather_look(struct cox_collector *collector, struct cox_entry *entry)
 {
-    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const struct cox_gathering *gathering = collector_gathering(collector, entry);
     int first = -1;
     bool failed = false;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        struct cox_rank_result *result = &gathering->results[rank];
-        if (result->outcome != COX_OUTCOME_LATE)
-            continue;
-        /* Dead first, then the answer: an answer that was complete before the death counts. */
-        bool dead = collector_dead(collector, rank);
-        if (collector_answered(collector, rank, entry->sequence)) {
-            if (collector->legacy && !entry->operation->legacy_slotted && rank > 0)
-                cox_gathering_take_empty(gathering, rank);
-            else
-                cox_gathering_take(gathering, collector->channel, rank, entry->sequence,
-                                   entry->type, collector->ranks[rank].generation);
-            cox_fault_point(COX_FAULT_REPLY_FETCHED);
-            collector_consume(collector, entry, rank);
-        } else if (dead) {
-            cox_gathering_bury(gathering, rank, collector->supervisor);
-        } else if (first < 0) {
+        const struct cox_rank_result *result = &gathering->results[rank];
+        if (result->outcome == COX_OUTCOME_LATE)
+            gather_look_rank(collector, entry, rank);
+        if (result->outcome == COX_OUTCOME_LATE && first < 0)
             first = (int)rank;
-        }
         failed |= result->outcome == COX_OUTCOME_ERROR || result->outcome == COX_OUTCOME_DEAD;
     }
     return failed ? -2 : first;
@@ -596,9 +604,10 @@ static bool gather_round(struct cox_collector *collector, bool *looked_again, in
         int owing = gather_look(collector, entry);
         if (owing == -2 && gather_awaits_death(collector, entry, &owing))
             *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->dying_ns);
-        /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now.
-         * One more look; not for ever, since its words are another process's. */
-        if (owing == -1 && !*looked_again && rank_sets_meet(&owed, &entry->asked))
+        /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now,
+         * also before an error or a death. One more look; not for ever, since its words are another
+         * process's. */
+        if (owing < 0 && !*looked_again && rank_sets_meet(&owed, &entry->asked))
             return *looked_again = true;
         gathering_add_owing(gathering, &owed);
         int cut = owing >= 0 ? gather_cut(collector, entry) : 0;

@@ -13,7 +13,7 @@
  *              and counted) or is dead, and every asked rank has returned the frame
  *
  * Ranks answer in order, so requests to the same ranks end in order; a deadline, an error or a death
- * ends a request also before its turn.
+ * ends a request also before its turn, but not before what that rank had answered until then.
  *
  * Threads: submit_lock serializes claim to publish. lock protects everything below it; gathering
  *   gives it up while it sleeps, and never holds it over a handler. Wakers (a death, a report on the
@@ -92,10 +92,12 @@ struct cox_collector {
     pthread_cond_t ended_cond; /* ended, or a handler returned */
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
-    uint64_t ended;           /* every request up to here has ended; later ones may have */
-    uint64_t begun;           /* the gatherings of requests up to here have begun */
-    uint64_t ring_ns;         /* when whoever has not taken its frame is rung again */
-    uint64_t claim_ring_ns;   /* the same for whoever refuses a claim */
+    uint64_t ended; /* every request up to here has ended; later ones may have */
+    uint64_t begun; /* the gatherings of requests up to here have begun */
+    /* When whoever has not taken its frame is rung again: those in flight by who gathers, those
+     * without whom there is no room by who is refused. One clock for both would ring for whoever
+     * comes first in each slice, and never for the other. */
+    uint64_t ring_ns, claim_ring_ns;
     int sleep_rank;           /* the collector sleeps on its bell, -1: awake */
     uint64_t sleep_ns;        /* until then */
     struct cox_waiter nobody; /* in place of a caller that waits no longer */

@@ -8,21 +8,25 @@ here=$(cd "$(dirname "$0")" && pwd)
 compiler=${CC:-cc}
 
 # name            length kind    expected    model and size
-# kind: all = every state; bits = a bit per state, nearly every; cycles = no endless run, every state;
-#       fair = an LTL formula under weak fairness, every state
+# kind: all = every state; bits = a bit per state, nearly every, where every state does not fit into memory;
+#       cycles = no endless run, every state; fair = an LTL formula under weak fairness, every state
 # expected: pass, or what spin must complain about: assert, deadlock, cycle
 runs() {
     cat <<'RUNS'
 depth2_failure    short  bits    pass        gate -DREQUESTS=2 -DDEPTH=2 -DFAILURES=1
+fair_hang         short  fair    pass        gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2 -DNO_REPLY_TOO -DSLICE -DSLICE_ALWAYS -DLOSSES=1 -DTOKENS_MAX=1 -DFAIR
 no_cycle          short  cycles  pass        gate -DREQUESTS=1 -DSLICE -DLOSSES=1 -DDEADLINES=1
-no_cycle_crash    long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DCRASHES=1
 deadline          short  all     pass        gate -DREQUESTS=2 -DDEADLINES=1
 failure           short  all     pass        gate -DREQUESTS=2 -DFAILURES=1
 crash             short  all     pass        gate -DREQUESTS=2 -DCRASHES=1
+stall             short  all     pass        gate -DREQUESTS=1 -DCRASHES=1 -DSTALLS=1 -DSLICE
+hang              short  all     pass        gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2 -DSLICE
+hang_loss         short  all     pass        gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2 -DNO_REPLY_TOO -DSLICE -DLOSSES=1
 loss              short  all     pass        gate -DREQUESTS=2 -DSLICE -DLOSSES=1
 subsets           short  all     pass        gate -DREQUESTS=3 -DSUBSETS
 no_reply          short  all     pass        gate -DREQUESTS=3 -DNO_REPLY_TOO
 depth2            short  all     pass        gate -DREQUESTS=3 -DDEPTH=2
+depth2_subsets    short  all     pass        gate -DREQUESTS=2 -DDEPTH=2 -DSUBSETS
 stop              short  all     pass        gate -DREQUESTS=2 -DSTOP
 wild              short  all     pass        gate -DREQUESTS=1 -DWILD
 fair              short  fair    pass        gate -DREQUESTS=1 -DSLICE -DSLICE_ALWAYS -DLOSSES=1 -DTOKENS_MAX=2 -DFAIR
@@ -33,13 +37,21 @@ legacy_stop       short  all     pass        legacy -DREQUESTS=2 -DSTOP
 legacy_no_cycle   short  cycles  pass        legacy -DREQUESTS=2 -DDEADLINES=1
 -NO_SEQUENCE      short  all     assert      gate -DREQUESTS=2 -DNO_SEQUENCE
 -NO_TAG_CHECK     short  all     assert      gate -DREQUESTS=1 -DWILD -DNO_TAG_CHECK
+-NO_FULL_RULE     short  all     assert      gate -DREQUESTS=2 -DNO_FULL_RULE
 -NO_RETURNED_RULE short  all     assert      gate -DREQUESTS=2 -DNO_REPLY_TOO -DNO_RETURNED_RULE
 -NO_SEQLOCK       short  all     assert      gate -DREQUESTS=2 -DSUBSETS -DNO_SEQLOCK
 -NO_VOID          short  all     assert      gate -DREQUESTS=2 -DDEPTH=2 -DFAILURES=1 -DNO_VOID
 -NO_DEAD_FIRST    short  all     assert      gate -DREQUESTS=1 -DCRASHES=1 -DNO_DEAD_FIRST
+-NO_LOOK_ALL      short  all     deadlock    gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2 -DSLICE -DNO_LOOK_ALL
+-NO_SLICE_hang    short  all     deadlock    gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2
+-NO_SLICE_stall   short  all     deadlock    gate -DREQUESTS=1 -DCRASHES=1 -DSTALLS=1
+-NO_LOOK_AGAIN    short  all     assert      gate -DREQUESTS=2 -DDEPTH=2 -DNO_LOOK_AGAIN
+-NO_LOOK_AGAIN_F  short  all     assert      gate -DREQUESTS=2 -DDEPTH=2 -DCRASHES=1 -DNO_LOOK_AGAIN_FAILED
+-NO_PREFIX        short  all     assert      gate -DREQUESTS=2 -DDEPTH=2 -DSUBSETS -DNO_PREFIX
 -NO_RING          short  all     deadlock    gate -DREQUESTS=2 -DSLICE -DLOSSES=1 -DNO_RING
 -NO_RING_fair     short  fair    cycle       gate -DREQUESTS=1 -DSLICE -DSLICE_ALWAYS -DLOSSES=1 -DTOKENS_MAX=2 -DFAIR -DNO_RING
--NO_CLAIM_RING    short  all     deadlock    gate -DREQUESTS=2 -DSLICE -DLOSSES=1 -DNO_REPLY_TOO -DNO_CLAIM_RING
+-NO_CLAIM_RING    short  all     deadlock    gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2 -DNO_REPLY_TOO -DSLICE -DLOSSES=1 -DNO_CLAIM_RING
+-NO_CLOCKS        short  fair    cycle       gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2 -DNO_REPLY_TOO -DSLICE -DSLICE_ALWAYS -DLOSSES=1 -DTOKENS_MAX=1 -DFAIR -DNO_CLOCKS
 -NO_CAUSES        short  all     deadlock    gate -DREQUESTS=1 -DCRASHES=1 -DNO_CAUSES
 -NO_STOP_LOCK     short  all     deadlock    gate -DREQUESTS=1 -DSTOP -DNO_STOP_LOCK
 -legacy_LATE      short  all     assert      legacy -DREQUESTS=2 -DDEADLINES=1 -DNO_LATE_RULE
@@ -47,13 +59,19 @@ legacy_no_cycle   short  cycles  pass        legacy -DREQUESTS=2 -DDEADLINES=1
 -legacy_POST      short  all     assert      legacy -DREQUESTS=2 -DFOREIGN_AFTER_POST
 -legacy_PRODUCE   short  all     assert      legacy -DREQUESTS=2 -DNO_PRODUCE_RULE
 -legacy_CAUSES    short  all     deadlock    legacy -DREQUESTS=1 -DCRASHES=1 -DNO_CAUSES
+no_cycle_crash    long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DCRASHES=1
 no_cycle_spurious long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DLOSSES=1 -DSPURS=1 -DDEADLINES=1
 loss_spurious     long   all     pass        gate -DREQUESTS=2 -DSLICE -DLOSSES=1 -DSPURS=1
+hang_subsets      long   bits    pass        gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2 -DSUBSETS -DSLICE
+hang_late         long   bits    pass        gate -DREQUESTS=2 -DDEPTH=2 -DHANG=1 -DDEADLINES=1 -DSLICE -DLOSSES=1
 no_late_rule      long   bits    pass        gate -DREQUESTS=2 -DDEADLINES=1 -DNO_LATE_RULE
 depth2_crash      long   bits    pass        gate -DREQUESTS=2 -DDEPTH=2 -DCRASHES=1
 depth2_deadline   long   bits    pass        gate -DREQUESTS=2 -DDEPTH=2 -DDEADLINES=1
-depth2_subsets    long   bits    pass        gate -DREQUESTS=3 -DDEPTH=2 -DSUBSETS -DNO_REPLY_TOO
+depth2_failure3   long   bits    pass        gate -DREQUESTS=3 -DDEPTH=2 -DSUBSETS -DFAILURES=1
+depth2_subsets3   long   bits    pass        gate -DREQUESTS=3 -DDEPTH=2 -DSUBSETS -DNO_REPLY_TOO
+depth2_loss       long   bits    pass        gate -DREQUESTS=2 -DDEPTH=2 -DSUBSETS -DSLICE -DLOSSES=1
 crash_failure     long   bits    pass        gate -DREQUESTS=2 -DCRASHES=1 -DFAILURES=1
+stall_failure     long   bits    pass        gate -DREQUESTS=2 -DCRASHES=1 -DSTALLS=1 -DFAILURES=1 -DSLICE
 deadline_loss     long   bits    pass        gate -DREQUESTS=2 -DDEADLINES=1 -DSLICE -DLOSSES=1
 stop_crash        long   bits    pass        gate -DREQUESTS=2 -DSTOP -DCRASHES=1
 legacy_crash2     long   all     pass        legacy -DREQUESTS=2 -DCRASHES=1 -DDEADLINES=1

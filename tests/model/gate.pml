@@ -5,9 +5,12 @@
  * file in several sizes, and once more for each rule with that rule removed (the NO_ switches), which must fail.
  *
  * Sizes (-D): DEPTH frames; REQUESTS; CRASHES, FAILURES (answers that tell of one), DEADLINES (that pass), LOSSES and
- * SPURS (tokens that vanish or appear) each at most that many; SLICE: whoever is owed something looks again after a
- * while; NO_REPLY_TOO: requests without answer as well; SUBSETS: also requests to one rank only; STOP: the group is
- * stopped at any moment; WILD: a rank once claims to be done before it is. FAIR and SLICE_ALWAYS: below.
+ * SPURS (tokens that vanish or appear), STALLS (wakers that stop half-way) each at most that many; SLICE: whoever is
+ * owed something looks again after a while; NO_REPLY_TOO: requests without answer as well; SUBSETS: also requests to
+ * one rank only; HANG: rank 1 hangs in that request until nothing else is in flight, and is asked for nothing after it
+ * (with NO_REPLY_TOO what comes before has no answer);
+ * STOP: the group is stopped at any moment; WILD: a rank once claims to be done before it is. FAIR and SLICE_ALWAYS:
+ * below.
  */
 #ifndef DEPTH
 #define DEPTH 1
@@ -29,6 +32,9 @@
 #endif
 #ifndef SPURS
 #define SPURS 0
+#endif
+#ifndef STALLS
+#define STALLS 0
 #endif
 
 #define TORN 255    /* bytes that are being written */
@@ -60,9 +66,14 @@ byte response_bell[2], response_debt[2] = 1;
 bool submit_lock, lock;
 byte entry_sequence[DEPTH], entry_asked[DEPTH], entry_consumed[DEPTH];
 bool entry_replies[DEPTH], entry_ended[DEPTH];
-byte ended, sleeping;
+byte ended;    /* every request up to here */
+byte sleeping; /* rank + 1 */
 bool stopping;
 bool causes; /* differ from those the collector has seen */
+#ifdef SLICE_ALWAYS
+bool due, claim_due; /* a slice has passed since the collector, since a refused claim rang */
+bool claims, publishes; /* where the submitter is */
+#endif
 
 /* ---- processes of ranks ---- */
 bool killed[2]; /* makes no step any more */
@@ -70,9 +81,10 @@ bool dead[2];   /* and the supervisor has seen it */
 byte notices;   /* reports on the error channel */
 
 /* ---- what may still happen, and what the properties speak of ---- */
-byte crashes = CRASHES, failures = FAILURES, deadlines = DEADLINES, losses = LOSSES, spurs = SPURS;
+byte crashes = CRASHES, failures = FAILURES, deadlines = DEADLINES, losses = LOSSES, spurs = SPURS, stalls = STALLS;
 byte failed_through;            /* published before a failed step's completion was handed over */
 byte accepted, completed;       /* requests with an answer */
+bool sent;                      /* nothing more is submitted */
 bool wild_used;
 bool finished;                  /* everything submitted has ended */
 
@@ -87,14 +99,16 @@ bool finished;                  /* everything submitted has ended */
     :: else -> bell[r] = bell[r] - debt[r]; debt[r] = 1;                                           \
     fi
 
-/* cox_collector_wake: the cause was stored and counted; `sleeping` is read, then that bell is rung. */
+/* cox_collector_wake: the cause was stored and counted; `sleeping` is read, then that bell is rung, unless the thread
+ * stands still from here on. */
 inline wake(who)
 {
     who = sleeping;
     atomic {
         if
+        :: stalls > 0 && who > 0 -> stalls--;
         :: who > 0 -> POST(response_bell[who - 1]);
-        :: else
+        :: who == 0
         fi;
         who = 0;
     }
@@ -111,8 +125,7 @@ inline wake(who)
     entry_consumed[i] = entry_consumed[i] | (1 << r);                                              \
     SETTLE(response_bell, response_debt, r)
 
-/* collector_drop_late, with lock held. Entries of a ring of two are independent for different ranks and in order for the
- * same: a rank answers in order, and droppable ones are dropped together. */
+/* collector_drop_late, with lock held. The counts that SETTLE leaves do not depend on the order of the entries. */
 #define DROP(i, r)                                                                                 \
     if                                                                                             \
     :: DROPPABLE(i, r) -> CONSUME(i, r);                                                           \
@@ -133,23 +146,64 @@ inline wake(who)
 #define ANY_LATE false
 #endif
 
+/* collector_advance: never past a request that has not ended. */
+#ifdef NO_PREFIX
+#define ADVANCE(sequence) ended = (ended < (sequence) -> (sequence) : ended)
+#else
+#define ADVANCE(sequence)                                                                          \
+    do                                                                                             \
+    :: ended < published && entry_ended[(ended + 1) % DEPTH] -> ended++;                           \
+    :: else -> break                                                                               \
+    od
+#endif
+
 /* ---- submit: cox_executor_submit, cox_collector_claim and publish ---- */
+
+#define HOLDS(i, r)                                                                                \
+    (entry_sequence[i] > 0 && HAS(entry_asked[i], r) && returned[r] < entry_sequence[i] && !dead[r])
+#ifdef NO_FULL_RULE
+#define IN_FLIGHT(i) false
+#else
+#define IN_FLIGHT(i) (entry_sequence[i] > 0 && !entry_ended[i])
+#endif
+#ifdef NO_RETURNED_RULE
+#define READ(i) false
+#else
+#define READ(i) (HOLDS(i, 0) || HOLDS(i, 1))
+#endif
+#define DEAD_ASKED ((HAS(asked, 0) && dead[0]) || (HAS(asked, 1) && dead[1]))
+
+/* A claim is refused with LATE because of the oldest late entry's first late rank, or with FULL because of the first
+ * rank that has the frame to be claimed. That one is rung, if it has not taken its request. */
+#define NEXT ((published + 1) % DEPTH) /* at depth 2 also the older entry */
+#define REFUSED_LATE(i, r)                                                                         \
+    (LATE(i, r) && ((r) == 0 || !LATE(i, 0)) && ((i) == NEXT || (!LATE(NEXT, 0) && !LATE(NEXT, 1))))
+#define REFUSED_READ(i, r)                                                                         \
+    (!ANY_LATE && (i) == NEXT && !IN_FLIGHT(i) && HOLDS(i, r) && ((r) == 0 || !HOLDS(i, 0)))
+#define REFUSED(i, r) (!stopping && !DEAD_ASKED && (REFUSED_LATE(i, r) || REFUSED_READ(i, r)))
 
 /* Never taken, and asleep without a token: a wake-up was lost. Ringing where nobody is any more changes nothing. */
 #define UNRUNG(s, r) (taken[r] < (s) && !killed[r] && request_bell[r] == 0)
-#define HOLDS(i, r)                                                                                \
-    (entry_sequence[i] > 0 && HAS(entry_asked[i], r) && returned[r] < entry_sequence[i] && !dead[r])
 
-#ifdef NO_RETURNED_RULE
-#define FULL(i) (entry_sequence[i] > 0 && !entry_ended[i])
+#ifdef SLICE_ALWAYS
+#ifdef NO_CLOCKS
+#define CLAIM_DUE due /* who comes first in a slice rings, and nobody else */
 #else
-#define FULL(i) (entry_sequence[i] > 0 && (!entry_ended[i] || HOLDS(i, 0) || HOLDS(i, 1)))
+#define CLAIM_DUE claim_due
 #endif
-#define DEAD_ASKED ((HAS(asked, 0) && dead[0]) || (HAS(asked, 1) && dead[1]))
-/* Somebody without whom there is no room was never woken. */
-#define NEVER_RUNG(i, r)                                                                                 \
-    (entry_sequence[i] > 0 && entry_ended[i] && HAS(entry_asked[i], r) &&                          \
-     UNRUNG(entry_sequence[i], r))
+#define CLAIM_RING(i, r)                                                                           \
+    atomic {                                                                                       \
+        !lock && CLAIM_DUE && REFUSED(i, r) ->                                                     \
+        CLAIM_DUE = false;                                                                         \
+        if                                                                                         \
+        :: taken[r] < entry_sequence[i] -> RING(r);                                                \
+        :: else                                                                                    \
+        fi                                                                                         \
+    }
+#else
+#define CLAIM_RING(i, r)                                                                           \
+    atomic { !lock && REFUSED(i, r) && UNRUNG(entry_sequence[i], r) -> RING(r); }
+#endif
 
 proctype submitter()
 {
@@ -159,41 +213,68 @@ proctype submitter()
     :: n < REQUESTS ->
         atomic {
             n++;
+#ifdef SLICE_ALWAYS
+            claims = true;
+#endif
             if
+#ifdef HANG
+            :: n == HANG -> asked = 2;
+            :: n > HANG -> asked = 1;
+            :: n < HANG -> asked = 3;
+#ifdef SUBSETS
+            :: n == HANG -> asked = 3;
+            :: n < HANG -> asked = 1;
+            :: n < HANG -> asked = 2;
+#endif
+#else
             :: asked = 3;
 #ifdef SUBSETS
             :: asked = 1;
             :: asked = 2;
 #endif
+#endif
             fi;
+#if defined(HANG) && defined(NO_REPLY_TOO)
+            replies = n >= HANG;
+#else
             if
             :: replies = true;
 #ifdef NO_REPLY_TOO
             :: replies = false;
 #endif
             fi;
+#endif
         }
         /* Refused for now: again later, also because await_room returns. Attempts that change nothing are left out. */
         do
         :: atomic {
-            !lock && !submit_lock && (stopping || DEAD_ASKED) -> sequence = 0; break
+            !lock && !submit_lock && (stopping || DEAD_ASKED) ->
+            sequence = 0;
+#ifdef SLICE_ALWAYS
+            claims = false;
+#endif
+            break
            }
         :: atomic {
-            !lock && !submit_lock && !stopping && !DEAD_ASKED && !ANY_LATE &&
-            !FULL((published + 1) % DEPTH) ->
+            !lock && !submit_lock && !stopping && !DEAD_ASKED && !ANY_LATE && !IN_FLIGHT(NEXT) &&
+            !READ(NEXT) ->
             d_step { DROP_LATE; }
             submit_lock = true;
             sequence = published + 1;
             i = sequence % DEPTH;
+#ifdef SLICE_ALWAYS
+            claims = false;
+            publishes = true;
+#endif
             break
            }
         :: atomic { !lock && ANY_DROPPABLE -> d_step { DROP_LATE; } }
 #ifndef NO_CLAIM_RING
-        :: atomic { !lock && NEVER_RUNG((published + 1) % DEPTH, 0) -> RING(0); }
-        :: atomic { !lock && NEVER_RUNG((published + 1) % DEPTH, 1) -> RING(1); }
+        :: CLAIM_RING(0, 0)
+        :: CLAIM_RING(0, 1)
 #if DEPTH > 1
-        :: atomic { !lock && NEVER_RUNG(published % DEPTH, 0) -> RING(0); }
-        :: atomic { !lock && NEVER_RUNG(published % DEPTH, 1) -> RING(1); }
+        :: CLAIM_RING(1, 0)
+        :: CLAIM_RING(1, 1)
 #endif
 #endif
         od;
@@ -219,7 +300,24 @@ proctype submitter()
 #ifdef SUBSETS
             record_asked[i] = asked;
 #endif
-            d_step { record_asked[i] = asked; record_sequence[i] = sequence; published = sequence; lock = false; }
+#if defined(SUBSETS) || defined(HANG)
+            /* The record is whole, its number is not told yet. */
+            d_step { record_asked[i] = asked; record_sequence[i] = sequence; }
+#endif
+            d_step {
+                record_asked[i] = asked;
+                record_sequence[i] = sequence;
+                published = sequence;
+                if
+                :: !replies -> entry_ended[i] = true; ADVANCE(sequence); /* nobody answers, so nobody gathers */
+                :: else
+                fi;
+                sent = n == REQUESTS;
+#ifdef SLICE_ALWAYS
+                claim_due = false;
+#endif
+                lock = false;
+            }
             atomic {
                 if
                 :: HAS(asked, 0) -> RING(0);
@@ -230,6 +328,9 @@ proctype submitter()
                 :: else
                 fi;
                 submit_lock = false;
+#ifdef SLICE_ALWAYS
+                publishes = false;
+#endif
                 sequence = 0;
                 i = 0;
                 replies = false;
@@ -239,24 +340,27 @@ proctype submitter()
     :: else -> break
     od;
     /* Every request ends, each once. */
-    atomic { ended == published && !lock -> assert(completed == accepted); finished = true; }
+    atomic { ended == published && !lock -> assert(completed == accepted); sent = true; finished = true; }
 }
 
-/* ---- collect: cox_collector_gather and what it calls ---- */
+/* ---- collect: gather_round and what it calls ---- */
 
 mtype = { NOT_ASKED, OWING, OK, ERROR, DEAD };
 
-/* One rank in gather_look; gather_answer is one step, with lock held and the slot the coordinator's. */
+/* One rank in gather_look; cox_gathering_take is one step, with lock held and the slot the coordinator's. */
 #ifdef NO_SEQUENCE
-#define ANSWERED(r) (done[r] > 0)
+#define ANSWERED(i, r) (done[r] > 0)
 #else
-#define ANSWERED(r) (done[r] >= sequence)
+#define ANSWERED(i, r) (done[r] >= entry_sequence[i])
 #endif
 #ifdef NO_TAG_CHECK
 #define TAGGED(r) true
 #else
 #define TAGGED(r) (tag[r * DEPTH + i] == sequence)
 #endif
+#define OUTCOME(i, r) outcome[(r) * DEPTH + (i)]
+#define IS_FAILED(i, r) (OUTCOME(i, r) == ERROR || OUTCOME(i, r) == DEAD)
+#define IS_OWING(i, r) (OUTCOME(i, r) == OWING)
 
 inline answer(r)
 {
@@ -264,166 +368,252 @@ inline answer(r)
         if
         :: !TAGGED(r) ->
             assert(wild_used); /* COX_CORRUPT only where a rank is */
-            outcome[r] = ERROR;
+            OUTCOME(i, r) = ERROR;
         :: else ->
             assert(slot[r * DEPTH + i] == sequence); /* the reply to this request, and complete */
             if
-            :: slot_failed[r * DEPTH + i] -> outcome[r] = ERROR;
-            :: else -> outcome[r] = OK;
+            :: slot_failed[r * DEPTH + i] -> OUTCOME(i, r) = ERROR;
+            :: else -> OUTCOME(i, r) = OK;
             fi
         fi;
         CONSUME(i, r);
     }
 }
 
-inline look(r)
+/* Dead first, then the answer: two looks, with whatever may happen in between. */
+#if CRASHES == 0
+#define HAS_ANSWERED(r) ANSWERED(i, r)
+#define HAS_DIED(r) false
+#elif defined(NO_DEAD_FIRST)
+#define LOOK(r) before = ANSWERED(i, r)
+#define HAS_ANSWERED(r) before
+#define HAS_DIED(r) dead[r]
+#else
+#define LOOK(r) before = IS_OWING(i, r) && dead[r]
+#define HAS_ANSWERED(r) ANSWERED(i, r)
+#define HAS_DIED(r) before
+#endif
+inline take(r)
 {
     if
-    :: outcome[r] == OWING ->
-#ifndef NO_DEAD_FIRST
-        was_dead = dead[r];
-#endif
+    :: IS_OWING(i, r) && HAS_ANSWERED(r) -> answer(r);
+    :: IS_OWING(i, r) && !HAS_ANSWERED(r) ->
         if
-        :: atomic { ANSWERED(r) -> answer(r); }
-        :: atomic {
-            !ANSWERED(r);
-#ifdef NO_DEAD_FIRST
-           }
-           atomic {
-            was_dead = dead[r];
-#endif
-            if
-            :: was_dead ->
-                assert(done[r] < sequence); /* an answer complete before the death counts */
-                outcome[r] = DEAD;
-            :: else -> owing = (owing == 0 -> r + 1 : owing);
-            fi
-           }
-        fi;
-        was_dead = false;
-    :: else
-    fi
+        :: HAS_DIED(r) ->
+            assert(done[r] < sequence); /* an answer complete before the death counts */
+            OUTCOME(i, r) = DEAD;
+        :: else -> first = (first == 0 -> r + 1 : first);
+        fi
+    :: !IS_OWING(i, r)
+    fi;
+    before = false;
 }
 
-#define FAILED(r) (outcome[r] == ERROR || outcome[r] == DEAD)
+#define IN_ORDER                                                                                   \
+    ((IS_FAILED(i, 0) && !IS_OWING(1 - i, 0)) || (IS_FAILED(i, 1) && !IS_OWING(1 - i, 1)) ||       \
+     (!IS_FAILED(i, 0) && !IS_FAILED(i, 1) &&                                                      \
+      (IS_OWING(i, 0) || IS_OWING(i, 1) ||                                                         \
+       (entry_asked[i] & entry_asked[1 - i] & (3 - entry_consumed[1 - i])) == 0)))
+#define CAN_END (first == 0 || IS_FAILED(i, 0) || IS_FAILED(i, 1))
+#ifdef NO_LOOK_AGAIN
+#define LOOKS_AGAIN false
+#elif defined(NO_LOOK_AGAIN_FAILED)
+#define LOOKS_AGAIN                                                                                \
+    (first == 0 && !IS_FAILED(i, 0) && !IS_FAILED(i, 1) && !again && (owed & entry_asked[i]) != 0)
+#else
+#define LOOKS_AGAIN (CAN_END && !again && (owed & entry_asked[i]) != 0)
+#endif
 
 /* A slice that finds nothing new changes nothing but time, and is left out: then no run is endless, and a request that
  * does not end is a deadlock. With SLICE_ALWAYS it may end at any time, and fairness is needed. */
 #ifdef NO_RING
-#define WOULD_RING(r) false
+#define WOULD_RING(i, r) false
 #elif defined(SLICE_ALWAYS)
-#define WOULD_RING(r) (outcome[r] == OWING && taken[r] < sequence && !killed[r])
+#define WOULD_RING(i, r) (IS_OWING(i, r) && taken[r] < entry_sequence[i] && !killed[r])
 #else
-#define WOULD_RING(r) (outcome[r] == OWING && UNRUNG(sequence, r))
+#define WOULD_RING(i, r) (IS_OWING(i, r) && UNRUNG(entry_sequence[i], r))
 #endif
-#define NEWS(r) (outcome[r] == OWING && (ANSWERED(r) || dead[r]))
-#ifdef SLICE_ALWAYS
-#define SLICE_HELPS true
+/* What a look at this entry would find: it was not begun, or is answered, or somebody is dead, or is rung. */
+#define NEWS(i, r) (IS_OWING(i, r) && (ANSWERED(i, r) || dead[r]))
+#define GATHERED(i) (entry_sequence[i] > ended && !entry_ended[i] && entry_sequence[i] <= begun)
+#ifdef NO_LOOK_ALL
+#define WITHIN(i) (entry_sequence[i] == ended + 1)
 #else
-#define SLICE_HELPS                                                                                \
-    (NEWS(0) || NEWS(1) || WOULD_RING(0) || WOULD_RING(1) || stopping || causes)
+#define WITHIN(i) (entry_sequence[i] > ended)
 #endif
+#define LOOKED(i)                                                                                  \
+    (WITHIN(i) && !entry_ended[i] && (entry_sequence[i] > begun || NEWS(i, 0) ||   \
+     NEWS(i, 1) || WOULD_RING(i, 0) || WOULD_RING(i, 1)))
+#if DEPTH == 1
+#define SLICE_HELPS (LOOKED(0) || stopping || causes)
+#else
+#define SLICE_HELPS (LOOKED(0) || LOOKED(1) || stopping || causes)
+#endif
+
+/* The next that has not ended, begun if it is new. */
+inline enter()
+{
+    do
+    :: sequence <= published && entry_ended[sequence % DEPTH] -> sequence++;
+    :: else -> break
+    od;
+    if
+    :: sequence <= published ->
+        i = sequence % DEPTH;
+        if
+        :: begun < sequence ->
+            begun = sequence;
+            OUTCOME(i, 0) = (HAS(entry_asked[i], 0) -> OWING : NOT_ASKED);
+            OUTCOME(i, 1) = (HAS(entry_asked[i], 1) -> OWING : NOT_ASKED);
+        :: else
+        fi
+    :: else
+    fi
+}
 
 proctype collector()
 {
-    byte sequence = 0, i = 0, owing = 0, took = 0;
-    mtype outcome[2] = NOT_ASKED;
-    bool was_dead = false, ring = false, passed = false;
+    /* first: rank + 1 in gather_look; owing: rank + 1 to sleep on; owed: by whom, for the requests looked at. */
+    byte sequence = 0, i = 0, first = 0, owing = 0, owed = 0, took = 0, begun = 0;
+    mtype outcome[2 * DEPTH] = NOT_ASKED;
+    bool passed[DEPTH], before = false, ring = false, again = false;
 end_idle:
     do
     :: atomic {
         /* The condition variable `work`, under lock. */
-        !lock && ended < published ->
-        sequence = ended + 1;
-        i = sequence % DEPTH;
-        if
-        :: !entry_replies[i] ->
-            entry_ended[i] = true;
-            ended = sequence;
-            goto next;
-        :: else ->
-            outcome[0] = (HAS(entry_asked[i], 0) -> OWING : NOT_ASKED);
-            outcome[1] = (HAS(entry_asked[i], 1) -> OWING : NOT_ASKED);
-            lock = true;
-        fi
+        !lock && ended < published -> lock = true;
        }
-        do
-        :: atomic {
+        /* gather_round: the causes seen, the late dropped, then everything in flight, oldest first. */
+round:  atomic {
             causes = false;
             d_step { DROP_LATE; }
-            owing = 0;
-           }
-            look(0);
-            look(1);
+#ifdef SLICE_ALWAYS
+            ring = due;
+            due = false;
+#endif
+            sequence = ended + 1;
+            enter();
+        }
+        do
+        ::
+#if CRASHES > 0
+           LOOK(0);
+#endif
+           atomic { take(0); }
+#if CRASHES > 0
+           LOOK(1);
+#endif
+           atomic {
+            take(1);
             if
-            :: atomic { owing == 0 || FAILED(0) || FAILED(1) -> break }
-            :: atomic { !(owing == 0 || FAILED(0) || FAILED(1)) && stopping -> break }
-            :: atomic { !(owing == 0 || FAILED(0) || FAILED(1)) && !stopping && passed -> break }
-            :: atomic {
-                !(owing == 0 || FAILED(0) || FAILED(1)) && !stopping && !passed;
-                if
-                :: ring && WOULD_RING(0) -> RING(0);
-                :: else
-                fi;
-                if
-                :: ring && WOULD_RING(1) -> RING(1);
-                :: else
-                fi;
+            :: LOOKS_AGAIN ->
+                /* A rank answers in order: what it owed a moment ago is there by now. */
+                again = true;
+                first = 0;
+                owing = 0;
+                owed = 0;
+                i = 0;
                 ring = false;
-                lock = false;
-               }
+                goto round;
+            :: else
             fi;
-            /* cox_collector_sleep */
-            sleeping = owing;
+            owed = owed | IS_OWING(i, 0) | (IS_OWING(i, 1) << 1);
             if
-#ifndef NO_CAUSES
-            :: causes
-            :: !causes ->
-#else
-            :: true ->
-#endif
-                if
-                :: atomic { response_bell[owing - 1] > 0 -> response_bell[owing - 1]--; took = owing; }
-#ifdef SLICE
-                :: atomic { SLICE_HELPS -> ring = true; }
-#endif
-                :: atomic { deadlines > 0 -> deadlines--; passed = true; }
-                fi
+            :: CAN_END || stopping || passed[i] -> break
+            :: deadlines > 0 && !(CAN_END || stopping || passed[i]) -> deadlines--; break
+            :: !(CAN_END || stopping || passed[i])
             fi;
-            /* The count follows its token, and a settle of the submitter may come between. */
-            atomic {
-                !lock -> lock = true;
-                sleeping = 0;
-                if
-                :: took > 0 -> COUNT(response_debt[took - 1]); took = 0;
-                :: else
-                fi;
-            }
+            if
+            :: ring && WOULD_RING(i, 0) -> RING(0);
+            :: else
+            fi;
+            if
+            :: ring && WOULD_RING(i, 1) -> RING(1);
+            :: else
+            fi;
+            owing = (owing == 0 -> first : owing);
+            first = 0;
+            i = 0;
+            sequence++;
+#ifdef NO_LOOK_ALL
+            sequence = published + 1;
+#endif
+            enter();
+            if
+            :: sequence <= published
+            :: else -> sequence = 0; owed = 0; ring = false; lock = false; goto sleep;
+            fi
+           }
         od;
         lock = false;
-        /* gather_finish */
+        /* gather_finish; the handler runs without the lock. */
         atomic {
             !lock;
             if
-            :: FAILED(0) || FAILED(1) || outcome[0] == OWING || outcome[1] == OWING ->
+            :: IS_FAILED(i, 0) || IS_FAILED(i, 1) || IS_OWING(i, 0) || IS_OWING(i, 1) ->
                 failed_through = published;
 #ifndef NO_VOID
                 void_through = published;
 #endif
             :: else
             fi;
-            entry_ended[i] = true;
-            ended = sequence;
+            /* One completion each. */
+            assert(!entry_ended[i] && entry_replies[i] && entry_sequence[i] == sequence && sequence > ended);
             completed++;
-next:
+            entry_ended[i] = true;
             assert(completed <= accepted);
+#if DEPTH > 1
+            /* The answers of a rank are used in the order in which it was asked: no request ends by an answer that a
+             * rank gave after one which an earlier request still lacks. */
+            assert(entry_sequence[1 - i] == 0 || entry_sequence[1 - i] > sequence || entry_ended[1 - i] ||
+                   IN_ORDER);
+#endif
+            ADVANCE(sequence);
+            OUTCOME(i, 0) = NOT_ASKED;
+            OUTCOME(i, 1) = NOT_ASKED;
+            passed[i] = false;
             sequence = 0;
             i = 0;
+            first = 0;
             owing = 0;
-            outcome[0] = NOT_ASKED;
-            outcome[1] = NOT_ASKED;
-            passed = false;
+            owed = 0;
+            again = false;
             ring = false;
+        }
+        goto end_idle;
+        /* cox_collector_sleep */
+sleep:  sleeping = owing;
+        if
+#ifndef NO_CAUSES
+        :: causes
+        :: !causes ->
+#else
+        :: true ->
+#endif
+            if
+            :: atomic { response_bell[owing - 1] > 0 -> response_bell[owing - 1]--; took = owing; }
+#ifdef SLICE_ALWAYS
+            :: due
+#elif defined(SLICE)
+            :: atomic { SLICE_HELPS -> ring = true; }
+#endif
+            :: atomic { deadlines > 0 && GATHERED(0) -> deadlines--; passed[0] = true; }
+#if DEPTH > 1
+            :: atomic { deadlines > 0 && GATHERED(1) -> deadlines--; passed[1] = true; }
+#endif
+            fi
+        fi;
+        /* The count follows its token, and a settle of the submitter may come between. */
+        atomic {
+            !lock -> lock = true;
+            sleeping = 0;
+            owing = 0;
+            again = false;
+            if
+            :: took > 0 -> COUNT(response_debt[took - 1]); took = 0;
+            :: else
+            fi;
+            goto round;
         }
 #ifdef STOP
     :: atomic { !lock && ended == published && stopping -> break }
@@ -433,9 +623,16 @@ next:
 
 /* ---- a rank: lane_main, cox_lane_serve ---- */
 
+/* Everything else has ended: also what comes behind, unless it is refused because this request is late. */
+#ifdef HANG
+#define HUNG (HANG % DEPTH)
+#define NOTHING_ELSE                                                                               \
+    (entry_ended[HUNG] -> completed == accepted : sent && completed + 1 == accepted)
+#endif
+
 proctype rank(byte r)
 {
-    byte next = 1, i = 0, asked = 0;
+    byte next = 1, i = 0, asked = 0, seen = 0;
     bool fails = false, replies = false;
     {
 top:    do
@@ -443,13 +640,33 @@ top:    do
         :: atomic {
             published >= next ->
             if
-            :: published - next >= DEPTH -> next = published - DEPTH + 1;
-            :: else
+            :: published - next < DEPTH -> i = next % DEPTH;
+            :: else -> seen = published;
             fi;
-            i = next % DEPTH;
            }
+#if defined(SUBSETS) || defined(HANG)
+            /* lane_await: what is older than the ring was for others, unless the number is not that of its frame. */
+            if
+            :: seen == 0
+            :: atomic {
+                seen > 0 && record_sequence[seen % DEPTH] == seen ->
+                next = seen - DEPTH + 1;
+                i = next % DEPTH;
+                seen = 0;
+               }
+            :: seen > 0 && record_sequence[seen % DEPTH] != seen ->
+                if
+                :: atomic { published != seen -> seen = 0; goto top; }
+                :: atomic { published == seen -> seen = 0; }
+                    if
+                    :: atomic { record_sequence[next % DEPTH] == next -> i = next % DEPTH; }
+                    :: atomic { record_sequence[next % DEPTH] != next -> goto idle; }
+                    fi
+                fi
+            fi;
+#endif
             /* cox_truth_read_frame; in one step where nobody can be lapped. */
-#ifdef SUBSETS
+#if defined(SUBSETS) || defined(HANG)
             if
             :: atomic { record_sequence[i] != next -> goto pass; }
             :: atomic { record_sequence[i] == next }
@@ -502,6 +719,12 @@ top:    do
                 slot[r * DEPTH + i] = TORN;
                }
             fi;
+#ifdef HANG
+            if
+            :: next != HANG || r == 0
+            :: next == HANG && r == 1 && NOTHING_ELSE
+            fi;
+#endif
             d_step {
                 slot[r * DEPTH + i] = next;
                 slot_failed[r * DEPTH + i] = fails;
@@ -531,6 +754,7 @@ end_idle:   atomic { request_bell[r] > 0 -> request_bell[r]--; COUNT(request_deb
             next = 0;
             i = 0;
             asked = 0;
+            seen = 0;
             fails = false;
             replies = false;
             request_bell[r] = 0;
@@ -594,6 +818,34 @@ end_idle:
     od
 }
 
+/* ---- time ---- */
+
+#ifdef SLICE_ALWAYS
+/* A slice is long: within it the collector looks, and a submitter that can go on, or ring, does. */
+#define REFUSED_NOW (ANY_LATE || IN_FLIGHT(NEXT) || READ(NEXT))
+#if DEPTH == 1
+#define ANY_REFUSED_RING (REFUSED_LATE(0, 0) || REFUSED_LATE(0, 1) || REFUSED_READ(0, 0) || REFUSED_READ(0, 1))
+#else
+#define ANY_REFUSED_RING                                                                           \
+    (REFUSED_LATE(0, 0) || REFUSED_LATE(0, 1) || REFUSED_READ(0, 0) || REFUSED_READ(0, 1) ||       \
+     REFUSED_LATE(1, 0) || REFUSED_LATE(1, 1) || REFUSED_READ(1, 0) || REFUSED_READ(1, 1))
+#endif
+#define WAITS                                                                                      \
+    (claims && REFUSED_NOW && !ANY_DROPPABLE && !(CLAIM_DUE && ANY_REFUSED_RING))
+
+proctype clock()
+{
+end_tick:
+    do
+    :: atomic {
+        (!due || ended == published) && !(due && claim_due) && !publishes && (!claims || WAITS) ->
+        due = true;
+        claim_due = true;
+       }
+    od
+}
+#endif
+
 #ifdef FAIR
 ltl every_request_ends { <> finished }
 #endif
@@ -602,6 +854,9 @@ init {
     atomic {
         run submitter();
         run collector();
+#ifdef SLICE_ALWAYS
+        run clock();
+#endif
         run rank(0);
         run rank(1);
 #if CRASHES > 0

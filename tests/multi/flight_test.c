@@ -459,10 +459,11 @@ struct thief {
     enum cox_channel_id channel;
 };
 
-static void thief_init(struct thief *thief, const char *name, enum cox_channel_id channel)
+static void thief_init(struct thief *thief, const char *name, enum cox_channel_id channel,
+                       uint32_t depth)
 {
     char object[COX_OBJECT_NAME_SIZE];
-    const struct cox_executor_options options = {.keep_names = true, .name = name, .depth = 1};
+    const struct cox_executor_options options = {.keep_names = true, .name = name, .depth = depth};
     struct cox_error err = {0};
     thief->group = test_group_start(2, &options);
     thief->channel = channel;
@@ -502,7 +503,7 @@ static void p2_a_lost_wake_up_is_sent_again(void **state)
     (void)state;
     char name[64];
     struct thief thief;
-    thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE);
+    thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 1);
     struct test_group *g = thief.group;
     const struct test_how how = {.gather = COX_GATHER_ALL};
     bool rung = false;
@@ -524,7 +525,7 @@ static void p2_also_when_the_request_has_ended(void **state)
     (void)state;
     char name[64];
     struct thief thief;
-    thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE);
+    thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 1);
     struct test_group *g = thief.group;
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 10};
     bool rung = false;
@@ -546,7 +547,7 @@ static void p2_also_when_nobody_waits_for_an_answer(void **state)
     (void)state;
     char name[64];
     struct thief thief;
-    thief_init(&thief, test_unique_name(name), COX_CHANNEL_LINK);
+    thief_init(&thief, test_unique_name(name), COX_CHANNEL_LINK, 1);
     struct test_group *g = thief.group;
     bool rung = false;
     uint32_t links = 0;
@@ -573,6 +574,63 @@ static void p2_also_when_nobody_waits_for_an_answer(void **state)
     thief_deinit(&thief);
 }
 
+static uint64_t ring_time(struct cox_collector *collector)
+{
+    pthread_mutex_lock(&collector->lock);
+    uint64_t time_ns = collector->ring_ns;
+    pthread_mutex_unlock(&collector->lock);
+    return time_ns;
+}
+
+/* Submits again each time the response thread has rung for what is in flight, while the answer is
+ * LATE. */
+static int submit_after_rings(struct test_group *g, const struct test_how *how)
+{
+    struct cox_collector *collector = &test_group_executor(g)->collectors[COX_CHANNEL_EXECUTE];
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS / 4);
+    int r = COX_LATE;
+    while (r == COX_LATE && cox_now_ns() < deadline_ns) {
+        uint64_t before = ring_time(collector);
+        while (ring_time(collector) == before && cox_now_ns() < deadline_ns)
+            sched_yield();
+        r = test_submit(g, how, "echo again");
+    }
+    return r;
+}
+
+/* Found by the model (tests/model): whoever looked first in a slice rang, and nobody else. */
+static void p2_also_beside_a_stuck_request(void **state)
+{
+    (void)state;
+    char name[64];
+    struct thief thief;
+    thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 4);
+    struct test_group *g = thief.group;
+    struct test_pipe *pipe = test_pipe_new();
+    const struct test_how stuck = {
+        .gather = COX_GATHER_ALL, .ranks = 1, .timeout_ms = 10 * TEST_PATIENCE_MS};
+    const struct test_how brief = {.gather = COX_GATHER_ALL, .ranks = 2, .timeout_ms = 10};
+    const struct test_how again = {.gather = COX_GATHER_ALL, .ranks = 2};
+    bool rung = false;
+    for (size_t round = 0; round < ROUND_COUNT && !rung; round++) {
+        test_expect_echo(g, "awake");
+        assert_int_equal(test_submit(g, &stuck, "block %s", test_pipe_path(pipe)), 0);
+        test_await_lines(g, 0, "blocked", round + 1);
+        test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+        assert_int_equal(test_submit(g, &brief, "echo late"), 0);
+        assert_int_equal(test_await(g, 3 * round)->status, COX_TIMEOUT);
+        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rings;
+        assert_true(thief_steal(&thief) > 0);
+        assert_int_equal(submit_after_rings(g, &again), 0);
+        rung = thief_rung(&thief, before);
+        assert_int_equal(test_await(g, 3 * round + 1)->status, 0);
+        test_pipe_release(pipe, 1);
+        assert_int_equal(test_await(g, 3 * round + 2)->status, 0);
+    }
+    assert_true(rung);
+    thief_deinit(&thief);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -587,6 +645,7 @@ int main(void)
         TEST(p2_a_lost_wake_up_is_sent_again),
         TEST(p2_also_when_the_request_has_ended),
         TEST(p2_also_when_nobody_waits_for_an_answer),
+        TEST(p2_also_beside_a_stuck_request),
     };
     return cmocka_run_group_tests_name("flight", tests, NULL, NULL);
 }
