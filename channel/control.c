@@ -197,6 +197,9 @@ int cox_control_create(struct cox_control *control, const char *name,
     if (fd < 0)
         return cox_fail(err, -errno, "%s: cannot create in " SHM_FOLDER ": %s", object,
                         cox_status_text(-errno));
+    r = cox_fd_raise(&fd);
+    if (r)
+        return cox_fail(err, r, "%s: dup: %s", object, cox_status_text(r));
     if (fchmod(fd, 0600) < 0)
         return cox_fail(err, -errno, "%s: fchmod: %s", object, cox_status_text(-errno));
     uint64_t size = cox_layout_control_size(geometry->rank_count);

@@ -62,7 +62,10 @@ static int pipe_init(struct pipe *pipe)
     if (pipe2(fds, O_CLOEXEC) < 0)
         return -errno;
     *pipe = (struct pipe){.read_fd = fds[0], .write_fd = fds[1]};
-    return fcntl(pipe->read_fd, F_SETFL, O_NONBLOCK) < 0 ? -errno : 0;
+    int r = cox_fd_raise(&pipe->read_fd);
+    if (!r)
+        r = cox_fd_raise(&pipe->write_fd);
+    return r || fcntl(pipe->read_fd, F_SETFL, O_NONBLOCK) == 0 ? r : -errno;
 }
 
 /* Finds a command as a shell does. NULL with errno: ENOENT, nowhere in PATH; ENOMEM. Something that
@@ -386,6 +389,7 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
         return cox_fail(err, -report.error, "rank %u: setting its process up: %s", rank,
                         cox_status_text(-report.error));
     }
+    cox_fd_raise(&pidfd); /* the pipes had room above, so it has */
     *ret_launched = (struct cox_launched){
         .pid = pid,
         .pidfd = cox_steal_fd(&pidfd),

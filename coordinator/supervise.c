@@ -385,6 +385,8 @@ static int supervisor_new(const struct cox_supervise_options *options,
         r = -errno;
     else if (!s->polled || !s->workers)
         r = -ENOMEM;
+    else
+        r = cox_fd_raise(&s->stop_fd);
     if (r) {
         supervisor_destroy(s);
         return cox_fail(err, r, "supervisor: %s", cox_status_text(r));

@@ -571,6 +571,38 @@ static void b54_a_late_sweeper_spares_the_next_group(void **state)
     gone(&own);
 }
 
+static void create_without_standard_fds(void *context)
+{
+    static const char line[] = "a line of the host's log, longer than any counter";
+    struct cox_geometry geometry = geometry_of(2);
+    struct cox_control control = COX_CONTROL_NONE, other = COX_CONTROL_NONE;
+    int fds = *(const int *)context;
+    for (int fd = 0; fd < 3; fd++)
+        if (fds & 1 << fd)
+            close(fd);
+    int r = cox_control_create(&control, GROUP, &geometry, NULL);
+    for (int fd = 0; fd < 3; fd++)
+        if (fds & 1 << fd && write(fd, line, sizeof line) >= 0)
+            _exit(98);
+    if (r || control.lock_fd < 3 || fcntl(control.lock_fd, F_GETFD) != FD_CLOEXEC)
+        _exit(97);
+    /* The lock went with it. */
+    if (cox_control_create(&other, GROUP, &geometry, NULL) != COX_TAKEN)
+        _exit(96);
+    if (cox_control_attach(&other, GROUP, NULL))
+        _exit(95);
+    cox_control_close(&other);
+    if (cox_control_unlink_names(GROUP, &geometry, 0) != 1)
+        _exit(94);
+}
+
+static void b15_a_host_without_standard_fds_does_not_log_into_the_truth(void **state)
+{
+    (void)state;
+    for (int fds = 1; fds < 8; fds++)
+        child_run(create_without_standard_fds, &fds);
+}
+
 /* ---- what is none of ours ---- */
 
 static void stays_in_the_way(int expected, const char *text)
@@ -723,6 +755,7 @@ int main(void)
         LEAK_TEST(a_neighbour_s_names_are_not_swept),
         LEAK_TEST(b54_of_two_that_create_at_once_one_wins),
         LEAK_TEST(b54_a_late_sweeper_spares_the_next_group),
+        LEAK_TEST(b15_a_host_without_standard_fds_does_not_log_into_the_truth),
         LEAK_TEST(b54_files_of_others_are_not_touched),
         LEAK_TEST(a_full_tmpfs_is_no_space_with_both_numbers),
         LEAK_TEST(channels_leave_nothing_behind_when_one_name_is_taken),
