@@ -5,14 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "fault.h"
 #include "peer.h"
-#include "semaphore.h"
 
 #define SHM_FOLDER "/dev/shm"
 /* Once a millisecond. */
@@ -81,8 +79,22 @@ static int control_fill(struct cox_layout_control *layout, const struct cox_geom
     return 0;
 }
 
-uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
-                                  int channel_count)
+/* file: what stands in /dev/shm before the object's name without its slash. own_only: not what
+ * belongs to another user; the sticky bit of /dev/shm says the same to everybody but root. True: it
+ * was there and is gone. */
+static bool control_unlink_one(const char *file, const char *object, bool own_only)
+{
+    char path[COX_OBJECT_NAME_SIZE + 32];
+    struct stat st;
+    snprintf(path, sizeof path, SHM_FOLDER "/%s%s", file, object + 1);
+    if (own_only &&
+        (fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) < 0 || st.st_uid != geteuid()))
+        return false;
+    return unlink(path) == 0;
+}
+
+static uint32_t control_unlink(const char *name, const struct cox_geometry *geometry,
+                               int channel_count, bool own_only)
 {
     char object[COX_OBJECT_NAME_SIZE];
     uint32_t count = 0;
@@ -91,18 +103,25 @@ uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *g
         uint32_t pairs = channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count;
         for (uint32_t rank = 0; rank < pairs; rank++)
             for (int bell = 0; bell < COX_BELL_COUNT; bell++)
-                count += cox_bell_exists(channel, (enum cox_bell)bell) &&
-                         sem_unlink(
-                             cox_name_bell(object, name, channel, (enum cox_bell)bell, rank)) == 0;
+                if (cox_bell_exists(channel, (enum cox_bell)bell))
+                    count += control_unlink_one(
+                        "sem.", cox_name_bell(object, name, channel, (enum cox_bell)bell, rank),
+                        own_only);
         if (geometry->channels[c].request_size)
-            count += shm_unlink(cox_name_request(object, name, channel)) == 0;
-        count += shm_unlink(cox_name_response(object, name, channel)) == 0;
+            count += control_unlink_one("", cox_name_request(object, name, channel), own_only);
+        count += control_unlink_one("", cox_name_response(object, name, channel), own_only);
         cox_fault_point(COX_FAULT_NAME_UNLINKED);
     }
     cox_fault_point(COX_FAULT_CONTROL_UNLINK);
-    count += shm_unlink(cox_name_control(object, name)) == 0;
+    count += control_unlink_one("", cox_name_control(object, name), own_only);
     cox_fault_point(COX_FAULT_NAME_UNLINKED);
     return count;
+}
+
+uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
+                                  int channel_count)
+{
+    return control_unlink(name, geometry, channel_count, false);
 }
 
 /* The lock is held by somebody else: by the coordinator, or, when that is dead, by another sweeper
@@ -176,7 +195,7 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     } else if (stat(path, &named) == 0 && named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
         /* Won, and the name still means the file that is locked. */
         cox_fault_point(COX_FAULT_CONTROL_LOCKED);
-        count = cox_control_unlink_names(name, &old.geometry, COX_CHANNEL_COUNT);
+        count = control_unlink(name, &old.geometry, COX_CHANNEL_COUNT, true);
     }
     cox_region_detach(&old.region);
     if (r == 0)

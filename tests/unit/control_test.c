@@ -460,6 +460,41 @@ static void a_neighbour_s_names_are_not_swept(void **state)
     cox_control_close(&neighbour);
 }
 
+/* For root the sticky bit of /dev/shm is none. */
+static void b44_what_another_user_has_under_such_a_name_is_not_swept(void **state)
+{
+    struct cox_control dead = created(2);
+    char object[COX_OBJECT_NAME_SIZE], paths[4][COX_OBJECT_NAME_SIZE + 32];
+    (void)state;
+    if (geteuid() != 0) {
+        gone(&dead);
+        skip();
+    }
+    cox_name_request(object, GROUP, COX_CHANNEL_LINK);
+    snprintf(paths[0], sizeof paths[0], SHM "%s", object);
+    cox_name_response(object, GROUP, COX_CHANNEL_ERROR);
+    snprintf(paths[1], sizeof paths[1], SHM "%s", object);
+    cox_name_bell(object, GROUP, COX_CHANNEL_EXECUTE, COX_BELL_REQUEST_CONSUME, 1);
+    snprintf(paths[2], sizeof paths[2], SHM "/sem.%s", object + 1);
+    /* The link is looked at, not what it leads to. */
+    cox_name_response(object, GROUP, COX_CHANNEL_LINK);
+    snprintf(paths[3], sizeof paths[3], SHM "%s", object);
+    for (int i = 0; i < 3; i++) {
+        int fd = open(paths[i], O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        assert_true(fd >= 0);
+        assert_int_equal(fchown(fd, 65534, (gid_t)-1), 0);
+        close(fd);
+    }
+    assert_int_equal(symlink("/dev/null", paths[3]), 0);
+    assert_int_equal(lchown(paths[3], 65534, (gid_t)-1), 0);
+    cox_control_close(&dead);
+    uint32_t count = 0;
+    assert_int_equal(cox_control_sweep(GROUP, &count, NULL), 0);
+    assert_int_equal(count, 1); /* the control region itself */
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(unlink(paths[i]), 0);
+}
+
 /* ---- races ---- */
 
 struct racer {
@@ -753,6 +788,7 @@ int main(void)
         LEAK_TEST(b4_leftovers_of_a_killed_creator_are_swept),
         LEAK_TEST(b4_leftovers_of_a_creator_killed_anywhere_are_swept),
         LEAK_TEST(a_neighbour_s_names_are_not_swept),
+        LEAK_TEST(b44_what_another_user_has_under_such_a_name_is_not_swept),
         LEAK_TEST(b54_of_two_that_create_at_once_one_wins),
         LEAK_TEST(b54_a_late_sweeper_spares_the_next_group),
         LEAK_TEST(b15_a_host_without_standard_fds_does_not_log_into_the_truth),
