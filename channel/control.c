@@ -146,6 +146,30 @@ static int control_locked(const char *name, const struct cox_control *old, int e
                     name, header->coordinator_pid);
 }
 
+/* Whether its names are known: those of another version, too, whose number of ranks makes sense. */
+static int control_verify_names(struct cox_control *old, const char *name, const char *object,
+                                struct cox_error *err)
+{
+    struct cox_error why = {0};
+    int r = control_verify(old, object, &why);
+    if (r == 0)
+        return 0;
+    if (r != COX_VERSION)
+        return cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
+    struct cox_layout_control *layout = old->region.base;
+    uint32_t rank_count = layout->header.rank_count;
+    if (layout->header.abi != COX_LAYOUT_ABI || rank_count == 0 || rank_count > COX_RANK_COUNT_MAX)
+        return cox_fail(err, COX_DENIED,
+                        "%s is in the way: %s; when nothing of that version runs any more, remove "
+                        "all that it left (rm /dev/shm/%s_* /dev/shm/sem.%s_*)",
+                        object, why.text, name, name);
+    old->layout = layout;
+    old->geometry = (struct cox_geometry){.rank_count = rank_count};
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        old->geometry.channels[c].request_size = 1; /* there is such a region */
+    return 0;
+}
+
 /* A lock that can be won means that the coordinator is dead. */
 int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err)
 {
@@ -180,16 +204,9 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     if (r)
         return r;
     cox_fault_point(COX_FAULT_CONTROL_SWEEP);
-    struct cox_error why = {0};
-    r = control_verify(&old, object, &why);
-    if (r == COX_VERSION) {
-        r = cox_fail(
-            err, COX_DENIED,
-            "%s is in the way: %s; when nothing of that version runs any more, remove what it "
-            "left (rm /dev/shm%s)",
-            object, why.text, object);
-    } else if (r) {
-        r = cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
+    r = control_verify_names(&old, name, object, err);
+    if (r) {
+        /* Nothing is removed by numbers that make no sense. */
     } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         r = control_locked(name, &old, errno, err);
     } else if (stat(path, &named) == 0 && named.st_ino == st.st_ino && named.st_dev == st.st_dev) {

@@ -438,6 +438,36 @@ static void b4_leftovers_of_a_creator_killed_anywhere_are_swept(void **state)
     dies_and_is_swept(&crash, 0);
 }
 
+/* What a version says of itself behind the head of its header is its own affair. */
+static void b4_leftovers_of_another_version_are_swept(void **state)
+{
+    (void)state;
+    struct cox_control old = created(3);
+    struct cox_channel channel;
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        assert_int_equal(cox_channel_create(&channel, GROUP, &old, (enum cox_channel_id)c, NULL),
+                         0);
+        cox_channel_close(&channel);
+    }
+    int names = shm_count(NULL);
+    assert_int_equal(names, 1 + 4 * (2 + 4 * 3) + 1 + 2);
+    struct cox_layout_header *header = &old.layout->header;
+    header->version = 77;
+    header->depth = 0xdddd;
+    memset(header->channels, 0xcc, sizeof header->channels);
+    /* It lives. */
+    uint32_t count = 0;
+    struct cox_error err = {0};
+    assert_int_equal(cox_control_sweep(GROUP, &count, &err), COX_TAKEN);
+    assert_non_null(strstr(err.text, "live group of process"));
+    assert_int_equal(shm_count(NULL), names);
+    /* It is dead. */
+    cox_control_close(&old);
+    struct cox_control own = created(1);
+    assert_int_equal(shm_count(NULL), 1);
+    gone(&own);
+}
+
 static void a_neighbour_s_names_are_not_swept(void **state)
 {
     struct crash crash = {.rank_count = 1, .channels = 1};
@@ -695,10 +725,23 @@ static void b54_files_of_others_are_not_touched(void **state)
     put(copy, size - 1, 0600);
     stays_in_the_way(COX_DENIED, "bytes");
     unlink(control_path());
-    copy[8] = 9;
-    put(copy, size, 0600);
-    stays_in_the_way(COX_DENIED, "version 9");
-    copy[8] = COX_LAYOUT_VERSION;
+    /* Another version, and nothing to tell its names by: the advice is about all of them. */
+    static const struct {
+        size_t offset;
+        char value;
+    } wild[] = {{24, 0}, {24, (char)129}, {27, 1}, {12, 5}};
+    for (size_t i = 0; i < sizeof wild / sizeof wild[0]; i++) {
+        char advice[128], good = copy[wild[i].offset];
+        unlink(control_path());
+        copy[8] = 9;
+        copy[wild[i].offset] = wild[i].value;
+        put(copy, size, 0600);
+        stays_in_the_way(COX_DENIED, "version 9");
+        snprintf(advice, sizeof advice, "rm " SHM "/%s_* " SHM "/sem.%s_*", GROUP, GROUP);
+        stays_in_the_way(COX_DENIED, advice);
+        copy[wild[i].offset] = good;
+        copy[8] = COX_LAYOUT_VERSION;
+    }
     if (geteuid() == 0) {
         unlink(control_path());
         put(copy, size, 0600);
@@ -787,6 +830,7 @@ int main(void)
         LEAK_TEST(a_process_does_not_take_its_own_name_twice),
         LEAK_TEST(b4_leftovers_of_a_killed_creator_are_swept),
         LEAK_TEST(b4_leftovers_of_a_creator_killed_anywhere_are_swept),
+        LEAK_TEST(b4_leftovers_of_another_version_are_swept),
         LEAK_TEST(a_neighbour_s_names_are_not_swept),
         LEAK_TEST(b44_what_another_user_has_under_such_a_name_is_not_swept),
         LEAK_TEST(b54_of_two_that_create_at_once_one_wins),
