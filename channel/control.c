@@ -220,6 +220,29 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     return r;
 }
 
+int cox_control_check_space(const struct cox_geometry *geometry, struct cox_error *err)
+{
+    struct cox_region_space space;
+    int r = cox_region_space(&space);
+    if (r)
+        return cox_fail(err, r, SHM_FOLDER ": %s", cox_status_text(r));
+    uint64_t bytes = cox_geometry_memory_bytes(geometry);
+    uint64_t files = cox_geometry_name_count(geometry);
+    if (space.bytes < bytes)
+        return cox_fail(err, COX_NO_SPACE,
+                        "the group needs %" PRIu64 " bytes of " SHM_FOLDER ", %" PRIu64
+                        " are free: enlarge it (mount -o remount,size=...), use fewer ranks, a "
+                        "smaller depth or smaller regions (see coxswain layout)",
+                        bytes, space.bytes);
+    if (space.files < files)
+        return cox_fail(err, COX_NO_SPACE,
+                        "the group needs %" PRIu64 " files in " SHM_FOLDER ", %" PRIu64
+                        " more are allowed: raise that (mount -o remount,nr_inodes=...), remove "
+                        "some, or use fewer ranks",
+                        files, space.files);
+    return 0;
+}
+
 int cox_control_create(struct cox_control *control, const char *name,
                        const struct cox_geometry *geometry, struct cox_error *err)
 {

@@ -31,6 +31,10 @@ struct cox_control {
         .lock_fd = -1                                                                              \
     }
 
+/* Whether all that a group of this geometry has could be created now. Returns 0; COX_NO_SPACE: err
+ * says what is needed, what is there and what to do; -errno. */
+int cox_control_check_space(const struct cox_geometry *geometry, struct cox_error *err);
+
 /* Creates. Leftovers of a dead group under this name (their lock is free) are removed first.
  * Returns 0; COX_TAKEN: a live group has the name, err says which process; COX_DENIED: the name
  * belongs to something else; COX_NO_SPACE; -errno. */

@@ -787,6 +787,70 @@ static void a_full_tmpfs_is_no_space_with_both_numbers(void **state)
     child_run(create_in_a_full_tmpfs, NULL);
 }
 
+/* All names of a group, as the executor makes them. */
+static int create_group(const struct cox_geometry *geometry)
+{
+    static struct cox_control control = COX_CONTROL_NONE;
+    struct cox_channel channel;
+    int r = cox_control_create(&control, GROUP, geometry, NULL);
+    for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
+        r = cox_channel_create(&channel, GROUP, &control, (enum cox_channel_id)c, NULL);
+    return r;
+}
+
+struct tmpfs {
+    const char *size;
+    uint64_t files; /* 0: as many as wanted */
+    bool fits;
+};
+
+static void create_in_tmpfs(void *context)
+{
+    const struct tmpfs *tmpfs = context;
+    struct cox_geometry geometry = geometry_of(3);
+    struct cox_error err = {0};
+    char options[64], number[32];
+    /* The root of the file system is a file, too. */
+    snprintf(options, sizeof options, "%s,nr_inodes=%" PRIu64, tmpfs->size,
+             tmpfs->files ? tmpfs->files + 1 : 0);
+    CHECK(private_shm(options));
+    int r = cox_control_check_space(&geometry, &err);
+    if (tmpfs->fits) {
+        CHECK(r == 0);
+        CHECK(create_group(&geometry) == 0);
+        CHECK((uint64_t)shm_count(NULL) == cox_geometry_name_count(&geometry));
+        return;
+    }
+    CHECK(r == COX_NO_SPACE && err.code == r);
+    snprintf(number, sizeof number, " %" PRIu64 " files ", cox_geometry_name_count(&geometry));
+    CHECK(strstr(err.text, number));
+    snprintf(number, sizeof number, " %" PRIu64 " more ", tmpfs->files);
+    CHECK(strstr(err.text, number) && strstr(err.text, "nr_inodes="));
+    CHECK(create_group(&geometry) != 0); /* it was no false alarm */
+}
+
+static void p6_files_are_counted_before_the_start(void **state)
+{
+    struct cox_geometry geometry = geometry_of(3);
+    uint64_t files = cox_geometry_name_count(&geometry);
+    (void)state;
+    if (!private_shm_possible())
+        skip();
+    struct tmpfs cases[] = {
+        {"64m", files, true}, {"64m", files - 1, false}, {"64m", 1, false}, {"64m", 0, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        child_run(create_in_tmpfs, &cases[i]);
+}
+
+static void p6_a_tmpfs_without_a_limit_is_not_full(void **state)
+{
+    struct tmpfs endless = {"0", 0, true};
+    (void)state;
+    if (!private_shm_possible())
+        skip();
+    child_run(create_in_tmpfs, &endless);
+}
+
 static void channels_leave_nothing_behind_when_one_name_is_taken(void **state)
 {
     struct cox_control own = created(2);
@@ -838,6 +902,8 @@ int main(void)
         LEAK_TEST(b15_a_host_without_standard_fds_does_not_log_into_the_truth),
         LEAK_TEST(b54_files_of_others_are_not_touched),
         LEAK_TEST(a_full_tmpfs_is_no_space_with_both_numbers),
+        LEAK_TEST(p6_files_are_counted_before_the_start),
+        LEAK_TEST(p6_a_tmpfs_without_a_limit_is_not_full),
         LEAK_TEST(channels_leave_nothing_behind_when_one_name_is_taken),
     };
     fixture_begin();
