@@ -240,6 +240,14 @@ int cox_control_check_space(const struct cox_geometry *geometry, struct cox_erro
                         " more are allowed: raise that (mount -o remount,nr_inodes=...), remove "
                         "some, or use fewer ranks",
                         files, space.files);
+    uint64_t size = cox_geometry_region_size_max(geometry);
+    if (space.region < size)
+        return cox_fail(err, COX_NO_SPACE,
+                        "the group's largest region needs %" PRIu64
+                        " bytes, a file may have %" PRIu64
+                        " (ulimit -f): raise that limit or choose smaller regions (see coxswain "
+                        "layout)",
+                        size, space.region);
     return 0;
 }
 

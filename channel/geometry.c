@@ -162,6 +162,17 @@ uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
     return bytes;
 }
 
+uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry)
+{
+    uint64_t size = cox_layout_control_size(geometry->rank_count);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        const struct cox_layout_channel *channel = &geometry->channels[c];
+        size = channel->request_size > size ? channel->request_size : size;
+        size = channel->response_size > size ? channel->response_size : size;
+    }
+    return size;
+}
+
 static uint64_t geometry_semaphore_count(const struct cox_geometry *geometry)
 {
     return (uint64_t)COX_TWO_WAY_COUNT * COX_BELL_COUNT * geometry->rank_count + 2;

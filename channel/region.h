@@ -53,6 +53,8 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
 struct cox_region_space {
     uint64_t bytes;
     uint64_t files;
+    uint64_t
+        region; /* one region at most (ulimit -f); one byte more and SIGXFSZ ends the process */
 };
 /* Returns 0 or -errno. */
 int cox_region_space(struct cox_region_space *ret_space);

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -851,6 +852,40 @@ static void p6_a_tmpfs_without_a_limit_is_not_full(void **state)
     child_run(create_in_tmpfs, &endless);
 }
 
+static void create_under_a_file_limit(void *context)
+{
+    uint64_t short_of = *(const uint64_t *)context;
+    struct cox_geometry geometry = geometry_of(3);
+    uint64_t size = cox_geometry_region_size_max(&geometry);
+    struct cox_error err = {0};
+    char number[32];
+    CHECK(setrlimit(RLIMIT_FSIZE, &(struct rlimit){size - short_of, RLIM_INFINITY}) == 0);
+    int r = cox_control_check_space(&geometry, &err);
+    if (short_of == 0) {
+        CHECK(r == 0);
+        CHECK(create_group(&geometry) == 0); /* and no signal */
+        CHECK(cox_control_unlink_names(GROUP, &geometry, COX_CHANNEL_COUNT) > 40);
+        return;
+    }
+    CHECK(r == COX_NO_SPACE && strstr(err.text, "ulimit -f"));
+    snprintf(number, sizeof number, " %" PRIu64 " ", size);
+    CHECK(strstr(err.text, number));
+    snprintf(number, sizeof number, " %" PRIu64 " ", size - short_of);
+    CHECK(strstr(err.text, number));
+    /* Who makes a region without asking before is told the same. */
+    struct cox_region region = {0};
+    err = (struct cox_error){0};
+    CHECK(cox_region_create(&region, test_object("f"), size, &err) == COX_NO_SPACE);
+    CHECK(strstr(err.text, "ulimit -f") && !region.base);
+}
+
+static void p6_a_limit_on_files_is_an_error_and_no_signal(void **state)
+{
+    (void)state;
+    for (uint64_t short_of = 0; short_of < 2; short_of++)
+        child_run(create_under_a_file_limit, &short_of);
+}
+
 static void channels_leave_nothing_behind_when_one_name_is_taken(void **state)
 {
     struct cox_control own = created(2);
@@ -904,6 +939,7 @@ int main(void)
         LEAK_TEST(a_full_tmpfs_is_no_space_with_both_numbers),
         LEAK_TEST(p6_files_are_counted_before_the_start),
         LEAK_TEST(p6_a_tmpfs_without_a_limit_is_not_full),
+        LEAK_TEST(p6_a_limit_on_files_is_an_error_and_no_signal),
         LEAK_TEST(channels_leave_nothing_behind_when_one_name_is_taken),
     };
     fixture_begin();
