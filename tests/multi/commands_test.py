@@ -17,6 +17,7 @@ import time
 BIN_DIR, SOURCE_DIR = (os.path.abspath(path) for path in sys.argv[1:3])
 COXSWAIN = os.path.join(BIN_DIR, "coxswain")
 MODEL = os.path.join(SOURCE_DIR, "models", "sums")
+WITHOUT = os.path.join(BIN_DIR, "without")
 LEGACY_WORKER = os.path.join(SOURCE_DIR, "tests", "legacy", "legacy_worker.py")
 SHM = "/dev/shm"
 TIMEOUT = 120
@@ -46,12 +47,25 @@ def check(condition, text, result=None):
         raise AssertionError(text)
 
 
-def start(arguments, **options):
+def start(arguments, under=(), **options):
     options.setdefault("stdin", subprocess.DEVNULL)
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.PIPE)
     options.setdefault("env", environment())
-    return subprocess.Popen([COXSWAIN] + arguments, text=True, **options)
+    return subprocess.Popen([*under, COXSWAIN] + arguments, text=True, **options)
+
+
+def without(calls):
+    """In front of a command: as on a kernel that lacks these calls, or under a filter that denies them."""
+    probe = subprocess.run([WITHOUT, calls, "true"], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False)
+    if probe.returncode == 77:
+        raise Skipped("no seccomp filters here")
+    check(probe.returncode == 0, probe.stderr)
+    return [WITHOUT, calls]
+
+
+class Skipped(Exception):
+    pass
 
 
 def environment(**more):
@@ -453,6 +467,21 @@ def workers_that_are_none_are_named():
 
 
 @test
+def test_b15_a_worker_has_only_its_standard_fds_also_without_close_range():
+    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(300)]  # more than one read of their list tells
+    try:
+        for under in ([], without("close_range=ENOSYS"), without("close_range=EPERM")):
+            result = expect(run(["run", "--no-flags", "--", "sh", "-c", "exec ls /proc/self/fd >&2"], under=under,
+                                pass_fds=fds), 3, "status 0")
+            seen = re.findall(r"^\[rank 0\] (\d+)$", result.err, re.M)
+            check(seen == ["0", "1", "2", "3"], "the worker had more: %s" % seen, result)  # 3: the folder it lists
+    finally:
+        for fd in fds:
+            os.close(fd)
+    expect(generate("-n", "2", "1+1=", under=without("close_range=ENOSYS")), 0)
+
+
+@test
 def closed_and_full_output_is_an_error():
     with open("/dev/full", "w", encoding="ascii") as full:
         expect(generate("1+1=", stdout=full), 1, "cannot write to standard output", "No space left")
@@ -568,6 +597,8 @@ def main():
         try:
             function()
             verdict = "ok"
+        except Skipped as error:
+            verdict = "skipped: %s" % error
         except AssertionError as error:
             verdict = "FAILED: %s" % error
             failed += 1
