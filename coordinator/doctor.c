@@ -15,8 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What a coordinator and its ranks take; multi/commands starts groups with exactly so many fds. */
-#define FDS_OF_GROUP 23
+/* What a coordinator and its ranks take, those that are open only while a rank starts or attaches
+ * included; multi/commands starts groups with exactly so many fds. */
+#define FDS_OF_GROUP 26
 #define FDS_OF_RANK 3
 #define THREADS_OF_COORDINATOR 8
 #define THREADS_OF_WORKER 5

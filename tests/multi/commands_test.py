@@ -615,12 +615,12 @@ def doctor_prints_its_findings():
 def test_b15_doctor_counts_the_fds_of_a_group():
     def limit(count):
         return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
-    for ranks in ("1", "8"):
+    for ranks in ("1", "32", "8"):
         count = int(re.search(r"ranks takes (\d+)", findings("-n", ranks)["open files"][1]).group(1))
         found_mark(findings("-n", ranks, preexec_fn=limit(count)), "open files", "ok")
         expect(generate("-n", ranks, "1+1=", preexec_fn=limit(count)), 0)
         found_mark(findings("-n", ranks, preexec_fn=limit(count - 1)), "open files", "BAD", "ulimit -n")
-        result = generate("-n", ranks, "1+1=", preexec_fn=limit(count - 6))
+        result = generate("-n", ranks, "1+1=", preexec_fn=limit(count - 9))
         check(result.status != 0, "doctor asks for more than a group needs", result)
     # Eight ranks were not asked for: smaller groups start.
     found_mark(findings(status=0, preexec_fn=limit(count - 1)), "open files", "note", "ulimit -n")
