@@ -1,5 +1,6 @@
 #include "base.h"
 
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,6 +105,18 @@ void cox_close_fd(int *fd)
         errno = saved;
         *fd = -1;
     }
+}
+
+int cox_fd_raise(int *fd)
+{
+    if (*fd > STDERR_FILENO)
+        return 0;
+    int raised = fcntl(*fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (raised < 0)
+        return -errno;
+    close(*fd);
+    *fd = raised;
+    return 0;
 }
 
 void cox_free_ptr(void *ptr)

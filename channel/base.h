@@ -140,6 +140,11 @@ static inline uint64_t cox_deadline_min(uint64_t a, uint64_t b)
 COX_PUBLIC void cox_close_fd(int *fd);   /* closes *fd when >= 0, keeps errno */
 COX_PUBLIC void cox_free_ptr(void *ptr); /* frees *(void **)ptr, keeps errno */
 
+/* For every fd that is kept: a host that closed its standard fds may go on writing its log to 1 and
+ * 2, or open something better there later, and whatever was opened first has those numbers. Moves
+ * *fd to 3 or above, close-on-exec. Returns 0; -errno, with *fd as it was. */
+COX_PUBLIC int cox_fd_raise(int *fd);
+
 static inline int cox_steal_fd(int *fd)
 {
     int stolen = *fd;

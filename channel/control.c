@@ -5,14 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "fault.h"
 #include "peer.h"
-#include "semaphore.h"
 
 #define SHM_FOLDER "/dev/shm"
 /* Once a millisecond. */
@@ -81,8 +79,22 @@ static int control_fill(struct cox_layout_control *layout, const struct cox_geom
     return 0;
 }
 
-uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
-                                  int channel_count)
+/* file: what stands in /dev/shm before the object's name without its slash. own_only: not what
+ * belongs to another user; the sticky bit of /dev/shm says the same to everybody but root. True: it
+ * was there and is gone. */
+static bool control_unlink_one(const char *file, const char *object, bool own_only)
+{
+    char path[COX_OBJECT_NAME_SIZE + 32];
+    struct stat st;
+    snprintf(path, sizeof path, SHM_FOLDER "/%s%s", file, object + 1);
+    if (own_only &&
+        (fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) < 0 || st.st_uid != geteuid()))
+        return false;
+    return unlink(path) == 0;
+}
+
+static uint32_t control_unlink(const char *name, const struct cox_geometry *geometry,
+                               int channel_count, bool own_only)
 {
     char object[COX_OBJECT_NAME_SIZE];
     uint32_t count = 0;
@@ -91,18 +103,25 @@ uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *g
         uint32_t pairs = channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count;
         for (uint32_t rank = 0; rank < pairs; rank++)
             for (int bell = 0; bell < COX_BELL_COUNT; bell++)
-                count += cox_bell_exists(channel, (enum cox_bell)bell) &&
-                         sem_unlink(
-                             cox_name_bell(object, name, channel, (enum cox_bell)bell, rank)) == 0;
+                if (cox_bell_exists(channel, (enum cox_bell)bell))
+                    count += control_unlink_one(
+                        "sem.", cox_name_bell(object, name, channel, (enum cox_bell)bell, rank),
+                        own_only);
         if (geometry->channels[c].request_size)
-            count += shm_unlink(cox_name_request(object, name, channel)) == 0;
-        count += shm_unlink(cox_name_response(object, name, channel)) == 0;
+            count += control_unlink_one("", cox_name_request(object, name, channel), own_only);
+        count += control_unlink_one("", cox_name_response(object, name, channel), own_only);
         cox_fault_point(COX_FAULT_NAME_UNLINKED);
     }
     cox_fault_point(COX_FAULT_CONTROL_UNLINK);
-    count += shm_unlink(cox_name_control(object, name)) == 0;
+    count += control_unlink_one("", cox_name_control(object, name), own_only);
     cox_fault_point(COX_FAULT_NAME_UNLINKED);
     return count;
+}
+
+uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
+                                  int channel_count)
+{
+    return control_unlink(name, geometry, channel_count, false);
 }
 
 /* The lock is held by somebody else: by the coordinator, or, when that is dead, by another sweeper
@@ -130,6 +149,30 @@ static int control_locked(const char *name, const struct cox_control *old, int e
                     "the name '%s' is taken by a live group of process %" PRIu32
                     ": stop that one or choose another name",
                     name, header->coordinator_pid);
+}
+
+/* Whether its names are known: those of another version, too, whose number of ranks makes sense. */
+static int control_verify_names(struct cox_control *old, const char *name, const char *object,
+                                struct cox_error *err)
+{
+    struct cox_error why = {0};
+    int r = control_verify(old, object, &why);
+    if (r == 0)
+        return 0;
+    if (r != COX_VERSION)
+        return cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
+    struct cox_layout_control *layout = old->region.base;
+    uint32_t rank_count = layout->header.rank_count;
+    if (layout->header.abi != COX_LAYOUT_ABI || rank_count == 0 || rank_count > COX_RANK_COUNT_MAX)
+        return cox_fail(err, COX_DENIED,
+                        "%s is in the way: %s; when nothing of that version runs any more, remove "
+                        "all that it left (rm /dev/shm/%s_* /dev/shm/sem.%s_*)",
+                        object, why.text, name, name);
+    old->layout = layout;
+    old->geometry = (struct cox_geometry){.rank_count = rank_count};
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        old->geometry.channels[c].request_size = 1; /* there is such a region */
+    return 0;
 }
 
 /* A lock that can be won means that the coordinator is dead. */
@@ -166,16 +209,9 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     if (r)
         return r;
     cox_fault_point(COX_FAULT_CONTROL_SWEEP);
-    struct cox_error why = {0};
-    r = control_verify(&old, object, &why);
-    if (r == COX_VERSION) {
-        r = cox_fail(
-            err, COX_DENIED,
-            "%s is in the way: %s; when nothing of that version runs any more, remove what it "
-            "left (rm /dev/shm%s)",
-            object, why.text, object);
-    } else if (r) {
-        r = cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
+    r = control_verify_names(&old, name, object, err);
+    if (r) {
+        /* Nothing is removed by numbers that make no sense. */
     } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         r = control_locked(name, &old, errno, err);
     } else if (stat(path, &named) < 0) {
@@ -185,12 +221,43 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     } else if (named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
         /* Won, and the name still means the file that is locked. */
         cox_fault_point(COX_FAULT_CONTROL_LOCKED);
-        count = cox_control_unlink_names(name, &old.geometry, COX_CHANNEL_COUNT);
+        count = control_unlink(name, &old.geometry, COX_CHANNEL_COUNT, true);
     }
     cox_region_detach(&old.region);
     if (r == 0)
         *ret_count = count;
     return r;
+}
+
+int cox_control_check_space(const struct cox_geometry *geometry, struct cox_error *err)
+{
+    struct cox_region_space space;
+    int r = cox_region_space(&space);
+    if (r)
+        return cox_fail(err, r, SHM_FOLDER ": %s", cox_status_text(r));
+    uint64_t bytes = cox_geometry_memory_bytes(geometry);
+    uint64_t files = cox_geometry_name_count(geometry);
+    if (space.bytes < bytes)
+        return cox_fail(err, COX_NO_SPACE,
+                        "the group needs %" PRIu64 " bytes of " SHM_FOLDER ", %" PRIu64
+                        " are free: enlarge it (mount -o remount,size=...), use fewer ranks, a "
+                        "smaller depth or smaller regions (see coxswain layout)",
+                        bytes, space.bytes);
+    if (space.files < files)
+        return cox_fail(err, COX_NO_SPACE,
+                        "the group needs %" PRIu64 " files in " SHM_FOLDER ", %" PRIu64
+                        " more are allowed: raise that (mount -o remount,nr_inodes=...), remove "
+                        "some, or use fewer ranks",
+                        files, space.files);
+    uint64_t size = cox_geometry_region_size_max(geometry);
+    if (space.region < size)
+        return cox_fail(err, COX_NO_SPACE,
+                        "the group's largest region needs %" PRIu64
+                        " bytes, a file may have %" PRIu64
+                        " (ulimit -f): raise that limit or choose smaller regions (see coxswain "
+                        "layout)",
+                        size, space.region);
+    return 0;
 }
 
 int cox_control_create(struct cox_control *control, const char *name,
@@ -206,6 +273,9 @@ int cox_control_create(struct cox_control *control, const char *name,
     if (fd < 0)
         return cox_fail(err, -errno, "%s: cannot create in " SHM_FOLDER ": %s", object,
                         cox_status_text(-errno));
+    r = cox_fd_raise(&fd);
+    if (r)
+        return cox_fail(err, r, "%s: dup: %s", object, cox_status_text(r));
     if (fchmod(fd, 0600) < 0)
         return cox_fail(err, -errno, "%s: fchmod: %s", object, cox_status_text(-errno));
     uint64_t size = cox_layout_control_size(geometry->rank_count);

@@ -31,6 +31,10 @@ struct cox_control {
         .lock_fd = -1                                                                              \
     }
 
+/* Whether all that a group of this geometry has could be created now. Returns 0; COX_NO_SPACE: err
+ * says what is needed, what is there and what to do; -errno. */
+int cox_control_check_space(const struct cox_geometry *geometry, struct cox_error *err);
+
 /* Creates. Leftovers of a dead group under this name (their lock is free) are removed first.
  * Returns 0; COX_TAKEN: a live group has the name, err says which process; COX_DENIED: the name
  * belongs to something else; COX_NO_SPACE; -errno. */
@@ -38,7 +42,7 @@ int cox_control_create(struct cox_control *control, const char *name,
                        const struct cox_geometry *geometry, struct cox_error *err);
 /* Removes what a dead group left under this name, after winning the lock of its control region: a
  * live group is never touched, and of two sweepers one wins. *ret_count: names removed; 0: there
- * was nothing. Returns 0; COX_TAKEN: the group lives, err says in which process; COX_BUSY: it is
+ * was nothing. What belongs to another user stays. Returns 0; COX_TAKEN: the group lives, err says in which process; COX_BUSY: it is
  * dead, but another process holds its lock, most likely to do the same; COX_DENIED: something else
  * has the name; -errno. */
 int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err);
@@ -49,8 +53,8 @@ int cox_control_attach(struct cox_control *control, const char *name, struct cox
 int cox_control_attach_fd(struct cox_control *control, int fd, struct cox_error *err);
 void cox_control_close(struct cox_control *control); /* unmaps, drops the lock; idempotent */
 
-/* Removes every name that the first channel_count channels of a group of this geometry have, then
- * the control region's. Returns how many there were. */
+/* For the creator. Removes every name that the first channel_count channels of a group of this
+ * geometry have, then the control region's. Returns how many there were. */
 uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
                                   int channel_count);
 

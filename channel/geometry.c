@@ -162,16 +162,39 @@ uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
     return bytes;
 }
 
+uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry)
+{
+    uint64_t size = cox_layout_control_size(geometry->rank_count);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        const struct cox_layout_channel *channel = &geometry->channels[c];
+        size = channel->request_size > size ? channel->request_size : size;
+        size = channel->response_size > size ? channel->response_size : size;
+    }
+    return size;
+}
+
+static uint64_t geometry_semaphore_count(const struct cox_geometry *geometry)
+{
+    return (uint64_t)COX_TWO_WAY_COUNT * COX_BELL_COUNT * geometry->rank_count + 2;
+}
+
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry)
 {
-    uint64_t count = (uint64_t)COX_TWO_WAY_COUNT * COX_BELL_COUNT * geometry->rank_count + 2;
-    return count * sizeof(sem_t);
+    return geometry_semaphore_count(geometry) * sizeof(sem_t);
 }
 
 uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry)
 {
-    uint64_t semaphores = cox_geometry_semaphore_bytes(geometry) / sizeof(sem_t);
-    return cox_geometry_region_bytes(geometry) + semaphores * (uint64_t)sysconf(_SC_PAGESIZE);
+    return cox_geometry_region_bytes(geometry) +
+           geometry_semaphore_count(geometry) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+uint64_t cox_geometry_name_count(const struct cox_geometry *geometry)
+{
+    uint64_t regions = 1;
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        regions += geometry->channels[c].request_size ? 2 : 1;
+    return regions + geometry_semaphore_count(geometry);
 }
 
 uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, enum cox_channel_id channel,

@@ -50,6 +50,10 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
 uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry);
+/* Of the largest region. */
+uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry);
+/* Names in /dev/shm, regions and semaphores together: each takes an inode. */
+uint64_t cox_geometry_name_count(const struct cox_geometry *geometry);
 
 /* Where a slot starts in the response region, and how many payload bytes it holds. With legacy
  * ranks the payload of rank 0 may fill the region (whole is true: execute and link replies). */

@@ -25,7 +25,8 @@ static int inherit_open_one(int *fd, const char *file, const char *object, int f
     char path[COX_OBJECT_NAME_SIZE + 32];
     snprintf(path, sizeof path, "/dev/shm/%s%s", file, object + 1);
     *fd = open(path, flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    return *fd < 0 ? cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno)) : 0;
+    int r = *fd < 0 ? -errno : cox_fd_raise(fd);
+    return r ? cox_fail(err, r, "%s: %s", path, cox_status_text(r)) : 0;
 }
 
 int cox_inherit_open(struct cox_inherit *inherit, const char *name,

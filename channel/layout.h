@@ -43,6 +43,9 @@ enum cox_layout_flags {
     COX_LAYOUT_LEGACY = 1, /* ranks without lines may sit in this group: depth 1, tokens count */
 };
 
+/* Everything up to coordinator_start, and what the objects of a group are called, is the same in
+ * every version under this magic: so any version can tell what a dead group of another has left,
+ * and remove it. */
 struct cox_layout_header {
     _Atomic uint64_t magic; /* stored last with release; partner: control_attach's acquire load */
     uint32_t version;

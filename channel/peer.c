@@ -68,7 +68,9 @@ int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer)
     if (pidfd < 0)
         return errno == ESRCH ? COX_PEER_DEAD : -errno;
     uint64_t seen;
-    int r = cox_peer_start_time(pid, &seen);
+    int r = cox_fd_raise(&pidfd);
+    if (r == 0)
+        r = cox_peer_start_time(pid, &seen);
     if (r)
         return r;
     if (start && seen != start)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -23,17 +24,31 @@ static int region_name_check(const char *name, struct cox_error *err)
     return 0;
 }
 
-int cox_region_space_free(uint64_t *ret_bytes)
+int cox_region_space(struct cox_region_space *ret_space)
 {
     struct statvfs vfs;
-    if (statvfs("/dev/shm", &vfs) < 0)
+    struct rlimit limit;
+    if (statvfs("/dev/shm", &vfs) < 0 || getrlimit(RLIMIT_FSIZE, &limit) < 0)
         return -errno;
-    *ret_bytes = (uint64_t)vfs.f_bavail * vfs.f_frsize;
+    /* A tmpfs without a limit (mount -o size=0, nr_inodes=0) says 0 of 0. */
+    *ret_space = (struct cox_region_space){
+        .bytes = vfs.f_blocks ? (uint64_t)vfs.f_bavail * vfs.f_frsize : UINT64_MAX,
+        .files = vfs.f_files ? vfs.f_favail : UINT64_MAX,
+        .region = limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : limit.rlim_cur,
+    };
     return 0;
 }
 
 int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error *err)
 {
+    struct cox_region_space space = {.region = UINT64_MAX};
+    cox_region_space(&space);
+    /* Not tried: the signal would end the host. */
+    if (size > space.region)
+        return cox_fail(err, COX_NO_SPACE,
+                        "region %s needs %" PRIu64 " bytes, a file may have %" PRIu64
+                        " (ulimit -f): raise that limit or choose smaller regions",
+                        name, size, space.region);
     int e;
     do
         e = posix_fallocate(fd, 0, (off_t)size);
@@ -43,13 +58,12 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
     if (e != ENOSPC && e != EFBIG)
         return cox_fail(err, -e, "region %s: reserving %" PRIu64 " bytes: %s", name, size,
                         cox_status_text(-e));
-    uint64_t available = 0;
-    cox_region_space_free(&available);
+    cox_region_space(&space);
     return cox_fail(
         err, COX_NO_SPACE,
         "region %s needs %" PRIu64 " bytes of /dev/shm, %" PRIu64
         " are free: enlarge it (mount -o remount,size=...), free some, or choose smaller regions",
-        name, size, available);
+        name, size, space.bytes);
 }
 
 int cox_region_check_fd(int fd, const char *name, struct cox_error *err)

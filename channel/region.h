@@ -49,7 +49,14 @@ int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_re
 /* Reserves size bytes for fd. Returns 0; COX_NO_SPACE with both numbers in err; -errno. */
 int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error *err);
 
-/* Bytes that are free where named regions live. Returns 0 or -errno. */
-int cox_region_space_free(uint64_t *ret_bytes);
+/* What is free where named regions live; UINT64_MAX: that has no limit. */
+struct cox_region_space {
+    uint64_t bytes;
+    uint64_t files;
+    uint64_t
+        region; /* one region at most (ulimit -f); one byte more and SIGXFSZ ends the process */
+};
+/* Returns 0 or -errno. */
+int cox_region_space(struct cox_region_space *ret_space);
 
 #endif

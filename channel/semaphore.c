@@ -55,6 +55,9 @@ static int semaphore_make(const char *name, unsigned value, int *ret_fd, struct 
     if (fd < 0)
         return cox_fail(err, -errno, "semaphore %s: cannot create in /dev/shm: %s", name,
                         cox_status_text(-errno));
+    int r = cox_fd_raise(&fd);
+    if (r)
+        return cox_fail(err, r, "semaphore %s: dup: %s", name, cox_status_text(r));
     sem_t content;
     memset(&content, 0, sizeof content);
     if (sem_init(&content, 1, value) < 0)
@@ -63,7 +66,7 @@ static int semaphore_make(const char *name, unsigned value, int *ret_fd, struct 
         return cox_fail(err, -errno, "semaphore %s: fchmod: %s", name, cox_status_text(-errno));
     ssize_t written = write(fd, &content, sizeof content);
     if (written != (ssize_t)sizeof content) {
-        int r = written < 0 ? -errno : -ENOSPC;
+        r = written < 0 ? -errno : -ENOSPC;
         return cox_fail(err, r, "semaphore %s: %s", name, cox_status_text(r));
     }
     cox_fault_point(COX_FAULT_SEMAPHORE_FILLED);

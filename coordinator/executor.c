@@ -158,15 +158,10 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
 
 static int executor_create_memory(struct cox_executor *executor, struct cox_error *err)
 {
-    uint64_t available, needed = cox_geometry_memory_bytes(&executor->geometry);
-    if (cox_region_space_free(&available) == 0 && available < needed)
-        return cox_fail(
-            err, COX_NO_SPACE,
-            "the group needs %" PRIu64 " bytes of /dev/shm, %" PRIu64
-            " are free: enlarge it (mount -o remount,size=...), use fewer ranks, a smaller depth "
-            "or smaller regions (see coxswain layout)",
-            needed, available);
-    int r = cox_control_create(&executor->control, executor->name, &executor->geometry, err);
+    int r = cox_control_check_space(&executor->geometry, err);
+    if (r)
+        return r;
+    r = cox_control_create(&executor->control, executor->name, &executor->geometry, err);
     if (r)
         return r;
     executor->named = true;

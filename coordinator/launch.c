@@ -62,7 +62,10 @@ static int pipe_init(struct pipe *pipe)
     if (pipe2(fds, O_CLOEXEC) < 0)
         return -errno;
     *pipe = (struct pipe){.read_fd = fds[0], .write_fd = fds[1]};
-    return fcntl(pipe->read_fd, F_SETFL, O_NONBLOCK) < 0 ? -errno : 0;
+    int r = cox_fd_raise(&pipe->read_fd);
+    if (!r)
+        r = cox_fd_raise(&pipe->write_fd);
+    return r || fcntl(pipe->read_fd, F_SETFL, O_NONBLOCK) == 0 ? r : -errno;
 }
 
 /* Finds a command as a shell does, which passes folders that cannot be searched. NULL with errno:
@@ -286,6 +289,41 @@ static int child_fd_above_report(int fd)
     return fd > 3 ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 4);
 }
 
+/* As the kernel hands entries out; no header has it. */
+struct child_dirent {
+    uint64_t ino;
+    int64_t offset;
+    unsigned short size;
+    unsigned char type;
+    char name[];
+};
+
+/* All fds from `first` on. Before Linux 5.9, and where a filter denies what it does not know, one by
+ * one: /proc hands them out by number, so that closing some does not hide others. */
+static int child_close_from(int first)
+{
+    if (close_range((unsigned)first, ~0U, 0) == 0)
+        return 0;
+    int folder = open("/proc/self/fd", O_RDONLY | O_DIRECTORY);
+    if (folder < 0)
+        return -errno;
+    _Alignas(struct child_dirent) char entries[1024];
+    long length;
+    while ((length = syscall(SYS_getdents64, folder, entries, sizeof entries)) > 0)
+        for (long at = 0; at < length;) {
+            const struct child_dirent *entry = (const struct child_dirent *)(entries + at);
+            int fd = 0;
+            for (const char *digit = entry->name; *digit >= '0' && *digit <= '9'; digit++)
+                fd = fd * 10 + (*digit - '0');
+            if (fd >= first && fd != folder)
+                close(fd);
+            at += entry->size;
+        }
+    int r = length < 0 ? -errno : 0;
+    close(folder);
+    return r;
+}
+
 /* 0, 1, 2, what is inherited and, until exec, 3 for the report; nothing else. Before that, any of the fds can have any
  * number: the host may have closed its own standard ones. */
 static int child_arrange_fds(const struct launch *launch, int *report_fd)
@@ -301,8 +339,9 @@ static int child_arrange_fds(const struct launch *launch, int *report_fd)
     for (uint32_t i = 0; i < launch->fd_count; i++)
         if (dup2(launch->fds[i], FD_FIRST + (int)i) < 0)
             return -errno;
-    if (close_range(FD_FIRST + launch->fd_count, ~0U, 0) < 0)
-        return -errno;
+    int r = child_close_from(FD_FIRST + (int)launch->fd_count);
+    if (r)
+        return r;
     int null_fd = open("/dev/null", O_RDONLY);
     if (null_fd < 0 || dup2(null_fd, 0) < 0)
         return -errno;
@@ -407,6 +446,7 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
     struct launch_report report;
     r = launch_hear(launch.report.read_fd, &report);
     if (r == 0) {
+        cox_fd_raise(&pidfd); /* the pipes had room above, so it has */
         *ret_launched = (struct cox_launched){
             .pid = pid,
             .pidfd = cox_steal_fd(&pidfd),

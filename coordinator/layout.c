@@ -74,10 +74,18 @@ static void print_totals(const struct cox_geometry *geometry)
     uint64_t needed = cox_geometry_memory_bytes(geometry);
     printf("total of /dev/shm %" PRIu64 " (%.2f MiB), in whole pages\n", needed,
            (double)needed / 1048576);
-    uint64_t available;
-    if (cox_region_space_free(&available) == 0)
-        printf("free in /dev/shm %" PRIu64 " (%.2f MiB)%s\n", available,
-               (double)available / 1048576, available < needed ? ": too little" : "");
+    uint64_t names = cox_geometry_name_count(geometry);
+    printf("total names %" PRIu64 "\n", names);
+    struct cox_region_space space;
+    if (cox_region_space(&space))
+        return;
+    if (space.bytes == UINT64_MAX)
+        printf("free in /dev/shm: no limit\n");
+    else
+        printf("free in /dev/shm %" PRIu64 " (%.2f MiB)%s\n", space.bytes,
+               (double)space.bytes / 1048576, space.bytes < needed ? ": too little" : "");
+    if (space.files < names)
+        printf("free names in /dev/shm %" PRIu64 ": too few\n", space.files);
 }
 
 int cox_command_layout(int argc, char **argv)

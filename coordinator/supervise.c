@@ -69,6 +69,7 @@ struct cox_supervisor {
     atomic_bool ending;  /* workers were told to end */
     pthread_t thread;
     struct pollfd *polled; /* of the supervisor thread alone */
+    struct pollfd *packed; /* what of polled is an fd */
     struct worker *workers;
 
     pthread_mutex_t lock;
@@ -221,7 +222,16 @@ static int watch_poll(struct cox_supervisor *s)
             streams[2 * rank + (uint32_t)stream] =
                 (struct pollfd){.fd = w->streams[stream].fd, .events = POLLIN};
     }
-    return poll(s->polled, 1 + (nfds_t)4 * count, -1) < 0 ? -errno : 0;
+    /* The kernel refuses more entries than the process may have fds, and counts negative ones, too. */
+    nfds_t packed_count = 0;
+    for (uint32_t i = 0; i < 1 + 4 * count; i++)
+        if (s->polled[i].fd >= 0)
+            s->packed[packed_count++] = s->polled[i];
+    int r = poll(s->packed, packed_count, -1) < 0 ? -errno : 0;
+    for (uint32_t i = 1 + 4 * count; i-- > 0;)
+        if (s->polled[i].fd >= 0)
+            s->polled[i].revents = s->packed[--packed_count].revents;
+    return r;
 }
 
 /* The process that served the rank is dead; without it the wrapper is nothing. */
@@ -343,6 +353,7 @@ static void supervisor_destroy(struct cox_supervisor *s)
     }
     free(s->workers);
     free(s->polled);
+    free(s->packed);
     cox_close_fd(&s->stop_fd);
     cox_launch_plan_deinit(&s->plan);
     pthread_cond_destroy(&s->changed);
@@ -373,6 +384,7 @@ static int supervisor_new(const struct cox_supervise_options *options,
     }
     s->alive = s->plan.rank_count;
     s->polled = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->polled);
+    s->packed = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->packed);
     s->workers = calloc(s->plan.rank_count, sizeof *s->workers);
     for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
         struct worker *w = &s->workers[rank];
@@ -380,10 +392,12 @@ static int supervisor_new(const struct cox_supervise_options *options,
         w->rank = rank;
         w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = -1;
     }
-    if (!s->polled || !s->workers)
+    if (!s->polled || !s->packed || !s->workers)
         r = -ENOMEM;
     else if ((s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0)
         r = -errno;
+    else
+        r = cox_fd_raise(&s->stop_fd);
     if (r) {
         supervisor_destroy(s);
         return cox_fail(err, r, "supervisor: %s", cox_status_text(r));

@@ -348,6 +348,11 @@ int cox_worker_new(const struct cox_worker_options *options,
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->wake_fd < 0)
         r = cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno));
+    if (r == 0) {
+        r = cox_fd_raise(&worker->wake_fd);
+        if (r)
+            cox_fail(err, r, "eventfd: %s", cox_status_text(r));
+    }
     _cox_cleanup_(cox_inherit_close) struct cox_inherit inherit;
     cox_inherit_init(&inherit);
     if (r == 0 && options->fd_count)

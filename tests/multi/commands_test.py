@@ -17,6 +17,7 @@ import time
 BIN_DIR, SOURCE_DIR = (os.path.abspath(path) for path in sys.argv[1:3])
 COXSWAIN = os.path.join(BIN_DIR, "coxswain")
 MODEL = os.path.join(SOURCE_DIR, "models", "sums")
+WITHOUT = os.path.join(BIN_DIR, "without")
 LEGACY_WORKER = os.path.join(SOURCE_DIR, "tests", "legacy", "legacy_worker.py")
 SHM = "/dev/shm"
 TIMEOUT = 120
@@ -46,12 +47,25 @@ def check(condition, text, result=None):
         raise AssertionError(text)
 
 
-def start(arguments, **options):
+def start(arguments, under=(), **options):
     options.setdefault("stdin", subprocess.DEVNULL)
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.PIPE)
     options.setdefault("env", environment())
-    return subprocess.Popen([COXSWAIN] + arguments, text=True, **options)
+    return subprocess.Popen([*under, COXSWAIN] + arguments, text=True, **options)
+
+
+def without(calls):
+    """In front of a command: as on a kernel that lacks these calls, or under a filter that denies them."""
+    probe = subprocess.run([WITHOUT, calls, "true"], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False)
+    if probe.returncode == 77:
+        raise Skipped("no seccomp filters here")
+    check(probe.returncode == 0, probe.stderr)
+    return [WITHOUT, calls]
+
+
+class Skipped(Exception):
+    pass
 
 
 def environment(**more):
@@ -417,6 +431,9 @@ def wrong_input_is_named():
         (["clean", ".x"], 2, "starts with a dot"),
         (["doctor", "--bogus"], 2, "--bogus", "coxswain doctor --help"),
         (["doctor", "more"], 2, "'more'"),
+        (["doctor", "-n", "129"], 2, "1 to 128"),
+        (["doctor", "-n", "2x"], 2, "1 to 128"),
+        (["doctor", "-n"], 2, "-n"),
     ]
     for arguments, status, *parts in cases:
         result = expect(run(arguments), status, *parts)
@@ -450,6 +467,21 @@ def workers_that_are_none_are_named():
     worker = os.path.join(BIN_DIR, "coxswain-worker")
     result = run(["run", "--", worker, "--model", "/nonexistent"])
     expect(result, 3, "/nonexistent")
+
+
+@test
+def test_b15_a_worker_has_only_its_standard_fds_also_without_close_range():
+    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(300)]  # more than one read of their list tells
+    try:
+        for under in ([], without("close_range=ENOSYS"), without("close_range=EPERM")):
+            result = expect(run(["run", "--no-flags", "--", "sh", "-c", "exec ls /proc/self/fd >&2"], under=under,
+                                pass_fds=fds), 3, "status 0")
+            seen = re.findall(r"^\[rank 0\] (\d+)$", result.err, re.M)
+            check(seen == ["0", "1", "2", "3"], "the worker had more: %s" % seen, result)  # 3: the folder it lists
+    finally:
+        for fd in fds:
+            os.close(fd)
+    expect(generate("-n", "2", "1+1=", under=without("close_range=ENOSYS")), 0)
 
 
 @test
@@ -540,22 +572,143 @@ def clean_does_not_touch_a_live_group():
     check(not group_names(name), "left in /dev/shm: %s" % group_names(name))
 
 
+def findings(*arguments, status=None, **options):
+    """What doctor says: by the name of each finding, its mark and everything said about it."""
+    result = run(["doctor", *arguments], **options)
+    found = {}
+    for line in result.out.splitlines():
+        match = re.match(r"(ok  |note|BAD )  (\S.*?)  +(\S.*)", line)
+        if match:
+            name = match.group(2)
+            check(name not in found, "two findings on " + name, result)
+            found[name] = [match.group(1).strip(), match.group(3), ""]
+        else:
+            check(re.match(r" {28} -> \S", line), "no finding: " + line, result)
+            found[name][2] = line.strip()
+    bad = [name for name, (mark, _, _) in found.items() if mark == "BAD"]
+    check(result.status == (1 if bad else 0), "the exit status does not follow the findings", result)
+    check(status is None or result.status == status, "expected status %s" % status, result)
+    check(result.err == "", "something on standard error", result)
+    for name, (mark, _, advice) in found.items():
+        check((mark == "ok") == (advice == ""), "advice does not follow the mark: " + name, result)
+    return found
+
+
+def found_mark(found, name, mark, *parts):
+    check(name in found, "no finding on %s: %s" % (name, found))
+    check(found[name][0] == mark, "%s: expected %s: %s" % (name, mark, found[name]))
+    for part in parts:
+        check(part in " ".join(found[name]), "%s does not speak of '%s': %s" % (name, part, found[name]))
+
+
 @test
 def doctor_prints_its_findings():
-    result = run(["doctor"])
-    lines = result.out.splitlines()
-    bad = [line for line in lines if line.startswith("BAD ")]
-    check(result.status == (1 if bad else 0), "exit status does not follow the findings", result)
-    check(not bad, "this machine is no place for a group", result)
-    check(result.err == "", "something on standard error", result)
-    for what in ("/dev/shm", "unnamed files there", "sealed memory", "pidfd_open", "open files", "monotonic clock",
-                 "processors"):
-        found = [line for line in lines if re.match(r"(ok  |note|BAD )  %s +\S" % re.escape(what), line)]
-        check(len(found) == 1, "expected one finding on %s, not %s" % (what, found), result)
-    # Too few fds for a group: that is bad, and there is advice.
-    result = run(["doctor"], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
-    check(result.status == 1, "expected status 1", result)
-    check(re.search(r"^BAD   open files +at most 64\n +-> ulimit -n", result.out, re.M), "no such finding", result)
+    found = findings(status=0)  # else this machine is no place for a group
+    wanted = ["/dev/shm", "files there", "size of a file", "unnamed files there", "sealed memory", "children by pidfd",
+              "pidfd_open", "close_range", "futex_waitv", "ptrace scope", "pidfd_getfd", "open files", "processes",
+              "locked memory", "memory", "cgroup memory limit", "cgroup process limit", "cgroup CPU quota",
+              "monotonic clock", "processors"]
+    check(sorted(found) == sorted(wanted), "other findings: %s" % sorted(found))
+
+
+@test
+def test_b15_doctor_counts_the_fds_of_a_group():
+    def limit(count):
+        return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+    for ranks in ("1", "32", "8"):
+        count = int(re.search(r"ranks takes (\d+)", findings("-n", ranks)["open files"][1]).group(1))
+        found_mark(findings("-n", ranks, preexec_fn=limit(count)), "open files", "ok")
+        expect(generate("-n", ranks, "1+1=", preexec_fn=limit(count)), 0)
+        found_mark(findings("-n", ranks, preexec_fn=limit(count - 1)), "open files", "BAD", "ulimit -n")
+        result = generate("-n", ranks, "1+1=", preexec_fn=limit(count - 9))
+        check(result.status != 0, "doctor asks for more than a group needs", result)
+    # Eight ranks were not asked for: smaller groups start.
+    found_mark(findings(status=0, preexec_fn=limit(count - 1)), "open files", "note", "ulimit -n")
+
+
+@test
+def doctor_tries_what_a_group_needs():
+    for calls, name, mark, *parts in [
+            ("pidfd_open=EPERM", "pidfd_open", "BAD", "seccomp"),
+            ("pidfd_open=ENOSYS", "pidfd_open", "BAD", "Linux 5.3"),
+            ("waitid=EINVAL", "children by pidfd", "BAD", "Linux 5.4"),
+            ("waitid=EPERM", "children by pidfd", "BAD", "seccomp"),
+            ("linkat=EPERM", "unnamed files there", "BAD", "linkat"),
+            ("close_range=ENOSYS", "close_range", "note", "Linux 5.9"),
+            ("close_range=EPERM", "close_range", "note", "seccomp"),
+            ("memfd_create=EPERM", "sealed memory", "note", "seccomp"),
+            ("futex_waitv=ENOSYS", "futex_waitv", "note", "Linux 5.16"),
+            ("futex_waitv=EPERM", "futex_waitv", "note", "seccomp"),
+            ("pidfd_getfd=ENOSYS", "pidfd_getfd", "note", "Linux 5.6"),
+            ("pidfd_getfd=EPERM", "pidfd_getfd", "note", "SYS_PTRACE"),
+            ("sched_getaffinity<129=EINVAL", "processors", "ok", "%d of " % len(os.sched_getaffinity(0))),
+            ("sched_getaffinity=EPERM", "processors", "note", "cannot be told")]:
+        found_mark(findings(under=without(calls)), name, mark, *parts)
+        # BAD is said of what keeps a group from starting, and of nothing else; without waitid it starts, but no worker
+        # can be reaped.
+        if calls.startswith("waitid"):
+            continue
+        result = generate("-n", "2", "1+1=", under=without(calls))
+        check((result.status == 0) == (mark != "BAD"), "%s is %s, but" % (calls, mark), result)
+
+
+@test
+def doctor_tries_pidfd_getfd_on_another_process():
+    if os.geteuid() != 0:
+        raise Skipped("not root")
+    # A program that its user cannot read is not to be looked into by other processes of that user, only by itself.
+    folder = tempfile.mkdtemp(prefix="cox_commands_")
+    program = os.path.join(folder, "coxswain")
+    try:
+        os.chmod(folder, 0o755)
+        with open(COXSWAIN, "rb") as source, open(program, "wb") as copy:
+            copy.write(source.read())
+        os.chmod(program, 0o711)
+        result = subprocess.run([program, "doctor"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                                timeout=TIMEOUT, user=65534, group=65534, extra_groups=[], check=False)
+    finally:
+        os.unlink(program)
+        os.rmdir(folder)
+    check(re.search(r"^note  pidfd_getfd +Operation not permitted\n +-> ", result.stdout, re.M), result.stdout)
+
+
+def on_tmpfs(options):
+    """In front of a command: with a /dev/shm of its own."""
+    under = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"', options]
+    if subprocess.run([*under, "true"], stderr=subprocess.DEVNULL, timeout=TIMEOUT, check=False).returncode:
+        raise Skipped("no mounting here")
+    return under
+
+
+@test
+def test_p6_doctor_and_start_agree_on_shared_memory():
+    for options, name, mark, marked_asked, *parts in [
+            ("size=1m", "/dev/shm", "BAD", "BAD", "1.0 of 1.0 MiB free", "8.9 MiB", "--shm-size"),
+            ("size=8m", "/dev/shm", "note", "BAD", "8.0 of 8.0 MiB free"),
+            ("size=16m", "/dev/shm", "ok", "ok", "16.0 of 16.0 MiB free"),
+            ("size=0", "/dev/shm", "ok", "ok", "no limit"),
+            ("nr_inodes=20", "files there", "BAD", "BAD", "19", "140", "nr_inodes="),
+            ("nr_inodes=100", "files there", "note", "BAD", "99"),
+            ("nr_inodes=0", "files there", "ok", "ok", "no limit")]:
+        under = on_tmpfs(options)
+        found_mark(findings(under=under), name, mark, *parts)
+        found_mark(findings("-n", "8", under=under), name, marked_asked, *parts)
+        result = generate("-n", "8", "1+1=", under=under)
+        check((result.status == 0) == (marked_asked == "ok"), "doctor said %s of %s" % (marked_asked, options), result)
+        check(result.status == 0 or "/dev/shm, " in result.err, "another reason", result)
+        if mark == "note":
+            expect(generate("-n", "1", "1+1=", under=under), 0)
+
+
+@test
+def test_p6_doctor_and_start_agree_on_the_size_of_files():
+    def limit(size):
+        return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    size = int(re.search(r"largest region has (\d+)", findings()["size of a file"][1]).group(1))
+    found_mark(findings(preexec_fn=limit(size)), "size of a file", "ok")
+    expect(generate("1+1=", preexec_fn=limit(size)), 0)
+    found_mark(findings(preexec_fn=limit(size - 1)), "size of a file", "BAD", str(size), str(size - 1), "ulimit -f")
+    expect(generate("1+1=", preexec_fn=limit(size - 1)), 1, str(size), str(size - 1), "ulimit -f")
 
 
 def main():
@@ -568,6 +721,8 @@ def main():
         try:
             function()
             verdict = "ok"
+        except Skipped as error:
+            verdict = "skipped: %s" % error
         except AssertionError as error:
             verdict = "FAILED: %s" % error
             failed += 1

@@ -1,3 +1,8 @@
+# Runs a command as on an older kernel or under a seccomp profile.
+add_executable(without ${CMAKE_CURRENT_LIST_DIR}/without.c)
+target_link_libraries(without PRIVATE coxswain_warnings)
+set_target_properties(without PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+
 cox_command_test(NAME multi/commands LABEL multi TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -438,6 +439,36 @@ static void b4_leftovers_of_a_creator_killed_anywhere_are_swept(void **state)
     dies_and_is_swept(&crash, 0);
 }
 
+/* What a version says of itself behind the head of its header is its own affair. */
+static void b4_leftovers_of_another_version_are_swept(void **state)
+{
+    (void)state;
+    struct cox_control old = created(3);
+    struct cox_channel channel;
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        assert_int_equal(cox_channel_create(&channel, GROUP, &old, (enum cox_channel_id)c, NULL),
+                         0);
+        cox_channel_close(&channel);
+    }
+    int names = shm_count(NULL);
+    assert_int_equal(names, 1 + 4 * (2 + 4 * 3) + 1 + 2);
+    struct cox_layout_header *header = &old.layout->header;
+    header->version = 77;
+    header->depth = 0xdddd;
+    memset(header->channels, 0xcc, sizeof header->channels);
+    /* It lives. */
+    uint32_t count = 0;
+    struct cox_error err = {0};
+    assert_int_equal(cox_control_sweep(GROUP, &count, &err), COX_TAKEN);
+    assert_non_null(strstr(err.text, "live group of process"));
+    assert_int_equal(shm_count(NULL), names);
+    /* It is dead. */
+    cox_control_close(&old);
+    struct cox_control own = created(1);
+    assert_int_equal(shm_count(NULL), 1);
+    gone(&own);
+}
+
 static void a_neighbour_s_names_are_not_swept(void **state)
 {
     struct crash crash = {.rank_count = 1, .channels = 1};
@@ -458,6 +489,41 @@ static void a_neighbour_s_names_are_not_swept(void **state)
     cox_channel_close(&channel);
     assert_int_equal(cox_control_unlink_names(longer, &geometry, 1), before);
     cox_control_close(&neighbour);
+}
+
+/* For root the sticky bit of /dev/shm is none. */
+static void b44_what_another_user_has_under_such_a_name_is_not_swept(void **state)
+{
+    struct cox_control dead = created(2);
+    char object[COX_OBJECT_NAME_SIZE], paths[4][COX_OBJECT_NAME_SIZE + 32];
+    (void)state;
+    if (geteuid() != 0) {
+        gone(&dead);
+        skip();
+    }
+    cox_name_request(object, GROUP, COX_CHANNEL_LINK);
+    snprintf(paths[0], sizeof paths[0], SHM "%s", object);
+    cox_name_response(object, GROUP, COX_CHANNEL_ERROR);
+    snprintf(paths[1], sizeof paths[1], SHM "%s", object);
+    cox_name_bell(object, GROUP, COX_CHANNEL_EXECUTE, COX_BELL_REQUEST_CONSUME, 1);
+    snprintf(paths[2], sizeof paths[2], SHM "/sem.%s", object + 1);
+    /* The link is looked at, not what it leads to. */
+    cox_name_response(object, GROUP, COX_CHANNEL_LINK);
+    snprintf(paths[3], sizeof paths[3], SHM "%s", object);
+    for (int i = 0; i < 3; i++) {
+        int fd = open(paths[i], O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        assert_true(fd >= 0);
+        assert_int_equal(fchown(fd, 65534, (gid_t)-1), 0);
+        close(fd);
+    }
+    assert_int_equal(symlink("/dev/null", paths[3]), 0);
+    assert_int_equal(lchown(paths[3], 65534, (gid_t)-1), 0);
+    cox_control_close(&dead);
+    uint32_t count = 0;
+    assert_int_equal(cox_control_sweep(GROUP, &count, NULL), 0);
+    assert_int_equal(count, 1); /* the control region itself */
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(unlink(paths[i]), 0);
 }
 
 /* ---- races ---- */
@@ -571,6 +637,38 @@ static void b54_a_late_sweeper_spares_the_next_group(void **state)
     gone(&own);
 }
 
+static void create_without_standard_fds(void *context)
+{
+    static const char line[] = "a line of the host's log, longer than any counter";
+    struct cox_geometry geometry = geometry_of(2);
+    struct cox_control control = COX_CONTROL_NONE, other = COX_CONTROL_NONE;
+    int fds = *(const int *)context;
+    for (int fd = 0; fd < 3; fd++)
+        if (fds & 1 << fd)
+            close(fd);
+    int r = cox_control_create(&control, GROUP, &geometry, NULL);
+    for (int fd = 0; fd < 3; fd++)
+        if (fds & 1 << fd && write(fd, line, sizeof line) >= 0)
+            _exit(98);
+    if (r || control.lock_fd < 3 || fcntl(control.lock_fd, F_GETFD) != FD_CLOEXEC)
+        _exit(97);
+    /* The lock went with it. */
+    if (cox_control_create(&other, GROUP, &geometry, NULL) != COX_TAKEN)
+        _exit(96);
+    if (cox_control_attach(&other, GROUP, NULL))
+        _exit(95);
+    cox_control_close(&other);
+    if (cox_control_unlink_names(GROUP, &geometry, 0) != 1)
+        _exit(94);
+}
+
+static void b15_a_host_without_standard_fds_does_not_log_into_the_truth(void **state)
+{
+    (void)state;
+    for (int fds = 1; fds < 8; fds++)
+        child_run(create_without_standard_fds, &fds);
+}
+
 /* ---- what is none of ours ---- */
 
 static void stays_in_the_way(int expected, const char *text)
@@ -628,10 +726,23 @@ static void b54_files_of_others_are_not_touched(void **state)
     put(copy, size - 1, 0600);
     stays_in_the_way(COX_DENIED, "bytes");
     unlink(control_path());
-    copy[8] = 9;
-    put(copy, size, 0600);
-    stays_in_the_way(COX_DENIED, "version 9");
-    copy[8] = COX_LAYOUT_VERSION;
+    /* Another version, and nothing to tell its names by: the advice is about all of them. */
+    static const struct {
+        size_t offset;
+        char value;
+    } wild[] = {{24, 0}, {24, (char)129}, {27, 1}, {12, 5}};
+    for (size_t i = 0; i < sizeof wild / sizeof wild[0]; i++) {
+        char advice[128], good = copy[wild[i].offset];
+        unlink(control_path());
+        copy[8] = 9;
+        copy[wild[i].offset] = wild[i].value;
+        put(copy, size, 0600);
+        stays_in_the_way(COX_DENIED, "version 9");
+        snprintf(advice, sizeof advice, "rm " SHM "/%s_* " SHM "/sem.%s_*", GROUP, GROUP);
+        stays_in_the_way(COX_DENIED, advice);
+        copy[wild[i].offset] = good;
+        copy[8] = COX_LAYOUT_VERSION;
+    }
     if (geteuid() == 0) {
         unlink(control_path());
         put(copy, size, 0600);
@@ -677,6 +788,104 @@ static void a_full_tmpfs_is_no_space_with_both_numbers(void **state)
     child_run(create_in_a_full_tmpfs, NULL);
 }
 
+/* All names of a group, as the executor makes them. */
+static int create_group(const struct cox_geometry *geometry)
+{
+    static struct cox_control control = COX_CONTROL_NONE;
+    struct cox_channel channel;
+    int r = cox_control_create(&control, GROUP, geometry, NULL);
+    for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
+        r = cox_channel_create(&channel, GROUP, &control, (enum cox_channel_id)c, NULL);
+    return r;
+}
+
+struct tmpfs {
+    const char *size;
+    uint64_t files; /* 0: as many as wanted */
+    bool fits;
+};
+
+static void create_in_tmpfs(void *context)
+{
+    const struct tmpfs *tmpfs = context;
+    struct cox_geometry geometry = geometry_of(3);
+    struct cox_error err = {0};
+    char options[64], number[32];
+    /* The root of the file system is a file, too. */
+    snprintf(options, sizeof options, "%s,nr_inodes=%" PRIu64, tmpfs->size,
+             tmpfs->files ? tmpfs->files + 1 : 0);
+    CHECK(private_shm(options));
+    int r = cox_control_check_space(&geometry, &err);
+    if (tmpfs->fits) {
+        CHECK(r == 0);
+        CHECK(create_group(&geometry) == 0);
+        CHECK((uint64_t)shm_count(NULL) == cox_geometry_name_count(&geometry));
+        return;
+    }
+    CHECK(r == COX_NO_SPACE && err.code == r);
+    snprintf(number, sizeof number, " %" PRIu64 " files ", cox_geometry_name_count(&geometry));
+    CHECK(strstr(err.text, number));
+    snprintf(number, sizeof number, " %" PRIu64 " more ", tmpfs->files);
+    CHECK(strstr(err.text, number) && strstr(err.text, "nr_inodes="));
+    CHECK(create_group(&geometry) != 0); /* it was no false alarm */
+}
+
+static void p6_files_are_counted_before_the_start(void **state)
+{
+    struct cox_geometry geometry = geometry_of(3);
+    uint64_t files = cox_geometry_name_count(&geometry);
+    (void)state;
+    if (!private_shm_possible())
+        skip();
+    struct tmpfs cases[] = {
+        {"64m", files, true}, {"64m", files - 1, false}, {"64m", 1, false}, {"64m", 0, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        child_run(create_in_tmpfs, &cases[i]);
+}
+
+static void p6_a_tmpfs_without_a_limit_is_not_full(void **state)
+{
+    struct tmpfs endless = {"0", 0, true};
+    (void)state;
+    if (!private_shm_possible())
+        skip();
+    child_run(create_in_tmpfs, &endless);
+}
+
+static void create_under_a_file_limit(void *context)
+{
+    uint64_t short_of = *(const uint64_t *)context;
+    struct cox_geometry geometry = geometry_of(3);
+    uint64_t size = cox_geometry_region_size_max(&geometry);
+    struct cox_error err = {0};
+    char number[32];
+    CHECK(setrlimit(RLIMIT_FSIZE, &(struct rlimit){size - short_of, RLIM_INFINITY}) == 0);
+    int r = cox_control_check_space(&geometry, &err);
+    if (short_of == 0) {
+        CHECK(r == 0);
+        CHECK(create_group(&geometry) == 0); /* and no signal */
+        CHECK(cox_control_unlink_names(GROUP, &geometry, COX_CHANNEL_COUNT) > 40);
+        return;
+    }
+    CHECK(r == COX_NO_SPACE && strstr(err.text, "ulimit -f"));
+    snprintf(number, sizeof number, " %" PRIu64 " ", size);
+    CHECK(strstr(err.text, number));
+    snprintf(number, sizeof number, " %" PRIu64 " ", size - short_of);
+    CHECK(strstr(err.text, number));
+    /* Who makes a region without asking before is told the same. */
+    struct cox_region region = {0};
+    err = (struct cox_error){0};
+    CHECK(cox_region_create(&region, test_object("f"), size, &err) == COX_NO_SPACE);
+    CHECK(strstr(err.text, "ulimit -f") && !region.base);
+}
+
+static void p6_a_limit_on_files_is_an_error_and_no_signal(void **state)
+{
+    (void)state;
+    for (uint64_t short_of = 0; short_of < 2; short_of++)
+        child_run(create_under_a_file_limit, &short_of);
+}
+
 static void channels_leave_nothing_behind_when_one_name_is_taken(void **state)
 {
     struct cox_control own = created(2);
@@ -720,11 +929,17 @@ int main(void)
         LEAK_TEST(a_process_does_not_take_its_own_name_twice),
         LEAK_TEST(b4_leftovers_of_a_killed_creator_are_swept),
         LEAK_TEST(b4_leftovers_of_a_creator_killed_anywhere_are_swept),
+        LEAK_TEST(b4_leftovers_of_another_version_are_swept),
         LEAK_TEST(a_neighbour_s_names_are_not_swept),
+        LEAK_TEST(b44_what_another_user_has_under_such_a_name_is_not_swept),
         LEAK_TEST(b54_of_two_that_create_at_once_one_wins),
         LEAK_TEST(b54_a_late_sweeper_spares_the_next_group),
+        LEAK_TEST(b15_a_host_without_standard_fds_does_not_log_into_the_truth),
         LEAK_TEST(b54_files_of_others_are_not_touched),
         LEAK_TEST(a_full_tmpfs_is_no_space_with_both_numbers),
+        LEAK_TEST(p6_files_are_counted_before_the_start),
+        LEAK_TEST(p6_a_tmpfs_without_a_limit_is_not_full),
+        LEAK_TEST(p6_a_limit_on_files_is_an_error_and_no_signal),
         LEAK_TEST(channels_leave_nothing_behind_when_one_name_is_taken),
     };
     fixture_begin();

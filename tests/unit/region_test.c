@@ -266,22 +266,22 @@ static void create_in_a_small_tmpfs(void *context)
 {
     struct cox_region region = {0}, second = {0};
     struct cox_error err = {0};
-    uint64_t available = 0, after = 0;
+    struct cox_region_space before, after;
     char number[32];
     (void)context;
     CHECK(private_shm("1m"));
-    CHECK(cox_region_space_free(&available) == 0 && available == 1 << 20);
+    CHECK(cox_region_space(&before) == 0 && before.bytes == 1 << 20);
     int fds = fd_count();
     for (uint64_t size = (1 << 20) + 1; size < UINT64_C(1) << 45; size *= 16) {
         err = (struct cox_error){0};
         CHECK(cox_region_create(&region, "/a", size, &err) == COX_NO_SPACE);
         snprintf(number, sizeof number, " %" PRIu64 " ", size);
         CHECK(strstr(err.text, number));
-        snprintf(number, sizeof number, " %" PRIu64 " ", available);
+        snprintf(number, sizeof number, " %" PRIu64 " ", before.bytes);
         CHECK(strstr(err.text, number));
         CHECK(strstr(err.text, "/a"));
         CHECK(region.base == NULL && shm_count(NULL) == 0 && fd_count() == fds);
-        CHECK(cox_region_space_free(&after) == 0 && after == available);
+        CHECK(cox_region_space(&after) == 0 && after.bytes == before.bytes);
     }
     /* Half of it goes, and then what is left is named, not what there once was. */
     CHECK(cox_region_create(&region, "/a", 512 << 10, NULL) == 0);

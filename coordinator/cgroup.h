@@ -1,0 +1,39 @@
+/*
+ * cgroup: the limits that control groups set this process, whichever version of the kernel's interface is mounted.
+ *
+ * Every group from the process's own up to the root counts, as far as it can be seen: a limit far above hides behind
+ * an unlimited group, and the smallest is the one that is felt.
+ *
+ * Threads: any; nothing here has state.
+ * Blocks: on reading /proc and /sys.
+ * If the process dies: nothing is left.
+ */
+#ifndef COX_COORDINATOR_CGROUP_H
+#define COX_COORDINATOR_CGROUP_H
+
+#include "../channel/base.h"
+
+enum cox_cgroup_state {
+    COX_CGROUP_UNTOLD, /* not everything could be read */
+    COX_CGROUP_NONE,   /* everything was read, and there is no limit */
+    COX_CGROUP_LIMITED,
+};
+
+struct cox_cgroup_limit {
+    enum cox_cgroup_state state;
+    /* When limited: */
+    uint64_t limit;  /* millionths of a processor; bytes; processes and threads */
+    uint64_t used;   /* of it now, in the group that has it; 0 also when that is not told */
+    char file[4096]; /* what sets it */
+};
+
+struct cox_cgroup {
+    struct cox_cgroup_limit cpu;
+    struct cox_cgroup_limit memory;
+    struct cox_cgroup_limit pids;
+};
+
+/* root: "", or a folder that stands for / (its proc/self and what is mounted below it). */
+void cox_cgroup_read(const char *root, struct cox_cgroup *ret_cgroup);
+
+#endif
