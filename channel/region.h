@@ -48,4 +48,12 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
 /* Bytes that are free where named regions live. Returns 0 or -errno. */
 int cox_region_space_free(uint64_t *ret_bytes);
 
+#if COX_TESTING
+/* From now on an object that this process has mapped already is not mapped again: whoever attaches
+ * gets that mapping, after all the checks, and the last detach unmaps it. For tests whose ranks are
+ * threads: ThreadSanitizer knows memory by its address and sees no race between two mappings of one
+ * file. Write access stays possible where only READ was asked for. */
+void cox_region_share_mappings(bool share);
+#endif
+
 #endif
