@@ -1,38 +1,22 @@
-/*
- * scripted_worker: a worker that does what the requests themselves tell it to.
- *
- * An opaque request is a command in words: echo BYTES               the bytes, again sum BYTES
- * a digest of the whole request size N                   N bytes, the i-th is 7 i + rank fail CODE
- * TEXT           an error lie N                    says that it wrote N bytes raw LENGTH failed|ok
- * answers behind the library's back with a length prefix of its own (needs the names) exit N, kill
- * SIGNAL, stop, spin, deaf (ignores SIGTERM), pid block PATH               reads a byte from a
- * named pipe; prints "blocked" hold PATH BYTES          the same, then tells whether the request in
- * place is what it was fault TEXT               reports a fault, and answers faults N TEXT
- * N of them only R COMMAND           rank R obeys, the others echo each A|B|C...            rank 0
- * obeys A, rank 1 B, and so on; ranks beyond the last obey the last step
- * fail|diverge|block|abort|lag K [PATH]   what to do in the K-th step from now on pull block PATH
- * what to do in the next pull recover NAME RESULT TEXT, recover NAME block PATH   what to do at a
- * recovery command tell batch|log|links|pulls   what was seen so far served                   how
- * many commands were asked of this rank, this one included Without a command of its own, an
- * argument: `quit N` leaves before it attaches, `never` never attaches, `world` attaches with a
- * world that is too large, `group` attaches to no such group.
- */
+#include "script.h"
+
 #include "channel/control.h"
 #include "channel/reply.h"
 #include "channel/semaphore.h"
 #include "channel/truth.h"
 #include "proto/executor.pb-c.h"
-#include "worker/worker.h"
 
 #include <endian.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define PATH_SIZE 256
@@ -57,6 +41,7 @@ static const char *const recovery_names[RECOVERY_COUNT] = {"pause", "pause_net",
 
 struct script {
     struct cox_worker_options options;
+    const struct script_host *host;
     struct cox_worker *worker;
     /* Of the execute channel's thread. */
     uint64_t served_count;
@@ -85,18 +70,58 @@ static void text_add(struct text *text, const char *format, ...)
         text->used = TEXT_SIZE - 1;
 }
 
-/* ---- blocking ---- */
+/* ---- the process that the rank is, or that stands for it ---- */
 
-/* The test holds the pipe open for writing; when the test is gone, read ends. */
-static void block_on(const char *path)
+static bool host_is_gone(const struct script_host *host)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    printf("blocked\n");
+    struct pollfd relay = {.fd = host->relay_fd};
+    return poll(&relay, 1, 0) > 0 && relay.revents & POLLHUP;
+}
+
+/* A rank whose process is dead does nothing more that others could see. */
+static void host_leave_if_gone(const struct script_host *host)
+{
+    if (host_is_gone(host))
+        host->park(host->context);
+}
+
+void script_perform(const struct script_order *order)
+{
+    if (order->what == SCRIPT_EXIT)
+        _exit(order->value);
+    if (order->what == SCRIPT_KILL)
+        kill(getpid(), order->value);
+    if (order->what == SCRIPT_STOP)
+        raise(SIGSTOP);
+    if (order->what == SCRIPT_DEAF)
+        signal(SIGTERM, SIG_IGN);
+}
+
+/* Returns once it is done. */
+static void host_order(const struct script_host *host, enum script_verb what, int value)
+{
+    const struct script_order order = {.what = what, .value = value};
+    char done;
+    if (host->relay_fd < 0)
+        script_perform(&order);
+    else if (send(host->relay_fd, &order, sizeof order, MSG_NOSIGNAL) < 0 ||
+             recv(host->relay_fd, &done, 1, 0) <= 0)
+        host->park(host->context);
+}
+
+/* The test holds the pipe open for writing; when the test is gone, there is an end to read. */
+static void block_on(const struct script_host *host, const char *path)
+{
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    dprintf(host->out_fd, "blocked\n");
+    struct pollfd fds[2] = {{.fd = fd, .events = POLLIN}, {.fd = host->relay_fd}};
     char byte;
-    while (fd >= 0 && read(fd, &byte, 1) < 0 && errno == EINTR)
-        continue;
+    /* Others may be faster to read what made the pipe readable. */
+    while (fd >= 0 && read(fd, &byte, 1) < 0 && !(fds[1].revents & POLLHUP))
+        poll(fds, 2, -1);
     if (fd >= 0)
         close(fd);
+    host_leave_if_gone(host);
 }
 
 /* ---- opaque commands ---- */
@@ -153,7 +178,7 @@ static int command_hold(const struct command *c, const char *rest)
     char path[PATH_SIZE] = "";
     sscanf(rest, "%255s", path);
     uint64_t before = digest(c->request, c->request_size);
-    block_on(path);
+    block_on(c->script->host, path);
     return answer_text(c, before == digest(c->request, c->request_size) ? "same" : "changed");
 }
 
@@ -272,17 +297,16 @@ static int command_fail(const struct command *c, const char *rest)
 }
 
 /* A signal to the process may be taken by another thread: this one must not answer before that. */
-static void command_end(const char *verb, const char *rest)
+static void command_end(const struct script_host *host, const char *verb, const char *rest)
 {
-    if (strcmp(verb, "exit") == 0)
-        _exit(atoi(rest));
-    if (strcmp(verb, "kill") == 0)
-        kill(getpid(), atoi(rest));
-    for (;;)
+    if (strcmp(verb, "spin") != 0)
+        host_order(host, strcmp(verb, "exit") == 0 ? SCRIPT_EXIT : SCRIPT_KILL, atoi(rest));
+    while (!host_is_gone(host))
         if (strcmp(verb, "spin") == 0)
             sched_yield();
         else
-            pause();
+            poll(&(struct pollfd){.fd = host->relay_fd}, 1, -1);
+    host->park(host->context);
 }
 
 static int obey(const struct command *c, const char *text);
@@ -330,7 +354,7 @@ static int obey(const struct command *c, const char *text)
     if (strcmp(verb, "raw") == 0)
         return command_raw(c, rest);
     if (strcmp(verb, "block") == 0) {
-        block_on(rest);
+        block_on(c->script->host, rest);
         return answer_text(c, "released");
     }
     if (strcmp(verb, "hold") == 0)
@@ -350,12 +374,12 @@ static int obey(const struct command *c, const char *text)
     if (strcmp(verb, "tell") == 0)
         return command_tell(c, rest);
     if (strcmp(verb, "deaf") == 0) {
-        signal(SIGTERM, SIG_IGN);
+        host_order(c->script->host, SCRIPT_DEAF, 0);
         return answer_text(c, "deaf");
     }
     if (strcmp(verb, "pid") == 0) {
         char pid[16];
-        snprintf(pid, sizeof pid, "%d", getpid());
+        snprintf(pid, sizeof pid, "%d", c->script->host->pid);
         return answer_text(c, pid);
     }
     if (strcmp(verb, "served") == 0) {
@@ -363,10 +387,12 @@ static int obey(const struct command *c, const char *text)
         snprintf(count, sizeof count, "%" PRIu64, c->script->served_count);
         return answer_text(c, count);
     }
-    if (strcmp(verb, "stop") == 0)
-        return raise(SIGSTOP) ? -errno : answer_text(c, "stopped");
+    if (strcmp(verb, "stop") == 0) {
+        host_order(c->script->host, SCRIPT_STOP, 0);
+        return answer_text(c, "stopped");
+    }
     if (strcmp(verb, "exit") == 0 || strcmp(verb, "kill") == 0 || strcmp(verb, "spin") == 0)
-        command_end(verb, rest);
+        command_end(c->script->host, verb, rest);
     return cox_fail(c->err, COX_INVALID, "no command '%s'", verb);
 }
 
@@ -391,6 +417,7 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
     ((struct script *)context)->served_count++;
     int r = obey(&command, text);
     free(text);
+    host_leave_if_gone(command.script->host);
     return r;
 }
 
@@ -484,10 +511,10 @@ static int on_execute(void *context, const struct cox_batch *batch,
         outputs[r].logprob = -(float)r;
     }
     if (step == script->step_at[STEP_BLOCK] || step == script->step_at[STEP_ABORT])
-        block_on(script->step_path);
+        block_on(script->host, script->step_path);
     if (step == script->step_at[STEP_ABORT]) {
         bool aborted = cox_batch_aborted(batch);
-        printf("the step is %s\n", aborted ? "void" : "alive");
+        dprintf(script->host->out_fd, "the step is %s\n", aborted ? "void" : "alive");
         if (aborted)
             return cox_fail(err, COX_ABORTED, "left a void step");
     }
@@ -618,7 +645,7 @@ static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *requ
     }
     pthread_mutex_unlock(&script->lock);
     if (path[0])
-        block_on(path);
+        block_on(script->host, path);
     size_t count = request->n_pull_kv_infos;
     ModelExecuteData__PullKVResponse__PullKVResult *results =
         cox_arena_alloc(arena, (count + 1) * sizeof *results);
@@ -658,7 +685,7 @@ static int recover(struct script *script, enum recovery_name name, struct cox_er
     script->recoveries[name] = (struct recovery){0};
     pthread_mutex_unlock(&script->lock);
     if (recovery.block)
-        block_on(recovery.text);
+        block_on(script->host, recovery.text);
     else if (recovery.result)
         return cox_fail(err, recovery.result, "%s", recovery.text);
     return 0;
@@ -691,8 +718,8 @@ static int on_start(void *context, struct cox_error *err)
 
 static void on_finalize(void *context)
 {
-    (void)context;
-    printf("finalized\n");
+    const struct script *script = context;
+    dprintf(script->host->out_fd, "finalized\n");
 }
 
 /* ---- life ---- */
@@ -715,31 +742,29 @@ static const struct cox_worker_callbacks callbacks = {
 };
 static const struct cox_worker_callbacks no_callbacks;
 
-int main(int argc, char **argv)
+const struct cox_worker_callbacks *script_callbacks(const char *mode)
 {
-    static struct script script = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    struct cox_error err = {0};
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    int r = cox_worker_options_parse(&script.options, &argc, argv, &err);
-    const char *mode = argc > 1 ? argv[1] : "";
-    if (strcmp(mode, "quit") == 0 && argc > 2) {
-        fprintf(stderr, "quits as told\n");
-        return atoi(argv[2]);
-    }
-    if (strcmp(mode, "never") == 0)
-        for (;;)
-            pause();
-    if (strcmp(mode, "world") == 0)
-        script.options.rank_count++;
-    if (strcmp(mode, "group") == 0)
-        strcat(script.options.prefix, "x");
-    if (r == 0)
-        r = cox_worker_new(&script.options, strcmp(mode, "mute") == 0 ? &no_callbacks : &callbacks,
-                           &script, &script.worker, &err);
-    if (r == 0)
-        r = cox_worker_run(script.worker, &err);
-    if (r)
-        fprintf(stderr, "rank %" PRIu32 ": %s\n", script.options.rank, err.text);
-    cox_worker_free(script.worker);
-    return r != 0;
+    return strcmp(mode, "mute") == 0 ? &no_callbacks : &callbacks;
+}
+
+struct script *script_new(const struct cox_worker_options *options, const struct script_host *host)
+{
+    struct script *script = calloc(1, sizeof *script);
+    COX_ASSERT(script);
+    script->options = *options;
+    script->host = host;
+    pthread_mutex_init(&script->lock, NULL);
+    return script;
+}
+
+struct script *script_free(struct script *script)
+{
+    pthread_mutex_destroy(&script->lock);
+    free(script);
+    return NULL;
+}
+
+void script_set_worker(struct script *script, struct cox_worker *worker)
+{
+    script->worker = worker;
 }

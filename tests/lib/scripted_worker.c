@@ -1,0 +1,90 @@
+/*
+ * scripted_worker: the worker of the tests, see script.h. With COX_TEST_RANKS=threads it is only the
+ * relay of a rank whose threads are the test's.
+ *
+ * Without a command of its own, an argument: `quit N` leaves before it attaches, `never` never
+ * attaches, `world` attaches with a world that is too large, `group` attaches to no such group,
+ * `mute` has no callbacks.
+ */
+#include "ranks.h"
+#include "script.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* The test is gone. */
+#define RELAY_EXIT_STATUS 70
+
+static void park_process(void *context)
+{
+    (void)context;
+    for (;;)
+        pause();
+}
+
+static int run_rank(const struct cox_worker_options *options, const char *mode,
+                    struct cox_error *err)
+{
+    const struct script_host host = {
+        .pid = getpid(), .out_fd = STDOUT_FILENO, .relay_fd = -1, .park = park_process};
+    struct script *script = script_new(options, &host);
+    struct cox_worker *worker = NULL;
+    int r = cox_worker_new(options, script_callbacks(mode), script, &worker, err);
+    if (r == 0) {
+        script_set_worker(script, worker);
+        r = cox_worker_run(worker, err);
+    }
+    cox_worker_free(worker);
+    script_free(script);
+    return r;
+}
+
+/* Obeys until it ends, by an order or a signal. */
+static int relay(const struct cox_worker_options *options, const char *mode, struct cox_error *err)
+{
+    struct ranks_hello hello = {.pid = getpid(), .options = *options};
+    snprintf(hello.mode, sizeof hello.mode, "%s", mode);
+    int fd = ranks_connect(options->parent_pid, &hello);
+    if (fd < 0)
+        return cox_fail(err, fd, "no test to be a rank of: %s", cox_status_text(fd));
+    for (;;) {
+        struct script_order order;
+        ssize_t got = recv(fd, &order, sizeof order, 0);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got != (ssize_t)sizeof order)
+            _exit(RELAY_EXIT_STATUS);
+        script_perform(&order);
+        if (send(fd, "", 1, MSG_NOSIGNAL) < 0)
+            _exit(RELAY_EXIT_STATUS);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct cox_error err = {0};
+    struct cox_worker_options options = {0};
+    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    const char *mode = argc > 1 ? argv[1] : "";
+    if (strcmp(mode, "quit") == 0 && argc > 2) {
+        fprintf(stderr, "quits as told\n");
+        return atoi(argv[2]);
+    }
+    if (strcmp(mode, "never") == 0)
+        for (;;)
+            pause();
+    if (strcmp(mode, "world") == 0)
+        options.rank_count++;
+    if (strcmp(mode, "group") == 0)
+        strcat(options.prefix, "x");
+    if (r == 0)
+        r = ranks_are_threads() ? relay(&options, mode, &err) : run_rank(&options, mode, &err);
+    if (r)
+        fprintf(stderr, "rank %" PRIu32 ": %s\n", options.rank, err.text);
+    return r != 0;
+}
