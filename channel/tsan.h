@@ -1,6 +1,6 @@
 /*
- * tsan: what ThreadSanitizer has to be told, since it knows neither sem_clockwait nor two mappings
- * of one semaphore. Nothing in other builds.
+ * tsan: what ThreadSanitizer has to be told, since it knows neither sem_clockwait, nor two mappings
+ * of one semaphore, nor that the dead do nothing more. Nothing in other builds.
  *
  * Threads: any.
  * Blocks: nothing.
@@ -19,6 +19,7 @@
 #ifdef COX_TSAN
 void __tsan_acquire(void *address);
 void __tsan_release(void *address);
+__attribute__((weak)) char cox_tsan_deaths; /* one for the program, whoever includes this */
 #endif
 
 /* What was done before a release of this address is done before what follows this. */
@@ -37,6 +38,22 @@ static inline void cox_tsan_release(void *address)
     __tsan_release(address);
 #else
     (void)address;
+#endif
+}
+
+/* The kernel tells of a process's death after all that it did. Where threads of a test are a rank
+ * (tests/lib/ranks.h), they say where they may die that this was all. */
+static inline void cox_tsan_may_die(void)
+{
+#ifdef COX_TSAN
+    __tsan_release(&cox_tsan_deaths);
+#endif
+}
+
+static inline void cox_tsan_has_died(void)
+{
+#ifdef COX_TSAN
+    __tsan_acquire(&cox_tsan_deaths);
 #endif
 }
 

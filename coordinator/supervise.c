@@ -2,6 +2,7 @@
 
 #include "../channel/peer.h"
 #include "../channel/thread.h"
+#include "../channel/tsan.h"
 #include "launch.h"
 #include "output.h"
 
@@ -161,6 +162,7 @@ static void worker_bury(struct worker *w)
         pidfd_signal(w->adopted.pidfd, SIGKILL);
     cox_peer_close(&w->adopted);
     pthread_mutex_unlock(&s->lock);
+    cox_tsan_has_died();
     atomic_store_explicit(&w->dead, true, memory_order_release);
 
     if (s->hooks.death)

@@ -4,6 +4,7 @@
 #include "channel/reply.h"
 #include "channel/semaphore.h"
 #include "channel/truth.h"
+#include "channel/tsan.h"
 #include "proto/executor.pb-c.h"
 
 #include <endian.h>
@@ -102,6 +103,7 @@ static void host_order(const struct script_host *host, enum script_verb what, in
 {
     const struct script_order order = {.what = what, .value = value};
     char done;
+    cox_tsan_may_die();
     if (host->relay_fd < 0)
         script_perform(&order);
     else if (send(host->relay_fd, &order, sizeof order, MSG_NOSIGNAL) < 0 ||
@@ -114,6 +116,7 @@ static void block_on(const struct script_host *host, const char *path)
 {
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     dprintf(host->out_fd, "blocked\n");
+    cox_tsan_may_die();
     struct pollfd fds[2] = {{.fd = fd, .events = POLLIN}, {.fd = host->relay_fd}};
     char byte;
     /* Others may be faster to read what made the pipe readable. */
@@ -301,6 +304,7 @@ static void command_end(const struct script_host *host, const char *verb, const 
 {
     if (strcmp(verb, "spin") != 0)
         host_order(host, strcmp(verb, "exit") == 0 ? SCRIPT_EXIT : SCRIPT_KILL, atoi(rest));
+    cox_tsan_may_die();
     while (!host_is_gone(host))
         if (strcmp(verb, "spin") == 0)
             sched_yield();
