@@ -12,6 +12,97 @@
 #include <unistd.h>
 
 #include "fault.h"
+#if COX_TESTING
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* The lock is none that ThreadSanitizer knows: one that it knew would order what the two sides did
+ * before they attached, and hide that they do not order it themselves. */
+#define REGION_UNSEEN __attribute__((noinline, no_sanitize("thread")))
+
+/* One object and where it is mapped. */
+struct region_shared {
+    struct region_shared *next;
+    dev_t device;
+    ino_t inode;
+    void *base;
+    uint64_t size;
+    bool writable;
+    unsigned users;
+};
+
+static bool shares;
+static struct region_shared *shared;
+static atomic_flag shared_lock = ATOMIC_FLAG_INIT;
+
+REGION_UNSEEN static void shared_enter(void)
+{
+    while (atomic_flag_test_and_set(&shared_lock))
+        sched_yield();
+}
+
+REGION_UNSEEN void cox_region_share_mappings(bool share)
+{
+    shared_enter();
+    shares = share;
+    atomic_flag_clear(&shared_lock);
+}
+
+REGION_UNSEEN static void *region_mmap(int fd, uint64_t size, int protection)
+{
+    shared_enter();
+    struct region_shared *found = NULL;
+    struct stat st;
+    if (shares && fstat(fd, &st) == 0)
+        for (found = shared; found; found = found->next)
+            if (found->device == st.st_dev && found->inode == st.st_ino && found->size == size &&
+                (found->writable || !(protection & PROT_WRITE)))
+                break;
+    void *base = found ? found->base : mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+    if (found) {
+        found->users++;
+    } else if (shares && base != MAP_FAILED) {
+        struct region_shared *made = malloc(sizeof *made);
+        COX_ASSERT(made);
+        *made = (struct region_shared){
+            shared, st.st_dev, st.st_ino, base, size, (protection & PROT_WRITE) != 0, 1};
+        shared = made;
+    }
+    atomic_flag_clear(&shared_lock);
+    return base;
+}
+
+REGION_UNSEEN static void region_munmap(void *base, uint64_t size)
+{
+    shared_enter();
+    struct region_shared **link = &shared;
+    while (*link && (*link)->base != base)
+        link = &(*link)->next;
+    struct region_shared *found = *link;
+    if (!found || --found->users == 0)
+        munmap(base, size);
+    if (found && found->users == 0) {
+        *link = found->next;
+        free(found);
+    }
+    atomic_flag_clear(&shared_lock);
+}
+
+#else
+
+static void *region_mmap(int fd, uint64_t size, int protection)
+{
+    return mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+}
+
+static void region_munmap(void *base, uint64_t size)
+{
+    munmap(base, size);
+}
+
+#endif
 
 static int region_name_check(const char *name, struct cox_error *err)
 {
@@ -89,7 +180,7 @@ int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_re
                    const char *name, struct cox_error *err)
 {
     int protection = access == COX_REGION_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
-    void *map = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+    void *map = region_mmap(fd, size, protection);
     if (map == MAP_FAILED)
         return cox_fail(err, -errno, "region %s: mapping %" PRIu64 " bytes: %s", name, size,
                         cox_status_text(-errno));
@@ -168,7 +259,7 @@ int cox_region_attach(struct cox_region *region, const char *name, uint64_t size
 void cox_region_detach(struct cox_region *region)
 {
     if (region->base) {
-        munmap(region->base, region->size);
+        region_munmap(region->base, region->size);
         region->base = NULL;
         region->size = 0;
     }

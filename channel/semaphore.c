@@ -10,18 +10,7 @@
 #include <unistd.h>
 
 #include "fault.h"
-
-#if defined(__SANITIZE_THREAD__)
-#define COX_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define COX_TSAN 1
-#endif
-#endif
-#ifdef COX_TSAN
-void __tsan_acquire(void *address);
-void __tsan_release(void *address);
-#endif
+#include "tsan.h"
 
 /* glibc keeps `/name` as this file. */
 static int semaphore_path(const char *name, char *path, size_t path_size, struct cox_error *err)
@@ -180,21 +169,10 @@ int cox_semaphore_unlink(const char *name)
 
 void cox_semaphore_post(struct cox_semaphore *semaphore)
 {
-#ifdef COX_TSAN
-    __tsan_release(semaphore->sem);
-#endif
+    cox_tsan_release(semaphore->sem);
     int saved = errno;
     sem_post(semaphore->sem); /* EOVERFLOW: see the header */
     errno = saved;
-}
-
-static void semaphore_acquired(struct cox_semaphore *semaphore)
-{
-#ifdef COX_TSAN
-    __tsan_acquire(semaphore->sem); /* the sanitizer does not know sem_clockwait */
-#else
-    (void)semaphore;
-#endif
 }
 
 bool cox_semaphore_take(struct cox_semaphore *semaphore)
@@ -202,7 +180,7 @@ bool cox_semaphore_take(struct cox_semaphore *semaphore)
     while (sem_trywait(semaphore->sem) < 0)
         if (errno != EINTR)
             return false;
-    semaphore_acquired(semaphore);
+    cox_tsan_acquire(semaphore->sem); /* the sanitizer does not know sem_clockwait */
     return true;
 }
 
@@ -220,6 +198,6 @@ int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns)
         if (errno != EINTR)
             return -errno;
     }
-    semaphore_acquired(semaphore);
+    cox_tsan_acquire(semaphore->sem); /* the sanitizer does not know sem_clockwait */
     return 0;
 }

@@ -7,6 +7,7 @@
 #include "../channel/fault.h"
 #include "../channel/thread.h"
 #include "../channel/truth.h"
+#include "../channel/tsan.h"
 #include "proto/executor.pb-c.h"
 
 #define ARENA_SIZE_MAX (1u << 20)
@@ -19,6 +20,8 @@ static size_t faults_fetch(struct cox_faults *faults)
     uint8_t *base = faults->channel->response.base;
     size_t capacity = faults->channel->response.size - COX_PREFIX_SIZE;
     uint32_t prefix;
+    /* No truth word orders this slot: its token does, here and in the worker. */
+    cox_tsan_acquire(base);
     memcpy(&prefix, base, sizeof prefix);
     size_t length = le32toh(prefix);
     if (length > capacity) {
@@ -30,6 +33,7 @@ static size_t faults_fetch(struct cox_faults *faults)
     memcpy(faults->copy, base + COX_PREFIX_SIZE, length);
     cox_fault_point(COX_FAULT_REPORT_FETCHED);
     memset(base, 0, sizeof prefix); /* the same report is not read twice */
+    cox_tsan_release(base);
     /* A surplus, see the header; at most one for each rank that died. */
     for (int i = 0; i < COX_RANK_COUNT_MAX && cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE);
          i++)

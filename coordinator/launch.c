@@ -275,18 +275,21 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     return r ? r : pipe_init(&launch->report);
 }
 
-/* Not _exit: in a sanitized build that would run the sanitizer's epilogue in the child of a
- * threaded process. */
-static _Noreturn void child_exit(void)
+/* What runs in the child asks the kernel itself: sanitizers wrap the C library's functions (and
+ * watch every access to memory) under locks of their own, which another thread may have held when
+ * this one forked. */
+#define CHILD __attribute__((noinline, no_sanitize("thread")))
+
+CHILD static _Noreturn void child_exit(void)
 {
     for (;;)
         syscall(SYS_exit_group, 127);
 }
 
 /* fd, or a copy of it, that is none of the numbers that are about to be replaced. */
-static int child_fd_above_report(int fd)
+CHILD static int child_fd_above_report(int fd)
 {
-    return fd > 3 ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 4);
+    return fd > 3 ? fd : (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 4);
 }
 
 /* As the kernel hands entries out; no header has it. */
@@ -300,11 +303,11 @@ struct child_dirent {
 
 /* All fds from `first` on. Before Linux 5.9, and where a filter denies what it does not know, one by
  * one: /proc hands them out by number, so that closing some does not hide others. */
-static int child_close_from(int first)
+CHILD static int child_close_from(int first)
 {
-    if (close_range((unsigned)first, ~0U, 0) == 0)
+    if (syscall(SYS_close_range, first, ~0U, 0) == 0)
         return 0;
-    int folder = open("/proc/self/fd", O_RDONLY | O_DIRECTORY);
+    int folder = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/fd", O_RDONLY | O_DIRECTORY);
     if (folder < 0)
         return -errno;
     _Alignas(struct child_dirent) char entries[1024];
@@ -316,56 +319,56 @@ static int child_close_from(int first)
             for (const char *digit = entry->name; *digit >= '0' && *digit <= '9'; digit++)
                 fd = fd * 10 + (*digit - '0');
             if (fd >= first && fd != folder)
-                close(fd);
+                syscall(SYS_close, fd);
             at += entry->size;
         }
     int r = length < 0 ? -errno : 0;
-    close(folder);
+    syscall(SYS_close, folder);
     return r;
 }
 
 /* 0, 1, 2, what is inherited and, until exec, 3 for the report; nothing else. Before that, any of the fds can have any
  * number: the host may have closed its own standard ones. */
-static int child_arrange_fds(const struct launch *launch, int *report_fd)
+CHILD static int child_arrange_fds(const struct launch *launch, int *report_fd)
 {
     int out_fd = child_fd_above_report(launch->streams[0].write_fd);
     int err_fd = child_fd_above_report(launch->streams[1].write_fd);
     int old_report_fd = child_fd_above_report(launch->report.write_fd);
-    if (out_fd < 0 || err_fd < 0 || old_report_fd < 0 || dup3(old_report_fd, 3, O_CLOEXEC) < 0)
+    if (out_fd < 0 || err_fd < 0 || old_report_fd < 0 ||
+        syscall(SYS_dup3, old_report_fd, 3, O_CLOEXEC) < 0)
         return -errno;
     *report_fd = 3;
-    if (dup2(out_fd, 1) < 0 || dup2(err_fd, 2) < 0)
+    if (syscall(SYS_dup3, out_fd, 1, 0) < 0 || syscall(SYS_dup3, err_fd, 2, 0) < 0)
         return -errno;
     for (uint32_t i = 0; i < launch->fd_count; i++)
-        if (dup2(launch->fds[i], FD_FIRST + (int)i) < 0)
+        if (syscall(SYS_dup3, launch->fds[i], FD_FIRST + (int)i, 0) < 0)
             return -errno;
     int r = child_close_from(FD_FIRST + (int)launch->fd_count);
     if (r)
         return r;
-    int null_fd = open("/dev/null", O_RDONLY);
-    if (null_fd < 0 || dup2(null_fd, 0) < 0)
+    int null_fd = (int)syscall(SYS_openat, AT_FDCWD, "/dev/null", O_RDONLY);
+    if (null_fd > 0 && syscall(SYS_dup3, null_fd, 0, 0) == 0)
+        syscall(SYS_close, null_fd);
+    else if (null_fd != 0)
         return -errno;
-    if (null_fd != 0)
-        close(null_fd);
     return 0;
 }
 
-/* Between fork and exec: a copy of one thread of a threaded process, so nothing but
- * async-signal-safe calls. It never returns into the coordinator's code and runs none of its exit
- * handlers. */
-static _Noreturn void child_main(const struct launch *launch)
+/* Between fork and exec: a copy of one thread of a threaded process, so nothing but system calls.
+ * It never returns into the coordinator's code and runs none of its exit handlers. */
+CHILD static _Noreturn void child_main(const struct launch *launch)
 {
     /* Signals are blocked as in the thread that forked. A signal that the host ignores would stay
      * ignored over exec, and a handler of the host must not run once the mask is opened. (Refused
-     * for SIGKILL, SIGSTOP and the C library's.) */
-    const struct sigaction default_action = {.sa_handler = SIG_DFL};
+     * for SIGKILL and SIGSTOP.) */
+    const uint64_t none = 0, default_action[8] = {0}; /* SIG_DFL; more than the kernel reads */
     for (int number = 1; number < NSIG; number++)
-        sigaction(number, &default_action, NULL);
+        syscall(SYS_rt_sigaction, number, default_action, NULL, sizeof none);
 
     int report_fd = launch->report.write_fd;
     struct launch_report report = {0};
     /* Without it a worker could outlive its coordinator: then there is none. */
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+    if (syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
         report.error = errno;
     else if (getppid() != launch->coordinator)
         child_exit(); /* it died before the signal was armed */
@@ -373,13 +376,11 @@ static _Noreturn void child_main(const struct launch *launch)
     if (report.error == 0)
         report.error = -child_arrange_fds(launch, &report_fd);
     if (report.error == 0) {
-        sigset_t none;
-        sigemptyset(&none);
-        sigprocmask(SIG_SETMASK, &none, NULL);
+        syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, sizeof none);
         execve(launch->program, launch->argv.items, launch->envp.items);
         report = (struct launch_report){.error = errno, .at_exec = true};
     }
-    ssize_t written = write(report_fd, &report, sizeof report);
+    long written = syscall(SYS_write, report_fd, &report, sizeof report);
     (void)written; /* there is nobody else to tell */
     child_exit();
 }

@@ -3,6 +3,7 @@
 #include "../channel/fault.h"
 #include "../channel/peer.h"
 #include "../channel/thread.h"
+#include "../channel/tsan.h"
 #include "launch.h"
 #include "output.h"
 
@@ -178,6 +179,7 @@ static void worker_bury(struct worker *w)
     if (w->adopted.pidfd >= 0)
         pidfd_signal(w->adopted.pidfd, SIGKILL);
     pthread_mutex_unlock(&s->lock);
+    cox_tsan_has_died();
     atomic_store_explicit(&w->dead, true, memory_order_release);
     cox_fault_point(COX_FAULT_DEATH_STORED);
 

@@ -13,6 +13,7 @@
 #include "../channel/inherit.h"
 #include "../channel/thread.h"
 #include "../channel/truth.h"
+#include "../channel/tsan.h"
 #include "proto/executor.pb-c.h"
 #include "stand_in.h"
 #include "worker_internal.h"
@@ -194,7 +195,9 @@ int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, c
     }
     if (r == 0) {
         cox_fault_point(COX_FAULT_REPORT_CLAIMED);
+        cox_tsan_acquire(worker->error_channel.response.base); /* see faults_fetch */
         r = worker_write_fault(worker, channel, sequence, text);
+        cox_tsan_release(worker->error_channel.response.base);
         cox_fault_point(COX_FAULT_REPORT_WRITTEN);
         cox_gate_post(gate, 0, r ? COX_BELL_RESPONSE_PRODUCE : COX_BELL_RESPONSE_CONSUME);
     }
@@ -288,17 +291,13 @@ static int worker_attach_channels(struct cox_worker *worker, const struct cox_in
 }
 
 /* From here on the coordinator counts on this rank. */
-static int worker_announce(struct cox_worker *worker, struct cox_error *err)
+static void worker_announce(struct cox_worker *worker, const struct cox_worker_identity *self)
 {
     struct cox_layout_identity *identity =
         &worker->control.layout->ranks[worker->options.rank].identity;
-    uint64_t start;
-    int r = cox_peer_start_time(getpid(), &start);
-    if (r)
-        return cox_fail(err, r, "own start time: %s", cox_status_text(r));
     /* relaxed: ordered by the release of `state` below. */
-    atomic_store_explicit(&identity->pid, (uint32_t)getpid(), memory_order_relaxed);
-    atomic_store_explicit(&identity->start, start, memory_order_relaxed);
+    atomic_store_explicit(&identity->pid, (uint32_t)self->pid, memory_order_relaxed);
+    atomic_store_explicit(&identity->start, self->start, memory_order_relaxed);
     atomic_store_explicit(&identity->generation, worker->options.generation, memory_order_relaxed);
     atomic_store_explicit(&identity->epoch, worker->control.epoch, memory_order_relaxed);
     cox_fault_point(COX_FAULT_ATTACH_IDENTITY);
@@ -309,12 +308,12 @@ static int worker_announce(struct cox_worker *worker, struct cox_error *err)
         cox_gate_post(&worker->lanes[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
                       COX_BELL_RESPONSE_CONSUME);
     cox_fault_point(COX_FAULT_ATTACHED);
-    return 0;
 }
 
-int cox_worker_new(const struct cox_worker_options *options,
-                   const struct cox_worker_callbacks *callbacks, void *context,
-                   struct cox_worker **ret_worker, struct cox_error *err)
+int cox_worker_new_as(const struct cox_worker_identity *self,
+                      const struct cox_worker_options *options,
+                      const struct cox_worker_callbacks *callbacks, void *context,
+                      struct cox_worker **ret_worker, struct cox_error *err)
 {
     if (options->prefix[0] != '/')
         return cox_fail(err, COX_INVALID, "the prefix '%s' does not start with a slash",
@@ -374,14 +373,24 @@ int cox_worker_new(const struct cox_worker_options *options,
                 worker->table,
                 &cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
     }
-    if (r == 0)
-        r = worker_announce(worker, err);
     if (r) {
         cox_worker_free(worker);
         return r;
     }
+    worker_announce(worker, self);
     *ret_worker = worker;
     return 0;
+}
+
+int cox_worker_new(const struct cox_worker_options *options,
+                   const struct cox_worker_callbacks *callbacks, void *context,
+                   struct cox_worker **ret_worker, struct cox_error *err)
+{
+    struct cox_worker_identity self = {.pid = getpid()};
+    int r = cox_peer_start_time(self.pid, &self.start);
+    if (r)
+        return cox_fail(err, r, "own start time: %s", cox_status_text(r));
+    return cox_worker_new_as(&self, options, callbacks, context, ret_worker, err);
 }
 
 struct cox_worker *cox_worker_free(struct cox_worker *worker)

@@ -42,6 +42,19 @@ struct cox_worker {
     _Atomic uint32_t running; /* lanes that serve */
 };
 
+/* Who a rank is to its coordinator. */
+struct cox_worker_identity {
+    pid_t pid;
+    uint64_t start; /* /proc/<pid>/stat field 22 */
+};
+
+/* cox_worker_new under the identity of another process, whose death is the rank's: for tests that
+ * run ranks as threads. */
+int cox_worker_new_as(const struct cox_worker_identity *self,
+                      const struct cox_worker_options *options,
+                      const struct cox_worker_callbacks *callbacks, void *context,
+                      struct cox_worker **ret_worker, struct cox_error *err);
+
 /* Serves one request: calls back, answers, and returns the frame. True: it was the goodbye. */
 bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request);
 /* Answers a request that could not even be read. */

@@ -16,8 +16,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/base.h"
+#include "channel/geometry.h"
 #include "proto/executor.pb-c.h"
+#include "ranks.h"
 
 extern char **environ;
 
@@ -29,6 +30,7 @@ struct line {
 struct test_group {
     struct test_group *next;
     struct cox_executor *executor;
+    char prefix[COX_NAME_SIZE_MAX + 2]; /* where ranks are threads */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct line *lines;
@@ -231,10 +233,23 @@ static void group_delete(struct test_group *group)
     free(group);
 }
 
+/* In time, and under a name by which they are known. */
+static void group_use_threads(struct test_group *group, struct cox_executor_options *options,
+                              char name[64])
+{
+    if (!ranks_are_threads())
+        return;
+    ranks_start();
+    if (!options->name)
+        options->name = test_unique_name(name);
+    snprintf(group->prefix, sizeof group->prefix, "/%s", options->name);
+}
+
 int test_group_try(const struct cox_executor_options *options, struct test_group **ret_group,
                    struct cox_error *err)
 {
     static const char *const command[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
+    char name[64];
     struct test_group *group = calloc(1, sizeof *group);
     COX_ASSERT(group);
     pthread_mutex_init(&group->lock, NULL);
@@ -252,8 +267,10 @@ int test_group_try(const struct cox_executor_options *options, struct test_group
     used.line = on_line;
     used.fault = on_fault;
     used.death = on_death;
+    group_use_threads(group, &used, name);
     int r = cox_executor_start(&used, &group->executor, err);
     if (r) {
+        ranks_join(group->prefix);
         group_delete(group);
         return r;
     }
@@ -277,6 +294,7 @@ struct test_group *test_group_free(struct test_group *group)
 {
     if (group) {
         group->executor = cox_executor_free(group->executor);
+        ranks_join(group->prefix);
         group_delete(group);
     }
     return NULL;
@@ -592,8 +610,15 @@ static bool thread_stopped(pid_t pid, const char *thread)
     return seen == 1 && state == 'T';
 }
 
+void test_needs_processes(void)
+{
+    if (ranks_are_threads())
+        skip();
+}
+
 void test_stop_process(pid_t pid)
 {
+    test_needs_processes();
     char path[64];
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     bool stopped = false;
@@ -695,6 +720,7 @@ int test_teardown(void **state)
     pipes_close(); /* first: it releases who is still blocked */
     while (groups)
         test_group_free(groups);
+    ranks_stop();
     size_t fds = test_count_fds(), names = count_own_names();
     if (fds != fds_before)
         print_error("fds: %zu before the test, %zu after\n", fds_before, fds);

@@ -1,6 +1,7 @@
 /*
- * testing: what tests with real processes share: groups of scripted workers, completions that can
- * be waited for, pipes that hold workers, and a look at what was left behind.
+ * testing: what tests with real ranks share: groups of scripted workers (processes, or threads:
+ * ranks.h), completions that can be waited for, pipes that hold workers, and a look at what was left
+ * behind.
  *
  * Processes and threads: everything on the test's thread. Hooks and handlers record on their own
  *   threads and never assert (cmocka jumps).
@@ -146,8 +147,10 @@ struct test_helper {
 struct test_helper test_helper_start(const char *mode, const char *argument);
 int test_helper_wait(struct test_helper *helper);
 
+/* Skips a test that is about processes themselves where ranks are threads (ranks.h). */
+void test_needs_processes(void);
 /* Stops a process; on return none of its threads runs any more (the signal alone says nothing of
- * that). */
+ * that). Needs processes. */
 void test_stop_process(pid_t pid);
 
 /* Names in /dev/shm that contain the text. */

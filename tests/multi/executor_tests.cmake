@@ -1,5 +1,5 @@
 # The executor with real workers; scripted_worker obeys what the requests say.
-foreach(name completion executor faults flight group lateness operations restart step threads wrapper)
+foreach(name attach completion executor faults flight group lateness operations restart step threads wrapper)
     cox_multi_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_testlib TIMEOUT 120)
     add_dependencies(test_multi_${name} scripted_worker)
@@ -8,3 +8,10 @@ endforeach()
 cox_multi_test(NAME soak SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c
     LIBS coxswain_testlib TIMEOUT 120 ARGS 100000)
 add_dependencies(test_multi_soak scripted_worker)
+
+# The same with ranks as threads. Left out: faults, whose ranks are killed by their own fault points, and wrapper, which
+# is about processes.
+foreach(name attach executor flight group lateness operations step threads)
+    cox_thread_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c TIMEOUT 240)
+endforeach()
+cox_thread_test(NAME soak SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c TIMEOUT 240 ARGS 10000)

@@ -3,6 +3,7 @@
 #include "testing.h"
 
 #include "channel/geometry.h"
+#include "channel/tsan.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -551,7 +552,7 @@ static long group_switches(struct test_group *g, uint32_t n)
 static void p5_idle_costs_no_wakeup(void **state)
 {
     (void)state;
-#ifdef __SANITIZE_THREAD__
+#ifdef COX_TSAN
     skip(); /* it has a thread of its own, which wakes up */
 #endif
     for (uint32_t n = 1; n <= 8; n *= 2) {

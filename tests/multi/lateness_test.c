@@ -25,6 +25,24 @@ static struct cox_channel_stats stats_of(struct test_group *g)
     return stats;
 }
 
+static void call_in_vain(struct test_group *g, struct test_completion *ret_completion,
+                         const struct test_how *how, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* A call that is published and ends at its deadline: in a few milliseconds a busy machine may get to
+ * neither. */
+static void call_in_vain(struct test_group *g, struct test_completion *ret_completion,
+                         const struct test_how *how, const char *format, ...)
+{
+    char text[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    do
+        assert_int_equal(test_call_how(g, ret_completion, how, "%s", text), COX_TIMEOUT);
+    while (ret_completion->rank_count == 0);
+}
+
 /* Every second request ends at its deadline while one rank holds it; the answers that come later
  * are answers to nothing. Each answer names its request, so that a swapped one is seen. */
 static void p4_a_late_reply_is_never_taken_for_another(void **state)
@@ -48,9 +66,7 @@ static void p4_a_late_reply_is_never_taken_for_another(void **state)
         test_completion_deinit(&c);
 
         int bad = round % 2;
-        assert_int_equal(
-            test_call_how(g, &c, &brief, "only %d block %s", bad, test_pipe_path(pipe)),
-            COX_TIMEOUT);
+        call_in_vain(g, &c, &brief, "only %d block %s", bad, test_pipe_path(pipe));
         assert_int_equal(c.status, COX_TIMEOUT);
         assert_int_equal(c.ranks[bad].outcome, COX_OUTCOME_LATE);
         for (uint32_t rank = 0; rank < 2; rank++)
@@ -147,15 +163,20 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
         struct test_pipe *pipe = test_pipe_new();
         struct cox_executor *executor = test_group_executor(g);
         const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
-        uint32_t bad = n - 1;
-        assert_int_equal(
-            test_call_how(g, NULL, &brief, "only %" PRIu32 " block %s", bad, test_pipe_path(pipe)),
-            COX_TIMEOUT);
-        /* execute does not run ahead: submit says who and what. */
+        uint32_t bad = n - 1, late_count = 0;
+        struct test_completion c;
+        call_in_vain(g, &c, &brief, "only %" PRIu32 " block %s", bad, test_pipe_path(pipe));
+        for (uint32_t rank = 0; rank < n; rank++)
+            late_count += c.ranks[rank].outcome == COX_OUTCOME_LATE;
+        test_completion_deinit(&c);
+        /* execute does not run ahead: submit says who and what. Ranks that were only slow answer. */
         const struct test_how normal = {.gather = COX_GATHER_ALL};
-        assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
         char named[64];
         snprintf(named, sizeof named, "rank %" PRIu32 " still owes the answer to sequence 1", bad);
+        uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+        do
+            assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
+        while (!strstr(test_error_text(g), named) && cox_now_ns() < deadline_ns);
         assert_contains(test_error_text(g), named);
         if (n > 1) { /* also for ranks that owe nothing */
             const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1};
@@ -186,7 +207,7 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
         test_pipe_release(pipe, 1);
         assert_int_equal(test_submit_persist(g, &normal, "echo back"), 0);
         assert_string_equal(test_await(g, 0)->ranks[bad].bytes, "back");
-        assert_int_equal(stats_of(g).late_replies, 1);
+        assert_int_equal(stats_of(g).late_replies, late_count);
         test_group_free(g);
     }
 }
@@ -198,8 +219,9 @@ static void s4_a_late_rank_that_dies_is_late_no_more(void **state)
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
-    assert_int_equal(test_call_how(g, NULL, &brief, "only 1 block %s", test_pipe_path(pipe)),
-                     COX_TIMEOUT);
+    struct test_completion c;
+    call_in_vain(g, &c, &brief, "only 1 block %s", test_pipe_path(pipe));
+    test_completion_deinit(&c);
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
     const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
     assert_int_equal(test_submit_persist(g, &first, "echo alone"), 0);
@@ -264,9 +286,9 @@ static void s3_nor_after_the_request_has_ended(void **state)
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 10};
         const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
-        assert_int_equal(test_call_how(g, NULL, &brief, "each echo x|hold %s abcdefghijklm",
-                                       test_pipe_path(pipe)),
-                         COX_TIMEOUT);
+        struct test_completion c;
+        call_in_vain(g, &c, &brief, "each echo x|hold %s abcdefghijklm", test_pipe_path(pipe));
+        test_completion_deinit(&c);
         test_await_lines(g, 1, "blocked", 1);
         for (int k = 0; k < 100; k++) {
             int r = test_submit(g, &first, "echo %0120d", 7);
