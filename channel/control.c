@@ -87,8 +87,8 @@ static bool control_unlink_one(const char *file, const char *object, bool own_on
     char path[COX_OBJECT_NAME_SIZE + 32];
     struct stat st;
     snprintf(path, sizeof path, SHM_FOLDER "/%s%s", file, object + 1);
-    if (own_only &&
-        (fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) < 0 || st.st_uid != geteuid()))
+    if (own_only && fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+        st.st_uid != geteuid())
         return false;
     return unlink(path) == 0;
 }

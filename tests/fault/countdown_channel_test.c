@@ -122,6 +122,7 @@ static void semaphore_detach(void *object)
 
 static const struct countdown_subject one_region_create = {
     .name = "region_create",
+    .lenient = true,
     .size = sizeof(struct cox_region),
     .construct = region_create,
     .destroy = region_created_destroy,
@@ -251,6 +252,7 @@ static void control_swept(void *object)
 
 static const struct countdown_subject group_control_create = {
     .name = "control_create",
+    .lenient = true,
     .size = sizeof(struct cox_control),
     .construct = control_create,
     .destroy = control_created_destroy,
@@ -258,6 +260,7 @@ static const struct countdown_subject group_control_create = {
 };
 static const struct countdown_subject group_control_over_dead = {
     .name = "control_create over leftovers",
+    .lenient = true,
     .size = sizeof(struct cox_control),
     .construct = control_create,
     .destroy = control_created_destroy,
@@ -266,6 +269,7 @@ static const struct countdown_subject group_control_over_dead = {
 };
 static const struct countdown_subject group_control_over_live = {
     .name = "control_create over a live group",
+    .lenient = true,
     .size = sizeof(struct cox_control),
     .construct = control_create,
     .prepare = group_prepare,
@@ -362,6 +366,7 @@ static void channel_created_destroy(void *object)
 
 static const struct countdown_subject group_channel_create = {
     .name = "channel_create",
+    .lenient = true,
     .size = sizeof(struct cox_channel),
     .construct = channel_create,
     .destroy = channel_created_destroy,
