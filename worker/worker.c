@@ -3,10 +3,12 @@
 #include <endian.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "../channel/fault.h"
@@ -223,6 +225,13 @@ static int worker_attach_control(struct cox_worker *worker, struct cox_error *er
     return r ? cox_fail(err, r, "%s", r == COX_NOT_FOUND ? why.text : why_legacy.text) : 0;
 }
 
+/* Under valgrind there is no pidfd_open; the kernel ends this process all the same. */
+static bool worker_ends_with_parent(pid_t coordinator)
+{
+    int number;
+    return getppid() == coordinator && prctl(PR_GET_PDEATHSIG, &number) == 0 && number == SIGKILL;
+}
+
 static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
@@ -244,6 +253,10 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
                         ", this worker was told %" PRId32,
                         options->prefix, pid, options->parent_pid);
     int r = cox_peer_open((pid_t)pid, start, &worker->coordinator);
+    if (r == -ENOSYS && worker_ends_with_parent((pid_t)pid)) {
+        worker->coordinator.pid = (pid_t)pid;
+        return 0;
+    }
     if (r)
         return cox_fail(err, r, "the coordinator of %s, process %" PRIu32 ": %s", options->prefix,
                         pid, cox_status_text(r));
