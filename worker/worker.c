@@ -263,6 +263,28 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
     return 0;
 }
 
+/* A wrapper (sh -c, timeout) is killed by the kernel with the coordinator that started it; its child
+ * is not, and while that is stopped it cannot look at the coordinator's pidfd either. So it goes
+ * with its wrapper, whose death is the death of the rank anyhow. Only where the wrapper has one
+ * thread: the signal comes when the thread that forked ends. */
+static int worker_follow_wrapper(struct cox_worker *worker, struct cox_error *err)
+{
+    pid_t parent = getppid(), coordinator = worker->coordinator.pid;
+    uint64_t thread_count;
+    int present;
+    if (worker->options.on_orphan != COX_ORPHAN_EXIT || parent == coordinator ||
+        !cox_peer_descends(parent, coordinator) || cox_peer_thread_count(parent, &thread_count) ||
+        thread_count != 1)
+        return 0;
+    if (prctl(PR_GET_PDEATHSIG, &present) < 0 || present != 0)
+        return 0; /* somebody has chosen already */
+    worker->follows_wrapper = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
+    if (getppid() != parent) /* before the signal was armed */
+        return cox_fail(err, COX_PEER_DEAD, "the wrapper of this worker, process %jd, is gone",
+                        (intmax_t)parent);
+    return 0;
+}
+
 static int worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
@@ -352,6 +374,8 @@ int cox_worker_new(const struct cox_worker_options *options,
     if (r == 0)
         r = worker_check_group(worker, err);
     if (r == 0)
+        r = worker_follow_wrapper(worker, err);
+    if (r == 0)
         r = worker_attach_channels(worker, err);
     if (r == 0) {
         r = cox_table_new(worker->options.sequence_count_max, worker->options.token_count_max,
@@ -377,6 +401,8 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
 {
     if (!worker)
         return NULL;
+    if (worker->follows_wrapper)
+        prctl(PR_SET_PDEATHSIG, 0);
     cox_table_free(worker->table);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         cox_channel_close(&worker->lanes[c].channel);

@@ -15,7 +15,8 @@
  * recovery command tell batch|log|links|pulls   what was seen so far served                   how
  * many commands were asked of this rank, this one included Without a command of its own, an
  * argument: `quit N` leaves before it attaches, `never` never attaches, `world` attaches with a
- * world that is too large, `group` attaches to no such group.
+ * world that is too large, `group` attaches to no such group,
+ * `returns` outlives its coordinator. At init, the key `block` names a pipe to read a byte from.
  */
 #include "channel/control.h"
 #include "channel/reply.h"
@@ -199,6 +200,7 @@ static int command_faults(const struct command *c, const char *rest)
 {
     unsigned long count = strtoul(rest, NULL, 10);
     const char *text = strchr(rest, ' ');
+    printf("reports\n");
     for (unsigned long i = 0; i < count; i++) {
         int r = cox_worker_report_fault(c->script->worker, text ? text + 1 : "",
                                         cox_deadline_after_ms(20000));
@@ -278,6 +280,7 @@ static void command_end(const char *verb, const char *rest)
         _exit(atoi(rest));
     if (strcmp(verb, "kill") == 0)
         kill(getpid(), atoi(rest));
+    printf("%s\n", verb);
     for (;;)
         if (strcmp(verb, "spin") == 0)
             sched_yield();
@@ -411,6 +414,9 @@ static int on_init(void *context, const struct cox_init_request *request,
     int64_t rank = script->options.rank;
     if (init_number(request, "fail", -1) == rank)
         return cox_fail(err, 77, "no weights on rank %" PRId64, rank);
+    const char *path = cox_init_request_get(request, "block");
+    if (path)
+        block_on(path);
     result->cpu_block_count = init_number(request, "cpu", 100) + rank;
     result->npu_block_count = init_number(request, "npu", 1000) - rank;
     result->max_position_embeddings = init_number(request, "positions", 4096) + (rank % 2 ? -1 : 1);
@@ -733,6 +739,8 @@ int main(int argc, char **argv)
         script.options.rank_count++;
     if (strcmp(mode, "group") == 0)
         strcat(script.options.prefix, "x");
+    if (strcmp(mode, "returns") == 0)
+        script.options.on_orphan = COX_ORPHAN_RETURN, signal(SIGPIPE, SIG_IGN);
     if (r == 0)
         r = cox_worker_new(&script.options, strcmp(mode, "mute") == 0 ? &no_callbacks : &callbacks,
                            &script, &script.worker, &err);
