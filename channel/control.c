@@ -125,6 +125,20 @@ static int control_locked(const char *name, const struct cox_control *old, int e
                     name, header->coordinator_pid);
 }
 
+static bool control_same_file(int fd, const char *path)
+{
+    struct stat own, named;
+    return fstat(fd, &own) == 0 && stat(path, &named) == 0 && named.st_ino == own.st_ino &&
+           named.st_dev == own.st_dev;
+}
+
+bool cox_control_is_named(const struct cox_control *control, const char *name)
+{
+    char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + sizeof SHM_FOLDER];
+    snprintf(path, sizeof path, SHM_FOLDER "%s", cox_name_control(object, name));
+    return control_same_file(control->lock_fd, path);
+}
+
 /* A lock that can be won means that the coordinator is dead. */
 int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err)
 {
@@ -148,7 +162,7 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     r = cox_region_check_fd(fd, object, err);
     if (r)
         return r;
-    struct stat st, named;
+    struct stat st;
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "%s: %s", object, cox_status_text(-errno));
     struct cox_control old = COX_CONTROL_NONE;
@@ -171,7 +185,7 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
         r = cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
     } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         r = control_locked(name, &old, errno, err);
-    } else if (stat(path, &named) == 0 && named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
+    } else if (control_same_file(fd, path)) {
         /* Won, and the name still means the file that is locked. */
         count = cox_control_unlink_names(name, &old.geometry, COX_CHANNEL_COUNT);
     }

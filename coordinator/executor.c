@@ -250,8 +250,14 @@ static int executor_check_options(const struct cox_executor_options *options, ch
 
 static void executor_unlink(struct cox_executor *executor)
 {
-    if (executor->named)
+    if (executor->named && cox_control_is_named(&executor->control, executor->name))
         cox_control_unlink_names(executor->name, &executor->geometry, executor->channels_made);
+    else if (executor->named)
+        cox_log_write(&executor->options.log, 4,
+                      "the names of the group '%s' in /dev/shm were removed while it lived, and "
+                      "nothing is removed now: does systemd do it at logout (RemoveIPC=yes in "
+                      "logind.conf)?",
+                      executor->name);
     executor->named = false;
 }
 
