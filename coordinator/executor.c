@@ -21,6 +21,8 @@
 #define START_TIMEOUT_MS 60000
 #define FINALIZE_MS 3000
 #define TERM_MS 2000
+/* Once a millisecond. */
+#define DEATH_ATTEMPTS 1000
 
 /* ---- hooks ---- */
 
@@ -88,6 +90,18 @@ static int executor_describe_start_failure(struct cox_executor *executor, uint32
                     length ? lines : "");
 }
 
+/* A process that cannot be adopted may have lost its wrapper at this moment: then the supervisor is
+ * about to know how that ended. */
+static bool executor_sees_death(struct cox_executor *executor, uint32_t rank)
+{
+    for (int attempt = 0; attempt < DEATH_ATTEMPTS; attempt++) {
+        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
+    return false;
+}
+
 /* The identity is another process's writing: each word is read once. */
 static int executor_check_identity(struct cox_executor *executor, uint32_t rank,
                                    const struct cox_layout_identity *identity,
@@ -106,6 +120,9 @@ static int executor_check_identity(struct cox_executor *executor, uint32_t rank,
     if (start == 0)
         return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " attached without its start time", rank);
     int r = cox_supervisor_adopt(executor->supervisor, rank, (pid_t)pid, start);
+    if (r && executor_sees_death(executor, rank))
+        return executor_describe_start_failure(executor, rank, COX_PEER_DEAD,
+                                               "before the group was complete", err);
     return r ? cox_fail(err, r, "rank %" PRIu32 " attached as process %" PRIu32 ": %s", rank, pid,
                         cox_status_text(r))
              : 0;

@@ -15,6 +15,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -449,6 +450,61 @@ static void p2_the_end_of_a_wrappers_thread_ends_nobody(void **state)
     test_group_free(g);
 }
 
+/* ---- a start that fails ---- */
+
+/* argument: the name. Tells how the start fails. */
+static int refused_main(const char *name)
+{
+    const struct cox_executor_options options = {
+        .rank_count = 1, .name = name, .command = wrappers[NESTED].command};
+    struct test_group *g = NULL;
+    struct cox_error err = {0};
+    int r = test_group_try(&options, &g, &err);
+    return dprintf(1, "%d %s", r, err.text) > 0 ? 0 : 1;
+}
+
+static void await_attached(const char *name)
+{
+    struct cox_control control = COX_CONTROL_NONE;
+    assert_int_equal(cox_control_attach(&control, name, NULL), 0);
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    uint32_t state;
+    do {
+        sched_yield();
+        state = atomic_load(&control.layout->ranks[0].identity.state);
+    } while (state != COX_IDENTITY_ATTACHED && cox_now_ns() < deadline_ns);
+    cox_control_close(&control);
+    assert_int_equal(state, COX_IDENTITY_ATTACHED);
+}
+
+/* The coordinator, which slept, sees at once that the worker has attached and is nobody's any more. */
+static void p1_p2_the_death_of_a_wrapper_at_attach_is_told(void **state)
+{
+    (void)state;
+#if !COX_TESTING
+    skip();
+#endif
+    char name[64], text[1024] = "", expected[64];
+    pid_t pids[DESCENDANTS_MAX];
+    setenv("COXSWAIN_FAULT", "worker.attach.announce:stop:0", 1);
+    struct test_helper helper = test_helper_start("refused", test_unique_name(name));
+    unsetenv("COXSWAIN_FAULT");
+    await_descendants(helper.pid, 1, true);
+    test_stop_process(helper.pid);
+    assert_int_equal(descendants(helper.pid, pids, 0), 3); /* two wrappers, and the worker */
+    assert_int_equal(kill(pids[0], SIGKILL), 0);
+    assert_int_equal(kill(pids[2], SIGCONT), 0);
+    await_attached(name);
+    assert_int_equal(kill(helper.pid, SIGCONT), 0);
+    assert_true(read(helper.out, text, sizeof text - 1) > 0);
+    snprintf(expected, sizeof expected, "%d rank 0 (pid %d) was killed by signal 9", COX_PEER_DEAD,
+             pids[0]);
+    if (strncmp(text, expected, strlen(expected)) != 0)
+        fail_msg("'%s' expected, not: %s", expected, text);
+    assert_int_equal(test_helper_wait(&helper), 0);
+    assert_true(all_gone());
+}
+
 /* ---- hosts with a mind of their own about children ---- */
 
 static _Atomic bool reaping;
@@ -520,6 +576,8 @@ int main(int argc, char **argv)
 {
     if (argc > 2 && strcmp(argv[1], "threads") == 0)
         return wrapper_main(argv);
+    if (argc == 3 && strcmp(argv[1], "refused") == 0)
+        return refused_main(argv[2]);
     if (argc == 3)
         return coordinator_main(argv[1], argv[2]);
     const struct CMUnitTest tests[] = {
@@ -529,6 +587,7 @@ int main(int argc, char **argv)
         TEST(p2_p7_stopped_at_any_point),
         TEST(p2_b40_run_ends_the_process_only_when_asked_to),
         TEST(p2_the_end_of_a_wrappers_thread_ends_nobody),
+        TEST(p1_p2_the_death_of_a_wrapper_at_attach_is_told),
         TEST(p2_a_death_is_told_although_the_host_ignores_sigchld),
         TEST(p2_a_death_is_told_although_the_host_reaps),
     };
