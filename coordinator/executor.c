@@ -278,6 +278,18 @@ static void executor_unlink(struct cox_executor *executor)
     executor->named = false;
 }
 
+/* All processes that were started, or adopted, are dead. One that was attached, and inside wrappers
+ * but not adopted yet when the start failed, is not; it leaves by itself. */
+static void executor_send_away(struct cox_executor *executor)
+{
+    if (!executor->control.layout || executor->geometry.legacy)
+        return;
+    cox_truth_abort(&executor->control);
+    for (int c = 0; c < executor->channels_made && c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+            cox_gate_post(&executor->channels[c].gate, rank, COX_BELL_REQUEST_CONSUME);
+}
+
 int cox_executor_start(const struct cox_executor_options *options,
                        struct cox_executor **ret_executor, struct cox_error *err)
 {
@@ -412,6 +424,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     COX_ASSERT(!cox_inside(executor));
     cox_executor_stop(executor);
     executor->supervisor = cox_supervisor_free(executor->supervisor);
+    executor_send_away(executor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_deinit(&executor->collectors[c]);
     executor_unlink(executor);

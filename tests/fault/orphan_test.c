@@ -452,6 +452,25 @@ static void p2_the_end_of_a_wrappers_thread_ends_nobody(void **state)
 
 /* ---- a start that fails ---- */
 
+/* Rank 0 never comes. What rank 1 has in its two wrappers was not adopted when the start gave up, and
+ * ends all the same, although the host lives on. */
+static void p2_who_attached_to_a_start_that_failed_ends(void **state)
+{
+    (void)state;
+    const char *const command[] = {"sh", "-c",
+                                   "[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; "
+                                   "sh -c '" WORKER " \"$@\"; true' sh \"$@\"; true",
+                                   "sh", NULL};
+    const struct cox_executor_options options = {
+        .rank_count = 2, .command = command, .start_timeout_ms = 500};
+    struct test_group *g = NULL;
+    assert_int_equal(test_group_try(&options, &g, NULL), COX_TIMEOUT);
+    if (!all_gone()) {
+        end_who_is_left();
+        fail_msg("processes outlive a start that failed");
+    }
+}
+
 /* argument: the name. Tells how the start fails. */
 static int refused_main(const char *name)
 {
@@ -587,6 +606,7 @@ int main(int argc, char **argv)
         TEST(p2_p7_stopped_at_any_point),
         TEST(p2_b40_run_ends_the_process_only_when_asked_to),
         TEST(p2_the_end_of_a_wrappers_thread_ends_nobody),
+        TEST(p2_who_attached_to_a_start_that_failed_ends),
         TEST(p1_p2_the_death_of_a_wrapper_at_attach_is_told),
         TEST(p2_a_death_is_told_although_the_host_ignores_sigchld),
         TEST(p2_a_death_is_told_although_the_host_reaps),
