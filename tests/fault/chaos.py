@@ -135,7 +135,7 @@ def one_round(number, count):
         # Also when its turn came when it had ended of the death of a worker.
         check(victims != [process.pid], "not killed")
         check(status == 3, "a worker was killed: status %d, expected 3" % status)
-        check(re.search(r"rank \d+ \(pid \d+\)", process.err), "a worker was killed, and no rank is named")
+        check(re.search(r"rank \d+ \(pid \d+", process.err), "a worker was killed, and no rank is named")
         count["deaths told"] += 1
     check(all_gone(), "processes are left")
     # Told to end before it asked for signals, a command has not looked at what others left.
@@ -261,7 +261,8 @@ def test_p7_b54_cleaners_and_starters_at_once():
     check(len(descendants(bystander.pid)) == 2, "workers of a bystander are gone")
     bystander.kill(signal.SIGTERM)
     finish(bystander, 0)
-    check(not names(PREFIX), "left in the end: %s" % names(PREFIX))
+    for group in (name, PREFIX + "bystander"):
+        check(not names_of(group), "left in the end: %s" % names_of(group))
     return count
 
 
@@ -270,7 +271,8 @@ def main():
     print("seed %d" % options.seed, flush=True)
     tests = [function for name, function in sorted(globals().items()) if name.startswith("test_")]
     tests = [function for function in tests if not options.tests or function.__name__ in options.tests]
-    return remains.run_tests(tests, options.seed, lambda: "\n".join(process.describe() for process in now))
+    return remains.run_tests(tests, options.seed, lambda: "\n".join(process.describe() for process in now),
+                             PREFIX)
 
 
 if __name__ == "__main__":

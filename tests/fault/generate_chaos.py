@@ -218,8 +218,8 @@ def one_run(prompts_all, count):
 
 def test_p2_p4_p7_generate_is_right_or_says_what_died():
     count = collections.Counter()
-    end = time.monotonic() + 60 * options.minutes
     prompts = learn()
+    end = time.monotonic() + 60 * options.minutes
     while time.monotonic() < end:
         try:
             one_run(prompts, count)
@@ -237,7 +237,7 @@ def main():
     remains.begin()
     print("seed %d" % options.seed, flush=True)
     return remains.run_tests([test_p2_p4_p7_generate_is_right_or_says_what_died], options.seed,
-                             lambda: "\n".join(process.describe() for process in now))
+                             lambda: "\n".join(process.describe() for process in now), PREFIX)
 
 
 if __name__ == "__main__":

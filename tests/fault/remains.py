@@ -186,8 +186,9 @@ def count_fds():
     return len(os.listdir("/proc/self/fd"))
 
 
-def run_tests(tests, seed, describe):
-    """Runs them in order; describe tells, for a failure, what was going on. Returns the exit status."""
+def run_tests(tests, seed, describe, prefix):
+    """Runs them in order; describe tells, for a failure, what was going on. Names that a failed test left are removed.
+    Returns the exit status."""
     failed = 0
     for function in tests:
         begin_time = time.monotonic()
@@ -201,7 +202,9 @@ def run_tests(tests, seed, describe):
             verdict = "ok" + "".join("; %s %s" % (name, count) for name, count in sorted((counters or {}).items()))
         except Failure as failure:
             failed += 1
-            verdict = "FAILED with --seed %s: %s\n%s\n%s" % (seed, failure, describe(), dump())
+            verdict = "FAILED with --seed %s: %s\n%s\n%s" % (seed, str(failure)[:2000], describe(), dump())
             end_everything()
+            for name in names(prefix):
+                os.unlink(os.path.join(SHM, name))
         print("%s (%.1f s) %s" % (function.__name__, time.monotonic() - begin_time, verdict), flush=True)
     return 1 if failed else 0
