@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -511,7 +512,12 @@ static void p1_p2_the_death_of_a_wrapper_at_attach_is_told(void **state)
     await_descendants(helper.pid, 1, true);
     test_stop_process(helper.pid);
     assert_int_equal(descendants(helper.pid, pids, 0), 3); /* two wrappers, and the worker */
+    struct cox_peer wrapper = COX_PEER_NONE;
+    assert_int_equal(cox_peer_open(pids[0], 0, &wrapper), 0);
     assert_int_equal(kill(pids[0], SIGKILL), 0);
+    struct pollfd end = {.fd = wrapper.pidfd, .events = POLLIN};
+    assert_int_equal(poll(&end, 1, TEST_PATIENCE_MS), 1);
+    cox_peer_close(&wrapper);
     assert_int_equal(kill(pids[2], SIGCONT), 0);
     await_attached(name);
     assert_int_equal(kill(helper.pid, SIGCONT), 0);
