@@ -151,6 +151,23 @@ static int control_locked(const char *name, const struct cox_control *old, int e
                     name, header->coordinator_pid);
 }
 
+/* Whether the path means the file behind fd. Returns 0: it does; COX_NOT_FOUND: it does not; -errno. */
+static int control_same_file(int fd, const char *path)
+{
+    struct stat own, named;
+    if (fstat(fd, &own) < 0 || stat(path, &named) < 0)
+        return errno == ENOENT ? COX_NOT_FOUND : -errno;
+    return named.st_ino == own.st_ino && named.st_dev == own.st_dev ? 0 : COX_NOT_FOUND;
+}
+
+bool cox_control_is_named(const struct cox_control *control, const char *name)
+{
+    char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + sizeof SHM_FOLDER];
+    snprintf(path, sizeof path, SHM_FOLDER "%s", cox_name_control(object, name));
+    /* What cannot be looked at is taken for ours, as it nearly always is. */
+    return control_same_file(control->lock_fd, path) != COX_NOT_FOUND;
+}
+
 /* Whether its names are known: those of another version, too, whose number of ranks makes sense. */
 static int control_verify_names(struct cox_control *old, const char *name, const char *object,
                                 struct cox_error *err)
@@ -198,7 +215,7 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     r = cox_region_check_fd(fd, object, err);
     if (r)
         return r;
-    struct stat st, named;
+    struct stat st;
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "%s: %s", object, cox_status_text(-errno));
     struct cox_control old = COX_CONTROL_NONE;
@@ -214,11 +231,12 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
         /* Nothing is removed by numbers that make no sense. */
     } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         r = control_locked(name, &old, errno, err);
-    } else if (stat(path, &named) < 0) {
+    } else if ((r = control_same_file(fd, path))) {
         /* Gone: another sweeper was faster. Anything else says nothing about what is there. */
-        if (errno != ENOENT)
-            r = cox_fail(err, -errno, "%s: stat: %s", object, cox_status_text(-errno));
-    } else if (named.st_ino == st.st_ino && named.st_dev == st.st_dev) {
+        r = r == COX_NOT_FOUND
+                ? 0
+                : cox_fail(err, r, "%s: stat: %s", object, cox_status_text(r));
+    } else {
         /* Won, and the name still means the file that is locked. */
         cox_fault_point(COX_FAULT_CONTROL_LOCKED);
         count = control_unlink(name, &old.geometry, COX_CHANNEL_COUNT, true);

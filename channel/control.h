@@ -53,6 +53,10 @@ int cox_control_attach(struct cox_control *control, const char *name, struct cox
 int cox_control_attach_fd(struct cox_control *control, int fd, struct cox_error *err);
 void cox_control_close(struct cox_control *control); /* unmaps, drops the lock; idempotent */
 
+/* Creator: whether the name still means this control region. Not so when somebody removed the names
+ * of a live group (RemoveIPC at logout); another group may have them by now. */
+bool cox_control_is_named(const struct cox_control *control, const char *name);
+
 /* For the creator. Removes every name that the first channel_count channels of a group of this
  * geometry have, then the control region's. Returns how many there were. */
 uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,

@@ -33,20 +33,31 @@ static int peer_read_stat(pid_t pid, char *text, size_t text_size, const char **
     return *ret_field ? 0 : COX_CORRUPT;
 }
 
-int cox_peer_start_time(pid_t pid, uint64_t *ret_start)
+/* A field of /proc/<pid>/stat behind the second, by its number in proc(5). */
+static int peer_read_number(pid_t pid, int wanted, uint64_t *ret_number)
 {
     char text[1024];
     const char *field;
     int r = peer_read_stat(pid, text, sizeof text, &field);
     if (r)
         return r;
-    for (int number = 2; field && number < 22; number++)
+    for (int number = 2; field && number < wanted; number++)
         field = strchr(field + 1, ' ');
-    uint64_t start;
-    if (!field || sscanf(field, " %" SCNu64, &start) != 1)
+    uint64_t value;
+    if (!field || sscanf(field, " %" SCNu64, &value) != 1)
         return COX_CORRUPT;
-    *ret_start = start;
+    *ret_number = value;
     return 0;
+}
+
+int cox_peer_start_time(pid_t pid, uint64_t *ret_start)
+{
+    return peer_read_number(pid, 22, ret_start);
+}
+
+int cox_peer_thread_count(pid_t pid, uint64_t *ret_count)
+{
+    return peer_read_number(pid, 20, ret_count);
 }
 
 /* Returns 0: it lives; COX_PEER_DEAD; -errno. */

@@ -47,6 +47,8 @@ bool cox_peer_stopped(pid_t pid);
 /* True when /proc says that the process is on its way out, before its pidfd says so: its files are closed by
  * then or about to be, so that others may have noticed. False also when it cannot be told. */
 bool cox_peer_exiting(pid_t pid);
+/* Threads of a process, its first one included. Returns 0, COX_PEER_DEAD, COX_CORRUPT, -errno. */
+int cox_peer_thread_count(pid_t pid, uint64_t *ret_count);
 
 /* True when `ancestor` is pid itself, its parent, or a parent of that, as /proc tells now. */
 bool cox_peer_descends(pid_t pid, pid_t ancestor);

@@ -23,6 +23,8 @@
 #define TERM_MS 2000
 /* A number that is no ExecuteType. */
 #define NO_TYPE (COX_TYPE_OPAQUE - 1)
+/* Once a millisecond. */
+#define DEATH_ATTEMPTS 1000
 
 /* ---- hooks ---- */
 
@@ -90,6 +92,18 @@ int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, 
                     length ? lines : "");
 }
 
+/* A process that cannot be adopted may have lost its wrapper at this moment: then the supervisor is
+ * about to know how that ended. */
+static bool executor_sees_death(struct cox_executor *executor, uint32_t rank)
+{
+    for (int attempt = 0; attempt < DEATH_ATTEMPTS; attempt++) {
+        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
+    return false;
+}
+
 /* The identity is another process's writing: each word is read once. */
 int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
@@ -108,6 +122,9 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
     if (start == 0)
         return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " attached without its start time", rank);
     int r = cox_supervisor_adopt(executor->supervisor, rank, (pid_t)pid, start);
+    if (r && executor_sees_death(executor, rank))
+        return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
+                                             "before the group was complete", err);
     return r ? cox_fail(err, r, "rank %" PRIu32 " attached as process %" PRIu32 ": %s", rank, pid,
                         cox_status_text(r))
              : 0;
@@ -250,9 +267,27 @@ static int executor_check_options(const struct cox_executor_options *options, ch
 
 static void executor_unlink(struct cox_executor *executor)
 {
-    if (executor->named)
+    if (executor->named && cox_control_is_named(&executor->control, executor->name))
         cox_control_unlink_names(executor->name, &executor->geometry, executor->channels_made);
+    else if (executor->named)
+        cox_log_write(&executor->options.log, 4,
+                      "the names of the group '%s' in /dev/shm were removed while it lived, and "
+                      "nothing is removed now: does systemd do it at logout (RemoveIPC=yes in "
+                      "logind.conf)?",
+                      executor->name);
     executor->named = false;
+}
+
+/* All processes that were started, or adopted, are dead. One that was attached, and inside wrappers
+ * but not adopted yet when the start failed, is not; it leaves by itself. */
+static void executor_send_away(struct cox_executor *executor)
+{
+    if (!executor->control.layout || executor->geometry.legacy)
+        return;
+    cox_truth_abort(&executor->control);
+    for (int c = 0; c < executor->channels_made && c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+            cox_gate_post(&executor->channels[c].gate, rank, COX_BELL_REQUEST_CONSUME);
 }
 
 int cox_executor_start(const struct cox_executor_options *options,
@@ -396,6 +431,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     COX_ASSERT(!cox_inside(executor));
     cox_executor_stop(executor);
     executor->supervisor = cox_supervisor_free(executor->supervisor);
+    executor_send_away(executor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_deinit(&executor->collectors[c]);
     executor_unlink(executor);

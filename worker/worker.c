@@ -3,10 +3,12 @@
 #include <endian.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "../channel/fault.h"
@@ -230,6 +232,13 @@ static int worker_attach_control(struct cox_worker *worker, const struct cox_inh
     return r ? cox_fail(err, r, "%s", r == COX_NOT_FOUND ? why.text : why_legacy.text) : 0;
 }
 
+/* Under valgrind there is no pidfd_open; the kernel ends this process all the same. */
+static bool worker_ends_with_parent(pid_t coordinator)
+{
+    int number;
+    return getppid() == coordinator && prctl(PR_GET_PDEATHSIG, &number) == 0 && number == SIGKILL;
+}
+
 static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
@@ -251,6 +260,10 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
                         ", this worker was told %" PRId32,
                         options->prefix, pid, options->parent_pid);
     int r = cox_peer_open((pid_t)pid, start, &worker->coordinator);
+    if (r == -ENOSYS && worker_ends_with_parent((pid_t)pid)) {
+        worker->coordinator.pid = (pid_t)pid;
+        return 0;
+    }
     if (r)
         return cox_fail(err, r, "the coordinator of %s, process %" PRIu32 ": %s", options->prefix,
                         pid, cox_status_text(r));
@@ -266,6 +279,28 @@ static int worker_attach_channel(struct cox_worker *worker, const struct cox_inh
                ? cox_inherit_attach(inherit, channel, &worker->control, id, options->rank, err)
                : cox_channel_attach(channel, options->prefix + 1, &worker->control, id,
                                     options->rank, err);
+}
+
+/* A wrapper (sh -c, timeout) is killed by the kernel with the coordinator that started it; its child
+ * is not, and while that is stopped it cannot look at the coordinator's pidfd either. So it goes
+ * with its wrapper, whose death is the death of the rank anyhow. Only where the wrapper has one
+ * thread: the signal comes when the thread that forked ends. */
+static int worker_follow_wrapper(struct cox_worker *worker, struct cox_error *err)
+{
+    pid_t parent = getppid(), coordinator = worker->coordinator.pid;
+    uint64_t thread_count;
+    int present;
+    if (worker->options.on_orphan != COX_ORPHAN_EXIT || parent == coordinator ||
+        !cox_peer_descends(parent, coordinator) || cox_peer_thread_count(parent, &thread_count) ||
+        thread_count != 1)
+        return 0;
+    if (prctl(PR_GET_PDEATHSIG, &present) < 0 || present != 0)
+        return 0; /* somebody has chosen already */
+    worker->follows_wrapper = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
+    if (getppid() != parent) /* before the signal was armed */
+        return cox_fail(err, COX_PEER_DEAD, "the wrapper of this worker, process %jd, is gone",
+                        (intmax_t)parent);
+    return 0;
 }
 
 static int worker_attach_channels(struct cox_worker *worker, const struct cox_inherit *inherit,
@@ -362,6 +397,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     if (r == 0)
         r = worker_check_group(worker, err);
     if (r == 0)
+        r = worker_follow_wrapper(worker, err);
+    if (r == 0)
         r = worker_attach_channels(worker, &inherit, err);
     if (r == 0) {
         r = cox_table_new(worker->options.sequence_count_max, worker->options.token_count_max,
@@ -397,6 +434,8 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
 {
     if (!worker)
         return NULL;
+    if (worker->follows_wrapper)
+        prctl(PR_SET_PDEATHSIG, 0);
     cox_table_free(worker->table);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         cox_channel_close(&worker->lanes[c].channel);

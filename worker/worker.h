@@ -17,7 +17,14 @@
  * Failures: a callback returns 0, or anything else to answer with an error; its text reaches the
  *   coordinator with the rank. An error of any rank ends the request for all.
  * If the process dies: its slot and lines stay as they are; the coordinator sees the death and no
- *   half-written answer. When the coordinator dies, run ends the process (on_orphan).
+ *   half-written answer.
+ * If the coordinator dies: a process that it started itself gets SIGKILL from the kernel, from its
+ *   first instruction on, also when stopped. One inside wrappers (sh -c, timeout) is ended by run
+ *   (on_orphan), which a stopped process cannot do; so new asks the kernel for SIGKILL at the death
+ *   of the wrapper, from then until free, where on_orphan is COX_ORPHAN_EXIT and the wrapper has
+ *   one thread. What is left: stopped inside two wrappers that both stay, or inside one with
+ *   threads, a worker ends when it is continued. Before new the library knows of nothing: a
+ *   wrapped worker should attach first and load its weights in init.
  */
 #ifndef COX_WORKER_WORKER_H
 #define COX_WORKER_WORKER_H
@@ -41,7 +48,8 @@ struct ModelExecuteData__LoraOperationResponse;
 /* What to do when the coordinator is gone. */
 enum cox_orphan_action {
     COX_ORPHAN_EXIT = 0, /* _exit(70) at once, whatever the callbacks do */
-    COX_ORPHAN_RETURN,   /* run returns COX_PEER_DEAD once running callbacks have returned */
+    COX_ORPHAN_RETURN,   /* run returns COX_PEER_DEAD once running callbacks have returned; only a
+                            process that the coordinator did not start itself gets that far */
 };
 
 struct cox_worker_options {
@@ -140,7 +148,7 @@ struct cox_worker_callbacks {
  * no control region, one of a legacy coordinator. callbacks and context are borrowed until free.
  * Returns 0; COX_NOT_FOUND: no such group; COX_DENIED: an object with another owner, mode or type;
  * COX_VERSION; COX_CORRUPT; COX_INVALID: rank or world size do not fit the group; COX_PEER_DEAD:
- * its coordinator is gone; -errno. */
+ * its coordinator or its wrapper is gone; -errno. */
 COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
                               const struct cox_worker_callbacks *callbacks, void *context,
                               struct cox_worker **ret_worker, struct cox_error *err);

@@ -30,6 +30,7 @@ struct cox_worker {
     struct cox_control control;
     bool stands_in; /* control is a stand-in, tokens tell: see stand_in.h */
     struct cox_peer coordinator;
+    bool follows_wrapper; /* new armed PDEATHSIG of its thread, free disarms it */
     struct cox_lane lanes[COX_TWO_WAY_COUNT];
     struct cox_channel error_channel;
     pthread_mutex_t error_lock;

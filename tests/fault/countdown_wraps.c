@@ -224,8 +224,8 @@ WRAP(int, linkat, int from, const char *old, int to, const char *path, int flags
 
 WRAP(int, unlink, const char *path)
 {
-    __real_unlink(path);
-    return countdown_took_back();
+    int r = __real_unlink(path);
+    return r < 0 ? r : countdown_took_back();
 }
 
 WRAP(int, flock, int fd, int operation)

@@ -227,6 +227,7 @@ static int command_faults(const struct command *c, const char *rest)
 {
     unsigned long count = strtoul(rest, NULL, 10);
     const char *text = strchr(rest, ' ');
+    dprintf(c->script->host->out_fd, "reports\n");
     for (unsigned long i = 0; i < count; i++) {
         int r = cox_worker_report_fault(c->script->worker, text ? text + 1 : "",
                                         cox_deadline_after_ms(20000));
@@ -324,6 +325,7 @@ static void command_end(const struct script_host *host, const char *verb, const 
 {
     if (strcmp(verb, "spin") != 0)
         host_order(host, strcmp(verb, "exit") == 0 ? SCRIPT_EXIT : SCRIPT_KILL, atoi(rest));
+    dprintf(host->out_fd, "%s\n", verb);
     cox_tsan_may_die();
     while (!host_is_gone(host))
         if (strcmp(verb, "spin") == 0)
@@ -466,6 +468,9 @@ static int on_init(void *context, const struct cox_init_request *request,
     int64_t rank = script->options.rank;
     if (init_number(request, "fail", -1) == rank)
         return cox_fail(err, 77, "no weights on rank %" PRId64, rank);
+    const char *path = cox_init_request_get(request, "block");
+    if (path)
+        block_on(script->host, path);
     result->cpu_block_count = init_number(request, "cpu", 100) + rank;
     result->npu_block_count = init_number(request, "npu", 1000) - rank;
     result->max_position_embeddings = init_number(request, "positions", 4096) + (rank % 2 ? -1 : 1);

@@ -26,6 +26,7 @@
  *                       what was seen so far
  *   lose PATH TEXT      reads a named pipe to its end, and fails
  *   drop PATH           opens that pipe for writing, and is killed
+ *                       (at init the key `block` names a pipe to read a byte from)
  *   served              how many commands were asked of this rank, this one included
  *
  * A rank is a process of its own (scripted_worker.c), or threads of the test and a process that

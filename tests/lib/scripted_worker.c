@@ -5,7 +5,7 @@
  * Without a command of its own, an argument: `quit N` leaves before it attaches, `never` never
  * attaches, `world` attaches with a world that is too large, `group` attaches to no such group,
  * `mute` has no callbacks, `dies G...` and `sleeps G...` do so before they attach in the lives
- * (generations) listed.
+ * (generations) listed, `returns` outlives its coordinator.
  */
 #include "ranks.h"
 #include "script.h"
@@ -98,6 +98,10 @@ int main(int argc, char **argv)
         options.rank_count++;
     if (strcmp(mode, "group") == 0)
         strcat(options.prefix, "x");
+    if (strcmp(mode, "returns") == 0) {
+        options.on_orphan = COX_ORPHAN_RETURN;
+        signal(SIGPIPE, SIG_IGN);
+    }
     if (r == 0)
         r = ranks_are_threads() ? relay(&options, mode, &err) : run_rank(&options, mode, &err);
     if (r)

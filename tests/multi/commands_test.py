@@ -630,7 +630,7 @@ def test_b15_doctor_counts_the_fds_of_a_group():
 def doctor_tries_what_a_group_needs():
     for calls, name, mark, *parts in [
             ("pidfd_open=EPERM", "pidfd_open", "BAD", "seccomp"),
-            ("pidfd_open=ENOSYS", "pidfd_open", "BAD", "Linux 5.3"),
+            ("pidfd_open=ENOSYS", "pidfd_open", "note", "Linux 5.3"),
             ("waitid=EINVAL", "children by pidfd", "BAD", "Linux 5.4"),
             ("waitid=EPERM", "children by pidfd", "BAD", "seccomp"),
             ("linkat=EPERM", "unnamed files there", "BAD", "linkat"),

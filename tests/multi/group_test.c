@@ -111,6 +111,74 @@ static void m16_p7_what_a_dead_group_left_is_no_obstacle(void **state)
     test_group_free(g);
 }
 
+/* As logind does it at logout, or somebody by hand. */
+static void remove_names(const char *name)
+{
+    char start[2][96], path[320];
+    snprintf(start[0], sizeof start[0], "%s_", name);
+    snprintf(start[1], sizeof start[1], "sem.%s_", name);
+    DIR *dir = opendir("/dev/shm");
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
+        for (int i = 0; i < 2; i++)
+            if (strncmp(entry->d_name, start[i], strlen(start[i])) == 0) {
+                snprintf(path, sizeof path, "/dev/shm/%s", entry->d_name);
+                assert_int_equal(unlink(path), 0);
+            }
+    closedir(dir);
+    assert_int_equal(test_count_names(name), 0);
+}
+
+static void keep_warning(void *context, int level, const char *text)
+{
+    if (level <= 4)
+        snprintf(context, 512, "%s", text);
+}
+
+/* It works on, its end is no failure, and the log tells who may have done it. */
+static void p7_b49_a_group_works_on_without_its_names(void **state)
+{
+    (void)state;
+    char name[64], warning[512] = "";
+    const struct cox_executor_options options = {
+        .name = test_unique_name(name),
+        .keep_names = true,
+        .log = {.fn = keep_warning, .context = warning},
+    };
+    struct test_group *g = test_group_start(4, &options);
+    test_expect_echo(g, "with names");
+    remove_names(name);
+    for (int i = 0; i < 20; i++)
+        test_expect_echo(g, "without");
+    assert_string_equal(warning, "");
+    assert_int_equal(cox_executor_stop(test_group_executor(g)), 0);
+    test_group_free(g);
+    assert_contains(warning, name);
+    assert_contains(warning, "RemoveIPC");
+    /* And without that, there is no such warning. */
+    warning[0] = '\0';
+    test_group_free(test_group_start(2, &options));
+    assert_string_equal(warning, "");
+}
+
+/* The names that a group lost may be another's when it ends. */
+static void b49_b54_the_next_group_under_the_name_is_left_alone(void **state)
+{
+    (void)state;
+    char name[64];
+    const struct cox_executor_options options = {.name = test_unique_name(name),
+                                                 .keep_names = true};
+    struct test_group *first = test_group_start(2, &options);
+    size_t count = test_count_names(name);
+    remove_names(name);
+    struct test_group *second = test_group_start(2, &options);
+    test_group_free(first);
+    assert_int_equal(test_count_names(name), count);
+    test_expect_echo(second, "x");
+    test_group_free(second);
+    assert_int_equal(test_count_names(name), 0);
+}
+
 /* What stands at a path, in full. */
 struct thing {
     struct stat st;
@@ -643,6 +711,8 @@ int main(int argc, char **argv)
         TEST(m16_names_are_checked),
         TEST(m16_a_live_name_is_taken),
         TEST(m16_p7_what_a_dead_group_left_is_no_obstacle),
+        TEST(p7_b49_a_group_works_on_without_its_names),
+        TEST(b49_b54_the_next_group_under_the_name_is_left_alone),
         TEST(m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone),
         TEST(m16_b44_a_worker_refuses_what_is_not_the_group),
         TEST(m16_b45_mode_is_0600_under_any_umask),

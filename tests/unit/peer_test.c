@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -55,6 +56,32 @@ static void oneself_is_alive(void **state)
     cox_peer_close(&peer);
     assert_int_equal(cox_peer_open(getpid(), start, &peer), 0);
     cox_peer_close(&peer);
+}
+
+static void *wait_for_ever(void *context)
+{
+    pause();
+    return context;
+}
+
+static void threads_are_counted(void **state)
+{
+    uint64_t before = 0, after = 0;
+    pthread_t thread;
+    (void)state;
+    assert_int_equal(cox_peer_thread_count(getpid(), &before), 0);
+    assert_true(before >= 1);
+    assert_int_equal(pthread_create(&thread, NULL, wait_for_ever, NULL), 0);
+    assert_int_equal(cox_peer_thread_count(getpid(), &after), 0);
+    assert_true(after > before);
+    pthread_cancel(thread);
+    pthread_join(thread, NULL);
+    pid_t pid = sleeper(NULL);
+    assert_int_equal(cox_peer_thread_count(pid, &after), 0);
+    assert_int_equal(after, 1);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(cox_peer_thread_count(pid, &after), COX_PEER_DEAD);
 }
 
 static void the_start_time_is_when_it_started(void **state)
@@ -253,6 +280,7 @@ int main(void)
         LEAK_TEST(descent_is_from_oneself_a_parent_or_its_parent),
         LEAK_TEST(oneself_is_alive),
         LEAK_TEST(the_start_time_is_when_it_started),
+        LEAK_TEST(threads_are_counted),
         LEAK_TEST(a_child_lives_until_it_is_killed),
         LEAK_TEST(b25_another_start_time_is_another_process),
         LEAK_TEST(b25_a_reused_pid_is_not_the_old_process),

@@ -1,0 +1,279 @@
+#!/usr/bin/python3
+"""Kills any subset of a group at any instant, again and again: nothing is left, and no start trips over leftovers.
+
+Usage: chaos.py BIN_DIR SOURCE_DIR [--kills N] [--seed S] [TEST...]
+"""
+
+import argparse
+import collections
+import os
+import random
+import re
+import signal
+import sys
+import time
+
+import remains
+from remains import Failure, Process, all_gone, bytes_of, descendants, names, names_of
+
+parser = argparse.ArgumentParser(usage=__doc__)
+parser.add_argument("bin_dir", type=os.path.abspath)
+parser.add_argument("source_dir", type=os.path.abspath)
+parser.add_argument("--kills", type=int, default=200)
+parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+parser.add_argument("tests", nargs="*")
+options = parser.parse_args()
+dice = random.Random(options.seed)
+
+COXSWAIN = os.path.join(options.bin_dir, "coxswain")
+SCRIPTED = os.path.join(options.bin_dir, "scripted_worker")
+MODEL = os.path.join(options.source_dir, "models", "sums")
+PREFIX = "coxchaos.%d." % os.getpid()
+SAME = PREFIX + "same"
+# A group of eight by default, and a little for pages that are half used.
+GROUP_BYTES_MAX = (16 << 20) + (1 << 20)
+
+WORKERS = {
+    "reference": ["--model", MODEL],
+    "scripted": ["--no-init", "--", SCRIPTED],
+    "wrapped": ["--no-init", "--", "sh", "-c", SCRIPTED + ' "$@"; true', "sh"],
+    "never": ["--no-flags", "--", "sh", "-c", "echo started >&2; exec sleep 1000"],
+}
+now = []  # what is going on, for a failure
+
+
+def check(condition, text):
+    if not condition:
+        raise Failure(text)
+
+
+def start(name, ranks, workers, *more):
+    process = Process([COXSWAIN, "run", "-n", str(ranks), "--name", name, *more, *WORKERS[workers]])
+    now[:] = [process]
+    return process
+
+
+def clean(*arguments):
+    process = Process([COXSWAIN, "clean", *arguments])
+    now.append(process)
+    return process
+
+
+def finish(process, *expected):
+    status = process.wait()
+    check(status in expected, "status %d, expected %s" % (status, expected))
+    process.close()
+    now.remove(process)
+
+
+def await_lines(process, number, text, count):
+    end = time.monotonic() + remains.PATIENCE
+    while process.text(number).count(text) < count:
+        remains.reap()
+        check(process.pid not in remains.statuses, "it ended before it said '%s'" % text)
+        check(time.monotonic() < end, "it never said '%s'" % text)
+        time.sleep(0.002)
+
+
+def kill_all(pids):
+    """Returns how many were still there."""
+    count = 0
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+            count += 1
+        except ProcessLookupError:
+            pass
+    return count
+
+
+def check_left(name, may_be_left):
+    left = names_of(name)
+    check(may_be_left or not left, "left in /dev/shm: %s" % left)
+    # Made first and removed last: without it neither clean nor the next start would know of the others.
+    check(not left or name + "_control" in left, "left without a control region: %s" % left)
+    check(bytes_of(name) <= GROUP_BYTES_MAX, "left in /dev/shm: %d bytes" % bytes_of(name))
+    return left
+
+
+def instant():
+    """From before the program is executed to long after the start."""
+    return dice.choice((0, dice.uniform(0, 0.01), dice.uniform(0, 0.05), dice.uniform(0, 0.15), dice.uniform(0, 0.6)))
+
+
+def one_round(number, count):
+    name = SAME if dice.random() < 0.5 else PREFIX + str(number)
+    ranks, workers = dice.choice((1, 2, 4, 8)), dice.choice(("reference", "scripted", "wrapped"))
+    keeps = dice.random() < 0.25
+    process = start(name, ranks, workers, *(["--keep-names"] if keeps else []))
+    until = time.monotonic() + instant()
+    time.sleep(max(0, until - time.monotonic() - 0.0005))
+    while time.monotonic() < until:
+        pass
+    complete = process.out.startswith("name ")
+    others = descendants(process.pid)
+    whom = dice.choice(("coordinator", "workers", "some", "all"))
+    victims = dice.sample(others, dice.randint(1, len(others))) if others and whom in ("workers", "some") else []
+    if whom == "all":
+        victims = list(others)
+    if whom != "workers":
+        victims.append(process.pid)
+    dice.shuffle(victims)
+    killed = kill_all(victims)
+    count["kills"] += killed
+    count["rounds, " + ("complete" if complete else "starting")] += 1
+
+    if not victims:
+        process.kill(signal.SIGTERM)
+    status = process.wait()
+    if not victims:
+        check(status in (0, 128 + signal.SIGTERM, -signal.SIGTERM), "told to end: status %d" % status)
+    elif status == -signal.SIGKILL:
+        check(whom != "workers", "the coordinator was killed, but not by us")
+        count["coordinators"] += 1
+    else:
+        # Also when its turn came when it had ended of the death of a worker.
+        check(victims != [process.pid], "not killed")
+        check(status == 3, "a worker was killed: status %d, expected 3" % status)
+        check(re.search(r"rank \d+ \(pid \d+", process.err), "a worker was killed, and no rank is named")
+        count["deaths told"] += 1
+    check(all_gone(), "processes are left")
+    # Told to end before it asked for signals, a command has not looked at what others left.
+    may_be_left = status == -signal.SIGKILL and (keeps or not complete) or status == -signal.SIGTERM
+    left = check_left(name, may_be_left)
+    count["groups with names left"] += bool(left)
+    process.close()
+    if left and name != SAME:
+        if dice.random() < 0.5:
+            finish(clean(name), 0)
+            count["cleaned"] += 1
+        else:
+            undisturbed(name)
+            count["started over leftovers"] += 1
+        check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
+    elif name == SAME:
+        count["started over leftovers"] += bool(left)  # by the next round of this name
+    return killed
+
+
+def undisturbed(name):
+    process = start(name, 2, "scripted")
+    await_lines(process, 0, "name ", 1)
+    process.kill(signal.SIGTERM)
+    finish(process, 0)
+
+
+def test_p7_b4_nothing_is_left_whoever_is_killed_whenever():
+    count = collections.Counter()
+    number = 0
+    while count["kills"] < options.kills:
+        number += 1
+        try:
+            one_round(number, count)
+        except Failure as failure:
+            raise Failure("round %d: %s" % (number, failure)) from None
+        if number % 10 == 0:
+            undisturbed(SAME)
+    finish(clean(SAME), 0)
+    check(not names(PREFIX), "left in the end: %s" % names(PREFIX))
+    return count
+
+
+def leave_names(name, ranks):
+    """A group that has all its names, and everybody in it is dead."""
+    process = start(name, ranks, "never")
+    await_lines(process, 1, "started", ranks)
+    kill_all([process.pid] + descendants(process.pid))
+    process.wait()
+    check(all_gone(), "processes are left")
+    process.close()
+    now.clear()
+
+
+def test_p7_b53_restarts_do_not_fill_dev_shm():
+    name = PREFIX + "restart"
+    sizes = []
+    for _ in range(15):
+        leave_names(name, 4)
+        sizes.append((len(check_left(name, True)), bytes_of(name)))
+    check(sizes[0][0] > 0 and len(set(sizes)) == 1, "names and bytes after each restart: %s" % sizes)
+    finish(clean(name), 0)
+    check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
+
+
+def test_p7_b54_cleaners_and_starters_at_once():
+    count = collections.Counter()
+    bystander = start(PREFIX + "bystander", 2, "scripted", "--keep-names")
+    await_lines(bystander, 0, "name ", 1)
+    kept = names_of(PREFIX + "bystander")
+    name = PREFIX + "race"
+    for _ in range(10):
+        orphan = start(name, 3, "never")
+        await_lines(orphan, 1, "started", 3)
+        victims = [orphan.pid] + descendants(orphan.pid)
+        kill_all(victims)
+        for pid in victims:
+            while os.path.exists("/proc/%d" % pid) and remains.reap():
+                time.sleep(0.001)
+        orphan.close()
+        now[:] = [bystander]
+        kinds = ["clean"] * 3 + ["start"] * 2 + ["killed"] * 2
+        dice.shuffle(kinds)
+        racers = []
+        for kind in kinds:
+            if kind == "start":
+                process = Process([COXSWAIN, "run", "-n", "2", "--name", name, *WORKERS["scripted"]])
+            else:
+                process = Process([COXSWAIN, "clean", name, PREFIX + "bystander"])
+            now.append(process)
+            racers.append((kind, process))
+        time.sleep(dice.uniform(0, 0.004))
+        for kind, process in racers:
+            if kind == "killed":
+                process.kill(signal.SIGKILL)
+        for kind, process in racers:
+            if kind == "clean":
+                finish(process, 1)  # since the bystander lives
+            elif kind == "killed":
+                finish(process, 1, -signal.SIGKILL)
+        starters = [process for kind, process in racers if kind == "start"]
+        # One has the name, or both had it one after the other; whoever has not was told so.
+        end = time.monotonic() + remains.PATIENCE
+        while not all(process.out.startswith("name ") or process.pid in remains.statuses for process in starters):
+            check(time.monotonic() < end, "a start does not get anywhere")
+            remains.reap()
+            time.sleep(0.002)
+        running = [process for process in starters if process.out.startswith("name ")]
+        check(running, "nobody could start")
+        count["starts"] += len(running)
+        for process in starters:
+            if process in running:
+                process.kill(signal.SIGTERM)
+                finish(process, 0)
+            else:
+                check(re.search("taken|removed by another", process.err), "refused for another reason")
+                finish(process, 1)
+        check(names_of(PREFIX + "bystander") == kept, "names of a live group are gone")
+        check(not names_of(name) or name + "_control" in names_of(name), "left: %s" % names_of(name))
+        cleaner = clean(name)
+        finish(cleaner, 0)
+        check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
+    check(len(descendants(bystander.pid)) == 2, "workers of a bystander are gone")
+    bystander.kill(signal.SIGTERM)
+    finish(bystander, 0)
+    for group in (name, PREFIX + "bystander"):
+        check(not names_of(group), "left in the end: %s" % names_of(group))
+    return count
+
+
+def main():
+    remains.begin()
+    print("seed %d" % options.seed, flush=True)
+    tests = [function for name, function in sorted(globals().items()) if name.startswith("test_")]
+    tests = [function for function in tests if not options.tests or function.__name__ in options.tests]
+    return remains.run_tests(tests, options.seed, lambda: "\n".join(process.describe() for process in now),
+                             PREFIX)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
