@@ -205,18 +205,19 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
 {
     char prefix[COX_NAME_SIZE_MAX + 2];
     snprintf(prefix, sizeof prefix, "/%s", executor->name);
+    uint64_t timeout_ms =
+        executor->options.start_timeout_ms ? executor->options.start_timeout_ms : START_TIMEOUT_MS;
+    uint64_t deadline_ns = cox_deadline_after_ms(timeout_ms);
     const struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
         .command = executor->options.command,
         .pass_flags = !executor->options.no_flags,
         .prefix = prefix,
         .devices = executor->options.devices,
+        .deadline_ns = deadline_ns,
         .hooks = {.context = executor, .line = executor_on_line, .death = executor_on_death},
         .log = executor->options.log,
     };
-    uint64_t timeout_ms =
-        executor->options.start_timeout_ms ? executor->options.start_timeout_ms : START_TIMEOUT_MS;
-    uint64_t deadline_ns = cox_deadline_after_ms(timeout_ms);
     cox_fault_point(COX_FAULT_LAUNCH);
     int r = cox_supervisor_start(&options, &executor->supervisor, err);
     if (r)

@@ -307,8 +307,9 @@ static _Noreturn void child_main(const struct launch *launch)
  * reap the pid in between (a host that ignores SIGCHLD would), and this thread goes on when the
  * child has executed its program or is dead, which no end-of-file on a pipe can tell once another
  * thread of the host has forked. Fork handlers of the host do not run; they would be for nothing.
+ * The kernel stores the pidfd before this thread sleeps for the child.
  * Zeros, since architectures differ in the order of the unused arguments. */
-static pid_t launch_fork(int *ret_pidfd)
+static pid_t launch_fork(_Atomic int *ret_pidfd)
 {
     return (pid_t)syscall(SYS_clone, (unsigned long)(CLONE_VFORK | CLONE_PIDFD | SIGCHLD), NULL,
                           ret_pidfd, NULL, NULL);
@@ -333,8 +334,7 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_lau
         return cox_fail(
             err, r, "rank %u: preparing its process: %s%s", rank, cox_status_text(r),
             r == -EMFILE ? " (raise ulimit -n: a rank needs 3, and 5 more while it starts)" : "");
-    _cox_cleanup_(cox_close_fd) int pidfd = -1;
-    pid_t pid = launch_fork(&pidfd);
+    pid_t pid = launch_fork(&ret_launched->pidfd);
     if (pid < 0) {
         r = -errno;
         return cox_fail(err, r, "rank %u: creating its process: %s%s", rank, cox_status_text(r),
@@ -350,17 +350,16 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank, struct cox_lau
     struct launch_report report;
     if (read(launch.report.read_fd, &report, sizeof report) == (ssize_t)sizeof report) {
         siginfo_t info;
-        cox_launch_reap(pidfd, true, &info);
+        /* relaxed: stored on behalf of this thread. */
+        cox_launch_reap(atomic_load_explicit(&ret_launched->pidfd, memory_order_relaxed), true,
+                        &info);
         if (report.at_exec)
             return exec_failed(plan->command.items[0], plan->program, rank, report.error, err);
         return cox_fail(err, -report.error, "rank %u: setting its process up: %s", rank,
                         cox_status_text(-report.error));
     }
-    *ret_launched = (struct cox_launched){
-        .pid = pid,
-        .pidfd = cox_steal_fd(&pidfd),
-        .stream_fds = {cox_steal_fd(&launch.streams[0].read_fd),
-                       cox_steal_fd(&launch.streams[1].read_fd)},
-    };
+    ret_launched->pid = pid;
+    ret_launched->stream_fds[0] = cox_steal_fd(&launch.streams[0].read_fd);
+    ret_launched->stream_fds[1] = cox_steal_fd(&launch.streams[1].read_fd);
     return 0;
 }
