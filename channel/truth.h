@@ -123,12 +123,6 @@ static inline uint64_t cox_truth_ended(const struct cox_layout_channel_truth *tr
     return atomic_load_explicit(&truth->ended, memory_order_acquire);
 }
 
-static inline void cox_truth_abort(const struct cox_control *control)
-{
-    /* release/acquire: the cause was stored before. */
-    atomic_store_explicit(&control->layout->abort.word, 1, memory_order_release);
-}
-
 static inline bool cox_truth_aborted(const struct cox_control *control)
 {
     return atomic_load_explicit(&control->layout->abort.word, memory_order_acquire) != 0;
