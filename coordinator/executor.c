@@ -10,6 +10,7 @@
 
 #include "../channel/channel.h"
 #include "../channel/fault.h"
+#include "../channel/peer.h"
 #include "../channel/request.h"
 #include "../channel/truth.h"
 #include "../proto/operation.h"
@@ -142,10 +143,13 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         if (r == 0 && cancelled)
             r = cox_fail(err, COX_CLOSED, "cancelled while the workers were starting");
         if (r == 0 && cox_now_ns() >= deadline_ns)
-            r = executor_describe_start_failure(executor, rank, COX_TIMEOUT,
-                                                "but did not attach in time: is it a Coxswain "
-                                                "worker? (--legacy-workers for others)",
-                                                err);
+            r = executor_describe_start_failure(
+                executor, rank, COX_TIMEOUT,
+                cox_peer_stopped(cox_supervisor_pid(executor->supervisor, rank))
+                    ? "but did not attach in time: it is stopped by a signal"
+                    : "but did not attach in time: is it a Coxswain worker? (--legacy-workers for "
+                      "others)",
+                err);
         if (r == 0)
             cox_collector_sleep(collector, rank, causes,
                                 cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
