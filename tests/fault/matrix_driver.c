@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -512,6 +513,7 @@ int matrix_driver(int argc, char **argv)
     pthread_cond_init(&d.changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     counts_map();
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* with the test, when that is given up */
     if (d.mode != MATRIX_AFTER)
         leftovers_make(d.name);
     pthread_t thread; /* a sanitizer may keep something for the first one */

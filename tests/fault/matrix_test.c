@@ -57,6 +57,8 @@
 /* How long a stopped coordinator is left so. */
 #define NAP_MS 50
 #define RUNNER_COUNT 6
+/* Failures after which no further case is begun. */
+#define WRONG_MAX 10
 #define JOURNAL_SIZE 32768
 #define LINE_COUNT 128
 #define CASE_COUNT 65536
@@ -472,6 +474,7 @@ static _Noreturn void runner_main(const struct death_case *death, size_t number,
                                   int fd, bool talkative)
 {
     static struct run run;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     run.death = death;
     run.brief_ms = brief_ms;
     snprintf(run.name, sizeof run.name, "test_%d_matrix_%zu_", getppid(), number);
@@ -528,8 +531,7 @@ static bool runner_end(struct runner *runner, const struct death_case *cases, in
     tally->not_struck += verdict == NOT_STRUCK;
     if (!again && verdict != FINE && verdict != NOT_STRUCK) {
         tally->wrong++;
-        if (tally->wrong <= 10)
-            report_show(runner->report);
+        report_show(runner->report);
     }
     fclose(runner->report);
     runner->pid = 0;
@@ -552,6 +554,8 @@ static void run_all(const struct death_case *cases, size_t case_count)
     size_t next = 0, running = 0;
     while (next < case_count || running > 0) {
         struct runner *runner = runner_find(runners, 0);
+        if (tally.wrong >= WRONG_MAX)
+            case_count = next; /* enough to look at */
         if (next < case_count && runner) {
             runner_start(runner, cases, next++, 0);
             running++;
@@ -571,7 +575,7 @@ static void run_all(const struct death_case *cases, size_t case_count)
     print_message("%zu cases in %" PRIu64 " ms; %zu were not struck, %zu repeated\n", tally.cases,
                   (cox_now_ns() - begin_ns) / COX_NSEC_PER_MSEC, tally.not_struck, tally.repeated);
     if (tally.wrong)
-        fail_msg("%zu of %zu cases", tally.wrong, tally.cases);
+        fail_msg("%zu of %zu cases, %zu in all", tally.wrong, next, tally.cases);
     /* How often a process sleeps differs from run to run, little else does. */
     assert_true(tally.not_struck * 4 <= tally.cases);
 }
