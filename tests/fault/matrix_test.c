@@ -15,22 +15,15 @@
  */
 #include "matrix.h"
 
-#include "channel/fault.h"
-#include "testing.h"
-
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #if COX_TESTING
@@ -46,440 +39,40 @@
 #define SLOWNESS 1
 #endif
 
-#define COORDINATOR (-1)
-#define PROCESS_COUNT (1 + MATRIX_RANK_COUNT)
 /* What an operation waits for a stopped rank, at first. */
 #define BRIEF_MS (300 * SLOWNESS)
 #define BRIEF_FACTOR 4
 #define ATTEMPT_COUNT 3
-/* A driver, everything included. */
-#define DRIVER_PATIENCE_MS (4 * TEST_PATIENCE_MS)
-/* How long a stopped coordinator is left so. */
-#define NAP_MS 50
 #define RUNNER_COUNT 6
 /* Failures after which no further case is begun. */
 #define WRONG_MAX 10
-#define JOURNAL_SIZE 32768
-#define LINE_COUNT 128
 #define CASE_COUNT 65536
 /* Of the passages of a point, how far apart those are that are struck. */
 #define PARTS 4
 
-extern char **environ;
-
-/* ---- the journal ---- */
-
-struct line {
-    char name[16];
-    int status;
-    char outcomes[MATRIX_RANK_COUNT][8];
-    const char *text;
-};
-
-struct journal {
-    size_t used;
-    char bytes[JOURNAL_SIZE];
-    char copy[JOURNAL_SIZE]; /* cut into lines */
-    struct line lines[LINE_COUNT];
-    size_t line_count;
-};
-
-static void journal_parse(struct journal *journal)
-{
-    memcpy(journal->copy, journal->bytes, sizeof journal->copy);
-    char *rest = journal->copy, *text;
-    journal->line_count = 0;
-    while ((text = strsep(&rest, "\n")) != NULL && journal->line_count < LINE_COUNT) {
-        struct line *line = &journal->lines[journal->line_count];
-        int used = 0;
-        if (sscanf(text, "%15s %d %7s %7s %7s |%n", line->name, &line->status, line->outcomes[0],
-                   line->outcomes[1], line->outcomes[2], &used) == 5 &&
-            used > 0 && text[0] != '#') {
-            line->text = text + used;
-            journal->line_count++;
-        }
-    }
-}
-
-/* ---- one case ---- */
-
-struct death_case {
-    enum cox_fault_point point;
-    int process; /* COORDINATOR or a rank */
-    int signal;
-    uint32_t passage; /* from 1 */
-    bool first;       /* it is sure to be reached */
-};
-
-enum verdict {
-    FINE = 0,
-    WRONG = 1,
-    NOT_STRUCK = 2, /* the passage was not reached this time; fine otherwise */
-    SLOW = 3,       /* the machine was too slow to tell */
-};
-
-/* What the runner knows. */
-struct run {
-    const struct death_case *death;
-    char name[64];
-    uint64_t brief_ms;
-    struct cox_fault_counts *counts;
-    int counts_fd;
-    struct journal journal;
-    int status; /* of the driver, as from waitpid */
-    bool hung;
-    enum verdict verdict;
-    char complaints[2048];
-};
-
-/* Of the undisturbed run; written before there are runners. */
-static struct journal learned;
+/* Of the undisturbed run. */
 static struct cox_fault_counts learned_counts;
-
-__attribute__((format(printf, 3, 4))) static void complain(struct run *run, enum verdict verdict,
-                                                           const char *format, ...)
-{
-    if (run->verdict != WRONG)
-        run->verdict = verdict;
-    size_t used = strlen(run->complaints);
-    va_list args;
-    va_start(args, format);
-    vsnprintf(run->complaints + used, sizeof run->complaints - used, format, args);
-    va_end(args);
-    used = strlen(run->complaints);
-    snprintf(run->complaints + used, sizeof run->complaints - used, "\n");
-}
-
-static const char *process_name(int process)
-{
-    static const char *const names[PROCESS_COUNT] = {"coordinator", "0", "1", "2"};
-    return names[process + 1];
-}
-
-/* ---- the runner: a driver and whoever it leaves ---- */
-
-static void counts_new(struct run *run)
-{
-    run->counts_fd = memfd_create("counts", MFD_CLOEXEC);
-    COX_ASSERT(run->counts_fd >= 0 && ftruncate(run->counts_fd, sizeof *run->counts) == 0);
-    run->counts =
-        mmap(NULL, sizeof *run->counts, PROT_READ | PROT_WRITE, MAP_SHARED, run->counts_fd, 0);
-    COX_ASSERT(run->counts != MAP_FAILED);
-}
-
-static pid_t driver_spawn(struct run *run, enum matrix_mode mode, int *ret_out)
-{
-    int out[2];
-    char path[64], mode_text[2] = {(char)mode}, brief[24];
-    COX_ASSERT(pipe2(out, O_CLOEXEC | O_NONBLOCK) == 0);
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), run->counts_fd);
-    snprintf(brief, sizeof brief, "%" PRIu64, run->brief_ms);
-    setenv("COXSWAIN_FAULT_COUNTS", path, 1);
-    unsetenv("COXSWAIN_FAULT");
-    if (run->death && mode != MATRIX_AFTER) {
-        char plan[128];
-        snprintf(plan, sizeof plan, "%s:%s:%s:%" PRIu32, cox_fault_name(run->death->point),
-                 run->death->signal == SIGKILL ? "kill" : "stop", process_name(run->death->process),
-                 run->death->passage);
-        setenv("COXSWAIN_FAULT", plan, 1);
-    }
-    posix_spawn_file_actions_t actions;
-    posix_spawnattr_t attributes;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-    posix_spawn_file_actions_adddup2(&actions, out[1], 2);
-    /* A group of its own, for the end of everybody in it. */
-    posix_spawnattr_init(&attributes);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-    const char *rank = process_name(run->death ? run->death->process : COORDINATOR);
-    char *const argv[] = {"matrix", "driver", run->name, mode_text, (char *)(uintptr_t)rank,
-                          brief,    NULL};
-    pid_t pid;
-    COX_ASSERT(posix_spawn(&pid, "/proc/self/exe", &actions, &attributes, argv, environ) == 0);
-    posix_spawnattr_destroy(&attributes);
-    posix_spawn_file_actions_destroy(&actions);
-    close(out[1]);
-    *ret_out = out[0];
-    return pid;
-}
-
-static void journal_read(struct journal *journal, int fd)
-{
-    size_t room;
-    ssize_t got;
-    while ((room = sizeof journal->bytes - 1 - journal->used) > 0 &&
-           (got = read(fd, journal->bytes + journal->used, room)) > 0)
-        journal->used += (size_t)got;
-    journal->bytes[journal->used] = '\0';
-}
-
-static void pause_ms(uint64_t ms)
-{
-    nanosleep(&(struct timespec){.tv_nsec = (long)(ms * COX_NSEC_PER_MSEC)}, NULL);
-}
-
-/* Until the driver has ended; one that is stopped goes on after a nap. */
-static void driver_follow(struct run *run, pid_t pid, int out)
-{
-    uint64_t deadline_ns = cox_deadline_after_ms(DRIVER_PATIENCE_MS);
-    run->hung = false;
-    for (;;) {
-        struct pollfd p = {.fd = out, .events = POLLIN};
-        poll(&p, 1, 5);
-        journal_read(&run->journal, out);
-        if (waitpid(pid, &run->status, WNOHANG | WUNTRACED) == pid) {
-            if (!WIFSTOPPED(run->status))
-                break;
-            pause_ms(NAP_MS);
-            kill(pid, SIGCONT);
-        }
-        if (cox_now_ns() >= deadline_ns && !run->hung) {
-            run->hung = true;
-            kill(-pid, SIGKILL);
-        }
-    }
-    journal_read(&run->journal, out);
-    close(out);
-}
-
-/* Whoever has lost its parent is a child of the runner now. Returns how many there were. */
-static int orphans_reap(struct run *run, pid_t group)
-{
-    int count = 0;
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    for (;;) {
-        pid_t pid = waitpid(-1, NULL, WNOHANG);
-        if (pid < 0)
-            return count;
-        count += pid > 0;
-        if (pid == 0)
-            pause_ms(1);
-        if (cox_now_ns() >= deadline_ns) {
-            complain(run, WRONG, "a process goes on without its coordinator");
-            kill(-group, SIGKILL);
-            deadline_ns = COX_DEADLINE_NEVER;
-        }
-    }
-}
-
-static int driver_run(struct run *run, enum matrix_mode mode)
-{
-    int out;
-    pid_t pid = driver_spawn(run, mode, &out);
-    driver_follow(run, pid, out);
-    if (run->hung)
-        complain(run, WRONG, "the driver does not come to an end");
-    int orphans = orphans_reap(run, pid);
-    journal_parse(&run->journal);
-    return orphans;
-}
-
-/* ---- the judge ---- */
-
-static bool is_flight(const struct line *line)
-{
-    return strncmp(line->name, "flight", 6) == 0;
-}
-
-static bool is_asked(const struct line *line, int rank)
-{
-    return strcmp(line->outcomes[rank], "-") != 0;
-}
-
-/* There was a completion. */
-static bool is_told(const struct line *line)
-{
-    return is_asked(line, 0) || is_asked(line, 1) || is_asked(line, 2);
-}
-
-/* The first operation that met the dead rank: status, text and each rank's outcome. */
-static void judge_dead(struct run *run, const struct line *line)
-{
-    char rank[32];
-    int bad = run->death->process;
-    snprintf(rank, sizeof rank, "rank %d (pid ", bad);
-    if (line->status != COX_PEER_DEAD)
-        complain(run, WRONG, "%s: status %d, expected %d", line->name, line->status, COX_PEER_DEAD);
-    if (!strstr(line->text, rank) || !strstr(line->text, "was killed by signal 9"))
-        complain(run, WRONG, "%s does not name rank %d and its signal", line->name, bad);
-    for (int r = 0; r < MATRIX_RANK_COUNT; r++) {
-        const char *is = line->outcomes[r];
-        if (!is_told(line) || (!is_asked(line, r) && strcmp(line->name, "first") == 0))
-            continue;
-        bool failing = strcmp(line->name, "fail") == 0 || strcmp(line->name, "stale") == 0;
-        bool right = r == bad ? strcmp(is, "dead9") == 0
-                              : strcmp(is, "ok") == 0 || strcmp(is, "late") == 0 ||
-                                    (failing && strcmp(is, "error") == 0);
-        if (!right)
-            complain(run, WRONG, "%s: rank %d is %s", line->name, r, is);
-    }
-}
-
-/* The first operation that met the stopped rank. */
-static void judge_late(struct run *run, const struct line *line)
-{
-    char rank[32];
-    int bad = run->death->process;
-    snprintf(rank, sizeof rank, "rank %d", bad);
-    if (line->status != COX_TIMEOUT)
-        complain(run, WRONG, "%s: status %d, expected %d", line->name, line->status, COX_TIMEOUT);
-    if (!strstr(line->text, rank)) {
-        complain(run, strstr(line->text, "rank ") ? SLOW : WRONG, "%s does not name rank %d",
-                 line->name, bad);
-        return;
-    }
-    /* Without a completion there was no room for the request: who owes what is told, not why. */
-    bool why = is_told(line) || strcmp(line->name, "start") == 0;
-    if (why && !strstr(line->text, "stopped by a signal"))
-        complain(run, WRONG, "%s does not say that the rank is stopped", line->name);
-    for (int r = 0; r < MATRIX_RANK_COUNT; r++) {
-        const char *is = line->outcomes[r];
-        if (!is_told(line) || (!is_asked(line, r) && strcmp(line->name, "first") == 0))
-            continue;
-        /* The error channel has one slot: who holds it while it is stopped keeps the others waiting. */
-        bool waits = strcmp(is, "late") == 0 && strcmp(line->name, "fault") == 0;
-        if (strcmp(is, r == bad ? "late" : "ok") != 0 && !waits)
-            complain(run, strcmp(is, "late") == 0 ? SLOW : WRONG, "%s: rank %d is %s", line->name,
-                     r, is);
-    }
-}
-
-/* An operation that ended as it does undisturbed: those who are asked have answered. */
-static void judge_usual(struct run *run, const struct line *line, const struct line *usual,
-                        bool bad_is_gone)
-{
-    for (int r = 0; usual->status == 0 && r < MATRIX_RANK_COUNT; r++) {
-        bool gone = bad_is_gone && r == run->death->process;
-        const char *expected = gone ? "-" : usual->outcomes[r];
-        /* Asked of the lowest of the living. */
-        if (strcmp(line->name, "first") != 0 && strcmp(line->outcomes[r], expected) != 0)
-            complain(run, WRONG, "%s: rank %d is %s, expected %s", line->name, r, line->outcomes[r],
-                     expected);
-    }
-}
-
-static size_t learned_index(const char *name)
-{
-    size_t i = 0;
-    while (i < learned.line_count && strcmp(learned.lines[i].name, name) != 0)
-        i++;
-    return i;
-}
-
-/* The first group, line for line. At most one failure, as judge tells; what failed is then done again. Returns the
- * number of lines read. */
-static size_t judge_first(struct run *run, void (*judge)(struct run *, const struct line *))
-{
-    bool felt = false, in_flight = false; /* a failed round of flights goes on */
-    size_t next = 0, i = 0, count = learned_index("fds");
-    bool kill = run->death && run->death->signal == SIGKILL;
-    for (; i < run->journal.line_count && next < count; i++) {
-        const struct line *line = &run->journal.lines[i], *usual = &learned.lines[next];
-        if (in_flight && is_flight(line)) {
-            if (strcmp(line->name, "flight0") != 0)
-                continue;
-            in_flight = false;
-            usual = &learned.lines[next = learned_index("flight0")];
-        }
-        if (strcmp(line->name, usual->name) != 0) {
-            complain(run, WRONG, "%s, expected %s", line->name, usual->name);
-            return i;
-        }
-        bool stop_signals = strcmp(line->name, "stop") == 0 && judge && !kill;
-        if (line->status == usual->status || stop_signals) {
-            judge_usual(run, line, usual, felt && kill);
-            next++;
-        } else if (judge && !felt) {
-            judge(run, line);
-            felt = true;
-            in_flight = is_flight(line);
-            if (strcmp(line->name, "start") == 0)
-                return i + 1;
-        } else {
-            complain(run, WRONG, "%s: status %d, expected %d", line->name, line->status,
-                     usual->status);
-        }
-    }
-    if (next < count)
-        complain(run, WRONG, "no %s", learned.lines[next].name);
-    return i;
-}
-
-/* The second group, what the driver found in itself, and what it left in the system. */
-static void judge_rest(struct run *run, size_t i, int orphans)
-{
-    static const char *const rest[] = {"second-start", "second-echo", "second-stop", "fds", "end"};
-    for (size_t k = 0; k < sizeof rest / sizeof rest[0]; k++, i++)
-        if (i >= run->journal.line_count || strcmp(run->journal.lines[i].name, rest[k]) != 0 ||
-            run->journal.lines[i].status != 0)
-            complain(run, WRONG, "no good %s", rest[k]);
-    if (!WIFEXITED(run->status) || WEXITSTATUS(run->status) != 0)
-        complain(run, WRONG, "the driver's status is %#x", (unsigned)run->status);
-    if (orphans)
-        complain(run, WRONG, "%d processes were left behind", orphans);
-    if (test_count_names(run->name))
-        complain(run, WRONG, "%zu names are left", test_count_names(run->name));
-}
-
-/* Killed: up to there everything was as usual; nobody stays; names only of a group that was not complete. */
-static void judge_coordinator_death(struct run *run)
-{
-    struct journal *journal = &run->journal;
-    if (!WIFSIGNALED(run->status) || WTERMSIG(run->status) != SIGKILL)
-        complain(run, WRONG, "the coordinator's status is %#x", (unsigned)run->status);
-    for (size_t i = 0; i < journal->line_count; i++)
-        if (strcmp(journal->lines[i].name, learned.lines[i].name) != 0 ||
-            journal->lines[i].status != learned.lines[i].status)
-            complain(run, WRONG, "before its death: %s %d, expected %s %d", journal->lines[i].name,
-                     journal->lines[i].status, learned.lines[i].name, learned.lines[i].status);
-    bool complete = journal->line_count > 0 || run->death->point == COX_FAULT_STARTED;
-    if (complete && test_count_names(run->name))
-        complain(run, WRONG, "%zu names are left of a complete group", test_count_names(run->name));
-    journal->used = 0;
-    int orphans = driver_run(run, MATRIX_AFTER);
-    judge_rest(run, 0, orphans);
-}
-
-static void run_case(struct run *run)
-{
-    const struct death_case *death = run->death;
-    bool of_rank = death->process != COORDINATOR, kill = death->signal == SIGKILL;
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
-    counts_new(run);
-    int orphans = driver_run(run, !of_rank ? MATRIX_PLAIN : kill ? MATRIX_KILL : MATRIX_STOP);
-    bool struck = atomic_load(&run->counts->struck);
-    if (struck && kill && !of_rank)
-        judge_coordinator_death(run);
-    else
-        judge_rest(run,
-                   judge_first(run, !struck || !of_rank ? NULL
-                                    : kill              ? judge_dead
-                                                        : judge_late),
-                   orphans);
-    if (!struck && run->verdict == FINE)
-        complain(run, death->first ? WRONG : NOT_STRUCK, "the plan has not struck");
-}
 
 /* ---- many cases ---- */
 
-static void case_print(const struct death_case *death, char *text, size_t size)
+static void case_print(const struct matrix_case *death, char *text, size_t size)
 {
     snprintf(text, size, "%s %s %s %" PRIu32, cox_fault_name(death->point),
-             death->signal == SIGKILL ? "kill" : "stop", process_name(death->process),
+             death->signal == SIGKILL ? "kill" : "stop", matrix_process_name(death->process),
              death->passage);
 }
 
 /* In a process of its own. Complaints and journal go to fd. */
-static _Noreturn void runner_main(const struct death_case *death, size_t number, uint64_t brief_ms,
+static _Noreturn void runner_main(const struct matrix_case *death, size_t number, uint64_t brief_ms,
                                   int fd, bool talkative)
 {
-    static struct run run;
+    static struct matrix_run run;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     run.death = death;
     run.brief_ms = brief_ms;
     snprintf(run.name, sizeof run.name, "test_%d_matrix_%zu_", getppid(), number);
-    run_case(&run);
-    if (run.verdict == WRONG || run.verdict == SLOW || talkative) {
+    matrix_judge(&run);
+    if (run.verdict == MATRIX_WRONG || run.verdict == MATRIX_SLOW || talkative) {
         char text[128];
         case_print(death, text, sizeof text);
         dprintf(fd, "%s:\n%s%s\n", text, run.complaints, run.journal.bytes);
@@ -494,7 +87,7 @@ struct runner {
     int attempt;
 };
 
-static void runner_start(struct runner *runner, const struct death_case *cases, size_t number,
+static void runner_start(struct runner *runner, const struct matrix_case *cases, size_t number,
                          int attempt)
 {
     uint64_t brief_ms = BRIEF_MS;
@@ -521,15 +114,15 @@ struct tally {
 };
 
 /* Takes the verdict of a runner that has ended. False: its case is to be run again. */
-static bool runner_end(struct runner *runner, const struct death_case *cases, int status,
+static bool runner_end(struct runner *runner, const struct matrix_case *cases, int status,
                        struct tally *tally)
 {
     (void)cases;
-    int verdict = WIFEXITED(status) ? WEXITSTATUS(status) : WRONG;
-    bool again = verdict == SLOW && runner->attempt + 1 < ATTEMPT_COUNT;
+    int verdict = WIFEXITED(status) ? WEXITSTATUS(status) : MATRIX_WRONG;
+    bool again = verdict == MATRIX_SLOW && runner->attempt + 1 < ATTEMPT_COUNT;
     tally->repeated += again;
-    tally->not_struck += verdict == NOT_STRUCK;
-    if (!again && verdict != FINE && verdict != NOT_STRUCK) {
+    tally->not_struck += verdict == MATRIX_NOT_STRUCK;
+    if (!again && verdict != MATRIX_FINE && verdict != MATRIX_NOT_STRUCK) {
         tally->wrong++;
         report_show(runner->report);
     }
@@ -546,7 +139,7 @@ static struct runner *runner_find(struct runner *runners, pid_t pid)
     return NULL;
 }
 
-static void run_all(const struct death_case *cases, size_t case_count)
+static void run_all(const struct matrix_case *cases, size_t case_count)
 {
     struct runner runners[RUNNER_COUNT] = {{0}};
     struct tally tally = {.cases = case_count};
@@ -597,20 +190,20 @@ static uint32_t passage_next(uint32_t passage, uint32_t passed)
     return passed;
 }
 
-static size_t cases_make(struct death_case *cases, int signal, bool of_ranks)
+static size_t cases_make(struct matrix_case *cases, int signal, bool of_ranks)
 {
-    const int from = of_ranks ? 0 : COORDINATOR, to = of_ranks ? MATRIX_RANK_COUNT : 0;
+    const int from = of_ranks ? 0 : MATRIX_COORDINATOR, to = of_ranks ? MATRIX_RANK_COUNT : 0;
     size_t count = 0;
     for (int point = 0; point < COX_FAULT_POINT_COUNT; point++)
         for (int process = from; process < to; process++) {
             uint32_t passed = atomic_load(&learned_counts.passed[point][process + 1]);
             for (uint32_t passage = 0; (passage = passage_next(passage, passed)) > 0;) {
                 COX_ASSERT(count < CASE_COUNT);
-                cases[count++] = (struct death_case){.point = (enum cox_fault_point)point,
-                                                     .process = process,
-                                                     .signal = signal,
-                                                     .passage = passage,
-                                                     .first = passage == 1};
+                cases[count++] = (struct matrix_case){.point = (enum cox_fault_point)point,
+                                                      .process = process,
+                                                      .signal = signal,
+                                                      .passage = passage,
+                                                      .first = passage == 1};
             }
         }
     return count;
@@ -618,7 +211,7 @@ static size_t cases_make(struct death_case *cases, int signal, bool of_ranks)
 
 static void matrix_run(int signal, bool of_ranks)
 {
-    static struct death_case cases[CASE_COUNT];
+    static struct matrix_case cases[CASE_COUNT];
     run_all(cases, cases_make(cases, signal, of_ranks));
 }
 
@@ -626,7 +219,7 @@ static void matrix_run(int signal, bool of_ranks)
 static int scenario_learn(void)
 {
     struct shared {
-        struct journal journal;
+        struct matrix_journal journal;
         struct cox_fault_counts counts;
         int orphans, status;
     } *shared =
@@ -634,23 +227,24 @@ static int scenario_learn(void)
     COX_ASSERT(shared != MAP_FAILED);
     pid_t pid = fork();
     if (pid == 0) {
-        static struct run run;
+        static struct matrix_run run;
         prctl(PR_SET_CHILD_SUBREAPER, 1);
         snprintf(run.name, sizeof run.name, "test_%d_matrix_learn_", getppid());
-        counts_new(&run);
-        shared->orphans = driver_run(&run, MATRIX_LEARN);
+        matrix_counts_new(&run);
+        shared->orphans = matrix_driver_run(&run, MATRIX_LEARN);
         shared->status = run.status;
         shared->journal = run.journal;
         memcpy(&shared->counts, run.counts, sizeof shared->counts);
         _exit(0);
     }
     waitpid(pid, NULL, 0);
-    learned = shared->journal;
-    journal_parse(&learned);
+    matrix_learned = shared->journal;
+    matrix_journal_parse(&matrix_learned);
     memcpy(&learned_counts, &shared->counts, sizeof learned_counts);
-    bool good = !shared->orphans && !shared->status && learned_index("end") < learned.line_count;
+    bool good = !shared->orphans && !shared->status &&
+                matrix_learned_index("end") < matrix_learned.line_count;
     if (!good)
-        fprintf(stderr, "the undisturbed run fails:\n%s\n", learned.bytes);
+        fprintf(stderr, "the undisturbed run fails:\n%s\n", matrix_learned.bytes);
     munmap(shared, sizeof *shared);
     return good ? 0 : -1;
 }
@@ -661,7 +255,7 @@ static void every_step_is_passed(void **state)
     size_t never = 0;
     for (int point = 0; point < COX_FAULT_POINT_COUNT; point++) {
         uint32_t passed = 0;
-        for (int process = 0; process < PROCESS_COUNT; process++)
+        for (int process = 0; process < MATRIX_PROCESS_COUNT; process++)
             passed += atomic_load(&learned_counts.passed[point][process]);
         if (passed == 0) {
             print_error("nobody passes %s: let the scenario of matrix_driver.c do it\n",
@@ -671,11 +265,11 @@ static void every_step_is_passed(void **state)
     }
     print_message("%d points\n", COX_FAULT_POINT_COUNT);
     assert_int_equal(never, 0);
-    for (size_t i = 0; i < learned.line_count; i++)
-        if (learned.lines[i].status != 0 && learned.lines[i].status != COX_REJECTED &&
-            learned.lines[i].status != COX_STALE)
-            fail_msg("undisturbed, %s ends with %d", learned.lines[i].name,
-                     learned.lines[i].status);
+    for (size_t i = 0; i < matrix_learned.line_count; i++)
+        if (matrix_learned.lines[i].status != 0 && matrix_learned.lines[i].status != COX_REJECTED &&
+            matrix_learned.lines[i].status != COX_STALE)
+            fail_msg("undisturbed, %s ends with %d", matrix_learned.lines[i].name,
+                     matrix_learned.lines[i].status);
 }
 
 static void p1_p2_b3_b46_a_rank_killed_at_any_step_is_named_and_the_others_go_on(void **state)
@@ -711,7 +305,7 @@ static int setup_all(void **state)
 /* POINT ACTION PROCESS PASSAGE */
 static int one_case(char **words)
 {
-    struct death_case death = {.point = COX_FAULT_POINT_COUNT, .process = COORDINATOR};
+    struct matrix_case death = {.point = COX_FAULT_POINT_COUNT, .process = MATRIX_COORDINATOR};
     for (int point = 0; point < COX_FAULT_POINT_COUNT; point++)
         if (strcmp(words[0], cox_fault_name((enum cox_fault_point)point)) == 0)
             death.point = (enum cox_fault_point)point;
