@@ -125,7 +125,7 @@ static void driver_continue(struct driver *d)
 }
 
 /* True: the operation is to be done again. */
-static bool driver_again(struct driver *d, const char *name, int status)
+static bool driver_again(struct driver *d, int status)
 {
     if (d->felt || (status != COX_PEER_DEAD && status != COX_TIMEOUT))
         return false;
@@ -134,14 +134,21 @@ static bool driver_again(struct driver *d, const char *name, int status)
         d->asked.words[0] &= ~(UINT64_C(1) << d->rank);
         return d->felt = true;
     }
-    if (d->mode != MATRIX_STOP || status != COX_TIMEOUT)
+    if (d->mode != MATRIX_STOP || status != COX_TIMEOUT || !atomic_load(&counts->struck))
         return false;
-    if (atomic_load(&counts->struck)) {
-        driver_continue(d);
-        return d->felt = true;
-    }
+    driver_continue(d);
+    return d->felt = true;
+}
+
+/* True: it ended at its deadline although nothing has happened yet, and is to be done again. */
+static bool driver_slow(struct driver *d, const char *name, int status)
+{
+    if (d->mode != MATRIX_STOP || d->felt || status != COX_TIMEOUT ||
+        atomic_load(&counts->struck) || d->slow_count++ >= SLOW_MAX)
+        return false;
     printf("# slow: %s\n", name);
-    return ++d->slow_count < SLOW_MAX;
+    d->base = 0;
+    return true;
 }
 
 /* ---- requests ---- */
@@ -298,11 +305,12 @@ static int flight_submit(struct driver *d, size_t i, struct cox_error *err)
     return r == COX_FULL || r == COX_LATE ? COX_TIMEOUT : r;
 }
 
-static int flights_once(struct driver *d)
+/* True: they are to be done again. */
+static bool flights_do(struct driver *d)
 {
     int worst = 0;
     memset(d->flights, 0, sizeof d->flights);
-    int refused[MATRIX_FLIGHT_COUNT];
+    int refused[MATRIX_FLIGHT_COUNT], statuses[MATRIX_FLIGHT_COUNT];
     struct cox_error errs[MATRIX_FLIGHT_COUNT] = {0};
     for (size_t i = 0; i < MATRIX_FLIGHT_COUNT; i++)
         refused[i] = flight_submit(d, i, &errs[i]);
@@ -313,14 +321,18 @@ static int flights_once(struct driver *d)
         e = pthread_cond_timedwait(&d->changed, &d->lock, &until);
     pthread_mutex_unlock(&d->lock);
     for (size_t i = 0; i < MATRIX_FLIGHT_COUNT; i++) {
+        statuses[i] = refused[i] ? refused[i] : d->flights[i].done ? d->flights[i].status : -1;
+        worst = worst ? worst : statuses[i];
+    }
+    if (driver_slow(d, "flights", worst))
+        return true;
+    for (size_t i = 0; i < MATRIX_FLIGHT_COUNT; i++) {
         char name[16];
         snprintf(name, sizeof name, "flight%zu", i);
-        int status = refused[i] ? refused[i] : d->flights[i].done ? d->flights[i].status : -1;
-        worst = worst ? worst : status;
-        journal(name, status, refused[i] ? NULL : &d->flights[i],
+        journal(name, statuses[i], refused[i] ? NULL : &d->flights[i],
                 refused[i] ? errs[i].text : d->flights[i].text);
     }
-    return worst;
+    return driver_again(d, worst);
 }
 
 /* ---- the scenario ---- */
@@ -344,13 +356,16 @@ static const struct operation operations[] = {
 
 static void operation_do(struct driver *d, const struct operation *operation)
 {
-    int r;
-    do {
+    for (;;) {
         struct cox_error err = {0};
         d->record = (struct record){0};
-        r = operation->call(d, operation, &err);
+        int r = operation->call(d, operation, &err);
+        if (driver_slow(d, operation->name, r))
+            continue;
         journal(operation->name, r, &d->record, err.text);
-    } while (driver_again(d, operation->name, r));
+        if (!driver_again(d, r))
+            return;
+    }
 }
 
 static void on_fault(void *context, uint32_t rank, const char *text)
@@ -415,7 +430,7 @@ static void group_run(struct driver *d)
     cox_executor_register(d->executor, COX_CHANNEL_EXECUTE, on_completion, NULL);
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++)
         operation_do(d, &operations[i]);
-    while (driver_again(d, "flights", flights_once(d)))
+    while (flights_do(d))
         continue;
     const struct operation last = {"last", call_opaque, "echo last", 0};
     operation_do(d, &last);
@@ -521,8 +536,10 @@ int matrix_driver(int argc, char **argv)
         pthread_join(thread, NULL);
     const enum matrix_mode mode = d.mode;
     int fds = count_fds();
-    if (mode != MATRIX_AFTER)
+    if (mode != MATRIX_AFTER) {
         group_run(&d);
+        journal("names", (int)test_count_names(d.name), NULL, "are left");
+    }
     if (mode != MATRIX_LEARN)
         second_run(&d);
     journal("fds", count_fds() - fds, NULL, "more than before");
