@@ -53,6 +53,8 @@
 /* Of the undisturbed run. */
 static struct cox_fault_counts learned_counts;
 
+static unsigned round_number; /* of run_all */
+
 /* ---- many cases ---- */
 
 static void case_print(const struct matrix_case *death, char *text, size_t size)
@@ -70,7 +72,8 @@ static _Noreturn void runner_main(const struct matrix_case *death, size_t number
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     run.death = death;
     run.brief_ms = brief_ms;
-    snprintf(run.name, sizeof run.name, "test_%d_matrix_%zu_", getppid(), number);
+    /* Never twice: a case that fails may leave names. */
+    snprintf(run.name, sizeof run.name, "test_%d_matrix_%u_%zu_", getppid(), round_number, number);
     matrix_judge(&run);
     if (run.verdict == MATRIX_WRONG || run.verdict == MATRIX_SLOW || talkative) {
         char text[128];
@@ -145,6 +148,7 @@ static void run_all(const struct matrix_case *cases, size_t case_count)
     struct tally tally = {.cases = case_count};
     uint64_t begin_ns = cox_now_ns();
     size_t next = 0, running = 0;
+    round_number++;
     while (next < case_count || running > 0) {
         struct runner *runner = runner_find(runners, 0);
         if (tally.wrong >= WRONG_MAX)
