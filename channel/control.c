@@ -90,7 +90,9 @@ static bool control_unlink_one(const char *file, const char *object, bool own_on
     if (own_only && fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
         st.st_uid != geteuid())
         return false;
-    return unlink(path) == 0;
+    bool gone = unlink(path) == 0;
+    cox_fault_point(COX_FAULT_NAME_UNLINKED);
+    return gone;
 }
 
 static uint32_t control_unlink(const char *name, const struct cox_geometry *geometry,
@@ -110,12 +112,9 @@ static uint32_t control_unlink(const char *name, const struct cox_geometry *geom
         if (geometry->channels[c].request_size)
             count += control_unlink_one("", cox_name_request(object, name, channel), own_only);
         count += control_unlink_one("", cox_name_response(object, name, channel), own_only);
-        cox_fault_point(COX_FAULT_NAME_UNLINKED);
     }
     cox_fault_point(COX_FAULT_CONTROL_UNLINK);
-    count += control_unlink_one("", cox_name_control(object, name), own_only);
-    cox_fault_point(COX_FAULT_NAME_UNLINKED);
-    return count;
+    return count + control_unlink_one("", cox_name_control(object, name), own_only);
 }
 
 uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
@@ -233,9 +232,7 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
         r = control_locked(name, &old, errno, err);
     } else if ((r = control_same_file(fd, path))) {
         /* Gone: another sweeper was faster. Anything else says nothing about what is there. */
-        r = r == COX_NOT_FOUND
-                ? 0
-                : cox_fail(err, r, "%s: stat: %s", object, cox_status_text(r));
+        r = r == COX_NOT_FOUND ? 0 : cox_fail(err, r, "%s: stat: %s", object, cox_status_text(r));
     } else {
         /* Won, and the name still means the file that is locked. */
         cox_fault_point(COX_FAULT_CONTROL_LOCKED);

@@ -55,8 +55,9 @@
     X(POSTED_REQUEST_CONSUME, "posted.request_consume")                                            \
     X(POSTED_RESPONSE_PRODUCE, "posted.response_produce")                                          \
     X(POSTED_RESPONSE_CONSUME, "posted.response_consume")                                          \
-    X(WAIT, "wait")           /* about to sleep */                                                 \
-    X(WAIT_TOOK, "wait.took") /* a token in its hand */                                            \
+    X(WAIT, "wait")               /* about to sleep */                                             \
+    X(WAIT_TOOK, "wait.took")     /* a token in its hand */                                        \
+    X(TOKEN_TAKEN, "token.taken") /* the same, without sleep */                                    \
     /* A rank serves it. */                                                                        \
     X(RANK_TAKEN, "rank.taken")                                                                    \
     X(RANK_STATE, "rank.state")                                                                    \
@@ -86,6 +87,7 @@
     X(RANK_ADMITTED, "rank.admitted")                                                              \
     /* The end. */                                                                                 \
     X(STOP, "stop")                                                                                \
+    X(ABORT_STORED, "abort.stored") /* the time to leave in order is over */                       \
     X(GOODBYE_SAID, "goodbye.said")                                                                \
     X(GOODBYE_HEARD, "goodbye.heard")                                                              \
     X(LEFT, "left")                                                                                \

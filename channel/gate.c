@@ -210,7 +210,10 @@ int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uin
 
 bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 {
-    return gate->ops->take(gate_bell(gate, rank, bell));
+    bool taken = gate->ops->take(gate_bell(gate, rank, bell));
+    if (taken)
+        cox_fault_point(COX_FAULT_TOKEN_TAKEN);
+    return taken;
 }
 
 void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell which)
@@ -221,6 +224,8 @@ void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell which)
     uint32_t owed = bell->due + 1;
     uint32_t taken = atomic_exchange_explicit(&bell->taken, 0, memory_order_relaxed);
     bell->due = taken < owed ? owed - taken : 0;
-    while (bell->due > 0 && gate->ops->take(bell))
+    while (bell->due > 0 && gate->ops->take(bell)) {
+        cox_fault_point(COX_FAULT_TOKEN_TAKEN);
         bell->due--;
+    }
 }

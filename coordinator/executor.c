@@ -10,6 +10,7 @@
 
 #include "../channel/channel.h"
 #include "../channel/fault.h"
+#include "../channel/peer.h"
 #include "../channel/request.h"
 #include "../channel/truth.h"
 #include "../proto/operation.h"
@@ -161,10 +162,13 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         if (r == 0 && cancelled)
             r = cox_fail(err, COX_CLOSED, "cancelled while the workers were starting");
         if (r == 0 && cox_now_ns() >= deadline_ns)
-            r = cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
-                                              "but did not attach in time: is it a Coxswain "
-                                              "worker? (--legacy-workers for others)",
-                                              err);
+            r = cox_executor_describe_failure(
+                executor, rank, COX_TIMEOUT,
+                cox_peer_stopped(cox_supervisor_pid(executor->supervisor, rank))
+                    ? "but did not attach in time: it is stopped by a signal"
+                    : "but did not attach in time: is it a Coxswain worker? (--legacy-workers for "
+                      "others)",
+                err);
         if (r == 0)
             cox_collector_sleep(collector, rank, causes,
                                 cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
@@ -221,18 +225,19 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
 {
     char prefix[COX_NAME_SIZE_MAX + 2];
     snprintf(prefix, sizeof prefix, "/%s", executor->name);
+    uint64_t timeout_ms =
+        executor->options.start_timeout_ms ? executor->options.start_timeout_ms : START_TIMEOUT_MS;
+    uint64_t deadline_ns = cox_deadline_after_ms(timeout_ms);
     const struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
         .command = executor->options.command,
         .pass_flags = !executor->options.no_flags,
         .prefix = prefix,
         .devices = executor->options.devices,
+        .deadline_ns = deadline_ns,
         .hooks = {.context = executor, .line = executor_on_line, .death = executor_on_death},
         .log = executor->options.log,
     };
-    uint64_t timeout_ms =
-        executor->options.start_timeout_ms ? executor->options.start_timeout_ms : START_TIMEOUT_MS;
-    uint64_t deadline_ns = cox_deadline_after_ms(timeout_ms);
     cox_fault_point(COX_FAULT_LAUNCH);
     int r = cox_supervisor_start(&options, &executor->supervisor, err);
     if (r)

@@ -11,6 +11,9 @@
 #include "proto/executor.pb-c.h"
 
 #define ARENA_SIZE_MAX (1u << 20)
+/* A token that nobody has at this many looks, a slice apart, is lost. A rank that has taken it and was
+ * not yet able to say so passes for one that waits. */
+#define LOOK_COUNT 2
 
 /* Takes the bytes out of the slot and frees it. Returns their number; 0: no report, a token came
  * alone. */
@@ -34,7 +37,7 @@ static size_t faults_fetch(struct cox_faults *faults)
     cox_fault_point(COX_FAULT_REPORT_FETCHED);
     memset(base, 0, sizeof prefix); /* the same report is not read twice */
     cox_tsan_release(base);
-    /* A surplus, see the header; at most one for each rank that died. */
+    /* A surplus, from whoever posted what is not its to post. */
     for (int i = 0; i < COX_RANK_COUNT_MAX && cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE);
          i++)
         continue;
@@ -77,12 +80,53 @@ static void faults_take(struct cox_faults *faults)
     faults->report(faults->context, known ? report->rank : -1, report_text(report));
 }
 
+static uint64_t faults_state(const struct cox_faults *faults, uint32_t rank)
+{
+    const struct cox_layout_rank_line *line =
+        cox_truth_line(faults->channel->control, rank, COX_CHANNEL_ERROR);
+    /* acquire: partner is cox_truth_set_state of the rank. */
+    return atomic_load_explicit(&line->word, memory_order_acquire) >> COX_STATE_SHIFT;
+}
+
+/* Nothing has arrived for a slice. */
+static void faults_look(struct cox_faults *faults)
+{
+    struct cox_gate *gate = &faults->channel->gate;
+    bool there = cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE), held = false;
+    for (uint32_t rank = 0; rank < faults->channel->control->geometry.rank_count; rank++)
+        /* relaxed: set before `deaths`, which led here. */
+        held |= !atomic_load_explicit(&faults->dead[rank], memory_order_relaxed) &&
+                faults_state(faults, rank) == COX_RANK_REPLYING;
+    if (there)
+        faults->doubt = 0;
+    else if (held)
+        faults->doubt = LOOK_COUNT;
+    else
+        faults->doubt--;
+    if (there)
+        cox_gate_post(gate, 0, COX_BELL_RESPONSE_PRODUCE);
+    else if (faults->doubt == 0)
+        faults_take(faults); /* its last words, if it came that far; frees the slot in any case */
+}
+
+/* A token that bury has posted? */
+static bool faults_count_death(struct cox_faults *faults)
+{
+    /* acquire: partner is the release in bury. Only this thread takes away. */
+    if (atomic_load_explicit(&faults->deaths, memory_order_acquire) == 0)
+        return false;
+    atomic_fetch_sub_explicit(&faults->deaths, 1, memory_order_relaxed);
+    faults->doubt = LOOK_COUNT;
+    return true;
+}
+
 static void *faults_main(void *argument)
 {
     struct cox_faults *faults = argument;
     for (;;) {
         int r =
-            cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, COX_DEADLINE_NEVER);
+            cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME,
+                          faults->doubt ? cox_deadline_after_ns(COX_SLICE_NS) : COX_DEADLINE_NEVER);
         /* acquire: partner is the release in stop, before its post. */
         if (atomic_load_explicit(&faults->stopping, memory_order_acquire)) {
             /* What was reported before the end is told; a token too many finds an empty slot. */
@@ -95,7 +139,12 @@ static void *faults_main(void *argument)
                           cox_status_text(r));
             return NULL;
         }
-        faults_take(faults);
+        if (r == COX_TIMEOUT) {
+            faults_look(faults);
+        } else if (!faults_count_death(faults)) {
+            faults->doubt = faults->doubt ? LOOK_COUNT : 0;
+            faults_take(faults);
+        }
     }
 }
 
@@ -126,10 +175,10 @@ void cox_faults_stop(struct cox_faults *faults)
 
 void cox_faults_bury(struct cox_faults *faults, uint32_t rank)
 {
-    const struct cox_layout_rank_line *line =
-        cox_truth_line(faults->channel->control, rank, COX_CHANNEL_ERROR);
-    /* acquire: partner is cox_truth_set_state of the rank, which is dead. */
-    uint64_t word = atomic_load_explicit(&line->word, memory_order_acquire);
-    if (word >> COX_STATE_SHIFT == COX_RANK_REPLYING)
-        cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_PRODUCE);
+    atomic_store_explicit(&faults->dead[rank], true, memory_order_relaxed);
+    if (faults_state(faults, rank) == COX_RANK_IDLE)
+        return;
+    /* release: partner is faults_count_death. */
+    atomic_fetch_add_explicit(&faults->deaths, 1, memory_order_release);
+    cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
 }

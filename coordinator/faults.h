@@ -1,12 +1,12 @@
 /*
  * faults: the error channel of a group: any rank reports, one thread of the coordinator listens.
  *
- * The channel has one slot for all ranks, guarded by one token. A rank that dies with the token in
- * its hand has said so in its line (REPLYING on the error channel) before it waited for it; the
- * coordinator then puts a token in place. That may be one too many, when the dead rank was still
- * waiting: before the slot is freed again, whatever tokens lie there are taken. While ranks compete for the
- * slot a surplus may go from hand to hand for a while; the worst that it does is that two write
- * at once, and a torn report is dropped.
+ * The channel has one slot for all ranks, guarded by one token. A rank says in its line (of the error
+ * channel) that it waits for the token (TAKEN) or has it (REPLYING). When it dies in either state
+ * nobody knows where the token is: it may not have got it yet, or have given it back already. One too
+ * many would let two ranks write over each other's report, so the token is looked for: while a living
+ * rank has it, or reports arrive, or it lies there, it is not lost; when that was so at no look for a
+ * slice, the coordinator puts another in its place, and passes on what the dead rank had written.
  *
  * Threads: start and stop from one thread; buried from the supervisor's hook. The hook `report`
  *   runs on the fault thread.
@@ -31,6 +31,10 @@ struct cox_faults {
     pthread_t thread;
     bool threaded;
     _Atomic bool stopping;
+    _Atomic uint32_t deaths; /* tokens posted by bury, to be told from a rank's */
+    _Atomic bool dead[COX_RANK_COUNT_MAX];
+    uint32_t
+        doubt; /* of the thread: looks for the token that are still to be made; 0: it is not lost */
     uint8_t *copy;
     struct cox_arena arena;
 };
@@ -39,7 +43,7 @@ struct cox_faults {
  * set by the caller before. */
 int cox_faults_start(struct cox_faults *faults);
 void cox_faults_stop(struct cox_faults *faults); /* idempotent; a zeroed one is fine */
-/* A rank is dead: frees the slot if it may have held it. */
+/* A rank is dead: the slot is freed within two slices if it died with it. */
 void cox_faults_bury(struct cox_faults *faults, uint32_t rank);
 
 #endif

@@ -389,8 +389,9 @@ CHILD static _Noreturn void child_main(const struct launch *launch)
  * reap the pid in between (a host that ignores SIGCHLD would), and this thread goes on when the
  * child has executed its program or is dead, which no end-of-file on a pipe can tell once another
  * thread of the host has forked. Fork handlers of the host do not run; they would be for nothing.
+ * The kernel stores the pidfd before this thread sleeps for the child.
  * Zeros, since architectures differ in the order of the unused arguments. */
-static pid_t launch_fork(int *ret_pidfd)
+static pid_t launch_fork(_Atomic int *ret_pidfd)
 {
     return (pid_t)syscall(SYS_clone, (unsigned long)(CLONE_VFORK | CLONE_PIDFD | SIGCHLD), NULL,
                           ret_pidfd, NULL, NULL);
@@ -430,8 +431,7 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
         return cox_fail(
             err, r, "rank %u: preparing its process: %s%s", rank, cox_status_text(r),
             r == -EMFILE ? " (raise ulimit -n: a rank needs 3, and 5 more while it starts)" : "");
-    _cox_cleanup_(cox_close_fd) int pidfd = -1;
-    pid_t pid = launch_fork(&pidfd);
+    pid_t pid = launch_fork(&ret_launched->pidfd);
     if (pid < 0) {
         r = -errno;
         return cox_fail(err, r, "rank %u: creating its process: %s%s", rank, cox_status_text(r),
@@ -447,15 +447,13 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
     struct launch_report report;
     r = launch_hear(launch.report.read_fd, &report);
     if (r == 0) {
-        cox_fd_raise(&pidfd); /* the pipes had room above, so it has */
-        *ret_launched = (struct cox_launched){
-            .pid = pid,
-            .pidfd = cox_steal_fd(&pidfd),
-            .stream_fds = {cox_steal_fd(&launch.streams[0].read_fd),
-                           cox_steal_fd(&launch.streams[1].read_fd)},
-        };
+        ret_launched->pid = pid;
+        ret_launched->stream_fds[0] = cox_steal_fd(&launch.streams[0].read_fd);
+        ret_launched->stream_fds[1] = cox_steal_fd(&launch.streams[1].read_fd);
         return 0;
     }
+    /* relaxed: stored on behalf of this thread. */
+    int pidfd = atomic_load_explicit(&ret_launched->pidfd, memory_order_relaxed);
     siginfo_t info;
     if (r < 0)
         syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);

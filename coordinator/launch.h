@@ -5,7 +5,9 @@
  *   live as long as the worker, with all signals blocked: the worker is killed when that thread
  *   ends (PDEATHSIG).
  * Ownership: a plan owns copies of everything; what cox_launch returns is the caller's.
- * Blocks: cox_launch until the program is executed or could not be.
+ * Blocks: cox_launch until the program is executed or could not be: without a bound, when somebody
+ *   stops the new process before that. Another thread can end it through the pidfd, see struct
+ *   cox_launched.
  * If the process dies: a worker between fork and exec dies with it, as one after that does.
  */
 #ifndef COX_COORDINATOR_LAUNCH_H
@@ -14,6 +16,7 @@
 #include "../channel/base.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/types.h>
 
 struct cox_supervise_options;
@@ -39,7 +42,9 @@ struct cox_launch_plan {
 
 struct cox_launched {
     pid_t pid;
-    int pidfd;
+    /* Of the new process as soon as there is one, also while cox_launch sleeps until it has executed
+     * its program. The caller's in any case, also after a failure; -1: there is none. */
+    _Atomic int pidfd;
     int stream_fds[2]; /* read ends of standard output and error, O_NONBLOCK */
 };
 
@@ -60,7 +65,7 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
                          struct cox_error *err);
 void cox_launch_plan_deinit(struct cox_launch_plan *plan);
 /* Starts one worker. Returns 0; COX_EXEC_FAILED: err names command, rank and reason; -errno.
- * Nothing is left unless 0. */
+ * Nothing is left unless 0, but the pidfd. */
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
                const struct cox_launch_life *life, struct cox_launched *ret_launched,
                struct cox_error *err);

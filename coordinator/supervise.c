@@ -24,6 +24,8 @@
 #define KILL_PATIENCE_MS 10000
 /* Once a millisecond. */
 #define REAP_ATTEMPTS 300
+/* How often a start that took too long kills what was started meanwhile. */
+#define EXPIRED_SLICE_MS 10
 
 struct worker {
     struct cox_supervisor *supervisor;
@@ -31,6 +33,8 @@ struct worker {
     /* Of the rank's present life; written by the supervisor thread, pidfd under the supervisor's lock. */
     _Atomic pid_t pid; /* relaxed: a number */
     int pidfd;
+    /* Its pidfd is there, for who waits for it, also while the supervisor thread sleeps in cox_launch. */
+    struct cox_launched launched;
     /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
     struct cox_peer adopted;
     bool
@@ -76,6 +80,8 @@ struct cox_supervisor {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* on CLOCK_MONOTONIC; phase or alive */
     enum phase phase;
+    uint32_t launching;        /* the rank whose process is being started */
+    bool expired;              /* start has waited long enough: no further process is started */
     uint32_t alive;            /* workers whose death hook has not returned */
     struct relaunch *relaunch; /* NULL: none is asked for */
     struct cox_error launch_error;
@@ -84,16 +90,27 @@ struct cox_supervisor {
 static int worker_launch(struct worker *w, const struct cox_launch_life *life,
                          struct cox_error *err)
 {
-    struct cox_launched launched;
-    int r = cox_launch(&w->supervisor->plan, w->rank, life, &launched, err);
+    struct cox_supervisor *s = w->supervisor;
+    pthread_mutex_lock(&s->lock);
+    bool expired = s->expired;
+    if (!expired)
+        s->launching = w->rank;
+    pthread_mutex_unlock(&s->lock);
+    if (expired)
+        return COX_TIMEOUT; /* start says why */
+    int r = cox_launch(&s->plan, w->rank, life, &w->launched, err);
+    pthread_mutex_lock(&s->lock);
+    /* relaxed: stored on behalf of this thread. The pipes had room above 2, so it has. */
+    w->pidfd = atomic_exchange_explicit(&w->launched.pidfd, -1, memory_order_relaxed);
+    if (w->pidfd >= 0)
+        cox_fd_raise(&w->pidfd);
+    if (r == 0)
+        w->pid = w->launched.pid;
+    pthread_mutex_unlock(&s->lock);
     if (r)
         return r;
-    pthread_mutex_lock(&w->supervisor->lock);
-    w->pid = launched.pid;
-    w->pidfd = launched.pidfd;
-    pthread_mutex_unlock(&w->supervisor->lock);
-    w->streams[0].fd = launched.stream_fds[0];
-    w->streams[1].fd = launched.stream_fds[1];
+    w->streams[0].fd = w->launched.stream_fds[0];
+    w->streams[1].fd = w->launched.stream_fds[1];
     return 0;
 }
 
@@ -102,21 +119,31 @@ static int pidfd_signal(int pidfd, int number)
     return syscall(SYS_pidfd_send_signal, pidfd, number, NULL, 0) < 0 ? -errno : 0;
 }
 
+/* Ends a process that is being started. With the lock held: its pidfd is not closed meanwhile. */
+static void launch_kill(struct worker *w)
+{
+    /* relaxed: the kernel stores it, once. */
+    int pidfd = atomic_load_explicit(&w->launched.pidfd, memory_order_relaxed);
+    if (pidfd >= 0)
+        pidfd_signal(pidfd, SIGKILL);
+}
+
 static int launch_all(struct cox_supervisor *s)
 {
-    for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
-        const struct cox_launch_life first = {.generation = 1};
-        int r = worker_launch(&s->workers[rank], &first, &s->launch_error);
-        if (r == 0)
-            continue;
-        for (uint32_t started = 0; started < rank; started++)
-            pidfd_signal(s->workers[started].pidfd, SIGKILL);
-        siginfo_t info;
-        for (uint32_t started = 0; started < rank; started++)
-            cox_launch_reap(s->workers[started].pidfd, true, &info);
-        return r;
-    }
-    return 0;
+    int r = 0;
+    const struct cox_launch_life first = {.generation = 1};
+    for (uint32_t rank = 0; r == 0 && rank < s->plan.rank_count; rank++)
+        r = worker_launch(&s->workers[rank], &first, &s->launch_error);
+    return r;
+}
+
+static void launch_undo(struct cox_supervisor *s)
+{
+    siginfo_t info;
+    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].pid; rank++)
+        pidfd_signal(s->workers[rank].pidfd, SIGKILL);
+    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].pid; rank++)
+        cox_launch_reap(s->workers[rank].pidfd, true, &info);
 }
 
 static void worker_line(void *context, const char *text, size_t size, bool is_stderr)
@@ -333,12 +360,18 @@ static void *supervisor_main(void *context)
     pthread_setname_np(pthread_self(), "cox-supervise");
     int r = launch_all(s);
     pthread_mutex_lock(&s->lock);
-    s->phase = r ? FAILED : LAUNCHED;
+    bool failed = r || s->expired;
+    if (failed) {
+        pthread_mutex_unlock(&s->lock);
+        launch_undo(s);
+        pthread_mutex_lock(&s->lock);
+    }
+    s->phase = failed ? FAILED : LAUNCHED;
     pthread_cond_broadcast(&s->changed);
     while (s->phase == LAUNCHED)
         pthread_cond_wait(&s->changed, &s->lock);
     pthread_mutex_unlock(&s->lock);
-    if (r == 0)
+    if (!failed)
         watch(s);
     return NULL;
 }
@@ -393,6 +426,7 @@ static int supervisor_new(const struct cox_supervise_options *options,
         w->supervisor = s;
         w->rank = rank;
         w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = -1;
+        atomic_init(&w->launched.pidfd, -1);
     }
     if (!s->polled || !s->packed || !s->workers)
         r = -ENOMEM;
@@ -408,6 +442,32 @@ static int supervisor_new(const struct cox_supervise_options *options,
     return 0;
 }
 
+/* The supervisor thread sleeps until the process it starts has executed its program, which a stopped one
+ * never does; only its death wakes the thread. With the lock held, until the phase is another. */
+static void launch_expire(struct cox_supervisor *s)
+{
+    s->expired = true;
+    while (s->phase == LAUNCHING) {
+        /* Again and again: a process may have been on its way when the first of these went out. Nobody
+         * closes a pidfd before this thread does. */
+        for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)
+            launch_kill(&s->workers[rank]);
+        const struct timespec until =
+            cox_deadline_timespec(cox_deadline_after_ms(EXPIRED_SLICE_MS));
+        pthread_cond_timedwait(&s->changed, &s->lock, &until);
+    }
+}
+
+static int launch_fail(struct cox_supervisor *s, struct cox_error *err)
+{
+    if (!s->expired)
+        return cox_fail(err, s->launch_error.code, "%s", s->launch_error.text);
+    return cox_fail(err, COX_TIMEOUT,
+                    "rank %u: its process did not get as far as executing '%.400s' in time: was it "
+                    "stopped by a signal, or is the machine that slow?",
+                    s->launching, s->plan.program);
+}
+
 int cox_supervisor_start(const struct cox_supervise_options *options,
                          struct cox_supervisor **ret_supervisor, struct cox_error *err)
 {
@@ -421,8 +481,13 @@ int cox_supervisor_start(const struct cox_supervise_options *options,
         return cox_fail(err, r, "supervisor thread: %s", cox_status_text(r));
     }
     pthread_mutex_lock(&s->lock);
-    while (s->phase == LAUNCHING)
-        pthread_cond_wait(&s->changed, &s->lock);
+    const struct timespec until =
+        cox_deadline_timespec(options->deadline_ns ? options->deadline_ns : COX_DEADLINE_NEVER);
+    int e = 0;
+    while (s->phase == LAUNCHING && e != ETIMEDOUT)
+        e = pthread_cond_timedwait(&s->changed, &s->lock, &until);
+    if (s->phase == LAUNCHING)
+        launch_expire(s);
     bool failed = s->phase == FAILED;
     if (!failed) {
         /* Before any hook: what a hook calls needs the pointer. */
@@ -433,7 +498,7 @@ int cox_supervisor_start(const struct cox_supervise_options *options,
     pthread_mutex_unlock(&s->lock);
     if (failed) {
         pthread_join(s->thread, NULL);
-        r = cox_fail(err, s->launch_error.code, "%s", s->launch_error.text);
+        r = launch_fail(s, err);
         supervisor_destroy(s);
     }
     return r;
@@ -595,10 +660,16 @@ int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
     }
     s->relaunch = &own;
     supervisor_wake(s);
-    /* Once begun it is the thread's until done. */
-    while (!own.done && (own.begun || e != ETIMEDOUT))
-        e = own.begun ? pthread_cond_wait(&s->changed, &s->lock)
-                      : pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
+    /* Once begun it is the thread's until done; a process that does not get as far as executing its
+     * program by then is killed. */
+    while (!own.done && (own.begun || e != ETIMEDOUT)) {
+        const struct timespec slice =
+            cox_deadline_timespec(cox_deadline_after_ms(EXPIRED_SLICE_MS));
+        bool late = own.begun && cox_now_ns() >= deadline_ns;
+        if (late)
+            launch_kill(w);
+        e = pthread_cond_timedwait(&s->changed, &s->lock, late ? &slice : &deadline);
+    }
     bool withdrawn = !own.done;
     if (withdrawn)
         s->relaunch = NULL;

@@ -11,7 +11,8 @@
  *   be short: a hook that blocks delays every other line and death.
  * Ownership: options and what they point to are copied; strings handed to hooks are lent for the
  *   call.
- * Blocks: start until every worker was executed or could not be; wait and end until their deadline.
+ * Blocks: start until every worker was executed or could not be, or its deadline; wait and end until
+ *   theirs.
  * If the process dies: workers get SIGKILL from the kernel (PDEATHSIG), also stopped ones; pipes
  *   and pidfds close by themselves. Processes that a worker started are its own affair.
  */
@@ -52,6 +53,7 @@ struct cox_supervise_options {
                                  * --shm_name_prefix PREFIX */
     const char *prefix;         /* "/NAME" */
     const int32_t *devices;     /* rank_count of them; NULL: device = rank */
+    uint64_t deadline_ns;       /* by when every worker is executed; 0: never */
     struct cox_supervise_hooks hooks;
     struct cox_log log;
 };
@@ -60,7 +62,8 @@ struct cox_supervise_options {
  * COXSWAIN_WORLD_SIZE, COXSWAIN_DEVICE, COXSWAIN_PARENT_PID, COXSWAIN_GENERATION (1). stdin is
  * /dev/null; stdout and stderr are pipes of the supervisor; signal mask and dispositions are the
  * defaults; no other fd is inherited; PDEATHSIG is SIGKILL. Returns 0; COX_EXEC_FAILED: err names
- * command, rank and reason; COX_INVALID: no command, no prefix, or a number of ranks outside 1 to
+ * command, rank and reason; COX_TIMEOUT: a process did not get as far as executing the command by the
+ * deadline, err names its rank; COX_INVALID: no command, no prefix, or a number of ranks outside 1 to
  * 128; -errno. Unless 0, every worker that did start is already killed and reaped, and nothing is
  * left. */
 int cox_supervisor_start(const struct cox_supervise_options *options,

@@ -341,6 +341,8 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
             cox_table_commit(table);
         else
             cox_table_revert(table);
+        /* relaxed: for display and diagnosis; the answer itself carries the base. */
+        atomic_store_explicit(&lane->line->base, cox_table_base(table), memory_order_relaxed);
         cox_fault_point(COX_FAULT_STEP_COMMITTED);
         if (r == 0) {
             result.has_digest = 1;
@@ -353,8 +355,6 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
                 result.logprobs = logprobs;
             }
         }
-        /* relaxed: for display and diagnosis; the answer itself carries the base. */
-        atomic_store_explicit(&lane->line->base, cox_table_base(table), memory_order_relaxed);
     }
     if (r) {
         response_fail(lane, &response, r);

@@ -183,9 +183,9 @@ int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, c
         cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR);
     if (worker_enter_fault(worker, deadline_ns))
         return COX_TIMEOUT; /* another report of this process waits for the slot */
-    /* Said before the wait: whoever dies with the token in its hand has said so, and the
-     * coordinator puts another in its place (coordinator/faults.h). */
-    cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
+    /* TAKEN: waits for the slot, REPLYING: has it. Said before the wait, so that the coordinator looks
+     * for the token of whoever dies with it in its hand (coordinator/faults.h). */
+    cox_truth_set_state(line, COX_RANK_TAKEN, sequence, cox_now_ns());
     int r = COX_TIMEOUT;
     while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns) {
         if (atomic_load_explicit(&worker->stopping, memory_order_acquire)) {
@@ -196,6 +196,7 @@ int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, c
                           cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
     }
     if (r == 0) {
+        cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
         cox_fault_point(COX_FAULT_REPORT_CLAIMED);
         cox_tsan_acquire(worker->error_channel.response.base); /* see faults_fetch */
         r = worker_write_fault(worker, channel, sequence, text);

@@ -188,7 +188,14 @@ static void launch_restore(void)
 static int launch(void *object, struct cox_error *err)
 {
     const struct cox_launch_life life = {.generation = 1};
-    return cox_launch(&plan, 1, &life, object, err);
+    struct cox_launched *launched = object, made = {.pidfd = -1};
+    int r = cox_launch(&plan, 1, &life, &made, err);
+    int pidfd = atomic_load(&made.pidfd); /* it is the caller's in any case */
+    if (r)
+        cox_close_fd(&pidfd);
+    else
+        *launched = made;
+    return r;
 }
 
 static void launched_kill(void *object)
@@ -196,9 +203,10 @@ static void launched_kill(void *object)
     struct cox_launched *launched = object;
     siginfo_t info = {0};
     assert_int_equal(kill(launched->pid, SIGKILL), 0);
-    assert_true(cox_launch_reap(launched->pidfd, true, &info));
+    int pidfd = atomic_load(&launched->pidfd);
+    assert_true(cox_launch_reap(pidfd, true, &info));
     assert_int_equal(info.si_status, SIGKILL); /* it lived until now */
-    cox_close_fd(&launched->pidfd);
+    cox_close_fd(&pidfd);
     cox_close_fd(&launched->stream_fds[0]);
     cox_close_fd(&launched->stream_fds[1]);
 }

@@ -1,7 +1,10 @@
 /* The error channel when a rank dies with its one slot in hand: those who live are heard again. */
 #include "testing.h"
 
+#include "channel/geometry.h"
 #include "channel/peer.h"
+#include "channel/semaphore.h"
+#include "channel/truth.h"
 
 #include <inttypes.h>
 #include <sched.h>
@@ -12,13 +15,14 @@
 
 #if COX_TESTING
 
-/* A group of four in which `rank` does `action` once the slot is its own. */
-static struct test_group *group_of(const char *action, uint32_t rank)
+/* A group of four in which `rank` does `action` at a point; report.claimed: once the slot is its own. */
+static struct test_group *group_of(const char *point, const char *action, uint32_t rank)
 {
+    const struct cox_executor_options options = {.keep_names = true};
     char plan[64];
-    snprintf(plan, sizeof plan, "report.claimed:%s:%" PRIu32, action, rank);
+    snprintf(plan, sizeof plan, "%s:%s:%" PRIu32, point, action, rank);
     setenv("COXSWAIN_FAULT", plan, 1);
-    struct test_group *g = test_group_start(4, NULL);
+    struct test_group *g = test_group_start(4, &options);
     unsetenv("COXSWAIN_FAULT");
     return g;
 }
@@ -45,7 +49,7 @@ static void p8_a_rank_killed_with_the_slot_in_hand_silences_nobody(void **state)
 {
     (void)state;
     for (uint32_t dead = 0; dead < 4; dead++) {
-        struct test_group *g = group_of("kill", dead);
+        struct test_group *g = group_of("report.claimed", "kill", dead);
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << dead};
         assert_int_equal(test_call_how(g, NULL, &how, "fault never heard"), COX_PEER_DEAD);
         test_await_death(g, dead);
@@ -68,7 +72,7 @@ static void await_stopped(pid_t pid)
 static void p8_who_waits_for_the_slot_gets_it(void **state)
 {
     (void)state;
-    struct test_group *g = group_of("stop", 1);
+    struct test_group *g = group_of("report.claimed", "stop", 1);
     pid_t pid = cox_executor_pid(test_group_executor(g), 1);
     const struct test_how holder = {.gather = COX_GATHER_ALL, .ranks = 2};
     const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1 + 4 + 8};
@@ -88,11 +92,91 @@ static void p8_who_waits_for_the_slot_gets_it(void **state)
     test_group_free(g);
 }
 
+/* Tokens of the slot, once nobody moves them any more. */
+static void expect_one_token(struct test_group *g)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    struct cox_semaphore bell = {0};
+    cox_name_bell(object, cox_executor_name(test_group_executor(g)), COX_CHANNEL_ERROR,
+                  COX_BELL_RESPONSE_PRODUCE, 0);
+    assert_int_equal(cox_semaphore_attach(&bell, object, NULL), 0);
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    int value = 0;
+    while (value != 1 && cox_now_ns() < deadline_ns) {
+        assert_int_equal(sem_getvalue(bell.sem, &value), 0);
+        sched_yield();
+    }
+    cox_semaphore_detach(&bell);
+    assert_int_equal(value, 1);
+}
+
+static void await_waiting(struct test_group *g, uint32_t rank)
+{
+    struct cox_control control = COX_CONTROL_NONE;
+    assert_int_equal(cox_control_attach(&control, cox_executor_name(test_group_executor(g)), NULL),
+                     0);
+    const struct cox_layout_rank_line *line = cox_truth_line(&control, rank, COX_CHANNEL_ERROR);
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    while (atomic_load(&line->word) >> COX_STATE_SHIFT == COX_RANK_IDLE &&
+           cox_now_ns() < deadline_ns)
+        sched_yield();
+    uint64_t state = atomic_load(&line->word) >> COX_STATE_SHIFT;
+    cox_control_close(&control);
+    assert_int_not_equal(state, COX_RANK_IDLE);
+}
+
+/* Rank 2 dies while it waits for the slot, which is in the hand of rank 1: that one's report, and those of
+ * who waits, are not written over. */
+static void p8_who_dies_waiting_for_the_slot_leaves_one_token(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of("report.claimed", "stop", 1);
+    pid_t pid = cox_executor_pid(test_group_executor(g), 1);
+    const struct test_how holder = {.gather = COX_GATHER_ALL, .ranks = 2};
+    const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1 + 4 + 8};
+    assert_int_equal(test_submit(g, &holder, "fault held"), 0);
+    await_stopped(pid);
+    assert_int_equal(test_submit(g, &others, "fault waited"), 0);
+    await_waiting(g, 2);
+    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 2), SIGKILL), 0);
+    test_await_death(g, 2);
+    /* Longer than the slot is looked at: while its holder lives, none is put in place. */
+    const uint64_t until_ns = cox_deadline_after_ms(300);
+    while (cox_now_ns() < until_ns)
+        sched_yield();
+    assert_int_equal(kill(pid, SIGCONT), 0);
+    test_await_faults(g, 3);
+    for (size_t i = 0; i < 3; i++)
+        assert_non_null(strstr(test_fault(g, i), i == 0 ? "1 held" : "waited"));
+    expect_one_token(g);
+    test_group_free(g);
+}
+
+/* It has written its report and dies before it can say so. */
+static void p8_the_last_words_of_a_rank_are_heard(void **state)
+{
+    (void)state;
+    for (uint32_t dead = 0; dead < 4; dead++) {
+        struct test_group *g = group_of("report.written", "kill", dead);
+        const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << dead};
+        char expected[32];
+        snprintf(expected, sizeof expected, "%" PRIu32 " last words", dead);
+        assert_int_equal(test_call_how(g, NULL, &how, "fault last words"), COX_PEER_DEAD);
+        test_await_faults(g, 1);
+        assert_string_equal(test_fault(g, 0), expected);
+        expect_heard(g, dead, 1);
+        expect_one_token(g);
+        test_group_free(g);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(p8_a_rank_killed_with_the_slot_in_hand_silences_nobody),
         TEST(p8_who_waits_for_the_slot_gets_it),
+        TEST(p8_who_dies_waiting_for_the_slot_leaves_one_token),
+        TEST(p8_the_last_words_of_a_rank_are_heard),
     };
     return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
 }

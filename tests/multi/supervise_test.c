@@ -1,6 +1,7 @@
 /* The supervisor with real processes: shells and small programs as workers. Whatever a test waits
  * for, it waits for by the hooks, with a deadline. After each test this process has the fds it had
  * before, and no children. */
+#include "channel/fault.h"
 #include "coordinator/output.h"
 #include "coordinator/supervise.h"
 
@@ -718,6 +719,37 @@ static bool has_standard_fds(struct group *g, uint32_t rank)
            strcmp(lines[6], "") == 0 && err && strcmp(err, "err") == 0;
 }
 
+#if COX_TESTING
+/* Somebody stops the new process before it has executed anything: the thread that starts it sleeps until it
+ * has. */
+static void b2_a_process_stopped_before_exec_is_given_up(void **state)
+{
+    (void)state;
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        const char *const command[] = {"/bin/sleep", "1000", NULL};
+        const struct cox_supervise_options options = {
+            .rank_count = 3,
+            .command = command,
+            .prefix = "/test",
+            .deadline_ns = cox_deadline_after_ms(1000),
+        };
+        struct cox_supervisor *supervisor = NULL;
+        struct cox_error err = {0};
+        char plan[32], named[100];
+        snprintf(plan, sizeof plan, "launch.child:stop:%u", rank);
+        snprintf(named, sizeof named,
+                 "rank %u: its process did not get as far as executing '/bin/sleep'", rank);
+        cox_fault_arm(plan);
+        int r = cox_supervisor_start(&options, &supervisor, &err);
+        cox_fault_arm(NULL);
+        assert_int_equal(r, COX_TIMEOUT);
+        assert_int_equal(err.code, COX_TIMEOUT);
+        assert_non_null(strstr(err.text, named));
+        assert_null(supervisor);
+    }
+}
+#endif
+
 static void b15_a_worker_has_only_its_standard_fds(void **state)
 {
     (void)state;
@@ -1080,6 +1112,9 @@ int main(int argc, char **argv)
         TEST(m14_b40_exec_failure_is_reported),
         TEST(m14_exec_failure_of_a_later_rank_ends_the_earlier),
         TEST(m14_arguments_are_checked),
+#if COX_TESTING
+        TEST(b2_a_process_stopped_before_exec_is_given_up),
+#endif
         TEST(b15_a_worker_has_only_its_standard_fds),
         TEST(m14_a_worker_starts_with_default_signals),
         TEST(b15_fd_shortage_undoes_everything),

@@ -1,0 +1,97 @@
+/*
+ * matrix: the death matrix, in four parts: the driver, a process that is the coordinator of a group
+ * (matrix_driver.c); the runner, which starts one and sees who is left (matrix_run.c); the judge, who reads
+ * its journal (matrix_judge.c); and the cases (matrix_test.c).
+ *
+ * The journal is the driver's standard output, a line per operation:
+ *
+ *     NAME STATUS R0 R1 R2 | TEXT     Rn: '-' not asked or no completion, ok, error, late, deadN (signal N)
+ *     # anything                      for the reader
+ */
+#ifndef COX_TESTS_FAULT_MATRIX_H
+#define COX_TESTS_FAULT_MATRIX_H
+
+#include "channel/fault.h"
+#include "testing.h"
+
+#define MATRIX_RANK_COUNT 3
+#define MATRIX_FLIGHT_COUNT 4
+#define MATRIX_COORDINATOR (-1)
+#define MATRIX_PROCESS_COUNT (1 + MATRIX_RANK_COUNT)
+#define MATRIX_JOURNAL_SIZE 32768
+#define MATRIX_LINE_COUNT 128
+
+/* driver NAME MODE RANK BRIEF_MS */
+enum matrix_mode {
+    MATRIX_LEARN = 'l', /* nothing happens, and no second group */
+    MATRIX_PLAIN = 'p', /* every operation waits as long as it takes, for every rank */
+    MATRIX_KILL = 'k',  /* the same; when RANK is dead, the others are asked */
+    MATRIX_STOP = 's',  /* an operation waits BRIEF_MS, then RANK is continued and all are asked */
+    MATRIX_AFTER = 'a', /* the second group only */
+};
+
+struct matrix_line {
+    char name[16];
+    int status;
+    char outcomes[MATRIX_RANK_COUNT][8];
+    const char *text;
+};
+
+struct matrix_journal {
+    size_t used;
+    char bytes[MATRIX_JOURNAL_SIZE];
+    char copy[MATRIX_JOURNAL_SIZE]; /* cut into lines */
+    struct matrix_line lines[MATRIX_LINE_COUNT];
+    size_t line_count;
+};
+
+struct matrix_case {
+    enum cox_fault_point point;
+    int process; /* MATRIX_COORDINATOR or a rank */
+    int signal;
+    uint32_t passage; /* from 1 */
+    bool first;       /* it is sure to be reached */
+};
+
+enum matrix_verdict {
+    MATRIX_FINE = 0,
+    MATRIX_WRONG = 1,
+    MATRIX_NOT_STRUCK = 2, /* the passage was not reached this time; fine otherwise */
+    MATRIX_SLOW = 3,       /* the machine was too slow to tell */
+};
+
+/* What the runner knows. */
+struct matrix_run {
+    const struct matrix_case *death;
+    char name[64];
+    uint64_t brief_ms;
+    struct cox_fault_counts *counts;
+    int counts_fd;
+    struct matrix_journal journal;
+    int status; /* of the driver, as from waitpid */
+    bool hung;
+    enum matrix_verdict verdict;
+    char complaints[2048];
+};
+
+/* The process itself. */
+int matrix_driver(int argc, char **argv);
+
+/* Starts a driver in `mode`, follows it to its end, and reads its journal. Returns how many processes it left,
+ * which are gone by then. */
+int matrix_driver_run(struct matrix_run *run, enum matrix_mode mode);
+void matrix_counts_new(struct matrix_run *run);
+const char *matrix_process_name(int process);
+
+/* Of the undisturbed run; written before there are runners. */
+extern struct matrix_journal matrix_learned;
+void matrix_journal_parse(struct matrix_journal *journal);
+/* The first line of that name; line_count: none. */
+size_t matrix_learned_index(const char *name);
+
+__attribute__((format(printf, 3, 4))) void
+matrix_complain(struct matrix_run *run, enum matrix_verdict verdict, const char *format, ...);
+/* Runs the case and judges it. */
+void matrix_judge(struct matrix_run *run);
+
+#endif

@@ -1,0 +1,211 @@
+#include "matrix.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#if COX_TESTING
+
+struct matrix_journal matrix_learned;
+
+static bool is_flight(const struct matrix_line *line)
+{
+    return strncmp(line->name, "flight", 6) == 0;
+}
+
+static bool is_asked(const struct matrix_line *line, int rank)
+{
+    return strcmp(line->outcomes[rank], "-") != 0;
+}
+
+/* There was a completion. */
+static bool is_told(const struct matrix_line *line)
+{
+    return is_asked(line, 0) || is_asked(line, 1) || is_asked(line, 2);
+}
+
+/* The first operation that met the dead rank: status, text and each rank's outcome. */
+static void judge_dead(struct matrix_run *run, const struct matrix_line *line)
+{
+    char rank[32];
+    int bad = run->death->process;
+    snprintf(rank, sizeof rank, "rank %d (pid ", bad);
+    if (line->status != COX_PEER_DEAD)
+        matrix_complain(run, MATRIX_WRONG, "%s: status %d, expected %d", line->name, line->status,
+                        COX_PEER_DEAD);
+    if (!strstr(line->text, rank) || !strstr(line->text, "was killed by signal 9"))
+        matrix_complain(run, MATRIX_WRONG, "%s does not name rank %d and its signal", line->name,
+                        bad);
+    for (int r = 0; r < MATRIX_RANK_COUNT; r++) {
+        const char *is = line->outcomes[r];
+        if (!is_told(line) || (!is_asked(line, r) && strcmp(line->name, "first") == 0))
+            continue;
+        bool failing = strcmp(line->name, "fail") == 0 || strcmp(line->name, "stale") == 0;
+        bool right = r == bad ? strcmp(is, "dead9") == 0
+                              : strcmp(is, "ok") == 0 || strcmp(is, "late") == 0 ||
+                                    (failing && strcmp(is, "error") == 0);
+        if (!right)
+            matrix_complain(run, MATRIX_WRONG, "%s: rank %d is %s", line->name, r, is);
+    }
+}
+
+/* The first operation that met the stopped rank. What may come of a slow machine is tried again with more time, in which
+ * a fault of ours would show again. */
+static void judge_late(struct matrix_run *run, const struct matrix_line *line)
+{
+    char rank[32];
+    int bad = run->death->process;
+    snprintf(rank, sizeof rank, "rank %d", bad);
+    if (line->status != COX_TIMEOUT)
+        matrix_complain(run, MATRIX_WRONG, "%s: status %d, expected %d", line->name, line->status,
+                        COX_TIMEOUT);
+    if (!strstr(line->text, rank)) {
+        matrix_complain(run, MATRIX_SLOW, "%s does not name rank %d", line->name, bad);
+        return;
+    }
+    /* Without a completion there was no room for the request: who owes what is told, not why. */
+    bool why = is_told(line) || strcmp(line->name, "start") == 0;
+    if (why && !strstr(line->text, "stopped by a signal"))
+        matrix_complain(run, MATRIX_SLOW, "%s does not say that the rank is stopped", line->name);
+    for (int r = 0; r < MATRIX_RANK_COUNT; r++) {
+        const char *is = line->outcomes[r];
+        if (!is_told(line) || (!is_asked(line, r) && strcmp(line->name, "first") == 0))
+            continue;
+        /* The error channel has one slot: who holds it while it is stopped keeps the others waiting. */
+        bool waits = strcmp(is, "late") == 0 && strcmp(line->name, "fault") == 0;
+        if (strcmp(is, r == bad ? "late" : "ok") != 0 && !waits)
+            matrix_complain(run, MATRIX_SLOW, "%s: rank %d is %s", line->name, r, is);
+    }
+}
+
+/* An operation that ended as it does undisturbed: those who are asked have answered. */
+static void judge_usual(struct matrix_run *run, const struct matrix_line *line,
+                        const struct matrix_line *usual, bool bad_is_gone)
+{
+    for (int r = 0; usual->status == 0 && r < MATRIX_RANK_COUNT; r++) {
+        bool gone = bad_is_gone && r == run->death->process;
+        const char *expected = gone ? "-" : usual->outcomes[r];
+        /* Asked of the lowest of the living. */
+        if (strcmp(line->name, "first") != 0 && strcmp(line->outcomes[r], expected) != 0)
+            matrix_complain(run, MATRIX_WRONG, "%s: rank %d is %s, expected %s", line->name, r,
+                            line->outcomes[r], expected);
+    }
+}
+
+size_t matrix_learned_index(const char *name)
+{
+    size_t i = 0;
+    while (i < matrix_learned.line_count && strcmp(matrix_learned.lines[i].name, name) != 0)
+        i++;
+    return i;
+}
+
+/* The first group, line for line. At most one failure, as judge tells; what failed is then done again. Returns the
+ * number of lines read. */
+static size_t judge_first(struct matrix_run *run,
+                          void (*judge)(struct matrix_run *, const struct matrix_line *))
+{
+    bool felt = false, in_flight = false; /* a failed round of flights goes on */
+    size_t next = 0, i = 0, count = matrix_learned_index("names");
+    bool kill = run->death && run->death->signal == SIGKILL;
+    for (; i < run->journal.line_count && next < count; i++) {
+        const struct matrix_line *line = &run->journal.lines[i],
+                                 *usual = &matrix_learned.lines[next];
+        if (in_flight && is_flight(line)) {
+            if (strcmp(line->name, "flight0") != 0)
+                continue;
+            in_flight = false;
+            usual = &matrix_learned.lines[next = matrix_learned_index("flight0")];
+        }
+        if (strcmp(line->name, usual->name) != 0) {
+            matrix_complain(run, MATRIX_WRONG, "%s, expected %s", line->name, usual->name);
+            return i;
+        }
+        bool stop_signals = strcmp(line->name, "stop") == 0 && judge && !kill;
+        if (line->status == usual->status || stop_signals) {
+            judge_usual(run, line, usual, felt && kill);
+            next++;
+        } else if (judge && !felt) {
+            judge(run, line);
+            felt = true;
+            in_flight = is_flight(line);
+            if (strcmp(line->name, "start") == 0)
+                return i + 1;
+        } else if (!judge && line->status == COX_TIMEOUT && strcmp(line->name, "start") == 0) {
+            matrix_complain(run, MATRIX_SLOW, "the start was not given the time to be struck");
+            return i + 1;
+        } else {
+            matrix_complain(run, MATRIX_WRONG, "%s: status %d, expected %d", line->name,
+                            line->status, usual->status);
+        }
+    }
+    if (next < count)
+        matrix_complain(run, MATRIX_WRONG, "no %s", matrix_learned.lines[next].name);
+    return i;
+}
+
+/* The second group, what the driver found in itself, and what it left in the system. */
+static void judge_rest(struct matrix_run *run, size_t i, int orphans)
+{
+    static const char *const rest[] = {"names",       "second-start", "second-echo",
+                                       "second-stop", "fds",          "end"};
+    for (size_t k = i == 0; k < sizeof rest / sizeof rest[0]; k++, i++)
+        if (i >= run->journal.line_count || strcmp(run->journal.lines[i].name, rest[k]) != 0 ||
+            run->journal.lines[i].status != 0)
+            matrix_complain(run, MATRIX_WRONG, "no good %s", rest[k]);
+    if (!WIFEXITED(run->status) || WEXITSTATUS(run->status) != 0)
+        matrix_complain(run, MATRIX_WRONG, "the driver's status is %#x", (unsigned)run->status);
+    if (orphans)
+        matrix_complain(run, MATRIX_WRONG, "%d processes were left behind", orphans);
+    if (test_count_names(run->name))
+        matrix_complain(run, MATRIX_WRONG, "%zu names are left", test_count_names(run->name));
+}
+
+/* Killed: up to there everything was as usual; nobody stays; names only of a group that was not complete. */
+static void judge_coordinator_death(struct matrix_run *run)
+{
+    struct matrix_journal *journal = &run->journal;
+    if (!WIFSIGNALED(run->status) || WTERMSIG(run->status) != SIGKILL)
+        matrix_complain(run, MATRIX_WRONG, "the coordinator's status is %#x",
+                        (unsigned)run->status);
+    for (size_t i = 0; i < journal->line_count; i++)
+        if (strcmp(journal->lines[i].name, matrix_learned.lines[i].name) != 0 ||
+            journal->lines[i].status != matrix_learned.lines[i].status)
+            matrix_complain(run, MATRIX_WRONG, "before its death: %s %d, expected %s %d",
+                            journal->lines[i].name, journal->lines[i].status,
+                            matrix_learned.lines[i].name, matrix_learned.lines[i].status);
+    bool complete = journal->line_count > 0 || run->death->point == COX_FAULT_STARTED;
+    if (complete && test_count_names(run->name))
+        matrix_complain(run, MATRIX_WRONG, "%zu names are left of a complete group",
+                        test_count_names(run->name));
+    journal->used = 0;
+    int orphans = matrix_driver_run(run, MATRIX_AFTER);
+    judge_rest(run, 0, orphans);
+}
+
+void matrix_judge(struct matrix_run *run)
+{
+    const struct matrix_case *death = run->death;
+    bool of_rank = death->process != MATRIX_COORDINATOR, kill = death->signal == SIGKILL;
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    matrix_counts_new(run);
+    int orphans = matrix_driver_run(run, !of_rank ? MATRIX_PLAIN
+                                         : kill   ? MATRIX_KILL
+                                                  : MATRIX_STOP);
+    bool struck = atomic_load(&run->counts->struck);
+    if (struck && kill && !of_rank)
+        judge_coordinator_death(run);
+    else
+        judge_rest(run,
+                   judge_first(run, !struck || !of_rank ? NULL
+                                    : kill              ? judge_dead
+                                                        : judge_late),
+                   orphans);
+    if (!struck && run->verdict == MATRIX_FINE)
+        matrix_complain(run, death->first ? MATRIX_WRONG : MATRIX_NOT_STRUCK,
+                        "the plan has not struck");
+}
+
+#endif

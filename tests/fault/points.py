@@ -1,0 +1,274 @@
+#!/usr/bin/python3
+"""points.py: every step of the protocol passes a named fault point (channel/fault.h).
+
+A step is whatever another process, or the next start, can see. What is looked for, function by function, comments and
+strings left out:
+
+  1. Each constant of COX_FAULT_POINTS is passed somewhere.
+  2. channel/truth.h: behind each run of stores a point follows before the function ends.
+  3. Elsewhere in channel/, worker/ and coordinator/: behind each EFFECT (below) a point follows before the function
+     ends: its own, or that of a function it calls which passes one itself; in the same file also over several calls.
+     A store to an atomic word is one when layout.h has a word of that name; so is an assignment through a pointer to a
+     struct of layout.h, and whatever fills a frame or a slot.
+
+EXEMPT names what has none, each with its reason. CALLERS: the function is a small part of a step, so a call of it is
+an effect of the caller, and the point is asked for there. An exemption that exempts nothing is an error.
+
+The check then checks itself: sources with a point taken away or a step added must not pass.
+"""
+import functools
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CALLERS = object()
+
+EFFECTS = [
+    # names
+    r"\blinkat\(", r"\brename(?:at2?)?\(", r"\bunlink(?:at)?\(", r"\bmkdir(?:at)?\(", r"\brmdir\(", r"\bmkfifo\(",
+    r"\bshm_unlink\(", r"\bsem_unlink\(", r"\bsem_open\(", r"\bshm_open\([^;]*O_CREAT",
+    # what stands behind them
+    r"\bflock\(", r"\bftruncate\(", r"\bposix_fallocate\(", r"\bfallocate\(", r"\bfchmod\(",
+    # tokens
+    r"\bsem_post\(", r"\bsem_wait\(", r"\bsem_trywait\(", r"\bsem_timedwait\(", r"\bsem_clockwait\(",
+    r"\bops->(?:post|take|wait)\(",
+    # processes
+    r"\bSYS_clone3?\b", r"\bv?fork\(", r"\bposix_spawnp?\(", r"\bf?exec(?:v|ve|vp|vpe|l|le|lp|veat)\(", r"\bprctl\(",
+    r"\bSYS_pidfd_send_signal\b", r"\bkill\(", r"\btgkill\(",
+    # sockets
+    r"\bbind\(", r"\blisten\(", r"\bconnect\(", r"\bsendmsg\(", r"\bsend(?:to)?\(",
+    # frames and slots
+    r"\bmem(?:cpy|set|move)\((?:request_base|reply_base|frame|slot|base)\b",
+    r"\bcox_wire_(?:request|response)_pack\([^;]*\b(?:frame|slot|base)\b", r"\bcallbacks->opaque\(",
+]
+
+EXEMPT = {
+    # (file, function, what): why
+    ("channel/semaphore.c", "cox_semaphore_post", "sem_post("): CALLERS,
+    ("channel/semaphore.c", "cox_semaphore_take", "sem_trywait("): CALLERS,
+    ("channel/semaphore.c", "cox_semaphore_wait", "sem_wait("): CALLERS,
+    ("channel/semaphore.c", "cox_semaphore_wait", "sem_clockwait("): CALLERS,
+    ("channel/semaphore.c", "cox_semaphore_unlink", "sem_unlink("): CALLERS,
+    ("channel/semaphore.c", "cox_semaphore_create", "unlink("): "undoes the link before it; as killed just before",
+    ("channel/gate.c", "semaphore_bell_post", "cox_semaphore_post("): "called as ops->post",
+    ("channel/gate.c", "semaphore_bell_take", "cox_semaphore_take("): "called as ops->take",
+    ("channel/gate.c", "semaphore_bell_wait", "cox_semaphore_wait("): "called as ops->wait",
+    ("channel/gate.c", "cox_gate_create_semaphores", "cox_semaphore_unlink("): "undoes; as killed just before",
+    ("channel/gate.c", "cox_gate_settle", "atomic taken"): "the bell's count, private memory",
+    ("channel/gate.c", "cox_gate_wait", "atomic taken"): "the bell's count, private memory",
+    ("channel/gate.c", "cox_gate_renew", "atomic taken"): "the bell's count, private memory",
+    ("channel/region.c", "cox_region_reserve", "posix_fallocate("): CALLERS,
+    ("channel/region.c", "cox_region_unlink", "shm_unlink("): CALLERS,
+    ("channel/channel.c", "cox_channel_create", "cox_region_unlink("): "undoes; as killed just before",
+    ("channel/geometry.c", "cox_geometry_resolve", "through channel"): "the caller's memory",
+    ("channel/control.c", "control_fill", "atomic magic"): CALLERS,
+    ("channel/control.c", "control_fill", "through header"): CALLERS,
+    ("worker/worker.c", "worker_write_fault", "memcpy(base"): CALLERS,
+    ("worker/worker.c", "worker_write_fault", "cox_wire_response_pack("): CALLERS,
+    ("worker/worker.c", "worker_ends_with_parent", "prctl("): "asks",
+    ("worker/worker.c", "worker_follow_wrapper", "prctl("): "of this process alone; before attach.control",
+    ("worker/worker.c", "cox_worker_free", "prctl("): "of this process alone",
+    ("worker/stand_in.c", "cox_stand_in_create", "through layout"): "private memory, of nobody else",
+    ("coordinator/executor.c", "payload_pack", "memcpy(frame"): CALLERS,
+    ("coordinator/executor.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
+    ("coordinator/launch.c", "launch_fork", "SYS_clone"): CALLERS,
+    ("coordinator/launch.c", "child_main", "execve("): "behind it is another program; attach.control is its first",
+    ("coordinator/launch.c", "cox_launch", "SYS_pidfd_send_signal"): "ends a process that nobody has heard of yet",
+    ("coordinator/probe.c", "cox_probe_unnamed_file", "linkat("): "a file of doctor's own, no part of a group",
+    ("coordinator/probe.c", "cox_probe_unnamed_file", "unlink("): "a file of doctor's own, no part of a group",
+    ("coordinator/probe.c", "cox_probe_child_pidfd", "SYS_clone"): "a child of doctor's own, no part of a group",
+    ("coordinator/probe.c", "cox_probe_pidfd_getfd", "fork("): "children of doctor's own, no part of a group",
+    ("coordinator/probe.c", "cox_probe_pidfd_getfd", "prctl("): "children of doctor's own, no part of a group",
+    ("coordinator/supervise.c", "pidfd_signal", "SYS_pidfd_send_signal"):
+        "what others see of it is the end of a process, which the matrix has at every step",
+}
+
+STORE = re.compile(r"\batomic_(?:store|exchange|fetch_\w+?|compare_exchange_\w+?)(?:_explicit)?\(\s*&?([^,]*)")
+POINT = re.compile(r"\bcox_fault_point\(")
+FUNCTION = re.compile(r"^[^\s{};#][^;{}#]*?\b(\w+)\([^;{}]*\)\n\{\n(.*?)^\}", re.M | re.S)
+
+
+@functools.cache
+def plain(text):
+    """Without comments and the inside of strings; every position stays."""
+    def blank(match):
+        return re.sub(r"[^\n]", " ", match.group())
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
+
+
+@functools.cache
+def functions(text):
+    return {match.group(1): match.group(2) for match in FUNCTION.finditer(plain(text))}
+
+
+@functools.cache
+def calls_of(body):
+    return frozenset(re.findall(r"\b(\w+)\(", body))
+
+
+def sources():
+    files = {}
+    for folder in ("channel", "worker", "coordinator"):
+        for path in sorted((ROOT / folder).glob("*.[ch]")):
+            files[f"{folder}/{path.name}"] = path.read_text()
+    return files
+
+
+def last_field(expression):
+    names = re.findall(r"\w+", re.sub(r"\[[^\]]*\]", "", expression))
+    return names[-1] if names else ""
+
+
+@functools.cache
+def effects(body, shared_words, by_callers):
+    """(position behind it, what) of each effect."""
+    found = []
+    for match in STORE.finditer(body):
+        if last_field(match.group(1)) in shared_words:
+            found.append((match.end(), f"atomic {last_field(match.group(1))}"))
+    for variable in set(re.findall(r"(?<!const )\bstruct cox_layout_\w+ \*(\w+)", body)):
+        for match in re.finditer(rf"\b{variable}->[\w.\[\]>-]+\s*(?:[-+|&]?=(?!=)|\+\+|--)"
+                                 rf"|[(,]\s*&{variable}->\w+\s*[,)]|\bmemcpy\({variable}->", body):
+            if "atomic_" not in body[max(0, match.start() - 40):match.start() + 1]:
+                found.append((match.end(), f"through {variable}"))
+    for pattern in EFFECTS:
+        for match in re.finditer(pattern, body):
+            word = re.match(r"\w+(?:->\w+)?\(?(?:frame|slot|base)?", match.group()).group()
+            found.append((match.end(), word))
+    for name in by_callers:
+        found += [(match.end(), name + "(") for match in re.finditer(rf"\b{name}\(", body)]
+    return sorted(found)
+
+
+def passes(files_functions):
+    """file -> names whose call is a point there."""
+    direct = {name for bodies in files_functions.values() for name, body in bodies.items() if POINT.search(body)}
+    reached = {}
+    for file, bodies in files_functions.items():
+        names = set(direct)
+        while True:
+            more = {name for name, body in bodies.items()
+                    if name not in names and names & calls_of(body)}
+            if not more:
+                break
+            names |= more
+        reached[file] = names
+    return reached
+
+
+def points_behind(body, names):
+    """Position of the last point."""
+    calls = [match.start() for match in re.finditer(r"\b(\w+)\(", body)
+             if match.group(1) in names or match.group(1) == "cox_fault_point"]
+    return max(calls, default=-1)
+
+
+def check_constants(files, problems):
+    constants = re.findall(r'\bX\((\w+), "', files["channel/fault.h"])
+    bells = re.findall(r"^    COX_BELL_(?!COUNT)(\w+)", plain(files["channel/geometry.h"]), re.M)
+    used = set()
+    for file, text in files.items():
+        if file.startswith("channel/fault."):
+            continue
+        text = plain(text)
+        used |= set(re.findall(r"cox_fault_point\(COX_FAULT_(\w+)\)", text))
+        if re.search(r"cox_fault_point\(\(enum cox_fault_point\)\(COX_FAULT_POSTED_REQUEST_PRODUCE \+ \(int\)bell\)\)",
+                     text):
+            used |= {f"POSTED_{bell}" for bell in bells}
+    first = constants.index("POSTED_REQUEST_PRODUCE")
+    if constants[first:first + len(bells)] != [f"POSTED_{bell}" for bell in bells]:
+        problems.append("channel/fault.h: the POSTED_ constants are not those of enum cox_bell, in its order")
+    problems += [f"channel/fault.h: nobody passes COX_FAULT_{name}" for name in constants if name not in used]
+    return len(constants)
+
+
+def check(files):
+    """Returns (problems, number of points, number of steps)."""
+    problems, steps, idle = [], 0, set(EXEMPT)
+    point_count = check_constants(files, problems)
+    shared_words = frozenset(re.findall(r"_Atomic \w+\s+(\w+)", plain(files["channel/layout.h"])))
+    by_file = {file: functions(text) for file, text in files.items() if not file.startswith("channel/fault.")}
+    by_callers = frozenset(function for (_, function, _), why in EXEMPT.items() if why is CALLERS)
+    reached = passes(by_file)
+    for file, bodies in by_file.items():
+        for name, body in bodies.items():
+            if file == "channel/truth.h":
+                stores = [match.end() for match in STORE.finditer(body)]
+                if stores and points_behind(body, set()) < stores[-1]:
+                    problems.append(f"{file}: {name} stores, and no point follows")
+                steps += len(stores)
+                continue
+            last = points_behind(body, reached[file] - {name})
+            for position, what in effects(body, shared_words, by_callers - {name}):
+                steps += 1
+                if (file, name, what) in EXEMPT:
+                    idle.discard((file, name, what))
+                elif last < position:
+                    problems.append(f"{file}: {name}: {what}: no point follows")
+    problems += [f"EXEMPT has {key}, which is no longer there" for key in sorted(idle)]
+    return problems, point_count, steps
+
+
+def change(files, file, old, new):
+    if files[file].count(old) < 1:
+        sys.exit(f"points.py: no '{old}' in {file} to change")
+    return {**files, file: files[file].replace(old, new, 1)}
+
+
+def into(files, file, function, statement):
+    """The statement as the last of the function."""
+    match = re.search(rf"^[^\n;]*\b{function}\([^;{{}}]*\)\n\{{\n.*?^\}}", files[file], re.M | re.S)
+    if not match:
+        sys.exit(f"points.py: no function {function} in {file} to change")
+    end = match.end() - 1
+    return {**files, file: files[file][:end] + "    " + statement + "\n" + files[file][end:]}
+
+
+def mutations(files):
+    """(what was done, sources that must not pass)."""
+    for file, text in files.items():
+        for call in sorted(set(re.findall(r"cox_fault_point\([^;]*\);", plain(text)))):
+            everywhere = sum(plain(other).count(call) for other in files.values())
+            if not file.startswith("channel/fault.") and everywhere == 1:
+                yield f"{file} without {call}", change(files, file, call, "")
+    for file, function, statement in (
+            ("channel/truth.h", "cox_truth_set_done", "atomic_store_explicit(&line->taken, 1, memory_order_release);"),
+            ("channel/truth.h", "cox_truth_published", "atomic_store(&truth->published, 1);"),
+            ("channel/control.c", "control_verify", "atomic_store(&layout->abort.word, 1);"),
+            ("channel/control.c", "control_verify", "layout->header.epoch = 1;"),
+            ("channel/region.c", "cox_region_attach", "shm_unlink(name);"),
+            ("channel/region.c", "cox_region_attach", "shm_open(name, O_RDWR | O_CREAT, 0600);"),
+            ("channel/region.c", "cox_region_detach", "cox_region_unlink(name);"),
+            ("channel/reply.c", "cox_reply_fetch", "memset(slot, 0, 4);"),
+            ("channel/reply.c", "cox_reply_commit", "memcpy(reply_base(channel, rank, sequence), &prefix, 4);"),
+            ("worker/serve.c", "lane_slot", "atomic_store(&lane->line->base, 1);"),
+            ("worker/serve.c", "lane_copy", "sem_post(bell);"),
+            ("worker/worker.c", "worker_check_group", "atomic_store(&identity->state, COX_IDENTITY_LEFT);"),
+            ("worker/worker.c", "cox_worker_free", "flock(fd, LOCK_EX);"),
+            ("coordinator/collect.c", "collector_returned", "collector->channel->gate.ops->post(bell);"),
+            ("coordinator/supervise.c", "cox_supervisor_adopt", "kill(pid, SIGKILL);"),
+            ("coordinator/supervise.c", "cox_supervisor_free", "unlink(path);"),
+            ("coordinator/launch.c", "program_find", "fork();"),
+            ("coordinator/faults.c", "faults_fetch", "memset(base, 0, sizeof prefix);")):
+        yield f"{file}: {function} with {statement}", into(files, file, function, statement)
+    yield "a constant more", change(files, "channel/fault.h", 'X(STOPPED, "stopped")',
+                                    'X(STOPPED, "stopped") X(NEVER, "never")')
+
+
+def main():
+    files = sources()
+    problems, points, steps = check(files)
+    if problems:
+        sys.exit("\n".join(problems))
+    count = 0
+    for what, changed in mutations(files):
+        count += 1
+        if not check(changed)[0]:
+            problems.append(f"not found: {what}")
+    if problems:
+        sys.exit("\n".join(problems))
+    print(f"{points} points behind {steps} steps; {count} changed sources were all refused")
+
+
+main()
