@@ -197,6 +197,7 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
     pthread_mutex_init(&crew->lock, NULL);
     pthread_cond_init(&crew->wake, NULL);
     int r = signals_start(crew, err);
+    cox_console_start(); /* before the group's hooks, which must not wait for whoever reads it */
     if (!r)
         r = group_start(crew, options, err);
     if (!r && cox_crew_signal(crew))

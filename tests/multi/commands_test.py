@@ -4,14 +4,17 @@
 Usage: commands_test.py BIN_DIR SOURCE_DIR [TEST...]
 """
 
+import fcntl
 import json
 import os
 import re
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 
 BIN_DIR, SOURCE_DIR = (os.path.abspath(path) for path in sys.argv[1:3])
@@ -286,6 +289,65 @@ def run_shows_what_workers_write():
     pids_of(process, 2)
     process.terminate()
     expect(finish(process), 0, "[rank 0] to be heard", "[rank 1] to be heard", "[rank 1] loud")
+
+
+def talkative(lines, then):
+    """A worker that prints many lines while it starts. The command, and a file that is there once they are printed."""
+    done = temporary("")
+    os.unlink(done)
+    script = ('i=0; while [ $i -lt %d ]; do echo "line $i ..............................................."; '
+              'i=$((i+1)); done; : > %s; %s' % (lines, done, then))
+    return ["--no-flags", "--", "sh", "-c", script], done
+
+
+def waiting(stream):
+    """Bytes in a pipe."""
+    return struct.unpack("i", fcntl.ioctl(stream, termios.FIONREAD, b"\0" * 4))[0]
+
+
+@test
+def nobody_reads_standard_error_and_the_group_ends_all_the_same():
+    worker = "exec %s --model %s" % (os.path.join(BIN_DIR, "coxswain-worker"), MODEL)
+    for killed in (False, True):
+        command, done = talkative(3000, worker)
+        process = start(["run", "-n", "2"] + command)
+        started(process)
+        pids = pids_of(process, 2)
+        wait_until(lambda: waiting(process.stderr) > 60000 and os.path.exists(done), "a full pipe")
+        begin = time.monotonic()
+        if killed:
+            os.kill(pids[1], signal.SIGKILL)
+        else:
+            process.send_signal(signal.SIGTERM)
+        try:
+            status = process.wait(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise AssertionError("it never ends") from None
+        took = time.monotonic() - begin
+        process.communicate()
+        check(status == (3 if killed else 0), "exit status %d" % status)
+        check(took < 6, "it took %.1f s to end" % took)
+
+
+@test
+def no_line_is_lost_unsaid():
+    # A reader that keeps up gets everything, in order, and what came of it last.
+    command, done = talkative(3000, "exit 7")
+    result = expect(run(["run", "-n", "1"] + command), 3, "status 7")
+    lines = re.findall(r"^\[rank 0\] line (\d+) \.+$", result.err, re.M)
+    check(lines == [str(i) for i in range(3000)], "not all lines, or not in order", result)
+    check(result.err.rindex("[rank 0]") < result.err.index("status 7"), "the end is not told last", result)
+    # One that comes late is told how many it missed, and where.
+    command, done = talkative(20000, "exec sleep 1000")
+    process = start(["run", "-n", "1"] + command)
+    wait_until(lambda: os.path.exists(done), "all lines")
+    process.terminate()
+    result = finish(process)
+    lost = [int(count) for count in re.findall(r"^coxswain: (\d+) lines are lost", result.err, re.M)]
+    lines = [int(i) for i in re.findall(r"^\[rank 0\] line (\d+) \.+$", result.err, re.M)]
+    check(lost and len(lines) + sum(lost) == 20000, "%d lines, %s lost" % (len(lines), lost), result)
+    check(lines == sorted(lines), "not in order", result)
 
 
 @test
@@ -728,7 +790,8 @@ def main():
             failed += 1
         print("%s (%.1f s) %s" % (function.__name__, time.monotonic() - begin, verdict), flush=True)
     for path in temporaries:
-        os.unlink(path)
+        if os.path.exists(path):
+            os.unlink(path)
     return 1 if failed else 0
 
 
