@@ -113,22 +113,40 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
              : 0;
 }
 
+/* Every rank that has attached by now, also behind one that has not: from then on its process is
+ * watched. checked grows. Returns 0, or what is wrong with one. */
+static int executor_check_attached(struct cox_executor *executor, struct cox_rank_set *checked,
+                                   struct cox_error *err)
+{
+    int r = 0;
+    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++) {
+        const struct cox_layout_identity *identity =
+            &executor->control.layout->ranks[rank].identity;
+        /* acquire: partner is the worker's release after it filled its identity. */
+        if (cox_rank_set_has(checked, rank) ||
+            atomic_load_explicit(&identity->state, memory_order_acquire) != COX_IDENTITY_ATTACHED)
+            continue;
+        r = cox_executor_check_identity(executor, rank, err);
+        cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
+                        COX_BELL_RESPONSE_CONSUME);
+        cox_rank_set_add(checked, rank);
+        cox_fault_point(COX_FAULT_RANK_CHECKED);
+    }
+    return r;
+}
+
 static int executor_await_attach(struct cox_executor *executor, uint64_t deadline_ns,
                                  struct cox_error *err)
 {
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
-    const struct cox_layout_control *layout = executor->control.layout;
+    struct cox_rank_set checked = {{0}};
+    uint32_t rank = 0; /* the first that has not attached */
     int r = 0;
     pthread_mutex_lock(&collector->lock);
-    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count;) {
-        const struct cox_layout_identity *identity = &layout->ranks[rank].identity;
+    while (r == 0 && rank < executor->geometry.rank_count) {
         uint32_t causes = atomic_load(&collector->causes);
-        /* acquire: partner is the worker's release after it filled its identity. */
-        if (atomic_load_explicit(&identity->state, memory_order_acquire) == COX_IDENTITY_ATTACHED) {
-            r = cox_executor_check_identity(executor, rank, err);
-            cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
-                            COX_BELL_RESPONSE_CONSUME);
-            cox_fault_point(COX_FAULT_RANK_CHECKED);
+        r = executor_check_attached(executor, &checked, err);
+        if (cox_rank_set_has(&checked, rank)) {
             rank++;
             continue;
         }
@@ -356,6 +374,18 @@ static void executor_finalize(struct cox_executor *executor, uint64_t deadline_n
     }
 }
 
+/* Whoever still serves leaves, also a process that no signal of ours reaches, since it is not the
+ * rank's. Legacy ranks have no such word, and their tokens count. */
+static void executor_abort(struct cox_executor *executor)
+{
+    if (executor->geometry.legacy || !executor->supervisor)
+        return;
+    cox_truth_abort(&executor->control);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+            cox_gate_post(&executor->channels[c].gate, rank, COX_BELL_REQUEST_CONSUME);
+}
+
 uint32_t cox_executor_stop(struct cox_executor *executor)
 {
     COX_ASSERT(!cox_inside(executor)); /* it would wait for itself */
@@ -378,12 +408,11 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
         uint64_t deadline_ns = cox_deadline_after_ms(finalize_ms);
         executor_finalize(executor, deadline_ns);
         cox_fault_point(COX_FAULT_GOODBYE_SAID);
-        uint64_t now = cox_now_ns();
-        finalize_ms = now < deadline_ns ? (deadline_ns - now) / COX_NSEC_PER_MSEC : 0;
+        cox_supervisor_wait(executor->supervisor, deadline_ns);
     }
+    executor_abort(executor);
     if (executor->supervisor)
-        signalled = cox_supervisor_end(executor->supervisor, started ? finalize_ms : 0,
-                                       started ? term_ms : 0);
+        signalled = cox_supervisor_end(executor->supervisor, 0, started ? term_ms : 0);
     cox_faults_stop(&executor->faults);
     cox_fault_point(COX_FAULT_STOPPED);
     return signalled;

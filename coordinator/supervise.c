@@ -110,7 +110,7 @@ static int launch_all(struct cox_supervisor *s)
         if (r == 0)
             continue;
         for (uint32_t started = 0; started < rank; started++)
-            pidfd_signal(s->workers[started].pidfd, SIGKILL);
+            cox_launch_kill_group(s->workers[started].pid, s->workers[started].pidfd);
         siginfo_t info;
         for (uint32_t started = 0; started < rank; started++)
             cox_launch_reap(s->workers[started].pidfd, true, &info);
@@ -162,6 +162,7 @@ static void worker_bury(struct worker *w)
 {
     cox_fault_point(COX_FAULT_DEATH_SEEN);
     struct cox_supervisor *s = w->supervisor;
+    cox_launch_kill_group(w->pid, w->pidfd); /* while the number is its own: it is not reaped */
     for (int stream = 0; stream < 2; stream++)
         cox_output_drain(&w->streams[stream], stream_lines[stream], w);
 
@@ -243,7 +244,7 @@ static void worker_lost(struct worker *w)
     w->adopted_died = true;
     pthread_mutex_unlock(&w->supervisor->lock);
     if (!atomic_load_explicit(&w->supervisor->ending, memory_order_acquire))
-        pidfd_signal(w->pidfd, SIGKILL);
+        cox_launch_kill_group(w->pid, w->pidfd);
 }
 
 /* Nothing of its last life is left. */
@@ -532,20 +533,28 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     struct worker *w = worker_of(s, rank);
     if (pid == w->pid)
         return 0;
-    struct cox_peer peer = COX_PEER_NONE;
+    _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     int r = cox_peer_open(pid, start, &peer);
     if (r)
         return r;
     /* pid and start were written by others: a stranger's would get our signals. */
-    if (!cox_peer_descends(pid, w->pid)) {
-        cox_peer_close(&peer);
-        return COX_DENIED;
-    }
+    bool ours = cox_peer_descends(pid, w->pid);
     pthread_mutex_lock(&s->lock);
-    w->adopted = peer;
+    if (worker_is_dead(w)) {
+        /* Nobody would ever look at it. */
+        if (ours)
+            pidfd_signal(peer.pidfd, SIGKILL);
+        r = COX_PEER_DEAD;
+    } else if (!ours) {
+        r = COX_DENIED;
+    } else {
+        w->adopted = peer;
+        peer.pidfd = -1;
+    }
     pthread_mutex_unlock(&s->lock);
-    supervisor_wake(s);
-    return 0;
+    if (r == 0)
+        supervisor_wake(s);
+    return r;
 }
 
 int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
@@ -649,6 +658,8 @@ static uint32_t signal_living(struct cox_supervisor *s, int number)
             count++;
         if (w->adopted.pidfd >= 0)
             pidfd_signal(w->adopted.pidfd, number);
+        if (number == SIGKILL && !worker_is_dead(w))
+            cox_launch_kill_group(w->pid, w->pidfd);
         pthread_mutex_unlock(&s->lock);
     }
     return count;

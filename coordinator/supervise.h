@@ -12,8 +12,13 @@
  * Ownership: options and what they point to are copied; strings handed to hooks are lent for the
  *   call.
  * Blocks: start until every worker was executed or could not be; wait and end until their deadline.
+ * Process groups: every worker leads one of its own, so keys pressed at a terminal are not for it. When
+ *   it is dead, however it ended, whatever is left of its group gets SIGKILL: it may hold the group's
+ *   memory, or a device that the next life of the rank needs. A process that is to outlive its worker
+ *   leaves the group (setsid).
  * If the process dies: workers get SIGKILL from the kernel (PDEATHSIG), also stopped ones; pipes
- *   and pidfds close by themselves. Processes that a worker started are its own affair.
+ *   and pidfds close by themselves. Processes that a worker started are then its own affair, except that
+ *   cox_worker_run ends its process wherever it is.
  */
 #ifndef COX_COORDINATOR_SUPERVISE_H
 #define COX_COORDINATOR_SUPERVISE_H
@@ -88,7 +93,7 @@ void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, c
  * numactl, valgrind) has it as a child. From now on both are watched: when either dies the rank is
  * dead, and the other one is killed. The same process is fine, and nothing changes. Returns 0;
  * COX_DENIED: the process does not descend from the one that was started; COX_PEER_DEAD: there is no
- * such process; -errno. */
+ * such process, or the rank is dead, and the process is killed if it is the rank's; -errno. */
 int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                          uint64_t start);
 /* Workers are about to be told to end: from now on the end of an adopted process does not kill its

@@ -270,6 +270,18 @@ def run_ends_with_a_signal():
 
 
 @test
+def a_key_pressed_at_the_terminal_is_for_the_coordinator_alone():
+    # A terminal signals its foreground group; a worker in it would die of it, now and then before the coordinator looks.
+    for _ in range(5):
+        process = start(["run", "-n", "4", "--no-init", "--model", MODEL], start_new_session=True)
+        started(process)
+        for pid in pids_of(process, 4):
+            check(os.getpgid(pid) == pid, "worker %d is in the group %d" % (pid, os.getpgid(pid)))
+        os.killpg(process.pid, signal.SIGINT)
+        expect(finish(process), 0, "the group ends")
+
+
+@test
 def run_names_the_worker_that_died():
     name = "coxtest.%d" % os.getpid()
     process = start(["run", "-n", "3", "--name", name, "--keep-names", "--model", MODEL])

@@ -462,10 +462,12 @@ static void m14_a_grandchild_with_the_pipe_hides_no_death(void **state)
     (void)state;
     struct group g;
     /* One writes for ever and one nothing, so neither the end of the file nor an empty pipe can be
-     * waited for. */
+     * waited for. Both have left the worker's group before it ends. */
     group_start(&g, 2,
-                "[ $R = 1 ] && { sleep 1000 & echo pid $!; printf unfinished; exit 5; }; "
-                "sh -c 'echo pid $$; exec yes grandchild' & exit 5");
+                "trap 'printf unfinished; exit 5' USR1; export W=$$; "
+                "[ $R = 1 ] && setsid sh -c 'echo pid $$; kill -USR1 $W; exec sleep 1000' & "
+                "[ $R = 0 ] && setsid sh -c 'echo pid $$; kill -USR1 $W; exec yes grandchild' & "
+                "while :; do wait; done");
     const char *flooding = group_await_line(&g, 0, false, "pid ");
     const char *silent = group_await_line(&g, 1, false, "pid ");
     group_await_end(&g);
@@ -475,6 +477,34 @@ static void m14_a_grandchild_with_the_pipe_hides_no_death(void **state)
     group_await_seen(&g, 0, 10000); /* its lines are still taken */
     assert_int_equal(kill(atoi(flooding + 4), SIGKILL), 0);
     assert_int_equal(kill(atoi(silent + 4), SIGKILL), 0);
+    group_free(&g);
+}
+
+/* Whatever its end was: by its own will, by a signal from outside, by stop. */
+static void m15_what_a_worker_leaves_behind_ends_with_it(void **state)
+{
+    (void)state;
+    struct group g;
+    int pidfds[3];
+    group_start(&g, 3,
+                "trap '' TERM; sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 1000; done' & "
+                "[ $R = 0 ] && { trap 'exit 0' USR1; echo go; wait; }; exec sleep 1000");
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        pid_t pid = atoi(group_await_line(&g, rank, false, "pid ") + 4);
+        assert_int_equal(getpgid(pid), cox_supervisor_pid(g.supervisor, rank));
+        pidfds[rank] = (int)syscall(SYS_pidfd_open, pid, 0);
+        assert_true(pidfds[rank] >= 0);
+    }
+    group_await_line(&g, 0, false, "go");
+    assert_int_equal(cox_supervisor_signal(g.supervisor, 1, SIGKILL), 0);
+    assert_true(pidfd_is_dead(pidfds[1], PATIENCE_MS));
+    assert_int_equal(cox_supervisor_signal(g.supervisor, 0, SIGUSR1), 0);
+    assert_true(pidfd_is_dead(pidfds[0], PATIENCE_MS));
+    assert_false(pidfd_is_dead(pidfds[2], 0));
+    cox_supervisor_end(g.supervisor, 0, 0);
+    assert_true(pidfd_is_dead(pidfds[2], PATIENCE_MS));
+    for (int i = 0; i < 3; i++)
+        close(pidfds[i]);
     group_free(&g);
 }
 
@@ -1075,6 +1105,7 @@ int main(int argc, char **argv)
         TEST(m14_a_flood_starves_nobody),
         TEST(m14_how_a_worker_ended),
         TEST(m14_a_grandchild_with_the_pipe_hides_no_death),
+        TEST(m15_what_a_worker_leaves_behind_ends_with_it),
         TEST(m14_reading_is_bounded),
         TEST(m14_ranks_take_turns),
         TEST(m14_b40_exec_failure_is_reported),
