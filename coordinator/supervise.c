@@ -33,8 +33,10 @@ struct worker {
     int pidfd;
     /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
     struct cox_peer adopted;
-    bool
-        adopted_died; /* written by the supervisor thread, under the lock: it died before its wrapper */
+    /* Written by the supervisor thread, under the lock. The rank is dead when both processes are. */
+    bool ended; /* pid is dead, perhaps not reaped */
+    bool adopted_ended;
+    bool wrapper_killed; /* by us, since the adopted process had died */
     /* Of the supervisor thread alone; index 1 is standard error. */
     struct cox_output streams[2];
     /* Under the supervisor's lock. */
@@ -174,11 +176,9 @@ static void worker_bury(struct worker *w)
         how.signal = info.si_status;
     pthread_mutex_lock(&s->lock);
     w->core_dumped = how.known && info.si_code == CLD_DUMPED;
-    if (w->adopted_died)
-        how = (struct cox_exit){.known = false}; /* how its wrapper ended is our doing */
+    if (w->wrapper_killed && how.signal == SIGKILL)
+        how = (struct cox_exit){.known = false}; /* it is our doing */
     w->how = how;
-    if (w->adopted.pidfd >= 0)
-        pidfd_signal(w->adopted.pidfd, SIGKILL);
     pthread_mutex_unlock(&s->lock);
     cox_tsan_has_died();
     atomic_store_explicit(&w->dead, true, memory_order_release);
@@ -206,7 +206,7 @@ static bool worker_is_dead(struct worker *w)
 static int worker_adopted_fd(struct worker *w)
 {
     pthread_mutex_lock(&w->supervisor->lock);
-    int fd = w->adopted_died || worker_is_dead(w) ? -1 : w->adopted.pidfd;
+    int fd = w->adopted_ended || worker_is_dead(w) ? -1 : w->adopted.pidfd;
     pthread_mutex_unlock(&w->supervisor->lock);
     return fd;
 }
@@ -219,7 +219,7 @@ static int watch_poll(struct cox_supervisor *s)
     s->polled[0] = (struct pollfd){.fd = s->stop_fd, .events = POLLIN};
     for (uint32_t rank = 0; rank < count; rank++) {
         struct worker *w = &s->workers[rank];
-        pidfds[rank] = (struct pollfd){.fd = worker_is_dead(w) ? -1 : w->pidfd, .events = POLLIN};
+        pidfds[rank] = (struct pollfd){.fd = w->ended ? -1 : w->pidfd, .events = POLLIN};
         adopted[rank] = (struct pollfd){.fd = worker_adopted_fd(w), .events = POLLIN};
         for (int stream = 0; stream < 2; stream++)
             streams[2 * rank + (uint32_t)stream] =
@@ -237,14 +237,39 @@ static int watch_poll(struct cox_supervisor *s)
     return r;
 }
 
-/* The process that served the rank is dead; without it the wrapper is nothing. */
-static void worker_lost(struct worker *w)
+/* The process that served the rank is dead; without it the wrapper is nothing, unless it is the end and
+ * it has something left to do. */
+static void worker_adopted_ended(struct worker *w)
+{
+    bool ending = atomic_load_explicit(&w->supervisor->ending, memory_order_acquire);
+    pthread_mutex_lock(&w->supervisor->lock);
+    w->adopted_ended = true;
+    w->wrapper_killed = !w->ended && !ending;
+    if (w->wrapper_killed)
+        cox_launch_kill_group(w->pid, w->pidfd);
+    pthread_mutex_unlock(&w->supervisor->lock);
+}
+
+/* The process that was started is dead. One that serves in its place goes, too; if it is the end, as one
+ * that was told by the same signals. The dead one is not reaped before: it keeps the group's number. */
+static void worker_ended(struct worker *w)
+{
+    bool ending = atomic_load_explicit(&w->supervisor->ending, memory_order_acquire);
+    pthread_mutex_lock(&w->supervisor->lock);
+    w->ended = true;
+    if (w->adopted.pidfd >= 0 && !w->adopted_ended && !ending) {
+        cox_launch_kill_group(w->pid, w->pidfd);
+        pidfd_signal(w->adopted.pidfd, SIGKILL);
+    }
+    pthread_mutex_unlock(&w->supervisor->lock);
+}
+
+static bool worker_is_gone(struct worker *w)
 {
     pthread_mutex_lock(&w->supervisor->lock);
-    w->adopted_died = true;
+    bool gone = w->ended && (w->adopted.pidfd < 0 || w->adopted_ended);
     pthread_mutex_unlock(&w->supervisor->lock);
-    if (!atomic_load_explicit(&w->supervisor->ending, memory_order_acquire))
-        cox_launch_kill_group(w->pid, w->pidfd);
+    return gone;
 }
 
 /* Nothing of its last life is left. */
@@ -258,7 +283,8 @@ static void worker_be_born(struct worker *w)
     pthread_mutex_lock(&s->lock);
     cox_close_fd(&w->pidfd);
     cox_peer_close(&w->adopted);
-    w->adopted_died = w->told = false;
+    w->adopted.pid = 0;
+    w->ended = w->adopted_ended = w->wrapper_killed = w->told = false;
     w->last_lines = (struct cox_last_lines){0};
     pthread_mutex_unlock(&s->lock);
 }
@@ -277,7 +303,7 @@ static void watch_relaunch(struct cox_supervisor *s)
     worker_be_born(w);
     int r = worker_launch(w, relaunch->life, relaunch->err);
     pthread_mutex_lock(&s->lock);
-    w->told = r != 0;
+    w->told = w->ended = r != 0;
     s->alive += r == 0;
     /* release: as where it is set. */
     if (r == 0)
@@ -317,8 +343,11 @@ static void watch(struct cox_supervisor *s)
             return;
         for (uint32_t rank = 0; rank < count; rank++) {
             if (adopted[rank].revents)
-                worker_lost(&s->workers[rank]);
+                worker_adopted_ended(&s->workers[rank]);
             if (pidfds[rank].revents)
+                worker_ended(&s->workers[rank]);
+            if ((adopted[rank].revents || pidfds[rank].revents) &&
+                worker_is_gone(&s->workers[rank]))
                 worker_bury(&s->workers[rank]);
         }
         for (uint32_t i = 0; i < 2 * count; i++)
@@ -504,26 +533,32 @@ void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buff
                              size_t buffer_size)
 {
     struct worker *w = worker_of(s, rank);
+    char who[96];
     pthread_mutex_lock(&s->lock);
+    bool wrapped = w->adopted.pid != 0;
+    if (wrapped)
+        snprintf(who, sizeof who, "rank %u (pid %d, in its wrapper %d) is %s", rank, w->adopted.pid,
+                 w->pid, worker_is_dead(w) ? "dead" : "alive");
+    else
+        snprintf(who, sizeof who, "rank %u (pid %d)", rank, w->pid);
+    const char *whose = wrapped ? "; its wrapper" : "";
     if (!worker_is_dead(w)) {
-        snprintf(buffer, buffer_size, "rank %u (pid %d) is alive", rank, w->pid);
-    } else if (w->adopted_died) {
-        snprintf(buffer, buffer_size,
-                 "rank %u (pid %d, in its wrapper %d) is dead; how, only its wrapper knows", rank,
-                 w->adopted.pid, w->pid);
+        snprintf(buffer, buffer_size, "%s%s", who, wrapped ? "" : " is alive");
+    } else if (w->wrapper_killed && !w->how.known) {
+        snprintf(buffer, buffer_size, "%s; how, only its wrapper knows", who);
     } else if (!w->how.known) {
-        snprintf(buffer, buffer_size,
-                 "rank %u (pid %d) is dead, nobody knows how: this program ignores SIGCHLD, waited "
-                 "for it elsewhere, or a debugger has it",
-                 rank, w->pid);
+        snprintf(
+            buffer, buffer_size,
+            "%s%s, nobody knows how: this program ignores SIGCHLD, waited for it elsewhere, or "
+            "a debugger has it",
+            who, wrapped ? "" : " is dead");
     } else if (w->how.signal) {
         const char *name = sigdescr_np(w->how.signal);
-        snprintf(buffer, buffer_size, "rank %u (pid %d) was killed by signal %d (%s)%s", rank,
-                 w->pid, w->how.signal, name ? name : "real-time signal",
+        snprintf(buffer, buffer_size, "%s%s was killed by signal %d (%s)%s", who, whose,
+                 w->how.signal, name ? name : "real-time signal",
                  w->core_dumped ? " (core dumped)" : "");
     } else {
-        snprintf(buffer, buffer_size, "rank %u (pid %d) exited with status %d", rank, w->pid,
-                 w->how.exit_status);
+        snprintf(buffer, buffer_size, "%s%s exited with status %d", who, whose, w->how.exit_status);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -540,7 +575,7 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     /* pid and start were written by others: a stranger's would get our signals. */
     bool ours = cox_peer_descends(pid, w->pid);
     pthread_mutex_lock(&s->lock);
-    if (worker_is_dead(w)) {
+    if (w->ended) {
         /* Nobody would ever look at it. */
         if (ours)
             pidfd_signal(peer.pidfd, SIGKILL);
@@ -569,17 +604,11 @@ int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t d
     while (!w->told && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
     bool told = w->told;
-    struct cox_peer adopted = w->adopted;
     pthread_mutex_unlock(&s->lock);
-    if (!told)
-        return cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, w->pid,
-                        worker_is_dead(w) ? "is dead, but a hook did not return in time"
-                                          : "is alive still");
-    /* Killed, but perhaps not gone. Only a relaunch closes it, and that one is ours. */
-    if (adopted.pidfd >= 0 && cox_peer_await(&adopted, deadline_ns))
-        return cox_fail(err, COX_TIMEOUT, "rank %u is dead, but its process %d is not gone yet",
-                        rank, adopted.pid);
-    return 0;
+    return told ? 0
+                : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, w->pid,
+                           worker_is_dead(w) ? "is dead, but a hook did not return in time"
+                                             : "is alive still");
 }
 
 int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
@@ -654,10 +683,10 @@ static uint32_t signal_living(struct cox_supervisor *s, int number)
         struct worker *w = &s->workers[rank];
         pthread_mutex_lock(&s->lock);
         const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
-        if (w->pidfd >= 0 && cox_peer_alive(&peer) && pidfd_signal(w->pidfd, number) == 0)
-            count++;
-        if (w->adopted.pidfd >= 0)
-            pidfd_signal(w->adopted.pidfd, number);
+        bool heard = cox_peer_alive(&peer) && pidfd_signal(w->pidfd, number) == 0;
+        if (cox_peer_alive(&w->adopted) && pidfd_signal(w->adopted.pidfd, number) == 0)
+            heard = true;
+        count += heard;
         if (number == SIGKILL && !worker_is_dead(w))
             cox_launch_kill_group(w->pid, w->pidfd);
         pthread_mutex_unlock(&s->lock);
@@ -667,6 +696,7 @@ static uint32_t signal_living(struct cox_supervisor *s, int number)
 
 uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t term_ms)
 {
+    cox_supervisor_expect_end(s);
     if (cox_supervisor_wait(s, cox_deadline_after_ms(exit_ms)) == 0)
         return 0;
     uint32_t signalled = signal_living(s, SIGTERM);

@@ -85,19 +85,22 @@ bool cox_supervisor_dying(struct cox_supervisor *supervisor, uint32_t rank);
 size_t cox_supervisor_last_lines(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                                  size_t buffer_size);
 /* "rank 2 (pid 123) was killed by signal 9 (Killed)", with " (core dumped)"; "... exited with
- * status 1"; "... is alive". */
+ * status 1"; "... is alive". With an adopted process: "rank 2 (pid 124, in its wrapper 123) is dead; its
+ * wrapper exited with status 137", or what else the wrapper came to. */
 void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                              size_t buffer_size);
 
 /* The process that serves a rank may be another than the one that was started: a wrapper (sh -c,
- * numactl, valgrind) has it as a child. From now on both are watched: when either dies the rank is
- * dead, and the other one is killed. The same process is fine, and nothing changes. Returns 0;
+ * numactl, valgrind) has it as a child. From now on both are watched: when either dies the other one is
+ * killed, and when both are gone the rank is dead: until then its memory may be written to. The same
+ * process is fine, and nothing changes. Returns 0;
  * COX_DENIED: the process does not descend from the one that was started; COX_PEER_DEAD: there is no
  * such process, or the rank is dead, and the process is killed if it is the rank's; -errno. */
 int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                          uint64_t start);
-/* Workers are about to be told to end: from now on the end of an adopted process does not kill its
- * wrapper, which may have something left to do. */
+/* Workers are about to be told to end: from now on neither the end of an adopted process kills its
+ * wrapper, which may have something left to do, nor the other way round; both get what cox_supervisor_end
+ * sends. */
 void cox_supervisor_expect_end(struct cox_supervisor *supervisor);
 
 /* Starts the process of a dead rank again, on the supervisor thread, as the next life of the rank; it is

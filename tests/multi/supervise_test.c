@@ -1,6 +1,7 @@
 /* The supervisor with real processes: shells and small programs as workers. Whatever a test waits
  * for, it waits for by the hooks, with a deadline. After each test this process has the fds it had
  * before, and no children. */
+#include "channel/peer.h"
 #include "coordinator/output.h"
 #include "coordinator/supervise.h"
 
@@ -813,6 +814,116 @@ static void b15_fd_shortage_undoes_everything(void **state)
     assert_true(failures > 10);
 }
 
+/* A shell as wrapper around one that is adopted as the process that serves. */
+struct wrapped {
+    struct group group;
+    struct cox_peer peer;
+    bool gone;       /* it was, when the death was told */
+    bool held, hold; /* the thread of the supervisor, in a line */
+};
+
+static void on_wrapped_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    struct wrapped *wrapped = context;
+    on_line(&wrapped->group, rank, is_stderr, text);
+    pthread_mutex_lock(&wrapped->group.lock);
+    wrapped->held = wrapped->hold;
+    pthread_cond_broadcast(&wrapped->group.changed);
+    while (wrapped->hold)
+        pthread_cond_wait(&wrapped->group.changed, &wrapped->group.lock);
+    pthread_mutex_unlock(&wrapped->group.lock);
+}
+
+static void on_wrapped_death(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how)
+{
+    struct wrapped *wrapped = context;
+    wrapped->gone = !cox_peer_alive(&wrapped->peer);
+    on_death(&wrapped->group, rank, pid, how);
+}
+
+static void wrapped_start(struct wrapped *wrapped, const char *script)
+{
+    const char *const command[] = {"sh", "-c", script, NULL};
+    *wrapped = (struct wrapped){.peer = COX_PEER_NONE};
+    group_init(&wrapped->group);
+    const struct cox_supervise_options options = {
+        .rank_count = 1,
+        .command = command,
+        .prefix = "/test",
+        .hooks = {.context = wrapped, .line = on_wrapped_line, .death = on_wrapped_death},
+    };
+    assert_int_equal(cox_supervisor_start(&options, &wrapped->group.supervisor, NULL), 0);
+    pid_t pid = atoi(group_await_line(&wrapped->group, 0, false, "pid ") + 4);
+    assert_int_equal(cox_peer_open(pid, 0, &wrapped->peer), 0);
+    assert_int_equal(cox_supervisor_adopt(wrapped->group.supervisor, 0, pid, wrapped->peer.start),
+                     0);
+}
+
+static void wrapped_free(struct wrapped *wrapped)
+{
+    group_free(&wrapped->group);
+    cox_peer_close(&wrapped->peer);
+}
+
+/* Its memory may be given to the next life of the rank. */
+static void p8_a_rank_is_dead_when_nobody_serves_it_any_more(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 20; k++) {
+        struct wrapped w;
+        wrapped_start(&w, "sh -c 'echo pid $$; exec sleep 1000'; true");
+        assert_int_equal(cox_supervisor_signal(w.group.supervisor, 0, SIGKILL), 0);
+        group_await_death(&w.group, 0);
+        assert_true(w.gone);
+        assert_non_null(
+            strstr(w.group.deaths[0].description, "its wrapper was killed by signal 9"));
+        wrapped_free(&w);
+    }
+}
+
+static void m15_a_wrapped_worker_has_its_grace(void **state)
+{
+    (void)state;
+    struct wrapped w;
+    wrapped_start(&w, "sh -c 'trap \"sleep 0.2; echo cleaned; exit 0\" TERM; echo pid $$; "
+                      "while :; do sleep 0.01; done'; true");
+    assert_int_equal(cox_supervisor_end(w.group.supervisor, 0, PATIENCE_MS), 1);
+    assert_string_equal(group_line(&w.group, 0, false, 1), "cleaned");
+    assert_int_equal(w.group.deaths[0].how.signal, SIGTERM); /* the wrapper did not wait */
+    wrapped_free(&w);
+}
+
+/* Both die while the supervisor looks elsewhere. */
+static void p2_a_wrapper_tells_how_its_worker_ended(void **state)
+{
+    (void)state;
+    struct wrapped w;
+    wrapped_start(&w, "sh -c 'trap \"echo line\" USR1; echo pid $$; while :; do sleep 0.01; done'; "
+                      "exit $?");
+    uint64_t deadline_ns = group_deadline();
+    pthread_mutex_lock(&w.group.lock);
+    w.hold = true;
+    kill(w.peer.pid, SIGUSR1);
+    while (!w.held && group_wait_change(&w.group, deadline_ns))
+        ;
+    pthread_mutex_unlock(&w.group.lock);
+    kill(w.peer.pid, SIGKILL);
+    bool dead = pidfd_is_dead(cox_supervisor_pidfd(w.group.supervisor, 0), PATIENCE_MS);
+    pthread_mutex_lock(&w.group.lock);
+    w.hold = false;
+    pthread_cond_broadcast(&w.group.changed);
+    pthread_mutex_unlock(&w.group.lock);
+    assert_true(dead);
+    group_await_death(&w.group, 0);
+    char expected[200];
+    snprintf(expected, sizeof expected,
+             "rank 0 (pid %d, in its wrapper %d) is dead; its wrapper exited with status 137",
+             w.peer.pid, w.group.deaths[0].pid);
+    assert_string_equal(w.group.deaths[0].description, expected);
+    assert_int_equal(w.group.deaths[0].how.exit_status, 137);
+    wrapped_free(&w);
+}
+
 /* Runs this program again with other arguments. */
 static pid_t helper_start(const char *mode, int *ret_read_fd)
 {
@@ -1114,6 +1225,9 @@ int main(int argc, char **argv)
         TEST(b15_a_worker_has_only_its_standard_fds),
         TEST(m14_a_worker_starts_with_default_signals),
         TEST(b15_fd_shortage_undoes_everything),
+        TEST(p8_a_rank_is_dead_when_nobody_serves_it_any_more),
+        TEST(m15_a_wrapped_worker_has_its_grace),
+        TEST(p2_a_wrapper_tells_how_its_worker_ended),
         TEST(p2_workers_die_with_the_coordinator),
         TEST(m14_host_without_standard_fds),
         TEST(m14_process_shortage_undoes_everything),
