@@ -64,15 +64,20 @@ static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
     cox_inside_leave(&inside);
 }
 
+/* The death is in the truth already; everybody who waits for this rank looks now. */
+static void executor_on_wake(void *context, uint32_t rank)
+{
+    struct cox_executor *executor = context;
+    cox_faults_bury(&executor->faults, rank);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_collector_wake(&executor->collectors[c]);
+}
+
 static void executor_on_death(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how)
 {
     struct cox_executor *executor = context;
     (void)pid;
     (void)how;
-    /* The death is in the truth already; everybody who waits for this rank looks now. */
-    cox_faults_bury(&executor->faults, rank);
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_collector_wake(&executor->collectors[c]);
     if (!atomic_load_explicit(&executor->stopping, memory_order_acquire) &&
         atomic_load(&executor->started))     /* seq_cst: see cox_executor_start */
         executor_tell_death(executor, rank); /* else it is expected, or start itself tells */
@@ -228,7 +233,10 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .pass_flags = !executor->options.no_flags,
         .prefix = prefix,
         .devices = executor->options.devices,
-        .hooks = {.context = executor, .line = executor_on_line, .death = executor_on_death},
+        .hooks = {.context = executor,
+                  .line = executor_on_line,
+                  .wake = executor_on_wake,
+                  .death = executor_on_death},
         .log = executor->options.log,
     };
     uint64_t timeout_ms =

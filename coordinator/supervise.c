@@ -121,25 +121,46 @@ static int launch_all(struct cox_supervisor *s)
     return 0;
 }
 
-static void worker_line(void *context, const char *text, size_t size, bool is_stderr)
+static void worker_keep_line(void *context, const char *text, size_t size)
 {
     struct worker *w = context;
-    struct cox_supervisor *s = w->supervisor;
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&w->supervisor->lock);
     cox_last_lines_add(&w->last_lines, text, size);
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&w->supervisor->lock);
+}
+
+static void worker_tell_line(struct worker *w, const char *text, bool is_stderr)
+{
+    struct cox_supervisor *s = w->supervisor;
     if (s->hooks.line)
         s->hooks.line(s->hooks.context, w->rank, is_stderr, text);
 }
 
+/* For lines that are kept already. */
+static void worker_tell_stdout(void *context, const char *text, size_t size)
+{
+    (void)size;
+    worker_tell_line(context, text, false);
+}
+
+static void worker_tell_stderr(void *context, const char *text, size_t size)
+{
+    (void)size;
+    worker_tell_line(context, text, true);
+}
+
+static const cox_output_line_fn stream_tells[2] = {worker_tell_stdout, worker_tell_stderr};
+
 static void worker_stdout_line(void *context, const char *text, size_t size)
 {
-    worker_line(context, text, size, false);
+    worker_keep_line(context, text, size);
+    worker_tell_line(context, text, false);
 }
 
 static void worker_stderr_line(void *context, const char *text, size_t size)
 {
-    worker_line(context, text, size, true);
+    worker_keep_line(context, text, size);
+    worker_tell_line(context, text, true);
 }
 
 static const cox_output_line_fn stream_lines[2] = {worker_stdout_line, worker_stderr_line};
@@ -158,16 +179,47 @@ static bool worker_reap(struct worker *w, siginfo_t *info)
     return false;
 }
 
-/* Drain, reap, state, hook, and only then the count: whoever waited for it knows that the hooks are
+/* What a dead worker has left in a pipe; bytes NULL: no memory for it. */
+struct rest {
+    char *bytes;
+    size_t size;
+};
+
+static void worker_take_rest(struct worker *w, struct rest rest[2])
+{
+    for (int stream = 0; stream < 2; stream++) {
+        const struct cox_output *output = &w->streams[stream];
+        if (cox_output_take(output, &rest[stream].bytes, &rest[stream].size))
+            rest[stream] = (struct rest){0};
+        else
+            cox_output_last(output, rest[stream].bytes, rest[stream].size, worker_keep_line, w);
+    }
+}
+
+static void worker_tell_rest(struct worker *w, struct rest rest[2])
+{
+    for (int stream = 0; stream < 2; stream++) {
+        struct cox_output *output = &w->streams[stream];
+        if (!rest[stream].bytes) {
+            cox_output_drain(output, stream_lines[stream], w);
+            continue;
+        }
+        cox_output_feed(output, rest[stream].bytes, rest[stream].size, stream_tells[stream], w);
+        cox_output_finish(output, stream_tells[stream], w);
+        free(rest[stream].bytes);
+    }
+}
+
+/* Last lines, reap, state, and who waits for the rank is woken; all the lines, which may be a pipe full and take the host
+ * long, and its hook come after that. Only then the count: whoever waited for it knows that the hooks are
  * through. */
 static void worker_bury(struct worker *w)
 {
     cox_fault_point(COX_FAULT_DEATH_SEEN);
     struct cox_supervisor *s = w->supervisor;
     cox_launch_kill_group(w->pid, w->pidfd); /* while the number is its own: it is not reaped */
-    for (int stream = 0; stream < 2; stream++)
-        cox_output_drain(&w->streams[stream], stream_lines[stream], w);
-
+    struct rest rest[2];
+    worker_take_rest(w, rest);
     siginfo_t info = {0};
     struct cox_exit how = {.known = worker_reap(w, &info)};
     if (how.known && info.si_code == CLD_EXITED)
@@ -184,6 +236,9 @@ static void worker_bury(struct worker *w)
     atomic_store_explicit(&w->dead, true, memory_order_release);
     cox_fault_point(COX_FAULT_DEATH_STORED);
 
+    if (s->hooks.wake)
+        s->hooks.wake(s->hooks.context, w->rank);
+    worker_tell_rest(w, rest);
     if (s->hooks.death)
         s->hooks.death(s->hooks.context, w->rank, w->pid, &how);
     cox_fault_point(COX_FAULT_DEATH_TOLD);

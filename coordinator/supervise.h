@@ -42,8 +42,10 @@ struct cox_supervise_hooks {
     /* One line a worker wrote (stdout or stderr), without its newline; over-long lines come in
      * pieces of at most 4,000 bytes. */
     void (*line)(void *context, uint32_t rank, bool is_stderr, const char *text);
-    /* A worker is dead and reaped; its state (cox_supervisor_dead) is already set, and what it
-     * wrote before was already handed to line. Once per started process, unless start failed: then
+    /* A worker is dead and reaped: its state (cox_supervisor_dead) and its last lines say so from now on. First
+     * of all that is said of a death, for whoever waits for the rank; it must not block at all. */
+    void (*wake)(void *context, uint32_t rank);
+    /* The same death, after wake, and after all that the worker wrote before was handed to line. Once per started process, unless start failed: then
      * no hook is ever called. Lines can come later still, from processes that the worker left
      * behind with its pipes. */
     void (*death)(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how);

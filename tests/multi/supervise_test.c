@@ -818,15 +818,28 @@ static void b15_fd_shortage_undoes_everything(void **state)
 struct wrapped {
     struct group group;
     struct cox_peer peer;
-    bool gone;       /* it was, when the death was told */
-    bool held, hold; /* the thread of the supervisor, in a line */
+    bool gone;        /* it was, when the death was told */
+    bool held, hold;  /* the thread of the supervisor, in a line */
+    bool woken, late; /* the last words came after that, and after the death could be seen */
 };
+
+static void on_wrapped_wake(void *context, uint32_t rank)
+{
+    struct wrapped *wrapped = context;
+    char text[200];
+    cox_supervisor_last_lines(wrapped->group.supervisor, rank, text, sizeof text);
+    wrapped->woken =
+        cox_supervisor_dead(wrapped->group.supervisor, rank, NULL) && strstr(text, "last words");
+}
 
 static void on_wrapped_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     struct wrapped *wrapped = context;
     on_line(&wrapped->group, rank, is_stderr, text);
     pthread_mutex_lock(&wrapped->group.lock);
+    if (strcmp(text, "last words") == 0)
+        wrapped->late = wrapped->woken && wrapped->group.death_count == 0 &&
+                        cox_supervisor_dead(wrapped->group.supervisor, rank, NULL);
     wrapped->held = wrapped->hold;
     pthread_cond_broadcast(&wrapped->group.changed);
     while (wrapped->hold)
@@ -850,13 +863,39 @@ static void wrapped_start(struct wrapped *wrapped, const char *script)
         .rank_count = 1,
         .command = command,
         .prefix = "/test",
-        .hooks = {.context = wrapped, .line = on_wrapped_line, .death = on_wrapped_death},
+        .hooks = {.context = wrapped,
+                  .line = on_wrapped_line,
+                  .wake = on_wrapped_wake,
+                  .death = on_wrapped_death},
     };
     assert_int_equal(cox_supervisor_start(&options, &wrapped->group.supervisor, NULL), 0);
     pid_t pid = atoi(group_await_line(&wrapped->group, 0, false, "pid ") + 4);
     assert_int_equal(cox_peer_open(pid, 0, &wrapped->peer), 0);
     assert_int_equal(cox_supervisor_adopt(wrapped->group.supervisor, 0, pid, wrapped->peer.start),
                      0);
+}
+
+/* At SIGUSR1 it writes a line, in which the supervisor is held until the started process has died. */
+static void wrapped_hold(struct wrapped *wrapped)
+{
+    uint64_t deadline_ns = group_deadline();
+    pthread_mutex_lock(&wrapped->group.lock);
+    wrapped->hold = true;
+    kill(wrapped->peer.pid, SIGUSR1);
+    while (!wrapped->held && group_wait_change(&wrapped->group, deadline_ns))
+        ;
+    pthread_mutex_unlock(&wrapped->group.lock);
+}
+
+static void wrapped_let_go(struct wrapped *wrapped)
+{
+    bool dead = pidfd_is_dead(cox_supervisor_pidfd(wrapped->group.supervisor, 0), PATIENCE_MS);
+    pthread_mutex_lock(&wrapped->group.lock);
+    wrapped->hold = false;
+    pthread_cond_broadcast(&wrapped->group.changed);
+    pthread_mutex_unlock(&wrapped->group.lock);
+    assert_true(dead);
+    group_await_death(&wrapped->group, 0);
 }
 
 static void wrapped_free(struct wrapped *wrapped)
@@ -900,27 +939,34 @@ static void p2_a_wrapper_tells_how_its_worker_ended(void **state)
     struct wrapped w;
     wrapped_start(&w, "sh -c 'trap \"echo line\" USR1; echo pid $$; while :; do sleep 0.01; done'; "
                       "exit $?");
-    uint64_t deadline_ns = group_deadline();
-    pthread_mutex_lock(&w.group.lock);
-    w.hold = true;
-    kill(w.peer.pid, SIGUSR1);
-    while (!w.held && group_wait_change(&w.group, deadline_ns))
-        ;
-    pthread_mutex_unlock(&w.group.lock);
+    wrapped_hold(&w);
     kill(w.peer.pid, SIGKILL);
-    bool dead = pidfd_is_dead(cox_supervisor_pidfd(w.group.supervisor, 0), PATIENCE_MS);
-    pthread_mutex_lock(&w.group.lock);
-    w.hold = false;
-    pthread_cond_broadcast(&w.group.changed);
-    pthread_mutex_unlock(&w.group.lock);
-    assert_true(dead);
-    group_await_death(&w.group, 0);
+    wrapped_let_go(&w);
     char expected[200];
     snprintf(expected, sizeof expected,
              "rank 0 (pid %d, in its wrapper %d) is dead; its wrapper exited with status 137",
              w.peer.pid, w.group.deaths[0].pid);
     assert_string_equal(w.group.deaths[0].description, expected);
     assert_int_equal(w.group.deaths[0].how.exit_status, 137);
+    wrapped_free(&w);
+}
+
+/* However much it wrote, and however long the host takes to read it. */
+static void p2_a_death_is_seen_before_the_last_words_are_told(void **state)
+{
+    (void)state;
+    struct wrapped w;
+    wrapped_start(
+        &w, "trap 'echo line' USR1; trap 'yes | head -c 50000; echo last words; exit 3' USR2; "
+            "echo pid $$; while :; do sleep 0.01; done");
+    wrapped_hold(&w);
+    kill(w.peer.pid, SIGUSR2);
+    wrapped_let_go(&w);
+    assert_true(w.woken);
+    assert_true(w.late);
+    assert_int_equal(w.group.seen_by_rank[0], 25000 + 3);
+    assert_int_equal(w.group.deaths[0].how.exit_status, 3);
+    assert_string_equal(w.group.deaths[0].last_lines + strlen("y\n") * 15, "last words");
     wrapped_free(&w);
 }
 
@@ -1228,6 +1274,7 @@ int main(int argc, char **argv)
         TEST(p8_a_rank_is_dead_when_nobody_serves_it_any_more),
         TEST(m15_a_wrapped_worker_has_its_grace),
         TEST(p2_a_wrapper_tells_how_its_worker_ended),
+        TEST(p2_a_death_is_seen_before_the_last_words_are_told),
         TEST(p2_workers_die_with_the_coordinator),
         TEST(m14_host_without_standard_fds),
         TEST(m14_process_shortage_undoes_everything),
