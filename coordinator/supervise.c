@@ -7,6 +7,7 @@
 #include "launch.h"
 #include "output.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -22,8 +23,11 @@
 
 /* A process that SIGKILL has not ended by now sits in the kernel; somebody should hear of it. */
 #define KILL_PATIENCE_MS 10000
-/* Once a millisecond. */
-#define REAP_ATTEMPTS 300
+/* A process whose pidfd says that it is dead becomes waitable a moment later, and then it is known how it
+ * ended; under a debugger, only when that lets it go. */
+#define REAP_PATIENCE_NS (100 * COX_NSEC_PER_MSEC)
+#define REAP_AGAIN_MS 1
+#define GRAVES_AGAIN_MS 100
 
 struct worker {
     struct cox_supervisor *supervisor;
@@ -39,6 +43,8 @@ struct worker {
     bool wrapper_killed; /* by us, since the adopted process had died */
     /* Of the supervisor thread alone; index 1 is standard error. */
     struct cox_output streams[2];
+    uint64_t reap_until_ns; /* 0: it was not tried yet */
+    int grave_fd;           /* pidfd of a dead process that a debugger has, to be reaped one day */
     /* Under the supervisor's lock. */
     struct cox_last_lines last_lines;
     struct cox_exit how; /* once dead */
@@ -165,18 +171,27 @@ static void worker_stderr_line(void *context, const char *text, size_t size)
 
 static const cox_output_line_fn stream_lines[2] = {worker_stdout_line, worker_stderr_line};
 
-/* Its pidfd says that it is dead, and it is, but a debugger that traces it has its end first, and the
- * last of its other threads may still be on the way out. */
-static bool worker_reap(struct worker *w, siginfo_t *info)
+/* False: not yet, try again. ret_info stays empty when nobody will ever know. */
+static bool worker_reap(struct worker *w, siginfo_t *ret_info)
 {
-    for (int attempt = 0; attempt < REAP_ATTEMPTS; attempt++) {
-        if (cox_launch_reap(w->pidfd, false, info))
-            return true;
-        if (errno == ECHILD)
-            return false; /* somebody else has it */
-        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
-    }
-    return false;
+    if (cox_launch_reap(w->pidfd, false, ret_info) || errno == ECHILD) /* or somebody else has it */
+        return true;
+    uint64_t now = cox_now_ns();
+    if (!w->reap_until_ns)
+        w->reap_until_ns = now + REAP_PATIENCE_NS;
+    if (now < w->reap_until_ns)
+        return false;
+    /* One of an earlier life that is still held is given up for it. */
+    cox_close_fd(&w->grave_fd);
+    w->grave_fd = fcntl(w->pidfd, F_DUPFD_CLOEXEC, 3);
+    return true;
+}
+
+static void worker_visit_grave(struct worker *w)
+{
+    siginfo_t info = {0};
+    if (w->grave_fd >= 0 && (cox_launch_reap(w->grave_fd, false, &info) || errno == ECHILD))
+        cox_close_fd(&w->grave_fd);
 }
 
 /* What a dead worker has left in a pipe; bytes NULL: no memory for it. */
@@ -210,18 +225,20 @@ static void worker_tell_rest(struct worker *w, struct rest rest[2])
     }
 }
 
-/* Last lines, reap, state, and who waits for the rank is woken; all the lines, which may be a pipe full and take the host
+/* Both its processes are dead. Reap, last lines, state, and who waits for the rank is woken; all the lines, which may be a pipe full and take the host
  * long, and its hook come after that. Only then the count: whoever waited for it knows that the hooks are
  * through. */
 static void worker_bury(struct worker *w)
 {
-    cox_fault_point(COX_FAULT_DEATH_SEEN);
     struct cox_supervisor *s = w->supervisor;
+    siginfo_t info = {0};
     cox_launch_kill_group(w->pid, w->pidfd); /* while the number is its own: it is not reaped */
+    if (!worker_reap(w, &info))
+        return;
+    cox_fault_point(COX_FAULT_DEATH_SEEN);
     struct rest rest[2];
     worker_take_rest(w, rest);
-    siginfo_t info = {0};
-    struct cox_exit how = {.known = worker_reap(w, &info)};
+    struct cox_exit how = {.known = info.si_pid != 0};
     if (how.known && info.si_code == CLD_EXITED)
         how.exit_status = info.si_status;
     else if (how.known)
@@ -271,6 +288,7 @@ static int watch_poll(struct cox_supervisor *s)
 {
     uint32_t count = s->plan.rank_count;
     struct pollfd *pidfds = s->polled + 1, *adopted = pidfds + count, *streams = adopted + count;
+    int timeout_ms = -1;
     s->polled[0] = (struct pollfd){.fd = s->stop_fd, .events = POLLIN};
     for (uint32_t rank = 0; rank < count; rank++) {
         struct worker *w = &s->workers[rank];
@@ -279,13 +297,17 @@ static int watch_poll(struct cox_supervisor *s)
         for (int stream = 0; stream < 2; stream++)
             streams[2 * rank + (uint32_t)stream] =
                 (struct pollfd){.fd = w->streams[stream].fd, .events = POLLIN};
+        if (w->reap_until_ns && !worker_is_dead(w))
+            timeout_ms = REAP_AGAIN_MS;
+        else if (w->grave_fd >= 0 && timeout_ms < 0)
+            timeout_ms = GRAVES_AGAIN_MS;
     }
     /* The kernel refuses more entries than the process may have fds, and counts negative ones, too. */
     nfds_t packed_count = 0;
     for (uint32_t i = 0; i < 1 + 4 * count; i++)
         if (s->polled[i].fd >= 0)
             s->packed[packed_count++] = s->polled[i];
-    int r = poll(s->packed, packed_count, -1) < 0 ? -errno : 0;
+    int r = poll(s->packed, packed_count, timeout_ms) < 0 ? -errno : 0;
     for (uint32_t i = 1 + 4 * count; i-- > 0;)
         if (s->polled[i].fd >= 0)
             s->polled[i].revents = s->packed[--packed_count].revents;
@@ -322,7 +344,7 @@ static void worker_ended(struct worker *w)
 static bool worker_is_gone(struct worker *w)
 {
     pthread_mutex_lock(&w->supervisor->lock);
-    bool gone = w->ended && (w->adopted.pidfd < 0 || w->adopted_ended);
+    bool gone = w->ended && !worker_is_dead(w) && (w->adopted.pidfd < 0 || w->adopted_ended);
     pthread_mutex_unlock(&w->supervisor->lock);
     return gone;
 }
@@ -339,6 +361,7 @@ static void worker_be_born(struct worker *w)
     cox_close_fd(&w->pidfd);
     cox_peer_close(&w->adopted);
     w->adopted.pid = 0;
+    w->reap_until_ns = 0;
     w->ended = w->adopted_ended = w->wrapper_killed = w->told = false;
     w->last_lines = (struct cox_last_lines){0};
     pthread_mutex_unlock(&s->lock);
@@ -401,9 +424,9 @@ static void watch(struct cox_supervisor *s)
                 worker_adopted_ended(&s->workers[rank]);
             if (pidfds[rank].revents)
                 worker_ended(&s->workers[rank]);
-            if ((adopted[rank].revents || pidfds[rank].revents) &&
-                worker_is_gone(&s->workers[rank]))
+            if (worker_is_gone(&s->workers[rank]))
                 worker_bury(&s->workers[rank]);
+            worker_visit_grave(&s->workers[rank]);
         }
         for (uint32_t i = 0; i < 2 * count; i++)
             if (streams[i].revents && s->workers[i / 2].streams[i % 2].fd >= 0)
@@ -433,6 +456,8 @@ static void supervisor_destroy(struct cox_supervisor *s)
 {
     for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
         struct worker *w = &s->workers[rank];
+        worker_visit_grave(w);
+        cox_close_fd(&w->grave_fd);
         cox_close_fd(&w->pidfd);
         cox_peer_close(&w->adopted);
         cox_close_fd(&w->streams[0].fd);
@@ -477,7 +502,7 @@ static int supervisor_new(const struct cox_supervise_options *options,
         struct worker *w = &s->workers[rank];
         w->supervisor = s;
         w->rank = rank;
-        w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = -1;
+        w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = w->grave_fd = -1;
     }
     if (!s->polled || !s->packed || !s->workers)
         r = -ENOMEM;

@@ -32,8 +32,8 @@ struct cox_launch_life;
 
 /* How a worker ended. */
 struct cox_exit {
-    bool known;      /* false: it is dead, but somebody else reaped it */
-    int signal;      /* the signal that killed it, 0: it exited */
+    bool known; /* false: it is dead, but somebody else reaped it, or a debugger still has it */
+    int signal; /* the signal that killed it, 0: it exited */
     int exit_status; /* when it exited */
 };
 

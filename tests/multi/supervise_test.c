@@ -16,7 +16,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -38,6 +40,7 @@ struct line {
 struct death {
     pid_t pid;
     uint32_t times;
+    uint64_t told_ns;
     struct cox_exit how, getter;
     char description[200], last_lines[200];
 };
@@ -69,7 +72,8 @@ static void on_line(void *context, uint32_t rank, bool is_stderr, const char *te
 static void on_death(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how)
 {
     struct group *g = context;
-    struct death death = {.pid = pid, .how = *how, .times = g->deaths[rank].times + 1};
+    struct death death = {
+        .pid = pid, .how = *how, .times = g->deaths[rank].times + 1, .told_ns = cox_now_ns()};
     /* The getters are allowed in a hook, and know it already. */
     if (!cox_supervisor_dead(g->supervisor, rank, &death.getter))
         death.times = 100;
@@ -970,6 +974,69 @@ static void p2_a_death_is_seen_before_the_last_words_are_told(void **state)
     wrapped_free(&w);
 }
 
+/* A process of its own that traces another until its standard pipe is closed. */
+static pid_t trace(pid_t pid, int *ret_end_fd)
+{
+    int go[2], told[2];
+    char byte = 0;
+    assert_int_equal(pipe2(go, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(told, O_CLOEXEC), 0);
+    pid_t tracer = fork();
+    assert_true(tracer >= 0);
+    if (tracer == 0) {
+        close(go[1]);
+        byte = ptrace(PTRACE_SEIZE, pid, NULL, NULL) == 0;
+        bool done = write(told[1], &byte, 1) == 1 && read(go[0], &byte, 1) == 0;
+        _exit(!done);
+    }
+    assert_int_equal(read(told[0], &byte, 1), 1);
+    close(go[0]);
+    close(told[0]);
+    close(told[1]);
+    *ret_end_fd = go[1];
+    if (!byte) { /* not allowed here */
+        close(go[1]);
+        assert_int_equal(waitpid(tracer, NULL, 0), tracer);
+    }
+    return byte ? tracer : 0;
+}
+
+static void p2_a_debugger_holds_up_nobody(void **state)
+{
+    (void)state;
+    struct group g;
+    group_start(&g, 2, "echo ready; exec sleep 1000");
+    group_await_line(&g, 0, false, "ready");
+    group_await_line(&g, 1, false, "ready");
+    pid_t pid = cox_supervisor_pid(g.supervisor, 0);
+    int end_fd;
+    pid_t tracer = trace(pid, &end_fd);
+    if (!tracer) {
+        group_free(&g);
+        skip();
+    }
+    kill(pid, SIGKILL);
+    assert_true(pidfd_is_dead(cox_supervisor_pidfd(g.supervisor, 0), PATIENCE_MS));
+    uint64_t begin_ns = cox_now_ns();
+    assert_int_equal(cox_supervisor_signal(g.supervisor, 1, SIGKILL), 0);
+    group_await_death(&g, 1);
+    group_await_death(&g, 0);
+    /* The one that is traced came second: the other did not wait for it. */
+    assert_true(cox_now_ns() - begin_ns < PATIENCE_MS * COX_NSEC_PER_MSEC);
+    assert_true(g.deaths[1].told_ns < g.deaths[0].told_ns);
+    assert_false(g.deaths[0].how.known);
+    assert_non_null(strstr(g.deaths[0].description, "a debugger has it"));
+    /* And when it is let go, nothing is left of it. */
+    close(end_fd);
+    int status;
+    assert_int_equal(waitpid(tracer, &status, 0), tracer);
+    uint64_t deadline_ns = group_deadline();
+    while (kill(pid, 0) == 0 && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_int_equal(kill(pid, 0), -1);
+    group_free(&g);
+}
+
 /* Runs this program again with other arguments. */
 static pid_t helper_start(const char *mode, int *ret_read_fd)
 {
@@ -1275,6 +1342,7 @@ int main(int argc, char **argv)
         TEST(m15_a_wrapped_worker_has_its_grace),
         TEST(p2_a_wrapper_tells_how_its_worker_ended),
         TEST(p2_a_death_is_seen_before_the_last_words_are_told),
+        TEST(p2_a_debugger_holds_up_nobody),
         TEST(p2_workers_die_with_the_coordinator),
         TEST(m14_host_without_standard_fds),
         TEST(m14_process_shortage_undoes_everything),
