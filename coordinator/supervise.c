@@ -567,6 +567,15 @@ pid_t cox_supervisor_pid(struct cox_supervisor *s, uint32_t rank)
     return worker_of(s, rank)->pid;
 }
 
+pid_t cox_supervisor_serving_pid(struct cox_supervisor *s, uint32_t rank)
+{
+    struct worker *w = worker_of(s, rank);
+    pthread_mutex_lock(&s->lock);
+    pid_t pid = w->adopted.pid ? w->adopted.pid : w->pid;
+    pthread_mutex_unlock(&s->lock);
+    return pid;
+}
+
 int cox_supervisor_pidfd(struct cox_supervisor *s, uint32_t rank)
 {
     pthread_mutex_lock(&s->lock);

@@ -73,7 +73,10 @@ struct cox_supervise_options {
 int cox_supervisor_start(const struct cox_supervise_options *options,
                          struct cox_supervisor **ret_supervisor, struct cox_error *err);
 
+/* The process that was started. */
 pid_t cox_supervisor_pid(struct cox_supervisor *supervisor, uint32_t rank);
+/* The process that serves: the adopted one if there is one, else the same. */
+pid_t cox_supervisor_serving_pid(struct cox_supervisor *supervisor, uint32_t rank);
 /* A pidfd that stays valid until free or a relaunch; readable once dead. */
 int cox_supervisor_pidfd(struct cox_supervisor *supervisor, uint32_t rank);
 /* True once the worker is dead; how (may be NULL) then tells. Lock-free for the caller's fast path

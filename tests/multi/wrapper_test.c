@@ -154,6 +154,27 @@ static void m9_the_last_words_of_a_wrapper_are_heard(void **state)
     test_group_free(g);
 }
 
+/* The wrapper is alive and well, and not who should have answered. */
+static void p3_a_report_names_who_serves(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(stays, 2);
+    struct cox_peer peer = peer_of(g, 1);
+    const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
+    struct test_completion c;
+    test_stop_process(peer.pid);
+    assert_int_equal(test_call_how(g, &c, &brief, "echo x"), COX_TIMEOUT);
+    char expected[64];
+    snprintf(expected, sizeof expected, "rank 1 (pid %d) ", peer.pid);
+    assert_contains(c.text, expected);
+    assert_contains(c.text, "alive but stopped by a signal");
+    assert_int_equal(c.ranks[1].pid, peer.pid);
+    test_completion_deinit(&c);
+    kill(peer.pid, SIGCONT);
+    cox_peer_close(&peer);
+    test_group_free(g);
+}
+
 /* Of a group that does not start: who said "pid N", watched from then on. */
 struct said {
     pthread_mutex_t lock;
@@ -224,6 +245,7 @@ int main(void)
         TEST(p1_the_death_of_a_wrapper_is_the_end_of_its_worker),
         TEST(m9_a_stop_ends_wrappers_that_stay),
         TEST(m9_the_last_words_of_a_wrapper_are_heard),
+        TEST(p3_a_report_names_who_serves),
         TEST(m15_no_worker_outlives_a_start_that_failed),
         TEST(m15_a_stranger_that_attached_leaves),
     };
