@@ -123,10 +123,16 @@ static void *signal_main(void *context)
 
 static int signals_start(struct cox_crew *crew, struct cox_error *err)
 {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     sigset_t set;
     sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        struct sigaction action;
+        /* What was ignored at the start (nohup; a shell's background job) stays so; a signalfd would
+         * get it all the same. */
+        if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            sigaddset(&set, numbers[i]);
+    }
     /* Before any thread is made: all of them inherit it. */
     int r = -pthread_sigmask(SIG_BLOCK, &set, &crew->old_mask);
     if (!r && (crew->signal_fd = signalfd(-1, &set, SFD_CLOEXEC)) < 0)

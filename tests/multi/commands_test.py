@@ -270,6 +270,28 @@ def run_ends_with_a_signal():
 
 
 @test
+def a_terminal_that_closes_is_a_signal_like_others():
+    name = "coxhup.%d" % os.getpid()
+    process = start(["run", "-n", "2", "--name", name, "--keep-names", "--model", MODEL])
+    started(process)
+    process.send_signal(signal.SIGHUP)
+    expect(finish(process), 0, "the group ends")
+    check(not names(name), "left in /dev/shm: %s" % names(name))
+
+
+@test
+def signals_ignored_at_the_start_stay_ignored():
+    for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        process = start(["run", "-n", "1", "--model", MODEL], preexec_fn=lambda number=ignored: signal.signal(
+            number, signal.SIG_IGN))
+        started(process)
+        process.send_signal(ignored)
+        other = signal.SIGINT if ignored == signal.SIGTERM else signal.SIGTERM
+        process.send_signal(other)  # the first one would be the one that ends it
+        expect(finish(process), 0, signal.strsignal(other) + ": the group ends")
+
+
+@test
 def a_key_pressed_at_the_terminal_is_for_the_coordinator_alone():
     # A terminal signals its foreground group; a worker in it would die of it, now and then before the coordinator looks.
     for _ in range(5):
