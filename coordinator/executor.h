@@ -4,7 +4,8 @@
  *
  * Threads: any thread may submit and call, except that call is refused (COX_DEADLOCK) inside a
  *   handler. Handlers run on the response thread of their channel, one at a time; submit from
- *   inside a handler is fine and never blocks. start, stop and free from one thread.
+ *   inside a handler is fine and never blocks. start and free from one thread; stop from any other
+ *   than those of handlers and hooks, before free.
  * Ownership: requests are packed before submit returns and stay the caller's. A completion and all
  *   it points to are lent until the handler returns.
  * Blocks: submit never (COX_FULL instead), call until its deadline, start until every rank attached

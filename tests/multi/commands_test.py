@@ -280,6 +280,21 @@ def a_terminal_that_closes_is_a_signal_like_others():
 
 
 @test
+def a_signal_ends_a_group_that_loads_its_model():
+    for twice in (False, True):
+        process = start(["run", "-n", "2", "--model", "endless", "--", os.path.join(BIN_DIR, "scripted_worker")])
+        check("loading" in process.stderr.readline() + process.stderr.readline(), "it does not load")
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        if twice:
+            wait_until(lambda: process.send_signal(signal.SIGTERM) or process.poll() is not None, "the second signal")
+        result = finish(process)
+        took = time.monotonic() - begin
+        check(result.status in ((-signal.SIGTERM, -signal.SIGINT) if twice else (130,)), "wrong status", result)
+        check(took < 20, "it took %.1f s to end" % took)
+
+
+@test
 def signals_ignored_at_the_start_stay_ignored():
     for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         process = start(["run", "-n", "1", "--model", MODEL], preexec_fn=lambda number=ignored: signal.signal(
