@@ -87,6 +87,7 @@
     /* The end. */                                                                                 \
     X(STOP, "stop")                                                                                \
     X(GOODBYE_SAID, "goodbye.said")                                                                \
+    X(ABORT_STORED, "abort.stored") /* the time to leave in order is over */                       \
     X(GOODBYE_HEARD, "goodbye.heard")                                                              \
     X(LEFT, "left")                                                                                \
     X(STOPPED, "stopped")

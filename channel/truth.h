@@ -133,6 +133,7 @@ static inline void cox_truth_abort(const struct cox_control *control)
 {
     /* release/acquire: the cause was stored before. */
     atomic_store_explicit(&control->layout->abort.word, 1, memory_order_release);
+    cox_fault_point(COX_FAULT_ABORT_STORED);
 }
 
 static inline bool cox_truth_aborted(const struct cox_control *control)

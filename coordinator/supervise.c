@@ -225,9 +225,9 @@ static void worker_tell_rest(struct worker *w, struct rest rest[2])
     }
 }
 
-/* Both its processes are dead. Reap, last lines, state, and who waits for the rank is woken; all the lines, which may be a pipe full and take the host
- * long, and its hook come after that. Only then the count: whoever waited for it knows that the hooks are
- * through. */
+/* Both its processes are dead. Reap, last lines, state, and who waits for the rank is woken; all the
+ * lines, which may be a pipe full and take the host long, and its hook come after that. Only then the
+ * count: whoever waited for it knows that the hooks are through. */
 static void worker_bury(struct worker *w)
 {
     struct cox_supervisor *s = w->supervisor;
