@@ -105,19 +105,6 @@ bool cox_peer_alive(const struct cox_peer *peer)
     return peer->pidfd >= 0 && peer_look(peer->pidfd) != COX_PEER_DEAD;
 }
 
-int cox_peer_await(const struct cox_peer *peer, uint64_t deadline_ns)
-{
-    while (cox_peer_alive(peer)) {
-        uint64_t now = cox_now_ns();
-        if (now >= deadline_ns)
-            return COX_TIMEOUT;
-        uint64_t left_ms = (deadline_ns - now) / COX_NSEC_PER_MSEC + 1;
-        struct pollfd p = {.fd = peer->pidfd, .events = POLLIN};
-        poll(&p, 1, left_ms < 1000 ? (int)left_ms : 1000);
-    }
-    return 0;
-}
-
 bool cox_peer_stopped(pid_t pid)
 {
     char text[1024];

@@ -37,9 +37,6 @@ void cox_peer_close(struct cox_peer *peer); /* idempotent */
  * has not seen it die. */
 bool cox_peer_alive(const struct cox_peer *peer);
 
-/* Waits until the process is dead. Returns 0; COX_TIMEOUT. */
-int cox_peer_await(const struct cox_peer *peer, uint64_t deadline_ns);
-
 /* True when /proc says that the process is stopped by a signal or a debugger; false also when it
  * cannot be told. */
 bool cox_peer_stopped(pid_t pid);

@@ -1,5 +1,6 @@
 #include "crew.h"
 
+#include "../channel/thread.h"
 #include "console.h"
 
 #include <poll.h>
@@ -29,6 +30,7 @@ struct cox_crew {
     void (*on_stop)(void *context);
     void *on_stop_context;
     int signal_number;
+    bool initialized; /* or it failed: nothing waits for the workers any more */
     bool dead;
     struct cox_error death;
 };
@@ -123,10 +125,16 @@ static void *signal_main(void *context)
 
 static int signals_start(struct cox_crew *crew, struct cox_error *err)
 {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     sigset_t set;
     sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        struct sigaction action;
+        /* What was ignored at the start (nohup; a shell's background job) stays so; a signalfd would
+         * get it all the same. */
+        if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            sigaddset(&set, numbers[i]);
+    }
     /* Before any thread is made: all of them inherit it. */
     int r = -pthread_sigmask(SIG_BLOCK, &set, &crew->old_mask);
     if (!r && (crew->signal_fd = signalfd(-1, &set, SFD_CLOEXEC)) < 0)
@@ -155,6 +163,41 @@ static void signals_end(struct cox_crew *crew)
 
 /* ---- constructor and destructor ---- */
 
+/* Loading a model takes minutes, and whoever waits for the answers hears of a signal only by the group's
+ * end. Not on the thread that takes signals: a second one must find it. */
+static void *interrupt_main(void *context)
+{
+    struct cox_crew *crew = context;
+    pthread_mutex_lock(&crew->lock);
+    while (!crew->signal_number && !crew->initialized)
+        pthread_cond_wait(&crew->wake, &crew->lock);
+    bool interrupted = !crew->initialized;
+    pthread_mutex_unlock(&crew->lock);
+    if (interrupted)
+        cox_executor_stop(crew->executor);
+    return NULL;
+}
+
+static int group_init(struct cox_crew *crew, const struct cox_crew_options *options,
+                      struct cox_error *err)
+{
+    const struct cox_config_entry config[] = {{"model", options->model}};
+    uint64_t init_ms =
+        options->group->start_timeout_ms ? options->group->start_timeout_ms : INIT_MS_DEFAULT;
+    pthread_t interrupt;
+    int r = cox_thread_start(&interrupt, interrupt_main, crew);
+    if (r)
+        return cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
+    r = cox_executor_init(crew->executor, config, options->model ? 1 : 0,
+                          cox_deadline_after_ms(init_ms), &crew->summary, err);
+    pthread_mutex_lock(&crew->lock);
+    crew->initialized = true;
+    pthread_cond_broadcast(&crew->wake);
+    pthread_mutex_unlock(&crew->lock);
+    pthread_join(interrupt, NULL); /* the executor is this thread's alone again */
+    return r;
+}
+
 static int group_start(struct cox_crew *crew, const struct cox_crew_options *options,
                        struct cox_error *err)
 {
@@ -178,12 +221,7 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
     memcpy(executor_options.request_size, group->request_size, sizeof group->request_size);
     memcpy(executor_options.response_size, group->response_size, sizeof group->response_size);
     int r = cox_executor_start(&executor_options, &crew->executor, err);
-    if (r || !options->init)
-        return r;
-    const struct cox_config_entry config[] = {{"model", options->model}};
-    uint64_t init_ms = group->start_timeout_ms ? group->start_timeout_ms : INIT_MS_DEFAULT;
-    return cox_executor_init(crew->executor, config, options->model ? 1 : 0,
-                             cox_deadline_after_ms(init_ms), &crew->summary, err);
+    return r || !options->init ? r : group_init(crew, options, err);
 }
 
 int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret_crew,
@@ -197,6 +235,7 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
     pthread_mutex_init(&crew->lock, NULL);
     pthread_cond_init(&crew->wake, NULL);
     int r = signals_start(crew, err);
+    cox_console_start(); /* before the group's hooks, which must not wait for whoever reads it */
     if (!r)
         r = group_start(crew, options, err);
     if (!r && cox_crew_signal(crew))

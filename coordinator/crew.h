@@ -2,9 +2,10 @@
  * crew: the group that a command runs: started, initialized, its workers' output shown, ended by a
  * signal.
  *
- * Standard error gets every line of a worker as "[rank 2] text". SIGINT and SIGTERM are blocked in
- * every thread and taken by one thread of the crew: the first one asks for an orderly stop, the
- * second one kills this process at once (and the kernel then kills the workers).
+ * Standard error gets every line of a worker as "[rank 2] text". SIGINT, SIGTERM and SIGHUP,
+ * those of them that were not ignored at the start, are blocked in every thread and taken by one thread of
+ * the crew: the first one asks for an orderly stop, the second one kills this process at once (and the
+ * kernel then kills the workers).
  *
  * Threads: start and free from the main thread, before any other thread exists; the rest from any.
  * Ownership: options are borrowed until start returns.

@@ -67,15 +67,20 @@ static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
     cox_inside_leave(&inside);
 }
 
+/* The death is in the truth already; everybody who waits for this rank looks now. */
+static void executor_on_wake(void *context, uint32_t rank)
+{
+    struct cox_executor *executor = context;
+    cox_faults_bury(&executor->faults, rank);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_collector_wake(&executor->collectors[c]);
+}
+
 static void executor_on_death(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how)
 {
     struct cox_executor *executor = context;
     (void)pid;
     (void)how;
-    /* The death is in the truth already; everybody who waits for this rank looks now. */
-    cox_faults_bury(&executor->faults, rank);
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_collector_wake(&executor->collectors[c]);
     if (!atomic_load_explicit(&executor->stopping, memory_order_acquire) &&
         atomic_load(&executor->started))     /* seq_cst: see cox_executor_start */
         executor_tell_death(executor, rank); /* else it is expected, or start itself tells */
@@ -131,22 +136,40 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
              : 0;
 }
 
+/* Every rank that has attached by now, also behind one that has not: from then on its process is
+ * watched. checked grows. Returns 0, or what is wrong with one. */
+static int executor_check_attached(struct cox_executor *executor, struct cox_rank_set *checked,
+                                   struct cox_error *err)
+{
+    int r = 0;
+    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++) {
+        const struct cox_layout_identity *identity =
+            &executor->control.layout->ranks[rank].identity;
+        /* acquire: partner is the worker's release after it filled its identity. */
+        if (cox_rank_set_has(checked, rank) ||
+            atomic_load_explicit(&identity->state, memory_order_acquire) != COX_IDENTITY_ATTACHED)
+            continue;
+        r = cox_executor_check_identity(executor, rank, err);
+        cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
+                        COX_BELL_RESPONSE_CONSUME);
+        cox_rank_set_add(checked, rank);
+        cox_fault_point(COX_FAULT_RANK_CHECKED);
+    }
+    return r;
+}
+
 static int executor_await_attach(struct cox_executor *executor, uint64_t deadline_ns,
                                  struct cox_error *err)
 {
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
-    const struct cox_layout_control *layout = executor->control.layout;
+    struct cox_rank_set checked = {{0}};
+    uint32_t rank = 0; /* the first that has not attached */
     int r = 0;
     pthread_mutex_lock(&collector->lock);
-    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count;) {
-        const struct cox_layout_identity *identity = &layout->ranks[rank].identity;
+    while (r == 0 && rank < executor->geometry.rank_count) {
         uint32_t causes = atomic_load(&collector->causes);
-        /* acquire: partner is the worker's release after it filled its identity. */
-        if (atomic_load_explicit(&identity->state, memory_order_acquire) == COX_IDENTITY_ATTACHED) {
-            r = cox_executor_check_identity(executor, rank, err);
-            cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
-                            COX_BELL_RESPONSE_CONSUME);
-            cox_fault_point(COX_FAULT_RANK_CHECKED);
+        r = executor_check_attached(executor, &checked, err);
+        if (cox_rank_set_has(&checked, rank)) {
             rank++;
             continue;
         }
@@ -235,7 +258,10 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .prefix = prefix,
         .devices = executor->options.devices,
         .deadline_ns = deadline_ns,
-        .hooks = {.context = executor, .line = executor_on_line, .death = executor_on_death},
+        .hooks = {.context = executor,
+                  .line = executor_on_line,
+                  .wake = executor_on_wake,
+                  .death = executor_on_death},
         .log = executor->options.log,
     };
     cox_fault_point(COX_FAULT_LAUNCH);
@@ -281,18 +307,6 @@ static void executor_unlink(struct cox_executor *executor)
                       "logind.conf)?",
                       executor->name);
     executor->named = false;
-}
-
-/* All processes that were started, or adopted, are dead. One that was attached, and inside wrappers
- * but not adopted yet when the start failed, is not; it leaves by itself. */
-static void executor_send_away(struct cox_executor *executor)
-{
-    if (!executor->control.layout || executor->geometry.legacy)
-        return;
-    cox_truth_abort(&executor->control);
-    for (int c = 0; c < executor->channels_made && c < COX_TWO_WAY_COUNT; c++)
-        for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-            cox_gate_post(&executor->channels[c].gate, rank, COX_BELL_REQUEST_CONSUME);
 }
 
 int cox_executor_start(const struct cox_executor_options *options,
@@ -396,6 +410,18 @@ static void executor_finalize(struct cox_executor *executor, uint64_t deadline_n
     }
 }
 
+/* Whoever still serves leaves, also a process that no signal of ours reaches, since it is not the
+ * rank's. Legacy ranks have no such word, and their tokens count. */
+static void executor_abort(struct cox_executor *executor)
+{
+    if (executor->geometry.legacy || !executor->supervisor)
+        return;
+    cox_truth_abort(&executor->control);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+            cox_gate_post(&executor->channels[c].gate, rank, COX_BELL_REQUEST_CONSUME);
+}
+
 uint32_t cox_executor_stop(struct cox_executor *executor)
 {
     COX_ASSERT(!cox_inside(executor)); /* it would wait for itself */
@@ -418,12 +444,11 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
         uint64_t deadline_ns = cox_deadline_after_ms(finalize_ms);
         executor_finalize(executor, deadline_ns);
         cox_fault_point(COX_FAULT_GOODBYE_SAID);
-        uint64_t now = cox_now_ns();
-        finalize_ms = now < deadline_ns ? (deadline_ns - now) / COX_NSEC_PER_MSEC : 0;
+        cox_supervisor_wait(executor->supervisor, deadline_ns);
     }
+    executor_abort(executor);
     if (executor->supervisor)
-        signalled = cox_supervisor_end(executor->supervisor, started ? finalize_ms : 0,
-                                       started ? term_ms : 0);
+        signalled = cox_supervisor_end(executor->supervisor, 0, started ? term_ms : 0);
     cox_faults_stop(&executor->faults);
     cox_fault_point(COX_FAULT_STOPPED);
     return signalled;
@@ -436,7 +461,6 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     COX_ASSERT(!cox_inside(executor));
     cox_executor_stop(executor);
     executor->supervisor = cox_supervisor_free(executor->supervisor);
-    executor_send_away(executor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_deinit(&executor->collectors[c]);
     executor_unlink(executor);

@@ -4,7 +4,8 @@
  *
  * Threads: any thread may submit and call, except that call is refused (COX_DEADLOCK) inside a
  *   handler. Handlers run on the response thread of their channel, one at a time; submit from
- *   inside a handler is fine and never blocks. start, stop and free from one thread.
+ *   inside a handler is fine and never blocks. start and free from one thread; stop from any other
+ *   than those of handlers and hooks, before free.
  * Ownership: requests are packed before submit returns and stay the caller's. A completion and all
  *   it points to are lent until the handler returns.
  * Blocks: submit never (COX_FULL instead), call until its deadline, start until every rank attached
@@ -50,7 +51,7 @@ struct cox_rank_result {
     enum cox_outcome outcome;
     int32_t code; /* ERROR: the rank's status, or an enum cox_status when its reply was refused */
     const char *text; /* ERROR, DEAD, LATE: in words, never NULL then */
-    pid_t pid;
+    pid_t pid;       /* of the process that serves it, which may be another than cox_executor_pid */
     int signal;      /* DEAD: the signal that killed it, 0: it exited or nobody knows */
     int exit_status; /* DEAD: -1 when unknown or killed */
     bool taken;      /* it had taken the request (ranks without lines: false) */
@@ -143,6 +144,7 @@ COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
 COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
+/* The process that was started for the rank; with a wrapper (sh -c, numactl) it is the wrapper. */
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 
 /* Registers the handler of an asynchronous channel (execute or transfer). Returns 0; COX_BUSY:

@@ -53,7 +53,7 @@ void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
         gathering->results[rank] = (struct cox_rank_result){
             .outcome = cox_rank_set_has(asked, rank) ? COX_OUTCOME_LATE : COX_OUTCOME_NOT_ASKED,
-            .pid = cox_supervisor_pid(supervisor, rank),
+            .pid = cox_supervisor_serving_pid(supervisor, rank),
             .exit_status = -1,
         };
 }

@@ -14,6 +14,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* Linux 6.9 */
+#ifndef PIDFD_SIGNAL_PROCESS_GROUP
+#define PIDFD_SIGNAL_PROCESS_GROUP (1U << 2)
+#endif
+
 /* What a new process inherits beside its standard fds begins here; 3 is the report until exec. */
 #define FD_FIRST 4
 
@@ -372,6 +377,9 @@ CHILD static _Noreturn void child_main(const struct launch *launch)
         report.error = errno;
     else if (getppid() != launch->coordinator)
         child_exit(); /* it died before the signal was armed */
+    /* A group of its own: what it starts ends with it, and a key pressed at the terminal is the
+     * coordinator's to answer. Nothing can go wrong for a process that is new. */
+    setpgid(0, 0);
     cox_fault_point(COX_FAULT_LAUNCH_CHILD);
     if (report.error == 0)
         report.error = -child_arrange_fds(launch, &report_fd);
@@ -405,6 +413,18 @@ bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info)
         r = waitid(P_PIDFD, (id_t)pidfd, ret_info, WEXITED | (wait ? 0 : WNOHANG));
     while (r < 0 && errno == EINTR);
     return r == 0 && ret_info->si_pid != 0;
+}
+
+void cox_launch_kill_group(pid_t pid, int pidfd)
+{
+    if (syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, PIDFD_SIGNAL_PROCESS_GROUP) == 0 ||
+        errno != EINVAL)
+        return;
+    /* An older kernel knows the group by its number alone, which can mean another one once somebody
+     * else has reaped the leader. */
+    siginfo_t info = {0};
+    if (waitid(P_PIDFD, (id_t)pidfd, &info, WEXITED | WNOHANG | WNOWAIT) == 0)
+        kill(-pid, SIGKILL);
 }
 
 /* Returns 0: the program was executed; COX_EXEC_FAILED: *ret_report says why not; -errno. Never

@@ -69,6 +69,9 @@ void cox_launch_plan_deinit(struct cox_launch_plan *plan);
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
                const struct cox_launch_life *life, struct cox_launched *ret_launched,
                struct cox_error *err);
+/* SIGKILL for the process that was started, if it lives, and whatever of its process group does. Before
+ * it is reaped. */
+void cox_launch_kill_group(pid_t pid, int pidfd);
 /* Takes the end of a process that is dead, or (wait) about to be. False: somebody else reaped it,
  * because the host ignores SIGCHLD or waits for any child on another thread; or (no wait) a
  * debugger that traces it has it first. Dead it is all the same. ret_info is zeroed memory; errno is ECHILD in the first case, 0 in the second. */

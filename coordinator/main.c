@@ -7,6 +7,9 @@
 #include <signal.h>
 #include <string.h>
 
+/* At the end, for what is still to be written to a standard error that is read slowly or not at all. */
+#define FLUSH_MS 2000
+
 #ifndef COX_VERSION_TEXT
 #define COX_VERSION_TEXT "unknown"
 #endif
@@ -65,8 +68,11 @@ int main(int argc, char **argv)
         return cox_exit_flushed(COX_EXIT_OK);
     }
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
-        if (!strcmp(name, commands[i].name))
-            return commands[i].run(argc - 1, argv + 1);
+        if (!strcmp(name, commands[i].name)) {
+            int exit_status = commands[i].run(argc - 1, argv + 1);
+            cox_console_flush(cox_deadline_after_ms(FLUSH_MS));
+            return exit_status;
+        }
     if (argc > 1)
         cox_console_say("'%.64s' is no command (coxswain --help lists them)", name);
     else

@@ -1,7 +1,9 @@
 #include "output.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 static void output_emit(struct cox_output *output, cox_output_line_fn line, void *context)
@@ -83,6 +85,42 @@ void cox_output_drain(struct cox_output *output, cox_output_line_fn line, void *
         left -= size < left ? size : left;
     }
     cox_output_finish(output, line, context);
+}
+
+int cox_output_take(const struct cox_output *output, char **ret_bytes, size_t *ret_size)
+{
+    int there = 0;
+    if (output->fd < 0 || ioctl(output->fd, FIONREAD, &there) < 0)
+        there = 0;
+    char *bytes = malloc((size_t)there + 1);
+    if (!bytes)
+        return -ENOMEM;
+    size_t size = 0;
+    while (size < (size_t)there) {
+        ssize_t got = read(output->fd, bytes + size, (size_t)there - size);
+        if (got == 0 || (got < 0 && errno != EINTR))
+            break;
+        size += got > 0 ? (size_t)got : 0;
+    }
+    *ret_bytes = bytes;
+    *ret_size = size;
+    return 0;
+}
+
+void cox_output_last(const struct cox_output *output, const char *bytes, size_t size,
+                     cox_output_line_fn line, void *context)
+{
+    struct cox_output copy = *output;
+    const char *from = bytes + size;
+    for (int newlines = 0; from && newlines <= COX_LAST_LINES; newlines++)
+        from = memrchr(bytes, '\n', (size_t)(from - bytes));
+    if (from) {
+        copy.size = 0;
+        size -= (size_t)(from + 1 - bytes);
+        bytes = from + 1;
+    }
+    cox_output_feed(&copy, bytes, size, line, context);
+    cox_output_finish(&copy, line, context);
 }
 
 void cox_last_lines_add(struct cox_last_lines *lines, const char *text, size_t size)

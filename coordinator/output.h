@@ -50,6 +50,14 @@ size_t cox_output_read(struct cox_output *output, cox_output_line_fn line, void 
  * since that child may write for ever: what the dead one wrote comes first. */
 void cox_output_drain(struct cox_output *output, cox_output_line_fn line, void *context);
 
+/* All that is in the pipe now, as bytes of the caller's, for cox_output_feed. Returns 0, also when there is
+ * nothing; -ENOMEM. */
+int cox_output_take(const struct cox_output *output, char **ret_bytes, size_t *ret_size);
+/* What feed with these bytes and finish would come to, as far as a ring of last lines keeps it: no more
+ * work than that, however much there is. The output stays as it is. */
+void cox_output_last(const struct cox_output *output, const char *bytes, size_t size,
+                     cox_output_line_fn line, void *context);
+
 /* The last lines, of both streams of a rank together. */
 struct cox_last_lines {
     uint32_t count; /* kept, at most COX_LAST_LINES */

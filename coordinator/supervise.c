@@ -7,6 +7,7 @@
 #include "launch.h"
 #include "output.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -22,10 +23,13 @@
 
 /* A process that SIGKILL has not ended by now sits in the kernel; somebody should hear of it. */
 #define KILL_PATIENCE_MS 10000
-/* Once a millisecond. */
-#define REAP_ATTEMPTS 300
 /* How often a start that took too long kills what was started meanwhile. */
 #define EXPIRED_SLICE_MS 10
+/* A process whose pidfd says that it is dead becomes waitable a moment later, and then it is known how it
+ * ended; under a debugger, only when that lets it go. */
+#define REAP_PATIENCE_NS (100 * COX_NSEC_PER_MSEC)
+#define REAP_AGAIN_MS 1
+#define GRAVES_AGAIN_MS 100
 
 struct worker {
     struct cox_supervisor *supervisor;
@@ -37,10 +41,14 @@ struct worker {
     struct cox_launched launched;
     /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
     struct cox_peer adopted;
-    bool
-        adopted_died; /* written by the supervisor thread, under the lock: it died before its wrapper */
+    /* Written by the supervisor thread, under the lock. The rank is dead when both processes are. */
+    bool ended; /* pid is dead, perhaps not reaped */
+    bool adopted_ended;
+    bool wrapper_killed; /* by us, since the adopted process had died */
     /* Of the supervisor thread alone; index 1 is standard error. */
     struct cox_output streams[2];
+    uint64_t reap_until_ns; /* 0: it was not tried yet */
+    int grave_fd;           /* pidfd of a dead process that a debugger has, to be reaped one day */
     /* Under the supervisor's lock. */
     struct cox_last_lines last_lines;
     struct cox_exit how; /* once dead */
@@ -141,75 +149,140 @@ static void launch_undo(struct cox_supervisor *s)
 {
     siginfo_t info;
     for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].pid; rank++)
-        pidfd_signal(s->workers[rank].pidfd, SIGKILL);
+        cox_launch_kill_group(s->workers[rank].pid, s->workers[rank].pidfd);
     for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].pid; rank++)
         cox_launch_reap(s->workers[rank].pidfd, true, &info);
 }
 
-static void worker_line(void *context, const char *text, size_t size, bool is_stderr)
+static void worker_keep_line(void *context, const char *text, size_t size)
 {
     struct worker *w = context;
-    struct cox_supervisor *s = w->supervisor;
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&w->supervisor->lock);
     cox_last_lines_add(&w->last_lines, text, size);
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&w->supervisor->lock);
+}
+
+static void worker_tell_line(struct worker *w, const char *text, bool is_stderr)
+{
+    struct cox_supervisor *s = w->supervisor;
     if (s->hooks.line)
         s->hooks.line(s->hooks.context, w->rank, is_stderr, text);
 }
 
+/* For lines that are kept already. */
+static void worker_tell_stdout(void *context, const char *text, size_t size)
+{
+    (void)size;
+    worker_tell_line(context, text, false);
+}
+
+static void worker_tell_stderr(void *context, const char *text, size_t size)
+{
+    (void)size;
+    worker_tell_line(context, text, true);
+}
+
+static const cox_output_line_fn stream_tells[2] = {worker_tell_stdout, worker_tell_stderr};
+
 static void worker_stdout_line(void *context, const char *text, size_t size)
 {
-    worker_line(context, text, size, false);
+    worker_keep_line(context, text, size);
+    worker_tell_line(context, text, false);
 }
 
 static void worker_stderr_line(void *context, const char *text, size_t size)
 {
-    worker_line(context, text, size, true);
+    worker_keep_line(context, text, size);
+    worker_tell_line(context, text, true);
 }
 
 static const cox_output_line_fn stream_lines[2] = {worker_stdout_line, worker_stderr_line};
 
-/* Its pidfd says that it is dead, and it is, but a debugger that traces it has its end first, and the
- * last of its other threads may still be on the way out. */
-static bool worker_reap(struct worker *w, siginfo_t *info)
+/* False: not yet, try again. ret_info stays empty when nobody will ever know. */
+static bool worker_reap(struct worker *w, siginfo_t *ret_info)
 {
-    for (int attempt = 0; attempt < REAP_ATTEMPTS; attempt++) {
-        if (cox_launch_reap(w->pidfd, false, info))
-            return true;
-        if (errno == ECHILD)
-            return false; /* somebody else has it */
-        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
-    }
-    return false;
+    if (cox_launch_reap(w->pidfd, false, ret_info) || errno == ECHILD) /* or somebody else has it */
+        return true;
+    uint64_t now = cox_now_ns();
+    if (!w->reap_until_ns)
+        w->reap_until_ns = now + REAP_PATIENCE_NS;
+    if (now < w->reap_until_ns)
+        return false;
+    /* One of an earlier life that is still held is given up for it. */
+    cox_close_fd(&w->grave_fd);
+    w->grave_fd = fcntl(w->pidfd, F_DUPFD_CLOEXEC, 3);
+    return true;
 }
 
-/* Drain, reap, state, hook, and only then the count: whoever waited for it knows that the hooks are
- * through. */
+static void worker_visit_grave(struct worker *w)
+{
+    siginfo_t info = {0};
+    if (w->grave_fd >= 0 && (cox_launch_reap(w->grave_fd, false, &info) || errno == ECHILD))
+        cox_close_fd(&w->grave_fd);
+}
+
+/* What a dead worker has left in a pipe; bytes NULL: no memory for it. */
+struct rest {
+    char *bytes;
+    size_t size;
+};
+
+static void worker_take_rest(struct worker *w, struct rest rest[2])
+{
+    for (int stream = 0; stream < 2; stream++) {
+        const struct cox_output *output = &w->streams[stream];
+        if (cox_output_take(output, &rest[stream].bytes, &rest[stream].size))
+            rest[stream] = (struct rest){0};
+        else
+            cox_output_last(output, rest[stream].bytes, rest[stream].size, worker_keep_line, w);
+    }
+}
+
+static void worker_tell_rest(struct worker *w, struct rest rest[2])
+{
+    for (int stream = 0; stream < 2; stream++) {
+        struct cox_output *output = &w->streams[stream];
+        if (!rest[stream].bytes) {
+            cox_output_drain(output, stream_lines[stream], w);
+            continue;
+        }
+        cox_output_feed(output, rest[stream].bytes, rest[stream].size, stream_tells[stream], w);
+        cox_output_finish(output, stream_tells[stream], w);
+        free(rest[stream].bytes);
+    }
+}
+
+/* Both its processes are dead. Reap, last lines, state, and who waits for the rank is woken; all the
+ * lines, which may be a pipe full and take the host long, and its hook come after that. Only then the
+ * count: whoever waited for it knows that the hooks are through. */
 static void worker_bury(struct worker *w)
 {
-    cox_fault_point(COX_FAULT_DEATH_SEEN);
     struct cox_supervisor *s = w->supervisor;
-    for (int stream = 0; stream < 2; stream++)
-        cox_output_drain(&w->streams[stream], stream_lines[stream], w);
-
     siginfo_t info = {0};
-    struct cox_exit how = {.known = worker_reap(w, &info)};
+    cox_launch_kill_group(w->pid, w->pidfd); /* while the number is its own: it is not reaped */
+    if (!worker_reap(w, &info))
+        return;
+    cox_fault_point(COX_FAULT_DEATH_SEEN);
+    struct rest rest[2];
+    worker_take_rest(w, rest);
+    struct cox_exit how = {.known = info.si_pid != 0};
     if (how.known && info.si_code == CLD_EXITED)
         how.exit_status = info.si_status;
     else if (how.known)
         how.signal = info.si_status;
     pthread_mutex_lock(&s->lock);
     w->core_dumped = how.known && info.si_code == CLD_DUMPED;
-    if (w->adopted_died)
-        how = (struct cox_exit){.known = false}; /* how its wrapper ended is our doing */
+    if (w->wrapper_killed && how.signal == SIGKILL)
+        how = (struct cox_exit){.known = false}; /* it is our doing */
     w->how = how;
-    if (w->adopted.pidfd >= 0)
-        pidfd_signal(w->adopted.pidfd, SIGKILL);
     pthread_mutex_unlock(&s->lock);
     cox_tsan_has_died();
     atomic_store_explicit(&w->dead, true, memory_order_release);
     cox_fault_point(COX_FAULT_DEATH_STORED);
 
+    if (s->hooks.wake)
+        s->hooks.wake(s->hooks.context, w->rank);
+    worker_tell_rest(w, rest);
     if (s->hooks.death)
         s->hooks.death(s->hooks.context, w->rank, w->pid, &how);
     cox_fault_point(COX_FAULT_DEATH_TOLD);
@@ -232,7 +305,7 @@ static bool worker_is_dead(struct worker *w)
 static int worker_adopted_fd(struct worker *w)
 {
     pthread_mutex_lock(&w->supervisor->lock);
-    int fd = w->adopted_died || worker_is_dead(w) ? -1 : w->adopted.pidfd;
+    int fd = w->adopted_ended || worker_is_dead(w) ? -1 : w->adopted.pidfd;
     pthread_mutex_unlock(&w->supervisor->lock);
     return fd;
 }
@@ -242,35 +315,65 @@ static int watch_poll(struct cox_supervisor *s)
 {
     uint32_t count = s->plan.rank_count;
     struct pollfd *pidfds = s->polled + 1, *adopted = pidfds + count, *streams = adopted + count;
+    int timeout_ms = -1;
     s->polled[0] = (struct pollfd){.fd = s->stop_fd, .events = POLLIN};
     for (uint32_t rank = 0; rank < count; rank++) {
         struct worker *w = &s->workers[rank];
-        pidfds[rank] = (struct pollfd){.fd = worker_is_dead(w) ? -1 : w->pidfd, .events = POLLIN};
+        pidfds[rank] = (struct pollfd){.fd = w->ended ? -1 : w->pidfd, .events = POLLIN};
         adopted[rank] = (struct pollfd){.fd = worker_adopted_fd(w), .events = POLLIN};
         for (int stream = 0; stream < 2; stream++)
             streams[2 * rank + (uint32_t)stream] =
                 (struct pollfd){.fd = w->streams[stream].fd, .events = POLLIN};
+        if (w->reap_until_ns && !worker_is_dead(w))
+            timeout_ms = REAP_AGAIN_MS;
+        else if (w->grave_fd >= 0 && timeout_ms < 0)
+            timeout_ms = GRAVES_AGAIN_MS;
     }
     /* The kernel refuses more entries than the process may have fds, and counts negative ones, too. */
     nfds_t packed_count = 0;
     for (uint32_t i = 0; i < 1 + 4 * count; i++)
         if (s->polled[i].fd >= 0)
             s->packed[packed_count++] = s->polled[i];
-    int r = poll(s->packed, packed_count, -1) < 0 ? -errno : 0;
+    int r = poll(s->packed, packed_count, timeout_ms) < 0 ? -errno : 0;
     for (uint32_t i = 1 + 4 * count; i-- > 0;)
         if (s->polled[i].fd >= 0)
             s->polled[i].revents = s->packed[--packed_count].revents;
     return r;
 }
 
-/* The process that served the rank is dead; without it the wrapper is nothing. */
-static void worker_lost(struct worker *w)
+/* The process that served the rank is dead; without it the wrapper is nothing, unless it is the end and
+ * it has something left to do. */
+static void worker_adopted_ended(struct worker *w)
+{
+    bool ending = atomic_load_explicit(&w->supervisor->ending, memory_order_acquire);
+    pthread_mutex_lock(&w->supervisor->lock);
+    w->adopted_ended = true;
+    w->wrapper_killed = !w->ended && !ending;
+    if (w->wrapper_killed)
+        cox_launch_kill_group(w->pid, w->pidfd);
+    pthread_mutex_unlock(&w->supervisor->lock);
+}
+
+/* The process that was started is dead. One that serves in its place goes, too; if it is the end, as one
+ * that was told by the same signals. The dead one is not reaped before: it keeps the group's number. */
+static void worker_ended(struct worker *w)
+{
+    bool ending = atomic_load_explicit(&w->supervisor->ending, memory_order_acquire);
+    pthread_mutex_lock(&w->supervisor->lock);
+    w->ended = true;
+    if (w->adopted.pidfd >= 0 && !w->adopted_ended && !ending) {
+        cox_launch_kill_group(w->pid, w->pidfd);
+        pidfd_signal(w->adopted.pidfd, SIGKILL);
+    }
+    pthread_mutex_unlock(&w->supervisor->lock);
+}
+
+static bool worker_is_gone(struct worker *w)
 {
     pthread_mutex_lock(&w->supervisor->lock);
-    w->adopted_died = true;
+    bool gone = w->ended && !worker_is_dead(w) && (w->adopted.pidfd < 0 || w->adopted_ended);
     pthread_mutex_unlock(&w->supervisor->lock);
-    if (!atomic_load_explicit(&w->supervisor->ending, memory_order_acquire))
-        pidfd_signal(w->pidfd, SIGKILL);
+    return gone;
 }
 
 /* Nothing of its last life is left. */
@@ -284,7 +387,9 @@ static void worker_be_born(struct worker *w)
     pthread_mutex_lock(&s->lock);
     cox_close_fd(&w->pidfd);
     cox_peer_close(&w->adopted);
-    w->adopted_died = w->told = false;
+    w->adopted.pid = 0;
+    w->reap_until_ns = 0;
+    w->ended = w->adopted_ended = w->wrapper_killed = w->told = false;
     w->last_lines = (struct cox_last_lines){0};
     pthread_mutex_unlock(&s->lock);
 }
@@ -303,7 +408,7 @@ static void watch_relaunch(struct cox_supervisor *s)
     worker_be_born(w);
     int r = worker_launch(w, relaunch->life, relaunch->err);
     pthread_mutex_lock(&s->lock);
-    w->told = r != 0;
+    w->told = w->ended = r != 0;
     s->alive += r == 0;
     /* release: as where it is set. */
     if (r == 0)
@@ -343,9 +448,12 @@ static void watch(struct cox_supervisor *s)
             return;
         for (uint32_t rank = 0; rank < count; rank++) {
             if (adopted[rank].revents)
-                worker_lost(&s->workers[rank]);
+                worker_adopted_ended(&s->workers[rank]);
             if (pidfds[rank].revents)
+                worker_ended(&s->workers[rank]);
+            if (worker_is_gone(&s->workers[rank]))
                 worker_bury(&s->workers[rank]);
+            worker_visit_grave(&s->workers[rank]);
         }
         for (uint32_t i = 0; i < 2 * count; i++)
             if (streams[i].revents && s->workers[i / 2].streams[i % 2].fd >= 0)
@@ -381,6 +489,8 @@ static void supervisor_destroy(struct cox_supervisor *s)
 {
     for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
         struct worker *w = &s->workers[rank];
+        worker_visit_grave(w);
+        cox_close_fd(&w->grave_fd);
         cox_close_fd(&w->pidfd);
         cox_peer_close(&w->adopted);
         cox_close_fd(&w->streams[0].fd);
@@ -425,7 +535,7 @@ static int supervisor_new(const struct cox_supervise_options *options,
         struct worker *w = &s->workers[rank];
         w->supervisor = s;
         w->rank = rank;
-        w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = -1;
+        w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = w->grave_fd = -1;
         atomic_init(&w->launched.pidfd, -1);
     }
     if (!s->polled || !s->packed || !s->workers)
@@ -522,6 +632,15 @@ pid_t cox_supervisor_pid(struct cox_supervisor *s, uint32_t rank)
     return worker_of(s, rank)->pid;
 }
 
+pid_t cox_supervisor_serving_pid(struct cox_supervisor *s, uint32_t rank)
+{
+    struct worker *w = worker_of(s, rank);
+    pthread_mutex_lock(&s->lock);
+    pid_t pid = w->adopted.pid ? w->adopted.pid : w->pid;
+    pthread_mutex_unlock(&s->lock);
+    return pid;
+}
+
 int cox_supervisor_pidfd(struct cox_supervisor *s, uint32_t rank)
 {
     pthread_mutex_lock(&s->lock);
@@ -568,26 +687,32 @@ void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buff
                              size_t buffer_size)
 {
     struct worker *w = worker_of(s, rank);
+    char who[96];
     pthread_mutex_lock(&s->lock);
+    bool wrapped = w->adopted.pid != 0;
+    if (wrapped)
+        snprintf(who, sizeof who, "rank %u (pid %d, in its wrapper %d) is %s", rank, w->adopted.pid,
+                 w->pid, worker_is_dead(w) ? "dead" : "alive");
+    else
+        snprintf(who, sizeof who, "rank %u (pid %d)", rank, w->pid);
+    const char *whose = wrapped ? "; its wrapper" : "";
     if (!worker_is_dead(w)) {
-        snprintf(buffer, buffer_size, "rank %u (pid %d) is alive", rank, w->pid);
-    } else if (w->adopted_died) {
-        snprintf(buffer, buffer_size,
-                 "rank %u (pid %d, in its wrapper %d) is dead; how, only its wrapper knows", rank,
-                 w->adopted.pid, w->pid);
+        snprintf(buffer, buffer_size, "%s%s", who, wrapped ? "" : " is alive");
+    } else if (w->wrapper_killed && !w->how.known) {
+        snprintf(buffer, buffer_size, "%s; how, only its wrapper knows", who);
     } else if (!w->how.known) {
-        snprintf(buffer, buffer_size,
-                 "rank %u (pid %d) is dead, nobody knows how: this program ignores SIGCHLD, waited "
-                 "for it elsewhere, or a debugger has it",
-                 rank, w->pid);
+        snprintf(
+            buffer, buffer_size,
+            "%s%s, nobody knows how: this program ignores SIGCHLD, waited for it elsewhere, or "
+            "a debugger has it",
+            who, wrapped ? "" : " is dead");
     } else if (w->how.signal) {
         const char *name = sigdescr_np(w->how.signal);
-        snprintf(buffer, buffer_size, "rank %u (pid %d) was killed by signal %d (%s)%s", rank,
-                 w->pid, w->how.signal, name ? name : "real-time signal",
+        snprintf(buffer, buffer_size, "%s%s was killed by signal %d (%s)%s", who, whose,
+                 w->how.signal, name ? name : "real-time signal",
                  w->core_dumped ? " (core dumped)" : "");
     } else {
-        snprintf(buffer, buffer_size, "rank %u (pid %d) exited with status %d", rank, w->pid,
-                 w->how.exit_status);
+        snprintf(buffer, buffer_size, "%s%s exited with status %d", who, whose, w->how.exit_status);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -597,20 +722,28 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     struct worker *w = worker_of(s, rank);
     if (pid == w->pid)
         return 0;
-    struct cox_peer peer = COX_PEER_NONE;
+    _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     int r = cox_peer_open(pid, start, &peer);
     if (r)
         return r;
     /* pid and start were written by others: a stranger's would get our signals. */
-    if (!cox_peer_descends(pid, w->pid)) {
-        cox_peer_close(&peer);
-        return COX_DENIED;
-    }
+    bool ours = cox_peer_descends(pid, w->pid);
     pthread_mutex_lock(&s->lock);
-    w->adopted = peer;
+    if (w->ended) {
+        /* Nobody would ever look at it. */
+        if (ours)
+            pidfd_signal(peer.pidfd, SIGKILL);
+        r = COX_PEER_DEAD;
+    } else if (!ours) {
+        r = COX_DENIED;
+    } else {
+        w->adopted = peer;
+        peer.pidfd = -1;
+    }
     pthread_mutex_unlock(&s->lock);
-    supervisor_wake(s);
-    return 0;
+    if (r == 0)
+        supervisor_wake(s);
+    return r;
 }
 
 int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
@@ -625,17 +758,11 @@ int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t d
     while (!w->told && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
     bool told = w->told;
-    struct cox_peer adopted = w->adopted;
     pthread_mutex_unlock(&s->lock);
-    if (!told)
-        return cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, w->pid,
-                        worker_is_dead(w) ? "is dead, but a hook did not return in time"
-                                          : "is alive still");
-    /* Killed, but perhaps not gone. Only a relaunch closes it, and that one is ours. */
-    if (adopted.pidfd >= 0 && cox_peer_await(&adopted, deadline_ns))
-        return cox_fail(err, COX_TIMEOUT, "rank %u is dead, but its process %d is not gone yet",
-                        rank, adopted.pid);
-    return 0;
+    return told ? 0
+                : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, w->pid,
+                           worker_is_dead(w) ? "is dead, but a hook did not return in time"
+                                             : "is alive still");
 }
 
 int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
@@ -716,10 +843,12 @@ static uint32_t signal_living(struct cox_supervisor *s, int number)
         struct worker *w = &s->workers[rank];
         pthread_mutex_lock(&s->lock);
         const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
-        if (w->pidfd >= 0 && cox_peer_alive(&peer) && pidfd_signal(w->pidfd, number) == 0)
-            count++;
-        if (w->adopted.pidfd >= 0)
-            pidfd_signal(w->adopted.pidfd, number);
+        bool heard = cox_peer_alive(&peer) && pidfd_signal(w->pidfd, number) == 0;
+        if (cox_peer_alive(&w->adopted) && pidfd_signal(w->adopted.pidfd, number) == 0)
+            heard = true;
+        count += heard;
+        if (number == SIGKILL && !worker_is_dead(w))
+            cox_launch_kill_group(w->pid, w->pidfd);
         pthread_mutex_unlock(&s->lock);
     }
     return count;
@@ -727,6 +856,7 @@ static uint32_t signal_living(struct cox_supervisor *s, int number)
 
 uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t term_ms)
 {
+    cox_supervisor_expect_end(s);
     if (cox_supervisor_wait(s, cox_deadline_after_ms(exit_ms)) == 0)
         return 0;
     uint32_t signalled = signal_living(s, SIGTERM);

@@ -13,8 +13,13 @@
  *   call.
  * Blocks: start until every worker was executed or could not be, or its deadline; wait and end until
  *   theirs.
+ * Process groups: every worker leads one of its own, so keys pressed at a terminal are not for it. When
+ *   it is dead, however it ended, whatever is left of its group gets SIGKILL: it may hold the group's
+ *   memory, or a device that the next life of the rank needs. A process that is to outlive its worker
+ *   leaves the group (setsid).
  * If the process dies: workers get SIGKILL from the kernel (PDEATHSIG), also stopped ones; pipes
- *   and pidfds close by themselves. Processes that a worker started are its own affair.
+ *   and pidfds close by themselves. Processes that a worker started are then its own affair, except that
+ *   cox_worker_run ends its process wherever it is.
  */
 #ifndef COX_COORDINATOR_SUPERVISE_H
 #define COX_COORDINATOR_SUPERVISE_H
@@ -28,8 +33,8 @@ struct cox_launch_life;
 
 /* How a worker ended. */
 struct cox_exit {
-    bool known;      /* false: it is dead, but somebody else reaped it */
-    int signal;      /* the signal that killed it, 0: it exited */
+    bool known; /* false: it is dead, but somebody else reaped it, or a debugger still has it */
+    int signal; /* the signal that killed it, 0: it exited */
     int exit_status; /* when it exited */
 };
 
@@ -38,8 +43,10 @@ struct cox_supervise_hooks {
     /* One line a worker wrote (stdout or stderr), without its newline; over-long lines come in
      * pieces of at most 4,000 bytes. */
     void (*line)(void *context, uint32_t rank, bool is_stderr, const char *text);
-    /* A worker is dead and reaped; its state (cox_supervisor_dead) is already set, and what it
-     * wrote before was already handed to line. Once per started process, unless start failed: then
+    /* A worker is dead and reaped: its state (cox_supervisor_dead) and its last lines say so from now on. First
+     * of all that is said of a death, for whoever waits for the rank; it must not block at all. */
+    void (*wake)(void *context, uint32_t rank);
+    /* The same death, after wake, and after all that the worker wrote before was handed to line. Once per started process, unless start failed: then
      * no hook is ever called. Lines can come later still, from processes that the worker left
      * behind with its pipes. */
     void (*death)(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how);
@@ -69,7 +76,10 @@ struct cox_supervise_options {
 int cox_supervisor_start(const struct cox_supervise_options *options,
                          struct cox_supervisor **ret_supervisor, struct cox_error *err);
 
+/* The process that was started. */
 pid_t cox_supervisor_pid(struct cox_supervisor *supervisor, uint32_t rank);
+/* The process that serves: the adopted one if there is one, else the same. */
+pid_t cox_supervisor_serving_pid(struct cox_supervisor *supervisor, uint32_t rank);
 /* A pidfd that stays valid until free or a relaunch; readable once dead. */
 int cox_supervisor_pidfd(struct cox_supervisor *supervisor, uint32_t rank);
 /* True once the worker is dead; how (may be NULL) then tells. Lock-free for the caller's fast path
@@ -83,19 +93,22 @@ bool cox_supervisor_dying(struct cox_supervisor *supervisor, uint32_t rank);
 size_t cox_supervisor_last_lines(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                                  size_t buffer_size);
 /* "rank 2 (pid 123) was killed by signal 9 (Killed)", with " (core dumped)"; "... exited with
- * status 1"; "... is alive". */
+ * status 1"; "... is alive". With an adopted process: "rank 2 (pid 124, in its wrapper 123) is dead; its
+ * wrapper exited with status 137", or what else the wrapper came to. */
 void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                              size_t buffer_size);
 
 /* The process that serves a rank may be another than the one that was started: a wrapper (sh -c,
- * numactl, valgrind) has it as a child. From now on both are watched: when either dies the rank is
- * dead, and the other one is killed. The same process is fine, and nothing changes. Returns 0;
+ * numactl, valgrind) has it as a child. From now on both are watched: when either dies the other one is
+ * killed, and when both are gone the rank is dead: until then its memory may be written to. The same
+ * process is fine, and nothing changes. Returns 0;
  * COX_DENIED: the process does not descend from the one that was started; COX_PEER_DEAD: there is no
- * such process; -errno. */
+ * such process, or the rank is dead, and the process is killed if it is the rank's; -errno. */
 int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                          uint64_t start);
-/* Workers are about to be told to end: from now on the end of an adopted process does not kill its
- * wrapper, which may have something left to do. */
+/* Workers are about to be told to end: from now on neither the end of an adopted process kills its
+ * wrapper, which may have something left to do, nor the other way round; both get what cox_supervisor_end
+ * sends. */
 void cox_supervisor_expect_end(struct cox_supervisor *supervisor);
 
 /* Starts the process of a dead rank again, on the supervisor thread, as the next life of the rank; it is

@@ -74,6 +74,8 @@ EXEMPT = {
     ("coordinator/executor.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
     ("coordinator/launch.c", "launch_fork", "SYS_clone"): CALLERS,
     ("coordinator/launch.c", "child_main", "execve("): "behind it is another program; attach.control is its first",
+    ("coordinator/launch.c", "cox_launch_kill_group", "SYS_pidfd_send_signal"): "what others see of it is the end of a process",
+    ("coordinator/launch.c", "cox_launch_kill_group", "kill("): "what others see of it is the end of a process",
     ("coordinator/launch.c", "cox_launch", "SYS_pidfd_send_signal"): "ends a process that nobody has heard of yet",
     ("coordinator/probe.c", "cox_probe_unnamed_file", "linkat("): "a file of doctor's own, no part of a group",
     ("coordinator/probe.c", "cox_probe_unnamed_file", "unlink("): "a file of doctor's own, no part of a group",

@@ -471,6 +471,11 @@ static int on_init(void *context, const struct cox_init_request *request,
     const char *path = cox_init_request_get(request, "block");
     if (path)
         block_on(script->host, path);
+    const char *model = cox_init_request_get(request, "model");
+    if (model && strcmp(model, "endless") == 0) {
+        dprintf(script->host->out_fd, "loading\n");
+        script->host->park(script->host->context);
+    }
     result->cpu_block_count = init_number(request, "cpu", 100) + rank;
     result->npu_block_count = init_number(request, "npu", 1000) - rank;
     result->max_position_embeddings = init_number(request, "positions", 4096) + (rank % 2 ? -1 : 1);

@@ -4,14 +4,17 @@
 Usage: commands_test.py BIN_DIR SOURCE_DIR [TEST...]
 """
 
+import fcntl
 import json
 import os
 import re
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 
 BIN_DIR, SOURCE_DIR = (os.path.abspath(path) for path in sys.argv[1:3])
@@ -82,7 +85,7 @@ def finish(process, text=None):
         out, err = process.communicate()
         raise AssertionError("no end after %d s\n%s\n%s" % (TIMEOUT, out, err))
     result = Result(process.returncode, out, err, process.pid)
-    left = names("%d_" % process.pid)
+    left = [name for name in names("%d_" % process.pid) if re.match(r"(sem\.)?%d_" % process.pid, name)]
     check(not left, "left in /dev/shm: %s" % left, result)
     return result
 
@@ -267,6 +270,55 @@ def run_ends_with_a_signal():
 
 
 @test
+def a_terminal_that_closes_is_a_signal_like_others():
+    name = "coxhup.%d" % os.getpid()
+    process = start(["run", "-n", "2", "--name", name, "--keep-names", "--model", MODEL])
+    started(process)
+    process.send_signal(signal.SIGHUP)
+    expect(finish(process), 0, "the group ends")
+    check(not names(name), "left in /dev/shm: %s" % names(name))
+
+
+@test
+def a_signal_ends_a_group_that_loads_its_model():
+    for twice in (False, True):
+        process = start(["run", "-n", "2", "--model", "endless", "--", os.path.join(BIN_DIR, "scripted_worker")])
+        check("loading" in process.stderr.readline() + process.stderr.readline(), "it does not load")
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        if twice:
+            wait_until(lambda: process.send_signal(signal.SIGTERM) or process.poll() is not None, "the second signal")
+        result = finish(process)
+        took = time.monotonic() - begin
+        check(result.status in ((-signal.SIGTERM, -signal.SIGINT) if twice else (130,)), "wrong status", result)
+        check(took < 20, "it took %.1f s to end" % took)
+
+
+@test
+def signals_ignored_at_the_start_stay_ignored():
+    for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        process = start(["run", "-n", "1", "--model", MODEL], preexec_fn=lambda number=ignored: signal.signal(
+            number, signal.SIG_IGN))
+        started(process)
+        process.send_signal(ignored)
+        other = signal.SIGINT if ignored == signal.SIGTERM else signal.SIGTERM
+        process.send_signal(other)  # the first one would be the one that ends it
+        expect(finish(process), 0, signal.strsignal(other) + ": the group ends")
+
+
+@test
+def a_key_pressed_at_the_terminal_is_for_the_coordinator_alone():
+    # A terminal signals its foreground group; a worker in it would die of it, now and then before the coordinator looks.
+    for _ in range(5):
+        process = start(["run", "-n", "4", "--no-init", "--model", MODEL], start_new_session=True)
+        started(process)
+        for pid in pids_of(process, 4):
+            check(os.getpgid(pid) == pid, "worker %d is in the group %d" % (pid, os.getpgid(pid)))
+        os.killpg(process.pid, signal.SIGINT)
+        expect(finish(process), 0, "the group ends")
+
+
+@test
 def run_names_the_worker_that_died():
     name = "coxtest.%d" % os.getpid()
     process = start(["run", "-n", "3", "--name", name, "--keep-names", "--model", MODEL])
@@ -286,6 +338,65 @@ def run_shows_what_workers_write():
     pids_of(process, 2)
     process.terminate()
     expect(finish(process), 0, "[rank 0] to be heard", "[rank 1] to be heard", "[rank 1] loud")
+
+
+def talkative(lines, then):
+    """A worker that prints many lines while it starts. The command, and a file that is there once they are printed."""
+    done = temporary("")
+    os.unlink(done)
+    script = ('i=0; while [ $i -lt %d ]; do echo "line $i ..............................................."; '
+              'i=$((i+1)); done; : > %s; %s' % (lines, done, then))
+    return ["--no-flags", "--", "sh", "-c", script], done
+
+
+def waiting(stream):
+    """Bytes in a pipe."""
+    return struct.unpack("i", fcntl.ioctl(stream, termios.FIONREAD, b"\0" * 4))[0]
+
+
+@test
+def nobody_reads_standard_error_and_the_group_ends_all_the_same():
+    worker = "exec %s --model %s" % (os.path.join(BIN_DIR, "coxswain-worker"), MODEL)
+    for killed in (False, True):
+        command, done = talkative(3000, worker)
+        process = start(["run", "-n", "2"] + command)
+        started(process)
+        pids = pids_of(process, 2)
+        wait_until(lambda: waiting(process.stderr) > 60000 and os.path.exists(done), "a full pipe")
+        begin = time.monotonic()
+        if killed:
+            os.kill(pids[1], signal.SIGKILL)
+        else:
+            process.send_signal(signal.SIGTERM)
+        try:
+            status = process.wait(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise AssertionError("it never ends") from None
+        took = time.monotonic() - begin
+        process.communicate()
+        check(status == (3 if killed else 0), "exit status %d" % status)
+        check(took < 6, "it took %.1f s to end" % took)
+
+
+@test
+def no_line_is_lost_unsaid():
+    # A reader that keeps up gets everything, in order, and what came of it last.
+    command, done = talkative(3000, "exit 7")
+    result = expect(run(["run", "-n", "1"] + command), 3, "status 7")
+    lines = re.findall(r"^\[rank 0\] line (\d+) \.+$", result.err, re.M)
+    check(lines == [str(i) for i in range(3000)], "not all lines, or not in order", result)
+    check(result.err.rindex("[rank 0]") < result.err.index("status 7"), "the end is not told last", result)
+    # One that comes late is told how many it missed, and where.
+    command, done = talkative(20000, "exec sleep 1000")
+    process = start(["run", "-n", "1"] + command)
+    wait_until(lambda: os.path.exists(done), "all lines")
+    process.terminate()
+    result = finish(process)
+    lost = [int(count) for count in re.findall(r"^coxswain: (\d+) lines are lost", result.err, re.M)]
+    lines = [int(i) for i in re.findall(r"^\[rank 0\] line (\d+) \.+$", result.err, re.M)]
+    check(lost and len(lines) + sum(lost) == 20000, "%d lines, %s lost" % (len(lines), lost), result)
+    check(lines == sorted(lines), "not in order", result)
 
 
 @test
@@ -474,7 +585,7 @@ def test_b15_a_worker_has_only_its_standard_fds_also_without_close_range():
     fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(300)]  # more than one read of their list tells
     try:
         for under in ([], without("close_range=ENOSYS"), without("close_range=EPERM")):
-            result = expect(run(["run", "--no-flags", "--", "sh", "-c", "exec ls /proc/self/fd >&2"], under=under,
+            result = expect(run(["run", "-n", "1", "--no-flags", "--", "sh", "-c", "exec ls /proc/self/fd >&2"], under=under,
                                 pass_fds=fds), 3, "status 0")
             seen = re.findall(r"^\[rank 0\] (\d+)$", result.err, re.M)
             check(seen == ["0", "1", "2", "3"], "the worker had more: %s" % seen, result)  # 3: the folder it lists
@@ -728,7 +839,8 @@ def main():
             failed += 1
         print("%s (%.1f s) %s" % (function.__name__, time.monotonic() - begin, verdict), flush=True)
     for path in temporaries:
-        os.unlink(path)
+        if os.path.exists(path):
+            os.unlink(path)
     return 1 if failed else 0
 
 

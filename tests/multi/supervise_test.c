@@ -2,6 +2,7 @@
  * for, it waits for by the hooks, with a deadline. After each test this process has the fds it had
  * before, and no children. */
 #include "channel/fault.h"
+#include "channel/peer.h"
 #include "coordinator/output.h"
 #include "coordinator/supervise.h"
 
@@ -16,7 +17,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -38,6 +41,7 @@ struct line {
 struct death {
     pid_t pid;
     uint32_t times;
+    uint64_t told_ns;
     struct cox_exit how, getter;
     char description[200], last_lines[200];
 };
@@ -69,7 +73,8 @@ static void on_line(void *context, uint32_t rank, bool is_stderr, const char *te
 static void on_death(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how)
 {
     struct group *g = context;
-    struct death death = {.pid = pid, .how = *how, .times = g->deaths[rank].times + 1};
+    struct death death = {
+        .pid = pid, .how = *how, .times = g->deaths[rank].times + 1, .told_ns = cox_now_ns()};
     /* The getters are allowed in a hook, and know it already. */
     if (!cox_supervisor_dead(g->supervisor, rank, &death.getter))
         death.times = 100;
@@ -463,10 +468,12 @@ static void m14_a_grandchild_with_the_pipe_hides_no_death(void **state)
     (void)state;
     struct group g;
     /* One writes for ever and one nothing, so neither the end of the file nor an empty pipe can be
-     * waited for. */
+     * waited for. Both have left the worker's group before it ends. */
     group_start(&g, 2,
-                "[ $R = 1 ] && { sleep 1000 & echo pid $!; printf unfinished; exit 5; }; "
-                "sh -c 'echo pid $$; exec yes grandchild' & exit 5");
+                "trap 'printf unfinished; exit 5' USR1; export W=$$; "
+                "[ $R = 1 ] && setsid sh -c 'echo pid $$; kill -USR1 $W; exec sleep 1000' & "
+                "[ $R = 0 ] && setsid sh -c 'echo pid $$; kill -USR1 $W; exec yes grandchild' & "
+                "while :; do wait; done");
     const char *flooding = group_await_line(&g, 0, false, "pid ");
     const char *silent = group_await_line(&g, 1, false, "pid ");
     group_await_end(&g);
@@ -476,6 +483,34 @@ static void m14_a_grandchild_with_the_pipe_hides_no_death(void **state)
     group_await_seen(&g, 0, 10000); /* its lines are still taken */
     assert_int_equal(kill(atoi(flooding + 4), SIGKILL), 0);
     assert_int_equal(kill(atoi(silent + 4), SIGKILL), 0);
+    group_free(&g);
+}
+
+/* Whatever its end was: by its own will, by a signal from outside, by stop. */
+static void m15_what_a_worker_leaves_behind_ends_with_it(void **state)
+{
+    (void)state;
+    struct group g;
+    int pidfds[3];
+    group_start(&g, 3,
+                "trap '' TERM; sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 1000; done' & "
+                "[ $R = 0 ] && { trap 'exit 0' USR1; echo go; wait; }; exec sleep 1000");
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        pid_t pid = atoi(group_await_line(&g, rank, false, "pid ") + 4);
+        assert_int_equal(getpgid(pid), cox_supervisor_pid(g.supervisor, rank));
+        pidfds[rank] = (int)syscall(SYS_pidfd_open, pid, 0);
+        assert_true(pidfds[rank] >= 0);
+    }
+    group_await_line(&g, 0, false, "go");
+    assert_int_equal(cox_supervisor_signal(g.supervisor, 1, SIGKILL), 0);
+    assert_true(pidfd_is_dead(pidfds[1], PATIENCE_MS));
+    assert_int_equal(cox_supervisor_signal(g.supervisor, 0, SIGUSR1), 0);
+    assert_true(pidfd_is_dead(pidfds[0], PATIENCE_MS));
+    assert_false(pidfd_is_dead(pidfds[2], 0));
+    cox_supervisor_end(g.supervisor, 0, 0);
+    assert_true(pidfd_is_dead(pidfds[2], PATIENCE_MS));
+    for (int i = 0; i < 3; i++)
+        close(pidfds[i]);
     group_free(&g);
 }
 
@@ -815,6 +850,225 @@ static void b15_fd_shortage_undoes_everything(void **state)
     assert_true(failures > 10);
 }
 
+/* A shell as wrapper around one that is adopted as the process that serves. */
+struct wrapped {
+    struct group group;
+    struct cox_peer peer;
+    bool gone;        /* it was, when the death was told */
+    bool held, hold;  /* the thread of the supervisor, in a line */
+    bool woken, late; /* the last words came after that, and after the death could be seen */
+};
+
+static void on_wrapped_wake(void *context, uint32_t rank)
+{
+    struct wrapped *wrapped = context;
+    char text[200];
+    cox_supervisor_last_lines(wrapped->group.supervisor, rank, text, sizeof text);
+    wrapped->woken =
+        cox_supervisor_dead(wrapped->group.supervisor, rank, NULL) && strstr(text, "last words");
+}
+
+static void on_wrapped_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    struct wrapped *wrapped = context;
+    on_line(&wrapped->group, rank, is_stderr, text);
+    pthread_mutex_lock(&wrapped->group.lock);
+    if (strcmp(text, "last words") == 0)
+        wrapped->late = wrapped->woken && wrapped->group.death_count == 0 &&
+                        cox_supervisor_dead(wrapped->group.supervisor, rank, NULL);
+    wrapped->held = wrapped->hold;
+    pthread_cond_broadcast(&wrapped->group.changed);
+    while (wrapped->hold)
+        pthread_cond_wait(&wrapped->group.changed, &wrapped->group.lock);
+    pthread_mutex_unlock(&wrapped->group.lock);
+}
+
+static void on_wrapped_death(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how)
+{
+    struct wrapped *wrapped = context;
+    wrapped->gone = !cox_peer_alive(&wrapped->peer);
+    on_death(&wrapped->group, rank, pid, how);
+}
+
+static void wrapped_start(struct wrapped *wrapped, const char *script)
+{
+    const char *const command[] = {"sh", "-c", script, NULL};
+    *wrapped = (struct wrapped){.peer = COX_PEER_NONE};
+    group_init(&wrapped->group);
+    const struct cox_supervise_options options = {
+        .rank_count = 1,
+        .command = command,
+        .prefix = "/test",
+        .hooks = {.context = wrapped,
+                  .line = on_wrapped_line,
+                  .wake = on_wrapped_wake,
+                  .death = on_wrapped_death},
+    };
+    assert_int_equal(cox_supervisor_start(&options, &wrapped->group.supervisor, NULL), 0);
+    pid_t pid = atoi(group_await_line(&wrapped->group, 0, false, "pid ") + 4);
+    assert_int_equal(cox_peer_open(pid, 0, &wrapped->peer), 0);
+    assert_int_equal(cox_supervisor_adopt(wrapped->group.supervisor, 0, pid, wrapped->peer.start),
+                     0);
+}
+
+/* At SIGUSR1 it writes a line, in which the supervisor is held until the started process has died. */
+static void wrapped_hold(struct wrapped *wrapped)
+{
+    uint64_t deadline_ns = group_deadline();
+    pthread_mutex_lock(&wrapped->group.lock);
+    wrapped->hold = true;
+    kill(wrapped->peer.pid, SIGUSR1);
+    while (!wrapped->held && group_wait_change(&wrapped->group, deadline_ns))
+        ;
+    pthread_mutex_unlock(&wrapped->group.lock);
+}
+
+static void wrapped_let_go(struct wrapped *wrapped)
+{
+    bool dead = pidfd_is_dead(cox_supervisor_pidfd(wrapped->group.supervisor, 0), PATIENCE_MS);
+    pthread_mutex_lock(&wrapped->group.lock);
+    wrapped->hold = false;
+    pthread_cond_broadcast(&wrapped->group.changed);
+    pthread_mutex_unlock(&wrapped->group.lock);
+    assert_true(dead);
+    group_await_death(&wrapped->group, 0);
+}
+
+static void wrapped_free(struct wrapped *wrapped)
+{
+    group_free(&wrapped->group);
+    cox_peer_close(&wrapped->peer);
+}
+
+/* Its memory may be given to the next life of the rank. */
+static void p8_a_rank_is_dead_when_nobody_serves_it_any_more(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 20; k++) {
+        struct wrapped w;
+        wrapped_start(&w, "sh -c 'echo pid $$; exec sleep 1000'; true");
+        assert_int_equal(cox_supervisor_signal(w.group.supervisor, 0, SIGKILL), 0);
+        group_await_death(&w.group, 0);
+        assert_true(w.gone);
+        assert_non_null(
+            strstr(w.group.deaths[0].description, "its wrapper was killed by signal 9"));
+        wrapped_free(&w);
+    }
+}
+
+static void m15_a_wrapped_worker_has_its_grace(void **state)
+{
+    (void)state;
+    struct wrapped w;
+    wrapped_start(&w, "sh -c 'trap \"sleep 0.2; echo cleaned; exit 0\" TERM; echo pid $$; "
+                      "while :; do sleep 0.01; done'; true");
+    assert_int_equal(cox_supervisor_end(w.group.supervisor, 0, PATIENCE_MS), 1);
+    assert_string_equal(group_line(&w.group, 0, false, 1), "cleaned");
+    assert_int_equal(w.group.deaths[0].how.signal, SIGTERM); /* the wrapper did not wait */
+    wrapped_free(&w);
+}
+
+/* Both die while the supervisor looks elsewhere. */
+static void p2_a_wrapper_tells_how_its_worker_ended(void **state)
+{
+    (void)state;
+    struct wrapped w;
+    wrapped_start(&w, "sh -c 'trap \"echo line\" USR1; echo pid $$; while :; do sleep 0.01; done'; "
+                      "exit $?");
+    wrapped_hold(&w);
+    kill(w.peer.pid, SIGKILL);
+    wrapped_let_go(&w);
+    char expected[200];
+    snprintf(expected, sizeof expected,
+             "rank 0 (pid %d, in its wrapper %d) is dead; its wrapper exited with status 137",
+             w.peer.pid, w.group.deaths[0].pid);
+    assert_string_equal(w.group.deaths[0].description, expected);
+    assert_int_equal(w.group.deaths[0].how.exit_status, 137);
+    wrapped_free(&w);
+}
+
+/* However much it wrote, and however long the host takes to read it. */
+static void p2_a_death_is_seen_before_the_last_words_are_told(void **state)
+{
+    (void)state;
+    struct wrapped w;
+    wrapped_start(
+        &w, "trap 'echo line' USR1; trap 'yes | head -c 50000; echo last words; exit 3' USR2; "
+            "echo pid $$; while :; do sleep 0.01; done");
+    wrapped_hold(&w);
+    kill(w.peer.pid, SIGUSR2);
+    wrapped_let_go(&w);
+    assert_true(w.woken);
+    assert_true(w.late);
+    assert_int_equal(w.group.seen_by_rank[0], 25000 + 3);
+    assert_int_equal(w.group.deaths[0].how.exit_status, 3);
+    assert_string_equal(w.group.deaths[0].last_lines + strlen("y\n") * 15, "last words");
+    wrapped_free(&w);
+}
+
+/* A process of its own that traces another until its standard pipe is closed. */
+static pid_t trace(pid_t pid, int *ret_end_fd)
+{
+    int go[2], told[2];
+    char byte = 0;
+    assert_int_equal(pipe2(go, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(told, O_CLOEXEC), 0);
+    pid_t tracer = fork();
+    assert_true(tracer >= 0);
+    if (tracer == 0) {
+        close(go[1]);
+        byte = ptrace(PTRACE_SEIZE, pid, NULL, NULL) == 0;
+        bool done = write(told[1], &byte, 1) == 1 && read(go[0], &byte, 1) == 0;
+        _exit(!done);
+    }
+    assert_int_equal(read(told[0], &byte, 1), 1);
+    close(go[0]);
+    close(told[0]);
+    close(told[1]);
+    *ret_end_fd = go[1];
+    if (!byte) { /* not allowed here */
+        close(go[1]);
+        assert_int_equal(waitpid(tracer, NULL, 0), tracer);
+    }
+    return byte ? tracer : 0;
+}
+
+static void p2_a_debugger_holds_up_nobody(void **state)
+{
+    (void)state;
+    struct group g;
+    group_start(&g, 2, "echo ready; exec sleep 1000");
+    group_await_line(&g, 0, false, "ready");
+    group_await_line(&g, 1, false, "ready");
+    pid_t pid = cox_supervisor_pid(g.supervisor, 0);
+    int end_fd;
+    pid_t tracer = trace(pid, &end_fd);
+    if (!tracer) {
+        group_free(&g);
+        skip();
+    }
+    kill(pid, SIGKILL);
+    assert_true(pidfd_is_dead(cox_supervisor_pidfd(g.supervisor, 0), PATIENCE_MS));
+    uint64_t begin_ns = cox_now_ns();
+    assert_int_equal(cox_supervisor_signal(g.supervisor, 1, SIGKILL), 0);
+    group_await_death(&g, 1);
+    group_await_death(&g, 0);
+    /* The one that is traced came second: the other did not wait for it. */
+    assert_true(cox_now_ns() - begin_ns < PATIENCE_MS * COX_NSEC_PER_MSEC);
+    assert_true(g.deaths[1].told_ns < g.deaths[0].told_ns);
+    assert_false(g.deaths[0].how.known);
+    assert_non_null(strstr(g.deaths[0].description, "a debugger has it"));
+    /* And when it is let go, nothing is left of it. */
+    close(end_fd);
+    int status;
+    assert_int_equal(waitpid(tracer, &status, 0), tracer);
+    uint64_t deadline_ns = group_deadline();
+    while (kill(pid, 0) == 0 && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_int_equal(kill(pid, 0), -1);
+    group_free(&g);
+}
+
 /* Runs this program again with other arguments. */
 static pid_t helper_start(const char *mode, int *ret_read_fd)
 {
@@ -1107,6 +1361,7 @@ int main(int argc, char **argv)
         TEST(m14_a_flood_starves_nobody),
         TEST(m14_how_a_worker_ended),
         TEST(m14_a_grandchild_with_the_pipe_hides_no_death),
+        TEST(m15_what_a_worker_leaves_behind_ends_with_it),
         TEST(m14_reading_is_bounded),
         TEST(m14_ranks_take_turns),
         TEST(m14_b40_exec_failure_is_reported),
@@ -1118,6 +1373,11 @@ int main(int argc, char **argv)
         TEST(b15_a_worker_has_only_its_standard_fds),
         TEST(m14_a_worker_starts_with_default_signals),
         TEST(b15_fd_shortage_undoes_everything),
+        TEST(p8_a_rank_is_dead_when_nobody_serves_it_any_more),
+        TEST(m15_a_wrapped_worker_has_its_grace),
+        TEST(p2_a_wrapper_tells_how_its_worker_ended),
+        TEST(p2_a_death_is_seen_before_the_last_words_are_told),
+        TEST(p2_a_debugger_holds_up_nobody),
         TEST(p2_workers_die_with_the_coordinator),
         TEST(m14_host_without_standard_fds),
         TEST(m14_process_shortage_undoes_everything),

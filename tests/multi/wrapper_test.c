@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,6 +154,89 @@ static void m9_the_last_words_of_a_wrapper_are_heard(void **state)
     test_group_free(g);
 }
 
+/* The wrapper is alive and well, and not who should have answered. */
+static void p3_a_report_names_who_serves(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(stays, 2);
+    struct cox_peer peer = peer_of(g, 1);
+    const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
+    struct test_completion c;
+    test_stop_process(peer.pid);
+    assert_int_equal(test_call_how(g, &c, &brief, "echo x"), COX_TIMEOUT);
+    char expected[64];
+    snprintf(expected, sizeof expected, "rank 1 (pid %d) ", peer.pid);
+    assert_contains(c.text, expected);
+    assert_contains(c.text, "alive but stopped by a signal");
+    assert_int_equal(c.ranks[1].pid, peer.pid);
+    test_completion_deinit(&c);
+    kill(peer.pid, SIGCONT);
+    cox_peer_close(&peer);
+    test_group_free(g);
+}
+
+/* Of a group that does not start: who said "pid N", watched from then on. */
+struct said {
+    pthread_mutex_t lock;
+    struct cox_peer peer;
+};
+
+static void on_said(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    struct said *said = context;
+    (void)rank;
+    (void)is_stderr;
+    pthread_mutex_lock(&said->lock);
+    if (strncmp(text, "pid ", 4) == 0 && said->peer.pidfd < 0)
+        cox_peer_open(atoi(text + 4), 0, &said->peer);
+    pthread_mutex_unlock(&said->lock);
+}
+
+static int fail_to_start(const char *script, struct said *said)
+{
+    const char *const command[] = {"sh", "-c", script, "sh", NULL};
+    const struct cox_executor_options options = {
+        .rank_count = 2,
+        .command = command,
+        .start_timeout_ms = 1000,
+        .hook_context = said,
+        .line = on_said,
+    };
+    *said = (struct said){.lock = PTHREAD_MUTEX_INITIALIZER, .peer = COX_PEER_NONE};
+    struct cox_executor *executor = NULL;
+    int r = cox_executor_start(&options, &executor, NULL);
+    assert_null(executor);
+    assert_true(said->peer.pidfd >= 0);
+    return r;
+}
+
+/* Rank 1 attached, in a wrapper; rank 0 never does. */
+static void m15_no_worker_outlives_a_start_that_failed(void **state)
+{
+    (void)state;
+    struct said said;
+    int r = fail_to_start("[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; "
+                          "sh -c 'echo pid $$; exec " COX_TEST_BIN_DIR "/scripted_worker'; true",
+                          &said);
+    assert_int_equal(r, COX_TIMEOUT);
+    assert_true(peer_ends(&said.peer));
+    cox_peer_close(&said.peer);
+}
+
+/* It has left its wrapper and the wrapper's group, is refused for it, and only the group's memory tells it so. */
+static void m15_a_stranger_that_attached_leaves(void **state)
+{
+    (void)state;
+    struct said said;
+    int r = fail_to_start("[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; "
+                          "(setsid sh -c 'echo pid $$; exec " COX_TEST_BIN_DIR
+                          "/scripted_worker' &); exec sleep 1000",
+                          &said);
+    assert_int_equal(r, COX_DENIED);
+    assert_true(peer_ends(&said.peer));
+    cox_peer_close(&said.peer);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -161,6 +245,9 @@ int main(void)
         TEST(p1_the_death_of_a_wrapper_is_the_end_of_its_worker),
         TEST(m9_a_stop_ends_wrappers_that_stay),
         TEST(m9_the_last_words_of_a_wrapper_are_heard),
+        TEST(p3_a_report_names_who_serves),
+        TEST(m15_no_worker_outlives_a_start_that_failed),
+        TEST(m15_a_stranger_that_attached_leaves),
     };
     return cmocka_run_group_tests_name("wrapper", tests, NULL, NULL);
 }
