@@ -23,6 +23,8 @@
 #define TERM_MS 2000
 /* A number that is no ExecuteType. */
 #define NO_TYPE (COX_TYPE_OPAQUE - 1)
+/* How long the processes of a dead group may take to give their memory back. */
+#define SWEPT_MS 2000
 
 /* ---- hooks ---- */
 
@@ -156,9 +158,28 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
     return r;
 }
 
+/* What a dead group left under this name holds the space that is needed now; and what is unlinked is
+ * held until its last process, killed with it, is torn down. Returns 0 also where somebody else
+ * sweeps: create waits for that one. */
+static int executor_sweep(struct cox_executor *executor, struct cox_error *err)
+{
+    uint32_t count = 0;
+    struct cox_error why = {0};
+    int r = cox_control_sweep(executor->name, &count, &why);
+    if (r && r != COX_BUSY)
+        return cox_fail(err, r, "%s", why.text);
+    uint64_t deadline_ns = cox_deadline_after_ms(SWEPT_MS);
+    while (count && cox_control_check_space(&executor->geometry, NULL) == COX_NO_SPACE &&
+           cox_now_ns() < deadline_ns)
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    return 0;
+}
+
 static int executor_create_memory(struct cox_executor *executor, struct cox_error *err)
 {
-    int r = cox_control_check_space(&executor->geometry, err);
+    int r = executor_sweep(executor, err);
+    if (r == 0)
+        r = cox_control_check_space(&executor->geometry, err);
     if (r)
         return r;
     r = cox_control_create(&executor->control, executor->name, &executor->geometry, err);
