@@ -61,7 +61,7 @@ enum cox_status {
     COX_DENIED,      /* an object with another owner, mode, size or type */
     COX_TOO_LARGE,   /* does not fit where it has to go */
     COX_NO_SPACE,    /* memory to reserve is not there */
-    COX_TAKEN,       /* the name belongs to a live group */
+    COX_TAKEN,       /* the name belongs to a live group, the rank to a process */
     COX_ABORTED,     /* void: given up by the coordinator before it ran */
     COX_REJECTED,    /* a rank answered with an error of its own */
     COX_DEADLOCK,    /* a blocking call from inside a handler, refused */

@@ -35,6 +35,7 @@
     X(LAUNCH_CHILD, "launch.child")   /* the new process, before exec */                           \
     X(LAUNCH_FORKED, "launch.forked") /* the coordinator, after that exec */                       \
     X(ATTACH_CONTROL, "attach.control")                                                            \
+    X(ATTACH_CLAIMED, "attach.claimed") /* nobody else can be this rank; or no more */             \
     X(ATTACH_CHANNEL, "attach.channel")                                                            \
     X(ATTACH_IDENTITY, "attach.identity") /* written, not yet valid */                             \
     X(ATTACH_ANNOUNCED, "attach.announced")                                                        \

@@ -160,16 +160,43 @@ static inline void cox_truth_reset_line(struct cox_layout_rank_line *line, uint6
 
 static inline void cox_truth_reset_identity(struct cox_layout_identity *identity)
 {
-    /* relaxed: as above. */
-    atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_relaxed);
+    /* relaxed: ordered by the release of `state`, with which the rank may be claimed again. */
     atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->generation, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->epoch, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_release);
     cox_fault_point(COX_FAULT_RANK_RESET);
 }
 
 /* ---- written by a rank ---- */
+
+/* False: another process is the rank, or is about to be. pid and start of the one that claims are
+ * there a moment after the claim, for whoever is refused. */
+static inline bool cox_truth_claim_identity(struct cox_layout_identity *identity, uint32_t pid,
+                                            uint64_t start)
+{
+    uint32_t empty = COX_IDENTITY_EMPTY;
+    /* acquire: partners are cox_truth_unclaim_identity and cox_truth_reset_identity. */
+    if (!atomic_compare_exchange_strong_explicit(&identity->state, &empty, COX_IDENTITY_CLAIMED,
+                                                 memory_order_acquire, memory_order_relaxed))
+        return false;
+    cox_fault_point(COX_FAULT_ATTACH_CLAIMED);
+    /* relaxed: for display, until the release of ATTACHED. */
+    atomic_store_explicit(&identity->start, start, memory_order_relaxed);
+    atomic_store_explicit(&identity->pid, pid, memory_order_relaxed);
+    return true;
+}
+
+/* By the process that holds the claim: it could not attach. */
+static inline void cox_truth_unclaim_identity(struct cox_layout_identity *identity)
+{
+    atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
+    /* release: what was done under the claim before the next one. */
+    atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_release);
+    cox_fault_point(COX_FAULT_ATTACH_CLAIMED);
+}
 
 /* relaxed stamp before the release word: who reads the word with acquire sees its stamp or a later
  * one. For display. */

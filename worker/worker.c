@@ -268,6 +268,31 @@ static int worker_attach_channel(struct cox_worker *worker, const struct cox_inh
                                     options->rank, err);
 }
 
+static struct cox_layout_identity *worker_identity(struct cox_worker *worker)
+{
+    return &worker->control.layout->ranks[worker->options.rank].identity;
+}
+
+/* Two processes that serve one rank would each take every other request. From here on this one
+ * alone writes the rank's lines. */
+static int worker_claim(struct cox_worker *worker, const struct cox_worker_identity *self,
+                        struct cox_error *err)
+{
+    struct cox_layout_identity *identity = worker_identity(worker);
+    worker->claimed = cox_truth_claim_identity(identity, (uint32_t)self->pid, self->start);
+    if (worker->claimed)
+        return 0;
+    /* relaxed: for display. */
+    uint32_t holder = atomic_load_explicit(&identity->pid, memory_order_relaxed);
+    uint32_t state = atomic_load_explicit(&identity->state, memory_order_relaxed);
+    return cox_fail(err, COX_TAKEN,
+                    "rank %" PRIu32 " of %s %s process %" PRIu32
+                    ": one process serves a rank, and another only after the coordinator started "
+                    "it again",
+                    worker->options.rank, worker->options.prefix,
+                    state == COX_IDENTITY_LEFT ? "was left by" : "is held by", holder);
+}
+
 static int worker_attach_channels(struct cox_worker *worker, const struct cox_inherit *inherit,
                                   struct cox_error *err)
 {
@@ -291,13 +316,10 @@ static int worker_attach_channels(struct cox_worker *worker, const struct cox_in
 }
 
 /* From here on the coordinator counts on this rank. */
-static void worker_announce(struct cox_worker *worker, const struct cox_worker_identity *self)
+static void worker_announce(struct cox_worker *worker)
 {
-    struct cox_layout_identity *identity =
-        &worker->control.layout->ranks[worker->options.rank].identity;
-    /* relaxed: ordered by the release of `state` below. */
-    atomic_store_explicit(&identity->pid, (uint32_t)self->pid, memory_order_relaxed);
-    atomic_store_explicit(&identity->start, self->start, memory_order_relaxed);
+    struct cox_layout_identity *identity = worker_identity(worker);
+    /* relaxed: ordered by the release of `state` below. pid and start are there since the claim. */
     atomic_store_explicit(&identity->generation, worker->options.generation, memory_order_relaxed);
     atomic_store_explicit(&identity->epoch, worker->control.epoch, memory_order_relaxed);
     cox_fault_point(COX_FAULT_ATTACH_IDENTITY);
@@ -362,6 +384,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     if (r == 0)
         r = worker_check_group(worker, err);
     if (r == 0)
+        r = worker_claim(worker, self, err);
+    if (r == 0)
         r = worker_attach_channels(worker, &inherit, err);
     if (r == 0) {
         r = cox_table_new(worker->options.sequence_count_max, worker->options.token_count_max,
@@ -374,10 +398,12 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
                 &cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
     }
     if (r) {
+        if (worker->claimed)
+            cox_truth_unclaim_identity(worker_identity(worker));
         cox_worker_free(worker);
         return r;
     }
-    worker_announce(worker, self);
+    worker_announce(worker);
     *ret_worker = worker;
     return 0;
 }

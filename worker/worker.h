@@ -50,9 +50,9 @@ struct cox_worker_options {
     uint32_t rank_count; /* checked against the group */
     int32_t device;      /* passed on, not used by the library */
     uint32_t generation; /* which life of this rank; 1 is the first */
-    int fd_first;        /* with fd_count > 0: the group's memory as open fds (channel/inherit.h), */
-    uint32_t fd_count;   /* which new takes; a rank that is started again has no names to go by */
-    int32_t parent_pid;  /* coordinator; checked against the group; a legacy one is known by this
+    int fd_first;       /* with fd_count > 0: the group's memory as open fds (channel/inherit.h), */
+    uint32_t fd_count;  /* which new takes; a rank that is started again has no names to go by */
+    int32_t parent_pid; /* coordinator; checked against the group; a legacy one is known by this
                             alone */
     enum cox_orphan_action on_orphan;
     size_t request_size_max;     /* cap on an unpacked request; 0: 256 MiB */
@@ -140,7 +140,8 @@ struct cox_worker_callbacks {
  * no control region, one of a legacy coordinator. callbacks and context are borrowed until free.
  * Returns 0; COX_NOT_FOUND: no such group; COX_DENIED: an object with another owner, mode or type;
  * COX_VERSION; COX_CORRUPT; COX_INVALID: rank or world size do not fit the group; COX_PEER_DEAD:
- * its coordinator is gone; -errno. */
+ * its coordinator is gone; COX_TAKEN: another process is this rank, err says which, and it stays so
+ * until the coordinator starts the rank again (a legacy coordinator has no place to say so); -errno. */
 COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
                               const struct cox_worker_callbacks *callbacks, void *context,
                               struct cox_worker **ret_worker, struct cox_error *err);

@@ -1,0 +1,146 @@
+/*
+ * The life of one worker process: how it becomes a rank, and how it stops being one. The program is
+ * its own worker: the first argument says what is odd about it.
+ */
+#include "testing.h"
+
+#include "channel/peer.h"
+#include "worker/worker.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- the worker ---- */
+
+static struct cox_worker *self;
+
+static int on_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
+                     size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err)
+{
+    (void)context;
+    (void)err;
+    char text[64] = "";
+    memcpy(text, request, request_size < sizeof text ? request_size : sizeof text - 1);
+    if (strcmp(text, "pid") == 0) {
+        *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d", getpid());
+        return 0;
+    }
+    const char *echo = strncmp(text, "echo ", 5) == 0 ? text + 5 : text;
+    *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%s", echo);
+    return 0;
+}
+
+static int worker_main(int argc, char **argv)
+{
+    static const struct cox_worker_callbacks callbacks = {.opaque = on_opaque};
+    struct cox_worker_options options = {0};
+    struct cox_error err = {0};
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    if (r == 0)
+        r = cox_worker_new(&options, &callbacks, NULL, &self, &err);
+    if (r == 0) {
+        printf("attached as %d\n", getpid());
+        r = cox_worker_run(self, &err);
+    }
+    printf("run: %d %s\n", r, err.text);
+    cox_worker_free(self);
+    return r;
+}
+
+/* ---- groups of it ---- */
+
+static char program[4096];
+
+static const char *const *command_of(const char *mode)
+{
+    static const char *command[3];
+    command[0] = program;
+    command[1] = mode;
+    return command;
+}
+
+static pid_t pid_of(struct test_group *g, uint32_t rank)
+{
+    return cox_executor_pid(test_group_executor(g), rank);
+}
+
+/* ---- one process for a rank ---- */
+
+/* A second process of rank 0: by names, which are still there. Returns its exit status. */
+static int run_second(struct test_group *g, char *output, size_t output_size)
+{
+    char name[72], coordinator[16], line[4400];
+    snprintf(name, sizeof name, "/%s", cox_executor_name(test_group_executor(g)));
+    snprintf(coordinator, sizeof coordinator, "%d", getpid());
+    snprintf(line, sizeof line,
+             "exec %s worker --shm_name_prefix %s --local_rank 0 --local_world_size %u "
+             "--parent_pid %s",
+             program, name, cox_executor_rank_count(test_group_executor(g)), coordinator);
+    FILE *pipe = popen(line, "re");
+    assert_non_null(pipe);
+    size_t length = fread(output, 1, output_size - 1, pipe);
+    output[length] = '\0';
+    int status = pclose(pipe);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void a_second_process_of_a_rank_is_refused(void **state)
+{
+    (void)state;
+    char name[64], output[1024], holder[128];
+    for (int legacy = 0; legacy < 2; legacy++) {
+        const struct cox_executor_options options = {.command = command_of("worker"),
+                                                     .name = test_unique_name(name),
+                                                     .keep_names = true,
+                                                     .legacy_workers = legacy};
+        struct test_group *g = test_group_start(2, &options);
+        test_await_lines(g, 0, "attached", 1);
+        assert_int_equal(run_second(g, output, sizeof output), COX_TAKEN);
+        snprintf(holder, sizeof holder, "rank 0 of /%s is held by process %d", name, pid_of(g, 0));
+        if (!strstr(output, holder))
+            fail_msg("'%s' is not in: %s", holder, output);
+        for (int k = 0; k < 20 && !legacy; k++)
+            test_expect_echo(g, "after");
+        test_group_free(g);
+    }
+}
+
+/* Those whose process stays attached for ever are refused as well, whoever is first. */
+static void of_many_at_once_one_is_the_rank(void **state)
+{
+    (void)state;
+    char name[64], line[4400];
+    /* Each rank is a shell that starts four workers of the rank; one may stay. */
+    snprintf(line, sizeof line, "for i in 1 2 3 4; do %s worker \"$@\" & done; wait", program);
+    const char *const command[] = {"/bin/sh", "-c", line, "sh", NULL};
+    const struct cox_executor_options options = {
+        .command = command, .name = test_unique_name(name), .keep_names = true};
+    struct test_group *g = test_group_start(2, &options);
+    char refused[32];
+    snprintf(refused, sizeof refused, "run: %d ", COX_TAKEN);
+    for (int rank = 0; rank < 2; rank++)
+        test_await_lines(g, rank, refused, 3);
+    for (int k = 0; k < 20; k++)
+        test_expect_echo(g, "one for each rank");
+    for (int rank = 0; rank < 2; rank++)
+        assert_int_equal(test_count_lines(g, rank, "run: "), 3);
+    test_group_free(g);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+        return worker_main(argc, argv);
+    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
+        return 1;
+    const struct CMUnitTest tests[] = {
+        TEST(a_second_process_of_a_rank_is_refused),
+        TEST(of_many_at_once_one_is_the_rank),
+    };
+    return cmocka_run_group_tests_name("worker", tests, NULL, NULL);
+}
