@@ -155,16 +155,6 @@ static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
                         cox_deadline_after_ms(NOTICE_MS));
 }
 
-void cox_lane_refuse(struct cox_lane *lane, uint64_t sequence, int status, const char *text)
-{
-    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    lane->error = (struct cox_error){0};
-    cox_fail(&lane->error, status, "%s", text);
-    response_fail(lane, &response, status);
-    lane_return(lane, sequence);
-    lane_answer(lane, sequence, COX_TYPE_OPAQUE, &response);
-}
-
 /* ---- init ---- */
 
 struct init_answer {
@@ -603,6 +593,19 @@ static void lane_reject(struct cox_lane *lane, const struct cox_request *request
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
     response_fail(lane, &response, status);
     lane_answer(lane, request->sequence, request->type, &response);
+}
+
+void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, int status,
+                     const char *text)
+{
+    struct cox_request typed = *request;
+    /* A stand-in's record has no type, and the message that has one cannot be read. */
+    if (lane->worker->stands_in)
+        typed.type = COX_TYPE_OPAQUE;
+    lane->error = (struct cox_error){0};
+    cox_fail(&lane->error, status, "%s", text);
+    lane_return(lane, request->sequence);
+    lane_reject(lane, &typed, status);
 }
 
 bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)

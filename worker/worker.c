@@ -97,7 +97,7 @@ static void *lane_main(void *argument)
         cox_truth_set_taken(lane->line, next);
         cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, cox_now_ns());
         if (r)
-            cox_lane_refuse(lane, next, r, "the frame has an impossible length");
+            cox_lane_refuse(lane, &request, r, "the frame has an impossible length");
         else
             goodbye = cox_lane_serve(lane, &request);
         cox_truth_set_state(lane->line, COX_RANK_IDLE, next, cox_now_ns());

@@ -58,8 +58,9 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
 
 /* Serves one request: calls back, answers, and returns the frame. True: it was the goodbye. */
 bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request);
-/* Answers a request that could not even be read. */
-void cox_lane_refuse(struct cox_lane *lane, uint64_t sequence, int status, const char *text);
+/* Answers a request whose bytes could not even be read, if it is one that is answered. */
+void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, int status,
+                     const char *text);
 
 /* Tells of a fault; channel < 0: about no request. */
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
