@@ -332,6 +332,48 @@ static void worker_announce(struct cox_worker *worker)
     cox_fault_point(COX_FAULT_ATTACHED);
 }
 
+/* ---- the guard: the end of an orphan, from new to free, whatever the host's own threads do ---- */
+
+static void *guard_main(void *argument)
+{
+    struct cox_worker *worker = argument;
+    for (;;) {
+        struct pollfd fds[2] = {
+            {.fd = worker->guard_fd, .events = POLLIN},
+            {.fd = worker->coordinator.pidfd, .events = POLLIN},
+        };
+        int count = poll(fds, 2, -1);
+        if (count > 0 && fds[0].revents)
+            return NULL;
+        if (count > 0)
+            _exit(ORPHAN_EXIT_STATUS);
+        if (errno != EINTR) /* no memory in the kernel; it may pass */
+            nanosleep(&(struct timespec){.tv_nsec = 50 * (long)COX_NSEC_PER_MSEC}, NULL);
+    }
+}
+
+static int guard_start(struct cox_worker *worker, struct cox_error *err)
+{
+    if (worker->options.on_orphan != COX_ORPHAN_EXIT)
+        return 0; /* run looks itself */
+    int r = cox_thread_start(&worker->guard, guard_main, worker);
+    worker->guarded = r == 0;
+    return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
+}
+
+static void guard_stop(struct cox_worker *worker)
+{
+    if (!worker->guarded)
+        return;
+    const uint64_t one = 1;
+    ssize_t written = write(worker->guard_fd, &one, sizeof one);
+    (void)written; /* a full counter is as readable as one */
+    pthread_join(worker->guard, NULL);
+    worker->guarded = false;
+}
+
+/* ---- new and free ---- */
+
 int cox_worker_new_as(const struct cox_worker_identity *self,
                       const struct cox_worker_options *options,
                       const struct cox_worker_callbacks *callbacks, void *context,
@@ -366,11 +408,16 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&worker->error_cond, &monotonic);
     pthread_condattr_destroy(&monotonic);
+    worker->guard_fd = -1;
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (worker->wake_fd < 0)
+    if (worker->wake_fd >= 0)
+        worker->guard_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (worker->guard_fd < 0)
         r = cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno));
     if (r == 0) {
         r = cox_fd_raise(&worker->wake_fd);
+        if (r == 0)
+            r = cox_fd_raise(&worker->guard_fd);
         if (r)
             cox_fail(err, r, "eventfd: %s", cox_status_text(r));
     }
@@ -383,6 +430,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     cox_fault_point(COX_FAULT_ATTACH_CONTROL);
     if (r == 0)
         r = worker_check_group(worker, err);
+    if (r == 0)
+        r = guard_start(worker, err);
     if (r == 0)
         r = worker_claim(worker, self, err);
     if (r == 0)
@@ -423,6 +472,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
 {
     if (!worker)
         return NULL;
+    guard_stop(worker);
     cox_table_free(worker->table);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         cox_channel_close(&worker->lanes[c].channel);
@@ -433,6 +483,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     cox_peer_close(&worker->coordinator);
     cox_control_close(&worker->control);
     cox_close_fd(&worker->wake_fd);
+    cox_close_fd(&worker->guard_fd);
     pthread_cond_destroy(&worker->error_cond);
     pthread_mutex_destroy(&worker->error_lock);
     free(worker);
@@ -456,8 +507,8 @@ static void worker_ring_lanes(struct cox_worker *worker)
                       COX_BELL_REQUEST_CONSUME);
 }
 
-/* Waits until all lanes have ended; watches the coordinator, and passes a stop on to lanes that
- * sleep. */
+/* Waits until all lanes have ended; watches the coordinator where the guard does not, and passes a
+ * stop on to lanes that sleep. */
 static int worker_watch(struct cox_worker *worker)
 {
     bool rung = false, orphaned = false;
@@ -466,15 +517,13 @@ static int worker_watch(struct cox_worker *worker)
     while (atomic_load_explicit(&worker->running, memory_order_acquire) > 0) {
         struct pollfd fds[2] = {
             {.fd = worker->wake_fd, .events = POLLIN},
-            {.fd = orphaned ? -1 : worker->coordinator.pidfd, .events = POLLIN},
+            {.fd = orphaned || worker->guarded ? -1 : worker->coordinator.pidfd, .events = POLLIN},
         };
         if (poll(fds, 2, -1) < 0 && errno != EINTR) { /* no memory in the kernel: leave in order */
             failed = -errno;
             atomic_store_explicit(&worker->stopping, true, memory_order_release);
         }
         if (fds[1].revents) {
-            if (worker->options.on_orphan == COX_ORPHAN_EXIT)
-                _exit(ORPHAN_EXIT_STATUS);
             orphaned = true;
             atomic_store_explicit(&worker->stopping, true, memory_order_release);
         }

@@ -3,7 +3,8 @@
  * the coordinator.
  *
  * Processes and threads: one struct cox_worker per process. new, run and free on one thread; stop
- *   from anywhere, signal handlers included; report_fault from any thread. run starts one thread
+ *   from anywhere, signal handlers included; report_fault from any thread. new starts a thread that
+ *   ends the process with its coordinator (COX_ORPHAN_EXIT), until free. run starts one thread
  *   per two-way channel, with all signals blocked, and calls each callback on the thread of its
  *   channel:
  *     execute            init, execute, cleanup, opaque
@@ -17,7 +18,8 @@
  * Failures: a callback returns 0, or anything else to answer with an error; its text reaches the
  *   coordinator with the rank. An error of any rank ends the request for all.
  * If the process dies: its slot and lines stay as they are; the coordinator sees the death and no
- *   half-written answer. When the coordinator dies, run ends the process (on_orphan).
+ *   half-written answer. When the coordinator dies, the process ends, also before run, and in or
+ *   after finalize (on_orphan).
  */
 #ifndef COX_WORKER_WORKER_H
 #define COX_WORKER_WORKER_H
@@ -40,7 +42,7 @@ struct ModelExecuteData__LoraOperationResponse;
 
 /* What to do when the coordinator is gone. */
 enum cox_orphan_action {
-    COX_ORPHAN_EXIT = 0, /* _exit(70) at once, whatever the callbacks do */
+    COX_ORPHAN_EXIT = 0, /* _exit(70) at once, whatever callbacks or the host do */
     COX_ORPHAN_RETURN,   /* run returns COX_PEER_DEAD once running callbacks have returned */
 };
 

@@ -38,6 +38,9 @@ struct cox_worker {
     bool reporting;            /* one report at a time from this process */
     struct cox_table *table;   /* the execute lane's */
     int wake_fd;               /* eventfd: stop was called, or a lane ended */
+    int guard_fd;              /* eventfd: free wants the guard */
+    pthread_t guard;
+    bool guarded; /* a thread ends the process with its coordinator */
     _Atomic bool stopping;
     _Atomic bool finalized;
     _Atomic uint32_t running; /* lanes that serve */

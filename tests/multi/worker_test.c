@@ -34,9 +34,25 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
     return 0;
 }
 
+static const char *mode;
+
+static bool mode_is(const char *which)
+{
+    return strcmp(mode, which) == 0;
+}
+
+static void on_finalize(void *context)
+{
+    (void)context;
+    printf("finalizes\n");
+    while (mode_is("worker_that_finalizes_for_ever"))
+        pause();
+}
+
 static int worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.opaque = on_opaque};
+    static const struct cox_worker_callbacks callbacks = {.opaque = on_opaque,
+                                                          .finalize = on_finalize};
     struct cox_worker_options options = {0};
     struct cox_error err = {0};
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -45,9 +61,13 @@ static int worker_main(int argc, char **argv)
         r = cox_worker_new(&options, &callbacks, NULL, &self, &err);
     if (r == 0) {
         printf("attached as %d\n", getpid());
+        while (mode_is("worker_that_never_runs"))
+            pause();
         r = cox_worker_run(self, &err);
     }
     printf("run: %d %s\n", r, err.text);
+    while (mode_is("worker_that_never_frees"))
+        pause();
     cox_worker_free(self);
     return r;
 }
@@ -56,11 +76,11 @@ static int worker_main(int argc, char **argv)
 
 static char program[4096];
 
-static const char *const *command_of(const char *mode)
+static const char *const *command_of(const char *which)
 {
     static const char *command[3];
     command[0] = program;
-    command[1] = mode;
+    command[1] = which;
     return command;
 }
 
@@ -132,15 +152,87 @@ static void of_many_at_once_one_is_the_rank(void **state)
     test_group_free(g);
 }
 
+/* ---- orphans ---- */
+
+/* On the supervisor's thread: the coordinator tells who its worker is, and dies when it says `text`. */
+static void die_at_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    const char *last = context;
+    (void)rank;
+    (void)is_stderr;
+    if (strncmp(text, "attached as ", 12) == 0)
+        dprintf(STDOUT_FILENO, "%s\n", text + 12);
+    if (strncmp(text, last, strlen(last)) == 0)
+        raise(SIGKILL);
+}
+
+/* Its worker sits in a shell, so that the kernel does not end it with us. argument: the mode. */
+static int coordinator_main(const char *argument)
+{
+    char line[4400];
+    snprintf(line, sizeof line, "%s %s; true", program, argument);
+    const char *const command[] = {"/bin/sh", "-c", line, NULL};
+    bool at_once = strcmp(argument, "worker_that_never_runs") == 0;
+    const struct cox_executor_options options = {
+        .rank_count = 1,
+        .command = command,
+        .no_flags = true,
+        .line = die_at_line,
+        .hook_context = at_once                                            ? "attached"
+                        : strcmp(argument, "worker_that_never_frees") == 0 ? "run: 0"
+                                                                           : "finalizes",
+        .finalize_ms = TEST_PATIENCE_MS,
+    };
+    struct cox_executor *executor;
+    struct cox_error err = {0};
+    int r = cox_executor_start(&options, &executor, &err);
+    if (r) {
+        fprintf(stderr, "start: %d %s\n", r, err.text);
+        return 1;
+    }
+    if (!at_once)
+        cox_executor_stop(executor);
+    for (;;)
+        pause();
+}
+
+static void p1_an_orphan_ends_before_and_after_it_serves(void **state)
+{
+    (void)state;
+    static const char *const modes[] = {"worker_that_never_runs", "worker_that_finalizes_for_ever",
+                                        "worker_that_never_frees"};
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        struct test_helper helper = test_helper_start("coordinator", modes[i]);
+        char text[16] = "";
+        ssize_t length = read(helper.out, text, sizeof text - 1);
+        assert_true(length > 0);
+        struct cox_peer worker = COX_PEER_NONE;
+        int opened = cox_peer_open(atoi(text), 0, &worker);
+        assert_int_equal(test_helper_wait(&helper), 128 + SIGKILL);
+        bool ended = opened == COX_PEER_DEAD ||
+                     cox_peer_await(&worker, cox_deadline_after_ms(TEST_PATIENCE_MS)) == 0;
+        if (!ended)
+            kill(worker.pid, SIGKILL);
+        cox_peer_close(&worker);
+        if (!ended)
+            fail_msg("a %s lives on", modes[i]);
+    }
+}
+
 int main(int argc, char **argv)
 {
-    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+    if (argc > 1 && strncmp(argv[1], "worker", 6) == 0) {
+        mode = argv[1];
         return worker_main(argc, argv);
+    }
     if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
         return 1;
+    if (argc > 2 && strcmp(argv[1], "coordinator") == 0)
+        return coordinator_main(argv[2]);
     const struct CMUnitTest tests[] = {
         TEST(a_second_process_of_a_rank_is_refused),
         TEST(of_many_at_once_one_is_the_rank),
+        TEST(p1_an_orphan_ends_before_and_after_it_serves),
     };
     return cmocka_run_group_tests_name("worker", tests, NULL, NULL);
 }
