@@ -40,7 +40,7 @@ const char *cox_init_request_get(const struct cox_init_request *request, const c
 
 static void lane_return(struct cox_lane *lane, uint64_t sequence)
 {
-    cox_truth_set_returned(lane->line, sequence);
+    cox_lane_set_returned(lane, sequence);
     cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_REQUEST_PRODUCE);
 }
 
@@ -48,14 +48,14 @@ static void lane_return(struct cox_lane *lane, uint64_t sequence)
 static void lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool failed)
 {
     cox_reply_commit(&lane->channel, lane->worker->options.rank, sequence, length, failed);
-    cox_truth_set_done(lane->line, sequence);
+    cox_lane_set_done(lane, sequence);
     cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_CONSUME);
 }
 
 /* Nothing to answer with: no-reply requests, and legacy ranks that only wait and post. */
 static void lane_done(struct cox_lane *lane, uint64_t sequence, bool post)
 {
-    cox_truth_set_done(lane->line, sequence);
+    cox_lane_set_done(lane, sequence);
     if (post)
         cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_CONSUME);
 }

@@ -30,9 +30,18 @@
 /* A rank that is not asked passes the frame without touching a bell. */
 static void lane_pass(struct cox_lane *lane, uint64_t sequence)
 {
-    cox_truth_set_taken(lane->line, sequence);
-    cox_truth_set_returned(lane->line, sequence);
-    cox_truth_set_done(lane->line, sequence);
+    cox_lane_set_taken(lane, sequence);
+    cox_lane_set_returned(lane, sequence);
+    cox_lane_set_done(lane, sequence);
+}
+
+/* Somebody rang and there is no news: the coordinator does not see what this rank has said. Who is
+ * asleep owes nothing, so all of it can be said again, as it was. */
+static void lane_repeat(struct cox_lane *lane)
+{
+    cox_lane_set_taken(lane, lane->taken);
+    cox_lane_set_returned(lane, lane->returned);
+    cox_lane_set_done(lane, lane->done);
 }
 
 static bool lane_leaving(const struct cox_lane *lane)
@@ -42,13 +51,15 @@ static bool lane_leaving(const struct cox_lane *lane)
 }
 
 /* Sleeps until request `next` or a later one is published, and moves *next to what is still in the
- * ring. False: the worker leaves. */
+ * ring. A number below what was published is said again by the coordinator, which rings for it.
+ * False: the worker leaves. */
 static bool lane_await(struct cox_lane *lane, uint64_t *next)
 {
     const struct cox_worker *worker = lane->worker;
     const struct cox_layout_channel_truth *truth =
         cox_truth_channel(&worker->control, lane->channel.id);
     uint32_t depth = worker->control.geometry.depth;
+    bool rung = false;
     while (!lane_leaving(lane)) {
         uint64_t published = cox_truth_published(truth);
         /* A frame that names this rank is not reused before it is returned: what is older than the
@@ -65,11 +76,14 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
         }
         if (published >= *next)
             return true;
+        if (rung)
+            lane_repeat(lane);
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */
         if (cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
                           COX_DEADLINE_NEVER) < 0)
             return false;
+        rung = true;
         /* Without a control region the token is the news, unless it is the one that stop rings
          * with. */
         if (worker->stands_in && !lane_leaving(lane))
@@ -84,7 +98,7 @@ static void *lane_main(void *argument)
     struct cox_worker *worker = lane->worker;
     struct cox_gate *gate = &lane->channel.gate;
     uint32_t rank = worker->options.rank;
-    uint64_t next = cox_truth_taken(lane->line) + 1;
+    uint64_t next = lane->taken + 1;
     bool goodbye = false;
     while (!goodbye && lane_await(lane, &next)) {
         struct cox_request request;
@@ -94,7 +108,7 @@ static void *lane_main(void *argument)
             continue;
         }
         cox_gate_settle(gate, rank, COX_BELL_REQUEST_CONSUME);
-        cox_truth_set_taken(lane->line, next);
+        cox_lane_set_taken(lane, next);
         cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, cox_now_ns());
         if (r)
             cox_lane_refuse(lane, &request, r, "the frame has an impossible length");
@@ -293,6 +307,24 @@ static int worker_claim(struct cox_worker *worker, const struct cox_worker_ident
                     state == COX_IDENTITY_LEFT ? "was left by" : "is held by", holder);
 }
 
+/* Where the rank stands on this channel: at the start, or where the coordinator has put the line of
+ * one that is started again. Read once. */
+static int worker_attach_line(struct cox_lane *lane, struct cox_error *err)
+{
+    /* In this order: a request may be published meanwhile. */
+    uint64_t taken = cox_truth_taken(lane->line);
+    uint64_t published =
+        cox_truth_published(cox_truth_channel(&lane->worker->control, lane->channel.id));
+    if (taken > published)
+        return cox_fail(err, COX_CORRUPT,
+                        "the %s channel of rank %" PRIu32 " stands at sequence %" PRIu64
+                        ", but only %" PRIu64 " were published",
+                        cox_channel_name(lane->channel.id), lane->worker->options.rank, taken,
+                        published);
+    lane->taken = lane->returned = lane->done = taken;
+    return 0;
+}
+
 static int worker_attach_channels(struct cox_worker *worker, const struct cox_inherit *inherit,
                                   struct cox_error *err)
 {
@@ -307,6 +339,9 @@ static int worker_attach_channels(struct cox_worker *worker, const struct cox_in
         /* relaxed: seen by the coordinator after the release of `done` or of the identity. */
         atomic_store_explicit(&lane->line->epoch, worker->control.epoch, memory_order_relaxed);
         atomic_store_explicit(&lane->line->generation, options->generation, memory_order_relaxed);
+        r = worker_attach_line(lane, err);
+        if (r)
+            return r;
         r = cox_arena_init(&lane->arena, ARENA_FIRST_SIZE, options->request_size_max);
         if (r)
             return cox_fail(err, r, "no memory for requests");

@@ -5,6 +5,7 @@
 #include "../channel/channel.h"
 #include "../channel/peer.h"
 #include "../channel/request.h"
+#include "../channel/truth.h"
 #include "table.h"
 #include "worker.h"
 
@@ -16,6 +17,8 @@ struct cox_lane {
     struct cox_worker *worker;
     struct cox_channel channel;
     struct cox_layout_rank_line *line; /* this rank's, in the control region */
+    /* What was last stored in the line, whatever somebody else has written there since. */
+    uint64_t taken, returned, done;
     pthread_t thread;
     uint8_t *copy; /* private copy of a request, grown to what was needed */
     size_t copy_size;
@@ -58,6 +61,24 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
                       const struct cox_worker_options *options,
                       const struct cox_worker_callbacks *callbacks, void *context,
                       struct cox_worker **ret_worker, struct cox_error *err);
+
+static inline void cox_lane_set_taken(struct cox_lane *lane, uint64_t sequence)
+{
+    lane->taken = sequence;
+    cox_truth_set_taken(lane->line, sequence);
+}
+
+static inline void cox_lane_set_returned(struct cox_lane *lane, uint64_t sequence)
+{
+    lane->returned = sequence;
+    cox_truth_set_returned(lane->line, sequence);
+}
+
+static inline void cox_lane_set_done(struct cox_lane *lane, uint64_t sequence)
+{
+    lane->done = sequence;
+    cox_truth_set_done(lane->line, sequence);
+}
 
 /* Serves one request: calls back, answers, and returns the frame. True: it was the goodbye. */
 bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request);

@@ -5,6 +5,7 @@
 #include "testing.h"
 
 #include "channel/peer.h"
+#include "channel/truth.h"
 #include "worker/worker.h"
 
 #include <poll.h>
@@ -49,6 +50,15 @@ static void on_finalize(void *context)
         pause();
 }
 
+/* In the rank's own line, before it attaches. */
+static void spoil_line(const struct cox_worker_options *options)
+{
+    struct cox_control control = COX_CONTROL_NONE;
+    COX_ASSERT(cox_control_attach(&control, options->prefix + 1, NULL) == 0);
+    cox_truth_set_taken(cox_truth_line(&control, options->rank, COX_CHANNEL_TRANSFER), 5);
+    cox_control_close(&control);
+}
+
 static int worker_main(int argc, char **argv)
 {
     static const struct cox_worker_callbacks callbacks = {.opaque = on_opaque,
@@ -57,6 +67,8 @@ static int worker_main(int argc, char **argv)
     struct cox_error err = {0};
     setvbuf(stdout, NULL, _IOLBF, 0);
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    if (r == 0 && mode_is("worker_in_a_spoilt_line"))
+        spoil_line(&options);
     if (r == 0)
         r = cox_worker_new(&options, &callbacks, NULL, &self, &err);
     if (r == 0) {
@@ -152,6 +164,18 @@ static void of_many_at_once_one_is_the_rank(void **state)
     test_group_free(g);
 }
 
+static void p10_a_worker_refuses_a_line_that_cannot_be(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker_in_a_spoilt_line"),
+                                                 .rank_count = 1};
+    struct test_group *g = NULL;
+    struct cox_error err = {0};
+    assert_int_equal(test_group_try(&options, &g, &err), COX_PEER_DEAD);
+    if (!strstr(err.text, "transfer channel of rank 0 stands at sequence 5, but only 0 were"))
+        fail_msg("%s", err.text);
+}
+
 /* ---- orphans ---- */
 
 /* On the supervisor's thread: the coordinator tells who its worker is, and dies when it says `text`. */
@@ -232,6 +256,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(a_second_process_of_a_rank_is_refused),
         TEST(of_many_at_once_one_is_the_rank),
+        TEST(p10_a_worker_refuses_a_line_that_cannot_be),
         TEST(p1_an_orphan_ends_before_and_after_it_serves),
     };
     return cmocka_run_group_tests_name("worker", tests, NULL, NULL);
