@@ -64,7 +64,7 @@ struct cox_layout_header {
 };
 
 struct cox_layout_abort {
-    _Atomic uint32_t word; /* not 0: the group ends; whoever wakes leaves */
+    _Atomic uint32_t word; /* cox_truth_abort_value: the group ends; whoever wakes leaves */
     uint8_t padding[COX_LINE_SIZE - 4];
 };
 

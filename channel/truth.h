@@ -129,15 +129,26 @@ static inline uint64_t cox_truth_ended(const struct cox_layout_channel_truth *tr
     return atomic_load_explicit(&truth->ended, memory_order_acquire);
 }
 
+/* What ends this group and no other. Two bits of it are always set: none that turns by itself makes
+ * it of the 0 that stands there. */
+static inline uint32_t cox_truth_abort_value(const struct cox_control *control)
+{
+    uint64_t mixed = (control->layout->header.coordinator_start ^ (uint64_t)control->epoch << 32) *
+                     UINT64_C(0x9e3779b97f4a7c15);
+    return (uint32_t)(mixed >> 32) | 0x80000001u;
+}
+
 static inline void cox_truth_abort(const struct cox_control *control)
 {
     /* release/acquire: the cause was stored before. */
-    atomic_store_explicit(&control->layout->abort.word, 1, memory_order_release);
+    atomic_store_explicit(&control->layout->abort.word, cox_truth_abort_value(control),
+                          memory_order_release);
 }
 
 static inline bool cox_truth_aborted(const struct cox_control *control)
 {
-    return atomic_load_explicit(&control->layout->abort.word, memory_order_acquire) != 0;
+    return atomic_load_explicit(&control->layout->abort.word, memory_order_acquire) ==
+           cox_truth_abort_value(control);
 }
 
 /* The lines of a dead rank, as if it had served everything so far: what its next process reads is news. */

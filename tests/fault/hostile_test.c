@@ -23,6 +23,7 @@
 #include "channel/truth.h"
 #include "checked_worker.h"
 #include "coordinator/executor_internal.h"
+#include "coordinator/operations.h"
 #include "meddler.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
@@ -601,6 +602,39 @@ static void p10_b14_a_flipped_byte_gives_an_error_at_most(void **state)
     assert_true(done > 100);
 }
 
+/* Every bit of the abort line turned ends nobody, on no channel; only what the coordinator stores does. */
+static void p10_a_bit_of_the_abort_line_ends_nobody(void **state)
+{
+    char name[64];
+    (void)state;
+    test_unique_name(name);
+    struct test_group *group = group_start(2, name);
+    struct cox_control control = COX_CONTROL_NONE;
+    control_attach(&control, name);
+    _Atomic uint8_t *line = (_Atomic uint8_t *)&control.layout->abort;
+    for (uint32_t bit = 0; bit < 8 * sizeof control.layout->abort; bit++) {
+        /* relaxed: a meddler's byte has no partner. */
+        atomic_fetch_xor_explicit(&line[bit / 8], (uint8_t)(1u << bit % 8), memory_order_relaxed);
+        expect_own(group);
+        struct cox_link_status links;
+        struct cox_error err = {0};
+        int r = cox_executor_link_status(test_group_executor(group),
+                                         cox_deadline_after_ms(TEST_PATIENCE_MS), &links, &err);
+        if (r != COX_REJECTED) /* these workers know no links, and say so */
+            fail_msg("link status: %d: %s", r, err.text);
+        atomic_fetch_xor_explicit(&line[bit / 8], (uint8_t)(1u << bit % 8), memory_order_relaxed);
+    }
+    cox_truth_abort(&control);
+    enum verdict verdict;
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    int r = 0;
+    while ((r == 0 || r == COX_TIMEOUT) && cox_now_ns() < deadline_ns)
+        r = call_checked(group, CHECKED_ECHO, 0, 0, DEADLINE_MS, &verdict);
+    assert_int_equal(r, COX_PEER_DEAD);
+    group_end(group);
+    cox_control_close(&control);
+}
+
 /* So many have ended in time, each once. */
 static void load_await(struct load *load, size_t count)
 {
@@ -791,6 +825,7 @@ int main(int argc, char **argv)
         TEST(p10_a_stranger_that_writes_over_everything_harms_nobody),
         TEST(p10_a_rank_that_writes_over_everything_harms_no_other),
         TEST(p10_a_stranger_that_writes_while_ranks_attach_harms_nobody),
+        TEST(p10_a_bit_of_the_abort_line_ends_nobody),
         TEST(p10_words_that_were_written_over_are_said_again),
         TEST(p10_an_answer_that_was_unsaid_is_said_again),
         TEST(p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing),
