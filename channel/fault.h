@@ -59,6 +59,7 @@
     X(WAIT, "wait")           /* about to sleep */                                                 \
     X(WAIT_TOOK, "wait.took") /* a token in its hand */                                            \
     /* A rank serves it. */                                                                        \
+    X(RANK_LIFE, "rank.life") /* whose answers these are */                                        \
     X(RANK_TAKEN, "rank.taken")                                                                    \
     X(RANK_STATE, "rank.state")                                                                    \
     X(RANK_RETURNED, "rank.returned")                                                              \

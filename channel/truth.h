@@ -219,6 +219,15 @@ static inline void cox_truth_set_state(struct cox_layout_rank_line *line, enum c
     cox_fault_point(COX_FAULT_RANK_STATE);
 }
 
+/* relaxed: seen by the coordinator after the release of `done` or of the identity. */
+static inline void cox_truth_set_life(struct cox_layout_rank_line *line, uint32_t epoch,
+                                      uint32_t generation)
+{
+    atomic_store_explicit(&line->epoch, epoch, memory_order_relaxed);
+    atomic_store_explicit(&line->generation, generation, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_RANK_LIFE);
+}
+
 /* release: not needed by data, the rank only read; kept so that taken never seems to run ahead of
  * attach. */
 static inline void cox_truth_set_taken(struct cox_layout_rank_line *line, uint64_t sequence)

@@ -108,6 +108,8 @@ static void *lane_main(void *argument)
             continue;
         }
         cox_gate_settle(gate, rank, COX_BELL_REQUEST_CONSUME);
+        /* Again for every request: an answer from another life is refused. */
+        cox_truth_set_life(lane->line, worker->control.epoch, worker->options.generation);
         cox_lane_set_taken(lane, next);
         cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, cox_now_ns());
         if (r)
@@ -336,9 +338,7 @@ static int worker_attach_channels(struct cox_worker *worker, const struct cox_in
         if (r)
             return r;
         lane->line = cox_truth_line(&worker->control, options->rank, (enum cox_channel_id)c);
-        /* relaxed: seen by the coordinator after the release of `done` or of the identity. */
-        atomic_store_explicit(&lane->line->epoch, worker->control.epoch, memory_order_relaxed);
-        atomic_store_explicit(&lane->line->generation, options->generation, memory_order_relaxed);
+        cox_truth_set_life(lane->line, worker->control.epoch, options->generation);
         r = worker_attach_line(lane, err);
         if (r)
             return r;

@@ -595,6 +595,9 @@ static void p10_b14_a_flipped_byte_gives_an_error_at_most(void **state)
     cox_control_close(&control);
     print_message("%" PRIu32 " of %" PRIu32 " bytes flipped, %" PRIu32 " groups given up;", done,
                   count, restarts);
+    /* There is no byte that a group does not get over; a machine that is too busy for three calls is
+     * not the group's fault. */
+    assert_true(restarts < 4);
     for (int s = 0; s < COX_STATUS_COUNT; s++)
         if (statuses[s])
             print_message(" %" PRIu32 " %s;", statuses[s], cox_status_text(s));
