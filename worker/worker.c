@@ -168,15 +168,21 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     return 0;
 }
 
+static bool worker_stopping(const struct cox_worker *worker)
+{
+    return atomic_load_explicit(&worker->stopping, memory_order_acquire);
+}
+
 /* One report at a time from this process, each until its own deadline. */
 static int worker_enter_fault(struct cox_worker *worker, uint64_t deadline_ns)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
     pthread_mutex_lock(&worker->error_lock);
-    while (worker->reporting && cox_now_ns() < deadline_ns)
+    while (worker->reporting && !worker_stopping(worker) && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&worker->error_cond, &worker->error_lock, &until);
-    int r = worker->reporting ? COX_TIMEOUT : 0;
-    worker->reporting = true;
+    int r = worker_stopping(worker) ? COX_CLOSED : worker->reporting ? COX_TIMEOUT : 0;
+    if (r == 0)
+        worker->reporting = true;
     pthread_mutex_unlock(&worker->error_lock);
     return r;
 }
@@ -189,26 +195,24 @@ static void worker_leave_fault(struct cox_worker *worker)
     pthread_mutex_unlock(&worker->error_lock);
 }
 
-int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
-                    uint64_t deadline_ns)
+static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
+                       uint64_t deadline_ns)
 {
     struct cox_gate *gate = &worker->error_channel.gate;
     struct cox_layout_rank_line *line =
         cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR);
-    if (worker_enter_fault(worker, deadline_ns))
-        return COX_TIMEOUT; /* another report of this process waits for the slot */
+    int r = worker_enter_fault(worker, deadline_ns);
+    if (r)
+        return r; /* another report of this process waits for the slot */
     /* Said before the wait: whoever dies with the token in its hand has said so, and the
      * coordinator puts another in its place (coordinator/faults.h). */
     cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
-    int r = COX_TIMEOUT;
-    while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns) {
-        if (atomic_load_explicit(&worker->stopping, memory_order_acquire)) {
-            r = COX_CLOSED;
-            break;
-        }
-        r = cox_gate_wait(gate, 0, COX_BELL_RESPONSE_PRODUCE,
-                          cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
-    }
+    do /* once also when the deadline has passed */
+        r = worker_stopping(worker)
+                ? COX_CLOSED
+                : cox_gate_wait(gate, 0, COX_BELL_RESPONSE_PRODUCE,
+                                cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
+    while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);
     if (r == 0) {
         cox_fault_point(COX_FAULT_REPORT_CLAIMED);
         cox_tsan_acquire(worker->error_channel.response.base); /* see faults_fetch */
@@ -219,6 +223,16 @@ int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, c
     }
     cox_truth_set_state(line, COX_RANK_IDLE, sequence, cox_now_ns());
     worker_leave_fault(worker);
+    return r;
+}
+
+int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
+                    uint64_t deadline_ns)
+{
+    /* acq_rel: partner is the acquire in free; who went has let go of everything. */
+    atomic_fetch_add_explicit(&worker->tellers, 1, memory_order_acq_rel);
+    int r = worker_tell(worker, channel, sequence, text, deadline_ns);
+    atomic_fetch_sub_explicit(&worker->tellers, 1, memory_order_acq_rel);
     return r;
 }
 
@@ -503,10 +517,22 @@ int cox_worker_new(const struct cox_worker_options *options,
     return cox_worker_new_as(&self, options, callbacks, context, ret_worker, err);
 }
 
+/* Whoever is inside a report comes out with COX_CLOSED, within a slice. */
+static void worker_await_tellers(struct cox_worker *worker)
+{
+    atomic_store_explicit(&worker->stopping, true, memory_order_release);
+    pthread_mutex_lock(&worker->error_lock);
+    pthread_cond_broadcast(&worker->error_cond);
+    pthread_mutex_unlock(&worker->error_lock);
+    while (atomic_load_explicit(&worker->tellers, memory_order_acquire) > 0)
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+}
+
 struct cox_worker *cox_worker_free(struct cox_worker *worker)
 {
     if (!worker)
         return NULL;
+    worker_await_tellers(worker);
     guard_stop(worker);
     cox_table_free(worker->table);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {

@@ -147,8 +147,9 @@ struct cox_worker_callbacks {
 COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
                               const struct cox_worker_callbacks *callbacks, void *context,
                               struct cox_worker **ret_worker, struct cox_error *err);
-COX_PUBLIC struct cox_worker *
-cox_worker_free(struct cox_worker *worker); /* NULL-safe, returns NULL */
+/* NULL-safe, returns NULL. Threads inside report_fault come out first, with COX_CLOSED; none may
+ * come later. */
+COX_PUBLIC struct cox_worker *cox_worker_free(struct cox_worker *worker);
 
 /* Serves until the coordinator finalizes, stop is called, or the coordinator dies. Returns 0 after
  * finalize or stop; COX_PEER_DEAD (only with COX_ORPHAN_RETURN); COX_CORRUPT: shared memory makes
@@ -159,7 +160,8 @@ COX_PUBLIC int cox_worker_run(struct cox_worker *worker, struct cox_error *err);
 COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
 
 /* Tells the coordinator of a fault outside any answer, on the error channel; text is cut to what
- * fits. Waits for the slot until deadline_ns. Returns 0; COX_TIMEOUT; COX_CLOSED; -errno. */
+ * fits. Waits for the slot until deadline_ns; when that has passed, it is taken if it is free.
+ * Returns 0; COX_TIMEOUT; COX_CLOSED: the worker leaves; -errno. */
 COX_PUBLIC int cox_worker_report_fault(struct cox_worker *worker, const char *text,
                                        uint64_t deadline_ns);
 

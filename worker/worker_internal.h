@@ -39,6 +39,7 @@ struct cox_worker {
     pthread_mutex_t error_lock;
     pthread_cond_t error_cond; /* on CLOCK_MONOTONIC; reporting became false */
     bool reporting;            /* one report at a time from this process */
+    _Atomic uint32_t tellers;  /* threads inside a report; free waits for them */
     struct cox_table *table;   /* the execute lane's */
     int wake_fd;               /* eventfd: stop was called, or a lane ended */
     int guard_fd;              /* eventfd: free wants the guard */

@@ -8,7 +8,8 @@
 #include "channel/truth.h"
 #include "worker/worker.h"
 
-#include <poll.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,14 @@
 /* ---- the worker ---- */
 
 static struct cox_worker *self;
+
+/* Until the worker leaves. */
+static void *report_main(void *argument)
+{
+    while (cox_worker_report_fault(self, "hot", COX_DEADLINE_NEVER) != COX_CLOSED)
+        continue;
+    return argument;
+}
 
 static int on_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
                      size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err)
@@ -30,6 +39,13 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
         *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d", getpid());
         return 0;
     }
+    if (strcmp(text, "report late") == 0) {
+        int r = cox_worker_report_fault(self, "late", 0);
+        *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d", r);
+        return 0;
+    }
+    if (strcmp(text, "stop") == 0)
+        cox_worker_stop(self);
     const char *echo = strncmp(text, "echo ", 5) == 0 ? text + 5 : text;
     *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%s", echo);
     return 0;
@@ -71,6 +87,10 @@ static int worker_main(int argc, char **argv)
         spoil_line(&options);
     if (r == 0)
         r = cox_worker_new(&options, &callbacks, NULL, &self, &err);
+    pthread_t reporters[8];
+    size_t reporter_count = r == 0 && mode_is("worker_that_reports") ? 8 : 0;
+    for (size_t i = 0; i < reporter_count; i++)
+        COX_ASSERT(pthread_create(&reporters[i], NULL, report_main, NULL) == 0);
     if (r == 0) {
         printf("attached as %d\n", getpid());
         while (mode_is("worker_that_never_runs"))
@@ -81,6 +101,9 @@ static int worker_main(int argc, char **argv)
     while (mode_is("worker_that_never_frees"))
         pause();
     cox_worker_free(self);
+    for (size_t i = 0; i < reporter_count; i++)
+        pthread_join(reporters[i], NULL);
+    printf("freed\n");
     return r;
 }
 
@@ -176,6 +199,82 @@ static void p10_a_worker_refuses_a_line_that_cannot_be(void **state)
         fail_msg("%s", err.text);
 }
 
+/* ---- reports ---- */
+
+struct held {
+    struct cox_executor *executor;
+    sem_t heard, freed, released;
+};
+
+static void hold_fault(void *context, uint32_t rank, const char *text)
+{
+    struct held *held = context;
+    (void)rank;
+    (void)text;
+    sem_post(&held->heard);
+    while (sem_wait(&held->released))
+        continue;
+    sem_post(&held->released); /* for good */
+}
+
+static void hear_freed(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    struct held *held = context;
+    (void)rank;
+    (void)is_stderr;
+    if (strcmp(text, "freed") == 0)
+        sem_post(&held->freed);
+}
+
+/* Eight threads are inside a report, for which there is no room, when the worker is freed. */
+static void m9_free_lets_reports_out_first(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 5; round++) {
+        struct held held;
+        sem_init(&held.heard, 0, 0);
+        sem_init(&held.freed, 0, 0);
+        sem_init(&held.released, 0, 0);
+        const struct cox_executor_options options = {.command = command_of("worker_that_reports"),
+                                                     .rank_count = 1,
+                                                     .fault = hold_fault,
+                                                     .line = hear_freed,
+                                                     .hook_context = &held};
+        struct cox_error err = {0};
+        if (cox_executor_start(&options, &held.executor, &err))
+            fail_msg("%s", err.text);
+        while (sem_wait(&held.heard))
+            continue;
+        const struct cox_submit_options how = {
+            .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
+        cox_executor_call_opaque(held.executor, "stop", 4, &how, NULL, NULL, &err);
+        const struct timespec until = cox_deadline_timespec(how.deadline_ns);
+        int freed;
+        while ((freed = sem_clockwait(&held.freed, CLOCK_MONOTONIC, &until)) && errno == EINTR)
+            continue;
+        sem_post(&held.released);
+        cox_executor_free(held.executor);
+        assert_int_equal(freed, 0);
+        sem_destroy(&held.heard);
+        sem_destroy(&held.freed);
+        sem_destroy(&held.released);
+    }
+}
+
+static void a_report_after_its_deadline_takes_a_slot_that_is_free(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker")};
+    struct test_group *g = test_group_start(1, &options);
+    struct test_completion c;
+    assert_int_equal(test_call(g, &c, "report late"), 0);
+    assert_string_equal(c.ranks[0].bytes, "0");
+    test_await_faults(g, 1);
+    assert_string_equal(test_fault(g, 0), "0 late");
+    test_completion_deinit(&c);
+    test_group_free(g);
+}
+
 /* ---- orphans ---- */
 
 /* On the supervisor's thread: the coordinator tells who its worker is, and dies when it says `text`. */
@@ -257,6 +356,8 @@ int main(int argc, char **argv)
         TEST(a_second_process_of_a_rank_is_refused),
         TEST(of_many_at_once_one_is_the_rank),
         TEST(p10_a_worker_refuses_a_line_that_cannot_be),
+        TEST(m9_free_lets_reports_out_first),
+        TEST(a_report_after_its_deadline_takes_a_slot_that_is_free),
         TEST(p1_an_orphan_ends_before_and_after_it_serves),
     };
     return cmocka_run_group_tests_name("worker", tests, NULL, NULL);
