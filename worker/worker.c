@@ -55,7 +55,7 @@ static bool lane_leaving(const struct cox_lane *lane)
  * False: the worker leaves. */
 static bool lane_await(struct cox_lane *lane, uint64_t *next)
 {
-    const struct cox_worker *worker = lane->worker;
+    struct cox_worker *worker = lane->worker;
     const struct cox_layout_channel_truth *truth =
         cox_truth_channel(&worker->control, lane->channel.id);
     uint32_t depth = worker->control.geometry.depth;
@@ -80,9 +80,14 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
             lane_repeat(lane);
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */
-        if (cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
-                          COX_DEADLINE_NEVER) < 0)
+        int r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
+                              COX_DEADLINE_NEVER);
+        if (r < 0) {
+            int none = 0; /* acq_rel: run reads it once all lanes have ended; the first one stays */
+            atomic_compare_exchange_strong_explicit(&worker->failed, &none, r, memory_order_acq_rel,
+                                                    memory_order_acquire);
             return false;
+        }
         rung = true;
         /* Without a control region the token is the news, unless it is the one that stop rings
          * with. */
@@ -619,6 +624,9 @@ int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
     if (r == 0 && watched)
         r = cox_fail(err, watched, "watching the coordinator (process %jd): %s",
                      (intmax_t)worker->coordinator.pid, cox_status_text(watched));
+    int failed = atomic_load_explicit(&worker->failed, memory_order_acquire);
+    if (r == 0 && failed)
+        r = cox_fail(err, failed, "waiting for a request: %s", cox_status_text(failed));
     if (r == 0 && atomic_load_explicit(&worker->finalized, memory_order_acquire) &&
         worker->callbacks->finalize)
         worker->callbacks->finalize(worker->context);

@@ -47,6 +47,7 @@ struct cox_worker {
     bool guarded; /* a thread ends the process with its coordinator */
     _Atomic bool stopping;
     _Atomic bool finalized;
+    _Atomic int failed;       /* the first lane's error, which ends the worker */
     _Atomic uint32_t running; /* lanes that serve */
 };
 

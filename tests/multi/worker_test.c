@@ -8,9 +8,12 @@
 #include "channel/truth.h"
 #include "worker/worker.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +22,7 @@
 /* ---- the worker ---- */
 
 static struct cox_worker *self;
+static _Atomic bool broken;
 
 /* Until the worker leaves. */
 static void *report_main(void *argument)
@@ -44,6 +48,8 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
         *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d", r);
         return 0;
     }
+    if (strcmp(text, "break") == 0)
+        atomic_store(&broken, true);
     if (strcmp(text, "stop") == 0)
         cox_worker_stop(self);
     const char *echo = strncmp(text, "echo ", 5) == 0 ? text + 5 : text;
@@ -105,6 +111,18 @@ static int worker_main(int argc, char **argv)
         pthread_join(reporters[i], NULL);
     printf("freed\n");
     return r;
+}
+
+/* In place of the C library's: the semaphore of a worker that is told so is broken. */
+int sem_wait(sem_t *semaphore)
+{
+    if (mode && mode_is("worker_with_a_broken_semaphore") && atomic_load(&broken)) {
+        errno = EINVAL;
+        return -1;
+    }
+    int (*next)(sem_t *);
+    *(void **)&next = dlsym(RTLD_NEXT, "sem_wait");
+    return next(semaphore);
 }
 
 /* ---- groups of it ---- */
@@ -275,6 +293,19 @@ static void a_report_after_its_deadline_takes_a_slot_that_is_free(void **state)
     test_group_free(g);
 }
 
+static void a_lane_that_fails_is_what_run_returns(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command =
+                                                     command_of("worker_with_a_broken_semaphore")};
+    struct test_group *g = test_group_start(1, &options);
+    char text[128];
+    test_call(g, NULL, "break"); /* answered, or the process is faster than the answer */
+    snprintf(text, sizeof text, "run: %d waiting for a request: Invalid argument", -EINVAL);
+    test_await_lines(g, 0, text, 1);
+    test_group_free(g);
+}
+
 /* ---- orphans ---- */
 
 /* On the supervisor's thread: the coordinator tells who its worker is, and dies when it says `text`. */
@@ -358,6 +389,7 @@ int main(int argc, char **argv)
         TEST(p10_a_worker_refuses_a_line_that_cannot_be),
         TEST(m9_free_lets_reports_out_first),
         TEST(a_report_after_its_deadline_takes_a_slot_that_is_free),
+        TEST(a_lane_that_fails_is_what_run_returns),
         TEST(p1_an_orphan_ends_before_and_after_it_serves),
     };
     return cmocka_run_group_tests_name("worker", tests, NULL, NULL);
