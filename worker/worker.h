@@ -5,7 +5,7 @@
  * Processes and threads: one struct cox_worker per process. new, run and free on one thread; stop
  *   from anywhere, signal handlers included; report_fault from any thread. new starts a thread that
  *   ends the process with its coordinator (COX_ORPHAN_EXIT), until free. run starts one thread
- *   per two-way channel, with all signals blocked, and calls each callback on the thread of its
+ *   per two-way channel, with all signals blocked but those of faults, and calls each callback on the thread of its
  *   channel:
  *     execute            init, execute, cleanup, opaque
  *     shared_sync_link   link, link_status, lora

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* ---- the worker ---- */
@@ -30,6 +31,27 @@ static void *report_main(void *argument)
     while (cox_worker_report_fault(self, "hot", COX_DEADLINE_NEVER) != COX_CLOSED)
         continue;
     return argument;
+}
+
+static sigjmp_buf survived;
+
+static void on_fault_signal(int number)
+{
+    siglongjmp(survived, number);
+}
+
+/* As hosts do that probe memory, or guard a stack. Returns the signal. */
+static int fault_and_survive(void)
+{
+    struct sigaction action = {.sa_handler = on_fault_signal}, saved;
+    sigaction(SIGSEGV, &action, &saved);
+    volatile char *page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int number = sigsetjmp(survived, 1);
+    if (number == 0)
+        *page = 1;
+    munmap((void *)(uintptr_t)page, 4096);
+    sigaction(SIGSEGV, &saved, NULL);
+    return number;
 }
 
 static int on_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
@@ -46,6 +68,11 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
     if (strcmp(text, "report late") == 0) {
         int r = cox_worker_report_fault(self, "late", 0);
         *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d", r);
+        return 0;
+    }
+    if (strcmp(text, "fault") == 0) {
+        *ret_reply_size =
+            (size_t)snprintf((char *)reply, reply_capacity, "%d", fault_and_survive());
         return 0;
     }
     if (strcmp(text, "break") == 0)
@@ -306,6 +333,20 @@ static void a_lane_that_fails_is_what_run_returns(void **state)
     test_group_free(g);
 }
 
+static void m5_a_callback_has_the_fault_handlers_of_its_host(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker")};
+    struct test_group *g = test_group_start(1, &options);
+    for (int k = 0; k < 3; k++) {
+        struct test_completion c;
+        assert_int_equal(test_call(g, &c, "fault"), 0);
+        assert_int_equal(atoi(c.ranks[0].bytes), SIGSEGV);
+        test_completion_deinit(&c);
+    }
+    test_group_free(g);
+}
+
 /* ---- orphans ---- */
 
 /* On the supervisor's thread: the coordinator tells who its worker is, and dies when it says `text`. */
@@ -390,6 +431,7 @@ int main(int argc, char **argv)
         TEST(m9_free_lets_reports_out_first),
         TEST(a_report_after_its_deadline_takes_a_slot_that_is_free),
         TEST(a_lane_that_fails_is_what_run_returns),
+        TEST(m5_a_callback_has_the_fault_handlers_of_its_host),
         TEST(p1_an_orphan_ends_before_and_after_it_serves),
     };
     return cmocka_run_group_tests_name("worker", tests, NULL, NULL);
