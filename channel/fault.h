@@ -90,6 +90,7 @@
     X(STOP, "stop")                                                                                \
     X(GOODBYE_SAID, "goodbye.said")                                                                \
     X(GOODBYE_HEARD, "goodbye.heard")                                                              \
+    X(GROUP_LEFT, "group.left") /* said; the process may live on */                                \
     X(LEFT, "left")                                                                                \
     X(STOPPED, "stopped")
 

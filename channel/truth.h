@@ -228,6 +228,28 @@ static inline void cox_truth_set_life(struct cox_layout_rank_line *line, uint32_
     cox_fault_point(COX_FAULT_RANK_LIFE);
 }
 
+/* release: everything it has answered before; partner is cox_truth_left. */
+static inline void cox_truth_set_left(struct cox_layout_identity *identity)
+{
+    atomic_store_explicit(&identity->state, COX_IDENTITY_LEFT, memory_order_release);
+    cox_fault_point(COX_FAULT_GROUP_LEFT);
+}
+
+/* True: its identity is whole; it may have left again since. acquire: partner is the worker's release
+ * after it filled its identity. */
+static inline bool cox_truth_attached(const struct cox_layout_identity *identity)
+{
+    uint32_t state = atomic_load_explicit(&identity->state, memory_order_acquire);
+    return state == COX_IDENTITY_ATTACHED || state == COX_IDENTITY_LEFT;
+}
+
+/* True: it serves no more, whether or not its process lives. */
+static inline bool cox_truth_left(const struct cox_control *control, uint32_t rank)
+{
+    return atomic_load_explicit(&control->layout->ranks[rank].identity.state,
+                                memory_order_acquire) == COX_IDENTITY_LEFT;
+}
+
 /* release: not needed by data, the rank only read; kept so that taken never seems to run ahead of
  * attach. */
 static inline void cox_truth_set_taken(struct cox_layout_rank_line *line, uint64_t sequence)

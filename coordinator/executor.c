@@ -125,8 +125,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
     for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count;) {
         const struct cox_layout_identity *identity = &layout->ranks[rank].identity;
         uint32_t causes = atomic_load(&collector->causes);
-        /* acquire: partner is the worker's release after it filled its identity. */
-        if (atomic_load_explicit(&identity->state, memory_order_acquire) == COX_IDENTITY_ATTACHED) {
+        if (cox_truth_attached(identity)) {
             r = cox_executor_check_identity(executor, rank, err);
             cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
                             COX_BELL_RESPONSE_CONSUME);
@@ -341,7 +340,8 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     };
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        if (!cox_supervisor_dead(executor->supervisor, rank, NULL)) {
+        if (!cox_supervisor_dead(executor->supervisor, rank, NULL) &&
+            !cox_truth_left(&executor->control, rank)) {
             cox_rank_set_add(&entry.asked, rank);
             count++;
         }

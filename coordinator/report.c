@@ -30,7 +30,12 @@ void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *bu
                       size_t buffer_size)
 {
     char lines[400];
-    cox_supervisor_describe(supervisor, rank, buffer, buffer_size);
+    if (cox_supervisor_dead(supervisor, rank, NULL))
+        cox_supervisor_describe(supervisor, rank, buffer, buffer_size);
+    else
+        snprintf(buffer, buffer_size,
+                 "rank %" PRIu32 " (pid %jd) left the group, its process lives", rank,
+                 (intmax_t)cox_supervisor_pid(supervisor, rank));
     if (cox_supervisor_last_lines(supervisor, rank, lines, sizeof lines))
         append(buffer, buffer_size, "; its last lines: %s", lines);
 }

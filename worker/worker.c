@@ -503,6 +503,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     if (r) {
         if (worker->claimed)
             cox_truth_unclaim_identity(worker_identity(worker));
+        worker->claimed = false;
         cox_worker_free(worker);
         return r;
     }
@@ -522,6 +523,15 @@ int cox_worker_new(const struct cox_worker_options *options,
     return cox_worker_new_as(&self, options, callbacks, context, ret_worker, err);
 }
 
+/* Nobody needs to wait for this rank any more, though the process may live on. The coordinator looks
+ * by itself, once a slice. */
+static void worker_leave(struct cox_worker *worker)
+{
+    if (worker->claimed)
+        cox_truth_set_left(worker_identity(worker));
+    worker->claimed = false;
+}
+
 /* Whoever is inside a report comes out with COX_CLOSED, within a slice. */
 static void worker_await_tellers(struct cox_worker *worker)
 {
@@ -538,6 +548,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     if (!worker)
         return NULL;
     worker_await_tellers(worker);
+    worker_leave(worker);
     guard_stop(worker);
     cox_table_free(worker->table);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
@@ -621,6 +632,7 @@ int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
     int watched = worker_watch(worker);
     for (int c = 0; c < started; c++)
         pthread_join(worker->lanes[c].thread, NULL);
+    worker_leave(worker);
     if (r == 0 && watched)
         r = cox_fail(err, watched, "watching the coordinator (process %jd): %s",
                      (intmax_t)worker->coordinator.pid, cox_status_text(watched));

@@ -151,7 +151,8 @@ COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
  * come later. */
 COX_PUBLIC struct cox_worker *cox_worker_free(struct cox_worker *worker);
 
-/* Serves until the coordinator finalizes, stop is called, or the coordinator dies. Returns 0 after
+/* Serves until the coordinator finalizes, stop is called, or the coordinator dies. On return the
+ * rank has left the group: requests to it fail, also while the process lives on. Returns 0 after
  * finalize or stop; COX_PEER_DEAD (only with COX_ORPHAN_RETURN); COX_CORRUPT: shared memory makes
  * no sense any more; -errno. */
 COX_PUBLIC int cox_worker_run(struct cox_worker *worker, struct cox_error *err);

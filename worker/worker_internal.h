@@ -33,7 +33,7 @@ struct cox_worker {
     struct cox_control control;
     bool stands_in; /* control is a stand-in, tokens tell: see stand_in.h */
     struct cox_peer coordinator;
-    bool claimed; /* this process is the rank */
+    bool claimed; /* this process is the rank, and has not left */
     struct cox_lane lanes[COX_TWO_WAY_COUNT];
     struct cox_channel error_channel;
     pthread_mutex_t error_lock;

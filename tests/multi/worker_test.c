@@ -6,6 +6,7 @@
 
 #include "channel/peer.h"
 #include "channel/truth.h"
+#include "coordinator/operations.h"
 #include "worker/worker.h"
 
 #include <dlfcn.h>
@@ -128,12 +129,15 @@ static int worker_main(int argc, char **argv)
         printf("attached as %d\n", getpid());
         while (mode_is("worker_that_never_runs"))
             pause();
-        r = cox_worker_run(self, &err);
+        if (!mode_is("worker_that_only_attaches"))
+            r = cox_worker_run(self, &err);
     }
     printf("run: %d %s\n", r, err.text);
     while (mode_is("worker_that_never_frees"))
         pause();
     cox_worker_free(self);
+    while (mode_is("worker_that_stays") || mode_is("worker_that_only_attaches"))
+        pause();
     for (size_t i = 0; i < reporter_count; i++)
         pthread_join(reporters[i], NULL);
     printf("freed\n");
@@ -242,6 +246,64 @@ static void p10_a_worker_refuses_a_line_that_cannot_be(void **state)
     assert_int_equal(test_group_try(&options, &g, &err), COX_PEER_DEAD);
     if (!strstr(err.text, "transfer channel of rank 0 stands at sequence 5, but only 0 were"))
         fail_msg("%s", err.text);
+}
+
+/* ---- leaving ---- */
+
+/* Rank 0 leaves by its own will, with a request behind it, and its process stays. */
+static void p2_a_rank_that_left_is_told_though_its_process_lives(void **state)
+{
+    (void)state;
+    static const char *const modes[] = {"worker_that_never_frees", "worker_that_stays",
+                                        "worker_that_only_attaches"};
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        const struct cox_executor_options options = {.command = command_of(modes[i]),
+                                                     .finalize_ms = 200};
+        struct test_group *g = test_group_start(2, &options);
+        const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
+        const struct test_how second = {.gather = COX_GATHER_ALL, .ranks = 2};
+        char says[96];
+        snprintf(says, sizeof says, "rank 0 (pid %d) left the group, its process lives",
+                 pid_of(g, 0));
+        bool serves = strcmp(modes[i], "worker_that_only_attaches") != 0;
+        uint64_t begin = cox_now_ns();
+        if (serves) {
+            assert_int_equal(test_submit(g, &first, "stop"), 0);
+            assert_int_equal(test_submit(g, &first, "echo behind it"), 0);
+            assert_int_equal(test_await(g, 0)->status, 0);
+            const struct test_completion *c = test_await(g, 1);
+            assert_int_equal(c->status, COX_PEER_DEAD);
+            assert_int_equal(c->ranks[0].outcome, COX_OUTCOME_DEAD);
+            if (!strstr(c->text, says))
+                fail_msg("%s", c->text);
+        }
+        assert_int_equal(test_call_how(g, NULL, &first, "echo x"), COX_PEER_DEAD);
+        if (!strstr(test_error_text(g), says))
+            fail_msg("%s", test_error_text(g));
+        assert_true(cox_now_ns() - begin < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC / 2);
+        if (serves) /* the other is not concerned */
+            assert_int_equal(test_call_how(g, NULL, &second, "echo x"), 0);
+        struct cox_error err = {0};
+        assert_int_equal(cox_executor_restart(test_group_executor(g), 0,
+                                              cox_deadline_after_ms(TEST_PATIENCE_MS), &err),
+                         COX_STATE);
+        test_group_free(g);
+    }
+}
+
+/* The process that leaves and ends is dead, and how it ended is told. */
+static void p2_a_rank_that_left_and_ended_is_dead(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker")};
+    struct test_group *g = test_group_start(1, &options);
+    test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "stop");
+    test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "echo behind it");
+    const struct test_completion *c = test_await(g, 1);
+    assert_int_equal(c->status, COX_PEER_DEAD);
+    if (!strstr(c->text, "exited with status 0"))
+        fail_msg("%s", c->text);
+    test_group_free(g);
 }
 
 /* ---- reports ---- */
@@ -428,6 +490,8 @@ int main(int argc, char **argv)
         TEST(a_second_process_of_a_rank_is_refused),
         TEST(of_many_at_once_one_is_the_rank),
         TEST(p10_a_worker_refuses_a_line_that_cannot_be),
+        TEST(p2_a_rank_that_left_is_told_though_its_process_lives),
+        TEST(p2_a_rank_that_left_and_ended_is_dead),
         TEST(m9_free_lets_reports_out_first),
         TEST(a_report_after_its_deadline_takes_a_slot_that_is_free),
         TEST(a_lane_that_fails_is_what_run_returns),
