@@ -5,8 +5,8 @@
  * Processes and threads: one struct cox_worker per process. new, run and free on one thread; stop
  *   from anywhere, signal handlers included; report_fault from any thread. new starts a thread that
  *   ends the process with its coordinator (COX_ORPHAN_EXIT), until free. run starts one thread
- *   per two-way channel, with all signals blocked but those of faults, and calls each callback on the thread of its
- *   channel:
+ *   per two-way channel, with all signals blocked but those of faults, and calls each callback on
+ *   the thread of its channel:
  *     execute            init, execute, cleanup, opaque
  *     shared_sync_link   link, link_status, lora
  *     transfer           pull_kv
@@ -64,12 +64,11 @@ struct cox_worker_options {
 };
 
 /* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
- * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS) and then from the flags --local_rank,
- * --local_world_size, --npu_num_per_dp,
- * --npu_device_id, --parent_pid, --shm_name_prefix (value in the next argument or after '='). When
+ * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS, which is removed from it) and
+ * then from the flags --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id,
+ * --parent_pid, --shm_name_prefix (value in the next argument or after '='). When
  * --npu_num_per_dp is smaller than the world size, the node has several groups: rank is taken
- * modulo it. --global_rank and
- * --global_world_size are accepted and not used. Flags it knows are removed from argv and *argc;
+ * modulo it. --global_rank and --global_world_size are accepted and not used. Flags it knows are removed from argv and *argc;
  * all others stay, in order. Returns 0 or COX_INVALID: err names what is missing. */
 COX_PUBLIC int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char **argv,
                                         struct cox_error *err);
