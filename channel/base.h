@@ -93,6 +93,10 @@ struct cox_error {
 COX_PUBLIC int cox_fail(struct cox_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Texts may be in UTF-8: of one that was cut somewhere, removes the part of a character that is left
+ * at its end. */
+COX_PUBLIC void cox_text_trim(char *text);
+
 /* The one log hook. level as in syslog(3): 3 error, 4 warning, 6 information, 7 debug. text has no
  * newline and lives until the call returns. Called from any thread of the library; must not call
  * back into it. */

@@ -22,8 +22,10 @@ static void append(char *buffer, size_t buffer_size, const char *format, ...)
     size_t used = strlen(buffer);
     va_list args;
     va_start(args, format);
-    vsnprintf(buffer + used, buffer_size - used, format, args);
+    int length = vsnprintf(buffer + used, buffer_size - used, format, args);
     va_end(args);
+    if (length >= (int)(buffer_size - used))
+        cox_text_trim(buffer);
 }
 
 void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,

@@ -140,8 +140,9 @@ static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
             r = cox_wire_response_pack(response, slot, capacity, &length);
         }
         /* What failed first stays what is told, in fewer words where they do not fit. */
-        for (size_t words = strlen(lane->error.text); r == COX_TOO_LARGE && words > 0;) {
-            lane->error.text[words /= 2] = '\0';
+        while (r == COX_TOO_LARGE && lane->error.text[0]) {
+            lane->error.text[strlen(lane->error.text) / 2] = '\0';
+            cox_text_trim(lane->error.text);
             response->error_text = lane->error.text;
             r = cox_wire_response_pack(response, slot, capacity, &length);
         }

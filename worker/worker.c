@@ -142,6 +142,7 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     size_t capacity = worker->error_channel.response.size - COX_PREFIX_SIZE, length;
     char cut[768];
     snprintf(cut, sizeof cut, "%s", text);
+    cox_text_trim(cut);
     /* The text stands where legacy coordinators look for it. */
     ModelExecuteData__ExecuteModelResponse body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
     body.err_msg = cut;
@@ -164,8 +165,10 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     /* Halve the text until it fits: a region may be as small as 256 bytes. */
     while ((r = cox_wire_response_pack(&report, base + COX_PREFIX_SIZE, capacity, &length)) ==
                COX_TOO_LARGE &&
-           cut[0])
+           cut[0]) {
         cut[strlen(cut) / 2] = '\0';
+        cox_text_trim(cut);
+    }
     if (r)
         return r;
     uint32_t prefix = htole32((uint32_t)length);

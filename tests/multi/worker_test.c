@@ -71,6 +71,14 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
         *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d", r);
         return 0;
     }
+    if (strcmp(text, "report wide") == 0) {
+        char wide[2 * 400 + 1] = "";
+        for (size_t i = 0; i < 400; i++)
+            memcpy(wide + 2 * i, "\xc3\xa9", 3);
+        cox_worker_report_fault(self, wide, cox_deadline_after_ms(TEST_PATIENCE_MS));
+        *ret_reply_size = 0;
+        return 0;
+    }
     if (strcmp(text, "fault") == 0) {
         *ret_reply_size =
             (size_t)snprintf((char *)reply, reply_capacity, "%d", fault_and_survive());
@@ -382,6 +390,19 @@ static void a_report_after_its_deadline_takes_a_slot_that_is_free(void **state)
     test_group_free(g);
 }
 
+static void a_report_is_cut_between_characters(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker")};
+    struct test_group *g = test_group_start(1, &options);
+    assert_int_equal(test_call(g, NULL, "report wide"), 0);
+    test_await_faults(g, 1);
+    const char *text = test_fault(g, 0) + 2; /* behind the rank */
+    assert_true(strlen(text) > 700);
+    assert_int_equal(strlen(text) % 2, 0);
+    test_group_free(g);
+}
+
 static void a_lane_that_fails_is_what_run_returns(void **state)
 {
     (void)state;
@@ -494,6 +515,7 @@ int main(int argc, char **argv)
         TEST(p2_a_rank_that_left_and_ended_is_dead),
         TEST(m9_free_lets_reports_out_first),
         TEST(a_report_after_its_deadline_takes_a_slot_that_is_free),
+        TEST(a_report_is_cut_between_characters),
         TEST(a_lane_that_fails_is_what_run_returns),
         TEST(m5_a_callback_has_the_fault_handlers_of_its_host),
         TEST(p1_an_orphan_ends_before_and_after_it_serves),
