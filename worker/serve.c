@@ -618,6 +618,13 @@ bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
     }
     cox_arena_reset(&lane->arena);
     int r = lane_copy(lane, request);
+    const struct cox_layout_channel_truth *truth =
+        cox_truth_channel(&lane->worker->control, lane->channel.id);
+    /* Who has written over our words may have made the coordinator believe that the frame is free;
+     * what was copied is then partly the next request. */
+    if (r == 0 &&
+        !cox_truth_frame_holds(truth, lane->worker->control.geometry.depth, request->sequence))
+        r = cox_fail(&lane->error, COX_CORRUPT, "the frame was written again while it was read");
     lane_return(lane, request->sequence);
     ExecuteRequest *message = NULL;
     if (r == 0) {

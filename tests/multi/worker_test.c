@@ -7,11 +7,13 @@
 #include "channel/peer.h"
 #include "channel/truth.h"
 #include "coordinator/operations.h"
+#include "proto/executor.pb-c.h"
 #include "worker/worker.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -430,6 +432,51 @@ static void m5_a_callback_has_the_fault_handlers_of_its_host(void **state)
     test_group_free(g);
 }
 
+#if COX_TESTING
+
+static void keep_status(void *context, const struct cox_completion *completion)
+{
+    atomic_store((_Atomic int *)context, completion->status);
+}
+
+/* The rank is halted between the look at the frame's record and the copy of its bytes. */
+static void p10_a_frame_that_is_written_again_is_not_served(void **state)
+{
+    (void)state;
+    char name[64];
+    setenv("COXSWAIN_FAULT", "rank.taken:stop:0:1", 1);
+    const struct cox_executor_options options = {
+        .command = command_of("worker"), .name = test_unique_name(name), .keep_names = true};
+    struct test_group *g = test_group_start(1, &options);
+    unsetenv("COXSWAIN_FAULT");
+    struct cox_executor *executor = test_group_executor(g);
+    struct cox_control control = COX_CONTROL_NONE;
+    assert_int_equal(cox_control_attach(&control, name, NULL), 0);
+    _Atomic int status = -1;
+    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, keep_status, &status), 0);
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT;
+    const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+                                           .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
+    uint64_t sequence;
+    assert_int_equal(cox_executor_submit(executor, &request, &how, &sequence, NULL), 0);
+    while (!cox_peer_stopped(pid_of(g, 0)))
+        sched_yield();
+    struct cox_layout_channel_truth *truth = cox_truth_channel(&control, COX_CHANNEL_EXECUTE);
+    atomic_fetch_add(&truth->frames[sequence % control.geometry.depth].sequence,
+                     control.geometry.depth);
+    assert_int_equal(kill(pid_of(g, 0), SIGCONT), 0);
+    while (atomic_load(&status) == -1)
+        sched_yield();
+    assert_int_equal(atomic_load(&status), COX_CORRUPT);
+    test_expect_echo(g, "x");
+    cox_control_close(&control);
+    test_group_free(g);
+}
+
+#endif
+
 /* ---- orphans ---- */
 
 /* On the supervisor's thread: the coordinator tells who its worker is, and dies when it says `text`. */
@@ -515,6 +562,9 @@ int main(int argc, char **argv)
         TEST(p2_a_rank_that_left_and_ended_is_dead),
         TEST(m9_free_lets_reports_out_first),
         TEST(a_report_after_its_deadline_takes_a_slot_that_is_free),
+#if COX_TESTING
+        TEST(p10_a_frame_that_is_written_again_is_not_served),
+#endif
         TEST(a_report_is_cut_between_characters),
         TEST(a_lane_that_fails_is_what_run_returns),
         TEST(m5_a_callback_has_the_fault_handlers_of_its_host),
