@@ -496,8 +496,14 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     if (r == 0) {
         r = cox_table_new(worker->options.sequence_count_max, worker->options.token_count_max,
                           &worker->table);
-        if (r)
-            cox_fail(err, r, "no memory for the sequence table");
+        if (r == COX_INVALID)
+            cox_fail(err, r,
+                     "room for %" PRIu32 " sequences of %" PRIu32 " tokens was asked for: allowed "
+                     "are up to %" PRIu32 " of up to %" PRIu32,
+                     worker->options.sequence_count_max, worker->options.token_count_max,
+                     COX_TABLE_SEQUENCE_COUNT_LIMIT, COX_TABLE_TOKEN_COUNT_LIMIT);
+        else if (r)
+            cox_fail(err, r, "no memory for the sequence table: %s", cox_status_text(r));
         else
             cox_table_watch(
                 worker->table,

@@ -127,6 +127,8 @@ static int worker_main(int argc, char **argv)
     struct cox_error err = {0};
     setvbuf(stdout, NULL, _IOLBF, 0);
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    if (mode_is("worker_with_wild_limits"))
+        options.sequence_count_max = UINT32_MAX;
     if (r == 0 && mode_is("worker_in_a_spoilt_line"))
         spoil_line(&options);
     if (r == 0)
@@ -432,6 +434,18 @@ static void m5_a_callback_has_the_fault_handlers_of_its_host(void **state)
     test_group_free(g);
 }
 
+static void limits_that_cannot_be_are_told_as_such(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker_with_wild_limits"),
+                                                 .rank_count = 1};
+    struct test_group *g = NULL;
+    struct cox_error err = {0};
+    assert_int_equal(test_group_try(&options, &g, &err), COX_PEER_DEAD);
+    if (!strstr(err.text, "room for 4294967295 sequences of 131072 tokens was asked for: allowed"))
+        fail_msg("%s", err.text);
+}
+
 #if COX_TESTING
 
 static void keep_status(void *context, const struct cox_completion *completion)
@@ -565,6 +579,7 @@ int main(int argc, char **argv)
 #if COX_TESTING
         TEST(p10_a_frame_that_is_written_again_is_not_served),
 #endif
+        TEST(limits_that_cannot_be_are_told_as_such),
         TEST(a_report_is_cut_between_characters),
         TEST(a_lane_that_fails_is_what_run_returns),
         TEST(m5_a_callback_has_the_fault_handlers_of_its_host),
