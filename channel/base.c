@@ -53,10 +53,25 @@ int cox_fail(struct cox_error *err, int code, const char *format, ...)
         err->code = code;
         va_list args;
         va_start(args, format);
-        vsnprintf(err->text, sizeof err->text, format, args);
+        int length = vsnprintf(err->text, sizeof err->text, format, args);
         va_end(args);
+        if (length >= (int)sizeof err->text)
+            cox_text_trim(err->text);
     }
     return code;
+}
+
+void cox_text_trim(char *text)
+{
+    size_t length = strlen(text), first = length;
+    while (first > 0 && length - first < 3 && ((unsigned char)text[first - 1] & 0xc0) == 0x80)
+        first--;
+    if (first == 0)
+        return;
+    unsigned char lead = (unsigned char)text[--first];
+    size_t needed = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
+    if (length - first < needed)
+        text[first] = '\0';
 }
 
 void cox_log_write(const struct cox_log *log, int level, const char *format, ...)
@@ -66,7 +81,8 @@ void cox_log_write(const struct cox_log *log, int level, const char *format, ...
     char text[1024];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    if (vsnprintf(text, sizeof text, format, args) >= (int)sizeof text)
+        cox_text_trim(text);
     va_end(args);
     log->fn(log->context, level, text);
 }

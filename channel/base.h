@@ -61,7 +61,7 @@ enum cox_status {
     COX_DENIED,      /* an object with another owner, mode, size or type */
     COX_TOO_LARGE,   /* does not fit where it has to go */
     COX_NO_SPACE,    /* memory to reserve is not there */
-    COX_TAKEN,       /* the name belongs to a live group */
+    COX_TAKEN,       /* the name belongs to a live group, the rank to a process */
     COX_ABORTED,     /* void: given up by the coordinator before it ran */
     COX_REJECTED,    /* a rank answered with an error of its own */
     COX_DEADLOCK,    /* a blocking call from inside a handler, refused */
@@ -92,6 +92,10 @@ struct cox_error {
  * set: the first failure is the cause, what follows is clean-up. */
 COX_PUBLIC int cox_fail(struct cox_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* Texts may be in UTF-8: of one that was cut somewhere, removes the part of a character that is left
+ * at its end. */
+COX_PUBLIC void cox_text_trim(char *text);
 
 /* The one log hook. level as in syslog(3): 3 error, 4 warning, 6 information, 7 debug. text has no
  * newline and lives until the call returns. Called from any thread of the library; must not call

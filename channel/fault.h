@@ -35,6 +35,7 @@
     X(LAUNCH_CHILD, "launch.child")   /* the new process, before exec */                           \
     X(LAUNCH_FORKED, "launch.forked") /* the coordinator, after that exec */                       \
     X(ATTACH_CONTROL, "attach.control")                                                            \
+    X(ATTACH_CLAIMED, "attach.claimed") /* nobody else can be this rank; or no more */             \
     X(ATTACH_CHANNEL, "attach.channel")                                                            \
     X(ATTACH_IDENTITY, "attach.identity") /* written, not yet valid */                             \
     X(ATTACH_ANNOUNCED, "attach.announced")                                                        \
@@ -59,6 +60,7 @@
     X(WAIT_TOOK, "wait.took")     /* a token in its hand */                                        \
     X(TOKEN_TAKEN, "token.taken") /* the same, without sleep */                                    \
     /* A rank serves it. */                                                                        \
+    X(RANK_LIFE, "rank.life") /* whose answers these are */                                        \
     X(RANK_TAKEN, "rank.taken")                                                                    \
     X(RANK_STATE, "rank.state")                                                                    \
     X(RANK_RETURNED, "rank.returned")                                                              \
@@ -90,6 +92,7 @@
     X(ABORT_STORED, "abort.stored") /* the time to leave in order is over */                       \
     X(GOODBYE_SAID, "goodbye.said")                                                                \
     X(GOODBYE_HEARD, "goodbye.heard")                                                              \
+    X(GROUP_LEFT, "group.left") /* said; the process may live on */                                \
     X(LEFT, "left")                                                                                \
     X(STOPPED, "stopped")
 

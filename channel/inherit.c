@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 void cox_inherit_init(struct cox_inherit *inherit)
@@ -57,28 +59,45 @@ int cox_inherit_open(struct cox_inherit *inherit, const char *name,
     return r;
 }
 
+/* By a mistake in the numbers they may be the host's own: what is no memory of a group is left alone.
+ * What is inside is looked at where it is attached. */
+static int inherit_check_one(int fd, struct cox_error *err)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, errno == EBADF ? COX_INVALID : -errno,
+                        "fd %d, said to be handed down, is not open: a wrapper around the worker "
+                        "has to pass it on",
+                        fd);
+    if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_size <= 0)
+        return cox_fail(err, COX_DENIED,
+                        "fd %d, said to be handed down, is no memory of a group: expected a file "
+                        "with something in it that belongs to user %u",
+                        fd, geteuid());
+    return 0;
+}
+
 int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err)
 {
     cox_inherit_init(inherit);
-    if (count != COX_INHERIT_COUNT || first < 0)
+    if (count != COX_INHERIT_COUNT)
         return cox_fail(err, COX_INVALID,
                         "%" PRIu32 " fds are handed down, expected %d: coordinator and worker are "
                         "of different versions",
                         count, COX_INHERIT_COUNT);
-    int r = 0;
+    if (first < 0 || first > INT_MAX - COX_INHERIT_COUNT)
+        return cox_fail(err, COX_INVALID, "fds from %d on cannot be handed down", first);
     for (int i = 0; i < COX_INHERIT_COUNT; i++) {
-        if (fcntl(first + i, F_SETFD, FD_CLOEXEC) < 0)
-            r = -errno;
-        else
-            inherit->fds[i] = first + i;
+        int r = inherit_check_one(first + i, err);
+        if (r)
+            return r;
     }
-    if (r == 0)
-        return 0;
-    cox_inherit_close(inherit);
-    return cox_fail(err, r == -EBADF ? COX_INVALID : r,
-                    "not all of the fds %d to %d are open: a wrapper around the worker has to pass "
-                    "them on",
-                    first, first + COX_INHERIT_COUNT - 1);
+    for (int i = 0; i < COX_INHERIT_COUNT; i++)
+        if (fcntl(first + i, F_SETFD, FD_CLOEXEC) < 0)
+            return cox_fail(err, -errno, "fd %d: %s", first + i, cox_status_text(-errno));
+    for (int i = 0; i < COX_INHERIT_COUNT; i++)
+        inherit->fds[i] = first + i;
+    return 0;
 }
 
 int cox_inherit_attach(const struct cox_inherit *inherit, struct cox_channel *channel,

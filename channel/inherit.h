@@ -48,8 +48,9 @@ void cox_inherit_close(struct cox_inherit *inherit); /* idempotent */
 int cox_inherit_open(struct cox_inherit *inherit, const char *name,
                      const struct cox_geometry *geometry, struct cox_error *err);
 
-/* Worker: the fds first to first + count - 1 are taken over, whatever the return. Returns 0;
- * COX_INVALID: another count, or one of them is not open; -errno. */
+/* Worker: the fds first to first + count - 1 are taken over, unless it returns something else than 0.
+ * Returns 0; COX_INVALID: another count, or one of them is not open; COX_DENIED: one is no file of
+ * this user with something in it; -errno. */
 int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err);
 /* Worker: attaches one channel from the fds, which stay open. The same checks and codes as
  * cox_channel_attach; a file need not have a name. */

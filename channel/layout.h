@@ -64,7 +64,7 @@ struct cox_layout_header {
 };
 
 struct cox_layout_abort {
-    _Atomic uint32_t word; /* not 0: the group ends; whoever wakes leaves */
+    _Atomic uint32_t word; /* cox_truth_abort_value: the group ends; whoever wakes leaves */
     uint8_t padding[COX_LINE_SIZE - 4];
 };
 
@@ -112,10 +112,14 @@ enum cox_identity_state {
     COX_IDENTITY_EMPTY = 0,
     COX_IDENTITY_ATTACHED = 1,
     COX_IDENTITY_LEFT = 2,
+    COX_IDENTITY_CLAIMED = 3, /* a process is attaching; there is one at a time */
 };
 
+/* EMPTY -> CLAIMED              by compare-and-swap: whoever wins is the rank
+ * CLAIMED -> ATTACHED -> LEFT   by the process that won; CLAIMED -> EMPTY when it cannot attach
+ * any -> EMPTY                  by the coordinator, once that process is dead */
 struct cox_layout_identity {
-    _Atomic uint32_t state; /* release, after the fields below */
+    _Atomic uint32_t state; /* ATTACHED: release, after the fields below */
     _Atomic uint32_t pid;
     _Atomic uint64_t start;
     _Atomic uint32_t generation;

@@ -49,9 +49,8 @@ int cox_request_read(const struct cox_channel *channel, uint64_t sequence, uint3
     uint32_t prefix;
     memcpy(&prefix, request_base(channel, sequence), sizeof prefix);
     prefix = le32toh(prefix);
-    if (prefix > geometry->channels[channel->id].frame_size - COX_PREFIX_SIZE ||
-        prefix != record.length)
-        return COX_CORRUPT;
+    bool possible = prefix <= geometry->channels[channel->id].frame_size - COX_PREFIX_SIZE &&
+                    prefix == record.length;
     bool lowest = true;
     for (uint32_t other = 0; other < rank; other++)
         lowest &= !cox_rank_set_has(&record.asked, other);
@@ -59,8 +58,8 @@ int cox_request_read(const struct cox_channel *channel, uint64_t sequence, uint3
         .sequence = sequence,
         .type = record.type,
         .lowest = lowest,
-        .bytes = request_base(channel, sequence) + COX_PREFIX_SIZE,
-        .size = prefix,
+        .bytes = possible ? request_base(channel, sequence) + COX_PREFIX_SIZE : NULL,
+        .size = possible ? prefix : 0,
     };
-    return 0;
+    return possible ? 0 : COX_CORRUPT;
 }

@@ -129,16 +129,27 @@ static inline uint64_t cox_truth_ended(const struct cox_layout_channel_truth *tr
     return atomic_load_explicit(&truth->ended, memory_order_acquire);
 }
 
+/* What ends this group and no other. Two bits of it are always set: none that turns by itself makes
+ * it of the 0 that stands there. */
+static inline uint32_t cox_truth_abort_value(const struct cox_control *control)
+{
+    uint64_t mixed = (control->layout->header.coordinator_start ^ (uint64_t)control->epoch << 32) *
+                     UINT64_C(0x9e3779b97f4a7c15);
+    return (uint32_t)(mixed >> 32) | 0x80000001u;
+}
+
 static inline void cox_truth_abort(const struct cox_control *control)
 {
     /* release/acquire: the cause was stored before. */
-    atomic_store_explicit(&control->layout->abort.word, 1, memory_order_release);
+    atomic_store_explicit(&control->layout->abort.word, cox_truth_abort_value(control),
+                          memory_order_release);
     cox_fault_point(COX_FAULT_ABORT_STORED);
 }
 
 static inline bool cox_truth_aborted(const struct cox_control *control)
 {
-    return atomic_load_explicit(&control->layout->abort.word, memory_order_acquire) != 0;
+    return atomic_load_explicit(&control->layout->abort.word, memory_order_acquire) ==
+           cox_truth_abort_value(control);
 }
 
 /* The lines of a dead rank, as if it had served everything so far: what its next process reads is news. */
@@ -161,16 +172,43 @@ static inline void cox_truth_reset_line(struct cox_layout_rank_line *line, uint6
 
 static inline void cox_truth_reset_identity(struct cox_layout_identity *identity)
 {
-    /* relaxed: as above. */
-    atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_relaxed);
+    /* relaxed: ordered by the release of `state`, with which the rank may be claimed again. */
     atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->generation, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->epoch, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_release);
     cox_fault_point(COX_FAULT_RANK_RESET);
 }
 
 /* ---- written by a rank ---- */
+
+/* False: another process is the rank, or is about to be. pid and start of the one that claims are
+ * there a moment after the claim, for whoever is refused. */
+static inline bool cox_truth_claim_identity(struct cox_layout_identity *identity, uint32_t pid,
+                                            uint64_t start)
+{
+    uint32_t empty = COX_IDENTITY_EMPTY;
+    /* acquire: partners are cox_truth_unclaim_identity and cox_truth_reset_identity. */
+    if (!atomic_compare_exchange_strong_explicit(&identity->state, &empty, COX_IDENTITY_CLAIMED,
+                                                 memory_order_acquire, memory_order_relaxed))
+        return false;
+    /* relaxed: for display, until the release of ATTACHED. */
+    atomic_store_explicit(&identity->start, start, memory_order_relaxed);
+    atomic_store_explicit(&identity->pid, pid, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_ATTACH_CLAIMED);
+    return true;
+}
+
+/* By the process that holds the claim: it could not attach. */
+static inline void cox_truth_unclaim_identity(struct cox_layout_identity *identity)
+{
+    atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
+    /* release: what was done under the claim before the next one. */
+    atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_release);
+    cox_fault_point(COX_FAULT_ATTACH_CLAIMED);
+}
 
 /* relaxed stamp before the release word: who reads the word with acquire sees its stamp or a later
  * one. For display. */
@@ -180,6 +218,37 @@ static inline void cox_truth_set_state(struct cox_layout_rank_line *line, enum c
     atomic_store_explicit(&line->stamp_ns, now_ns, memory_order_relaxed);
     atomic_store_explicit(&line->word, cox_state_word(state, sequence), memory_order_release);
     cox_fault_point(COX_FAULT_RANK_STATE);
+}
+
+/* relaxed: seen by the coordinator after the release of `done` or of the identity. */
+static inline void cox_truth_set_life(struct cox_layout_rank_line *line, uint32_t epoch,
+                                      uint32_t generation)
+{
+    atomic_store_explicit(&line->epoch, epoch, memory_order_relaxed);
+    atomic_store_explicit(&line->generation, generation, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_RANK_LIFE);
+}
+
+/* release: everything it has answered before; partner is cox_truth_left. */
+static inline void cox_truth_set_left(struct cox_layout_identity *identity)
+{
+    atomic_store_explicit(&identity->state, COX_IDENTITY_LEFT, memory_order_release);
+    cox_fault_point(COX_FAULT_GROUP_LEFT);
+}
+
+/* True: its identity is whole; it may have left again since. acquire: partner is the worker's release
+ * after it filled its identity. */
+static inline bool cox_truth_attached(const struct cox_layout_identity *identity)
+{
+    uint32_t state = atomic_load_explicit(&identity->state, memory_order_acquire);
+    return state == COX_IDENTITY_ATTACHED || state == COX_IDENTITY_LEFT;
+}
+
+/* True: it serves no more, whether or not its process lives. */
+static inline bool cox_truth_left(const struct cox_control *control, uint32_t rank)
+{
+    return atomic_load_explicit(&control->layout->ranks[rank].identity.state,
+                                memory_order_acquire) == COX_IDENTITY_LEFT;
 }
 
 /* release: not needed by data, the rank only read; kept so that taken never seems to run ahead of

@@ -42,7 +42,7 @@ static int clean_one(const char *name, bool asked)
         printf("nothing to remove of %s\n", name);
     else if (r == COX_TAKEN && !asked)
         printf("kept %s: it is alive\n", name);
-    else if (r == COX_DENIED && !asked)
+    else if ((r == COX_DENIED || r == COX_BUSY) && !asked) /* BUSY: somebody else cleans */
         printf("kept %s: %s\n", name, err.text);
     else if (r)
         return cox_exit_with(&err);

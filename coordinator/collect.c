@@ -45,9 +45,25 @@ static struct cox_entry *collector_entry(struct cox_collector *collector, uint64
     return &collector->entries[sequence % collector_geometry(collector)->depth];
 }
 
+/* It has left by itself, and not because its process ends: that would be told in a moment, and better. */
+static bool collector_left(struct cox_collector *collector, uint32_t rank)
+{
+    struct cox_collector_rank *r = &collector->ranks[rank];
+    if (!cox_truth_left(collector->channel->control, rank)) {
+        r->left_ns = 0;
+        return false;
+    }
+    uint64_t now = cox_now_ns();
+    if (r->left_ns == 0)
+        r->left_ns = now;
+    return now - r->left_ns >= COX_LEAVING_NS;
+}
+
+/* It serves no more. */
 static bool collector_dead(struct cox_collector *collector, uint32_t rank)
 {
-    return cox_supervisor_dead(collector->supervisor, rank, NULL);
+    return cox_supervisor_dead(collector->supervisor, rank, NULL) ||
+           collector_left(collector, rank);
 }
 
 /* A legacy rank has no lines: the n-th token is the n-th answer. At depth 1 the answer can only be
@@ -390,6 +406,7 @@ int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uin
             if (cox_rank_set_has(&collector->entries[frame].asked, rank))
                 cox_rank_set_add(&collector->entries[frame].consumed, rank);
         collector->ranks[rank].generation = generation;
+        collector->ranks[rank].left_ns = 0;
     }
     pthread_mutex_unlock(&collector->lock);
     return r;

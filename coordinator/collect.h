@@ -36,6 +36,8 @@
 
 /* Somebody who is owed something looks again this often. */
 #define COX_SLICE_NS (50 * COX_NSEC_PER_MSEC)
+/* How long a rank that has left may take to end its process, before it is given up without that. */
+#define COX_LEAVING_NS (2 * COX_SLICE_NS)
 /* And this often while an answer may come that wakes nobody: a collector sleeps on one rank, and
  * a later request is owed by others only. */
 #define COX_APART_NS COX_NSEC_PER_MSEC
@@ -74,6 +76,7 @@ struct cox_collector_rank {
     uint64_t legacy_done;     /* ranks without lines: the truth their tokens tell */
     bool legacy_free;         /* a request_produce token is in hand */
     uint32_t generation;      /* of the process whose answers count; 0: a rank without lines */
+    uint64_t left_ns;         /* since when it is seen to have left; 0: it has not */
     bool left_out;            /* it is being started again: requests may not ask it */
     _Atomic uint32_t foreign; /* tokens posted by wakers, to be told from a legacy rank's */
 };

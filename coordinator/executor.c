@@ -26,6 +26,8 @@
 #define NO_TYPE (COX_TYPE_OPAQUE - 1)
 /* Once a millisecond. */
 #define DEATH_ATTEMPTS 1000
+/* How long the processes of a dead group may take to give their memory back. */
+#define SWEPT_MS 2000
 
 /* ---- hooks ---- */
 
@@ -145,9 +147,7 @@ static int executor_check_attached(struct cox_executor *executor, struct cox_ran
     for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++) {
         const struct cox_layout_identity *identity =
             &executor->control.layout->ranks[rank].identity;
-        /* acquire: partner is the worker's release after it filled its identity. */
-        if (cox_rank_set_has(checked, rank) ||
-            atomic_load_explicit(&identity->state, memory_order_acquire) != COX_IDENTITY_ATTACHED)
+        if (cox_rank_set_has(checked, rank) || !cox_truth_attached(identity))
             continue;
         r = cox_executor_check_identity(executor, rank, err);
         cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
@@ -200,9 +200,28 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
     return r;
 }
 
+/* What a dead group left under this name holds the space that is needed now; and what is unlinked is
+ * held until its last process, killed with it, is torn down. Returns 0 also where somebody else
+ * sweeps: create waits for that one. */
+static int executor_sweep(struct cox_executor *executor, struct cox_error *err)
+{
+    uint32_t count = 0;
+    struct cox_error why = {0};
+    int r = cox_control_sweep(executor->name, &count, &why);
+    if (r && r != COX_BUSY)
+        return cox_fail(err, r, "%s", why.text);
+    uint64_t deadline_ns = cox_deadline_after_ms(SWEPT_MS);
+    while (count && cox_control_check_space(&executor->geometry, NULL) == COX_NO_SPACE &&
+           cox_now_ns() < deadline_ns)
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    return 0;
+}
+
 static int executor_create_memory(struct cox_executor *executor, struct cox_error *err)
 {
-    int r = cox_control_check_space(&executor->geometry, err);
+    int r = executor_sweep(executor, err);
+    if (r == 0)
+        r = cox_control_check_space(&executor->geometry, err);
     if (r)
         return r;
     r = cox_control_create(&executor->control, executor->name, &executor->geometry, err);
@@ -374,7 +393,8 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     };
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        if (!cox_supervisor_dead(executor->supervisor, rank, NULL)) {
+        if (!cox_supervisor_dead(executor->supervisor, rank, NULL) &&
+            !cox_truth_left(&executor->control, rank)) {
             cox_rank_set_add(&entry.asked, rank);
             count++;
         }

@@ -64,6 +64,7 @@ static void gathering_error(struct cox_gathering *gathering, uint32_t rank, int3
     struct cox_rank_result *result = &gathering->results[rank];
     char *own = gathering->ranks[rank].text;
     snprintf(own, COX_RANK_TEXT_SIZE, "%.*s", COX_RANK_TEXT_SIZE - 1, text);
+    cox_text_trim(own);
     result->outcome = COX_OUTCOME_ERROR;
     result->code = code;
     result->text = own;

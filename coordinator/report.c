@@ -22,15 +22,22 @@ static void append(char *buffer, size_t buffer_size, const char *format, ...)
     size_t used = strlen(buffer);
     va_list args;
     va_start(args, format);
-    vsnprintf(buffer + used, buffer_size - used, format, args);
+    int length = vsnprintf(buffer + used, buffer_size - used, format, args);
     va_end(args);
+    if (length >= (int)(buffer_size - used))
+        cox_text_trim(buffer);
 }
 
 void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                       size_t buffer_size)
 {
     char lines[400];
-    cox_supervisor_describe(supervisor, rank, buffer, buffer_size);
+    if (cox_supervisor_dead(supervisor, rank, NULL))
+        cox_supervisor_describe(supervisor, rank, buffer, buffer_size);
+    else
+        snprintf(buffer, buffer_size,
+                 "rank %" PRIu32 " (pid %jd) left the group, its process lives", rank,
+                 (intmax_t)cox_supervisor_pid(supervisor, rank));
     if (cox_supervisor_last_lines(supervisor, rank, lines, sizeof lines))
         append(buffer, buffer_size, "; its last lines: %s", lines);
 }

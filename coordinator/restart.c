@@ -61,8 +61,7 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint64_t 
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     struct cox_gate *gate = &executor->channels[COX_CHANNEL_EXECUTE].gate;
     const struct cox_layout_identity *identity = &executor->control.layout->ranks[rank].identity;
-    /* acquire: partner is the worker's release after it filled its identity. */
-    while (atomic_load_explicit(&identity->state, memory_order_acquire) != COX_IDENTITY_ATTACHED) {
+    while (!cox_truth_attached(identity)) {
         if (cox_supervisor_dead(executor->supervisor, rank, NULL))
             return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
                                                  "before it was back in the group", err);
@@ -109,7 +108,12 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
                            struct cox_error *err)
 {
     if (!cox_supervisor_dead(executor->supervisor, rank, NULL))
-        return 0;
+        return cox_truth_left(&executor->control, rank)
+                   ? cox_fail(err, COX_STATE,
+                              "rank %" PRIu32 " (pid %jd) left the group, its process lives: end "
+                              "it, then start the rank again",
+                              rank, (intmax_t)cox_supervisor_pid(executor->supervisor, rank))
+                   : 0;
     int r = cox_supervisor_await_end(executor->supervisor, rank, deadline_ns, err);
     if (r == 0)
         r = restart_leave_out(executor, rank, deadline_ns, err);

@@ -155,6 +155,9 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
         parsed.rank %= group_size;
         parsed.rank_count = group_size;
     }
+    /* They are there once: what this process starts would take its own fds of these numbers for them. */
+    if (parsed.fd_count)
+        unsetenv("COXSWAIN_FDS");
     argv[kept] = NULL;
     *argc = kept;
     *options = parsed;

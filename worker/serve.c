@@ -40,7 +40,7 @@ const char *cox_init_request_get(const struct cox_init_request *request, const c
 
 static void lane_return(struct cox_lane *lane, uint64_t sequence)
 {
-    cox_truth_set_returned(lane->line, sequence);
+    cox_lane_set_returned(lane, sequence);
     cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_REQUEST_PRODUCE);
 }
 
@@ -48,14 +48,14 @@ static void lane_return(struct cox_lane *lane, uint64_t sequence)
 static void lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool failed)
 {
     cox_reply_commit(&lane->channel, lane->worker->options.rank, sequence, length, failed);
-    cox_truth_set_done(lane->line, sequence);
+    cox_lane_set_done(lane, sequence);
     cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_CONSUME);
 }
 
 /* Nothing to answer with: no-reply requests, and legacy ranks that only wait and post. */
 static void lane_done(struct cox_lane *lane, uint64_t sequence, bool post)
 {
-    cox_truth_set_done(lane->line, sequence);
+    cox_lane_set_done(lane, sequence);
     if (post)
         cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_CONSUME);
 }
@@ -140,8 +140,9 @@ static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
             r = cox_wire_response_pack(response, slot, capacity, &length);
         }
         /* What failed first stays what is told, in fewer words where they do not fit. */
-        for (size_t words = strlen(lane->error.text); r == COX_TOO_LARGE && words > 0;) {
-            lane->error.text[words /= 2] = '\0';
+        while (r == COX_TOO_LARGE && lane->error.text[0]) {
+            lane->error.text[strlen(lane->error.text) / 2] = '\0';
+            cox_text_trim(lane->error.text);
             response->error_text = lane->error.text;
             r = cox_wire_response_pack(response, slot, capacity, &length);
         }
@@ -153,16 +154,6 @@ static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
         cox_worker_tell(worker, silent ? -1 : (int)lane->channel.id, sequence,
                         response->error_text ? response->error_text : "",
                         cox_deadline_after_ms(NOTICE_MS));
-}
-
-void cox_lane_refuse(struct cox_lane *lane, uint64_t sequence, int status, const char *text)
-{
-    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    lane->error = (struct cox_error){0};
-    cox_fail(&lane->error, status, "%s", text);
-    response_fail(lane, &response, status);
-    lane_return(lane, sequence);
-    lane_answer(lane, sequence, COX_TYPE_OPAQUE, &response);
 }
 
 /* ---- init ---- */
@@ -605,6 +596,19 @@ static void lane_reject(struct cox_lane *lane, const struct cox_request *request
     lane_answer(lane, request->sequence, request->type, &response);
 }
 
+void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, int status,
+                     const char *text)
+{
+    struct cox_request typed = *request;
+    /* A stand-in's record has no type, and the message that has one cannot be read. */
+    if (lane->worker->stands_in)
+        typed.type = COX_TYPE_OPAQUE;
+    lane->error = (struct cox_error){0};
+    cox_fail(&lane->error, status, "%s", text);
+    lane_return(lane, request->sequence);
+    lane_reject(lane, &typed, status);
+}
+
 bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
 {
     lane->error = (struct cox_error){0};
@@ -614,6 +618,13 @@ bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
     }
     cox_arena_reset(&lane->arena);
     int r = lane_copy(lane, request);
+    const struct cox_layout_channel_truth *truth =
+        cox_truth_channel(&lane->worker->control, lane->channel.id);
+    /* Who has written over our words may have made the coordinator believe that the frame is free;
+     * what was copied is then partly the next request. */
+    if (r == 0 &&
+        !cox_truth_frame_holds(truth, lane->worker->control.geometry.depth, request->sequence))
+        r = cox_fail(&lane->error, COX_CORRUPT, "the frame was written again while it was read");
     lane_return(lane, request->sequence);
     ExecuteRequest *message = NULL;
     if (r == 0) {

@@ -7,15 +7,11 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* 24 bits keep the index below 2^26 cells; a token takes 4 bytes, so that no size overflows. */
-#define SEQUENCE_COUNT_LIMIT (UINT32_C(1) << 24)
-#define TOKEN_COUNT_LIMIT ((uint32_t)INT32_MAX)
-
 int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max,
                   struct cox_table **ret_table)
 {
-    if (sequence_count_max == 0 || sequence_count_max > SEQUENCE_COUNT_LIMIT ||
-        token_count_max == 0 || token_count_max > TOKEN_COUNT_LIMIT)
+    if (sequence_count_max == 0 || sequence_count_max > COX_TABLE_SEQUENCE_COUNT_LIMIT ||
+        token_count_max == 0 || token_count_max > COX_TABLE_TOKEN_COUNT_LIMIT)
         return COX_INVALID;
     struct cox_table *table = calloc(1, sizeof *table);
     if (!table)

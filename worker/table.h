@@ -21,8 +21,12 @@ struct cox_table;
 struct ModelExecuteData__ExecuteModelRequest;
 struct ModelExecuteData__TGCleanupRequest;
 
+/* 24 bits keep the index below 2^26 cells; a token takes 4 bytes, so that no size overflows. */
+#define COX_TABLE_SEQUENCE_COUNT_LIMIT (UINT32_C(1) << 24)
+#define COX_TABLE_TOKEN_COUNT_LIMIT ((uint32_t)INT32_MAX)
+
 /* Limits: live sequences and tokens per sequence; beyond them a step is refused with COX_TOO_LARGE.
- */
+ * Returns 0; COX_INVALID: one of them is 0 or over its limit above; -ENOMEM. */
 int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max,
                   struct cox_table **ret_table);
 struct cox_table *cox_table_free(struct cox_table *table);

@@ -32,9 +32,18 @@
 /* A rank that is not asked passes the frame without touching a bell. */
 static void lane_pass(struct cox_lane *lane, uint64_t sequence)
 {
-    cox_truth_set_taken(lane->line, sequence);
-    cox_truth_set_returned(lane->line, sequence);
-    cox_truth_set_done(lane->line, sequence);
+    cox_lane_set_taken(lane, sequence);
+    cox_lane_set_returned(lane, sequence);
+    cox_lane_set_done(lane, sequence);
+}
+
+/* Somebody rang and there is no news: the coordinator does not see what this rank has said. Who is
+ * asleep owes nothing, so all of it can be said again, as it was. */
+static void lane_repeat(struct cox_lane *lane)
+{
+    cox_lane_set_taken(lane, lane->taken);
+    cox_lane_set_returned(lane, lane->returned);
+    cox_lane_set_done(lane, lane->done);
 }
 
 static bool lane_leaving(const struct cox_lane *lane)
@@ -44,13 +53,15 @@ static bool lane_leaving(const struct cox_lane *lane)
 }
 
 /* Sleeps until request `next` or a later one is published, and moves *next to what is still in the
- * ring. False: the worker leaves. */
+ * ring. A number below what was published is said again by the coordinator, which rings for it.
+ * False: the worker leaves. */
 static bool lane_await(struct cox_lane *lane, uint64_t *next)
 {
-    const struct cox_worker *worker = lane->worker;
+    struct cox_worker *worker = lane->worker;
     const struct cox_layout_channel_truth *truth =
         cox_truth_channel(&worker->control, lane->channel.id);
     uint32_t depth = worker->control.geometry.depth;
+    bool rung = false;
     while (!lane_leaving(lane)) {
         uint64_t published = cox_truth_published(truth);
         /* A frame that names this rank is not reused before it is returned: what is older than the
@@ -67,11 +78,19 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
         }
         if (published >= *next)
             return true;
+        if (rung)
+            lane_repeat(lane);
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */
-        if (cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
-                          COX_DEADLINE_NEVER) < 0)
+        int r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
+                              COX_DEADLINE_NEVER);
+        if (r < 0) {
+            int none = 0; /* acq_rel: run reads it once all lanes have ended; the first one stays */
+            atomic_compare_exchange_strong_explicit(&worker->failed, &none, r, memory_order_acq_rel,
+                                                    memory_order_acquire);
             return false;
+        }
+        rung = true;
         /* Without a control region the token is the news, unless it is the one that stop rings
          * with. */
         if (worker->stands_in && !lane_leaving(lane))
@@ -86,7 +105,7 @@ static void *lane_main(void *argument)
     struct cox_worker *worker = lane->worker;
     struct cox_gate *gate = &lane->channel.gate;
     uint32_t rank = worker->options.rank;
-    uint64_t next = cox_truth_taken(lane->line) + 1;
+    uint64_t next = lane->taken + 1;
     bool goodbye = false;
     while (!goodbye && lane_await(lane, &next)) {
         struct cox_request request;
@@ -96,10 +115,12 @@ static void *lane_main(void *argument)
             continue;
         }
         cox_gate_settle(gate, rank, COX_BELL_REQUEST_CONSUME);
-        cox_truth_set_taken(lane->line, next);
+        /* Again for every request: an answer from another life is refused. */
+        cox_truth_set_life(lane->line, worker->control.epoch, worker->options.generation);
+        cox_lane_set_taken(lane, next);
         cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, cox_now_ns());
         if (r)
-            cox_lane_refuse(lane, next, r, "the frame has an impossible length");
+            cox_lane_refuse(lane, &request, r, "the frame has an impossible length");
         else
             goodbye = cox_lane_serve(lane, &request);
         cox_truth_set_state(lane->line, COX_RANK_IDLE, next, cox_now_ns());
@@ -123,6 +144,7 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     size_t capacity = worker->error_channel.response.size - COX_PREFIX_SIZE, length;
     char cut[768];
     snprintf(cut, sizeof cut, "%s", text);
+    cox_text_trim(cut);
     /* The text stands where legacy coordinators look for it. */
     ModelExecuteData__ExecuteModelResponse body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
     body.err_msg = cut;
@@ -145,8 +167,10 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     /* Halve the text until it fits: a region may be as small as 256 bytes. */
     while ((r = cox_wire_response_pack(&report, base + COX_PREFIX_SIZE, capacity, &length)) ==
                COX_TOO_LARGE &&
-           cut[0])
+           cut[0]) {
         cut[strlen(cut) / 2] = '\0';
+        cox_text_trim(cut);
+    }
     if (r)
         return r;
     uint32_t prefix = htole32((uint32_t)length);
@@ -154,15 +178,21 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     return 0;
 }
 
+static bool worker_stopping(const struct cox_worker *worker)
+{
+    return atomic_load_explicit(&worker->stopping, memory_order_acquire);
+}
+
 /* One report at a time from this process, each until its own deadline. */
 static int worker_enter_fault(struct cox_worker *worker, uint64_t deadline_ns)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
     pthread_mutex_lock(&worker->error_lock);
-    while (worker->reporting && cox_now_ns() < deadline_ns)
+    while (worker->reporting && !worker_stopping(worker) && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&worker->error_cond, &worker->error_lock, &until);
-    int r = worker->reporting ? COX_TIMEOUT : 0;
-    worker->reporting = true;
+    int r = worker_stopping(worker) ? COX_CLOSED : worker->reporting ? COX_TIMEOUT : 0;
+    if (r == 0)
+        worker->reporting = true;
     pthread_mutex_unlock(&worker->error_lock);
     return r;
 }
@@ -175,26 +205,24 @@ static void worker_leave_fault(struct cox_worker *worker)
     pthread_mutex_unlock(&worker->error_lock);
 }
 
-int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
-                    uint64_t deadline_ns)
+static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
+                       uint64_t deadline_ns)
 {
     struct cox_gate *gate = &worker->error_channel.gate;
     struct cox_layout_rank_line *line =
         cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR);
-    if (worker_enter_fault(worker, deadline_ns))
-        return COX_TIMEOUT; /* another report of this process waits for the slot */
+    int r = worker_enter_fault(worker, deadline_ns);
+    if (r)
+        return r; /* another report of this process waits for the slot */
     /* TAKEN: waits for the slot, REPLYING: has it. Said before the wait, so that the coordinator looks
      * for the token of whoever dies with it in its hand (coordinator/faults.h). */
     cox_truth_set_state(line, COX_RANK_TAKEN, sequence, cox_now_ns());
-    int r = COX_TIMEOUT;
-    while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns) {
-        if (atomic_load_explicit(&worker->stopping, memory_order_acquire)) {
-            r = COX_CLOSED;
-            break;
-        }
-        r = cox_gate_wait(gate, 0, COX_BELL_RESPONSE_PRODUCE,
-                          cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
-    }
+    do /* once also when the deadline has passed */
+        r = worker_stopping(worker)
+                ? COX_CLOSED
+                : cox_gate_wait(gate, 0, COX_BELL_RESPONSE_PRODUCE,
+                                cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
+    while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);
     if (r == 0) {
         cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
         cox_fault_point(COX_FAULT_REPORT_CLAIMED);
@@ -206,6 +234,16 @@ int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, c
     }
     cox_truth_set_state(line, COX_RANK_IDLE, sequence, cox_now_ns());
     worker_leave_fault(worker);
+    return r;
+}
+
+int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
+                    uint64_t deadline_ns)
+{
+    /* acq_rel: partner is the acquire in free; who went has let go of everything. */
+    atomic_fetch_add_explicit(&worker->tellers, 1, memory_order_acq_rel);
+    int r = worker_tell(worker, channel, sequence, text, deadline_ns);
+    atomic_fetch_sub_explicit(&worker->tellers, 1, memory_order_acq_rel);
     return r;
 }
 
@@ -304,6 +342,49 @@ static int worker_follow_wrapper(struct cox_worker *worker, struct cox_error *er
     return 0;
 }
 
+static struct cox_layout_identity *worker_identity(struct cox_worker *worker)
+{
+    return &worker->control.layout->ranks[worker->options.rank].identity;
+}
+
+/* Two processes that serve one rank would each take every other request. From here on this one
+ * alone writes the rank's lines. */
+static int worker_claim(struct cox_worker *worker, const struct cox_worker_identity *self,
+                        struct cox_error *err)
+{
+    struct cox_layout_identity *identity = worker_identity(worker);
+    worker->claimed = cox_truth_claim_identity(identity, (uint32_t)self->pid, self->start);
+    if (worker->claimed)
+        return 0;
+    /* relaxed: for display. */
+    uint32_t holder = atomic_load_explicit(&identity->pid, memory_order_relaxed);
+    uint32_t state = atomic_load_explicit(&identity->state, memory_order_relaxed);
+    return cox_fail(err, COX_TAKEN,
+                    "rank %" PRIu32 " of %s %s process %" PRIu32
+                    ": one process serves a rank, and another only after the coordinator started "
+                    "it again",
+                    worker->options.rank, worker->options.prefix,
+                    state == COX_IDENTITY_LEFT ? "was left by" : "is held by", holder);
+}
+
+/* Where the rank stands on this channel: at the start, or where the coordinator has put the line of
+ * one that is started again. Read once. */
+static int worker_attach_line(struct cox_lane *lane, struct cox_error *err)
+{
+    /* In this order: a request may be published meanwhile. */
+    uint64_t taken = cox_truth_taken(lane->line);
+    uint64_t published =
+        cox_truth_published(cox_truth_channel(&lane->worker->control, lane->channel.id));
+    if (taken > published)
+        return cox_fail(err, COX_CORRUPT,
+                        "the %s channel of rank %" PRIu32 " stands at sequence %" PRIu64
+                        ", but only %" PRIu64 " were published",
+                        cox_channel_name(lane->channel.id), lane->worker->options.rank, taken,
+                        published);
+    lane->taken = lane->returned = lane->done = taken;
+    return 0;
+}
+
 static int worker_attach_channels(struct cox_worker *worker, const struct cox_inherit *inherit,
                                   struct cox_error *err)
 {
@@ -315,9 +396,10 @@ static int worker_attach_channels(struct cox_worker *worker, const struct cox_in
         if (r)
             return r;
         lane->line = cox_truth_line(&worker->control, options->rank, (enum cox_channel_id)c);
-        /* relaxed: seen by the coordinator after the release of `done` or of the identity. */
-        atomic_store_explicit(&lane->line->epoch, worker->control.epoch, memory_order_relaxed);
-        atomic_store_explicit(&lane->line->generation, options->generation, memory_order_relaxed);
+        cox_truth_set_life(lane->line, worker->control.epoch, options->generation);
+        r = worker_attach_line(lane, err);
+        if (r)
+            return r;
         r = cox_arena_init(&lane->arena, ARENA_FIRST_SIZE, options->request_size_max);
         if (r)
             return cox_fail(err, r, "no memory for requests");
@@ -327,13 +409,10 @@ static int worker_attach_channels(struct cox_worker *worker, const struct cox_in
 }
 
 /* From here on the coordinator counts on this rank. */
-static void worker_announce(struct cox_worker *worker, const struct cox_worker_identity *self)
+static void worker_announce(struct cox_worker *worker)
 {
-    struct cox_layout_identity *identity =
-        &worker->control.layout->ranks[worker->options.rank].identity;
-    /* relaxed: ordered by the release of `state` below. */
-    atomic_store_explicit(&identity->pid, (uint32_t)self->pid, memory_order_relaxed);
-    atomic_store_explicit(&identity->start, self->start, memory_order_relaxed);
+    struct cox_layout_identity *identity = worker_identity(worker);
+    /* relaxed: ordered by the release of `state` below. pid and start are there since the claim. */
     atomic_store_explicit(&identity->generation, worker->options.generation, memory_order_relaxed);
     atomic_store_explicit(&identity->epoch, worker->control.epoch, memory_order_relaxed);
     cox_fault_point(COX_FAULT_ATTACH_IDENTITY);
@@ -345,6 +424,48 @@ static void worker_announce(struct cox_worker *worker, const struct cox_worker_i
                       COX_BELL_RESPONSE_CONSUME);
     cox_fault_point(COX_FAULT_ATTACHED);
 }
+
+/* ---- the guard: the end of an orphan, from new to free, whatever the host's own threads do ---- */
+
+static void *guard_main(void *argument)
+{
+    struct cox_worker *worker = argument;
+    for (;;) {
+        struct pollfd fds[2] = {
+            {.fd = worker->guard_fd, .events = POLLIN},
+            {.fd = worker->coordinator.pidfd, .events = POLLIN},
+        };
+        int count = poll(fds, 2, -1);
+        if (count > 0 && fds[0].revents)
+            return NULL;
+        if (count > 0)
+            _exit(ORPHAN_EXIT_STATUS);
+        if (errno != EINTR) /* no memory in the kernel; it may pass */
+            nanosleep(&(struct timespec){.tv_nsec = 50 * (long)COX_NSEC_PER_MSEC}, NULL);
+    }
+}
+
+static int guard_start(struct cox_worker *worker, struct cox_error *err)
+{
+    if (worker->options.on_orphan != COX_ORPHAN_EXIT)
+        return 0; /* run looks itself */
+    int r = cox_thread_start(&worker->guard, guard_main, worker);
+    worker->guarded = r == 0;
+    return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
+}
+
+static void guard_stop(struct cox_worker *worker)
+{
+    if (!worker->guarded)
+        return;
+    const uint64_t one = 1;
+    ssize_t written = write(worker->guard_fd, &one, sizeof one);
+    (void)written; /* a full counter is as readable as one */
+    pthread_join(worker->guard, NULL);
+    worker->guarded = false;
+}
+
+/* ---- new and free ---- */
 
 int cox_worker_new_as(const struct cox_worker_identity *self,
                       const struct cox_worker_options *options,
@@ -380,11 +501,16 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&worker->error_cond, &monotonic);
     pthread_condattr_destroy(&monotonic);
+    worker->guard_fd = -1;
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (worker->wake_fd < 0)
+    if (worker->wake_fd >= 0)
+        worker->guard_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (worker->guard_fd < 0)
         r = cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno));
     if (r == 0) {
         r = cox_fd_raise(&worker->wake_fd);
+        if (r == 0)
+            r = cox_fd_raise(&worker->guard_fd);
         if (r)
             cox_fail(err, r, "eventfd: %s", cox_status_text(r));
     }
@@ -400,22 +526,35 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     if (r == 0)
         r = worker_follow_wrapper(worker, err);
     if (r == 0)
+        r = guard_start(worker, err);
+    if (r == 0)
+        r = worker_claim(worker, self, err);
+    if (r == 0)
         r = worker_attach_channels(worker, &inherit, err);
     if (r == 0) {
         r = cox_table_new(worker->options.sequence_count_max, worker->options.token_count_max,
                           &worker->table);
-        if (r)
-            cox_fail(err, r, "no memory for the sequence table");
+        if (r == COX_INVALID)
+            cox_fail(err, r,
+                     "room for %" PRIu32 " sequences of %" PRIu32 " tokens was asked for: allowed "
+                     "are up to %" PRIu32 " of up to %" PRIu32,
+                     worker->options.sequence_count_max, worker->options.token_count_max,
+                     COX_TABLE_SEQUENCE_COUNT_LIMIT, COX_TABLE_TOKEN_COUNT_LIMIT);
+        else if (r)
+            cox_fail(err, r, "no memory for the sequence table: %s", cox_status_text(r));
         else
             cox_table_watch(
                 worker->table,
                 &cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
     }
     if (r) {
+        if (worker->claimed)
+            cox_truth_unclaim_identity(worker_identity(worker));
+        worker->claimed = false;
         cox_worker_free(worker);
         return r;
     }
-    worker_announce(worker, self);
+    worker_announce(worker);
     *ret_worker = worker;
     return 0;
 }
@@ -431,10 +570,33 @@ int cox_worker_new(const struct cox_worker_options *options,
     return cox_worker_new_as(&self, options, callbacks, context, ret_worker, err);
 }
 
+/* Nobody needs to wait for this rank any more, though the process may live on. The coordinator looks
+ * by itself, once a slice. */
+static void worker_leave(struct cox_worker *worker)
+{
+    if (worker->claimed)
+        cox_truth_set_left(worker_identity(worker));
+    worker->claimed = false;
+}
+
+/* Whoever is inside a report comes out with COX_CLOSED, within a slice. */
+static void worker_await_tellers(struct cox_worker *worker)
+{
+    atomic_store_explicit(&worker->stopping, true, memory_order_release);
+    pthread_mutex_lock(&worker->error_lock);
+    pthread_cond_broadcast(&worker->error_cond);
+    pthread_mutex_unlock(&worker->error_lock);
+    while (atomic_load_explicit(&worker->tellers, memory_order_acquire) > 0)
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+}
+
 struct cox_worker *cox_worker_free(struct cox_worker *worker)
 {
     if (!worker)
         return NULL;
+    worker_await_tellers(worker);
+    worker_leave(worker);
+    guard_stop(worker);
     if (worker->follows_wrapper)
         prctl(PR_SET_PDEATHSIG, 0);
     cox_table_free(worker->table);
@@ -447,6 +609,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     cox_peer_close(&worker->coordinator);
     cox_control_close(&worker->control);
     cox_close_fd(&worker->wake_fd);
+    cox_close_fd(&worker->guard_fd);
     pthread_cond_destroy(&worker->error_cond);
     pthread_mutex_destroy(&worker->error_lock);
     free(worker);
@@ -470,8 +633,8 @@ static void worker_ring_lanes(struct cox_worker *worker)
                       COX_BELL_REQUEST_CONSUME);
 }
 
-/* Waits until all lanes have ended; watches the coordinator, and passes a stop on to lanes that
- * sleep. */
+/* Waits until all lanes have ended; watches the coordinator where the guard does not, and passes a
+ * stop on to lanes that sleep. */
 static int worker_watch(struct cox_worker *worker)
 {
     bool rung = false, orphaned = false;
@@ -480,15 +643,13 @@ static int worker_watch(struct cox_worker *worker)
     while (atomic_load_explicit(&worker->running, memory_order_acquire) > 0) {
         struct pollfd fds[2] = {
             {.fd = worker->wake_fd, .events = POLLIN},
-            {.fd = orphaned ? -1 : worker->coordinator.pidfd, .events = POLLIN},
+            {.fd = orphaned || worker->guarded ? -1 : worker->coordinator.pidfd, .events = POLLIN},
         };
         if (poll(fds, 2, -1) < 0 && errno != EINTR) { /* no memory in the kernel: leave in order */
             failed = -errno;
             atomic_store_explicit(&worker->stopping, true, memory_order_release);
         }
         if (fds[1].revents) {
-            if (worker->options.on_orphan == COX_ORPHAN_EXIT)
-                _exit(ORPHAN_EXIT_STATUS);
             orphaned = true;
             atomic_store_explicit(&worker->stopping, true, memory_order_release);
         }
@@ -520,9 +681,13 @@ int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
     int watched = worker_watch(worker);
     for (int c = 0; c < started; c++)
         pthread_join(worker->lanes[c].thread, NULL);
+    worker_leave(worker);
     if (r == 0 && watched)
         r = cox_fail(err, watched, "watching the coordinator (process %jd): %s",
                      (intmax_t)worker->coordinator.pid, cox_status_text(watched));
+    int failed = atomic_load_explicit(&worker->failed, memory_order_acquire);
+    if (r == 0 && failed)
+        r = cox_fail(err, failed, "waiting for a request: %s", cox_status_text(failed));
     if (r == 0 && atomic_load_explicit(&worker->finalized, memory_order_acquire) &&
         worker->callbacks->finalize)
         worker->callbacks->finalize(worker->context);

@@ -3,9 +3,10 @@
  * the coordinator.
  *
  * Processes and threads: one struct cox_worker per process. new, run and free on one thread; stop
- *   from anywhere, signal handlers included; report_fault from any thread. run starts one thread
- *   per two-way channel, with all signals blocked, and calls each callback on the thread of its
- *   channel:
+ *   from anywhere, signal handlers included; report_fault from any thread. new starts a thread that
+ *   ends the process with its coordinator (COX_ORPHAN_EXIT), until free. run starts one thread
+ *   per two-way channel, with all signals blocked but those of faults, and calls each callback on
+ *   the thread of its channel:
  *     execute            init, execute, cleanup, opaque
  *     shared_sync_link   link, link_status, lora
  *     transfer           pull_kv
@@ -18,13 +19,14 @@
  *   coordinator with the rank. An error of any rank ends the request for all.
  * If the process dies: its slot and lines stay as they are; the coordinator sees the death and no
  *   half-written answer.
- * If the coordinator dies: a process that it started itself gets SIGKILL from the kernel, from its
- *   first instruction on, also when stopped. One inside wrappers (sh -c, timeout) is ended by run
- *   (on_orphan), which a stopped process cannot do; so new asks the kernel for SIGKILL at the death
- *   of the wrapper, from then until free, where on_orphan is COX_ORPHAN_EXIT and the wrapper has
- *   one thread. What is left: stopped inside two wrappers that both stay, or inside one with
- *   threads, a worker ends when it is continued. Before new the library knows of nothing: a
- *   wrapped worker should attach first and load its weights in init.
+ * If the coordinator dies: the process ends, also before run, and in or after finalize (on_orphan).
+ *   One that the coordinator started itself gets SIGKILL from the kernel, from its first instruction
+ *   on, also when stopped. One inside wrappers (sh -c, timeout) ends itself, which a stopped process
+ *   cannot do; so new asks the kernel for SIGKILL at the death of the wrapper, from then until free,
+ *   where on_orphan is COX_ORPHAN_EXIT and the wrapper has one thread. What is left: stopped inside
+ *   two wrappers that both stay, or inside one with threads, a worker ends when it is continued.
+ *   Before new the library knows of nothing: a wrapped worker should attach first and load its
+ *   weights in init.
  */
 #ifndef COX_WORKER_WORKER_H
 #define COX_WORKER_WORKER_H
@@ -47,7 +49,7 @@ struct ModelExecuteData__LoraOperationResponse;
 
 /* What to do when the coordinator is gone. */
 enum cox_orphan_action {
-    COX_ORPHAN_EXIT = 0, /* _exit(70) at once, whatever the callbacks do */
+    COX_ORPHAN_EXIT = 0, /* _exit(70) at once, whatever callbacks or the host do */
     COX_ORPHAN_RETURN,   /* run returns COX_PEER_DEAD once running callbacks have returned; only a
                             process that the coordinator did not start itself gets that far */
 };
@@ -58,9 +60,9 @@ struct cox_worker_options {
     uint32_t rank_count; /* checked against the group */
     int32_t device;      /* passed on, not used by the library */
     uint32_t generation; /* which life of this rank; 1 is the first */
-    int fd_first;        /* with fd_count > 0: the group's memory as open fds (channel/inherit.h), */
-    uint32_t fd_count;   /* which new takes; a rank that is started again has no names to go by */
-    int32_t parent_pid;  /* coordinator; checked against the group; a legacy one is known by this
+    int fd_first;       /* with fd_count > 0: the group's memory as open fds (channel/inherit.h), */
+    uint32_t fd_count;  /* which new takes; a rank that is started again has no names to go by */
+    int32_t parent_pid; /* coordinator; checked against the group; a legacy one is known by this
                             alone */
     enum cox_orphan_action on_orphan;
     size_t request_size_max;     /* cap on an unpacked request; 0: 256 MiB */
@@ -70,12 +72,11 @@ struct cox_worker_options {
 };
 
 /* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
- * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS) and then from the flags --local_rank,
- * --local_world_size, --npu_num_per_dp,
- * --npu_device_id, --parent_pid, --shm_name_prefix (value in the next argument or after '='). When
+ * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS, which is removed from it) and
+ * then from the flags --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id,
+ * --parent_pid, --shm_name_prefix (value in the next argument or after '='). When
  * --npu_num_per_dp is smaller than the world size, the node has several groups: rank is taken
- * modulo it. --global_rank and
- * --global_world_size are accepted and not used. Flags it knows are removed from argv and *argc;
+ * modulo it. --global_rank and --global_world_size are accepted and not used. Flags it knows are removed from argv and *argc;
  * all others stay, in order. Returns 0 or COX_INVALID: err names what is missing. */
 COX_PUBLIC int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char **argv,
                                         struct cox_error *err);
@@ -148,14 +149,18 @@ struct cox_worker_callbacks {
  * no control region, one of a legacy coordinator. callbacks and context are borrowed until free.
  * Returns 0; COX_NOT_FOUND: no such group; COX_DENIED: an object with another owner, mode or type;
  * COX_VERSION; COX_CORRUPT; COX_INVALID: rank or world size do not fit the group; COX_PEER_DEAD:
- * its coordinator or its wrapper is gone; -errno. */
+ * its coordinator or its wrapper is gone; COX_TAKEN: another process is this rank, err says which,
+ * and it stays so until the coordinator starts the rank again (a legacy coordinator has no place to
+ * say so); -errno. */
 COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
                               const struct cox_worker_callbacks *callbacks, void *context,
                               struct cox_worker **ret_worker, struct cox_error *err);
-COX_PUBLIC struct cox_worker *
-cox_worker_free(struct cox_worker *worker); /* NULL-safe, returns NULL */
+/* NULL-safe, returns NULL. Threads inside report_fault come out first, with COX_CLOSED; none may
+ * come later. */
+COX_PUBLIC struct cox_worker *cox_worker_free(struct cox_worker *worker);
 
-/* Serves until the coordinator finalizes, stop is called, or the coordinator dies. Returns 0 after
+/* Serves until the coordinator finalizes, stop is called, or the coordinator dies. On return the
+ * rank has left the group: requests to it fail, also while the process lives on. Returns 0 after
  * finalize or stop; COX_PEER_DEAD (only with COX_ORPHAN_RETURN); COX_CORRUPT: shared memory makes
  * no sense any more; -errno. */
 COX_PUBLIC int cox_worker_run(struct cox_worker *worker, struct cox_error *err);
@@ -164,7 +169,8 @@ COX_PUBLIC int cox_worker_run(struct cox_worker *worker, struct cox_error *err);
 COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
 
 /* Tells the coordinator of a fault outside any answer, on the error channel; text is cut to what
- * fits. Waits for the slot until deadline_ns. Returns 0; COX_TIMEOUT; COX_CLOSED; -errno. */
+ * fits. Waits for the slot until deadline_ns; when that has passed, it is taken if it is free.
+ * Returns 0; COX_TIMEOUT; COX_CLOSED: the worker leaves; -errno. */
 COX_PUBLIC int cox_worker_report_fault(struct cox_worker *worker, const char *text,
                                        uint64_t deadline_ns);
 

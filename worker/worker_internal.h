@@ -5,6 +5,7 @@
 #include "../channel/channel.h"
 #include "../channel/peer.h"
 #include "../channel/request.h"
+#include "../channel/truth.h"
 #include "table.h"
 #include "worker.h"
 
@@ -16,6 +17,8 @@ struct cox_lane {
     struct cox_worker *worker;
     struct cox_channel channel;
     struct cox_layout_rank_line *line; /* this rank's, in the control region */
+    /* What was last stored in the line, whatever somebody else has written there since. */
+    uint64_t taken, returned, done;
     pthread_t thread;
     uint8_t *copy; /* private copy of a request, grown to what was needed */
     size_t copy_size;
@@ -31,15 +34,21 @@ struct cox_worker {
     bool stands_in; /* control is a stand-in, tokens tell: see stand_in.h */
     struct cox_peer coordinator;
     bool follows_wrapper; /* new armed PDEATHSIG of its thread, free disarms it */
+    bool claimed; /* this process is the rank, and has not left */
     struct cox_lane lanes[COX_TWO_WAY_COUNT];
     struct cox_channel error_channel;
     pthread_mutex_t error_lock;
     pthread_cond_t error_cond; /* on CLOCK_MONOTONIC; reporting became false */
     bool reporting;            /* one report at a time from this process */
+    _Atomic uint32_t tellers;  /* threads inside a report; free waits for them */
     struct cox_table *table;   /* the execute lane's */
     int wake_fd;               /* eventfd: stop was called, or a lane ended */
+    int guard_fd;              /* eventfd: free wants the guard */
+    pthread_t guard;
+    bool guarded; /* a thread ends the process with its coordinator */
     _Atomic bool stopping;
     _Atomic bool finalized;
+    _Atomic int failed;       /* the first lane's error, which ends the worker */
     _Atomic uint32_t running; /* lanes that serve */
 };
 
@@ -56,10 +65,29 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
                       const struct cox_worker_callbacks *callbacks, void *context,
                       struct cox_worker **ret_worker, struct cox_error *err);
 
+static inline void cox_lane_set_taken(struct cox_lane *lane, uint64_t sequence)
+{
+    lane->taken = sequence;
+    cox_truth_set_taken(lane->line, sequence);
+}
+
+static inline void cox_lane_set_returned(struct cox_lane *lane, uint64_t sequence)
+{
+    lane->returned = sequence;
+    cox_truth_set_returned(lane->line, sequence);
+}
+
+static inline void cox_lane_set_done(struct cox_lane *lane, uint64_t sequence)
+{
+    lane->done = sequence;
+    cox_truth_set_done(lane->line, sequence);
+}
+
 /* Serves one request: calls back, answers, and returns the frame. True: it was the goodbye. */
 bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request);
-/* Answers a request that could not even be read. */
-void cox_lane_refuse(struct cox_lane *lane, uint64_t sequence, int status, const char *text);
+/* Answers a request whose bytes could not even be read, if it is one that is answered. */
+void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, int status,
+                     const char *text);
 
 /* Tells of a fault; channel < 0: about no request. */
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,

@@ -440,6 +440,31 @@ static void group_run(struct driver *d)
 }
 
 /* The same name again, as a user would. */
+/* A group of its own, in which a rank dies and is started again. Only the coordinator's steps are struck
+ * and counted here: ranks know of no plan. */
+static void restart_run(struct driver *d)
+{
+    unsetenv("COXSWAIN_FAULT");
+    unsetenv("COXSWAIN_FAULT_COUNTS");
+    const uint32_t rank = MATRIX_RANK_COUNT - 1;
+    const struct cox_executor_options options = options_of(d);
+    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    struct cox_error err = {0};
+    int r = cox_executor_start(&options, &d->executor, &err);
+    journal("restart-start", r, NULL, err.text);
+    if (r)
+        return;
+    const struct operation echo = {"restart-echo", call_opaque, "echo once more", 0};
+    kill(cox_executor_pid(d->executor, rank), SIGKILL);
+    while (call_opaque(d, &echo, &err) == 0 && cox_now_ns() < deadline_ns)
+        continue;
+    r = cox_executor_restart(d->executor, rank, deadline_ns, &err);
+    journal("restart", r, NULL, err.text);
+    operation_do(d, &echo);
+    journal("restart-stop", (int)cox_executor_stop(d->executor), NULL, "");
+    d->executor = cox_executor_free(d->executor);
+}
+
 static void second_run(struct driver *d)
 {
     unsetenv("COXSWAIN_FAULT");
@@ -538,6 +563,8 @@ int matrix_driver(int argc, char **argv)
     int fds = count_fds();
     if (mode != MATRIX_AFTER) {
         group_run(&d);
+        if (mode == MATRIX_LEARN || mode == MATRIX_PLAIN)
+            restart_run(&d);
         journal("names", (int)test_count_names(d.name), NULL, "are left");
     }
     if (mode != MATRIX_LEARN)

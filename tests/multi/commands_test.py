@@ -660,6 +660,30 @@ def clean_removes_what_a_killed_coordinator_left():
 
 
 @test
+def clean_of_everything_leaves_alone_what_another_cleans():
+    """In a /dev/shm of its own; the lock of a dead group is held by somebody else."""
+    script = """
+        mount -t tmpfs -o mode=1777 tmpfs /dev/shm || exit 77
+        "$0" run -n 1 --name busy --no-flags -- sleep 1000 &
+        while [ ! -e /dev/shm/busy_control ] && kill -0 $!; do sleep 0.01; done
+        kill -9 $!
+        wait $!
+        exec 9<>/dev/shm/busy_control
+        flock 9
+        "$0" clean
+    """
+    command = ["unshare"] + ([] if os.geteuid() == 0 else ["-r"]) + ["-m", "sh", "-c", script, COXSWAIN]
+    process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT,
+                             env=environment())
+    if process.returncode == 77 or "unshare" in process.stderr:
+        print("skipped: no /dev/shm of its own")
+        return
+    result = Result(process.returncode, process.stdout, process.stderr, 0)
+    check(result.status == 0, "a failure", result)
+    check(result.out.startswith("kept busy: what process"), "not told", result)
+
+
+@test
 def clean_does_not_touch_a_live_group():
     name = "coxlive.%d" % os.getpid()
     dead = "coxdead.%d" % os.getpid()

@@ -1,5 +1,5 @@
 # The executor with real workers; scripted_worker obeys what the requests say.
-foreach(name attach completion executor faults flight group lateness operations restart step threads wrapper)
+foreach(name attach completion executor faults flight group lateness operations restart step threads worker wrapper)
     cox_multi_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_testlib TIMEOUT 120)
     add_dependencies(test_multi_${name} scripted_worker)

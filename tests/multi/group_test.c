@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -447,6 +448,54 @@ static void p6_b51_a_small_dev_shm_is_told_with_numbers(void **state)
     assert_int_equal(status, 0);
 }
 
+/* In a /dev/shm that holds one group but not two: the next start has the space of the dead one. */
+static int helper_leftovers(void)
+{
+    char size[64], name[64];
+    struct cox_geometry geometry;
+    const struct cox_geometry_choice choice = {0};
+    if (cox_geometry_resolve(2, &choice, &geometry, NULL))
+        return 2;
+    snprintf(size, sizeof size, "size=%" PRIu64 ",mode=1777",
+             cox_geometry_memory_bytes(&geometry) * 3 / 2);
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, size))
+        return 77;
+    const struct cox_executor_options options = {
+        .rank_count = 2, .name = test_unique_name(name), .keep_names = true};
+    struct test_group *g = NULL;
+    struct cox_error err = {0};
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (test_group_try(&options, &g, &err))
+            _exit(3);
+        raise(SIGKILL);
+    }
+    int status;
+    if (waitpid(pid, &status, 0) != pid || !WIFSIGNALED(status) || test_count_names(name) < 40)
+        return 3;
+    /* The ranks die with their coordinator, but nobody has waited for that. */
+    if (test_group_try(&options, &g, &err)) {
+        fprintf(stderr, "%s\n", err.text);
+        return 4;
+    }
+    /* A live group keeps its name, also where there is no space for a second one. */
+    struct test_group *second = NULL;
+    if (test_group_try(&options, &second, &err) != COX_TAKEN)
+        return 5;
+    test_group_free(g);
+    return test_count_names("") ? 6 : 0;
+}
+
+static void p7_b53_leftovers_give_their_space_to_the_next_start(void **state)
+{
+    (void)state;
+    int status = test_helper_run("leftovers");
+    if (status == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
 static void m16_geometry_that_cannot_be_is_refused(void **state)
 {
     (void)state;
@@ -704,6 +753,7 @@ int main(int argc, char **argv)
 {
     if (argc > 1)
         return strcmp(argv[1], "small_shm") == 0      ? helper_small_shm()
+               : strcmp(argv[1], "leftovers") == 0    ? helper_leftovers()
                : strcmp(argv[1], "leaves_names") == 0 ? helper_leaves_names(argv[2])
                : strcmp(argv[1], "group") == 0        ? helper_group(argv[2])
                                                       : 2;
@@ -719,6 +769,7 @@ int main(int argc, char **argv)
         TEST(m16_names_are_gone_once_all_are_attached),
         TEST(p6_sizes_told_before_are_the_sizes_taken),
         TEST(p6_b51_a_small_dev_shm_is_told_with_numbers),
+        TEST(p7_b53_leftovers_give_their_space_to_the_next_start),
         TEST(m16_geometry_that_cannot_be_is_refused),
         TEST(p2_a_worker_that_does_not_attach_ends_the_start),
         TEST(p2_the_rank_that_did_not_attach_is_named),

@@ -3,12 +3,14 @@
  * our library with the same answers (tests/legacy/native_worker.c). */
 #include "legacy_group.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 static void m7_legacy_ranks_serve_every_operation(void **state)
 {
@@ -409,6 +411,36 @@ static void p2_rank_that_ends_before_its_first_request(void **state)
     assert_int_equal(cox_executor_stop(test_group_executor(group)), 0);
 }
 
+/* A request that nobody answers, with a length that cannot be: an answer to it would be taken for that
+ * of the next request, and so on for ever. */
+static void p4_p10_a_spoilt_request_without_answer_is_not_answered(void **state)
+{
+    (void)state;
+    struct cox_executor_options options = small_options(2, all_native);
+    char name[64], path[128];
+    options.name = test_unique_name(name);
+    struct test_group *group = test_group_start(2, &options);
+    group_init(group);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        rank_halt(group, rank);
+    const int64_t id = 7;
+    struct cox_error err = {0};
+    assert_int_equal(cox_executor_cleanup(test_group_executor(group), &id, 1, soon(), &err), 0);
+    snprintf(path, sizeof path, "/dev/shm/%s_execute_request", name);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    uint8_t low = 0;
+    assert_int_equal(pread(fd, &low, 1, 0), 1);
+    low ^= 1;
+    assert_int_equal(pwrite(fd, &low, 1, 0), 1);
+    close(fd);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        rank_resume(group, rank);
+    test_await_faults(group, 1);
+    assert_non_null(strstr(test_fault(group, 0), "impossible length"));
+    group_infer(group);
+    group_end(group);
+}
+
 /* ---- the end ---- */
 
 static void m15_goodbye_right_behind_a_request_without_answer(void **state)
@@ -529,6 +561,7 @@ int main(void)
         TEST(p4_slow_rank),
         TEST(p2_killed_rank_is_named),
         TEST(p2_rank_that_ends_before_its_first_request),
+        TEST(p4_p10_a_spoilt_request_without_answer_is_not_answered),
         TEST(m15_goodbye_right_behind_a_request_without_answer),
         TEST(m15_end_is_bounded_whatever_a_rank_does),
         TEST(p7_names_that_the_workers_removed_are_no_error),

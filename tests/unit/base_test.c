@@ -56,6 +56,34 @@ static void long_texts_are_cut_to_what_fits(void **state)
     assert_int_equal(guarded.behind, 'x');
 }
 
+/* Characters of one to four bytes; wherever a text of them is cut, whole ones are left. */
+static void texts_are_cut_between_characters(void **state)
+{
+    static const char *const characters[] = {"a", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x9a\xa3"};
+    (void)state;
+    for (size_t c = 0; c < 4; c++)
+        for (size_t size = 0; size < 20; size++) {
+            size_t width = strlen(characters[c]);
+            char text[64] = "";
+            for (size_t i = 0; i < 10; i++)
+                strcat(text, characters[c]);
+            text[size] = '\0';
+            cox_text_trim(text);
+            assert_int_equal(strlen(text), strlen(text) / width * width);
+            assert_true(strlen(text) + width > (size < 10 * width ? size : 10 * width));
+        }
+    char odd[] = "a\x80\x80\x80\x80"; /* no UTF-8 at all: as it is */
+    cox_text_trim(odd);
+    assert_int_equal(strlen(odd), 5);
+    /* As failures are. */
+    char text[3000];
+    for (size_t i = 0; i + 2 < sizeof text; i += 2)
+        memcpy(text + i, "\xc3\xa9", 3);
+    struct cox_error err = {0};
+    cox_fail(&err, COX_INVALID, "%s", text);
+    assert_int_equal(strlen(err.text), (sizeof err.text - 1) / 2 * 2);
+}
+
 struct logged {
     int level;
     size_t length;
@@ -206,6 +234,7 @@ int main(void)
         LEAK_TEST(any_number_has_a_text),
         LEAK_TEST(the_first_failure_is_the_one_that_is_told),
         LEAK_TEST(long_texts_are_cut_to_what_fits),
+        LEAK_TEST(texts_are_cut_between_characters),
         LEAK_TEST(log_lines_reach_the_hook_or_nobody),
         LEAK_TEST(deadlines_saturate),
         LEAK_TEST(the_clock_never_goes_back),

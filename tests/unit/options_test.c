@@ -3,8 +3,8 @@
 #include "channel_fixture.h"
 
 static const char *const variables[] = {
-    "COXSWAIN_PREFIX", "COXSWAIN_RANK",       "COXSWAIN_WORLD_SIZE",
-    "COXSWAIN_DEVICE", "COXSWAIN_PARENT_PID", "COXSWAIN_GENERATION",
+    "COXSWAIN_PREFIX",     "COXSWAIN_RANK",       "COXSWAIN_WORLD_SIZE", "COXSWAIN_DEVICE",
+    "COXSWAIN_PARENT_PID", "COXSWAIN_GENERATION", "COXSWAIN_FDS",
 };
 
 static int environment_setup(void **state)
@@ -85,6 +85,23 @@ static void the_environment_alone_is_enough(void **state)
     assert_int_equal(options.generation, UINT32_MAX);
     assert_int_equal(arguments.argc, 2);
     assert_string_equal(arguments.argv[1], "--verbose");
+}
+
+/* A child of the worker has its own fds, of which some have these numbers. */
+static void b8_fds_are_told_to_one_process(void **state)
+{
+    struct arguments arguments = ARGUMENTS("--verbose");
+    (void)state;
+    set_environment();
+    setenv("COXSWAIN_FDS", "7:28", 1);
+    unsetenv("COXSWAIN_RANK");
+    refused(arguments, "the rank", "");
+    assert_string_equal(getenv("COXSWAIN_FDS"), "7:28"); /* not taken */
+    setenv("COXSWAIN_RANK", "3", 1);
+    struct cox_worker_options options = parsed(&arguments);
+    assert_int_equal(options.fd_first, 7);
+    assert_int_equal(options.fd_count, 28);
+    assert_null(getenv("COXSWAIN_FDS"));
 }
 
 static void m14_the_legacy_command_line_alone_is_enough(void **state)
@@ -266,6 +283,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         OPTIONS_TEST(the_environment_alone_is_enough),
+        OPTIONS_TEST(b8_fds_are_told_to_one_process),
         OPTIONS_TEST(m14_the_legacy_command_line_alone_is_enough),
         OPTIONS_TEST(the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own),
         OPTIONS_TEST(flags_win_over_the_environment_and_the_last_flag_over_the_first),

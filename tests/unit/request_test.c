@@ -207,6 +207,9 @@ static void m3_an_impossible_length_is_corrupt(void **state)
         assert_int_equal(cox_request_read(&group.channel, 1, 0, &request), COX_CORRUPT);
         assert_int_equal(cox_request_read(&group.channel, 1, 1, &request), COX_EMPTY);
         assert_null(request.bytes);
+        /* Whether somebody waits for an answer is known all the same. */
+        assert_int_equal(request.sequence, 1);
+        assert_int_equal(request.type, 1);
         atomic_store(&truth->frames[1].length, lengths[i]); /* both lie alike */
         assert_int_equal(cox_request_read(&group.channel, 1, 0, &request),
                          lengths[i] <= 4092 ? 0 : COX_CORRUPT);

@@ -1,0 +1,591 @@
+/*
+ * The life of one worker process: how it becomes a rank, and how it stops being one. The program is
+ * its own worker: the first argument says what is odd about it.
+ */
+#include "testing.h"
+
+#include "channel/peer.h"
+#include "channel/truth.h"
+#include "coordinator/operations.h"
+#include "proto/executor.pb-c.h"
+#include "worker/worker.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* ---- the worker ---- */
+
+static struct cox_worker *self;
+static _Atomic bool broken;
+
+/* Until the worker leaves. */
+static void *report_main(void *argument)
+{
+    while (cox_worker_report_fault(self, "hot", COX_DEADLINE_NEVER) != COX_CLOSED)
+        continue;
+    return argument;
+}
+
+static sigjmp_buf survived;
+
+static void on_fault_signal(int number)
+{
+    siglongjmp(survived, number);
+}
+
+/* As hosts do that probe memory, or guard a stack. Returns the signal. */
+static int fault_and_survive(void)
+{
+    struct sigaction action = {.sa_handler = on_fault_signal}, saved;
+    sigaction(SIGSEGV, &action, &saved);
+    volatile char *page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int number = sigsetjmp(survived, 1);
+    if (number == 0)
+        *page = 1;
+    munmap((void *)(uintptr_t)page, 4096);
+    sigaction(SIGSEGV, &saved, NULL);
+    return number;
+}
+
+static int on_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
+                     size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err)
+{
+    (void)context;
+    (void)err;
+    char text[64] = "";
+    memcpy(text, request, request_size < sizeof text ? request_size : sizeof text - 1);
+    if (strcmp(text, "pid") == 0) {
+        *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d", getpid());
+        return 0;
+    }
+    if (strcmp(text, "report late") == 0) {
+        int r = cox_worker_report_fault(self, "late", 0);
+        *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d", r);
+        return 0;
+    }
+    if (strcmp(text, "report wide") == 0) {
+        char wide[2 * 400 + 1] = "";
+        for (size_t i = 0; i < 400; i++)
+            memcpy(wide + 2 * i, "\xc3\xa9", 3);
+        cox_worker_report_fault(self, wide, cox_deadline_after_ms(TEST_PATIENCE_MS));
+        *ret_reply_size = 0;
+        return 0;
+    }
+    if (strcmp(text, "fault") == 0) {
+        *ret_reply_size =
+            (size_t)snprintf((char *)reply, reply_capacity, "%d", fault_and_survive());
+        return 0;
+    }
+    if (strcmp(text, "break") == 0)
+        atomic_store(&broken, true);
+    if (strcmp(text, "stop") == 0)
+        cox_worker_stop(self);
+    const char *echo = strncmp(text, "echo ", 5) == 0 ? text + 5 : text;
+    *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%s", echo);
+    return 0;
+}
+
+static const char *mode;
+
+static bool mode_is(const char *which)
+{
+    return strcmp(mode, which) == 0;
+}
+
+static void on_finalize(void *context)
+{
+    (void)context;
+    printf("finalizes\n");
+    while (mode_is("worker_that_finalizes_for_ever"))
+        pause();
+}
+
+/* In the rank's own line, before it attaches. */
+static void spoil_line(const struct cox_worker_options *options)
+{
+    struct cox_control control = COX_CONTROL_NONE;
+    COX_ASSERT(cox_control_attach(&control, options->prefix + 1, NULL) == 0);
+    cox_truth_set_taken(cox_truth_line(&control, options->rank, COX_CHANNEL_TRANSFER), 5);
+    cox_control_close(&control);
+}
+
+static int worker_main(int argc, char **argv)
+{
+    static const struct cox_worker_callbacks callbacks = {.opaque = on_opaque,
+                                                          .finalize = on_finalize};
+    struct cox_worker_options options = {0};
+    struct cox_error err = {0};
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    if (mode_is("worker_with_wild_limits"))
+        options.sequence_count_max = UINT32_MAX;
+    if (r == 0 && mode_is("worker_in_a_spoilt_line"))
+        spoil_line(&options);
+    if (r == 0)
+        r = cox_worker_new(&options, &callbacks, NULL, &self, &err);
+    pthread_t reporters[8];
+    size_t reporter_count = r == 0 && mode_is("worker_that_reports") ? 8 : 0;
+    for (size_t i = 0; i < reporter_count; i++)
+        COX_ASSERT(pthread_create(&reporters[i], NULL, report_main, NULL) == 0);
+    if (r == 0) {
+        printf("attached as %d\n", getpid());
+        while (mode_is("worker_that_never_runs"))
+            pause();
+        if (!mode_is("worker_that_only_attaches"))
+            r = cox_worker_run(self, &err);
+    }
+    printf("run: %d %s\n", r, err.text);
+    while (mode_is("worker_that_never_frees"))
+        pause();
+    cox_worker_free(self);
+    while (mode_is("worker_that_stays") || mode_is("worker_that_only_attaches"))
+        pause();
+    for (size_t i = 0; i < reporter_count; i++)
+        pthread_join(reporters[i], NULL);
+    printf("freed\n");
+    return r;
+}
+
+/* In place of the C library's: the semaphore of a worker that is told so is broken. */
+int sem_wait(sem_t *semaphore)
+{
+    if (mode && mode_is("worker_with_a_broken_semaphore") && atomic_load(&broken)) {
+        errno = EINVAL;
+        return -1;
+    }
+    int (*next)(sem_t *);
+    *(void **)&next = dlsym(RTLD_NEXT, "sem_wait");
+    return next(semaphore);
+}
+
+/* ---- groups of it ---- */
+
+static char program[4096];
+
+static const char *const *command_of(const char *which)
+{
+    static const char *command[3];
+    command[0] = program;
+    command[1] = which;
+    return command;
+}
+
+static pid_t pid_of(struct test_group *g, uint32_t rank)
+{
+    return cox_executor_pid(test_group_executor(g), rank);
+}
+
+/* ---- one process for a rank ---- */
+
+/* A second process of rank 0: by names, which are still there. Returns its exit status. */
+static int run_second(struct test_group *g, char *output, size_t output_size)
+{
+    char name[72], coordinator[16], line[4400];
+    snprintf(name, sizeof name, "/%s", cox_executor_name(test_group_executor(g)));
+    snprintf(coordinator, sizeof coordinator, "%d", getpid());
+    snprintf(line, sizeof line,
+             "exec %s worker --shm_name_prefix %s --local_rank 0 --local_world_size %u "
+             "--parent_pid %s",
+             program, name, cox_executor_rank_count(test_group_executor(g)), coordinator);
+    FILE *pipe = popen(line, "re");
+    assert_non_null(pipe);
+    size_t length = fread(output, 1, output_size - 1, pipe);
+    output[length] = '\0';
+    int status = pclose(pipe);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void a_second_process_of_a_rank_is_refused(void **state)
+{
+    (void)state;
+    char name[64], output[1024], holder[128];
+    for (int legacy = 0; legacy < 2; legacy++) {
+        const struct cox_executor_options options = {.command = command_of("worker"),
+                                                     .name = test_unique_name(name),
+                                                     .keep_names = true,
+                                                     .legacy_workers = legacy};
+        struct test_group *g = test_group_start(2, &options);
+        test_await_lines(g, 0, "attached", 1);
+        assert_int_equal(run_second(g, output, sizeof output), COX_TAKEN);
+        snprintf(holder, sizeof holder, "rank 0 of /%s is held by process %d", name, pid_of(g, 0));
+        if (!strstr(output, holder))
+            fail_msg("'%s' is not in: %s", holder, output);
+        for (int k = 0; k < 20 && !legacy; k++)
+            test_expect_echo(g, "after");
+        test_group_free(g);
+    }
+}
+
+/* Those whose process stays attached for ever are refused as well, whoever is first. */
+static void of_many_at_once_one_is_the_rank(void **state)
+{
+    (void)state;
+    char name[64], line[4400];
+    /* Each rank is a shell that starts four workers of the rank; one may stay. */
+    snprintf(line, sizeof line, "for i in 1 2 3 4; do %s worker \"$@\" & done; wait", program);
+    const char *const command[] = {"/bin/sh", "-c", line, "sh", NULL};
+    const struct cox_executor_options options = {
+        .command = command, .name = test_unique_name(name), .keep_names = true};
+    struct test_group *g = test_group_start(2, &options);
+    char refused[32];
+    snprintf(refused, sizeof refused, "run: %d ", COX_TAKEN);
+    for (int rank = 0; rank < 2; rank++)
+        test_await_lines(g, rank, refused, 3);
+    for (int k = 0; k < 20; k++)
+        test_expect_echo(g, "one for each rank");
+    for (int rank = 0; rank < 2; rank++)
+        assert_int_equal(test_count_lines(g, rank, "run: "), 3);
+    test_group_free(g);
+}
+
+static void p10_a_worker_refuses_a_line_that_cannot_be(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker_in_a_spoilt_line"),
+                                                 .rank_count = 1};
+    struct test_group *g = NULL;
+    struct cox_error err = {0};
+    assert_int_equal(test_group_try(&options, &g, &err), COX_PEER_DEAD);
+    if (!strstr(err.text, "transfer channel of rank 0 stands at sequence 5, but only 0 were"))
+        fail_msg("%s", err.text);
+}
+
+/* ---- leaving ---- */
+
+/* Rank 0 leaves by its own will, with a request behind it, and its process stays. */
+static void p2_a_rank_that_left_is_told_though_its_process_lives(void **state)
+{
+    (void)state;
+    static const char *const modes[] = {"worker_that_never_frees", "worker_that_stays",
+                                        "worker_that_only_attaches"};
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        const struct cox_executor_options options = {.command = command_of(modes[i]),
+                                                     .finalize_ms = 200};
+        struct test_group *g = test_group_start(2, &options);
+        const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
+        const struct test_how second = {.gather = COX_GATHER_ALL, .ranks = 2};
+        char says[96];
+        snprintf(says, sizeof says, "rank 0 (pid %d) left the group, its process lives",
+                 pid_of(g, 0));
+        bool serves = strcmp(modes[i], "worker_that_only_attaches") != 0;
+        uint64_t begin = cox_now_ns();
+        if (serves) {
+            assert_int_equal(test_submit(g, &first, "stop"), 0);
+            assert_int_equal(test_submit(g, &first, "echo behind it"), 0);
+            assert_int_equal(test_await(g, 0)->status, 0);
+            const struct test_completion *c = test_await(g, 1);
+            assert_int_equal(c->status, COX_PEER_DEAD);
+            assert_int_equal(c->ranks[0].outcome, COX_OUTCOME_DEAD);
+            if (!strstr(c->text, says))
+                fail_msg("%s", c->text);
+        }
+        assert_int_equal(test_call_how(g, NULL, &first, "echo x"), COX_PEER_DEAD);
+        if (!strstr(test_error_text(g), says))
+            fail_msg("%s", test_error_text(g));
+        assert_true(cox_now_ns() - begin < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC / 2);
+        if (serves) /* the other is not concerned */
+            assert_int_equal(test_call_how(g, NULL, &second, "echo x"), 0);
+        struct cox_error err = {0};
+        assert_int_equal(cox_executor_restart(test_group_executor(g), 0,
+                                              cox_deadline_after_ms(TEST_PATIENCE_MS), &err),
+                         COX_STATE);
+        test_group_free(g);
+    }
+}
+
+/* The process that leaves and ends is dead, and how it ended is told. */
+static void p2_a_rank_that_left_and_ended_is_dead(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker")};
+    struct test_group *g = test_group_start(1, &options);
+    test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "stop");
+    test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "echo behind it");
+    const struct test_completion *c = test_await(g, 1);
+    assert_int_equal(c->status, COX_PEER_DEAD);
+    if (!strstr(c->text, "exited with status 0"))
+        fail_msg("%s", c->text);
+    test_group_free(g);
+}
+
+/* ---- reports ---- */
+
+struct held {
+    struct cox_executor *executor;
+    sem_t heard, freed, released;
+};
+
+static void hold_fault(void *context, uint32_t rank, const char *text)
+{
+    struct held *held = context;
+    (void)rank;
+    (void)text;
+    sem_post(&held->heard);
+    while (sem_wait(&held->released))
+        continue;
+    sem_post(&held->released); /* for good */
+}
+
+static void hear_freed(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    struct held *held = context;
+    (void)rank;
+    (void)is_stderr;
+    if (strcmp(text, "freed") == 0)
+        sem_post(&held->freed);
+}
+
+/* Eight threads are inside a report, for which there is no room, when the worker is freed. */
+static void m9_free_lets_reports_out_first(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 5; round++) {
+        struct held held;
+        sem_init(&held.heard, 0, 0);
+        sem_init(&held.freed, 0, 0);
+        sem_init(&held.released, 0, 0);
+        const struct cox_executor_options options = {.command = command_of("worker_that_reports"),
+                                                     .rank_count = 1,
+                                                     .fault = hold_fault,
+                                                     .line = hear_freed,
+                                                     .hook_context = &held};
+        struct cox_error err = {0};
+        if (cox_executor_start(&options, &held.executor, &err))
+            fail_msg("%s", err.text);
+        while (sem_wait(&held.heard))
+            continue;
+        const struct cox_submit_options how = {
+            .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
+        cox_executor_call_opaque(held.executor, "stop", 4, &how, NULL, NULL, &err);
+        const struct timespec until = cox_deadline_timespec(how.deadline_ns);
+        int freed;
+        while ((freed = sem_clockwait(&held.freed, CLOCK_MONOTONIC, &until)) && errno == EINTR)
+            continue;
+        sem_post(&held.released);
+        cox_executor_free(held.executor);
+        assert_int_equal(freed, 0);
+        sem_destroy(&held.heard);
+        sem_destroy(&held.freed);
+        sem_destroy(&held.released);
+    }
+}
+
+static void a_report_after_its_deadline_takes_a_slot_that_is_free(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker")};
+    struct test_group *g = test_group_start(1, &options);
+    struct test_completion c;
+    assert_int_equal(test_call(g, &c, "report late"), 0);
+    assert_string_equal(c.ranks[0].bytes, "0");
+    test_await_faults(g, 1);
+    assert_string_equal(test_fault(g, 0), "0 late");
+    test_completion_deinit(&c);
+    test_group_free(g);
+}
+
+static void a_report_is_cut_between_characters(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker")};
+    struct test_group *g = test_group_start(1, &options);
+    assert_int_equal(test_call(g, NULL, "report wide"), 0);
+    test_await_faults(g, 1);
+    const char *text = test_fault(g, 0) + 2; /* behind the rank */
+    assert_true(strlen(text) > 700);
+    assert_int_equal(strlen(text) % 2, 0);
+    test_group_free(g);
+}
+
+static void a_lane_that_fails_is_what_run_returns(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command =
+                                                     command_of("worker_with_a_broken_semaphore")};
+    struct test_group *g = test_group_start(1, &options);
+    char text[128];
+    test_call(g, NULL, "break"); /* answered, or the process is faster than the answer */
+    snprintf(text, sizeof text, "run: %d waiting for a request: Invalid argument", -EINVAL);
+    test_await_lines(g, 0, text, 1);
+    test_group_free(g);
+}
+
+static void m5_a_callback_has_the_fault_handlers_of_its_host(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker")};
+    struct test_group *g = test_group_start(1, &options);
+    for (int k = 0; k < 3; k++) {
+        struct test_completion c;
+        assert_int_equal(test_call(g, &c, "fault"), 0);
+        assert_int_equal(atoi(c.ranks[0].bytes), SIGSEGV);
+        test_completion_deinit(&c);
+    }
+    test_group_free(g);
+}
+
+static void limits_that_cannot_be_are_told_as_such(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.command = command_of("worker_with_wild_limits"),
+                                                 .rank_count = 1};
+    struct test_group *g = NULL;
+    struct cox_error err = {0};
+    assert_int_equal(test_group_try(&options, &g, &err), COX_PEER_DEAD);
+    if (!strstr(err.text, "room for 4294967295 sequences of 131072 tokens was asked for: allowed"))
+        fail_msg("%s", err.text);
+}
+
+#if COX_TESTING
+
+static void keep_status(void *context, const struct cox_completion *completion)
+{
+    atomic_store((_Atomic int *)context, completion->status);
+}
+
+/* The rank is halted between the look at the frame's record and the copy of its bytes. */
+static void p10_a_frame_that_is_written_again_is_not_served(void **state)
+{
+    (void)state;
+    char name[64];
+    setenv("COXSWAIN_FAULT", "rank.taken:stop:0:1", 1);
+    const struct cox_executor_options options = {
+        .command = command_of("worker"), .name = test_unique_name(name), .keep_names = true};
+    struct test_group *g = test_group_start(1, &options);
+    unsetenv("COXSWAIN_FAULT");
+    struct cox_executor *executor = test_group_executor(g);
+    struct cox_control control = COX_CONTROL_NONE;
+    assert_int_equal(cox_control_attach(&control, name, NULL), 0);
+    _Atomic int status = -1;
+    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, keep_status, &status), 0);
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT;
+    const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+                                           .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
+    uint64_t sequence;
+    assert_int_equal(cox_executor_submit(executor, &request, &how, &sequence, NULL), 0);
+    while (!cox_peer_stopped(pid_of(g, 0)))
+        sched_yield();
+    struct cox_layout_channel_truth *truth = cox_truth_channel(&control, COX_CHANNEL_EXECUTE);
+    atomic_fetch_add(&truth->frames[sequence % control.geometry.depth].sequence,
+                     control.geometry.depth);
+    assert_int_equal(kill(pid_of(g, 0), SIGCONT), 0);
+    while (atomic_load(&status) == -1)
+        sched_yield();
+    assert_int_equal(atomic_load(&status), COX_CORRUPT);
+    test_expect_echo(g, "x");
+    cox_control_close(&control);
+    test_group_free(g);
+}
+
+#endif
+
+/* ---- orphans ---- */
+
+/* On the supervisor's thread: the coordinator tells who its worker is, and dies when it says `text`. */
+static void die_at_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    const char *last = context;
+    (void)rank;
+    (void)is_stderr;
+    if (strncmp(text, "attached as ", 12) == 0)
+        dprintf(STDOUT_FILENO, "%s\n", text + 12);
+    if (strncmp(text, last, strlen(last)) == 0)
+        raise(SIGKILL);
+}
+
+/* Its worker sits in a shell, so that the kernel does not end it with us. argument: the mode. */
+static int coordinator_main(const char *argument)
+{
+    char line[4400];
+    snprintf(line, sizeof line, "%s %s; true", program, argument);
+    const char *const command[] = {"/bin/sh", "-c", line, NULL};
+    bool at_once = strcmp(argument, "worker_that_never_runs") == 0;
+    const struct cox_executor_options options = {
+        .rank_count = 1,
+        .command = command,
+        .no_flags = true,
+        .line = die_at_line,
+        .hook_context = at_once                                            ? "attached"
+                        : strcmp(argument, "worker_that_never_frees") == 0 ? "run: 0"
+                                                                           : "finalizes",
+        .finalize_ms = TEST_PATIENCE_MS,
+    };
+    struct cox_executor *executor;
+    struct cox_error err = {0};
+    int r = cox_executor_start(&options, &executor, &err);
+    if (r) {
+        fprintf(stderr, "start: %d %s\n", r, err.text);
+        return 1;
+    }
+    if (!at_once)
+        cox_executor_stop(executor);
+    for (;;)
+        pause();
+}
+
+static void p1_an_orphan_ends_before_and_after_it_serves(void **state)
+{
+    (void)state;
+    static const char *const modes[] = {"worker_that_never_runs", "worker_that_finalizes_for_ever",
+                                        "worker_that_never_frees"};
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        struct test_helper helper = test_helper_start("coordinator", modes[i]);
+        char text[16] = "";
+        ssize_t length = read(helper.out, text, sizeof text - 1);
+        assert_true(length > 0);
+        struct cox_peer worker = COX_PEER_NONE;
+        int opened = cox_peer_open(atoi(text), 0, &worker);
+        assert_int_equal(test_helper_wait(&helper), 128 + SIGKILL);
+        bool ended = opened == COX_PEER_DEAD ||
+                     poll(&(struct pollfd){.fd = worker.pidfd, .events = POLLIN}, 1,
+                          TEST_PATIENCE_MS) == 1;
+        if (!ended)
+            kill(worker.pid, SIGKILL);
+        cox_peer_close(&worker);
+        if (!ended)
+            fail_msg("a %s lives on", modes[i]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strncmp(argv[1], "worker", 6) == 0) {
+        mode = argv[1];
+        return worker_main(argc, argv);
+    }
+    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
+        return 1;
+    if (argc > 2 && strcmp(argv[1], "coordinator") == 0)
+        return coordinator_main(argv[2]);
+    const struct CMUnitTest tests[] = {
+        TEST(a_second_process_of_a_rank_is_refused),
+        TEST(of_many_at_once_one_is_the_rank),
+        TEST(p10_a_worker_refuses_a_line_that_cannot_be),
+        TEST(p2_a_rank_that_left_is_told_though_its_process_lives),
+        TEST(p2_a_rank_that_left_and_ended_is_dead),
+        TEST(m9_free_lets_reports_out_first),
+        TEST(a_report_after_its_deadline_takes_a_slot_that_is_free),
+#if COX_TESTING
+        TEST(p10_a_frame_that_is_written_again_is_not_served),
+#endif
+        TEST(limits_that_cannot_be_are_told_as_such),
+        TEST(a_report_is_cut_between_characters),
+        TEST(a_lane_that_fails_is_what_run_returns),
+        TEST(m5_a_callback_has_the_fault_handlers_of_its_host),
+        TEST(p1_an_orphan_ends_before_and_after_it_serves),
+    };
+    return cmocka_run_group_tests_name("worker", tests, NULL, NULL);
+}

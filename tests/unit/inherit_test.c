@@ -1,0 +1,111 @@
+#include "channel/inherit.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/mman.h>
+
+#include "channel_fixture.h"
+
+#define FIRST 300
+
+/* Files of one page from fd FIRST on, but for one that is odd. */
+static void fds_make(int odd, int odd_fd)
+{
+    for (int i = 0; i < COX_INHERIT_COUNT; i++) {
+        int fd = memfd_create("test", 0);
+        assert_true(fd >= 0);
+        assert_int_equal(ftruncate(fd, 4096), 0);
+        if (i == odd && odd_fd < 0)
+            close(fd); /* nothing is there */
+        else
+            assert_int_equal(dup2(i == odd ? odd_fd : fd, FIRST + i), FIRST + i);
+        if (i != odd || odd_fd >= 0)
+            close(fd);
+    }
+}
+
+static void fds_close(void)
+{
+    for (int i = 0; i < COX_INHERIT_COUNT; i++)
+        close(FIRST + i);
+}
+
+static void what_is_handed_down_is_taken(void **state)
+{
+    struct cox_inherit inherit;
+    struct cox_error err = {0};
+    (void)state;
+    fds_make(-1, -1);
+    assert_int_equal(cox_inherit_take(&inherit, FIRST, COX_INHERIT_COUNT, &err), 0);
+    for (int i = 0; i < COX_INHERIT_COUNT; i++) {
+        assert_int_equal(inherit.fds[i], FIRST + i);
+        assert_int_equal(fcntl(FIRST + i, F_GETFD), FD_CLOEXEC);
+    }
+    cox_inherit_close(&inherit);
+    for (int i = 0; i < COX_INHERIT_COUNT; i++)
+        assert_int_equal(fcntl(FIRST + i, F_GETFD), -1);
+}
+
+static void refused(int first, uint32_t count, int expected, const char *text)
+{
+    struct cox_inherit inherit;
+    struct cox_error err = {0};
+    assert_int_equal(cox_inherit_take(&inherit, first, count, &err), expected);
+    if (!strstr(err.text, text))
+        fail_msg("'%s' is not in: %s", text, err.text);
+    for (int i = 0; i < COX_INHERIT_COUNT; i++)
+        assert_int_equal(inherit.fds[i], -1);
+    cox_inherit_close(&inherit);
+}
+
+/* Whichever is wrong: none is closed, none is changed. */
+static void b8_what_is_none_of_ours_stays_open(void **state)
+{
+    (void)state;
+    int ends[2];
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    int empty = memfd_create("empty", MFD_CLOEXEC);
+    const struct {
+        int fd, expected;
+        const char *text;
+    } odds[] = {
+        {-1, COX_INVALID, "is not open"},
+        {ends[0], COX_DENIED, "is no memory of a group"},
+        {empty, COX_DENIED, "is no memory of a group"},
+    };
+    for (size_t o = 0; o < sizeof odds / sizeof odds[0]; o++)
+        for (int odd = 0; odd < COX_INHERIT_COUNT; odd += 9) {
+            char named[32];
+            fds_make(odd, odds[o].fd);
+            refused(FIRST, COX_INHERIT_COUNT, odds[o].expected, odds[o].text);
+            snprintf(named, sizeof named, "fd %d, ", FIRST + odd);
+            refused(FIRST, COX_INHERIT_COUNT, odds[o].expected, named);
+            for (int i = 0; i < COX_INHERIT_COUNT; i++)
+                assert_int_equal(fcntl(FIRST + i, F_GETFD), i == odd && odds[o].fd < 0 ? -1 : 0);
+            fds_close();
+        }
+    close(ends[0]);
+    close(ends[1]);
+    close(empty);
+}
+
+static void numbers_that_cannot_be_are_refused(void **state)
+{
+    (void)state;
+    refused(FIRST, COX_INHERIT_COUNT - 1, COX_INVALID, "27 fds are handed down, expected 28");
+    refused(FIRST, UINT32_MAX, COX_INVALID, "different versions");
+    refused(-1, COX_INHERIT_COUNT, COX_INVALID, "from -1 on");
+    refused(INT_MAX, COX_INHERIT_COUNT, COX_INVALID, "from 2147483647 on");
+    refused(INT_MAX - COX_INHERIT_COUNT, COX_INHERIT_COUNT, COX_INVALID, "is not open");
+}
+
+int main(void)
+{
+    fixture_begin();
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(what_is_handed_down_is_taken),
+        LEAK_TEST(b8_what_is_none_of_ours_stays_open),
+        LEAK_TEST(numbers_that_cannot_be_are_refused),
+    };
+    return cmocka_run_group_tests_name("inherit", tests, NULL, NULL);
+}
