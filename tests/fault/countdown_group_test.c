@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "coordinator/collect.h"
+#include "coordinator/console.h"
 #include "coordinator/crew.h"
 #include "coordinator/executor.h"
 #include "coordinator/faults.h"
@@ -499,5 +500,6 @@ int main(void)
         TEST(b19_what_could_not_be_made_leaves_its_group_alone),
     };
     environment_shrink();
+    cox_console_start(); /* its thread stays for good; it is none of a crew's */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
