@@ -346,14 +346,9 @@ static void p2_p7_stopped_at_any_point(void **state)
     skip();
 #endif
     static const char *const points[] = {
-        "attach.channel:stop:0:1",
-        "attach.channel:stop:1:4",
-        "attach.identity:stop:1",
-        "attached:stop:0",
-        "rank.taken:stop:1",
-        "execute:stop:0",
-        "rank.done:stop:1",
-        "rank.returned:stop:0",
+        "attach.channel:stop:0:1", "attach.channel:stop:1:4", "attach.identity:stop:1",
+        "attached:stop:0",         "rank.taken:stop:1",       "execute:stop:0",
+        "rank.done:stop:1",        "rank.returned:stop:0",
     };
     for (size_t p = 0; p < sizeof points / sizeof *points; p++)
         for (int w = DIRECT; w <= STAYS; w += STAYS - DIRECT) {

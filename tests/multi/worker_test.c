@@ -549,9 +549,9 @@ static void p1_an_orphan_ends_before_and_after_it_serves(void **state)
         struct cox_peer worker = COX_PEER_NONE;
         int opened = cox_peer_open(atoi(text), 0, &worker);
         assert_int_equal(test_helper_wait(&helper), 128 + SIGKILL);
-        bool ended = opened == COX_PEER_DEAD ||
-                     poll(&(struct pollfd){.fd = worker.pidfd, .events = POLLIN}, 1,
-                          TEST_PATIENCE_MS) == 1;
+        bool ended =
+            opened == COX_PEER_DEAD ||
+            poll(&(struct pollfd){.fd = worker.pidfd, .events = POLLIN}, 1, TEST_PATIENCE_MS) == 1;
         if (!ended)
             kill(worker.pid, SIGKILL);
         cox_peer_close(&worker);
