@@ -104,6 +104,17 @@ static inline bool cox_truth_frame_holds(const struct cox_layout_channel_truth *
                sequence;
 }
 
+/* True: the frame of `sequence` still holds an earlier request, so that `sequence` was not published,
+ * whatever the number says. 0 is a frame that is being written, for a later one. */
+static inline bool cox_truth_frame_behind(const struct cox_layout_channel_truth *truth,
+                                          uint32_t depth, uint64_t sequence)
+{
+    /* acquire: as above. */
+    uint64_t there =
+        atomic_load_explicit(&truth->frames[sequence % depth].sequence, memory_order_acquire);
+    return there != 0 && there < sequence;
+}
+
 /* release/acquire: whoever sees a step as void also sees why it was given up. */
 static inline void cox_truth_set_void(struct cox_layout_channel_truth *truth, uint64_t sequence)
 {

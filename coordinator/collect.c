@@ -248,14 +248,14 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
     struct cox_gate *gate = &collector->channel->gate;
     pthread_mutex_lock(&collector->lock);
     struct cox_entry *slot = collector_entry(collector, entry->sequence);
+    /* Before the entry is the new one: what lies there is counted for the old one. */
+    for (uint32_t rank = 0; collector->legacy && rank < collector->rank_count; rank++)
+        if (cox_rank_set_has(&entry->asked, rank))
+            collector_forget_stray(collector, rank);
     *slot = *entry;
     slot->published_ns = cox_now_ns();
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        if (!cox_rank_set_has(&entry->asked, rank))
-            continue;
-        if (collector->legacy)
-            collector_forget_stray(collector, rank);
-        else
+        if (cox_rank_set_has(&entry->asked, rank) && !collector->legacy)
             cox_gate_settle(gate, rank, COX_BELL_REQUEST_PRODUCE);
     }
     cox_request_publish(collector->channel, entry->sequence, entry->type, length, &entry->asked);
@@ -402,6 +402,9 @@ int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uin
     if (r == 0) {
         cox_truth_reset_line(cox_truth_line(channel->control, rank, channel->id),
                              collector->published);
+        /* Said again: the new process compares the two. */
+        cox_truth_set_published(cox_truth_channel(channel->control, channel->id),
+                                collector->published);
         for (uint32_t frame = 0; frame < geometry->depth; frame++)
             if (cox_rank_set_has(&collector->entries[frame].asked, rank))
                 cox_rank_set_add(&collector->entries[frame].consumed, rank);
@@ -466,6 +469,15 @@ static int gather_look(struct cox_collector *collector, struct cox_entry *entry)
     return failed ? -2 : first;
 }
 
+/* It has not taken the request; or it is idle again, and its answer was written over, which it says again. */
+static bool gather_sleeps(const struct cox_layout_rank_line *line, uint64_t sequence)
+{
+    /* acquire: partner is cox_truth_set_state. */
+    uint64_t word = atomic_load_explicit(&line->word, memory_order_acquire);
+    return cox_truth_taken(line) < sequence || (word >> COX_STATE_SHIFT == COX_RANK_IDLE &&
+                                                word >= cox_state_word(COX_RANK_IDLE, sequence));
+}
+
 /* Rings again each live rank that has not taken its frame: the one wake-up may have been lost with
  * a signal, a killed predecessor, or a meddler. */
 static void gather_ring(struct cox_collector *collector, const struct cox_entry *entry)
@@ -473,8 +485,8 @@ static void gather_ring(struct cox_collector *collector, const struct cox_entry 
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
-            cox_truth_taken(cox_truth_line(collector->channel->control, rank,
-                                           collector->channel->id)) < entry->sequence)
+            gather_sleeps(cox_truth_line(collector->channel->control, rank, collector->channel->id),
+                          entry->sequence))
             collector_ring(collector, rank);
 }
 

@@ -139,17 +139,21 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
 }
 
 /* Every rank that has attached by now, also behind one that has not: from then on its process is
- * watched. checked grows. Returns 0, or what is wrong with one. */
+ * watched. checked grows. The lock of the execute collector is held, and given up meanwhile. Returns 0, or what is wrong with one. */
 static int executor_check_attached(struct cox_executor *executor, struct cox_rank_set *checked,
                                    struct cox_error *err)
 {
+    struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     int r = 0;
     for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++) {
         const struct cox_layout_identity *identity =
             &executor->control.layout->ranks[rank].identity;
         if (cox_rank_set_has(checked, rank) || !cox_truth_attached(identity))
             continue;
+        /* Not under the lock: it may wait for a death, and who tells of deaths takes the lock. */
+        pthread_mutex_unlock(&collector->lock);
         r = cox_executor_check_identity(executor, rank, err);
+        pthread_mutex_lock(&collector->lock);
         cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
                         COX_BELL_RESPONSE_CONSUME);
         cox_rank_set_add(checked, rank);
@@ -374,6 +378,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
         if (cox_supervisor_dead(executor->supervisor, rank, NULL))
             executor_tell_death(executor, rank);
+    atomic_store_explicit(&executor->complete, true, memory_order_release);
     return 0;
 }
 
@@ -394,7 +399,8 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         if (!cox_supervisor_dead(executor->supervisor, rank, NULL) &&
-            !cox_truth_left(&executor->control, rank)) {
+            !cox_truth_left(&executor->control, rank) &&
+            !atomic_load_explicit(&executor->left_out[rank], memory_order_acquire)) {
             cox_rank_set_add(&entry.asked, rank);
             count++;
         }
@@ -456,7 +462,9 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     /* Before the workers end: what is outstanding is closed, not failed. */
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_stop(&executor->collectors[c]);
-    /* Whoever is inside a submit or a call comes out now, with COX_CLOSED. */
+    if (executor->supervisor)
+        cox_supervisor_cancel(executor->supervisor);
+    /* Whoever is inside a submit, a call or a restart comes out now, with COX_CLOSED. */
     while (atomic_load_explicit(&executor->callers, memory_order_acquire) > 0)
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     if (started) {

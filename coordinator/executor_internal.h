@@ -26,8 +26,11 @@ struct cox_executor {
     _Atomic bool death_told[COX_RANK_COUNT_MAX];
     uint32_t generations[COX_RANK_COUNT_MAX]; /* the life of each rank; under restarting */
     _Atomic bool restarting[COX_RANK_COUNT_MAX];
-    struct cox_inherit inherit; /* what a rank that is started again is given */
-    _Atomic uint32_t callers;   /* threads inside submit, call or recover; stop waits for them */
+    _Atomic bool
+        left_out[COX_RANK_COUNT_MAX]; /* by every channel, until a restart succeeds or gives up */
+    _Atomic bool complete;            /* start has returned */
+    struct cox_inherit inherit;       /* what a rank that is started again is given */
+    _Atomic uint32_t callers; /* threads inside submit, call or recover; stop waits for them */
 
     pthread_mutex_t recover_lock; /* protects the two below; never held over a call */
     pthread_cond_t recover_cond;  /* CLOCK_MONOTONIC; recovering became false */

@@ -173,6 +173,12 @@ void cox_faults_stop(struct cox_faults *faults)
     cox_arena_deinit(&faults->arena);
 }
 
+void cox_faults_revive(struct cox_faults *faults, uint32_t rank)
+{
+    /* relaxed: the fault thread sees it when it looks again. */
+    atomic_store_explicit(&faults->dead[rank], false, memory_order_relaxed);
+}
+
 void cox_faults_bury(struct cox_faults *faults, uint32_t rank)
 {
     atomic_store_explicit(&faults->dead[rank], true, memory_order_relaxed);

@@ -43,6 +43,8 @@ struct cox_faults {
  * set by the caller before. */
 int cox_faults_start(struct cox_faults *faults);
 void cox_faults_stop(struct cox_faults *faults); /* idempotent; a zeroed one is fine */
+/* A rank is about to be started again, its line is as at the start: what it holds counts again. */
+void cox_faults_revive(struct cox_faults *faults, uint32_t rank);
 /* A rank is dead: the slot is freed within two slices if it died with it. */
 void cox_faults_bury(struct cox_faults *faults, uint32_t rank);
 

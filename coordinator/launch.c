@@ -417,6 +417,8 @@ bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info)
 
 void cox_launch_kill_group(pid_t pid, int pidfd)
 {
+    /* Itself, in case it left its group for its parent's. */
+    syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
     if (syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, PIDFD_SIGNAL_PROCESS_GROUP) == 0 ||
         errno != EINVAL)
         return;
@@ -454,6 +456,8 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
     pid_t pid = launch_fork(&ret_launched->pidfd);
     if (pid < 0) {
         r = -errno;
+        /* The kernel may have stored a number before it gave up, which is somebody else's by now. */
+        atomic_store_explicit(&ret_launched->pidfd, -1, memory_order_relaxed);
         return cox_fail(err, r, "rank %u: creating its process: %s%s", rank, cox_status_text(r),
                         r == -EAGAIN ? " (raise ulimit -u or the pids limit of the control group)"
                                      : "");

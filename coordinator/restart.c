@@ -16,6 +16,7 @@ static int restart_leave_out(struct cox_executor *executor, uint32_t rank, uint6
                              struct cox_error *err)
 {
     int r = 0;
+    atomic_store_explicit(&executor->left_out[rank], true, memory_order_release);
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
         r = cox_collector_leave_out(&executor->collectors[c], rank, deadline_ns);
     return r ? cox_fail(err, r, "rank %" PRIu32 " is dead, but a handler did not return in time",
@@ -27,6 +28,7 @@ static void restart_admit(struct cox_executor *executor, uint32_t rank)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_admit(&executor->collectors[c], rank);
+    atomic_store_explicit(&executor->left_out[rank], false, memory_order_release);
 }
 
 /* Lines, identity and bells as at the start. life is told of the fds: those of the group, which stay the
@@ -42,8 +44,9 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
         int *bells = &life->fds[cox_inherit_bell(channel, (enum cox_bell)0)];
         r = cox_collector_reset_rank(&executor->collectors[c], rank, generation, bells, err);
     }
-    /* What it held of the error channel's slot was given back when its death was told. */
+    /* What the dead one held of the error channel's slot is looked for since its death was told. */
     cox_truth_reset_line(cox_truth_line(&executor->control, rank, COX_CHANNEL_ERROR), 0);
+    cox_faults_revive(&executor->faults, rank);
     cox_truth_reset_identity(&executor->control.layout->ranks[rank].identity);
     return r;
 }
@@ -107,7 +110,9 @@ static int restart_rank(struct cox_executor *executor, uint32_t rank, uint64_t d
 static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                            struct cox_error *err)
 {
-    if (!cox_supervisor_dead(executor->supervisor, rank, NULL))
+    /* One that an earlier restart killed, and that would not go in time, is not alive. */
+    bool left_out = atomic_load_explicit(&executor->left_out[rank], memory_order_acquire);
+    if (!cox_supervisor_dead(executor->supervisor, rank, NULL) && !left_out)
         return cox_truth_left(&executor->control, rank)
                    ? cox_fail(err, COX_STATE,
                               "rank %" PRIu32 " (pid %jd) left the group, its process lives: end "
@@ -144,6 +149,8 @@ int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t 
     _cox_cleanup_(cox_executor_go) struct cox_executor *inside = cox_executor_come(executor);
     if (atomic_load_explicit(&inside->stopping, memory_order_acquire))
         return cox_fail(err, COX_CLOSED, "the group stops");
+    if (!atomic_load_explicit(&inside->complete, memory_order_acquire))
+        return cox_fail(err, COX_BUSY, "the group is still being started");
     /* acq_rel: partner is the release below; one thread at a time has the rank's generation. */
     if (atomic_exchange_explicit(&inside->restarting[rank], true, memory_order_acq_rel))
         return cox_fail(err, COX_BUSY, "rank %" PRIu32 " is being started again already", rank);

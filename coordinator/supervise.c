@@ -92,6 +92,7 @@ struct cox_supervisor {
     bool expired;              /* start has waited long enough: no further process is started */
     uint32_t alive;            /* workers whose death hook has not returned */
     struct relaunch *relaunch; /* NULL: none is asked for */
+    bool cancelled;            /* no relaunch any more */
     struct cox_error launch_error;
 };
 
@@ -765,6 +766,14 @@ int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t d
                                              : "is alive still");
 }
 
+void cox_supervisor_cancel(struct cox_supervisor *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->cancelled = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
 int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
                             const struct cox_launch_life *life, uint64_t deadline_ns,
                             struct cox_error *err)
@@ -789,21 +798,26 @@ int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
     supervisor_wake(s);
     /* Once begun it is the thread's until done; a process that does not get as far as executing its
      * program by then is killed. */
-    while (!own.done && (own.begun || e != ETIMEDOUT)) {
+    while (!own.done) {
         const struct timespec slice =
             cox_deadline_timespec(cox_deadline_after_ms(EXPIRED_SLICE_MS));
-        bool late = own.begun && cox_now_ns() >= deadline_ns;
+        bool late = s->cancelled || cox_now_ns() >= deadline_ns;
+        if (late && !own.begun)
+            break;
         if (late)
             launch_kill(w);
         e = pthread_cond_timedwait(&s->changed, &s->lock, late ? &slice : &deadline);
     }
+    bool cancelled = s->cancelled;
     bool withdrawn = !own.done;
     if (withdrawn)
         s->relaunch = NULL;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    return withdrawn ? cox_fail(err, COX_TIMEOUT, "rank %u: hooks did not return in time", rank)
-                     : own.status;
+    if (!withdrawn)
+        return own.status;
+    return cancelled ? cox_fail(err, COX_CLOSED, "the group stops")
+                     : cox_fail(err, COX_TIMEOUT, "rank %u: hooks did not return in time", rank);
 }
 
 void cox_supervisor_expect_end(struct cox_supervisor *s)
@@ -843,9 +857,12 @@ static uint32_t signal_living(struct cox_supervisor *s, int number)
         struct worker *w = &s->workers[rank];
         pthread_mutex_lock(&s->lock);
         const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
-        bool heard = cox_peer_alive(&peer) && pidfd_signal(w->pidfd, number) == 0;
-        if (cox_peer_alive(&w->adopted) && pidfd_signal(w->adopted.pidfd, number) == 0)
-            heard = true;
+        bool adopted = cox_peer_alive(&w->adopted), heard = false;
+        if (adopted)
+            heard = pidfd_signal(w->adopted.pidfd, number) == 0;
+        /* A wrapper ends with what it wraps; a worker that goes with its wrapper would have no time. */
+        if (!worker_is_dead(w) && !(adopted && number == SIGTERM) && cox_peer_alive(&peer))
+            heard = pidfd_signal(w->pidfd, number) == 0 || heard;
         count += heard;
         if (number == SIGKILL && !worker_is_dead(w))
             cox_launch_kill_group(w->pid, w->pidfd);

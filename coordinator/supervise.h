@@ -115,10 +115,13 @@ void cox_supervisor_expect_end(struct cox_supervisor *supervisor);
  * alive from then on, with another pid and pidfd and no last lines. Before that, its death hook has
  * returned, and all that was started for the rank is gone. Returns 0; COX_STATE: it is alive;
  * COX_TIMEOUT: the dead one's wrapper or program would not go, or hooks did not return in time;
- * COX_EXEC_FAILED; -errno. Unless 0 it is as dead as before. Not inside a hook. */
+ * COX_EXEC_FAILED; COX_CLOSED: cancelled; -errno. Unless 0 it is as dead as before. Not inside a
+ * hook. */
 int cox_supervisor_relaunch(struct cox_supervisor *supervisor, uint32_t rank,
                             const struct cox_launch_life *life, uint64_t deadline_ns,
                             struct cox_error *err);
+/* Relaunches end soon, with COX_CLOSED, and none begins. */
+void cox_supervisor_cancel(struct cox_supervisor *supervisor);
 /* Waits until a rank is dead and its death is told: the hook has returned, and nothing that was started
  * for it runs any more. Returns 0 or COX_TIMEOUT. Not inside a hook. */
 int cox_supervisor_await_end(struct cox_supervisor *supervisor, uint32_t rank, uint64_t deadline_ns,

@@ -99,6 +99,20 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
     return false;
 }
 
+/* Somebody wrote over `published`: the request is still to come, and with it a token. True: so it was, and a
+ * token has come. */
+static bool lane_is_misled(struct cox_lane *lane, uint64_t next)
+{
+    const struct cox_worker *worker = lane->worker;
+    const struct cox_layout_channel_truth *truth =
+        cox_truth_channel(&worker->control, lane->channel.id);
+    if (!cox_truth_frame_behind(truth, worker->control.geometry.depth, next))
+        return false;
+    cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
+                  COX_DEADLINE_NEVER);
+    return true;
+}
+
 static void *lane_main(void *argument)
 {
     struct cox_lane *lane = argument;
@@ -110,10 +124,10 @@ static void *lane_main(void *argument)
     while (!goodbye && lane_await(lane, &next)) {
         struct cox_request request;
         int r = cox_request_read(&lane->channel, next, rank, &request);
-        if (r == COX_EMPTY) {
+        if (r == COX_EMPTY && !lane_is_misled(lane, next))
             lane_pass(lane, next++);
+        if (r == COX_EMPTY)
             continue;
-        }
         cox_gate_settle(gate, rank, COX_BELL_REQUEST_CONSUME);
         /* Again for every request: an answer from another life is refused. */
         cox_truth_set_life(lane->line, worker->control.epoch, worker->options.generation);
@@ -201,7 +215,8 @@ static void worker_leave_fault(struct cox_worker *worker)
 {
     pthread_mutex_lock(&worker->error_lock);
     worker->reporting = false;
-    pthread_cond_signal(&worker->error_cond);
+    pthread_cond_broadcast(
+        &worker->error_cond); /* who finds that the worker leaves passes nothing on */
     pthread_mutex_unlock(&worker->error_lock);
 }
 
@@ -493,6 +508,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
         worker->options.generation = 1;
     worker->callbacks = callbacks;
     worker->context = context;
+    worker->own_pid = getpid();
     worker->control.lock_fd = -1;
     worker->coordinator.pidfd = -1;
     pthread_mutex_init(&worker->error_lock, NULL);
@@ -594,11 +610,14 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
 {
     if (!worker)
         return NULL;
-    worker_await_tellers(worker);
-    worker_leave(worker);
-    guard_stop(worker);
-    if (worker->follows_wrapper)
-        prctl(PR_SET_PDEATHSIG, 0);
+    /* The child of a fork has none of the threads, and is not the rank: it only lets go of memory. */
+    if (worker->own_pid == getpid()) {
+        worker_await_tellers(worker);
+        worker_leave(worker);
+        guard_stop(worker);
+        if (worker->follows_wrapper)
+            prctl(PR_SET_PDEATHSIG, 0);
+    }
     cox_table_free(worker->table);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         cox_channel_close(&worker->lanes[c].channel);

@@ -157,6 +157,7 @@ COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
                               struct cox_worker **ret_worker, struct cox_error *err);
 /* NULL-safe, returns NULL. Threads inside report_fault come out first, with COX_CLOSED; none may
  * come later. */
+/* In the child of a fork it only lets go of memory: the rank is the parent's. */
 COX_PUBLIC struct cox_worker *cox_worker_free(struct cox_worker *worker);
 
 /* Serves until the coordinator finalizes, stop is called, or the coordinator dies. On return the

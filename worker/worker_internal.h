@@ -34,6 +34,7 @@ struct cox_worker {
     bool stands_in; /* control is a stand-in, tokens tell: see stand_in.h */
     struct cox_peer coordinator;
     bool follows_wrapper; /* new armed PDEATHSIG of its thread, free disarms it */
+    pid_t own_pid;        /* who called new; not a child of its fork */
     bool claimed;         /* this process is the rank, and has not left */
     struct cox_lane lanes[COX_TWO_WAY_COUNT];
     struct cox_channel error_channel;

@@ -52,6 +52,20 @@ static inline uint8_t fuzz_eat_byte(struct fuzz_input *input)
     return byte;
 }
 
+/* True when the bytes may hold a field of number 0 whose tag is longer than need be: protobuf-c reads that one,
+ * and refuses it once it is packed short. */
+static inline bool fuzz_has_long_tag_0(const uint8_t *bytes, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        size_t end = i + 1;
+        while (bytes[i] >> 3 == 16 && end < size && bytes[end] == 0x80)
+            end++;
+        if (bytes[i] >> 3 == 16 && end < size && bytes[end] == 0)
+            return true;
+    }
+    return false;
+}
+
 /* Reads every byte, so that a sanitizer sees memory that is not there. The check keeps the loop: no
  * compiler knows that the hash is not zero. */
 static inline void fuzz_touch(const void *bytes, size_t size)
