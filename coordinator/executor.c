@@ -1,6 +1,5 @@
 #include "executor.h"
 
-#include <endian.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -22,8 +21,6 @@
 #define START_TIMEOUT_MS 60000
 #define FINALIZE_MS 3000
 #define TERM_MS 2000
-/* A number that is no ExecuteType. */
-#define NO_TYPE (COX_TYPE_OPAQUE - 1)
 /* Once a millisecond. */
 #define DEATH_ATTEMPTS 1000
 /* How long the processes of a dead group may take to give their memory back. */
@@ -542,15 +539,10 @@ void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id chann
     pthread_mutex_unlock(&collector->lock);
 }
 
-static bool channel_is_async(enum cox_channel_id channel)
-{
-    return channel == COX_CHANNEL_EXECUTE || channel == COX_CHANNEL_TRANSFER;
-}
-
 int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
                           cox_completion_fn handler, void *context)
 {
-    if (!channel_is_async(channel))
+    if (!cox_executor_is_async(channel))
         return COX_INVALID;
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
@@ -566,7 +558,7 @@ int cox_executor_register(struct cox_executor *executor, enum cox_channel_id cha
 int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
                          cox_completion_fn handler, void *context)
 {
-    if (!channel_is_async(channel) || !handler)
+    if (!cox_executor_is_async(channel) || !handler)
         return COX_INVALID;
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
@@ -585,222 +577,4 @@ int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id chan
         pthread_cond_wait(&collector->ended_cond, &collector->lock);
     pthread_mutex_unlock(&collector->lock);
     return 0;
-}
-
-/* ---- requests ---- */
-
-/* What goes into a frame: a message, or bytes. */
-struct payload {
-    const ModelExecuteData__ExecuteRequest *request; /* NULL: bytes */
-    const void *bytes;
-    size_t size;
-};
-
-static int payload_pack(const struct payload *payload, const char *channel_name, uint8_t *frame,
-                        size_t capacity, size_t *ret_length, struct cox_error *err)
-{
-    if (payload->request) {
-        int r = cox_wire_request_pack(payload->request, frame, capacity, ret_length);
-        return r ? cox_fail(
-                       err, r,
-                       "%s: a request of %zu bytes, a frame holds %zu: use a larger request region",
-                       channel_name, cox_wire_request_size(payload->request), capacity)
-                 : 0;
-    }
-    if (payload->size > capacity)
-        return cox_fail(
-            err, COX_TOO_LARGE,
-            "%s: a request of %zu bytes, a frame holds %zu: use a larger request region",
-            channel_name, payload->size, capacity);
-    memcpy(frame, payload->bytes, payload->size);
-    *ret_length = payload->size;
-    return 0;
-}
-
-static int executor_publish(struct cox_collector *collector, const struct payload *payload,
-                            struct cox_entry *entry, struct cox_error *err)
-{
-    size_t capacity, length;
-    entry->submitted_ns = cox_now_ns();
-    pthread_mutex_lock(&collector->submit_lock);
-    int r = 0;
-    if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
-        r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped",
-                     cox_channel_name(collector->channel->id));
-    else
-        r = cox_collector_claim(collector, &entry->asked, &entry->sequence, err);
-    if (r == 0) {
-        uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
-        r = payload_pack(payload, cox_channel_name(collector->channel->id), frame, capacity,
-                         &length, err);
-    }
-    if (r == 0)
-        cox_collector_publish(collector, entry, length);
-    pthread_mutex_unlock(&collector->submit_lock);
-    return r;
-}
-
-static int entry_prepare(struct cox_executor *executor, uint32_t type,
-                         const struct cox_submit_options *options, struct cox_entry *ret_entry,
-                         struct cox_error *err)
-{
-    const struct cox_operation *operation = cox_operation_find(type);
-    if (!operation || operation->channel == COX_CHANNEL_ERROR)
-        return cox_fail(err, COX_INVALID, "execute type %" PRIu32 " is no request", type);
-    if (type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_FINALIZE)
-        return cox_fail(err, COX_INVALID, "finalize is sent by cox_executor_stop");
-    if (type == COX_TYPE_OPAQUE && executor->geometry.legacy)
-        return cox_fail(err, COX_UNSUPPORTED, "legacy workers know no opaque requests");
-    struct cox_entry entry = {
-        .type = type,
-        .operation = operation,
-        .gather = operation->replies ? options->gather : COX_GATHER_NONE,
-        .replies = operation->replies,
-        .deadline_ns = options->deadline_ns,
-        .request_context = options->request_context,
-        .asked = cox_rank_set_first(executor->geometry.rank_count),
-    };
-    if (operation->replies && options->deadline_ns <= cox_now_ns())
-        return cox_fail(err, COX_TIMEOUT,
-                        "%s: the deadline has passed already; it is absolute, on CLOCK_MONOTONIC",
-                        operation->name);
-    if (operation->replies && options->gather == COX_GATHER_NONE)
-        return cox_fail(err, COX_INVALID,
-                        "%s is answered: gather NONE is for requests without answer",
-                        operation->name);
-    if (options->asked) {
-        struct cox_rank_set all = entry.asked;
-        uint64_t outside = 0, any = 0;
-        for (size_t i = 0; i < COX_RANK_COUNT_MAX / 64; i++) {
-            outside |= options->asked->words[i] & ~all.words[i];
-            any |= options->asked->words[i];
-        }
-        if (outside || !any)
-            return cox_fail(err, COX_INVALID,
-                            "the set of asked ranks is empty or names a rank over %" PRIu32,
-                            executor->geometry.rank_count - 1);
-        if (executor->geometry.legacy && memcmp(options->asked, &all, sizeof all) != 0)
-            return cox_fail(err, COX_UNSUPPORTED, "legacy workers are always asked together");
-        entry.asked = *options->asked;
-    }
-    *ret_entry = entry;
-    return 0;
-}
-
-static int executor_submit(struct cox_executor *executor, uint32_t type,
-                           const struct payload *payload, const struct cox_submit_options *options,
-                           uint64_t *ret_sequence, struct cox_error *err)
-{
-    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
-    (void)visited;
-    struct cox_entry entry;
-    int r = entry_prepare(executor, type, options, &entry, err);
-    if (r)
-        return r;
-    enum cox_channel_id channel = entry.operation->channel;
-    struct cox_collector *collector = &executor->collectors[channel];
-    if (entry.replies && !channel_is_async(channel))
-        return cox_fail(err, COX_INVALID, "%s is answered synchronously: use call",
-                        entry.operation->name);
-    if (entry.replies) {
-        pthread_mutex_lock(&collector->lock);
-        bool registered = collector->handler != NULL;
-        pthread_mutex_unlock(&collector->lock);
-        if (!registered)
-            return cox_fail(err, COX_STATE, "no handler is registered for the %s channel",
-                            cox_channel_name(channel));
-    }
-    r = executor_publish(collector, payload, &entry, err);
-    if (r == 0 && ret_sequence)
-        *ret_sequence = entry.sequence;
-    return r;
-}
-
-static int executor_call(struct cox_executor *executor, uint32_t type,
-                         const struct payload *payload, const struct cox_submit_options *options,
-                         cox_completion_fn visit, void *visit_context, struct cox_error *err)
-{
-    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
-    (void)visited;
-    if (cox_inside(executor))
-        return cox_fail(err, COX_DEADLOCK,
-                        "a call from inside a handler or hook would wait for itself: submit, or "
-                        "call from another "
-                        "thread");
-    struct cox_entry entry;
-    int r = entry_prepare(executor, type, options, &entry, err);
-    if (r)
-        return r;
-    enum cox_channel_id channel = entry.operation->channel;
-    struct cox_collector *collector = &executor->collectors[channel];
-    struct cox_waiter waiter = {.visit = visit, .visit_context = visit_context, .err = err};
-    entry.waiter = entry.replies ? &waiter : NULL;
-    bool gathers = entry.replies && !channel_is_async(channel);
-    if (gathers && cox_collector_gather_enter(collector, options->deadline_ns))
-        return cox_fail(err, COX_TIMEOUT, "%s: other callers had the channel until the deadline",
-                        cox_channel_name(channel));
-    for (;;) {
-        struct cox_error why = {0};
-        r = executor_publish(collector, payload, &entry, &why);
-        bool room = r != COX_FULL && r != COX_LATE;
-        if (!room && cox_now_ns() < options->deadline_ns) {
-            cox_collector_await_room(collector, options->deadline_ns);
-            continue;
-        }
-        if (r)
-            r = cox_fail(err, room ? r : COX_TIMEOUT, "%s%s",
-                         room ? "" : "no room in time: ", why.text);
-        break;
-    }
-    if (r == 0 && gathers) {
-        cox_collector_gather(collector, entry.sequence);
-        r = waiter.status;
-    } else if (r == 0 && entry.replies) {
-        r = cox_collector_await(collector, entry.sequence, &waiter, options->deadline_ns, err);
-    }
-    if (gathers)
-        cox_collector_gather_leave(collector);
-    return r;
-}
-
-/* A message has a type of the protocol; what stands for bytes is no such type. */
-static uint32_t message_type(const ModelExecuteData__ExecuteRequest *request)
-{
-    uint32_t type = (uint32_t)request->execute_type;
-    return type == COX_TYPE_OPAQUE ? NO_TYPE : type;
-}
-
-int cox_executor_submit(struct cox_executor *executor,
-                        const ModelExecuteData__ExecuteRequest *request,
-                        const struct cox_submit_options *options, uint64_t *ret_sequence,
-                        struct cox_error *err)
-{
-    const struct payload payload = {.request = request};
-    return executor_submit(executor, message_type(request), &payload, options, ret_sequence, err);
-}
-
-int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes, size_t size,
-                               const struct cox_submit_options *options, uint64_t *ret_sequence,
-                               struct cox_error *err)
-{
-    const struct payload payload = {.bytes = bytes, .size = size};
-    return executor_submit(executor, COX_TYPE_OPAQUE, &payload, options, ret_sequence, err);
-}
-
-int cox_executor_call(struct cox_executor *executor,
-                      const ModelExecuteData__ExecuteRequest *request,
-                      const struct cox_submit_options *options, cox_completion_fn visit,
-                      void *visit_context, struct cox_error *err)
-{
-    const struct payload payload = {.request = request};
-    return executor_call(executor, message_type(request), &payload, options, visit, visit_context,
-                         err);
-}
-
-int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes, size_t size,
-                             const struct cox_submit_options *options, cox_completion_fn visit,
-                             void *visit_context, struct cox_error *err)
-{
-    const struct payload payload = {.bytes = bytes, .size = size};
-    return executor_call(executor, COX_TYPE_OPAQUE, &payload, options, visit, visit_context, err);
 }

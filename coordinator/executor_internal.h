@@ -46,6 +46,12 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank,
 int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
                                   const char *what, struct cox_error *err);
 
+/* Its requests can be answered to a registered handler. */
+static inline bool cox_executor_is_async(enum cox_channel_id channel)
+{
+    return channel == COX_CHANNEL_EXECUTE || channel == COX_CHANNEL_TRANSFER;
+}
+
 /* A thread is inside; go as a clean-up of the variable that come gives. */
 static inline struct cox_executor *cox_executor_come(struct cox_executor *executor)
 {
