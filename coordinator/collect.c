@@ -283,26 +283,27 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
 int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
                         struct cox_waiter *waiter, uint64_t deadline_ns, struct cox_error *err)
 {
-    /* A slice more: the completion at the deadline says more than this function can. */
-    uint64_t until_ns = deadline_ns > COX_DEADLINE_NEVER - COX_SLICE_NS
-                            ? COX_DEADLINE_NEVER
-                            : deadline_ns + COX_SLICE_NS;
-    const struct timespec until = cox_deadline_timespec(until_ns);
+    /* The completion at the deadline says more than this function can: only a handler that runs for a
+     * slice from there on is not waited for. */
+    uint64_t until_ns = deadline_ns, held_run = 0;
     bool abandoned = false;
     pthread_mutex_lock(&collector->lock);
     while (!waiter->done && !abandoned) {
-        struct cox_entry *entry = collector_entry(collector, sequence);
+        const struct cox_entry *entry = collector_entry(collector, sequence);
+        const struct timespec until = cox_deadline_timespec(until_ns);
         /* Once it is taken from the entry only the visit is left, which is the caller's own. */
         bool taken = entry->sequence != sequence || entry->waiter != waiter;
-        if (taken) {
-            pthread_cond_wait(&collector->ended_cond, &collector->lock);
-        } else if (cox_now_ns() < until_ns) {
+        if (taken || cox_now_ns() < until_ns) {
             pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
-        } else {
-            entry->waiter = &collector->nobody;
-            abandoned = true;
+            until_ns = taken ? COX_DEADLINE_NEVER : until_ns;
+            continue;
         }
+        abandoned = collector->in_handler && held_run == collector->handler_runs;
+        held_run = collector->in_handler ? collector->handler_runs : 0;
+        until_ns = cox_deadline_after_ns(COX_SLICE_NS);
     }
+    if (abandoned)
+        collector_entry(collector, sequence)->waiter = &collector->nobody;
     pthread_mutex_unlock(&collector->lock);
     return abandoned
                ? cox_fail(err, COX_TIMEOUT,

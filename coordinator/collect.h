@@ -143,8 +143,8 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
 void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
                            size_t length);
 /* Waits until the completion of `sequence`, published for `waiter`, was handed over. Returns its
- * status; COX_TIMEOUT a slice after deadline_ns, when the response thread is held up in a handler: the
- * completion then goes to nobody. */
+ * status; COX_TIMEOUT when from deadline_ns on the response thread is held up in one handler for a
+ * slice: the completion then goes to nobody. */
 int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
                         struct cox_waiter *waiter, uint64_t deadline_ns, struct cox_error *err);
 /* Sleeps a little for room after COX_FULL or COX_LATE; returns when something ended or after a

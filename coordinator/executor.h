@@ -184,9 +184,9 @@ COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const v
 /* Submits on any two-way channel, waiting for room, and waits for the completion, which `visit`
  * (may be NULL) sees before call returns; visit runs on the calling or on a response thread.
  * Returns the completion's status, or what submit returns except COX_FULL and COX_LATE, which
- * become COX_TIMEOUT when they last; COX_DEADLOCK inside a handler or hook. Ends 50 ms after its
- * deadline at the latest, also when a handler holds the response thread up (visit is not called
- * then), unless visit itself runs. err gets the completion's text. */
+ * become COX_TIMEOUT when they last; COX_DEADLOCK inside a handler or hook. A handler that
+ * holds the response thread up from the deadline on is waited for 50 ms: then the call ends with
+ * COX_TIMEOUT although the request is under way, and visit is not called. err gets the completion's text. */
 COX_PUBLIC int cox_executor_call(struct cox_executor *executor,
                                  const struct ModelExecuteData__ExecuteRequest *request,
                                  const struct cox_submit_options *options, cox_completion_fn visit,
