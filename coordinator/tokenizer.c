@@ -346,13 +346,19 @@ int cox_tokenizer_decode(const struct cox_tokenizer *tokenizer, const int32_t *t
     return 0;
 }
 
+/* path is where it stands, for what is wrong with it. */
+static int config_read(const char *folder, char path[PATH_MAX], json_t **ret_root,
+                       struct cox_error *err)
+{
+    int r = path_make(path, folder, "config.json", err);
+    return r ? r : json_read(path, ret_root, err);
+}
+
 int cox_vocab_size_load(const char *folder, uint32_t *ret_size, struct cox_error *err)
 {
     char path[PATH_MAX];
     _cox_cleanup_(json_unref) json_t *root = NULL;
-    int r = path_make(path, folder, "config.json", err);
-    if (!r)
-        r = json_read(path, &root, err);
+    int r = config_read(folder, path, &root, err);
     if (r)
         return r;
     const json_t *value = json_object_get(root, "vocab_size");
@@ -369,9 +375,7 @@ int cox_eos_load(const char *folder, int32_t *ret_tokens, uint32_t *ret_count,
 {
     char path[PATH_MAX];
     _cox_cleanup_(json_unref) json_t *root = NULL;
-    int r = path_make(path, folder, "config.json", err);
-    if (!r)
-        r = json_read(path, &root, err);
+    int r = config_read(folder, path, &root, err);
     if (r)
         return r;
     const json_t *value = json_object_get(root, "eos_token_id");
