@@ -168,6 +168,30 @@ static void m7_links_from_inside_a_visit(void **state)
     }
 }
 
+/* Ranks look at a number that somebody has written over, and see requests that do not exist yet. */
+static void p10_a_number_turned_up_answers_nothing(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct cox_executor *executor = test_group_executor(g);
+    struct cox_layout_channel_truth *truth =
+        cox_truth_channel(&executor->control, COX_CHANNEL_EXECUTE);
+    for (int round = 0; round < 8; round++) /* every frame has held something */
+        test_expect_echo(g, "before");
+    for (uint64_t round = 0; round < 60; round++) {
+        uint64_t published = cox_truth_published(truth);
+        atomic_store(&truth->published, published + 1 + round % 3);
+        for (uint32_t rank = 0; rank < 2; rank++)
+            cox_gate_post(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
+                          COX_BELL_REQUEST_CONSUME);
+        const uint64_t until_ns = cox_deadline_after_ms(2); /* for them to be misled in */
+        while (cox_now_ns() < until_ns)
+            sched_yield();
+        test_expect_echo(g, "of its own");
+    }
+    test_group_free(g);
+}
+
 /* ---- beside a stuck request ---- */
 
 static void p1_an_end_behind_a_stuck_request_is_told_at_once(void **state)
@@ -636,6 +660,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(m7_links_in_a_row),
         TEST(m7_links_from_inside_a_visit),
+        TEST(p10_a_number_turned_up_answers_nothing),
         TEST(p1_an_end_behind_a_stuck_request_is_told_at_once),
         TEST(p3_a_request_that_ended_out_of_order_is_late),
         TEST(p3_an_answer_of_every_rank_is_no_timeout),

@@ -279,6 +279,23 @@ static void ignore(void *context, const struct cox_completion *completion)
     (void)completion;
 }
 
+/* Whoever posted it: nobody owed an answer then. */
+static void p4_b50_a_stray_token_is_no_answer(void **state)
+{
+    (void)state;
+    static const char *const *const commands[] = {all_native, all_legacy};
+    for (size_t c = 0; c < 2; c++) {
+        struct test_group *group = group_start(2, commands[c]);
+        struct cox_gate *gate = &test_group_executor(group)->channels[COX_CHANNEL_EXECUTE].gate;
+        group_init(group);
+        for (int64_t i = 0; i < 20; i++) {
+            cox_gate_post(gate, (uint32_t)i % 2, COX_BELL_RESPONSE_CONSUME);
+            step_expect(group, 3000 + i, 50 + i, 50 + i);
+        }
+        group_end(group);
+    }
+}
+
 static void p4_late_answer_is_never_the_next_one(void **state)
 {
     (void)state;
@@ -557,6 +574,7 @@ int main(void)
         TEST(m9_refused_request_without_answer_is_told_as_fault),
         TEST(p1_failure_of_the_rank_with_the_payload),
         TEST(p4_late_answer_is_never_the_next_one),
+        TEST(p4_b50_a_stray_token_is_no_answer),
         TEST(p4_late_recovery_result_is_never_the_next_one),
         TEST(p4_slow_rank),
         TEST(p2_killed_rank_is_named),
