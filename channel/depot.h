@@ -1,0 +1,40 @@
+/*
+ * depot: fds left at a group's door, for those who hold a by-value handle (handle.h) and cannot, or
+ * may not, take the fd out of its owner with pidfd_getfd.
+ *
+ * A depositor keeps one connection; whatever it left is forgotten when that ends. Whoever has the 64
+ * bytes of a handle and is of this user gets a duplicate of the fd.
+ *
+ * Threads: one at a time per struct cox_depot.
+ * Ownership: fds that are left are duplicated by the kernel and stay the caller's; a fetched one is
+ *   the caller's.
+ * Blocks: until the deadline.
+ * If the process dies: the door forgets what it left. If the coordinator dies, all is forgotten.
+ */
+#ifndef COX_CHANNEL_DEPOT_H
+#define COX_CHANNEL_DEPOT_H
+
+#include "handle.h"
+
+struct cox_depot {
+    int fd; /* connection to the door; -1: none */
+};
+
+/* Returns 0, or what cox_door_connect returns. */
+int cox_depot_connect(struct cox_depot *depot, const char *door_path, uint64_t deadline_ns,
+                      struct cox_error *err);
+void cox_depot_close(struct cox_depot *depot); /* idempotent */
+/* Leaves fd under this handle. Only for handles of the process that is connected (its pid is in the
+ * handle). Returns 0; COX_FULL: the door keeps no more; COX_DENIED: a handle of another process;
+ * COX_TAKEN: there already; COX_TIMEOUT; COX_CLOSED: the door is gone; -errno. */
+int cox_depot_put(struct cox_depot *depot, const struct cox_handle *handle, int fd,
+                  uint64_t deadline_ns, struct cox_error *err);
+/* Forgets it. Returns 0; COX_NOT_FOUND; COX_TIMEOUT; COX_CLOSED; -errno. */
+int cox_depot_withdraw(struct cox_depot *depot, const struct cox_handle *handle,
+                       uint64_t deadline_ns, struct cox_error *err);
+/* A duplicate of what was left under the handle. Returns 0; COX_NOT_FOUND; COX_TIMEOUT; COX_CLOSED;
+ * -errno. */
+int cox_depot_fetch(struct cox_depot *depot, const struct cox_handle *handle, uint64_t deadline_ns,
+                    int *ret_fd, struct cox_error *err);
+
+#endif

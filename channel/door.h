@@ -1,0 +1,180 @@
+/*
+ * door: where workers and commands come in: a unix socket of a live group, and the handshake on it.
+ *
+ * A visitor connects, sends one logon frame of exactly 1024 bytes, and gets one message back: a byte
+ * 1, a welcome and all fds that are meant for it; or a byte 0, a length (u8) and a reason in UTF-8.
+ * The connection then stays open for life: its end is the end of the visitor, or of the coordinator.
+ *
+ * The logon frame, little-endian, what is not named is zero:
+ *
+ *   0   version u64             the newest this visitor speaks
+ *   8   role u32                enum cox_door_role
+ *   12  rank u32                a worker's; COX_DOOR_RANK_ANY: whichever is free
+ *   16  flags u64               none is defined: all zero
+ *   24  rank_count u32          a worker's world size; 0: whatever the group has
+ *   28  fd_count_max u32        fds it can take at once, 1 to 128
+ *   32  generation u32          a worker's; 0: whatever the coordinator says
+ *   36  reserved u32
+ *   40  request_size_min u64    bytes a request frame must hold; 0: any
+ *   48  response_size_min u64   bytes a reply slot must hold; 0: any
+ *   56  start u64               start time of its process (peer.h); 0: not told
+ *   64  reserved, zero, to 1024: later versions add fields here
+ *
+ * The welcome, 127 bytes behind the byte 1:
+ *
+ *   0   version u64             that is spoken from here on
+ *   8   attach u32              enum cox_attach
+ *   12  rank u32
+ *   16  rank_count u32
+ *   20  generation u32
+ *   24  epoch u32
+ *   28  fd_count u32
+ *   32  reserved, zero
+ *
+ * fds of a worker, attach named: the 28 of inherit.h, in its order (and the rank group's); sealed:
+ * request memory (read-only), memory of the rank, wake words, memory of the rank group.
+ *
+ * Files: `<folder>/<name>.door`, in $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that
+ *   variable is not set; the folder has mode 0700 and this owner, or is refused.
+ * Threads: open starts one, which calls the hooks; open and close from one thread.
+ * Ownership: see the hooks; a session's fds are the caller's.
+ * Blocks: connect until its deadline, all of it together; the door's thread for nobody: a visitor
+ *   that is slow is dropped when its deadline has passed, and delays no other one.
+ * If the process dies: the socket file stays, and refuses connections; the next start under any
+ *   name in that folder, and `coxswain clean`, remove it.
+ */
+#ifndef COX_CHANNEL_DOOR_H
+#define COX_CHANNEL_DOOR_H
+
+#include "base.h"
+
+#include <sys/types.h>
+
+#define COX_DOOR_VERSION UINT64_C(1)
+#define COX_LOGON_SIZE 1024
+#define COX_DOOR_RANK_ANY UINT32_MAX
+#define COX_DOOR_FD_COUNT_MAX 32
+#define COX_DOOR_REASON_MAX 255
+#define COX_DOOR_PATH_SIZE 4096
+
+enum cox_door_role {
+    COX_DOOR_WORKER = 1,
+    COX_DOOR_COMMAND = 2, /* status, stop, ...: what follows is the control protocol's */
+    COX_DOOR_DEPOT = 3,   /* fds behind by-value handles: depot.h */
+};
+
+enum cox_attach {
+    COX_ATTACH_NAMED = 0,
+    COX_ATTACH_SEALED = 1,
+};
+
+struct cox_logon {
+    uint64_t version; /* 0: this one's */
+    enum cox_door_role role;
+    uint32_t rank;
+    uint64_t flags;
+    uint32_t rank_count;
+    uint32_t fd_count_max; /* 0: COX_DOOR_FD_COUNT_MAX */
+    uint32_t generation;
+    uint64_t request_size_min;
+    uint64_t response_size_min;
+    uint64_t start;
+};
+
+struct cox_welcome {
+    uint64_t version;
+    enum cox_attach attach;
+    uint32_t rank;
+    uint32_t rank_count;
+    uint32_t generation;
+    uint32_t epoch;
+};
+
+/* Writes and reads the frame. parse: bytes are a stranger's. Returns 0; COX_VERSION, with both
+ * versions in err; COX_INVALID: a role, count, size, flag or reserved byte that cannot be, in
+ * words ("world size 0: expected 1 to 128"). */
+void cox_logon_format(const struct cox_logon *logon, uint8_t frame[COX_LOGON_SIZE]);
+int cox_logon_parse(const uint8_t frame[COX_LOGON_SIZE], struct cox_logon *ret_logon,
+                    struct cox_error *err);
+
+/* ---- the coordinator's side ---- */
+
+/* Who has come. */
+struct cox_door_visitor {
+    uint64_t id; /* of this connection, never used twice */
+    pid_t pid;   /* by SO_PEERCRED; 0: cannot be seen from here */
+    uid_t uid;
+    struct cox_logon logon;
+};
+
+struct cox_door_answer {
+    struct cox_welcome welcome; /* version is filled by the door */
+    int fds[COX_DOOR_FD_COUNT_MAX];
+    uint32_t fd_count; /* lent: the door sends them before it does anything else */
+};
+
+/* All on the door's thread; none may block. Each may be NULL: such visitors are refused. */
+struct cox_door_hooks {
+    void *context;
+    /* The veto, for every visitor whose frame is in order; NULL: nobody is refused. Not 0: it is told
+     * err's text. */
+    int (*admit)(void *context, const struct cox_door_visitor *visitor, struct cox_error *err);
+    /* Fills the answer. Not 0: it is told err's text. */
+    int (*worker)(void *context, const struct cox_door_visitor *visitor,
+                  struct cox_door_answer *answer, struct cox_error *err);
+    /* A worker that was welcomed has closed its connection, or died. Also called when the welcome
+     * could not be sent. */
+    void (*worker_gone)(void *context, const struct cox_door_visitor *visitor);
+    /* A welcomed command: fd, a blocking stream, is given. Not 0: it is refused, fd is the door's. */
+    int (*command)(void *context, const struct cox_door_visitor *visitor, int fd,
+                   struct cox_error *err);
+};
+
+struct cox_door_options {
+    const char *name;     /* of the group; lent */
+    const char *folder;   /* NULL: as said above */
+    uint64_t logon_ms;    /* how long a visitor may take for its frame; 0: 1,000 */
+    uint32_t visitor_max; /* connections at a time, all roles together; 0: 512 */
+    uint32_t deposit_max; /* fds kept for handles; 0: a quarter of RLIMIT_NOFILE */
+    struct cox_log log;
+};
+
+struct cox_door;
+
+/* Removes what dead coordinators left in the folder, listens, and starts the thread. Returns 0;
+ * COX_TAKEN: a live coordinator listens under this name; COX_DENIED: the folder has another owner or
+ * mode, or is none, err says what to do; COX_INVALID; -errno. Nothing is left unless 0. */
+int cox_door_open(const struct cox_door_options *options, const struct cox_door_hooks *hooks,
+                  struct cox_door **ret_door, struct cox_error *err);
+/* Closes every connection (no hook is called for them), removes the socket, joins the thread.
+ * NULL-safe, returns NULL. */
+struct cox_door *cox_door_close(struct cox_door *door);
+/* Of the socket; lent until close. */
+const char *cox_door_path(const struct cox_door *door);
+
+/* Removes sockets in the folder (NULL: the default one) that nobody listens on. *ret_count: how many.
+ * Returns 0; COX_DENIED; -errno. No folder is 0. */
+int cox_door_sweep(const char *folder, uint32_t *ret_count, struct cox_error *err);
+
+/* ---- the visitor's side ---- */
+
+struct cox_door_session {
+    int fd; /* the connection; closing it is leaving */
+    struct cox_welcome welcome;
+    int fds[COX_DOOR_FD_COUNT_MAX];
+    uint32_t fd_count;
+};
+
+/* Where the door of a group is; the file need not exist. buffer has COX_DOOR_PATH_SIZE bytes.
+ * Returns 0; COX_INVALID: the name; COX_TOO_LARGE. */
+int cox_door_find(const char *name, char *buffer, struct cox_error *err);
+/* Connects, checks that the other side is this user's (or root's), logs on, and waits for the
+ * answer; all of it until deadline_ns. Returns 0; COX_NOT_FOUND: no such door; COX_CLOSED: nobody
+ * listens there any more; COX_REJECTED: refused, err has the reason; COX_VERSION: refused for the
+ * version; COX_TIMEOUT; COX_DENIED: another user's; COX_CORRUPT: the answer makes no sense, or the
+ * connection ended within it; COX_INVALID: the path; -errno. Nothing is open unless 0. */
+int cox_door_connect(const char *path, const struct cox_logon *logon, uint64_t deadline_ns,
+                     struct cox_door_session *ret_session, struct cox_error *err);
+void cox_door_session_close(struct cox_door_session *session); /* idempotent on a closed one */
+
+#endif

@@ -1,0 +1,54 @@
+/*
+ * socket: bytes and file descriptors over a connected unix socket, each under a deadline.
+ *
+ * Usable alone: nothing here knows of groups or doors.
+ *
+ * Threads: any; one at a time sends, one at a time receives on a socket.
+ * Ownership: fds that are sent stay the caller's; fds that are received are the caller's, all of
+ *   them close-on-exec and 3 or above. After a failure none was received.
+ * Blocks: send and receive until their deadline, whether or not the socket blocks.
+ * If the process dies: nothing is left; what was sent is the kernel's until it is received.
+ */
+#ifndef COX_CHANNEL_SOCKET_H
+#define COX_CHANNEL_SOCKET_H
+
+#include "base.h"
+
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* File descriptors in one message, at most: the kernel's limit is 253. */
+#define COX_SOCKET_FD_COUNT_MAX 128
+
+/* Two connected stream sockets, close-on-exec. Returns 0 or -errno. */
+COX_PUBLIC int cox_socket_pair(int ret_fds[2]);
+
+/* Sends all of bytes (size at least 1), and the fds with the first of them. SIGPIPE is never raised.
+ * Returns 0; COX_TIMEOUT: some bytes may be sent; COX_CLOSED: the other side is gone; COX_FULL: the
+ * kernel holds too many fds of this user that nobody has received (ETOOMANYREFS); -errno. */
+COX_PUBLIC int cox_socket_send(int fd, const void *bytes, size_t size, const int *fds,
+                               uint32_t fd_count, uint64_t deadline_ns);
+/* Receives exactly size bytes, and the fds that came with them. Returns 0; COX_TIMEOUT; COX_CLOSED:
+ * the other side closed before the first byte; COX_CORRUPT: it closed half-way, or sent more than
+ * fd_count_max fds, or other control messages; -errno. Unless 0 every fd that came is closed. */
+COX_PUBLIC int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds,
+                                  uint32_t fd_count_max, uint32_t *ret_fd_count,
+                                  uint64_t deadline_ns);
+
+/* Who is at the other end, as the kernel knows it. */
+struct cox_socket_peer {
+    pid_t pid; /* 0: in a pid namespace that cannot be seen from here */
+    uid_t uid;
+    gid_t gid;
+};
+/* Returns 0 or -errno. */
+COX_PUBLIC int cox_socket_peer(int fd, struct cox_socket_peer *ret_peer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

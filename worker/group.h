@@ -1,0 +1,119 @@
+/*
+ * group: ranks that work together: a barrier, all-gather of values, all-gather and broadcast of fds.
+ *
+ * Every rank calls the same operations in the same order. An operation completes on a rank when
+ * every member has arrived at it; bytes that a member wrote to shared memory before an operation are
+ * visible to every member after it.
+ *
+ * Memory: one region, all zero at the start, of one line per rank that this rank alone writes, two
+ * value slots per rank, and a few words that are hints for waking. Nothing has to be initialized by
+ * anybody, so nobody can die half-way through it. Under a name (`/dev/shm/<name>_group`, mode 0600)
+ * the first to come makes it whole (O_TMPFILE, linkat) and the last to come removes the name; or it is
+ * an fd that came another way (the door, for the ranks of an executor).
+ * Rounds: a rank's word is {epoch, index}, only growing. cox_group_align starts a new epoch, without
+ * waiting for anybody: what is still under way in an older epoch ends with COX_ABORTED everywhere.
+ *
+ * Threads: one at a time per group object; abort from any.
+ * Ownership: the caller owns the group object; fds as said at each function.
+ * Blocks: join and the operations until their deadline.
+ * Failures: COX_TIMEOUT, COX_PEER_DEAD and COX_ABORTED leave a rank outside of step: until the next
+ *   align every operation returns COX_ABORTED at once, on this rank and, within a slice of 50 ms, on the
+ *   others. After a death every operation returns COX_PEER_DEAD: a group is formed again as a new one.
+ * If the process dies: others get COX_PEER_DEAD within 50 ms; a name that only dead processes have is
+ *   removed by the next join under it.
+ */
+#ifndef COX_WORKER_GROUP_H
+#define COX_WORKER_GROUP_H
+
+#include "../channel/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct cox_group;
+
+#define COX_GROUP_NAME_MAX 100
+#define COX_GROUP_VALUE_SIZE_MIN 4096
+#define COX_GROUP_VALUE_SIZE_MAX (UINT32_C(1) << 30)
+#define COX_SUBGROUP_COUNT_MAX 8
+#define COX_SUBGROUP_NAME_MAX 31
+
+struct cox_group_options {
+    const char *name;    /* as in cox_name_check; NULL: fd is the memory */
+    int fd;              /* lent; at least cox_group_memory_size bytes, all zero at first */
+    uint32_t rank;       /* 0 to rank_count - 1 */
+    uint32_t rank_count; /* 1 to 128 */
+    uint32_t value_size; /* bytes of one rank's value, at most; 0: 4096. The same on every rank */
+    uint64_t life; /* the same on every rank: tells groups of one name and time apart; 0 is fine */
+    uint64_t deadline_ns;
+    /* Asked every 50 ms while an operation waits: true ends it with COX_ABORTED. NULL: never. */
+    bool (*aborted)(void *context);
+    void *context;
+};
+
+/* Bytes of the region. */
+COX_PUBLIC uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_size);
+
+/* Joins, and waits until every rank has. Returns 0; COX_INVALID: rank, world size or value size
+ * outside what is allowed, or another one than the others say (err names who); COX_TAKEN: another
+ * process is this rank; COX_DENIED: the region has another owner, mode or type; COX_CORRUPT;
+ * COX_TIMEOUT: err names who is missing; COX_PEER_DEAD; COX_ABORTED; COX_NO_SPACE; -errno. Nothing is
+ * left unless 0, except that the name stays for those who wait for the others. */
+COX_PUBLIC int cox_group_join(const struct cox_group_options *options, struct cox_group **ret_group,
+                              struct cox_error *err);
+/* Leaves: for the others it is as if this rank had died, unless they have left as well. NULL-safe,
+ * returns NULL. In the child of a fork it only lets go of memory. */
+COX_PUBLIC struct cox_group *cox_group_leave(struct cox_group *group);
+
+COX_PUBLIC uint32_t cox_group_rank(const struct cox_group *group);
+COX_PUBLIC uint32_t cox_group_rank_count(const struct cox_group *group);
+COX_PUBLIC uint32_t cox_group_value_size(const struct cox_group *group);
+
+/* From now on operations are those of this epoch, counted from its beginning; smaller than the present
+ * one is COX_INVALID, the same one is fine and does nothing unless the rank is out of step. Does not
+ * wait. 1 to 2^40 - 1; a new group is in epoch 0. Also aligns the subgroups of this rank. */
+COX_PUBLIC int cox_group_align(struct cox_group *group, uint64_t epoch);
+/* Ends the operation that is under way on any rank of this epoch with COX_ABORTED. */
+COX_PUBLIC void cox_group_abort(struct cox_group *group);
+
+/* A part of the group, with words of its own: its operations and those of the group or of other parts
+ * do not touch each other. Every member calls it with the same name and members; nobody waits. Returns
+ * 0; COX_INVALID: this rank is no member, or the name; COX_FULL; COX_TAKEN: the name has other
+ * members. The object is the group's. */
+COX_PUBLIC int cox_group_subgroup(struct cox_group *group, const char *name,
+                                  const struct cox_rank_set *members,
+                                  struct cox_group **ret_subgroup, struct cox_error *err);
+
+/* Each operation returns 0; COX_TIMEOUT: err names who has not arrived; COX_PEER_DEAD: err names who is
+ * dead; COX_ABORTED; COX_CORRUPT: words of another rank make no sense, or it is at another operation;
+ * -errno. In a subgroup, members count by their place among the members. */
+
+COX_PUBLIC int cox_group_barrier(struct cox_group *group, uint64_t deadline_ns,
+                                 struct cox_error *err);
+/* Every member gives size bytes (1 to value_size, the same on all, otherwise COX_INVALID on all) and
+ * gets those of all in order of rank, size bytes each, without gaps. */
+COX_PUBLIC int cox_group_gather(struct cox_group *group, const void *value, size_t size,
+                                void *values, uint64_t deadline_ns, struct cox_error *err);
+
+enum cox_group_fd {
+    COX_GROUP_FD_KEEP = 0, /* fd stays the caller's */
+    COX_GROUP_FD_CONSUME =
+        1, /* fd is closed by a call that succeeded; after a failure it is the caller's */
+};
+/* Every member gives one open fd and gets one of each other member, in order of rank, close-on-exec; its
+ * own entry is -1. Returns also COX_INVALID: fd is none, or fds is NULL, before anybody is waited for;
+ * COX_DENIED: neither pidfd_getfd nor a socket carried them. Unless 0 nothing was received. */
+COX_PUBLIC int cox_group_gather_fds(struct cox_group *group, int fd, enum cox_group_fd mode,
+                                    int *fds, uint64_t deadline_ns, struct cox_error *err);
+/* The source gives fd (the others -1) and gets nothing; the others get a duplicate in *ret_fd, which the
+ * source may leave NULL. */
+COX_PUBLIC int cox_group_broadcast_fd(struct cox_group *group, uint32_t source, int fd,
+                                      enum cox_group_fd mode, int *ret_fd, uint64_t deadline_ns,
+                                      struct cox_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
