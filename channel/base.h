@@ -48,6 +48,12 @@ enum cox_channel_id {
  * executor.proto. */
 #define COX_TYPE_OPAQUE 0xffffffffu
 
+/* How workers come to the memory of their group. */
+enum cox_attach {
+    COX_ATTACH_NAMED = 0,  /* by names in /dev/shm */
+    COX_ATTACH_SEALED = 1, /* by fds, at the group's door; nothing has a name */
+};
+
 enum cox_status {
     COX_OK = 0,
     COX_TIMEOUT = 1, /* the deadline passed first */

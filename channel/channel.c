@@ -1,6 +1,7 @@
 #include "channel.h"
 
 #include "fault.h"
+#include "sealed.h"
 
 int cox_channel_create(struct cox_channel *channel, const char *name,
                        const struct cox_control *control, enum cox_channel_id id,
@@ -59,9 +60,26 @@ int cox_channel_attach(struct cox_channel *channel, const char *name,
     return 0;
 }
 
+void cox_channel_bind(struct cox_channel *channel, const struct cox_sealed *sealed,
+                      const struct cox_control *control, enum cox_channel_id id, bool coordinator)
+{
+    const struct cox_geometry *geometry = &control->geometry;
+    *channel = (struct cox_channel){.id = id, .control = control};
+    if (geometry->channels[id].request_size)
+        channel->request = (struct cox_region){
+            .base = (uint8_t *)control->region.base + cox_geometry_request_offset(geometry, id),
+            .size = geometry->channels[id].request_size,
+        };
+    cox_gate_bind(&channel->gate,
+                  id == COX_CHANNEL_ERROR ? NULL : &cox_sealed_rings(control)->channels[id],
+                  cox_sealed_wake(sealed, id), geometry->depth, coordinator);
+}
+
 void cox_channel_close(struct cox_channel *channel)
 {
     cox_gate_close(&channel->gate);
+    if (channel->control && channel->control->geometry.sealed)
+        channel->request = (struct cox_region){0}; /* it is the control's */
     cox_region_detach(&channel->request);
     cox_region_detach(&channel->response);
 }

@@ -33,6 +33,10 @@ int cox_channel_create(struct cox_channel *channel, const char *name,
 int cox_channel_attach(struct cox_channel *channel, const char *name,
                        const struct cox_control *control, enum cox_channel_id id, uint32_t rank,
                        struct cox_error *err);
+/* The same in a sealed group: coordinator for all ranks, or worker for its own; nothing can fail. */
+struct cox_sealed;
+void cox_channel_bind(struct cox_channel *channel, const struct cox_sealed *sealed,
+                      const struct cox_control *control, enum cox_channel_id id, bool coordinator);
 void cox_channel_close(struct cox_channel *channel); /* names stay; idempotent */
 
 #endif

@@ -16,6 +16,20 @@
 /* Once a millisecond. */
 #define SWEEP_ATTEMPTS 500
 
+/* Of the region, or of the memory that has it in front. */
+static uint64_t control_size(const struct cox_geometry *geometry)
+{
+    return geometry->sealed ? cox_geometry_request_memory_size(geometry)
+                            : cox_layout_control_size(geometry->rank_count);
+}
+
+void cox_control_point(struct cox_control *control)
+{
+    for (uint32_t rank = 0; rank < control->geometry.rank_count && !control->geometry.sealed;
+         rank++)
+        control->ranks[rank] = &control->layout->ranks[rank];
+}
+
 static int control_verify(struct cox_control *control, const char *object, struct cox_error *err)
 {
     const struct cox_region *region = &control->region;
@@ -23,7 +37,7 @@ static int control_verify(struct cox_control *control, const char *object, struc
     if (region->size < sizeof *layout)
         return cox_fail(err, COX_CORRUPT, "%s has %" PRIu64 " bytes, expected at least %zu", object,
                         region->size, sizeof *layout);
-    /* acquire: partner is the release in control_fill; what follows was written before it. */
+    /* acquire: partner is the release in cox_control_fill; what follows was written before it. */
     if (atomic_load_explicit(&layout->header.magic, memory_order_acquire) != COX_LAYOUT_MAGIC)
         return cox_fail(err, COX_CORRUPT, "%s is not a Coxswain control region (magic)", object);
     uint32_t version = layout->header.version, abi = layout->header.abi;
@@ -37,12 +51,13 @@ static int control_verify(struct cox_control *control, const char *object, struc
         .rank_count = layout->header.rank_count,
         .depth = layout->header.depth,
         .legacy = layout->header.flags & COX_LAYOUT_LEGACY,
+        .sealed = layout->header.flags & COX_LAYOUT_SEALED,
     };
     memcpy(geometry.channels, layout->header.channels, sizeof geometry.channels);
     int r = cox_geometry_verify(&geometry, err);
     if (r)
         return r;
-    uint64_t size = cox_layout_control_size(geometry.rank_count);
+    uint64_t size = control_size(&geometry);
     if (layout->header.size != size || region->size < size)
         return cox_fail(err, COX_CORRUPT,
                         "%s has %" PRIu64 " bytes, %" PRIu32 " ranks need %" PRIu64, object,
@@ -50,19 +65,21 @@ static int control_verify(struct cox_control *control, const char *object, struc
     control->layout = layout;
     control->geometry = geometry;
     control->epoch = layout->header.epoch;
+    cox_control_point(control);
     return 0;
 }
 
-static int control_fill(struct cox_layout_control *layout, const struct cox_geometry *geometry)
+int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometry *geometry)
 {
     struct cox_layout_header *header = &layout->header;
     header->version = COX_LAYOUT_VERSION;
     header->abi = COX_LAYOUT_ABI;
-    header->size = cox_layout_control_size(geometry->rank_count);
+    header->size = control_size(geometry);
     header->rank_count = geometry->rank_count;
     header->depth = geometry->depth;
     header->coordinator_pid = (uint32_t)getpid();
-    header->flags = geometry->legacy ? COX_LAYOUT_LEGACY : 0;
+    header->flags = (geometry->legacy ? (uint32_t)COX_LAYOUT_LEGACY : 0) |
+                    (geometry->sealed ? (uint32_t)COX_LAYOUT_SEALED : 0);
     int r = cox_peer_start_time(getpid(), &header->coordinator_start);
     if (r)
         return r;
@@ -96,11 +113,11 @@ static bool control_unlink_one(const char *file, const char *object, bool own_on
 }
 
 static uint32_t control_unlink(const char *name, const struct cox_geometry *geometry,
-                               int channel_count, bool own_only)
+                               int part_count, bool own_only)
 {
     char object[COX_OBJECT_NAME_SIZE];
     uint32_t count = 0;
-    for (int c = 0; c < channel_count; c++) {
+    for (int c = 0; c < part_count && c < COX_CHANNEL_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;
         uint32_t pairs = channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count;
         for (uint32_t rank = 0; rank < pairs; rank++)
@@ -113,14 +130,16 @@ static uint32_t control_unlink(const char *name, const struct cox_geometry *geom
             count += control_unlink_one("", cox_name_request(object, name, channel), own_only);
         count += control_unlink_one("", cox_name_response(object, name, channel), own_only);
     }
+    if (part_count > COX_CHANNEL_COUNT && !geometry->legacy)
+        count += control_unlink_one("", cox_name_group(object, name), own_only);
     cox_fault_point(COX_FAULT_CONTROL_UNLINK);
     return count + control_unlink_one("", cox_name_control(object, name), own_only);
 }
 
 uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
-                                  int channel_count)
+                                  int part_count)
 {
-    return control_unlink(name, geometry, channel_count, false);
+    return control_unlink(name, geometry, part_count, false);
 }
 
 /* The lock is held by somebody else: by the coordinator, or, when that is dead, by another sweeper
@@ -236,7 +255,7 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     } else {
         /* Won, and the name still means the file that is locked. */
         cox_fault_point(COX_FAULT_CONTROL_LOCKED);
-        count = control_unlink(name, &old.geometry, COX_CHANNEL_COUNT, true);
+        count = control_unlink(name, &old.geometry, COX_CONTROL_PART_COUNT, true);
     }
     cox_region_detach(&old.region);
     if (r == 0)
@@ -250,7 +269,7 @@ int cox_control_check_space(const struct cox_geometry *geometry, struct cox_erro
     int r = cox_region_space(&space);
     if (r)
         return cox_fail(err, r, SHM_FOLDER ": %s", cox_status_text(r));
-    uint64_t bytes = cox_geometry_memory_bytes(geometry);
+    uint64_t bytes = geometry->sealed ? 0 : cox_geometry_memory_bytes(geometry);
     uint64_t files = cox_geometry_name_count(geometry);
     if (space.bytes < bytes)
         return cox_fail(err, COX_NO_SPACE,
@@ -301,7 +320,7 @@ int cox_control_create(struct cox_control *control, const char *name,
     r = cox_region_map(&region, fd, size, COX_REGION_WRITE, object, err);
     if (r)
         return r;
-    r = control_fill(region.base, geometry);
+    r = cox_control_fill(region.base, geometry);
     if (r)
         r = cox_fail(err, r, "%s: own start time: %s", object, cox_status_text(r));
     if (r == 0 && flock(fd, LOCK_EX | LOCK_NB) < 0)
@@ -341,6 +360,7 @@ int cox_control_create(struct cox_control *control, const char *name,
         .epoch = ((struct cox_layout_control *)region.base)->header.epoch,
         .lock_fd = cox_steal_fd(&fd),
     };
+    cox_control_point(control);
     return 0;
 }
 
@@ -370,11 +390,12 @@ int cox_control_attach(struct cox_control *control, const char *name, struct cox
     return control_accept(control, &attached, object, err);
 }
 
-int cox_control_attach_fd(struct cox_control *control, int fd, struct cox_error *err)
+int cox_control_attach_fd(struct cox_control *control, int fd, enum cox_region_access access,
+                          struct cox_error *err)
 {
     struct cox_control attached = COX_CONTROL_NONE;
     int r = cox_region_attach_fd(&attached.region, fd, "control", sizeof(struct cox_layout_control),
-                                 COX_REGION_WRITE, err);
+                                 access, err);
     return r ? r : control_accept(control, &attached, "the control region", err);
 }
 
@@ -382,5 +403,6 @@ void cox_control_close(struct cox_control *control)
 {
     cox_region_detach(&control->region);
     control->layout = NULL;
+    memset(control->ranks, 0, sizeof control->ranks);
     cox_close_fd(&control->lock_fd);
 }

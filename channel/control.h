@@ -21,15 +21,22 @@
 struct cox_control {
     struct cox_region region;
     struct cox_layout_control *layout; /* in region */
-    struct cox_geometry geometry;      /* private copy, verified */
-    uint32_t epoch;                    /* private copy */
-    int lock_fd;                       /* creator: holds the lock; -1 on the worker side */
+    /* In region, or (sealed) in a memory of its own; NULL: not for this process. */
+    struct cox_layout_rank *ranks[COX_RANK_COUNT_MAX];
+    struct cox_geometry geometry; /* private copy, verified */
+    uint32_t epoch;               /* private copy */
+    int lock_fd;                  /* creator: holds the lock; -1 on the worker side */
 };
 
 #define COX_CONTROL_NONE                                                                           \
     {                                                                                              \
         .lock_fd = -1                                                                              \
     }
+
+/* Writes the header of a new group over zeroes, the magic last. Returns 0 or -errno. */
+int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometry *geometry);
+/* Finds the ranks' blocks where they are in the region itself. */
+void cox_control_point(struct cox_control *control);
 
 /* Whether all that a group of this geometry has could be created now. Returns 0; COX_NO_SPACE: err
  * says what is needed, what is there and what to do; -errno. */
@@ -50,16 +57,20 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
  * COX_NOT_FOUND; COX_DENIED; COX_VERSION; COX_CORRUPT; -errno. */
 int cox_control_attach(struct cox_control *control, const char *name, struct cox_error *err);
 /* The same by an fd, which stays the caller's. */
-int cox_control_attach_fd(struct cox_control *control, int fd, struct cox_error *err);
+int cox_control_attach_fd(struct cox_control *control, int fd, enum cox_region_access access,
+                          struct cox_error *err);
 void cox_control_close(struct cox_control *control); /* unmaps, drops the lock; idempotent */
 
 /* Creator: whether the name still means this control region. Not so when somebody removed the names
  * of a live group (RemoveIPC at logout); another group may have them by now. */
 bool cox_control_is_named(const struct cox_control *control, const char *name);
 
-/* For the creator. Removes every name that the first channel_count channels of a group of this
- * geometry have, then the control region's. Returns how many there were. */
+/* What a group has names for beside the control region: its channels in their order, then the memory
+ * of the rank group. */
+#define COX_CONTROL_PART_COUNT (COX_CHANNEL_COUNT + 1)
+/* For the creator. Removes every name that the first part_count parts of a group of this geometry
+ * have, then the control region's. Returns how many there were. */
 uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
-                                  int channel_count);
+                                  int part_count);
 
 #endif

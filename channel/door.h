@@ -63,11 +63,6 @@ enum cox_door_role {
     COX_DOOR_DEPOT = 3,   /* fds behind by-value handles: depot.h */
 };
 
-enum cox_attach {
-    COX_ATTACH_NAMED = 0,
-    COX_ATTACH_SEALED = 1,
-};
-
 struct cox_logon {
     uint64_t version; /* 0: this one's */
     enum cox_door_role role;

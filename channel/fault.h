@@ -30,10 +30,12 @@
     X(SEMAPHORE_FILLED, "semaphore.filled") /* without a name */                                   \
     X(SEMAPHORE_LINKED, "semaphore.linked")                                                        \
     X(CHANNEL_CREATED, "channel.created")                                                          \
+    X(MEMORY_CREATED, "memory.created") /* mapped, not sealed */                                   \
     /* Processes are started. */                                                                   \
-    X(LAUNCH, "launch")               /* nothing is forked yet */                                  \
-    X(LAUNCH_CHILD, "launch.child")   /* the new process, before exec */                           \
-    X(LAUNCH_FORKED, "launch.forked") /* the coordinator, after that exec */                       \
+    X(LAUNCH, "launch")                   /* nothing is forked yet */                              \
+    X(LAUNCH_CHILD, "launch.child")       /* the new process, before exec */                       \
+    X(LAUNCH_FORKED, "launch.forked")     /* the coordinator, after that exec */                   \
+    X(ATTACH_WELCOMED, "attach.welcomed") /* by the door, with all its fds */                      \
     X(ATTACH_CONTROL, "attach.control")                                                            \
     X(ATTACH_CLAIMED, "attach.claimed") /* nobody else can be this rank; or no more */             \
     X(ATTACH_CHANNEL, "attach.channel")                                                            \
@@ -56,9 +58,12 @@
     X(POSTED_REQUEST_CONSUME, "posted.request_consume")                                            \
     X(POSTED_RESPONSE_PRODUCE, "posted.response_produce")                                          \
     X(POSTED_RESPONSE_CONSUME, "posted.response_consume")                                          \
-    X(WAIT, "wait")               /* about to sleep */                                             \
-    X(WAIT_TOOK, "wait.took")     /* a token in its hand */                                        \
-    X(TOKEN_TAKEN, "token.taken") /* the same, without sleep */                                    \
+    X(HINT_ARMED, "hint.armed")     /* how many answers a request lacks */                         \
+    X(HINT_COUNTED, "hint.counted") /* one less; nobody is woken yet */                            \
+    X(BELL_RUNG, "bell.rung")       /* the word has moved on; nobody is woken yet */               \
+    X(WAIT, "wait")                 /* about to sleep */                                           \
+    X(WAIT_TOOK, "wait.took")       /* a token in its hand */                                      \
+    X(TOKEN_TAKEN, "token.taken")   /* the same, without sleep */                                  \
     /* A rank serves it. */                                                                        \
     X(RANK_LIFE, "rank.life") /* whose answers these are */                                        \
     X(RANK_TAKEN, "rank.taken")                                                                    \
@@ -85,6 +90,7 @@
     /* A dead rank is started again. */                                                            \
     X(RANK_LEFT_OUT, "rank.left_out") /* requests do not ask it */                                 \
     X(SEMAPHORE_RENEWED, "semaphore.renewed")                                                      \
+    X(MEMORY_RENEWED, "memory.renewed")                                                            \
     X(RANK_RESET, "rank.reset") /* its lines are as at the start */                                \
     X(RANK_ADMITTED, "rank.admitted")                                                              \
     /* The end. */                                                                                 \

@@ -3,46 +3,16 @@
 #include <stdlib.h>
 
 #include "fault.h"
+#include "futex.h"
 #include "semaphore.h"
+
+/* A hint's word: the count above, the sequence below. */
+#define HINT_COUNT_SHIFT COX_STATE_SHIFT
 
 struct cox_gate_bell {
     struct cox_semaphore semaphore;
     _Atomic uint32_t taken; /* tokens taken by wait since the last settle */
     uint32_t due;           /* events settled whose tokens were not taken yet */
-};
-
-struct cox_gate_ops {
-    void (*post)(struct cox_gate_bell *bell);
-    bool (*take)(struct cox_gate_bell *bell);
-    int (*wait)(struct cox_gate_bell *bell, uint64_t deadline_ns);
-    void (*close)(struct cox_gate_bell *bell);
-};
-
-static void semaphore_bell_post(struct cox_gate_bell *bell)
-{
-    cox_semaphore_post(&bell->semaphore);
-}
-
-static bool semaphore_bell_take(struct cox_gate_bell *bell)
-{
-    return cox_semaphore_take(&bell->semaphore);
-}
-
-static int semaphore_bell_wait(struct cox_gate_bell *bell, uint64_t deadline_ns)
-{
-    return cox_semaphore_wait(&bell->semaphore, deadline_ns);
-}
-
-static void semaphore_bell_close(struct cox_gate_bell *bell)
-{
-    cox_semaphore_detach(&bell->semaphore);
-}
-
-static const struct cox_gate_ops semaphore_ops = {
-    .post = semaphore_bell_post,
-    .take = semaphore_bell_take,
-    .wait = semaphore_bell_wait,
-    .close = semaphore_bell_close,
 };
 
 static struct cox_gate_bell *gate_bell(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
@@ -64,7 +34,6 @@ static int gate_init(struct cox_gate *gate, uint32_t rank_first, uint32_t rank_c
     if (!bells)
         return -ENOMEM;
     *gate = (struct cox_gate){
-        .ops = &semaphore_ops,
         .rank_first = rank_first,
         .rank_count = rank_count,
         .bells = bells,
@@ -175,14 +144,99 @@ int cox_gate_renew(struct cox_gate *gate, enum cox_channel_id channel, uint32_t 
 void cox_gate_close(struct cox_gate *gate)
 {
     for (uint32_t i = 0; gate->bells && i < gate->rank_count * (uint32_t)COX_BELL_COUNT; i++)
-        gate->ops->close(&gate->bells[i]);
+        cox_semaphore_detach(&gate->bells[i].semaphore);
     free(gate->bells);
-    gate->bells = NULL;
-    gate->rank_count = 0;
+    *gate = (struct cox_gate){0};
 }
+
+void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
+                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator)
+{
+    *gate =
+        (struct cox_gate){.ring = ring, .wake = wake, .depth = depth, .coordinator = coordinator};
+}
+
+/* ---- futexes ---- */
+
+/* What is slept on; NULL: nobody ever sleeps on that, the truth alone tells. */
+static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_bell bell)
+{
+    if (bell == COX_BELL_REQUEST_CONSUME && gate->ring)
+        return &gate->ring->word;
+    return bell == COX_BELL_RESPONSE_CONSUME ? &gate->wake->bell : NULL;
+}
+
+static void word_ring(_Atomic uint32_t *word)
+{
+    /* release: what it is rung for before the word; partner: the acquire in cox_gate_ticket. Before
+     * the wake-up: who looked before that does not fall asleep. */
+    atomic_fetch_add_explicit(word, 1, memory_order_release);
+    cox_fault_point(COX_FAULT_BELL_RUNG);
+    cox_futex_wake(word);
+}
+
+static void futex_post(struct cox_gate *gate, enum cox_bell bell)
+{
+    _Atomic uint32_t *word = gate_word(gate, bell);
+    if (word && bell == COX_BELL_REQUEST_CONSUME && !gate->coordinator)
+        cox_futex_wake(word);
+    else if (word)
+        word_ring(word);
+}
+
+/* One answer less; true: that was the last one, and the request is still the one that it answers. */
+static bool hint_count(_Atomic uint64_t *hint, uint64_t sequence)
+{
+    /* relaxed: the exchange below looks again. */
+    uint64_t seen = atomic_load_explicit(hint, memory_order_relaxed), next;
+    do {
+        if (seen << 8 != sequence << 8 || seen >> HINT_COUNT_SHIFT == 0)
+            return false;
+        next = seen - (UINT64_C(1) << HINT_COUNT_SHIFT);
+        /* acq_rel: the last one has everybody's `done` behind it, and what it wakes sees them. */
+    } while (!atomic_compare_exchange_weak_explicit(hint, &seen, next, memory_order_acq_rel,
+                                                    memory_order_relaxed));
+    return next >> HINT_COUNT_SHIFT == 0;
+}
+
+void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t count)
+{
+    if (!cox_gate_shared(gate))
+        return;
+    /* relaxed: seen with the publication, which comes after. */
+    atomic_store_explicit(&gate->wake->hints[sequence % gate->depth].word,
+                          (sequence << 8) >> 8 | (uint64_t)count << HINT_COUNT_SHIFT,
+                          memory_order_relaxed);
+    cox_fault_point(COX_FAULT_HINT_ARMED);
+}
+
+void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed)
+{
+    if (!cox_gate_shared(gate)) {
+        cox_gate_post(gate, rank, COX_BELL_RESPONSE_CONSUME);
+        return;
+    }
+    bool last = hint_count(&gate->wake->hints[sequence % gate->depth].word, sequence);
+    cox_fault_point(COX_FAULT_HINT_COUNTED);
+    if (last || failed)
+        word_ring(&gate->wake->bell);
+}
+
+uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell)
+{
+    const _Atomic uint32_t *word = cox_gate_shared(gate) ? gate_word(gate, bell) : NULL;
+    /* acquire: partner is word_ring. */
+    return word ? atomic_load_explicit(word, memory_order_acquire) : 0;
+}
+
+/* ---- both kinds ---- */
 
 void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
 {
+    if (cox_gate_shared(gate)) {
+        futex_post(gate, COX_BELL_REQUEST_CONSUME);
+        return;
+    }
     for (uint32_t rank = gate->rank_first; rank < gate->rank_first + gate->rank_count; rank++)
         if (cox_rank_set_has(ranks, rank))
             cox_gate_post(gate, rank, COX_BELL_REQUEST_CONSUME);
@@ -190,15 +244,25 @@ void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
 
 void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 {
-    gate->ops->post(gate_bell(gate, rank, bell));
+    if (cox_gate_shared(gate)) {
+        futex_post(gate, bell);
+        return;
+    }
+    cox_semaphore_post(&gate_bell(gate, rank, bell)->semaphore);
     cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
 }
 
-int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uint64_t deadline_ns)
+int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uint32_t ticket,
+                  uint64_t deadline_ns)
 {
-    struct cox_gate_bell *bell = gate_bell(gate, rank, which);
     cox_fault_point(COX_FAULT_WAIT);
-    int r = gate->ops->wait(bell, deadline_ns);
+    if (cox_gate_shared(gate)) {
+        _Atomic uint32_t *word = gate_word(gate, which);
+        COX_ASSERT(word);
+        return cox_futex_wait(word, ticket, deadline_ns);
+    }
+    struct cox_gate_bell *bell = gate_bell(gate, rank, which);
+    int r = cox_semaphore_wait(&bell->semaphore, deadline_ns);
     /* relaxed: a count of hints. A wait may overlap a settle of another thread; what is miscounted
      * then is one spurious wake-up. */
     if (r == 0)
@@ -210,7 +274,8 @@ int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uin
 
 bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 {
-    bool taken = gate->ops->take(gate_bell(gate, rank, bell));
+    bool taken =
+        !cox_gate_shared(gate) && cox_semaphore_take(&gate_bell(gate, rank, bell)->semaphore);
     if (taken)
         cox_fault_point(COX_FAULT_TOKEN_TAKEN);
     return taken;
@@ -218,13 +283,15 @@ bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 
 void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell which)
 {
+    if (cox_gate_shared(gate))
+        return;
     struct cox_gate_bell *bell = gate_bell(gate, rank, which);
     /* One token belongs to this event; more than one taken were debts, or spurious and are
      * forgotten. */
     uint32_t owed = bell->due + 1;
     uint32_t taken = atomic_exchange_explicit(&bell->taken, 0, memory_order_relaxed);
     bell->due = taken < owed ? owed - taken : 0;
-    while (bell->due > 0 && gate->ops->take(bell)) {
+    while (bell->due > 0 && cox_semaphore_take(&bell->semaphore)) {
         cox_fault_point(COX_FAULT_TOKEN_TAKEN);
         bell->due--;
     }

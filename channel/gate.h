@@ -7,8 +7,16 @@
  * tokens cost one look at the truth each and are forgotten. With legacy ranks there are no truth
  * words and the token itself is the news: take and wait count.
  *
- * Two kinds are meant: semaphores (named attach), and futexes (sealed attach, one wake for all
- * ranks) behind the same functions.
+ * Two kinds behind the same functions. Semaphores (named attach) are as said. Futexes (sealed attach)
+ * have no tokens, only words that grow with every wake-up: one per channel that all ranks sleep on, in
+ * memory that only the coordinator writes, so that one call wakes them all; and one per channel that the
+ * coordinator sleeps on, in memory that all write. With that comes a count per frame of the answers its
+ * request lacks: who finds that his was the last, or has failed, wakes the coordinator, the others do
+ * not. The count is changed by compare-and-swap and carries the sequence, so that a late answer never
+ * counts for a later request; a wrong one costs a slice at most.
+ *
+ * Whoever is about to sleep first asks for a ticket, then looks at the truth, then waits with the
+ * ticket: a wake-up in between is not slept through.
  *
  * Threads: post from any; settle and take of one bell from one thread at a time (a lock of the
  *   caller's will do), wait from one thread, which may overlap a settle.
@@ -22,14 +30,24 @@
 
 #include "geometry.h"
 
-struct cox_gate_ops;
-
 struct cox_gate {
-    const struct cox_gate_ops *ops;
     uint32_t rank_first; /* ranks [rank_first, rank_first + rank_count) have bells here */
     uint32_t rank_count;
-    struct cox_gate_bell *bells; /* rank_count x COX_BELL_COUNT */
+    struct cox_gate_bell *bells;          /* rank_count x COX_BELL_COUNT; NULL: futexes */
+    struct cox_layout_ring *ring;         /* borrowed; NULL on the error channel */
+    struct cox_layout_wake_channel *wake; /* borrowed */
+    uint32_t depth;
+    bool coordinator; /* may write `ring` */
 };
+
+/* Futexes, whose words are borrowed. Closed as the others. */
+void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
+                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator);
+/* True: one wake-up is for every rank at once, and the coordinator sleeps on all ranks at once. */
+static inline bool cox_gate_shared(const struct cox_gate *gate)
+{
+    return gate->wake != NULL;
+}
 
 /* Creates the semaphores of every rank. Returns 0; COX_TAKEN; -errno. Nothing is left behind unless
  * 0. */
@@ -48,11 +66,22 @@ int cox_gate_renew(struct cox_gate *gate, enum cox_channel_id channel, uint32_t 
                    unsigned depth, int ret_fds[COX_BELL_COUNT], struct cox_error *err);
 void cox_gate_close(struct cox_gate *gate); /* idempotent */
 
-/* Lets every rank of the set through: one post each. */
+/* Before a request is published: `count` ranks are going to answer it. */
+void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t count);
+/* Lets every rank of the set through: one post each, or one for all. */
 void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks);
+/* A rank has answered `sequence` (its truth says so already). failed: the answer tells of a failure,
+ * which nobody should wait for the others with. */
+void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed);
+/* With futexes: wakes who sleeps on the bell, whatever the rank; a rank that posts COX_BELL_REQUEST_
+ * CONSUME, to wake its own threads, cannot change the word, and has to do it until they woke. */
 void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
-/* Sleeps for a token. Returns 0: one was taken; COX_TIMEOUT; -errno. */
-int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell bell, uint64_t deadline_ns);
+/* For wait; to be asked for before the look at the truth. */
+uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell);
+/* Sleeps for a token. Returns 0: one was taken (futexes: it may also be for no reason); COX_TIMEOUT;
+ * -errno. */
+int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell bell, uint32_t ticket,
+                  uint64_t deadline_ns);
 /* True: a token was there and was taken. */
 bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
 /* The truth words showed the event of one token: match it, now or as soon as it is posted. */

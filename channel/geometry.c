@@ -11,6 +11,11 @@
 /* Frames and slots start on cache lines. */
 #define ALIGNMENT UINT64_C(64)
 #define FRAME_SIZE_MIN UINT64_C(256)
+/* Where the parts of sealed memory begin. */
+#define SEALED_PAGE UINT64_C(4096)
+/* Room for the rank group's words and two values of 4 KiB per rank, whatever else it keeps there. */
+#define GROUP_BASE (8 * KIB)
+#define GROUP_PER_RANK (16 * KIB)
 
 /* Per frame and per slot. For 8 ranks and depth 4 all channels together take under 9 MiB. */
 static const struct {
@@ -50,6 +55,9 @@ static int geometry_check(const struct cox_geometry *geometry, int code, struct 
         return cox_fail(err, code,
                         "depth %" PRIu32 ": legacy workers know one frame only, use depth 1",
                         geometry->depth);
+    if (geometry->legacy && geometry->sealed)
+        return cox_fail(err, code,
+                        "legacy workers find their memory by its names: use named attach");
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         const struct cox_layout_channel *channel = &geometry->channels[c];
         const char *name = channel_defaults[c].name;
@@ -97,7 +105,8 @@ static int geometry_check(const struct cox_geometry *geometry, int code, struct 
 int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *choice,
                          struct cox_geometry *ret_geometry, struct cox_error *err)
 {
-    struct cox_geometry geometry = {.rank_count = rank_count, .legacy = choice->legacy};
+    struct cox_geometry geometry = {
+        .rank_count = rank_count, .legacy = choice->legacy, .sealed = choice->sealed};
     geometry.depth = choice->depth ? choice->depth : choice->legacy ? 1 : COX_DEPTH_DEFAULT;
     /* Before any product with them is taken. */
     if (rank_count < 1 || rank_count > COX_RANK_COUNT_MAX || geometry.depth > COX_DEPTH_MAX)
@@ -134,7 +143,8 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
         return r;
     /* Frames and strides follow from the sizes: whoever resolves them gets these, or a number was
      * changed since. */
-    struct cox_geometry_choice choice = {.depth = geometry->depth, .legacy = geometry->legacy};
+    struct cox_geometry_choice choice = {
+        .depth = geometry->depth, .legacy = geometry->legacy, .sealed = geometry->sealed};
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         choice.request_size[c] = geometry->channels[c].request_size;
         choice.response_size[c] = geometry->channels[c].response_size;
@@ -154,9 +164,57 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
     return 0;
 }
 
+/* ---- sealed groups ---- */
+
+static uint64_t page_up(uint64_t size)
+{
+    return (size + SEALED_PAGE - 1) / SEALED_PAGE * SEALED_PAGE;
+}
+
+uint64_t cox_geometry_request_offset(const struct cox_geometry *geometry,
+                                     enum cox_channel_id channel)
+{
+    uint64_t offset = SEALED_PAGE;
+    for (int c = 0; c < (int)channel; c++)
+        offset += page_up(geometry->channels[c].request_size);
+    return offset;
+}
+
+uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry)
+{
+    return cox_geometry_request_offset(geometry, COX_CHANNEL_ERROR);
+}
+
+/* Of the slots of a channel in the memory of a rank. */
+static uint64_t sealed_slot_offset(const struct cox_geometry *geometry, enum cox_channel_id channel)
+{
+    uint64_t offset = SEALED_PAGE;
+    for (int c = 0; c < (int)channel; c++)
+        offset += geometry->channels[c].slot_stride * geometry->depth;
+    return offset;
+}
+
+uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry)
+{
+    return page_up(sealed_slot_offset(geometry, COX_CHANNEL_ERROR) +
+                   geometry->channels[COX_CHANNEL_ERROR].slot_stride);
+}
+
+uint64_t cox_geometry_group_size(const struct cox_geometry *geometry)
+{
+    return geometry->legacy ? 0 : page_up(GROUP_BASE + GROUP_PER_RANK * geometry->rank_count);
+}
+
+/* ---- accounts ---- */
+
 uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
 {
-    uint64_t bytes = cox_layout_control_size(geometry->rank_count);
+    if (geometry->sealed)
+        return cox_geometry_request_memory_size(geometry) +
+               geometry->rank_count * cox_geometry_rank_memory_size(geometry) +
+               sizeof(struct cox_layout_wake) + cox_geometry_group_size(geometry);
+    uint64_t bytes =
+        cox_layout_control_size(geometry->rank_count) + cox_geometry_group_size(geometry);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         bytes += geometry->channels[c].request_size + geometry->channels[c].response_size;
     return bytes;
@@ -164,6 +222,11 @@ uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
 
 uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry)
 {
+    if (geometry->sealed) {
+        uint64_t request = cox_geometry_request_memory_size(geometry);
+        uint64_t rank = cox_geometry_rank_memory_size(geometry);
+        return request > rank ? request : rank;
+    }
     uint64_t size = cox_layout_control_size(geometry->rank_count);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         const struct cox_layout_channel *channel = &geometry->channels[c];
@@ -175,6 +238,8 @@ uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry)
 
 static uint64_t geometry_semaphore_count(const struct cox_geometry *geometry)
 {
+    if (geometry->sealed)
+        return 0;
     return (uint64_t)COX_TWO_WAY_COUNT * COX_BELL_COUNT * geometry->rank_count + 2;
 }
 
@@ -191,7 +256,9 @@ uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry)
 
 uint64_t cox_geometry_name_count(const struct cox_geometry *geometry)
 {
-    uint64_t regions = 1;
+    if (geometry->sealed)
+        return 0;
+    uint64_t regions = geometry->legacy ? 1 : 2;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         regions += geometry->channels[c].request_size ? 2 : 1;
     return regions + geometry_semaphore_count(geometry);
@@ -201,6 +268,9 @@ uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, enum cox_
                                   uint32_t rank, uint64_t sequence)
 {
     const struct cox_layout_channel *c = &geometry->channels[channel];
+    if (geometry->sealed)
+        return sealed_slot_offset(geometry, channel) +
+               (channel == COX_CHANNEL_ERROR ? 0 : c->slot_stride * (sequence % geometry->depth));
     uint64_t part = align_down(c->response_size / geometry->depth);
     return part * (sequence % geometry->depth) + c->slot_stride * rank;
 }
@@ -249,6 +319,12 @@ bool cox_bell_exists(enum cox_channel_id channel, enum cox_bell bell)
 const char *cox_name_control(char *buffer, const char *name)
 {
     snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_control", name);
+    return buffer;
+}
+
+const char *cox_name_group(char *buffer, const char *name)
+{
+    snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_group", name);
     return buffer;
 }
 

@@ -26,6 +26,7 @@
 struct cox_geometry_choice {
     uint32_t depth;
     bool legacy; /* the sizes, slots and token rules of legacy workers; depth is 1 */
+    bool sealed; /* nothing has a name, see sealed.h; not with legacy */
     uint64_t request_size[COX_CHANNEL_COUNT];  /* bytes of the whole region */
     uint64_t response_size[COX_CHANNEL_COUNT]; /* bytes of the whole region */
 };
@@ -34,6 +35,7 @@ struct cox_geometry {
     uint32_t rank_count;
     uint32_t depth;
     bool legacy;
+    bool sealed;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
 };
 
@@ -55,7 +57,17 @@ uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry);
 /* Names in /dev/shm, regions and semaphores together: each takes an inode. */
 uint64_t cox_geometry_name_count(const struct cox_geometry *geometry);
 
-/* Where a slot starts in the response region, and how many payload bytes it holds. With legacy
+/* Sealed groups: bytes of the request memory, and where in it the requests of a channel begin; bytes
+ * of one rank's memory. */
+uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry);
+uint64_t cox_geometry_request_offset(const struct cox_geometry *geometry,
+                                     enum cox_channel_id channel);
+uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry);
+/* Of the memory of the rank group (worker/group.h), which is in no other account; 0: legacy workers
+ * have none. */
+uint64_t cox_geometry_group_size(const struct cox_geometry *geometry);
+
+/* Where a slot starts in the response region (sealed: in the memory of its rank), and how many payload bytes it holds. With legacy
  * ranks the payload of rank 0 may fill the region (whole is true: execute and link replies). */
 uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, enum cox_channel_id channel,
                                   uint32_t rank, uint64_t sequence);
@@ -88,6 +100,7 @@ bool cox_bell_exists(enum cox_channel_id channel, enum cox_bell bell);
 /* Object names, each with its leading slash. buffer has COX_OBJECT_NAME_SIZE bytes and is returned.
  */
 const char *cox_name_control(char *buffer, const char *name);
+const char *cox_name_group(char *buffer, const char *name);
 const char *cox_name_request(char *buffer, const char *name, enum cox_channel_id channel);
 const char *cox_name_response(char *buffer, const char *name, enum cox_channel_id channel);
 const char *cox_name_bell(char *buffer, const char *name, enum cox_channel_id channel,

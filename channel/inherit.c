@@ -12,6 +12,7 @@ void cox_inherit_init(struct cox_inherit *inherit)
 {
     for (int i = 0; i < COX_INHERIT_COUNT; i++)
         inherit->fds[i] = -1;
+    inherit->count = 0;
 }
 
 void cox_inherit_close(struct cox_inherit *inherit)
@@ -54,6 +55,10 @@ int cox_inherit_open(struct cox_inherit *inherit, const char *name,
                                  cox_name_bell(object, name, COX_CHANNEL_ERROR, bell, 0), O_RDWR,
                                  err);
     }
+    if (r == 0)
+        r = inherit_open_one(&inherit->fds[COX_INHERIT_GROUP], "", cox_name_group(object, name),
+                             O_RDWR, err);
+    inherit->count = COX_INHERIT_COUNT;
     if (r)
         cox_inherit_close(inherit);
     return r;
@@ -77,27 +82,52 @@ static int inherit_check_one(int fd, struct cox_error *err)
     return 0;
 }
 
+static int inherit_check_count(uint32_t count, struct cox_error *err)
+{
+    return count == COX_INHERIT_COUNT || count == COX_SEALED_FD_COUNT
+               ? 0
+               : cox_fail(err, COX_INVALID,
+                          "%" PRIu32 " fds are handed down, expected %d, or %d in a sealed group: "
+                          "coordinator and worker are of different versions",
+                          count, COX_INHERIT_COUNT, COX_SEALED_FD_COUNT);
+}
+
 int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err)
 {
     cox_inherit_init(inherit);
-    if (count != COX_INHERIT_COUNT)
-        return cox_fail(err, COX_INVALID,
-                        "%" PRIu32 " fds are handed down, expected %d: coordinator and worker are "
-                        "of different versions",
-                        count, COX_INHERIT_COUNT);
+    int r = inherit_check_count(count, err);
+    if (r)
+        return r;
     if (first < 0 || first > INT_MAX - COX_INHERIT_COUNT)
         return cox_fail(err, COX_INVALID, "fds from %d on cannot be handed down", first);
-    for (int i = 0; i < COX_INHERIT_COUNT; i++) {
-        int r = inherit_check_one(first + i, err);
+    for (int i = 0; i < (int)count; i++) {
+        r = inherit_check_one(first + i, err);
         if (r)
             return r;
     }
-    for (int i = 0; i < COX_INHERIT_COUNT; i++)
+    for (int i = 0; i < (int)count; i++)
         if (fcntl(first + i, F_SETFD, FD_CLOEXEC) < 0)
             return cox_fail(err, -errno, "fd %d: %s", first + i, cox_status_text(-errno));
-    for (int i = 0; i < COX_INHERIT_COUNT; i++)
+    for (int i = 0; i < (int)count; i++)
         inherit->fds[i] = first + i;
+    inherit->count = count;
     return 0;
+}
+
+int cox_inherit_adopt(struct cox_inherit *inherit, int *fds, uint32_t count, struct cox_error *err)
+{
+    cox_inherit_init(inherit);
+    int r = inherit_check_count(count, err);
+    for (uint32_t i = 0; r == 0 && i < count; i++)
+        r = inherit_check_one(fds[i], err);
+    for (uint32_t i = 0; i < count; i++) {
+        if (r)
+            cox_close_fd(&fds[i]);
+        else
+            inherit->fds[i] = cox_steal_fd(&fds[i]);
+    }
+    inherit->count = r ? 0 : count;
+    return r;
 }
 
 int cox_inherit_attach(const struct cox_inherit *inherit, struct cox_channel *channel,

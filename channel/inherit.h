@@ -9,6 +9,9 @@
  *   3 + 6 c + b    bell b of the rank (enum cox_bell): semaphores of its own, made anew
  *   25             response region of the error channel
  *   26, 27         its two bells, which all ranks share
+ *   28             memory of the rank group (worker/group.h)
+ *
+ * A rank of a sealed group has fewer, those of sealed.h, in its order; the count tells which it is.
  *
  * Threads: one at a time per struct.
  * Ownership: the struct owns its fds.
@@ -19,14 +22,17 @@
 #define COX_CHANNEL_INHERIT_H
 
 #include "channel.h"
+#include "sealed.h"
 
-#define COX_INHERIT_COUNT 28
+#define COX_INHERIT_COUNT 29
 
 struct cox_inherit {
     int fds[COX_INHERIT_COUNT]; /* -1: not there */
+    uint32_t count;             /* COX_INHERIT_COUNT or COX_SEALED_FD_COUNT; 0: nothing was taken */
 };
 
 #define COX_INHERIT_CONTROL 0
+#define COX_INHERIT_GROUP 28
 static inline int cox_inherit_request(enum cox_channel_id channel)
 {
     return 1 + 6 * (int)channel;
@@ -52,6 +58,8 @@ int cox_inherit_open(struct cox_inherit *inherit, const char *name,
  * Returns 0; COX_INVALID: another count, or one of them is not open; COX_DENIED: one is no file of
  * this user with something in it; -errno. */
 int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err);
+/* Worker: the same for fds that came by the door, which are closed unless it returns 0. */
+int cox_inherit_adopt(struct cox_inherit *inherit, int *fds, uint32_t count, struct cox_error *err);
 /* Worker: attaches one channel from the fds, which stay open. The same checks and codes as
  * cox_channel_attach; a file need not have a name. */
 int cox_inherit_attach(const struct cox_inherit *inherit, struct cox_channel *channel,

@@ -13,6 +13,18 @@
  *
  * The four request and response regions per channel have the layout of the executor protocol: a u32
  * length and the bytes, from the start of each frame or slot. Nothing else is in them.
+ *
+ * A sealed group has the same in three kinds of memory, none of which has a name (sealed.h):
+ *
+ *   request memory, written by the coordinator alone:
+ *     0, 512, 640  header, abort word, channels as above
+ *          2176    what ranks sleep on: a line per two-way channel, then a word per rank
+ *          4096    request region of each two-way channel, each from a page's start on
+ *   memory of rank r, written by that rank (and by the coordinator before it has it):
+ *          0       its block: identity and lines as above
+ *          4096    its slots: `depth` of each two-way channel, then the one of the error channel
+ *   wake memory, written by everybody, nothing but hints:
+ *          0       per channel: what the coordinator sleeps on, then a count per frame
  */
 #ifndef COX_CHANNEL_LAYOUT_H
 #define COX_CHANNEL_LAYOUT_H
@@ -41,6 +53,7 @@ struct cox_layout_channel {
 
 enum cox_layout_flags {
     COX_LAYOUT_LEGACY = 1, /* ranks without lines may sit in this group: depth 1, tokens count */
+    COX_LAYOUT_SEALED = 2, /* this is the request memory of a sealed group */
 };
 
 /* Everything up to coordinator_start, and what the objects of a group are called, is the same in
@@ -139,6 +152,37 @@ struct cox_layout_control {
     struct cox_layout_rank ranks[]; /* header.rank_count of them */
 };
 
+/* ---- sealed groups ---- */
+
+/* What the ranks of one channel sleep on; grows with every wake-up. */
+struct cox_layout_ring {
+    _Atomic uint32_t word; /* release, after what it is rung for; partner: the acquire in gate.c */
+    uint8_t padding[COX_LINE_SIZE - 4];
+};
+
+struct cox_layout_rings {
+    struct cox_layout_ring channels[COX_TWO_WAY_COUNT];
+    /* Reports of each rank that were taken out of its slot of the error channel, as their low 32
+     * bits; the rank may sleep on it. release, after the copy; partner: the acquire in sealed.c. */
+    _Atomic uint32_t heard[COX_RANK_COUNT_MAX];
+};
+
+/* How many answers a frame's request still lacks: sequence in the low 56 bits, count above. */
+struct cox_layout_hint {
+    _Atomic uint64_t word;
+    uint8_t padding[COX_LINE_SIZE - 8];
+};
+
+struct cox_layout_wake_channel {
+    _Atomic uint32_t bell; /* the coordinator sleeps on it; grows with every wake-up */
+    uint8_t padding[COX_LINE_SIZE - 4];
+    struct cox_layout_hint hints[COX_DEPTH_MAX];
+};
+
+struct cox_layout_wake {
+    struct cox_layout_wake_channel channels[COX_CHANNEL_COUNT];
+};
+
 #define COX_LAYOUT_AT(type, member, offset)                                                        \
     _Static_assert(offsetof(struct type, member) == (offset), #type "." #member " moved")
 
@@ -182,6 +226,13 @@ _Static_assert(sizeof(struct cox_layout_rank) == 6 * COX_LINE_SIZE, "rank block 
 COX_LAYOUT_AT(cox_layout_control, abort, 512);
 COX_LAYOUT_AT(cox_layout_control, channels, 640);
 COX_LAYOUT_AT(cox_layout_control, ranks, 2176);
+COX_LAYOUT_AT(cox_layout_rings, heard, 512);
+_Static_assert(sizeof(struct cox_layout_rings) == 1024, "rings size");
+COX_LAYOUT_AT(cox_layout_wake_channel, hints, COX_LINE_SIZE);
+_Static_assert(sizeof(struct cox_layout_wake_channel) == 9 * COX_LINE_SIZE, "wake channel size");
+_Static_assert(sizeof(struct cox_layout_control) + sizeof(struct cox_layout_rings) <= 4096,
+               "the first page of the request memory");
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2, "a futex is a lock-free 32-bit word");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "shared words need lock-free 64-bit atomics");
 
 static inline uint64_t cox_layout_control_size(uint32_t rank_count)

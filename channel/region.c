@@ -12,6 +12,15 @@
 #include <unistd.h>
 
 #include "fault.h"
+
+#ifndef MFD_NOEXEC_SEAL /* Linux 6.3 */
+#define MFD_NOEXEC_SEAL 0x0008u
+#endif
+#ifndef MFD_HUGE_2MB
+#define MFD_HUGE_2MB (21u << 26)
+#endif
+#define HUGE_PAGE (UINT64_C(2) << 20)
+
 #if COX_TESTING
 
 #include <sched.h>
@@ -217,6 +226,79 @@ int cox_region_create(struct cox_region *region, const char *name, uint64_t size
     return r;
 }
 
+/* -1: not without a size, not on such pages, or not at all; errno says why. */
+static int region_memfd(const char *label, uint64_t size, unsigned flags)
+{
+    /* A system may insist on memory that can never be executed (vm.memfd_noexec), or not know of it. */
+    int fd = memfd_create(label, flags | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL)
+        fd = memfd_create(label, flags);
+    if (fd < 0)
+        return -1;
+    int e;
+    do
+        e = posix_fallocate(fd, 0, (off_t)size);
+    while (e == EINTR);
+    if (e == 0 && fchmod(fd, 0600) == 0)
+        return fd;
+    e = e ? e : errno;
+    close(fd);
+    errno = e;
+    return -1;
+}
+
+static int region_create_memfd(struct cox_region *region, const char *label, uint64_t size,
+                               unsigned flags, unsigned seals, int *ret_fd, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd =
+        region_memfd(label, size, flags | MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) {
+        int e = errno;
+        return cox_fail(err, e == ENOSPC || e == ENOMEM ? COX_NO_SPACE : -e,
+                        "memory '%s' of %" PRIu64 " bytes: %s", label, size, cox_status_text(-e));
+    }
+    struct cox_region made = {0};
+    int r = cox_fd_raise(&fd);
+    if (r == 0)
+        r = cox_region_map(&made, fd, size, COX_REGION_WRITE, label, err);
+    cox_fault_point(COX_FAULT_MEMORY_CREATED);
+    if (r == 0 && fcntl(fd, F_ADD_SEALS, (int)(seals | F_SEAL_SEAL)) < 0)
+        r = -errno;
+    if (r) {
+        cox_region_detach(&made);
+        return cox_fail(err, r, "memory '%s': %s", label, cox_status_text(r));
+    }
+    *region = made;
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+int cox_region_create_unnamed(struct cox_region *region, const char *label, uint64_t size,
+                              unsigned seals, bool huge, int *ret_fd, struct cox_error *err)
+{
+    struct cox_region_space space = {.region = UINT64_MAX};
+    cox_region_space(&space);
+    if (size > space.region)
+        return cox_fail(err, COX_NO_SPACE,
+                        "memory '%s' needs %" PRIu64 " bytes, a file may have %" PRIu64
+                        " (ulimit -f): raise that limit or choose smaller regions",
+                        label, size, space.region);
+    uint64_t rounded = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    /* None reserved, none free, no such file system: normal pages do. */
+    if (huge && rounded <= space.region &&
+        region_create_memfd(region, label, rounded, MFD_HUGETLB | MFD_HUGE_2MB, seals, ret_fd,
+                            NULL) == 0)
+        return 0;
+    return region_create_memfd(region, label, size, 0, seals, ret_fd, err);
+}
+
+int cox_region_replace(struct cox_region *region, int fd)
+{
+    void *map =
+        mmap(region->base, region->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    return map == MAP_FAILED ? -errno : 0;
+}
+
 int cox_region_attach_fd(struct cox_region *region, int fd, const char *name, uint64_t size_min,
                          enum cox_region_access access, struct cox_error *err)
 {
@@ -232,8 +314,8 @@ int cox_region_attach_fd(struct cox_region *region, int fd, const char *name, ui
     return cox_region_map(region, fd, (uint64_t)st.st_size, access, name, err);
 }
 
-int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
-                      enum cox_region_access access, struct cox_error *err)
+int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
+                    struct cox_error *err)
 {
     int r = region_name_check(name, err);
     if (r)
@@ -253,7 +335,22 @@ int cox_region_attach(struct cox_region *region, const char *name, uint64_t size
                                           : cox_status_text(-r));
         return cox_fail(err, -r, "region %s: %s", name, cox_status_text(-r));
     }
-    return cox_region_attach_fd(region, fd, name, size_min, access, err);
+    r = cox_region_check_fd(fd, name, err);
+    if (r)
+        return r;
+    r = cox_fd_raise(&fd);
+    if (r)
+        return cox_fail(err, r, "region %s: dup: %s", name, cox_status_text(r));
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
+                      enum cox_region_access access, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = cox_region_open(name, access, &fd, err);
+    return r ? r : cox_region_attach_fd(region, fd, name, size_min, access, err);
 }
 
 void cox_region_detach(struct cox_region *region)

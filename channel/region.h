@@ -33,6 +33,9 @@ int cox_region_create(struct cox_region *region, const char *name, uint64_t size
  * COX_CORRUPT: too small; -errno. */
 int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
                       enum cox_region_access access, struct cox_error *err);
+/* Opens without mapping, after the same checks. Same codes. */
+int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
+                    struct cox_error *err);
 /* The same for an fd that came another way and stays the caller's; name is for err, and the object
  * need not have one. */
 int cox_region_attach_fd(struct cox_region *region, int fd, const char *name, uint64_t size_min,
@@ -48,6 +51,16 @@ int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_re
                    const char *name, struct cox_error *err);
 /* Reserves size bytes for fd. Returns 0; COX_NO_SPACE with both numbers in err; -errno. */
 int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error *err);
+
+/* Without a name: a memfd, mode 0600, every byte reserved and zero, mapped for writing. seals: F_SEAL_
+ * bits that it gets once it is mapped. huge: on huge pages if there are any free; the size is then
+ * rounded up. label is for err. *ret_fd is open for reading and writing, the caller's. Returns 0;
+ * COX_NO_SPACE; -errno. */
+int cox_region_create_unnamed(struct cox_region *region, const char *label, uint64_t size,
+                              unsigned seals, bool huge, int *ret_fd, struct cox_error *err);
+/* The object behind fd takes the place of the mapped one, at the same address, in one step; same
+ * size. Returns 0; -errno: nothing has changed. */
+int cox_region_replace(struct cox_region *region, int fd);
 
 /* What is free where named regions live; UINT64_MAX: that has no limit. */
 struct cox_region_space {

@@ -9,8 +9,10 @@
 
 static uint8_t *reply_base(const struct cox_channel *channel, uint32_t rank, uint64_t sequence)
 {
-    return (uint8_t *)channel->response.base +
-           cox_geometry_slot_offset(&channel->control->geometry, channel->id, rank, sequence);
+    const struct cox_control *control = channel->control;
+    void *base = control->geometry.sealed ? (void *)control->ranks[rank] : channel->response.base;
+    return (uint8_t *)base +
+           cox_geometry_slot_offset(&control->geometry, channel->id, rank, sequence);
 }
 
 uint8_t *cox_reply_slot(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
@@ -18,6 +20,13 @@ uint8_t *cox_reply_slot(const struct cox_channel *channel, uint32_t rank, uint64
 {
     *ret_capacity = cox_geometry_slot_capacity(&channel->control->geometry, channel->id, whole);
     return reply_base(channel, rank, sequence) + COX_PREFIX_SIZE;
+}
+
+uint8_t *cox_reply_report(const struct cox_channel *channel, uint32_t rank, size_t *ret_capacity)
+{
+    const struct cox_geometry *geometry = &channel->control->geometry;
+    *ret_capacity = geometry->channels[COX_CHANNEL_ERROR].slot_stride - COX_PREFIX_SIZE;
+    return reply_base(channel, geometry->sealed ? rank : 0, 0);
 }
 
 void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,

@@ -17,6 +17,9 @@
 /* whole: rank 0 alone replies and may fill the region (legacy groups only). */
 uint8_t *cox_reply_slot(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
                         bool whole, size_t *ret_capacity);
+/* The slot of the error channel that `rank` reports in, with its prefix; all share one in a named
+ * group. *ret_capacity: bytes behind the prefix. */
+uint8_t *cox_reply_report(const struct cox_channel *channel, uint32_t rank, size_t *ret_capacity);
 /* Stores the length prefix and the tag; the caller then stores `done` (truth.h) and rings. */
 void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
                       size_t length, bool failed);

@@ -25,7 +25,7 @@ static inline struct cox_layout_channel_truth *cox_truth_channel(const struct co
 static inline struct cox_layout_rank_line *
 cox_truth_line(const struct cox_control *control, uint32_t rank, enum cox_channel_id channel)
 {
-    return &control->layout->ranks[rank].lines[channel];
+    return &control->ranks[rank]->lines[channel];
 }
 
 /* ---- written by the coordinator ---- */
@@ -258,8 +258,8 @@ static inline bool cox_truth_attached(const struct cox_layout_identity *identity
 /* True: it serves no more, whether or not its process lives. */
 static inline bool cox_truth_left(const struct cox_control *control, uint32_t rank)
 {
-    return atomic_load_explicit(&control->layout->ranks[rank].identity.state,
-                                memory_order_acquire) == COX_IDENTITY_LEFT;
+    return atomic_load_explicit(&control->ranks[rank]->identity.state, memory_order_acquire) ==
+           COX_IDENTITY_LEFT;
 }
 
 /* release: not needed by data, the rank only read; kept so that taken never seems to run ahead of

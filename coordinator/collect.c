@@ -242,6 +242,14 @@ static void collector_forget_stray(struct cox_collector *collector, uint32_t ran
         collector_count_token(collector, rank);
 }
 
+static uint32_t asked_count(const struct cox_collector *collector, const struct cox_rank_set *asked)
+{
+    uint32_t count = 0;
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        count += cox_rank_set_has(asked, rank);
+    return count;
+}
+
 void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
                            size_t length)
 {
@@ -258,6 +266,8 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
         if (cox_rank_set_has(&entry->asked, rank) && !collector->legacy)
             cox_gate_settle(gate, rank, COX_BELL_REQUEST_PRODUCE);
     }
+    if (entry->replies)
+        cox_gate_arm(gate, entry->sequence, asked_count(collector, &entry->asked));
     cox_request_publish(collector->channel, entry->sequence, entry->type, length, &entry->asked);
     collector->claim_ring_ns = slot->published_ns + COX_SLICE_NS;
     if (collector->ended == collector->published) /* the first in flight */
@@ -267,9 +277,10 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
     slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
     collector_advance(collector);
     /* The collector planned its sleep without this one. */
+    bool elsewhere = collector->sleep_rank >= 0 && !cox_gate_shared(gate) &&
+                     !cox_rank_set_has(&entry->asked, (uint32_t)collector->sleep_rank);
     bool early = entry->replies && collector->sleep_rank >= 0 &&
-                 (entry->deadline_ns < collector->sleep_ns ||
-                  !cox_rank_set_has(&entry->asked, (uint32_t)collector->sleep_rank));
+                 (entry->deadline_ns < collector->sleep_ns || elsewhere);
     pthread_mutex_unlock(&collector->lock);
     cox_gate_open(gate, &entry->asked);
     cox_fault_point(COX_FAULT_GATE_OPENED);
@@ -345,16 +356,25 @@ void cox_collector_wake(struct cox_collector *collector)
     pthread_mutex_unlock(&collector->lock);
 }
 
-void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint32_t causes_seen,
-                         uint64_t deadline_ns)
+struct cox_look cox_collector_look(const struct cox_collector *collector)
+{
+    return (struct cox_look){
+        .causes = atomic_load(&collector->causes),
+        .ticket = cox_gate_ticket(&collector->channel->gate, COX_BELL_RESPONSE_CONSUME),
+    };
+}
+
+void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
+                         const struct cox_look *before, uint64_t deadline_ns)
 {
     collector->sleep_rank = (int)rank;
     collector->sleep_ns = deadline_ns;
     pthread_mutex_unlock(&collector->lock);
     int r = COX_TIMEOUT;
     atomic_store(&collector->sleeping, rank + 1); /* seq_cst: see cox_collector_wake */
-    if (atomic_load(&collector->causes) == causes_seen)
-        r = cox_gate_wait(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME, deadline_ns);
+    if (atomic_load(&collector->causes) == before->causes)
+        r = cox_gate_wait(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME,
+                          before->ticket, deadline_ns);
     atomic_store(&collector->sleeping, 0);
     pthread_mutex_lock(&collector->lock);
     collector->sleep_rank = -1;
@@ -399,7 +419,9 @@ int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uin
     const struct cox_geometry *geometry = collector_geometry(collector);
     pthread_mutex_lock(&collector->lock);
     /* Nobody sleeps on its bells: the collector only does while a request in flight asks the rank. */
-    int r = cox_gate_renew(&channel->gate, channel->id, rank, geometry->depth, ret_fds, err);
+    int r = cox_gate_shared(&channel->gate)
+                ? 0
+                : cox_gate_renew(&channel->gate, channel->id, rank, geometry->depth, ret_fds, err);
     if (r == 0) {
         cox_truth_reset_line(cox_truth_line(channel->control, rank, channel->id),
                              collector->published);
@@ -653,7 +675,7 @@ static bool gather_round(struct cox_collector *collector, bool *looked_again, in
         apart = apart || gathering->results[*ret_owing].outcome != COX_OUTCOME_LATE;
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->deadline_ns);
     }
-    if (apart)
+    if (apart && !cox_gate_shared(&collector->channel->gate))
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, cox_deadline_after_ns(COX_APART_NS));
     return false;
 }
@@ -665,14 +687,14 @@ static void collector_gather(struct cox_collector *collector, uint64_t sequence)
     bool looked_again = false;
     while (sequence == 0 || collector->ended < sequence) {
         /* Before the look: a cause stored after this is seen by the sleep. */
-        uint32_t causes = atomic_load(&collector->causes);
+        const struct cox_look before = cox_collector_look(collector);
         int owing;
         uint64_t deadline_ns;
         if (gather_round(collector, &looked_again, &owing, &deadline_ns))
             continue;
         if (owing < 0)
             return;
-        cox_collector_sleep(collector, (uint32_t)owing, causes,
+        cox_collector_sleep(collector, (uint32_t)owing, &before,
                             cox_deadline_min(deadline_ns, collector->ring_ns));
         looked_again = false;
     }

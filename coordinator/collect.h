@@ -163,7 +163,7 @@ void cox_collector_gather(struct cox_collector *collector, uint64_t sequence);
  * COX_PEER_DEAD; returns when all that did ask it have ended: 0; COX_TIMEOUT. */
 int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
 /* After leave_out: the next process of the rank owes nothing, and finds the channel as at the start:
- * its lines reset, its bells new (ret_fds: the caller's). Answers count from `generation` on.
+ * its lines reset, its bells new (ret_fds: the caller's; untouched where ranks share one bell). Answers count from `generation` on.
  * Returns 0 or -errno. */
 int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uint32_t generation,
                              int ret_fds[COX_BELL_COUNT], struct cox_error *err);
@@ -172,10 +172,16 @@ void cox_collector_admit(struct cox_collector *collector, uint32_t rank);
 
 /* A cause was stored elsewhere: makes the collector look. From any thread. */
 void cox_collector_wake(struct cox_collector *collector);
-/* With lock held, which it gives up meanwhile: sleeps on the reply semaphore of a rank until a
- * token, a wake since `causes_seen`, or the deadline. */
-void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint32_t causes_seen,
-                         uint64_t deadline_ns);
+/* What there was to be seen before a look: whatever comes after it ends the sleep. */
+struct cox_look {
+    uint32_t causes;
+    uint32_t ticket;
+};
+struct cox_look cox_collector_look(const struct cox_collector *collector);
+/* With lock held, which it gives up meanwhile: sleeps on the reply bell of a rank (of all ranks, where
+ * they share one) until it is rung, a wake since `before`, or the deadline. */
+void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
+                         const struct cox_look *before, uint64_t deadline_ns);
 
 /* A stay of this thread inside a handler or hook; frames are nested on the stack. */
 struct cox_inside {

@@ -112,17 +112,23 @@ static bool executor_sees_death(struct cox_executor *executor, uint32_t rank)
 /* The identity is another process's writing: each word is read once. */
 int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
-    const struct cox_layout_identity *identity = &executor->control.layout->ranks[rank].identity;
+    const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
     /* relaxed: ordered by the acquire of `state` that led here. */
     uint32_t generation = atomic_load_explicit(&identity->generation, memory_order_relaxed);
     uint32_t epoch = atomic_load_explicit(&identity->epoch, memory_order_relaxed);
     uint32_t pid = atomic_load_explicit(&identity->pid, memory_order_relaxed);
     uint64_t start = atomic_load_explicit(&identity->start, memory_order_relaxed);
-    uint32_t expected = executor->generations[rank];
+    uint32_t expected = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    pid_t seat = atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed);
     if (generation != expected || epoch != executor->control.epoch)
         return cox_fail(err, COX_CORRUPT,
                         "rank %" PRIu32 " attached as generation %" PRIu32 ", expected %" PRIu32,
                         rank, generation, expected);
+    if (seat && (uint32_t)seat != pid)
+        return cox_fail(err, COX_CORRUPT,
+                        "rank %" PRIu32 " attached as process %" PRIu32
+                        ", but process %jd logged on",
+                        rank, pid, (intmax_t)seat);
     /* A start time of 0 would let any process of that number be taken for the rank, and killed with it. */
     if (start == 0)
         return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " attached without its start time", rank);
@@ -143,8 +149,7 @@ static int executor_check_attached(struct cox_executor *executor, struct cox_ran
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     int r = 0;
     for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++) {
-        const struct cox_layout_identity *identity =
-            &executor->control.layout->ranks[rank].identity;
+        const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
         if (cox_rank_set_has(checked, rank) || !cox_truth_attached(identity))
             continue;
         /* Not under the lock: it may wait for a death, and who tells of deaths takes the lock. */
@@ -168,7 +173,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
     int r = 0;
     pthread_mutex_lock(&collector->lock);
     while (r == 0 && rank < executor->geometry.rank_count) {
-        uint32_t causes = atomic_load(&collector->causes);
+        const struct cox_look before = cox_collector_look(collector);
         r = executor_check_attached(executor, &checked, err);
         if (cox_rank_set_has(&checked, rank)) {
             rank++;
@@ -194,7 +199,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
                       "others)",
                 err);
         if (r == 0)
-            cox_collector_sleep(collector, rank, causes,
+            cox_collector_sleep(collector, rank, &before,
                                 cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     }
     pthread_mutex_unlock(&collector->lock);
@@ -218,8 +223,34 @@ static int executor_sweep(struct cox_executor *executor, struct cox_error *err)
     return 0;
 }
 
+static int executor_create_sealed(struct cox_executor *executor, struct cox_error *err)
+{
+    int r = cox_control_check_space(&executor->geometry, err);
+    if (r == 0)
+        r = cox_sealed_create(&executor->sealed, &executor->control, &executor->geometry,
+                              executor->options.huge_pages, err);
+    for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
+        cox_channel_bind(&executor->channels[c], &executor->sealed, &executor->control,
+                         (enum cox_channel_id)c, true);
+    return r;
+}
+
+/* The rank group's words; the coordinator itself has no use for them. */
+static int executor_create_group(struct cox_executor *executor, struct cox_error *err)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    struct cox_region group = {0};
+    int r = cox_region_create(&group, cox_name_group(object, executor->name),
+                              cox_geometry_group_size(&executor->geometry), err);
+    cox_region_detach(&group);
+    executor->parts_made += r == 0;
+    return r;
+}
+
 static int executor_create_memory(struct cox_executor *executor, struct cox_error *err)
 {
+    if (executor->geometry.sealed)
+        return executor_create_sealed(executor, err);
     int r = executor_sweep(executor, err);
     if (r == 0)
         r = cox_control_check_space(&executor->geometry, err);
@@ -232,9 +263,11 @@ static int executor_create_memory(struct cox_executor *executor, struct cox_erro
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++) {
         r = cox_channel_create(&executor->channels[c], executor->name, &executor->control,
                                (enum cox_channel_id)c, err);
-        executor->channels_made +=
+        executor->parts_made +=
             r == 0; /* what a stranger has under such a name is not ours to remove */
     }
+    if (r == 0 && !executor->geometry.legacy)
+        r = executor_create_group(executor, err);
     if (r == 0 && !executor->geometry.legacy)
         r = cox_inherit_open(&executor->inherit, executor->name, &executor->geometry, err);
     return r;
@@ -270,7 +303,9 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     snprintf(prefix, sizeof prefix, "/%s", executor->name);
     uint64_t timeout_ms =
         executor->options.start_timeout_ms ? executor->options.start_timeout_ms : START_TIMEOUT_MS;
-    uint64_t deadline_ns = cox_deadline_after_ms(timeout_ms);
+    /* Who starts workers by hand takes the time that takes. */
+    bool waits = executor->options.external_workers && !executor->options.start_timeout_ms;
+    uint64_t deadline_ns = waits ? COX_DEADLINE_NEVER : cox_deadline_after_ms(timeout_ms);
     const struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
         .command = executor->options.command,
@@ -278,6 +313,9 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .prefix = prefix,
         .devices = executor->options.devices,
         .deadline_ns = deadline_ns,
+        .door = cox_executor_door(executor),
+        .sealed = executor->geometry.sealed,
+        .external = executor->options.external_workers,
         .hooks = {.context = executor,
                   .line = executor_on_line,
                   .wake = executor_on_wake,
@@ -286,6 +324,12 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     };
     cox_fault_point(COX_FAULT_LAUNCH);
     int r = cox_supervisor_start(&options, &executor->supervisor, err);
+    if (r)
+        return r;
+    /* release: the supervisor before it; partner: on_worker_gone. */
+    atomic_store_explicit(&executor->supervised, true, memory_order_release);
+    if (executor->options.external_workers)
+        r = cox_executor_open_door(executor, err);
     if (r)
         return r;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
@@ -298,8 +342,14 @@ static int executor_check_options(const struct cox_executor_options *options, ch
                                   struct cox_error *err)
 {
     static _Atomic uint32_t counter; /* tells the groups of one process apart */
-    if (!options->command || !options->command[0])
+    if (!options->external_workers && (!options->command || !options->command[0]))
         return cox_fail(err, COX_INVALID, "no worker command was given");
+    if (options->external_workers && options->legacy_workers)
+        return cox_fail(err, COX_INVALID,
+                        "legacy workers cannot log on: let them be started by this program");
+    if (options->no_door && (options->external_workers || options->attach == COX_ATTACH_SEALED))
+        return cox_fail(err, COX_INVALID,
+                        "sealed attach, and workers that are started by hand, need the door");
     if (options->name) {
         int r = cox_name_check(options->name, err);
         if (r)
@@ -309,8 +359,11 @@ static int executor_check_options(const struct cox_executor_options *options, ch
         snprintf(name, name_size, "%jd_%" PRIu32, (intmax_t)getpid(),
                  atomic_fetch_add(&counter, 1));
     }
-    struct cox_geometry_choice choice = {.depth = options->depth,
-                                         .legacy = options->legacy_workers};
+    struct cox_geometry_choice choice = {
+        .depth = options->depth,
+        .legacy = options->legacy_workers,
+        .sealed = options->attach == COX_ATTACH_SEALED,
+    };
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
     memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
     return cox_geometry_resolve(options->rank_count, &choice, geometry, err);
@@ -319,7 +372,7 @@ static int executor_check_options(const struct cox_executor_options *options, ch
 static void executor_unlink(struct cox_executor *executor)
 {
     if (executor->named && cox_control_is_named(&executor->control, executor->name))
-        cox_control_unlink_names(executor->name, &executor->geometry, executor->channels_made);
+        cox_control_unlink_names(executor->name, &executor->geometry, executor->parts_made);
     else if (executor->named)
         cox_log_write(&executor->options.log, 4,
                       "the names of the group '%s' in /dev/shm were removed while it lived, and "
@@ -345,6 +398,9 @@ int cox_executor_start(const struct cox_executor_options *options,
     executor->control.lock_fd = -1;
     executor->engine_state = COX_ENGINE_INIT;
     cox_inherit_init(&executor->inherit);
+    cox_sealed_init(&executor->sealed);
+    for (size_t i = 0; i < sizeof executor->lent / sizeof *executor->lent; i++)
+        executor->lent[i] = -1;
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
         executor->generations[rank] = 1;
     pthread_mutex_init(&executor->recover_lock, NULL);
@@ -359,6 +415,9 @@ int cox_executor_start(const struct cox_executor_options *options,
         r = executor_create_collectors(executor, err);
     if (r == 0)
         r = executor_start_threads(executor, err);
+    /* Workers that this program starts log on while they are started, others when all is there. */
+    if (r == 0 && !options->external_workers)
+        r = cox_executor_open_door(executor, err);
     if (r == 0)
         r = executor_start_workers(executor, err);
     if (r) {
@@ -485,12 +544,14 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
         return NULL;
     COX_ASSERT(!cox_inside(executor));
     cox_executor_stop(executor);
+    cox_executor_close_door(executor); /* its hooks use the supervisor */
     executor->supervisor = cox_supervisor_free(executor->supervisor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_deinit(&executor->collectors[c]);
     executor_unlink(executor);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         cox_channel_close(&executor->channels[c]);
+    cox_sealed_close(&executor->sealed);
     cox_control_close(&executor->control);
     cox_inherit_close(&executor->inherit);
     pthread_cond_destroy(&executor->recover_cond);

@@ -87,13 +87,21 @@ struct cox_executor_options {
     bool no_flags; /* do not append the rank flags to command; the environment has all of it */
     const int32_t *devices; /* rank_count of them; NULL: device = rank */
     uint32_t depth;         /* requests in flight per channel, 1 to 8; default 4 */
-    bool legacy_workers;    /* ranks that know nothing of the control region; depth 1 */
-    bool keep_names;        /* leave names in /dev/shm while the group lives */
+    enum cox_attach attach; /* how workers come to the group's memory; default named */
+    bool huge_pages;        /* sealed: on huge pages, if there are any */
+    /* None is started: all log on at the door by themselves (coxswain-worker --door PATH), and start
+     * waits for them, without a limit unless start_timeout_ms says one. command is not used. */
+    bool external_workers;
+    bool legacy_workers; /* ranks that know nothing of the control region; depth 1 */
+    bool keep_names;     /* leave names in /dev/shm while the group lives */
     uint64_t request_size[COX_CHANNEL_COUNT];  /* bytes of a channel's request region, all frames
                                                   together */
     uint64_t response_size[COX_CHANNEL_COUNT]; /* bytes of a channel's response region, all slots
                                                   together */
-    uint64_t start_timeout_ms;                 /* default 60,000 */
+    const char *
+        door_folder; /* NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; only during start */
+    bool no_door;    /* no socket; not with sealed attach or external workers */
+    uint64_t start_timeout_ms; /* default 60,000 */
     uint64_t
         finalize_ms;  /* how long stop waits for workers to leave by themselves; default 3,000 */
     uint64_t term_ms; /* and then, after SIGTERM; default 2,000 */
@@ -106,6 +114,10 @@ struct cox_executor_options {
     /* Asked every 50 ms while start waits for the ranks: true ends it with COX_CLOSED. NULL: never.
      */
     bool (*cancelled)(void *hook_context);
+    /* A command has come in at the door and was welcomed: fd, a blocking stream socket, is given; not
+     * 0: it is refused with err's text, and fd is not taken. On the door's thread: must not block.
+     * NULL: commands are refused. */
+    int (*control)(void *hook_context, int fd, struct cox_error *err);
     /* A worker died. NULL: logged. On the supervisor thread, or inside start for who died meanwhile. */
     void (*death)(void *hook_context, uint32_t rank, const char *text);
 };
@@ -142,6 +154,8 @@ COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank
                                     uint64_t deadline_ns, struct cox_error *err);
 
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
+/* Path of the socket that workers and commands come in by; NULL: it has none. Lent until free. */
+COX_PUBLIC const char *cox_executor_door(const struct cox_executor *executor);
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
 COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
 /* The process that was started for the rank; with a wrapper (sh -c, numactl) it is the wrapper. */

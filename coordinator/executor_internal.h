@@ -3,28 +3,41 @@
 #define COX_COORDINATOR_EXECUTOR_INTERNAL_H
 
 #include "../channel/channel.h"
+#include "../channel/door.h"
 #include "../channel/inherit.h"
 #include "collect.h"
 #include "executor.h"
 #include "faults.h"
 #include "operations.h"
 
+/* Who has logged on as a rank. Written by the door's thread alone. */
+struct cox_seat {
+    _Atomic uint64_t visitor; /* cox_door_visitor.id; 0: nobody */
+    _Atomic pid_t pid;        /* by the kernel's word; 0: not known */
+};
+
 struct cox_executor {
     struct cox_executor_options options; /* command and devices are only valid during start */
     char name[COX_NAME_SIZE_MAX + 1];
     struct cox_geometry geometry;
     struct cox_control control;
-    bool named; /* names are in /dev/shm */
-    int channels_made;
+    bool named;     /* names are in /dev/shm */
+    int parts_made; /* of COX_CONTROL_PART_COUNT, that have names */
     struct cox_channel channels[COX_CHANNEL_COUNT];
+    struct cox_sealed sealed; /* where the group is */
+    struct cox_door *door;    /* NULL: none */
+    struct cox_seat seats[COX_RANK_COUNT_MAX];
+    int lent[COX_TWO_WAY_COUNT * COX_BELL_COUNT]; /* to who logged on last; -1: none */
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     struct cox_supervisor *supervisor;
+    _Atomic bool supervised; /* the supervisor is there, for the door's thread */
     _Atomic bool started;
     _Atomic bool stopping;
 
     struct cox_faults faults;
     _Atomic bool death_told[COX_RANK_COUNT_MAX];
-    uint32_t generations[COX_RANK_COUNT_MAX]; /* the life of each rank; under restarting */
+    /* The life of each rank; written under restarting. */
+    _Atomic uint32_t generations[COX_RANK_COUNT_MAX];
     _Atomic bool restarting[COX_RANK_COUNT_MAX];
     _Atomic bool
         left_out[COX_RANK_COUNT_MAX]; /* by every channel, until a restart succeeds or gives up */
@@ -37,6 +50,13 @@ struct cox_executor {
     bool recovering;              /* one recovery command at a time */
     enum cox_engine_state engine_state;
 };
+
+/* ---- welcome.c: the group's door ---- */
+
+/* Returns 0, also where a named group has to do without one (logged); COX_TAKEN; what
+ * cox_door_open returns. */
+int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err);
+void cox_executor_close_door(struct cox_executor *executor); /* idempotent */
 
 /* Rank has attached: is it who is expected? From now on its process is watched as well. Returns 0;
  * COX_CORRUPT; COX_DENIED: it is no descendant of the process that was started; COX_PEER_DEAD. */

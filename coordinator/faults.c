@@ -1,10 +1,13 @@
 #include "faults.h"
 
 #include <endian.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../channel/fault.h"
+#include "../channel/reply.h"
+#include "../channel/sealed.h"
 #include "../channel/thread.h"
 #include "../channel/truth.h"
 #include "../channel/tsan.h"
@@ -56,9 +59,8 @@ static const char *report_text(const ModelExecuteData__ExecuteResponse *report)
     return "a fault without words";
 }
 
-static void faults_take(struct cox_faults *faults)
+static void faults_tell(struct cox_faults *faults, size_t length)
 {
-    size_t length = faults_fetch(faults);
     if (length == 0)
         return;
     ModelExecuteData__ExecuteResponse *report = NULL;
@@ -78,6 +80,11 @@ static void faults_take(struct cox_faults *faults)
     uint32_t rank_count = faults->channel->control->geometry.rank_count;
     bool known = report->rank >= 0 && (uint32_t)report->rank < rank_count;
     faults->report(faults->context, known ? report->rank : -1, report_text(report));
+}
+
+static void faults_take(struct cox_faults *faults)
+{
+    faults_tell(faults, faults_fetch(faults));
 }
 
 static uint64_t faults_state(const struct cox_faults *faults, uint32_t rank)
@@ -120,12 +127,62 @@ static bool faults_count_death(struct cox_faults *faults)
     return true;
 }
 
+/* ---- sealed groups: every rank has a slot of its own, and nothing gets lost with a dead one ---- */
+
+static void faults_take_rank(struct cox_faults *faults, uint32_t rank)
+{
+    const struct cox_control *control = faults->channel->control;
+    uint64_t done = cox_truth_done(cox_truth_line(control, rank, COX_CHANNEL_ERROR));
+    /* relaxed: this thread's, and of who starts the rank again, when its line is as at the start. */
+    if (done == atomic_load_explicit(&faults->heard[rank], memory_order_relaxed))
+        return;
+    size_t capacity, length;
+    uint8_t *base = cox_reply_report(faults->channel, rank, &capacity) - COX_PREFIX_SIZE;
+    uint32_t prefix;
+    memcpy(&prefix, base, sizeof prefix);
+    length = le32toh(prefix);
+    if (length > capacity)
+        cox_log_write(&faults->log, 3,
+                      "rank %" PRIu32 " reports with a length of %zu bytes, over %zu: dropped",
+                      rank, length, capacity);
+    length = length > capacity ? 0 : length;
+    memcpy(faults->copy, base + COX_PREFIX_SIZE, length);
+    atomic_store_explicit(&faults->heard[rank], done, memory_order_relaxed);
+    cox_sealed_set_heard(control, rank, done);
+    faults_tell(faults, length);
+}
+
+static void *faults_main_sealed(void *argument)
+{
+    struct cox_faults *faults = argument;
+    const struct cox_gate *gate = &faults->channel->gate;
+    for (;;) {
+        /* Before the look: what comes after it is not slept through. */
+        uint32_t ticket = cox_gate_ticket(gate, COX_BELL_RESPONSE_CONSUME);
+        bool stopping = atomic_load_explicit(&faults->stopping, memory_order_acquire);
+        for (uint32_t rank = 0; rank < faults->channel->control->geometry.rank_count; rank++)
+            faults_take_rank(faults, rank);
+        if (stopping)
+            return NULL;
+        int r = cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, ticket,
+                              COX_DEADLINE_NEVER);
+        if (r < 0) {
+            cox_log_write(&faults->log, 3,
+                          "the error channel's futex: %s; faults are not heard any more",
+                          cox_status_text(r));
+            return NULL;
+        }
+    }
+}
+
+/* ---- named groups ---- */
+
 static void *faults_main(void *argument)
 {
     struct cox_faults *faults = argument;
     for (;;) {
         int r =
-            cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME,
+            cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, 0,
                           faults->doubt ? cox_deadline_after_ns(COX_SLICE_NS) : COX_DEADLINE_NEVER);
         /* acquire: partner is the release in stop, before its post. */
         if (atomic_load_explicit(&faults->stopping, memory_order_acquire)) {
@@ -150,10 +207,12 @@ static void *faults_main(void *argument)
 
 int cox_faults_start(struct cox_faults *faults)
 {
-    faults->copy = malloc(faults->channel->response.size);
+    const struct cox_geometry *geometry = &faults->channel->control->geometry;
+    faults->copy = malloc(geometry->channels[COX_CHANNEL_ERROR].response_size);
     int r = faults->copy ? cox_arena_init(&faults->arena, 0, ARENA_SIZE_MAX) : -ENOMEM;
     if (r == 0)
-        r = cox_thread_start(&faults->thread, faults_main, faults);
+        r = cox_thread_start(&faults->thread, geometry->sealed ? faults_main_sealed : faults_main,
+                             faults);
     faults->threaded = r == 0;
     if (r)
         cox_faults_stop(faults);
@@ -177,6 +236,10 @@ void cox_faults_revive(struct cox_faults *faults, uint32_t rank)
 {
     /* relaxed: the fault thread sees it when it looks again. */
     atomic_store_explicit(&faults->dead[rank], false, memory_order_relaxed);
+    if (!faults->channel->control->geometry.sealed)
+        return;
+    atomic_store_explicit(&faults->heard[rank], 0, memory_order_relaxed);
+    cox_sealed_set_heard(faults->channel->control, rank, 0);
 }
 
 void cox_faults_bury(struct cox_faults *faults, uint32_t rank)
@@ -184,6 +247,11 @@ void cox_faults_bury(struct cox_faults *faults, uint32_t rank)
     atomic_store_explicit(&faults->dead[rank], true, memory_order_relaxed);
     if (faults_state(faults, rank) == COX_RANK_IDLE)
         return;
+    if (faults->channel->control->geometry.sealed) {
+        /* Its last words may be there, and nobody was woken for them. */
+        cox_gate_post(&faults->channel->gate, rank, COX_BELL_RESPONSE_CONSUME);
+        return;
+    }
     /* release: partner is faults_count_death. */
     atomic_fetch_add_explicit(&faults->deaths, 1, memory_order_release);
     cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);

@@ -1,7 +1,8 @@
 /*
  * faults: the error channel of a group: any rank reports, one thread of the coordinator listens.
  *
- * The channel has one slot for all ranks, guarded by one token. A rank says in its line (of the error
+ * In a sealed group every rank has a slot of its own, and its line counts what it has reported there
+ * (sealed.h). Elsewhere the channel has one slot for all ranks, guarded by one token. A rank says in its line (of the error
  * channel) that it waits for the token (TAKEN) or has it (REPLYING). When it dies in either state
  * nobody knows where the token is: it may not have got it yet, or have given it back already. One too
  * many would let two ranks write over each other's report, so the token is looked for: while a living
@@ -33,6 +34,7 @@ struct cox_faults {
     _Atomic bool stopping;
     _Atomic uint32_t deaths; /* tokens posted by bury, to be told from a rank's */
     _Atomic bool dead[COX_RANK_COUNT_MAX];
+    _Atomic uint64_t heard[COX_RANK_COUNT_MAX]; /* sealed: reports of the rank that were taken */
     uint32_t
         doubt; /* of the thread: looks for the token that are still to be made; 0: it is not lost */
     uint8_t *copy;

@@ -139,8 +139,9 @@ static int exec_failed(const char *command, const char *program, uint32_t rank, 
 static bool is_ours(const char *variable)
 {
     static const char *const names[] = {
-        "COXSWAIN_PREFIX=",     "COXSWAIN_RANK=",       "COXSWAIN_WORLD_SIZE=", "COXSWAIN_DEVICE=",
-        "COXSWAIN_PARENT_PID=", "COXSWAIN_GENERATION=", "COXSWAIN_FDS="};
+        "COXSWAIN_PREFIX=", "COXSWAIN_RANK=",       "COXSWAIN_WORLD_SIZE=",
+        "COXSWAIN_DEVICE=", "COXSWAIN_PARENT_PID=", "COXSWAIN_GENERATION=",
+        "COXSWAIN_FDS=",    "COXSWAIN_DOOR=",       "COXSWAIN_ATTACH="};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(variable, names[i], strlen(names[i])) == 0)
             return true;
@@ -153,7 +154,8 @@ void cox_launch_plan_deinit(struct cox_launch_plan *plan)
     strings_deinit(&plan->environment);
     cox_free_ptr(&plan->prefix);
     cox_free_ptr(&plan->program);
-    plan->prefix = plan->program = NULL;
+    cox_free_ptr(&plan->door);
+    plan->prefix = plan->program = plan->door = NULL;
 }
 
 int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervise_options *options,
@@ -162,6 +164,11 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
     if (options->rank_count == 0 || options->rank_count > COX_RANK_COUNT_MAX)
         return cox_fail(err, COX_INVALID, "%u ranks: must be 1 to %d", options->rank_count,
                         COX_RANK_COUNT_MAX);
+    if (options->external) {
+        *plan =
+            (struct cox_launch_plan){.coordinator = getpid(), .rank_count = options->rank_count};
+        return 0;
+    }
     if (!options->command || !options->command[0] || !options->prefix)
         return cox_fail(err, COX_INVALID,
                         "the workers' command and the group's prefix must be given");
@@ -170,6 +177,8 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
         .rank_count = options->rank_count,
         .pass_flags = options->pass_flags,
         .prefix = strdup(options->prefix),
+        .door = options->door ? strdup(options->door) : NULL,
+        .sealed = options->sealed,
     };
     for (const char *const *argument = options->command; *argument; argument++)
         strings_add(&made.command, "%s", *argument);
@@ -178,7 +187,8 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
             strings_add(&made.environment, "%s", *variable);
     for (uint32_t rank = 0; rank < made.rank_count; rank++)
         made.devices[rank] = options->devices ? options->devices[rank] : (int32_t)rank;
-    if (!made.prefix || made.command.failed || made.environment.failed)
+    if (!made.prefix || (options->door && !made.door) || made.command.failed ||
+        made.environment.failed)
         return cox_fail(err, -ENOMEM, "preparing the workers' command: %s",
                         cox_status_text(-ENOMEM));
     made.program = program_find(made.command.items[0]);
@@ -270,6 +280,10 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     strings_add(envp, "COXSWAIN_GENERATION=%u", life->generation);
     if (life->fd_count)
         strings_add(envp, "COXSWAIN_FDS=%d:%u", FD_FIRST, life->fd_count);
+    if (plan->door)
+        strings_add(envp, "COXSWAIN_DOOR=%s", plan->door);
+    if (plan->sealed)
+        strings_add(envp, "COXSWAIN_ATTACH=sealed");
     if (argv->failed || envp->failed)
         return -ENOMEM;
     int r = pipe_init(&launch->streams[0]);

@@ -34,6 +34,8 @@ struct cox_launch_plan {
     uint32_t rank_count;
     bool pass_flags;
     char *prefix;
+    char *door; /* NULL: none */
+    bool sealed;
     char *program;                  /* what is executed: a path; found in PATH */
     struct cox_strings command;     /* argv without flags */
     struct cox_strings environment; /* without COXSWAIN_ variables of ours */
@@ -49,7 +51,7 @@ struct cox_launched {
 };
 
 /* Fds that a new process inherits, at most. */
-#define COX_LAUNCH_FD_COUNT_MAX 28
+#define COX_LAUNCH_FD_COUNT_MAX 29
 
 /* Which life of its rank a process is. */
 struct cox_launch_life {
@@ -59,7 +61,7 @@ struct cox_launch_life {
     uint32_t fd_count;
 };
 
-/* Copies what options say, and finds the program. Returns 0; COX_INVALID; COX_EXEC_FAILED: it is
+/* Copies what options say, and finds the program (not where workers are external). Returns 0; COX_INVALID; COX_EXEC_FAILED: it is
  * not in PATH; -ENOMEM. */
 int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervise_options *options,
                          struct cox_error *err);

@@ -36,8 +36,12 @@ static void restart_admit(struct cox_executor *executor, uint32_t rank)
 static int restart_reset(struct cox_executor *executor, uint32_t rank, struct cox_inherit *life,
                          struct cox_error *err)
 {
-    int r = 0;
-    uint32_t generation = ++executor->generations[rank];
+    /* relaxed: one thread at a time starts this rank; the door only compares. */
+    uint32_t generation =
+        atomic_fetch_add_explicit(&executor->generations[rank], 1, memory_order_relaxed) + 1;
+    int r = executor->geometry.sealed
+                ? cox_sealed_renew_rank(&executor->sealed, &executor->geometry, rank, err)
+                : 0;
     *life = executor->inherit;
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;
@@ -47,7 +51,7 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
     /* What the dead one held of the error channel's slot is looked for since its death was told. */
     cox_truth_reset_line(cox_truth_line(&executor->control, rank, COX_CHANNEL_ERROR), 0);
     cox_faults_revive(&executor->faults, rank);
-    cox_truth_reset_identity(&executor->control.layout->ranks[rank].identity);
+    cox_truth_reset_identity(&executor->control.ranks[rank]->identity);
     return r;
 }
 
@@ -63,8 +67,11 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint64_t 
 {
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     struct cox_gate *gate = &executor->channels[COX_CHANNEL_EXECUTE].gate;
-    const struct cox_layout_identity *identity = &executor->control.layout->ranks[rank].identity;
-    while (!cox_truth_attached(identity)) {
+    const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
+    for (;;) {
+        uint32_t ticket = cox_gate_ticket(gate, COX_BELL_RESPONSE_CONSUME);
+        if (cox_truth_attached(identity))
+            break;
         if (cox_supervisor_dead(executor->supervisor, rank, NULL))
             return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
                                                  "before it was back in the group", err);
@@ -74,7 +81,7 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint64_t 
             return cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
                                                  "but did not attach in time", err);
         /* Nobody else sleeps on this bell while the rank is left out. */
-        cox_gate_wait(gate, rank, COX_BELL_RESPONSE_CONSUME,
+        cox_gate_wait(gate, rank, COX_BELL_RESPONSE_CONSUME, ticket,
                       cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     }
     pthread_mutex_lock(&collector->lock);
@@ -93,7 +100,7 @@ static int restart_rank(struct cox_executor *executor, uint32_t rank, uint64_t d
         const struct cox_launch_life life = {
             .generation = executor->generations[rank],
             .fds = inherit.fds,
-            .fd_count = COX_INHERIT_COUNT,
+            .fd_count = inherit.count,
         };
         atomic_store_explicit(&executor->death_told[rank], false, memory_order_release);
         r = cox_supervisor_relaunch(executor->supervisor, rank, &life, deadline_ns, err);

@@ -80,6 +80,7 @@ struct cox_supervisor {
     int stop_fd;         /* eventfd, readable: look at `leaving`, and at who was adopted */
     atomic_bool leaving; /* every worker is dead and free wants the thread */
     atomic_bool ending;  /* workers were told to end */
+    bool external;       /* processes are others' children, and come by enlist */
     pthread_t thread;
     struct pollfd *polled; /* of the supervisor thread alone */
     struct pollfd *packed; /* what of polled is an fd */
@@ -139,6 +140,8 @@ static void launch_kill(struct worker *w)
 
 static int launch_all(struct cox_supervisor *s)
 {
+    if (s->external)
+        return 0;
     int r = 0;
     const struct cox_launch_life first = {.generation = 1};
     for (uint32_t rank = 0; r == 0 && rank < s->plan.rank_count; rank++)
@@ -253,6 +256,15 @@ static void worker_tell_rest(struct worker *w, struct rest rest[2])
     }
 }
 
+/* SIGKILL, for its process group as well, which only a process that was started here leads. */
+static void worker_kill(struct worker *w)
+{
+    if (w->supervisor->external)
+        pidfd_signal(w->pidfd, SIGKILL);
+    else
+        cox_launch_kill_group(w->pid, w->pidfd);
+}
+
 /* Both its processes are dead. Reap, last lines, state, and who waits for the rank is woken; all the
  * lines, which may be a pipe full and take the host long, and its hook come after that. Only then the
  * count: whoever waited for it knows that the hooks are through. */
@@ -260,8 +272,8 @@ static void worker_bury(struct worker *w)
 {
     struct cox_supervisor *s = w->supervisor;
     siginfo_t info = {0};
-    cox_launch_kill_group(w->pid, w->pidfd); /* while the number is its own: it is not reaped */
-    if (!worker_reap(w, &info))
+    worker_kill(w); /* while the number is its own: it is not reaped */
+    if (!s->external && !worker_reap(w, &info))
         return;
     cox_fault_point(COX_FAULT_DEATH_SEEN);
     struct rest rest[2];
@@ -372,7 +384,8 @@ static void worker_ended(struct worker *w)
 static bool worker_is_gone(struct worker *w)
 {
     pthread_mutex_lock(&w->supervisor->lock);
-    bool gone = w->ended && !worker_is_dead(w) && (w->adopted.pidfd < 0 || w->adopted_ended);
+    bool gone =
+        w->ended && w->pid && !worker_is_dead(w) && (w->adopted.pidfd < 0 || w->adopted_ended);
     pthread_mutex_unlock(&w->supervisor->lock);
     return gone;
 }
@@ -528,7 +541,8 @@ static int supervisor_new(const struct cox_supervise_options *options,
         supervisor_destroy(s);
         return r;
     }
-    s->alive = s->plan.rank_count;
+    s->external = options->external;
+    s->alive = s->external ? 0 : s->plan.rank_count;
     s->polled = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->polled);
     s->packed = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->packed);
     s->workers = calloc(s->plan.rank_count, sizeof *s->workers);
@@ -536,6 +550,7 @@ static int supervisor_new(const struct cox_supervise_options *options,
         struct worker *w = &s->workers[rank];
         w->supervisor = s;
         w->rank = rank;
+        w->ended = w->told = s->external;
         w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = w->grave_fd = -1;
         atomic_init(&w->launched.pidfd, -1);
     }
@@ -697,10 +712,14 @@ void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buff
     else
         snprintf(who, sizeof who, "rank %u (pid %d)", rank, w->pid);
     const char *whose = wrapped ? "; its wrapper" : "";
-    if (!worker_is_dead(w)) {
+    if (!w->pid) {
+        snprintf(buffer, buffer_size, "rank %u has not logged on", rank);
+    } else if (!worker_is_dead(w)) {
         snprintf(buffer, buffer_size, "%s%s", who, wrapped ? "" : " is alive");
     } else if (w->wrapper_killed && !w->how.known) {
         snprintf(buffer, buffer_size, "%s; how, only its wrapper knows", who);
+    } else if (!w->how.known && s->external) {
+        snprintf(buffer, buffer_size, "%s is dead; how, only who started it knows", who);
     } else if (!w->how.known) {
         snprintf(
             buffer, buffer_size,
@@ -745,6 +764,45 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     if (r == 0)
         supervisor_wake(s);
     return r;
+}
+
+int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
+{
+    COX_ASSERT(s->external);
+    struct worker *w = worker_of(s, rank);
+    _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
+    int r = cox_peer_open(pid, start, &peer);
+    if (r)
+        return r;
+    pthread_mutex_lock(&s->lock);
+    if (w->told) {
+        cox_close_fd(&w->pidfd);
+        w->pidfd = cox_steal_fd(&peer.pidfd);
+        w->pid = pid;
+        w->ended = w->told = false;
+        w->last_lines = (struct cox_last_lines){0};
+        s->alive++;
+        /* release: as where it is set. */
+        atomic_store_explicit(&w->dead, false, memory_order_release);
+    } else {
+        r = COX_TAKEN;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (r == 0)
+        supervisor_wake(s);
+    return r;
+}
+
+void cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank)
+{
+    struct worker *w = worker_of(s, rank);
+    pthread_mutex_lock(&s->lock);
+    if (!worker_is_dead(w) && w->pidfd >= 0) {
+        if (cox_peer_alive(&w->adopted))
+            pidfd_signal(w->adopted.pidfd, SIGKILL);
+        worker_kill(w);
+    }
+    pthread_mutex_unlock(&s->lock);
 }
 
 int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
@@ -864,8 +922,8 @@ static uint32_t signal_living(struct cox_supervisor *s, int number)
         if (!worker_is_dead(w) && !(adopted && number == SIGTERM) && cox_peer_alive(&peer))
             heard = pidfd_signal(w->pidfd, number) == 0 || heard;
         count += heard;
-        if (number == SIGKILL && !worker_is_dead(w))
-            cox_launch_kill_group(w->pid, w->pidfd);
+        if (number == SIGKILL && !worker_is_dead(w) && w->pidfd >= 0)
+            worker_kill(w);
         pthread_mutex_unlock(&s->lock);
     }
     return count;

@@ -60,7 +60,10 @@ struct cox_supervise_options {
                                  * --shm_name_prefix PREFIX */
     const char *prefix;         /* "/NAME" */
     const int32_t *devices;     /* rank_count of them; NULL: device = rank */
-    uint64_t deadline_ns;       /* by when every worker is executed; 0: never */
+    const char *door;           /* COXSWAIN_DOOR: path of the group's door; NULL: none */
+    bool sealed;                /* COXSWAIN_ATTACH: workers log on there */
+    bool external;        /* none is started: see cox_supervisor_enlist; command is not used */
+    uint64_t deadline_ns; /* by when every worker is executed; 0: never */
     struct cox_supervise_hooks hooks;
     struct cox_log log;
 };
@@ -106,6 +109,14 @@ void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, c
  * such process, or the rank is dead, and the process is killed if it is the rank's; -errno. */
 int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                          uint64_t start);
+/* A process that somebody else started is a rank from now on, of a supervisor with `external`: watched
+ * through its pidfd, and signalled like the others, but not with its process group, and nobody knows
+ * how it ends. Never waits. Returns 0; COX_TAKEN: another process is this rank and not yet buried;
+ * COX_PEER_DEAD: there is no such process; -errno. */
+int cox_supervisor_enlist(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
+                          uint64_t start);
+/* Kills what serves the rank, if it lives: it is not to be trusted with the rank's memory any more. */
+void cox_supervisor_kill(struct cox_supervisor *supervisor, uint32_t rank);
 /* Workers are about to be told to end: from now on neither the end of an adopted process kills its
  * wrapper, which may have something left to do, nor the other way round; both get what cox_supervisor_end
  * sends. */

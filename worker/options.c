@@ -7,7 +7,13 @@
 #include "../channel/geometry.h"
 #include "worker.h"
 
-enum { FIELD_PREFIX = 1, FIELD_RANK = 2, FIELD_RANK_COUNT = 4, FIELD_ALL = 7 };
+enum {
+    FIELD_PREFIX = 1,
+    FIELD_RANK = 2,
+    FIELD_RANK_COUNT = 4,
+    FIELD_ALL = 7,
+    FIELD_SEALED = 8, /* the group is, so its door is where the memory is */
+};
 
 static int parse_number(const char *what, const char *text, int64_t min, int64_t max,
                         int64_t *ret_value, struct cox_error *err)
@@ -65,6 +71,17 @@ static int set_option(struct cox_worker_options *options, const char *what, cons
         char rest;
         if (sscanf(text, "%d:%" SCNu32 "%c", &options->fd_first, &options->fd_count, &rest) != 2)
             r = cox_fail(err, COX_INVALID, "%s is '%.60s': expected FIRST:COUNT", what, text);
+    } else if (strcmp(name, "door") == 0) {
+        if (!text[0] || strlen(text) >= sizeof options->door)
+            r = cox_fail(err, COX_INVALID,
+                         "%s: expected the path of a socket, under %zu characters", what,
+                         sizeof options->door);
+        else
+            snprintf(options->door, sizeof options->door, "%s", text);
+    } else if (strcmp(name, "attach") == 0) {
+        if (strcmp(text, "sealed") != 0 && strcmp(text, "named") != 0)
+            r = cox_fail(err, COX_INVALID, "%s is '%.60s': expected named or sealed", what, text);
+        *found |= text[0] == 's' ? FIELD_SEALED : 0u;
     } else if (strcmp(name, "generation") == 0) {
         r = parse_number(what, text, 1, UINT32_MAX, &value, err);
         options->generation = (uint32_t)value;
@@ -87,6 +104,8 @@ static const struct {
     {"--global_world_size", NULL, "ignored"},
     {NULL, "COXSWAIN_GENERATION", "generation"},
     {NULL, "COXSWAIN_FDS", "fds"},
+    {"--door", NULL, "door"},
+    {NULL, "COXSWAIN_ATTACH", "attach"},
 };
 
 /* Which flag argv[a] is; -1: none. *ret_text: its value, in the same argument or, *ret_count 2, in
@@ -112,13 +131,12 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
     unsigned found = 0;
     uint32_t group_size = 0;
     struct cox_worker_options parsed = *options;
-    if (!parsed.generation)
-        parsed.generation = 1;
+    int r = 0;
     for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
         const char *text = sources[i].variable ? getenv(sources[i].variable) : NULL;
-        int r = text ? set_option(&parsed, sources[i].variable, sources[i].name, text, &found,
-                                  &group_size, err)
-                     : 0;
+        r = text ? set_option(&parsed, sources[i].variable, sources[i].name, text, &found,
+                              &group_size, err)
+                 : 0;
         if (r)
             return r;
     }
@@ -132,16 +150,26 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
         }
         if (!text)
             return cox_fail(err, COX_INVALID, "%s needs a value", sources[s].flag);
-        int r =
-            set_option(&parsed, sources[s].flag, sources[s].name, text, &found, &group_size, err);
+        r = set_option(&parsed, sources[s].flag, sources[s].name, text, &found, &group_size, err);
         if (r)
             return r;
     }
-    if (found != FIELD_ALL)
+    /* The path that the environment names is for those who are told to log on. */
+    const char *door = getenv("COXSWAIN_DOOR");
+    if ((found & FIELD_SEALED) && !parsed.door[0])
+        r = set_option(&parsed, "COXSWAIN_DOOR", "door", door ? door : "", &found, &group_size,
+                       err);
+    if (r)
+        return r;
+    if (parsed.door[0]) {
+        parsed.rank = found & FIELD_RANK ? parsed.rank : COX_WORKER_RANK_ANY;
+        found |= FIELD_ALL;
+    }
+    if ((found & FIELD_ALL) != FIELD_ALL)
         return cox_fail(
             err, COX_INVALID,
             "not told %s%s%s: a worker is started by a coordinator (coxswain run -- COMMAND), or "
-            "needs --shm_name_prefix, --local_rank and --local_world_size",
+            "needs --door, or --shm_name_prefix, --local_rank and --local_world_size",
             found & FIELD_PREFIX ? "" : "the group ", found & FIELD_RANK ? "" : "the rank ",
             found & FIELD_RANK_COUNT ? "" : "the world size ");
     int kept = *argc > 0; /* argv[0] is the program */
@@ -151,6 +179,8 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
             count = 1;
         }
     /* With several groups on one node, the flags count ranks over all of them. */
+    if (!parsed.generation && !parsed.door[0])
+        parsed.generation = 1;
     if (group_size && group_size < parsed.rank_count) {
         parsed.rank %= group_size;
         parsed.rank_count = group_size;

@@ -49,7 +49,7 @@ static void lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, b
 {
     cox_reply_commit(&lane->channel, lane->worker->options.rank, sequence, length, failed);
     cox_lane_set_done(lane, sequence);
-    cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_CONSUME);
+    cox_gate_reply(&lane->channel.gate, lane->worker->options.rank, sequence, failed);
 }
 
 /* Nothing to answer with: no-reply requests, and legacy ranks that only wait and post. */
@@ -66,7 +66,7 @@ static bool lane_await_slot(struct cox_lane *lane)
     struct cox_worker *worker = lane->worker;
     int r;
     do
-        r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_RESPONSE_PRODUCE,
+        r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_RESPONSE_PRODUCE, 0,
                           cox_deadline_after_ms(SLICE_MS));
     while (r == COX_TIMEOUT && !atomic_load_explicit(&worker->stopping, memory_order_acquire));
     return r == 0;
@@ -149,8 +149,8 @@ static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
         lane_send(lane, sequence, length, failed);
     }
     /* Where the rank has no answer of its own, the report is all there is: then it is about no
-     * request. */
-    if (failed)
+     * request. Where all ranks share a bell, the failed answer itself has rung it. */
+    if (failed && (silent || !cox_gate_shared(&lane->channel.gate)))
         cox_worker_tell(worker, silent ? -1 : (int)lane->channel.id, sequence,
                         response->error_text ? response->error_text : "",
                         cox_deadline_after_ms(NOTICE_MS));

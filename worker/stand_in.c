@@ -59,6 +59,7 @@ int cox_stand_in_create(struct cox_control *control, const char *name, uint32_t 
         .geometry = geometry,
         .lock_fd = -1,
     };
+    cox_control_point(control);
     return 0;
 }
 

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "../channel/fault.h"
-#include "../channel/inherit.h"
+#include "../channel/reply.h"
 #include "../channel/thread.h"
 #include "../channel/truth.h"
 #include "../channel/tsan.h"
@@ -23,9 +23,9 @@
 #define REQUEST_SIZE_MAX (UINT64_C(256) << 20)
 #define SEQUENCE_COUNT_MAX 4096
 #define TOKEN_COUNT_MAX 131072
-#define ARENA_FIRST_SIZE (64u << 10)
 /* What an orphan leaves to whoever looks at exit statuses: EX_SOFTWARE. */
 #define ORPHAN_EXIT_STATUS 70
+#define RING_AGAIN_MS 1
 
 /* ---- one lane: the thread of one channel ---- */
 
@@ -62,7 +62,11 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
         cox_truth_channel(&worker->control, lane->channel.id);
     uint32_t depth = worker->control.geometry.depth;
     bool rung = false;
-    while (!lane_leaving(lane)) {
+    for (;;) {
+        /* Before the looks: what comes after them is not slept through. */
+        uint32_t ticket = cox_gate_ticket(&lane->channel.gate, COX_BELL_REQUEST_CONSUME);
+        if (lane_leaving(lane))
+            return false;
         uint64_t published = cox_truth_published(truth);
         /* A frame that names this rank is not reused before it is returned: what is older than the
          * ring was for others. */
@@ -83,7 +87,7 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */
         int r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
-                              COX_DEADLINE_NEVER);
+                              ticket, COX_DEADLINE_NEVER);
         if (r < 0) {
             int none = 0; /* acq_rel: run reads it once all lanes have ended; the first one stays */
             atomic_compare_exchange_strong_explicit(&worker->failed, &none, r, memory_order_acq_rel,
@@ -96,7 +100,6 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
         if (worker->stands_in && !lane_leaving(lane))
             cox_stand_in_publish(&lane->channel, *next);
     }
-    return false;
 }
 
 /* Somebody wrote over `published`: the request is still to come, and with it a token. True: so it was, and a
@@ -106,9 +109,10 @@ static bool lane_is_misled(struct cox_lane *lane, uint64_t next)
     const struct cox_worker *worker = lane->worker;
     const struct cox_layout_channel_truth *truth =
         cox_truth_channel(&worker->control, lane->channel.id);
+    uint32_t ticket = cox_gate_ticket(&lane->channel.gate, COX_BELL_REQUEST_CONSUME);
     if (!cox_truth_frame_behind(truth, worker->control.geometry.depth, next))
         return false;
-    cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
+    cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME, ticket,
                   COX_DEADLINE_NEVER);
     return true;
 }
@@ -154,8 +158,8 @@ static void *lane_main(void *argument)
 static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t sequence,
                               const char *text)
 {
-    uint8_t *base = worker->error_channel.response.base;
-    size_t capacity = worker->error_channel.response.size - COX_PREFIX_SIZE, length;
+    size_t capacity, length;
+    uint8_t *base = cox_reply_report(&worker->error_channel, worker->options.rank, &capacity);
     char cut[768];
     snprintf(cut, sizeof cut, "%s", text);
     cox_text_trim(cut);
@@ -220,10 +224,34 @@ static void worker_leave_fault(struct cox_worker *worker)
     pthread_mutex_unlock(&worker->error_lock);
 }
 
+/* Named groups have one slot for all ranks, and one token that is the right to it; in a sealed one
+ * every rank has its own, and waits until its last report was taken out. */
+static int worker_await_report(struct cox_worker *worker, uint64_t deadline_ns)
+{
+    return worker->control.geometry.sealed
+               ? cox_sealed_await_heard(&worker->control, worker->options.rank,
+                                        worker->report_count + 1, deadline_ns)
+               : cox_gate_wait(&worker->error_channel.gate, 0, COX_BELL_RESPONSE_PRODUCE, 0,
+                               deadline_ns);
+}
+
+/* written: there is a report in the slot. */
+static void worker_post_report(struct cox_worker *worker, bool written)
+{
+    struct cox_gate *gate = &worker->error_channel.gate;
+    if (!worker->control.geometry.sealed) {
+        cox_gate_post(gate, 0, written ? COX_BELL_RESPONSE_CONSUME : COX_BELL_RESPONSE_PRODUCE);
+    } else if (written) {
+        cox_truth_set_done(
+            cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR),
+            ++worker->report_count);
+        cox_gate_post(gate, worker->options.rank, COX_BELL_RESPONSE_CONSUME);
+    }
+}
+
 static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
                        uint64_t deadline_ns)
 {
-    struct cox_gate *gate = &worker->error_channel.gate;
     struct cox_layout_rank_line *line =
         cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR);
     int r = worker_enter_fault(worker, deadline_ns);
@@ -235,8 +263,8 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
     do /* once also when the deadline has passed */
         r = worker_stopping(worker)
                 ? COX_CLOSED
-                : cox_gate_wait(gate, 0, COX_BELL_RESPONSE_PRODUCE,
-                                cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
+                : worker_await_report(worker,
+                                      cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
     while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);
     if (r == 0) {
         cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
@@ -245,7 +273,7 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
         r = worker_write_fault(worker, channel, sequence, text);
         cox_tsan_release(worker->error_channel.response.base);
         cox_fault_point(COX_FAULT_REPORT_WRITTEN);
-        cox_gate_post(gate, 0, r ? COX_BELL_RESPONSE_PRODUCE : COX_BELL_RESPONSE_CONSUME);
+        worker_post_report(worker, r == 0);
     }
     cox_truth_set_state(line, COX_RANK_IDLE, sequence, cox_now_ns());
     worker_leave_fault(worker);
@@ -269,188 +297,18 @@ int cox_worker_report_fault(struct cox_worker *worker, const char *text, uint64_
 
 /* ---- life ---- */
 
-/* A legacy coordinator has no control region; its tokens tell what the words would. */
-static int worker_attach_control(struct cox_worker *worker, const struct cox_inherit *inherit,
-                                 struct cox_error *err)
-{
-    const struct cox_worker_options *options = &worker->options;
-    if (options->fd_count)
-        return cox_control_attach_fd(&worker->control, inherit->fds[COX_INHERIT_CONTROL], err);
-    struct cox_error why = {0}, why_legacy = {0};
-    int r = cox_control_attach(&worker->control, options->prefix + 1, &why);
-    if (r != COX_NOT_FOUND || !options->parent_pid)
-        return r ? cox_fail(err, r, "%s", why.text) : 0;
-    r = cox_stand_in_create(&worker->control, options->prefix + 1, options->rank_count,
-                            options->parent_pid, &why_legacy);
-    worker->stands_in = r == 0;
-    return r ? cox_fail(err, r, "%s", r == COX_NOT_FOUND ? why.text : why_legacy.text) : 0;
-}
-
-/* Under valgrind there is no pidfd_open; the kernel ends this process all the same. */
-static bool worker_ends_with_parent(pid_t coordinator)
-{
-    int number;
-    return getppid() == coordinator && prctl(PR_GET_PDEATHSIG, &number) == 0 && number == SIGKILL;
-}
-
-static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
-{
-    const struct cox_worker_options *options = &worker->options;
-    const struct cox_layout_header *header = &worker->control.layout->header;
-    /* Copies: the process that is compared is the one that is opened. */
-    const uint32_t pid = header->coordinator_pid;
-    const uint64_t start = header->coordinator_start;
-    if (options->rank_count != worker->control.geometry.rank_count)
-        return cox_fail(err, COX_INVALID,
-                        "the group %s has %" PRIu32 " ranks, this worker was told %" PRIu32,
-                        options->prefix, worker->control.geometry.rank_count, options->rank_count);
-    if (options->rank >= options->rank_count)
-        return cox_fail(err, COX_INVALID,
-                        "rank %" PRIu32 " of a group of %" PRIu32 ": expected 0 to %" PRIu32,
-                        options->rank, options->rank_count, options->rank_count - 1);
-    if (options->parent_pid && (uint32_t)options->parent_pid != pid)
-        return cox_fail(err, COX_INVALID,
-                        "the group %s belongs to process %" PRIu32
-                        ", this worker was told %" PRId32,
-                        options->prefix, pid, options->parent_pid);
-    int r = cox_peer_open((pid_t)pid, start, &worker->coordinator);
-    if (r == -ENOSYS && worker_ends_with_parent((pid_t)pid)) {
-        worker->coordinator.pid = (pid_t)pid;
-        return 0;
-    }
-    if (r)
-        return cox_fail(err, r, "the coordinator of %s, process %" PRIu32 ": %s", options->prefix,
-                        pid, cox_status_text(r));
-    return 0;
-}
-
-static int worker_attach_channel(struct cox_worker *worker, const struct cox_inherit *inherit,
-                                 struct cox_channel *channel, enum cox_channel_id id,
-                                 struct cox_error *err)
-{
-    const struct cox_worker_options *options = &worker->options;
-    return options->fd_count
-               ? cox_inherit_attach(inherit, channel, &worker->control, id, options->rank, err)
-               : cox_channel_attach(channel, options->prefix + 1, &worker->control, id,
-                                    options->rank, err);
-}
-
-/* A wrapper (sh -c, timeout) is killed by the kernel with the coordinator that started it; its child
- * is not, and while that is stopped it cannot look at the coordinator's pidfd either. So it goes
- * with its wrapper, whose death is the death of the rank anyhow. Only where the wrapper has one
- * thread: the signal comes when the thread that forked ends. */
-static int worker_follow_wrapper(struct cox_worker *worker, struct cox_error *err)
-{
-    pid_t parent = getppid(), coordinator = worker->coordinator.pid;
-    uint64_t thread_count;
-    int present;
-    if (worker->options.on_orphan != COX_ORPHAN_EXIT || parent == coordinator ||
-        !cox_peer_descends(parent, coordinator) || cox_peer_thread_count(parent, &thread_count) ||
-        thread_count != 1)
-        return 0;
-    if (prctl(PR_GET_PDEATHSIG, &present) < 0 || present != 0)
-        return 0; /* somebody has chosen already */
-    worker->follows_wrapper = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
-    if (getppid() != parent) /* before the signal was armed */
-        return cox_fail(err, COX_PEER_DEAD, "the wrapper of this worker, process %jd, is gone",
-                        (intmax_t)parent);
-    return 0;
-}
-
-static struct cox_layout_identity *worker_identity(struct cox_worker *worker)
-{
-    return &worker->control.layout->ranks[worker->options.rank].identity;
-}
-
-/* Two processes that serve one rank would each take every other request. From here on this one
- * alone writes the rank's lines. */
-static int worker_claim(struct cox_worker *worker, const struct cox_worker_identity *self,
-                        struct cox_error *err)
-{
-    struct cox_layout_identity *identity = worker_identity(worker);
-    worker->claimed = cox_truth_claim_identity(identity, (uint32_t)self->pid, self->start);
-    if (worker->claimed)
-        return 0;
-    /* relaxed: for display. */
-    uint32_t holder = atomic_load_explicit(&identity->pid, memory_order_relaxed);
-    uint32_t state = atomic_load_explicit(&identity->state, memory_order_relaxed);
-    return cox_fail(err, COX_TAKEN,
-                    "rank %" PRIu32 " of %s %s process %" PRIu32
-                    ": one process serves a rank, and another only after the coordinator started "
-                    "it again",
-                    worker->options.rank, worker->options.prefix,
-                    state == COX_IDENTITY_LEFT ? "was left by" : "is held by", holder);
-}
-
-/* Where the rank stands on this channel: at the start, or where the coordinator has put the line of
- * one that is started again. Read once. */
-static int worker_attach_line(struct cox_lane *lane, struct cox_error *err)
-{
-    /* In this order: a request may be published meanwhile. */
-    uint64_t taken = cox_truth_taken(lane->line);
-    uint64_t published =
-        cox_truth_published(cox_truth_channel(&lane->worker->control, lane->channel.id));
-    if (taken > published)
-        return cox_fail(err, COX_CORRUPT,
-                        "the %s channel of rank %" PRIu32 " stands at sequence %" PRIu64
-                        ", but only %" PRIu64 " were published",
-                        cox_channel_name(lane->channel.id), lane->worker->options.rank, taken,
-                        published);
-    lane->taken = lane->returned = lane->done = taken;
-    return 0;
-}
-
-static int worker_attach_channels(struct cox_worker *worker, const struct cox_inherit *inherit,
-                                  struct cox_error *err)
-{
-    const struct cox_worker_options *options = &worker->options;
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        struct cox_lane *lane = &worker->lanes[c];
-        lane->worker = worker;
-        int r = worker_attach_channel(worker, inherit, &lane->channel, (enum cox_channel_id)c, err);
-        if (r)
-            return r;
-        lane->line = cox_truth_line(&worker->control, options->rank, (enum cox_channel_id)c);
-        cox_truth_set_life(lane->line, worker->control.epoch, options->generation);
-        r = worker_attach_line(lane, err);
-        if (r)
-            return r;
-        r = cox_arena_init(&lane->arena, ARENA_FIRST_SIZE, options->request_size_max);
-        if (r)
-            return cox_fail(err, r, "no memory for requests");
-        cox_fault_point(COX_FAULT_ATTACH_CHANNEL);
-    }
-    return worker_attach_channel(worker, inherit, &worker->error_channel, COX_CHANNEL_ERROR, err);
-}
-
-/* From here on the coordinator counts on this rank. */
-static void worker_announce(struct cox_worker *worker)
-{
-    struct cox_layout_identity *identity = worker_identity(worker);
-    /* relaxed: ordered by the release of `state` below. pid and start are there since the claim. */
-    atomic_store_explicit(&identity->generation, worker->options.generation, memory_order_relaxed);
-    atomic_store_explicit(&identity->epoch, worker->control.epoch, memory_order_relaxed);
-    cox_fault_point(COX_FAULT_ATTACH_IDENTITY);
-    /* release: partner is the coordinator's acquire while it waits for the group. */
-    atomic_store_explicit(&identity->state, COX_IDENTITY_ATTACHED, memory_order_release);
-    cox_fault_point(COX_FAULT_ATTACH_ANNOUNCED);
-    if (!worker->control.geometry.legacy)
-        cox_gate_post(&worker->lanes[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
-                      COX_BELL_RESPONSE_CONSUME);
-    cox_fault_point(COX_FAULT_ATTACHED);
-}
-
 /* ---- the guard: the end of an orphan, from new to free, whatever the host's own threads do ---- */
 
 static void *guard_main(void *argument)
 {
     struct cox_worker *worker = argument;
     for (;;) {
-        struct pollfd fds[2] = {
+        struct pollfd fds[3] = {
             {.fd = worker->guard_fd, .events = POLLIN},
             {.fd = worker->coordinator.pidfd, .events = POLLIN},
+            {.fd = worker->door_fd, .events = POLLRDHUP},
         };
-        int count = poll(fds, 2, -1);
+        int count = poll(fds, 3, -1);
         if (count > 0 && fds[0].revents)
             return NULL;
         if (count > 0)
@@ -482,15 +340,23 @@ static void guard_stop(struct cox_worker *worker)
 
 /* ---- new and free ---- */
 
+/* With a door the group need not be named. */
+static int worker_check_options(const struct cox_worker_options *options, struct cox_error *err)
+{
+    if (options->door[0] && !options->prefix[0])
+        return 0;
+    if (options->prefix[0] != '/')
+        return cox_fail(err, COX_INVALID, "the prefix '%s' does not start with a slash",
+                        options->prefix);
+    return cox_name_check(options->prefix + 1, err);
+}
+
 int cox_worker_new_as(const struct cox_worker_identity *self,
                       const struct cox_worker_options *options,
                       const struct cox_worker_callbacks *callbacks, void *context,
                       struct cox_worker **ret_worker, struct cox_error *err)
 {
-    if (options->prefix[0] != '/')
-        return cox_fail(err, COX_INVALID, "the prefix '%s' does not start with a slash",
-                        options->prefix);
-    int r = cox_name_check(options->prefix + 1, err);
+    int r = worker_check_options(options, err);
     if (r)
         return r;
     struct cox_worker *worker = calloc(1, sizeof *worker);
@@ -504,13 +370,16 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
         worker->options.sequence_count_max = SEQUENCE_COUNT_MAX;
     if (!worker->options.token_count_max)
         worker->options.token_count_max = TOKEN_COUNT_MAX;
-    if (!worker->options.generation)
+    if (!worker->options.generation && !worker->options.door[0])
         worker->options.generation = 1;
     worker->callbacks = callbacks;
     worker->context = context;
     worker->own_pid = getpid();
     worker->control.lock_fd = -1;
     worker->coordinator.pidfd = -1;
+    worker->door_fd = worker->group_fd = -1;
+    cox_inherit_init(&worker->inherit);
+    cox_sealed_init(&worker->sealed);
     pthread_mutex_init(&worker->error_lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -530,23 +399,15 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
         if (r)
             cox_fail(err, r, "eventfd: %s", cox_status_text(r));
     }
-    _cox_cleanup_(cox_inherit_close) struct cox_inherit inherit;
-    cox_inherit_init(&inherit);
-    if (r == 0 && options->fd_count)
-        r = cox_inherit_take(&inherit, options->fd_first, options->fd_count, err);
     if (r == 0)
-        r = worker_attach_control(worker, &inherit, err);
-    cox_fault_point(COX_FAULT_ATTACH_CONTROL);
-    if (r == 0)
-        r = worker_check_group(worker, err);
-    if (r == 0)
-        r = worker_follow_wrapper(worker, err);
+        r = cox_worker_enter(worker, self, err);
     if (r == 0)
         r = guard_start(worker, err);
     if (r == 0)
-        r = worker_claim(worker, self, err);
+        r = cox_worker_claim(worker, self, err);
     if (r == 0)
-        r = worker_attach_channels(worker, &inherit, err);
+        r = cox_worker_attach_channels(worker, err);
+    cox_inherit_close(&worker->inherit);
     if (r == 0) {
         r = cox_table_new(worker->options.sequence_count_max, worker->options.token_count_max,
                           &worker->table);
@@ -565,12 +426,12 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     }
     if (r) {
         if (worker->claimed)
-            cox_truth_unclaim_identity(worker_identity(worker));
+            cox_truth_unclaim_identity(cox_worker_identity(worker));
         worker->claimed = false;
         cox_worker_free(worker);
         return r;
     }
-    worker_announce(worker);
+    cox_worker_announce(worker);
     *ret_worker = worker;
     return 0;
 }
@@ -591,7 +452,7 @@ int cox_worker_new(const struct cox_worker_options *options,
 static void worker_leave(struct cox_worker *worker)
 {
     if (worker->claimed)
-        cox_truth_set_left(worker_identity(worker));
+        cox_truth_set_left(cox_worker_identity(worker));
     worker->claimed = false;
 }
 
@@ -625,6 +486,9 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
         free(worker->lanes[c].copy);
     }
     cox_channel_close(&worker->error_channel);
+    cox_sealed_close(&worker->sealed);
+    cox_close_fd(&worker->group_fd);
+    cox_close_fd(&worker->door_fd); /* it has left: see above */
     cox_peer_close(&worker->coordinator);
     cox_control_close(&worker->control);
     cox_close_fd(&worker->wake_fd);
@@ -633,6 +497,26 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     pthread_mutex_destroy(&worker->error_lock);
     free(worker);
     return NULL;
+}
+
+uint32_t cox_worker_rank(const struct cox_worker *worker)
+{
+    return worker->options.rank;
+}
+
+uint32_t cox_worker_rank_count(const struct cox_worker *worker)
+{
+    return worker->options.rank_count;
+}
+
+int cox_worker_group_fd(const struct cox_worker *worker)
+{
+    return worker->group_fd;
+}
+
+uint64_t cox_worker_group_life(const struct cox_worker *worker)
+{
+    return worker->control.epoch;
 }
 
 void cox_worker_stop(struct cox_worker *worker)
@@ -653,32 +537,38 @@ static void worker_ring_lanes(struct cox_worker *worker)
 }
 
 /* Waits until all lanes have ended; watches the coordinator where the guard does not, and passes a
- * stop on to lanes that sleep. */
+ * stop on to lanes that sleep: with one token each, or, where they sleep on a word that is not this
+ * process's to change, again and again, since one of them may be about to fall asleep. */
 static int worker_watch(struct cox_worker *worker)
 {
-    bool rung = false, orphaned = false;
+    const struct cox_gate *gate = &worker->lanes[0].channel.gate;
+    bool ringing = false, orphaned = false;
     int failed = 0;
     /* acquire: partner is the release of each lane's end. */
     while (atomic_load_explicit(&worker->running, memory_order_acquire) > 0) {
-        struct pollfd fds[2] = {
+        bool watches = !orphaned && !worker->guarded;
+        struct pollfd fds[3] = {
             {.fd = worker->wake_fd, .events = POLLIN},
-            {.fd = orphaned || worker->guarded ? -1 : worker->coordinator.pidfd, .events = POLLIN},
+            {.fd = watches ? worker->coordinator.pidfd : -1, .events = POLLIN},
+            {.fd = watches ? worker->door_fd : -1, .events = POLLRDHUP},
         };
-        if (poll(fds, 2, -1) < 0 && errno != EINTR) { /* no memory in the kernel: leave in order */
+        int timeout_ms = ringing && cox_gate_shared(gate) ? RING_AGAIN_MS : -1;
+        /* no memory in the kernel: leave in order */
+        if (poll(fds, 3, timeout_ms) < 0 && errno != EINTR) {
             failed = -errno;
             atomic_store_explicit(&worker->stopping, true, memory_order_release);
         }
-        if (fds[1].revents) {
+        if (fds[1].revents || fds[2].revents) {
             orphaned = true;
             atomic_store_explicit(&worker->stopping, true, memory_order_release);
         }
         uint64_t count;
         ssize_t got = read(worker->wake_fd, &count, sizeof count);
         (void)got;
-        if (!rung && atomic_load_explicit(&worker->stopping, memory_order_acquire)) {
+        bool stopping = atomic_load_explicit(&worker->stopping, memory_order_acquire);
+        if (stopping && (!ringing || cox_gate_shared(gate)))
             worker_ring_lanes(worker);
-            rung = true;
-        }
+        ringing = stopping;
     }
     return orphaned ? COX_PEER_DEAD : failed;
 }

@@ -54,12 +54,19 @@ enum cox_orphan_action {
                             process that the coordinator did not start itself gets that far */
 };
 
+/* Whichever rank is free. */
+#define COX_WORKER_RANK_ANY UINT32_MAX
+
 struct cox_worker_options {
     char prefix[160];    /* "/NAME": the group */
     uint32_t rank;       /* 0 to rank_count - 1 */
     uint32_t rank_count; /* checked against the group */
     int32_t device;      /* passed on, not used by the library */
     uint32_t generation; /* which life of this rank; 1 is the first */
+    /* Path of the group's door: new logs on there, and is told the memory, and what of rank,
+     * rank_count and generation is left open: rank COX_WORKER_RANK_ANY, the others 0. prefix is then
+     * for messages only. Empty: by names, or by fds. */
+    char door[4096];
     int fd_first;       /* with fd_count > 0: the group's memory as open fds (channel/inherit.h), */
     uint32_t fd_count;  /* which new takes; a rank that is started again has no names to go by */
     int32_t parent_pid; /* coordinator; checked against the group; a legacy one is known by this
@@ -72,8 +79,9 @@ struct cox_worker_options {
 };
 
 /* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
- * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS, which is removed from it) and
- * then from the flags --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id,
+ * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS, which is removed from it, and, where
+ * _ATTACH is sealed, _DOOR) and
+ * then from the flags --door, --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id,
  * --parent_pid, --shm_name_prefix (value in the next argument or after '='). When
  * --npu_num_per_dp is smaller than the world size, the node has several groups: rank is taken
  * modulo it. --global_rank and --global_world_size are accepted and not used. Flags it knows are removed from argv and *argc;
@@ -159,6 +167,15 @@ COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
  * come later. */
 /* In the child of a fork it only lets go of memory: the rank is the parent's. */
 COX_PUBLIC struct cox_worker *cox_worker_free(struct cox_worker *worker);
+
+/* Which rank of how many this is; once new has returned. */
+COX_PUBLIC uint32_t cox_worker_rank(const struct cox_worker *worker);
+COX_PUBLIC uint32_t cox_worker_rank_count(const struct cox_worker *worker);
+/* The memory of the group of all ranks (group.h), the same for each of them, all zero when the group
+ * started: an fd for cox_group_options.fd, lent until free; -1: this group has none (legacy). life is
+ * for cox_group_options.life. */
+COX_PUBLIC int cox_worker_group_fd(const struct cox_worker *worker);
+COX_PUBLIC uint64_t cox_worker_group_life(const struct cox_worker *worker);
 
 /* Serves until the coordinator finalizes, stop is called, or the coordinator dies. On return the
  * rank has left the group: requests to it fail, also while the process lives on. Returns 0 after

@@ -3,6 +3,8 @@
 #define COX_WORKER_WORKER_INTERNAL_H
 
 #include "../channel/channel.h"
+#include "../channel/door.h"
+#include "../channel/inherit.h"
 #include "../channel/peer.h"
 #include "../channel/request.h"
 #include "../channel/truth.h"
@@ -30,6 +32,10 @@ struct cox_worker {
     struct cox_worker_options options;
     const struct cox_worker_callbacks *callbacks;
     void *context;
+    struct cox_inherit inherit; /* while new runs */
+    struct cox_sealed sealed;   /* of a sealed group */
+    int door_fd;                /* the connection, where it came by the door; -1 */
+    int group_fd;               /* memory of the rank group; -1: legacy */
     struct cox_control control;
     bool stands_in; /* control is a stand-in, tokens tell: see stand_in.h */
     struct cox_peer coordinator;
@@ -40,6 +46,7 @@ struct cox_worker {
     struct cox_channel error_channel;
     pthread_mutex_t error_lock;
     pthread_cond_t error_cond; /* on CLOCK_MONOTONIC; reporting became false */
+    uint64_t report_count;     /* reports of a rank of a sealed group; while reporting */
     bool reporting;            /* one report at a time from this process */
     _Atomic uint32_t tellers;  /* threads inside a report; free waits for them */
     struct cox_table *table;   /* the execute lane's */
@@ -83,6 +90,17 @@ static inline void cox_lane_set_done(struct cox_lane *lane, uint64_t sequence)
     lane->done = sequence;
     cox_truth_set_done(lane->line, sequence);
 }
+
+/* ---- attach.c, in the order of cox_worker_new ---- */
+
+/* Finds the group and its coordinator, and checks both. */
+int cox_worker_enter(struct cox_worker *worker, const struct cox_worker_identity *self,
+                     struct cox_error *err);
+int cox_worker_claim(struct cox_worker *worker, const struct cox_worker_identity *self,
+                     struct cox_error *err);
+int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err);
+void cox_worker_announce(struct cox_worker *worker);
+struct cox_layout_identity *cox_worker_identity(struct cox_worker *worker);
 
 /* Serves one request: calls back, answers, and returns the frame. True: it was the goodbye. */
 bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request);

@@ -796,7 +796,11 @@ static int create_group(const struct cox_geometry *geometry)
     int r = cox_control_create(&control, GROUP, geometry, NULL);
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
         r = cox_channel_create(&channel, GROUP, &control, (enum cox_channel_id)c, NULL);
-    return r;
+    struct cox_region group;
+    char object[COX_OBJECT_NAME_SIZE];
+    return r ? r
+             : cox_region_create(&group, cox_name_group(object, GROUP),
+                                 cox_geometry_group_size(geometry), NULL);
 }
 
 struct tmpfs {

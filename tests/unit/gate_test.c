@@ -87,7 +87,7 @@ static void the_error_channel_has_one_pair_for_all_ranks(void **state)
     assert_true(cox_gate_take(&rank4, 0, COX_BELL_RESPONSE_PRODUCE));
     cox_gate_post(&rank4, 0, COX_BELL_RESPONSE_CONSUME);
     assert_int_equal(
-        cox_gate_wait(&gate, 0, COX_BELL_RESPONSE_CONSUME, cox_deadline_after_ms(10000)), 0);
+        cox_gate_wait(&gate, 0, COX_BELL_RESPONSE_CONSUME, 0, cox_deadline_after_ms(10000)), 0);
     cox_gate_close(&rank4);
     gone(&gate, COX_CHANNEL_ERROR, 1);
 }
@@ -174,10 +174,10 @@ static void b49_a_gate_works_on_without_its_names(void **state)
     for (int i = 0; i < 100; i++) {
         cox_gate_post(&gate, 1, COX_BELL_REQUEST_CONSUME);
         assert_int_equal(
-            cox_gate_wait(&rank, 1, COX_BELL_REQUEST_CONSUME, cox_deadline_after_ms(10000)), 0);
+            cox_gate_wait(&rank, 1, COX_BELL_REQUEST_CONSUME, 0, cox_deadline_after_ms(10000)), 0);
         cox_gate_post(&rank, 1, COX_BELL_RESPONSE_CONSUME);
         assert_int_equal(
-            cox_gate_wait(&gate, 1, COX_BELL_RESPONSE_CONSUME, cox_deadline_after_ms(10000)), 0);
+            cox_gate_wait(&gate, 1, COX_BELL_RESPONSE_CONSUME, 0, cox_deadline_after_ms(10000)), 0);
     }
     cox_gate_close(&rank);
     cox_gate_close(&gate);
@@ -188,11 +188,11 @@ static void waiting_ends_by_its_deadline(void **state)
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 1, 1);
     (void)state;
     uint64_t deadline = cox_deadline_after_ms(10);
-    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_CONSUME, deadline), COX_TIMEOUT);
+    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_CONSUME, 0, deadline), COX_TIMEOUT);
     assert_true(cox_now_ns() >= deadline);
-    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_PRODUCE, 0),
+    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_PRODUCE, 0, 0),
                      0); /* one frame is free */
-    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_PRODUCE, 0), COX_TIMEOUT);
+    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_PRODUCE, 0, 0), COX_TIMEOUT);
     gone(&gate, COX_CHANNEL_EXECUTE, 1);
 }
 
@@ -219,12 +219,12 @@ static void settling_matches_every_token_once(void **state)
         0);
     /* post, wait, settle */
     cox_gate_post(&gate, 0, b);
-    assert_int_equal(cox_gate_wait(&gate, 0, b, 0), 0);
+    assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
     cox_gate_settle(&gate, 0, b);
     assert_int_equal(bell_count(&bell), 0);
     cox_gate_post(&gate, 0, b); /* nothing was owed: the next event's token stays */
     assert_int_equal(bell_count(&bell), 1);
-    assert_int_equal(cox_gate_wait(&gate, 0, b, 0), 0);
+    assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
     cox_gate_settle(&gate, 0, b);
     /* post, settle */
     cox_gate_post(&gate, 0, b);
@@ -239,14 +239,14 @@ static void settling_matches_every_token_once(void **state)
     /* settle, post, wait: the wake-up was spurious and is counted */
     cox_gate_settle(&gate, 0, b);
     cox_gate_post(&gate, 0, b);
-    assert_int_equal(cox_gate_wait(&gate, 0, b, 0), 0);
+    assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
     cox_gate_post(&gate, 0, b);
     cox_gate_settle(&gate, 0, b);
     assert_int_equal(bell_count(&bell), 0);
     /* two events, one sleep */
     cox_gate_post(&gate, 0, b);
     cox_gate_post(&gate, 0, b);
-    assert_int_equal(cox_gate_wait(&gate, 0, b, 0), 0);
+    assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
     cox_gate_settle(&gate, 0, b);
     assert_int_equal(bell_count(&bell), 1);
     cox_gate_settle(&gate, 0, b);
@@ -289,7 +289,7 @@ static void counts_do_not_drift_over_any_interleaving(void **state)
                 if (!there &&
                     dice % 1024 >= 16) /* an empty wait costs a system call and changes nothing */
                     continue;
-                assert_int_equal(cox_gate_wait(&gate, 0, b, 0), there ? 0 : COX_TIMEOUT);
+                assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), there ? 0 : COX_TIMEOUT);
             }
             assert_true(bell_count(&bell) <= 16);
         }
@@ -300,7 +300,7 @@ static void counts_do_not_drift_over_any_interleaving(void **state)
             cox_gate_settle(&gate, 0, b);
         assert_int_equal(bell_count(&bell), 0);
         cox_gate_post(&gate, 0, b);
-        assert_int_equal(cox_gate_wait(&gate, 0, b, 0), 0);
+        assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
         cox_semaphore_detach(&bell);
         gone(&gate, COX_CHANNEL_EXECUTE, 1);
     }
@@ -318,7 +318,7 @@ static void *play_rank(void *context)
     for (uint64_t i = 0; i < duet->rounds; i++) {
         atomic_fetch_add_explicit(&duet->truth, 1, memory_order_release);
         cox_gate_post(&duet->rank, 0, COX_BELL_RESPONSE_CONSUME);
-        if (cox_gate_wait(&duet->rank, 0, COX_BELL_REQUEST_CONSUME, cox_deadline_after_ms(20000)))
+        if (cox_gate_wait(&duet->rank, 0, COX_BELL_REQUEST_CONSUME, 0, cox_deadline_after_ms(20000)))
             return (void *)1;
     }
     return NULL;
@@ -337,7 +337,7 @@ static void no_wake_up_is_lost_between_truth_and_sleep(void **state)
     assert_int_equal(pthread_create(&thread, NULL, play_rank, &duet), 0);
     while (seen < duet.rounds) {
         if (atomic_load_explicit(&duet.truth, memory_order_acquire) == seen) {
-            assert_int_equal(cox_gate_wait(&duet.coordinator, 0, COX_BELL_RESPONSE_CONSUME,
+            assert_int_equal(cox_gate_wait(&duet.coordinator, 0, COX_BELL_RESPONSE_CONSUME, 0,
                                            cox_deadline_after_ms(20000)),
                              0);
             continue;

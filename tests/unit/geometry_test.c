@@ -107,7 +107,8 @@ static void p6_the_default_for_8_ranks_is_within_16_mib(void **state)
     uint64_t regions = 0;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         regions += g.channels[c].request_size + g.channels[c].response_size;
-    assert_true(cox_geometry_region_bytes(&g) == regions + cox_layout_control_size(8));
+    assert_true(cox_geometry_region_bytes(&g) ==
+                regions + cox_layout_control_size(8) + cox_geometry_group_size(&g));
     assert_true(cox_geometry_semaphore_bytes(&g) == (4 * 4 * 8 + 2) * sizeof(sem_t));
     /* A semaphore file takes a page. */
     assert_true(cox_geometry_region_bytes(&g) + (4 * 4 * 8 + 2) * 4096 <= 16 * MIB);

@@ -92,7 +92,7 @@ static void b8_what_is_none_of_ours_stays_open(void **state)
 static void numbers_that_cannot_be_are_refused(void **state)
 {
     (void)state;
-    refused(FIRST, COX_INHERIT_COUNT - 1, COX_INVALID, "27 fds are handed down, expected 28");
+    refused(FIRST, COX_INHERIT_COUNT - 1, COX_INVALID, "28 fds are handed down, expected 29");
     refused(FIRST, UINT32_MAX, COX_INVALID, "different versions");
     refused(-1, COX_INHERIT_COUNT, COX_INVALID, "from -1 on");
     refused(INT_MAX, COX_INHERIT_COUNT, COX_INVALID, "from 2147483647 on");

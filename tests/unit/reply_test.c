@@ -293,7 +293,7 @@ static void answer_as_rank_1(void *context)
           0);
     struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
-        CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE,
+        CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE, 0,
                             cox_deadline_after_ms(20000)) == 0); /* a free slot each */
         reply_with(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
         cox_truth_set_done(line, s);
@@ -301,7 +301,7 @@ static void answer_as_rank_1(void *context)
     }
     /* The next one it writes, and dies. */
     size_t capacity;
-    CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE,
+    CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE, 0,
                         cox_deadline_after_ms(20000)) == 0);
     uint8_t *slot = cox_reply_slot(&group.channel, 1, REPLIES + 1, false, &capacity);
     memset(slot, 0xdd, capacity);
@@ -317,7 +317,7 @@ static void replies_of_another_process_arrive_until_it_dies(void **state)
     struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
         while (cox_truth_done(line) < s)
-            assert_int_equal(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME,
+            assert_int_equal(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME, 0,
                                            cox_deadline_after_ms(20000)),
                              0);
         must_hold(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);

@@ -1,0 +1,207 @@
+#include "sealed.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "fault.h"
+#include "futex.h"
+
+#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
+
+void cox_sealed_init(struct cox_sealed *sealed)
+{
+    memset(sealed, 0, sizeof *sealed);
+    sealed->request_fd = sealed->wake_fd = sealed->group_fd = -1;
+    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++)
+        sealed->rank_fds[rank] = -1;
+}
+
+void cox_sealed_close(struct cox_sealed *sealed)
+{
+    cox_region_detach(&sealed->wake);
+    cox_close_fd(&sealed->request_fd);
+    cox_close_fd(&sealed->wake_fd);
+    cox_close_fd(&sealed->group_fd);
+    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
+        cox_region_detach(&sealed->ranks[rank]);
+        cox_close_fd(&sealed->rank_fds[rank]);
+    }
+}
+
+/* The same object, open for reading only: what has no right to write cannot be mapped for it. */
+static int open_for_reading(int fd, int *ret_fd, struct cox_error *err)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int reader = open(path, O_RDONLY | O_CLOEXEC);
+    int r = reader < 0 ? -errno : cox_fd_raise(&reader);
+    if (r)
+        return cox_fail(err, r, "request memory: opening it for reading (is /proc there?): %s",
+                        cox_status_text(r));
+    *ret_fd = reader;
+    return 0;
+}
+
+static int create_request(struct cox_sealed *sealed, struct cox_control *control,
+                          const struct cox_geometry *geometry, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = cox_region_create_unnamed(
+        &control->region, "cox_request", cox_geometry_request_memory_size(geometry),
+        SEALS_SIZE | F_SEAL_FUTURE_WRITE, sealed->huge_pages, &fd, err);
+    if (r)
+        return r;
+    control->layout = control->region.base;
+    control->geometry = *geometry;
+    r = cox_control_fill(control->layout, geometry);
+    if (r)
+        return cox_fail(err, r, "own start time: %s", cox_status_text(r));
+    control->epoch = control->layout->header.epoch;
+    return open_for_reading(fd, &sealed->request_fd, err);
+}
+
+static int create_rank(struct cox_region *region, const struct cox_geometry *geometry, bool huge,
+                       int *ret_fd, struct cox_error *err)
+{
+    return cox_region_create_unnamed(region, "cox_rank", cox_geometry_rank_memory_size(geometry),
+                                     SEALS_SIZE, huge, ret_fd, err);
+}
+
+int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
+                      const struct cox_geometry *geometry, bool huge_pages, struct cox_error *err)
+{
+    COX_ASSERT(geometry->sealed);
+    cox_sealed_init(sealed);
+    sealed->huge_pages = huge_pages;
+    *control = (struct cox_control)COX_CONTROL_NONE;
+    int r = create_request(sealed, control, geometry, err);
+    if (r == 0)
+        r = cox_region_create_unnamed(&sealed->wake, "cox_wake", sizeof(struct cox_layout_wake),
+                                      SEALS_SIZE, false, &sealed->wake_fd, err);
+    struct cox_region group = {0};
+    if (r == 0)
+        r = cox_region_create_unnamed(&group, "cox_group", cox_geometry_group_size(geometry),
+                                      SEALS_SIZE, false, &sealed->group_fd, err);
+    cox_region_detach(&group);
+    for (uint32_t rank = 0; r == 0 && rank < geometry->rank_count; rank++) {
+        r = create_rank(&sealed->ranks[rank], geometry, huge_pages, &sealed->rank_fds[rank], err);
+        control->ranks[rank] = sealed->ranks[rank].base;
+    }
+    if (r) {
+        cox_sealed_close(sealed);
+        cox_control_close(control);
+    }
+    return r;
+}
+
+int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *geometry,
+                          uint32_t rank, struct cox_error *err)
+{
+    struct cox_region made = {0};
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r =
+        create_rank(&made, geometry, sealed->ranks[rank].size % (UINT64_C(2) << 20) == 0, &fd, err);
+    if (r)
+        return r;
+    bool same = made.size == sealed->ranks[rank].size;
+    cox_region_detach(&made);
+    /* No huge pages are left for it: the mapping cannot change its kind. */
+    if (!same)
+        return cox_fail(err, COX_NO_SPACE, "memory of rank %" PRIu32 ": no huge pages are free",
+                        rank);
+    r = cox_region_replace(&sealed->ranks[rank], fd);
+    if (r)
+        return cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r));
+    cox_close_fd(&sealed->rank_fds[rank]);
+    sealed->rank_fds[rank] = cox_steal_fd(&fd);
+    cox_fault_point(COX_FAULT_MEMORY_RENEWED);
+    return 0;
+}
+
+void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,
+                         int ret_fds[COX_SEALED_FD_COUNT])
+{
+    ret_fds[COX_SEALED_REQUEST] = sealed->request_fd;
+    ret_fds[COX_SEALED_RANK] = sealed->rank_fds[rank];
+    ret_fds[COX_SEALED_WAKE] = sealed->wake_fd;
+    ret_fds[COX_SEALED_GROUP] = sealed->group_fd;
+}
+
+/* Memory that could shrink would end this process with SIGBUS. */
+static int check_seals(int fd, unsigned seals, const char *what, struct cox_error *err)
+{
+    int present = fcntl(fd, F_GET_SEALS);
+    if (present < 0)
+        return cox_fail(err, errno == EINVAL ? COX_DENIED : -errno,
+                        "%s: no memory that can be sealed: %s", what, cox_status_text(-errno));
+    if (((unsigned)present & seals) != seals)
+        return cox_fail(err, COX_DENIED, "%s has the seals %#x, expected %#x among them", what,
+                        (unsigned)present, seals);
+    return 0;
+}
+
+int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, uint32_t rank,
+                      const int fds[COX_SEALED_FD_COUNT], struct cox_error *err)
+{
+    cox_sealed_init(sealed);
+    *control = (struct cox_control)COX_CONTROL_NONE;
+    int r = check_seals(fds[COX_SEALED_REQUEST], SEALS_SIZE | F_SEAL_FUTURE_WRITE, "request memory",
+                        err);
+    if (r == 0)
+        r = cox_control_attach_fd(control, fds[COX_SEALED_REQUEST], COX_REGION_READ, err);
+    if (r)
+        return r;
+    const struct cox_geometry *geometry = &control->geometry;
+    if (!geometry->sealed)
+        r = cox_fail(err, COX_CORRUPT, "request memory: its header is of a group with names");
+    else if (rank >= geometry->rank_count)
+        r = cox_fail(err, COX_INVALID, "rank %" PRIu32 " of a group of %" PRIu32, rank,
+                     geometry->rank_count);
+    if (r == 0)
+        r = check_seals(fds[COX_SEALED_RANK], SEALS_SIZE, "memory of the rank", err);
+    if (r == 0)
+        r = cox_region_attach_fd(&sealed->ranks[rank], fds[COX_SEALED_RANK], "rank",
+                                 cox_geometry_rank_memory_size(geometry), COX_REGION_WRITE, err);
+    if (r == 0)
+        r = check_seals(fds[COX_SEALED_WAKE], SEALS_SIZE, "wake memory", err);
+    if (r == 0)
+        r = cox_region_attach_fd(&sealed->wake, fds[COX_SEALED_WAKE], "wake",
+                                 sizeof(struct cox_layout_wake), COX_REGION_WRITE, err);
+    if (r) {
+        cox_sealed_close(sealed);
+        cox_control_close(control);
+        return r;
+    }
+    control->ranks[rank] = sealed->ranks[rank].base;
+    return 0;
+}
+
+int cox_sealed_await_heard(const struct cox_control *control, uint32_t rank, uint64_t number,
+                           uint64_t deadline_ns)
+{
+    _Atomic uint32_t *heard = &cox_sealed_rings(control)->heard[rank];
+    for (;;) {
+        /* acquire: partner is the release below; the slot was copied before it. Numbers are compared
+         * as distances: 32 bits of them go round. */
+        uint32_t seen = atomic_load_explicit(heard, memory_order_acquire);
+        if ((int32_t)(seen - (uint32_t)(number - 1)) >= 0)
+            return 0;
+        int r = cox_futex_wait(heard, seen, deadline_ns);
+        if (r)
+            return r;
+    }
+}
+
+void cox_sealed_set_heard(const struct cox_control *control, uint32_t rank, uint64_t number)
+{
+    _Atomic uint32_t *heard = &cox_sealed_rings(control)->heard[rank];
+    atomic_store_explicit(heard, (uint32_t)number, memory_order_release);
+    cox_futex_wake(heard);
+    cox_fault_point(COX_FAULT_REPORT_FETCHED);
+}

@@ -1,0 +1,242 @@
+/* welcome: the group's door: who may come in, and what a rank is given. */
+#include "executor.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../channel/fault.h"
+#include "../channel/peer.h"
+#include "../channel/truth.h"
+#include "executor_internal.h"
+
+const char *cox_executor_door(const struct cox_executor *executor)
+{
+    return executor->door ? cox_door_path(executor->door) : NULL;
+}
+
+/* ---- which rank ---- */
+
+/* Its process is gone, whether or not the door has noticed that the connection has ended. */
+static bool seat_is_free(const struct cox_executor *executor, uint32_t rank)
+{
+    const struct cox_seat *seat = &executor->seats[rank];
+    uint64_t start;
+    /* relaxed: this thread wrote them. */
+    pid_t pid = atomic_load_explicit(&seat->pid, memory_order_relaxed);
+    if (atomic_load_explicit(&seat->visitor, memory_order_relaxed) == 0)
+        return true;
+    return pid && cox_peer_start_time(pid, &start) == COX_PEER_DEAD;
+}
+
+static int choose_rank(const struct cox_executor *executor, const struct cox_logon *logon,
+                       uint32_t *ret_rank, struct cox_error *err)
+{
+    uint32_t rank_count = executor->geometry.rank_count, rank = logon->rank;
+    if (logon->rank_count && logon->rank_count != rank_count)
+        return cox_fail(err, COX_INVALID,
+                        "world size %" PRIu32 ": the group '%s' has %" PRIu32 " ranks",
+                        logon->rank_count, executor->name, rank_count);
+    if (rank == COX_DOOR_RANK_ANY) {
+        if (!executor->options.external_workers)
+            return cox_fail(err, COX_INVALID,
+                            "this group starts its workers itself, and none without a rank");
+        for (rank = 0; rank < rank_count && !seat_is_free(executor, rank); rank++)
+            continue;
+        if (rank == rank_count)
+            return cox_fail(err, COX_TAKEN, "all %" PRIu32 " ranks of the group '%s' are there",
+                            rank_count, executor->name);
+    }
+    if (rank >= rank_count)
+        return cox_fail(err, COX_INVALID,
+                        "rank %" PRIu32 ": the group '%s' has the ranks 0 to %" PRIu32, rank,
+                        executor->name, rank_count - 1);
+    if (!seat_is_free(executor, rank))
+        return cox_fail(
+            err, COX_TAKEN, "rank %" PRIu32 " of the group '%s' is process %jd already", rank,
+            executor->name,
+            (intmax_t)atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed));
+    *ret_rank = rank;
+    return 0;
+}
+
+static int check_sizes(const struct cox_executor *executor, const struct cox_logon *logon,
+                       struct cox_error *err)
+{
+    const struct cox_layout_channel *execute = &executor->geometry.channels[COX_CHANNEL_EXECUTE];
+    if (logon->request_size_min > execute->frame_size - COX_PREFIX_SIZE ||
+        logon->response_size_min > execute->slot_stride - COX_PREFIX_SIZE)
+        return cox_fail(err, COX_TOO_LARGE,
+                        "requests of %" PRIu64 " and replies of %" PRIu64
+                        " bytes are needed: this group's frames hold %" PRIu64 " and %" PRIu64
+                        " (--request-size, --response-size)",
+                        logon->request_size_min, logon->response_size_min,
+                        execute->frame_size - COX_PREFIX_SIZE,
+                        execute->slot_stride - COX_PREFIX_SIZE);
+    return 0;
+}
+
+/* A group that starts its workers takes no others; one that does not has to be able to watch them. */
+static int check_process(struct cox_executor *executor, const struct cox_door_visitor *visitor,
+                         uint32_t rank, struct cox_error *err)
+{
+    uint64_t start;
+    int r;
+    if (!executor->options.external_workers)
+        return visitor->pid == 0 || cox_peer_descends(visitor->pid, getpid())
+                   ? 0
+                   : cox_fail(
+                         err, COX_DENIED,
+                         "the group '%s' starts its workers itself; process %jd is none of them "
+                         "(coxswain run --external waits for workers that are started by hand)",
+                         executor->name, (intmax_t)visitor->pid);
+    if (visitor->pid == 0)
+        return cox_fail(err, COX_DENIED,
+                        "a process in another pid namespace cannot be watched: share that of the "
+                        "coordinator (docker run --pid=...)");
+    r = cox_peer_start_time(visitor->pid, &start);
+    if (r == 0)
+        r = cox_supervisor_enlist(executor->supervisor, rank, visitor->pid, start);
+    return r ? cox_fail(err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)visitor->pid,
+                        cox_status_text(r))
+             : 0;
+}
+
+/* ---- what it is given ---- */
+
+static void close_lent(struct cox_executor *executor)
+{
+    for (size_t i = 0; i < sizeof executor->lent / sizeof *executor->lent; i++)
+        cox_close_fd(&executor->lent[i]);
+}
+
+/* Named: what every rank has, and its own semaphores, which still have their names while ranks attach. */
+static int hand_out_named(struct cox_executor *executor, uint32_t rank,
+                          struct cox_door_answer *answer, struct cox_error *err)
+{
+    memcpy(answer->fds, executor->inherit.fds, sizeof executor->inherit.fds);
+    answer->fd_count = COX_INHERIT_COUNT;
+    size_t lent = 0;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        for (int b = 0; b < COX_BELL_COUNT; b++) {
+            char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
+            cox_name_bell(object, executor->name, (enum cox_channel_id)c, (enum cox_bell)b, rank);
+            snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
+            int *fd = &executor->lent[lent++];
+            *fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+            if (*fd < 0)
+                return cox_fail(err, -errno,
+                                "rank %" PRIu32 " cannot be given its semaphores any more (%s: %s)",
+                                rank, path, cox_status_text(-errno));
+            answer->fds[cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b)] = *fd;
+        }
+    }
+    return 0;
+}
+
+static int on_worker(void *context, const struct cox_door_visitor *visitor,
+                     struct cox_door_answer *answer, struct cox_error *err)
+{
+    struct cox_executor *executor = context;
+    const struct cox_logon *logon = &visitor->logon;
+    uint32_t rank = 0;
+    close_lent(executor);
+    if (executor->geometry.legacy)
+        return cox_fail(err, COX_UNSUPPORTED, "legacy workers do not log on");
+    if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
+        return cox_fail(err, COX_CLOSED, "the group '%s' stops", executor->name);
+    int r = choose_rank(executor, logon, &rank, err);
+    if (r)
+        return r;
+    uint32_t generation = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    if (logon->generation && logon->generation != generation)
+        return cox_fail(err, COX_STALE,
+                        "rank %" PRIu32 " as generation %" PRIu32 ": it is at %" PRIu32 " by now",
+                        rank, logon->generation, generation);
+    r = check_sizes(executor, logon, err);
+    if (r == 0 && executor->geometry.sealed) {
+        cox_sealed_hand_out(&executor->sealed, rank, answer->fds);
+        answer->fd_count = COX_SEALED_FD_COUNT;
+    } else if (r == 0) {
+        r = hand_out_named(executor, rank, answer, err);
+    }
+    if (r == 0)
+        r = check_process(executor, visitor, rank, err);
+    if (r)
+        return r;
+    answer->welcome = (struct cox_welcome){
+        .attach = executor->geometry.sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
+        .rank = rank,
+        .rank_count = executor->geometry.rank_count,
+        .generation = generation,
+        .epoch = executor->control.epoch,
+    };
+    atomic_store_explicit(&executor->seats[rank].pid, visitor->pid, memory_order_relaxed);
+    atomic_store_explicit(&executor->seats[rank].visitor, visitor->id, memory_order_relaxed);
+    return 0;
+}
+
+/* Its end, or that of its connection, which it is to keep: what then still writes to the rank's memory
+ * is nobody's. One that has left, or never came in, may go on with something else. */
+static void on_worker_gone(void *context, const struct cox_door_visitor *visitor)
+{
+    struct cox_executor *executor = context;
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++) {
+        if (atomic_load_explicit(&executor->seats[rank].visitor, memory_order_relaxed) !=
+            visitor->id)
+            continue;
+        atomic_store_explicit(&executor->seats[rank].visitor, 0, memory_order_relaxed);
+        if (atomic_load_explicit(&executor->supervised, memory_order_acquire) &&
+            cox_truth_attached(&executor->control.ranks[rank]->identity) &&
+            !cox_truth_left(&executor->control, rank))
+            cox_supervisor_kill(executor->supervisor, rank);
+    }
+}
+
+static int on_command(void *context, const struct cox_door_visitor *visitor, int fd,
+                      struct cox_error *err)
+{
+    struct cox_executor *executor = context;
+    (void)visitor;
+    if (!executor->options.control)
+        return cox_fail(err, COX_UNSUPPORTED, "the program of the group '%s' takes no commands",
+                        executor->name);
+    struct cox_inside inside;
+    cox_inside_enter(&inside, executor);
+    int r = executor->options.control(executor->options.hook_context, fd, err);
+    cox_inside_leave(&inside);
+    return r;
+}
+
+int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err)
+{
+    if (executor->options.no_door)
+        return 0;
+    const struct cox_door_options options = {
+        .name = executor->name,
+        .folder = executor->options.door_folder,
+        .log = executor->options.log,
+    };
+    const struct cox_door_hooks hooks = {
+        .context = executor,
+        .worker = on_worker,
+        .worker_gone = on_worker_gone,
+        .command = on_command,
+    };
+    struct cox_error why = {0};
+    int r = cox_door_open(&options, &hooks, &executor->door, &why);
+    bool needed = executor->geometry.sealed || executor->options.external_workers;
+    if (r == 0 || needed || r == COX_TAKEN)
+        return r ? cox_fail(err, r, "%s", why.text) : 0;
+    cox_log_write(&executor->options.log, 4,
+                  "no door: coxswain status and stop cannot reach this group: %s", why.text);
+    return 0;
+}
+
+void cox_executor_close_door(struct cox_executor *executor)
+{
+    executor->door = cox_door_close(executor->door);
+    close_lent(executor);
+}
