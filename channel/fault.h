@@ -87,6 +87,8 @@
     X(SEMAPHORE_RENEWED, "semaphore.renewed")                                                      \
     X(RANK_RESET, "rank.reset") /* its lines are as at the start */                                \
     X(RANK_ADMITTED, "rank.admitted")                                                              \
+    /* Sockets. */                                                                                 \
+    X(SOCKET_SENT, "socket.sent") /* some bytes, or all */                                         \
     /* The end. */                                                                                 \
     X(STOP, "stop")                                                                                \
     X(ABORT_STORED, "abort.stored") /* the time to leave in order is over */                       \
