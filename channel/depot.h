@@ -25,15 +25,18 @@ int cox_depot_connect(struct cox_depot *depot, const char *door_path, uint64_t d
                       struct cox_error *err);
 void cox_depot_close(struct cox_depot *depot); /* idempotent */
 /* Leaves fd under this handle. Only for handles of the process that is connected (its pid is in the
- * handle). Returns 0; COX_FULL: the door keeps no more; COX_DENIED: a handle of another process;
- * COX_TAKEN: there already; COX_TIMEOUT; COX_CLOSED: the door is gone; -errno. */
+ * handle) that mean this fd. Returns 0; COX_FULL: the door keeps no more; COX_DENIED: a handle of
+ * another process or another object; COX_TAKEN: there already; COX_TIMEOUT: it may be there or not;
+ * COX_CLOSED: the door is gone, or has dropped the connection with all that was left on it;
+ * COX_CORRUPT: the answer makes no sense, the connection is closed; -errno. */
 int cox_depot_put(struct cox_depot *depot, const struct cox_handle *handle, int fd,
                   uint64_t deadline_ns, struct cox_error *err);
-/* Forgets it. Returns 0; COX_NOT_FOUND; COX_TIMEOUT; COX_CLOSED; -errno. */
+/* Forgets what was left on this connection. Returns 0; COX_NOT_FOUND; COX_TIMEOUT; COX_CLOSED;
+ * COX_CORRUPT; -errno. */
 int cox_depot_withdraw(struct cox_depot *depot, const struct cox_handle *handle,
                        uint64_t deadline_ns, struct cox_error *err);
-/* A duplicate of what was left under the handle. Returns 0; COX_NOT_FOUND; COX_TIMEOUT; COX_CLOSED;
- * -errno. */
+/* A duplicate of what was left under the handle. Returns 0; COX_NOT_FOUND; COX_FULL: too many fds of
+ * this user are under way; COX_TIMEOUT; COX_CLOSED; COX_CORRUPT; -errno. */
 int cox_depot_fetch(struct cox_depot *depot, const struct cox_handle *handle, uint64_t deadline_ns,
                     int *ret_fd, struct cox_error *err);
 

@@ -1,9 +1,10 @@
 /*
  * door: where workers and commands come in: a unix socket of a live group, and the handshake on it.
  *
- * A visitor connects, sends one logon frame of exactly 1024 bytes, and gets one message back: a byte
- * 1, a welcome and all fds that are meant for it; or a byte 0, a length (u8) and a reason in UTF-8.
- * The connection then stays open for life: its end is the end of the visitor, or of the coordinator.
+ * A visitor connects, sends one logon frame of exactly 1024 bytes and nothing else, and gets one
+ * message back: a byte 1, a welcome and all fds that are meant for it; or a byte 0, a code (u8, enum
+ * cox_status), a length (u8) and a reason in UTF-8. A refused visitor's connection is closed; another
+ * one's stays open for life: its end is the end of the visitor, or of the coordinator.
  *
  * The logon frame, little-endian, what is not named is zero:
  *
@@ -34,7 +35,7 @@
  * fds of a worker, attach named: the 28 of inherit.h, in its order (and the rank group's); sealed:
  * request memory (read-only), memory of the rank, wake words, memory of the rank group.
  *
- * Files: `<folder>/<name>.door`, in $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that
+ * Files: `<folder>/<name>.door` (a long name is shortened, with a hash), in $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that
  *   variable is not set; the folder has mode 0700 and this owner, or is refused.
  * Threads: open starts one, which calls the hooks; open and close from one thread.
  * Ownership: see the hooks; a session's fds are the caller's.
@@ -85,9 +86,10 @@ struct cox_welcome {
     uint32_t epoch;
 };
 
-/* Writes and reads the frame. parse: bytes are a stranger's. Returns 0; COX_VERSION, with both
- * versions in err; COX_INVALID: a role, count, size, flag or reserved byte that cannot be, in
- * words ("world size 0: expected 1 to 128"). */
+/* Writes and reads the frame; what is a worker's is not written for others. parse: bytes are a
+ * stranger's, *ret_logon has no 0 for fd_count_max. Returns 0; COX_VERSION, with both versions in
+ * err; COX_INVALID: a role, count, size, flag or reserved byte that cannot be, in words ("world size;
+ * count=129: expected 1 to 128, or 0 for whatever the group has"). */
 void cox_logon_format(const struct cox_logon *logon, uint8_t frame[COX_LOGON_SIZE]);
 int cox_logon_parse(const uint8_t frame[COX_LOGON_SIZE], struct cox_logon *ret_logon,
                     struct cox_error *err);
@@ -108,19 +110,25 @@ struct cox_door_answer {
     uint32_t fd_count; /* lent: the door sends them before it does anything else */
 };
 
-/* All on the door's thread; none may block. Each may be NULL: such visitors are refused. */
+/* All on the door's thread; none may block, or close the door. Each may be NULL: such visitors are
+ * refused. What is refused gets what the hook returned as its own result (cox_door_connect) when
+ * that is an enum cox_status. */
 struct cox_door_hooks {
     void *context;
     /* The veto, for every visitor whose frame is in order; NULL: nobody is refused. Not 0: it is told
      * err's text. */
     int (*admit)(void *context, const struct cox_door_visitor *visitor, struct cox_error *err);
-    /* Fills the answer. Not 0: it is told err's text. */
+    /* Fills the answer. Not 0: it is told err's text. A worker that does not take as many fds is
+     * refused, and gone. */
     int (*worker)(void *context, const struct cox_door_visitor *visitor,
                   struct cox_door_answer *answer, struct cox_error *err);
-    /* A worker that was welcomed has closed its connection, or died. Also called when the welcome
-     * could not be sent. */
+    /* A worker that was welcomed has closed its connection, or died, or sent something (it is not to).
+     * Also called when the welcome could not be sent. Once for each whose `worker` returned 0, unless
+     * the door is closed first. */
     void (*worker_gone)(void *context, const struct cox_door_visitor *visitor);
-    /* A welcomed command: fd, a blocking stream, is given. Not 0: it is refused, fd is the door's. */
+    /* A command: fd, a blocking stream, is given. Not 0: it is refused, fd is the door's. It is
+     * welcomed when the hook returns: what is written before the visitor has asked something may
+     * overtake the welcome. */
     int (*command)(void *context, const struct cox_door_visitor *visitor, int fd,
                    struct cox_error *err);
 };
@@ -129,16 +137,22 @@ struct cox_door_options {
     const char *name;     /* of the group; lent */
     const char *folder;   /* NULL: as said above */
     uint64_t logon_ms;    /* how long a visitor may take for its frame; 0: 1,000 */
-    uint32_t visitor_max; /* connections at a time, all roles together; 0: 512 */
-    uint32_t deposit_max; /* fds kept for handles; 0: a quarter of RLIMIT_NOFILE */
+    uint32_t visitor_max; /* connections at a time, but for commands that were given away; 0: 512.
+                           * When there are as many, the oldest whose logon is not complete goes for
+                           * the new one; if there is none, the new one is refused */
+    uint32_t deposit_max; /* fds kept for handles; 0: a quarter of RLIMIT_NOFILE. One depositor may
+                           * have seven eighths of them */
     struct cox_log log;
 };
 
 struct cox_door;
 
 /* Removes what dead coordinators left in the folder, listens, and starts the thread. Returns 0;
- * COX_TAKEN: a live coordinator listens under this name; COX_DENIED: the folder has another owner or
- * mode, or is none, err says what to do; COX_INVALID; -errno. Nothing is left unless 0. */
+ * COX_TAKEN: a live coordinator listens under this name, err has its pid; COX_DENIED: the folder has
+ * another owner, lets others in or is none, or something else has the socket's name, err says what to
+ * do; COX_NOT_FOUND: where the folder is to be made there is nothing; COX_BUSY: another start holds
+ * the folder's lock for too long; COX_INVALID, COX_TOO_LARGE: name, path; -errno. Nothing is left
+ * unless 0, but for the folder. */
 int cox_door_open(const struct cox_door_options *options, const struct cox_door_hooks *hooks,
                   struct cox_door **ret_door, struct cox_error *err);
 /* Closes every connection (no hook is called for them), removes the socket, joins the thread.
@@ -148,7 +162,7 @@ struct cox_door *cox_door_close(struct cox_door *door);
 const char *cox_door_path(const struct cox_door *door);
 
 /* Removes sockets in the folder (NULL: the default one) that nobody listens on. *ret_count: how many.
- * Returns 0; COX_DENIED; -errno. No folder is 0. */
+ * Returns 0; COX_DENIED; COX_BUSY; -errno. No folder is 0. */
 int cox_door_sweep(const char *folder, uint32_t *ret_count, struct cox_error *err);
 
 /* ---- the visitor's side ---- */
@@ -165,9 +179,11 @@ struct cox_door_session {
 int cox_door_find(const char *name, char *buffer, struct cox_error *err);
 /* Connects, checks that the other side is this user's (or root's), logs on, and waits for the
  * answer; all of it until deadline_ns. Returns 0; COX_NOT_FOUND: no such door; COX_CLOSED: nobody
- * listens there any more; COX_REJECTED: refused, err has the reason; COX_VERSION: refused for the
- * version; COX_TIMEOUT; COX_DENIED: another user's; COX_CORRUPT: the answer makes no sense, or the
- * connection ended within it; COX_INVALID: the path; -errno. Nothing is open unless 0. */
+ * listens there any more, or the door was closed before it answered; COX_TIMEOUT; COX_DENIED: another
+ * user's, or no socket; COX_CORRUPT: the answer makes no sense, or the connection ended within it;
+ * COX_INVALID: the path; -errno; or, refused: what the door gives as the reason's code (COX_VERSION,
+ * COX_TAKEN, COX_FULL, ...), COX_REJECTED where that is none. err has the text. Nothing is open
+ * unless 0. */
 int cox_door_connect(const char *path, const struct cox_logon *logon, uint64_t deadline_ns,
                      struct cox_door_session *ret_session, struct cox_error *err);
 void cox_door_session_close(struct cox_door_session *session); /* idempotent on a closed one */

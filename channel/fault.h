@@ -93,6 +93,19 @@
     X(MEMORY_RENEWED, "memory.renewed")                                                            \
     X(RANK_RESET, "rank.reset") /* its lines are as at the start */                                \
     X(RANK_ADMITTED, "rank.admitted")                                                              \
+    /* Sockets. */                                                                                 \
+    X(SOCKET_SENT, "socket.sent") /* some bytes, or all */                                         \
+    /* A door is opened, visited, closed. */                                                       \
+    X(FOLDER_MADE, "folder.made")     /* or its mode is set */                                     \
+    X(FOLDER_LOCKED, "folder.locked") /* or let go of */                                           \
+    X(FOLDER_SWEPT, "folder.swept")   /* one file of it */                                         \
+    X(DOOR_BOUND, "door.bound")       /* under a temporary name */                                 \
+    X(DOOR_LISTENS, "door.listens")                                                                \
+    X(DOOR_NAMED, "door.named")                                                                    \
+    X(DOOR_CONNECTED, "door.connected") /* the visitor */                                          \
+    X(DOOR_ASKED, "door.asked")         /* the logon is sent */                                    \
+    X(DOOR_WELCOMED, "door.welcomed")                                                              \
+    X(DOOR_UNNAMED, "door.unnamed")                                                                \
     /* The end. */                                                                                 \
     X(STOP, "stop")                                                                                \
     X(ABORT_STORED, "abort.stored") /* the time to leave in order is over */                       \

@@ -13,6 +13,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
@@ -324,6 +325,36 @@ ssize_t __wrap___getdelim(char **line, size_t *capacity, int delimiter, FILE *fi
 {
     (void)delimiter;
     return FAILS("getline", ENOMEM, 0, 0) ? -1 : line_read(line, capacity, file);
+}
+
+/* ---- sockets ---- */
+
+WRAP(int, socketpair, int domain, int type, int protocol, int fds[2])
+{
+    if (FAILS("socketpair", EMFILE, 0, 0))
+        return -1;
+    return __real_socketpair(domain, type, protocol, fds);
+}
+
+WRAP(ssize_t, sendmsg, int fd, const struct msghdr *message, int flags)
+{
+    if (FAILS("sendmsg", ENOBUFS, 0, COUNTDOWN_INTERRUPTIBLE))
+        return -1;
+    return __real_sendmsg(fd, message, flags);
+}
+
+WRAP(ssize_t, recvmsg, int fd, struct msghdr *message, int flags)
+{
+    if (FAILS("recvmsg", ENOMEM, 0, COUNTDOWN_INTERRUPTIBLE))
+        return -1;
+    return __real_recvmsg(fd, message, flags);
+}
+
+WRAP(int, getsockopt, int fd, int level, int option, void *value, socklen_t *size)
+{
+    if (FAILS("getsockopt", ENOBUFS, 0, 0))
+        return -1;
+    return __real_getsockopt(fd, level, option, value, size);
 }
 
 /* ---- processes ---- */

@@ -64,6 +64,7 @@ EXEMPT = {
     ("channel/geometry.c", "cox_geometry_resolve", "through channel"): "the caller's memory",
     ("channel/control.c", "control_fill", "atomic magic"): CALLERS,
     ("channel/control.c", "control_fill", "through header"): CALLERS,
+    ("channel/logon.c", "cox_logon_format", "memset(frame"): "the caller's memory, no shared frame",
     ("worker/worker.c", "worker_write_fault", "memcpy(base"): CALLERS,
     ("worker/worker.c", "worker_write_fault", "cox_wire_response_pack("): CALLERS,
     ("worker/worker.c", "worker_ends_with_parent", "prctl("): "asks",

@@ -1,0 +1,57 @@
+/*
+ * folder: where sockets of doors are: the folder, its lock, the names in it, and what dead processes
+ * left there.
+ *
+ * Everything goes by an fd of the folder: what was checked is what is used, and a socket's address
+ * is /proc/self/fd/FD/FILE, which is short however long the folder's path is.
+ *
+ * A socket has its name only while somebody listens: it is bound as COX_FOLDER_NEW_FILE, listens, and
+ * is then renamed, all of it under the lock. So a socket that refuses a connection is a dead one.
+ *
+ * Private to the library.
+ * Threads: any.
+ * Ownership: fds are the caller's.
+ * Blocks: lock until its deadline; the rest for nobody.
+ * If the process dies: the kernel lets go of the lock; names stay until the next sweep.
+ */
+#ifndef COX_CHANNEL_FOLDER_H
+#define COX_CHANNEL_FOLDER_H
+
+#include "door.h"
+
+#include <sys/un.h>
+
+/* A file in it, at most, with its end: what an address has left behind "/proc/self/fd/2147483647/". */
+#define COX_FOLDER_FILE_SIZE (sizeof(((struct sockaddr_un *)0)->sun_path) - 25)
+/* There is only one: who makes one holds the lock. */
+#define COX_FOLDER_NEW_FILE "starting.new"
+
+/* $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that is not set, empty, or relative.
+ * Returns 0 or COX_TOO_LARGE. */
+int cox_folder_default(char buffer[COX_DOOR_PATH_SIZE], struct cox_error *err);
+/* The file of a group's door: NAME.door; a name that is too long for an address is shortened and has
+ * a hash of the whole. */
+void cox_folder_file(const char *name, char buffer[COX_FOLDER_FILE_SIZE]);
+
+/* Opens the folder, for a door; create: makes it where it is not there (its parent has to be). One
+ * of this user that lets nobody else in gets mode 0700 (an odd umask, or death, may have left another).
+ * Returns 0; COX_NOT_FOUND; COX_DENIED: another owner, others may look into it, a link, no folder;
+ * -errno. */
+int cox_folder_open(const char *path, bool create, int *ret_fd, struct cox_error *err);
+
+/* One process at a time makes or removes names. Returns 0; COX_BUSY: another one had it until the
+ * deadline; -errno. */
+int cox_folder_lock(int folder_fd, uint64_t deadline_ns, struct cox_error *err);
+void cox_folder_unlock(int folder_fd);
+
+/* For bind and connect. file has to be shorter than COX_FOLDER_FILE_SIZE. */
+void cox_folder_address(int folder_fd, const char *file, struct sockaddr_un *ret_address);
+
+/* Who listens there. Returns 0, *ret_pid may be 0 (not known); COX_CLOSED: nobody; COX_NOT_FOUND: no
+ * such file; COX_DENIED: no socket of this user; -errno. */
+int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid);
+
+/* Under the lock: removes sockets that nobody listens on. Returns 0 or -errno. */
+int cox_folder_sweep(int folder_fd, uint32_t *ret_count, struct cox_error *err);
+
+#endif

@@ -1,0 +1,282 @@
+#include "logon.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* What the wire allows; this version sends at most COX_DOOR_FD_COUNT_MAX. */
+#define FD_COUNT_MAX 128
+/* So that sums of two sizes are sizes, and nothing is negative where it is taken for signed. */
+#define SIZE_LIMIT ((uint64_t)SIZE_MAX / 2)
+
+/* Where the fields of the frame are. */
+enum {
+    VERSION = 0,
+    ROLE = 8,
+    RANK = 12,
+    FLAGS = 16,
+    RANK_COUNT = 24,
+    FD_COUNT = 28,
+    GENERATION = 32,
+    RESERVED_32 = 36,
+    REQUEST_SIZE = 40,
+    RESPONSE_SIZE = 48,
+    START = 56,
+    RESERVED_64 = 64,
+};
+
+/* And of the welcome, behind its first byte. */
+enum {
+    W_VERSION = 0,
+    W_ATTACH = 8,
+    W_RANK = 12,
+    W_RANK_COUNT = 16,
+    W_GENERATION = 20,
+    W_EPOCH = 24,
+    W_FD_COUNT = 28,
+    W_RESERVED = 32,
+    W_SIZE = COX_WELCOME_SIZE - 1,
+};
+
+/* ---- numbers, little-endian ---- */
+
+static void put(uint8_t *bytes, size_t size, uint64_t value)
+{
+    for (size_t i = 0; i < size; i++)
+        bytes[i] = (uint8_t)(value >> (8 * i));
+}
+
+static uint64_t get_64(const uint8_t *bytes)
+{
+    uint64_t value = 0;
+    for (size_t i = 8; i-- > 0;)
+        value = value << 8 | bytes[i];
+    return value;
+}
+
+static uint32_t get_32(const uint8_t *bytes)
+{
+    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
+           (uint32_t)bytes[3] << 24;
+}
+
+/* The first byte in [from, to) that is not zero; to: all are. */
+static size_t first_set(const uint8_t *bytes, size_t from, size_t to)
+{
+    while (from < to && bytes[from] == 0)
+        from++;
+    return from;
+}
+
+/* ---- the logon ---- */
+
+void cox_logon_format(const struct cox_logon *logon, uint8_t frame[COX_LOGON_SIZE])
+{
+    bool worker = logon->role == COX_DOOR_WORKER;
+    memset(frame, 0, COX_LOGON_SIZE);
+    put(frame + VERSION, 8, logon->version ? logon->version : COX_DOOR_VERSION);
+    put(frame + ROLE, 4, (uint64_t)logon->role);
+    put(frame + FLAGS, 8, logon->flags);
+    put(frame + FD_COUNT, 4, logon->fd_count_max ? logon->fd_count_max : COX_DOOR_FD_COUNT_MAX);
+    put(frame + START, 8, logon->start);
+    if (!worker)
+        return;
+    put(frame + RANK, 4, logon->rank);
+    put(frame + RANK_COUNT, 4, logon->rank_count);
+    put(frame + GENERATION, 4, logon->generation);
+    put(frame + REQUEST_SIZE, 8, logon->request_size_min);
+    put(frame + RESPONSE_SIZE, 8, logon->response_size_min);
+}
+
+static int logon_check_counts(const struct cox_logon *logon, struct cox_error *err)
+{
+    if (logon->rank_count > COX_RANK_COUNT_MAX)
+        return cox_fail(err, COX_INVALID,
+                        "world size; count=%" PRIu32
+                        ": expected 1 to %d, or 0 for whatever the group has",
+                        logon->rank_count, COX_RANK_COUNT_MAX);
+    uint32_t rank_limit = logon->rank_count ? logon->rank_count : COX_RANK_COUNT_MAX;
+    if (logon->rank != COX_DOOR_RANK_ANY && logon->rank >= rank_limit)
+        return cox_fail(err, COX_INVALID,
+                        "rank; rank=%" PRIu32 ": expected 0 to %" PRIu32 ", or %" PRIu32
+                        " for any that is free",
+                        logon->rank, rank_limit - 1, COX_DOOR_RANK_ANY);
+    if (logon->fd_count_max > FD_COUNT_MAX)
+        return cox_fail(err, COX_INVALID,
+                        "fds at once; count=%" PRIu32 ": expected 1 to %d, or 0 for %d",
+                        logon->fd_count_max, FD_COUNT_MAX, COX_DOOR_FD_COUNT_MAX);
+    if (logon->request_size_min > SIZE_LIMIT || logon->response_size_min > SIZE_LIMIT)
+        return cox_fail(err, COX_INVALID, "%s size; bytes=%" PRIu64 ": expected at most %" PRIu64,
+                        logon->request_size_min > SIZE_LIMIT ? "request" : "response",
+                        logon->request_size_min > SIZE_LIMIT ? logon->request_size_min
+                                                             : logon->response_size_min,
+                        SIZE_LIMIT);
+    return 0;
+}
+
+static int logon_check_reserved(const uint8_t *frame, uint64_t flags, uint32_t role,
+                                struct cox_error *err)
+{
+    if (role != COX_DOOR_WORKER && role != COX_DOOR_COMMAND && role != COX_DOOR_DEPOT)
+        return cox_fail(err, COX_INVALID,
+                        "role; role=%" PRIu32 ": expected %d (worker), %d (command) or %d (depot)",
+                        role, COX_DOOR_WORKER, COX_DOOR_COMMAND, COX_DOOR_DEPOT);
+    if (flags)
+        return cox_fail(err, COX_INVALID, "flags; bits=%#" PRIx64 ": version %" PRIu64 " has none",
+                        flags, COX_DOOR_VERSION);
+    size_t at = first_set(frame, RESERVED_32, REQUEST_SIZE);
+    if (at == REQUEST_SIZE)
+        at = first_set(frame, RESERVED_64, COX_LOGON_SIZE);
+    if (at < COX_LOGON_SIZE)
+        return cox_fail(err, COX_INVALID,
+                        "byte %zu is %u: expected 0 in version %" PRIu64
+                        ", this was sent by a later version",
+                        at, frame[at], COX_DOOR_VERSION);
+    if (role != COX_DOOR_WORKER && (get_32(frame + RANK) || get_32(frame + RANK_COUNT) ||
+                                    first_set(frame, GENERATION, START) < START))
+        return cox_fail(err, COX_INVALID,
+                        "rank, world size, generation and sizes are a worker's: expected 0");
+    return 0;
+}
+
+int cox_logon_parse(const uint8_t frame[COX_LOGON_SIZE], struct cox_logon *ret_logon,
+                    struct cox_error *err)
+{
+    struct cox_logon logon = {
+        .version = get_64(frame + VERSION),
+        .rank = get_32(frame + RANK),
+        .flags = get_64(frame + FLAGS),
+        .rank_count = get_32(frame + RANK_COUNT),
+        .fd_count_max = get_32(frame + FD_COUNT),
+        .generation = get_32(frame + GENERATION),
+        .request_size_min = get_64(frame + REQUEST_SIZE),
+        .response_size_min = get_64(frame + RESPONSE_SIZE),
+        .start = get_64(frame + START),
+    };
+    uint32_t role = get_32(frame + ROLE);
+    /* Before all else: another version may mean other things by the same bytes. */
+    if (logon.version != COX_DOOR_VERSION)
+        return cox_fail(err, COX_VERSION,
+                        "the visitor speaks version %" PRIu64 ", the door speaks %" PRIu64
+                        ": install the same version on both sides",
+                        logon.version, COX_DOOR_VERSION);
+    int r = logon_check_reserved(frame, logon.flags, role, err);
+    if (r == 0)
+        r = logon_check_counts(&logon, err);
+    if (r)
+        return r;
+    logon.role = (enum cox_door_role)role;
+    if (logon.fd_count_max == 0)
+        logon.fd_count_max = COX_DOOR_FD_COUNT_MAX;
+    *ret_logon = logon;
+    return 0;
+}
+
+/* ---- the welcome ---- */
+
+void cox_welcome_format(const struct cox_welcome *welcome, uint32_t fd_count,
+                        uint8_t bytes[COX_WELCOME_SIZE])
+{
+    memset(bytes, 0, COX_WELCOME_SIZE);
+    bytes[0] = COX_ANSWER_WELCOME;
+    uint8_t *fields = bytes + 1;
+    put(fields + W_VERSION, 8, welcome->version);
+    put(fields + W_ATTACH, 4, (uint64_t)welcome->attach);
+    put(fields + W_RANK, 4, welcome->rank);
+    put(fields + W_RANK_COUNT, 4, welcome->rank_count);
+    put(fields + W_GENERATION, 4, welcome->generation);
+    put(fields + W_EPOCH, 4, welcome->epoch);
+    put(fields + W_FD_COUNT, 4, fd_count);
+}
+
+/* Whether it is what was asked for. */
+static int welcome_check_worker(const struct cox_welcome *welcome, const struct cox_logon *logon,
+                                struct cox_error *err)
+{
+    if (welcome->rank_count == 0 || welcome->rank_count > COX_RANK_COUNT_MAX ||
+        welcome->rank >= welcome->rank_count)
+        return cox_fail(err, COX_CORRUPT,
+                        "the door answers with rank %" PRIu32 " of %" PRIu32
+                        ": expected a rank below a world size of 1 to %d",
+                        welcome->rank, welcome->rank_count, COX_RANK_COUNT_MAX);
+    if ((logon->rank != COX_DOOR_RANK_ANY && welcome->rank != logon->rank) ||
+        (logon->rank_count && welcome->rank_count != logon->rank_count) ||
+        (logon->generation && welcome->generation != logon->generation))
+        return cox_fail(err, COX_CORRUPT,
+                        "the door answers with rank %" PRIu32 " of %" PRIu32 ", generation %" PRIu32
+                        ": that is not what was asked for",
+                        welcome->rank, welcome->rank_count, welcome->generation);
+    return 0;
+}
+
+int cox_welcome_parse(const uint8_t bytes[COX_WELCOME_SIZE], const struct cox_logon *logon,
+                      uint32_t fd_count, struct cox_welcome *ret_welcome, struct cox_error *err)
+{
+    const uint8_t *fields = bytes + 1;
+    uint32_t attach = get_32(fields + W_ATTACH), fds_said = get_32(fields + W_FD_COUNT);
+    struct cox_welcome welcome = {
+        .version = get_64(fields + W_VERSION),
+        .rank = get_32(fields + W_RANK),
+        .rank_count = get_32(fields + W_RANK_COUNT),
+        .generation = get_32(fields + W_GENERATION),
+        .epoch = get_32(fields + W_EPOCH),
+    };
+    if (welcome.version != COX_DOOR_VERSION)
+        return cox_fail(err, COX_CORRUPT,
+                        "the door answers in version %" PRIu64 ", it was asked in %" PRIu64,
+                        welcome.version, COX_DOOR_VERSION);
+    if (fds_said != fd_count || fd_count > logon->fd_count_max)
+        return cox_fail(err, COX_CORRUPT,
+                        "the door says it sends %" PRIu32 " fds, %" PRIu32
+                        " came: expected as many, %" PRIu32 " at most",
+                        fds_said, fd_count, logon->fd_count_max);
+    size_t at = first_set(fields, W_RESERVED, W_SIZE);
+    if (at < W_SIZE)
+        return cox_fail(err, COX_CORRUPT, "byte %zu of the welcome is %u: expected 0", at,
+                        fields[at]);
+    if (attach != COX_ATTACH_NAMED && attach != COX_ATTACH_SEALED)
+        return cox_fail(err, COX_CORRUPT, "the door answers with attach %" PRIu32, attach);
+    welcome.attach = (enum cox_attach)attach;
+    int r = 0;
+    if (logon->role == COX_DOOR_WORKER)
+        r = welcome_check_worker(&welcome, logon, err);
+    else if (fd_count)
+        r = cox_fail(err, COX_CORRUPT, "the door sends %" PRIu32 " fds: expected none", fd_count);
+    if (r == 0)
+        *ret_welcome = welcome;
+    return r;
+}
+
+/* ---- the refusal ---- */
+
+size_t cox_refusal_format(int code, const char *reason, uint8_t bytes[COX_REFUSAL_SIZE_MAX])
+{
+    char text[COX_DOOR_REASON_MAX + 1];
+    size_t size = strnlen(reason, sizeof text);
+    if (size == sizeof text)
+        size--;
+    memcpy(text, reason, size);
+    text[size] = '\0';
+    cox_text_trim(text);
+    size = strlen(text);
+    bool known = code > 0 && code < COX_STATUS_COUNT;
+    bytes[0] = COX_ANSWER_REFUSED;
+    bytes[1] = (uint8_t)(known ? code : COX_REJECTED);
+    bytes[2] = (uint8_t)size;
+    memcpy(bytes + COX_REFUSAL_HEAD_SIZE, text, size);
+    return COX_REFUSAL_HEAD_SIZE + size;
+}
+
+int cox_refusal_parse(const uint8_t *bytes, struct cox_error *err)
+{
+    char text[COX_DOOR_REASON_MAX + 1];
+    size_t size = cox_refusal_reason_size(bytes);
+    int code = bytes[1] > 0 && bytes[1] < COX_STATUS_COUNT ? bytes[1] : COX_REJECTED;
+    memcpy(text, bytes + COX_REFUSAL_HEAD_SIZE, size);
+    text[size] = '\0';
+    /* It may end on a terminal. */
+    for (size_t i = 0; i < size; i++)
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
+            text[i] = '?';
+    cox_text_trim(text);
+    return cox_fail(err, code, "the door refuses: %s", size ? text : "it gives no reason");
+}

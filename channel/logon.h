@@ -1,0 +1,41 @@
+/*
+ * logon: the bytes of the handshake at a door (door.h) other than the logon frame itself: the
+ * welcome, and the refusal.
+ *
+ *   byte 1, then the welcome of 127 bytes; all fds come with the first of these bytes
+ *   byte 0, enum cox_status (u8), length (u8), as many bytes of UTF-8
+ *
+ * Private to the library. Threads: any. Blocks: nothing.
+ */
+#ifndef COX_CHANNEL_LOGON_H
+#define COX_CHANNEL_LOGON_H
+
+#include "door.h"
+
+#define COX_ANSWER_REFUSED 0
+#define COX_ANSWER_WELCOME 1
+/* Both with the byte that tells which. */
+#define COX_WELCOME_SIZE 128
+#define COX_REFUSAL_HEAD_SIZE 3
+#define COX_REFUSAL_SIZE_MAX (COX_REFUSAL_HEAD_SIZE + COX_DOOR_REASON_MAX)
+
+void cox_welcome_format(const struct cox_welcome *welcome, uint32_t fd_count,
+                        uint8_t bytes[COX_WELCOME_SIZE]);
+/* bytes are a stranger's, fd_count is how many fds came with them; logon is what was asked for, as
+ * cox_logon_parse gives it. Returns 0 or COX_CORRUPT. */
+int cox_welcome_parse(const uint8_t bytes[COX_WELCOME_SIZE], const struct cox_logon *logon,
+                      uint32_t fd_count, struct cox_welcome *ret_welcome, struct cox_error *err);
+
+/* code: what the visitor is to get as its result; one that is no enum cox_status is sent as
+ * COX_REJECTED. Returns how many bytes there are. */
+size_t cox_refusal_format(int code, const char *reason, uint8_t bytes[COX_REFUSAL_SIZE_MAX]);
+/* Bytes of the reason that follow the head. */
+static inline size_t cox_refusal_reason_size(const uint8_t head[COX_REFUSAL_HEAD_SIZE])
+{
+    return head[2];
+}
+/* bytes are a stranger's: the head, and as much reason as it says. Returns the status sent, or
+ * COX_REJECTED for what is none, with the reason in err; never 0. */
+int cox_refusal_parse(const uint8_t *bytes, struct cox_error *err);
+
+#endif

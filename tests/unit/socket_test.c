@@ -1,0 +1,446 @@
+#include "channel/socket.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+
+#include "channel_fixture.h"
+
+#define PATIENCE cox_deadline_after_ms(60000)
+#define BULK_SIZE (UINT32_C(4) << 20)
+
+static int ends[2];
+
+static void ends_make(void)
+{
+    assert_int_equal(cox_socket_pair(ends), 0);
+}
+
+static void ends_close(void)
+{
+    cox_close_fd(&ends[0]);
+    cox_close_fd(&ends[1]);
+}
+
+static ino_t inode(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 ? st.st_ino : 0;
+}
+
+static int file_new(void)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC);
+    assert_true(fd >= 0);
+    return fd;
+}
+
+static void fds_make(int *fds, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        fds[i] = file_new();
+}
+
+static void fds_close(int *fds, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        cox_close_fd(&fds[i]);
+}
+
+static void k28_bytes_and_fds_arrive_as_they_were_sent(void **state)
+{
+    (void)state;
+    for (uint32_t count = 0; count <= COX_SOCKET_FD_COUNT_MAX; count = count ? count * 2 : 1) {
+        int sent[COX_SOCKET_FD_COUNT_MAX], came[COX_SOCKET_FD_COUNT_MAX];
+        uint32_t came_count = 999;
+        char text[6];
+        ends_make();
+        fds_make(sent, count);
+        assert_int_equal(cox_socket_send(ends[0], "hello", 6, sent, count, PATIENCE), 0);
+        assert_int_equal(cox_socket_receive(ends[1], text, 6, came, count, &came_count, PATIENCE),
+                         0);
+        assert_string_equal(text, "hello");
+        assert_int_equal(came_count, count);
+        for (uint32_t i = 0; i < count; i++) {
+            assert_int_equal(inode(came[i]), inode(sent[i])); /* in order */
+            assert_true(came[i] > STDERR_FILENO);
+        }
+        fds_close(sent, count);
+        fds_close(came, count);
+        ends_close();
+    }
+}
+
+static void k16_what_arrives_closes_over_exec(void **state)
+{
+    (void)state;
+    int open_fd = memfd_create("test", 0), came;
+    uint32_t count;
+    char byte;
+    ends_make();
+    assert_int_equal(fcntl(ends[0], F_GETFD), FD_CLOEXEC);
+    assert_int_equal(fcntl(ends[1], F_GETFD), FD_CLOEXEC);
+    assert_int_equal(cox_socket_send(ends[0], "x", 1, &open_fd, 1, PATIENCE), 0);
+    assert_int_equal(cox_socket_receive(ends[1], &byte, 1, &came, 1, &count, PATIENCE), 0);
+    assert_int_equal(fcntl(came, F_GETFD), FD_CLOEXEC);
+    close(came);
+    close(open_fd);
+    ends_close();
+}
+
+static void without_standard_fds(void *context)
+{
+    (void)context;
+    int pair[2], came[2], sent[2] = {file_new(), file_new()};
+    uint32_t count;
+    char byte;
+    CHECK(cox_socket_pair(ends) == 0);
+    close(0);
+    close(1);
+    CHECK(cox_socket_pair(pair) == 0);
+    CHECK(pair[0] > STDERR_FILENO && pair[1] > STDERR_FILENO);
+    CHECK(cox_socket_send(ends[0], "x", 1, sent, 2, PATIENCE) == 0);
+    CHECK(cox_socket_receive(ends[1], &byte, 1, came, 2, &count, PATIENCE) == 0);
+    CHECK(count == 2 && came[0] > STDERR_FILENO && came[1] > STDERR_FILENO);
+    CHECK(fcntl(came[0], F_GETFD) == FD_CLOEXEC && inode(came[1]) == inode(sent[1]));
+    CHECK(fcntl(0, F_GETFD) < 0 && fcntl(1, F_GETFD) < 0);
+}
+
+static void b15_the_numbers_of_standard_fds_are_never_used(void **state)
+{
+    (void)state;
+    child_run(without_standard_fds, NULL);
+}
+
+/* Each refusal: COX_CORRUPT, and no fd stays. */
+static void k18_b17_more_fds_than_expected_are_refused_and_closed(void **state)
+{
+    (void)state;
+    for (uint32_t max = 0; max <= 4; max++) {
+        int sent[COX_SOCKET_FD_COUNT_MAX], came[COX_SOCKET_FD_COUNT_MAX];
+        uint32_t count = 77;
+        char byte;
+        memset(came, 0x5a, sizeof came);
+        ends_make();
+        fds_make(sent, COX_SOCKET_FD_COUNT_MAX);
+        int before = fd_count();
+        assert_int_equal(cox_socket_send(ends[0], "x", 1, sent, max == 4 ? 128 : max + 1, PATIENCE),
+                         0);
+        assert_int_equal(cox_socket_receive(ends[1], &byte, 1, came, max, &count, PATIENCE),
+                         COX_CORRUPT);
+        assert_int_equal(fd_count(), before);
+        assert_int_equal(count, 77);
+        assert_int_equal(came[0], 0x5a5a5a5a);
+        fds_close(sent, COX_SOCKET_FD_COUNT_MAX);
+        ends_close();
+    }
+}
+
+/* As many as the kernel allows in one message, which our own side never sends. */
+static void k18_the_longest_list_is_refused_and_closed(void **state)
+{
+    (void)state;
+    int sent[253], came[COX_SOCKET_FD_COUNT_MAX];
+    char byte = 'x', control[CMSG_SPACE(sizeof sent)] = {0};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control,
+                             .msg_controllen = sizeof control};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    uint32_t count;
+    ends_make();
+    for (size_t i = 0; i < 253; i++)
+        sent[i] = ends[0];
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof sent);
+    memcpy(CMSG_DATA(c), sent, sizeof sent);
+    int before = fd_count();
+    assert_int_equal(sendmsg(ends[0], &message, 0), 1);
+    assert_int_equal(
+        cox_socket_receive(ends[1], &byte, 1, came, COX_SOCKET_FD_COUNT_MAX, &count, PATIENCE),
+        COX_CORRUPT);
+    assert_int_equal(fd_count(), before);
+    ends_close();
+}
+
+/* With a list that came before: those are closed too. */
+static void k18_fds_in_several_parts_are_counted_together(void **state)
+{
+    (void)state;
+    int fd = file_new(), came[8];
+    uint32_t count;
+    char text[3];
+    for (uint32_t max = 2; max <= 3; max++) {
+        ends_make();
+        int before = fd_count();
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(cox_socket_send(ends[0], "x", 1, &fd, 1, PATIENCE), 0);
+        int r = cox_socket_receive(ends[1], text, 3, came, max, &count, PATIENCE);
+        assert_int_equal(r, max == 3 ? 0 : COX_CORRUPT);
+        if (r == 0) {
+            assert_int_equal(count, 3);
+            fds_close(came, 3);
+        }
+        assert_int_equal(fd_count(), before);
+        ends_close();
+    }
+    close(fd);
+}
+
+static void k18_another_control_message_is_refused(void **state)
+{
+    (void)state;
+    int fd = file_new(), came, on = 1;
+    uint32_t count;
+    char byte;
+    ends_make();
+    int before = fd_count();
+    assert_int_equal(setsockopt(ends[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on), 0);
+    assert_int_equal(cox_socket_send(ends[0], "x", 1, &fd, 1, PATIENCE), 0);
+    assert_int_equal(cox_socket_receive(ends[1], &byte, 1, &came, 1, &count, PATIENCE),
+                     COX_CORRUPT);
+    assert_int_equal(fd_count(), before);
+    ends_close();
+    close(fd);
+}
+
+static void few_fds(void *context)
+{
+    int sent[8], came[8], before;
+    uint32_t count;
+    char byte;
+    (void)context;
+    ends_make();
+    fds_make(sent, 8);
+    before = fd_count();
+    CHECK(cox_socket_send(ends[0], "x", 1, sent, 8, PATIENCE) == 0);
+    CHECK(cox_socket_send(ends[0], "y", 1, sent, 8, PATIENCE) == 0);
+    struct rlimit limit = {(rlim_t)sent[7] + 4, (rlim_t)sent[7] + 4};
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK(cox_socket_receive(ends[1], &byte, 1, came, 8, &count, PATIENCE) == -EMFILE);
+    CHECK(fd_count() == before);
+    /* What was lost is lost, the connection goes on. */
+    fds_close(sent, 5);
+    CHECK(cox_socket_receive(ends[1], &byte, 1, came, 8, &count, PATIENCE) == 0);
+    CHECK(byte == 'y' && count == 8);
+}
+
+static void b17_b19_a_list_cut_for_want_of_fds_says_so(void **state)
+{
+    (void)state;
+    child_run(few_fds, NULL);
+}
+
+static void a16_the_end_of_the_other_side_is_told(void **state)
+{
+    (void)state;
+    char text[4] = "";
+    int fd = file_new(), came;
+    uint32_t count;
+    ends_make();
+    int before = fd_count();
+    cox_close_fd(&ends[0]);
+    assert_int_equal(cox_socket_receive(ends[1], text, 4, NULL, 0, NULL, PATIENCE), COX_CLOSED);
+    assert_int_equal(cox_socket_send(ends[1], "x", 1, NULL, 0, PATIENCE), COX_CLOSED);
+    assert_int_equal(cox_socket_send(ends[1], "x", 1, &fd, 1, PATIENCE), COX_CLOSED);
+    ends_close();
+    ends_make();
+    assert_int_equal(cox_socket_send(ends[0], "xyz", 3, &fd, 1, PATIENCE), 0);
+    cox_close_fd(&ends[0]);
+    assert_int_equal(cox_socket_receive(ends[1], text, 4, &came, 1, &count, PATIENCE), COX_CORRUPT);
+    assert_int_equal(fd_count(), before - 1);
+    ends_close();
+    /* It never read what it was sent: the kernel says "reset". */
+    ends_make();
+    assert_int_equal(cox_socket_send(ends[1], "x", 1, NULL, 0, PATIENCE), 0);
+    cox_close_fd(&ends[0]);
+    assert_int_equal(cox_socket_receive(ends[1], text, 4, NULL, 0, NULL, PATIENCE), COX_CLOSED);
+    ends_close();
+    close(fd);
+}
+
+static void a2_b18_a_deadline_is_a_timeout(void **state)
+{
+    (void)state;
+    int fd = file_new(), came;
+    uint32_t count;
+    char text[4];
+    static char bulk[BULK_SIZE];
+    ends_make();
+    int before = fd_count();
+    for (int i = 0; i < 2; i++) { /* blocking or not */
+        uint64_t soon = i ? cox_deadline_after_ms(5) : 0;
+        assert_int_equal(cox_socket_receive(ends[1], text, 4, NULL, 0, NULL, soon), COX_TIMEOUT);
+        assert_int_equal(cox_socket_send(ends[0], "abc", 3, &fd, 1, soon), 0);
+        assert_int_equal(cox_socket_receive(ends[1], text, 4, &came, 1, &count, soon), COX_TIMEOUT);
+        assert_int_equal(fd_count(), before);
+        assert_int_equal(cox_socket_send(ends[0], bulk, sizeof bulk, NULL, 0, soon), COX_TIMEOUT);
+        ends_close();
+        ends_make();
+        assert_int_equal(fcntl(ends[0], F_SETFL, O_NONBLOCK), 0);
+        assert_int_equal(fcntl(ends[1], F_SETFL, O_NONBLOCK), 0);
+    }
+    ends_close();
+    close(fd);
+}
+
+static volatile sig_atomic_t alarms;
+
+static void alarmed(int signal_number)
+{
+    (void)signal_number;
+    alarms = alarms + 1;
+}
+
+static void bulk_sender(void *context)
+{
+    uint8_t *bytes = context;
+    int fd = file_new();
+    close(ends[1]);
+    for (uint32_t i = 0; i < BULK_SIZE; i++)
+        bytes[i] = (uint8_t)(i * 7 + i / 4099);
+    CHECK(cox_socket_send(ends[0], bytes, BULK_SIZE, &fd, 1, PATIENCE) == 0);
+}
+
+/* Far more than the socket holds, between two processes that are interrupted all the time. */
+static void k17_interruptions_change_nothing(void **state)
+{
+    (void)state;
+    uint8_t *bytes = malloc(BULK_SIZE);
+    struct sigaction action = {.sa_handler = alarmed}, old; /* no SA_RESTART */
+    struct itimerval often = {{0, 200}, {0, 200}}, off = {{0, 0}, {0, 0}};
+    int came;
+    uint32_t count;
+    assert_non_null(bytes);
+    assert_int_equal(sigaction(SIGALRM, &action, &old), 0);
+    ends_make();
+    pid_t child = child_start(bulk_sender, bytes);
+    cox_close_fd(&ends[0]);
+    setitimer(ITIMER_REAL, &often, NULL);
+    /* Nothing comes after the end: waits until enough of them were interrupted. */
+    int r = cox_socket_receive(ends[1], bytes, BULK_SIZE, &came, 1, &count, PATIENCE);
+    int idle[2];
+    assert_int_equal(cox_socket_pair(idle), 0);
+    int waited =
+        cox_socket_receive(idle[0], &(char){0}, 1, NULL, 0, NULL, cox_deadline_after_ms(50));
+    setitimer(ITIMER_REAL, &off, NULL);
+    assert_int_equal(r, 0);
+    assert_int_equal(waited, COX_TIMEOUT);
+    assert_true(alarms > 0);
+    assert_int_equal(count, 1);
+    for (uint32_t i = 0; i < BULK_SIZE; i++)
+        if (bytes[i] != (uint8_t)(i * 7 + i / 4099))
+            fail_msg("byte %u is another", i);
+    child_join(child);
+    sigaction(SIGALRM, &old, NULL);
+    close(came);
+    close(idle[0]);
+    close(idle[1]);
+    ends_close();
+    free(bytes);
+}
+
+static void flood(void *context)
+{
+    (void)context;
+    int fd = file_new();
+    struct rlimit limit = {64, 64};
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK(geteuid() != 0 || setuid(65534) == 0);
+    int r = 0;
+    for (int i = 0; r == 0 && i < 1000; i++)
+        r = cox_socket_send(ends[0], "x", 1, &fd, 1, 0);
+    CHECK(r == COX_FULL);
+}
+
+/* For root the kernel has no such limit. */
+static void fds_that_nobody_receives_are_full_in_the_end(void **state)
+{
+    (void)state;
+    ends_make();
+    child_run(flood, NULL);
+    ends_close();
+}
+
+static void what_is_there_is_taken_without_waiting(void **state)
+{
+    (void)state;
+    char text[8] = "";
+    size_t size = 99;
+    int fd = file_new(), came;
+    uint32_t count;
+    ends_make();
+    assert_int_equal(cox_socket_receive_some(ends[1], text, 8, &size, &came, 1, &count), COX_EMPTY);
+    assert_int_equal(size, 99);
+    assert_int_equal(cox_socket_send(ends[0], "abc", 3, &fd, 1, PATIENCE), 0);
+    assert_int_equal(cox_socket_receive_some(ends[1], text, 8, &size, &came, 1, &count), 0);
+    assert_int_equal(size, 3);
+    assert_int_equal(count, 1);
+    assert_string_equal(text, "abc");
+    cox_close_fd(&ends[0]);
+    assert_int_equal(cox_socket_receive_some(ends[1], text, 8, &size, &came, 0, &count), 0);
+    assert_int_equal(size, 0);
+    assert_int_equal(count, 0);
+    close(came);
+    close(fd);
+    ends_close();
+}
+
+static void b9_the_other_side_is_known_to_the_kernel(void **state)
+{
+    (void)state;
+    struct cox_socket_peer peer;
+    int file = file_new();
+    ends_make();
+    assert_int_equal(cox_socket_peer(ends[0], &peer), 0);
+    assert_int_equal(peer.pid, getpid());
+    assert_int_equal(peer.uid, geteuid());
+    assert_int_equal(peer.gid, getegid());
+    assert_int_equal(cox_socket_peer(file, &peer), -ENOTSOCK);
+    close(file);
+    ends_close();
+}
+
+static void b19_errors_of_the_system_are_forwarded(void **state)
+{
+    (void)state;
+    char byte;
+    int bad = 9999;
+    ends_make();
+    assert_int_equal(cox_socket_send(ends[0], "x", 1, &bad, 1, PATIENCE), -EBADF);
+    assert_int_equal(cox_socket_send(bad, "x", 1, NULL, 0, PATIENCE), -EBADF);
+    assert_int_equal(cox_socket_receive(bad, &byte, 1, NULL, 0, NULL, PATIENCE), -EBADF);
+    assert_int_equal(cox_socket_wait(bad, POLLIN, PATIENCE), -EBADF);
+    ends_close();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(k28_bytes_and_fds_arrive_as_they_were_sent),
+        LEAK_TEST(k16_what_arrives_closes_over_exec),
+        LEAK_TEST(b15_the_numbers_of_standard_fds_are_never_used),
+        LEAK_TEST(k18_b17_more_fds_than_expected_are_refused_and_closed),
+        LEAK_TEST(k18_the_longest_list_is_refused_and_closed),
+        LEAK_TEST(k18_fds_in_several_parts_are_counted_together),
+        LEAK_TEST(k18_another_control_message_is_refused),
+        LEAK_TEST(b17_b19_a_list_cut_for_want_of_fds_says_so),
+        LEAK_TEST(a16_the_end_of_the_other_side_is_told),
+        LEAK_TEST(a2_b18_a_deadline_is_a_timeout),
+        LEAK_TEST(k17_interruptions_change_nothing),
+        LEAK_TEST(fds_that_nobody_receives_are_full_in_the_end),
+        LEAK_TEST(what_is_there_is_taken_without_waiting),
+        LEAK_TEST(b9_the_other_side_is_known_to_the_kernel),
+        LEAK_TEST(b19_errors_of_the_system_are_forwarded),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
