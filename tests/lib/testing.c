@@ -51,6 +51,8 @@ struct test_pipe {
 };
 
 static struct test_group *groups;
+static char runtime_dir[64]; /* of this program; empty: not made yet */
+static pid_t runtime_owner;
 static struct test_pipe *pipes;
 
 /* ---- growth without ceremony: a test without memory may end ---- */
@@ -203,6 +205,57 @@ static bool group_wait(struct test_group *group, uint64_t deadline_ns)
 
 /* ---- groups ---- */
 
+enum cox_attach test_attach(void)
+{
+    const char *text = getenv("COXSWAIN_TEST_ATTACH");
+    return text && strcmp(text, "sealed") == 0 ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
+}
+
+void test_needs_names(void)
+{
+    if (test_attach() == COX_ATTACH_SEALED)
+        skip();
+}
+
+static void runtime_dir_remove(void)
+{
+    if (getpid() != runtime_owner)
+        return; /* a child that ended by exit */
+    rmdir(test_door_folder());
+    rmdir(runtime_dir);
+}
+
+/* Not the user's: what a test leaves there is to be seen. */
+static void runtime_dir_make(void)
+{
+    if (runtime_dir[0])
+        return;
+    runtime_owner = getpid();
+    snprintf(runtime_dir, sizeof runtime_dir, "/tmp/cox_doors_XXXXXX");
+    COX_ASSERT(mkdtemp(runtime_dir));
+    setenv("XDG_RUNTIME_DIR", runtime_dir, 1);
+    atexit(runtime_dir_remove);
+}
+
+const char *test_door_folder(void)
+{
+    static char folder[96];
+    snprintf(folder, sizeof folder, "%s/coxswain", runtime_dir);
+    return folder;
+}
+
+/* Sockets that are left. */
+static size_t count_doors(void)
+{
+    size_t count = 0;
+    DIR *dir = opendir(test_door_folder());
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;)
+        count += entry->d_name[0] != '.';
+    if (dir)
+        closedir(dir);
+    return count;
+}
+
 const char *test_worker_program(void)
 {
     return COX_TEST_BIN_DIR "/scripted_worker";
@@ -263,6 +316,8 @@ int test_group_try(const struct cox_executor_options *options, struct test_group
     struct cox_executor_options used = *options;
     if (!used.command)
         used.command = command;
+    if (!used.legacy_workers && !used.keep_names && !used.attach)
+        used.attach = test_attach();
     used.hook_context = group;
     used.line = on_line;
     used.fault = on_fault;
@@ -705,6 +760,7 @@ static void *thread_nothing(void *argument)
 int test_setup(void **state)
 {
     (void)state;
+    runtime_dir_make();
     /* A sanitizer may start a thread of its own with the first one of the program. */
     pthread_t thread;
     if (pthread_create(&thread, NULL, thread_nothing, NULL) == 0)
@@ -726,6 +782,9 @@ int test_teardown(void **state)
         print_error("fds: %zu before the test, %zu after\n", fds_before, fds);
     if (names)
         print_error("%zu names are left in /dev/shm\n", names);
+    size_t doors = count_doors();
+    if (doors)
+        print_error("%zu sockets are left in %s\n", doors, test_door_folder());
     bool children = has_children();
     if (children)
         print_error("children are left\n");
@@ -736,5 +795,5 @@ int test_teardown(void **state)
         sched_yield();
     if (threads > threads_before)
         print_error("threads: %zu before the test, %zu after\n", threads_before, threads);
-    return fds != fds_before || names || children || threads > threads_before ? -1 : 0;
+    return fds != fds_before || names || doors || children || threads > threads_before ? -1 : 0;
 }

@@ -149,6 +149,12 @@ int test_helper_wait(struct test_helper *helper);
 
 /* Skips a test that is about processes themselves where ranks are threads (ranks.h). */
 void test_needs_processes(void);
+/* Skips a test that is about names in /dev/shm where groups have none. */
+void test_needs_names(void);
+/* How groups are attached to where a test does not say: COXSWAIN_TEST_ATTACH is sealed, or not set. */
+enum cox_attach test_attach(void);
+/* Where the sockets of this program's groups are; empty after every test. */
+const char *test_door_folder(void);
 /* Stops a process; on return none of its threads runs any more (the signal alone says nothing of
  * that). Needs processes. */
 void test_stop_process(pid_t pid);

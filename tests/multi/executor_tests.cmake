@@ -15,3 +15,9 @@ foreach(name attach executor flight group lateness operations step threads)
     cox_thread_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c TIMEOUT 240)
 endforeach()
 cox_thread_test(NAME soak SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c TIMEOUT 240 ARGS 10000)
+
+# And with sealed groups: nothing has a name, the gates are futexes.
+foreach(name attach completion executor faults flight group lateness operations restart step threads worker wrapper)
+    cox_sealed_test(${name} TIMEOUT 240)
+endforeach()
+cox_sealed_test(soak TIMEOUT 240 ARGS 20000)

@@ -868,7 +868,7 @@ static void create_under_a_file_limit(void *context)
     if (short_of == 0) {
         CHECK(r == 0);
         CHECK(create_group(&geometry) == 0); /* and no signal */
-        CHECK(cox_control_unlink_names(GROUP, &geometry, COX_CHANNEL_COUNT) > 40);
+        CHECK(cox_control_unlink_names(GROUP, &geometry, COX_CONTROL_PART_COUNT) > 40);
         return;
     }
     CHECK(r == COX_NO_SPACE && strstr(err.text, "ulimit -f"));
