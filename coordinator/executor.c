@@ -225,7 +225,13 @@ static int executor_sweep(struct cox_executor *executor, struct cox_error *err)
 
 static int executor_create_sealed(struct cox_executor *executor, struct cox_error *err)
 {
-    int r = cox_control_check_space(&executor->geometry, err);
+    /* A name is one group's, of whichever kind; and a dead one of the other kind may have left memory
+     * in /dev/shm, which need not be there for this one. */
+    struct cox_error why = {0};
+    int r = executor_sweep(executor, &why);
+    if (r == COX_TAKEN)
+        return cox_fail(err, r, "%s", why.text);
+    r = cox_control_check_space(&executor->geometry, err);
     if (r == 0)
         r = cox_sealed_create(&executor->sealed, &executor->control, &executor->geometry,
                               executor->options.huge_pages, err);

@@ -137,7 +137,7 @@ static void faults_take_rank(struct cox_faults *faults, uint32_t rank)
     if (done == atomic_load_explicit(&faults->heard[rank], memory_order_relaxed))
         return;
     size_t capacity, length;
-    uint8_t *base = cox_reply_report(faults->channel, rank, &capacity) - COX_PREFIX_SIZE;
+    uint8_t *base = cox_reply_report(faults->channel, rank, &capacity);
     uint32_t prefix;
     memcpy(&prefix, base, sizeof prefix);
     length = le32toh(prefix);

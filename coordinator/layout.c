@@ -31,6 +31,9 @@ static void print_regions(const struct cox_geometry *geometry, const char *name)
     char object[COX_OBJECT_NAME_SIZE];
     printf("region %s %" PRIu64 "\n", cox_name_control(object, name),
            cox_layout_control_size(geometry->rank_count));
+    if (!geometry->legacy)
+        printf("region %s %" PRIu64 "\n", cox_name_group(object, name),
+               cox_geometry_group_size(geometry));
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;
         const struct cox_layout_channel *sizes = &geometry->channels[c];
@@ -88,6 +91,27 @@ static void print_totals(const struct cox_geometry *geometry)
         printf("free names in /dev/shm %" PRIu64 ": too few\n", space.files);
 }
 
+/* Nothing has a name, and nothing is taken from /dev/shm. */
+static void print_sealed(const struct cox_geometry *geometry)
+{
+    printf("memory request %" PRIu64 " read-only for ranks\n",
+           cox_geometry_request_memory_size(geometry));
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        const struct cox_layout_channel *sizes = &geometry->channels[c];
+        printf("channel %s at %" PRIu64 " frames %" PRIu32 " of %" PRIu64 " slots of %" PRIu64 "\n",
+               cox_channel_name((enum cox_channel_id)c),
+               cox_geometry_request_offset(geometry, (enum cox_channel_id)c), geometry->depth,
+               sizes->frame_size, sizes->slot_stride);
+    }
+    for (uint32_t rank = 0; rank < geometry->rank_count; rank++)
+        printf("memory rank %" PRIu32 " %" PRIu64 "\n", rank,
+               cox_geometry_rank_memory_size(geometry));
+    printf("memory wake %zu\n", sizeof(struct cox_layout_wake));
+    printf("memory group %" PRIu64 "\n", cox_geometry_group_size(geometry));
+    uint64_t bytes = cox_geometry_region_bytes(geometry);
+    printf("total %" PRIu64 " (%.2f MiB), no names\n", bytes, (double)bytes / 1048576);
+}
+
 int cox_command_layout(int argc, char **argv)
 {
     struct cox_group_options group;
@@ -105,16 +129,18 @@ int cox_command_layout(int argc, char **argv)
     if (!r && optind < argc)
         r = cox_fail(&error, COX_INVALID, "'%.64s' is one argument too many", argv[optind]);
     struct cox_geometry geometry;
-    struct cox_geometry_choice choice = {.depth = group.depth, .legacy = group.legacy_workers};
-    memcpy(choice.request_size, group.request_size, sizeof choice.request_size);
-    memcpy(choice.response_size, group.response_size, sizeof choice.response_size);
+    const struct cox_geometry_choice choice = cox_group_options_choice(&group);
     if (!r)
         r = cox_geometry_resolve(group.rank_count, &choice, &geometry, &error);
     if (r)
         return cox_exit_usage("layout", &error);
     const char *name = group.name ? group.name : "NAME";
-    print_regions(&geometry, name);
-    print_bells(&geometry, name);
-    print_totals(&geometry);
+    if (geometry.sealed) {
+        print_sealed(&geometry);
+    } else {
+        print_regions(&geometry, name);
+        print_bells(&geometry, name);
+        print_totals(&geometry);
+    }
     return cox_exit_flushed(COX_EXIT_OK);
 }

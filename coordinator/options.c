@@ -131,6 +131,15 @@ int cox_group_option(struct cox_group_options *options, int option, const char *
     case COX_OPTION_KEEP_NAMES:
         options->keep_names = true;
         return 0;
+    case COX_OPTION_ATTACH:
+        if (strcmp(value, "named") != 0 && strcmp(value, "sealed") != 0)
+            return cox_fail(err, COX_INVALID, "--attach is '%.64s': expected named or sealed",
+                            value);
+        options->attach = value[0] == 's' ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
+        return 0;
+    case COX_OPTION_HUGE_PAGES:
+        options->huge_pages = true;
+        return 0;
     case COX_OPTION_REQUEST_SIZE:
         return channel_size("--request-size", value, options->request_size, err);
     case COX_OPTION_RESPONSE_SIZE:
@@ -150,15 +159,26 @@ int cox_group_option(struct cox_group_options *options, int option, const char *
     }
 }
 
-int cox_group_options_check(const struct cox_group_options *options, struct cox_error *err)
+struct cox_geometry_choice cox_group_options_choice(const struct cox_group_options *options)
 {
     struct cox_geometry_choice choice = {
         .depth = options->depth,
         .legacy = options->legacy_workers,
+        .sealed = options->attach == COX_ATTACH_SEALED,
     };
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
     memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
+    return choice;
+}
+
+int cox_group_options_check(const struct cox_group_options *options, struct cox_error *err)
+{
+    const struct cox_geometry_choice choice = cox_group_options_choice(options);
     struct cox_geometry geometry;
+    if (options->attach == COX_ATTACH_SEALED && options->keep_names)
+        return cox_fail(err, COX_INVALID, "--keep-names: a sealed group has no names to keep");
+    if (options->attach == COX_ATTACH_NAMED && options->huge_pages)
+        return cox_fail(err, COX_INVALID, "--huge-pages: needs --attach sealed");
     return cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
 }
 
@@ -169,6 +189,10 @@ void cox_layout_options_help(FILE *file)
         "  -n, --ranks N             worker processes, 1 to %d (default %d)\n"
         "      --name NAME           name of the group (default: made of the process id)\n"
         "      --depth D             requests in flight per channel, 1 to %d (default %d)\n"
+        "      --attach named|sealed how workers come to the group's memory: by names in /dev/shm\n"
+        "                            (default), or by fds at the group's door, where nothing has "
+        "a\n"
+        "                            name and no worker can touch what is not its own\n"
         "      --legacy-workers      the names, sizes and rules of MindIE-LLM workers; depth 1\n"
         "      --request-size CHANNEL=BYTES[K|M|G]\n"
         "      --response-size CHANNEL=BYTES[K|M|G]\n"
@@ -185,6 +209,7 @@ void cox_group_options_help(FILE *file)
         "      --model DIR           model folder (default: the model that came with the program)\n"
         "      --worker PATH         worker program (default: $COXSWAIN_WORKER, coxswain-worker\n"
         "                            beside this program, or in PATH)\n"
+        "      --huge-pages          sealed memory on huge pages, if there are any\n"
         "      --keep-names          leave the names in /dev/shm while the group lives\n"
         "      --start-timeout SEC   workers have so long to attach (default 60)\n"
         "      --timeout SEC         a request has so long to be answered (default 30)\n");

@@ -27,6 +27,8 @@ struct cox_group_options {
     uint32_t depth;   /* 0: default */
     bool legacy_workers;
     bool keep_names;
+    enum cox_attach attach;
+    bool huge_pages;
     uint64_t request_size[COX_CHANNEL_COUNT];
     uint64_t response_size[COX_CHANNEL_COUNT];
     uint64_t start_timeout_ms;  /* 0: default */
@@ -43,6 +45,8 @@ enum cox_group_option {
     COX_OPTION_DEPTH,
     COX_OPTION_LEGACY_WORKERS,
     COX_OPTION_KEEP_NAMES,
+    COX_OPTION_ATTACH,
+    COX_OPTION_HUGE_PAGES,
     COX_OPTION_REQUEST_SIZE,
     COX_OPTION_RESPONSE_SIZE,
     COX_OPTION_START_TIMEOUT,
@@ -57,6 +61,7 @@ enum cox_group_option {
 #define COX_LAYOUT_LONG_OPTIONS                                                                    \
     {"ranks", required_argument, NULL, 'n'}, {"name", required_argument, NULL, COX_OPTION_NAME},   \
         {"depth", required_argument, NULL, COX_OPTION_DEPTH},                                      \
+        {"attach", required_argument, NULL, COX_OPTION_ATTACH},                                    \
         {"legacy-workers", no_argument, NULL, COX_OPTION_LEGACY_WORKERS},                          \
         {"request-size", required_argument, NULL, COX_OPTION_REQUEST_SIZE},                        \
         {"response-size", required_argument, NULL, COX_OPTION_RESPONSE_SIZE},                      \
@@ -65,6 +70,7 @@ enum cox_group_option {
     }
 #define COX_GROUP_LONG_OPTIONS                                                                     \
     COX_LAYOUT_LONG_OPTIONS, {"keep-names", no_argument, NULL, COX_OPTION_KEEP_NAMES},             \
+        {"huge-pages", no_argument, NULL, COX_OPTION_HUGE_PAGES},                                  \
         {"start-timeout", required_argument, NULL, COX_OPTION_START_TIMEOUT},                      \
         {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},                                  \
         {"worker", required_argument, NULL, COX_OPTION_WORKER},                                    \
@@ -77,6 +83,8 @@ void cox_group_options_init(struct cox_group_options *options);
  * the group's, a bad value, or what getopt_long did not understand (argv tells which). */
 int cox_group_option(struct cox_group_options *options, int option, const char *value,
                      char *const *argv, struct cox_error *err);
+struct cox_geometry_choice;
+struct cox_geometry_choice cox_group_options_choice(const struct cox_group_options *options);
 /* What can be checked before anything is created: name, sizes, depth. Returns 0 or COX_INVALID. */
 int cox_group_options_check(const struct cox_group_options *options, struct cox_error *err);
 /* The lines of --help. */

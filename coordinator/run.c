@@ -10,6 +10,7 @@ enum {
     OPTION_NO_INIT = COX_OPTION_COMMAND,
     OPTION_NO_FLAGS,
     OPTION_QUIET,
+    OPTION_EXTERNAL,
 };
 
 static void help(FILE *file)
@@ -25,6 +26,8 @@ static void help(FILE *file)
         "\n"
         "      --no-init             start them only\n"
         "      --no-flags            nothing is appended to COMMAND; the environment has it all\n"
+        "      --external            start none: wait for workers that somebody starts by hand\n"
+        "                            (coxswain-worker --door PATH), as long as that takes\n"
         "      --quiet               nothing of what the workers write\n");
     cox_group_options_help(file);
     cox_exit_help(file);
@@ -35,6 +38,7 @@ static const struct option long_options[] = {
     {"no-init", no_argument, NULL, OPTION_NO_INIT},
     {"no-flags", no_argument, NULL, OPTION_NO_FLAGS},
     {"quiet", no_argument, NULL, OPTION_QUIET},
+    {"external", no_argument, NULL, OPTION_EXTERNAL},
     {NULL, 0, NULL, 0},
 };
 
@@ -94,6 +98,8 @@ int cox_command_run(int argc, char **argv)
             options.init = false;
         else if (option == OPTION_NO_FLAGS)
             options.no_flags = true;
+        else if (option == OPTION_EXTERNAL)
+            options.external = true;
         else if (option == OPTION_QUIET)
             options.quiet = true;
         else
@@ -103,7 +109,13 @@ int cox_command_run(int argc, char **argv)
         r = cox_group_options_check(&group, &error);
     const char *worker = NULL, *model = NULL;
     const char *reference[4] = {NULL};
-    if (!r && optind < argc) {
+    if (!r && options.external && optind < argc)
+        r = cox_fail(&error, COX_INVALID, "--external starts no worker: '%.64s' is not executed",
+                     argv[optind]);
+    if (!r && options.external) {
+        r = cox_model_find(&group, &model, &error);
+        options.model = model;
+    } else if (!r && optind < argc) {
         options.command = (const char *const *)(argv + optind);
         options.model = group.model;
     } else if (!r) {

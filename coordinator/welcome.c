@@ -174,8 +174,8 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
         .epoch = executor->control.epoch,
     };
     /* A rank that is a thread of this process (in tests) says itself whose death is its own. */
-    atomic_store_explicit(&executor->seats[rank].pid,
-                          visitor->pid == getpid() ? 0 : visitor->pid, memory_order_relaxed);
+    atomic_store_explicit(&executor->seats[rank].pid, visitor->pid == getpid() ? 0 : visitor->pid,
+                          memory_order_relaxed);
     atomic_store_explicit(&executor->seats[rank].visitor, visitor->id, memory_order_relaxed);
     return 0;
 }

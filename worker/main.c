@@ -125,7 +125,12 @@ static void print_help(FILE *to)
         "group in the\n"
         "environment (COXSWAIN_*) or by flags (--local_rank, --local_world_size, "
         "--shm_name_prefix, ...).\n"
+        "Started by hand it logs on at the door of a group that waits for it (coxswain run "
+        "--external).\n"
         "\n"
+        "  --door PATH           log on at this socket; rank (--local_rank) and world size are "
+        "told\n"
+        "                        there unless given\n"
         "  --model DIR           model folder; the init request may name another\n"
         "  --block-count N       KV blocks (default %d)\n"
         "  --block-size N        positions per KV block (default %d)\n"
@@ -220,7 +225,8 @@ int main(int argc, char **argv)
         running_worker = NULL;
     }
     if (r)
-        fprintf(stderr, "coxswain-worker: rank %" PRIu32 ": %s\n", options.rank, err.text);
+        fprintf(stderr, "coxswain-worker: rank %" PRId32 ": %s\n",
+                worker ? (int32_t)cox_worker_rank(worker) : (int32_t)options.rank, err.text);
     cox_worker_free(worker);
     cox_cache_free(engine.cache);
     cox_model_free(engine.model);

@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "channel/door.h"
 #include "channel/geometry.h"
 #include "proto/executor.pb-c.h"
 #include "ranks.h"
@@ -242,6 +243,15 @@ const char *test_door_folder(void)
     static char folder[96];
     snprintf(folder, sizeof folder, "%s/coxswain", runtime_dir);
     return folder;
+}
+
+void test_sweep_doors(uint32_t count)
+{
+    uint32_t swept = 0;
+    struct cox_error err = {0};
+    if (cox_door_sweep(test_door_folder(), &swept, &err))
+        fail_msg("%s", err.text);
+    assert_int_equal(swept, count);
 }
 
 /* Sockets that are left. */

@@ -155,6 +155,9 @@ void test_needs_names(void);
 enum cox_attach test_attach(void);
 /* Where the sockets of this program's groups are; empty after every test. */
 const char *test_door_folder(void);
+/* A coordinator was killed: its socket is still there, and nobody listens on it. Asserts that there were
+ * `count` of these, and removes them. */
+void test_sweep_doors(uint32_t count);
 /* Stops a process; on return none of its threads runs any more (the signal alone says nothing of
  * that). Needs processes. */
 void test_stop_process(pid_t pid);

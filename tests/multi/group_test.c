@@ -242,6 +242,7 @@ static void place(enum stranger stranger, const char *path, const char *elsewher
 static void m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone(void **state)
 {
     (void)state;
+    test_needs_names();
     static const char *const suffixes[] = {"_control", "_execute_request",
                                            "_execute_error_response",
                                            "_recover_command_response_consume_1"};
@@ -282,6 +283,7 @@ static void m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone(void **state)
 static void m16_b44_a_worker_refuses_what_is_not_the_group(void **state)
 {
     (void)state;
+    test_needs_names();
     static const char *const changes[] = {
         "chmod 0644 /dev/shm/${P}_execute_request",
         "chmod 0660 /dev/shm/sem.${P}_transfer_request_produce_0",
@@ -321,6 +323,7 @@ static void m16_b44_a_worker_refuses_what_is_not_the_group(void **state)
 static void m16_b45_mode_is_0600_under_any_umask(void **state)
 {
     (void)state;
+    test_needs_names();
     static const mode_t masks[] = {0777, 0, 0277, 022};
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
         char name[64];
@@ -357,6 +360,7 @@ static void m16_b45_mode_is_0600_under_any_umask(void **state)
 static void m16_names_are_gone_once_all_are_attached(void **state)
 {
     (void)state;
+    test_needs_names();
     char name[64];
     const struct cox_executor_options options = {.name = test_unique_name(name)};
     struct test_group *g = test_group_start(8, &options);
@@ -370,6 +374,7 @@ static void m16_names_are_gone_once_all_are_attached(void **state)
 static void p6_sizes_told_before_are_the_sizes_taken(void **state)
 {
     (void)state;
+    test_needs_names();
     for (uint32_t n = 1; n <= 8; n *= 2)
         for (uint32_t depth = 0; depth <= 8; depth += 4) {
             char name[64];
@@ -443,6 +448,7 @@ static int helper_small_shm(void)
 static void p6_b51_a_small_dev_shm_is_told_with_numbers(void **state)
 {
     (void)state;
+    test_needs_names();
     int status = test_helper_run("small_shm");
     if (status == 77)
         skip();
@@ -491,6 +497,7 @@ static int helper_leftovers(void)
 static void p7_b53_leftovers_give_their_space_to_the_next_start(void **state)
 {
     (void)state;
+    test_needs_names();
     int status = test_helper_run("leftovers");
     if (status == 77)
         skip();
@@ -532,7 +539,7 @@ static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
         {{NULL, "quit", "0"}, COX_PEER_DEAD, "quits as told"},
         {{NULL, "never"}, COX_TIMEOUT, "did not attach in time"},
         {{"/bin/sh", "-c", "exec sleep 1000"}, COX_TIMEOUT, "is it a Coxswain worker?"},
-        {{NULL, "world"}, COX_PEER_DEAD, "ranks, this worker was told"},
+        {{NULL, "world"}, COX_PEER_DEAD, "ranks"},
         {{NULL, "group"}, COX_PEER_DEAD, "does not exist"},
         {{"/bin/sh", "-c", "kill -SEGV $$"}, COX_PEER_DEAD, "signal 11"},
         {{"/no/such/worker"}, COX_EXEC_FAILED, "/no/such/worker"},
@@ -543,6 +550,10 @@ static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
             memcpy(command, cases[i].command, sizeof cases[i].command);
             if (!command[0])
                 command[0] = test_worker_program();
+            /* Who logs on is told the group, and does not look for it by its name. */
+            if (cases[i].command[1] && strcmp(cases[i].command[1], "group") == 0 &&
+                test_attach() == COX_ATTACH_SEALED)
+                continue;
             const struct cox_executor_options options = {
                 .rank_count = n,
                 .command = command,

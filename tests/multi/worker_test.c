@@ -252,6 +252,7 @@ static void of_many_at_once_one_is_the_rank(void **state)
 static void p10_a_worker_refuses_a_line_that_cannot_be(void **state)
 {
     (void)state;
+    test_needs_names();
     const struct cox_executor_options options = {.command = command_of("worker_in_a_spoilt_line"),
                                                  .rank_count = 1};
     struct test_group *g = NULL;
@@ -411,6 +412,7 @@ static void a_report_is_cut_between_characters(void **state)
 static void a_lane_that_fails_is_what_run_returns(void **state)
 {
     (void)state;
+    test_needs_names();
     const struct cox_executor_options options = {.command =
                                                      command_of("worker_with_a_broken_semaphore")};
     struct test_group *g = test_group_start(1, &options);
@@ -557,6 +559,7 @@ static void p1_an_orphan_ends_before_and_after_it_serves(void **state)
         cox_peer_close(&worker);
         if (!ended)
             fail_msg("a %s lives on", modes[i]);
+        test_sweep_doors(1);
     }
 }
 
