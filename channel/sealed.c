@@ -62,6 +62,7 @@ static int create_request(struct cox_sealed *sealed, struct cox_control *control
     r = cox_control_fill(control->layout, geometry);
     if (r)
         return cox_fail(err, r, "own start time: %s", cox_status_text(r));
+    cox_fault_point(COX_FAULT_CONTROL_FILLED);
     control->epoch = control->layout->header.epoch;
     return open_for_reading(fd, &sealed->request_fd, err);
 }
