@@ -98,7 +98,7 @@ static uint64_t region_size(size_t count, size_t size, size_t enough)
     return size + PREFIX_SIZE <= enough ? 0 : (uint64_t)count * part;
 }
 
-int group_start(uint32_t rank_count, size_t request_size, size_t reply_size,
+int group_start(uint32_t rank_count, size_t request_size, size_t reply_size, bool sealed,
                 struct group **ret_group, struct cox_error *err)
 {
     char program[4096], request_text[24], reply_text[24];
@@ -113,6 +113,7 @@ int group_start(uint32_t rank_count, size_t request_size, size_t reply_size,
         .rank_count = rank_count,
         .command = command,
         .depth = DEPTH,
+        .attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
         .line = show_line,
     };
     options.request_size[COX_CHANNEL_EXECUTE] =

@@ -10,6 +10,7 @@
 #ifndef BENCH_COXSWAIN_H
 #define BENCH_COXSWAIN_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -18,7 +19,7 @@ struct cox_error;
 struct group;
 
 /* Returns 0, or what cox_executor_start returns; err says what happened. */
-int group_start(uint32_t rank_count, size_t request_size, size_t reply_size,
+int group_start(uint32_t rank_count, size_t request_size, size_t reply_size, bool sealed,
                 struct group **ret_group, struct cox_error *err);
 struct group *group_free(struct group *group); /* NULL-safe, returns NULL */
 /* rank_count of them. */

@@ -17,9 +17,17 @@
 #define PAIR_COUNT_MAX 1000
 #define SIZE_MAX_ALLOWED (64 << 20)
 
-enum subject { SUBJECT_FLOOR, SUBJECT_SUBMIT, SUBJECT_CALL, SUBJECT_COUNT };
+enum subject {
+    SUBJECT_FLOOR,
+    SUBJECT_SUBMIT,
+    SUBJECT_CALL,
+    SUBJECT_SEALED,
+    SUBJECT_SEALED_CALL,
+    SUBJECT_COUNT
+};
 
-static const char *const subject_names[SUBJECT_COUNT] = {"floor", "submit", "call"};
+static const char *const subject_names[SUBJECT_COUNT] = {"floor", "submit", "call", "sealed",
+                                                         "sealed-call"};
 
 struct bench_options {
     uint32_t rank_counts[GROUP_COUNT_MAX];
@@ -44,7 +52,7 @@ struct bench_row {
 struct bench_run {
     const struct bench_options *options;
     struct floor *floor;
-    struct group *group;
+    struct group *groups[2]; /* named, sealed */
     uint8_t *request;
     uint64_t *samples_ns;
     uint64_t floor_rounds;
@@ -54,13 +62,15 @@ static const char usage_text[] =
     "usage: coxswain-bench [OPTION...]\n"
     "Rounds of one request to every worker and one reply from each: the raw semaphore floor, and a "
     "Coxswain\n"
-    "group by submit and handler and by synchronous call, in interleaved slices.\n"
+    "group by submit and handler and by synchronous call, with named and with sealed attach, in "
+    "interleaved slices.\n"
     "  --ranks LIST      numbers of workers (1,2,4,8)\n"
     "  --bytes N         bytes of a request (4096)\n"
     "  --reply-bytes N   bytes of a reply (256)\n"
     "  --rounds N        rounds of one slice (3000)\n"
     "  --pairs N         slices of each kind (9)\n"
-    "  --kinds LIST      what is measured, to look at one alone (floor,submit,call)\n"
+    "  --kinds LIST      what is measured, to look at one alone "
+    "(floor,submit,call,sealed,sealed-call)\n"
     "  --json FILE       also writes every slice to FILE\n";
 
 /* ---- options ---- */
@@ -131,7 +141,7 @@ static int parse_options(int argc, char **argv, struct bench_options *options)
         .reply_size = 256,
         .rounds = 3000,
         .pairs = 9,
-        .kinds = {true, true, true},
+        .kinds = {true, true, true, true, true},
     };
     for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         bool good = false;
@@ -190,6 +200,11 @@ static int floor_slice(struct bench_run *run, size_t rounds)
     return r;
 }
 
+static struct group *subject_group(const struct bench_run *run, enum subject subject)
+{
+    return run->groups[subject >= SUBJECT_SEALED];
+}
+
 static int run_rounds(struct bench_run *run, enum subject subject, size_t rounds,
                       struct cox_error *err)
 {
@@ -199,16 +214,19 @@ static int run_rounds(struct bench_run *run, enum subject subject, size_t rounds
         r = floor_slice(run, rounds);
         return r ? cox_fail(err, r, "the floor: %s", cox_status_text(r)) : 0;
     case SUBJECT_SUBMIT:
-        return group_slice(run->group, run->request, run->samples_ns, rounds, err);
+    case SUBJECT_SEALED:
+        return group_slice(subject_group(run, subject), run->request, run->samples_ns, rounds, err);
     default:
-        return group_slice_calls(run->group, run->request, run->samples_ns, rounds, err);
+        return group_slice_calls(subject_group(run, subject), run->request, run->samples_ns, rounds,
+                                 err);
     }
 }
 
 static int run_slice(struct bench_run *run, enum subject subject, uint32_t rank_count,
                      struct measure_slice *ret_slice, struct cox_error *err)
 {
-    const pid_t *pids = subject == SUBJECT_FLOOR ? floor_pids(run->floor) : group_pids(run->group);
+    const pid_t *pids =
+        subject == SUBJECT_FLOOR ? floor_pids(run->floor) : group_pids(subject_group(run, subject));
     struct measure_usage begin, end;
     int r = measure_usage_begin(pids, rank_count, &begin);
     if (r == 0) {
@@ -238,6 +256,12 @@ static int measure_pairs(struct bench_run *run, struct bench_row *row, struct co
     return r;
 }
 
+static bool needs_group(const struct bench_options *options, bool sealed)
+{
+    return sealed ? options->kinds[SUBJECT_SEALED] || options->kinds[SUBJECT_SEALED_CALL]
+                  : options->kinds[SUBJECT_SUBMIT] || options->kinds[SUBJECT_CALL];
+}
+
 static int measure_row(const struct bench_options *options, struct bench_row *row,
                        struct cox_error *err)
 {
@@ -254,12 +278,14 @@ static int measure_row(const struct bench_options *options, struct bench_row *ro
         if (r)
             cox_fail(err, r, "starting the floor: %s", cox_status_text(r));
     }
-    if (r == 0)
-        r = group_start(row->rank_count, options->request_size, options->reply_size, &run.group,
-                        err);
+    for (int sealed = 0; r == 0 && sealed < 2; sealed++)
+        if (needs_group(options, sealed))
+            r = group_start(row->rank_count, options->request_size, options->reply_size, sealed,
+                            &run.groups[sealed], err);
     if (r == 0)
         r = measure_pairs(&run, row, err);
-    group_free(run.group);
+    group_free(run.groups[0]);
+    group_free(run.groups[1]);
     floor_free(run.floor);
     free(run.request);
     free(run.samples_ns);
@@ -303,7 +329,7 @@ static void print_heading(const struct bench_options *options)
            "and preempted: of\n"
            "all processes, per round\n\n",
            options->request_size, options->reply_size, options->pairs, options->rounds);
-    printf("%5s  %-6s  %9s  %9s  %6s  %9s  %7s  %9s\n", "ranks", "kind", "p50 us", "p99 us",
+    printf("%5s  %-11s  %9s  %9s  %6s  %9s  %7s  %9s\n", "ranks", "kind", "p50 us", "p99 us",
            "ratio", "cpu us", "sleeps", "preempted");
 }
 
@@ -313,7 +339,7 @@ static void print_row(const struct bench_options *options, const struct bench_ro
         if (!options->kinds[s])
             continue;
         const struct measure_slice *m = &row->medians[s];
-        printf("%5" PRIu32 "  %-6s  %9.2f  %9.2f  %6.2f  %9.2f  %7.2f  %9.2f\n", row->rank_count,
+        printf("%5" PRIu32 "  %-11s  %9.2f  %9.2f  %6.2f  %9.2f  %7.2f  %9.2f\n", row->rank_count,
                subject_names[s], m->p50_us, m->p99_us, row->ratios[s], m->cpu_us, m->sleeps,
                m->preempted);
     }
