@@ -247,7 +247,7 @@ def mutations(files):
             ("channel/reply.c", "cox_reply_commit", "memcpy(reply_base(channel, rank, sequence), &prefix, 4);"),
             ("worker/serve.c", "lane_slot", "atomic_store(&lane->line->base, 1);"),
             ("worker/serve.c", "lane_copy", "sem_post(bell);"),
-            ("worker/worker.c", "worker_check_group", "atomic_store(&identity->state, COX_IDENTITY_LEFT);"),
+            ("worker/attach.c", "worker_check_group", "atomic_store(&identity->state, COX_IDENTITY_LEFT);"),
             ("worker/worker.c", "cox_worker_free", "flock(fd, LOCK_EX);"),
             ("coordinator/collect.c", "collector_returned", "collector->channel->gate.ops->post(bell);"),
             ("coordinator/supervise.c", "cox_supervisor_adopt", "kill(pid, SIGKILL);"),
