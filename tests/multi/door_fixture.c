@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -175,6 +176,14 @@ void await_log(const char *text)
     pthread_mutex_unlock(&lock);
     if (!found)
         fail_msg("'%s' is not in the log:\n%s", text, host.log);
+}
+
+void await_fds(int wanted)
+{
+    uint64_t deadline_ns = PATIENCE;
+    while (fd_count() != wanted && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_int_equal(fd_count(), wanted);
 }
 
 int folder_count(void)

@@ -56,6 +56,8 @@ void await_count(const uint32_t *counter, uint32_t count);
 uint32_t read_count(const uint32_t *counter);
 /* Waits until the log has the text. */
 void await_log(const char *text);
+/* Waits until this process has as many fds: the door closes its end when it has said why. */
+void await_fds(int count);
 /* Files in the folder. */
 int folder_count(void);
 

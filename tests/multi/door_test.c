@@ -168,7 +168,7 @@ static void a_command_has_a_stream_of_its_own(void **state)
     await_count(&host.commands, 1);
     HOST(host.refuse_command = expected = COX_BUSY);
     visitor_run(command_visit, &expected);
-    assert_int_equal(fd_count(), before);
+    await_fds(before);
     assert_int_equal(read_count(&host.gone), 0);
 }
 
@@ -441,7 +441,7 @@ static void b15_fds_that_come_with_a_logon_are_closed(void **state)
             close(fd);
         }
     assert_int_equal(read_count(&host.admitted), 0);
-    assert_int_equal(fd_count(), before);
+    await_fds(before);
 }
 
 static void a16_who_leaves_before_its_logon_is_complete_is_forgotten(void **state)
@@ -467,7 +467,7 @@ static void a16_who_leaves_before_its_logon_is_complete_is_forgotten(void **stat
     assert_int_equal(read_count(&host.admitted), 0);
     proper_visit();
     await_count(&host.gone, 1);
-    assert_int_equal(fd_count(), before);
+    await_fds(before);
 }
 
 /* Half of a connection is none, for a worker. */
@@ -590,7 +590,7 @@ static void b29_10000_visits_leave_nothing(void **state)
     assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL), 0);
     cox_door_session_close(&session);
     await_count(&host.gone, 5001);
-    assert_int_equal(fd_count(), before);
+    await_fds(before);
     assert_true(mallinfo2().uordblks <= memory + 65536);
 }
 
