@@ -134,6 +134,13 @@ static void host_log(void *context, int level, const char *text)
 
 /* ---- what they saw ---- */
 
+struct cox_door_visitor last_visitor(void)
+{
+    struct cox_door_visitor visitor;
+    HOST(visitor = host.last);
+    return visitor;
+}
+
 uint32_t read_count(const uint32_t *counter)
 {
     pthread_mutex_lock(&lock);

@@ -53,6 +53,7 @@ void host_unlock(void);
     } while (0)
 /* Waits until the counter (a field of host) is at least count. */
 void await_count(const uint32_t *counter, uint32_t count);
+struct cox_door_visitor last_visitor(void); /* admitted, or gone */
 uint32_t read_count(const uint32_t *counter);
 /* Waits until the log has the text. */
 void await_log(const char *text);

@@ -64,11 +64,11 @@ static void a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once(void **state)
         pid_t pid = visitor_start(worker_visit, &visit);
         child_join(pid);
         await_count(&host.gone, (uint32_t)i + 1);
-        assert_int_equal(host.last.pid, pid);
-        assert_int_equal(host.last.uid, geteuid());
-        assert_int_equal(host.last.logon.rank, 3);
-        assert_true(host.last.logon.start == 12345);
-        assert_int_equal(host.last.id, i + 1);
+        assert_int_equal(last_visitor().pid, pid);
+        assert_int_equal(last_visitor().uid, geteuid());
+        assert_int_equal(last_visitor().logon.rank, 3);
+        assert_true(last_visitor().logon.start == 12345);
+        assert_int_equal(last_visitor().id, i + 1);
     }
 }
 
@@ -88,7 +88,7 @@ static void b20_the_end_of_a_worker_is_the_end_of_its_connection(void **state)
         kill(pid, SIGKILL);
         assert_true(WIFSIGNALED(child_status(pid)));
         await_count(&host.gone, i + 1);
-        assert_int_equal(host.last.pid, pid);
+        assert_int_equal(last_visitor().pid, pid);
     }
     for (int i = 0; i < 2; i++) {
         close(told[i]);
@@ -260,6 +260,20 @@ static void a12_a_worker_that_takes_too_few_fds_is_refused(void **state)
     logon.fd_count_max = 28;
     struct worker_visit visit = {logon, COX_DOOR_RANK_ANY, 28, -1, -1};
     visitor_run(worker_visit, &visit);
+}
+
+/* What the hook gave cannot be sent: nothing of it was, and the visitor is told. */
+static void b19_a_welcome_that_cannot_be_sent_is_a_refusal(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon();
+    int saved = host_fds[2];
+    door_start(NULL);
+    HOST(host_fds[2] = 9999);
+    assert_int_equal(refused(&logon, "the welcome could not be sent: Bad file descriptor"),
+                     COX_REJECTED);
+    await_count(&host.gone, 1);
+    HOST(host_fds[2] = saved);
 }
 
 static void proper_visit(void)
@@ -660,6 +674,7 @@ int main(void)
         DOOR_TEST(a21_a10_a_veto_has_its_reason_and_its_code),
         DOOR_TEST(a4_a5_a6_a7_a8_a_logon_that_cannot_be_is_refused_in_words),
         DOOR_TEST(a12_a_worker_that_takes_too_few_fds_is_refused),
+        DOOR_TEST(b19_a_welcome_that_cannot_be_sent_is_a_refusal),
         DOOR_TEST(a15_a17_a_visitor_that_is_slow_is_told_so),
         DOOR_TEST(a17_a_frame_may_come_in_any_pieces),
         DOOR_TEST(b21_200_slow_visitors_hold_up_nobody),

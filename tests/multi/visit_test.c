@@ -47,11 +47,12 @@ static void *odd_door(void *argument)
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     for (int i = 0; i < COX_SOCKET_FD_COUNT_MAX; i++)
         many[i] = host_fds[i % COX_DOOR_FD_COUNT_MAX];
+    size_t late = script->late_count > 0;
     if (cox_socket_receive(fd, frame, sizeof frame, NULL, 0, NULL, PATIENCE) == 0 && script->size) {
-        if (script->size > 1)
-            cox_socket_send(fd, script->bytes, script->size - 1, many, script->fd_count, PATIENCE);
-        cox_socket_send(fd, script->bytes + script->size - 1, 1, many,
-                        script->size > 1 ? script->late_count : script->fd_count, PATIENCE);
+        cox_socket_send(fd, script->bytes, script->size - late, many, script->fd_count, PATIENCE);
+        if (late)
+            cox_socket_send(fd, script->bytes + script->size - 1, 1, many, script->late_count,
+                            PATIENCE);
     }
     if (script->stays)
         cox_socket_receive(fd, frame, 1, NULL, 0, NULL, PATIENCE);
