@@ -167,7 +167,7 @@ static void door_accept(struct cox_door *door)
 {
     for (int i = 0; i < ACCEPT_COUNT_MAX; i++) {
         int fd = accept4(door->listen_fd, NULL, NULL, SOCK_CLOEXEC);
-        int e = fd < 0 ? errno : -cox_fd_raise(&fd);
+        int e = fd < 0 ? errno : -cox_fd_raise(&fd); /* whose failure is want of fds, too */
         if (e == 0) {
             door_let_in(door, fd);
             continue;

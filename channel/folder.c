@@ -183,8 +183,9 @@ int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid)
         return COX_DENIED;
     _cox_cleanup_(cox_close_fd) int fd =
         socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -errno;
+    int r = fd < 0 ? -errno : cox_fd_raise(&fd);
+    if (r)
+        return r;
     cox_folder_address(folder_fd, file, &address);
     int e = connect(fd, (const struct sockaddr *)&address, sizeof address) < 0 ? errno : 0;
     cox_fault_point(COX_FAULT_DOOR_CONNECTED);

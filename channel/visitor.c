@@ -49,11 +49,11 @@ static int welcome_send(int fd, struct cox_welcome *welcome, const int *fds, uin
     return r;
 }
 
+/* Of its fds or bytes the visitor has nothing, so that it can still be told why. */
 static void visitor_unwelcomed(struct cox_reception *reception, struct cox_visitor *visitor, int r)
 {
-    cox_log_write(&reception->log, 4, "door: the welcome of process %d could not be sent: %s",
-                  (int)visitor->who.pid, cox_status_text(r));
-    cox_visitor_drop(reception, visitor);
+    cox_visitor_refuse(reception, visitor, r, "the welcome could not be sent: %s",
+                       cox_status_text(r));
 }
 
 static void worker_gone(struct cox_reception *reception, const struct cox_visitor *visitor)
@@ -113,10 +113,11 @@ static void command_logon(struct cox_reception *reception, struct cox_visitor *v
         cox_visitor_refuse(reception, visitor, r, "%s", err.code ? err.text : cox_status_text(r));
         return;
     }
-    visitor->fd = -1;
     r = welcome_send(own_fd, &welcome, NULL, 0);
+    visitor->fd = -1;
     if (r)
-        visitor_unwelcomed(reception, visitor, r);
+        cox_log_write(&reception->log, 4, "door: the command of process %d is not welcomed: %s",
+                      (int)visitor->who.pid, cox_status_text(r));
 }
 
 static void depot_logon(struct cox_reception *reception, struct cox_visitor *visitor)

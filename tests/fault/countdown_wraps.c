@@ -2,6 +2,7 @@
  * countdown says so, and else is the real one. */
 #include "countdown.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -218,6 +220,52 @@ WRAP(int, fchmod, int fd, mode_t mode)
     return FAILS("fchmod", EROFS, 0, 0) ? -1 : __real_fchmod(fd, mode);
 }
 
+WRAP(int, fchmodat, int folder, const char *path, mode_t mode, int flags)
+{
+    if (FAILS("fchmodat", EROFS, 0, 0))
+        return -1;
+    return __real_fchmodat(folder, path, mode, flags);
+}
+
+WRAP(int, chmod, const char *path, mode_t mode)
+{
+    return FAILS("chmod", EROFS, 0, 0) ? -1 : __real_chmod(path, mode);
+}
+
+WRAP(int, mkdir, const char *path, mode_t mode)
+{
+    return FAILS("mkdir", ENOSPC, 0, 0) ? -1 : __real_mkdir(path, mode);
+}
+
+int __real_openat(int folder, const char *path, int flags, ...);
+int __wrap_openat(int folder, const char *path, int flags, ...);
+int __wrap_openat(int folder, const char *path, int flags, ...)
+{
+    if (FAILS("openat", EMFILE, 0, 0))
+        return -1;
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    return __real_openat(folder, path, flags, mode);
+}
+
+WRAP(int, renameat, int from, const char *old, int to, const char *path)
+{
+    return FAILS("renameat", ENOSPC, 0, 0) ? -1 : __real_renameat(from, old, to, path);
+}
+
+WRAP(int, unlinkat, int folder, const char *path, int flags)
+{
+    int r = __real_unlinkat(folder, path, flags);
+    return r < 0 ? r : countdown_took_back();
+}
+
+WRAP(DIR *, fdopendir, int fd)
+{
+    return FAILS("fdopendir", ENOMEM, 0, 0) ? NULL : __real_fdopendir(fd);
+}
+
 WRAP(int, linkat, int from, const char *old, int to, const char *path, int flags)
 {
     return FAILS("linkat", ENOSPC, 0, 0) ? -1 : __real_linkat(from, old, to, path, flags);
@@ -231,7 +279,10 @@ WRAP(int, unlink, const char *path)
 
 WRAP(int, flock, int fd, int operation)
 {
-    return FAILS("flock", ENOLCK, 0, 0) ? -1 : __real_flock(fd, operation);
+    if (operation != LOCK_UN)
+        return FAILS("flock", ENOLCK, 0, 0) ? -1 : __real_flock(fd, operation);
+    __real_flock(fd, operation);
+    return countdown_took_back();
 }
 
 WRAP(int, posix_fallocate, int fd, off_t offset, off_t size)
@@ -355,6 +406,42 @@ WRAP(int, getsockopt, int fd, int level, int option, void *value, socklen_t *siz
     if (FAILS("getsockopt", ENOBUFS, 0, 0))
         return -1;
     return __real_getsockopt(fd, level, option, value, size);
+}
+
+WRAP(int, setsockopt, int fd, int level, int option, const void *value, socklen_t size)
+{
+    if (FAILS("setsockopt", ENOMEM, 0, 0))
+        return -1;
+    return __real_setsockopt(fd, level, option, value, size);
+}
+
+WRAP(int, socket, int domain, int type, int protocol)
+{
+    return FAILS("socket", EMFILE, 0, 0) ? -1 : __real_socket(domain, type, protocol);
+}
+
+WRAP(int, bind, int fd, const struct sockaddr *address, socklen_t size)
+{
+    return FAILS("bind", ENOSPC, 0, 0) ? -1 : __real_bind(fd, address, size);
+}
+
+WRAP(int, listen, int fd, int backlog)
+{
+    return FAILS("listen", ENOBUFS, 0, 0) ? -1 : __real_listen(fd, backlog);
+}
+
+WRAP(int, connect, int fd, const struct sockaddr *address, socklen_t size)
+{
+    if (FAILS("connect", ENOMEM, 0, COUNTDOWN_INTERRUPTIBLE))
+        return -1;
+    return __real_connect(fd, address, size);
+}
+
+WRAP(int, accept4, int fd, struct sockaddr *address, socklen_t *size, int flags)
+{
+    if (FAILS("accept4", EMFILE, 0, COUNTDOWN_INTERRUPTIBLE | COUNTDOWN_PASSABLE))
+        return -1;
+    return __real_accept4(fd, address, size, flags);
 }
 
 /* ---- processes ---- */

@@ -8,6 +8,8 @@
 #include "fuzz.h"
 
 #include "../unit/table_request.h"
+#include "channel/deposits.h"
+#include "channel/logon.h"
 #include "channel/reply.h"
 #include "channel/request.h"
 #include "channel/truth.h"
@@ -371,6 +373,52 @@ static void texts(void)
     }
 }
 
+static void logons(void)
+{
+    struct cox_logon worker = {.role = COX_DOOR_WORKER,
+                               .rank = 3,
+                               .rank_count = 8,
+                               .generation = 2,
+                               .request_size_min = 1 << 20,
+                               .response_size_min = 1 << 16,
+                               .start = 424242};
+    struct cox_logon depot = {.role = COX_DOOR_DEPOT, .fd_count_max = 1};
+    struct cox_logon later = {.role = COX_DOOR_COMMAND, .version = 2};
+    struct bytes bytes = {.size = COX_LOGON_SIZE};
+    cox_logon_format(&worker, bytes.data);
+    save("logon", "worker", &bytes);
+    cox_logon_format(&depot, bytes.data);
+    save("logon", "depot", &bytes);
+    cox_logon_format(&later, bytes.data);
+    save("logon", "later_version", &bytes);
+}
+
+static void doors(void)
+{
+    struct cox_welcome welcome = {.version = COX_DOOR_VERSION,
+                                  .attach = COX_ATTACH_SEALED,
+                                  .rank = 3,
+                                  .rank_count = 8,
+                                  .generation = 2,
+                                  .epoch = MEMORY_EPOCH};
+    static const uint8_t head[] = {0, 4, 0, 31, 3},
+                         requests[] = {2, 8, 4, 1, 2, 1, 20, 2, 22, 2, 1, 1, 12, 3, 70, 1, 246, 2};
+    struct bytes bytes = {0};
+    put(&bytes, head, sizeof head);
+    cox_welcome_format(&welcome, 4, bytes.data + bytes.size);
+    bytes.size += COX_WELCOME_SIZE;
+    save("door", "welcome", &bytes);
+    bytes = (struct bytes){.size = 1, .data = {1}};
+    bytes.size += cox_refusal_format(COX_TAKEN, "rank 3 is served by process 4242", bytes.data + 1);
+    save("door", "refusal", &bytes);
+    bytes.size = 0;
+    put(&bytes, requests, sizeof requests);
+    save("door", "depot", &bytes);
+    bytes = (struct bytes){.size = 1 + COX_DEPOT_ANSWER_SIZE, .data = {3}};
+    cox_depot_answer_format(COX_FULL, 4242, bytes.data + 1);
+    save("door", "depot_answer", &bytes);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -388,6 +436,8 @@ int main(int argc, char **argv)
     reply_slot("own", 3, 2, 2, 8, 7, false, "hello");
     reply_slot("failed", 1, 0, 1, 8, 3, true, "no");
     reply_slot("legacy_whole", 1, 0, 0, 1 | 2 | 4, 1, false, "hello");
+    logons();
+    doors();
     steps();
     responses();
     texts();

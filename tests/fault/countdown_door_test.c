@@ -1,0 +1,319 @@
+/* A door, a visit at one, and fds left there, with each of their calls failing in turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "channel/depot.h"
+#include "channel/door.h"
+#include "channel/socket.h"
+
+static char folder[64];
+static char path[100]; /* of the helper's door */
+
+static struct cox_door_options options_of(const char *name)
+{
+    return (struct cox_door_options){.name = name, .folder = folder, .visitor_max = 4};
+}
+
+/* Only what is there before may be there. */
+static void expect_files(size_t wanted)
+{
+    DIR *dir = opendir(folder);
+    size_t count = 0;
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        count += e->d_name[0] != '.';
+    if (dir)
+        closedir(dir);
+    assert_int_equal(count, wanted);
+}
+
+static void leave_a_dead_socket(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/dead.door", folder);
+    unlink(address.sun_path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
+    close(fd);
+}
+
+/* ---- the door ---- */
+
+static int door_open(void *object, struct cox_error *err)
+{
+    static const struct cox_door_hooks none = {.context = NULL};
+    struct cox_door_options options = options_of("own");
+    return cox_door_open(&options, &none, object, err);
+}
+
+static void door_close(void *object)
+{
+    cox_door_close(*(struct cox_door **)object);
+}
+
+static void without_folder(void)
+{
+    rmdir(folder);
+}
+
+static void with_closed_folder(void)
+{
+    rmdir(folder);
+    assert_int_equal(mkdir(folder, 0), 0);
+}
+
+static void with_dead_socket(void)
+{
+    mkdir(folder, 0700);
+    leave_a_dead_socket();
+}
+
+/* Whether it was swept is another's test. */
+static void dead_socket_away(void)
+{
+    char dead[100];
+    snprintf(dead, sizeof dead, "%s/dead.door", folder);
+    unlink(dead);
+    expect_files(0);
+}
+
+static void nothing_left(void)
+{
+    expect_files(0);
+}
+
+static int door_sweep(void *object, struct cox_error *err)
+{
+    return cox_door_sweep(folder, object, err);
+}
+
+static const struct countdown_subject doors[] = {
+    {.name = "door_open",
+     .size = sizeof(struct cox_door *),
+     .lenient = true,
+     .construct = door_open,
+     .destroy = door_close,
+     .prepare = without_folder,
+     .restore = nothing_left},
+    {.name = "door_open, mode",
+     .size = sizeof(struct cox_door *),
+     .lenient = true,
+     .construct = door_open,
+     .destroy = door_close,
+     .prepare = with_closed_folder,
+     .restore = nothing_left},
+    {.name = "door_open, sweep",
+     .size = sizeof(struct cox_door *),
+     .lenient = true,
+     .construct = door_open,
+     .destroy = door_close,
+     .prepare = with_dead_socket,
+     .restore = dead_socket_away},
+    {.name = "door_sweep",
+     .size = sizeof(uint32_t),
+     .construct = door_sweep,
+     .prepare = with_dead_socket,
+     .restore = dead_socket_away},
+};
+
+/* ---- visits, at a door of another process ---- */
+
+static struct test_helper helper;
+
+static int worker_hook(void *context, const struct cox_door_visitor *visitor,
+                       struct cox_door_answer *answer, struct cox_error *err)
+{
+    (void)visitor;
+    (void)err;
+    answer->welcome.rank_count = 2;
+    for (answer->fd_count = 0; answer->fd_count < 8; answer->fd_count++)
+        answer->fds[answer->fd_count] = *(int *)context;
+    return 0;
+}
+
+static int serve(const char *where)
+{
+    int file = memfd_create("test", MFD_CLOEXEC);
+    struct cox_door_hooks hooks = {.context = &file, .worker = worker_hook};
+    struct cox_door_options options = options_of("other");
+    struct cox_door *door;
+    char byte = 'x';
+    snprintf(folder, sizeof folder, "%s", where);
+    if (file < 0 || cox_door_open(&options, &hooks, &door, NULL) ||
+        write(STDOUT_FILENO, &byte, 1) != 1)
+        return 1;
+    while (read(STDIN_FILENO, &byte, 1) > 0)
+        continue;
+    cox_door_close(door);
+    return 0;
+}
+
+static int visit(void *object, struct cox_error *err)
+{
+    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = COX_DOOR_RANK_ANY};
+    return cox_door_connect(path, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS), object, err);
+}
+
+static void visit_end(void *object)
+{
+    struct cox_door_session *session = object;
+    assert_int_equal(session->fd_count, 8);
+    cox_door_session_close(session);
+}
+
+static struct cox_handle handle_of(int fd)
+{
+    struct cox_handle handle = {{0, 0, 0, COX_HANDLE_MEMORY}};
+    struct stat st;
+    assert_int_equal(fstat(fd, &st), 0);
+    for (int i = 0; i < 8; i++) {
+        handle.bytes[4 + i % 4] = (uint8_t)((uint32_t)getpid() >> (8 * (i % 4)));
+        handle.bytes[28 + i % 4] = (uint8_t)((uint32_t)st.st_dev >> (8 * (i % 4)));
+        handle.bytes[32 + i] = (uint8_t)((uint64_t)st.st_ino >> (8 * i));
+    }
+    return handle;
+}
+
+static int own_file = -1;
+static struct cox_handle own_handle;
+
+/* Leaves a file, and fetches it. */
+static int exchange(void *object, struct cox_error *err)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    struct cox_depot depot = {.fd = -1};
+    int fd = -1;
+    int r = cox_depot_connect(&depot, path, deadline_ns, err);
+    if (r == 0)
+        r = cox_depot_put(&depot, &own_handle, own_file, deadline_ns, err);
+    if (r == 0)
+        r = cox_depot_fetch(&depot, &own_handle, deadline_ns, &fd, err);
+    if (r == 0)
+        *(int *)object = fd;
+    cox_depot_close(&depot);
+    return r;
+}
+
+static void exchange_end(void *object)
+{
+    struct stat st, own;
+    assert_int_equal(fstat(*(int *)object, &st) | fstat(own_file, &own), 0);
+    assert_int_equal(st.st_ino, own.st_ino);
+    close(*(int *)object);
+}
+
+static int pair(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_socket_pair(object);
+}
+
+static void pair_close(void *object)
+{
+    close(((int *)object)[0]);
+    close(((int *)object)[1]);
+}
+
+static const struct countdown_subject visits[] = {
+    {.name = "door_connect",
+     .size = sizeof(struct cox_door_session),
+     .construct = visit,
+     .destroy = visit_end},
+    {.name = "depot", .size = sizeof(int), .construct = exchange, .destroy = exchange_end},
+    {.name = "socket_pair",
+     .size = sizeof(int[2]),
+     .wordless = true,
+     .construct = pair,
+     .destroy = pair_close},
+};
+
+static int visits_begin(void **state)
+{
+    char byte;
+    helper = test_helper_start("serve", folder);
+    assert_int_equal(read(helper.out, &byte, 1), 1);
+    snprintf(path, sizeof path, "%s/other.door", folder);
+    own_file = memfd_create("test", MFD_CLOEXEC);
+    own_handle = handle_of(own_file);
+    (void)state;
+    return 0;
+}
+
+static int visits_end(void **state)
+{
+    (void)state;
+    cox_close_fd(&own_file);
+    return test_helper_wait(&helper);
+}
+
+#define EACH(subjects, how)                                                                        \
+    do {                                                                                           \
+        for (size_t i = 0; i < sizeof(subjects) / sizeof((subjects)[0]); i++)                      \
+            how(&(subjects)[i]);                                                                   \
+    } while (0)
+
+static void b4_b15_no_door_stays_when_any_call_fails(void **state)
+{
+    (void)state;
+    EACH(doors, countdown_once);
+}
+
+static void b19_doors_report_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    EACH(doors, countdown_sticky);
+}
+
+static void b15_no_visit_leaks_when_any_call_fails(void **state)
+{
+    (void)state;
+    EACH(visits, countdown_once);
+}
+
+static void b19_visits_report_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    EACH(visits, countdown_sticky);
+}
+
+static void b47_an_interruption_never_leaves_its_wrapper(void **state)
+{
+    (void)state;
+    EACH(visits, countdown_interrupted);
+}
+
+static void b47_an_interruption_at_a_door_neither(void **state)
+{
+    (void)state;
+    EACH(doors, countdown_interrupted);
+}
+
+#define VISIT_TEST(name) cmocka_unit_test_setup_teardown(name, visits_begin, visits_end)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b4_b15_no_door_stays_when_any_call_fails),
+        TEST(b19_doors_report_the_first_of_many_failures),
+        TEST(b47_an_interruption_at_a_door_neither),
+        VISIT_TEST(b15_no_visit_leaks_when_any_call_fails),
+        VISIT_TEST(b19_visits_report_the_first_of_many_failures),
+        VISIT_TEST(b47_an_interruption_never_leaves_its_wrapper),
+    };
+    if (argc == 3 && strcmp(argv[1], "serve") == 0)
+        return serve(argv[2]);
+    snprintf(folder, sizeof folder, "/tmp/countdown_%d", (int)getpid());
+    int r = cmocka_run_group_tests(tests, NULL, NULL);
+    rmdir(folder);
+    return r;
+}

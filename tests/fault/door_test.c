@@ -1,0 +1,206 @@
+/* Doors and their visitors, killed and stopped behind every step that others can see. */
+#include "../multi/door_fixture.h"
+#include "channel/depot.h"
+#include "channel/fault.h"
+#include "channel/folder.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#if COX_TESTING
+
+static const char *const points[] = {
+    "folder.made",  "folder.locked", "folder.swept",   "door.bound",
+    "door.listens", "door.named",    "door.connected", "door.asked",
+    "socket.sent",  "door.welcomed", "door.unnamed",
+};
+#define POINT_COUNT (sizeof points / sizeof points[0])
+
+struct life {
+    char plan[64];
+    const char *path; /* of a visitor: the door's */
+};
+
+static void visit_all_ways(const char *path)
+{
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    struct cox_depot depot = {.fd = -1};
+    struct cox_handle handle = {{0, 0, 0, COX_HANDLE_MEMORY}};
+    struct stat st;
+    int fd;
+    CHECK(cox_door_connect(path, &logon, PATIENCE, &session, NULL) == 0);
+    CHECK(cox_depot_connect(&depot, path, PATIENCE, NULL) == 0);
+    CHECK(fstat(host_fds[3], &st) == 0);
+    for (int i = 0; i < 8; i++) {
+        handle.bytes[4 + i % 4] = (uint8_t)((uint32_t)getpid() >> (8 * (i % 4)));
+        handle.bytes[28 + i % 4] = (uint8_t)((uint32_t)st.st_dev >> (8 * (i % 4)));
+        handle.bytes[32 + i] = (uint8_t)((uint64_t)st.st_ino >> (8 * i));
+    }
+    CHECK(cox_depot_put(&depot, &handle, host_fds[3], PATIENCE, NULL) == 0);
+    CHECK(cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL) == 0);
+    CHECK(fd_says(fd, 3));
+    close(fd);
+    cox_depot_close(&depot);
+    cox_door_session_close(&session);
+}
+
+static void live_and_die(void *context)
+{
+    const struct life *life = context;
+    struct cox_door_options options = host_options("test");
+    options.log.fn = NULL;
+    cox_fault_arm(life->plan);
+    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
+    visit_all_ways(cox_door_path(door));
+    door_stop();
+}
+
+/* True: the plan has struck. */
+static bool struck(pid_t pid)
+{
+    int status = child_status(pid);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+        return true;
+    assert_int_equal(status, 0);
+    return false;
+}
+
+/* What a door left that died before. */
+static void leave_a_dead_socket(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    mkdir(folder, 0700);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/old.door", folder);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
+    close(fd);
+}
+
+static void b4_p7_a_start_after_a_death_at_any_step_works(void **state)
+{
+    (void)state;
+    for (size_t p = 0; p < POINT_COUNT; p++) {
+        uint32_t count = 0;
+        bool killed = true;
+        while (killed) {
+            struct life life;
+            snprintf(life.plan, sizeof life.plan, "%s:kill:coordinator:%u", points[p], ++count);
+            if (p > 0)
+                leave_a_dead_socket();
+            killed = struck(visitor_start(live_and_die, &life));
+            door_start(NULL);
+            if (folder_count() != 1)
+                fail_msg("%s: %d files", life.plan, folder_count());
+            visit_all_ways(cox_door_path(door));
+            door_stop();
+            assert_int_equal(folder_count(), 0);
+            rmdir(folder); /* the next one has to make it again */
+        }
+        if (count == 1)
+            fail_msg("nobody passes %s", points[p]);
+    }
+}
+
+static void visit_and_die(void *context)
+{
+    const struct life *life = context;
+    cox_fault_arm(life->plan);
+    visit_all_ways(life->path);
+}
+
+static void b15_b21_a_visitor_that_dies_at_any_step_leaves_nothing(void **state)
+{
+    (void)state;
+    static const char *const visited[] = {"door.connected", "door.asked", "socket.sent"};
+    char path[COX_DOOR_PATH_SIZE];
+    door_start(NULL);
+    snprintf(path, sizeof path, "%s", cox_door_path(door));
+    int before = fd_count();
+    for (size_t p = 0; p < 3; p++) {
+        uint32_t count = 0;
+        bool killed = true;
+        while (killed) {
+            struct life life = {.path = path};
+            snprintf(life.plan, sizeof life.plan, "%s:kill:coordinator:%u", visited[p], ++count);
+            killed = struck(visitor_start(visit_and_die, &life));
+            visitor_run(visit_and_die, &(struct life){.plan = "stopped:kill", .path = path});
+            await_fds(before);
+        }
+        assert_true(count > 1);
+    }
+    await_count(&host.gone, read_count(&host.workers));
+    assert_int_equal(read_count(&host.gone), read_count(&host.workers));
+}
+
+struct second {
+    int told;
+};
+
+static void start_another(void *context)
+{
+    const struct second *second = context;
+    struct cox_door_options options = host_options("another");
+    options.log.fn = NULL;
+    tell(second->told);
+    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
+    visit_all_ways(cox_door_path(door));
+    door_stop();
+}
+
+static void b52_b54_a_start_that_is_stopped_is_waited_for(void **state)
+{
+    (void)state;
+    static const char *const held[] = {"folder.swept", "door.bound", "door.listens", "door.named"};
+    for (size_t p = 0; p < 4; p++) {
+        struct life life;
+        struct second second;
+        struct cox_error err = {0};
+        int told[2], folder_fd, status;
+        /* Something to sweep. */
+        snprintf(life.plan, sizeof life.plan, "door.named:kill");
+        assert_true(struck(visitor_start(live_and_die, &life)));
+        assert_int_equal(pipe2(told, O_CLOEXEC), 0);
+        second.told = told[1];
+        snprintf(life.plan, sizeof life.plan, "%s:stop", held[p]);
+        pid_t first = visitor_start(live_and_die, &life);
+        assert_int_equal(waitpid(first, &status, WUNTRACED), first);
+        assert_true(WIFSTOPPED(status));
+        pid_t other = visitor_start(start_another, &second);
+        assert_true(heard(told[0]));
+        assert_int_equal(cox_folder_open(folder, false, &folder_fd, NULL), 0);
+        assert_int_equal(cox_folder_lock(folder_fd, cox_deadline_after_ms(5), &err), COX_BUSY);
+        assert_non_null(strstr(err.text, "stopped?"));
+        close(folder_fd);
+        kill(first, SIGCONT);
+        child_join(other);
+        child_join(first);
+        assert_int_equal(folder_count(), 0);
+        close(told[0]);
+        close(told[1]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        DOOR_TEST(b4_p7_a_start_after_a_death_at_any_step_works),
+        DOOR_TEST(b15_b21_a_visitor_that_dies_at_any_step_leaves_nothing),
+        DOOR_TEST(b52_b54_a_start_that_is_stopped_is_waited_for),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+int main(void)
+{
+    return 77; /* there are no points */
+}
+
+#endif

@@ -1,0 +1,308 @@
+/* fds left at a door by one process, fetched by another. */
+#include "channel/depot.h"
+
+#include "channel/deposits.h"
+#include "door_fixture.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+static void set(uint8_t *bytes, size_t size, uint64_t value)
+{
+    for (size_t i = 0; i < size; i++)
+        bytes[i] = (uint8_t)(value >> (8 * i));
+}
+
+/* As handle.h lays it out; what a door does not look at is zero. */
+static struct cox_handle handle_of(int fd, pid_t pid, uint32_t number)
+{
+    struct cox_handle handle = {{0}};
+    struct stat st;
+    CHECK(fstat(fd, &st) == 0);
+    handle.bytes[3] = S_ISREG(st.st_mode) ? COX_HANDLE_MEMORY : COX_HANDLE_OTHER;
+    set(handle.bytes + 4, 4, (uint64_t)pid);
+    set(handle.bytes + 28, 4, st.st_dev);
+    set(handle.bytes + 32, 8, st.st_ino);
+    set(handle.bytes + 56, 4, number);
+    return handle;
+}
+
+static struct cox_depot depot_open(void)
+{
+    struct cox_depot depot = {.fd = -1};
+    struct cox_error err = {0};
+    if (cox_depot_connect(&depot, cox_door_path(door), PATIENCE, &err))
+        fprintf(stderr, "%s\n", err.text);
+    CHECK(depot.fd >= 0);
+    return depot;
+}
+
+struct exchange {
+    int told, go;
+};
+
+/* Leaves three, withdraws one. */
+static void depositor(void *context)
+{
+    const struct exchange *exchange = context;
+    struct cox_depot depot = depot_open();
+    struct cox_error err = {0};
+    char byte;
+    for (uint32_t i = 0; i < 3; i++) {
+        struct cox_handle handle = handle_of(host_fds[i], getpid(), i);
+        CHECK(cox_depot_put(&depot, &handle, host_fds[i], PATIENCE, &err) == 0);
+        CHECK(fd_says(host_fds[i], i)); /* it stays the caller's */
+        CHECK(cox_depot_put(&depot, &handle, host_fds[i], PATIENCE, &err) == COX_TAKEN);
+    }
+    struct cox_handle second = handle_of(host_fds[1], getpid(), 1);
+    CHECK(cox_depot_withdraw(&depot, &second, PATIENCE, NULL) == 0);
+    CHECK(cox_depot_withdraw(&depot, &second, PATIENCE, NULL) == COX_NOT_FOUND);
+    tell(exchange->told);
+    CHECK(read(exchange->go, &byte, 1) == 0);
+    for (;;)
+        pause();
+}
+
+static void l12_what_one_process_leaves_another_one_fetches(void **state)
+{
+    (void)state;
+    int told[2], go[2], fd = -1;
+    assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(go, O_CLOEXEC), 0);
+    struct exchange exchange = {told[1], go[0]};
+    door_start(NULL);
+    pid_t pid = visitor_start(depositor, &exchange);
+    assert_true(heard(told[0]));
+    struct cox_depot depot = depot_open();
+    struct cox_error err = {0};
+    for (uint32_t i = 0; i < 3; i++) {
+        struct cox_handle handle = handle_of(host_fds[i], pid, i);
+        for (int again = 0; again < 2; again++) {
+            int r = cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL);
+            assert_int_equal(r, i == 1 ? COX_NOT_FOUND : 0);
+            if (r)
+                continue;
+            assert_true(fd_says(fd, i));
+            assert_int_equal(fcntl(fd, F_GETFD), FD_CLOEXEC);
+            close(fd);
+        }
+        /* Not this one's to withdraw, nor to leave. */
+        assert_int_equal(cox_depot_withdraw(&depot, &handle, PATIENCE, NULL), COX_NOT_FOUND);
+        assert_int_equal(cox_depot_put(&depot, &handle, host_fds[i], PATIENCE, &err), COX_DENIED);
+    }
+    struct cox_handle handle = handle_of(host_fds[0], pid, 0), own = handle_of(0, getpid(), 5);
+    assert_int_equal(cox_depot_put(&depot, &own, host_fds[4], PATIENCE, NULL), COX_DENIED);
+    /* It dies: what it left is forgotten, at once for whoever sees its end. */
+    kill(pid, SIGKILL);
+    child_status(pid);
+    await_log("with 2 fds left here, has gone");
+    assert_int_equal(cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL), COX_NOT_FOUND);
+    cox_depot_close(&depot);
+    cox_depot_close(&depot);
+    assert_int_equal(cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL), COX_CLOSED);
+    for (int i = 0; i < 2; i++) {
+        close(told[i]);
+        close(go[i]);
+    }
+}
+
+static void no_more_is_kept_than_was_said(void **state)
+{
+    (void)state;
+    struct cox_door_options options = host_options("test");
+    options.deposit_max = 4;
+    door_start(&options);
+    struct cox_depot depot = depot_open();
+    struct cox_error err = {0};
+    int before = fd_count(), fd;
+    for (uint32_t i = 0; i < 6; i++) {
+        struct cox_handle handle = handle_of(host_fds[i], getpid(), i);
+        err.code = 0;
+        assert_int_equal(cox_depot_put(&depot, &handle, host_fds[i], PATIENCE, &err),
+                         i < 4 ? 0 : COX_FULL);
+    }
+    await_fds(before + 4);
+    struct cox_handle first = handle_of(host_fds[0], getpid(), 0);
+    struct cox_handle last = handle_of(host_fds[5], getpid(), 5);
+    assert_int_equal(cox_depot_withdraw(&depot, &first, PATIENCE, NULL), 0);
+    assert_int_equal(cox_depot_put(&depot, &last, host_fds[5], PATIENCE, NULL), 0);
+    assert_int_equal(cox_depot_fetch(&depot, &last, PATIENCE, &fd, NULL), 0);
+    assert_true(fd_says(fd, 5));
+    close(fd);
+    cox_depot_close(&depot);
+    await_log("has gone");
+    await_fds(before - 2);
+}
+
+/* The other side of the socket is the test. */
+static void b14_answers_that_make_no_sense_are_corrupt(void **state)
+{
+    (void)state;
+    struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
+    for (int what = 0; what < 4; what++) {
+        int ends[2], fd = -1;
+        uint8_t answer[COX_DEPOT_ANSWER_SIZE];
+        assert_int_equal(cox_socket_pair(ends), 0);
+        int before = fd_count();
+        struct cox_depot depot = {.fd = ends[0]};
+        /* Answers to nothing that was asked are passed over, with their fds; then half of one. */
+        cox_depot_answer_format(0, 12345, answer);
+        if (what == 1)
+            answer[0] = COX_STATUS_COUNT;
+        if (what == 2)
+            answer[4] = 1;
+        assert_int_equal(
+            cox_socket_send(ends[1], answer, sizeof answer, host_fds, what == 3 ? 2 : 1, PATIENCE),
+            0);
+        assert_int_equal(cox_socket_send(ends[1], answer, 3, NULL, 0, PATIENCE), 0);
+        int r = cox_depot_fetch(&depot, &handle, cox_deadline_after_ms(20), &fd, NULL);
+        assert_int_equal(r, what == 0 ? COX_TIMEOUT : COX_CORRUPT);
+        assert_int_equal(fd, -1);
+        assert_int_equal(depot.fd >= 0, what == 0);
+        assert_int_equal(fd_count(), before - (what != 0));
+        cox_depot_close(&depot);
+        close(ends[1]);
+    }
+}
+
+static void *answers(void *argument)
+{
+    const int *way = argument; /* fd, fds with the answer */
+    uint8_t request[COX_DEPOT_REQUEST_SIZE], answer[COX_DEPOT_ANSWER_SIZE];
+    uint64_t number = 0;
+    int came = -1;
+    uint32_t count = 0;
+    if (cox_socket_receive(way[0], request, sizeof request, &came, 1, &count, PATIENCE))
+        return NULL;
+    cox_close_fd(&came);
+    memcpy(&number, request + 8, sizeof number);
+    cox_depot_answer_format(0, number, answer);
+    cox_socket_send(way[0], answer, sizeof answer, host_fds, (uint32_t)way[1], PATIENCE);
+    return NULL;
+}
+
+static void b14_an_answer_with_the_wrong_fds_is_corrupt(void **state)
+{
+    (void)state;
+    struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
+    for (int fetch = 0; fetch < 2; fetch++)
+        for (int sent = 0; sent < 2; sent++) {
+            int ends[2], fd = -1;
+            pthread_t thread;
+            assert_int_equal(cox_socket_pair(ends), 0);
+            struct cox_depot depot = {.fd = ends[0]};
+            int way[2] = {ends[1], sent};
+            assert_int_equal(pthread_create(&thread, NULL, answers, way), 0);
+            int r = fetch ? cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL)
+                          : cox_depot_put(&depot, &handle, host_fds[0], PATIENCE, NULL);
+            assert_int_equal(r, fetch == sent ? 0 : COX_CORRUPT);
+            assert_int_equal(fd >= 0, fetch && sent);
+            pthread_join(thread, NULL);
+            cox_close_fd(&fd);
+            cox_depot_close(&depot);
+            close(ends[1]);
+        }
+}
+
+/* Requests in pieces, requests without end, requests whose answers nobody reads. */
+static void b14_b21_an_odd_depositor_harms_itself_alone(void **state)
+{
+    (void)state;
+    uint64_t seed = 99;
+    door_start(NULL);
+    struct cox_depot good = depot_open();
+    struct cox_handle handle = handle_of(host_fds[2], getpid(), 2);
+    int fd;
+    assert_int_equal(cox_depot_put(&good, &handle, host_fds[2], PATIENCE, NULL), 0);
+    for (int round = 0; round < 50; round++) {
+        struct cox_depot odd = depot_open();
+        uint8_t bytes[512];
+        for (size_t i = 0; i < sizeof bytes; i++)
+            bytes[i] = (uint8_t)random_next(&seed);
+        if (round % 2) { /* nearly good */
+            cox_depot_request_format((enum cox_depot_op)(round % 5), 7, &handle, bytes);
+            bytes[random_next(&seed) % 128] ^= (uint8_t)(1 << round % 8);
+        }
+        size_t size = 1 + random_next(&seed) % sizeof bytes;
+        assert_int_equal(cox_socket_send(odd.fd, bytes, size, host_fds, round % 3 == 0, PATIENCE),
+                         0);
+        if (round % 7 == 0) { /* two fds: dropped */
+            cox_socket_send(odd.fd, bytes, 1, host_fds, 2, PATIENCE);
+            uint8_t answer;
+            int r;
+            do
+                r = cox_socket_receive(odd.fd, &answer, 1, &fd, 1, &(uint32_t){0}, PATIENCE);
+            while (r == 0);
+            assert_int_equal(r, COX_CLOSED);
+        }
+        assert_int_equal(cox_depot_fetch(&good, &handle, PATIENCE, &fd, NULL), 0);
+        assert_true(fd_says(fd, 2));
+        close(fd);
+        cox_depot_close(&odd);
+    }
+    /* One that asks and asks, and never reads. */
+    struct cox_depot deaf = depot_open();
+    uint8_t request[COX_DEPOT_REQUEST_SIZE];
+    int r = 0;
+    struct cox_handle none = handle_of(host_fds[3], getpid(), 4711);
+    cox_depot_request_format(COX_DEPOT_FETCH, 1, &none, request);
+    while (r == 0)
+        r = cox_socket_send(deaf.fd, request, sizeof request, NULL, 0, PATIENCE);
+    assert_int_equal(r, COX_CLOSED);
+    await_log("does not read its answers");
+    cox_depot_close(&deaf);
+    assert_int_equal(cox_depot_fetch(&good, &handle, PATIENCE, &fd, NULL), 0);
+    close(fd);
+    cox_depot_close(&good);
+}
+
+static void b29_10000_fetches_leave_nothing(void **state)
+{
+    (void)state;
+    door_start(NULL);
+    struct cox_depot depot = depot_open();
+    int before = fd_count(), fd;
+    for (uint32_t i = 0; i < 10000; i++) {
+        struct cox_handle handle = handle_of(host_fds[i % 8], getpid(), i);
+        assert_int_equal(cox_depot_put(&depot, &handle, host_fds[i % 8], PATIENCE, NULL), 0);
+        assert_int_equal(cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL), 0);
+        assert_true(fd_says(fd, i % 8));
+        close(fd);
+        assert_int_equal(cox_depot_withdraw(&depot, &handle, PATIENCE, NULL), 0);
+    }
+    await_fds(before);
+    cox_depot_close(&depot);
+}
+
+static void a_door_that_closes_ends_its_depot(void **state)
+{
+    (void)state;
+    door_start(NULL);
+    struct cox_depot depot = depot_open();
+    struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
+    struct cox_error err = {0};
+    int fd = -1;
+    assert_int_equal(cox_depot_put(&depot, &handle, host_fds[0], PATIENCE, NULL), 0);
+    door_stop();
+    assert_int_equal(cox_depot_fetch(&depot, &handle, PATIENCE, &fd, &err), COX_CLOSED);
+    assert_int_equal(err.code, COX_CLOSED);
+    cox_depot_close(&depot);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        DOOR_TEST(l12_what_one_process_leaves_another_one_fetches),
+        DOOR_TEST(no_more_is_kept_than_was_said),
+        DOOR_TEST(b14_answers_that_make_no_sense_are_corrupt),
+        DOOR_TEST(b14_an_answer_with_the_wrong_fds_is_corrupt),
+        DOOR_TEST(b14_b21_an_odd_depositor_harms_itself_alone),
+        DOOR_TEST(b29_10000_fetches_leave_nothing),
+        DOOR_TEST(a_door_that_closes_ends_its_depot),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

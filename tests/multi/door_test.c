@@ -1,0 +1,695 @@
+/* The door's own side: who comes in, who does not, and that nobody holds up anybody else. */
+#include "door_fixture.h"
+
+#include "channel/logon.h"
+
+#include <fcntl.h>
+#include <malloc.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+/* ---- those who come in ---- */
+
+struct worker_visit {
+    struct cox_logon logon;
+    uint32_t rank, fd_count;
+    int told, hold; /* pipe ends: welcomed; until the other end closes */
+};
+
+static void worker_visit(void *context)
+{
+    const struct worker_visit *visit = context;
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    int r = cox_door_connect(cox_door_path(door), &visit->logon, PATIENCE, &session, &err);
+    if (r)
+        fprintf(stderr, "%s\n", err.text);
+    CHECK(r == 0);
+    CHECK(session.welcome.version == COX_DOOR_VERSION && session.welcome.epoch == 77);
+    CHECK(session.welcome.attach == COX_ATTACH_SEALED && session.welcome.generation == 1);
+    CHECK(visit->rank == COX_DOOR_RANK_ANY || session.welcome.rank == visit->rank);
+    CHECK(session.fd_count == visit->fd_count);
+    for (uint32_t i = 0; i < session.fd_count; i++) {
+        CHECK(fd_says(session.fds[i], i));
+        CHECK(session.fds[i] > STDERR_FILENO);
+        CHECK(fcntl(session.fds[i], F_GETFD) == FD_CLOEXEC);
+    }
+    CHECK(fcntl(session.fd, F_GETFD) == FD_CLOEXEC);
+    CHECK((fcntl(session.fd, F_GETFL) & O_NONBLOCK) == 0);
+    if (visit->told >= 0) {
+        char byte;
+        tell(visit->told);
+        CHECK(read(visit->hold, &byte, 1) == 0);
+    }
+    cox_door_session_close(&session);
+    CHECK(session.fd == -1 && session.fd_count == 0);
+    cox_door_session_close(&session);
+}
+
+static void a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once(void **state)
+{
+    (void)state;
+    const uint32_t counts[] = {0, 1, 4, 28, COX_DOOR_FD_COUNT_MAX};
+    door_start(NULL);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        struct worker_visit visit = {worker_logon(), 3, counts[i], -1, -1};
+        visit.logon.rank = 3;
+        visit.logon.rank_count = 4;
+        visit.logon.start = 12345;
+        HOST(host.fd_count = counts[i]);
+        pid_t pid = visitor_start(worker_visit, &visit);
+        child_join(pid);
+        await_count(&host.gone, (uint32_t)i + 1);
+        assert_int_equal(last_visitor().pid, pid);
+        assert_int_equal(last_visitor().uid, geteuid());
+        assert_int_equal(last_visitor().logon.rank, 3);
+        assert_true(last_visitor().logon.start == 12345);
+        assert_int_equal(last_visitor().id, i + 1);
+    }
+}
+
+static void b20_the_end_of_a_worker_is_the_end_of_its_connection(void **state)
+{
+    (void)state;
+    struct worker_visit visit = {worker_logon(), COX_DOOR_RANK_ANY, 4, -1, -1};
+    int told[2], hold[2];
+    assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(hold, O_CLOEXEC), 0);
+    visit.told = told[1];
+    visit.hold = hold[0];
+    door_start(NULL);
+    for (uint32_t i = 0; i < 3; i++) {
+        pid_t pid = visitor_start(worker_visit, &visit);
+        assert_true(heard(told[0]));
+        assert_int_equal(read_count(&host.gone), i);
+        kill(pid, SIGKILL);
+        assert_true(WIFSIGNALED(child_status(pid)));
+        await_count(&host.gone, i + 1);
+        assert_int_equal(last_visitor().pid, pid);
+    }
+    for (int i = 0; i < 2; i++) {
+        close(told[i]);
+        close(hold[i]);
+    }
+}
+
+static void at_once(void *context)
+{
+    struct worker_visit *visit = context;
+    char byte;
+    CHECK(read(visit->told, &byte, 1) == 0); /* all of them are there */
+    visit->told = -1;
+    worker_visit(visit);
+}
+
+static void a1_64_workers_come_in_at_once(void **state)
+{
+    (void)state;
+    struct worker_visit visit = {worker_logon(), COX_DOOR_RANK_ANY, 4, -1, -1};
+    pid_t pids[64];
+    int gate[2];
+    host.rank_count = 64;
+    assert_int_equal(pipe2(gate, O_CLOEXEC), 0);
+    door_start(NULL);
+    visit.told = gate[0];
+    for (int i = 0; i < 64; i++) {
+        int write_end = gate[1];
+        pids[i] = fork();
+        assert_true(pids[i] >= 0);
+        if (pids[i] == 0) {
+            close(write_end);
+            at_once(&visit);
+            _exit(0);
+        }
+    }
+    close(gate[1]);
+    for (int i = 0; i < 64; i++)
+        child_join(pids[i]);
+    await_count(&host.gone, 64);
+    assert_int_equal(read_count(&host.workers), 64);
+    for (int i = 0; i < 64; i++) /* each of them once */
+        for (int j = 0; j < i; j++)
+            assert_int_not_equal(host.gone_id[i], host.gone_id[j]);
+    close(gate[0]);
+}
+
+static void command_visit(void *context)
+{
+    struct cox_logon logon = {.role = COX_DOOR_COMMAND};
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    char text[4] = "";
+    int expected = *(int *)context;
+    int r = cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err);
+    CHECK(r == expected);
+    if (r) {
+        CHECK(strstr(err.text, r == COX_UNSUPPORTED ? "no commands" : "not now"));
+        return;
+    }
+    CHECK(session.fd_count == 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK(cox_socket_send(session.fd, "abc", 4, NULL, 0, PATIENCE) == 0);
+        CHECK(cox_socket_receive(session.fd, text, 4, NULL, 0, NULL, PATIENCE) == 0);
+        CHECK(strcmp(text, "abc") == 0);
+    }
+    cox_door_session_close(&session);
+}
+
+static void a_command_has_a_stream_of_its_own(void **state)
+{
+    (void)state;
+    int expected = 0;
+    door_start(NULL);
+    int before = fd_count();
+    visitor_run(command_visit, &expected);
+    await_count(&host.commands, 1);
+    HOST(host.refuse_command = expected = COX_BUSY);
+    visitor_run(command_visit, &expected);
+    await_fds(before);
+    assert_int_equal(read_count(&host.gone), 0);
+}
+
+static void roles_without_a_hook_are_refused(void **state)
+{
+    (void)state;
+    struct cox_door_options options = host_options("test");
+    const struct cox_door_hooks none = {.context = NULL};
+    struct cox_door_session session;
+    struct cox_logon logon = worker_logon();
+    struct cox_error err = {0};
+    int expected = COX_UNSUPPORTED;
+    assert_int_equal(cox_door_open(&options, &none, &door, NULL), 0);
+    visitor_run(command_visit, &expected);
+    assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err),
+                     COX_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "workers do not come in"));
+}
+
+/* ---- those who do not ---- */
+
+static int refused(const struct cox_logon *logon, const char *text)
+{
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    int r = cox_door_connect(cox_door_path(door), logon, PATIENCE, &session, &err);
+    assert_true(r > 0);
+    assert_int_equal(err.code, r);
+    if (!strstr(err.text, text))
+        fail_msg("'%s' is not in: %s", text, err.text);
+    return r;
+}
+
+static void a21_a10_a_veto_has_its_reason_and_its_code(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon();
+    door_start(NULL);
+    HOST(host.refuse = COX_TAKEN);
+    HOST(strcpy(host.reason, "rank 3 is served by process 17"));
+    assert_int_equal(refused(&logon, "rank 3 is served by process 17"), COX_TAKEN);
+    HOST(host.refuse = -EIO); /* no status */
+    assert_int_equal(refused(&logon, "rank 3 is served"), COX_REJECTED);
+    HOST(host.refuse = COX_DIVERGED);
+    char reason[sizeof host.reason];
+    memset(reason, 'x', 253);
+    strcpy(reason + 253, "!\xe2\x98\x83 and more");
+    HOST(strcpy(host.reason, reason));
+    assert_int_equal(refused(&logon, "xx!"), COX_DIVERGED);
+    HOST(host.refuse = 0);
+    logon.rank_count = 5;
+    assert_int_equal(refused(&logon, "the group has 4 ranks, not 5"), COX_DIVERGED);
+    assert_int_equal(read_count(&host.gone), 0);
+    assert_int_equal(read_count(&host.workers), 0);
+}
+
+static void a4_a5_a6_a7_a8_a_logon_that_cannot_be_is_refused_in_words(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon();
+    door_start(NULL);
+    logon.version = 9;
+    assert_int_equal(refused(&logon, "the visitor speaks version 9, the door speaks 1"),
+                     COX_VERSION);
+    logon = worker_logon();
+    logon.rank_count = 200;
+    assert_int_equal(refused(&logon, "world size; count=200"), COX_INVALID);
+    logon = worker_logon();
+    logon.fd_count_max = 129;
+    assert_int_equal(refused(&logon, "fds at once; count=129"), COX_INVALID);
+    logon = worker_logon();
+    logon.request_size_min = UINT64_MAX;
+    assert_int_equal(refused(&logon, "request size; bytes="), COX_INVALID);
+    logon = worker_logon();
+    logon.flags = 8;
+    assert_int_equal(refused(&logon, "flags; bits=0x8"), COX_INVALID);
+    assert_int_equal(read_count(&host.admitted), 0);
+}
+
+static void a12_a_worker_that_takes_too_few_fds_is_refused(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon();
+    host.fd_count = 28;
+    logon.fd_count_max = 27;
+    door_start(NULL);
+    assert_int_equal(refused(&logon, "needs 28 fds at once; this one takes 27"), COX_TOO_LARGE);
+    await_count(&host.gone, 1);
+    logon.fd_count_max = 28;
+    struct worker_visit visit = {logon, COX_DOOR_RANK_ANY, 28, -1, -1};
+    visitor_run(worker_visit, &visit);
+}
+
+/* What the hook gave cannot be sent: nothing of it was, and the visitor is told. */
+static void b19_a_welcome_that_cannot_be_sent_is_a_refusal(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon();
+    int saved = host_fds[2];
+    door_start(NULL);
+    HOST(host_fds[2] = 9999);
+    assert_int_equal(refused(&logon, "the welcome could not be sent: Bad file descriptor"),
+                     COX_REJECTED);
+    await_count(&host.gone, 1);
+    HOST(host_fds[2] = saved);
+}
+
+static void proper_visit(void)
+{
+    struct worker_visit visit = {worker_logon(), COX_DOOR_RANK_ANY, 4, -1, -1};
+    visitor_run(worker_visit, &visit);
+}
+
+static void a15_a17_a_visitor_that_is_slow_is_told_so(void **state)
+{
+    (void)state;
+    struct cox_door_options options = host_options("test");
+    char text[256];
+    uint8_t frame[COX_LOGON_SIZE];
+    struct cox_logon logon = worker_logon();
+    options.logon_ms = 20;
+    door_start(&options);
+    const size_t sizes[] = {0, 1, 1023};
+    cox_logon_format(&logon, frame);
+    for (size_t i = 0; i < 3; i++) {
+        int fd = raw_connect(cox_door_path(door));
+        assert_true(sizes[i] == 0 || send(fd, frame, sizes[i], 0) == (ssize_t)sizes[i]);
+        assert_int_equal(raw_answer(fd, text), COX_TIMEOUT);
+        assert_non_null(strstr(text, "of 1024 bytes of the logon came within 20 ms"));
+        close(fd);
+    }
+}
+
+/* Byte by byte is a frame all the same. */
+static void a17_a_frame_may_come_in_any_pieces(void **state)
+{
+    (void)state;
+    uint8_t frame[COX_LOGON_SIZE];
+    struct cox_logon logon = worker_logon();
+    uint64_t seed = 7;
+    cox_logon_format(&logon, frame);
+    door_start(NULL);
+    for (int round = 0; round < 20; round++) {
+        int fd = raw_connect(cox_door_path(door));
+        for (size_t at = 0, size; at < sizeof frame; at += size) {
+            size = round == 0 ? 1 : 1 + random_next(&seed) % 300;
+            size = size > sizeof frame - at ? sizeof frame - at : size;
+            assert_int_equal(send(fd, frame + at, size, 0), size);
+        }
+        assert_int_equal(raw_answer(fd, NULL), 0);
+        close(fd);
+        await_count(&host.gone, (uint32_t)round + 1);
+    }
+}
+
+static void b21_200_slow_visitors_hold_up_nobody(void **state)
+{
+    (void)state;
+    int slow[200];
+    for (int few = 0; few < 2; few++) {
+        struct cox_door_options options = host_options("test");
+        options.visitor_max = few ? 16 : 0; /* then the oldest make room */
+        door_start(&options);
+        for (int i = 0; i < 200; i++) {
+            slow[i] = raw_connect(cox_door_path(door));
+            assert_true(slow[i] >= 0);
+            assert_int_equal(send(slow[i], "\1", 1, MSG_NOSIGNAL), 1);
+            if (i % 40 == 39)
+                proper_visit();
+        }
+        await_count(&host.gone, few ? 10 : 5);
+        char text[256];
+        if (few) {
+            assert_int_equal(raw_answer(slow[0], text), COX_FULL);
+            assert_non_null(strstr(text, "a newer visitor needed the place, one of 16"));
+        }
+        for (int i = 0; i < 200; i++)
+            close(slow[i]);
+        door_stop();
+    }
+}
+
+static void who_is_welcome_stays_when_all_places_are_taken(void **state)
+{
+    (void)state;
+    struct cox_door_options options = host_options("test");
+    struct cox_door_session sessions[3];
+    struct cox_logon logon = worker_logon();
+    options.visitor_max = 3;
+    door_start(&options);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(
+            cox_door_connect(cox_door_path(door), &logon, PATIENCE, &sessions[i], NULL), 0);
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(refused(&logon, "3 connections are open"), COX_FULL);
+    assert_int_equal(read_count(&host.gone), 0);
+    cox_door_session_close(&sessions[1]);
+    await_count(&host.gone, 1);
+    assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &sessions[1], NULL),
+                     0);
+    for (int i = 0; i < 3; i++)
+        cox_door_session_close(&sessions[i]);
+    await_count(&host.gone, 4);
+}
+
+static void flooding(void *context)
+{
+    uint64_t seed = (uint64_t)getpid();
+    (void)context;
+    for (;;) {
+        uint8_t bytes[2048];
+        int fd = raw_connect(cox_door_path(door));
+        if (fd < 0)
+            continue;
+        for (size_t i = 0; i < sizeof bytes; i++)
+            bytes[i] = (uint8_t)random_next(&seed);
+        size_t size = random_next(&seed) % 3 ? random_next(&seed) % sizeof bytes : 0;
+        if (size)
+            send(fd, bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        close(fd);
+    }
+}
+
+/* Connections as fast as they can be made, some with garbage, most closed at once. */
+static void b14_b21_a_flood_of_garbage_holds_up_nobody(void **state)
+{
+    (void)state;
+    pid_t flood[2];
+    door_start(NULL);
+    for (int i = 0; i < 2; i++)
+        flood[i] = visitor_start(flooding, NULL);
+    for (int i = 0; i < 20; i++)
+        proper_visit();
+    for (int i = 0; i < 2; i++) {
+        kill(flood[i], SIGKILL);
+        child_status(flood[i]);
+    }
+    await_count(&host.gone, 20);
+    assert_int_equal(read_count(&host.workers), 20);
+}
+
+static void b14_garbage_is_refused_in_words(void **state)
+{
+    (void)state;
+    uint64_t seed = 4711;
+    char text[256];
+    door_start(NULL);
+    for (int round = 0; round < 200; round++) {
+        uint8_t bytes[COX_LOGON_SIZE];
+        int fd = raw_connect(cox_door_path(door));
+        for (size_t i = 0; i < sizeof bytes; i++)
+            bytes[i] = (uint8_t)random_next(&seed);
+        if (round % 2) { /* of this version, at least */
+            memset(bytes, 0, 8);
+            bytes[0] = 1;
+        }
+        assert_int_equal(send(fd, bytes, sizeof bytes, 0), sizeof bytes);
+        assert_int_equal(raw_answer(fd, text), round % 2 ? COX_INVALID : COX_VERSION);
+        assert_true(strlen(text) > 20);
+        close(fd);
+    }
+    assert_int_equal(read_count(&host.admitted), 0);
+}
+
+static void b15_fds_that_come_with_a_logon_are_closed(void **state)
+{
+    (void)state;
+    uint8_t frame[COX_LOGON_SIZE];
+    struct cox_logon logon = worker_logon();
+    char text[256];
+    cox_logon_format(&logon, frame);
+    door_start(NULL);
+    int before = fd_count();
+    for (uint32_t count = 1; count <= COX_DOOR_FD_COUNT_MAX; count *= 2)
+        for (int late = 0; late < 2; late++) {
+            int fd = raw_connect(cox_door_path(door));
+            if (late) /* within the frame */
+                assert_int_equal(cox_socket_send(fd, frame, 100, NULL, 0, PATIENCE), 0);
+            assert_int_equal(cox_socket_send(fd, frame + 100 * late, 1024 - 100 * (size_t)late,
+                                             host_fds, count, PATIENCE),
+                             0);
+            assert_int_equal(raw_answer(fd, text), COX_CORRUPT);
+            assert_non_null(strstr(text, "came with the logon"));
+            close(fd);
+        }
+    assert_int_equal(read_count(&host.admitted), 0);
+    await_fds(before);
+}
+
+static void a16_who_leaves_before_its_logon_is_complete_is_forgotten(void **state)
+{
+    (void)state;
+    uint8_t frame[COX_LOGON_SIZE] = {1};
+    door_start(NULL);
+    int before = fd_count();
+    const size_t sizes[] = {1, 500, 1023};
+    for (size_t i = 0; i < 3; i++)
+        for (int half = 0; half < 2; half++) {
+            char text[64];
+            int fd = raw_connect(cox_door_path(door));
+            assert_int_equal(send(fd, frame, sizes[i], 0), sizes[i]);
+            if (half) {
+                assert_int_equal(shutdown(fd, SHUT_WR), 0);
+                assert_int_equal(raw_answer(fd, NULL), -COX_CLOSED);
+            }
+            close(fd);
+            snprintf(text, sizeof text, "left after %zu of 1024 bytes", sizes[i]);
+            await_log(text);
+        }
+    assert_int_equal(read_count(&host.admitted), 0);
+    proper_visit();
+    await_count(&host.gone, 1);
+    await_fds(before);
+}
+
+/* Half of a connection is none, for a worker. */
+static void a16_b20_a_worker_that_closes_one_direction_has_gone(void **state)
+{
+    (void)state;
+    struct cox_door_session session;
+    struct cox_logon logon = worker_logon();
+    uint8_t frame[COX_LOGON_SIZE];
+    door_start(NULL);
+    assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL), 0);
+    assert_int_equal(shutdown(session.fd, SHUT_WR), 0);
+    await_count(&host.gone, 1);
+    cox_door_session_close(&session);
+    cox_logon_format(&logon, frame);
+    int fd = raw_connect(cox_door_path(door));
+    assert_int_equal(send(fd, frame, sizeof frame, 0), sizeof frame);
+    assert_int_equal(shutdown(fd, SHUT_WR), 0);
+    assert_int_equal(raw_answer(fd, NULL), 0);
+    await_count(&host.gone, 2);
+    close(fd);
+}
+
+static void b14_more_than_a_frame_is_refused(void **state)
+{
+    (void)state;
+    uint8_t bytes[COX_LOGON_SIZE * 3];
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    char text[256];
+    memset(bytes, 0, sizeof bytes);
+    cox_logon_format(&logon, bytes);
+    door_start(NULL);
+    for (size_t more = 1; more < sizeof bytes - COX_LOGON_SIZE; more *= 3) {
+        int fd = raw_connect(cox_door_path(door));
+        assert_int_equal(send(fd, bytes, COX_LOGON_SIZE + more, 0), COX_LOGON_SIZE + more);
+        assert_int_equal(raw_answer(fd, text), COX_CORRUPT);
+        assert_non_null(strstr(text, "more than the 1024 bytes"));
+        close(fd);
+    }
+    /* And after its welcome it has nothing to say: it is taken for dead. */
+    assert_int_equal(read_count(&host.gone), 0);
+    for (uint32_t with_fd = 0; with_fd < 2; with_fd++) {
+        assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL),
+                         0);
+        assert_int_equal(cox_socket_send(session.fd, "x", 1, host_fds, with_fd, PATIENCE), 0);
+        await_count(&host.gone, with_fd + 1);
+        assert_int_equal(raw_answer(session.fd, NULL), -COX_CLOSED);
+        cox_door_session_close(&session);
+    }
+    await_log("expected nothing after its logon");
+}
+
+/* ---- want of fds, time, and much of it ---- */
+
+static void few_fds(void *context)
+{
+    (void)context;
+    struct cox_door_options options = host_options("few");
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    struct rlimit limit;
+    char text[256];
+
+    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
+    /* All this process may have, but for the end of a connection. */
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    int probe = dup(0);
+    CHECK(probe >= 0);
+    limit.rlim_cur = (rlim_t)probe + 1;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    close(probe);
+    int fd = raw_connect(cox_door_path(door));
+    CHECK(fd >= 0);
+    CHECK(raw_answer(fd, text) == COX_FULL);
+    CHECK(strstr(text, "may not open more fds"));
+    close(fd);
+    await_log("nobody is let in");
+    for (int i = 0; i < 3; i++) { /* it goes on refusing */
+        fd = raw_connect(cox_door_path(door));
+        CHECK(fd >= 0 && raw_answer(fd, text) == COX_FULL);
+        close(fd);
+    }
+    limit.rlim_cur = limit.rlim_max;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL) == 0);
+    cox_door_session_close(&session);
+    door_stop();
+}
+
+static void a_door_without_fds_refuses_and_recovers(void **state)
+{
+    (void)state;
+    visitor_run(few_fds, NULL);
+}
+
+static void b29_10000_visits_leave_nothing(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon(), command = {.role = COX_DOOR_DEPOT};
+    struct cox_door_session session;
+    struct cox_door_options options = host_options("test");
+    options.log.fn = NULL;
+    door_start(&options);
+    int before = 0;
+    size_t memory = 0;
+    for (uint32_t i = 0; i < 10000; i++) {
+        if (i == 100) {
+            await_count(&host.gone, 50);
+            before = fd_count();
+            memory = mallinfo2().uordblks;
+        }
+        assert_int_equal(cox_door_connect(cox_door_path(door), i % 2 ? &logon : &command, PATIENCE,
+                                          &session, NULL),
+                         0);
+        cox_door_session_close(&session);
+    }
+    await_count(&host.gone, 5000);
+    /* A last visit comes after all that went before. */
+    assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL), 0);
+    cox_door_session_close(&session);
+    await_count(&host.gone, 5001);
+    await_fds(before);
+    assert_true(mallinfo2().uordblks <= memory + 65536);
+}
+
+/* ---- the end ---- */
+
+static void a22_a_door_that_closes_says_so_to_everybody(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon(), depot = {.role = COX_DOOR_DEPOT};
+    struct cox_door_session sessions[2];
+    char path[COX_DOOR_PATH_SIZE];
+    struct stat st;
+    door_start(NULL);
+    snprintf(path, sizeof path, "%s", cox_door_path(door));
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &sessions[0], NULL), 0);
+    assert_int_equal(cox_door_connect(path, &depot, PATIENCE, &sessions[1], NULL), 0);
+    int waiting = raw_connect(path);
+    door_stop();
+    assert_int_equal(raw_answer(sessions[0].fd, NULL), -COX_CLOSED);
+    assert_int_equal(raw_answer(sessions[1].fd, NULL), -COX_CLOSED);
+    assert_int_equal(raw_answer(waiting, NULL), -COX_CLOSED);
+    assert_int_equal(stat(path, &st), -1);
+    assert_int_equal(folder_count(), 0);
+    assert_int_equal(read_count(&host.gone), 0); /* nobody is told of those */
+    cox_door_session_close(&sessions[0]);
+    cox_door_session_close(&sessions[1]);
+    close(waiting);
+    assert_null(cox_door_close(NULL));
+}
+
+static void without_standard_fds(void *context)
+{
+    (void)context;
+    struct cox_door_options options = host_options("test");
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    options.log.fn = NULL;
+    for (int fd = 0; fd < 3; fd++)
+        close(fd);
+    if (cox_door_open(&options, &host_hooks, &door, NULL) ||
+        cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL))
+        _exit(1);
+    if (session.fd < 3 || session.fds[0] < 3 || session.fds[3] < 3)
+        _exit(2);
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) >= 0)
+            _exit(3);
+    cox_door_session_close(&session);
+    door_stop();
+}
+
+static void b15_the_numbers_of_standard_fds_are_never_used(void **state)
+{
+    (void)state;
+    visitor_run(without_standard_fds, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        DOOR_TEST(a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once),
+        DOOR_TEST(b20_the_end_of_a_worker_is_the_end_of_its_connection),
+        DOOR_TEST(a1_64_workers_come_in_at_once),
+        DOOR_TEST(a_command_has_a_stream_of_its_own),
+        DOOR_TEST(roles_without_a_hook_are_refused),
+        DOOR_TEST(a21_a10_a_veto_has_its_reason_and_its_code),
+        DOOR_TEST(a4_a5_a6_a7_a8_a_logon_that_cannot_be_is_refused_in_words),
+        DOOR_TEST(a12_a_worker_that_takes_too_few_fds_is_refused),
+        DOOR_TEST(b19_a_welcome_that_cannot_be_sent_is_a_refusal),
+        DOOR_TEST(a15_a17_a_visitor_that_is_slow_is_told_so),
+        DOOR_TEST(a17_a_frame_may_come_in_any_pieces),
+        DOOR_TEST(b21_200_slow_visitors_hold_up_nobody),
+        DOOR_TEST(who_is_welcome_stays_when_all_places_are_taken),
+        DOOR_TEST(b14_b21_a_flood_of_garbage_holds_up_nobody),
+        DOOR_TEST(b14_garbage_is_refused_in_words),
+        DOOR_TEST(b15_fds_that_come_with_a_logon_are_closed),
+        DOOR_TEST(a16_who_leaves_before_its_logon_is_complete_is_forgotten),
+        DOOR_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone),
+        DOOR_TEST(b14_more_than_a_frame_is_refused),
+        DOOR_TEST(a_door_without_fds_refuses_and_recovers),
+        DOOR_TEST(b29_10000_visits_leave_nothing),
+        DOOR_TEST(a22_a_door_that_closes_says_so_to_everybody),
+        DOOR_TEST(b15_the_numbers_of_standard_fds_are_never_used),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,522 @@
+/* Where doors are: the folder, names, what dead doors left, two starts at once. */
+#include "door_fixture.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+static int try_open(const struct cox_door_options *options, struct cox_error *err)
+{
+    struct cox_door *made = NULL;
+    *err = (struct cox_error){0};
+    int before = fd_count(), r = cox_door_open(options, &host_hooks, &made, err);
+    if (r) {
+        assert_null(made);
+        assert_int_equal(err->code, r);
+        assert_int_equal(fd_count(), before);
+    }
+    cox_door_close(made);
+    return r;
+}
+
+static void refused(const struct cox_door_options *options, int code, const char *text)
+{
+    struct cox_error err;
+    assert_int_equal(try_open(options, &err), code);
+    if (!strstr(err.text, text))
+        fail_msg("'%s' is not in: %s", text, err.text);
+}
+
+/* ---- the folder ---- */
+
+static void b9_a_folder_that_lets_others_in_is_refused(void **state)
+{
+    (void)state;
+    struct cox_door_options options = host_options("test");
+    struct cox_error err;
+    char link[80];
+    struct stat st;
+    const mode_t modes[] = {0755, 0750, 0701, 0770, 01777, 0710};
+    assert_int_equal(mkdir(folder, 0700), 0);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        assert_int_equal(chmod(folder, modes[i]), 0);
+        refused(&options, COX_DENIED, "expected 0700");
+        assert_int_equal(cox_door_sweep(folder, &(uint32_t){0}, NULL), COX_DENIED);
+        assert_int_equal(stat(folder, &st), 0);
+        assert_int_equal(st.st_mode & 07777, modes[i]); /* it may be somebody's on purpose */
+    }
+    assert_int_equal(chmod(folder, 0700), 0);
+    assert_int_equal(try_open(&options, &err), 0);
+    snprintf(link, sizeof link, "%s_link", folder);
+    assert_int_equal(symlink(folder, link), 0);
+    options.folder = link;
+    refused(&options, COX_DENIED, "link");
+    unlink(link);
+    close(open(link, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    refused(&options, COX_DENIED, "expected a folder");
+    unlink(link);
+    if (geteuid() == 0) {
+        options.folder = folder;
+        assert_int_equal(chown(folder, NOBODY, (gid_t)-1), 0);
+        refused(&options, COX_DENIED, "belongs to user 65534, expected 0");
+        assert_int_equal(chown(folder, 0, (gid_t)-1), 0);
+    }
+    char nowhere[100];
+    snprintf(nowhere, sizeof nowhere, "%s/not/there", folder);
+    options.folder = nowhere;
+    refused(&options, COX_NOT_FOUND, "XDG_RUNTIME_DIR");
+}
+
+static void with_umask(void *context)
+{
+    const mode_t *mask = context;
+    struct cox_door_options options = host_options("test");
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    struct stat st;
+    umask(*mask);
+    if (cox_door_open(&options, &host_hooks, &door, &err))
+        fprintf(stderr, "%s\n", err.text);
+    CHECK(door);
+    CHECK(stat(folder, &st) == 0 && (st.st_mode & 07777) == 0700);
+    CHECK(stat(cox_door_path(door), &st) == 0 && (st.st_mode & 07777) == 0600);
+    CHECK(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL) == 0);
+    cox_door_session_close(&session);
+    door_stop();
+    CHECK(folder_count() == 0);
+    CHECK(rmdir(folder) == 0);
+}
+
+static void as_nobody(void *context)
+{
+    if (geteuid() == 0)
+        CHECK(setgid(NOBODY) == 0 && setuid(NOBODY) == 0);
+    with_umask(context);
+}
+
+static void b45_an_odd_umask_takes_nothing_away(void **state)
+{
+    (void)state;
+    mode_t masks[] = {0, 022, 0777, 0200, 0700};
+    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+        visitor_run(with_umask, &masks[i]);
+        visitor_run(as_nobody, &masks[i]); /* whom modes concern */
+    }
+    /* Death between the making of the folder and its mode. */
+    assert_int_equal(mkdir(folder, 0), 0);
+    visitor_run(with_umask, &masks[1]);
+}
+
+static void in_a_folder_of_its_own(void *context)
+{
+    char path[COX_DOOR_PATH_SIZE], expected[COX_DOOR_PATH_SIZE];
+    struct cox_door_options options = host_options("some.group");
+    struct cox_door_session session;
+    struct cox_logon logon = worker_logon();
+    const char *runtime = context;
+    options.folder = NULL;
+    if (runtime)
+        CHECK(setenv("XDG_RUNTIME_DIR", runtime, 1) == 0);
+    else
+        CHECK(unsetenv("XDG_RUNTIME_DIR") == 0);
+    CHECK(cox_door_find("some.group", path, NULL) == 0);
+    if (runtime && runtime[0] == '/')
+        snprintf(expected, sizeof expected, "%s/coxswain/some.group.door", runtime);
+    else
+        snprintf(expected, sizeof expected, "/tmp/coxswain-%u/some.group.door", geteuid());
+    CHECK(strcmp(path, expected) == 0);
+    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
+    CHECK(strcmp(cox_door_path(door), path) == 0);
+    CHECK(cox_door_connect(path, &logon, PATIENCE, &session, NULL) == 0);
+    cox_door_session_close(&session);
+    door_stop();
+    uint32_t swept = 9;
+    CHECK(cox_door_sweep(NULL, &swept, NULL) == 0 && swept == 0);
+}
+
+static void the_default_folder_is_the_same_for_both_sides(void **state)
+{
+    (void)state;
+    assert_int_equal(mkdir(folder, 0700), 0);
+    visitor_run(in_a_folder_of_its_own, folder);
+    visitor_run(in_a_folder_of_its_own, NULL);
+    visitor_run(in_a_folder_of_its_own, "");
+    visitor_run(in_a_folder_of_its_own, "not/absolute");
+}
+
+static void a22_k19_long_paths_and_names_work(void **state)
+{
+    (void)state;
+    char path[COX_DOOR_PATH_SIZE], name[130] = "", found[COX_DOOR_PATH_SIZE];
+    struct cox_door_options options = host_options(name);
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    snprintf(path, sizeof path, "%s", folder);
+    assert_int_equal(mkdir(path, 0700), 0);
+    for (int i = 0; i < 15; i++) {
+        size_t used = strlen(path);
+        memset(path + used, 'd', 200);
+        path[used] = '/';
+        path[used + 200] = '\0';
+        assert_int_equal(mkdir(path, 0700), 0);
+    }
+    options.folder = path;
+    for (size_t length = 1; length <= 128; length++) {
+        memset(name, 'n', length);
+        name[length] = '\0';
+        if (cox_door_open(&options, &host_hooks, &door, &err))
+            fail_msg("%zu: %s", length, err.text);
+        assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err),
+                         0);
+        cox_door_session_close(&session);
+        setenv("XDG_RUNTIME_DIR", path, 1);
+        assert_int_equal(cox_door_find(name, found, NULL), 0);
+        unsetenv("XDG_RUNTIME_DIR");
+        assert_string_equal(strrchr(found, '/'), strrchr(cox_door_path(door), '/'));
+        if (length == 128) { /* another long name is another door */
+            struct cox_door *other;
+            name[127] = 'm';
+            assert_int_equal(cox_door_open(&options, &host_hooks, &other, &err), 0);
+            assert_string_not_equal(cox_door_path(other), cox_door_path(door));
+            cox_door_close(other);
+        }
+        door_stop();
+    }
+    size_t used = strlen(path);
+    memset(path + used, '/', sizeof path - 1 - used);
+    path[sizeof path - 1] = '\0';
+    refused(&options, COX_TOO_LARGE, "expected less than 4096");
+    path[used] = '\0';
+    const char *names[] = {"", "a/b", ".a", "..", "a b"};
+    for (size_t i = 0; i < 5; i++) {
+        strcpy(name, names[i]);
+        refused(&options, COX_INVALID, "");
+        assert_int_equal(cox_door_find(name, found, NULL), COX_INVALID);
+    }
+}
+
+/* ---- names ---- */
+
+static void serve_for_ever(void *context)
+{
+    int *told = context;
+    struct cox_door_options options = host_options("test");
+    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
+    tell(told[1]);
+    for (;;)
+        pause();
+}
+
+static pid_t server_start(void)
+{
+    int told[2];
+    assert_int_equal(pipe2(told, O_CLOEXEC), 0);
+    pid_t pid = visitor_start(serve_for_ever, told);
+    assert_true(heard(told[0]));
+    close(told[0]);
+    close(told[1]);
+    return pid;
+}
+
+static void server_kill(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    assert_true(WIFSIGNALED(child_status(pid)));
+}
+
+static void a22_b4_a_dead_doors_socket_is_no_obstacle(void **state)
+{
+    (void)state;
+    struct cox_door_options options = host_options("test");
+    struct cox_door_session session;
+    struct cox_logon logon = worker_logon();
+    struct cox_error err = {0};
+    char path[COX_DOOR_PATH_SIZE];
+    uint32_t swept = 0;
+    snprintf(path, sizeof path, "%s/test.door", folder);
+    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, &err), COX_NOT_FOUND);
+    server_kill(server_start());
+    assert_int_equal(folder_count(), 1);
+    err.code = 0;
+    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, &err), COX_CLOSED);
+    assert_non_null(strstr(err.text, "the coordinator is dead"));
+    assert_int_equal(try_open(&options, &err), 0); /* under the same name */
+    assert_int_equal(folder_count(), 0);
+    server_kill(server_start());
+    options.name = "another";
+    assert_int_equal(try_open(&options, &err), 0); /* under any name */
+    assert_int_equal(folder_count(), 0);
+    server_kill(server_start());
+    pid_t live = server_start(); /* swept, and there again */
+    assert_int_equal(cox_door_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(swept, 0);
+    server_kill(live);
+    assert_int_equal(cox_door_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(swept, 1);
+    assert_int_equal(folder_count(), 0);
+    rmdir(folder);
+    assert_int_equal(cox_door_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(swept, 0);
+    err.code = 0;
+    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, &err), COX_NOT_FOUND);
+}
+
+static void b9_a_live_name_is_taken(void **state)
+{
+    (void)state;
+    struct cox_door_options options = host_options("test"), other = host_options("other");
+    struct cox_error err;
+    char text[64];
+    pid_t live = server_start();
+    snprintf(text, sizeof text, "process %d listens", (int)live);
+    refused(&options, COX_TAKEN, text);
+    assert_int_equal(try_open(&other, &err), 0);
+    kill(live, SIGSTOP); /* that is no death */
+    refused(&options, COX_TAKEN, text);
+    kill(live, SIGCONT);
+    server_kill(live);
+    assert_int_equal(try_open(&options, &err), 0);
+}
+
+static void something_else_at_the_name_is_left_alone(void **state)
+{
+    (void)state;
+    struct cox_door_options options = host_options("test");
+    struct cox_error err;
+    char path[100];
+    struct stat st;
+    uint32_t swept = 0;
+    snprintf(path, sizeof path, "%s/test.door", folder);
+    assert_int_equal(try_open(&options, &err), 0); /* makes the folder */
+    close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    refused(&options, COX_DENIED, "is in the way");
+    unlink(path);
+    assert_int_equal(symlink("/nowhere", path), 0);
+    refused(&options, COX_DENIED, "is in the way");
+    unlink(path);
+    assert_int_equal(mkdir(path, 0700), 0);
+    refused(&options, COX_DENIED, "is in the way");
+    assert_int_equal(cox_door_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(swept, 0);
+    rmdir(path);
+    /* A socket that is not called like a door may be anybody's. */
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/mine.sock", folder);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
+    close(fd);
+    assert_int_equal(try_open(&options, &err), 0);
+    assert_int_equal(stat(address.sun_path, &st), 0);
+}
+
+static void b10_only_its_own_socket_is_removed_at_the_end(void **state)
+{
+    (void)state;
+    struct cox_door *first, *second;
+    struct cox_door_options options = host_options("test");
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    assert_int_equal(cox_door_open(&options, &host_hooks, &first, NULL), 0);
+    assert_int_equal(unlink(cox_door_path(first)), 0); /* by a cleaner that knows no better */
+    assert_int_equal(cox_door_open(&options, &host_hooks, &second, NULL), 0);
+    cox_door_close(first);
+    assert_int_equal(cox_door_connect(cox_door_path(second), &logon, PATIENCE, &session, NULL), 0);
+    cox_door_session_close(&session);
+    cox_door_close(second);
+    assert_int_equal(folder_count(), 0);
+}
+
+struct race {
+    int go, result, end; /* pipe ends */
+};
+
+static void racer(void *context)
+{
+    const struct race *race = context;
+    struct cox_door_options options = host_options("test");
+    char byte;
+    CHECK(read(race->go, &byte, 1) == 0);
+    int r = cox_door_open(&options, &host_hooks, &door, NULL);
+    CHECK(r == 0 || r == COX_TAKEN);
+    CHECK(write(race->result, r == 0 ? "w" : "l", 1) == 1);
+    CHECK(read(race->end, &byte, 1) == 0); /* it holds what it won until all have tried */
+    door_stop();
+}
+
+/* In a folder that is not there yet, or that a dead door has left its socket in. */
+static void b4_b54_of_eight_starts_at_once_one_wins(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 12; round++) {
+        int go[2], result[2], end[2], won = 0;
+        pid_t pids[8];
+        if (round % 2)
+            server_kill(server_start());
+        assert_int_equal(pipe2(go, 0) | pipe2(result, 0) | pipe2(end, 0), 0);
+        struct race race = {go[0], result[1], end[0]};
+        for (int i = 0; i < 8; i++) {
+            fflush(NULL);
+            pids[i] = fork();
+            assert_true(pids[i] >= 0);
+            if (pids[i] == 0) {
+                close(go[1]);
+                close(end[1]);
+                racer(&race);
+                _exit(0);
+            }
+        }
+        close(go[1]);
+        for (int i = 0; i < 8; i++) {
+            char byte;
+            assert_int_equal(read(result[0], &byte, 1), 1);
+            won += byte == 'w';
+        }
+        close(end[1]);
+        for (int i = 0; i < 8; i++)
+            child_join(pids[i]);
+        assert_int_equal(won, 1);
+        assert_int_equal(folder_count(), 0);
+        close(go[0]);
+        close(result[0]);
+        close(result[1]);
+        close(end[0]);
+        if (round % 4 == 0)
+            rmdir(folder);
+    }
+}
+
+/* ---- other users ---- */
+
+static void become_nobody(void)
+{
+    CHECK(setgid(NOBODY) == 0 && setuid(NOBODY) == 0);
+}
+
+static void nobody_visits(void *context)
+{
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    const char *text = context;
+    become_nobody();
+    CHECK(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err) == COX_DENIED);
+    if (!strstr(err.text, text))
+        fprintf(stderr, "'%s' is not in: %s\n", text, err.text);
+    CHECK(strstr(err.text, text));
+}
+
+static void b9_b28_another_user_does_not_come_in(void **state)
+{
+    (void)state;
+    if (geteuid() != 0)
+        skip();
+    door_start(NULL);
+    visitor_run(nobody_visits, "ermission denied"); /* the folder's mode */
+    /* Even if somebody opens it. */
+    assert_int_equal(chmod(folder, 0711), 0);
+    visitor_run(nobody_visits, "ermission denied"); /* the socket's */
+    assert_int_equal(chmod(cox_door_path(door), 0666), 0);
+    visitor_run(nobody_visits, "user 65534 may not come in: expected 0");
+    assert_int_equal(read_count(&host.admitted), 0);
+    assert_int_equal(chmod(folder, 0700), 0);
+}
+
+static void nobody_serves(void *context)
+{
+    become_nobody();
+    serve_for_ever(context);
+}
+
+static pid_t nobody_start(void)
+{
+    int told[2];
+    assert_int_equal(pipe2(told, O_CLOEXEC), 0);
+    pid_t pid = visitor_start(nobody_serves, told);
+    assert_true(heard(told[0]));
+    close(told[0]);
+    close(told[1]);
+    return pid;
+}
+
+/* Whatever it is called and whoever owns the file: who listens is what counts. */
+static void b9_a_squatted_door_is_not_entered(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    char path[100], text[100];
+    if (geteuid() != 0)
+        skip();
+    assert_int_equal(mkdir(folder, 0700), 0);
+    assert_int_equal(chown(folder, NOBODY, NOBODY), 0);
+    pid_t pid = nobody_start();
+    snprintf(path, sizeof path, "%s/test.door", folder);
+    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, &err), COX_DENIED);
+    assert_non_null(strstr(err.text, "belongs to user 65534: expected 0 or 0"));
+    assert_int_equal(chown(path, 0, 0), 0);
+    err.code = 0;
+    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, &err), COX_DENIED);
+    snprintf(text, sizeof text, "process %d of user 65534 listens", (int)pid);
+    assert_non_null(strstr(err.text, text));
+    server_kill(pid);
+}
+
+static void root_visits_as_root(void *context)
+{
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    char path[100];
+    (void)context;
+    snprintf(path, sizeof path, "%s/test.door", folder);
+    /* The real user stays root, which is what the door sees; the effective one says whose doors are
+     * its own. */
+    int fd = raw_connect(path);
+    CHECK(fd >= 0);
+    uint8_t frame[COX_LOGON_SIZE];
+    cox_logon_format(&logon, frame);
+    CHECK(send(fd, frame, sizeof frame, 0) == sizeof frame);
+    CHECK(raw_answer(fd, NULL) == 0);
+    close(fd);
+    become_nobody();
+    CHECK(cox_door_connect(path, &logon, PATIENCE, &session, NULL) == 0);
+    cox_door_session_close(&session);
+}
+
+static void root_and_its_own_user_come_in(void **state)
+{
+    (void)state;
+    if (geteuid() != 0)
+        skip();
+    assert_int_equal(mkdir(folder, 0700), 0);
+    assert_int_equal(chown(folder, NOBODY, NOBODY), 0);
+    pid_t pid = nobody_start();
+    visitor_run(root_visits_as_root, NULL);
+    server_kill(pid);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        DOOR_TEST(b9_a_folder_that_lets_others_in_is_refused),
+        DOOR_TEST(b45_an_odd_umask_takes_nothing_away),
+        DOOR_TEST(the_default_folder_is_the_same_for_both_sides),
+        DOOR_TEST(a22_k19_long_paths_and_names_work),
+        DOOR_TEST(a22_b4_a_dead_doors_socket_is_no_obstacle),
+        DOOR_TEST(b9_a_live_name_is_taken),
+        DOOR_TEST(something_else_at_the_name_is_left_alone),
+        DOOR_TEST(b10_only_its_own_socket_is_removed_at_the_end),
+        DOOR_TEST(b4_b54_of_eight_starts_at_once_one_wins),
+        DOOR_TEST(b9_b28_another_user_does_not_come_in),
+        DOOR_TEST(b9_a_squatted_door_is_not_entered),
+        DOOR_TEST(root_and_its_own_user_come_in),
+    };
+    fixture_begin();
+    unsetenv("XDG_RUNTIME_DIR");
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

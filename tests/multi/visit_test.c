@@ -1,0 +1,356 @@
+/* The visitor's side, at doors that do not keep their promises. */
+#include "door_fixture.h"
+
+#include "channel/logon.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+static char path[100];
+static int listener = -1;
+
+static void listen_at_path(int backlog)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    mkdir(folder, 0700);
+    snprintf(path, sizeof path, "%s/odd.door", folder);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    unlink(path);
+    listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (const struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(listener, backlog), 0);
+}
+
+/* What an odd door answers with. */
+struct script {
+    const char *what;
+    enum cox_door_role role;
+    uint8_t bytes[512];
+    size_t size;
+    uint32_t fd_count;   /* with the first byte */
+    uint32_t late_count; /* with the last byte */
+    bool stays;          /* the connection is open until the visitor has gone */
+    int expected;
+};
+
+static void *odd_door(void *argument)
+{
+    const struct script *script = argument;
+    uint8_t frame[COX_LOGON_SIZE];
+    int many[COX_SOCKET_FD_COUNT_MAX];
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    for (int i = 0; i < COX_SOCKET_FD_COUNT_MAX; i++)
+        many[i] = host_fds[i % COX_DOOR_FD_COUNT_MAX];
+    size_t late = script->late_count > 0;
+    if (cox_socket_receive(fd, frame, sizeof frame, NULL, 0, NULL, PATIENCE) == 0 && script->size) {
+        cox_socket_send(fd, script->bytes, script->size - late, many, script->fd_count, PATIENCE);
+        if (late)
+            cox_socket_send(fd, script->bytes + script->size - 1, 1, many, script->late_count,
+                            PATIENCE);
+    }
+    if (script->stays)
+        cox_socket_receive(fd, frame, 1, NULL, 0, NULL, PATIENCE);
+    close(fd);
+    return NULL;
+}
+
+static void play(const struct script *script)
+{
+    struct cox_logon logon = {.role = script->role ? script->role : COX_DOOR_WORKER, .rank = 1};
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    pthread_t thread;
+    memset(&session, 0x5a, sizeof session);
+    int before = fd_count();
+    if (logon.role != COX_DOOR_WORKER)
+        logon.rank = 0;
+    assert_int_equal(pthread_create(&thread, NULL, odd_door, (void *)(uintptr_t)script), 0);
+    uint64_t deadline_ns = script->expected == COX_TIMEOUT ? cox_deadline_after_ms(50) : PATIENCE;
+    int r = cox_door_connect(path, &logon, deadline_ns, &session, &err);
+    if (r != script->expected)
+        fail_msg("%s: %d '%s', expected %d", script->what, r, err.text, script->expected);
+    if (r == 0)
+        cox_door_session_close(&session);
+    else {
+        assert_int_equal(err.code, r);
+        assert_int_equal(session.fd, 0x5a5a5a5a);
+    }
+    pthread_join(thread, NULL);
+    if (fd_count() != before)
+        fail_msg("%s: %d fds, then %d", script->what, before, fd_count());
+}
+
+static struct script welcome(const char *what, int expected, uint32_t fds_said, uint32_t fds_sent)
+{
+    struct script script = {.what = what, .size = COX_WELCOME_SIZE, .fd_count = fds_sent};
+    struct cox_welcome said = {.version = 1, .rank = 1, .rank_count = 4};
+    script.expected = expected;
+    cox_welcome_format(&said, fds_said, script.bytes);
+    script.stays = true;
+    return script;
+}
+
+static void a11_k18_b17_an_odd_answer_is_corrupt_and_leaves_nothing(void **state)
+{
+    (void)state;
+    listen_at_path(8);
+    struct script s[24];
+    size_t count = 0;
+    s[count++] = welcome("in order", 0, 4, 4);
+    s[count++] = welcome("in order, no fds", 0, 0, 0);
+    s[count++] = welcome("one too few", COX_CORRUPT, 4, 3);
+    s[count++] = welcome("one too many", COX_CORRUPT, 4, 5);
+    s[count++] = welcome("none", COX_CORRUPT, 4, 0);
+    s[count++] = welcome("unexpected", COX_CORRUPT, 0, 1);
+    s[count++] = welcome("more than it takes", COX_CORRUPT, 33, 33);
+    s[count++] = welcome("as many as there are", COX_CORRUPT, 128, 128);
+    s[count] = welcome("for a command", COX_CORRUPT, 4, 4);
+    s[count++].role = COX_DOOR_COMMAND;
+    s[count] = welcome("late fds", COX_CORRUPT, 4, 4);
+    s[count++].late_count = 1;
+    s[count] = welcome("all fds late", COX_CORRUPT, 4, 0);
+    s[count++].late_count = 4;
+    s[count] = welcome("more bytes", COX_CORRUPT, 4, 4);
+    s[count++].size += 1;
+    s[count] = welcome("cut", COX_CORRUPT, 4, 4);
+    s[count].size -= 1;
+    s[count++].stays = false;
+    s[count] = welcome("one byte of it", COX_CORRUPT, 4, 4);
+    s[count].size = 1;
+    s[count++].stays = false;
+    s[count] = welcome("another rank", COX_CORRUPT, 4, 4);
+    s[count++].bytes[1 + 12] = 2;
+    s[count] = welcome("no answer", COX_CORRUPT, 4, 4);
+    s[count++].bytes[0] = 2;
+    s[count++] = (struct script){
+        .what = "refused", .bytes = {0, COX_FULL, 2, 'n', 'o'}, .size = 5, .expected = COX_FULL};
+    s[count++] = (struct script){.what = "refused with an fd",
+                                 .bytes = {0, COX_FULL, 2, 'n', 'o'},
+                                 .size = 5,
+                                 .fd_count = 1,
+                                 .expected = COX_CORRUPT};
+    s[count++] = (struct script){.what = "half a reason",
+                                 .bytes = {0, COX_FULL, 9, 'n', 'o'},
+                                 .size = 5,
+                                 .expected = COX_CORRUPT};
+    s[count++] = (struct script){
+        .what = "no reason's length", .bytes = {0, COX_FULL}, .size = 2, .expected = COX_CORRUPT};
+    s[count++] = (struct script){
+        .what = "an empty reason", .bytes = {0, COX_FULL, 0}, .size = 3, .expected = COX_FULL};
+    s[count++] = (struct script){.what = "nothing", .expected = COX_CLOSED};
+    for (size_t i = 0; i < count; i++)
+        play(&s[i]);
+    cox_close_fd(&listener);
+}
+
+static void a2_b18_a_door_that_does_not_answer_is_a_timeout(void **state)
+{
+    (void)state;
+    listen_at_path(8);
+    struct script silence = {.what = "silence", .stays = true, .expected = COX_TIMEOUT};
+    struct script half = welcome("half", COX_TIMEOUT, 4, 4);
+    struct script reason = {.what = "half a reason",
+                            .bytes = {0, COX_FULL, 9, 'n', 'o'},
+                            .size = 5,
+                            .stays = true,
+                            .expected = COX_TIMEOUT};
+    half.size = 100;
+    play(&silence);
+    play(&half);
+    play(&reason);
+    cox_close_fd(&listener);
+}
+
+/* connect() itself waits there. */
+static void a2_b2_a_full_backlog_is_a_timeout(void **state)
+{
+    (void)state;
+    int waiting[4], count = 0;
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    listen_at_path(0);
+    for (int fd; count < 4; count++) { /* until no more fit */
+        struct sockaddr_un address = {.sun_family = AF_UNIX};
+        snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        waiting[count] = fd;
+        if (connect(fd, (const struct sockaddr *)&address, sizeof address) < 0)
+            break;
+    }
+    assert_true(count < 4 && errno == EAGAIN);
+    int before = fd_count();
+    const uint64_t deadlines[] = {0, cox_deadline_after_ms(30)};
+    for (int i = 0; i < 2; i++) {
+        err.code = 0;
+        assert_int_equal(cox_door_connect(path, &logon, deadlines[i], &session, &err), COX_TIMEOUT);
+        assert_non_null(strstr(err.text, "so many wait there"));
+    }
+    assert_int_equal(fd_count(), before);
+    for (int i = 0; i <= count; i++)
+        close(waiting[i]);
+    cox_close_fd(&listener);
+}
+
+static void *make_room(void *argument)
+{
+    (void)argument;
+    /* The one that is in the way goes; then the visitor's turn comes. */
+    for (int i = 0; i < 2; i++) {
+        uint8_t frame[COX_LOGON_SIZE];
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (cox_socket_receive(fd, frame, sizeof frame, NULL, 0, NULL, PATIENCE) == 0) {
+            static const uint8_t full[] = {0, COX_FULL, 1, 'x'};
+            cox_socket_send(fd, full, sizeof full, NULL, 0, PATIENCE);
+        }
+        close(fd);
+    }
+    return NULL;
+}
+
+static void a2_a_place_in_the_backlog_is_waited_for(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    pthread_t thread;
+    listen_at_path(0);
+    int first = raw_connect(path);
+    assert_int_equal(shutdown(first, SHUT_WR), 0);
+    assert_int_equal(pthread_create(&thread, NULL, make_room, NULL), 0);
+    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, NULL), COX_FULL);
+    pthread_join(thread, NULL);
+    close(first);
+    cox_close_fd(&listener);
+}
+
+static void serve(void *context)
+{
+    int *told = context;
+    door_start(NULL);
+    tell(told[1]);
+    for (;;)
+        pause();
+}
+
+static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    int told[2];
+    assert_int_equal(pipe2(told, O_CLOEXEC), 0);
+    pid_t pid = visitor_start(serve, told);
+    assert_true(heard(told[0]));
+    snprintf(path, sizeof path, "%s/test.door", folder);
+    kill(pid, SIGSTOP);
+    assert_int_equal(cox_door_connect(path, &logon, cox_deadline_after_ms(50), &session, &err),
+                     COX_TIMEOUT);
+    kill(pid, SIGCONT);
+    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, NULL), 0);
+    kill(pid, SIGKILL);
+    child_status(pid);
+    assert_int_equal(raw_answer(session.fd, NULL), -COX_CLOSED); /* A24: at once, no hang */
+    cox_door_session_close(&session);
+    close(told[0]);
+    close(told[1]);
+}
+
+static void k19_paths_that_cannot_be(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    char *text = malloc(5000);
+    int before = fd_count();
+    memset(text, 'x', 4999);
+    text[4999] = '\0';
+    assert_int_equal(cox_door_connect(text, &logon, PATIENCE, &session, NULL), COX_INVALID);
+    text[4500] = '/';
+    assert_int_equal(cox_door_connect(text, &logon, PATIENCE, &session, NULL), COX_INVALID);
+    assert_int_equal(cox_door_connect("", &logon, PATIENCE, &session, NULL), COX_INVALID);
+    assert_int_equal(cox_door_connect("/tmp/", &logon, PATIENCE, &session, NULL), COX_INVALID);
+    text[83] = '\0';
+    assert_int_equal(cox_door_connect(text, &logon, PATIENCE, &session, NULL), COX_INVALID);
+    text[82] = '\0';
+    assert_int_equal(cox_door_connect(text, &logon, PATIENCE, &session, NULL), COX_NOT_FOUND);
+    assert_int_equal(cox_door_connect("/dev/null", &logon, PATIENCE, &session, NULL), COX_DENIED);
+    assert_int_equal(cox_door_connect("/dev/null/x", &logon, PATIENCE, &session, NULL), COX_DENIED);
+    assert_int_equal(cox_door_connect("/nonexistent/x", &logon, PATIENCE, &session, NULL),
+                     COX_NOT_FOUND);
+    listen_at_path(1);
+    snprintf(text, 5000, "%s/link", folder);
+    assert_int_equal(symlink("odd.door", text), 0);
+    assert_int_equal(cox_door_connect(text, &logon, PATIENCE, &session, NULL), COX_DENIED);
+    cox_close_fd(&listener);
+    assert_int_equal(fd_count(), before);
+    free(text);
+}
+
+static volatile sig_atomic_t alarms;
+static void alarmed(int signal_number)
+{
+    (void)signal_number;
+    alarms = alarms + 1;
+}
+
+static void interrupted_visits(void *context)
+{
+    struct cox_logon logon = worker_logon();
+    struct sigaction action = {.sa_handler = alarmed};
+    struct itimerval often = {{0, 100}, {0, 100}};
+    (void)context;
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
+    for (int i = 0; i < 50 || alarms < 5; i++) {
+        struct cox_door_session session;
+        struct cox_error err = {0};
+        int r = cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err);
+        if (r)
+            fprintf(stderr, "%s\n", err.text);
+        CHECK(r == 0);
+        CHECK(session.fd_count == 4);
+        cox_door_session_close(&session);
+    }
+}
+
+static void k17_b47_interruptions_change_nothing(void **state)
+{
+    (void)state;
+    door_start(NULL);
+    visitor_run(interrupted_visits, NULL);
+}
+
+static void a18_a_session_can_be_made_by_hand(void **state)
+{
+    (void)state;
+    struct cox_door_session session = {.fd = -1, .welcome = {.rank_count = 2}, .fd_count = 1};
+    int before = fd_count();
+    session.fds[0] = dup(host_fds[0]);
+    cox_door_session_close(&session);
+    cox_door_session_close(&session);
+    assert_int_equal(fd_count(), before);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        DOOR_TEST(a11_k18_b17_an_odd_answer_is_corrupt_and_leaves_nothing),
+        DOOR_TEST(a2_b18_a_door_that_does_not_answer_is_a_timeout),
+        DOOR_TEST(a2_b2_a_full_backlog_is_a_timeout),
+        DOOR_TEST(a2_a_place_in_the_backlog_is_waited_for),
+        DOOR_TEST(a24_b2_a_stopped_coordinator_is_a_timeout),
+        DOOR_TEST(k19_paths_that_cannot_be),
+        DOOR_TEST(k17_b47_interruptions_change_nothing),
+        DOOR_TEST(a18_a_session_can_be_made_by_hand),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
