@@ -229,6 +229,8 @@ uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry)
         return request > rank ? request : rank;
     }
     uint64_t size = cox_layout_control_size(geometry->rank_count);
+    uint64_t group = cox_geometry_group_size(geometry);
+    size = group > size ? group : size;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         const struct cox_layout_channel *channel = &geometry->channels[c];
         size = channel->request_size > size ? channel->request_size : size;

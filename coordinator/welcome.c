@@ -212,6 +212,13 @@ static int on_command(void *context, const struct cox_door_visitor *visitor, int
     return r;
 }
 
+/* There is no folder for it that this user may use: after su, XDG_RUNTIME_DIR is still somebody else's. */
+static bool is_no_place(int r)
+{
+    return r == COX_DENIED || r == -EACCES || r == -EPERM || r == -EROFS || r == -ENOENT ||
+           r == -ENOTDIR;
+}
+
 int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err)
 {
     if (executor->options.no_door)
@@ -230,7 +237,7 @@ int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err)
     struct cox_error why = {0};
     int r = cox_door_open(&options, &hooks, &executor->door, &why);
     bool needed = executor->geometry.sealed || executor->options.external_workers;
-    if (r == 0 || needed || r == COX_TAKEN)
+    if (r == 0 || needed || !is_no_place(r))
         return r ? cox_fail(err, r, "%s", why.text) : 0;
     cox_log_write(&executor->options.log, 4,
                   "no door: coxswain status and stop cannot reach this group: %s", why.text);
