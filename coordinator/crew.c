@@ -213,6 +213,7 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
         .attach = group->attach,
         .huge_pages = group->huge_pages,
         .external_workers = options->external,
+        .need_door = options->need_door,
         .start_timeout_ms = group->start_timeout_ms,
         .log = cox_crew_log(),
         .hook_context = crew,

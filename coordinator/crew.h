@@ -25,6 +25,7 @@ struct cox_crew_options {
     const struct cox_group_options *group;
     const char *const *command; /* argv of every worker, NULL-terminated */
     bool external;              /* none is started: they log on at the door */
+    bool need_door;             /* it is there to be talked to */
     bool no_flags;              /* append none to command */
     const char *model;          /* told at init; NULL: not told */
     bool init;                  /* send MODEL_INIT */

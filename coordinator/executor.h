@@ -101,6 +101,9 @@ struct cox_executor_options {
     const char *
         door_folder; /* NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; only during start */
     bool no_door;    /* no socket; not with sealed attach or external workers */
+    /* Without one start fails; otherwise, where this user has no place for it, that is logged, and the
+     * group goes without (not with sealed attach or external workers). */
+    bool need_door;
     uint64_t start_timeout_ms; /* default 60,000 */
     uint64_t
         finalize_ms;  /* how long stop waits for workers to leave by themselves; default 3,000 */

@@ -84,7 +84,7 @@ static int keep(const struct cox_crew_options *options)
 int cox_command_run(int argc, char **argv)
 {
     struct cox_group_options group;
-    struct cox_crew_options options = {.group = &group, .init = true};
+    struct cox_crew_options options = {.group = &group, .init = true, .need_door = true};
     struct cox_error error = {0};
     cox_group_options_init(&group);
     int option, r = 0;

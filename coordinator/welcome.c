@@ -236,7 +236,8 @@ int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err)
     };
     struct cox_error why = {0};
     int r = cox_door_open(&options, &hooks, &executor->door, &why);
-    bool needed = executor->geometry.sealed || executor->options.external_workers;
+    bool needed = executor->options.need_door || executor->geometry.sealed ||
+                  executor->options.external_workers;
     if (r == 0 || needed || !is_no_place(r))
         return r ? cox_fail(err, r, "%s", why.text) : 0;
     cox_log_write(&executor->options.log, 4,

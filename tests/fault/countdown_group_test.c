@@ -258,6 +258,7 @@ static void executor_choose(uint32_t depth, bool legacy)
         .rank_count = RANK_COUNT,
         .command = scripted,
         .no_flags = true,
+        .need_door = true, /* or what it fails for would be logged alone */
         .depth = depth,
         .legacy_workers = legacy,
         .start_timeout_ms = TEST_PATIENCE_MS,
@@ -303,6 +304,7 @@ static int crew_start(void *object, struct cox_error *err)
         .group = &group,
         .command = scripted,
         .no_flags = true,
+        .need_door = true,
         .quiet = true,
     };
     int signal_number;
