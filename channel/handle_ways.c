@@ -66,12 +66,11 @@ static const char *denied_reason(pid_t exporter, char *buffer, size_t buffer_siz
     struct stat st;
     snprintf(path, sizeof path, "/proc/%jd/status", (intmax_t)exporter);
     bool known = file_read(path, status, sizeof status) && status_number(status, "\nUid:", 1, &uid);
-    snprintf(path, sizeof path, "/proc/%jd", (intmax_t)exporter);
     if (known && uid != geteuid())
         snprintf(buffer, buffer_size, "it belongs to user %u, this process to user %u", uid,
                  (unsigned)geteuid());
     else if (known && stat(path, &st) == 0 && st.st_uid != uid)
-        /* Then its files in /proc are root's. */
+        /* Then its files in /proc are root's, the folder excepted. */
         snprintf(buffer, buffer_size,
                  "it is not dumpable (prctl PR_SET_DUMPABLE, or its program may not be read)");
     else if (cox_handle_yama() > 0)

@@ -252,7 +252,7 @@ static void l19_b25_no_field_leads_to_another_object_though_the_crc_is_right(voi
         {PID, 4, UINT32_MAX, COX_CORRUPT, "process 4294967295"},
         {PID, 4, (uint64_t)INT32_MAX + 1, COX_CORRUPT, "process"},
         {PID, 4, INT32_MAX, COX_PEER_DEAD, "is gone"},
-        {PID, 4, (uint64_t)getppid(), COX_PEER_DEAD, "is gone"},
+        {PID, 4, 1, COX_PEER_DEAD, "is gone"},
         {START, 8, 0, COX_PEER_DEAD, "is gone"},
         {START, 8, number(&handle, START, 8) + 1, COX_PEER_DEAD, "is gone"},
         {START, 8, number(&handle, START, 8) - 1, COX_PEER_DEAD, "is gone"},
