@@ -3,3 +3,5 @@ set(handle_sources ${CMAKE_CURRENT_LIST_DIR}/handle_peer.c ${CMAKE_CURRENT_LIST_
 
 cox_multi_test(NAME handle SOURCES ${CMAKE_CURRENT_LIST_DIR}/handle_test.c ${handle_sources}
     LIBS coxswain_channel TIMEOUT 120)
+cox_multi_test(NAME handle_door SOURCES ${CMAKE_CURRENT_LIST_DIR}/handle_door_test.c ${handle_sources}
+    LIBS coxswain_channel TIMEOUT 120)
