@@ -16,7 +16,7 @@ static struct stat exported_stat;
 
 static void setup(void)
 {
-    struct cox_exporter *exporter; /* for as long as the process lives */
+    static struct cox_exporter *exporter; /* for as long as the process lives */
     struct cox_handle handle;
     int fd = memfd_create("handle", MFD_CLOEXEC);
     FUZZ_CHECK(fd >= 0 && ftruncate(fd, OBJECT_SIZE) == 0 && fstat(fd, &exported_stat) == 0);
