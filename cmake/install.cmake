@@ -5,6 +5,7 @@ include(CMakePackageConfigHelpers)
 # The public headers. They include each other relatively ("../channel/base.h").
 set(public_headers
     channel/base.h
+    channel/handle.h
     proto/wire.h
     proto/operation.h
     proto/executor.proto

@@ -459,8 +459,10 @@ int __wrap_fcntl(int fd, int command, ...)
     va_start(args, command);
     long argument = va_arg(args, long);
     va_end(args);
+    /* A duplicate at a number of some height may be had at a lower one as well. */
+    unsigned flags = command == F_DUPFD_CLOEXEC && argument > 3 ? COUNTDOWN_PASSABLE : 0;
     /* How much a pipe holds is asked for when all is over. */
-    if (command != F_GETPIPE_SZ && FAILS("fcntl", EMFILE, 0, 0))
+    if (command != F_GETPIPE_SZ && FAILS("fcntl", EMFILE, 0, flags))
         return -1;
     return __real_fcntl(fd, command, argument);
 }
@@ -489,6 +491,8 @@ long __wrap_syscall(long number, ...)
     if (number == SYS_clone && FAILS("clone", EAGAIN, 0, 0))
         return -1;
     if (number == SYS_pidfd_open && FAILS("pidfd_open", EMFILE, 0, 0))
+        return -1;
+    if (number == SYS_pidfd_getfd && FAILS("pidfd_getfd", EMFILE, 0, 0))
         return -1;
     return __real_syscall(number, a[0], a[1], a[2], a[3], a[4]);
 }

@@ -10,6 +10,7 @@
 #include "../unit/table_request.h"
 #include "channel/deposits.h"
 #include "channel/logon.h"
+#include "channel/handle_internal.h"
 #include "channel/reply.h"
 #include "channel/request.h"
 #include "channel/truth.h"
@@ -419,6 +420,39 @@ static void doors(void)
     save("door", "depot_answer", &bytes);
 }
 
+/* how: of the target; what depends on the process that reads it is made right there. */
+static void handle(const char *name, unsigned how, struct cox_handle_info info)
+{
+    struct cox_handle packed;
+    struct bytes bytes = {0};
+    info.pid = info.pid ? info.pid : 4242;
+    info.start = 424242;
+    info.system = UINT64_C(0x0123456789abcdef);
+    info.dev = 1;
+    info.ino = 4711;
+    info.generation = 7;
+    cox_handle_format(&info, &packed);
+    put_byte(&bytes, how);
+    put(&bytes, packed.bytes, sizeof packed.bytes);
+    save("handle", name, &bytes);
+}
+
+static void handles(void)
+{
+    const struct cox_handle_info memory = {.kind = COX_HANDLE_MEMORY, .fd = 256, .size = 1000};
+    struct cox_handle_info info = memory;
+    handle("plain", 0, memory);
+    handle("elsewhere", 1, memory);
+    handle("other_fd", 1 | 2, memory);
+    info.offset = 5000;
+    handle("own", 1 | 2 | 4, info);
+    info.size = 5001;
+    handle("too_long", 1 | 2 | 4, info);
+    info.offset = UINT64_MAX - 100;
+    handle("overflow", 1 | 2 | 4, info);
+    handle("socket", 1 | 2, (struct cox_handle_info){.kind = COX_HANDLE_OTHER, .fd = 2});
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -438,6 +472,7 @@ int main(int argc, char **argv)
     reply_slot("legacy_whole", 1, 0, 0, 1 | 2 | 4, 1, false, "hello");
     logons();
     doors();
+    handles();
     steps();
     responses();
     texts();

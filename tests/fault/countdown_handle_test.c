@@ -1,0 +1,245 @@
+/* By-value handles: exporter, importer, exporting and opening, with each of their calls failing in
+ * turn. The exporter is a process of its own where the handle is another's. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "channel/handle.h"
+#include "channel/handle_internal.h"
+
+#define OBJECT_SIZE 8192
+
+static struct cox_handle foreign; /* of the child */
+static struct cox_handle own;     /* of `exporter` */
+static struct cox_exporter *exporter;
+static struct cox_importer *importer;
+static int object_fd;
+
+/* ---- constructors ---- */
+
+static int self_load(void *object, struct cox_error *err)
+{
+    return cox_handle_self_load(object, err);
+}
+
+static int exporter_new(void *object, struct cox_error *err)
+{
+    return cox_exporter_new(NULL, object, err);
+}
+
+static void exporter_free(void *object)
+{
+    cox_exporter_free(*(struct cox_exporter **)object);
+}
+
+static int importer_new(void *object, struct cox_error *err)
+{
+    const struct cox_importer_options options = {.door_path = "/nonexistent", .cache_max = 3};
+    return cox_importer_new(&options, object, err);
+}
+
+static void importer_free(void *object)
+{
+    cox_importer_free(*(struct cox_importer **)object);
+}
+
+/* ---- exporting ---- */
+
+static void exporter_prepare(void)
+{
+    assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
+    assert_int_equal(cox_exporter_export(exporter, object_fd, 0, 0, &own, NULL), 0);
+}
+
+static void exporter_restore(void)
+{
+    exporter = cox_exporter_free(exporter);
+}
+
+static int export(void *object, struct cox_error *err)
+{
+    return cox_exporter_export(exporter, object_fd, 100, 1000, object, err);
+}
+
+static void put(void *object)
+{
+    assert_int_equal(cox_exporter_put(exporter, object), 0);
+}
+
+/* ---- opening ---- */
+
+static int open_foreign(void *object, struct cox_error *err)
+{
+    return cox_handle_open(&foreign, NULL, 0, object, err);
+}
+
+static int open_own(void *object, struct cox_error *err)
+{
+    return cox_handle_open(&own, NULL, 0, object, err);
+}
+
+static void fd_close(void *object)
+{
+    cox_close_fd(object);
+}
+
+static void importer_prepare(void)
+{
+    exporter_prepare();
+    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
+}
+
+/* With the exporter's pidfd kept from an earlier open. */
+static void importer_prepare_known(void)
+{
+    const struct cox_import *import;
+    importer_prepare();
+    assert_int_equal(cox_importer_open(importer, &foreign, COX_IMPORT_READ, &import, NULL), 0);
+    cox_importer_close(importer, import);
+}
+
+static void importer_prepare_open(void)
+{
+    const struct cox_import *import;
+    importer_prepare();
+    assert_int_equal(cox_importer_open(importer, &foreign, COX_IMPORT_READ, &import, NULL), 0);
+}
+
+static void importer_restore(void)
+{
+    importer = cox_importer_free(importer);
+    exporter_restore();
+}
+
+static int import_foreign(void *object, struct cox_error *err)
+{
+    return cox_importer_open(importer, &foreign, COX_IMPORT_READ, object, err);
+}
+
+static int import_own(void *object, struct cox_error *err)
+{
+    return cox_importer_open(importer, &own, COX_IMPORT_WRITE, object, err);
+}
+
+static void import_close(void *object)
+{
+    cox_importer_close(importer, *(const struct cox_import **)object);
+}
+
+static const struct countdown_subject subjects[] = {
+    {.name = "handle_self_load", .size = sizeof(struct cox_handle_self), .construct = self_load},
+    {.name = "exporter_new",
+     .size = sizeof(struct cox_exporter *),
+     .construct = exporter_new,
+     .destroy = exporter_free},
+    {.name = "importer_new",
+     .size = sizeof(struct cox_importer *),
+     .construct = importer_new,
+     .destroy = importer_free},
+    {.name = "exporter_export",
+     .size = sizeof(struct cox_handle),
+     .lenient = true, /* the number that is its turn may be too high */
+     .construct = export,
+     .destroy = put,
+     .prepare = exporter_prepare,
+     .restore = exporter_restore},
+    {.name = "handle_open of another process",
+     .size = sizeof(int),
+     .construct = open_foreign,
+     .destroy = fd_close},
+    {.name = "handle_open of this process",
+     .size = sizeof(int),
+     .construct = open_own,
+     .destroy = fd_close,
+     .prepare = exporter_prepare,
+     .restore = exporter_restore},
+    {.name = "importer_open of another process",
+     .size = sizeof(struct cox_import *),
+     .construct = import_foreign,
+     .destroy = import_close,
+     .prepare = importer_prepare,
+     .restore = importer_restore},
+    {.name = "importer_open of an exporter that is known",
+     .size = sizeof(struct cox_import *),
+     .construct = import_foreign,
+     .destroy = import_close,
+     .prepare = importer_prepare_known,
+     .restore = importer_restore},
+    {.name = "importer_open of this process",
+     .size = sizeof(struct cox_import *),
+     .construct = import_own,
+     .destroy = import_close,
+     .prepare = importer_prepare,
+     .restore = importer_restore},
+    /* Last: it makes one call, after which nothing follows. */
+    {.name = "importer_open of what is open",
+     .size = sizeof(struct cox_import *),
+     .lenient = true, /* who cannot be asked whether it is dead has not died */
+     .construct = import_foreign,
+     .destroy = import_close,
+     .prepare = importer_prepare_open,
+     .restore = importer_restore},
+};
+
+static void b15_b29_any_call_may_fail_once(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_once(&subjects[i]);
+}
+
+static void b19_the_first_of_many_failures_is_reported(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i + 1 < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_sticky(&subjects[i]);
+}
+
+static void b47_interruptions_stay_inside(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_interrupted(&subjects[i]);
+}
+
+static _Noreturn void child_main(int told)
+{
+    struct cox_exporter *of_child;
+    struct cox_handle handle;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    COX_ASSERT(cox_exporter_new(NULL, &of_child, NULL) == 0);
+    COX_ASSERT(cox_exporter_export(of_child, object_fd, 0, 0, &handle, NULL) == 0);
+    COX_ASSERT(write(told, &handle, sizeof handle) == sizeof handle);
+    for (;;)
+        pause();
+}
+
+int main(void)
+{
+    int told[2];
+    object_fd = memfd_create("countdown", MFD_CLOEXEC);
+    COX_ASSERT(object_fd >= 0 && ftruncate(object_fd, OBJECT_SIZE) == 0 && pipe(told) == 0);
+    pid_t pid = fork();
+    if (pid == 0)
+        child_main(told[1]);
+    COX_ASSERT(pid > 0 && read(told[0], &foreign, sizeof foreign) == sizeof foreign);
+    close(told[0]);
+    close(told[1]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(b15_b29_any_call_may_fail_once),
+        cmocka_unit_test(b19_the_first_of_many_failures_is_reported),
+        cmocka_unit_test(b47_interruptions_stay_inside),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    return failed;
+}

@@ -1,0 +1,374 @@
+/* By-value handles where pidfd_getfd is missing or denied: the door has the fd. */
+#include "handle_peer.h"
+
+#include "channel/door.h"
+#include "channel/socket.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#define PATIENCE cox_deadline_after_ms(20000)
+
+static char folder[64];
+static struct cox_door *door;
+static const char *path; /* of the door */
+
+static void door_start(uint32_t deposit_max)
+{
+    const struct cox_door_options options = {
+        .name = "handles", .folder = folder, .deposit_max = deposit_max};
+    static const struct cox_door_hooks none;
+    struct cox_error err = {0};
+    snprintf(folder, sizeof folder, "/tmp/cox_handles_XXXXXX");
+    CHECK(mkdtemp(folder));
+    if (cox_door_open(&options, &none, &door, &err))
+        fprintf(stderr, "%s\n", err.text);
+    CHECK(door);
+    path = cox_door_path(door);
+}
+
+static void door_stop(void)
+{
+    door = cox_door_close(door);
+    if (folder[0])
+        CHECK(rmdir(folder) == 0);
+    folder[0] = '\0';
+}
+
+static int setup(void **state)
+{
+    leak_setup(state);
+    folder[0] = '\0';
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    door_stop();
+    return leak_teardown(state);
+}
+
+/* In children. */
+static void expect_refused(const struct cox_handle *handle, int code, const char *word)
+{
+    struct cox_error err = {0};
+    int fd = -77, r = cox_handle_open(handle, path, PATIENCE, &fd, &err);
+    if (r != code || !strstr(err.text, word))
+        fprintf(stderr, "expected %d with '%s', got %d '%s'\n", code, word, r, err.text);
+    CHECK(r == code && strstr(err.text, word) && fd == -77);
+}
+
+static void expect_opened(const struct cox_handle *handle, enum cox_handle_way expected,
+                          unsigned seed)
+{
+    struct cox_handle_info info;
+    struct cox_error err = {0};
+    enum cox_handle_way way = COX_HANDLE_BY_DUP;
+    int fd = -1;
+    if (cox_handle_open_way(handle, path, PATIENCE, &fd, &way, &err))
+        fprintf(stderr, "%s\n", err.text);
+    CHECK(fd >= 3 && way == expected && fcntl(fd, F_GETFD) == FD_CLOEXEC);
+    CHECK(cox_handle_parse(handle, &info, NULL) == 0);
+    CHECK(object_is(fd, info.offset, info.size, seed));
+    close(fd);
+}
+
+/* ---- closed ways ---- */
+
+struct denial {
+    struct cox_handle first, second;
+    uint32_t call;
+    int error;
+};
+
+static void open_by_door(void *context)
+{
+    const struct denial *denial = context;
+    const struct cox_importer_options options = {.door_path = path, .deadline_ms = 20000};
+    struct cox_importer *importer;
+    const struct cox_import *one, *two;
+    struct cox_error err = {0};
+    CHECK(cox_importer_new(&options, &importer, NULL) == 0);
+    int fds = fd_count();
+    expect_opened(&denial->first, COX_HANDLE_BY_PIDFD, 1);
+    CHECK(cox_importer_open(importer, &denial->first, COX_IMPORT_READ, &one, NULL) == 0);
+    call_deny(denial->call, ANY_ARGUMENT, denial->error);
+    expect_opened(&denial->first, COX_HANDLE_BY_DOOR, 1);
+    expect_opened(&denial->second, COX_HANDLE_BY_DOOR, 2);
+    if (cox_importer_open(importer, &denial->second, COX_IMPORT_READ, &two, &err))
+        fprintf(stderr, "%s\n", err.text);
+    CHECK(err.code == 0);
+    CHECK(((const uint8_t *)one->base)[9] == object_byte(1, 9));
+    CHECK(((const uint8_t *)two->base)[9] == object_byte(2, 5010));
+    CHECK(cox_importer_open(importer, &denial->first, COX_IMPORT_READ, &one, NULL) == 0);
+    cox_importer_close(importer, one);
+    cox_importer_close(importer, one);
+    cox_importer_close(importer, two);
+    struct cox_handle forged = denial->second; /* nobody left that one */
+    handle_forge(&forged, 56, 4, 7);
+    expect_refused(&forged, denial->error == ENOSYS ? COX_UNSUPPORTED : COX_DENIED,
+                   "does not help");
+    cox_importer_free(importer);
+    CHECK(fd_count() == fds);
+}
+
+static void l11_l12_b27_denied_or_missing_later_the_door_has_it(void **state)
+{
+    (void)state;
+    if (!filters_possible())
+        skip();
+    door_start(0);
+    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    struct denial denial = {.first = peer_export(&peer, PEER_EXPORT, 1),
+                            .second = peer_export(&peer, PEER_EXPORT_AT, 2)};
+    const struct {
+        uint32_t call;
+        int error;
+    } denials[] = {{SYS_pidfd_getfd, EPERM},
+                   {SYS_pidfd_getfd, ENOSYS},
+                   {SYS_pidfd_open, ENOSYS},
+                   {SYS_pidfd_open, EPERM}};
+    for (size_t i = 0; i < sizeof denials / sizeof denials[0]; i++) {
+        denial.call = denials[i].call;
+        denial.error = denials[i].error;
+        child_run(open_by_door, &denial);
+    }
+    peer_end(&peer);
+}
+
+static void not_dumpable_scene(void *context)
+{
+    (void)context;
+    user_change(NOBODY);
+    door_start(0);
+    struct peer with = peer_start(&(struct peer_options){.door_path = path});
+    struct peer without = peer_start(NULL);
+    struct cox_handle handle = peer_export(&with, PEER_EXPORT, 3);
+    struct cox_handle other = peer_export(&without, PEER_EXPORT, 4);
+    expect_opened(&handle, COX_HANDLE_BY_PIDFD, 3);
+    CHECK(peer_ask(&with, PEER_SET_DUMPABLE, 0, NULL).result == 0);
+    CHECK(peer_ask(&without, PEER_SET_DUMPABLE, 0, NULL).result == 0);
+    expect_opened(&handle, COX_HANDLE_BY_DOOR, 3);
+    expect_refused(&other, COX_DENIED, "not dumpable");
+    peer_end(&with);
+    peer_end(&without);
+    door_stop();
+}
+
+static void l12_an_exporter_that_is_not_dumpable_is_reached_by_the_door(void **state)
+{
+    (void)state;
+    if (geteuid() != 0)
+        skip();
+    child_run(not_dumpable_scene, NULL);
+}
+
+static void open_as_nobody(void *context)
+{
+    user_change(NOBODY);
+    expect_refused(context, COX_DENIED, "");
+}
+
+static void l6_l12_the_door_helps_no_other_user(void **state)
+{
+    (void)state;
+    if (geteuid() != 0)
+        skip();
+    door_start(0);
+    CHECK(chmod(folder, 0711) == 0);
+    CHECK(chmod(path, 0777) == 0); /* so that it is not the file that stops it */
+    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 5);
+    child_run(open_as_nobody, &handle);
+    peer_end(&peer);
+}
+
+/* ---- life and death ---- */
+
+struct scene {
+    struct peer peer;
+    struct cox_handle kept, put;
+    int go; /* read until it is closed */
+    int ready;
+};
+
+static void open_around_a_death(void *context)
+{
+    const struct scene *scene = context;
+    call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, EPERM);
+    expect_opened(&scene->kept, COX_HANDLE_BY_DOOR, 6);
+    expect_refused(&scene->put, COX_DENIED, "not found");
+    tell(scene->ready);
+    CHECK(heard(scene->go));
+    expect_refused(&scene->kept, COX_PEER_DEAD, "is gone");
+}
+
+static void l8_l15_the_door_forgets_what_was_put_and_who_died(void **state)
+{
+    struct scene scene;
+    int go[2], ready[2];
+    (void)state;
+    if (!filters_possible())
+        skip();
+    door_start(0);
+    scene.peer = peer_start(&(struct peer_options){.door_path = path});
+    scene.put = peer_export(&scene.peer, PEER_EXPORT, 7);
+    scene.kept = peer_export(&scene.peer, PEER_EXPORT, 6);
+    assert_int_equal(peer_ask(&scene.peer, PEER_PUT, 0, &scene.put).result, 0);
+    assert_int_equal(pipe2(go, O_CLOEXEC) | pipe2(ready, O_CLOEXEC), 0);
+    scene.go = go[0];
+    scene.ready = ready[1];
+    pid_t pid = child_start(open_around_a_death, &scene);
+    close(ready[1]);
+    bool there = heard(ready[0]);
+    peer_kill(&scene.peer);
+    tell(go[1]);
+    child_join(pid);
+    assert_true(there);
+    close(go[0]);
+    close(go[1]);
+    close(ready[0]);
+    peer_end(&scene.peer);
+}
+
+static void open_without_its_door(void *context)
+{
+    expect_opened(context, COX_HANDLE_BY_PIDFD, 8);
+    call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, EPERM);
+    expect_refused(context, COX_DENIED, "does not help");
+}
+
+static void l12_a_door_that_is_gone_leaves_the_other_way(void **state)
+{
+    char gone[COX_DOOR_PATH_SIZE];
+    (void)state;
+    if (!filters_possible())
+        skip();
+    door_start(0);
+    snprintf(gone, sizeof gone, "%s", path);
+    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 8);
+    int fds = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
+    door_stop();
+    path = gone;
+    child_run(open_without_its_door, &handle);
+    struct peer_answer answer = peer_ask(&peer, PEER_EXPORT, 9, NULL);
+    assert_int_equal(answer.result, COX_CLOSED);
+    assert_true(answer.err.text[0]);
+    assert_int_equal(peer_ask(&peer, PEER_EXPORT, 9, NULL).result, COX_CLOSED);
+    assert_int_equal(peer_ask(&peer, PEER_PUT, 0, &handle).result, 0);
+    /* Less the connection and the duplicate. */
+    assert_int_equal(peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, fds - 2);
+    struct cox_exporter *exporter = NULL;
+    const struct cox_exporter_options options = {.door_path = gone};
+    struct cox_error err = {0};
+    int r = cox_exporter_new(&options, &exporter, &err);
+    assert_true(r == COX_NOT_FOUND || r == COX_CLOSED);
+    assert_true(err.code == r && !exporter);
+    peer_end(&peer);
+}
+
+static void l12_a_full_depot_refuses_an_export_whole(void **state)
+{
+    (void)state;
+    door_start(2);
+    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    struct cox_handle one = peer_export(&peer, PEER_EXPORT, 10);
+    peer_export(&peer, PEER_EXPORT, 11);
+    int fds = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(peer_ask(&peer, PEER_EXPORT, 12, NULL).result, COX_FULL);
+    assert_int_equal(peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, fds);
+    assert_int_equal(peer_ask(&peer, PEER_PUT, 0, &one).result, 0);
+    struct cox_handle again = peer_export(&peer, PEER_EXPORT, 13);
+    expect_opened(&again, COX_HANDLE_BY_PIDFD, 13);
+    peer_end(&peer);
+}
+
+static void l15_b29_nothing_is_left_at_the_door(void **state)
+{
+    (void)state;
+    door_start(0);
+    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    peer_export(&peer, PEER_EXPORT, 14);
+    int fds = fd_count(), there = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
+    for (int round = 0; round < 20; round++) {
+        assert_int_equal(peer_ask(&peer, PEER_EXPORT_BATCH, 0, NULL).result, 0);
+        assert_int_equal(fd_count(), fds + PEER_BATCH); /* the door's, in this process */
+        assert_int_equal(peer_ask(&peer, PEER_PUT_BATCH, 0, NULL).result, 0);
+        assert_int_equal(fd_count(), fds);
+    }
+    assert_int_equal(peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, there);
+    peer_end(&peer);
+}
+
+/* ---- beside it ---- */
+
+static void l13_query_tells_whether_the_door_answers(void **state)
+{
+    struct cox_handle_ways ways;
+    (void)state;
+    door_start(0);
+    int fds = fd_count();
+    assert_int_equal(cox_handle_query(path, PATIENCE, &ways), 0);
+    assert_true(ways.door && ways.door_error == 0);
+    /* The door's end, too, once it has seen that nobody is there. */
+    uint64_t deadline_ns = PATIENCE;
+    while (fd_count() != fds)
+        assert_true(cox_now_ns() < deadline_ns);
+}
+
+/* What passes fds in messages passes bytes as well; neither is taken for the other. */
+static void l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side(void **state)
+{
+    int pair[2], came = -1, opened = -1, fd = object_new(PEER_OBJECT_SIZE, 15);
+    uint32_t count = 0;
+    struct cox_handle handle, bytes = {{0}};
+    struct cox_exporter *exporter;
+    (void)state;
+    assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
+    assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &handle, NULL), 0);
+    assert_int_equal(cox_socket_pair(pair), 0);
+    /* Legacy: the 64 bytes say nothing, the fd comes along. */
+    assert_int_equal(cox_socket_send(pair[0], &bytes, sizeof bytes, &fd, 1, PATIENCE), 0);
+    assert_int_equal(cox_socket_receive(pair[1], &bytes, sizeof bytes, &came, 1, &count, PATIENCE),
+                     0);
+    assert_int_equal(count, 1);
+    assert_true(object_is(came, 0, PEER_OBJECT_SIZE, 15));
+    assert_int_equal(cox_handle_open(&bytes, NULL, PATIENCE, &opened, NULL), COX_CORRUPT);
+    /* By value: no fd comes along, and none is needed. */
+    assert_int_equal(cox_socket_send(pair[0], &handle, sizeof handle, NULL, 0, PATIENCE), 0);
+    assert_int_equal(cox_socket_receive(pair[1], &bytes, sizeof bytes, NULL, 0, &count, PATIENCE),
+                     0);
+    assert_int_equal(cox_handle_open(&bytes, NULL, PATIENCE, &opened, NULL), 0);
+    assert_true(object_is(opened, 0, PEER_OBJECT_SIZE, 15));
+    cox_exporter_free(exporter);
+    int all[] = {pair[0], pair[1], came, opened, fd};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        close(all[i]);
+}
+
+#define HANDLE_TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        HANDLE_TEST(l11_l12_b27_denied_or_missing_later_the_door_has_it),
+        HANDLE_TEST(l12_an_exporter_that_is_not_dumpable_is_reached_by_the_door),
+        HANDLE_TEST(l6_l12_the_door_helps_no_other_user),
+        HANDLE_TEST(l8_l15_the_door_forgets_what_was_put_and_who_died),
+        HANDLE_TEST(l12_a_door_that_is_gone_leaves_the_other_way),
+        HANDLE_TEST(l12_a_full_depot_refuses_an_export_whole),
+        HANDLE_TEST(l15_b29_nothing_is_left_at_the_door),
+        HANDLE_TEST(l13_query_tells_whether_the_door_answers),
+        HANDLE_TEST(l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,639 @@
+/* By-value handles between processes, opened with pidfd_getfd. */
+#include "handle_peer.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+enum { PID = 4, START = 8, FD = 24, INO = 32 };
+
+static uint64_t number(const struct cox_handle *handle, size_t offset, size_t size)
+{
+    uint64_t value = 0;
+    memcpy(&value, handle->bytes + offset, size);
+    return value;
+}
+
+static int open_plain(const struct cox_handle *handle, int *ret_fd, struct cox_error *err)
+{
+    return cox_handle_open(handle, NULL, cox_deadline_after_ms(1000), ret_fd, err);
+}
+
+static void opens(const struct cox_handle *handle, unsigned seed)
+{
+    struct cox_handle_info info;
+    struct cox_error err = {0};
+    int fd = -1, r = open_plain(handle, &fd, &err);
+    if (r)
+        fail_msg("open: %d %s", r, err.text);
+    assert_int_equal(cox_handle_parse(handle, &info, NULL), 0);
+    assert_true(object_is(fd, info.offset, info.size, seed));
+    close(fd);
+}
+
+static void refused(const struct cox_handle *handle, int code, const char *word)
+{
+    struct cox_error err = {0};
+    int fd = -77, r = open_plain(handle, &fd, &err);
+    if (r != code || err.code != code || !strstr(err.text, word))
+        fail_msg("expected %d with '%s', got %d '%s'", code, word, r, err.text);
+    assert_int_equal(fd, -77);
+}
+
+/* In children. */
+static void expect_refused(const struct cox_handle *handle, int code, const char *word)
+{
+    struct cox_error err = {0};
+    int fd = -77, r = open_plain(handle, &fd, &err);
+    if (r != code || !strstr(err.text, word))
+        fprintf(stderr, "expected %d with '%s', got %d '%s'\n", code, word, r, err.text);
+    CHECK(r == code && strstr(err.text, word) && fd == -77);
+}
+
+/* ---- who may open ---- */
+
+static void l3_another_process_opens_it(void **state)
+{
+    (void)state;
+    struct peer peer = peer_start(NULL);
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 1);
+    int fd = -1;
+    assert_int_equal(open_plain(&handle, &fd, NULL), 0);
+    assert_true(fd >= 3);
+    assert_int_equal(fcntl(fd, F_GETFD), FD_CLOEXEC);
+    assert_true(object_is(fd, 0, PEER_OBJECT_SIZE, 1));
+    close(fd);
+    peer_end(&peer);
+}
+
+static void l5_siblings_and_strangers_open_it(void **state)
+{
+    (void)state;
+    for (int as_nobody = 0; as_nobody <= (geteuid() == 0); as_nobody++) {
+        const struct peer_options child = {.uid = as_nobody ? NOBODY : 0};
+        const struct peer_options stranger = {.uid = child.uid, .unrelated = true};
+        struct peer peers[] = {peer_start(&child), peer_start(&child), peer_start(&stranger)};
+        for (unsigned from = 0; from < 3; from++) {
+            struct cox_handle handle = peer_export(&peers[from], PEER_EXPORT_AT, from);
+            for (unsigned to = 0; to < 3; to++) {
+                struct peer_answer answer = peer_ask(&peers[to], PEER_OPEN, 0, &handle);
+                if (answer.result)
+                    fail_msg("%u of %u: %s", to, from, answer.err.text);
+                assert_int_equal(answer.number, object_byte(from, 5001));
+            }
+        }
+        for (unsigned i = 0; i < 3; i++)
+            peer_end(&peers[i]);
+    }
+}
+
+static void open_as_nobody(void *context)
+{
+    user_change(NOBODY);
+    expect_refused(context, COX_DENIED, "belongs to user 0, this process to user 65534");
+    struct cox_importer *importer;
+    const struct cox_import *import;
+    CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
+    CHECK(cox_importer_open(importer, context, COX_IMPORT_READ, &import, NULL) == COX_DENIED);
+    CHECK(cox_importer_open(importer, context, COX_IMPORT_READ, &import, NULL) == COX_DENIED);
+    cox_importer_free(importer);
+}
+
+static void l6_another_user_is_denied(void **state)
+{
+    (void)state;
+    if (geteuid() != 0)
+        skip();
+    struct peer peer = peer_start(NULL);
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 2);
+    opens(&handle, 2);
+    child_run(open_as_nobody, &handle);
+    peer_end(&peer);
+}
+
+static void open_not_dumpable(void *context)
+{
+    user_change(NOBODY);
+    expect_refused(context, COX_DENIED, "not dumpable");
+}
+
+static void l12_an_exporter_that_is_not_dumpable_is_closed_to_others(void **state)
+{
+    (void)state;
+    if (geteuid() != 0)
+        skip();
+    struct peer peer = peer_start(&(struct peer_options){.uid = NOBODY});
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 3);
+    assert_int_equal(peer_ask(&peer, PEER_SET_DUMPABLE, 0, NULL).result, 0);
+    child_run(open_not_dumpable, &handle);
+    peer_end(&peer);
+}
+
+/* ---- where ---- */
+
+struct elsewhere {
+    struct cox_handle handle; /* of outside, for inside */
+    bool done;
+    struct cox_handle back; /* of inside, for outside */
+    int gate;               /* inside lives until its other end is closed */
+    int ready;
+};
+
+static void inside_namespace(struct elsewhere *elsewhere)
+{
+    struct cox_exporter *exporter;
+    expect_refused(&elsewhere->handle, COX_NOT_FOUND, "unreachable");
+    struct cox_importer *importer;
+    const struct cox_import *import;
+    CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
+    CHECK(cox_importer_open(importer, &elsewhere->handle, COX_IMPORT_FD, &import, NULL) ==
+          COX_NOT_FOUND);
+    cox_importer_free(importer);
+    /* /proc is still that of outside: the start times there are not ours. */
+    CHECK(cox_exporter_new(NULL, &exporter, NULL) == COX_UNSUPPORTED);
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+        mount("proc", "/proc", "proc", 0, NULL) == 0) {
+        int fd = object_new(PEER_OBJECT_SIZE, 4);
+        expect_refused(&elsewhere->handle, COX_NOT_FOUND, "unreachable");
+        CHECK(cox_exporter_new(NULL, &exporter, NULL) == 0);
+        CHECK(cox_exporter_export(exporter, fd, 0, 0, &elsewhere->back, NULL) == 0);
+        CHECK(open_plain(&elsewhere->back, &fd, NULL) == 0);
+        elsewhere->done = true;
+    }
+    tell(elsewhere->ready);
+    heard(elsewhere->gate);
+    _exit(0);
+}
+
+static void namespace_parent(void *context)
+{
+    if (unshare(CLONE_NEWPID | CLONE_NEWNS) < 0)
+        _exit(77);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        inside_namespace(context);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 98);
+}
+
+static void l7_another_pid_namespace_is_unreachable(void **state)
+{
+    int gate[2], ready[2];
+    (void)state;
+    struct elsewhere *elsewhere =
+        mmap(NULL, sizeof *elsewhere, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(elsewhere != MAP_FAILED);
+    struct peer peer = peer_start(NULL);
+    elsewhere->handle = peer_export(&peer, PEER_EXPORT, 4);
+    assert_int_equal(pipe2(gate, O_CLOEXEC) | pipe2(ready, O_CLOEXEC), 0);
+    elsewhere->gate = gate[0];
+    elsewhere->ready = ready[1];
+    pid_t pid = child_start(namespace_parent, elsewhere);
+    close(ready[1]);
+    bool there = heard(ready[0]);
+    if (there && elsewhere->done)
+        refused(&elsewhere->back, COX_NOT_FOUND, "unreachable");
+    tell(gate[1]);
+    int status = child_status(pid);
+    close(gate[0]);
+    close(gate[1]);
+    close(ready[0]);
+    munmap(elsewhere, sizeof *elsewhere);
+    peer_end(&peer);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
+/* ---- when ---- */
+
+static void l8_a_dead_exporter_is_named(void **state)
+{
+    (void)state;
+    for (int unrelated = 0; unrelated < 2; unrelated++) {
+        struct peer peer = peer_start(&(struct peer_options){.unrelated = unrelated});
+        struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 5);
+        opens(&handle, 5);
+        peer_kill(&peer);
+        refused(&handle, COX_PEER_DEAD, "is gone"); /* a zombie, or reaped by now */
+        peer_end(&peer);
+        refused(&handle, COX_PEER_DEAD, "is gone");
+    }
+}
+
+static void l9_b25_the_pid_of_another_process_is_not_taken_for_the_exporter(void **state)
+{
+    (void)state;
+    struct peer dead = peer_start(NULL), alive = peer_start(NULL);
+    struct cox_handle handle = peer_export(&dead, PEER_EXPORT, 6), forged = handle;
+    struct cox_handle other = peer_export(&alive, PEER_EXPORT, 7);
+    peer_kill(&dead);
+    /* As if the pid had been given to `alive`, even with the very object under the very number. */
+    handle_forge(&forged, PID, 4, (uint64_t)alive.pid);
+    refused(&forged,
+            number(&forged, START, 8) == number(&other, START, 8) ? COX_NOT_FOUND : COX_PEER_DEAD,
+            "");
+    forged = other;
+    handle_forge(&forged, START, 8, number(&other, START, 8) - 1);
+    refused(&forged, COX_PEER_DEAD, "is gone");
+    handle_forge(&forged, START, 8, 0);
+    refused(&forged, COX_PEER_DEAD, "is gone");
+    handle_forge(&forged, START, 8, number(&other, START, 8));
+    opens(&forged, 7);
+    peer_end(&dead);
+    peer_end(&alive);
+}
+
+static void l10_b25_the_fd_is_another_object_by_now(void **state)
+{
+    (void)state;
+    struct peer peer = peer_start(NULL);
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 8), forged = handle;
+    struct cox_handle socket = peer_export(&peer, PEER_EXPORT_SOCKET, 0);
+    handle_forge(&forged, FD, 4, number(&socket, FD, 4));
+    refused(&forged, COX_NOT_FOUND, "another object");
+    handle_forge(&forged, FD, 4, 12345);
+    refused(&forged, COX_NOT_FOUND, "has no fd 12345");
+    peer_ask(&peer, PEER_REPLACE, (int64_t)number(&handle, FD, 4), NULL);
+    refused(&handle, COX_NOT_FOUND, "another object");
+    handle = peer_export(&peer, PEER_EXPORT, 9);
+    assert_int_equal(peer_ask(&peer, PEER_TRUNCATE, PEER_OBJECT_SIZE - 1, NULL).result, 0);
+    refused(&handle, COX_NOT_FOUND, "truncated");
+    peer_end(&peer);
+}
+
+static void l16_what_is_open_stays_valid_after_put_and_death(void **state)
+{
+    struct cox_importer *importer;
+    const struct cox_import *put, *dead, *again = NULL;
+    (void)state;
+    struct peer peer = peer_start(NULL);
+    struct cox_handle one = peer_export(&peer, PEER_EXPORT, 10);
+    struct cox_handle two = peer_export(&peer, PEER_EXPORT_AT, 11);
+    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
+    assert_int_equal(cox_importer_open(importer, &one, COX_IMPORT_READ, &put, NULL), 0);
+    assert_int_equal(cox_importer_open(importer, &two, COX_IMPORT_WRITE, &dead, NULL), 0);
+    assert_int_equal(peer_ask(&peer, PEER_PUT, 0, &one).result, 0);
+    refused(&one, COX_NOT_FOUND, "has no fd");
+    assert_int_equal(((const uint8_t *)put->base)[100], object_byte(10, 100));
+    peer_kill(&peer);
+    assert_int_equal(((const uint8_t *)put->base)[19999], object_byte(10, 19999));
+    assert_int_equal(((const uint8_t *)dead->base)[100], object_byte(11, 5101));
+    assert_true(object_is(dead->fd, 5001, 1000, 11));
+    assert_int_equal(cox_importer_open(importer, &two, COX_IMPORT_WRITE, &again, NULL),
+                     COX_PEER_DEAD);
+    cox_importer_close(importer, put);
+    cox_importer_close(importer, dead);
+    cox_importer_free(importer);
+    peer_end(&peer);
+}
+
+/* ---- the importer's cache ---- */
+
+static void l17_a_dead_exporter_is_dead_in_the_cache_too(void **state)
+{
+    struct cox_importer *importer;
+    const struct cox_import *import, *again = NULL;
+    struct cox_error err = {0};
+    (void)state;
+    struct peer peer = peer_start(NULL), other = peer_start(NULL);
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 12);
+    struct cox_handle fresh = peer_export(&peer, PEER_EXPORT, 13);
+    struct cox_handle living = peer_export(&other, PEER_EXPORT, 14);
+    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
+    int fds = fd_count();
+    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL), 0);
+    assert_int_equal(fd_count(), fds + 2); /* with the exporter's pidfd */
+    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &again, NULL), 0);
+    assert_ptr_equal(import, again);
+    peer_kill(&peer);
+    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &again, &err),
+                     COX_PEER_DEAD);
+    assert_non_null(strstr(err.text, "is gone"));
+    assert_int_equal(cox_importer_open(importer, &fresh, COX_IMPORT_READ, &again, NULL),
+                     COX_PEER_DEAD);
+    assert_int_equal(((const uint8_t *)import->base)[5], object_byte(12, 5));
+    cox_importer_close(importer, import);
+    cox_importer_close(importer, import);
+    assert_int_equal(fd_count(), fds); /* its pidfd is not kept either */
+    assert_int_equal(cox_importer_open(importer, &living, COX_IMPORT_READ, &import, NULL), 0);
+    cox_importer_close(importer, import);
+    cox_importer_free(importer);
+    peer_end(&peer);
+    peer_end(&other);
+}
+
+static void l17_b29_a_handle_that_was_put_is_not_found(void **state)
+{
+    struct cox_importer *importer;
+    const struct cox_import *import;
+    (void)state;
+    struct peer peer = peer_start(NULL);
+    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
+    for (unsigned seed = 0; seed < 20; seed++) {
+        struct cox_handle handle = peer_export(&peer, PEER_EXPORT, seed);
+        assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL), 0);
+        assert_int_equal(((const uint8_t *)import->base)[seed], object_byte(seed, seed));
+        cox_importer_close(importer, import);
+        assert_int_equal(peer_ask(&peer, PEER_PUT, 0, &handle).result, 0);
+        if (seed % 2) /* and its number is another object's */
+            peer_ask(&peer, PEER_REPLACE, (int64_t)number(&handle, FD, 4), NULL);
+        assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL),
+                         COX_NOT_FOUND);
+    }
+    cox_importer_free(importer);
+    peer_end(&peer);
+}
+
+static void l17_only_so_many_exporters_are_kept(void **state)
+{
+    struct cox_importer *importer;
+    const struct cox_import *held, *import;
+    struct peer peers[5];
+    struct cox_handle handles[5];
+    (void)state;
+    const struct cox_importer_options options = {.cache_max = 2};
+    assert_int_equal(cox_importer_new(&options, &importer, NULL), 0);
+    for (unsigned i = 0; i < 5; i++) {
+        peers[i] = peer_start(NULL);
+        handles[i] = peer_export(&peers[i], PEER_EXPORT, i);
+    }
+    int fds = fd_count();
+    assert_int_equal(cox_importer_open(importer, &handles[0], COX_IMPORT_READ, &held, NULL), 0);
+    for (unsigned round = 0; round < 3; round++)
+        for (unsigned i = 0; i < 5; i++) {
+            assert_int_equal(
+                cox_importer_open(importer, &handles[i], COX_IMPORT_READ, &import, NULL), 0);
+            assert_int_equal(((const uint8_t *)import->base)[7], object_byte(i, 7));
+            cox_importer_close(importer, import);
+            assert_true(fd_count() <= fds + 1 + 2);
+        }
+    peer_kill(&peers[0]); /* whose pidfd had to give way: what is open is refused all the same */
+    assert_int_equal(cox_importer_open(importer, &handles[0], COX_IMPORT_READ, &import, NULL),
+                     COX_PEER_DEAD);
+    cox_importer_close(importer, held);
+    cox_importer_free(importer);
+    for (unsigned i = 0; i < 5; i++)
+        peer_end(&peers[i]);
+}
+
+struct pidfd_less {
+    struct cox_handle handle;
+    struct peer peer;
+};
+
+/* With the exporter's pidfd kept, opening asks neither for a new one nor in /proc. */
+static void open_with_kept_pidfd(void *context)
+{
+    struct pidfd_less *test = context;
+    struct cox_importer *importer;
+    const struct cox_import *import;
+    CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
+    CHECK(cox_importer_open(importer, &test->handle, COX_IMPORT_FD, &import, NULL) == 0);
+    cox_importer_close(importer, import);
+    call_deny(SYS_pidfd_open, ANY_ARGUMENT, 0);
+    call_deny(SYS_openat, ANY_ARGUMENT, 0);
+    call_deny(SYS_poll, ANY_ARGUMENT, 0);
+    for (int i = 0; i < 100; i++) {
+        CHECK(cox_importer_open(importer, &test->handle, COX_IMPORT_FD, &import, NULL) == 0);
+        cox_importer_close(importer, import);
+    }
+    cox_importer_free(importer);
+}
+
+static void l17_opening_again_is_three_calls(void **state)
+{
+    (void)state;
+    if (!filters_possible())
+        skip();
+    struct pidfd_less test = {.peer = peer_start(NULL)};
+    test.handle = peer_export(&test.peer, PEER_EXPORT, 15);
+    child_run(open_with_kept_pidfd, &test);
+    peer_end(&test.peer);
+}
+
+/* ---- kernels and profiles that do not have it ---- */
+
+struct denial {
+    struct cox_handle handle;
+    uint32_t call;
+    int error;
+    int code;
+    const char *word;
+};
+
+static void open_denied(void *context)
+{
+    const struct denial *denial = context;
+    struct cox_importer *importer;
+    const struct cox_import *import, *open;
+    CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
+    CHECK(cox_importer_open(importer, &denial->handle, COX_IMPORT_READ, &open, NULL) == 0);
+    struct cox_handle other = denial->handle; /* of the same object, not open yet */
+    handle_forge(&other, 56, 4, 1);
+    int fds = fd_count();
+    call_deny(denial->call, ANY_ARGUMENT, denial->error); /* B27: after a first success */
+    expect_refused(&denial->handle, denial->code, denial->word);
+    struct cox_error err = {0};
+    int r = cox_importer_open(importer, &other, COX_IMPORT_READ, &import, &err);
+    /* A pidfd that is kept needs no pidfd_open. */
+    CHECK(denial->call == SYS_pidfd_open ? r == 0 : r == denial->code);
+    if (r == 0)
+        cox_importer_close(importer, import);
+    CHECK(r == 0 || strstr(err.text, denial->word));
+    CHECK(cox_importer_open(importer, &denial->handle, COX_IMPORT_READ, &import, NULL) == 0);
+    cox_importer_close(importer, import);
+    CHECK(fd_count() == fds);
+    cox_importer_close(importer, open);
+    cox_importer_free(importer);
+    CHECK(cox_importer_new(NULL, &importer, NULL) == 0); /* nothing is kept */
+    CHECK(cox_importer_open(importer, &other, COX_IMPORT_READ, &import, NULL) == denial->code);
+    cox_importer_free(importer);
+}
+
+static void l11_b27_without_the_calls_and_without_a_door_it_says_so(void **state)
+{
+    (void)state;
+    if (!filters_possible())
+        skip();
+    struct peer peer = peer_start(NULL);
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 16);
+    struct denial denials[] = {
+        {handle, SYS_pidfd_getfd, ENOSYS, COX_UNSUPPORTED, "no pidfd_getfd (Linux 5.6 has it)"},
+        {handle, SYS_pidfd_getfd, EPERM, COX_DENIED, "a seccomp filter is on this process"},
+        {handle, SYS_pidfd_getfd, EPERM, COX_DENIED, "no door was named"},
+        {handle, SYS_pidfd_getfd, EPERM, COX_DENIED, "Yama"},
+        {handle, SYS_pidfd_getfd, EACCES, COX_DENIED, "name a door"},
+        {handle, SYS_pidfd_open, ENOSYS, COX_UNSUPPORTED, "no pidfd_getfd"},
+        {handle, SYS_pidfd_open, EPERM, COX_DENIED, "seccomp"},
+    };
+    for (size_t i = 0; i < sizeof denials / sizeof denials[0]; i++)
+        child_run(open_denied, &denials[i]);
+    opens(&handle, 16);
+    peer_end(&peer);
+}
+
+static void dead_without_pidfds(void *context)
+{
+    struct pidfd_less *test = context;
+    struct cox_importer *importer;
+    const struct cox_import *import;
+    call_deny(SYS_pidfd_open, ANY_ARGUMENT, ENOSYS);
+    expect_refused(&test->handle, COX_PEER_DEAD, "is gone");
+    CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
+    CHECK(cox_importer_open(importer, &test->handle, COX_IMPORT_FD, &import, NULL) ==
+          COX_PEER_DEAD);
+    cox_importer_free(importer);
+}
+
+static void l8_l11_without_pidfds_a_dead_exporter_is_named_too(void **state)
+{
+    (void)state;
+    if (!filters_possible())
+        skip();
+    struct pidfd_less test = {.peer = peer_start(NULL)};
+    test.handle = peer_export(&test.peer, PEER_EXPORT, 17);
+    peer_kill(&test.peer);
+    child_run(dead_without_pidfds, &test);
+    peer_end(&test.peer);
+    child_run(dead_without_pidfds, &test);
+}
+
+/* ---- no fd more ---- */
+
+struct many {
+    uid_t uid;
+    uint32_t fd_limit;
+};
+
+static void import_batches(const struct peer *peer, int rounds)
+{
+    struct cox_importer *importer;
+    const struct cox_import *import;
+    CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
+    int before = fd_count(), there = 0;
+    peer_export(peer, PEER_EXPORT, 18);
+    for (int round = 0; round < rounds; round++) {
+        struct peer_answer answer = peer_ask(peer, PEER_EXPORT_BATCH, 0, NULL);
+        CHECK(answer.result == 0);
+        for (size_t i = 0; i < PEER_BATCH; i++) {
+            CHECK(cox_importer_open(importer, &answer.handles[i],
+                                    i % 8 ? COX_IMPORT_FD : COX_IMPORT_READ, &import, NULL) == 0);
+            cox_importer_close(importer, import);
+        }
+        CHECK(peer_ask(peer, PEER_PUT_BATCH, 0, NULL).result == 0);
+        CHECK(fd_count() == before + 1); /* the pidfd */
+        int now = peer_ask(peer, PEER_COUNT_FDS, 0, NULL).number;
+        there = there ? there : now;
+        CHECK(now == there);
+    }
+    cox_importer_free(importer);
+    CHECK(fd_count() == before);
+}
+
+static void import_many(void *context)
+{
+    const struct many *many = context;
+    const struct rlimit limit = {many->fd_limit, many->fd_limit};
+    const struct peer_options options = {.uid = many->uid, .fd_limit = many->fd_limit};
+    struct peer peer = peer_start(&options);
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    if (many->uid)
+        user_change(many->uid);
+    import_batches(&peer, 100000 / PEER_BATCH + 1);
+    peer_end(&peer);
+}
+
+static void l15_b29_no_fd_more_after_100000_pairs_in_two_processes(void **state)
+{
+    (void)state;
+    struct many many = {.uid = geteuid() == 0 ? NOBODY : 0, .fd_limit = 1024};
+    child_run(import_many, &many);
+}
+
+static void l3_l18_a_socket_opens_elsewhere_too(void **state)
+{
+    (void)state;
+    struct peer peer = peer_start(NULL);
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT_SOCKET, 0);
+    int fd = -1;
+    assert_int_equal(open_plain(&handle, &fd, NULL), 0);
+    assert_int_equal(write(fd, "k", 1), 1);
+    assert_int_equal(peer_ask(&peer, PEER_RECEIVE_EVENT, 0, NULL).number, 'k');
+    close(fd);
+    peer_end(&peer);
+}
+
+static void import_in_child(void *context)
+{
+    void **all = context;
+    struct cox_importer *importer = all[0];
+    const struct cox_import *import, *own;
+    CHECK(cox_importer_open(importer, all[1], COX_IMPORT_READ, &import, NULL) == 0);
+    CHECK(((const uint8_t *)import->base)[1] == object_byte(20, 1));
+    /* The parent's own handle is another process's here. */
+    CHECK(cox_importer_open(importer, all[2], COX_IMPORT_READ, &own, NULL) == 0);
+    CHECK(((const uint8_t *)own->base)[1] == object_byte(21, 1));
+    cox_importer_close(importer, own);
+    cox_importer_close(importer, import);
+    cox_importer_free(importer);
+}
+
+static void l5_the_importer_of_a_parent_works_in_its_child(void **state)
+{
+    struct cox_importer *importer;
+    struct cox_exporter *exporter;
+    const struct cox_import *import;
+    (void)state;
+    struct peer peer = peer_start(NULL);
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 20), own;
+    int fd = object_new(PEER_OBJECT_SIZE, 21);
+    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
+    assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
+    assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &own, NULL), 0);
+    assert_int_equal(cox_importer_open(importer, &own, COX_IMPORT_FD, &import, NULL), 0);
+    cox_importer_close(importer, import);
+    void *all[] = {importer, &handle, &own};
+    child_run(import_in_child, all);
+    close(fd);
+    cox_importer_free(importer);
+    cox_exporter_free(exporter);
+    peer_end(&peer);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(l3_another_process_opens_it),
+        LEAK_TEST(l3_l18_a_socket_opens_elsewhere_too),
+        LEAK_TEST(l5_siblings_and_strangers_open_it),
+        LEAK_TEST(l5_the_importer_of_a_parent_works_in_its_child),
+        LEAK_TEST(l6_another_user_is_denied),
+        LEAK_TEST(l12_an_exporter_that_is_not_dumpable_is_closed_to_others),
+        LEAK_TEST(l7_another_pid_namespace_is_unreachable),
+        LEAK_TEST(l8_a_dead_exporter_is_named),
+        LEAK_TEST(l9_b25_the_pid_of_another_process_is_not_taken_for_the_exporter),
+        LEAK_TEST(l10_b25_the_fd_is_another_object_by_now),
+        LEAK_TEST(l16_what_is_open_stays_valid_after_put_and_death),
+        LEAK_TEST(l17_a_dead_exporter_is_dead_in_the_cache_too),
+        LEAK_TEST(l17_b29_a_handle_that_was_put_is_not_found),
+        LEAK_TEST(l17_only_so_many_exporters_are_kept),
+        LEAK_TEST(l17_opening_again_is_three_calls),
+        LEAK_TEST(l11_b27_without_the_calls_and_without_a_door_it_says_so),
+        LEAK_TEST(l8_l11_without_pidfds_a_dead_exporter_is_named_too),
+        LEAK_TEST(l15_b29_no_fd_more_after_100000_pairs_in_two_processes),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,10 @@
+set(handle_sources ${CMAKE_CURRENT_LIST_DIR}/handle_peer.c ${CMAKE_CURRENT_LIST_DIR}/../unit/handle_fixture.c
+    ${CMAKE_CURRENT_LIST_DIR}/../unit/channel_fixture.c)
+
+cox_multi_test(NAME handle SOURCES ${CMAKE_CURRENT_LIST_DIR}/handle_test.c ${handle_sources}
+    LIBS coxswain_channel TIMEOUT 120)
+cox_multi_test(NAME handle_door SOURCES ${CMAKE_CURRENT_LIST_DIR}/handle_door_test.c ${handle_sources}
+    LIBS coxswain_channel TIMEOUT 120)
+cox_multi_test(NAME handle_command SOURCES ${CMAKE_CURRENT_LIST_DIR}/handle_command_test.c ${handle_sources}
+    LIBS coxswain_channel TIMEOUT 120)
+add_dependencies(test_multi_handle_command without)
