@@ -100,7 +100,7 @@ group_barrier     short  all     pass        group -DBARRIER
 group_abort       short  all     pass        group -DEPOCHS=1 -DABORTS=1
 group_deadline    short  all     pass        group -DOPS=1 -DDEADLINES=1
 group_crash       short  all     pass        group -DEPOCHS=1 -DCRASHES=1 -DSLICE
-group_crash2      short  all     pass        group -DOPS=1 -DCRASHES=1 -DSLICE
+group_crash2      short  bits    pass        group -DOPS=1 -DCRASHES=1 -DCRASH_LAST -DBARRIER -DSLICE
 group_all2        short  all     pass        group -DRANKS=2 -DCRASHES=1 -DABORTS=1 -DDEADLINES=1 -DALIGNS=1 -DSLICE
 group_aborts2     short  all     pass        group -DRANKS=2 -DOPS=3 -DABORTS=2 -DDEADLINES=1 -DALIGNS=1
 group_meddle      short  all     pass        group -DEPOCHS=1 -DOPS=1 -DMEDDLES=1 -DSLICE
@@ -113,7 +113,7 @@ group_no_cycle    short  cycles  pass        group -DRANKS=2 -DOPS=1 -DCRASHES=1
 -group_SLICE_1    short  all     deadlock    group -DEPOCHS=1 -DCRASHES=1
 -group_SLICE_2    short  all     deadlock    group -DRANKS=2 -DMEDDLES=1
 -group_DEAD_FIRST short  all     assert      group -DEPOCHS=1 -DCRASHES=1 -DSLICE -DNO_DEAD_FIRST
--group_BEFORE     short  all     assert      group -DEPOCHS=1 -DCRASHES=1 -DSLICE -DNO_DEAD_BEFORE_GONE
+-group_BEFORE     short  all     assert      group -DEPOCHS=1 -DCRASHES=1 -DSLICE -DNO_DEAD_FOR_GOOD -DNO_DEAD_BEFORE_GONE
 -group_FOR_GOOD   short  all     deadlock    group -DOPS=1 -DCRASHES=1 -DSLICE -DNO_DEAD_FOR_GOOD
 -group_GIVEN_UP   short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DABORTS=1 -DNO_GIVEN_UP
 -group_GROWING    short  all     deadlock    group -DRANKS=2 -DABORTS=1 -DDEADLINES=1 -DNO_GROWING
@@ -142,7 +142,7 @@ futex_meddle_late long   all     pass        futex_gate -DREQUESTS=2 -DMEDDLES=1
 futex_meddle_die  long   bits    pass        futex_gate -DREQUESTS=1 -DMEDDLES=1 -DCRASHES=1 -DSLICE
 futex_crash2      long   bits    pass        futex_gate -DREQUESTS=2 -DDEPTH=2 -DCRASHES=1 -DSLICE
 group_abort2      long   bits    pass        group -DOPS=1 -DABORTS=1
-group_all         long   bits    pass        group -DCRASHES=1 -DABORTS=1 -DALIGNS=1 -DSLICE
+group_crash3      long   bits    pass        group -DOPS=1 -DCRASHES=1 -DSLICE
 legacy_crash2     long   all     pass        legacy -DREQUESTS=2 -DCRASHES=1 -DDEADLINES=1
 RUNS
 }

@@ -12,7 +12,8 @@
  *
  * Sizes (-D): RANKS, EPOCHS, OPS; CRASHES, ABORTS (of rank 0's present epoch, from a thread of its own), DEADLINES (that
  * pass), ALIGNS (between any two operations, without cause), MEDDLES (arbitrary writes to the hints) each at most that
- * many; BARRIER: no values; SLICE: who waits looks again after a while, also for who is dead.
+ * many; CRASH_LAST: of three ranks only the last may die; BARRIER: no values; SLICE: who waits looks again after a while,
+ * also for who is dead.
  */
 #ifndef RANKS
 #define RANKS 3
@@ -357,8 +358,10 @@ proctype killer()
 {
 end_idle:
     do
+#ifndef CRASH_LAST
     :: atomic { crashes > 0 -> crashes--; killed[0] = true; }
     :: atomic { crashes > 0 -> crashes--; killed[1] = true; }
+#endif
 #if RANKS > 2
     :: atomic { crashes > 0 -> crashes--; killed[2] = true; }
 #endif
