@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the model: sh check.sh [short|long] [jobs]. Every line of `runs` below is one verification: the whole
+# Runs the models: sh check.sh [short|long] [jobs] ["model..."]. Every line of `runs` below is one verification: the whole
 # protocol must pass, and without one of its rules spin must find the counterexample that rule prevents.
 # Exit status: 0; 1: a run did not end as expected; 77: spin or a C compiler is missing.
 set -eu
@@ -59,6 +59,69 @@ legacy_no_cycle   short  cycles  pass        legacy -DREQUESTS=2 -DDEADLINES=1
 -legacy_POST      short  all     assert      legacy -DREQUESTS=2 -DFOREIGN_AFTER_POST
 -legacy_PRODUCE   short  all     assert      legacy -DREQUESTS=2 -DNO_PRODUCE_RULE
 -legacy_CAUSES    short  all     deadlock    legacy -DREQUESTS=1 -DCRASHES=1 -DNO_CAUSES
+futex_depth2      short  all     pass        futex_gate -DREQUESTS=3 -DDEPTH=2
+futex_subsets     short  all     pass        futex_gate -DREQUESTS=2 -DDEPTH=2 -DSUBSETS
+futex_failure     short  all     pass        futex_gate -DREQUESTS=2 -DFAILURES=1
+futex_fail_hang   short  all     pass        futex_gate -DREQUESTS=2 -DDEPTH=2 -DFAIL_HANG=1
+futex_hang        short  all     pass        futex_gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2
+futex_deadline    short  all     pass        futex_gate -DREQUESTS=3 -DDEADLINES=1
+futex_deadline2   short  all     pass        futex_gate -DREQUESTS=2 -DDEPTH=2 -DDEADLINES=1
+futex_crash_wake  short  all     pass        futex_gate -DREQUESTS=2 -DDEPTH=2 -DCRASHES=1 -DCRASH_AT_WAKE
+futex_crash       short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DSLICE
+futex_crash_once  short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DSLICE_QUIET
+futex_meddle      short  all     pass        futex_gate -DREQUESTS=1 -DMEDDLES=2 -DSLICE
+futex_meddle_once short  all     pass        futex_gate -DREQUESTS=2 -DMEDDLES=1 -DSLICE_QUIET
+futex_meddle_twice short all     pass        futex_gate -DREQUESTS=1 -DMEDDLES=2 -DSLICE_QUIET
+futex_stall_once  short  all     pass        futex_gate -DREQUESTS=2 -DSTALLS=1 -DSLICE_QUIET
+futex_stop        short  all     pass        futex_gate -DREQUESTS=2 -DSTOP
+futex_leave       short  all     pass        futex_gate -DREQUESTS=2 -DLEAVE -DSLICE
+futex_no_cycle    short  cycles  pass        futex_gate -DREQUESTS=1 -DSLICE -DDEADLINES=1 -DMEDDLES=1
+-futex_SEQUENCE   short  all     assert      futex_gate -DREQUESTS=2 -DNO_SEQUENCE
+-futex_RETURNED   short  all     assert      futex_gate -DREQUESTS=2 -DDEADLINES=1 -DNO_RETURNED_RULE
+-futex_HINT_SEQ   short  all     assert      futex_gate -DREQUESTS=2 -DDEADLINES=1 -DNO_HINT_SEQUENCE
+-futex_HINT_FIRST short  all     deadlock    futex_gate -DREQUESTS=1 -DNO_HINT_FIRST
+-futex_SWAP       short  all     deadlock    futex_gate -DREQUESTS=1 -DNO_SWAP
+-futex_DONE       short  all     deadlock    futex_gate -DREQUESTS=1 -DDONE_AFTER_HINT
+-futex_BELL_FIRST short  all     deadlock    futex_gate -DREQUESTS=1 -DNO_BELL_FIRST
+-futex_BELL_WAKE  short  all     deadlock    futex_gate -DREQUESTS=1 -DBELL_AFTER_WAKE
+-futex_RING_FIRST short  all     deadlock    futex_gate -DREQUESTS=1 -DNO_RING_FIRST
+-futex_RING_WAKE  short  all     deadlock    futex_gate -DREQUESTS=1 -DRING_AFTER_WAKE
+-futex_RING       short  all     deadlock    futex_gate -DREQUESTS=1 -DSTALLS=1 -DSLICE -DNO_RING
+-futex_LOOK_ALL   short  all     deadlock    futex_gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2 -DNO_LOOK_ALL
+-futex_FAILURE    short  all     deadlock    futex_gate -DREQUESTS=2 -DFAIL_HANG=1 -DNO_FAILURE_WAKE
+-futex_DEATH      short  all     deadlock    futex_gate -DREQUESTS=1 -DCRASHES=1 -DCRASH_AT_WAKE -DNO_DEATH_WAKE
+-futex_REPEAT     short  all     deadlock    futex_gate -DREQUESTS=1 -DLEAVE -DSLICE -DNO_REPEATED_WAKE
+-futex_SLICE_1    short  all     deadlock    futex_gate -DREQUESTS=1 -DMEDDLES=1
+-futex_SLICE_2    short  all     deadlock    futex_gate -DREQUESTS=1 -DCRASHES=1
+-futex_SLICE_3    short  all     deadlock    futex_gate -DREQUESTS=1 -DSTALLS=1
+group_epochs      short  all     pass        group
+group_ops         short  all     pass        group -DEPOCHS=1 -DOPS=3
+group_barrier     short  all     pass        group -DBARRIER
+group_abort       short  all     pass        group -DEPOCHS=1 -DABORTS=1
+group_deadline    short  all     pass        group -DOPS=1 -DDEADLINES=1
+group_crash       short  all     pass        group -DEPOCHS=1 -DCRASHES=1 -DSLICE
+group_crash2      short  bits    pass        group -DOPS=1 -DCRASHES=1 -DCRASH_LAST -DBARRIER -DSLICE
+group_all2        short  all     pass        group -DRANKS=2 -DCRASHES=1 -DABORTS=1 -DDEADLINES=1 -DALIGNS=1 -DSLICE
+group_aborts2     short  all     pass        group -DRANKS=2 -DOPS=3 -DABORTS=2 -DDEADLINES=1 -DALIGNS=1
+group_meddle      short  all     pass        group -DEPOCHS=1 -DOPS=1 -DMEDDLES=1 -DSLICE
+group_meddle2     short  all     pass        group -DRANKS=2 -DMEDDLES=2 -DSLICE
+group_no_cycle    short  cycles  pass        group -DRANKS=2 -DOPS=1 -DCRASHES=1 -DABORTS=1 -DALIGNS=1 -DSLICE
+-group_BEHIND     short  all     deadlock    group -DEPOCHS=1 -DNO_RING_BEHIND
+-group_OVERWRITES short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DOPS=3 -DCOUNT_OVERWRITES
+-group_BELL_WAKE  short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DBELL_AFTER_WAKE
+-group_BELL_FIRST short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DNO_BELL_FIRST
+-group_SLICE_1    short  all     deadlock    group -DEPOCHS=1 -DCRASHES=1
+-group_SLICE_2    short  all     deadlock    group -DRANKS=2 -DMEDDLES=1
+-group_DEAD_FIRST short  all     assert      group -DEPOCHS=1 -DCRASHES=1 -DSLICE -DNO_DEAD_FIRST
+-group_BEFORE     short  all     assert      group -DEPOCHS=1 -DCRASHES=1 -DSLICE -DNO_DEAD_FOR_GOOD -DNO_DEAD_BEFORE_GONE
+-group_FOR_GOOD   short  all     deadlock    group -DOPS=1 -DCRASHES=1 -DSLICE -DNO_DEAD_FOR_GOOD
+-group_GIVEN_UP   short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DABORTS=1 -DNO_GIVEN_UP
+-group_GROWING    short  all     deadlock    group -DRANKS=2 -DABORTS=1 -DDEADLINES=1 -DNO_GROWING
+-group_VALUE      short  all     assert      group -DRANKS=2 -DEPOCHS=1 -DNO_VALUE_FIRST
+-group_PARITY     short  all     assert      group -DRANKS=2 -DEPOCHS=1 -DNO_PARITY
+-group_RECHECK    short  all     assert      group -DRANKS=2 -DOPS=1 -DNO_RECHECK
+-group_ALIGN      short  all     assert      group -DRANKS=2 -DOPS=1 -DNO_ALIGN_STORE
+-group_EPOCH      short  all     assert      group -DRANKS=2 -DBARRIER -DDEADLINES=1 -DNO_EPOCH_CHECK
 no_cycle_crash    long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DCRASHES=1
 no_cycle_spurious long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DLOSSES=1 -DSPURS=1 -DDEADLINES=1
 loss_spurious     long   all     pass        gate -DREQUESTS=2 -DSLICE -DLOSSES=1 -DSPURS=1
@@ -74,6 +137,12 @@ crash_failure     long   bits    pass        gate -DREQUESTS=2 -DCRASHES=1 -DFAI
 stall_failure     long   bits    pass        gate -DREQUESTS=2 -DCRASHES=1 -DSTALLS=1 -DFAILURES=1 -DSLICE
 deadline_loss     long   bits    pass        gate -DREQUESTS=2 -DDEADLINES=1 -DSLICE -DLOSSES=1
 stop_crash        long   bits    pass        gate -DREQUESTS=2 -DSTOP -DCRASHES=1
+futex_meddle2_1   long   all     pass        futex_gate -DREQUESTS=2 -DDEPTH=2 -DMEDDLES=1 -DSLICE_QUIET
+futex_meddle_late long   all     pass        futex_gate -DREQUESTS=2 -DMEDDLES=1 -DDEADLINES=1 -DSLICE
+futex_meddle_die  long   bits    pass        futex_gate -DREQUESTS=1 -DMEDDLES=1 -DCRASHES=1 -DSLICE
+futex_crash2      long   bits    pass        futex_gate -DREQUESTS=2 -DDEPTH=2 -DCRASHES=1 -DSLICE
+group_abort2      long   bits    pass        group -DOPS=1 -DABORTS=1
+group_crash3      long   bits    pass        group -DOPS=1 -DCRASHES=1 -DSLICE
 legacy_crash2     long   all     pass        legacy -DREQUESTS=2 -DCRASHES=1 -DDEADLINES=1
 RUNS
 }
@@ -129,9 +198,10 @@ fi
 for command in spin "$compiler" awk; do
     command -v "$command" >/dev/null || { echo "$0: no $command: skipped"; exit 77; }
 done
-length=${1:-short} jobs=${2:-2}
+length=${1:-short} jobs=${2:-2} models=${3:-}
 directory=$(mktemp -d)
 trap 'rm -rf "$directory"' EXIT
 trap 'exit 1' HUP INT TERM
-runs | awk -v length_="$length" '$2 == "short" || length_ == "long" { print $1 }' |
+runs | awk -v length_="$length" -v models=" $models " \
+    '($2 == "short" || length_ == "long") && (models == "  " || index(models, " " $5 " ")) { print $1 }' |
     xargs -P "$jobs" -n 1 sh "$here/check.sh" --one "$directory"

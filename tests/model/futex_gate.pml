@@ -1,0 +1,553 @@
+/*
+ * futex_gate: one two-way channel of a sealed group of two ranks: truth words, and futexes that only wake.
+ *
+ * gate.pml has what does not depend on what is slept on (the order of completions, seqlock, void, tags); here is what
+ * does: `ring`, the word of coordinator's memory that idle ranks sleep on, and the wake memory that everybody may write,
+ * with `bell`, which the collector sleeps on, and a hint {sequence, left} per frame. README.md tells what is left out
+ * and why; check.sh runs this file in several sizes, and once more for each rule with that rule removed (the NO_
+ * switches), which must fail.
+ *
+ * Sizes (-D): DEPTH frames; REQUESTS; CRASHES, FAILURES (answers that tell of one), DEADLINES (that pass), MEDDLES
+ * (arbitrary writes to wake memory, and wakes), STALLS (the submitter stands still for ever between `published` and its
+ * wake) each at most that many; CRASH_AT_WAKE: a rank dies only between its hint and its wake; SUBSETS: also requests to
+ * one rank only; HANG: rank 1 alone is asked for that request and hangs in it until nothing else is in flight, rank 0 alone
+ * for what comes after; FAIL_HANG: in that request rank 0 fails, and rank 1 hangs until it has ended; STOP: the group is
+ * stopped at any moment; LEAVE: rank 1 is told to stop at any moment; SLICE: whoever is owed something looks again after
+ * a while; SLICE_QUIET: only when nobody else can make a step, and no more often than something went wrong.
+ */
+#ifndef DEPTH
+#define DEPTH 1
+#endif
+#ifndef REQUESTS
+#define REQUESTS 2
+#endif
+#ifndef CRASHES
+#define CRASHES 0
+#endif
+#ifndef FAILURES
+#define FAILURES 0
+#endif
+#ifndef DEADLINES
+#define DEADLINES 0
+#endif
+#ifndef MEDDLES
+#define MEDDLES 0
+#endif
+#ifndef STALLS
+#define STALLS 0
+#endif
+
+#define TORN 255 /* bytes that are being written */
+#define HAS(set, r) (((set) >> (r)) & 1)
+
+/* ---- coordinator's memory: ranks only read it. Of a futex word nothing matters but whether it is still what the sleeper
+ * read; that is what is kept here, one bit per reader, for words that never turn over between two looks ---- */
+byte published;
+byte record_sequence[DEPTH], record_asked[DEPTH];
+byte frame[DEPTH]; /* the request's bytes, its sequence number standing for all of them */
+bool ring_moved[2];
+
+/* ---- one memory per rank: the coordinator and the other ranks only read it ---- */
+byte taken[2], returned[2], done[2];
+byte slot[2 * DEPTH];
+bool slot_failed[2 * DEPTH];
+
+/* ---- wake memory: written by anybody ---- */
+bool bell_moved;
+byte hint_sequence[DEPTH], hint_left[DEPTH]; /* one word: read and changed in one step */
+
+/* ---- who sleeps in FUTEX_WAIT ---- */
+bool rank_sleeps[2], collector_sleeps;
+#define BELL_WAKE collector_sleeps = false
+#define RING_MOVE ring_moved[0] = true; ring_moved[1] = true
+#define RING_WAKE rank_sleeps[0] = false; rank_sleeps[1] = false
+
+/* ---- the coordinator's private half ---- */
+byte entry_sequence[DEPTH], entry_asked[DEPTH], entry_consumed[DEPTH];
+bool entry_failed[DEPTH], entry_ended[DEPTH];
+byte ended; /* every request up to here */
+bool submit_lock, stopping;
+bool dead[2]; /* the supervisor has seen it */
+
+/* ---- processes of ranks ---- */
+bool killed[2];  /* makes no step any more */
+bool leaving[2]; /* its own flag: told to stop */
+bool at_wake[2]; /* has changed the hint, and has not woken the collector yet */
+
+/* ---- what may still happen, and what the properties speak of ---- */
+byte crashes = CRASHES, failures = FAILURES, deadlines = DEADLINES, meddles = MEDDLES, stalls = STALLS;
+byte completed;
+bool sent;              /* nothing more is submitted */
+bool claims, publishes; /* where the submitter is */
+bool reports;           /* somebody is on his way from a death, or stop, to the collector's wake */
+byte slices;
+#define WENT_WRONG (CRASHES - crashes + MEDDLES - meddles + STALLS - stalls)
+
+/* ---- submit ---- */
+
+#define NEXT ((published + 1) % DEPTH)
+#define HOLDS(i, r)                                                                                \
+    (entry_sequence[i] > 0 && HAS(entry_asked[i], r) && returned[r] < entry_sequence[i] && !dead[r])
+#define IN_FLIGHT(i) (entry_sequence[i] > 0 && !entry_ended[i])
+#ifdef NO_RETURNED_RULE
+#define READ(i) false
+#else
+#define READ(i) (HOLDS(i, 0) || HOLDS(i, 1))
+#endif
+#define DEAD_ASKED ((HAS(asked, 0) && dead[0]) || (HAS(asked, 1) && dead[1]))
+
+#define STORE_HINT                                                                                 \
+    hint_sequence[i] = sequence;                                                                   \
+    hint_left[i] = (asked == 3 -> 2 : 1)
+
+proctype submitter()
+{
+    byte n = 0, sequence = 0, i = 0, asked = 0;
+    do
+    :: n < REQUESTS ->
+        atomic {
+            n++;
+            claims = true;
+            if
+#ifdef HANG
+            :: n == HANG -> asked = 2;
+            :: n > HANG -> asked = 1;
+            :: n < HANG -> asked = 3;
+#else
+            :: asked = 3;
+#ifdef SUBSETS
+            :: asked = 1;
+            :: asked = 2;
+#endif
+#endif
+            fi;
+        }
+        /* Refused for now: again later. Who is late with an answer holds up nobody who has its frame back. */
+        if
+        :: atomic { !submit_lock && (stopping || DEAD_ASKED) -> claims = false; sequence = 0; }
+        :: atomic {
+            !submit_lock && !stopping && !DEAD_ASKED && !IN_FLIGHT(NEXT) && !READ(NEXT) ->
+            claims = false;
+            publishes = true;
+            submit_lock = true;
+            sequence = published + 1;
+            i = sequence % DEPTH;
+           }
+        fi;
+        if
+        :: sequence == 0
+        :: else ->
+            atomic {
+#ifndef NO_HINT_FIRST
+                STORE_HINT;
+#endif
+                frame[i] = TORN;
+                record_sequence[i] = 0;
+            }
+            d_step {
+                frame[i] = sequence;
+                record_asked[i] = asked;
+                record_sequence[i] = sequence;
+                entry_sequence[i] = sequence;
+                entry_asked[i] = asked;
+                entry_consumed[i] = 0;
+                entry_failed[i] = false;
+                entry_ended[i] = false;
+                published = sequence;
+                sent = n == REQUESTS;
+            }
+#ifdef NO_HINT_FIRST
+            atomic { STORE_HINT; }
+#endif
+            if
+            :: atomic { stalls > 0 -> stalls--; submit_lock = false; publishes = false; sent = true; goto stands; }
+            :: true
+            fi;
+#ifdef RING_AFTER_WAKE
+            atomic { RING_WAKE; }
+            atomic { RING_MOVE; submit_lock = false; }
+#else
+            atomic { RING_MOVE; }
+            atomic { RING_WAKE; submit_lock = false; }
+#endif
+            atomic { publishes = false; sequence = 0; i = 0; asked = 0; }
+        fi
+    :: else -> break
+    od;
+    sent = true;
+stands:
+    /* Every request ends, each once. */
+    atomic { ended == published -> assert(completed == published); }
+}
+
+/* ---- collect ---- */
+
+#ifdef NO_SEQUENCE
+#define ANSWERED(i, r) (done[r] > 0)
+#else
+#define ANSWERED(i, r) (done[r] >= entry_sequence[i])
+#endif
+#define OWES(i, r) (HAS(entry_asked[i], r) && !HAS(entry_consumed[i], r))
+#define OWED(i) (OWES(i, 0) || OWES(i, 1))
+
+/* Dead first, then the answer: two looks, with whatever may happen in between. */
+#if CRASHES > 0 || defined(LEAVE)
+#define LOOK(r) before = OWES(i, r) && dead[r];
+#else
+#define LOOK(r)
+#endif
+inline take(r)
+{
+    d_step {
+        if
+        :: OWES(i, r) && ANSWERED(i, r) ->
+            assert(slot[r * DEPTH + i] == sequence); /* the reply to this request, and complete */
+            entry_consumed[i] = entry_consumed[i] | (1 << r);
+            entry_failed[i] = entry_failed[i] || slot_failed[r * DEPTH + i];
+        :: OWES(i, r) && !ANSWERED(i, r) && before ->
+            assert(done[r] < sequence); /* an answer complete before the death counts */
+            entry_failed[i] = true;
+        :: else
+        fi;
+        before = false;
+    }
+}
+
+#ifdef NO_RING
+#define WOULD_RING(i, r) false
+#else
+#define WOULD_RING(i, r) (OWES(i, r) && taken[r] < entry_sequence[i] && rank_sleeps[r])
+#endif
+#ifdef NO_LOOK_ALL
+#define WITHIN(i) (entry_sequence[i] == ended + 1)
+#else
+#define WITHIN(i) (entry_sequence[i] > ended)
+#endif
+
+/* What a slice would find. One that finds nothing new changes nothing but time, and is left out: then no run is endless,
+ * and a request that does not end is a deadlock. */
+#define NEWS(i, r) (OWES(i, r) && (ANSWERED(i, r) || dead[r]))
+#define LOOKED(i)                                                                                  \
+    (WITHIN(i) && !entry_ended[i] &&                                                               \
+     (NEWS(i, 0) || NEWS(i, 1) || WOULD_RING(i, 0) || WOULD_RING(i, 1)))
+#if DEPTH == 1
+#define SLICE_HELPS (LOOKED(0) || stopping)
+#else
+#define SLICE_HELPS (LOOKED(0) || LOOKED(1) || stopping)
+#endif
+#ifdef SLICE_QUIET
+#define SLICE
+#define QUIET(r) (rank_sleeps[r] || dead[r])
+#define SLICE_PASSES                                                                               \
+    (SLICE_HELPS && collector_sleeps && QUIET(0) && QUIET(1) && !reports && !publishes &&           \
+     (sent || (claims && (IN_FLIGHT(NEXT) || READ(NEXT)))))
+#define COUNT_SLICE slices++; assert(slices <= WENT_WRONG)
+#else
+#define SLICE_PASSES SLICE_HELPS
+#define COUNT_SLICE skip
+#endif
+
+proctype collector()
+{
+    byte sequence = 0, i = 0, passed = 0;
+    bool before = false, ring = false;
+end_idle:
+    do
+    :: atomic {
+        /* The condition variable `work`: nothing is owed, no timeout. */
+        ended < published;
+round:
+#ifndef NO_BELL_FIRST
+        bell_moved = false; /* the word is read, then everything is looked at */
+#endif
+        sequence = ended + 1;
+       }
+        do
+        :: atomic { sequence <= published && entry_ended[sequence % DEPTH] -> sequence++; }
+        :: atomic { sequence <= published && !entry_ended[sequence % DEPTH] -> i = sequence % DEPTH; }
+            LOOK(0)
+            atomic { take(0); }
+            LOOK(1)
+            atomic {
+                take(1);
+                if
+                :: !OWED(i) || entry_failed[i] || stopping || HAS(passed, i) -> goto ends;
+                :: OWED(i) && deadlines > 0 && !(entry_failed[i] || stopping || HAS(passed, i)) -> deadlines--; goto ends;
+                :: OWED(i) && !(entry_failed[i] || stopping || HAS(passed, i))
+                fi;
+                if
+                :: ring && (WOULD_RING(i, 0) || WOULD_RING(i, 1)) -> d_step { RING_MOVE; RING_WAKE; }
+                :: else
+                fi;
+                sequence++;
+#ifdef NO_LOOK_ALL
+                sequence = published + 1;
+#endif
+                i = 0;
+            }
+        :: atomic { sequence > published -> sequence = 0; i = 0; passed = 0; ring = false; break }
+        od;
+        /* FUTEX_WAIT: sleeps only if the word is what was read. */
+#ifdef NO_BELL_FIRST
+        bell_moved = false;
+#endif
+        if
+        :: atomic { bell_moved -> goto round; }
+        :: atomic { !bell_moved -> collector_sleeps = true; }
+        fi;
+        if
+        :: atomic { !collector_sleeps -> goto round; }
+#if defined(SLICE) || defined(SLICE_QUIET)
+        :: atomic { SLICE_PASSES -> collector_sleeps = false; COUNT_SLICE; ring = true; goto round; }
+#endif
+        :: atomic { deadlines > 0 && IN_FLIGHT(0) -> collector_sleeps = false; deadlines--; passed = 1; goto round; }
+#if DEPTH > 1
+        :: atomic { deadlines > 0 && IN_FLIGHT(1) -> collector_sleeps = false; deadlines--; passed = 2; goto round; }
+#endif
+        fi;
+ends:   atomic {
+            /* One completion each; it may be in flight no more before its handler runs. */
+            assert(!entry_ended[i] && entry_sequence[i] == sequence && sequence > ended);
+            completed++;
+            assert(completed <= published);
+            entry_ended[i] = true;
+            do
+            :: ended < published && entry_ended[(ended + 1) % DEPTH] -> ended++;
+            :: else -> break
+            od;
+            sequence = 0;
+            i = 0;
+            passed = 0;
+            ring = false;
+            if
+            :: ended < published -> goto round;
+            :: else -> goto end_idle;
+            fi
+        }
+    od
+}
+
+/* ---- a rank ---- */
+
+#ifdef HANG
+#define HANGS (next == HANG && r == 1)
+#define HANGS_UNTIL (sent && completed + 1 == published)
+#elif defined(FAIL_HANG)
+#define HANGS (next == FAIL_HANG && r == 1)
+#define HANGS_UNTIL (ended >= FAIL_HANG)
+#endif
+
+#ifdef NO_HINT_SEQUENCE
+#define COUNTS true
+#else
+#define COUNTS (hint_sequence[i] == next)
+#endif
+
+proctype rank(byte r)
+{
+    byte next = 1, i = 0, left = 0;
+    bool fails = false;
+    {
+        do
+        ::
+#ifndef NO_RING_FIRST
+top:        ring_moved[r] = false; /* the word is read, then what it may tell of */
+#else
+top:        skip;
+#endif
+#ifdef LEAVE
+            if
+            :: atomic { leaving[r] -> killed[r] = true; } /* the lane ends, and its process */
+            :: !leaving[r]
+            fi;
+#endif
+            if
+            :: atomic { published < next }
+#ifdef NO_RING_FIRST
+                ring_moved[r] = false;
+#endif
+                /* FUTEX_WAIT: nothing is owed, no timeout. */
+                if
+                :: atomic { ring_moved[r] -> goto top; }
+                :: atomic { !ring_moved[r] -> rank_sleeps[r] = true; }
+                fi;
+end_idle:       atomic { !rank_sleeps[r] -> goto top; }
+            :: atomic {
+                published >= next ->
+                i = next % DEPTH;
+                if
+                :: record_sequence[i] != next || !HAS(record_asked[i], r) ->
+                    taken[r] = next;
+                    returned[r] = next;
+                    done[r] = next;
+                    goto served;
+                :: else -> taken[r] = next;
+                fi
+               }
+            fi;
+            /* The bytes are this request's from the first to the last. */
+            assert(frame[i] == next);
+            atomic {
+                assert(frame[i] == next);
+                returned[r] = next;
+                if
+                :: failures > 0 -> failures--; fails = true;
+                :: fails = false;
+                fi;
+#ifdef FAIL_HANG
+                fails = next == FAIL_HANG && r == 0;
+#endif
+                slot[r * DEPTH + i] = TORN;
+            }
+#ifdef HANGS
+            if
+            :: !HANGS
+            :: HANGS && HANGS_UNTIL
+            fi;
+#endif
+            d_step { slot[r * DEPTH + i] = next; slot_failed[r * DEPTH + i] = fails; }
+#ifdef DONE_AFTER_HINT
+            skip;
+#else
+            done[r] = next;
+#endif
+            /* The exchange that succeeds, or the look that shows another request. */
+            if
+            :: atomic { !COUNTS -> fails = false; left = 1; }
+            :: atomic {
+                COUNTS ->
+                assert(entry_sequence[i] == next || meddles < MEDDLES); /* a late reply counts for no later request */
+                left = hint_left[i];
+                left = (left > 0 -> left - 1 : 0);
+#ifndef NO_SWAP
+                hint_left[i] = left;
+#endif
+               }
+#ifdef NO_SWAP
+                hint_left[i] = left;
+#endif
+            fi;
+#ifdef DONE_AFTER_HINT
+            done[r] = next;
+#endif
+#ifdef NO_FAILURE_WAKE
+            fails = false;
+#endif
+            if
+            :: atomic { left > 0 && !fails -> goto served; }
+            :: atomic { left == 0 || fails -> at_wake[r] = true; }
+#ifdef BELL_AFTER_WAKE
+                BELL_WAKE;
+                bell_moved = true;
+#else
+                bell_moved = true;
+                BELL_WAKE;
+#endif
+            fi;
+served:     atomic { at_wake[r] = false; next++; left = 0; i = 0; fails = false; goto top; }
+        od
+    } unless {
+        atomic { killed[r] -> next = 0; i = 0; left = 0; fails = false; rank_sleeps[r] = false; at_wake[r] = false; }
+    }
+}
+
+/* ---- who else wakes the collector: the supervisor, stop ---- */
+
+#ifdef CRASH_AT_WAKE
+#define MAY_DIE(r) at_wake[r]
+#else
+#define MAY_DIE(r) true
+#endif
+
+inline report()
+{
+#ifdef NO_DEATH_WAKE
+    reports = false;
+#else
+    bell_moved = true;
+    atomic { BELL_WAKE; reports = false; }
+#endif
+}
+
+proctype supervisor()
+{
+end_watch:
+    do
+    :: atomic { crashes > 0 && !killed[0] && MAY_DIE(0) -> crashes--; killed[0] = true; reports = true; }
+    :: atomic { crashes > 0 && !killed[1] && MAY_DIE(1) -> crashes--; killed[1] = true; reports = true; }
+    :: atomic { killed[0] && !dead[0] -> reports = true; dead[0] = true; }
+        report()
+    :: atomic { killed[1] && !dead[1] -> reports = true; dead[1] = true; }
+        report()
+    od
+}
+
+proctype stopper()
+{
+    /* No claim stands between its look at `stopping` and its publish. */
+    atomic { !submit_lock -> stopping = true; reports = true; }
+    report()
+}
+
+/* Rank 1 is told to stop by its own process, which cannot move the word that its lane sleeps on. A wake that wakes nobody
+ * is left out. */
+proctype leaver()
+{
+    leaving[1] = true;
+#ifdef NO_REPEATED_WAKE
+    rank_sleeps[1] = false;
+    killed[1];
+#else
+    do
+    :: atomic { killed[1] -> break }
+    :: atomic { rank_sleeps[1] -> RING_WAKE; }
+    od
+#endif
+}
+
+/* ---- whoever writes wake memory ---- */
+
+proctype meddler()
+{
+    byte i = 0, sequence = 0, left = 0;
+end_idle:
+    do
+    :: atomic {
+        meddles > 0 ->
+        meddles--;
+        select(i : 0 .. DEPTH - 1);
+        select(sequence : 0 .. REQUESTS);
+        select(left : 0 .. 2);
+        hint_sequence[i] = sequence;
+        hint_left[i] = left;
+        i = 0;
+        sequence = 0;
+        left = 0;
+       }
+    :: atomic { meddles > 0 && bell_moved -> meddles--; bell_moved = false; }
+    :: atomic { meddles > 0 && !bell_moved -> meddles--; bell_moved = true; }
+    :: atomic { meddles > 0 && collector_sleeps -> meddles--; BELL_WAKE; }
+    :: atomic { meddles > 0 && (rank_sleeps[0] || rank_sleeps[1]) -> meddles--; RING_WAKE; }
+    od
+}
+
+init {
+    atomic {
+        run submitter();
+        run collector();
+        run rank(0);
+        run rank(1);
+#if CRASHES > 0 || defined(LEAVE)
+        run supervisor();
+#endif
+#ifdef STOP
+        run stopper();
+#endif
+#ifdef LEAVE
+        run leaver();
+#endif
+#if MEDDLES > 0
+        run meddler();
+#endif
+    }
+}
