@@ -18,6 +18,7 @@ static void make(struct made *made, uint32_t rank_count, uint32_t depth, bool le
     FUZZ_CHECK(cox_geometry_resolve(rank_count, &choice, &control->geometry, NULL) == 0);
     control->layout = calloc(1, cox_layout_control_size(rank_count));
     FUZZ_CHECK(control->layout);
+    cox_control_point(control);
     control->epoch = MEMORY_EPOCH;
     control->lock_fd = -1;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
