@@ -2,7 +2,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: all demo test gcc clang asan tsan fuzz bench bench-deaths format-check format install clean
+.PHONY: all demo test gcc clang asan tsan fuzz bench bench-ranks bench-deaths format-check format install clean
 
 all:
 	@sh tools/compile release
@@ -19,6 +19,10 @@ fuzz:
 bench:
 	@sh tools/compile bench coxswain-bench
 	build/bench/bin/coxswain-bench
+
+bench-ranks:
+	@sh tools/compile bench coxswain-ranks
+	build/bench/bin/coxswain-ranks
 
 bench-deaths:
 	@sh tools/compile bench coxswain-deaths

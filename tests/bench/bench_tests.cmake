@@ -2,6 +2,8 @@
 if(COX_BUILD_BENCH)
     cox_command_test(NAME bench/smoke LABEL bench TIMEOUT 60 PROCESSORS 2
         COMMAND $<TARGET_FILE:coxswain-bench> --rounds 50 --pairs 1 --json bench_smoke.json)
+    cox_command_test(NAME bench/ranks_smoke LABEL bench TIMEOUT 60 PROCESSORS 2
+        COMMAND $<TARGET_FILE:coxswain-ranks> --ranks 2,4 --rounds 20 --slices 1)
     cox_command_test(NAME bench/deaths_smoke LABEL bench TIMEOUT 60 PROCESSORS 2
         COMMAND $<TARGET_FILE:coxswain-deaths> --kills 8 --coordinators 2 --sizes 0,4)
 endif()

@@ -1,0 +1,401 @@
+/* coxswain-ranks: the rank group and by-value handles under measurement, beside a plain barrier that polls
+ * with usleep, in interleaved slices. Prints, judges nothing.
+ *
+ * Every number of ranks is a new set of processes. All of them run the same schedule; rank 0 takes the
+ * times, of each operation from its call to its return. */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../../channel/handle.h"
+#include "../../channel/socket.h"
+#include "../../worker/group.h"
+#include "measure.h"
+
+#define RANK_COUNT_MAX 64
+#define WORLD_COUNT_MAX 8
+#define SLICE_COUNT_MAX 101
+#define ROUND_COUNT_MAX 100000
+#define VALUE_SIZE 64
+#define PATIENCE_NS (60 * COX_NSEC_PER_SEC)
+
+enum kind {
+    KIND_BARRIER,
+    KIND_GATHER,
+    KIND_GATHER_PAGE,
+    KIND_GATHER_FDS,
+    KIND_USLEEP_BARRIER,
+    KIND_USLEEP_GATHER,
+    KIND_USLEEP_FDS,
+    KIND_HANDLE,
+    KIND_COUNT
+};
+
+static const char *const kind_names[KIND_COUNT] = {
+    "barrier",        "gather 64 B",   "gather 4 KiB", "gather fds",
+    "usleep barrier", "usleep gather", "usleep fds",   "handle open + close",
+};
+
+/* What a polling barrier needs: who is last opens the next generation. */
+struct polled {
+    _Atomic uint32_t arrived;
+    _Atomic uint32_t generation;
+    uint8_t values[RANK_COUNT_MAX][VALUE_SIZE];
+};
+
+struct shared {
+    struct polled polled;
+    struct cox_handle handle; /* of rank 1's memory */
+    double p50_us[KIND_COUNT][SLICE_COUNT_MAX];
+};
+
+struct options {
+    uint32_t worlds[WORLD_COUNT_MAX];
+    size_t world_count;
+    size_t rounds;
+    size_t slices;
+};
+
+/* One rank. */
+struct rank {
+    const struct options *options;
+    struct shared *shared;
+    struct cox_group *group;
+    struct cox_importer *importer;
+    uint32_t rank, rank_count;
+    int own_fd;                   /* what it gives in an exchange */
+    int (*pairs)[RANK_COUNT_MAX]; /* pairs[a][b]: a's end of the connection of a and b */
+    uint8_t *values;
+    uint64_t *samples_ns;
+};
+
+static void must(bool condition, const char *what)
+{
+    if (condition)
+        return;
+    fprintf(stderr, "coxswain-ranks: %s: %s\n", what, strerror(errno));
+    _exit(1);
+}
+
+static void must_group(int r, const struct cox_error *err)
+{
+    if (r == 0)
+        return;
+    fprintf(stderr, "coxswain-ranks: %s\n", err->text[0] ? err->text : cox_status_text(r));
+    _exit(1);
+}
+
+/* ---- the plain way: shared counters, looked at again and again ---- */
+
+static void usleep_barrier(struct rank *own)
+{
+    struct polled *polled = &own->shared->polled;
+    uint32_t generation = atomic_load(&polled->generation);
+    if (atomic_fetch_add(&polled->arrived, 1) + 1 == own->rank_count) {
+        atomic_store(&polled->arrived, 0);
+        atomic_fetch_add(&polled->generation, 1);
+        return;
+    }
+    while (atomic_load(&polled->generation) == generation)
+        usleep(1);
+}
+
+static void usleep_gather(struct rank *own)
+{
+    memset(own->shared->polled.values[own->rank], (int)own->rank, VALUE_SIZE);
+    usleep_barrier(own);
+    memcpy(own->values, own->shared->polled.values, (size_t)own->rank_count * VALUE_SIZE);
+    usleep_barrier(own); /* before anybody writes again */
+}
+
+static void usleep_fds(struct rank *own)
+{
+    uint8_t byte = 0;
+    for (uint32_t other = 0; other < own->rank_count; other++)
+        if (other != own->rank)
+            must(cox_socket_send(own->pairs[own->rank][other], &byte, 1, &own->own_fd, 1,
+                                 cox_deadline_after_ns(PATIENCE_NS)) == 0,
+                 "sending an fd");
+    for (uint32_t other = 0; other < own->rank_count; other++) {
+        int fd = -1;
+        uint32_t count = 0;
+        if (other == own->rank)
+            continue;
+        must(cox_socket_receive(own->pairs[own->rank][other], &byte, 1, &fd, 1, &count,
+                                cox_deadline_after_ns(PATIENCE_NS)) == 0 &&
+                 count == 1,
+             "receiving an fd");
+        close(fd);
+    }
+    usleep_barrier(own);
+}
+
+/* ---- ours ---- */
+
+static void gather(struct rank *own, size_t size)
+{
+    struct cox_error err = {0};
+    uint8_t value[4096] = {(uint8_t)own->rank};
+    must_group(cox_group_gather(own->group, value, size, own->values,
+                                cox_deadline_after_ns(PATIENCE_NS), &err),
+               &err);
+    must(own->values[size * (own->rank_count - 1)] == own->rank_count - 1, "a gathered value");
+}
+
+static void gather_fds(struct rank *own)
+{
+    struct cox_error err = {0};
+    int fds[RANK_COUNT_MAX];
+    must_group(cox_group_gather_fds(own->group, own->own_fd, COX_GROUP_FD_KEEP, fds,
+                                    cox_deadline_after_ns(PATIENCE_NS), &err),
+               &err);
+    for (uint32_t other = 0; other < own->rank_count; other++)
+        if (other != own->rank)
+            close(fds[other]);
+}
+
+/* Rank 0 alone; the others wait at the next barrier. */
+static void open_handle(struct rank *own)
+{
+    const struct cox_import *import;
+    struct cox_error err = {0};
+    if (own->rank != 0)
+        return;
+    must_group(cox_importer_open(own->importer, &own->shared->handle, COX_IMPORT_FD, &import, &err),
+               &err);
+    cox_importer_close(own->importer, import);
+}
+
+static void run_one(struct rank *own, enum kind kind)
+{
+    struct cox_error err = {0};
+    switch (kind) {
+    case KIND_BARRIER:
+        must_group(cox_group_barrier(own->group, cox_deadline_after_ns(PATIENCE_NS), &err), &err);
+        return;
+    case KIND_GATHER:
+        gather(own, VALUE_SIZE);
+        return;
+    case KIND_GATHER_PAGE:
+        gather(own, 4096);
+        return;
+    case KIND_GATHER_FDS:
+        gather_fds(own);
+        return;
+    case KIND_USLEEP_BARRIER:
+        usleep_barrier(own);
+        return;
+    case KIND_USLEEP_GATHER:
+        usleep_gather(own);
+        return;
+    case KIND_USLEEP_FDS:
+        usleep_fds(own);
+        return;
+    default:
+        open_handle(own);
+    }
+}
+
+static int compare_samples(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void run_slice(struct rank *own, enum kind kind, size_t slice)
+{
+    size_t rounds = own->options->rounds;
+    run_one(own, KIND_BARRIER); /* all begin together */
+    for (size_t i = 0; i < rounds; i++) {
+        uint64_t begin_ns = measure_now_ns();
+        run_one(own, kind);
+        own->samples_ns[i] = measure_now_ns() - begin_ns;
+    }
+    if (own->rank != 0)
+        return;
+    qsort(own->samples_ns, rounds, sizeof *own->samples_ns, compare_samples);
+    own->shared->p50_us[kind][slice] = (double)own->samples_ns[rounds / 2] / 1e3;
+}
+
+static void rank_main(struct rank *own, int group_fd, uint32_t value_size)
+{
+    struct cox_error err = {0};
+    const struct cox_group_options options = {
+        .fd = group_fd,
+        .rank = own->rank,
+        .rank_count = own->rank_count,
+        .value_size = value_size,
+        .deadline_ns = cox_deadline_after_ns(PATIENCE_NS),
+    };
+    struct cox_exporter *exporter = NULL;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    must_group(cox_group_join(&options, &own->group, &err), &err);
+    must_group(cox_importer_new(NULL, &own->importer, &err), &err);
+    must_group(cox_exporter_new(NULL, &exporter, &err), &err);
+    own->own_fd = memfd_create("coxswain-ranks", MFD_CLOEXEC);
+    own->values = calloc(own->rank_count, 4096);
+    own->samples_ns = calloc(own->options->rounds, sizeof *own->samples_ns);
+    must(own->own_fd >= 0 && ftruncate(own->own_fd, 4096) == 0 && own->values && own->samples_ns,
+         "memory");
+    if (own->rank == own->rank_count - 1)
+        must_group(cox_exporter_export(exporter, own->own_fd, 0, 0, &own->shared->handle, &err),
+                   &err);
+    for (int kind = 0; kind < KIND_COUNT; kind++) /* not counted: page faults, caches */
+        run_one(own, (enum kind)kind);
+    for (size_t slice = 0; slice < own->options->slices; slice++)
+        for (int kind = 0; kind < KIND_COUNT; kind++)
+            run_slice(own, (enum kind)kind, slice);
+    run_one(own, KIND_BARRIER);
+    cox_exporter_free(exporter);
+    cox_importer_free(own->importer);
+    cox_group_leave(own->group);
+    _exit(0);
+}
+
+/* ---- one number of ranks ---- */
+
+static void print_world(const struct options *options, uint32_t rank_count, struct shared *shared)
+{
+    static const enum kind beside[KIND_COUNT] = {
+        [KIND_BARRIER] = KIND_USLEEP_BARRIER,
+        [KIND_GATHER] = KIND_USLEEP_GATHER,
+        [KIND_GATHER_FDS] = KIND_USLEEP_FDS,
+    };
+    for (int kind = 0; kind < KIND_COUNT; kind++) {
+        double ratios[SLICE_COUNT_MAX];
+        for (size_t i = 0; beside[kind] && i < options->slices; i++)
+            ratios[i] = shared->p50_us[beside[kind]][i] / shared->p50_us[kind][i];
+        printf("%5" PRIu32 "  %-19s  %9.2f", rank_count, kind_names[kind],
+               measure_median(shared->p50_us[kind], options->slices));
+        if (beside[kind])
+            printf("  %9.1f", measure_median(ratios, options->slices));
+        putchar('\n');
+    }
+    fflush(stdout);
+}
+
+static int run_world(const struct options *options, uint32_t rank_count)
+{
+    static int pairs[RANK_COUNT_MAX][RANK_COUNT_MAX];
+    const uint32_t value_size = COX_GROUP_VALUE_SIZE_MIN;
+    struct shared *shared =
+        mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int group_fd = memfd_create("coxswain-ranks-group", MFD_CLOEXEC);
+    must(shared != MAP_FAILED && group_fd >= 0 &&
+             ftruncate(group_fd, (off_t)cox_group_memory_size(rank_count, value_size)) == 0,
+         "shared memory");
+    for (uint32_t a = 0; a < rank_count; a++)
+        for (uint32_t b = 0; b < a; b++) {
+            int ends[2];
+            must(cox_socket_pair(ends) == 0, "sockets");
+            pairs[a][b] = ends[0];
+            pairs[b][a] = ends[1];
+        }
+    for (uint32_t rank = 0; rank < rank_count; rank++) {
+        struct rank own = {.options = options,
+                           .shared = shared,
+                           .rank = rank,
+                           .rank_count = rank_count,
+                           .pairs = pairs};
+        pid_t pid = fork();
+        must(pid >= 0, "fork");
+        if (pid == 0)
+            rank_main(&own, group_fd, value_size);
+    }
+    int failed = 0, status;
+    for (uint32_t i = 0; i < rank_count; i++)
+        failed |= waitpid(-1, &status, 0) < 0 || status != 0;
+    if (!failed)
+        print_world(options, rank_count, shared);
+    for (uint32_t a = 0; a < rank_count; a++)
+        for (uint32_t b = 0; b < rank_count; b++)
+            if (a != b)
+                close(pairs[a][b]);
+    close(group_fd);
+    munmap(shared, sizeof *shared);
+    return failed;
+}
+
+/* ---- options ---- */
+
+static const char usage_text[] =
+    "usage: coxswain-ranks [--ranks LIST] [--rounds N] [--slices N]\n"
+    "Barrier, all-gather of values and of fds by a rank group, beside a barrier that polls with "
+    "usleep(1), "
+    "and a\n"
+    "by-value handle opened and closed: p50 in microseconds, medians over interleaved slices.\n"
+    "  --ranks LIST      numbers of ranks (2,4,8,16)\n"
+    "  --rounds N        operations of one slice (500)\n"
+    "  --slices N        slices of each kind (9)\n";
+
+static bool parse_count(const char *text, size_t max, size_t *ret_count)
+{
+    char *end;
+    errno = 0;
+    unsigned long value = strtoul(text, &end, 10);
+    if (errno || end == text || *end || value < 1 || value > max)
+        return false;
+    *ret_count = value;
+    return true;
+}
+
+static bool parse_worlds(char *text, struct options *options)
+{
+    options->world_count = 0;
+    for (char *item; (item = strsep(&text, ",")) != NULL;) {
+        size_t count;
+        if (options->world_count == WORLD_COUNT_MAX || !parse_count(item, RANK_COUNT_MAX, &count) ||
+            count < 2)
+            return false;
+        options->worlds[options->world_count++] = (uint32_t)count;
+    }
+    return options->world_count > 0;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option names[] = {
+        {"ranks", required_argument, NULL, 'n'},
+        {"rounds", required_argument, NULL, 'c'},
+        {"slices", required_argument, NULL, 's'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
+    };
+    struct options options = {
+        .worlds = {2, 4, 8, 16}, .world_count = 4, .rounds = 500, .slices = 9};
+    for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
+        bool good = (option == 'n' && parse_worlds(optarg, &options)) ||
+                    (option == 'c' && parse_count(optarg, ROUND_COUNT_MAX, &options.rounds)) ||
+                    (option == 's' && parse_count(optarg, SLICE_COUNT_MAX, &options.slices));
+        if (option == 'h' || !good) {
+            fputs(usage_text, option == 'h' ? stdout : stderr);
+            return option == 'h' ? 0 : 2;
+        }
+    }
+    if (optind < argc) {
+        fputs(usage_text, stderr);
+        return 2;
+    }
+    printf(
+        "%zu slices of %zu operations of each kind, interleaved; p50 of rank 0 in us, median over "
+        "slices;\n"
+        "ratio: how often as long the usleep barrier takes for the same\n\n"
+        "%5s  %-19s  %9s  %9s\n",
+        options.slices, options.rounds, "ranks", "operation", "p50 us", "ratio");
+    fflush(stdout);
+    int failed = 0;
+    for (size_t i = 0; !failed && i < options.world_count; i++)
+        failed = run_world(&options, options.worlds[i]);
+    return failed;
+}
