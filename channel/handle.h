@@ -14,7 +14,7 @@
  *   28  dev u32         of the object, as fstat tells
  *   32  ino u64
  *   40  size u64        bytes of the object that may be mapped; 0: not memory
- *   48  offset u64      where in it what is meant begins
+ *   48  offset u64      where in it what is meant begins; of what is not memory 0
  *   56  generation u32  the exporter's count, so that no two handles are the same
  *   60  crc32c u32      over bytes 0 to 59
  *
@@ -22,6 +22,10 @@
  * that was meant. Where the kernel has no such call, or does not allow it (Yama, seccomp, an exporter
  * that is not dumpable), the fd is fetched at a door, if the exporter left it there (depot.h) and the
  * importer knows that door. Which way it goes is found out anew at every open.
+ *
+ * What the check cannot see: devices opened twice, and kernel objects like eventfds, have one inode
+ * for all. After a put, another such object under the same fd number is taken for the old one;
+ * exporters make that rare by giving numbers in turn. Before the put it cannot happen.
  *
  * Threads: an exporter and an importer may be used by any threads. The plain functions too.
  * Ownership: an exporter dups what it is given. An opened fd is the caller's.
@@ -91,7 +95,9 @@ enum cox_handle_consent {
     COX_CONSENT_PROCESS,  /* PR_SET_PTRACER of one process and its descendants */
     COX_CONSENT_ANY,      /* PR_SET_PTRACER_ANY: every process of this user, debuggers included */
 };
-/* Returns 0; COX_UNSUPPORTED: no Yama, so that there is nothing to consent to; -errno. */
+/* Holds until the process ends or consents to something else. Returns 0; COX_UNSUPPORTED: no Yama, so
+ * that there is nothing to consent to; COX_INVALID: pid is none, or no such consent; -errno (-EINVAL:
+ * there is no such process). */
 COX_PUBLIC int cox_handle_consent(enum cox_handle_consent consent, int32_t pid);
 
 /* ---- exporter ---- */
@@ -105,7 +111,8 @@ struct cox_exporter_options {
     uint64_t deadline_ms; /* for each visit at the door; 0: 1,000 */
 };
 
-/* options NULL: all zero. Returns 0; what the door or the consent returns; -errno. */
+/* options NULL: all zero. Returns 0, also where there is no Yama to consent to; what the door or the
+ * consent returns; COX_UNSUPPORTED: /proc shows another pid namespace; -errno. */
 COX_PUBLIC int cox_exporter_new(const struct cox_exporter_options *options,
                                 struct cox_exporter **ret_exporter, struct cox_error *err);
 /* Puts everything that is still exported. NULL-safe, returns NULL. In the child of a fork it only
@@ -113,13 +120,16 @@ COX_PUBLIC int cox_exporter_new(const struct cox_exporter_options *options,
 COX_PUBLIC struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter);
 /* Exports fd: a duplicate of it stays open until put. The bytes meant are [offset, offset + size);
  * size 0: to the end of the object (memory), or nothing to map. Returns 0; COX_INVALID: fd is none, or
- * the range is not in the object; COX_FULL: the door keeps no more; what the door returns; -errno. */
+ * the range is not in the object; COX_FULL: the door keeps no more; what the door returns (COX_CLOSED:
+ * it is gone, for good: make a new exporter); COX_STATE: in the child of a fork; -errno. */
 COX_PUBLIC int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64_t offset,
                                    uint64_t size, struct cox_handle *ret_handle,
                                    struct cox_error *err);
-/* One more put is needed until it is gone. Returns 0; COX_NOT_FOUND: not one of its handles. */
+/* One more put is needed until it is gone. Returns 0; COX_NOT_FOUND: not one of its handles;
+ * COX_STATE. */
 COX_PUBLIC int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle);
-/* After the last put nobody can open it any more; who has, keeps it. Returns 0; COX_NOT_FOUND. */
+/* After the last put nobody can open it any more; who has, keeps it. A door that does not confirm that
+ * is left, and forgets all that was left there. Returns 0; COX_NOT_FOUND; COX_STATE. */
 COX_PUBLIC int cox_exporter_put(struct cox_exporter *exporter, const struct cox_handle *handle);
 
 /* ---- importer ---- */
@@ -137,7 +147,7 @@ struct cox_importer;
 struct cox_importer_options {
     const char *door_path; /* NULL: pidfd_getfd only */
     uint64_t deadline_ms;  /* for a visit at the door; 0: 1,000 */
-    uint32_t cache_max;    /* exporters whose pidfd is kept, and closed mappings kept; 0: 64 */
+    uint32_t cache_max;    /* exporters whose pidfd is kept; 0: 64 */
 };
 
 /* What is open, once per handle however often it was opened; read-only for the caller. */
@@ -151,7 +161,7 @@ struct cox_import {
 enum cox_import_flags {
     COX_IMPORT_FD = 0,    /* no mapping */
     COX_IMPORT_READ = 1,  /* mapped for reading */
-    COX_IMPORT_WRITE = 2, /* mapped for reading and writing */
+    COX_IMPORT_WRITE = 2, /* mapped for reading and writing; with READ or without is the same */
 };
 
 COX_PUBLIC int cox_importer_new(const struct cox_importer_options *options,
@@ -160,8 +170,9 @@ COX_PUBLIC int cox_importer_new(const struct cox_importer_options *options,
 COX_PUBLIC struct cox_importer *cox_importer_free(struct cox_importer *importer);
 /* Opens, or counts one more use of what is open under the same 64 bytes and flags. A cached one is
  * never given for a handle that differs in any byte, nor once its exporter is dead (then
- * COX_PEER_DEAD, though what was opened before stays valid until closed). Returns as
- * cox_handle_open; COX_INVALID: a mapping of what is not memory. */
+ * COX_PEER_DEAD, though what was opened before stays valid until closed). After a put, who has it
+ * open may open it again. Returns as cox_handle_open; COX_INVALID: a mapping of what is not memory;
+ * COX_DENIED also: the fd, or a seal, does not allow this mapping. */
 COX_PUBLIC int cox_importer_open(struct cox_importer *importer, const struct cox_handle *handle,
                                  enum cox_import_flags flags, const struct cox_import **ret_import,
                                  struct cox_error *err);

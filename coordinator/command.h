@@ -25,6 +25,7 @@ int cox_command_run(int argc, char **argv);
 int cox_command_layout(int argc, char **argv);
 int cox_command_clean(int argc, char **argv);
 int cox_command_doctor(int argc, char **argv);
+int cox_command_handle(int argc, char **argv);
 
 /* The lines of --help that tell the exit statuses. */
 void cox_exit_help(FILE *file);

@@ -25,6 +25,7 @@ static const struct {
     {"layout", cox_command_layout, "print what a group would create in shared memory"},
     {"clean", cox_command_clean, "remove what dead groups left in shared memory"},
     {"doctor", cox_command_doctor, "check what this machine lets a group do"},
+    {"handle", cox_command_handle, "say what a by-value handle means, and open it"},
 };
 
 static void help(FILE *file)

@@ -1,0 +1,188 @@
+/* Which ways of opening a handle there are in this place, why one is closed, and consent. */
+#include "handle_internal.h"
+
+#include "depot.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
+
+#define YAMA_PATH "/proc/sys/kernel/yama/ptrace_scope"
+
+/* ---- what /proc tells ---- */
+
+static bool file_read(const char *path, char *text, size_t text_size)
+{
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length;
+    do
+        length = fd < 0 ? -1 : read(fd, text, text_size - 1);
+    while (fd >= 0 && length < 0 && errno == EINTR);
+    if (length < 0)
+        return false;
+    text[length] = '\0';
+    return true;
+}
+
+int cox_handle_yama(void)
+{
+    char text[32];
+    return file_read(YAMA_PATH, text, sizeof text) ? atoi(text) : -1;
+}
+
+/* The first number behind a name of /proc/PID/status, or of its `column`-th column from 0. */
+static bool status_number(const char *status, const char *name, int column, unsigned *ret_number)
+{
+    const char *line = strstr(status, name);
+    if (!line)
+        return false;
+    char *end;
+    line += strlen(name);
+    for (int i = 0; i <= column; i++, line = end) {
+        *ret_number = (unsigned)strtoul(line, &end, 10);
+        if (end == line)
+            return false;
+    }
+    return true;
+}
+
+/* What the kernel looks at, in its order; the first that explains it is named. */
+static const char *denied_reason(pid_t exporter, char *buffer, size_t buffer_size)
+{
+    char path[64], status[2048];
+    unsigned uid, filter;
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/%jd/status", (intmax_t)exporter);
+    bool known = file_read(path, status, sizeof status) && status_number(status, "\nUid:", 1, &uid);
+    snprintf(path, sizeof path, "/proc/%jd", (intmax_t)exporter);
+    if (known && uid != geteuid())
+        snprintf(buffer, buffer_size, "it belongs to user %u, this process to user %u", uid,
+                 (unsigned)geteuid());
+    else if (known && stat(path, &st) == 0 && st.st_uid != uid)
+        /* Then its files in /proc are root's. */
+        snprintf(buffer, buffer_size,
+                 "it is not dumpable (prctl PR_SET_DUMPABLE, or its program may not be read)");
+    else if (cox_handle_yama() > 0)
+        snprintf(buffer, buffer_size, "kernel.yama.ptrace_scope is %d", cox_handle_yama());
+    else if (file_read("/proc/self/status", status, sizeof status) &&
+             status_number(status, "\nSeccomp:", 0, &filter) && filter)
+        snprintf(buffer, buffer_size, "a seccomp filter is on this process");
+    else
+        snprintf(buffer, buffer_size,
+                 "a seccomp filter, a security module, or another user namespace");
+    return buffer;
+}
+
+void cox_handle_explain_denied(pid_t exporter, char *text, size_t text_size)
+{
+    char reason[128];
+    denied_reason(exporter, reason, sizeof reason);
+    int yama = cox_handle_yama();
+    char scope[48] = "no Yama here";
+    if (yama >= 0)
+        snprintf(scope, sizeof scope, "kernel.yama.ptrace_scope is %d", yama);
+    snprintf(
+        text, text_size,
+        "; the likely reason: %s (%s). Run both as one user, name a door to both sides, let the "
+        "exporter consent (Yama 1) or be dumpable, or allow pidfd_getfd in the seccomp profile",
+        reason, scope);
+}
+
+/* ---- trying ---- */
+
+struct probe {
+    int fds[2];
+};
+
+/* A child of a bare clone: nothing of the C library. */
+static _Noreturn void probe_child(const struct probe *probe)
+{
+    char byte;
+    syscall(SYS_close, probe->fds[1]);
+    syscall(SYS_read, probe->fds[0], &byte,
+            sizeof byte); /* until it is killed, or nobody is left */
+    for (;;)
+        syscall(SYS_exit_group, 0);
+}
+
+static int probe_getfd(pid_t pid, int fd)
+{
+    struct cox_peer peer = COX_PEER_NONE;
+    int r = cox_peer_open(pid, 0, &peer);
+    if (r)
+        return r > 0 ? -ESRCH : r;
+    _cox_cleanup_(cox_close_fd) int taken = (int)syscall(SYS_pidfd_getfd, peer.pidfd, fd, 0);
+    r = taken < 0 ? -errno : 0;
+    cox_peer_close(&peer);
+    return r;
+}
+
+/* On a child without an exit signal: the host hears nothing of it, and does not reap it by accident.
+ * ret_error: of the way; returns 0, or -errno: it could not be tried. */
+static int probe_child_getfd(int *ret_error)
+{
+    struct probe probe;
+    if (pipe2(probe.fds, O_CLOEXEC) < 0)
+        return -errno;
+    pid_t pid = (pid_t)syscall(SYS_clone, 0UL, NULL, NULL, NULL, NULL);
+    if (pid == 0)
+        probe_child(&probe);
+    int r = pid < 0 ? -errno : 0;
+    if (r == 0) {
+        *ret_error = probe_getfd(pid, probe.fds[0]);
+        kill(pid, SIGKILL); /* not reaped: the pid is its own */
+    }
+    close(probe.fds[0]);
+    close(probe.fds[1]);
+    siginfo_t info;
+    while (r == 0 && waitid(P_PID, (id_t)pid, &info, WEXITED | __WALL) < 0 && errno == EINTR)
+        continue;
+    return r;
+}
+
+int cox_handle_query(const char *door_path, uint64_t deadline_ns, struct cox_handle_ways *ret_ways)
+{
+    struct cox_handle_ways ways = {.yama = cox_handle_yama()};
+    int r = probe_child_getfd(&ways.pidfd_error);
+    if (r)
+        return r;
+    ways.pidfd_getfd = ways.pidfd_error == 0;
+    if (door_path) {
+        struct cox_depot depot = {.fd = -1};
+        ways.door_error = cox_depot_connect(&depot, door_path, deadline_ns, NULL);
+        ways.door = ways.door_error == 0;
+        cox_depot_close(&depot);
+    }
+    ways.dumpable = prctl(PR_GET_DUMPABLE, 0UL, 0UL, 0UL, 0UL) == 1; /* 2: root only */
+    *ret_ways = ways;
+    return 0;
+}
+
+/* ---- consent ---- */
+
+int cox_handle_consent(enum cox_handle_consent consent, int32_t pid)
+{
+    if (consent == COX_CONSENT_NONE)
+        return 0;
+    /* As an argument 0 takes consent back, and -1 is everybody: never by an accident of numbers. */
+    if ((consent != COX_CONSENT_PROCESS && consent != COX_CONSENT_ANY) ||
+        (consent == COX_CONSENT_PROCESS && pid <= 0))
+        return COX_INVALID;
+    unsigned long who = consent == COX_CONSENT_ANY ? PR_SET_PTRACER_ANY : (unsigned long)pid;
+    if (prctl(PR_SET_PTRACER, who, 0UL, 0UL, 0UL) == 0)
+        return 0;
+    /* What a kernel does not know is EINVAL; with Yama, so is a process that is not there. */
+    return errno != EINVAL ? -errno : cox_handle_yama() < 0 ? COX_UNSUPPORTED : -EINVAL;
+}

@@ -1,0 +1,378 @@
+#include "handle_internal.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define DEADLINE_MS_DEFAULT 1000
+#define PEER_COUNT_DEFAULT 64
+#define BUCKET_COUNT 256
+
+/* An exporter whose pidfd is kept. */
+struct peer_entry {
+    struct cox_peer peer; /* pid 0: empty */
+    uint32_t users;       /* who look through it just now, without the lock */
+    bool stale;           /* dead, or its handles are not what they were: goes with its last user */
+    uint64_t used;        /* the importer's clock at its last use */
+};
+
+struct import {
+    struct cox_import view; /* first: what the caller has is this import */
+    struct import *next;    /* in its bucket */
+    struct cox_handle handle;
+    enum cox_import_flags flags;
+    uint32_t users;
+    void *map; /* from the page on in which the view begins; NULL: none */
+    size_t map_size;
+};
+
+struct cox_importer {
+    char *door_path;
+    uint64_t deadline_ms;
+    uint32_t peer_count;
+    pthread_mutex_t lock; /* of all below; held over no visit at a door */
+    pid_t pid;            /* of whom the next two are; 0: nobody has asked */
+    uint64_t system;
+    uint64_t start; /* 0: nobody has asked */
+    uint64_t clock;
+    struct import *buckets[BUCKET_COUNT]; /* in use, by the handle's crc */
+    struct peer_entry peers[];
+};
+
+static const struct cox_importer_options no_options;
+
+/* ---- constructor and destructor ---- */
+
+int cox_importer_new(const struct cox_importer_options *options, struct cox_importer **ret_importer,
+                     struct cox_error *err)
+{
+    options = options ? options : &no_options;
+    uint32_t count = options->cache_max ? options->cache_max : PEER_COUNT_DEFAULT;
+    struct cox_importer *importer = calloc(1, sizeof *importer + count * sizeof importer->peers[0]);
+    char *door_path = importer && options->door_path ? strdup(options->door_path) : NULL;
+    if (!importer || (options->door_path && !door_path)) {
+        free(importer);
+        return cox_fail(err, -ENOMEM, "no memory for an importer of %" PRIu32 " exporters", count);
+    }
+    importer->door_path = door_path;
+    importer->deadline_ms = options->deadline_ms ? options->deadline_ms : DEADLINE_MS_DEFAULT;
+    importer->peer_count = count;
+    for (uint32_t i = 0; i < count; i++)
+        importer->peers[i].peer.pidfd = -1;
+    pthread_mutex_init(&importer->lock, NULL);
+    *ret_importer = importer;
+    return 0;
+}
+
+static void import_free(struct import *import)
+{
+    if (import->map)
+        munmap(import->map, import->map_size);
+    cox_close_fd(&import->view.fd);
+    free(import);
+}
+
+struct cox_importer *cox_importer_free(struct cox_importer *importer)
+{
+    if (!importer)
+        return NULL;
+    for (size_t i = 0; i < BUCKET_COUNT; i++)
+        while (importer->buckets[i]) {
+            struct import *import = importer->buckets[i];
+            importer->buckets[i] = import->next;
+            import_free(import);
+        }
+    for (uint32_t i = 0; i < importer->peer_count; i++)
+        cox_peer_close(&importer->peers[i].peer);
+    pthread_mutex_destroy(&importer->lock);
+    free(importer->door_path);
+    free(importer);
+    return NULL;
+}
+
+/* ---- exporters; with the lock ---- */
+
+static void peer_forget(struct peer_entry *entry)
+{
+    cox_peer_close(&entry->peer);
+    *entry = (struct peer_entry){.peer = COX_PEER_NONE};
+}
+
+static struct peer_entry *peer_find(struct cox_importer *importer,
+                                    const struct cox_handle_info *info)
+{
+    for (uint32_t i = 0; i < importer->peer_count; i++) {
+        struct peer_entry *entry = &importer->peers[i];
+        if ((uint32_t)entry->peer.pid == info->pid && entry->peer.start == info->start &&
+            !entry->stale)
+            return entry;
+    }
+    return NULL;
+}
+
+/* An empty place, or that of who was not looked at for longest. NULL: all are in use. */
+static struct peer_entry *peer_place(struct cox_importer *importer)
+{
+    struct peer_entry *oldest = NULL;
+    for (uint32_t i = 0; i < importer->peer_count; i++) {
+        struct peer_entry *entry = &importer->peers[i];
+        if (entry->peer.pid == 0)
+            return entry;
+        if (entry->users == 0 && (!oldest || entry->used < oldest->used))
+            oldest = entry;
+    }
+    if (oldest)
+        peer_forget(oldest);
+    return oldest;
+}
+
+/* ---- exporters ---- */
+
+/* A pidfd to look through until peer_release: a kept one, or one of its own where no place is free.
+ * Returns as cox_handle_open_exporter. */
+struct lookout {
+    struct peer_entry *entry; /* NULL: `own` is */
+    struct cox_peer own;
+};
+
+static const struct cox_peer *lookout_peer(const struct lookout *lookout)
+{
+    /* Nobody changes the peer of an entry that has users. */
+    return lookout->entry ? &lookout->entry->peer : &lookout->own;
+}
+
+static int peer_take(struct cox_importer *importer, const struct cox_handle_info *info,
+                     struct lookout *ret_lookout, struct cox_error *err)
+{
+    struct lookout lookout = {.own = COX_PEER_NONE};
+    pthread_mutex_lock(&importer->lock);
+    lookout.entry = peer_find(importer, info);
+    int r = 0;
+    if (!lookout.entry) {
+        r = cox_handle_open_exporter(info, &lookout.own, err);
+        lookout.entry = r ? NULL : peer_place(importer);
+        if (lookout.entry)
+            *lookout.entry = (struct peer_entry){.peer = lookout.own};
+    }
+    if (lookout.entry) {
+        lookout.entry->users++;
+        lookout.entry->used = ++importer->clock;
+    }
+    pthread_mutex_unlock(&importer->lock);
+    if (r == 0)
+        *ret_lookout = lookout;
+    return r;
+}
+
+/* keep: nothing was found that speaks against it. */
+static void peer_release(struct cox_importer *importer, struct lookout *lookout, bool keep)
+{
+    if (!lookout->entry) {
+        cox_peer_close(&lookout->own);
+        return;
+    }
+    pthread_mutex_lock(&importer->lock);
+    lookout->entry->users--;
+    lookout->entry->stale = lookout->entry->stale || !keep;
+    if (lookout->entry->stale && lookout->entry->users == 0)
+        peer_forget(lookout->entry);
+    pthread_mutex_unlock(&importer->lock);
+}
+
+/* ---- this process ---- */
+
+/* Whether the handle was made on this system, and by this very process. What is needed for that is
+ * found out once, and once more in the child of a fork. */
+static int importer_place(struct cox_importer *importer, const struct cox_handle_info *info,
+                          bool *ret_own, struct cox_error *err)
+{
+    struct cox_handle_self self;
+    int r = 0;
+    pthread_mutex_lock(&importer->lock);
+    if (importer->pid != getpid()) {
+        importer->start = 0;
+        r = cox_handle_system(&importer->system, err);
+        importer->pid = r ? 0 : getpid();
+    }
+    if (r == 0)
+        r = cox_handle_reachable(info, importer->system, err);
+    bool pid_is_own = r == 0 && (pid_t)info->pid == importer->pid;
+    if (pid_is_own && importer->start == 0) {
+        r = cox_handle_self_load(&self, err);
+        importer->start = r ? 0 : self.start;
+    }
+    if (r == 0)
+        *ret_own = pid_is_own && info->start == importer->start;
+    pthread_mutex_unlock(&importer->lock);
+    return r;
+}
+
+/* ---- opening ---- */
+
+/* The exporter of what is open already lives. Where pidfds are denied, its start time tells. */
+static int exporter_check(struct cox_importer *importer, const struct cox_handle_info *info,
+                          struct cox_error *err)
+{
+    struct lookout lookout;
+    uint64_t start;
+    int r = peer_take(importer, info, &lookout, err);
+    if (cox_handle_way_closed(r)) {
+        r = cox_peer_start_time((pid_t)info->pid, &start);
+        return r || start != info->start || cox_peer_exiting((pid_t)info->pid)
+                   ? cox_handle_fail_dead(info, err)
+                   : 0;
+    }
+    if (r)
+        return r;
+    bool alive = cox_peer_alive(lookout_peer(&lookout));
+    peer_release(importer, &lookout, alive);
+    return alive ? 0 : cox_handle_fail_dead(info, err);
+}
+
+static int fd_open(struct cox_importer *importer, const struct cox_handle *handle,
+                   const struct cox_handle_info *info, int *ret_fd, struct cox_error *err)
+{
+    struct lookout lookout;
+    int r = peer_take(importer, info, &lookout, err);
+    if (r == 0) {
+        r = cox_handle_open_pidfd(info, lookout_peer(&lookout), ret_fd, err);
+        peer_release(importer, &lookout, r != COX_PEER_DEAD && r != COX_NOT_FOUND);
+    }
+    if (!cox_handle_way_closed(r))
+        return r;
+    return cox_handle_open_door(handle, info, importer->door_path,
+                                cox_deadline_after_ms(importer->deadline_ms), r, ret_fd, err);
+}
+
+static int import_map(struct import *import, const struct cox_handle_info *info,
+                      struct cox_error *err)
+{
+    bool write = import->flags & COX_IMPORT_WRITE;
+    if (import->flags == COX_IMPORT_FD)
+        return 0;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t begin = info->offset - info->offset % page;
+    size_t size = (size_t)(info->offset - begin + info->size);
+    void *map = mmap(NULL, size, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
+                     import->view.fd, (off_t)begin);
+    if (map == MAP_FAILED) {
+        int e = errno;
+        bool denied = e == EACCES || e == EPERM;
+        return cox_fail(err, denied ? COX_DENIED : -e,
+                        "%" PRIu64 " bytes from %" PRIu64 " on cannot be mapped for %s: %s%s",
+                        info->size, info->offset, write ? "writing" : "reading",
+                        cox_status_text(-e),
+                        denied ? " (how the exporter opened it, or a seal, forbids it)" : "");
+    }
+    import->map = map;
+    import->map_size = size;
+    import->view.base = (const uint8_t *)map + (info->offset - begin);
+    import->view.writable = write;
+    return 0;
+}
+
+static struct import **import_slot(struct cox_importer *importer, const struct cox_handle *handle,
+                                   enum cox_import_flags flags)
+{
+    /* The crc is in the last bytes, and as good as a hash. */
+    struct import **slot = &importer->buckets[handle->bytes[COX_HANDLE_SIZE - 1]];
+    while (*slot &&
+           ((*slot)->flags != flags || memcmp(&(*slot)->handle, handle, sizeof *handle) != 0))
+        slot = &(*slot)->next;
+    return slot;
+}
+
+static const struct cox_import *import_use(struct cox_importer *importer,
+                                           const struct cox_handle *handle,
+                                           enum cox_import_flags flags)
+{
+    pthread_mutex_lock(&importer->lock);
+    struct import *found = *import_slot(importer, handle, flags);
+    if (found)
+        found->users++;
+    pthread_mutex_unlock(&importer->lock);
+    return found ? &found->view : NULL;
+}
+
+/* Into the table; or, where another thread was faster, out of the world. */
+static const struct cox_import *import_settle(struct cox_importer *importer, struct import *import)
+{
+    pthread_mutex_lock(&importer->lock);
+    struct import **slot = import_slot(importer, &import->handle, import->flags), *settled = *slot;
+    if (!settled)
+        *slot = settled = import;
+    settled->users++;
+    pthread_mutex_unlock(&importer->lock);
+    if (settled != import)
+        import_free(import);
+    return &settled->view;
+}
+
+static int import_new(struct cox_importer *importer, const struct cox_handle *handle,
+                      const struct cox_handle_info *info, enum cox_import_flags flags, bool own,
+                      struct import **ret_import, struct cox_error *err)
+{
+    struct import *import = calloc(1, sizeof *import);
+    if (!import)
+        return cox_fail(err, -ENOMEM, "no memory for an import");
+    import->view = (struct cox_import){.fd = -1, .size = info->size};
+    import->handle = *handle;
+    import->flags = flags;
+    int r = own ? cox_handle_open_own(info, &import->view.fd, err)
+                : fd_open(importer, handle, info, &import->view.fd, err);
+    if (r == 0)
+        r = import_map(import, info, err);
+    if (r)
+        import_free(import);
+    else
+        *ret_import = import;
+    return r;
+}
+
+int cox_importer_open(struct cox_importer *importer, const struct cox_handle *handle,
+                      enum cox_import_flags flags, const struct cox_import **ret_import,
+                      struct cox_error *err)
+{
+    const struct cox_handle copy = *handle; /* where it is it may change meanwhile */
+    struct cox_handle_info info;
+    struct import *import = NULL;
+    bool own;
+    int r = cox_handle_parse(&copy, &info, err);
+    if (r == 0 && ((unsigned)flags & ~(unsigned)(COX_IMPORT_READ | COX_IMPORT_WRITE)))
+        r = cox_fail(err, COX_INVALID, "import flags %d: expected 0 to 3", (int)flags);
+    if (r == 0 && flags != COX_IMPORT_FD && info.kind != COX_HANDLE_MEMORY)
+        r = cox_fail(err, COX_INVALID, "a handle of something else than memory cannot be mapped");
+    if (r == 0)
+        r = importer_place(importer, &info, &own, err);
+    if (r)
+        return r;
+    const struct cox_import *found = import_use(importer, &copy, flags);
+    if (found) {
+        r = own ? 0 : exporter_check(importer, &info, err);
+        if (r)
+            cox_importer_close(importer, found);
+        else
+            *ret_import = found;
+        return r;
+    }
+    r = import_new(importer, &copy, &info, flags, own, &import, err);
+    if (r == 0)
+        *ret_import = import_settle(importer, import);
+    return r;
+}
+
+void cox_importer_close(struct cox_importer *importer, const struct cox_import *lent)
+{
+    struct import *import = (struct import *)(uintptr_t)lent; /* its first member */
+    pthread_mutex_lock(&importer->lock);
+    COX_ASSERT(import->users > 0);
+    bool last = --import->users == 0;
+    if (last)
+        *import_slot(importer, &import->handle, import->flags) = import->next;
+    pthread_mutex_unlock(&importer->lock);
+    if (last)
+        import_free(import);
+}
