@@ -479,7 +479,7 @@ long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
 long __wrap_syscall(long number, ...)
 {
-    long a[5];
+    long a[6];
     va_list args;
     va_start(args, number);
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
@@ -490,7 +490,7 @@ long __wrap_syscall(long number, ...)
         return -1;
     if (number == SYS_pidfd_open && FAILS("pidfd_open", EMFILE, 0, 0))
         return -1;
-    return __real_syscall(number, a[0], a[1], a[2], a[3], a[4]);
+    return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
 int __real_prctl(int option, ...);
