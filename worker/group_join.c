@@ -90,20 +90,25 @@ static int name_fill(struct cox_group_name *name, uint64_t size, struct cox_erro
     return 0;
 }
 
-/* Returns 0; COX_BUSY: somebody else was faster. */
-static int name_make(struct cox_group_name *name, uint64_t size, struct cox_error *err)
+/* Made, mapped and named, in this order: what can fail fails before there is a name. Returns 0; COX_BUSY:
+ * somebody else was faster. */
+static int name_make(struct cox_group_name *name, struct cox_region *region, uint64_t size,
+                     struct cox_error *err)
 {
     char self[64];
     int r = name_fill(name, size, err);
     if (r)
         return r;
+    r = cox_region_map(region, name->fd, size, COX_REGION_WRITE, name->path, err);
     snprintf(self, sizeof self, "/proc/self/fd/%d", name->fd);
-    if (linkat(AT_FDCWD, self, AT_FDCWD, name->path, AT_SYMLINK_FOLLOW) < 0) {
+    if (r == 0 && linkat(AT_FDCWD, self, AT_FDCWD, name->path, AT_SYMLINK_FOLLOW) < 0)
         r = errno == EEXIST ? COX_BUSY
                             : cox_fail(err, -errno, "%s: %s", name->path, cox_status_text(-errno));
+    cox_fault_point(COX_FAULT_GROUP_LINKED);
+    if (r) {
+        cox_region_detach(region);
         cox_close_fd(&name->fd);
     }
-    cox_fault_point(COX_FAULT_GROUP_LINKED);
     return r;
 }
 
@@ -325,20 +330,25 @@ static int memory_of_fd(struct cox_group_base *base, int fd, struct cox_error *e
     return r;
 }
 
-/* name->fd is open. Returns COX_BUSY where the name will be free or another file's soon. */
-static int memory_enter(struct cox_group_base *base, const struct cox_group_name *name,
-                        struct cox_error *err)
+/* A file that has the name already. */
+static int memory_map(struct cox_group_base *base, const struct cox_group_name *name,
+                      struct cox_error *err)
 {
     struct stat st;
-    uint64_t size = cox_group_memory_size(base->rank_count, base->value_size);
     if (fstat(name->fd, &st) < 0)
         return cox_fail(err, -errno, "%s: %s", name->path, cox_status_text(-errno));
     if (st.st_size <= 0)
         return cox_fail(err, COX_CORRUPT, "%s is empty", name->path);
-    int r = cox_region_map(&base->region, name->fd, (uint64_t)st.st_size, COX_REGION_WRITE,
-                           name->path, err);
-    if (r)
-        return r;
+    return cox_region_map(&base->region, name->fd, (uint64_t)st.st_size, COX_REGION_WRITE,
+                          name->path, err);
+}
+
+/* Returns COX_BUSY where the name will be free or another file's soon. */
+static int memory_enter(struct cox_group_base *base, const struct cox_group_name *name,
+                        struct cox_error *err)
+{
+    uint64_t size = cox_group_memory_size(base->rank_count, base->value_size);
+    int r;
     base->layout = base->region.base;
     if (base->region.size != size)
         r = size_differs(base, size, name->path, err);
@@ -346,8 +356,6 @@ static int memory_enter(struct cox_group_base *base, const struct cox_group_name
         r = cox_fail(err, COX_BUSY, "another group, or another life of it, is not gone yet");
     else
         r = identity_claim(base, err);
-    if (r)
-        memory_drop(base);
     return r == COX_PEER_DEAD ? COX_BUSY : r;
 }
 
@@ -355,12 +363,17 @@ static int memory_try(struct cox_group_base *base, struct cox_group_name *name,
                       struct cox_error *err)
 {
     int r = name_open(name, err);
-    if (r == COX_NOT_FOUND)
-        r = name_make(name, cox_group_memory_size(base->rank_count, base->value_size), err);
+    if (r == 0)
+        r = memory_map(base, name, err);
+    else if (r == COX_NOT_FOUND)
+        r = name_make(name, &base->region,
+                      cox_group_memory_size(base->rank_count, base->value_size), err);
     if (r == 0)
         r = memory_enter(base, name, err);
-    if (r)
+    if (r) {
+        memory_drop(base);
         cox_group_name_end(name, true);
+    }
     return r;
 }
 

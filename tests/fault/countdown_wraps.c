@@ -459,8 +459,8 @@ int __wrap_fcntl(int fd, int command, ...)
     va_start(args, command);
     long argument = va_arg(args, long);
     va_end(args);
-    /* How much a pipe holds is asked for when all is over. */
-    if (command != F_GETPIPE_SZ && FAILS("fcntl", EMFILE, 0, 0))
+    /* How much a pipe holds is asked for when all is over; so is the lock under which a name is removed. */
+    if (command != F_GETPIPE_SZ && command != F_OFD_SETLK && FAILS("fcntl", EMFILE, 0, 0))
         return -1;
     return __real_fcntl(fd, command, argument);
 }
