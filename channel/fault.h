@@ -113,7 +113,26 @@
     X(GOODBYE_HEARD, "goodbye.heard")                                                              \
     X(GROUP_LEFT, "group.left") /* said; the process may live on */                                \
     X(LEFT, "left")                                                                                \
-    X(STOPPED, "stopped")
+    X(STOPPED, "stopped")                                                                          \
+    /* Ranks form a group of their own (worker/group.h). */                                        \
+    X(GROUP_FILLED, "group.filled") /* whole and locked, without a name */                         \
+    X(GROUP_LINKED, "group.linked")                                                                \
+    X(GROUP_LOCKED, "group.locked") /* the name's file, as one of those who join */                \
+    X(GROUP_SWEPT, "group.swept")   /* or a leftover, and its name is gone */                      \
+    X(GROUP_CLAIMED, "group.claimed")                                                              \
+    X(GROUP_SAID, "group.said") /* at which step of its life this rank is */                       \
+    X(GROUP_UNLINKED, "group.unlinked")                                                            \
+    X(GROUP_FORMED, "group.formed") /* a subgroup */                                               \
+    X(GROUP_VALUE, "group.value")   /* written, not announced */                                   \
+    X(GROUP_ARRIVED, "group.arrived")                                                              \
+    X(GROUP_COUNTED, "group.counted")                                                              \
+    X(GROUP_RUNG, "group.rung")                                                                    \
+    X(GROUP_DONE, "group.done") /* with one round of an operation */                               \
+    X(GROUP_GIVEN_UP, "group.given_up")                                                            \
+    X(GROUP_ALIGNED, "group.aligned")                                                              \
+    X(GROUP_BOUND, "group.bound")       /* a socket for fds */                                     \
+    X(GROUP_OFFERED, "group.offered")   /* an fd, to one member */                                 \
+    X(GROUP_ACCEPTED, "group.accepted") /* one of a member */
 
 enum cox_fault_point {
 #define COX_FAULT_CONSTANT(constant, name) COX_FAULT_##constant,

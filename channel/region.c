@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "fault.h"
+#include "tsan.h"
 
 #ifndef MFD_NOEXEC_SEAL /* Linux 6.3 */
 #define MFD_NOEXEC_SEAL 0x0008u
@@ -70,9 +71,12 @@ REGION_UNSEEN static void *region_mmap(int fd, uint64_t size, int protection)
                 (found->writable || !(protection & PROT_WRITE)))
                 break;
     void *base = found ? found->base : mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+    /* That it is mapped, and nothing that was done with it since, comes before what others do with it. */
     if (found) {
+        cox_tsan_acquire(base);
         found->users++;
     } else if (shares && base != MAP_FAILED) {
+        cox_tsan_release(base);
         struct region_shared *made = malloc(sizeof *made);
         COX_ASSERT(made);
         *made = (struct region_shared){

@@ -5,19 +5,22 @@
  * every member has arrived at it; bytes that a member wrote to shared memory before an operation are
  * visible to every member after it.
  *
- * Memory: one region, all zero at the start, of one line per rank that this rank alone writes, two
- * value slots per rank, and a few words that are hints for waking. Nothing has to be initialized by
+ * Memory: one region, all zero at the start, of lines per rank that this rank alone writes, two value
+ * slots per rank (and two of 4 KiB for each of its subgroups), and a few words that are hints for waking. Nothing has to be initialized by
  * anybody, so nobody can die half-way through it. Under a name (`/dev/shm/<name>_group`, mode 0600)
  * the first to come makes it whole (O_TMPFILE, linkat) and the last to come removes the name; or it is
  * an fd that came another way (the door, for the ranks of an executor).
  * Rounds: a rank's word is {epoch, index}, only growing. cox_group_align starts a new epoch, without
  * waiting for anybody: what is still under way in an older epoch ends with COX_ABORTED everywhere.
  *
- * Threads: one at a time per group object; abort from any.
+ * What is still under way includes what is complete and not seen to be so yet: where it matters, align
+ * only once nobody needs the last operation any more.
+ *
+ * Threads: one at a time per group object; align and leave are of all its subgroups, too; abort from any.
  * Ownership: the caller owns the group object; fds as said at each function.
  * Blocks: join and the operations until their deadline.
- * Failures: COX_TIMEOUT, COX_PEER_DEAD and COX_ABORTED leave a rank outside of step: until the next
- *   align every operation returns COX_ABORTED at once, on this rank and, within a slice of 50 ms, on the
+ * Failures: COX_TIMEOUT, COX_PEER_DEAD, COX_ABORTED and COX_CORRUPT leave a rank outside of step, in the
+ *   group or in the subgroup: until the next align every operation returns COX_ABORTED at once, on this rank and, within a slice of 50 ms, on the
  *   others. After a death every operation returns COX_PEER_DEAD: a group is formed again as a new one.
  * If the process dies: others get COX_PEER_DEAD within 50 ms; a name that only dead processes have is
  *   removed by the next join under it.
@@ -59,7 +62,8 @@ COX_PUBLIC uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_si
  * outside what is allowed, or another one than the others say (err names who); COX_TAKEN: another
  * process is this rank; COX_DENIED: the region has another owner, mode or type; COX_CORRUPT;
  * COX_TIMEOUT: err names who is missing; COX_PEER_DEAD; COX_ABORTED; COX_NO_SPACE; -errno. Nothing is
- * left unless 0, except that the name stays for those who wait for the others. */
+ * left unless 0, except that the name stays for those who wait for the others. A name that a former group or
+ * another life of it has not given up yet is waited for. */
 COX_PUBLIC int cox_group_join(const struct cox_group_options *options, struct cox_group **ret_group,
                               struct cox_error *err);
 /* Leaves: for the others it is as if this rank had died, unless they have left as well. NULL-safe,
@@ -70,17 +74,22 @@ COX_PUBLIC uint32_t cox_group_rank(const struct cox_group *group);
 COX_PUBLIC uint32_t cox_group_rank_count(const struct cox_group *group);
 COX_PUBLIC uint32_t cox_group_value_size(const struct cox_group *group);
 
-/* From now on operations are those of this epoch, counted from its beginning; smaller than the present
- * one is COX_INVALID, the same one is fine and does nothing unless the rank is out of step. Does not
- * wait. 1 to 2^40 - 1; a new group is in epoch 0. Also aligns the subgroups of this rank. */
+/* From now on operations are those of this epoch, counted from its beginning. Returns 0; COX_INVALID:
+ * smaller than the present one, or the same while the rank is out of step in the group or a subgroup: for
+ * others it is over, a larger one is needed; or a subgroup. The same one is otherwise fine and does
+ * nothing. Does not wait. 1 to 2^40 - 1; a new group is in epoch 0. Also aligns the subgroups of this
+ * rank. */
 COX_PUBLIC int cox_group_align(struct cox_group *group, uint64_t epoch);
-/* Ends the operation that is under way on any rank of this epoch with COX_ABORTED. */
+/* Ends the operation that is under way on any rank of this epoch with COX_ABORTED, and those that follow in
+ * it; of the group also those of the subgroups that this rank is in. */
 COX_PUBLIC void cox_group_abort(struct cox_group *group);
 
 /* A part of the group, with words of its own: its operations and those of the group or of other parts
  * do not touch each other. Every member calls it with the same name and members; nobody waits. Returns
- * 0; COX_INVALID: this rank is no member, or the name; COX_FULL; COX_TAKEN: the name has other
- * members. The object is the group's. */
+ * 0; COX_INVALID: this rank is no member, or the name; COX_FULL: this rank is in
+ * COX_SUBGROUP_COUNT_MAX; COX_TAKEN: a member has the name with other members; -errno. Disjoint subgroups
+ * may have one name. A value of more than 4 KiB goes through a subgroup in as many rounds as it has
+ * pieces. The object is the group's. */
 COX_PUBLIC int cox_group_subgroup(struct cox_group *group, const char *name,
                                   const struct cox_rank_set *members,
                                   struct cox_group **ret_subgroup, struct cox_error *err);
@@ -102,8 +111,10 @@ enum cox_group_fd {
         1, /* fd is closed by a call that succeeded; after a failure it is the caller's */
 };
 /* Every member gives one open fd and gets one of each other member, in order of rank, close-on-exec; its
- * own entry is -1. Returns also COX_INVALID: fd is none, or fds is NULL, before anybody is waited for;
- * COX_DENIED: neither pidfd_getfd nor a socket carried them. Unless 0 nothing was received. */
+ * own entry is -1. Where pidfd_getfd is denied or missing for one of them they all go by sockets. Returns
+ * also COX_INVALID: fd is none, or fds is NULL, before anybody is waited for; -errno: this rank has no room
+ * for fds, and the others, which may have theirs, are in step with it. Unless 0 nothing was
+ * received. */
 COX_PUBLIC int cox_group_gather_fds(struct cox_group *group, int fd, enum cox_group_fd mode,
                                     int *fds, uint64_t deadline_ns, struct cox_error *err);
 /* The source gives fd (the others -1) and gets nothing; the others get a duplicate in *ret_fd, which the

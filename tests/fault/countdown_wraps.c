@@ -461,8 +461,8 @@ int __wrap_fcntl(int fd, int command, ...)
     va_end(args);
     /* A duplicate at a number of some height may be had at a lower one as well. */
     unsigned flags = command == F_DUPFD_CLOEXEC && argument > 3 ? COUNTDOWN_PASSABLE : 0;
-    /* How much a pipe holds is asked for when all is over. */
-    if (command != F_GETPIPE_SZ && FAILS("fcntl", EMFILE, 0, flags))
+    /* How much a pipe holds is asked for when all is over; so is the lock under which a name is removed. */
+    if (command != F_GETPIPE_SZ && command != F_OFD_SETLK && FAILS("fcntl", EMFILE, 0, flags))
         return -1;
     return __real_fcntl(fd, command, argument);
 }
@@ -481,7 +481,7 @@ long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
 long __wrap_syscall(long number, ...)
 {
-    long a[5];
+    long a[6];
     va_list args;
     va_start(args, number);
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
@@ -494,7 +494,7 @@ long __wrap_syscall(long number, ...)
         return -1;
     if (number == SYS_pidfd_getfd && FAILS("pidfd_getfd", EMFILE, 0, 0))
         return -1;
-    return __real_syscall(number, a[0], a[1], a[2], a[3], a[4]);
+    return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
 int __real_prctl(int option, ...);

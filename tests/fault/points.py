@@ -8,8 +8,8 @@ strings left out:
   2. channel/truth.h: behind each run of stores a point follows before the function ends.
   3. Elsewhere in channel/, worker/ and coordinator/: behind each EFFECT (below) a point follows before the function
      ends: its own, or that of a function it calls which passes one itself; in the same file also over several calls.
-     A store to an atomic word is one when layout.h has a word of that name; so is an assignment through a pointer to a
-     struct of layout.h, and whatever fills a frame or a slot.
+     A store to an atomic word is one when a header of LAYOUTS has a word of that name; so is an assignment through a pointer to a
+     struct of channel/layout.h, and whatever fills a frame or a slot.
 
 EXEMPT names what has none, each with its reason. CALLERS: the function is a small part of a step, so a call of it is
 an effect of the caller, and the point is asked for there. An exemption that exempts nothing is an error.
@@ -23,6 +23,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CALLERS = object()
+# The structs of shared memory.
+LAYOUTS = ("channel/layout.h", "worker/group_layout.h")
 
 EFFECTS = [
     # names
@@ -194,7 +196,8 @@ def check(files):
     """Returns (problems, number of points, number of steps)."""
     problems, steps, idle = [], 0, set(EXEMPT)
     point_count = check_constants(files, problems)
-    shared_words = frozenset(re.findall(r"_Atomic \w+\s+(\w+)", plain(files["channel/layout.h"])))
+    shared_words = frozenset(word for layout in LAYOUTS
+                             for word in re.findall(r"_Atomic \w+\s+(\w+)", plain(files[layout])))
     by_file = {file: functions(text) for file, text in files.items() if not file.startswith("channel/fault.")}
     by_callers = frozenset(function for (_, function, _), why in EXEMPT.items() if why is CALLERS)
     reached = passes(by_file)

@@ -1,0 +1,151 @@
+/* The rank group's constructor with each of its calls failing in turn: alone under a name, alone in memory that
+ * came another way, and with another rank that waits. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "channel/peer.h"
+#include "worker/group_layout.h"
+
+static char name[64];
+static int memory_fd = -1;
+static pid_t other = -1;
+
+static int group_join(uint32_t rank, uint32_t rank_count, void *object, struct cox_error *err)
+{
+    const struct cox_group_options options = {
+        .name = memory_fd < 0 ? name : NULL,
+        .fd = memory_fd,
+        .rank = rank,
+        .rank_count = rank_count,
+        .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
+    };
+    return cox_group_join(&options, object, err);
+}
+
+static int join_alone(void *object, struct cox_error *err)
+{
+    return group_join(0, 1, object, err);
+}
+
+static int join_two(void *object, struct cox_error *err)
+{
+    return group_join(0, 2, object, err);
+}
+
+static void leave(void *object)
+{
+    cox_group_leave(*(struct cox_group **)object);
+}
+
+static void prepare_name(void)
+{
+    countdown_name(name, "ranks");
+}
+
+static void prepare_memory(void)
+{
+    memory_fd = memfd_create("group", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(memory_fd, (off_t)cox_group_memory_size(2, 0)), 0);
+}
+
+static void restore_memory(void)
+{
+    cox_close_fd(&memory_fd);
+}
+
+/* The other rank is a process that does nothing: what it would do would be counted, too. Its words are
+ * written here. */
+static void prepare_other(void)
+{
+    uint64_t start;
+    prepare_memory();
+    other = fork();
+    assert_true(other >= 0);
+    while (other == 0)
+        pause();
+    assert_int_equal(cox_peer_start_time(other, &start), 0);
+    size_t size = cox_group_memory_size(2, 0);
+    struct cox_group_layout *layout =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, memory_fd, 0);
+    assert_ptr_not_equal(layout, MAP_FAILED);
+    struct cox_group_layout_identity *identity = &layout->ranks[1].identity;
+    identity->said_count = 2;
+    identity->said_size = COX_GROUP_VALUE_SIZE_MIN;
+    identity->holder = cox_group_holder(COX_GROUP_JOINED, other, start);
+    munmap(layout, size);
+}
+
+static void restore_other(void)
+{
+    kill(other, SIGKILL);
+    assert_int_equal(waitpid(other, NULL, 0), other);
+    restore_memory();
+}
+
+static const struct countdown_subject alone_by_name = {
+    .name = "group_join, alone under a name",
+    .lenient = true,
+    .size = sizeof(struct cox_group *),
+    .construct = join_alone,
+    .destroy = leave,
+    .prepare = prepare_name,
+};
+static const struct countdown_subject alone_by_fd = {
+    .name = "group_join, alone in memory by fd",
+    .lenient = true,
+    .size = sizeof(struct cox_group *),
+    .construct = join_alone,
+    .destroy = leave,
+    .prepare = prepare_memory,
+    .restore = restore_memory,
+};
+static const struct countdown_subject of_two = {
+    .name = "group_join, with another rank",
+    .lenient = true,
+    .size = sizeof(struct cox_group *),
+    .construct = join_two,
+    .destroy = leave,
+    .prepare = prepare_other,
+    .restore = restore_other,
+};
+
+static const struct countdown_subject *const subjects[] = {&alone_by_name, &alone_by_fd, &of_two};
+
+static void b15_b19_the_first_failure_is_told_and_nothing_is_left(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_once(subjects[i]);
+}
+
+static void b15_b19_nor_when_all_that_follows_fails_too(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_sticky(subjects[i]);
+}
+
+static void b47_interruptions_stay_inside(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_interrupted(subjects[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b15_b19_the_first_failure_is_told_and_nothing_is_left),
+        TEST(b15_b19_nor_when_all_that_follows_fails_too),
+        TEST(b47_interruptions_stay_inside),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

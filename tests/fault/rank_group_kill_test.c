@@ -1,0 +1,304 @@
+/*
+ * rank_group_kill_test: one rank of a group is killed at each of its steps, in each operation; the others
+ * are told, whatever they were at, or nobody can know that it was there.
+ */
+#include "rank_group.h"
+
+#include <inttypes.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "channel/fault.h"
+
+#if COX_TESTING
+
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
+
+#define VICTIM 1
+#define RANK_COUNT 4
+#define ROUNDS 6
+/* Of a victim that was not struck. */
+#define SPARED 9
+
+struct death {
+    const char *point;
+    uint32_t passages[5]; /* ends with 0 */
+    bool by_sockets;
+    bool by_chance; /* not every rank passes it every time */
+    /* Before all have joined; without a name, or those who come late would begin another group. */
+    bool by_fd;
+};
+
+struct plan {
+    const struct death *death;
+    uint32_t passage;
+    uint64_t deadline_ms; /* of the join */
+    int memory_fd;        /* -1: under a name */
+};
+
+static void deny_pidfd_getfd(const struct forks_self *self)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_getfd, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {sizeof code / sizeof code[0], code};
+    FORK_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+                   prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
+               "seccomp");
+}
+
+static int fds_once(const struct forks_self *self, struct cox_group *group, uint32_t source,
+                    struct cox_error *err)
+{
+    int fds[RANK_COUNT] = {-1, -1, -1, -1}, got = -1, r;
+    _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
+    if (source == UINT32_MAX)
+        r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), err);
+    else
+        r = cox_group_broadcast_fd(group, source, self->rank == source ? fd : -1, COX_GROUP_FD_KEEP,
+                                   &got, rank_group_patience(), err);
+    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+        cox_close_fd(&fds[rank]);
+    cox_close_fd(&got);
+    return r;
+}
+
+/* Every operation once; from the second round on the victim ends one. */
+static int operations(const struct forks_self *self, struct cox_group *group, struct cox_group *all,
+                      uint64_t epoch, struct cox_error *err)
+{
+    uint8_t value[100] = {1}, values[100 * RANK_COUNT];
+    int r = cox_group_barrier(group, rank_group_patience(), err);
+    if (r == 0)
+        r = cox_group_gather(group, value, sizeof value, values, rank_group_patience(), err);
+    if (r == 0)
+        r = cox_group_barrier(all, rank_group_patience(), err);
+    if (r == 0)
+        r = fds_once(self, group, UINT32_MAX, err);
+    if (r == 0)
+        r = fds_once(self, all, VICTIM, err);
+    if (r == 0 && self->rank == VICTIM && epoch % 2)
+        cox_group_abort(group);
+    if (r == 0)
+        r = cox_group_barrier(group, rank_group_patience(), err);
+    return r;
+}
+
+static void rank_main(const struct forks_self *self)
+{
+    const struct plan *plan = self->context;
+    struct cox_group *group = NULL, *all = NULL;
+    struct cox_error err = {0};
+    struct cox_rank_set members = cox_rank_set_first(RANK_COUNT);
+    char text[64];
+    if (plan->death->by_sockets)
+        deny_pidfd_getfd(self);
+    snprintf(text, sizeof text, "%s:kill:%d:%" PRIu32, plan->death->point, VICTIM, plan->passage);
+    cox_fault_arm(text);
+    const struct cox_group_options options = {
+        .name = plan->memory_fd < 0 ? self->name : NULL,
+        .fd = plan->memory_fd,
+        .rank = self->rank,
+        .rank_count = RANK_COUNT,
+        .deadline_ns = cox_deadline_after_ms(plan->deadline_ms),
+    };
+    int r = cox_group_join(&options, &group, &err);
+    if (plan->deadline_ms < TEST_PATIENCE_MS) {
+        FORK_CHECK(r == COX_TIMEOUT || r == COX_PEER_DEAD, "%d %s", r, err.text);
+        return;
+    }
+    if (r == 0)
+        FORK_CHECK(cox_group_subgroup(group, "all", &members, &all, NULL) == 0, "subgroup");
+    if (r == 0 && plan->death->by_chance) {
+        r = cox_group_barrier(group, rank_group_patience(), &err);
+        if (r == 0) /* nobody was struck */
+            _exit(SPARED);
+    }
+    uint64_t epoch = 0;
+    while (r == 0 && epoch < ROUNDS) {
+        err = (struct cox_error){0};
+        r = operations(self, group, all, epoch, &err);
+        if (r == COX_ABORTED)
+            r = 0;
+        if (r == 0)
+            FORK_CHECK(cox_group_align(group, ++epoch) == 0, "align");
+    }
+    if (r == 0)
+        _exit(SPARED);
+    FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 1 "), "%d %s", r, err.text);
+    if (group) {
+        err = (struct cox_error){0};
+        r = cox_group_barrier(group, rank_group_patience(), &err);
+        FORK_CHECK(r == COX_PEER_DEAD || r == COX_ABORTED, "from then on: %d %s", r, err.text);
+        FORK_CHECK(cox_group_align(group, 1000) == 0, "align");
+        err = (struct cox_error){0};
+        r = cox_group_barrier(group, rank_group_patience(), &err);
+        FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank"), "for good: %d %s", r, err.text);
+    }
+    cox_group_leave(group);
+}
+
+static size_t own_names(void)
+{
+    char text[32];
+    snprintf(text, sizeof text, "test_%d_", (int)getpid());
+    return test_count_names(text);
+}
+
+static int alone(const char *name)
+{
+    struct cox_group *group = NULL;
+    const struct cox_group_options options = {
+        .name = name, .rank_count = 1, .deadline_ns = rank_group_patience()};
+    int r = cox_group_join(&options, &group, NULL);
+    cox_group_leave(group);
+    return r;
+}
+
+static int memory_new(void)
+{
+    int fd = memfd_create("group", MFD_CLOEXEC);
+    COX_ASSERT(fd >= 0 && ftruncate(fd, (off_t)cox_group_memory_size(RANK_COUNT, 0)) == 0);
+    return fd;
+}
+
+static void strike(const struct death *death, uint32_t passage)
+{
+    struct plan plan = {death, passage, TEST_PATIENCE_MS, -1};
+    int status = 0;
+    for (int attempt = 0; status != 128 + SIGKILL && attempt < 50; attempt++) {
+        struct forks forks;
+        if (death->by_fd)
+            plan.memory_fd = memory_new();
+        forks_start(&forks, RANK_COUNT, rank_main, &plan);
+        cox_close_fd(&plan.memory_fd);
+        status = forks_end(&forks, VICTIM);
+        for (uint32_t rank = 0; rank < RANK_COUNT && status == SPARED; rank++)
+            if (rank != VICTIM) /* told that it left, or at the end of the rounds: no matter */
+                forks_end(&forks, rank);
+        if (status != SPARED)
+            forks_wait(&forks);
+        assert_true(status == 128 + SIGKILL || (status == SPARED && death->by_chance));
+        /* K4, B4: a name that was left is no obstacle. */
+        assert_int_equal(alone(forks.name), 0);
+        assert_int_equal(own_names(), 0);
+    }
+    assert_int_equal(status, 128 + SIGKILL);
+}
+
+static void strike_all(const struct death *deaths, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        for (const uint32_t *passage = deaths[i].passages; *passage; passage++) {
+            print_message("%s, passage %" PRIu32 "\n", deaths[i].point, *passage);
+            strike(&deaths[i], *passage);
+        }
+}
+
+static void b3_p1_k26_killed_while_it_joins(void **state)
+{
+    (void)state;
+    static const struct death deaths[] = {
+        {"group.claimed", {1}, .by_fd = true},      {"group.said", {1}, .by_fd = true},
+        {"group.said", {2}, .by_sockets = false},   {"group.unlinked", {1}, .by_chance = true},
+        {"group.formed", {1}, .by_sockets = false},
+    };
+    strike_all(deaths, sizeof deaths / sizeof deaths[0]);
+}
+
+static void b3_p1_b6_killed_in_an_operation(void **state)
+{
+    (void)state;
+    static const struct death deaths[] = {
+        {"group.value", {1, 2, 3, 4, 9}, .by_sockets = false},
+        {"group.arrived", {1, 2, 3, 4, 8}, .by_sockets = false},
+        {"group.counted", {1, 3, 5, 6, 9}, .by_sockets = false},
+        {"group.rung", {3, 4, 9}, .by_sockets = false},
+        {"group.done", {1, 2, 3, 5, 7}, .by_sockets = false},
+        {"group.given_up", {1, 2}, .by_sockets = false},
+        {"group.aligned", {1, 2, 3}, .by_sockets = false},
+    };
+    strike_all(deaths, sizeof deaths / sizeof deaths[0]);
+}
+
+static void b3_p1_killed_with_fds_on_their_way(void **state)
+{
+    (void)state;
+    static const struct death deaths[] = {
+        {"group.bound", {1, 2}, .by_sockets = true},
+        {"socket.sent", {1, 2, 3, 4}, .by_sockets = true},
+        {"group.offered", {1, 2, 3, 4}, .by_sockets = true},
+        {"group.accepted", {1, 2, 3, 4}, .by_sockets = true},
+        {"group.arrived", {4, 5, 6, 7}, .by_sockets = true},
+        {"group.done", {4, 5, 6, 7}, .by_sockets = true},
+    };
+    strike_all(deaths, sizeof deaths / sizeof deaths[0]);
+}
+
+/* Before it has claimed its rank nobody can know of it: the others name who is missing. */
+static void b4_k3_killed_before_it_is_there(void **state)
+{
+    (void)state;
+    static const struct death deaths[] = {
+        {"group.filled", {1}, .by_sockets = false},   {"group.linked", {1}, .by_sockets = false},
+        {"group.unlinked", {1}, .by_sockets = false}, /* of a leftover */
+        {"group.swept", {1}, .by_sockets = false},    {"group.locked", {1}, .by_sockets = false},
+    };
+    for (size_t i = 0; i < sizeof deaths / sizeof deaths[0]; i++) {
+        struct plan plan = {&deaths[i], 1, 200, -1}, linked = {&deaths[1], 1, 200, -1};
+        struct forks forks = {.count = 0};
+        test_unique_name(forks.name);
+        if (i == 2 || i == 3) { /* there is a leftover */
+            forks_add(&forks, VICTIM, RANK_COUNT, rank_main, &linked);
+            assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
+        }
+        if (i == 4) { /* somebody is there */
+            struct plan patient = {&deaths[4], 1, 2000, -1};
+            char path[128];
+            snprintf(path, sizeof path, "/dev/shm/%s_group", forks.name);
+            forks_add(&forks, 0, RANK_COUNT, rank_main, &patient);
+            while (access(path, F_OK) < 0)
+                usleep(1000);
+        }
+        forks_add(&forks, VICTIM, RANK_COUNT, rank_main, &plan);
+        assert_int_equal(forks_end(&forks, forks.count - 1), 128 + SIGKILL);
+        forks_add(&forks, 2, RANK_COUNT, rank_main, &plan);
+        forks_add(&forks, 3, RANK_COUNT, rank_main, &plan);
+        forks_wait(&forks);
+        assert_int_equal(alone(forks.name), 0);
+        assert_int_equal(own_names(), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b3_p1_k26_killed_while_it_joins),
+        TEST(b3_p1_b6_killed_in_an_operation),
+        TEST(b3_p1_killed_with_fds_on_their_way),
+        TEST(b4_k3_killed_before_it_is_there),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+int main(void)
+{
+    return 77; /* no fault points in this build */
+}
+
+#endif

@@ -1,0 +1,428 @@
+/* fds through the rank group, by handles and by sockets; every rank a process. */
+#include "rank_group.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <inttypes.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "worker/group_layout.h"
+
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
+
+/* How pidfd_getfd answers in a rank. */
+struct way {
+    int error;           /* 0: as it does */
+    uint32_t ranks;      /* bits: in which */
+    uint32_t file_limit; /* 0: as it is; and a plain user */
+};
+
+static const struct way by_handles = {0, 0, 0};
+static const struct way by_sockets = {EPERM, UINT32_MAX, 0};
+static const struct way by_old_kernel = {ENOSYS, UINT32_MAX, 0};
+static const struct way denied_to_one = {EPERM, 4, 0};
+
+static void way_take(const struct forks_self *self, const struct way *way)
+{
+    if (way->file_limit) {
+        const struct rlimit limit = {way->file_limit, way->file_limit};
+        FORK_CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0, "limit");
+        if (geteuid() == 0)
+            FORK_CHECK(setgroups(0, NULL) == 0 && setgid(65534) == 0 && setuid(65534) == 0, "user");
+        /* Having been another user, nobody may look into it. */
+        FORK_CHECK(prctl(PR_SET_DUMPABLE, way->error == 0) == 0, "dumpable");
+    }
+    if (!way->error || !(way->ranks >> (self->rank % 32) & 1))
+        return;
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_getfd, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)way->error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {sizeof code / sizeof code[0], code};
+    FORK_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+                   prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
+               "seccomp");
+}
+
+/* A file that says whose it is. */
+static int own_file(const struct forks_self *self, uint32_t salt)
+{
+    uint32_t words[2] = {self->rank, salt};
+    int fd = memfd_create("own", MFD_CLOEXEC);
+    FORK_CHECK(fd >= 0 && pwrite(fd, words, sizeof words, 0) == (ssize_t)sizeof words, "memfd");
+    return fd;
+}
+
+static void check_file(const struct forks_self *self, int fd, uint32_t rank, uint32_t salt)
+{
+    uint32_t words[2] = {0};
+    FORK_CHECK(fd > 2, "fd %d", fd);
+    FORK_CHECK(fcntl(fd, F_GETFD) == FD_CLOEXEC, "close-on-exec");
+    FORK_CHECK(pread(fd, words, sizeof words, 0) == (ssize_t)sizeof words, "pread");
+    FORK_CHECK(words[0] == rank && words[1] == salt,
+               "the file of rank %" PRIu32 ", %" PRIu32 ", not of %" PRIu32 ", %" PRIu32, words[0],
+               words[1], rank, salt);
+}
+
+static void gather_main(const struct forks_self *self)
+{
+    way_take(self, self->context);
+    struct cox_group *group = rank_group_join(self);
+    size_t before = test_count_fds();
+    uint32_t rounds = self->rank_count > 16 ? 3 : 30;
+    for (uint32_t i = 0; i < rounds; i++) {
+        int fds[FORKS_MAX], fd = own_file(self, i);
+        struct cox_error err = {0};
+        bool consume = i % 2;
+        int r = cox_group_gather_fds(group, fd, consume ? COX_GROUP_FD_CONSUME : COX_GROUP_FD_KEEP,
+                                     fds, rank_group_patience(), &err);
+        FORK_CHECK(r == 0, "%d %s", r, err.text);
+        FORK_CHECK(fds[self->rank] == -1, "own entry");
+        for (uint32_t rank = 0; rank < self->rank_count; rank++) {
+            if (rank == self->rank)
+                continue;
+            check_file(self, fds[rank], rank, i);
+            close(fds[rank]);
+        }
+        if (!consume)
+            FORK_CHECK(close(fd) == 0, "kept");
+        FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k10_k11_k15_k16_an_fd_of_each(void **state)
+{
+    (void)state;
+    static const uint32_t worlds[] = {1, 2, 4, 8, 64};
+    for (size_t i = 0; i < 5; i++)
+        forks_run(worlds[i], gather_main, (void *)(uintptr_t)&by_handles);
+}
+
+static void k10_b27_an_fd_of_each_by_sockets(void **state)
+{
+    (void)state;
+    static const uint32_t worlds[] = {1, 2, 4, 8, 32};
+    for (size_t i = 0; i < 5; i++)
+        forks_run(worlds[i], gather_main, (void *)(uintptr_t)&by_sockets);
+    forks_run(3, gather_main, (void *)(uintptr_t)&by_old_kernel);
+    forks_run(4, gather_main, (void *)(uintptr_t)&denied_to_one);
+}
+
+static void k10_k25_b11_largest_world_and_usual_limits(void **state)
+{
+    (void)state;
+    static const struct way plain = {0, 0, 1024}, plain_sockets = {EPERM, UINT32_MAX, 1024};
+    forks_run(COX_RANK_COUNT_MAX, gather_main, (void *)(uintptr_t)&plain);
+    forks_run(COX_RANK_COUNT_MAX, gather_main, (void *)(uintptr_t)&plain_sockets);
+}
+
+/* ---- from one ---- */
+
+static void broadcast_main(const struct forks_self *self)
+{
+    way_take(self, self->context);
+    struct cox_group *group = rank_group_join(self);
+    size_t before = test_count_fds();
+    for (uint32_t source = 0; source < self->rank_count; source++) {
+        bool gives = source == self->rank;
+        int got = -7, fd = gives ? own_file(self, 9) : -1;
+        struct cox_error err = {0};
+        int r =
+            cox_group_broadcast_fd(group, source, fd, COX_GROUP_FD_CONSUME,
+                                   gives && source % 2 ? NULL : &got, rank_group_patience(), &err);
+        FORK_CHECK(r == 0, "%d %s", r, err.text);
+        if (!gives) {
+            check_file(self, got, source, 9);
+            close(got);
+        }
+        FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k13_from_any_source(void **state)
+{
+    (void)state;
+    static const uint32_t worlds[] = {1, 2, 5};
+    for (size_t i = 0; i < 3; i++) {
+        forks_run(worlds[i], broadcast_main, (void *)(uintptr_t)&by_handles);
+        forks_run(worlds[i], broadcast_main, (void *)(uintptr_t)&by_sockets);
+    }
+}
+
+static void subgroup_main(const struct forks_self *self)
+{
+    way_take(self, self->context);
+    struct cox_group *group = rank_group_join(self), *part = NULL;
+    struct cox_rank_set members = {{self->rank % 2 ? 0xaa : 0x55}};
+    int fds[4], fd = own_file(self, 1), got = -1;
+    struct cox_error err = {0};
+    FORK_CHECK(cox_group_subgroup(group, "part", &members, &part, NULL) == 0, "subgroup");
+    int r = cox_group_gather_fds(part, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), &err);
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    for (uint32_t place = 0; place < 4; place++) {
+        if (place != self->rank / 2)
+            check_file(self, fds[place], 2 * place + self->rank % 2, 1);
+        cox_close_fd(&fds[place]);
+    }
+    bool gives = self->rank / 2 == 3;
+    r = cox_group_broadcast_fd(part, 3, gives ? fd : -1, COX_GROUP_FD_KEEP, &got,
+                               rank_group_patience(), &err);
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    if (!gives)
+        check_file(self, got, 6 + self->rank % 2, 1);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k6_k10_in_subgroups(void **state)
+{
+    (void)state;
+    forks_run(8, subgroup_main, (void *)(uintptr_t)&by_handles);
+    forks_run(8, subgroup_main, (void *)(uintptr_t)&by_sockets);
+}
+
+/* ---- what is refused ---- */
+
+static void refused_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join(self);
+    int fds[3] = {-5, -5, -5}, fd = own_file(self, 0), closed = dup(fd);
+    close(closed);
+    bool first = self->rank == 0;
+    FORK_CHECK(cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, NULL, 0, NULL) == COX_INVALID,
+               "no place");
+    FORK_CHECK(cox_group_gather_fds(group, -1, COX_GROUP_FD_CONSUME, fds, 0, NULL) == COX_INVALID,
+               "no fd");
+    FORK_CHECK(cox_group_gather_fds(group, closed, COX_GROUP_FD_KEEP, fds, 0, NULL) == COX_INVALID,
+               "closed");
+    FORK_CHECK(cox_group_broadcast_fd(group, 3, fd, COX_GROUP_FD_KEEP, fds, 0, NULL) == COX_INVALID,
+               "source");
+    FORK_CHECK(cox_group_broadcast_fd(group, 0, first ? -1 : fd, COX_GROUP_FD_KEEP, fds, 0, NULL) ==
+                   COX_INVALID,
+               "a source without, or a receiver with one");
+    if (!first)
+        FORK_CHECK(cox_group_broadcast_fd(group, 0, -1, COX_GROUP_FD_KEEP, NULL, 0, NULL) ==
+                       COX_INVALID,
+                   "no place");
+    FORK_CHECK(fds[0] == -5 && fcntl(fd, F_GETFD) >= 0, "nothing happened");
+    /* Different sources. */
+    int r = cox_group_broadcast_fd(group, first ? 0 : 1, self->rank < 2 ? fd : -1,
+                                   COX_GROUP_FD_CONSUME, fds, rank_group_patience(), NULL);
+    FORK_CHECK(r == COX_CORRUPT || r == COX_ABORTED, "%d", r);
+    FORK_CHECK(fds[0] == -5 && fcntl(fd, F_GETFD) >= 0, "after a failure it is the caller's");
+    FORK_CHECK(cox_group_align(group, 1) == 0, "align");
+    rank_group_barrier(self, group);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k12_k14_b8_refused_before_anybody_is_waited_for(void **state)
+{
+    (void)state;
+    forks_run(3, refused_main, NULL);
+}
+
+/* One rank's table is full: it is told, the others have theirs, and nobody is out of step. */
+static void full_main(const struct forks_self *self)
+{
+    way_take(self, self->context);
+    struct cox_group *group = rank_group_join(self);
+    int fds[4] = {-5, -5, -5, -5}, fd = own_file(self, 5), more[64];
+    size_t before = test_count_fds(), count = 0;
+    struct rlimit old, less;
+    getrlimit(RLIMIT_NOFILE, &old);
+    if (self->rank == 2) {
+        /* Room for what the exchange itself needs, and one fd. */
+        less = old;
+        less.rlim_cur = 64;
+        setrlimit(RLIMIT_NOFILE, &less);
+        while (count < 64 && (more[count] = dup(fd)) >= 0)
+            count++;
+        close(more[--count]);
+    }
+    struct cox_error err = {0};
+    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
+    if (self->rank == 2) {
+        FORK_CHECK(r == -EMFILE && err.code == r, "%d %s", r, err.text);
+        FORK_CHECK(fds[0] == -5 && fcntl(fd, F_GETFD) >= 0, "after a failure it is the caller's");
+        while (count)
+            close(more[--count]);
+        setrlimit(RLIMIT_NOFILE, &old);
+        FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
+    } else {
+        FORK_CHECK(r == 0, "%d %s", r, err.text);
+        check_file(self, fds[2], 2, 5);
+    }
+    rank_group_barrier(self, group);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void b8_b15_a_rank_without_room_is_told_alone(void **state)
+{
+    (void)state;
+    forks_run(4, full_main, (void *)(uintptr_t)&by_handles);
+}
+
+/* ---- strangers ---- */
+
+/* A process that is no member sends fds to every abstract address of this machine. */
+static void stranger_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *done = self->context;
+    uint32_t reached = 0;
+    uint64_t tried = 0;
+    int gift = memfd_create("gift", MFD_CLOEXEC);
+    while (atomic_load(done) < 3) {
+        char line[512];
+        FILE *file = fopen("/proc/net/unix", "re");
+        FORK_CHECK(file, "/proc/net/unix");
+        while (fgets(line, sizeof line, file)) {
+            const char *at = strchr(line, '@');
+            if (!at || strlen(at) != 7) /* "@", five digits, newline: the kernel's choice */
+                continue;
+            struct sockaddr_un to = {.sun_family = AF_UNIX};
+            memcpy(to.sun_path + 1, at + 1, 5);
+            int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+            if (connect(fd, (const struct sockaddr *)&to, sizeof to.sun_family + 6) == 0) {
+                /* As rank 0 or 1 would say it, at one of the exchanges to come. */
+                const uint64_t tag[2] = {3 + 4 * (tried / 2 % 30), tried % 2};
+                tried++;
+                struct iovec bytes = {(void *)(uintptr_t)tag, sizeof tag};
+                union {
+                    char bytes[CMSG_SPACE(sizeof(int))];
+                    struct cmsghdr header;
+                } control = {.bytes = {0}};
+                control.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof gift),
+                                                  .cmsg_level = SOL_SOCKET,
+                                                  .cmsg_type = SCM_RIGHTS};
+                memcpy(CMSG_DATA(&control.header), &gift, sizeof gift);
+                struct msghdr message = {.msg_iov = &bytes,
+                                         .msg_iovlen = 1,
+                                         .msg_control = &control,
+                                         .msg_controllen = sizeof control};
+                reached += sendmsg(fd, &message, MSG_NOSIGNAL) > 0;
+            }
+            close(fd);
+        }
+        fclose(file);
+    }
+    FORK_CHECK(reached > 0, "it met nobody");
+}
+
+static void hunted_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *done = self->context;
+    struct forks_self three = *self;
+    three.rank_count = 3;
+    three.context = (void *)(uintptr_t)&by_sockets;
+    for (int i = 0; i < 10; i++)
+        gather_main(&three);
+    atomic_fetch_add(done, 1);
+}
+
+static void b28_b9_b7_strangers_are_refused(void **state)
+{
+    (void)state;
+    struct forks forks;
+    _Atomic uint32_t *done = forks_share(4096);
+    forks_start(&forks, 3, hunted_main, done);
+    forks_add(&forks, 3, 4, stranger_main, done);
+    forks_wait(&forks);
+}
+
+/* ---- the user's scenario ---- */
+
+/* As a kernel library sets up the memory of its devices: 64-byte handles by value, then memory by fds,
+ * then one multicast object of rank 0, with a barrier before and after it is bound. */
+static void devices_main(const struct forks_self *self)
+{
+    way_take(self, self->context);
+    struct cox_group *group = rank_group_join(self);
+    uint8_t handle[64], handles[8 * 64];
+    struct cox_error err = {0};
+    memset(handle, (int)(0x40 + self->rank), sizeof handle);
+    int r = cox_group_gather(group, handle, sizeof handle, handles, rank_group_patience(), &err);
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    for (uint32_t rank = 0; rank < 8; rank++)
+        FORK_CHECK(handles[64 * rank] == 0x40 + rank && handles[64 * rank + 63] == 0x40 + rank,
+                   "handle");
+    int memory = memfd_create("vmm", MFD_CLOEXEC), fds[8], multicast = -1;
+    FORK_CHECK(ftruncate(memory, 4096) == 0, "size");
+    uint32_t *own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    r = cox_group_gather_fds(group, memory, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    uint32_t *maps[8];
+    for (uint32_t rank = 0; rank < 8; rank++) {
+        maps[rank] = rank == self->rank
+                         ? own
+                         : mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fds[rank], 0);
+        FORK_CHECK(maps[rank] != MAP_FAILED, "map");
+        cox_close_fd(&fds[rank]);
+        maps[rank][self->rank] = 1000 + self->rank;
+    }
+    int object = self->rank == 0 ? memfd_create("multicast", MFD_CLOEXEC) : -1;
+    if (self->rank == 0)
+        FORK_CHECK(ftruncate(object, 4096) == 0, "size");
+    rank_group_barrier(self, group);
+    for (uint32_t rank = 0; rank < 8; rank++)
+        FORK_CHECK(own[rank] == 1000 + rank, "%" PRIu32 " in the place of %" PRIu32, own[rank],
+                   rank);
+    r = cox_group_broadcast_fd(group, 0, object, COX_GROUP_FD_KEEP, &multicast,
+                               rank_group_patience(), &err);
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    uint32_t *all = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
+                         self->rank == 0 ? object : multicast, 0);
+    FORK_CHECK(all != MAP_FAILED, "map");
+    all[self->rank] = 7;
+    rank_group_barrier(self, group);
+    for (uint32_t rank = 0; rank < 8; rank++)
+        FORK_CHECK(all[rank] == 7, "multicast");
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k27_the_memory_of_devices(void **state)
+{
+    (void)state;
+    forks_run(8, devices_main, (void *)(uintptr_t)&by_handles);
+    forks_run(8, devices_main, (void *)(uintptr_t)&by_sockets);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(k10_k11_k15_k16_an_fd_of_each),
+        TEST(k10_b27_an_fd_of_each_by_sockets),
+        TEST(k10_k25_b11_largest_world_and_usual_limits),
+        TEST(k13_from_any_source),
+        TEST(k6_k10_in_subgroups),
+        TEST(k12_k14_b8_refused_before_anybody_is_waited_for),
+        TEST(b8_b15_a_rank_without_room_is_told_alone),
+        TEST(b28_b9_b7_strangers_are_refused),
+        TEST(k27_the_memory_of_devices),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,494 @@
+/* Joining and leaving: names, memory, ranks; every rank a process. */
+#include "rank_group.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "channel/region.h"
+#include "channel/socket.h"
+#include "worker/group_layout.h"
+
+static size_t own_names(void)
+{
+    char text[32];
+    snprintf(text, sizeof text, "test_%d_", (int)getpid());
+    return test_count_names(text);
+}
+
+static int join(struct cox_group_options options, struct cox_group **ret_group,
+                struct cox_error *err)
+{
+    if (!options.deadline_ns)
+        options.deadline_ns = rank_group_patience();
+    return cox_group_join(&options, ret_group, err);
+}
+
+static void path_of(char path[128], const char *name)
+{
+    snprintf(path, 128, "/dev/shm/%s_group", name);
+}
+
+/* ---- arguments ---- */
+
+static void k1_k19_k26_arguments_are_checked(void **state)
+{
+    (void)state;
+    char name[64], longer[COX_GROUP_NAME_MAX + 2];
+    memset(longer, 'x', sizeof longer);
+    longer[sizeof longer - 1] = '\0';
+    test_unique_name(name);
+    const struct cox_group_options wrong[] = {
+        {.name = name, .rank = 0, .rank_count = 0},
+        {.name = name, .rank = 0, .rank_count = COX_RANK_COUNT_MAX + 1},
+        {.name = name, .rank = 2, .rank_count = 2},
+        {.name = name, .rank = UINT32_MAX, .rank_count = 2},
+        {.name = name, .rank_count = 1, .value_size = COX_GROUP_VALUE_SIZE_MIN - 1},
+        {.name = name, .rank_count = 1, .value_size = COX_GROUP_VALUE_SIZE_MAX + 1},
+        {.name = longer, .rank_count = 1},
+        {.name = "", .rank_count = 1},
+        {.name = "a/b", .rank_count = 1},
+        {.name = "..", .rank_count = 1},
+        {.fd = -1, .rank_count = 1},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        struct cox_group *group = NULL;
+        struct cox_error err = {0};
+        assert_int_equal(join(wrong[i], &group, &err), COX_INVALID);
+        assert_int_equal(err.code, COX_INVALID);
+        assert_null(group);
+    }
+    longer[COX_GROUP_NAME_MAX] = '\0';
+    memcpy(longer, name, strlen(name));
+    struct cox_group *group = NULL;
+    assert_int_equal(
+        join((struct cox_group_options){.name = longer, .rank_count = 1}, &group, NULL), 0);
+    cox_group_leave(group);
+}
+
+/* ---- what is in the way ---- */
+
+static int join_alone(const char *name, struct cox_error *err)
+{
+    struct cox_group *group = NULL;
+    int r = join((struct cox_group_options){.name = name, .rank_count = 1}, &group, err);
+    cox_group_leave(group);
+    return r;
+}
+
+static void b9_b10_b44_what_is_in_the_way_is_left_alone(void **state)
+{
+    (void)state;
+    char name[64], path[128];
+    struct stat st;
+    path_of(path, test_unique_name(name));
+    struct cox_error err = {0};
+    assert_int_equal(symlink("/dev/shm/nowhere", path), 0);
+    assert_int_equal(join_alone(name, &err), COX_DENIED);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(join_alone(name, NULL), COX_DENIED);
+    assert_int_equal(rmdir(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(join_alone(name, NULL), COX_DENIED);
+    assert_int_equal(unlink(path), 0);
+    /* A file that is none of ours, locked by nobody. */
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, 65536), 0);
+    assert_int_equal(join_alone(name, NULL), COX_DENIED);
+    /* Another mode. */
+    assert_int_equal(fchmod(fd, 0666), 0);
+    err = (struct cox_error){0};
+    assert_int_equal(join_alone(name, &err), COX_DENIED);
+    assert_non_null(strstr(err.text, "0666"));
+    /* Locked, and of another size. */
+    assert_int_equal(fchmod(fd, 0600), 0);
+    assert_int_equal(flock(fd, LOCK_SH), 0);
+    assert_int_equal(join_alone(name, NULL), COX_INVALID);
+    assert_int_equal(ftruncate(fd, 10), 0);
+    assert_int_equal(join_alone(name, NULL), COX_CORRUPT);
+    assert_int_equal(ftruncate(fd, 0), 0);
+    assert_int_equal(join_alone(name, NULL), COX_CORRUPT);
+    assert_int_equal(stat(path, &st), 0); /* nobody removed it */
+    assert_int_equal(unlink(path), 0);
+    close(fd);
+    assert_int_equal(join_alone(name, NULL), 0);
+    assert_int_equal(own_names(), 0);
+}
+
+static void b45_mode_is_0600_under_any_umask(void **state)
+{
+    (void)state;
+    char name[64], path[128];
+    struct stat st = {0};
+    struct cox_group *group = NULL;
+    path_of(path, test_unique_name(name));
+    mode_t old = umask(0777);
+    pid_t pid = fork();
+    if (pid == 0) {
+        join((struct cox_group_options){.name = name, .rank_count = 2}, &group, NULL);
+        _exit(0);
+    }
+    while (stat(path, &st) < 0)
+        sched_yield();
+    umask(old);
+    assert_int_equal(st.st_mode, S_IFREG | 0600);
+    assert_int_equal(st.st_size, cox_group_memory_size(2, 0));
+    assert_true((uint64_t)st.st_blocks * 512 >= cox_group_memory_size(2, 0));
+    kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    /* K2, B4: what it left is no obstacle, for a group of another size neither. */
+    assert_int_equal(join_alone(name, NULL), 0);
+    assert_int_equal(own_names(), 0);
+}
+
+static void wait_main(const struct forks_self *self)
+{
+    struct cox_group *group = NULL;
+    join((struct cox_group_options){.name = self->name, .rank = self->rank, .rank_count = 3},
+         &group, NULL);
+    FORK_CHECK(false, "the third never comes");
+}
+
+static void k2_b4_a_name_of_the_dead_is_no_obstacle(void **state)
+{
+    (void)state;
+    char path[128];
+    struct stat st;
+    for (int i = 0; i < 10; i++) {
+        struct forks dead;
+        forks_start(&dead, 2, wait_main, NULL);
+        path_of(path, dead.name);
+        while (stat(path, &st) < 0)
+            sched_yield();
+        for (uint32_t rank = 0; rank < 2; rank++)
+            kill(dead.pids[rank], SIGKILL);
+        for (uint32_t rank = 0; rank < 2; rank++)
+            assert_int_equal(forks_end(&dead, rank), 128 + SIGKILL);
+        assert_int_equal(stat(path, &st), 0);
+        assert_int_equal(join_alone(dead.name, NULL), 0);
+        assert_int_equal(own_names(), 0);
+    }
+}
+
+/* ---- disagreement ---- */
+
+struct told {
+    uint32_t rank, rank_count, value_size;
+    uint64_t life;
+};
+
+static void told_main(const struct forks_self *self)
+{
+    const struct told *told = (const struct told *)self->context + self->rank;
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    int r = join((struct cox_group_options){.name = self->name,
+                                            .rank = told->rank,
+                                            .rank_count = told->rank_count,
+                                            .value_size = told->value_size,
+                                            .life = told->life},
+                 &group, &err);
+    FORK_CHECK(r == COX_INVALID && !group, "%d %s", r, err.text);
+    char who[32], own[32];
+    const struct told *other = (const struct told *)self->context + 1 - self->rank;
+    snprintf(who, sizeof who, "rank %" PRIu32, other->rank);
+    snprintf(own, sizeof own, "rank %" PRIu32, told->rank);
+    FORK_CHECK(strstr(err.text, who) && strstr(err.text, own), "%s", err.text);
+}
+
+static void b13_k1_ranks_that_were_told_otherwise(void **state)
+{
+    (void)state;
+    static struct told pairs[][2] = {
+        {{0, 2, 0, 0}, {1, 3, 0, 0}},
+        {{0, 3, 0, 0}, {1, 2, 0, 0}},
+        {{0, 2, 4096, 0}, {1, 2, 8192, 0}},
+    };
+    for (size_t i = 0; i < 3; i++) {
+        forks_run(2, told_main, pairs[i]);
+        assert_int_equal(own_names(), 0);
+    }
+}
+
+static void twice_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *refused = self->context;
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    int r =
+        join((struct cox_group_options){.name = self->name,
+                                        .rank = 0,
+                                        .rank_count = 2,
+                                        .deadline_ns = self->rank == 2 ? rank_group_patience() : 0},
+             &group, &err);
+    if (r == COX_TAKEN) {
+        FORK_CHECK(strstr(err.text, "rank 0 is process"), "%s", err.text);
+        atomic_store(refused, 1);
+        return;
+    }
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void partner_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *refused = self->context;
+    while (!atomic_load(refused))
+        sched_yield();
+    struct cox_group *group = rank_group_join(self);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k26_a_rank_is_one_process(void **state)
+{
+    (void)state;
+    struct forks forks;
+    _Atomic uint32_t *refused = forks_share(4096);
+    forks_start(&forks, 2, twice_main, refused);
+    forks_add(&forks, 1, 2, partner_main, refused);
+    forks_wait(&forks);
+    assert_int_equal(own_names(), 0);
+}
+
+static void life_main(const struct forks_self *self)
+{
+    /* Rank 0 of the first life waits for one that never comes; those of the second come meanwhile. */
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    bool first = self->rank == 0;
+    struct cox_group_options options = {
+        .name = self->name,
+        .rank = first ? 0 : self->rank - 1,
+        .rank_count = 2,
+        .life = first ? 1 : 2,
+        .deadline_ns = first ? cox_deadline_after_ms(300) : 0,
+    };
+    int r = join(options, &group, &err);
+    FORK_CHECK(r == (first ? COX_TIMEOUT : 0), "%d %s", r, err.text);
+    if (group)
+        rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k3_b1_lives_do_not_mix(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        forks_run(3, life_main, NULL);
+    assert_int_equal(own_names(), 0);
+}
+
+/* ---- again and again ---- */
+
+static size_t resident_kib(void)
+{
+    unsigned long total, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    COX_ASSERT(file && fscanf(file, "%lu %lu", &total, &resident) == 2);
+    fclose(file);
+    return resident * 4;
+}
+
+static void again_main(const struct forks_self *self)
+{
+    struct cox_rank_set both = cox_rank_set_first(self->rank_count);
+    size_t fds = 0, kib = 0, count = *(const size_t *)self->context;
+    for (size_t i = 0; i < count; i++) {
+        struct cox_group *group = rank_group_join(self), *subgroup = NULL;
+        FORK_CHECK(cox_group_subgroup(group, "both", &both, &subgroup, NULL) == 0, "subgroup");
+        if (i % 3 == 0)
+            rank_group_barrier(self, subgroup);
+        cox_group_leave(group);
+        if (i == 100) {
+            fds = test_count_fds();
+            kib = resident_kib();
+        }
+    }
+    FORK_CHECK(test_count_fds() == fds, "%zu fds, now %zu", fds, test_count_fds());
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    FORK_CHECK(resident_kib() < kib + 1024, "%zu KiB, now %zu", kib, resident_kib());
+#else
+    (void)kib;
+#endif
+}
+
+static void k4_k21_b15_b53_ten_thousand_joins_leave_nothing(void **state)
+{
+    (void)state;
+    size_t count = 10000;
+    forks_run(2, again_main, &count);
+    assert_int_equal(own_names(), 0);
+}
+
+static void k3_k4_joins_of_more_ranks_again_and_again(void **state)
+{
+    (void)state;
+    size_t count = 300;
+    forks_run(5, again_main, &count);
+    assert_int_equal(own_names(), 0);
+}
+
+/* ---- memory that came another way ---- */
+
+static void memory_main(const struct forks_self *self)
+{
+    int fd = *(const int *)self->context;
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    size_t fds = test_count_fds();
+    int r = join(
+        (struct cox_group_options){.fd = fd, .rank = self->rank, .rank_count = self->rank_count},
+        &group, &err);
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    for (int i = 0; i < 100; i++)
+        rank_group_barrier(self, group);
+    cox_group_leave(group);
+    FORK_CHECK(test_count_fds() == fds && fcntl(fd, F_GETFD) >= 0, "the fd is lent");
+    /* It was used, and serves no group again. */
+    group = NULL;
+    r = join(
+        (struct cox_group_options){.fd = fd, .rank = self->rank, .rank_count = self->rank_count},
+        &group, &err);
+    FORK_CHECK(r == COX_PEER_DEAD && !group, "%d %s", r, err.text);
+}
+
+static void b16_k28_memory_by_fd(void **state)
+{
+    (void)state;
+    uint64_t size = cox_group_memory_size(4, 0);
+    int fd = memfd_create("group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(fd, (off_t)size), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+    forks_run(4, memory_main, &fd);
+    close(fd);
+
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    fd = memfd_create("group", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, (off_t)size - 1), 0);
+    assert_int_equal(join((struct cox_group_options){.fd = fd, .rank_count = 4}, &group, &err),
+                     COX_INVALID);
+    assert_non_null(strstr(err.text, "need"));
+    close(fd);
+    int pipes[2];
+    assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
+    assert_int_equal(
+        join((struct cox_group_options){.fd = pipes[0], .rank_count = 4}, &group, NULL),
+        COX_DENIED);
+    close(pipes[0]);
+    assert_int_equal(
+        join((struct cox_group_options){.fd = pipes[0], .rank_count = 4}, &group, NULL), -EBADF);
+    close(pipes[1]);
+}
+
+static void b51_k26_no_space_is_told_with_numbers(void **state)
+{
+    (void)state;
+    struct rlimit old, small;
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    char name[64];
+    test_unique_name(name);
+    getrlimit(RLIMIT_FSIZE, &old);
+    small = old;
+    small.rlim_cur = 1 << 20;
+    setrlimit(RLIMIT_FSIZE, &small);
+    int r = join((struct cox_group_options){.name = name, .rank_count = 2, .value_size = 8 << 20},
+                 &group, &err);
+    setrlimit(RLIMIT_FSIZE, &old);
+    assert_int_equal(r, COX_NO_SPACE);
+    assert_non_null(strstr(err.text, "1048576"));
+    r = join((struct cox_group_options){.name = name,
+                                        .rank_count = COX_RANK_COUNT_MAX,
+                                        .value_size = COX_GROUP_VALUE_SIZE_MAX},
+             &group, &err);
+    assert_int_equal(r, COX_NO_SPACE);
+    assert_int_equal(own_names(), 0);
+}
+
+/* ---- with few rights ---- */
+
+static void plain_main(const struct forks_self *self)
+{
+    const struct rlimit limit = {1024, 1024};
+    FORK_CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0, "limit");
+    if (geteuid() == 0)
+        FORK_CHECK(setgroups(0, NULL) == 0 && setgid(65534) == 0 && setuid(65534) == 0, "user");
+    struct cox_group *group = rank_group_join(self);
+    for (int i = 0; i < 20; i++)
+        rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k25_any_user_with_the_usual_limits(void **state)
+{
+    (void)state;
+    forks_run(COX_RANK_COUNT_MAX, plain_main, NULL);
+}
+
+/* ---- alone ---- */
+
+static void k28_memory_and_sockets_alone(void **state)
+{
+    (void)state;
+    char name[64], object[80];
+    struct cox_region region = {0}, again = {0};
+    snprintf(object, sizeof object, "/%s", test_unique_name(name));
+    assert_int_equal(cox_region_create(&region, object, 8192, NULL), 0);
+    assert_int_equal(cox_region_attach(&again, object, 8192, COX_REGION_READ, NULL), 0);
+    ((char *)region.base)[8191] = 7;
+    assert_int_equal(((const char *)again.base)[8191], 7);
+    assert_int_equal(cox_region_unlink(object), 0);
+    assert_int_equal(cox_region_unlink(object), 0);
+    cox_region_detach(&again);
+    cox_region_detach(&region);
+    int fds[2], sent = memfd_create("sent", MFD_CLOEXEC), got = -1;
+    uint32_t count = 0;
+    char byte = 3;
+    assert_int_equal(cox_socket_pair(fds), 0);
+    assert_int_equal(cox_socket_send(fds[0], &byte, 1, &sent, 1, rank_group_patience()), 0);
+    byte = 0;
+    assert_int_equal(cox_socket_receive(fds[1], &byte, 1, &got, 1, &count, rank_group_patience()),
+                     0);
+    assert_true(byte == 3 && count == 1 && got > 2);
+    close(got);
+    close(sent);
+    close(fds[0]);
+    close(fds[1]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(k1_k19_k26_arguments_are_checked),
+        TEST(b9_b10_b44_what_is_in_the_way_is_left_alone),
+        TEST(b45_mode_is_0600_under_any_umask),
+        TEST(k2_b4_a_name_of_the_dead_is_no_obstacle),
+        TEST(b13_k1_ranks_that_were_told_otherwise),
+        TEST(k26_a_rank_is_one_process),
+        TEST(k3_b1_lives_do_not_mix),
+        TEST(k4_k21_b15_b53_ten_thousand_joins_leave_nothing),
+        TEST(k3_k4_joins_of_more_ranks_again_and_again),
+        TEST(b16_k28_memory_by_fd),
+        TEST(b51_k26_no_space_is_told_with_numbers),
+        TEST(k25_any_user_with_the_usual_limits),
+        TEST(k28_memory_and_sockets_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,656 @@
+/* The rank group: barrier, values, epochs, subgroups; every rank a process. */
+#include "rank_group.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "worker/group_layout.h"
+
+static const uint32_t worlds[] = {1, 2, 4, 8, 64};
+#define WORLD_COUNT (sizeof worlds / sizeof worlds[0])
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+/* Groups of this test. */
+static size_t own_names(void)
+{
+    char text[32];
+    snprintf(text, sizeof text, "test_%d_", (int)getpid());
+    return test_count_names(text);
+}
+
+/* Who goes on to another epoch ends what others have not seen the end of: not by the group. */
+static void await_count(_Atomic uint64_t *counter, uint64_t count)
+{
+    atomic_fetch_add(counter, 1);
+    while (atomic_load(counter) < count)
+        sched_yield();
+}
+
+/* ---- barriers ---- */
+
+/* Plain memory: only the barrier orders it. */
+struct counters {
+    uint64_t of[FORKS_MAX];
+};
+
+static void barriers_main(const struct forks_self *self)
+{
+    struct counters *counters = self->context;
+    struct cox_group *group = rank_group_join(self);
+    uint64_t rounds = self->rank_count > 8 ? 50 : 1000;
+    FORK_CHECK(cox_group_rank(group) == self->rank, "rank");
+    FORK_CHECK(cox_group_rank_count(group) == self->rank_count, "rank_count");
+    FORK_CHECK(cox_group_value_size(group) == COX_GROUP_VALUE_SIZE_MIN, "value_size");
+    for (uint64_t i = 1; i <= rounds; i++) {
+        counters->of[self->rank] = i;
+        rank_group_barrier(self, group);
+        for (uint32_t rank = 0; rank < self->rank_count; rank++)
+            FORK_CHECK(counters->of[rank] == i, "rank %" PRIu32 " is at %" PRIu64 ", not %" PRIu64,
+                       rank, counters->of[rank], i);
+        rank_group_barrier(self, group);
+    }
+    rank_group_barrier(self, group); /* nobody leaves while others are in the last one */
+    cox_group_leave(group);
+}
+
+static void k5_k7_k24_b41_barriers_order_memory_in_worlds_of_any_size(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < WORLD_COUNT; i++)
+        forks_run(worlds[i], barriers_main, forks_share(sizeof(struct counters)));
+    assert_int_equal(own_names(), 0);
+}
+
+static void k25_the_largest_world(void **state)
+{
+    (void)state;
+    forks_run(COX_RANK_COUNT_MAX, barriers_main, forks_share(sizeof(struct counters)));
+}
+
+/* ---- values ---- */
+
+static void gather_once(const struct forks_self *self, struct cox_group *group, size_t size,
+                        uint64_t round)
+{
+    uint32_t count = cox_group_rank_count(group), own = cox_group_rank(group);
+    uint8_t *value = malloc(size), *values = malloc(size * count + 1);
+    FORK_CHECK(value && values, "memory");
+    struct cox_error err = {0};
+    for (size_t i = 0; i < size; i++)
+        value[i] = (uint8_t)mix(round << 32 ^ own << 24 ^ i);
+    memset(values, 0xee, size * count + 1);
+    int r = cox_group_gather(group, value, size, values, rank_group_patience(), &err);
+    FORK_CHECK(r == 0, "gather of %zu: %d %s", size, r, err.text);
+    for (uint32_t rank = 0; rank < count; rank++)
+        for (size_t i = 0; i < size; i++)
+            FORK_CHECK(values[rank * size + i] == (uint8_t)mix(round << 32 ^ rank << 24 ^ i),
+                       "round %" PRIu64 ", size %zu: byte %zu of rank %" PRIu32, round, size, i,
+                       rank);
+    FORK_CHECK(values[size * count] == 0xee, "a byte behind the values was written");
+    free(value);
+    free(values);
+}
+
+static void gathers_main(const struct forks_self *self)
+{
+    static const size_t sizes[] = {1, 7, 64, 4095, 4096};
+    struct cox_group *group = rank_group_join(self);
+    uint64_t rounds = self->rank_count > 8 ? 8 : 300;
+    for (uint64_t i = 0; i < rounds; i++)
+        gather_once(self, group, sizes[i % 5], i);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k8_values_of_all_in_order(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < WORLD_COUNT; i++)
+        forks_run(worlds[i], gathers_main, NULL);
+}
+
+static void large_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join_sized(self, 1 << 20);
+    for (uint64_t i = 0; i < 6; i++)
+        gather_once(self, group, (size_t)(1 << 20) - i, i);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k8_large_values(void **state)
+{
+    (void)state;
+    forks_run(4, large_main, NULL);
+    assert_true(cox_group_memory_size(128, COX_GROUP_VALUE_SIZE_MAX) > UINT64_C(256) << 30);
+    assert_true(cox_group_memory_size(8, 0) < 1 << 20);
+}
+
+static void in_place_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join(self);
+    uint32_t values[4] = {9, 9, 9, 9};
+    values[self->rank] = 100 + self->rank;
+    struct cox_error err = {0};
+    int r = cox_group_gather(group, &values[self->rank], sizeof values[0], values,
+                             rank_group_patience(), &err);
+    FORK_CHECK(r == 0, "%s", err.text);
+    for (uint32_t rank = 0; rank < 4; rank++)
+        FORK_CHECK(values[rank] == 100 + rank, "%" PRIu32, values[rank]);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k8_in_place(void **state)
+{
+    (void)state;
+    forks_run(4, in_place_main, NULL);
+}
+
+static void sizes_main(const struct forks_self *self)
+{
+    static const size_t wrong[][4] = {
+        {0, 0, 0, 0}, {4097, 4097, 4097, 4097}, {8, 8, 16, 8}, {8, 0, 8, 8}, {SIZE_MAX, 8, 8, 8}};
+    uint8_t value[4096] = {0}, values[4 * 4096];
+    struct cox_group *group = rank_group_join(self);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        struct cox_error err = {0};
+        int r = cox_group_gather(group, value, wrong[i][self->rank], values, rank_group_patience(),
+                                 &err);
+        FORK_CHECK(r == COX_INVALID && err.code == r && strstr(err.text, "bytes"), "%zu: %d %s", i,
+                   r, err.text);
+        FORK_CHECK(cox_group_gather(group, NULL, 8, values, 0, NULL) == COX_INVALID, "no value");
+        FORK_CHECK(cox_group_gather(group, value, 8, NULL, 0, NULL) == COX_INVALID, "no values");
+        gather_once(self, group, 64, i); /* they are in step all the same */
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k9_sizes_that_cannot_be_are_refused_on_all(void **state)
+{
+    (void)state;
+    forks_run(4, sizes_main, NULL);
+}
+
+static void mismatch_main(const struct forks_self *self)
+{
+    uint8_t value[8] = {0}, values[4 * 8];
+    struct cox_group *group = rank_group_join(self);
+    struct cox_error err = {0};
+    int r = self->rank == 2
+                ? cox_group_barrier(group, rank_group_patience(), &err)
+                : cox_group_gather(group, value, 8, values, rank_group_patience(), &err);
+    FORK_CHECK(r == COX_CORRUPT || r == COX_ABORTED, "%d %s", r, err.text);
+    FORK_CHECK(r != COX_CORRUPT || (strstr(err.text, "a barrier") && strstr(err.text, "a gather")),
+               "%s", err.text);
+    FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_ABORTED, "afterwards");
+    FORK_CHECK(cox_group_align(group, 1) == 0, "align");
+    rank_group_barrier(self, group);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void b13_another_operation_is_told(void **state)
+{
+    (void)state;
+    forks_run(4, mismatch_main, NULL);
+}
+
+/* ---- epochs ---- */
+
+static void late_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *gate = self->context;
+    struct cox_group *group = rank_group_join(self);
+    struct cox_error err = {0};
+    if (self->rank == 2) {
+        while (atomic_load(gate) < 3) /* the others have given up */
+            sched_yield();
+        int r = cox_group_barrier(group, rank_group_patience(), &err);
+        FORK_CHECK(r == COX_ABORTED, "who comes late: %d %s", r, err.text);
+    } else {
+        int r = cox_group_barrier(group, cox_deadline_after_ms(20), &err);
+        FORK_CHECK(r == COX_TIMEOUT || r == COX_ABORTED, "%d %s", r, err.text);
+        FORK_CHECK(r == COX_ABORTED || strstr(err.text, "rank 2 "), "%s", err.text);
+        atomic_fetch_add(gate, 1);
+    }
+    FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_ABORTED, "out of step");
+    FORK_CHECK(cox_group_align(group, 0) == COX_INVALID, "epoch 0");
+    FORK_CHECK(cox_group_align(group, 7) == 0, "align");
+    FORK_CHECK(cox_group_align(group, 7) == 0, "the same");
+    FORK_CHECK(cox_group_align(group, 6) == COX_INVALID, "back");
+    FORK_CHECK(cox_group_align(group, COX_GROUP_EPOCH_MAX + 1) == COX_INVALID, "too far");
+    for (uint64_t i = 0; i < 20; i++)
+        gather_once(self, group, 64, i);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void b2_b18_a_timeout_names_who_is_missing_and_align_helps(void **state)
+{
+    (void)state;
+    forks_run(4, late_main, forks_share(4096));
+}
+
+static void *abort_main(void *group)
+{
+    cox_group_abort(group);
+    return NULL;
+}
+
+static void aborts_main(const struct forks_self *self)
+{
+    _Atomic uint64_t *passed = self->context;
+    struct cox_group *group = rank_group_join(self);
+    for (uint64_t epoch = 1; epoch <= 20; epoch++) {
+        struct cox_error err = {0};
+        if (self->rank == epoch % 4) {
+            /* Whether the others are in the barrier, or not yet. */
+            pthread_t thread;
+            FORK_CHECK(pthread_create(&thread, NULL, abort_main, group) == 0, "thread");
+            pthread_join(thread, NULL);
+            FORK_CHECK(cox_group_align(group, epoch - 1) == COX_INVALID, "over is over");
+        }
+        int r = cox_group_barrier(group, rank_group_patience(), &err);
+        FORK_CHECK(r == COX_ABORTED, "%d %s", r, err.text);
+        FORK_CHECK(cox_group_align(group, epoch) == 0, "align");
+        rank_group_barrier(self, group);
+        await_count(passed, 4 * epoch);
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k26_an_abort_ends_it_on_all(void **state)
+{
+    (void)state;
+    forks_run(4, aborts_main, forks_share(4096));
+}
+
+static bool asked(void *context)
+{
+    return ++*(int *)context == 2;
+}
+
+static void asks_main(const struct forks_self *self)
+{
+    int count = 0;
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    const struct cox_group_options options = {.name = self->name,
+                                              .rank = self->rank,
+                                              .rank_count = 2,
+                                              .deadline_ns = rank_group_patience(),
+                                              .aborted = asked,
+                                              .context = &count};
+    if (self->rank_count == 1) { /* the other never comes */
+        int r = cox_group_join(&options, &group, &err);
+        FORK_CHECK(r == COX_ABORTED && !group, "%d %s", r, err.text);
+        return;
+    }
+    struct cox_group *joined = rank_group_join(self);
+    if (self->rank == 0) {
+        cox_group_leave(joined);
+        return;
+    }
+    int r = cox_group_barrier(joined, rank_group_patience(), &err);
+    FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 0") && strstr(err.text, "left"),
+               "%d %s", r, err.text);
+    FORK_CHECK(cox_group_align(joined, 1) == 0, "align");
+    r = cox_group_barrier(joined, rank_group_patience(), NULL);
+    FORK_CHECK(r == COX_PEER_DEAD, "for good: %d", r);
+    cox_group_leave(joined);
+}
+
+static void b2_a_caller_that_says_so_ends_a_join(void **state)
+{
+    (void)state;
+    forks_run(1, asks_main, NULL);
+    assert_int_equal(own_names(), 0);
+}
+
+static void b3_who_leaves_is_told(void **state)
+{
+    (void)state;
+    forks_run(2, asks_main, NULL);
+}
+
+/* Round 3 of epoch 1 under way on rank 0, rank 1 in epoch 2 already. */
+static void ahead_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join(self);
+    struct cox_error err = {0};
+    FORK_CHECK(cox_group_align(group, 1) == 0, "align");
+    rank_group_barrier(self, group);
+    rank_group_barrier(self, group);
+    await_count(self->context, 2);
+    if (self->rank == 1) {
+        FORK_CHECK(cox_group_align(group, 2) == 0, "align");
+        rank_group_barrier(self, group);
+    } else {
+        int r = cox_group_barrier(group, rank_group_patience(), &err);
+        FORK_CHECK(r == COX_ABORTED && strstr(err.text, "rank 1"), "%d %s", r, err.text);
+        FORK_CHECK(cox_group_align(group, 2) == 0, "align");
+        rank_group_barrier(self, group);
+    }
+    gather_once(self, group, 8, 0);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k7_epochs_do_not_mix(void **state)
+{
+    (void)state;
+    forks_run(2, ahead_main, forks_share(4096));
+}
+
+/* The index of an operation has 24 bits: as it goes round nothing happens. */
+static void round_main(const struct forks_self *self)
+{
+    _Atomic uint64_t *counter = self->context;
+    struct cox_group *group = rank_group_join(self);
+    uint64_t count = (UINT64_C(1) << COX_GROUP_INDEX_BITS) + 100;
+    for (uint64_t i = 0; i < count; i++) {
+        int r = cox_group_barrier(group, COX_DEADLINE_NEVER, NULL);
+        FORK_CHECK(r == 0, "%" PRIu64 ": %d", i, r);
+    }
+    atomic_fetch_add(counter, 1);
+    cox_group_leave(group);
+}
+
+static void k7_more_operations_than_an_index_has_bits(void **state)
+{
+    (void)state;
+    test_needs_processes(); /* one rank: nothing to see for ThreadSanitizer */
+    forks_run(1, round_main, forks_share(4096));
+}
+
+/* ---- subgroups ---- */
+
+static struct cox_group *subgroup_of(const struct forks_self *self, struct cox_group *group,
+                                     const char *name, struct cox_rank_set members)
+{
+    struct cox_group *subgroup = NULL;
+    struct cox_error err = {0};
+    int r = cox_group_subgroup(group, name, &members, &subgroup, &err);
+    FORK_CHECK(r == 0, "subgroup %s: %d %s", name, r, err.text);
+    return subgroup;
+}
+
+/* A grid of 4 x 2; rows and columns have the same names, and other members. */
+static void grid_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join_sized(self, 20000);
+    struct cox_rank_set row = {{0}}, column = {{0}};
+    uint32_t x = self->rank % 4, y = self->rank / 4;
+    for (uint32_t i = 0; i < 4; i++)
+        cox_rank_set_add(&row, y * 4 + i);
+    for (uint32_t i = 0; i < 2; i++)
+        cox_rank_set_add(&column, i * 4 + x);
+    /* Not in the same order everywhere, and by some while others wait in them already. */
+    struct cox_group *columns = x % 2 ? subgroup_of(self, group, "column", column) : NULL;
+    struct cox_group *rows = subgroup_of(self, group, "row", row);
+    if (y == 1)
+        gather_once(self, rows, 300, 1);
+    if (!columns)
+        columns = subgroup_of(self, group, "column", column);
+    if (y == 0)
+        gather_once(self, rows, 300, 1);
+    FORK_CHECK(cox_group_rank(rows) == x && cox_group_rank_count(rows) == 4, "row");
+    FORK_CHECK(cox_group_rank(columns) == y && cox_group_rank_count(columns) == 2, "column");
+    FORK_CHECK(subgroup_of(self, group, "row", row) == rows, "the same one");
+    uint64_t seed = self->rank;
+    for (uint64_t i = 0; i < 200; i++) {
+        for (uint64_t n = 0; n < 1 + y * 3; n++) /* rows are at different operations */
+            gather_once(self, rows, 1 + (i * 37 + n) % 4096, i << 8 | n);
+        seed = mix(seed + 1);
+        if (seed % 4 == 0)
+            sched_yield();
+        gather_once(self, columns, 16, i);
+        if (i % 10 == 0)
+            gather_once(self, group, 1000 + i, i);
+        if (i % 50 == 0)
+            gather_once(self, columns, 20000, i); /* in pieces */
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k6_b6_subgroups_beside_the_group(void **state)
+{
+    (void)state;
+    forks_run(8, grid_main, NULL);
+}
+
+/* The odd ranks wait in the group's barrier while the even ones work. */
+static void aside_main(const struct forks_self *self)
+{
+    uint64_t *done = self->context;
+    struct cox_group *group = rank_group_join(self);
+    struct cox_rank_set even = {{0x55}};
+    if (self->rank % 2 == 0) {
+        struct cox_group *evens = subgroup_of(self, group, "even", even);
+        for (uint64_t i = 0; i < 500; i++) {
+            done[self->rank * 16] = i;
+            rank_group_barrier(self, evens);
+            for (uint32_t rank = 0; rank < 8; rank += 2)
+                FORK_CHECK(done[rank * 16] == i, "%" PRIu64, done[rank * 16]);
+            rank_group_barrier(self, evens);
+        }
+    }
+    rank_group_barrier(self, group);
+    for (uint32_t rank = 0; rank < 8; rank += 2)
+        FORK_CHECK(done[rank * 16] == 499, "the group's barrier ended too soon");
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k6_b6_a_barrier_under_way_is_not_touched(void **state)
+{
+    (void)state;
+    forks_run(8, aside_main, forks_share(4096));
+}
+
+static void refusals_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join(self), *subgroup = NULL;
+    struct cox_rank_set all = cox_rank_set_first(2), own = {{0}}, other = {{0}}, beyond = all;
+    cox_rank_set_add(&own, self->rank);
+    cox_rank_set_add(&other, 1 - self->rank);
+    cox_rank_set_add(&beyond, 100);
+    FORK_CHECK(cox_group_subgroup(group, "a", &other, &subgroup, NULL) == COX_INVALID, "member");
+    FORK_CHECK(cox_group_subgroup(group, "a", &beyond, &subgroup, NULL) == COX_INVALID, "beyond");
+    FORK_CHECK(cox_group_subgroup(group, "", &all, &subgroup, NULL) == COX_INVALID, "no name");
+    FORK_CHECK(cox_group_subgroup(group, "a/b", &all, &subgroup, NULL) == COX_INVALID, "slash");
+    FORK_CHECK(cox_group_subgroup(group, "12345678901234567890123456789012", &all, &subgroup,
+                                  NULL) == COX_INVALID,
+               "long");
+    subgroup_of(self, group, "own", own);
+    FORK_CHECK(cox_group_subgroup(group, "own", &all, &subgroup, NULL) == COX_TAKEN, "members");
+    if (self->rank == 0)
+        subgroup_of(self, group, "both", all);
+    rank_group_barrier(self, group);
+    struct cox_error err = {0};
+    if (self->rank == 1)
+        FORK_CHECK(cox_group_subgroup(group, "both", &own, &subgroup, &err) == 0, "disjoint");
+    for (int i = 2; i < COX_SUBGROUP_COUNT_MAX; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "s%d", i);
+        subgroup_of(self, group, name, all);
+    }
+    FORK_CHECK(cox_group_subgroup(group, "more", &all, &subgroup, NULL) == COX_FULL, "full");
+    if (self->rank == 0) {
+        struct cox_group *both = subgroup_of(self, group, "both", all);
+        int r = cox_group_barrier(both, rank_group_patience(), &err);
+        FORK_CHECK(r == COX_CORRUPT && strstr(err.text, "other members"), "%d %s", r, err.text);
+    }
+    rank_group_barrier(self, group); /* the subgroup's failure is its own */
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k6_k26_subgroups_that_cannot_be(void **state)
+{
+    (void)state;
+    forks_run(2, refusals_main, NULL);
+}
+
+/* ---- at random ---- */
+
+/* Everybody goes through the same operations; now and then one aborts, or is late on purpose, and all
+ * align to the next epoch. What a gather gives is right, whatever happened before. */
+static void random_main(const struct forks_self *self)
+{
+    _Atomic uint64_t *epochs = self->context; /* the next one to align to */
+    struct cox_group *group = rank_group_join(self);
+    struct cox_rank_set even = {
+        {UINT64_C(0x5555555555555555) & ((UINT64_C(1) << self->rank_count) - 1)}};
+    struct cox_group *evens = self->rank % 2 == 0 ? subgroup_of(self, group, "even", even) : NULL;
+    uint64_t seed = mix(self->rank + 77), epoch = 0, good = 0;
+    uint8_t values[8 * 512], value[512];
+    while (epoch < 300) {
+        int r = 0;
+        for (uint64_t i = 0; i < 10 && r == 0; i++) {
+            uint64_t plan = mix(epoch << 20 | i); /* the same on all */
+            size_t size = 1 + plan % sizeof value;
+            struct cox_group *g = plan >> 20 & 1 ? evens : group;
+            seed = mix(seed + 1);
+            if (seed % 64 == 0)
+                cox_group_abort(group);
+            if (!g)
+                continue;
+            memset(value, (int)(plan >> 32 ^ cox_group_rank(g)), size);
+            uint64_t deadline_ns =
+                seed % 61 == 1 ? cox_now_ns() : cox_deadline_after_ms(TEST_PATIENCE_MS);
+            r = plan >> 21 & 1 ? cox_group_gather(g, value, size, values, deadline_ns, NULL)
+                               : cox_group_barrier(g, deadline_ns, NULL);
+            FORK_CHECK(r == 0 || r == COX_ABORTED || r == COX_TIMEOUT, "%d", r);
+            for (uint32_t rank = 0; r == 0 && plan >> 21 & 1 && rank < cox_group_rank_count(g);
+                 rank++)
+                for (size_t k = 0; k < size; k++)
+                    FORK_CHECK(values[rank * size + k] == (uint8_t)(plan >> 32 ^ rank),
+                               "epoch %" PRIu64 " operation %" PRIu64 ": value of %" PRIu32, epoch,
+                               i, rank);
+            good += r == 0;
+        }
+        epoch++;
+        FORK_CHECK(cox_group_align(group, epoch) == 0, "align");
+        atomic_fetch_add(epochs, 1);
+    }
+    FORK_CHECK(good > 300, "hardly anything succeeded: %" PRIu64, good);
+    rank_group_barrier(self, group);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k7_b2_aborts_timeouts_and_aligns_at_random(void **state)
+{
+    (void)state;
+    /* Whoever copies a value while its owner goes on to another epoch throws it away: a race, on purpose. */
+    test_needs_processes();
+    forks_run(2, random_main, forks_share(4096));
+    forks_run(5, random_main, forks_share(4096));
+    forks_run(8, random_main, forks_share(4096));
+}
+
+/* ---- several ---- */
+
+static void b1_k23_several_groups_at_once(void **state)
+{
+    (void)state;
+    struct forks jobs[3];
+    for (int i = 0; i < 3; i++)
+        forks_start(&jobs[i], 4, gathers_main, NULL);
+    for (int i = 0; i < 3; i++)
+        forks_wait(&jobs[i]);
+}
+
+static void two_main(const struct forks_self *self)
+{
+    struct forks_self second = *self;
+    char name[80];
+    snprintf(name, sizeof name, "%s_b", self->name);
+    second.name = name;
+    struct cox_group *a = rank_group_join(self), *b = rank_group_join(&second);
+    for (uint64_t i = 0; i < 100; i++) {
+        gather_once(self, a, 64, i);
+        gather_once(self, b, 64, i + 1000);
+    }
+    rank_group_barrier(self, b);
+    rank_group_barrier(self, a);
+    cox_group_leave(a);
+    cox_group_leave(b);
+}
+
+static void k22_two_groups_in_one_process(void **state)
+{
+    (void)state;
+    forks_run(4, two_main, NULL);
+}
+
+static void child_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join(self);
+    FORK_CHECK(cox_group_leave(NULL) == NULL, "nothing to leave");
+    rank_group_barrier(self, group);
+    int status = -1;
+    pid_t pid = fork();
+    if (pid == 0) {
+        cox_group_leave(group);
+        _exit(0);
+    }
+    FORK_CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child");
+    rank_group_barrier(self, group); /* nobody has left */
+    rank_group_barrier(self, group);
+    FORK_CHECK(cox_group_leave(group) == NULL, "left");
+}
+
+static void k20_k21_the_child_of_a_fork_leaves_nobody(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    forks_run(3, child_main, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(k5_k7_k24_b41_barriers_order_memory_in_worlds_of_any_size),
+        TEST(k25_the_largest_world),
+        TEST(k8_values_of_all_in_order),
+        TEST(k8_large_values),
+        TEST(k8_in_place),
+        TEST(k9_sizes_that_cannot_be_are_refused_on_all),
+        TEST(b13_another_operation_is_told),
+        TEST(b2_b18_a_timeout_names_who_is_missing_and_align_helps),
+        TEST(k26_an_abort_ends_it_on_all),
+        TEST(b2_a_caller_that_says_so_ends_a_join),
+        TEST(b3_who_leaves_is_told),
+        TEST(k7_epochs_do_not_mix),
+        TEST(k7_more_operations_than_an_index_has_bits),
+        TEST(k6_b6_subgroups_beside_the_group),
+        TEST(k6_b6_a_barrier_under_way_is_not_touched),
+        TEST(k6_k26_subgroups_that_cannot_be),
+        TEST(k7_b2_aborts_timeouts_and_aligns_at_random),
+        TEST(b1_k23_several_groups_at_once),
+        TEST(k22_two_groups_in_one_process),
+        TEST(k20_k21_the_child_of_a_fork_leaves_nobody),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

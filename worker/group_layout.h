@@ -1,0 +1,171 @@
+/*
+ * group_layout: the shared memory of a rank group. Private to the library.
+ *
+ * All zero is the start. Lines of 128 bytes; each but the bells is written by one rank alone:
+ *
+ *   offset 0     bell of the group   anybody: hints
+ *          128   ranks[0]            rank 0: identity line, a line for the group and for each of its
+ *                                    subgroups, and the bells of subgroups whose first member it is
+ *          128 + 2304 * r            rank r
+ *          ...   (to a page)
+ *          values[0]                 rank 0: two slots of value_size, rounded up to a line, then two of
+ *                                    4096 bytes for each subgroup
+ *          ...                       rank r
+ *
+ * Which slot of its own a subgroup has, each member chooses by itself; others find it by what it says
+ * there of name and members.
+ */
+#ifndef COX_WORKER_GROUP_LAYOUT_H
+#define COX_WORKER_GROUP_LAYOUT_H
+
+#include "group.h"
+
+#include <stdatomic.h>
+
+#define COX_GROUP_LINE_SIZE 128
+#define COX_GROUP_PAGE_SIZE 4096
+#define COX_GROUP_MAGIC UINT64_C(0x3150554F52475843) /* "CXGROUP1" */
+/* The group, and its subgroups. */
+#define COX_GROUP_PART_COUNT (1 + COX_SUBGROUP_COUNT_MAX)
+/* A larger value goes through a subgroup in pieces. */
+#define COX_SUBGROUP_SLOT_SIZE 4096
+
+/* Hints: whatever stands here, a waiter looks at the ranks' own words every 50 ms. */
+struct cox_group_layout_bell {
+    _Atomic uint32_t ring; /* the futex; another value at every ring */
+    uint32_t reserved;
+    _Atomic uint64_t counted; /* {epoch:32, index:24, how many have arrived:8} */
+    /* Of the group alone, and only under a name: what tells a leftover from a stranger's file. */
+    uint64_t magic;
+    uint8_t padding[COX_GROUP_LINE_SIZE - 24];
+};
+
+/* Far apart, so that no flipped bit makes one of another. */
+enum cox_group_state {
+    COX_GROUP_EMPTY = 0,
+    COX_GROUP_CLAIMED = 0x33, /* the fields below are not valid yet */
+    COX_GROUP_JOINED = 0x55,
+    COX_GROUP_WHOLE = 0x66,  /* it has seen everybody JOINED */
+    COX_GROUP_LEFT = 0x99,   /* after that */
+    COX_GROUP_FAILED = 0xaa, /* before that */
+};
+
+/* EMPTY -> CLAIMED                       by compare-and-swap: whoever wins is the rank
+ * CLAIMED -> JOINED -> WHOLE -> LEFT     by the process that won
+ * CLAIMED, JOINED -> FAILED              when it cannot join
+ * A word that all are sure of for good: WHOLE and LEFT say that every rank has been JOINED. */
+struct cox_group_layout_identity {
+    _Atomic uint64_t holder; /* {state:8, pid:24, start:32}; JOINED: release, after the fields */
+    _Atomic uint64_t life;
+    _Atomic uint32_t said_count; /* rank_count, as this rank was told */
+    _Atomic uint32_t said_size;  /* value_size */
+    uint8_t padding[COX_GROUP_LINE_SIZE - 24];
+};
+
+/* One rank in the group or in one subgroup. */
+struct cox_group_layout_part {
+    _Atomic uint64_t arrived;   /* {epoch:40, index:24}; release, after value, `what` and mirror */
+    _Atomic uint64_t mirror;    /* its complement: a flipped bit of either is no arrival */
+    _Atomic uint64_t given_up;  /* cox_group_given_up of the epoch that is over for this rank */
+    _Atomic uint64_t what[2];   /* by parity of index: {index:24, size or source:32, operation:8} */
+    _Atomic uint64_t name_hash; /* of a subgroup: not 0, release, after members_hash */
+    _Atomic uint64_t members_hash;
+    uint8_t padding[COX_GROUP_LINE_SIZE - 56];
+};
+
+struct cox_group_layout_rank {
+    struct cox_group_layout_identity identity;
+    struct cox_group_layout_part parts[COX_GROUP_PART_COUNT];
+    struct cox_group_layout_bell bells[COX_SUBGROUP_COUNT_MAX]; /* of parts[1] and so on */
+};
+
+struct cox_group_layout {
+    struct cox_group_layout_bell bell;
+    struct cox_group_layout_rank ranks[]; /* rank_count of them */
+};
+
+#define COX_GROUP_AT(type, member, offset)                                                         \
+    _Static_assert(offsetof(struct type, member) == (offset), #type "." #member " moved")
+
+COX_GROUP_AT(cox_group_layout_bell, ring, 0);
+COX_GROUP_AT(cox_group_layout_bell, counted, 8);
+COX_GROUP_AT(cox_group_layout_bell, magic, 16);
+_Static_assert(sizeof(struct cox_group_layout_bell) == COX_GROUP_LINE_SIZE, "bell line size");
+COX_GROUP_AT(cox_group_layout_identity, holder, 0);
+COX_GROUP_AT(cox_group_layout_identity, life, 8);
+COX_GROUP_AT(cox_group_layout_identity, said_count, 16);
+COX_GROUP_AT(cox_group_layout_identity, said_size, 20);
+_Static_assert(sizeof(struct cox_group_layout_identity) == COX_GROUP_LINE_SIZE, "identity size");
+COX_GROUP_AT(cox_group_layout_part, arrived, 0);
+COX_GROUP_AT(cox_group_layout_part, mirror, 8);
+COX_GROUP_AT(cox_group_layout_part, given_up, 16);
+COX_GROUP_AT(cox_group_layout_part, what, 24);
+COX_GROUP_AT(cox_group_layout_part, name_hash, 40);
+COX_GROUP_AT(cox_group_layout_part, members_hash, 48);
+_Static_assert(sizeof(struct cox_group_layout_part) == COX_GROUP_LINE_SIZE, "part line size");
+COX_GROUP_AT(cox_group_layout_rank, parts, 1 * COX_GROUP_LINE_SIZE);
+COX_GROUP_AT(cox_group_layout_rank, bells, 10 * COX_GROUP_LINE_SIZE);
+_Static_assert(sizeof(struct cox_group_layout_rank) == 18 * COX_GROUP_LINE_SIZE, "rank size");
+COX_GROUP_AT(cox_group_layout, ranks, COX_GROUP_LINE_SIZE);
+_Static_assert(COX_GROUP_VALUE_SIZE_MIN >= COX_SUBGROUP_SLOT_SIZE, "pieces of a subgroup's values");
+
+/* ---- words ---- */
+
+#define COX_GROUP_INDEX_BITS 24
+#define COX_GROUP_INDEX_MASK ((UINT32_C(1) << COX_GROUP_INDEX_BITS) - 1)
+#define COX_GROUP_EPOCH_MAX ((UINT64_C(1) << (64 - COX_GROUP_INDEX_BITS)) - 1)
+
+/* index goes round: two ranks of an epoch are never more than one apart. */
+static inline uint64_t cox_group_arrived(uint64_t epoch, uint32_t index)
+{
+    return epoch << COX_GROUP_INDEX_BITS | (index & COX_GROUP_INDEX_MASK);
+}
+
+/* The low bits are such that no flipped bit of a zero, or of another epoch's word, makes one. */
+static inline uint64_t cox_group_given_up(uint64_t epoch)
+{
+    uint64_t check = (epoch * UINT64_C(0x9e3779b97f4a7c15)) >> 40;
+    return epoch << COX_GROUP_INDEX_BITS | (check ^ UINT64_C(0xa5c3f1));
+}
+
+static inline uint64_t cox_group_what(uint32_t index, uint32_t detail, uint8_t operation)
+{
+    return (uint64_t)(index & COX_GROUP_INDEX_MASK) << 40 | (uint64_t)detail << 8 | operation;
+}
+
+static inline uint64_t cox_group_holder(enum cox_group_state state, int32_t pid, uint64_t start)
+{
+    return (uint64_t)state << 56 | ((uint64_t)pid & 0xffffff) << 32 | (uint32_t)start;
+}
+
+static inline enum cox_group_state cox_group_holder_state(uint64_t holder)
+{
+    return (enum cox_group_state)(holder >> 56);
+}
+
+static inline int32_t cox_group_holder_pid(uint64_t holder)
+{
+    return (int32_t)(holder >> 32 & 0xffffff);
+}
+
+/* ---- offsets ---- */
+
+static inline uint64_t cox_group_round_up(uint64_t size, uint64_t unit)
+{
+    return (size + unit - 1) / unit * unit;
+}
+
+static inline uint64_t cox_group_values_offset(uint32_t rank_count)
+{
+    return cox_group_round_up(sizeof(struct cox_group_layout) +
+                                  (uint64_t)rank_count * sizeof(struct cox_group_layout_rank),
+                              COX_GROUP_PAGE_SIZE);
+}
+
+static inline uint64_t cox_group_values_stride(uint32_t value_size)
+{
+    return 2 * cox_group_round_up(value_size, COX_GROUP_LINE_SIZE) +
+           (uint64_t)2 * COX_SUBGROUP_COUNT_MAX * COX_SUBGROUP_SLOT_SIZE;
+}
+
+#endif

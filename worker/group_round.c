@@ -1,0 +1,601 @@
+/*
+ * One round: a rank stores what it is at, then that it has arrived, and waits until every member's
+ * word says the same. The words are the truth; a bell, with a count of those who arrived, only says
+ * when to look.
+ *
+ * Why a value slot is free again two rounds later. A rank arrives at round i + 1 only after it has
+ * returned from round i, values copied. So when round i + 1 is complete, everybody has finished
+ * reading round i, and what goes into the slots of i's parity in round i + 2 overwrites nothing that is
+ * read. The same holds for `what`. Two members of one epoch are therefore at most one round apart, and
+ * an index of 24 bits may go round.
+ *
+ * Why epochs do not mix. align replaces a rank's word by one of the new epoch, with an exchange, before
+ * it writes anything else in that epoch. Let A wait at round 3 of epoch e, and B align to e + 1: A
+ * sees B's word in a later epoch. B may have arrived at round 3 before or not, A cannot tell; it ends
+ * with ABORTED. If A had seen B at round 3 and is copying its value when B aligns, gives a new value and
+ * thereby overwrites what A copies, A's second look at B's word, after the copy, sees the later epoch:
+ * the exchange is ordered before the new value. Seen from B, A's word is of an older epoch: not arrived;
+ * B waits until A has aligned as well. A word of an older epoch is never completed by anybody: align is
+ * monotone, so A cannot arrive at e + 1 before it has left e. Should C never align, B ends at its
+ * deadline, and gives up e + 1.
+ *
+ * Why a failure reaches all. Whoever fails gives up the epoch: it stores that in its own line, and rings.
+ * A member that is not complete looks, at every ring and every 50 ms, at the lines of all, and ends
+ * with ABORTED if one has given up its epoch. A member that is complete ends with 0, and finds the
+ * word in its next round, because who has given up never arrives in that epoch again. A death is looked
+ * for before ABORTED is said: who saw the death has given up because of it, and it is a death for all.
+ * Otherwise a member that has arrived is not looked at: whether it lives makes no difference to this round.
+ *
+ * Why no wake-up is lost for longer than 50 ms. A waiter reads `ring` before it counts itself and looks;
+ * who counts last rings after that, so that the waiter, if it did not see everybody, does not fall
+ * asleep on the old value. A count that was spoilt (by a flipped bit, by somebody of an older epoch)
+ * makes nobody ring; then all look after a slice.
+ *
+ * Why a flipped bit is no arrival. Each arrival is there twice, as it is and as its complement. Owners
+ * say everything again at every slice.
+ */
+#include "group_private.h"
+
+#include <inttypes.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "../channel/fault.h"
+
+/* ---- bells ---- */
+
+void cox_group_ring(struct cox_group_layout_bell *bell)
+{
+    /* release: what was stored before is seen by who sees this; partner is the load before a look. */
+    atomic_fetch_add_explicit(&bell->ring, 1, memory_order_release);
+    syscall(SYS_futex, &bell->ring, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+    cox_fault_point(COX_FAULT_GROUP_RUNG);
+}
+
+int cox_group_sleep(struct cox_group_layout_bell *bell, uint32_t seen, uint64_t until_ns)
+{
+    /* An absolute time: what interrupts the sleep does not prolong it. */
+    struct timespec until = cox_deadline_timespec(until_ns);
+    if (syscall(SYS_futex, &bell->ring, FUTEX_WAIT_BITSET, seen, &until, NULL,
+                FUTEX_BITSET_MATCH_ANY) == 0 ||
+        errno == EAGAIN || errno == EINTR || errno == ETIMEDOUT)
+        return 0;
+    return -errno;
+}
+
+/* Where its parts are: by name. Returns 0: not formed yet. *ret_other: formed with other members. */
+static uint32_t member_slot(struct cox_group *group, uint32_t place, bool *ret_other)
+{
+    *ret_other = false;
+    if (group->slot == 0)
+        return 0;
+    /* relaxed, here and below: found out anew by whoever does not know it. */
+    uint32_t known = atomic_load_explicit(&group->slots[place], memory_order_relaxed);
+    if (known)
+        return known;
+    const struct cox_group_layout_rank *rank = &group->base->layout->ranks[group->ranks[place]];
+    for (uint32_t slot = 1; slot < COX_GROUP_PART_COUNT; slot++) {
+        const struct cox_group_layout_part *part = &rank->parts[slot];
+        /* acquire: members_hash was stored before; partner is cox_group_subgroup. */
+        if (atomic_load_explicit(&part->name_hash, memory_order_acquire) != group->name_hash)
+            continue;
+        /* relaxed: see above */
+        if (atomic_load_explicit(&part->members_hash, memory_order_relaxed) ==
+            group->members_hash) {
+            atomic_store_explicit(&group->slots[place], (uint8_t)slot, memory_order_relaxed);
+            return slot;
+        }
+        *ret_other = true;
+    }
+    return 0;
+}
+
+struct cox_group_layout_bell *cox_group_bell(struct cox_group *group)
+{
+    bool other;
+    if (group->slot == 0)
+        return &group->base->layout->bell;
+    uint32_t slot = member_slot(group, 0, &other);
+    return slot ? &group->base->layout->ranks[group->ranks[0]].bells[slot - 1] : NULL;
+}
+
+/* True: everybody has been counted, this rank as the last. */
+static bool bell_count(struct cox_group_layout_bell *bell, uint64_t word, uint32_t count)
+{
+    uint64_t tag = word << 8; /* the epoch's upper bits do not matter for a hint */
+    /* relaxed: the exchange below is what counts. */
+    uint64_t seen = atomic_load_explicit(&bell->counted, memory_order_relaxed), next;
+    do
+        next = (seen & ~UINT64_C(0xff)) == tag ? seen + 1 : tag | 1;
+    /* acq_rel: the last one sees the arrivals of those who counted before it, and rings after they
+     * have read `ring`; partner is this exchange. */
+    while (!atomic_compare_exchange_weak_explicit(&bell->counted, &seen, next, memory_order_acq_rel,
+                                                  memory_order_relaxed));
+    cox_fault_point(COX_FAULT_GROUP_COUNTED);
+    return (next & 0xff) == count;
+}
+
+/* ---- what a rank says ---- */
+
+static uint64_t own_word(const struct cox_group *group)
+{
+    return cox_group_arrived(cox_group_present(group->base), group->index);
+}
+
+static void part_arrive(struct cox_group *group, enum cox_group_operation operation,
+                        uint32_t detail)
+{
+    struct cox_group_layout_part *part = cox_group_own_part(group);
+    group->index = (group->index + 1) & COX_GROUP_INDEX_MASK;
+    group->said_what = cox_group_what(group->index, detail, (uint8_t)operation);
+    uint64_t word = own_word(group);
+    /* relaxed, both: ordered by the release below. */
+    atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
+    atomic_store_explicit(&part->mirror, ~word, memory_order_relaxed);
+    /* release: what this rank wrote before, here and anywhere; partner is the acquire in member_look. */
+    atomic_store_explicit(&part->arrived, word, memory_order_release);
+    cox_fault_point(COX_FAULT_GROUP_ARRIVED);
+}
+
+static void part_say_gone(struct cox_group *group)
+{
+    struct cox_group_layout_part *part = cox_group_own_part(group);
+    uint64_t gone;
+    /* Two threads may do so at once: the later epoch stays. acquire, release: each sees what the other
+     * has raised. */
+    do {
+        gone = atomic_load_explicit(&group->gone, memory_order_acquire);
+        atomic_store_explicit(&part->given_up, gone, memory_order_release);
+    } while (atomic_load_explicit(&group->gone, memory_order_acquire) != gone);
+    cox_fault_point(COX_FAULT_GROUP_GIVEN_UP);
+}
+
+void cox_group_say_again(struct cox_group *group)
+{
+    struct cox_group_layout_part *part = cox_group_own_part(group);
+    uint64_t word = own_word(group);
+    /* relaxed, all: the words as they are already, unless somebody wrote over them. */
+    atomic_store_explicit(&part->members_hash, group->members_hash, memory_order_relaxed);
+    atomic_store_explicit(&part->name_hash, group->name_hash, memory_order_relaxed);
+    atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
+    atomic_store_explicit(&part->mirror, ~word, memory_order_relaxed);
+    atomic_store_explicit(&part->arrived, word, memory_order_release);
+    part_say_gone(group);
+}
+
+void cox_group_give_up(struct cox_group *group)
+{
+    uint64_t epoch = cox_group_present(group->base), word = cox_group_given_up(epoch);
+    /* relaxed: part_say_gone looks again. */
+    uint64_t seen = atomic_load_explicit(&group->gone, memory_order_relaxed);
+    while (seen < word &&
+           !atomic_compare_exchange_weak_explicit(&group->gone, &seen, word, memory_order_acq_rel,
+                                                  memory_order_relaxed))
+        ;
+    part_say_gone(group);
+    struct cox_group_layout_bell *bell = cox_group_bell(group);
+    if (bell)
+        cox_group_ring(bell);
+    /* Who waits for the first member to form the subgroup sleeps there. */
+    if (group->slot)
+        cox_group_ring(&group->base->layout->bell);
+}
+
+bool cox_group_is_over(const struct cox_group *group)
+{
+    return atomic_load_explicit(&group->gone, memory_order_acquire) ==
+           cox_group_given_up(cox_group_present(group->base));
+}
+
+/* ---- what the others say ---- */
+
+enum look {
+    LOOK_MISSING, /* not there yet */
+    LOOK_HERE,
+    LOOK_LATER, /* in a later epoch */
+    LOOK_NONSENSE,
+    LOOK_OTHER, /* has formed the subgroup with other members */
+};
+
+static enum look word_look(const struct cox_group *group, uint64_t word)
+{
+    uint64_t present = cox_group_present(group->base), epoch = word >> COX_GROUP_INDEX_BITS;
+    if (epoch != present)
+        return epoch < present ? LOOK_MISSING : LOOK_LATER;
+    switch (((uint32_t)word - group->index) & COX_GROUP_INDEX_MASK) {
+    case 0:
+    case 1: /* it has finished this one */
+        return LOOK_HERE;
+    case COX_GROUP_INDEX_MASK:
+        return LOOK_MISSING;
+    default:
+        return LOOK_NONSENSE;
+    }
+}
+
+static enum look member_look(struct cox_group *group, uint32_t place)
+{
+    bool other;
+    uint32_t slot = member_slot(group, place, &other);
+    if (group->slot && !slot)
+        return other ? LOOK_OTHER : LOOK_MISSING;
+    const struct cox_group_layout_part *part =
+        &group->base->layout->ranks[group->ranks[place]].parts[slot];
+    /* acquire: partner is the release in part_arrive. */
+    uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
+    uint64_t mirror = ~atomic_load_explicit(&part->mirror, memory_order_relaxed);
+    /* It may be about to arrive at the next one; anything else is about to become something else, or
+     * was written over. */
+    uint64_t next = cox_group_arrived(word >> COX_GROUP_INDEX_BITS, (uint32_t)word + 1);
+    return mirror == word || mirror == next ? word_look(group, word) : LOOK_MISSING;
+}
+
+/* Returns whether somebody is missing. */
+static bool round_missing(struct cox_group *group, struct cox_rank_set *ret_missing)
+{
+    bool any = false;
+    memset(ret_missing, 0, sizeof *ret_missing);
+    for (uint32_t place = 0; place < group->count; place++) {
+        if (place == group->self || member_look(group, place) == LOOK_HERE)
+            continue;
+        cox_rank_set_add(ret_missing, group->ranks[place]);
+        any = true;
+    }
+    return any;
+}
+
+/* ---- deaths, and the rest that ends a wait ---- */
+
+static bool has_left(const struct cox_group_base *base, uint32_t rank)
+{
+    /* acquire: partner is cox_group_say; what it did before it left is done. */
+    uint64_t holder =
+        atomic_load_explicit(&base->layout->ranks[rank].identity.holder, memory_order_acquire);
+    return cox_group_holder_state(holder) == COX_GROUP_LEFT ||
+           cox_group_holder_state(holder) == COX_GROUP_FAILED;
+}
+
+static int fail_dead(struct cox_group *group, uint32_t rank, struct cox_error *err)
+{
+    const struct cox_group_base *base = group->base;
+    group->dead = rank + 1;
+    if (has_left(base, rank))
+        return cox_fail(err, COX_PEER_DEAD,
+                        "rank %" PRIu32 " (pid %jd) has left the group: form another one", rank,
+                        (intmax_t)base->peers[rank].pid);
+    return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " (pid %jd) is dead: form another group",
+                    rank, (intmax_t)base->peers[rank].pid);
+}
+
+static int32_t left_among(const struct cox_group_base *base, const struct cox_rank_set *set)
+{
+    for (uint32_t rank = 0; rank < base->rank_count; rank++)
+        if (cox_rank_set_has(set, rank) && has_left(base, rank))
+            return (int32_t)rank;
+    return -1;
+}
+
+/* The first of the set that is dead, without those who left before: they may have left because of it.
+ * -1: none. */
+static int32_t dead_among(const struct cox_group_base *base, const struct cox_rank_set *set)
+{
+    struct pollfd fds[COX_RANK_COUNT_MAX];
+    uint32_t ranks[COX_RANK_COUNT_MAX];
+    nfds_t count = 0;
+    for (uint32_t rank = 0; rank < base->rank_count; rank++) {
+        if (!cox_rank_set_has(set, rank) || has_left(base, rank))
+            continue;
+        if (base->peers[rank].pidfd < 0)
+            return (int32_t)rank;
+        fds[count] = (struct pollfd){.fd = base->peers[rank].pidfd, .events = POLLIN};
+        ranks[count++] = rank;
+    }
+    int r;
+    do
+        r = poll(fds, count, 0);
+    while (r < 0 && errno == EINTR);
+    for (nfds_t i = 0; r > 0 && i < count; i++)
+        if (fds[i].revents & POLLIN)
+            return (int32_t)ranks[i];
+    return -1;
+}
+
+/* Returns COX_ABORTED or COX_CORRUPT where a member's words end this epoch, or 0. */
+static int words_trouble(struct cox_group *group, struct cox_error *err)
+{
+    uint64_t present = cox_group_present(group->base);
+    for (uint32_t place = 0; place < group->count; place++) {
+        uint32_t rank = group->ranks[place];
+        if (place == group->self)
+            continue;
+        enum look look = member_look(group, place);
+        if (look == LOOK_LATER)
+            return cox_fail(err, COX_ABORTED,
+                            "rank %" PRIu32 " is past epoch %" PRIu64 ": align with it", rank,
+                            present);
+        if (look == LOOK_OTHER)
+            return cox_fail(err, COX_CORRUPT,
+                            "rank %" PRIu32 " has formed subgroup '%s' with other members", rank,
+                            group->name);
+        if (look == LOOK_NONSENSE)
+            return cox_fail(err, COX_CORRUPT,
+                            "rank %" PRIu32
+                            " is at an operation that cannot be, this one at %" PRIu32
+                            " of epoch %" PRIu64,
+                            rank, group->index, present);
+        bool other;
+        uint32_t slot = member_slot(group, place, &other);
+        if (group->slot && !slot)
+            continue;
+        const struct cox_group_layout_part *part = &group->base->layout->ranks[rank].parts[slot];
+        /* acquire: partner is part_say_gone. */
+        if (atomic_load_explicit(&part->given_up, memory_order_acquire) ==
+            cox_group_given_up(present))
+            return cox_fail(err, COX_ABORTED,
+                            "rank %" PRIu32 " has given up the operations of epoch %" PRIu64, rank,
+                            present);
+    }
+    return 0;
+}
+
+int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missing, bool due,
+                      struct cox_error *err)
+{
+    const struct cox_group_base *base = group->base;
+    struct cox_error why = {0};
+    int r = words_trouble(group, &why);
+    int32_t left = left_among(base, missing), dead = -1;
+    if (r || left >= 0) {
+        /* It ends in any case. Who died after it arrived is why others have gone on without this rank. */
+        struct cox_rank_set others = {{0}};
+        for (uint32_t place = 0; place < group->count; place++)
+            if (place != group->self)
+                cox_rank_set_add(&others, group->ranks[place]);
+        dead = dead_among(base, &others);
+    } else if (due) {
+        dead = dead_among(base, missing);
+    }
+    if (dead >= 0 || left >= 0)
+        return fail_dead(group, (uint32_t)(dead >= 0 ? dead : left), err);
+    if (cox_group_is_over(group))
+        return cox_fail(err, COX_ABORTED, "epoch %" PRIu64 " was ended by this rank",
+                        cox_group_present(base));
+    if (r)
+        return cox_fail(err, r, "%s", why.text);
+    if (due && base->aborted && base->aborted(base->context))
+        return cox_fail(err, COX_ABORTED, "given up by the caller");
+    return 0;
+}
+
+const char *cox_group_list(const struct cox_rank_set *ranks, char *text, size_t size)
+{
+    size_t used = 0, count = 0;
+    text[0] = '\0';
+    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
+        if (!cox_rank_set_has(ranks, rank) || used >= size)
+            continue;
+        uint32_t last = rank;
+        while (last + 1 < COX_RANK_COUNT_MAX && cox_rank_set_has(ranks, last + 1))
+            last++;
+        int n = snprintf(text + used, size - used,
+                         last > rank ? "%s%" PRIu32 "-%" PRIu32 : "%s%" PRIu32, used ? ", " : "",
+                         rank, last);
+        used += n > 0 ? (size_t)n : 0;
+        count += last - rank + 1;
+        rank = last;
+    }
+    char list[256];
+    snprintf(list, sizeof list, "%s", text);
+    snprintf(text, size, "%s %s", count > 1 ? "ranks" : "rank", list);
+    return text;
+}
+
+static int fail_timeout(const struct cox_group *group, const struct cox_rank_set *missing,
+                        struct cox_error *err)
+{
+    char list[256];
+    return cox_fail(
+        err, COX_TIMEOUT, "%s did not arrive at operation %" PRIu32 " of epoch %" PRIu64,
+        cox_group_list(missing, list, sizeof list), group->index, cox_group_present(group->base));
+}
+
+/* ---- the round ---- */
+
+static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_error *err)
+{
+    uint64_t word = own_word(group), look_ns = 0;
+    struct cox_rank_set missing;
+    bool counted = group->count == 1;
+    for (;;) {
+        struct cox_group_layout_bell *bell = cox_group_bell(group), *door = bell;
+        if (!bell) /* its first member rings there when it forms the subgroup */
+            door = &group->base->layout->bell;
+        /* acquire: partner is the release in cox_group_ring. */
+        uint32_t seen = atomic_load_explicit(&door->ring, memory_order_acquire);
+        if (!counted && bell) {
+            counted = true;
+            if (bell_count(bell, word, group->count))
+                cox_group_ring(bell);
+        }
+        if (!round_missing(group, &missing))
+            return 0;
+        uint64_t now = cox_now_ns();
+        if (look_ns == 0)
+            look_ns = now + COX_GROUP_SLICE_NS;
+        bool late = now >= deadline_ns, due = late || now >= look_ns;
+        struct cox_error why = {0};
+        int r = cox_group_trouble(group, &missing, due, &why);
+        /* Who is seen dead, or gone, may have arrived after it was missed. */
+        if (r && !round_missing(group, &missing)) {
+            group->dead = 0;
+            return 0;
+        }
+        if (r)
+            return cox_fail(err, r, "%s", why.text);
+        if (late)
+            return fail_timeout(group, &missing, err);
+        if (due) {
+            look_ns = now + COX_GROUP_SLICE_NS;
+            cox_group_say_again(group);
+        }
+        r = cox_group_sleep(door, seen, cox_deadline_min(look_ns, deadline_ns));
+        if (r)
+            return cox_fail(err, r, "waiting for the others: %s", cox_status_text(r));
+    }
+}
+
+static const char *operation_name(uint64_t what)
+{
+    static const char *const names[COX_GROUP_OPERATION_COUNT] = {
+        [COX_GROUP_BARRIER] = "a barrier",
+        [COX_GROUP_GATHER] = "a gather",
+        [COX_GROUP_GATHER_FDS] = "a gather of fds",
+        [COX_GROUP_BROADCAST_FD] = "a broadcast of an fd",
+    };
+    uint8_t operation = (uint8_t)what;
+    return operation < COX_GROUP_OPERATION_COUNT && names[operation] ? names[operation] : "nothing";
+}
+
+/* All have arrived: at the same? Every member looks at all, so all come to the same answer. */
+static int round_agree(struct cox_group *group, struct cox_error *err)
+{
+    int r = 0;
+    struct cox_error why = {0};
+    for (uint32_t place = 0; place < group->count; place++) {
+        uint32_t rank = group->ranks[place];
+        if (place == group->self)
+            continue;
+        const struct cox_group_layout_part *part =
+            &group->base->layout->ranks[rank].parts[group->slots[place]];
+        /* relaxed: ordered by the arrival that was seen. */
+        uint64_t what = atomic_load_explicit(&part->what[group->index & 1], memory_order_relaxed);
+        if (what == group->said_what)
+            continue;
+        if (what >> 40 != group->said_what >> 40)
+            return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " does not say what it is at", rank);
+        if ((uint8_t)what != (uint8_t)group->said_what)
+            return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " is at %s, this one at %s", rank,
+                            operation_name(what), operation_name(group->said_what));
+        if (r == 0)
+            r = cox_fail(&why, (uint8_t)what == COX_GROUP_GATHER ? COX_INVALID : COX_CORRUPT,
+                         "%s: rank %" PRIu32 " says %" PRIu32 ", this one %" PRIu32,
+                         (uint8_t)what == COX_GROUP_GATHER ? "bytes that everybody gives"
+                                                           : operation_name(what),
+                         rank, (uint32_t)(what >> 8), (uint32_t)(group->said_what >> 8));
+    }
+    return r ? cox_fail(err, r, "%s", why.text) : 0;
+}
+
+static int round_enter(struct cox_group *group, struct cox_error *err)
+{
+    if (group->dead)
+        return fail_dead(group, group->dead - 1, err);
+    if (cox_group_is_over(group))
+        return cox_fail(err, COX_ABORTED,
+                        "an operation of epoch %" PRIu64 " has failed: align with a later one",
+                        cox_group_present(group->base));
+    return 0;
+}
+
+static uint8_t *value_slot(const struct cox_group *group, uint32_t place, uint32_t index)
+{
+    const struct cox_group_base *base = group->base;
+    uint64_t offset = cox_group_values_offset(base->rank_count) +
+                      group->ranks[place] * cox_group_values_stride(base->value_size);
+    uint64_t rounded = cox_group_round_up(base->value_size, COX_GROUP_LINE_SIZE);
+    uint32_t slot = group->slots[place], parity = index & 1;
+    if (group->slot == 0)
+        offset += parity * rounded;
+    else
+        offset += 2 * rounded + (2 * (slot - 1) + parity) * (uint64_t)COX_SUBGROUP_SLOT_SIZE;
+    return (uint8_t *)base->region.base + offset;
+}
+
+/* What was copied is of this epoch: nobody has gone on to the next one meanwhile. */
+static int values_verify(struct cox_group *group, struct cox_error *err)
+{
+    uint64_t present = cox_group_present(group->base);
+    /* acq_rel on a word of our own: the loads behind it are not made before the copies in front of it. */
+    atomic_fetch_or_explicit(&group->gone, 0, memory_order_acq_rel);
+    for (uint32_t place = 0; place < group->count; place++) {
+        const struct cox_group_layout_part *part =
+            &group->base->layout->ranks[group->ranks[place]].parts[group->slots[place]];
+        /* acquire: partner is the exchange in cox_group_align. */
+        uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
+        if (word >> COX_GROUP_INDEX_BITS != present)
+            return cox_fail(err, COX_ABORTED,
+                            "rank %d went on to another epoch while its value was read",
+                            group->ranks[place]);
+    }
+    return 0;
+}
+
+int cox_group_round_values(struct cox_group *group, enum cox_group_operation operation,
+                           uint32_t detail, const void *value, uint32_t size, uint8_t *values,
+                           size_t stride, uint64_t deadline_ns, struct cox_error *err)
+{
+    int r = round_enter(group, err);
+    if (r)
+        return r;
+    if (size) {
+        memcpy(value_slot(group, group->self, group->index + 1), value, size);
+        cox_fault_point(COX_FAULT_GROUP_VALUE);
+    }
+    part_arrive(group, operation, detail);
+    r = round_wait(group, deadline_ns, err);
+    if (r == 0)
+        r = round_agree(group, err);
+    if (r == 0 && size) {
+        memmove(values + group->self * stride, value, size);
+        for (uint32_t place = 0; place < group->count; place++)
+            if (place != group->self)
+                memcpy(values + place * stride, value_slot(group, place, group->index), size);
+        r = values_verify(group, err);
+    }
+    if (r && r != COX_INVALID)
+        cox_group_give_up(group);
+    cox_fault_point(COX_FAULT_GROUP_DONE);
+    return r;
+}
+
+int cox_group_round(struct cox_group *group, enum cox_group_operation operation, uint32_t detail,
+                    uint64_t deadline_ns, struct cox_error *err)
+{
+    return cox_group_round_values(group, operation, detail, NULL, 0, NULL, 0, deadline_ns, err);
+}
+
+int cox_group_barrier(struct cox_group *group, uint64_t deadline_ns, struct cox_error *err)
+{
+    return cox_group_round(group, COX_GROUP_BARRIER, 0, deadline_ns, err);
+}
+
+int cox_group_gather(struct cox_group *group, const void *value, size_t size, void *values,
+                     uint64_t deadline_ns, struct cox_error *err)
+{
+    if (!value || !values)
+        return cox_fail(err, COX_INVALID, "no value, or no place for those of all");
+    uint32_t size_max = group->base->value_size;
+    if (size == 0 || size > size_max) {
+        /* The others learn of it. */
+        struct cox_error why = {0};
+        int r = cox_group_round(group, COX_GROUP_GATHER, size > size_max ? UINT32_MAX : 0,
+                                deadline_ns, &why);
+        if (r && r != COX_INVALID)
+            return cox_fail(err, r, "%s", why.text);
+        return cox_fail(err, COX_INVALID, "a value of %zu bytes: expected 1 to %" PRIu32, size,
+                        size_max);
+    }
+    const uint8_t *from = value;
+    uint8_t *to = values;
+    int r = 0;
+    for (size_t done = 0, part; r == 0 && done < size; done += part) {
+        part = size - done < group->slot_size ? size - done : group->slot_size;
+        r = cox_group_round_values(group, COX_GROUP_GATHER, (uint32_t)size, from + done,
+                                   (uint32_t)part, to + done, size, deadline_ns, err);
+    }
+    return r;
+}
