@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 static char path[100];
 static int listener = -1;
@@ -250,7 +251,9 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
     pid_t pid = visitor_start(serve, told);
     assert_true(heard(told[0]));
     snprintf(path, sizeof path, "%s/test.door", folder);
+    int status;
     kill(pid, SIGSTOP);
+    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid); /* all its threads have stopped */
     assert_int_equal(cox_door_connect(path, &logon, cox_deadline_after_ms(50), &session, &err),
                      COX_TIMEOUT);
     kill(pid, SIGCONT);
