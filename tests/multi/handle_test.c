@@ -393,6 +393,41 @@ struct pidfd_less {
     struct peer peer;
 };
 
+static void open_the_last_two(void *context)
+{
+    const struct cox_handle *handles = context;
+    const struct cox_importer_options options = {.cache_max = 2};
+    struct cox_importer *importer;
+    const struct cox_import *import;
+    CHECK(cox_importer_new(&options, &importer, NULL) == 0);
+    for (unsigned i = 0; i < 4; i++) {
+        CHECK(cox_importer_open(importer, &handles[i], COX_IMPORT_FD, &import, NULL) == 0);
+        cox_importer_close(importer, import);
+    }
+    call_deny(SYS_pidfd_open, ANY_ARGUMENT, 0);
+    for (unsigned i = 2; i < 4; i++) {
+        CHECK(cox_importer_open(importer, &handles[i], COX_IMPORT_FD, &import, NULL) == 0);
+        cox_importer_close(importer, import);
+    }
+    cox_importer_free(importer);
+}
+
+static void l17_the_exporters_used_last_are_kept(void **state)
+{
+    struct peer peers[4];
+    struct cox_handle handles[4];
+    (void)state;
+    if (!filters_possible())
+        skip();
+    for (unsigned i = 0; i < 4; i++) {
+        peers[i] = peer_start(NULL);
+        handles[i] = peer_export(&peers[i], PEER_EXPORT, i);
+    }
+    child_run(open_the_last_two, handles);
+    for (unsigned i = 0; i < 4; i++)
+        peer_end(&peers[i]);
+}
+
 /* With the exporter's pidfd kept, opening asks neither for a new one nor in /proc. */
 static void open_with_kept_pidfd(void *context)
 {
@@ -582,7 +617,8 @@ static void import_in_child(void *context)
     const struct cox_import *import, *own;
     CHECK(cox_importer_open(importer, all[1], COX_IMPORT_READ, &import, NULL) == 0);
     CHECK(((const uint8_t *)import->base)[1] == object_byte(20, 1));
-    /* The parent's own handle is another process's here. */
+    /* The parent's own handle is another process's here, whatever this one has under its number. */
+    close((int)number(all[2], FD, 4));
     CHECK(cox_importer_open(importer, all[2], COX_IMPORT_READ, &own, NULL) == 0);
     CHECK(((const uint8_t *)own->base)[1] == object_byte(21, 1));
     cox_importer_close(importer, own);
@@ -629,6 +665,7 @@ int main(void)
         LEAK_TEST(l17_a_dead_exporter_is_dead_in_the_cache_too),
         LEAK_TEST(l17_b29_a_handle_that_was_put_is_not_found),
         LEAK_TEST(l17_only_so_many_exporters_are_kept),
+        LEAK_TEST(l17_the_exporters_used_last_are_kept),
         LEAK_TEST(l17_opening_again_is_three_calls),
         LEAK_TEST(l11_b27_without_the_calls_and_without_a_door_it_says_so),
         LEAK_TEST(l8_l11_without_pidfds_a_dead_exporter_is_named_too),
