@@ -27,7 +27,7 @@ static void help(FILE *file)
         "      --no-init             start them only\n"
         "      --no-flags            nothing is appended to COMMAND; the environment has it all\n"
         "      --external            start none: wait for workers that somebody starts by hand\n"
-        "                            (coxswain-worker --door PATH), as long as that takes\n"
+        "                            (coxswain-worker --door NAME), as long as that takes\n"
         "      --quiet               nothing of what the workers write\n");
     cox_group_options_help(file);
     cox_exit_help(file);

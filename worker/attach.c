@@ -57,7 +57,14 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
         .start = self->start,
     };
     struct cox_door_session session = {.fd = -1};
-    int r = cox_door_connect(options->door, &logon, cox_deadline_after_ms(LOGON_MS), &session, err);
+    int r = 0;
+    if (!strchr(options->door, '/')) {
+        char name[sizeof options->door];
+        memcpy(name, options->door, sizeof name);
+        r = cox_door_find(name, options->door, err);
+    }
+    if (r == 0)
+        r = cox_door_connect(options->door, &logon, cox_deadline_after_ms(LOGON_MS), &session, err);
     if (r)
         return r;
     worker->door_fd = session.fd;

@@ -63,7 +63,7 @@ struct cox_worker_options {
     uint32_t rank_count; /* checked against the group */
     int32_t device;      /* passed on, not used by the library */
     uint32_t generation; /* which life of this rank; 1 is the first */
-    /* Path of the group's door: new logs on there, and is told the memory, and what of rank,
+    /* Path of the group's door, or, without a slash, the group's name: new logs on there, and is told the memory, and what of rank,
      * rank_count and generation is left open: rank COX_WORKER_RANK_ANY, the others 0. prefix is then
      * for messages only. Empty: by names, or by fds. */
     char door[4096];
