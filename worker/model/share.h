@@ -19,7 +19,7 @@ struct cox_share {
     uint32_t slice_count; /* 0: COX_SLICE_COUNT */
     /* slices holds COX_SLICE_COUNT pieces of slice_length floats, of which this rank has filled its
      * own; on return all are filled. Called the same number of times, with the same lengths, by all
-     * ranks of one step, and at least twice. Returns 0, or a result that ends the step, with a text
+     * ranks of one step. Returns 0, or a result that ends the step, with a text
      * in err (which may be NULL). NULL: this rank owns all slices. */
     int (*gather)(void *context, float *slices, size_t slice_length, struct cox_error *err);
     void *context;
