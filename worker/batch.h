@@ -96,6 +96,12 @@ struct cox_batch_output {
  * callback's thread. */
 COX_PUBLIC bool cox_batch_aborted(const struct cox_batch *batch);
 
+/* Steps up to this number have been given up; 0: none. Of a step that is not given up itself all
+ * ranks are told the same, from its beginning to its end, and another number than before if any step
+ * in between failed anywhere: so ranks that wait for each other know together when to begin anew.
+ * As cox_batch_aborted otherwise. */
+COX_PUBLIC uint64_t cox_batch_void_through(const struct cox_batch *batch);
+
 #ifdef __cplusplus
 }
 #endif

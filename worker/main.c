@@ -2,13 +2,12 @@
  * the CPU. */
 #include <getopt.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/model.h"
+#include "engine.h"
 #include "worker.h"
 
 #define BLOCK_SIZE_DEFAULT 16
@@ -21,93 +20,15 @@ enum exit_status {
     EXIT_USAGE = 2,
 };
 
-struct engine {
-    char model_dir[PATH_MAX];
-    uint32_t block_size;
-    uint32_t block_count;
-    uint32_t swap_block_count;
-    struct cox_model *model;
-    struct cox_cache *cache;
-};
-
-static int engine_number(const struct cox_init_request *request, const char *key, uint32_t *value,
-                         struct cox_error *err)
-{
-    const char *text = cox_init_request_get(request, key);
-    if (!text)
-        return 0;
-    char *end;
-    errno = 0;
-    unsigned long number = strtoul(text, &end, 10);
-    if (errno || end == text || *end || number > INT32_MAX)
-        return cox_fail(err, COX_INVALID, "init: %s is '%.40s', expected a number", key, text);
-    *value = (uint32_t)number;
-    return 0;
-}
-
-static int engine_init(void *context, const struct cox_init_request *request,
-                       struct cox_init_result *result, struct cox_error *err)
-{
-    struct engine *engine = context;
-    const char *dir = cox_init_request_get(request, "model");
-    if (!dir || !*dir)
-        dir = engine->model_dir;
-    if (!*dir)
-        return cox_fail(err, COX_INVALID,
-                        "init: no model was named: --model DIR, or 'model' in the init request");
-    int r = engine_number(request, "block_size", &engine->block_size, err);
-    if (r == 0)
-        r = engine_number(request, "block_count", &engine->block_count, err);
-    if (r == 0)
-        r = engine_number(request, "swap_block_count", &engine->swap_block_count, err);
-    if (r)
-        return r;
-    /* A second init replaces the first: its memory goes before the new one is taken. */
-    cox_cache_free(engine->cache);
-    cox_model_free(engine->model);
-    engine->cache = NULL;
-    engine->model = NULL;
-    r = cox_model_load(dir, NULL, &engine->model, err);
-    if (r)
-        return r;
-    r = cox_model_cache_new(engine->model, engine->block_count, engine->block_size,
-                            engine->swap_block_count, NULL, &engine->cache, err);
-    if (r)
-        return r;
-    const struct cox_model_config *config = cox_model_config(engine->model);
-    result->cpu_block_count = engine->swap_block_count;
-    result->npu_block_count = engine->block_count;
-    result->max_position_embeddings = config->position_count_max;
-    result->kv_cache_count = 1;
-    result->kv_caches[0] = (struct cox_kv_cache_desc){
-        .block_count = (int32_t)engine->block_count,
-        .block_size = (int32_t)engine->block_size,
-        .compression_ratio = 1,
-    };
-    return 0;
-}
-
-static int engine_execute(void *context, const struct cox_batch *batch,
-                          struct cox_batch_output *outputs, struct cox_error *err)
-{
-    struct engine *engine = context;
-    if (!engine->cache)
-        return cox_fail(err, COX_STATE, "a step before init");
-    if (batch->forward_type == COX_FORWARD_DUMMY)
-        return 0;
-    return cox_model_step(engine->model, engine->cache, batch, outputs, NULL, err);
-}
-
-static const struct cox_worker_callbacks callbacks = {
-    .init = engine_init,
-    .execute = engine_execute,
-};
-
-static struct cox_worker *_Atomic running_worker; /* lock-free: read in a signal handler */
+/* Lock-free: read in a signal handler. */
+static struct cox_worker *_Atomic running_worker;
+static struct cox_engine *_Atomic running_engine;
 
 static void on_terminate(int number)
 {
     (void)number;
+    if (running_engine)
+        cox_engine_stop(running_engine);
     if (running_worker)
         cox_worker_stop(running_worker);
 }
@@ -155,7 +76,7 @@ static int parse_count(const char *flag, const char *text, uint32_t *ret_count)
     return 0;
 }
 
-static int parse_arguments(struct engine *engine, int argc, char **argv)
+static int parse_arguments(struct cox_engine_options *engine, int argc, char **argv)
 {
     static const struct option options[] = {
         {"model", required_argument, NULL, 'm'},
@@ -191,9 +112,34 @@ static int parse_arguments(struct engine *engine, int argc, char **argv)
     return r;
 }
 
+static int serve(const struct cox_worker_options *options, struct cox_engine *engine)
+{
+    struct cox_worker *worker = NULL;
+    struct cox_error err = {0};
+    int r = cox_worker_new(options, &cox_engine_callbacks, engine, &worker, &err);
+    if (r == 0) {
+        cox_engine_serve(engine, worker);
+        running_engine = engine;
+        running_worker = worker;
+        const struct sigaction action = {.sa_handler = on_terminate};
+        sigaction(SIGTERM, &action, NULL);
+        /* A terminal's Ctrl-C reaches the whole process group; the coordinator decides what it
+         * means. */
+        signal(SIGINT, SIG_IGN);
+        r = cox_worker_run(worker, &err);
+        running_worker = NULL;
+        running_engine = NULL;
+    }
+    if (r)
+        fprintf(stderr, "coxswain-worker: rank %" PRId32 ": %s\n",
+                worker ? (int32_t)cox_worker_rank(worker) : (int32_t)options->rank, err.text);
+    cox_worker_free(worker);
+    return r;
+}
+
 int main(int argc, char **argv)
 {
-    struct engine engine = {
+    struct cox_engine_options engine_options = {
         .block_size = BLOCK_SIZE_DEFAULT,
         .block_count = BLOCK_COUNT_DEFAULT,
         .swap_block_count = SWAP_BLOCK_COUNT_DEFAULT,
@@ -209,27 +155,17 @@ int main(int argc, char **argv)
         fprintf(stderr, "coxswain-worker: %s\n", err.text);
         return EXIT_USAGE;
     }
-    int r = parse_arguments(&engine, argc, argv);
+    int r = parse_arguments(&engine_options, argc, argv);
     if (r)
         return r;
 
-    struct cox_worker *worker = NULL;
-    r = cox_worker_new(&options, &callbacks, &engine, &worker, &err);
-    if (r == 0) {
-        running_worker = worker;
-        const struct sigaction action = {.sa_handler = on_terminate};
-        sigaction(SIGTERM, &action, NULL);
-        /* A terminal's Ctrl-C reaches the whole process group; the coordinator decides what it
-         * means. */
-        signal(SIGINT, SIG_IGN);
-        r = cox_worker_run(worker, &err);
-        running_worker = NULL;
-    }
+    struct cox_engine *engine = NULL;
+    engine_options.log = options.log;
+    r = cox_engine_new(&engine_options, &engine);
     if (r)
-        fprintf(stderr, "coxswain-worker: rank %" PRId32 ": %s\n",
-                worker ? (int32_t)cox_worker_rank(worker) : (int32_t)options.rank, err.text);
-    cox_worker_free(worker);
-    cox_cache_free(engine.cache);
-    cox_model_free(engine.model);
+        fprintf(stderr, "coxswain-worker: %s\n", cox_status_text(r));
+    else
+        r = serve(&options, engine);
+    cox_engine_free(engine);
     return r ? EXIT_FAILED : EXIT_OK;
 }

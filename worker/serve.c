@@ -24,7 +24,13 @@ typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
 
 struct cox_init_request {
     const ExecuteRequest *request;
+    uint64_t sequence;
 };
+
+uint64_t cox_init_request_sequence(const struct cox_init_request *request)
+{
+    return request->sequence;
+}
 
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
 {
@@ -221,7 +227,7 @@ static void serve_init(struct cox_lane *lane, const struct cox_request *request,
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
     struct init_answer answer = {0};
     struct cox_init_result result = {.start_thinking_id = -1, .stop_thinking_id = -1};
-    const struct cox_init_request init = {.request = message};
+    const struct cox_init_request init = {.request = message, .sequence = request->sequence};
     int r = worker->callbacks->init
                 ? worker->callbacks->init(worker->context, &init, &result, &lane->error)
                 : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no init callback");

@@ -42,12 +42,16 @@ void cox_table_watch(struct cox_table *table, const void *void_word)
     table->void_word = void_word;
 }
 
-bool cox_batch_aborted(const struct cox_batch *batch)
+uint64_t cox_batch_void_through(const struct cox_batch *batch)
 {
     const _Atomic uint64_t *void_through = batch->void_word;
     /* acquire; partner: cox_truth_set_void in the coordinator. Whoever stops early sees why. */
-    return void_through &&
-           batch->sequence <= atomic_load_explicit(void_through, memory_order_acquire);
+    return void_through ? atomic_load_explicit(void_through, memory_order_acquire) : 0;
+}
+
+bool cox_batch_aborted(const struct cox_batch *batch)
+{
+    return batch->void_word && batch->sequence <= cox_batch_void_through(batch);
 }
 
 int cox_table_apply(struct cox_table *table, uint64_t sequence,

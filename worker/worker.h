@@ -117,6 +117,9 @@ struct cox_init_request;
 COX_PUBLIC const char *cox_init_request_get(const struct cox_init_request *request,
                                             const char *key);
 
+/* Number of the init request on its channel, as batches have theirs. */
+COX_PUBLIC uint64_t cox_init_request_sequence(const struct cox_init_request *request);
+
 /* Any callback may be NULL: the request is then answered with COX_UNSUPPORTED (no-reply requests
  * are dropped). */
 struct cox_worker_callbacks {

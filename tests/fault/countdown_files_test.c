@@ -194,7 +194,8 @@ static int weights_fill(void *object, struct cox_error *err)
 static int forward_new(void *object, struct cox_error *err)
 {
     const struct cox_share share = {0};
-    return cox_forward_new(&config, weights, &share, 2, object, err);
+    const struct cox_weights_layout layout = cox_weights_layout(&config);
+    return cox_forward_new(&config, &layout, weights, &share, 2, object, err);
 }
 
 static void forward_free(void *object)

@@ -15,6 +15,14 @@ foreach(part channel group files door handle rank_group)
 endforeach()
 add_dependencies(test_fault_countdown_group scripted_worker)
 
+# Above the libraries, in the worker's program alone.
+cox_test_program(test_fault_countdown_exchange
+    SOURCES countdown_exchange_test.c countdown.c countdown_wraps.c ${PROJECT_SOURCE_DIR}/worker/engine.c
+    LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_coordinator coxswain_worker_lib
+         PkgConfig::JANSSON)
+target_link_options(test_fault_countdown_exchange PRIVATE ${countdown_wrapped})
+cox_command_test(NAME fault/countdown_exchange LABEL fault TIMEOUT 120 COMMAND test_fault_countdown_exchange)
+
 cox_command_test(NAME fault/countdown_symbols LABEL fault
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/countdown_symbols.py ${CMAKE_NM} ${countdown_list}
             ${CMAKE_CURRENT_LIST_DIR}

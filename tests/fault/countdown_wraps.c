@@ -297,6 +297,11 @@ WRAP(int, shm_open, const char *name, int flags, mode_t mode)
     return FAILS("shm_open", EMFILE, 0, 0) ? -1 : __real_shm_open(name, flags, mode);
 }
 
+WRAP(int, memfd_create, const char *name, unsigned flags)
+{
+    return FAILS("memfd_create", EMFILE, 0, 0) ? -1 : __real_memfd_create(name, flags);
+}
+
 WRAP(int, shm_unlink, const char *name)
 {
     int r = __real_shm_unlink(name);

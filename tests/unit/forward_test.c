@@ -304,8 +304,9 @@ struct rank {
     int result;
 };
 
-static int exchange(void *context, float *slices, size_t slice_length)
+static int exchange(void *context, float *slices, size_t slice_length, struct cox_error *err)
 {
+    (void)err;
     struct rank *rank = context;
     const size_t offset = rank->slice_first * slice_length;
     const size_t size = rank->slice_count * slice_length * sizeof(float);
@@ -350,12 +351,16 @@ static void check_ranks(struct bench *bench, uint32_t rank_count, const float *w
             .weights = weights,
             .weights_size = weights_size,
         };
+        struct cox_weights_layout layout;
 
         *rank = (struct rank){.bench = bench,
                               .group = &group,
                               .slice_first = r * slice_count,
                               .slice_count = slice_count};
         rank->model = load(bench->directory, &options);
+        layout = cox_weights_share_layout(cox_model_config(rank->model), &options.share);
+        assert_int_equal(cox_model_weights_size(rank->model),
+                         weights ? 0 : cox_weights_size(&layout));
         assert_int_equal(
             cox_model_cache_new(rank->model, BLOCK_COUNT, 4, 0, NULL, &rank->cache, NULL), 0);
         rank->logits = calloc((size_t)bench->vocab_size * 2, sizeof(float));
@@ -398,6 +403,56 @@ static void s5_logits_same_bits_for_1_2_4_8_ranks(void **state)
             check_ranks(&bench, rank_count, weights, cox_weights_size(&layout));
         free(weights);
         close_bench(&bench);
+    }
+}
+
+/* Each rank loads what its share needs and nothing else. */
+static void s5_logits_same_bits_with_the_weights_of_a_share_alone(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+        struct bench bench;
+
+        open_bench(&bench, &configs[c]);
+        clear_rows(&bench);
+        add_row(&bench, bench.noise, 0, 6, 80);
+        add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 3);
+        for (uint32_t rank_count = 1; rank_count <= COX_SLICE_COUNT; rank_count *= 2)
+            check_ranks(&bench, rank_count, NULL, 0);
+        close_bench(&bench);
+    }
+}
+
+/* What is in private memory is 1/N of the whole, but for what must be everywhere. */
+static void s5_weights_of_a_share_are_one_nth(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+        const struct cox_model_config *config = &configs[c];
+        const struct cox_weights_layout all = cox_weights_layout(config);
+        const uint64_t norms = all.query - all.attention_norm;
+        const uint64_t all_norms = (2 * config->layer_count + 1) * norms;
+        const uint64_t all_kv =
+            2 * (uint64_t)config->layer_count * config->kv_head_count * all.kv_stride;
+
+        for (uint32_t n = 1; n <= COX_SLICE_COUNT; n *= 2)
+            for (uint32_t rank = 0; rank < n; rank++) {
+                struct cox_weights_layout layout;
+                struct cox_share share;
+                uint64_t kv;
+
+                assert_int_equal(cox_share_of_rank(rank, n, &share, NULL), 0);
+                layout = cox_weights_share_layout(config, &share);
+                kv = 2 * (uint64_t)config->layer_count * layout.kv_heads.count * all.kv_stride;
+                assert_int_equal(layout.length,
+                                 (all.length - all_norms - all_kv) / n + all_norms + kv);
+                /* Divided, or one that others have as well; else the ranks at a border share one. */
+                if (config->kv_head_count % n == 0 || n % config->kv_head_count == 0)
+                    assert_int_equal(layout.kv_heads.count, (config->kv_head_count + n - 1) / n);
+                else
+                    assert_in_range(layout.kv_heads.count, 1,
+                                    (config->kv_head_count + n - 1) / n + 1);
+            }
     }
 }
 
@@ -613,6 +668,31 @@ static void load_refuses_what_cannot_be(void **state)
     fixture_directory_remove(directory);
 }
 
+static void ranks_that_do_not_divide_the_slices_are_refused(void **state)
+{
+    (void)state;
+    for (uint32_t n = 0; n <= 20; n++) {
+        struct cox_share share = {.slice_count = 77};
+        struct cox_error err = {0};
+        char words[32];
+        const bool fits = n == 1 || n == 2 || n == 4 || n == 8;
+        const int r = cox_share_of_rank(n ? n - 1 : 0, n, &share, &err);
+
+        assert_int_equal(r, fits ? 0 : COX_INVALID);
+        if (fits) {
+            assert_int_equal(share.slice_count, COX_SLICE_COUNT / n);
+            assert_int_equal(share.slice_first + share.slice_count, COX_SLICE_COUNT);
+            assert_int_equal(cox_share_of_rank(n, n, &share, NULL), COX_INVALID);
+            continue;
+        }
+        assert_int_equal(share.slice_count, 77);
+        snprintf(words, sizeof(words), "-n %u: ", n);
+        assert_non_null(strstr(err.text, words));
+        assert_non_null(strstr(err.text, "8 slices"));
+        assert_non_null(strstr(err.text, "1, 2, 4 or 8"));
+    }
+}
+
 static void weights_of_another_model_are_refused(void **state)
 {
     char directory[FIXTURE_PATH_SIZE], path[FIXTURE_PATH_SIZE + 32];
@@ -677,6 +757,9 @@ int main(void)
         cmocka_unit_test(s5_logits_same_bits_for_any_pass_and_block_size),
         cmocka_unit_test(s5_logits_same_bits_after_recomputation),
         cmocka_unit_test(s5_logits_same_bits_for_1_2_4_8_ranks),
+        cmocka_unit_test(s5_logits_same_bits_with_the_weights_of_a_share_alone),
+        cmocka_unit_test(s5_weights_of_a_share_are_one_nth),
+        cmocka_unit_test(ranks_that_do_not_divide_the_slices_are_refused),
         cmocka_unit_test(s5_sampled_tokens_repeat_in_any_batch),
         cmocka_unit_test(block_moves_happen_before_the_rows),
         cmocka_unit_test(step_refuses_a_bad_row_without_effect),

@@ -94,6 +94,84 @@ static void reads_three_dtypes_as_f32(void **state)
     cox_safetensors_free(file);
 }
 
+/* Rows, columns, both and neither of a 3 x 4 matrix that counts from 1, in each dtype. */
+static void reads_parts_of_a_matrix(void **state)
+{
+    static const char *const dtypes[] = {"F32", "F16", "BF16"};
+    static const struct cox_tensor_part parts[] = {
+        {0, 3, 0, 4}, {1, 1, 0, 4}, {1, 2, 0, 4}, {0, 3, 1, 2},
+        {2, 1, 3, 1}, {3, 0, 0, 4}, {1, 2, 2, 0},
+    };
+
+    (void)state;
+    for (size_t d = 0; d < 3; d++) {
+        const uint32_t size = d ? 2 : 4;
+        struct cox_safetensors *file;
+        uint16_t halves[12];
+        float floats[12];
+        char header[128];
+
+        for (uint32_t i = 0; i < 12; i++) {
+            uint32_t bits;
+
+            floats[i] = (float)(i + 1);
+            memcpy(&bits, &floats[i], sizeof(bits));
+            /* BF16 is the upper half; F16 has another exponent, and these numbers fit. */
+            halves[i] = (uint16_t)(d == 2 ? bits >> 16
+                                          : (((bits >> 23) - 112) << 10) | ((bits >> 13) & 1023));
+        }
+        snprintf(header, sizeof(header),
+                 "{\"t\":{\"dtype\":\"%s\",\"shape\":[3,4],\"data_offsets\":[0,%u]}}", dtypes[d],
+                 12 * size);
+        fixture_write_safetensors(directory, FILE_NAME, header,
+                                  d ? (const void *)halves : (const void *)floats, 12 * size);
+        file = open_ok();
+        for (size_t p = 0; p < sizeof(parts) / sizeof(parts[0]); p++) {
+            const struct cox_tensor_part *part = &parts[p];
+            float buffer[13];
+
+            for (size_t i = 0; i < 13; i++)
+                buffer[i] = -7;
+            assert_int_equal(cox_safetensors_read_part(file, "t", 3, 4, part, buffer, NULL), 0);
+            for (size_t i = 0; i < part->row_count * part->column_count; i++) {
+                const uint64_t row = part->row_first + i / part->column_count;
+                const uint64_t column = part->column_first + i % part->column_count;
+
+                assert_true((uint64_t)buffer[i] == row * 4 + column + 1);
+            }
+            assert_true(buffer[part->row_count * part->column_count] < -6);
+            assert_int_equal(cox_safetensors_read_part(file, "t", 4, 3, part, buffer, NULL),
+                             COX_INVALID);
+            assert_int_equal(cox_safetensors_read_part(file, "u", 3, 4, part, buffer, NULL),
+                             COX_NOT_FOUND);
+        }
+        cox_safetensors_free(file);
+    }
+}
+
+/* Only what is read is looked at, and the text counts in the whole tensor. */
+static void a_part_is_refused_for_its_own_numbers_alone(void **state)
+{
+    static const char header[] =
+        "{\"t\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]}}";
+    const float numbers[] = {1, 2, 3, 4, (float)INFINITY, 6};
+    struct cox_error err = {0};
+    struct cox_safetensors *file;
+    float buffer[6];
+
+    (void)state;
+    fixture_write_safetensors(directory, FILE_NAME, header, numbers, sizeof(numbers));
+    file = open_ok();
+    assert_int_equal(cox_safetensors_read_part(file, "t", 2, 3,
+                                               &(struct cox_tensor_part){0, 2, 2, 1}, buffer, &err),
+                     0);
+    assert_int_equal(cox_safetensors_read_part(file, "t", 2, 3,
+                                               &(struct cox_tensor_part){1, 1, 1, 2}, buffer, &err),
+                     COX_INVALID);
+    assert_non_null(strstr(err.text, "number 4 of tensor t is not finite"));
+    cox_safetensors_free(file);
+}
+
 static void every_half_is_the_float_of_its_value(void **state)
 {
     static const char header[] =
@@ -295,6 +373,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_three_dtypes_as_f32),
+        cmocka_unit_test(reads_parts_of_a_matrix),
+        cmocka_unit_test(a_part_is_refused_for_its_own_numbers_alone),
         cmocka_unit_test(every_half_is_the_float_of_its_value),
         cmocka_unit_test(refuses_files_that_are_too_short_or_something_else),
         cmocka_unit_test(refuses_headers_that_make_no_sense),

@@ -140,19 +140,39 @@ void cox_checkpoint_freep(struct cox_checkpoint **checkpoint)
     cox_checkpoint_free(*checkpoint);
 }
 
+static int choose_file(const struct cox_checkpoint *checkpoint, const char *name,
+                       const struct cox_safetensors **ret_file, struct cox_error *err)
+{
+    const char *shard;
+
+    if (!checkpoint->weight_map) {
+        *ret_file = checkpoint->shards[0].file;
+        return 0;
+    }
+    shard = json_string_value(json_object_get(checkpoint->weight_map, name));
+    if (!shard)
+        return cox_fail(err, COX_NOT_FOUND, "%s: the index has no tensor %s", checkpoint->directory,
+                        name);
+    *ret_file = find_shard(checkpoint, shard);
+    return 0;
+}
+
 int cox_checkpoint_read(const struct cox_checkpoint *checkpoint, const char *name,
                         const uint64_t *shape, size_t dimension_count, float *buffer,
                         struct cox_error *err)
 {
-    const struct cox_safetensors *file = checkpoint->shards[0].file;
+    const struct cox_safetensors *file = NULL;
+    int r = choose_file(checkpoint, name, &file, err);
 
-    if (checkpoint->weight_map) {
-        const char *shard = json_string_value(json_object_get(checkpoint->weight_map, name));
+    return r ? r : cox_safetensors_read(file, name, shape, dimension_count, buffer, err);
+}
 
-        if (!shard)
-            return cox_fail(err, COX_NOT_FOUND, "%s: the index has no tensor %s",
-                            checkpoint->directory, name);
-        file = find_shard(checkpoint, shard);
-    }
-    return cox_safetensors_read(file, name, shape, dimension_count, buffer, err);
+int cox_checkpoint_read_part(const struct cox_checkpoint *checkpoint, const char *name,
+                             uint64_t rows, uint64_t columns, const struct cox_tensor_part *part,
+                             float *buffer, struct cox_error *err)
+{
+    const struct cox_safetensors *file = NULL;
+    int r = choose_file(checkpoint, name, &file, err);
+
+    return r ? r : cox_safetensors_read_part(file, name, rows, columns, part, buffer, err);
 }

@@ -8,7 +8,7 @@
 #ifndef COX_WORKER_MODEL_CHECKPOINT_H
 #define COX_WORKER_MODEL_CHECKPOINT_H
 
-#include "channel/base.h"
+#include "worker/model/safetensors.h"
 
 /* Files of one checkpoint, at most; each is kept open. */
 #define COX_SHARD_COUNT_MAX 256
@@ -28,5 +28,9 @@ void cox_checkpoint_freep(struct cox_checkpoint **checkpoint); /* for _cox_clean
 int cox_checkpoint_read(const struct cox_checkpoint *checkpoint, const char *name,
                         const uint64_t *shape, size_t dimension_count, float *buffer,
                         struct cox_error *err);
+/* As cox_safetensors_read_part. */
+int cox_checkpoint_read_part(const struct cox_checkpoint *checkpoint, const char *name,
+                             uint64_t rows, uint64_t columns, const struct cox_tensor_part *part,
+                             float *buffer, struct cox_error *err);
 
 #endif

@@ -9,7 +9,9 @@
 struct token_row {
     uint32_t row; /* in the batch */
     uint32_t position;
-    bool last; /* of its batch row, and its logits are wanted */
+    uint32_t token;
+    uint32_t place; /* among the rows of the pass whose tokens are in the same slice */
+    bool last;      /* of its batch row, and its logits are wanted */
 };
 
 struct cox_forward {
@@ -56,16 +58,9 @@ static uint32_t slice_end(const struct cox_forward *forward)
     return forward->share.slice_first + forward->share.slice_count;
 }
 
-struct cox_kv_heads cox_share_kv_heads(const struct cox_model_config *config,
-                                       const struct cox_share *share)
+static bool owns_slice(const struct cox_forward *forward, uint32_t slice)
 {
-    const uint32_t slice_count = share->slice_count ? share->slice_count : COX_SLICE_COUNT;
-    const uint32_t slice_heads = config->head_count / COX_SLICE_COUNT;
-    const uint32_t group = config->head_count / config->kv_head_count;
-    const uint32_t first = share->slice_first * slice_heads / group;
-    const uint32_t last = ((share->slice_first + slice_count) * slice_heads - 1) / group;
-
-    return (struct cox_kv_heads){.first = first, .count = last - first + 1};
+    return slice >= forward->share.slice_first && slice < slice_end(forward);
 }
 
 static const float *layer_tensor(const struct cox_forward *forward, uint32_t layer, uint64_t offset)
@@ -74,17 +69,22 @@ static const float *layer_tensor(const struct cox_forward *forward, uint32_t lay
            offset;
 }
 
-/* Piece index of a matrix whose rows are cut in pieces of out rows: column-parallel. */
-static struct cox_matrix rows_of(const float *tensor, size_t in, size_t out, uint32_t index)
+/* Where a slice of a tensor stands in the block, which may hold more slices than this rank's. */
+static const float *slice_of(const struct cox_forward *forward, const float *tensor,
+                             uint64_t stride, uint32_t slice)
 {
-    return (struct cox_matrix){tensor + index * out * in, in, out, in};
+    return tensor + (slice - forward->layout.slice_first) * stride;
 }
 
-/* Piece index of a matrix of out rows whose columns are cut in pieces of in: row-parallel. */
-static struct cox_matrix columns_of(const float *tensor, size_t leading, size_t out, size_t in,
-                                    uint32_t index)
+static const float *kv_head_of(const struct cox_forward *forward, const float *tensor,
+                               uint32_t head)
 {
-    return (struct cox_matrix){tensor + index * in, leading, out, in};
+    return tensor + (head - forward->layout.kv_heads.first) * forward->layout.kv_stride;
+}
+
+static struct cox_matrix matrix_of(const float *piece, size_t out, size_t in)
+{
+    return (struct cox_matrix){piece, in, out, in};
 }
 
 /* Multiplies all tiles of the pass; the matrix stays in the processor's cache from tile to tile. */
@@ -107,16 +107,17 @@ static void norm_tiles(const struct cox_forward *forward, const float *gain)
                           forward->config.hidden_size, forward->normed + tile * stride);
 }
 
-static int gather_slices(const struct cox_forward *forward, float *slices, size_t slice_length)
+static int gather_slices(const struct cox_forward *forward, float *slices, size_t slice_length,
+                         struct cox_error *err)
 {
     if (!forward->share.gather)
         return 0;
-    return forward->share.gather(forward->share.context, slices, slice_length);
+    return forward->share.gather(forward->share.context, slices, slice_length, err);
 }
 
 /* Adds weights * input to the residual stream, where the columns of the weights are in slices. */
-static int add_row_parallel(struct cox_forward *forward, const float *tensor, const float *input,
-                            size_t width)
+static int add_row_parallel(struct cox_forward *forward, const float *tensor, uint64_t stride,
+                            const float *input, size_t width, struct cox_error *err)
 {
     const size_t hidden = forward->config.hidden_size;
     const size_t length = (size_t)forward->tile_count * COX_TILE_ROWS * hidden;
@@ -124,9 +125,9 @@ static int add_row_parallel(struct cox_forward *forward, const float *tensor, co
     int r;
 
     for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++)
-        multiply_tiles(forward, columns_of(tensor, width, hidden, piece, slice),
+        multiply_tiles(forward, matrix_of(slice_of(forward, tensor, stride, slice), hidden, piece),
                        input + slice * piece, width, forward->parts + slice * length, hidden);
-    r = gather_slices(forward, forward->parts, length);
+    r = gather_slices(forward, forward->parts, length, err);
     if (r)
         return r;
     cox_tile_add_parts(forward->hidden, forward->parts, COX_SLICE_COUNT, length, length);
@@ -138,21 +139,23 @@ static void project(struct cox_forward *forward, uint32_t layer)
     const struct cox_weights_layout *layout = &forward->layout;
     const size_t hidden = forward->config.hidden_size, head_dim = forward->config.head_dim;
     const size_t piece = forward->head_width / COX_SLICE_COUNT;
+    const float *query = layer_tensor(forward, layer, layout->query);
+    const float *key = layer_tensor(forward, layer, layout->key);
+    const float *value = layer_tensor(forward, layer, layout->value);
     const struct cox_kv_heads kv = forward->kv_heads;
 
     for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++)
         multiply_tiles(
-            forward, rows_of(layer_tensor(forward, layer, layout->query), hidden, piece, slice),
+            forward, matrix_of(slice_of(forward, query, layout->head_stride, slice), piece, hidden),
             forward->normed, hidden, forward->query + slice * piece, forward->head_width);
     /* By KV head and not by slice: two ranks whose slices share a KV head both compute it, to the
      * same bits. */
     for (uint32_t head = kv.first; head < kv.first + kv.count; head++) {
-        multiply_tiles(forward,
-                       rows_of(layer_tensor(forward, layer, layout->key), hidden, head_dim, head),
+        multiply_tiles(forward, matrix_of(kv_head_of(forward, key, head), head_dim, hidden),
                        forward->normed, hidden, forward->key + head * head_dim, forward->kv_width);
-        multiply_tiles(
-            forward, rows_of(layer_tensor(forward, layer, layout->value), hidden, head_dim, head),
-            forward->normed, hidden, forward->value + head * head_dim, forward->kv_width);
+        multiply_tiles(forward, matrix_of(kv_head_of(forward, value, head), head_dim, hidden),
+                       forward->normed, hidden, forward->value + head * head_dim,
+                       forward->kv_width);
     }
 }
 
@@ -215,18 +218,20 @@ static void attend(struct cox_forward *forward, struct cox_cache *cache,
 }
 
 static int run_attention(struct cox_forward *forward, struct cox_cache *cache,
-                         const struct cox_batch *batch, uint32_t layer)
+                         const struct cox_batch *batch, uint32_t layer, struct cox_error *err)
 {
     norm_tiles(forward, layer_tensor(forward, layer, forward->layout.attention_norm));
     project(forward, layer);
     store_keys(forward, cache, batch, layer);
     attend(forward, cache, batch, layer);
     return add_row_parallel(forward, layer_tensor(forward, layer, forward->layout.attention_output),
-                            forward->attended, forward->head_width);
+                            forward->layout.head_stride, forward->attended, forward->head_width,
+                            err);
 }
 
-static int run_feed_forward(struct cox_forward *forward, uint32_t layer)
+static int run_feed_forward(struct cox_forward *forward, uint32_t layer, struct cox_error *err)
 {
+    const uint64_t stride = forward->layout.column_stride;
     const float *gate = layer_tensor(forward, layer, forward->layout.gate);
     const float *up = layer_tensor(forward, layer, forward->layout.up);
     const size_t hidden = forward->config.hidden_size;
@@ -235,24 +240,23 @@ static int run_feed_forward(struct cox_forward *forward, uint32_t layer)
 
     norm_tiles(forward, layer_tensor(forward, layer, forward->layout.feed_forward_norm));
     for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++) {
-        multiply_tiles(forward, rows_of(gate, hidden, piece, slice), forward->normed, hidden,
-                       forward->gate + slice * piece, width);
-        multiply_tiles(forward, rows_of(up, hidden, piece, slice), forward->normed, hidden,
-                       forward->up + slice * piece, width);
+        multiply_tiles(forward, matrix_of(slice_of(forward, gate, stride, slice), piece, hidden),
+                       forward->normed, hidden, forward->gate + slice * piece, width);
+        multiply_tiles(forward, matrix_of(slice_of(forward, up, stride, slice), piece, hidden),
+                       forward->normed, hidden, forward->up + slice * piece, width);
         for (size_t tile = 0; tile < forward->tile_count; tile++) {
             size_t offset = tile * COX_TILE_ROWS * width + slice * piece;
             cox_tile_silu_multiply(forward->gate + offset, forward->up + offset, piece, width);
         }
     }
-    return add_row_parallel(forward, layer_tensor(forward, layer, forward->layout.down),
-                            forward->gate, width);
+    return add_row_parallel(forward, layer_tensor(forward, layer, forward->layout.down), stride,
+                            forward->gate, width, err);
 }
 
-/* Fills the next pass with token rows, embeds them and pads the last tile with zeros. */
+/* Fills the next pass with token rows. */
 static void fill_pass(struct cox_forward *forward, const struct cox_batch *batch, bool all_rows,
                       struct cursor *cursor)
 {
-    const size_t hidden = forward->config.hidden_size;
     const uint32_t half = forward->config.head_dim / 2;
     uint32_t count = 0;
 
@@ -260,41 +264,87 @@ static void fill_pass(struct cox_forward *forward, const struct cox_batch *batch
         const struct cox_batch_row *row = &batch->rows[cursor->row];
         uint32_t position = row->position + cursor->done++;
         bool last = cursor->done == row->token_count;
-        const float *embedding = forward->weights + forward->layout.embedding +
-                                 (size_t)(uint32_t)row->tokens[position] * hidden;
 
-        memcpy(forward->hidden + count * hidden, embedding, hidden * sizeof(float));
         cox_rotary_angles(&forward->config, position, forward->cosines + (size_t)count * half,
                           forward->sines + (size_t)count * half);
-        forward->tokens[count++] =
-            (struct token_row){cursor->row, position, last && (all_rows || row->emit)};
+        forward->tokens[count++] = (struct token_row){
+            .row = cursor->row,
+            .position = position,
+            .token = (uint32_t)row->tokens[position],
+            .last = last && (all_rows || row->emit),
+        };
         if (last)
             *cursor = (struct cursor){cursor->row + 1, 0};
     }
     forward->token_count = count;
     forward->tile_count = (count + COX_TILE_ROWS - 1) / COX_TILE_ROWS;
+}
+
+/* Starts the residual stream with the embeddings of the pass and pads the last tile with zeros.
+ * Slices are as long as the one that most tokens are in needs: all ranks know all tokens, so all
+ * know how long that is. What is behind a slice's own rows is whatever was there; nobody reads it.
+ */
+static int embed(struct cox_forward *forward, struct cox_error *err)
+{
+    const struct cox_weights_layout *layout = &forward->layout;
+    const size_t hidden = forward->config.hidden_size, count = forward->token_count;
+    const float *embedding = forward->weights + layout->embedding;
+    uint32_t places[COX_SLICE_COUNT] = {0}, most = 0;
+    int r;
+
+    for (uint32_t i = 0; i < count; i++) {
+        struct token_row *row = &forward->tokens[i];
+        uint32_t *taken = &places[row->token / layout->vocab_slice];
+
+        row->place = (*taken)++;
+        most = *taken > most ? *taken : most;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const struct token_row *row = &forward->tokens[i];
+        const uint32_t slice = row->token / layout->vocab_slice;
+        const uint32_t index = row->token % layout->vocab_slice;
+
+        if (owns_slice(forward, slice))
+            memcpy(forward->parts + ((size_t)slice * most + row->place) * hidden,
+                   slice_of(forward, embedding, layout->vocab_stride, slice) + index * hidden,
+                   hidden * sizeof(float));
+    }
+    r = gather_slices(forward, forward->parts, most * hidden, err);
+    if (r)
+        return r;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct token_row *row = &forward->tokens[i];
+        const size_t slice = row->token / layout->vocab_slice;
+
+        memcpy(forward->hidden + i * hidden, forward->parts + (slice * most + row->place) * hidden,
+               hidden * sizeof(float));
+    }
     memset(forward->hidden + count * hidden, 0,
-           (forward->tile_count * COX_TILE_ROWS - count) * hidden * sizeof(float));
+           ((size_t)forward->tile_count * COX_TILE_ROWS - count) * hidden * sizeof(float));
+    return 0;
 }
 
 /* The output layer for up to one tile of rows in head; rows[i] is the batch row of the i-th. */
 static int run_output(struct cox_forward *forward, const uint32_t *rows, uint32_t count,
-                      cox_logits_fn fn, void *context)
+                      cox_logits_fn fn, void *context, struct cox_error *err)
 {
     const struct cox_weights_layout *layout = &forward->layout;
     const size_t hidden = forward->config.hidden_size, width = layout->vocab_slice;
     const size_t length = COX_TILE_ROWS * width;
+    const float *output = forward->weights + layout->output;
     int r;
 
     memset(forward->head + count * hidden, 0, (COX_TILE_ROWS - count) * hidden * sizeof(float));
     cox_tile_rms_norm(forward->head, forward->weights + layout->output_norm,
                       forward->config.rms_norm_eps, hidden, forward->normed);
     for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++) {
-        struct cox_matrix matrix = rows_of(forward->weights + layout->output, hidden, width, slice);
+        struct cox_matrix matrix =
+            matrix_of(slice_of(forward, output, layout->vocab_stride, slice), width, hidden);
+
         cox_tile_multiply(&matrix, forward->normed, hidden, forward->sliced + slice * length, width,
                           forward->rows_apart);
     }
-    r = gather_slices(forward, forward->sliced, length);
+    r = gather_slices(forward, forward->sliced, length, err);
     for (uint32_t i = 0; !r && i < count; i++) {
         for (size_t slice = 0; slice < COX_SLICE_COUNT; slice++)
             memcpy(forward->logits + slice * width, forward->sliced + slice * length + i * width,
@@ -305,7 +355,8 @@ static int run_output(struct cox_forward *forward, const uint32_t *rows, uint32_
 }
 
 /* Brings the rows of the pass whose logits are wanted together, a tile at a time. */
-static int finish_pass(struct cox_forward *forward, cox_logits_fn fn, void *context)
+static int finish_pass(struct cox_forward *forward, cox_logits_fn fn, void *context,
+                       struct cox_error *err)
 {
     const size_t hidden = forward->config.hidden_size;
     uint32_t rows[COX_TILE_ROWS];
@@ -319,12 +370,12 @@ static int finish_pass(struct cox_forward *forward, cox_logits_fn fn, void *cont
                hidden * sizeof(float));
         rows[count++] = forward->tokens[i].row;
         if (count == COX_TILE_ROWS) {
-            r = run_output(forward, rows, count, fn, context);
+            r = run_output(forward, rows, count, fn, context, err);
             count = 0;
         }
     }
     if (!r && count)
-        r = run_output(forward, rows, count, fn, context);
+        r = run_output(forward, rows, count, fn, context, err);
     return r;
 }
 
@@ -337,17 +388,19 @@ int cox_forward_run(struct cox_forward *forward, struct cox_cache *cache,
 
     while (cursor.row < batch->row_count) {
         fill_pass(forward, batch, all_rows, &cursor);
+        r = embed(forward, err);
+        if (r)
+            return cox_fail(err, r, "embedding: %s", cox_status_text(r));
         for (uint32_t layer = 0; layer < forward->config.layer_count; layer++) {
             if (cox_batch_aborted(batch))
                 return cox_fail(err, COX_ABORTED, "the step was given up before layer %u", layer);
-            r = run_attention(forward, cache, batch, layer);
+            r = run_attention(forward, cache, batch, layer, err);
             if (!r)
-                r = run_feed_forward(forward, layer);
+                r = run_feed_forward(forward, layer, err);
             if (r)
-                return cox_fail(err, r, "layer %u: the ranks could not bring their slices together",
-                                layer);
+                return cox_fail(err, r, "layer %u: %s", layer, cox_status_text(r));
         }
-        r = finish_pass(forward, fn, context);
+        r = finish_pass(forward, fn, context, err);
         if (r)
             return cox_fail(err, r, "output layer: %s", cox_status_text(r));
     }
@@ -359,26 +412,45 @@ bool cox_forward_rows_apart(const struct cox_forward *forward)
     return forward->rows_apart;
 }
 
+size_t cox_forward_slice_length_max(const struct cox_forward *forward)
+{
+    const size_t hidden = (size_t)forward->row_count_max * forward->config.hidden_size;
+    const size_t vocabulary = (size_t)COX_TILE_ROWS * forward->layout.vocab_slice;
+
+    return hidden > vocabulary ? hidden : vocabulary;
+}
+
 /* Asks the matrix kernels about every shape in use; all slices have the same shapes, so all ranks
  * of a machine get the same answer. */
 static int probe_kernels(struct cox_forward *forward, struct cox_error *err)
 {
     const struct cox_model_config *config = &forward->config;
     const struct cox_weights_layout *layout = &forward->layout;
-    const size_t hidden = config->hidden_size, width = config->intermediate_size;
+    const size_t hidden = config->hidden_size, head_dim = config->head_dim;
     const size_t head_piece = forward->head_width / COX_SLICE_COUNT;
-    const size_t piece = width / COX_SLICE_COUNT;
+    const size_t piece = config->intermediate_size / COX_SLICE_COUNT;
+    const float *output = forward->weights + layout->output;
     const uint32_t slice = forward->share.slice_first, head = forward->kv_heads.first;
-    const struct cox_matrix matrices[] = {
-        rows_of(layer_tensor(forward, 0, layout->query), hidden, head_piece, slice),
-        rows_of(layer_tensor(forward, 0, layout->key), hidden, config->head_dim, head),
-        columns_of(layer_tensor(forward, 0, layout->attention_output), forward->head_width, hidden,
-                   head_piece, slice),
-        rows_of(layer_tensor(forward, 0, layout->gate), hidden, piece, slice),
-        columns_of(layer_tensor(forward, 0, layout->down), width, hidden, piece, slice),
-        rows_of(forward->weights + layout->output, hidden, layout->vocab_slice, slice),
+    const struct {
+        uint64_t offset, stride;
+        size_t out, in;
+    } sliced[] = {
+        {layout->query, layout->head_stride, head_piece, hidden},
+        {layout->attention_output, layout->head_stride, hidden, head_piece},
+        {layout->gate, layout->column_stride, piece, hidden},
+        {layout->down, layout->column_stride, hidden, piece},
+    };
+    struct cox_matrix matrices[6] = {
+        matrix_of(kv_head_of(forward, layer_tensor(forward, 0, layout->key), head), head_dim,
+                  hidden),
+        matrix_of(slice_of(forward, output, layout->vocab_stride, slice), layout->vocab_slice,
+                  hidden),
     };
 
+    for (size_t i = 0; i < sizeof(sliced) / sizeof(sliced[0]); i++)
+        matrices[2 + i] = matrix_of(
+            slice_of(forward, layer_tensor(forward, 0, sliced[i].offset), sliced[i].stride, slice),
+            sliced[i].out, sliced[i].in);
     for (size_t i = 0; i < sizeof(matrices) / sizeof(matrices[0]); i++) {
         _cox_cleanup_(cox_free_ptr) float *scratch =
             calloc(matrices[i].in + matrices[i].out, COX_TILE_ROWS * sizeof(float));
@@ -434,25 +506,8 @@ static int allocate_scratch(struct cox_forward *forward, struct cox_error *err)
     return 0;
 }
 
-static int check_share(const struct cox_share *share, uint32_t tile_count_max,
-                       struct cox_error *err)
-{
-    if (share->slice_count < 1 || share->slice_first >= COX_SLICE_COUNT ||
-        share->slice_count > COX_SLICE_COUNT - share->slice_first)
-        return cox_fail(
-            err, COX_INVALID, "%u slices from slice %u; allowed: 1 to %d within 0 to %d",
-            share->slice_count, share->slice_first, COX_SLICE_COUNT, COX_SLICE_COUNT - 1);
-    if (share->slice_count < COX_SLICE_COUNT && !share->gather)
-        return cox_fail(err, COX_INVALID, "%u of %d slices, and no way to the others",
-                        share->slice_count, COX_SLICE_COUNT);
-    if (tile_count_max < 1 || tile_count_max > COX_TILE_COUNT_MAX)
-        return cox_fail(err, COX_INVALID, "tile_count_max is %u; allowed: 1 to %u", tile_count_max,
-                        COX_TILE_COUNT_MAX);
-    return 0;
-}
-
-int cox_forward_new(const struct cox_model_config *config, const float *weights,
-                    const struct cox_share *share, uint32_t tile_count_max,
+int cox_forward_new(const struct cox_model_config *config, const struct cox_weights_layout *layout,
+                    const float *weights, const struct cox_share *share, uint32_t tile_count_max,
                     struct cox_forward **ret_forward, struct cox_error *err)
 {
     _cox_cleanup_(cox_forward_freep) struct cox_forward *forward = calloc(1, sizeof(*forward));
@@ -463,14 +518,16 @@ int cox_forward_new(const struct cox_model_config *config, const float *weights,
     if (!tile_count_max)
         tile_count_max = COX_TILE_COUNT_DEFAULT;
     forward->config = *config;
-    forward->layout = cox_weights_layout(config);
+    forward->layout = *layout;
     forward->weights = weights;
     forward->share = *share;
-    if (!share->slice_count && !share->slice_first)
-        forward->share.slice_count = COX_SLICE_COUNT;
-    r = check_share(&forward->share, tile_count_max, err);
+    r = cox_share_check(share, err);
     if (r)
         return r;
+    if (tile_count_max > COX_TILE_COUNT_MAX)
+        return cox_fail(err, COX_INVALID, "tile_count_max is %u; allowed: 1 to %u", tile_count_max,
+                        COX_TILE_COUNT_MAX);
+    forward->share.slice_count = cox_share_slice_count(share);
     forward->kv_heads = cox_share_kv_heads(config, &forward->share);
     forward->row_count_max = tile_count_max * COX_TILE_ROWS;
     forward->head_width = (size_t)config->head_count * config->head_dim;

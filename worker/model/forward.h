@@ -5,8 +5,10 @@
  * gathered in tiles of COX_TILE_ROWS; heads, feed-forward columns and vocabulary are in
  * COX_SLICE_COUNT slices. Query, gate, up and output layers are one product per tile and slice,
  * keys and values one per tile and KV head; the two layers that sum over heads or columns are one
- * product per tile and slice, and the products are added in the order of the slices. No number
- * depends on which rank computed which slice, so logits have the same bits for 1, 2, 4 and 8 ranks.
+ * product per tile and slice, and the products are added in the order of the slices. The row of the
+ * embedding that a token stands for is copied from the rank that owns its slice of the vocabulary.
+ * No number depends on which rank computed which slice, so logits have the same bits for 1, 2, 4
+ * and 8 ranks.
  *
  * Threads: one at a time per object, the worker's step thread.
  * Ownership: weights and cache are lent; the object owns its scratch, all of it allocated at
@@ -19,7 +21,6 @@
 #define COX_WORKER_MODEL_FORWARD_H
 
 #include "worker/model/cache.h"
-#include "worker/model/config.h"
 #include "worker/model/weights.h"
 
 /* Tiles computed together, where the caller does not say: longer prompts go through in chunks of
@@ -27,34 +28,13 @@
 #define COX_TILE_COUNT_DEFAULT 16u
 #define COX_TILE_COUNT_MAX 1024u
 
-/* The slices of one rank. All zero: one process owns them all. */
-struct cox_share {
-    uint32_t slice_first;
-    uint32_t slice_count; /* 0: COX_SLICE_COUNT */
-    /* slices holds COX_SLICE_COUNT pieces of slice_length floats, of which this rank has filled its
-     * own; on return all are filled. Called the same number of times, with the same lengths, by all
-     * ranks of one step. Returns 0, or a result that ends the step. NULL: this rank owns all
-     * slices. */
-    int (*gather)(void *context, float *slices, size_t slice_length);
-    void *context;
-};
-
-/* The KV heads that a share computes and caches: a range, that overlaps with that of other ranks
- * when there are fewer KV heads than slices. */
-struct cox_kv_heads {
-    uint32_t first;
-    uint32_t count;
-};
-struct cox_kv_heads cox_share_kv_heads(const struct cox_model_config *config,
-                                       const struct cox_share *share);
-
 struct cox_forward;
 
-/* weights: a block as cox_weights_fill leaves it, lent until free. tile_count_max 0:
- * COX_TILE_COUNT_DEFAULT. Returns 0 and gives the object; COX_INVALID a share or tile count that
- * cannot be; COX_NO_SPACE. */
-int cox_forward_new(const struct cox_model_config *config, const float *weights,
-                    const struct cox_share *share, uint32_t tile_count_max,
+/* weights: a block that holds the slices of the share, with its layout, lent until free: the whole
+ * model, or what the share needs. tile_count_max 0: COX_TILE_COUNT_DEFAULT. Returns 0 and gives the
+ * object; COX_INVALID a share or tile count that cannot be; COX_NO_SPACE. */
+int cox_forward_new(const struct cox_model_config *config, const struct cox_weights_layout *layout,
+                    const float *weights, const struct cox_share *share, uint32_t tile_count_max,
                     struct cox_forward **ret_forward, struct cox_error *err);
 struct cox_forward *cox_forward_free(struct cox_forward *forward);
 void cox_forward_freep(struct cox_forward **forward); /* for _cox_cleanup_ */
@@ -62,6 +42,9 @@ void cox_forward_freep(struct cox_forward **forward); /* for _cox_cleanup_ */
 /* True when this machine's matrix kernels treat rows of a tile differently, and products are made
  * row by row. */
 bool cox_forward_rows_apart(const struct cox_forward *forward);
+
+/* The longest slice, in floats, that gather is called with. */
+size_t cox_forward_slice_length_max(const struct cox_forward *forward);
 
 /* Gets the vocab_size logits that follow the last token of a row of the batch; they live until it
  * returns. Returns 0, or a result that ends the run. */

@@ -11,6 +11,7 @@ struct cox_model {
     struct cox_forward *forward;
     struct cox_sampler *sampler;
     struct cox_share share;
+    struct cox_weights_layout layout; /* of the share where the weights are own, else of all */
 };
 
 /* A step under way, for the callback that gets its logits. */
@@ -24,30 +25,28 @@ struct step {
 
 static int load_weights(struct cox_model *model, const char *directory, struct cox_error *err)
 {
-    const struct cox_weights_layout layout = cox_weights_layout(&model->config);
-    const uint64_t size = cox_weights_size(&layout);
+    const uint64_t size = cox_weights_size(&model->layout);
 
     if (size <= SIZE_MAX / 2)
         model->own_weights = aligned_alloc(COX_WEIGHTS_ALIGNMENT, (size_t)size);
     if (!model->own_weights)
         return cox_fail(err, COX_NO_SPACE, "%s: no memory for %llu bytes of weights", directory,
                         (unsigned long long)size);
-    return cox_weights_fill(&model->config, directory, model->own_weights, err);
+    return cox_weights_share_fill(&model->config, &model->share, directory, model->own_weights,
+                                  err);
 }
 
 static int check_lent_weights(const struct cox_model *model,
                               const struct cox_model_options *options, struct cox_error *err)
 {
-    const struct cox_weights_layout layout = cox_weights_layout(&model->config);
-
     if ((uintptr_t)options->weights % COX_WEIGHTS_ALIGNMENT)
         return cox_fail(err, COX_INVALID, "the shared weights are not aligned to %d bytes",
                         COX_WEIGHTS_ALIGNMENT);
-    if (options->weights_size != cox_weights_size(&layout))
+    if (options->weights_size != cox_weights_size(&model->layout))
         return cox_fail(err, COX_INVALID,
                         "the shared weights have %llu bytes; config.json implies %llu",
                         (unsigned long long)options->weights_size,
-                        (unsigned long long)cox_weights_size(&layout));
+                        (unsigned long long)cox_weights_size(&model->layout));
     return 0;
 }
 
@@ -74,15 +73,21 @@ int cox_model_load(const char *directory, const struct cox_model_options *option
     if (!options)
         options = &defaults;
     model->share = options->share;
+    r = cox_share_check(&options->share, err);
+    if (r)
+        return r;
     r = load_config(model, directory, err);
     if (r)
         return r;
+    model->layout = options->weights ? cox_weights_layout(&model->config)
+                                     : cox_weights_share_layout(&model->config, &model->share);
     r = options->weights ? check_lent_weights(model, options, err)
                          : load_weights(model, directory, err);
     if (r)
         return r;
-    r = cox_forward_new(&model->config, options->weights ? options->weights : model->own_weights,
-                        &options->share, options->tile_count_max, &model->forward, err);
+    r = cox_forward_new(&model->config, &model->layout,
+                        options->weights ? options->weights : model->own_weights, &options->share,
+                        options->tile_count_max, &model->forward, err);
     if (r)
         return r;
     r = cox_sampler_new(model->config.vocab_size, &model->sampler, err);
@@ -111,6 +116,16 @@ void cox_model_freep(struct cox_model **model)
 const struct cox_model_config *cox_model_config(const struct cox_model *model)
 {
     return &model->config;
+}
+
+uint64_t cox_model_weights_size(const struct cox_model *model)
+{
+    return model->own_weights ? cox_weights_size(&model->layout) : 0;
+}
+
+size_t cox_model_slice_length_max(const struct cox_model *model)
+{
+    return cox_forward_slice_length_max(model->forward);
 }
 
 bool cox_model_rows_apart(const struct cox_model *model)

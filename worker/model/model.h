@@ -20,7 +20,9 @@
 
 struct cox_model;
 
-/* All zero: load the weights into private memory, own all slices. */
+/* All zero: load the weights into private memory, own all slices. Of weights that are loaded only
+ * those of the share are in memory: 1/N of the matrices, KV heads that ranks share, and the norms.
+ */
 struct cox_model_options {
     uint32_t tile_count_max; /* tiles of 8 tokens computed together; 0: COX_TILE_COUNT_DEFAULT */
     struct cox_share share;  /* the slices of this rank; context is lent until free */
@@ -41,6 +43,12 @@ void cox_model_freep(struct cox_model **model); /* for _cox_cleanup_ */
 
 /* Vocabulary, end tokens, positions and sizes; lent until free. */
 const struct cox_model_config *cox_model_config(const struct cox_model *model);
+
+/* Bytes of weights in private memory; 0 when they are lent. */
+uint64_t cox_model_weights_size(const struct cox_model *model);
+
+/* The longest slice, in floats, that the share's gather is called with. */
+size_t cox_model_slice_length_max(const struct cox_model *model);
 
 /* True when the matrix kernels of this machine forced the slow, row-by-row way (tile.h). */
 bool cox_model_rows_apart(const struct cox_model *model);

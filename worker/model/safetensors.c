@@ -372,15 +372,16 @@ static float f32_from_f16(uint16_t half)
 }
 
 static int read_halves(const struct cox_safetensors *file, const struct tensor *tensor,
-                       uint64_t length, float *buffer, struct cox_error *err)
+                       uint64_t first, uint64_t length, float *buffer, struct cox_error *err)
 {
     uint16_t chunk[CHUNK_LENGTH];
     bool brain = tensor->dtype->dtype == DTYPE_BF16;
 
     for (uint64_t done = 0; done < length;) {
         size_t count = length - done < CHUNK_LENGTH ? (size_t)(length - done) : CHUNK_LENGTH;
-        int r = cox_file_read(file->fd, file->path, file->data_offset + tensor->begin + 2 * done,
-                              chunk, 2 * count, err);
+        int r = cox_file_read(file->fd, file->path,
+                              file->data_offset + tensor->begin + 2 * (first + done), chunk,
+                              2 * count, err);
 
         if (r)
             return r;
@@ -391,14 +392,34 @@ static int read_halves(const struct cox_safetensors *file, const struct tensor *
     return 0;
 }
 
-int cox_safetensors_read(const struct cox_safetensors *file, const char *name,
-                         const uint64_t *shape, size_t dimension_count, float *buffer,
-                         struct cox_error *err)
+/* Numbers first to first + length - 1 of a tensor. */
+static int read_run(const struct cox_safetensors *file, const struct tensor *tensor, uint64_t first,
+                    uint64_t length, float *buffer, struct cox_error *err)
+{
+    int r;
+
+    if (tensor->dtype->dtype == DTYPE_F32)
+        r = cox_file_read(file->fd, file->path,
+                          file->data_offset + tensor->begin + first * sizeof(float), buffer,
+                          (size_t)length * sizeof(float), err);
+    else
+        r = read_halves(file, tensor, first, length, buffer, err);
+    if (r)
+        return r;
+    for (uint64_t i = 0; i < length; i++)
+        if (!isfinite(buffer[i]))
+            return cox_fail(err, COX_INVALID, "%s: number %llu of tensor %s is not finite",
+                            file->path, (unsigned long long)(first + i), tensor->name);
+    return 0;
+}
+
+/* The tensor of that name, when it can be read and has that shape. */
+static int choose_tensor(const struct cox_safetensors *file, const char *name,
+                         const uint64_t *shape, size_t dimension_count,
+                         const struct tensor **ret_tensor, struct cox_error *err)
 {
     const struct tensor *tensor = find_tensor(file, name);
     char found[192], expected[192];
-    uint64_t length;
-    int r;
 
     COX_ASSERT(dimension_count >= 1 && dimension_count <= COX_TENSOR_DIMENSION_COUNT_MAX);
     if (!tensor)
@@ -415,18 +436,40 @@ int cox_safetensors_read(const struct cox_safetensors *file, const char *name,
         return cox_fail(err, COX_INVALID,
                         "%s: tensor %s has dtype %s; this worker reads F32, F16 and BF16",
                         file->path, name, tensor->dtype->name);
+    *ret_tensor = tensor;
+    return 0;
+}
 
-    length = (tensor->end - tensor->begin) / tensor->dtype->size;
-    if (tensor->dtype->dtype == DTYPE_F32)
-        r = cox_file_read(file->fd, file->path, file->data_offset + tensor->begin, buffer,
-                          (size_t)(tensor->end - tensor->begin), err);
-    else
-        r = read_halves(file, tensor, length, buffer, err);
+int cox_safetensors_read(const struct cox_safetensors *file, const char *name,
+                         const uint64_t *shape, size_t dimension_count, float *buffer,
+                         struct cox_error *err)
+{
+    const struct tensor *tensor = NULL;
+    int r = choose_tensor(file, name, shape, dimension_count, &tensor, err);
+
     if (r)
         return r;
-    for (uint64_t i = 0; i < length; i++)
-        if (!isfinite(buffer[i]))
-            return cox_fail(err, COX_INVALID, "%s: number %llu of tensor %s is not finite",
-                            file->path, (unsigned long long)i, name);
-    return 0;
+    return read_run(file, tensor, 0, (tensor->end - tensor->begin) / tensor->dtype->size, buffer,
+                    err);
+}
+
+int cox_safetensors_read_part(const struct cox_safetensors *file, const char *name, uint64_t rows,
+                              uint64_t columns, const struct cox_tensor_part *part, float *buffer,
+                              struct cox_error *err)
+{
+    const uint64_t shape[] = {rows, columns};
+    const struct tensor *tensor = NULL;
+    int r = choose_tensor(file, name, shape, 2, &tensor, err);
+
+    if (r)
+        return r;
+    COX_ASSERT(part->row_first <= rows && part->row_count <= rows - part->row_first);
+    COX_ASSERT(part->column_first <= columns && part->column_count <= columns - part->column_first);
+    if (part->column_count == columns)
+        return read_run(file, tensor, part->row_first * columns, part->row_count * columns, buffer,
+                        err);
+    for (uint64_t row = 0; !r && row < part->row_count; row++)
+        r = read_run(file, tensor, (part->row_first + row) * columns + part->column_first,
+                     part->column_count, buffer + row * part->column_count, err);
+    return r;
 }

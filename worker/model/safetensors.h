@@ -40,4 +40,18 @@ int cox_safetensors_read(const struct cox_safetensors *file, const char *name,
                          const uint64_t *shape, size_t dimension_count, float *buffer,
                          struct cox_error *err);
 
+/* Rows and columns of a matrix; within its shape. */
+struct cox_tensor_part {
+    uint64_t row_first;
+    uint64_t row_count; /* may be 0: the tensor is checked, nothing is read */
+    uint64_t column_first;
+    uint64_t column_count;
+};
+
+/* The same for a part of a matrix of rows x columns: buffer gets row_count rows of column_count
+ * numbers, without gaps. Only what is read is checked for numbers that are not finite. */
+int cox_safetensors_read_part(const struct cox_safetensors *file, const char *name, uint64_t rows,
+                              uint64_t columns, const struct cox_tensor_part *part, float *buffer,
+                              struct cox_error *err);
+
 #endif

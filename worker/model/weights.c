@@ -9,58 +9,137 @@
 /* Slices of the vocabulary are a multiple of this: no tails in the matrix kernels. */
 #define VOCAB_SLICE_MULTIPLE 16u
 
-/* Takes length floats at *used and moves it on, aligned. */
-static uint64_t place(uint64_t *used, uint64_t length)
+static const struct cox_share whole;
+
+static uint64_t align(uint64_t length)
+{
+    return (length + ALIGNMENT_FLOATS - 1) / ALIGNMENT_FLOATS * ALIGNMENT_FLOATS;
+}
+
+/* Takes count pieces at *used and moves it on. */
+static uint64_t place(uint64_t *used, uint64_t count, uint64_t stride)
 {
     uint64_t offset = *used;
 
-    *used += (length + ALIGNMENT_FLOATS - 1) / ALIGNMENT_FLOATS * ALIGNMENT_FLOATS;
+    *used += count * stride;
     return offset;
 }
 
-struct cox_weights_layout cox_weights_layout(const struct cox_model_config *config)
+struct cox_weights_layout cox_weights_share_layout(const struct cox_model_config *config,
+                                                   const struct cox_share *share)
 {
     /* With the limits of config.h the largest sum is below 2^50 floats. */
     const uint64_t hidden = config->hidden_size;
-    const uint64_t intermediate = config->intermediate_size;
-    const uint64_t head_width = (uint64_t)config->head_count * config->head_dim;
-    const uint64_t kv_width = (uint64_t)config->kv_head_count * config->head_dim;
-    struct cox_weights_layout layout = {0};
+    const uint64_t slice_heads = config->head_count / COX_SLICE_COUNT;
+    const uint64_t norm = align(hidden);
+    struct cox_weights_layout layout = {
+        .slice_first = share->slice_first,
+        .slice_count = cox_share_slice_count(share),
+        .kv_heads = cox_share_kv_heads(config, share),
+        .head_stride = align(slice_heads * config->head_dim * hidden),
+        .kv_stride = align(config->head_dim * hidden),
+        .column_stride = align(config->intermediate_size / COX_SLICE_COUNT * hidden),
+    };
+    const uint64_t slices = layout.slice_count, kv_heads = layout.kv_heads.count;
     uint64_t used = 0, layer = 0;
 
     layout.vocab_slice = (config->vocab_size + COX_SLICE_COUNT - 1) / COX_SLICE_COUNT;
     layout.vocab_slice = (layout.vocab_slice + VOCAB_SLICE_MULTIPLE - 1) / VOCAB_SLICE_MULTIPLE *
                          VOCAB_SLICE_MULTIPLE;
     layout.vocab_padded = layout.vocab_slice * COX_SLICE_COUNT;
+    layout.vocab_stride = align(layout.vocab_slice * hidden);
 
-    layout.embedding = place(&used, layout.vocab_padded * hidden);
+    layout.embedding = place(&used, slices, layout.vocab_stride);
     layout.output =
-        config->tied_embeddings ? layout.embedding : place(&used, layout.vocab_padded * hidden);
-    layout.output_norm = place(&used, hidden);
+        config->tied_embeddings ? layout.embedding : place(&used, slices, layout.vocab_stride);
+    layout.output_norm = place(&used, 1, norm);
 
-    layout.attention_norm = place(&layer, hidden);
-    layout.query = place(&layer, head_width * hidden);
-    layout.key = place(&layer, kv_width * hidden);
-    layout.value = place(&layer, kv_width * hidden);
-    layout.attention_output = place(&layer, hidden * head_width);
-    layout.feed_forward_norm = place(&layer, hidden);
-    layout.gate = place(&layer, intermediate * hidden);
-    layout.up = place(&layer, intermediate * hidden);
-    layout.down = place(&layer, hidden * intermediate);
+    layout.attention_norm = place(&layer, 1, norm);
+    layout.query = place(&layer, slices, layout.head_stride);
+    layout.key = place(&layer, kv_heads, layout.kv_stride);
+    layout.value = place(&layer, kv_heads, layout.kv_stride);
+    layout.attention_output = place(&layer, slices, layout.head_stride);
+    layout.feed_forward_norm = place(&layer, 1, norm);
+    layout.gate = place(&layer, slices, layout.column_stride);
+    layout.up = place(&layer, slices, layout.column_stride);
+    layout.down = place(&layer, slices, layout.column_stride);
 
     layout.layer_stride = layer;
-    layout.layers = place(&used, layer * config->layer_count);
+    layout.layers = place(&used, config->layer_count, layer);
     layout.length = used;
     return layout;
 }
 
-/* A matrix, or a vector where columns is 0. */
-static int read_tensor(const struct cox_checkpoint *checkpoint, const char *name, uint64_t rows,
-                       uint64_t columns, float *buffer, struct cox_error *err)
+struct cox_weights_layout cox_weights_layout(const struct cox_model_config *config)
 {
-    const uint64_t shape[] = {rows, columns};
+    return cox_weights_share_layout(config, &whole);
+}
 
-    return cox_checkpoint_read(checkpoint, name, shape, columns ? 2 : 1, buffer, err);
+/* Pieces of a matrix of rows x columns on the way from the file to the block: each is piece_rows
+ * rows and piece_columns columns; one of the two is all there are. */
+struct pieces {
+    uint64_t rows, columns;
+    uint64_t piece_rows, piece_columns;
+    uint32_t first, count;
+    uint64_t stride;
+};
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* A piece that lies behind the last row, in whole or in part, is filled up with zeros. */
+static int read_pieces(const struct cox_checkpoint *checkpoint, const char *name,
+                       const struct pieces *pieces, float *memory, struct cox_error *err)
+{
+    const bool by_rows = pieces->piece_columns == pieces->columns;
+
+    for (uint32_t i = 0; i < pieces->count; i++) {
+        const uint64_t index = pieces->first + i;
+        const uint64_t row_first = by_rows ? least(index * pieces->piece_rows, pieces->rows) : 0;
+        const struct cox_tensor_part part = {
+            .row_first = row_first,
+            .row_count = least(pieces->piece_rows, pieces->rows - row_first),
+            .column_first = by_rows ? 0 : index * pieces->piece_columns,
+            .column_count = pieces->piece_columns,
+        };
+        const uint64_t length = part.row_count * part.column_count;
+        float *piece = memory + i * pieces->stride;
+        int r = cox_checkpoint_read_part(checkpoint, name, pieces->rows, pieces->columns, &part,
+                                         piece, err);
+
+        if (r)
+            return r;
+        memset(piece + length, 0, (size_t)(pieces->stride - length) * sizeof(float));
+    }
+    return 0;
+}
+
+static int read_norm(const struct cox_checkpoint *checkpoint, const char *name, uint64_t hidden,
+                     float *memory, struct cox_error *err)
+{
+    int r = cox_checkpoint_read(checkpoint, name, &hidden, 1, memory, err);
+
+    if (!r)
+        memset(memory + hidden, 0, (size_t)(align(hidden) - hidden) * sizeof(float));
+    return r;
+}
+
+static int read_norms(const struct cox_checkpoint *checkpoint,
+                      const struct cox_model_config *config,
+                      const struct cox_weights_layout *layout, uint32_t layer, float *base,
+                      struct cox_error *err)
+{
+    char name[96];
+    int r;
+
+    snprintf(name, sizeof(name), "model.layers.%u.input_layernorm.weight", layer);
+    r = read_norm(checkpoint, name, config->hidden_size, base + layout->attention_norm, err);
+    if (r)
+        return r;
+    snprintf(name, sizeof(name), "model.layers.%u.post_attention_layernorm.weight", layer);
+    return read_norm(checkpoint, name, config->hidden_size, base + layout->feed_forward_norm, err);
 }
 
 static int read_layer(const struct cox_checkpoint *checkpoint,
@@ -68,46 +147,59 @@ static int read_layer(const struct cox_checkpoint *checkpoint,
                       const struct cox_weights_layout *layout, uint32_t layer, float *memory,
                       struct cox_error *err)
 {
-    const uint64_t hidden = config->hidden_size;
-    const uint64_t intermediate = config->intermediate_size;
-    const uint64_t head_width = (uint64_t)config->head_count * config->head_dim;
-    const uint64_t kv_width = (uint64_t)config->kv_head_count * config->head_dim;
+    const uint64_t hidden = config->hidden_size, dim = config->head_dim;
+    const uint64_t heads = config->head_count * dim, kv = config->kv_head_count * dim;
+    const uint64_t columns = config->intermediate_size;
+    const uint64_t head_piece = heads / COX_SLICE_COUNT, piece = columns / COX_SLICE_COUNT;
+    const uint32_t first = layout->slice_first, count = layout->slice_count;
+    const struct cox_kv_heads own = layout->kv_heads;
+    const struct pieces query = {heads, hidden, head_piece,         hidden,
+                                 first, count,  layout->head_stride};
+    const struct pieces key = {kv, hidden, dim, hidden, own.first, own.count, layout->kv_stride};
+    const struct pieces output = {
+        hidden, heads, hidden, head_piece, first, count, layout->head_stride};
+    const struct pieces gate = {
+        columns, hidden, piece, hidden, first, count, layout->column_stride};
+    const struct pieces down = {
+        hidden, columns, hidden, piece, first, count, layout->column_stride};
     const struct {
         const char *name;
-        uint64_t offset, rows, columns;
+        uint64_t offset;
+        const struct pieces *pieces;
     } tensors[] = {
-        {"input_layernorm", layout->attention_norm, hidden, 0},
-        {"self_attn.q_proj", layout->query, head_width, hidden},
-        {"self_attn.k_proj", layout->key, kv_width, hidden},
-        {"self_attn.v_proj", layout->value, kv_width, hidden},
-        {"self_attn.o_proj", layout->attention_output, hidden, head_width},
-        {"post_attention_layernorm", layout->feed_forward_norm, hidden, 0},
-        {"mlp.gate_proj", layout->gate, intermediate, hidden},
-        {"mlp.up_proj", layout->up, intermediate, hidden},
-        {"mlp.down_proj", layout->down, hidden, intermediate},
+        {"self_attn.q_proj", layout->query, &query},
+        {"self_attn.k_proj", layout->key, &key},
+        {"self_attn.v_proj", layout->value, &key},
+        {"self_attn.o_proj", layout->attention_output, &output},
+        {"mlp.gate_proj", layout->gate, &gate},
+        {"mlp.up_proj", layout->up, &gate},
+        {"mlp.down_proj", layout->down, &down},
     };
     float *base = memory + layout->layers + layer * layout->layer_stride;
     char name[96];
+    int r = read_norms(checkpoint, config, layout, layer, base, err);
 
-    for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
+    for (size_t i = 0; !r && i < sizeof(tensors) / sizeof(tensors[0]); i++) {
         snprintf(name, sizeof(name), "model.layers.%u.%s.weight", layer, tensors[i].name);
-        int r = read_tensor(checkpoint, name, tensors[i].rows, tensors[i].columns,
-                            base + tensors[i].offset, err);
-        if (r)
-            return r;
+        r = read_pieces(checkpoint, name, tensors[i].pieces, base + tensors[i].offset, err);
     }
-    return 0;
+    return r;
 }
 
-int cox_weights_fill(const struct cox_model_config *config, const char *directory, float *memory,
-                     struct cox_error *err)
+int cox_weights_share_fill(const struct cox_model_config *config, const struct cox_share *share,
+                           const char *directory, float *memory, struct cox_error *err)
 {
     _cox_cleanup_(cox_checkpoint_freep) struct cox_checkpoint *checkpoint = NULL;
-    const struct cox_weights_layout layout = cox_weights_layout(config);
-    const uint64_t hidden = config->hidden_size;
-    const uint64_t vocab_length = config->vocab_size * hidden;
-    const size_t padding_size =
-        (size_t)(layout.vocab_padded * hidden - vocab_length) * sizeof(float);
+    const struct cox_weights_layout layout = cox_weights_share_layout(config, share);
+    const struct pieces vocabulary = {
+        .rows = config->vocab_size,
+        .columns = config->hidden_size,
+        .piece_rows = layout.vocab_slice,
+        .piece_columns = config->hidden_size,
+        .first = layout.slice_first,
+        .count = layout.slice_count,
+        .stride = layout.vocab_stride,
+    };
     int r;
 
     r = cox_checkpoint_new(directory, &checkpoint, err);
@@ -120,20 +212,19 @@ int cox_weights_fill(const struct cox_model_config *config, const char *director
         if (r)
             return r;
     }
-    r = read_tensor(checkpoint, "model.norm.weight", hidden, 0, memory + layout.output_norm, err);
+    r = read_norm(checkpoint, "model.norm.weight", config->hidden_size, memory + layout.output_norm,
+                  err);
     if (r)
         return r;
-    r = read_tensor(checkpoint, "model.embed_tokens.weight", config->vocab_size, hidden,
-                    memory + layout.embedding, err);
-    if (r)
+    r = read_pieces(checkpoint, "model.embed_tokens.weight", &vocabulary, memory + layout.embedding,
+                    err);
+    if (r || config->tied_embeddings)
         return r;
-    memset(memory + layout.embedding + vocab_length, 0, padding_size);
-    if (config->tied_embeddings)
-        return 0;
-    r = read_tensor(checkpoint, "lm_head.weight", config->vocab_size, hidden,
-                    memory + layout.output, err);
-    if (r)
-        return r;
-    memset(memory + layout.output + vocab_length, 0, padding_size);
-    return 0;
+    return read_pieces(checkpoint, "lm_head.weight", &vocabulary, memory + layout.output, err);
+}
+
+int cox_weights_fill(const struct cox_model_config *config, const char *directory, float *memory,
+                     struct cox_error *err)
+{
+    return cox_weights_share_fill(config, &whole, directory, memory, err);
 }

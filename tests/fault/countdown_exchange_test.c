@@ -1,0 +1,107 @@
+/* The memory in which ranks exchange slices, and the engine above it, with each of their calls failing
+ * in turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "worker/engine.h"
+#include "worker/exchange.h"
+
+/* Documented for want of memory; and for a group, one call of whose operation failed. */
+static const int codes[] = {COX_NO_SPACE, COX_DENIED, COX_INVALID, 0};
+
+static int group_fd;
+static struct cox_group *group;
+
+/* A group of one: what fails in an operation ends it for good, so each attempt has one of its own. */
+static void group_make(void)
+{
+    struct cox_group_options options = {.rank_count = 1, .deadline_ns = COX_DEADLINE_NEVER};
+    struct cox_error err = {0};
+
+    group_fd = memfd_create("countdown", MFD_CLOEXEC);
+    assert_true(group_fd >= 0);
+    assert_int_equal(fchmod(group_fd, 0600), 0);
+    assert_int_equal(ftruncate(group_fd, (off_t)cox_group_memory_size(1, COX_GROUP_VALUE_SIZE_MIN)),
+                     0);
+    options.fd = group_fd;
+    if (cox_group_join(&options, &group, &err))
+        fail_msg("%s", err.text);
+}
+
+static void group_drop(void)
+{
+    group = cox_group_leave(group);
+    close(group_fd);
+}
+
+static int exchange_new(void *object, struct cox_error *err)
+{
+    return cox_exchange_new(group, 8, 1000, COX_DEADLINE_NEVER, object, err);
+}
+
+static void exchange_free(void *object)
+{
+    cox_exchange_freep(object);
+}
+
+static int engine_new(void *object, struct cox_error *err)
+{
+    static const struct cox_engine_options options = {.block_count = 4};
+
+    (void)err;
+    return cox_engine_new(&options, object);
+}
+
+static void engine_free(void *object)
+{
+    cox_engine_free(*(struct cox_engine **)object);
+}
+
+static const struct countdown_subject exchange = {
+    .name = "exchange_new",
+    .size = sizeof(struct cox_exchange *),
+    .construct = exchange_new,
+    .destroy = exchange_free,
+    .prepare = group_make,
+    .restore = group_drop,
+    .codes = codes,
+    .word = "is none", /* the group, of an fd that it could not look at */
+    .lenient = true,
+    .costly = true,
+};
+static const struct countdown_subject engine = {
+    .name = "engine_new",
+    .size = sizeof(struct cox_engine *),
+    .construct = engine_new,
+    .destroy = engine_free,
+    .wordless = true,
+};
+
+static void b15_b19_an_exchange_is_made_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    countdown_once(&exchange);
+    countdown_sticky(&exchange);
+    countdown_interrupted(&exchange);
+}
+
+static void b15_b19_an_engine_is_made_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    countdown_once(&engine);
+    countdown_sticky(&engine);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b15_b19_an_exchange_is_made_whole_or_not_at_all),
+        TEST(b15_b19_an_engine_is_made_whole_or_not_at_all),
+    };
+    return cmocka_run_group_tests_name("countdown_exchange", tests, NULL, NULL);
+}

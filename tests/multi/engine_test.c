@@ -1,0 +1,472 @@
+/*
+ * The reference worker's callbacks in several processes: init forms the share of a rank and joins the
+ * group, steps exchange. The worker library is played here, so that no coordinator is needed: what it
+ * says of rank, group and requests is this file's.
+ */
+#include "channel/fault.h"
+#include "tests/multi/crew.h"
+#include "worker/engine.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
+#define PROMPT_LENGTH 6u
+#define STEP_COUNT 8u
+
+/* ---- the worker library, as the engine sees it ---- */
+
+struct cox_worker {
+    uint32_t rank, rank_count;
+    int group_fd;
+    uint64_t group_life;
+};
+
+struct cox_init_request {
+    const char *model;
+    uint64_t sequence;
+};
+
+uint32_t cox_worker_rank(const struct cox_worker *worker)
+{
+    return worker->rank;
+}
+
+uint32_t cox_worker_rank_count(const struct cox_worker *worker)
+{
+    return worker->rank_count;
+}
+
+int cox_worker_group_fd(const struct cox_worker *worker)
+{
+    return worker->group_fd;
+}
+
+uint64_t cox_worker_group_life(const struct cox_worker *worker)
+{
+    return worker->group_life;
+}
+
+const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
+{
+    return strcmp(key, "model") == 0 ? request->model : NULL;
+}
+
+uint64_t cox_init_request_sequence(const struct cox_init_request *request)
+{
+    return request->sequence;
+}
+
+/* ---- one rank ---- */
+
+struct plan {
+    uint32_t rank_count; /* that the worker is told; 0: the crew's */
+    bool grouped;        /* there is memory for a group */
+    uint32_t
+        bad_init_rank; /* whose second init names a model that is not there; UINT32_MAX: none */
+    uint32_t bad_batch_rank; /* whose batch in the second step cannot be; UINT32_MAX: none */
+    const char *arm;         /* a fault in rank 3 */
+};
+#define PLAN .bad_init_rank = UINT32_MAX, .bad_batch_rank = UINT32_MAX
+
+struct seat {
+    struct cox_engine *engine;
+    struct cox_worker worker;
+    struct crew *crew;
+    struct crew_rank *self;
+    int32_t tokens[PROMPT_LENGTH + STEP_COUNT];
+};
+
+static int seat_open(struct seat *seat, struct crew *crew, uint32_t rank, struct crew_rank *self,
+                     const struct plan *plan)
+{
+    const struct cox_engine_options options = {
+        .model_dir = SHIPPED, .block_size = 4, .block_count = 16, .swap_block_count = 0};
+    const int32_t prompt[PROMPT_LENGTH] = {1, 5, 10, 13, 8, 11};
+
+    *seat = (struct seat){
+        .worker = {.rank = rank,
+                   .rank_count = plan->rank_count ? plan->rank_count : crew->rank_count,
+                   .group_fd = plan->grouped ? crew->group_fd : -1,
+                   .group_life = 3},
+        .crew = crew,
+        .self = self,
+    };
+    memcpy(seat->tokens, prompt, sizeof(prompt));
+    if (cox_engine_new(&options, &seat->engine))
+        return -ENOMEM;
+    cox_engine_serve(seat->engine, &seat->worker);
+    return 0;
+}
+
+static int seat_init(struct seat *seat, const char *model, uint64_t sequence, struct cox_error *err)
+{
+    const struct cox_init_request request = {.model = model, .sequence = sequence};
+    struct cox_init_result result = {0};
+
+    return cox_engine_callbacks.init(seat->engine, &request, &result, err);
+}
+
+/* Computes tokens from position on and samples the next; keeps its probability, and the token. */
+static int seat_step(struct seat *seat, uint64_t sequence, uint32_t position, uint32_t count,
+                     struct cox_error *err)
+{
+    static const struct cox_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
+    static const int32_t blocks[] = {3, 5, 7, 9};
+    const struct cox_block_table table = {blocks, 4};
+    const struct cox_batch_row row = {
+        .id = 1,
+        .position = position,
+        .token_count = count,
+        .emit = true,
+        .tokens = seat->tokens,
+        .tables = &table,
+        .sampling = &greedy,
+    };
+    const struct cox_batch batch = {
+        .sequence = sequence,
+        .forward_type = COX_FORWARD_MIXED,
+        .row_count = 1,
+        .rows = &row,
+        .table_count = 1,
+        .void_word = seat->crew->void_through,
+    };
+    struct cox_batch_output output;
+    int r = cox_engine_callbacks.execute(seat->engine, &batch, &output, err);
+
+    if (r)
+        return r;
+    seat->tokens[position + count] = output.token;
+    crew_keep(seat->self, &output.logprob, 1);
+    crew_keep(seat->self, &(float){(float)output.token}, 1);
+    return 0;
+}
+
+/* The prompt, then token by token. */
+static int seat_generate(struct seat *seat, uint64_t sequence, struct cox_error *err)
+{
+    int r = seat_step(seat, sequence, 0, PROMPT_LENGTH, err);
+
+    for (uint32_t i = 1; r == 0 && i < STEP_COUNT; i++)
+        r = seat_step(seat, sequence + i, PROMPT_LENGTH + i - 1, 1, err);
+    return r;
+}
+
+static int generate(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
+{
+    const struct plan *plan = context;
+    struct seat seat;
+    int r = seat_open(&seat, crew, rank, self, plan);
+
+    if (r == 0)
+        r = seat_init(&seat, NULL, 1, &self->err);
+    if (r == 0)
+        r = seat_generate(&seat, 2, &self->err);
+    /* Who leaves is dead to those that have not noticed yet that rank 3 is. */
+    if (plan->arm)
+        crew_meet(crew, crew->rank_count - 1);
+    cox_engine_free(seat.engine);
+    return r;
+}
+
+static void run_all(struct crew *crew, uint32_t rank_count,
+                    int (*fn)(struct crew *, uint32_t, struct crew_rank *, void *),
+                    struct plan *plan)
+{
+    crew_open(crew, rank_count);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        crew_start(crew, rank, fn, plan);
+    crew_wait(crew);
+}
+
+static void expect_ended(const struct crew *crew, uint32_t rank, int result)
+{
+    assert_true(WIFEXITED(crew->statuses[rank]));
+    if (crew->ranks[rank].result == result)
+        return;
+    for (uint32_t i = 0; i < crew->rank_count; i++)
+        print_error("rank %u: %d: %s\n", i, crew->ranks[i].result, crew->ranks[i].err.text);
+    fail_msg("rank %u: expected %d, got %d", rank, result, crew->ranks[rank].result);
+}
+
+/* What one rank alone generates. */
+static void reference_of(float numbers[2 * STEP_COUNT])
+{
+    struct plan plan = {PLAN};
+    struct crew crew;
+
+    run_all(&crew, 1, generate, &plan);
+    expect_ended(&crew, 0, 0);
+    assert_int_equal(crew.ranks[0].number_count, 2 * STEP_COUNT);
+    memcpy(numbers, crew.ranks[0].numbers, 2 * STEP_COUNT * sizeof(float));
+    crew_close(&crew);
+}
+
+static void expect_generated(struct crew *crew, size_t times)
+{
+    float reference[2 * STEP_COUNT];
+
+    reference_of(reference);
+    for (uint32_t rank = 0; rank < crew->rank_count; rank++) {
+        expect_ended(crew, rank, 0);
+        assert_int_equal(crew->ranks[rank].number_count, times * 2 * STEP_COUNT);
+        for (size_t i = 0; i < times; i++)
+            assert_memory_equal(crew->ranks[rank].numbers + i * 2 * STEP_COUNT, reference,
+                                sizeof(reference));
+    }
+}
+
+static void s5_tokens_and_probabilities_same_bits_for_1_2_4_8_workers(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n *= 2) {
+        struct plan plan = {PLAN, .grouped = true};
+        struct crew crew;
+
+        run_all(&crew, n, generate, &plan);
+        expect_generated(&crew, 1);
+        crew_close(&crew);
+    }
+}
+
+/* As with a legacy coordinator: any number of ranks, each for itself. */
+static void workers_without_a_group_compute_the_whole_model(void **state)
+{
+    (void)state;
+    for (uint32_t n = 2; n <= 3; n++) {
+        struct plan plan = {PLAN};
+        struct crew crew;
+
+        run_all(&crew, n, generate, &plan);
+        expect_generated(&crew, 1);
+        crew_close(&crew);
+    }
+}
+
+static void ranks_that_do_not_divide_the_slices_are_refused_at_init(void **state)
+{
+    static const uint32_t counts[] = {3, 5, 6, 7, 16};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        struct plan plan = {PLAN, .grouped = true, .rank_count = counts[i]};
+        struct crew crew;
+        char words[16];
+
+        /* One of them is enough: nobody is waited for. */
+        run_all(&crew, 1, generate, &plan);
+        expect_ended(&crew, 0, COX_INVALID);
+        snprintf(words, sizeof(words), "-n %u: heads", counts[i]);
+        assert_non_null(strstr(crew.ranks[0].err.text, words));
+        assert_non_null(strstr(crew.ranks[0].err.text, "8 slices"));
+        assert_non_null(strstr(crew.ranks[0].err.text, "use 1, 2, 4 or 8"));
+        crew_close(&crew);
+    }
+}
+
+/* The second init fails on one rank, and on all because of it; the third is fine. */
+static int init_again(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
+{
+    const struct plan *plan = context;
+    const bool bad = plan->bad_init_rank == rank;
+    struct cox_error err = {0};
+    struct seat seat;
+    int second = 0;
+    int r = seat_open(&seat, crew, rank, self, context);
+
+    if (r == 0)
+        r = seat_init(&seat, NULL, 1, &self->err);
+    if (r == 0)
+        r = seat_generate(&seat, 2, &self->err);
+    /* The coordinator waits for all steps before it sends another init, and for that in turn. */
+    crew_meet(crew, crew->rank_count);
+    if (r == 0)
+        second = seat_init(&seat, bad ? "/nowhere" : NULL, 20, &err);
+    if (plan->bad_init_rank != UINT32_MAX && second != (bad ? COX_NOT_FOUND : COX_ABORTED))
+        r = cox_fail(&self->err, COX_STATE, "the second init ended with %d: %s", second, err.text);
+    /* Nothing is left to step with. */
+    if (r == 0 && second && seat_step(&seat, 21, 0, PROMPT_LENGTH, &err) != COX_STATE)
+        r = cox_fail(&self->err, COX_STATE, "a step after an init that failed");
+    crew_meet(crew, 2 * crew->rank_count);
+    if (r == 0 && second)
+        r = seat_init(&seat, NULL, 22, &self->err);
+    if (r == 0)
+        r = seat_generate(&seat, 30, &self->err);
+    cox_engine_free(seat.engine);
+    return r;
+}
+
+static void a_second_init_uses_the_group_that_was_joined(void **state)
+{
+    struct plan plan = {PLAN, .grouped = true};
+    struct crew crew;
+
+    (void)state;
+    run_all(&crew, 4, init_again, &plan);
+    expect_generated(&crew, 2);
+    crew_close(&crew);
+}
+
+static void an_init_that_fails_on_one_rank_fails_on_all_and_the_next_is_fine(void **state)
+{
+    (void)state;
+    for (uint32_t bad = 0; bad < 4; bad++) {
+        struct plan plan = {PLAN, .grouped = true};
+        struct crew crew;
+
+        plan.bad_init_rank = bad;
+        run_all(&crew, 4, init_again, &plan);
+        expect_generated(&crew, 2);
+        crew_close(&crew);
+    }
+}
+
+/* One rank's second step cannot be: the others are in it, or come to it later. Then all is computed
+ * anew. */
+static int step_badly(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
+{
+    const struct plan *plan = context;
+    const bool bad = plan->bad_batch_rank == rank;
+    struct cox_error err = {0};
+    struct seat seat;
+    int failed = 0;
+    int r = seat_open(&seat, crew, rank, self, context);
+
+    if (r == 0)
+        r = seat_init(&seat, NULL, 1, &self->err);
+    if (r == 0)
+        r = seat_generate(&seat, 2, &self->err);
+    crew_meet(crew, crew->rank_count);
+    if (r == 0)
+        failed = seat_step(&seat, 20, 0, bad ? 1000 : PROMPT_LENGTH, &err);
+    if (r == 0 && failed != (bad ? COX_INVALID : COX_ABORTED))
+        r = cox_fail(&self->err, COX_STATE, "the bad step ended with %d: %s", failed, err.text);
+    /* All of them were told by the one that failed; and the coordinator gave the step up. */
+    crew_meet(crew, 2 * crew->rank_count);
+    crew_set_void(crew, 20);
+    if (r == 0)
+        r = seat_generate(&seat, 21, &self->err);
+    cox_engine_free(seat.engine);
+    return r;
+}
+
+static void s2_a_step_that_fails_on_one_rank_fails_on_all_and_is_computed_anew(void **state)
+{
+    (void)state;
+    for (uint32_t bad = 0; bad < 4; bad++) {
+        struct plan plan = {PLAN, .grouped = true};
+        struct crew crew;
+
+        plan.bad_batch_rank = bad;
+        run_all(&crew, 4, step_badly, &plan);
+        expect_generated(&crew, 2);
+        crew_close(&crew);
+    }
+}
+
+static struct seat *_Atomic stopped_seat;
+
+static void on_alarm(int number)
+{
+    (void)number;
+    cox_engine_stop(stopped_seat->engine);
+}
+
+/* Rank 0 waits for rank 1, which never comes, until it is stopped. */
+static int wait_and_be_stopped(struct crew *crew, uint32_t rank, struct crew_rank *self,
+                               void *context)
+{
+    static struct seat seat;
+    const struct sigaction action = {.sa_handler = on_alarm};
+    int r = seat_open(&seat, crew, rank, self, context);
+
+    stopped_seat = &seat;
+    if (r == 0)
+        r = seat_init(&seat, NULL, 1, &self->err);
+    if (r == 0 && rank == 0) {
+        /* Whether the signal comes before the wait or in it: the answer is the same. */
+        sigaction(SIGALRM, &action, NULL);
+        ualarm(100000, 0);
+        r = seat_step(&seat, 2, 0, PROMPT_LENGTH, &self->err);
+    }
+    crew_meet(crew, crew->rank_count);
+    cox_engine_free(seat.engine);
+    return r;
+}
+
+static void p1_a_rank_that_is_stopped_waits_no_longer(void **state)
+{
+    struct plan plan = {PLAN, .grouped = true};
+    struct crew crew;
+
+    (void)state;
+    run_all(&crew, 2, wait_and_be_stopped, &plan);
+    expect_ended(&crew, 0, COX_ABORTED);
+    expect_ended(&crew, 1, 0);
+    crew_close(&crew);
+}
+
+static int generate_with_a_fault(struct crew *crew, uint32_t rank, struct crew_rank *self,
+                                 void *context)
+{
+#if COX_TESTING
+    const struct plan *plan = context;
+
+    if (rank == 3) {
+        cox_fault_rank(3);
+        cox_fault_arm(plan->arm);
+    }
+#endif
+    return generate(crew, rank, self, context);
+}
+
+static void b3_a_rank_killed_in_init_or_a_step_is_named_by_the_others(void **state)
+{
+    static const char *const arms[] = {
+        "exchange.made:kill:3:1",
+        "exchange.written:kill:3:1",
+        "exchange.written:kill:3:15",
+        "exchange.read:kill:3:33",
+    };
+
+    (void)state;
+#if !COX_TESTING
+    skip();
+#endif
+    for (size_t i = 0; i < sizeof(arms) / sizeof(arms[0]); i++) {
+        struct plan plan = {PLAN, .grouped = true, .arm = arms[i]};
+        struct crew crew;
+
+        run_all(&crew, 4, generate_with_a_fault, &plan);
+        assert_true(WIFSIGNALED(crew.statuses[3]));
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            expect_ended(&crew, rank, COX_PEER_DEAD);
+            assert_non_null(strstr(crew.ranks[rank].err.text, "rank 3"));
+        }
+        crew_close(&crew);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(s5_tokens_and_probabilities_same_bits_for_1_2_4_8_workers),
+        cmocka_unit_test(workers_without_a_group_compute_the_whole_model),
+        cmocka_unit_test(ranks_that_do_not_divide_the_slices_are_refused_at_init),
+        cmocka_unit_test(a_second_init_uses_the_group_that_was_joined),
+        cmocka_unit_test(an_init_that_fails_on_one_rank_fails_on_all_and_the_next_is_fine),
+        cmocka_unit_test(s2_a_step_that_fails_on_one_rank_fails_on_all_and_is_computed_anew),
+        cmocka_unit_test(p1_a_rank_that_is_stopped_waits_no_longer),
+        cmocka_unit_test(b3_a_rank_killed_in_init_or_a_step_is_named_by_the_others),
+    };
+
+    return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
+}

@@ -1,0 +1,13 @@
+# The model computed by several processes together, without a coordinator.
+cox_multi_test(NAME tensor
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/tensor_test.c
+            ${CMAKE_CURRENT_LIST_DIR}/crew.c
+            ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
+    LIBS coxswain_model coxswain_worker_lib m TIMEOUT 120)
+
+# The callbacks of the reference worker; what they use of worker.c and serve.c is played by the test.
+cox_multi_test(NAME engine
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/engine_test.c
+            ${CMAKE_CURRENT_LIST_DIR}/crew.c
+            ${PROJECT_SOURCE_DIR}/worker/engine.c
+    LIBS coxswain_model coxswain_worker_lib TIMEOUT 120)

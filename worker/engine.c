@@ -1,0 +1,274 @@
+#include "engine.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "exchange.h"
+#include "model/model.h"
+
+/* Longest wait for other ranks, in an init and in a step: loading reads files, and a step is given
+ * up by the coordinator long before. */
+#define WAIT_MS (UINT64_C(10) * 60 * 1000)
+
+struct cox_engine {
+    struct cox_engine_options options;
+    const struct cox_worker *worker;
+    struct cox_model *model;
+    struct cox_cache *cache;
+    struct cox_group *group; /* NULL: this rank computes everything */
+    uint64_t group_life;
+    struct cox_exchange *exchange;
+    uint64_t init_sequence;        /* of the last init */
+    const struct cox_batch *batch; /* the step under way */
+    _Atomic bool stopping;         /* lock-free: stored in a signal handler */
+};
+
+int cox_engine_new(const struct cox_engine_options *options, struct cox_engine **ret_engine)
+{
+    struct cox_engine *engine = calloc(1, sizeof *engine);
+
+    if (!engine)
+        return -ENOMEM;
+    engine->options = *options;
+    *ret_engine = engine;
+    return 0;
+}
+
+/* The model, and what was made for it; the group stays. */
+static void engine_unload(struct cox_engine *engine)
+{
+    engine->exchange = cox_exchange_free(engine->exchange);
+    engine->cache = cox_cache_free(engine->cache);
+    engine->model = cox_model_free(engine->model);
+}
+
+struct cox_engine *cox_engine_free(struct cox_engine *engine)
+{
+    if (!engine)
+        return NULL;
+    engine_unload(engine);
+    cox_group_leave(engine->group);
+    free(engine);
+    return NULL;
+}
+
+void cox_engine_serve(struct cox_engine *engine, const struct cox_worker *worker)
+{
+    engine->worker = worker;
+}
+
+void cox_engine_stop(struct cox_engine *engine)
+{
+    /* relaxed; partner: given_up. It says nothing but itself. */
+    atomic_store_explicit(&engine->stopping, true, memory_order_relaxed);
+}
+
+/* Asked by the group while this rank waits. */
+static bool given_up(void *context)
+{
+    const struct cox_engine *engine = context;
+
+    return atomic_load_explicit(&engine->stopping, memory_order_relaxed) ||
+           (engine->batch && cox_batch_aborted(engine->batch));
+}
+
+static int engine_number(const struct cox_init_request *request, const char *key, uint32_t *value,
+                         struct cox_error *err)
+{
+    const char *text = cox_init_request_get(request, key);
+    if (!text)
+        return 0;
+    char *end;
+    errno = 0;
+    unsigned long number = strtoul(text, &end, 10);
+    if (errno || end == text || *end || number > INT32_MAX)
+        return cox_fail(err, COX_INVALID, "init: %s is '%.40s', expected a number", key, text);
+    *value = (uint32_t)number;
+    return 0;
+}
+
+static int engine_numbers(struct cox_engine *engine, const struct cox_init_request *request,
+                          struct cox_error *err)
+{
+    int r = engine_number(request, "block_size", &engine->options.block_size, err);
+
+    if (r == 0)
+        r = engine_number(request, "block_count", &engine->options.block_count, err);
+    if (r == 0)
+        r = engine_number(request, "swap_block_count", &engine->options.swap_block_count, err);
+    return r;
+}
+
+/* Joins the group of all ranks, or brings this rank in step with those that it has joined before:
+ * every rank is in this same init. share is all zero where there is no group. */
+static int engine_join(struct cox_engine *engine, uint64_t sequence, uint64_t deadline_ns,
+                       struct cox_share *ret_share, struct cox_error *err)
+{
+    const uint32_t rank = cox_worker_rank(engine->worker);
+    const uint32_t rank_count = cox_worker_rank_count(engine->worker);
+    const struct cox_group_options options = {
+        .fd = cox_worker_group_fd(engine->worker),
+        .rank = rank,
+        .rank_count = rank_count,
+        .value_size = COX_GROUP_VALUE_SIZE_MIN,
+        .life = cox_worker_group_life(engine->worker),
+        .deadline_ns = deadline_ns,
+        .aborted = given_up,
+        .context = engine,
+    };
+    int r;
+
+    *ret_share = (struct cox_share){0};
+    if (rank_count == 1)
+        return 0;
+    if (options.fd < 0) {
+        cox_log_write(&engine->options.log, 7,
+                      "rank %" PRIu32 " of %" PRIu32
+                      " computes the whole model: the coordinator has no memory for a group",
+                      rank, rank_count);
+        return 0;
+    }
+    r = cox_share_of_rank(rank, rank_count, ret_share, err);
+    if (r)
+        return r;
+    if (engine->group && engine->group_life != options.life)
+        engine->group = cox_group_leave(engine->group);
+    if (!engine->group) {
+        r = cox_group_join(&options, &engine->group, err);
+        if (r)
+            return cox_fail(err, r, "the group of ranks: %s", cox_status_text(r));
+        engine->group_life = options.life;
+    }
+    engine->init_sequence = sequence;
+    r = cox_group_align(engine->group, sequence);
+    return r ? cox_fail(err, r, "the group of ranks: %s", cox_status_text(r)) : 0;
+}
+
+static int engine_gather(void *context, float *slices, size_t slice_length, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_exchange_gather(engine->exchange, slices, slice_length, err);
+}
+
+/* The exchange comes last: all that can fail on this rank alone has not, and nobody waits for it
+ * in vain. */
+static int engine_load(struct cox_engine *engine, const char *directory,
+                       const struct cox_share *share, uint64_t deadline_ns, struct cox_error *err)
+{
+    struct cox_model_options options = {.share = *share};
+    int r;
+
+    if (share->slice_count) {
+        options.share.gather = engine_gather;
+        options.share.context = engine;
+    }
+    r = cox_model_load(directory, &options, &engine->model, err);
+    if (r)
+        return r;
+    cox_log_write(&engine->options.log, 7, "%" PRIu64 " bytes of weights, slices %u to %u of %d",
+                  cox_model_weights_size(engine->model), share->slice_first,
+                  share->slice_first + cox_share_slice_count(share) - 1, COX_SLICE_COUNT);
+    r = cox_model_cache_new(engine->model, engine->options.block_count, engine->options.block_size,
+                            engine->options.swap_block_count, NULL, &engine->cache, err);
+    if (r == 0 && share->slice_count)
+        r = cox_exchange_new(engine->group, share->slice_count,
+                             cox_model_slice_length_max(engine->model), deadline_ns,
+                             &engine->exchange, err);
+    return r;
+}
+
+static void engine_describe(const struct cox_engine *engine, struct cox_init_result *result)
+{
+    const struct cox_engine_options *options = &engine->options;
+
+    result->cpu_block_count = options->swap_block_count;
+    result->npu_block_count = options->block_count;
+    result->max_position_embeddings = cox_model_config(engine->model)->position_count_max;
+    result->kv_cache_count = 1;
+    result->kv_caches[0] = (struct cox_kv_cache_desc){
+        .block_count = (int32_t)options->block_count,
+        .block_size = (int32_t)options->block_size,
+        .compression_ratio = 1,
+    };
+}
+
+static int engine_init(void *context, const struct cox_init_request *request,
+                       struct cox_init_result *result, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+    const uint64_t deadline_ns = cox_deadline_after_ms(WAIT_MS);
+    const char *directory = cox_init_request_get(request, "model");
+    struct cox_share share;
+    int r;
+
+    if (!directory || !*directory)
+        directory = engine->options.model_dir;
+    if (!*directory)
+        return cox_fail(err, COX_INVALID,
+                        "init: no model was named: --model DIR, or 'model' in the init request");
+    r = engine_numbers(engine, request, err);
+    if (r)
+        return r;
+    /* A second init replaces the first: its memory goes before the new one is taken. */
+    engine_unload(engine);
+    r = engine_join(engine, cox_init_request_sequence(request), deadline_ns, &share, err);
+    if (r == 0)
+        r = engine_load(engine, directory, &share, deadline_ns, err);
+    if (r) {
+        /* A model without its exchange is none. */
+        engine_unload(engine);
+        if (engine->group)
+            cox_group_abort(engine->group);
+        return r;
+    }
+    engine_describe(engine, result);
+    return 0;
+}
+
+/* Brings this rank in step with the others.
+ *
+ * Epochs of the group are numbers of requests: that of the init, until a step is given up after it,
+ * then the one that follows the last step given up. All ranks that compute one step say the same: had
+ * the coordinator given up another one meanwhile, it would have given up this one too. Each init and
+ * each step after a failure has an epoch that was never before: an epoch is at most the number of the
+ * requests in it. */
+static int engine_begin(struct cox_engine *engine, const struct cox_batch *batch,
+                        struct cox_error *err)
+{
+    const uint64_t void_through = cox_batch_void_through(batch);
+    const uint64_t epoch =
+        void_through >= engine->init_sequence ? void_through + 1 : engine->init_sequence;
+
+    if (batch->void_word && void_through >= batch->sequence)
+        return cox_fail(err, COX_ABORTED, "the step was given up before it began");
+    return cox_exchange_begin(engine->exchange, epoch, cox_deadline_after_ms(WAIT_MS), err);
+}
+
+static int engine_execute(void *context, const struct cox_batch *batch,
+                          struct cox_batch_output *outputs, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+    int r = 0;
+
+    if (!engine->cache)
+        return cox_fail(err, COX_STATE, "a step before init");
+    if (batch->forward_type == COX_FORWARD_DUMMY)
+        return 0;
+    engine->batch = batch;
+    /* Before anything can fail: what is told to the others is about this step. */
+    if (engine->exchange)
+        r = engine_begin(engine, batch, err);
+    if (r == 0)
+        r = cox_model_step(engine->model, engine->cache, batch, outputs, NULL, err);
+    engine->batch = NULL;
+    if (r && engine->group)
+        cox_group_abort(engine->group);
+    return r;
+}
+
+const struct cox_worker_callbacks cox_engine_callbacks = {
+    .init = engine_init,
+    .execute = engine_execute,
+};

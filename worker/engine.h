@@ -1,0 +1,48 @@
+/*
+ * engine: the reference model behind the callbacks of a worker: load at init, compute at a step,
+ * together with the other ranks where there is a group of them.
+ *
+ * With a group every rank has a share of the model (model/share.h) and the ranks exchange what they
+ * computed. Without one (a single rank, or a legacy coordinator, which has no memory for it) every
+ * rank computes everything.
+ *
+ * Threads: callbacks on the worker's execute thread; new and free on the thread of run; stop from
+ *   anywhere, signal handlers included.
+ * Ownership: the caller owns the engine; worker and options are lent until free.
+ * Blocks: init and a step wait for the other ranks: until a rank is dead, the coordinator has given
+ *   the step up, any rank has failed in it, the worker is stopped, or ten minutes have passed.
+ * Failures: whatever fails on one rank while others may be waiting for it is told to them through
+ *   the group, so that they wait no longer than 50 ms. What every rank finds by itself, such as a
+ *   batch that cannot be, is checked before anybody waits.
+ * If the process dies: the others' step ends with COX_PEER_DEAD, and so does every later one until
+ *   there is another group.
+ */
+#ifndef COX_WORKER_ENGINE_H
+#define COX_WORKER_ENGINE_H
+
+#include "worker.h"
+
+struct cox_engine_options {
+    char model_dir[4096]; /* empty: the init request has to name it */
+    uint32_t block_size;
+    uint32_t block_count;
+    uint32_t swap_block_count;
+    struct cox_log log;
+};
+
+struct cox_engine;
+
+/* Returns 0 or -ENOMEM. */
+int cox_engine_new(const struct cox_engine_options *options, struct cox_engine **ret_engine);
+struct cox_engine *cox_engine_free(struct cox_engine *engine);
+
+/* The callbacks, with the engine as their context. */
+extern const struct cox_worker_callbacks cox_engine_callbacks;
+
+/* Whose callbacks they are; between cox_worker_new and cox_worker_run. */
+void cox_engine_serve(struct cox_engine *engine, const struct cox_worker *worker);
+
+/* A wait for other ranks ends with COX_ABORTED, now and later. Async-signal-safe. */
+void cox_engine_stop(struct cox_engine *engine);
+
+#endif

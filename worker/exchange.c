@@ -1,0 +1,222 @@
+#include "exchange.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "../channel/fault.h"
+#include "../channel/region.h"
+
+#define ALIGNMENT_FLOATS (64 / sizeof(float))
+#define BUFFER_COUNT 2u
+/* What makes mapped memory safe to read: it cannot become shorter. And nobody else writes it. */
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
+#define NAME_SIZE 32
+
+struct cox_exchange {
+    struct cox_group *group;
+    uint32_t rank, rank_count;
+    uint32_t slice_count;     /* of each rank */
+    size_t slice_length_max;  /* floats */
+    size_t buffer_length;     /* floats */
+    uint64_t epoch;           /* 0: of no step yet */
+    uint32_t index;           /* of the next exchange in its epoch */
+    uint64_t deadline_ns;     /* of the step */
+    struct cox_region *ranks; /* by rank: its buffers; written here for this rank alone */
+};
+
+/* What ranks must agree on, as each tells the others. */
+struct facts {
+    uint64_t slice_count;
+    uint64_t slice_length_max;
+};
+
+uint64_t cox_exchange_size(const struct cox_exchange *exchange)
+{
+    return exchange->buffer_length * BUFFER_COUNT * sizeof(float);
+}
+
+static float *buffer_of(const struct cox_exchange *exchange, uint32_t rank, uint32_t buffer)
+{
+    return (float *)exchange->ranks[rank].base + buffer * exchange->buffer_length;
+}
+
+/* The memory of this rank, mapped for writing before the seal that keeps all others from it. */
+static int make_memory(struct cox_exchange *exchange, int *ret_fd, struct cox_error *err)
+{
+    static const char name[] = "of slices";
+    _cox_cleanup_(cox_close_fd) int fd =
+        memfd_create("coxswain-exchange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int r;
+
+    if (fd < 0)
+        return cox_fail(err, -errno, "memory for the exchange of slices: memfd_create: %s",
+                        cox_status_text(-errno));
+    r = cox_fd_raise(&fd);
+    if (r == 0 && fchmod(fd, 0600) < 0)
+        r = -errno;
+    if (r)
+        return cox_fail(err, r, "memory for the exchange of slices: %s", cox_status_text(r));
+    r = cox_region_reserve(fd, cox_exchange_size(exchange), name, err);
+    if (r == 0)
+        r = cox_region_map(&exchange->ranks[exchange->rank], fd, cox_exchange_size(exchange),
+                           COX_REGION_WRITE, name, err);
+    if (r)
+        return r;
+    if (fcntl(fd, F_ADD_SEALS, SEALS) < 0)
+        return cox_fail(err, -errno, "memory for the exchange of slices: seals: %s",
+                        cox_status_text(-errno));
+    cox_fault_point(COX_FAULT_EXCHANGE_MADE);
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+/* Before any memory is looked at: whoever has loaded another model is told so. */
+static int compare_facts(struct cox_exchange *exchange, uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct facts own = {exchange->slice_count, exchange->slice_length_max};
+    struct facts all[COX_RANK_COUNT_MAX];
+    int r = cox_group_gather(exchange->group, &own, sizeof own, all, deadline_ns, err);
+
+    for (uint32_t rank = 0; r == 0 && rank < exchange->rank_count; rank++)
+        if (memcmp(&all[rank], &own, sizeof own) != 0)
+            r = cox_fail(err, COX_INVALID,
+                         "rank %" PRIu32 " exchanges %" PRIu64 " slices of at most %" PRIu64
+                         " numbers, this rank %" PRIu64 " of %" PRIu64
+                         ": they have not loaded the same model",
+                         rank, all[rank].slice_count, all[rank].slice_length_max, own.slice_count,
+                         own.slice_length_max);
+    return r;
+}
+
+static int map_rank(struct cox_exchange *exchange, uint32_t rank, int fd, struct cox_error *err)
+{
+    char name[NAME_SIZE];
+    struct stat st;
+    int r, seals;
+
+    snprintf(name, sizeof name, "of slices of rank %" PRIu32, rank);
+    r = cox_region_check_fd(fd, name, err);
+    if (r)
+        return r;
+    seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
+        return cox_fail(err, COX_DENIED, "region %s could become shorter: it is not sealed", name);
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "region %s: fstat: %s", name, cox_status_text(-errno));
+    if ((uint64_t)st.st_size != cox_exchange_size(exchange))
+        return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected %" PRIu64, name,
+                        (intmax_t)st.st_size, cox_exchange_size(exchange));
+    return cox_region_map(&exchange->ranks[rank], fd, cox_exchange_size(exchange), COX_REGION_READ,
+                          name, err);
+}
+
+static int map_ranks(struct cox_exchange *exchange, int own_fd, uint64_t deadline_ns,
+                     struct cox_error *err)
+{
+    int fds[COX_RANK_COUNT_MAX];
+    int r = cox_group_gather_fds(exchange->group, own_fd, COX_GROUP_FD_KEEP, fds, deadline_ns, err);
+
+    if (r)
+        return r;
+    for (uint32_t rank = 0; rank < exchange->rank_count; rank++) {
+        if (rank == exchange->rank)
+            continue;
+        if (r == 0)
+            r = map_rank(exchange, rank, fds[rank], err);
+        cox_close_fd(&fds[rank]);
+    }
+    return r;
+}
+
+int cox_exchange_new(struct cox_group *group, uint32_t slice_count, size_t slice_length_max,
+                     uint64_t deadline_ns, struct cox_exchange **ret_exchange,
+                     struct cox_error *err)
+{
+    _cox_cleanup_(cox_exchange_freep) struct cox_exchange *exchange = calloc(1, sizeof *exchange);
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r;
+
+    COX_ASSERT(slice_count > 0 && slice_length_max > 0);
+    if (!exchange)
+        return cox_fail(err, -ENOMEM, "no memory for the exchange of slices");
+    exchange->group = group;
+    exchange->rank = cox_group_rank(group);
+    exchange->rank_count = cox_group_rank_count(group);
+    exchange->slice_count = slice_count;
+    exchange->slice_length_max = slice_length_max;
+    exchange->buffer_length = (slice_count * slice_length_max + ALIGNMENT_FLOATS - 1) /
+                              ALIGNMENT_FLOATS * ALIGNMENT_FLOATS;
+    exchange->ranks = calloc(exchange->rank_count, sizeof exchange->ranks[0]);
+    if (!exchange->ranks)
+        return cox_fail(err, -ENOMEM, "no memory for the exchange of slices");
+    r = make_memory(exchange, &fd, err);
+    if (r == 0)
+        r = compare_facts(exchange, deadline_ns, err);
+    if (r == 0)
+        r = map_ranks(exchange, fd, deadline_ns, err);
+    if (r)
+        return cox_fail(err, r, "the ranks could not share memory: %s", cox_status_text(r));
+    *ret_exchange = cox_steal_ptr(&exchange);
+    return 0;
+}
+
+struct cox_exchange *cox_exchange_free(struct cox_exchange *exchange)
+{
+    if (!exchange)
+        return NULL;
+    if (exchange->ranks)
+        for (uint32_t rank = 0; rank < exchange->rank_count; rank++)
+            cox_region_detach(&exchange->ranks[rank]);
+    free(exchange->ranks);
+    free(exchange);
+    return NULL;
+}
+
+void cox_exchange_freep(struct cox_exchange **exchange)
+{
+    cox_exchange_free(*exchange);
+}
+
+int cox_exchange_begin(struct cox_exchange *exchange, uint64_t epoch, uint64_t deadline_ns,
+                       struct cox_error *err)
+{
+    exchange->deadline_ns = deadline_ns;
+    /* Ranks in one epoch have made the same exchanges in it: they agree whose turn a buffer is. */
+    if (epoch == exchange->epoch)
+        return 0;
+    int r = cox_group_align(exchange->group, epoch);
+    if (r)
+        return cox_fail(err, r, "the ranks cannot begin epoch %" PRIu64 ": %s", epoch,
+                        cox_status_text(r));
+    exchange->epoch = epoch;
+    exchange->index = 0;
+    return 0;
+}
+
+int cox_exchange_gather(struct cox_exchange *exchange, float *slices, size_t slice_length,
+                        struct cox_error *err)
+{
+    const uint32_t buffer = exchange->index % BUFFER_COUNT;
+    const size_t length = exchange->slice_count * slice_length; /* of a rank */
+    int r;
+
+    COX_ASSERT(slice_length <= exchange->slice_length_max);
+    exchange->index++;
+    memcpy(buffer_of(exchange, exchange->rank, buffer), slices + exchange->rank * length,
+           length * sizeof(float));
+    cox_fault_point(COX_FAULT_EXCHANGE_WRITTEN);
+    r = cox_group_barrier(exchange->group, exchange->deadline_ns, err);
+    if (r)
+        return cox_fail(err, r, "the exchange of slices: %s", cox_status_text(r));
+    for (uint32_t rank = 0; rank < exchange->rank_count; rank++)
+        if (rank != exchange->rank)
+            memcpy(slices + rank * length, buffer_of(exchange, rank, buffer),
+                   length * sizeof(float));
+    cox_fault_point(COX_FAULT_EXCHANGE_READ);
+    return 0;
+}

@@ -1,0 +1,59 @@
+/*
+ * exchange: slices of numbers from every rank of a group to every other, through memory they share.
+ *
+ * A rank owns as many slices as the others, in a row by rank. It writes its own into a memfd of its
+ * own, which the others map for reading and whose fd they got by the group; a barrier later all
+ * slices can be read where their owners wrote them. Bits are copied, never added: who adds does so
+ * in the order of the slices.
+ *
+ * Each rank has two buffers, used in turn, so that one barrier an exchange is enough: who writes one
+ * has passed the barrier of the exchange before, where everybody arrived with the one before that
+ * already read.
+ *
+ * Epochs are those of the group, and change only after a step that was given up: an epoch that
+ * begins ends whatever others are still waiting for in the one before. In a new epoch the first
+ * buffer is written without waiting, perhaps while another rank still reads it for the step that
+ * was given up, and gets rubbish. So who calls makes sure that nothing comes of such a step: that a
+ * rank begins a new epoch only once the step is void for all.
+ *
+ * Threads: one at a time per object; cox_group_abort from any ends a gather.
+ * Ownership: the caller owns the object; the group is lent until free.
+ * Blocks: new and gather until their deadline, as the group does, and no longer than other ranks
+ *   need.
+ * Codes: those of the group's operations; err names the rank that died or is missing. After
+ *   COX_TIMEOUT, COX_PEER_DEAD, COX_ABORTED and cox_group_abort the epoch is over: every gather in it
+ *   fails, on all ranks.
+ * If the process dies: its memfd lives as long as somebody maps it; the others get COX_PEER_DEAD.
+ */
+#ifndef COX_WORKER_EXCHANGE_H
+#define COX_WORKER_EXCHANGE_H
+
+#include "group.h"
+
+struct cox_exchange;
+
+/* slice_count: slices of this rank, the same number on every one. slice_length_max: floats of the
+ * longest slice. Every rank of the group calls it, with the same numbers and in the same epoch. Returns 0 and gives the
+ * object; COX_INVALID: another rank has other numbers; COX_CORRUPT, COX_DENIED: what another rank
+ * gave is no sealed memory of that size and this user, err says which; COX_NO_SPACE; what
+ * cox_group_gather and cox_group_gather_fds return. Nothing is left unless 0. */
+int cox_exchange_new(struct cox_group *group, uint32_t slice_count, size_t slice_length_max,
+                     uint64_t deadline_ns, struct cox_exchange **ret_exchange,
+                     struct cox_error *err);
+struct cox_exchange *cox_exchange_free(struct cox_exchange *exchange);
+void cox_exchange_freep(struct cox_exchange **exchange); /* for _cox_cleanup_ */
+
+/* Bytes that this rank shares. */
+uint64_t cox_exchange_size(const struct cox_exchange *exchange);
+
+/* A step begins, in this epoch of the group: the one before or a larger one, the same on every rank.
+ * Its exchanges must end by the deadline. Returns 0; COX_INVALID: a smaller epoch. */
+int cox_exchange_begin(struct cox_exchange *exchange, uint64_t epoch, uint64_t deadline_ns,
+                       struct cox_error *err);
+/* slices holds those of all ranks, slice_length floats each, of which this rank has filled its own;
+ * on return 0 all are filled. Every rank calls it equally often in a step, with the same length, at
+ * most slice_length_max. */
+int cox_exchange_gather(struct cox_exchange *exchange, float *slices, size_t slice_length,
+                        struct cox_error *err);
+
+#endif
