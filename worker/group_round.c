@@ -228,10 +228,11 @@ static enum look member_look(struct cox_group *group, uint32_t place)
     /* acquire: partner is the release in part_arrive. */
     uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
     uint64_t mirror = ~atomic_load_explicit(&part->mirror, memory_order_relaxed);
-    /* It may be about to arrive at the next one; anything else is about to become something else, or
-     * was written over. */
+    enum look look = word_look(group, word);
+    /* It may have been here, and be about to arrive at the next one. Anything else that differs is about to
+     * become something else, or was written over. */
     uint64_t next = cox_group_arrived(word >> COX_GROUP_INDEX_BITS, (uint32_t)word + 1);
-    return mirror == word || mirror == next ? word_look(group, word) : LOOK_MISSING;
+    return mirror == word || (mirror == next && look == LOOK_HERE) ? look : LOOK_MISSING;
 }
 
 /* Returns whether somebody is missing. */

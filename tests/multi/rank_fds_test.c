@@ -288,14 +288,19 @@ static void b8_b15_a_rank_without_room_is_told_alone(void **state)
 
 /* ---- strangers ---- */
 
+struct hunt {
+    _Atomic uint32_t done;
+    _Atomic uint64_t exchange;
+};
+
 /* A process that is no member sends fds to every abstract address of this machine. */
 static void stranger_main(const struct forks_self *self)
 {
-    _Atomic uint32_t *done = self->context;
+    struct hunt *hunt = self->context;
     uint32_t reached = 0;
     uint64_t tried = 0;
     int gift = memfd_create("gift", MFD_CLOEXEC);
-    while (atomic_load(done) < 3) {
+    while (atomic_load(&hunt->done) < 3) {
         char line[512];
         FILE *file = fopen("/proc/net/unix", "re");
         FORK_CHECK(file, "/proc/net/unix");
@@ -307,8 +312,8 @@ static void stranger_main(const struct forks_self *self)
             memcpy(to.sun_path + 1, at + 1, 5);
             int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
             if (connect(fd, (const struct sockaddr *)&to, sizeof to.sun_family + 6) == 0) {
-                /* As rank 0 or 1 would say it, at one of the exchanges to come. */
-                const uint64_t tag[2] = {3 + 4 * (tried / 2 % 30), tried % 2};
+                /* As a member says it in this exchange: handles, opened, addresses, received. */
+                const uint64_t tag[2] = {3 + 4 * atomic_load(&hunt->exchange), tried % 3};
                 tried++;
                 struct iovec bytes = {(void *)(uintptr_t)tag, sizeof tag};
                 union {
@@ -334,22 +339,37 @@ static void stranger_main(const struct forks_self *self)
 
 static void hunted_main(const struct forks_self *self)
 {
-    _Atomic uint32_t *done = self->context;
+    struct hunt *hunt = self->context;
     struct forks_self three = *self;
     three.rank_count = 3;
-    three.context = (void *)(uintptr_t)&by_sockets;
-    for (int i = 0; i < 10; i++)
-        gather_main(&three);
-    atomic_fetch_add(done, 1);
+    way_take(self, &by_sockets);
+    struct cox_group *group = rank_group_join(&three);
+    for (uint64_t i = 0; i < 500; i++) {
+        int fds[3], fd = own_file(self, (uint32_t)i);
+        struct cox_error err = {0};
+        if (self->rank == 0)
+            atomic_store(&hunt->exchange, i);
+        int r =
+            cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
+        FORK_CHECK(r == 0, "%d %s", r, err.text);
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            if (rank != self->rank)
+                check_file(self, fds[rank], rank, (uint32_t)i);
+            cox_close_fd(&fds[rank]);
+        }
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+    atomic_fetch_add(&hunt->done, 1);
 }
 
 static void b28_b9_b7_strangers_are_refused(void **state)
 {
     (void)state;
     struct forks forks;
-    _Atomic uint32_t *done = forks_share(4096);
-    forks_start(&forks, 3, hunted_main, done);
-    forks_add(&forks, 3, 4, stranger_main, done);
+    struct hunt *hunt = forks_share(sizeof *hunt);
+    forks_start(&forks, 3, hunted_main, hunt);
+    forks_add(&forks, 3, 4, stranger_main, hunt);
     forks_wait(&forks);
 }
 
