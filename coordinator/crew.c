@@ -192,6 +192,8 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
     if (r)
         return r;
     /* From here on it can be asked how it is, whatever init comes to. */
+    if (options->refusal)
+        cox_service_refuse(crew->service, options->refusal);
     cox_service_attach(crew->service, crew->executor);
     return options->init ? group_init(crew, options, err) : 0;
 }
@@ -214,8 +216,6 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
         r = group_start(crew, options, err);
     if (!r && cox_crew_signal(crew))
         r = cox_fail(err, COX_CLOSED, "interrupted");
-    if (!r && options->refusal)
-        cox_service_refuse(crew->service, options->refusal);
     if (r) {
         *ret_signal = cox_crew_signal(crew);
         return *ret_signal ? COX_CLOSED : r;

@@ -1,5 +1,7 @@
 #include "stream.h"
 
+#include "../channel/fault.h"
+
 #include <endian.h>
 #include <protobuf-c/protobuf-c.h>
 #include <stdlib.h>
@@ -126,14 +128,16 @@ int cox_stream_flush(struct cox_stream *stream)
     while (stream->sent < stream->out_size) {
         ssize_t size = send(stream->fd, stream->out + stream->sent, stream->out_size - stream->sent,
                             MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (size >= 0)
+        if (size >= 0) {
             stream->sent += (size_t)size;
-        else if (errno == EAGAIN)
+            cox_fault_point(COX_FAULT_SOCKET_SENT);
+        } else if (errno == EAGAIN) {
             return 0;
-        else if (errno == EPIPE || errno == ECONNRESET)
+        } else if (errno == EPIPE || errno == ECONNRESET) {
             return COX_CLOSED;
-        else if (errno != EINTR)
+        } else if (errno != EINTR) {
             return -errno;
+        }
     }
     stream->sent = stream->out_size = 0;
     release(&stream->out, &stream->out_capacity);
