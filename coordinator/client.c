@@ -1,7 +1,6 @@
 #include "client.h"
 
 #include "../channel/door.h"
-#include "../channel/socket.h"
 #include "proto/control.pb-c.h"
 
 #include <dirent.h>
@@ -23,11 +22,8 @@ typedef CoxswainControl__ControlReply control_reply;
 
 void cox_client_init(struct cox_client *client, int fd)
 {
-    struct cox_socket_peer who;
     *client = (struct cox_client)COX_CLIENT_NONE;
     cox_stream_init(&client->stream, fd);
-    if (cox_socket_peer(fd, &who) == 0)
-        client->pid = who.pid;
 }
 
 void cox_client_close(struct cox_client *client)
@@ -76,7 +72,11 @@ static int doors_try(struct cox_client *client, const char *folder, DIR *stream,
                      struct cox_error *err)
 {
     *ret_count = 0;
-    for (struct dirent *entry; (entry = readdir(stream));) {
+    for (;;) {
+        errno = 0;
+        const struct dirent *entry = readdir(stream);
+        if (!entry)
+            return errno ? cox_fail(err, -errno, "%s: %s", folder, cox_status_text(-errno)) : 0;
         char name[256], path[COX_DOOR_PATH_SIZE + sizeof entry->d_name];
         struct cox_client other = COX_CLIENT_NONE;
         if (!group_of(entry->d_name, name, sizeof name))
@@ -94,7 +94,6 @@ static int doors_try(struct cox_client *client, const char *folder, DIR *stream,
         *client = other;
         ++*ret_count;
     }
-    return 0;
 }
 
 static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)

@@ -14,8 +14,6 @@
 #include "../proto/wire.h"
 #include "stream.h"
 
-#include <sys/types.h>
-
 struct CoxswainControl__ControlRequest;
 struct CoxswainControl__ControlReply;
 struct CoxswainControl__StatusReply;
@@ -23,7 +21,6 @@ struct CoxswainControl__StatusReply;
 struct cox_client {
     struct cox_stream stream;
     struct cox_arena arena;
-    pid_t pid; /* of the coordinator; 0: it cannot be seen from here */
 };
 
 #define COX_CLIENT_NONE                                                                            \

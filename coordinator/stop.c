@@ -3,6 +3,7 @@
 
 #include "../channel/geometry.h"
 #include "../channel/peer.h"
+#include "../channel/socket.h"
 #include "client.h"
 #include "options.h"
 #include "proto/control.pb-c.h"
@@ -101,7 +102,8 @@ static int stop(const struct choice *choice)
     if (r)
         return cox_exit_with(&error);
     /* Before it is told: it answers after this, so the number is still its own. */
-    if (client.pid > 0 && cox_peer_open(client.pid, 0, &peer))
+    struct cox_socket_peer who = {0};
+    if (cox_socket_peer(client.stream.fd, &who) || who.pid == 0 || cox_peer_open(who.pid, 0, &peer))
         peer = (struct cox_peer)COX_PEER_NONE;
     r = ask(&client, deadline_ns, &error);
     if (!r)
