@@ -483,6 +483,12 @@ def test_b21_a_client_that_reads_nothing_holds_nobody_up():
         status = group.status()["serving"]
         check(0 < status["unread"] <= 512, "what is unread has no bound: %s" % status)
         check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "another client is held up")
+        # Once it reads, it gets all that it asked for.
+        deaf.socket.setblocking(True)
+        deaf.socket.settimeout(TIMEOUT)
+        for _ in range(sent // len(message) * 303):
+            check(deaf.reply()[0] == 2, "no item")
+        deaf.close()
         expect(group.stop(), 0)
         group.left_nothing()
 

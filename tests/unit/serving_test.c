@@ -282,6 +282,29 @@ static void what_is_given_up_frees_its_blocks(void **state)
     executor_free(executor);
 }
 
+static void what_is_given_up_runs_no_further(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    limit_set(5);
+    executor->script.status = waits_at_the_limit;
+    struct cox_serving *serving = serving_new(executor);
+    struct client gone = client_new(serving);
+    for (uint64_t i = 0; i < 30; i++)
+        assert_int_equal(submit(&gone, i, 100, true), 0);
+    await_status(serving, is_busy);
+    cox_serving_cancel(gone.client);
+    limit_set(20); /* they would need a hundred */
+    await_status(serving, is_all_free);
+    struct cox_serving_status status;
+    cox_serving_status(serving, &status);
+    assert_int_equal(status.cancelled, 30);
+    limit_set(UINT64_MAX);
+    client_free(&gone);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
 static void bad_prompts_fail_alone(void **state)
 {
     (void)state;
@@ -378,6 +401,7 @@ int main(void)
         cmocka_unit_test(a_client_with_many_prompts_does_not_delay_another_by_all_of_them),
         cmocka_unit_test(tokens_have_a_bound_of_their_own),
         cmocka_unit_test(what_is_given_up_frees_its_blocks),
+        cmocka_unit_test(what_is_given_up_runs_no_further),
         cmocka_unit_test(bad_prompts_fail_alone),
         cmocka_unit_test(after_a_failure_the_next_prompt_gets_another_scheduler),
         cmocka_unit_test(the_end_is_told_with_its_cause),
