@@ -22,6 +22,8 @@ enum cox_exit {
 int cox_command_generate(int argc, char **argv);
 int cox_command_eval(int argc, char **argv);
 int cox_command_run(int argc, char **argv);
+int cox_command_status(int argc, char **argv);
+int cox_command_stop(int argc, char **argv);
 int cox_command_layout(int argc, char **argv);
 int cox_command_clean(int argc, char **argv);
 int cox_command_doctor(int argc, char **argv);

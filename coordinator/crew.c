@@ -2,15 +2,13 @@
 
 #include "../channel/thread.h"
 #include "console.h"
+#include "service.h"
+#include "signals.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/signalfd.h>
-#include <unistd.h>
 
 #define INIT_MS_DEFAULT 60000
 
@@ -19,14 +17,11 @@ struct cox_crew {
     struct cox_init_summary summary;
     bool quiet;
 
-    sigset_t old_mask;
-    int signal_fd;
-    int end_fd; /* an eventfd: the signal thread leaves */
-    pthread_t thread;
-    bool thread_started;
+    struct cox_signals signals;
 
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t wake;
+    struct cox_service *service; /* NULL: the group has ended */
     void (*on_stop)(void *context);
     void *on_stop_context;
     int signal_number;
@@ -79,89 +74,57 @@ struct cox_log cox_crew_log(void)
     return (struct cox_log){.fn = on_log};
 }
 
-/* ---- signals ---- */
-
-/* The second signal: as if nobody had ever blocked it. */
-static void die_of(int number)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, number);
-    signal(number, SIG_DFL);
-    raise(number); /* pending, for this thread */
-    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
-    _exit(128 + number);
-}
-
-static void signal_take(struct cox_crew *crew, int number)
-{
-    pthread_mutex_lock(&crew->lock);
-    if (crew->signal_number)
-        die_of(number);
-    crew->signal_number = number;
-    if (crew->on_stop)
-        crew->on_stop(crew->on_stop_context);
-    pthread_cond_broadcast(&crew->wake);
-    pthread_mutex_unlock(&crew->lock);
-}
-
-static void *signal_main(void *context)
+static int on_control(void *context, int fd, struct cox_error *err)
 {
     struct cox_crew *crew = context;
-    struct pollfd fds[2] = {
-        {.fd = crew->signal_fd, .events = POLLIN},
-        {.fd = crew->end_fd, .events = POLLIN},
-    };
-    for (;;) {
-        if (poll(fds, 2, -1) < 0 && errno != EINTR)
-            return NULL;
-        if (fds[1].revents)
-            return NULL;
-        struct signalfd_siginfo info;
-        if (fds[0].revents && read(crew->signal_fd, &info, sizeof info) == sizeof info)
-            signal_take(crew, (int)info.ssi_signo);
-    }
+    pthread_mutex_lock(&crew->lock);
+    int r = crew->service ? cox_service_take(crew->service, fd, err)
+                          : cox_fail(err, COX_CLOSED, "the group has ended");
+    pthread_mutex_unlock(&crew->lock);
+    return r;
 }
 
-static int signals_start(struct cox_crew *crew, struct cox_error *err)
+/* ---- the end is asked for ---- */
+
+/* False: it was asked for before. */
+static bool stop_take(struct cox_crew *crew, int number)
 {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    sigset_t set;
-    sigemptyset(&set);
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        struct sigaction action;
-        /* What was ignored at the start (nohup; a shell's background job) stays so; a signalfd would
-         * get it all the same. */
-        if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
-            sigaddset(&set, numbers[i]);
+    pthread_mutex_lock(&crew->lock);
+    bool first = !crew->signal_number;
+    if (first) {
+        crew->signal_number = number;
+        if (crew->on_stop)
+            crew->on_stop(crew->on_stop_context);
+        pthread_cond_broadcast(&crew->wake);
     }
-    /* Before any thread is made: all of them inherit it. */
-    int r = -pthread_sigmask(SIG_BLOCK, &set, &crew->old_mask);
-    if (!r && (crew->signal_fd = signalfd(-1, &set, SFD_CLOEXEC)) < 0)
-        r = -errno;
-    if (!r && (crew->end_fd = eventfd(0, EFD_CLOEXEC)) < 0)
-        r = -errno;
-    if (!r)
-        r = -pthread_create(&crew->thread, NULL, signal_main, crew);
-    if (r)
-        return cox_fail(err, r, "cannot take signals: %s", cox_status_text(r));
-    crew->thread_started = true;
-    return 0;
+    pthread_mutex_unlock(&crew->lock);
+    return first;
 }
 
-static void signals_end(struct cox_crew *crew)
+static bool on_signal(void *context, int number)
 {
-    if (crew->thread_started) {
-        const uint64_t one = 1;
-        while (write(crew->end_fd, &one, sizeof one) < 0 && errno == EINTR)
-            ;
-        pthread_join(crew->thread, NULL);
-    }
-    cox_close_fd(&crew->signal_fd);
-    cox_close_fd(&crew->end_fd);
+    return stop_take(context, number);
+}
+
+static void on_stop_request(void *context)
+{
+    stop_take(context, SIGTERM);
 }
 
 /* ---- constructor and destructor ---- */
+
+static int service_start(struct cox_crew *crew, const struct cox_crew_options *options,
+                         struct cox_error *err)
+{
+    _cox_cleanup_(cox_free_ptr) char *model =
+        options->model ? realpath(options->model, NULL) : NULL;
+    const struct cox_service_options service_options = {
+        .model = model,
+        .stop = on_stop_request,
+        .context = crew,
+    };
+    return cox_service_new(&service_options, &crew->service, err);
+}
 
 /* Loading a model takes minutes, and whoever waits for the answers hears of a signal only by the group's
  * end. Not on the thread that takes signals: a second one must find it. */
@@ -221,11 +184,18 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
         .fault = on_fault,
         .death = on_death,
         .cancelled = on_cancelled,
+        .control = on_control,
     };
     memcpy(executor_options.request_size, group->request_size, sizeof group->request_size);
     memcpy(executor_options.response_size, group->response_size, sizeof group->response_size);
     int r = cox_executor_start(&executor_options, &crew->executor, err);
-    return r || !options->init ? r : group_init(crew, options, err);
+    if (r)
+        return r;
+    /* From here on it can be asked how it is, whatever init comes to. */
+    if (options->refusal)
+        cox_service_refuse(crew->service, options->refusal);
+    cox_service_attach(crew->service, crew->executor);
+    return options->init ? group_init(crew, options, err) : 0;
 }
 
 int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret_crew,
@@ -235,11 +205,13 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
     if (!crew)
         return cox_fail(err, -ENOMEM, "no memory");
     crew->quiet = options->quiet;
-    crew->signal_fd = crew->end_fd = -1;
+    crew->signals = (struct cox_signals)COX_SIGNALS_NONE;
     pthread_mutex_init(&crew->lock, NULL);
     pthread_cond_init(&crew->wake, NULL);
-    int r = signals_start(crew, err);
+    int r = cox_signals_start(&crew->signals, on_signal, crew, err);
     cox_console_start(); /* before the group's hooks, which must not wait for whoever reads it */
+    if (!r)
+        r = service_start(crew, options, err);
     if (!r)
         r = group_start(crew, options, err);
     if (!r && cox_crew_signal(crew))
@@ -252,12 +224,24 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
     return 0;
 }
 
+/* The door still stands: who comes now is refused. */
+static void service_end(struct cox_crew *crew)
+{
+    pthread_mutex_lock(&crew->lock);
+    struct cox_service *service = cox_steal_ptr(&crew->service);
+    pthread_mutex_unlock(&crew->lock);
+    cox_service_free(service);
+}
+
 struct cox_crew *cox_crew_free(struct cox_crew *crew)
 {
     if (crew) {
+        /* Also while it ends, which takes its time when workers are stuck, it is told how they are. */
+        if (crew->executor)
+            cox_executor_stop(crew->executor);
+        service_end(crew);
         crew->executor = cox_executor_free(crew->executor);
-        signals_end(crew);
-        pthread_sigmask(SIG_SETMASK, &crew->old_mask, NULL);
+        cox_signals_end(&crew->signals);
         pthread_cond_destroy(&crew->wake);
         pthread_mutex_destroy(&crew->lock);
         free(crew);
@@ -268,6 +252,11 @@ struct cox_crew *cox_crew_free(struct cox_crew *crew)
 void cox_crew_freep(struct cox_crew **crew)
 {
     cox_crew_free(*crew);
+}
+
+struct cox_service *cox_crew_service(struct cox_crew *crew)
+{
+    return crew->service;
 }
 
 struct cox_executor *cox_crew_executor(struct cox_crew *crew)

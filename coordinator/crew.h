@@ -4,7 +4,7 @@
  *
  * Standard error gets every line of a worker as "[rank 2] text". SIGINT, SIGTERM and SIGHUP,
  * those of them that were not ignored at the start, are blocked in every thread and taken by one thread of
- * the crew: the first one asks for an orderly stop, the second one kills this process at once (and the
+ * the crew: the first one asks for an orderly stop (so does coxswain stop), the second one kills this process at once (and the
  * kernel then kills the workers).
  *
  * Threads: start and free from the main thread, before any other thread exists; the rest from any.
@@ -20,6 +20,7 @@
 #include "options.h"
 
 struct cox_crew;
+struct cox_service;
 
 struct cox_crew_options {
     const struct cox_group_options *group;
@@ -30,9 +31,11 @@ struct cox_crew_options {
     const char *model;          /* told at init; NULL: not told */
     bool init;                  /* send MODEL_INIT */
     bool quiet;                 /* what workers write is not shown */
+    const char *refusal;        /* of prompts of others: why; static storage */
 };
 
-/* Returns 0; what cox_executor_start and cox_executor_init return; COX_CLOSED: a signal came,
+/* Commands at the group's door are served from the start of its workers on, until they have ended; prompts
+ * are refused unless the service is told otherwise. Returns 0; what cox_executor_start and cox_executor_init return; COX_CLOSED: a signal came,
  * and *ret_signal is its number. Nothing is left unless 0. */
 int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret_crew,
                    int *ret_signal, struct cox_error *err);
@@ -42,6 +45,7 @@ void cox_crew_freep(struct cox_crew **crew); /* for _cox_cleanup_ */
 
 /* Says warnings and errors on standard error. */
 struct cox_log cox_crew_log(void);
+struct cox_service *cox_crew_service(struct cox_crew *crew);
 struct cox_executor *cox_crew_executor(struct cox_crew *crew);
 /* All zero without init. */
 const struct cox_init_summary *cox_crew_summary(const struct cox_crew *crew);
@@ -49,7 +53,7 @@ const struct cox_init_summary *cox_crew_summary(const struct cox_crew *crew);
 /* fn is called once, from another thread, when a signal asks for the end; at once if it already
  * has. NULL: nobody. On return the function before runs no more. */
 void cox_crew_on_stop(struct cox_crew *crew, void (*fn)(void *context), void *context);
-/* The signal that asked for the end, 0: none did. */
+/* The signal that asked for the end, 0: none did. coxswain stop counts as SIGTERM. */
 int cox_crew_signal(struct cox_crew *crew);
 /* Waits for a signal or a worker's death. Returns the signal, or COX_PEER_DEAD as a negative number
  * with its text. */

@@ -119,6 +119,7 @@ static int evaluate(struct eval *e)
         .model = model,
         .init = true,
         .quiet = e->quiet,
+        .refusal = "it was started by coxswain eval, for its own prompts",
     };
     _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = NULL;
     int number;

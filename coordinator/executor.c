@@ -400,6 +400,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     if (!executor)
         return cox_fail(err, -ENOMEM, "no memory for the executor");
     executor->options = *options;
+    executor->started_ns = cox_now_ns();
     executor->geometry = geometry;
     executor->control.lock_fd = -1;
     executor->engine_state = COX_ENGINE_INIT;

@@ -229,6 +229,63 @@ struct cox_channel_stats {
 COX_PUBLIC void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
                                    struct cox_channel_stats *ret_stats);
 
+/* ---- how it is now, for people ---- */
+
+enum cox_rank_life {
+    COX_LIFE_ALIVE = 0,
+    COX_LIFE_DEAD,
+    COX_LIFE_LEFT,   /* it serves no more, its process lives */
+    COX_LIFE_ABSENT, /* its process lives and has not attached: it is being started again */
+};
+
+/* What a rank says of itself on one channel. */
+struct cox_rank_channel_status {
+    bool known;        /* false: a rank without lines */
+    uint32_t state;    /* 0 idle, 1 taken, 2 running, 3 replying; above: it wrote nonsense */
+    uint64_t sequence; /* that the state is of */
+    uint64_t age_ns;   /* of the state; 0: it has had no other, or says nonsense */
+};
+
+struct cox_rank_status {
+    pid_t pid;         /* of the process that was started */
+    pid_t serving_pid; /* of the one that serves, where that is another */
+    uint32_t generation;
+    enum cox_rank_life life;
+    bool stopped;          /* by a signal or a debugger */
+    char death[512];       /* DEAD, LEFT: how, in words */
+    char last_lines[2048]; /* DEAD: what it wrote last, newest last */
+    struct cox_rank_channel_status channels[COX_TWO_WAY_COUNT];
+};
+
+struct cox_executor_status {
+    const char *name;         /* lent until free */
+    const char *attach;       /* how ranks get at the memory; static storage */
+    const char *engine_state; /* static storage */
+    uint32_t rank_count;
+    uint32_t depth;
+    uint32_t epoch;
+    uint64_t uptime_ns;
+    bool legacy;
+    bool stopping;
+    struct {
+        uint64_t published; /* last sequence in the ring */
+        uint64_t ended;     /* every request up to here has ended */
+        uint32_t in_flight;
+        struct cox_rank_set late; /* owe the answer of a request that has ended, and live */
+        struct cox_channel_stats stats;
+    } channels[COX_TWO_WAY_COUNT];
+};
+
+/* Asks no worker, and takes no lock that is held over anything that waits: it answers whatever the
+ * group is in, from after start has returned until free. Any thread, also inside a handler or
+ * hook. ret_ranks: rank_count of them. What ranks say of themselves is their own writing. */
+COX_PUBLIC void cox_executor_status(struct cox_executor *executor,
+                                    struct cox_executor_status *ret_status,
+                                    struct cox_rank_status *ret_ranks);
+/* "idle", "taken", ...; "alive", "dead", ...; "unknown" outside. Static storage. */
+COX_PUBLIC const char *cox_rank_state_name(uint32_t state);
+COX_PUBLIC const char *cox_rank_life_name(uint32_t life);
+
 #ifdef __cplusplus
 }
 #endif

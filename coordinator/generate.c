@@ -1,12 +1,19 @@
 #include "command.h"
 #include "console.h"
-#include "prompts.h"
+#include "proto/control.pb-c.h"
+#include "remote.h"
+#include "signals.h"
 
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
+
+/* A running group has so long to say who it is. */
+#define CONNECT_MS 10000
 
 enum {
     OPTION_MAX_TOKENS = COX_OPTION_COMMAND,
@@ -33,6 +40,7 @@ struct generate {
     bool quiet;
     struct cox_prompts prompts;
     struct cox_tokenizer *tokenizer;
+    char *model; /* that a running group told */
     size_t failed_count;
     int write_error; /* of standard output */
 };
@@ -47,6 +55,9 @@ static void help(FILE *file)
         "line\n"
         "each, in order. Without a PROMPT (or with the only PROMPT -) prompts are the lines of "
         "standard input.\n"
+        "With the --name of a group that `coxswain run` keeps, that group completes them, "
+        "together\n"
+        "with those of others; its model is used, and what would start another one is refused.\n"
         "\n"
         "      --file FILE           prompts are the lines of FILE; - is standard input\n"
         "      --max-tokens N        generate so many tokens at most (default 256, or what fits)\n"
@@ -276,7 +287,164 @@ static int prepare(struct generate *g, const char **ret_model, struct cox_error 
     return r;
 }
 
-static int generate(struct generate *g)
+static void complete_prepare(struct generate *g)
+{
+    g->complete.scheduler.step_ms = g->group.step_ms;
+    g->complete.tokenizer = g->tokenizer;
+    /* On a terminal the lines themselves show how far it is. */
+    g->complete.progress = !g->quiet && g->prompts.count > 1 && !isatty(STDOUT_FILENO);
+    g->complete.ready = on_ready;
+    g->complete.ready_context = g;
+}
+
+/* The run came to r. Returns the exit status. */
+static int finish(const struct generate *g, int r, int signal_number,
+                  const struct cox_scheduler_stats *stats, const struct cox_error *error)
+{
+    if (g->write_error) {
+        cox_console_say("cannot write to standard output: %s", cox_status_text(-g->write_error));
+        return COX_EXIT_FAILED;
+    }
+    if (r && signal_number)
+        return cox_exit_interrupted(signal_number);
+    if (!g->quiet)
+        summarize(g, stats);
+    if (r)
+        return cox_exit_with(error);
+    return g->failed_count ? COX_EXIT_FAILED : COX_EXIT_OK;
+}
+
+/* ---- a running group ---- */
+
+struct interrupt {
+    int fd; /* an eventfd: the run is to end */
+    _Atomic int number;
+};
+
+static bool on_signal(void *context, int number)
+{
+    struct interrupt *interrupt = context;
+    const uint64_t one = 1;
+    int none = 0;
+    if (!atomic_compare_exchange_strong(&interrupt->number, &none, number))
+        return false;
+    while (write(interrupt->fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+    return true;
+}
+
+static int conflict(const struct generate *g, const char *what, struct cox_error *err)
+{
+    return cox_fail(err, COX_INVALID,
+                    "the group '%s' runs already, with what it was started with: leave out %s, or "
+                    "take another --name",
+                    g->group.name, what);
+}
+
+/* What was asked for and the group is not. */
+static int check_conflicts(struct generate *g, const CoxswainControl__StatusReply *status,
+                           struct cox_error *err)
+{
+    const struct cox_group_options *group = &g->group;
+    const struct cox_scheduler_options *scheduler = &g->complete.scheduler;
+    if (!status->serving)
+        return cox_fail(err, COX_UNSUPPORTED, "the group '%s' takes no prompts: %s", group->name,
+                        status->refusal ? status->refusal : "it gives no reason");
+    if (group->rank_count_given && group->rank_count != status->rank_count)
+        return cox_fail(err, COX_INVALID,
+                        "the group '%s' runs already, with %" PRIu32 " ranks: leave out -n %" PRIu32
+                        ", or take another --name",
+                        group->name, status->rank_count, group->rank_count);
+    if (group->depth && group->depth != status->depth)
+        return conflict(g, "--depth", err);
+    if (group->legacy_workers && !status->legacy)
+        return conflict(g, "--legacy-workers", err);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        if (group->request_size[c] || group->response_size[c])
+            return conflict(g, "--request-size and --response-size", err);
+    if (group->keep_names || group->worker || group->step_ms)
+        return conflict(g, "--keep-names, --worker and --timeout", err);
+    if (scheduler->token_count_max || scheduler->nested)
+        return conflict(g, "--step-tokens and --nested", err);
+    g->group.rank_count = status->rank_count;
+    return 0;
+}
+
+/* The model of the group, or another folder that has the same tokenizer and config. */
+static int choose_model(struct generate *g, const CoxswainControl__StatusReply *status,
+                        struct cox_error *err)
+{
+    if (!g->group.model && !status->model)
+        return cox_fail(err, COX_INVALID, "the group '%s' tells no model: name it with --model DIR",
+                        g->group.name);
+    if (g->group.model && status->model) {
+        _cox_cleanup_(cox_free_ptr) char *asked = realpath(g->group.model, NULL);
+        if (asked && strcmp(asked, status->model))
+            return cox_fail(err, COX_INVALID,
+                            "the group '%s' runs already, with the model %s: leave out --model, or "
+                            "take another --name",
+                            g->group.name, status->model);
+    }
+    if (!g->group.model) {
+        g->model = strdup(status->model);
+        if (!g->model)
+            return cox_fail(err, -ENOMEM, "no memory");
+        g->group.model = g->model;
+    }
+    return 0;
+}
+
+static int remote_run(struct generate *g, struct cox_client *client, uint32_t window,
+                      struct interrupt *interrupt, struct cox_scheduler_stats *stats,
+                      struct cox_error *err)
+{
+    struct cox_signals signals = COX_SIGNALS_NONE;
+    interrupt->fd = eventfd(0, EFD_CLOEXEC);
+    int r = interrupt->fd < 0 ? cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno)) : 0;
+    if (!r)
+        r = cox_signals_start(&signals, on_signal, interrupt, err);
+    if (!r)
+        r = cox_remote_complete(&g->prompts, client, window, interrupt->fd, &g->complete, stats,
+                                err);
+    cox_signals_end(&signals);
+    cox_close_fd(&interrupt->fd);
+    return r;
+}
+
+/* On the group that this client is connected to. Returns the exit status. */
+static int generate_remote(struct generate *g, struct cox_client *client)
+{
+    struct cox_error error = {0};
+    CoxswainControl__StatusReply *status;
+    const char *model = NULL;
+    uint32_t window = 0;
+    int r = cox_client_status(client, cox_deadline_after_ms(CONNECT_MS), &status, &error);
+    if (r)
+        return cox_exit_with(&error);
+    if (status->refusal)
+        cox_client_clean_text(status->refusal);
+    r = check_conflicts(g, status, &error);
+    if (!r)
+        r = choose_model(g, status, &error);
+    if (!r) {
+        window = status->serving->prompt_count_max;
+        uint32_t wanted = g->complete.scheduler.sequence_count_max;
+        window = wanted && wanted < window ? wanted : window;
+        r = prepare(g, &model, &error); /* status is gone after this */
+    }
+    if (r)
+        return r == COX_INVALID || r == COX_NOT_FOUND ? cox_exit_usage("generate", &error)
+                                                      : cox_exit_with(&error);
+    struct cox_scheduler_stats stats = {0};
+    struct interrupt interrupt = {.fd = -1};
+    complete_prepare(g);
+    r = remote_run(g, client, window ? window : 1, &interrupt, &stats, &error);
+    return finish(g, r, interrupt.number, &stats, &error);
+}
+
+/* ---- a group of its own ---- */
+
+static int generate_own(struct generate *g)
 {
     struct cox_error error = {0};
     const char *model = NULL, *worker = NULL;
@@ -293,6 +461,7 @@ static int generate(struct generate *g)
         .model = model,
         .init = true,
         .quiet = g->quiet,
+        .refusal = "it was started by coxswain generate, for its own prompts",
     };
     _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = NULL;
     int number;
@@ -303,24 +472,22 @@ static int generate(struct generate *g)
         return cox_exit_with(&error);
 
     struct cox_scheduler_stats stats = {0};
-    g->complete.scheduler.step_ms = g->group.step_ms;
-    g->complete.tokenizer = g->tokenizer;
-    /* On a terminal the lines themselves show how far it is. */
-    g->complete.progress = !g->quiet && g->prompts.count > 1 && !isatty(STDOUT_FILENO);
-    g->complete.ready = on_ready;
-    g->complete.ready_context = g;
+    complete_prepare(g);
     r = cox_prompts_complete(&g->prompts, crew, &g->complete, &stats, &error);
-    if (g->write_error) {
-        cox_console_say("cannot write to standard output: %s", cox_status_text(-g->write_error));
-        return COX_EXIT_FAILED;
-    }
-    if (r && cox_crew_signal(crew))
-        return cox_exit_interrupted(cox_crew_signal(crew));
-    if (!g->quiet)
-        summarize(g, &stats);
-    if (r)
-        return cox_exit_with(&error);
-    return g->failed_count ? COX_EXIT_FAILED : COX_EXIT_OK;
+    return finish(g, r, cox_crew_signal(crew), &stats, &error);
+}
+
+/* With the name of a live group that has a door, there. */
+static int generate(struct generate *g)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
+    struct cox_error error = {0};
+    if (!g->group.name)
+        return generate_own(g);
+    int r = cox_client_open(&client, g->group.name, cox_deadline_after_ms(CONNECT_MS), &error);
+    if (r == COX_NOT_FOUND)
+        return generate_own(g);
+    return r ? cox_exit_with(&error) : generate_remote(g, &client);
 }
 
 int cox_command_generate(int argc, char **argv)
@@ -348,5 +515,6 @@ int cox_command_generate(int argc, char **argv)
         exit_status = generate(&g);
     cox_prompts_deinit(&g.prompts);
     cox_tokenizer_free(g.tokenizer);
+    free(g.model);
     return g.write_error ? exit_status : cox_exit_flushed(exit_status);
 }

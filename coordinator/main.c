@@ -22,6 +22,8 @@ static const struct {
     {"generate", cox_command_generate, "start workers, complete prompts, print the text"},
     {"eval", cox_command_eval, "start workers, count how many known answers they give"},
     {"run", cox_command_run, "start workers and keep them until told to end"},
+    {"status", cox_command_status, "tell how a running group is"},
+    {"stop", cox_command_stop, "end a running group and wait until it is gone"},
     {"layout", cox_command_layout, "print what a group would create in shared memory"},
     {"clean", cox_command_clean, "remove what dead groups left in shared memory"},
     {"doctor", cox_command_doctor, "check what this machine lets a group do"},

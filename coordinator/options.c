@@ -116,6 +116,7 @@ int cox_group_option(struct cox_group_options *options, int option, const char *
         r = cox_parse_number("-n", value, 1, COX_RANK_COUNT_MAX, &number, err);
         if (!r)
             options->rank_count = (uint32_t)number;
+        options->rank_count_given = true;
         return r;
     case COX_OPTION_NAME:
         options->name = value;

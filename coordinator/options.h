@@ -23,6 +23,7 @@
 
 struct cox_group_options {
     uint32_t rank_count;
+    bool rank_count_given;
     const char *name; /* NULL: made of the process id */
     uint32_t depth;   /* 0: default */
     bool legacy_workers;

@@ -492,6 +492,38 @@ void cox_plan_fail(struct cox_plan *plan, int code, const char *text)
     }
 }
 
+/* Takes the sequence out of the list. NULL: it is not there. */
+static struct cox_sequence *list_take(struct list *list, const void *context)
+{
+    struct cox_sequence **link = &list->first;
+    while (*link && (*link)->request.context != context)
+        link = &(*link)->next;
+    struct cox_sequence *sequence = *link;
+    if (!sequence)
+        return NULL;
+    *link = sequence->next;
+    if (!*link)
+        list->end = link;
+    list->count--;
+    return sequence;
+}
+
+void cox_plan_cancel(struct cox_plan *plan, const void *context)
+{
+    COX_ASSERT(!plan->in_flight);
+    struct cox_sequence *sequence = list_take(&plan->waiting, context);
+    for (uint32_t i = 0; !sequence && i < plan->running_count; i++)
+        if (plan->running[i]->request.context == context) {
+            sequence = plan->running[i];
+            running_remove(plan, i);
+        }
+    if (!sequence)
+        return;
+    sequence->finish = COX_FINISH_ERROR;
+    cox_fail(&sequence->error, COX_CLOSED, "cancelled");
+    list_append(&plan->done, sequence);
+}
+
 uint32_t cox_plan_untold(const struct cox_plan *plan, const int64_t **ret_ids)
 {
     *ret_ids = plan->untold_ids;

@@ -139,6 +139,10 @@ struct cox_sequence *cox_plan_done(struct cox_plan *plan);
 /* Ends everything that waits or runs with an error; a step in flight counts as reverted. */
 void cox_plan_fail(struct cox_plan *plan, int code, const char *text);
 
+/* Ends what waits or runs for this context, if there is any, with COX_CLOSED; it is done then. Not
+ * between next and commit or revert. */
+void cox_plan_cancel(struct cox_plan *plan, const void *context);
+
 /* Sequences that ended and of which no step has told (nested: none ever does); *ret_ids is lent
  * until the next call. told forgets them, when the ranks have heard otherwise. With the nested form
  * that has to be before every next. */

@@ -148,80 +148,108 @@ int cox_prompts_encode(struct cox_prompts *prompts, const struct cox_tokenizer *
 
 /* ---- completion ---- */
 
-struct completion {
-    struct cox_prompts *prompts;
-    const struct cox_complete_options *options;
-    struct cox_scheduler *scheduler;
-    size_t done_count;
-    size_t ready_count; /* handed to ready */
-    bool given_up;      /* by ready */
-    bool failed;        /* as a whole: told once, by what run returns */
-    int status;         /* of making results */
-};
-
-static int result_take(struct cox_prompt *prompt, const struct cox_sequence *sequence,
-                       const struct cox_tokenizer *tokenizer)
+uint32_t cox_complete_new_count(const struct cox_complete_options *options)
 {
-    prompt->finish = sequence->finish;
-    if (sequence->finish == COX_FINISH_ERROR) {
-        prompt->error = strdup(sequence->error.text);
+    return options->new_count_max ? options->new_count_max : NEW_COUNT_DEFAULT;
+}
+
+static int result_dup(struct cox_prompt *prompt, const struct cox_prompt_result *result,
+                      const struct cox_tokenizer *tokenizer)
+{
+    prompt->finish = result->finish;
+    if (result->finish == COX_FINISH_ERROR) {
+        prompt->error = strdup(result->text);
         return prompt->error ? 0 : -ENOMEM;
     }
-    prompt->new_count = sequence->token_count - sequence->prompt_count;
-    prompt->new_tokens = calloc(prompt->new_count + 1, sizeof *prompt->new_tokens);
+    prompt->new_count = result->token_count;
+    prompt->new_tokens = calloc((size_t)prompt->new_count + 1, sizeof *prompt->new_tokens);
     if (!prompt->new_tokens)
         return -ENOMEM;
-    memcpy(prompt->new_tokens, sequence->tokens + sequence->prompt_count,
-           prompt->new_count * sizeof *prompt->new_tokens);
+    if (prompt->new_count)
+        memcpy(prompt->new_tokens, result->tokens, prompt->new_count * sizeof *prompt->new_tokens);
     return tokenizer ? cox_tokenizer_decode(tokenizer, prompt->new_tokens, prompt->new_count,
                                             &prompt->new_text)
                      : 0;
 }
 
-static void on_done(void *context, const struct cox_sequence *sequence)
+bool cox_prompts_run_ends(const struct cox_prompts_run *run)
 {
-    struct completion *completion = context;
-    const struct cox_complete_options *options = completion->options;
-    struct cox_prompts *prompts = completion->prompts;
-    struct cox_prompt *prompt = sequence->request.context;
-    int r = result_take(prompt, sequence, options->tokenizer);
-    if (r && !completion->status)
-        completion->status = r;
+    return run->given_up || run->status;
+}
+
+void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
+                      const struct cox_prompt_result *result)
+{
+    const struct cox_complete_options *options = run->options;
+    struct cox_prompts *prompts = run->prompts;
+    int r = result_dup(prompt, result, options->tokenizer);
+    if (r && !run->status)
+        run->status = r;
     prompt->done = true;
-    completion->done_count++;
+    run->done_count++;
     if (options->progress)
-        cox_console_progress(completion->done_count, prompts->count);
+        cox_console_progress(run->done_count, prompts->count);
     /* Only these are about one request. */
-    int code = sequence->error.code;
-    if (code && code != COX_INVALID && code != COX_TOO_LARGE)
-        completion->failed = true;
-    while (!completion->given_up && !completion->failed && !completion->status &&
-           completion->ready_count < prompts->count &&
-           prompts->items[completion->ready_count].done) {
-        size_t index = completion->ready_count++;
+    if (result->finish == COX_FINISH_ERROR && result->code != COX_INVALID &&
+        result->code != COX_TOO_LARGE)
+        run->failed = true;
+    while (!run->given_up && !run->failed && !run->status && run->ready_count < prompts->count &&
+           prompts->items[run->ready_count].done) {
+        size_t index = run->ready_count++;
         if (options->ready && options->ready(options->ready_context, index, &prompts->items[index]))
-            completion->given_up = true;
+            run->given_up = true;
     }
-    if (completion->given_up || completion->status)
-        cox_scheduler_stop(completion->scheduler);
 }
 
 /* The group has failed or was stopped: what is done is handed out all the same, and what is not is told
  * as failed. */
-static void completion_end(struct completion *completion)
+static void rest_hand_out(struct cox_prompts_run *run)
 {
-    const struct cox_complete_options *options = completion->options;
-    struct cox_prompts *prompts = completion->prompts;
-    while (options->ready && !completion->given_up && !completion->status &&
-           completion->ready_count < prompts->count) {
-        size_t index = completion->ready_count++;
+    const struct cox_complete_options *options = run->options;
+    struct cox_prompts *prompts = run->prompts;
+    while (options->ready && !cox_prompts_run_ends(run) && run->ready_count < prompts->count) {
+        size_t index = run->ready_count++;
         struct cox_prompt *prompt = &prompts->items[index];
         prompt->abandoned = prompt->finish == COX_FINISH_ERROR || !prompt->done;
         if (!prompt->done)
             prompt->finish = COX_FINISH_ERROR;
         if (options->ready(options->ready_context, index, prompt))
-            completion->given_up = true;
+            run->given_up = true;
     }
+}
+
+int cox_prompts_run_end(struct cox_prompts_run *run, int r, const struct cox_error *error,
+                        struct cox_error *err)
+{
+    if (run->options->progress)
+        cox_console_progress_end();
+    if (r)
+        rest_hand_out(run);
+    if (run->status)
+        return cox_fail(err, run->status, "no memory for the answers");
+    return r ? cox_fail(err, r, "%s", error->text) : 0;
+}
+
+/* ---- on a scheduler of this process ---- */
+
+struct completion {
+    struct cox_prompts_run run;
+    struct cox_scheduler *scheduler;
+};
+
+static void on_done(void *context, const struct cox_sequence *sequence)
+{
+    struct completion *completion = context;
+    const struct cox_prompt_result result = {
+        .finish = sequence->finish,
+        .tokens = sequence->tokens + sequence->prompt_count,
+        .token_count = sequence->token_count - sequence->prompt_count,
+        .code = sequence->error.code,
+        .text = sequence->error.text,
+    };
+    cox_prompts_take(&completion->run, sequence->request.context, &result);
+    if (cox_prompts_run_ends(&completion->run))
+        cox_scheduler_stop(completion->scheduler);
 }
 
 static void on_stop(void *context)
@@ -231,13 +259,14 @@ static void on_stop(void *context)
 
 static int requests_add(struct completion *completion)
 {
-    const struct cox_complete_options *options = completion->options;
-    for (size_t i = 0; i < completion->prompts->count; i++) {
-        struct cox_prompt *prompt = &completion->prompts->items[i];
+    const struct cox_complete_options *options = completion->run.options;
+    struct cox_prompts *prompts = completion->run.prompts;
+    for (size_t i = 0; i < prompts->count; i++) {
+        struct cox_prompt *prompt = &prompts->items[i];
         struct cox_request request = {
             .tokens = prompt->tokens,
             .token_count = prompt->token_count,
-            .new_count_max = options->new_count_max ? options->new_count_max : NEW_COUNT_DEFAULT,
+            .new_count_max = cox_complete_new_count(options),
             .shorten = options->new_count_max == 0,
             .sampling = options->sampling,
             .stop_count = options->stop_count,
@@ -256,7 +285,7 @@ int cox_prompts_complete(struct cox_prompts *prompts, struct cox_crew *crew,
                          const struct cox_complete_options *options,
                          struct cox_scheduler_stats *ret_stats, struct cox_error *err)
 {
-    struct completion completion = {.prompts = prompts, .options = options};
+    struct completion completion = {.run = {.prompts = prompts, .options = options}};
     struct cox_scheduler_options scheduler_options = options->scheduler;
     int r = cox_scheduler_fit(&scheduler_options, cox_crew_summary(crew), err);
     if (r)
@@ -275,15 +304,8 @@ int cox_prompts_complete(struct cox_prompts *prompts, struct cox_crew *crew,
     else
         r = cox_scheduler_run(completion.scheduler, &error);
     cox_crew_on_stop(crew, NULL, NULL);
-    if (options->progress)
-        cox_console_progress_end();
-    if (r)
-        completion_end(&completion);
+    r = cox_prompts_run_end(&completion.run, r, &error, err);
     cox_scheduler_stats(completion.scheduler, ret_stats);
     cox_scheduler_free(completion.scheduler);
-    if (completion.status)
-        return cox_fail(err, completion.status, "no memory for the answers");
-    if (r)
-        return cox_fail(err, r, "%s", error.text);
-    return 0;
+    return r;
 }

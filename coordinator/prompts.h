@@ -66,4 +66,37 @@ int cox_prompts_complete(struct cox_prompts *prompts, struct cox_crew *crew,
                          const struct cox_complete_options *options,
                          struct cox_scheduler_stats *ret_stats, struct cox_error *err);
 
+/* ---- for who gets the answers in another way ---- */
+
+/* new_count_max, or its default. */
+uint32_t cox_complete_new_count(const struct cox_complete_options *options);
+
+struct cox_prompt_result {
+    enum cox_finish finish;
+    const int32_t *tokens; /* the new ones */
+    uint32_t token_count;
+    int code; /* COX_FINISH_ERROR */
+    const char *text;
+};
+
+/* Begins as zero but for the first two. */
+struct cox_prompts_run {
+    struct cox_prompts *prompts;
+    const struct cox_complete_options *options;
+    size_t done_count;
+    size_t ready_count; /* handed to ready */
+    bool given_up;      /* by ready */
+    bool failed;        /* as a whole: told once, by what the run returns */
+    int status;         /* of making results */
+};
+
+/* Dups the result of a prompt that is not done, and hands out what is ready. */
+void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
+                      const struct cox_prompt_result *result);
+/* True: nobody wants the rest. */
+bool cox_prompts_run_ends(const struct cox_prompts_run *run);
+/* The run came to r, with error. Hands out what is left, and returns what complete returns. */
+int cox_prompts_run_end(struct cox_prompts_run *run, int r, const struct cox_error *error,
+                        struct cox_error *err);
+
 #endif

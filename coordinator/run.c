@@ -1,6 +1,8 @@
 #include "command.h"
 #include "console.h"
 #include "crew.h"
+#include "service.h"
+#include "tokenizer.h"
 
 #include <signal.h>
 #include <stdio_ext.h>
@@ -20,9 +22,13 @@ static void help(FILE *file)
         "Usage: coxswain run [OPTION]... [-- COMMAND [ARGUMENT]...]\n"
         "\n"
         "Starts a group of worker processes, COMMAND or the reference worker, tells them to\n"
-        "initialize, and keeps them until SIGINT, SIGTERM or SIGHUP comes or one of them dies. "
-        "COMMAND gets rank, world size\n"
+        "initialize, and keeps them until SIGINT, SIGTERM or SIGHUP or `coxswain stop` comes or "
+        "one "
+        "of them dies. COMMAND gets rank, world size\n"
         "and name of the group in its environment (COXSWAIN_*) and as flags (--local_rank, ...).\n"
+        "When all is ready it prints `name NAME`, `door PATH` (not without a door) and a line\n"
+        "`rank R pid P` for each. With the reference worker, `coxswain generate --name NAME` then\n"
+        "completes prompts on the group, for any number of callers at once.\n"
         "\n"
         "      --no-init             start them only\n"
         "      --no-flags            nothing is appended to COMMAND; the environment has it all\n"
@@ -46,6 +52,8 @@ static int print_group(struct cox_crew *crew, struct cox_error *err)
 {
     struct cox_executor *executor = cox_crew_executor(crew);
     printf("name %s\n", cox_executor_name(executor));
+    if (cox_executor_door(executor))
+        printf("door %s\n", cox_executor_door(executor));
     for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
         printf("rank %u pid %d\n", rank, (int)cox_executor_pid(executor, rank));
     errno = 0;
@@ -57,20 +65,47 @@ static int print_group(struct cox_crew *crew, struct cox_error *err)
     return cox_fail(err, r, "cannot write to standard output: %s", cox_status_text(r));
 }
 
+/* Clients' prompts, on a group of reference workers. */
+static int serve(struct cox_crew *crew, const struct cox_crew_options *options,
+                 struct cox_serving **ret_serving, struct cox_error *err)
+{
+    struct cox_serving_options serving = {
+        .scheduler = {.step_ms = options->group->step_ms, .log = cox_crew_log()},
+    };
+    int r = cox_vocab_size_load(options->model, &serving.vocab_size, err);
+    if (!r)
+        r = cox_scheduler_fit(&serving.scheduler, cox_crew_summary(crew), err);
+    if (!r)
+        r = cox_serving_start(cox_crew_executor(crew), &serving, ret_serving, err);
+    if (!r)
+        cox_service_serve_with(cox_crew_service(crew), *ret_serving);
+    return r;
+}
+
 static int keep(const struct cox_crew_options *options)
 {
     struct cox_error error = {0};
+    /* The crew's connections end before the serving. */
+    _cox_cleanup_(cox_serving_freep) struct cox_serving *serving = NULL;
     _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = NULL;
     int number;
     int r = cox_crew_start(options, &crew, &number, &error);
     if (r == COX_CLOSED)
         return cox_exit_interrupted(number);
-    if (r)
+    if (!r && !options->refusal)
+        r = serve(crew, options, &serving, &error);
+    if (!r)
+        r = print_group(crew, &error);
+    if (r) {
+        if (serving)
+            cox_serving_stop(serving, &error);
         return cox_exit_with(&error);
-    r = print_group(crew, &error);
-    if (r)
-        return cox_exit_with(&error);
+    }
     r = cox_crew_wait(crew, &error);
+    if (r > 0)
+        cox_fail(&error, COX_CLOSED, "the group was told to end");
+    if (serving)
+        cox_serving_stop(serving, &error);
     if (r < 0) {
         cox_console_say("%s: the group ends", error.text);
         return COX_EXIT_WORKER;
@@ -118,6 +153,7 @@ int cox_command_run(int argc, char **argv)
     } else if (!r && optind < argc) {
         options.command = (const char *const *)(argv + optind);
         options.model = group.model;
+        options.refusal = "its workers are a command of its own";
     } else if (!r) {
         r = cox_worker_find(&group, &worker, &error);
         if (!r)
@@ -127,6 +163,8 @@ int cox_command_run(int argc, char **argv)
         reference[2] = model;
         options.command = reference;
         options.model = model;
+        if (!options.init)
+            options.refusal = "its workers were not told to initialize (--no-init)";
     }
     if (r)
         return r > 0 ? cox_exit_usage("run", &error) : cox_exit_with(&error);

@@ -377,9 +377,22 @@ static bool is_stopped(struct cox_scheduler *scheduler)
     return stopped;
 }
 
+/* Nothing is left to run: the ranks are told, before a sleep of any length. Returns 0: there is more;
+ * COX_EMPTY: that is all; the failure of telling. */
+static int idle(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    const struct cox_scheduler_options *options = &scheduler->options;
+    int r = tell(scheduler, err);
+    if (r)
+        return r;
+    return options->feed && options->feed(options->feed_context, true) ? 0 : COX_EMPTY;
+}
+
 static int steps_run(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     for (;;) {
+        if (scheduler->options.feed)
+            scheduler->options.feed(scheduler->options.feed_context, false);
         done_report(scheduler);
         if (is_stopped(scheduler))
             return cox_fail(err, COX_CLOSED, "stopped");
@@ -387,8 +400,8 @@ static int steps_run(struct cox_scheduler *scheduler, struct cox_error *err)
         int r = scheduler->nested ? tell(scheduler, &error) : 0;
         if (!r)
             r = step_run(scheduler, &error);
-        if (r == COX_EMPTY)
-            return 0;
+        if (r == COX_EMPTY && (r = idle(scheduler, err)))
+            return r == COX_EMPTY ? 0 : r;
         if (r == 0) {
             scheduler->retry_count = 0;
             continue;
@@ -412,8 +425,6 @@ int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err)
     uint64_t started_ns = cox_now_ns();
     struct cox_error error = {0};
     int r = steps_run(scheduler, &error);
-    if (!r)
-        r = tell(scheduler, &error);
     if (r) {
         scheduler->broken = true;
         cox_plan_fail(scheduler->plan, r, error.text);
@@ -422,6 +433,11 @@ int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err)
     scheduler->run_ns += cox_now_ns() - started_ns;
     done_report(scheduler);
     return r;
+}
+
+void cox_scheduler_cancel(struct cox_scheduler *scheduler, const void *context)
+{
+    cox_plan_cancel(scheduler->plan, context);
 }
 
 void cox_scheduler_stop(struct cox_scheduler *scheduler)
@@ -454,6 +470,11 @@ static void percentiles(const uint64_t *samples, uint64_t count, uint64_t *ret_p
     /* The smallest sample that so many percent do not exceed. */
     *ret_p50 = sorted[(n * 50 + 99) / 100 - 1];
     *ret_p99 = sorted[(n * 99 + 99) / 100 - 1];
+}
+
+uint32_t cox_scheduler_free_blocks(const struct cox_scheduler *scheduler)
+{
+    return cox_plan_free_blocks(scheduler->plan);
 }
 
 void cox_scheduler_stats(struct cox_scheduler *scheduler, struct cox_scheduler_stats *ret_stats)

@@ -4,12 +4,12 @@
  * The thread that calls run plans, submits, and sleeps until the handler has copied the outcome
  * out; one step is in flight at a time. plan.h has the rules of batching.
  *
- * Threads: everything on one thread, except stop, which any thread may call. done runs on the
- *   thread of run; it may add. The scheduler is the only one that runs steps on the group while it
+ * Threads: everything on one thread, except stop, which any thread may call. done and feed run on
+ *   the thread of run; they may add. The scheduler is the only one that runs steps on the group while it
  *   exists.
  * Ownership: requests are copied; what done is shown is lent for the call. The executor is borrowed
  *   until free.
- * Blocks: run until every request is done; each wait in it ends at the step deadline, by stop, or
+ * Blocks: run until every request is done, and for longer if feed says so; each wait in it ends at the step deadline, by stop, or
  *   by a death.
  * Failures: a step that ended with COX_REJECTED, COX_TIMEOUT, COX_STALE or COX_ABORTED counts as if
  *   it had never been: everything is announced and recomputed, retry_max times in a row. While a
@@ -39,6 +39,11 @@ struct cox_scheduler_options {
     /* A request is done, in any order. Also called for those that fail. */
     void (*done)(void *context, const struct cox_sequence *sequence);
     void *done_context;
+    /* On the thread of run, before each step is planned; may add and cancel. idle: nothing is left to
+     * run, and the ranks know it: sleeps until there is something, or returns false: run ends. Not
+     * idle, what it returns is not looked at. NULL: run ends when nothing is left. */
+    bool (*feed)(void *context, bool idle);
+    void *feed_context;
 };
 
 struct cox_scheduler_stats {
@@ -67,13 +72,21 @@ struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler); /* NU
 /* Returns 0 or -ENOMEM. A request that can never run is reported through done. */
 int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_request *request);
 
+/* Inside feed: ends the request with this context, which is then done, with COX_CLOSED. One that is
+ * done, or never was, is fine. */
+void cox_scheduler_cancel(struct cox_scheduler *scheduler, const void *context);
+
 /* Runs steps until nothing is left, then tells the ranks of the sequences that ended last. Returns
  * 0, also when single requests failed; COX_CLOSED: stopped, nothing can be run any more; the status
  * of the failure that ended all. */
 int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err);
-/* Makes run return soon, whatever the step in flight does. Idempotent. */
+/* Makes run return soon, whatever the step in flight does; a feed that sleeps is its owner's to wake.
+ * Idempotent. */
 void cox_scheduler_stop(struct cox_scheduler *scheduler);
 
+/* Blocks of KV cache that are not taken; on the thread of run, for display and tests of leaks. */
+uint32_t cox_scheduler_free_blocks(const struct cox_scheduler *scheduler);
+/* Not while run runs, except on its thread. */
 void cox_scheduler_stats(struct cox_scheduler *scheduler, struct cox_scheduler_stats *ret_stats);
 
 #endif

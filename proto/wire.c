@@ -1,5 +1,6 @@
 #include "wire.h"
 
+#include "proto/control.pb-c.h"
 #include "proto/executor.pb-c.h"
 
 #include <endian.h>
@@ -268,6 +269,30 @@ int cox_wire_response_unpack(struct cox_arena *arena, const void *bytes, size_t 
     if (r)
         return r;
     *ret_response = (struct ModelExecuteData__ExecuteResponse *)message;
+    return 0;
+}
+
+int cox_wire_control_request_unpack(struct cox_arena *arena, const void *bytes, size_t size,
+                                    struct CoxswainControl__ControlRequest **ret_request)
+{
+    ProtobufCMessage *message = NULL;
+    int r = message_unpack(arena, &coxswain_control__control_request__descriptor, bytes, size,
+                           &message);
+    if (r)
+        return r;
+    *ret_request = (struct CoxswainControl__ControlRequest *)message;
+    return 0;
+}
+
+int cox_wire_control_reply_unpack(struct cox_arena *arena, const void *bytes, size_t size,
+                                  struct CoxswainControl__ControlReply **ret_reply)
+{
+    ProtobufCMessage *message = NULL;
+    int r =
+        message_unpack(arena, &coxswain_control__control_reply__descriptor, bytes, size, &message);
+    if (r)
+        return r;
+    *ret_reply = (struct CoxswainControl__ControlReply *)message;
     return 0;
 }
 

@@ -25,6 +25,8 @@ extern "C" {
 
 struct ModelExecuteData__ExecuteRequest;
 struct ModelExecuteData__ExecuteResponse;
+struct CoxswainControl__ControlRequest;
+struct CoxswainControl__ControlReply;
 
 /* A bump allocator of blocks that are kept over a reset. */
 struct cox_arena {
@@ -62,6 +64,12 @@ COX_PUBLIC int cox_wire_request_unpack(struct cox_arena *arena, const void *byte
                                        struct ModelExecuteData__ExecuteRequest **ret_request);
 COX_PUBLIC int cox_wire_response_unpack(struct cox_arena *arena, const void *bytes, size_t size,
                                         struct ModelExecuteData__ExecuteResponse **ret_response);
+
+/* The same for control.proto. */
+int cox_wire_control_request_unpack(struct cox_arena *arena, const void *bytes, size_t size,
+                                    struct CoxswainControl__ControlRequest **ret_request);
+int cox_wire_control_reply_unpack(struct cox_arena *arena, const void *bytes, size_t size,
+                                  struct CoxswainControl__ControlReply **ret_reply);
 
 /* The `bytes` fields of token ids, block tables and sequence ids: raw little-endian int64 arrays.
  * Returns the number of elements, or -1 when size is no multiple of 8. */

@@ -261,6 +261,11 @@ WRAP(int, unlinkat, int folder, const char *path, int flags)
     return r < 0 ? r : countdown_took_back();
 }
 
+WRAP(DIR *, opendir, const char *path)
+{
+    return FAILS("opendir", EMFILE, 0, 0) ? NULL : __real_opendir(path);
+}
+
 WRAP(DIR *, fdopendir, int fd)
 {
     return FAILS("fdopendir", ENOMEM, 0, 0) ? NULL : __real_fdopendir(fd);
@@ -390,6 +395,20 @@ WRAP(int, socketpair, int domain, int type, int protocol, int fds[2])
     if (FAILS("socketpair", EMFILE, 0, 0))
         return -1;
     return __real_socketpair(domain, type, protocol, fds);
+}
+
+WRAP(ssize_t, send, int fd, const void *bytes, size_t size, int flags)
+{
+    if (FAILS("send", ENOBUFS, 0, COUNTDOWN_INTERRUPTIBLE))
+        return -1;
+    return __real_send(fd, bytes, size, flags);
+}
+
+WRAP(ssize_t, recv, int fd, void *bytes, size_t size, int flags)
+{
+    if (FAILS("recv", ENOMEM, 0, COUNTDOWN_INTERRUPTIBLE))
+        return -1;
+    return __real_recv(fd, bytes, size, flags);
 }
 
 WRAP(ssize_t, sendmsg, int fd, const struct msghdr *message, int flags)

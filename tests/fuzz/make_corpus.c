@@ -14,7 +14,9 @@
 #include "channel/reply.h"
 #include "channel/request.h"
 #include "channel/truth.h"
+#include "coordinator/stream.h"
 #include "memory.h"
+#include "proto/control.pb-c.h"
 #include "proto/wire.h"
 
 #include <sys/stat.h>
@@ -140,6 +142,106 @@ static void put_request(struct bytes *bytes, Request *step)
     request.execute_model_request = step;
     FUZZ_CHECK(cox_wire_request_pack(&request, packed, sizeof packed, &size) == 0);
     put(bytes, packed, size);
+}
+
+/* ---- control connections ---- */
+
+static void put_message(struct bytes *bytes, const ProtobufCMessage *message)
+{
+    struct cox_stream stream;
+    cox_stream_init(&stream, -1);
+    FUZZ_CHECK(cox_stream_put(&stream, message) == 0);
+    put(bytes, stream.out, stream.out_size);
+    cox_stream_deinit(&stream);
+}
+
+static void put_complete(struct bytes *bytes)
+{
+    int32_t tokens[] = {1, 5, 10, 13, 8, 11, 14, 300}, stops[] = {2};
+    CoxswainControl__Prompt prompts[2], *list[2];
+    CoxswainControl__CompleteRequest complete = COXSWAIN_CONTROL__COMPLETE_REQUEST__INIT;
+    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    for (uint32_t i = 0; i < 2; i++) {
+        coxswain_control__prompt__init(&prompts[i]);
+        prompts[i].has_index = true;
+        prompts[i].index = i * 1000;
+        prompts[i].tokens = tokens;
+        prompts[i].n_tokens = 8 - i;
+        list[i] = &prompts[i];
+    }
+    complete.prompts = list;
+    complete.n_prompts = 2;
+    complete.has_new_count_max = complete.has_temperature = complete.has_top_k = true;
+    complete.new_count_max = 20;
+    complete.temperature = 0.5f;
+    complete.top_k = 3;
+    complete.stop_tokens = stops;
+    complete.n_stop_tokens = 1;
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE;
+    request.complete = &complete;
+    put_message(bytes, &request.base);
+}
+
+static void put_replies(struct bytes *bytes)
+{
+    int32_t tokens[] = {11, 8, 2};
+    uint32_t late[] = {0, 7};
+    CoxswainControl__ControlReply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    CoxswainControl__CompletionItem item = COXSWAIN_CONTROL__COMPLETION_ITEM__INIT;
+    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    CoxswainControl__StatusReply status = COXSWAIN_CONTROL__STATUS_REPLY__INIT;
+    CoxswainControl__RankStatus rank = COXSWAIN_CONTROL__RANK_STATUS__INIT, *ranks[] = {&rank};
+    CoxswainControl__ChannelStatus channel = COXSWAIN_CONTROL__CHANNEL_STATUS__INIT,
+                                   *channels[] = {&channel};
+    item.has_index = item.has_finish = error.has_code = true;
+    item.index = 3;
+    item.tokens = tokens;
+    item.n_tokens = 3;
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ITEM;
+    reply.item = &item;
+    put_message(bytes, &reply.base);
+    error.code = COX_TOO_LARGE;
+    error.text = "too long";
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ERROR;
+    reply.error = &error;
+    put_message(bytes, &reply.base);
+    rank.has_rank = rank.has_pid = true;
+    rank.pid = 4242;
+    rank.death = "rank 0 (pid 4242) was killed by signal 9 (Killed)";
+    channel.name = "execute";
+    channel.late_ranks = late;
+    channel.n_late_ranks = 2;
+    status.name = "group";
+    status.ranks = ranks;
+    status.n_ranks = 1;
+    status.channels = channels;
+    status.n_channels = 1;
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS;
+    reply.status = &status;
+    put_message(bytes, &reply.base);
+}
+
+static void control_request(void)
+{
+    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    CoxswainControl__StatusRequest status = COXSWAIN_CONTROL__STATUS_REQUEST__INIT;
+    CoxswainControl__StopRequest stop = COXSWAIN_CONTROL__STOP_REQUEST__INIT;
+    struct bytes whole = {0}, pieces = {0}, replies = {0};
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS;
+    request.status = &status;
+    put(&whole, "\0\377", 2);
+    put_message(&whole, &request.base);
+    put_complete(&whole);
+    save("control_request", "status_and_prompts", &whole);
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP;
+    request.stop = &stop;
+    put(&pieces, "\2\0", 2);
+    put_complete(&pieces);
+    put_message(&pieces, &request.base);
+    save("control_request", "prompts_and_stop_in_pieces", &pieces);
+    put(&replies, "\1\37", 2);
+    put_replies(&replies);
+    save("control_request", "replies", &replies);
 }
 
 /* Of the step target. */
@@ -461,6 +563,7 @@ int main(int argc, char **argv)
     }
     root = argv[1];
     mkdir(root, 0777);
+    control_request();
     control_attach("default", 4, &(struct cox_geometry_choice){0});
     control_attach("deep", 1, &(struct cox_geometry_choice){.depth = 8});
     control_attach("legacy", 8, &(struct cox_geometry_choice){.legacy = true});

@@ -265,9 +265,10 @@ def legacy_workers_generate():
 
 
 def started(process):
-    """The name and the pids that run prints."""
-    name = process.stdout.readline().split()
+    """The name that run prints; the pids are next."""
+    name, door = process.stdout.readline().split(), process.stdout.readline().split()
     check(name and name[0] == "name", "no name was printed")
+    check(door and door[0] == "door", "no door was printed")
     return name[1]
 
 

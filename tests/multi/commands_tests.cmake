@@ -6,3 +6,6 @@ set_target_properties(without PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINA
 cox_command_test(NAME multi/commands LABEL multi TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
+cox_command_test(NAME multi/control LABEL multi TIMEOUT 300 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR})

@@ -21,3 +21,8 @@ foreach(name attach completion executor faults flight group lateness operations 
     cox_sealed_test(${name} TIMEOUT 240)
 endforeach()
 cox_sealed_test(soak TIMEOUT 240 ARGS 20000)
+
+# Control connections without a door.
+cox_multi_test(NAME service SOURCES ${CMAKE_CURRENT_LIST_DIR}/service_test.c
+    LIBS coxswain_testlib coxswain_commands TIMEOUT 120)
+add_dependencies(test_multi_service scripted_worker)

@@ -373,6 +373,55 @@ static void nested_steps_are_all_prefill_or_all_decode(void **state)
     cox_plan_free(plan);
 }
 
+static void who_is_cancelled_gives_everything_back(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    static const int32_t tokens[5] = {1, 2, 3, 4, 5};
+    char contexts[8];
+    for (int i = 0; i < 6; i++) { /* four run, two wait */
+        struct cox_request request = {
+            .tokens = tokens, .token_count = 3, .new_count_max = 20, .context = &contexts[i]};
+        assert_int_equal(cox_plan_add(plan, &request), 0);
+    }
+    const struct cox_step *step = next(plan);
+    assert_int_equal(step->row_count, 4);
+    commit(plan, 1, 50);
+    uint32_t free_count = cox_plan_free_blocks(plan);
+    cox_plan_cancel(plan, &contexts[6]); /* nobody */
+    assert_null(cox_plan_done(plan));
+    cox_plan_cancel(plan, &contexts[1]); /* runs */
+    cox_plan_cancel(plan, &contexts[5]); /* waits, the last */
+    struct cox_request request = {
+        .tokens = tokens, .token_count = 3, .new_count_max = 1, .context = &contexts[7]};
+    assert_int_equal(cox_plan_add(plan, &request), 0); /* and another one waits in its place */
+    assert_int_equal(cox_plan_free_blocks(plan), free_count + 1);
+    for (int i = 0; i < 2; i++) {
+        struct cox_sequence *done = cox_plan_done(plan);
+        assert_ptr_equal(done->request.context, &contexts[i ? 5 : 1]);
+        assert_int_equal(done->finish, COX_FINISH_ERROR);
+        assert_int_equal(done->error.code, COX_CLOSED);
+        cox_sequence_free(done);
+    }
+    assert_null(cox_plan_done(plan));
+    /* Its slot is told as finished, and the other one that waited has it. */
+    step = next(plan);
+    assert_int_equal(step->finished_count, 1);
+    assert_int_equal(step->row_count, 4);
+    assert_ptr_equal(step->rows[3].sequence->request.context, &contexts[4]);
+    assert_int_equal(step->rows[3].sequence->slot, step->finished_slots[0]);
+    commit(plan, 2, 50);
+    for (int i = 0; i < 5; i++)
+        cox_plan_cancel(plan, &contexts[i]);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    step = next(plan);
+    assert_int_equal(step->row_count, 1);
+    assert_ptr_equal(step->rows[0].sequence->request.context, &contexts[7]);
+    assert_int_equal(step->finished_count, 4);
+    commit(plan, 3, 50);
+    cox_plan_free(plan);
+}
+
 static void a_failure_ends_all(void **state)
 {
     (void)state;
@@ -412,6 +461,7 @@ int main(void)
         cmocka_unit_test(shorten_fits_what_is_there),
         cmocka_unit_test(steps_stay_below_the_frame),
         cmocka_unit_test(nested_steps_are_all_prefill_or_all_decode),
+        cmocka_unit_test(who_is_cancelled_gives_everything_back),
         cmocka_unit_test(a_failure_ends_all),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);

@@ -1,318 +1,14 @@
 /*
- * scheduler: whole runs against a rank that is a thread of this process. Its sequence table is the
- * workers' own; its model is a hash of all tokens of a sequence, read through a KV cache that
- * remembers what was written where, so that a wrong block, a position left out or a sequence taken
- * for another one changes the text or stops the test.
+ * scheduler: whole runs against the rank of scheduler_fixture.h.
  */
-#include "coordinator/scheduler.h"
+#include "scheduler_fixture.h"
 
-#include "proto/executor.pb-c.h"
-#include "proto/wire.h"
-#include "worker/table.h"
-
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
-
-#define BLOCK_SIZE 4
-#define BLOCK_COUNT_MAX 512
-#define STOP 0
-#define FRAME_SIZE 65536
-
-struct cell {
-    int64_t id;
-    uint32_t position;
-    int32_t token;
-};
-
-/* What the rank, or the executor, does with the n-th submit. */
-struct script {
-    int (*submit)(uint64_t number); /* what submit returns; NULL: 0 */
-    int (*status)(uint64_t number); /* how the step ends; NULL: 0 */
-    bool loses_table;               /* a step that failed was applied by this rank all the same */
-    bool bad_reply;
-    bool silent; /* never completes */
-};
-
-/* The executor of these tests. */
-struct cox_executor {
-    bool legacy;
-    size_t request_size_max;
-    struct script script;
-    struct cox_table *table;
-    struct cell cells[BLOCK_COUNT_MAX][BLOCK_SIZE];
-
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    pthread_t thread;
-    cox_completion_fn handler;
-    void *handler_context;
-    bool stop;
-    bool pending;
-    uint8_t frame[FRAME_SIZE];
-    size_t frame_size;
-    void *request_context;
-    uint64_t sequence;
-
-    /* Only the test's thread touches these while the rank is idle. */
-    uint64_t submit_count;
-    uint64_t row_count;
-    uint64_t row_count_max;
-    uint64_t token_count_max;
-    uint64_t cleanup_count;
-};
-
-static int32_t model(const int32_t *tokens, uint32_t count)
-{
-    uint64_t digest = cox_wire_token_digest(tokens, count);
-    return (int32_t)(digest % 40); /* 0 is STOP */
-}
-
-/* ---- the rank ---- */
-
-static void row_compute(struct cox_executor *executor, const struct cox_batch_row *row,
-                        struct cox_batch_output *output)
-{
-    uint32_t end = row->position + row->token_count;
-    COX_ASSERT(row->tables[0].count * BLOCK_SIZE >= end);
-    for (uint32_t p = 0; p < end; p++) {
-        int32_t block = row->tables[0].blocks[p / BLOCK_SIZE];
-        COX_ASSERT(block >= 0 && block < BLOCK_COUNT_MAX);
-        struct cell *cell = &executor->cells[block][p % BLOCK_SIZE];
-        struct cell expected = {.id = row->id, .position = p, .token = row->tokens[p]};
-        if (p >= row->position)
-            *cell = expected;
-        COX_ASSERT(cell->id == row->id && cell->position == p && cell->token == row->tokens[p]);
-    }
-    if (row->emit)
-        output->token = model(row->tokens, end);
-}
-
-static void batch_run(struct cox_executor *executor, const struct cox_batch *batch,
-                      struct cox_batch_output *outputs)
-{
-    uint64_t token_count = 0;
-    for (uint32_t i = 0; i < batch->row_count; i++) {
-        row_compute(executor, &batch->rows[i], &outputs[i]);
-        token_count += batch->rows[i].token_count;
-    }
-    executor->row_count += batch->row_count;
-    if (batch->row_count > executor->row_count_max)
-        executor->row_count_max = batch->row_count;
-    if (token_count > executor->token_count_max)
-        executor->token_count_max = token_count;
-}
-
-static void complete(struct cox_executor *executor, int status, const char *text,
-                     const ModelExecuteData__ExecuteResponse *response)
-{
-    struct cox_rank_result rank = {.outcome = COX_OUTCOME_OK, .response = response};
-    struct cox_completion completion = {
-        .sequence = executor->sequence,
-        .channel = COX_CHANNEL_EXECUTE,
-        .status = status,
-        .text = text,
-        .rank_count = 1,
-        .ranks = &rank,
-        .payload = response ? &rank : NULL,
-        .request_context = executor->request_context,
-    };
-    executor->handler(executor->handler_context, &completion);
-}
-
-static void reply(struct cox_executor *executor, const struct cox_batch *batch,
-                  const struct cox_batch_output *outputs, bool nested)
-{
-    int32_t tokens[256];
-    int64_t wide[256];
-    static ModelExecuteData__SequenceOutput samples[256];
-    static ModelExecuteData__SequenceOutput *sample_list[256];
-    static ModelExecuteData__CompletionSequenceGroupOutput groups[256];
-    static ModelExecuteData__CompletionSequenceGroupOutput *group_list[256];
-    ModelExecuteData__StepResult result = MODEL_EXECUTE_DATA__STEP_RESULT__INIT;
-    ModelExecuteData__ExecuteModelResponse answer =
-        MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
-    ModelExecuteData__ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    for (uint32_t i = 0; i < batch->row_count; i++) {
-        tokens[i] = outputs[i].token;
-        wide[i] = outputs[i].token;
-        model_execute_data__sequence_output__init(&samples[i]);
-        samples[i].seq_id = batch->rows[i].id;
-        samples[i].n_output_token = 1;
-        samples[i].output_token = &wide[i];
-        sample_list[i] = &samples[i];
-        model_execute_data__completion_sequence_group_output__init(&groups[i]);
-        groups[i].n_samples = 1;
-        groups[i].samples = &sample_list[i];
-        /* Backwards: the order is the worker's affair. */
-        group_list[batch->row_count - 1 - i] = &groups[i];
-    }
-    if (nested) {
-        answer.n_outputs = batch->row_count - (executor->script.bad_reply ? 1 : 0);
-        answer.outputs = group_list;
-    } else {
-        result.n_tokens = batch->row_count + (executor->script.bad_reply ? 1 : 0);
-        result.tokens = tokens;
-        result.has_base_sequence = true;
-        result.base_sequence = executor->sequence;
-        answer.step = &result;
-    }
-    answer.has_model_execute_time = true;
-    answer.model_execute_time = 0.001f;
-    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
-    response.execute_model_response = &answer;
-    complete(executor, 0, NULL, &response);
-}
-
-static void step_take(struct cox_executor *executor, struct cox_arena *arena)
-{
-    ModelExecuteData__ExecuteRequest *request;
-    const struct cox_batch *batch;
-    struct cox_batch_output *outputs;
-    struct cox_error error = {0};
-    int status = executor->script.status ? executor->script.status(executor->sequence) : 0;
-    bool aside = status && !executor->script.loses_table;
-    cox_arena_reset(arena);
-    int r = cox_wire_request_unpack(arena, executor->frame, executor->frame_size, &request);
-    COX_ASSERT(r == 0);
-    bool nested = request->execute_model_request->step == NULL;
-    r = aside ? 0
-              : cox_table_apply(executor->table, executor->sequence, request->execute_model_request,
-                                &batch, &outputs, &error);
-    if (r)
-        fprintf(stderr, "apply: %s\n", error.text);
-    COX_ASSERT(r == 0);
-    if (!aside) {
-        batch_run(executor, batch, outputs);
-        struct cox_batch_row rows[256];
-        struct cox_batch copy = *batch;
-        memcpy(rows, batch->rows, batch->row_count * sizeof *rows);
-        copy.rows = rows;
-        struct cox_batch_output tokens[256];
-        memcpy(tokens, outputs, batch->row_count * sizeof *tokens);
-        cox_table_commit(executor->table);
-        if (!status && !executor->script.silent)
-            reply(executor, &copy, tokens, nested);
-    }
-    if (status) {
-        /* Nothing computed before counts any more: a rank may have been replaced. */
-        memset(executor->cells, 0, sizeof executor->cells);
-        complete(executor, status, "rank 1 says no", NULL);
-    }
-}
-
-static void *rank_main(void *context)
-{
-    struct cox_executor *executor = context;
-    struct cox_arena arena;
-    COX_ASSERT(cox_arena_init(&arena, 1 << 16, 1 << 24) == 0);
-    pthread_mutex_lock(&executor->lock);
-    for (;;) {
-        while (!executor->stop && !executor->pending)
-            pthread_cond_wait(&executor->wake, &executor->lock);
-        if (!executor->pending)
-            break;
-        executor->pending = false;
-        step_take(executor, &arena);
-    }
-    pthread_mutex_unlock(&executor->lock);
-    cox_arena_deinit(&arena);
-    return NULL;
-}
-
-/* ---- the executor's functions ---- */
-
-int cox_executor_submit(struct cox_executor *executor,
-                        const struct ModelExecuteData__ExecuteRequest *request,
-                        const struct cox_submit_options *options, uint64_t *ret_sequence,
-                        struct cox_error *err)
-{
-    pthread_mutex_lock(&executor->lock);
-    uint64_t number = ++executor->submit_count;
-    int r = executor->script.submit ? executor->script.submit(number) : 0;
-    if (r) {
-        pthread_mutex_unlock(&executor->lock);
-        return cox_fail(err, r, "submit says %s", cox_status_text(r));
-    }
-    COX_ASSERT(!executor->pending);
-    r = cox_wire_request_pack(request, executor->frame, executor->request_size_max,
-                              &executor->frame_size);
-    COX_ASSERT(r == 0); /* the plan keeps steps below the frame */
-    executor->request_context = options->request_context;
-    *ret_sequence = ++executor->sequence;
-    executor->pending = true;
-    pthread_cond_signal(&executor->wake);
-    pthread_mutex_unlock(&executor->lock);
-    return 0;
-}
-
-int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
-                         cox_completion_fn handler, void *context)
-{
-    COX_ASSERT(channel == COX_CHANNEL_EXECUTE);
-    pthread_mutex_lock(&executor->lock);
-    executor->handler = handler;
-    executor->handler_context = context;
-    pthread_mutex_unlock(&executor->lock);
-    return 0;
-}
-
-int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, size_t count,
-                         uint64_t deadline_ns, struct cox_error *err)
-{
-    (void)deadline_ns;
-    (void)err;
-    const uint32_t *slots;
-    uint32_t slot_count;
-    pthread_mutex_lock(&executor->lock);
-    cox_table_cleanup(executor->table, seq_ids, count, &slots, &slot_count);
-    COX_ASSERT(slot_count == count); /* every one of them was still there */
-    executor->cleanup_count += count;
-    pthread_mutex_unlock(&executor->lock);
-    return 0;
-}
-
-bool cox_executor_legacy(const struct cox_executor *executor)
-{
-    return executor->legacy;
-}
-
-size_t cox_executor_request_size_max(const struct cox_executor *executor,
-                                     enum cox_channel_id channel)
-{
-    COX_ASSERT(channel == COX_CHANNEL_EXECUTE);
-    return executor->request_size_max;
-}
-
-static struct cox_executor *executor_new(void)
-{
-    struct cox_executor *executor = calloc(1, sizeof *executor);
-    COX_ASSERT(executor);
-    executor->request_size_max = FRAME_SIZE;
-    pthread_mutex_init(&executor->lock, NULL);
-    pthread_cond_init(&executor->wake, NULL);
-    COX_ASSERT(cox_table_new(4096, 4096, &executor->table) == 0);
-    COX_ASSERT(pthread_create(&executor->thread, NULL, rank_main, executor) == 0);
-    return executor;
-}
-
-static void executor_free(struct cox_executor *executor)
-{
-    pthread_mutex_lock(&executor->lock);
-    executor->stop = true;
-    pthread_cond_signal(&executor->wake);
-    pthread_mutex_unlock(&executor->lock);
-    pthread_join(executor->thread, NULL);
-    cox_table_free(executor->table);
-    pthread_mutex_destroy(&executor->lock);
-    pthread_cond_destroy(&executor->wake);
-    free(executor);
-}
 
 /* ---- allocations of one thread, also those inside libprotobuf-c ---- */
 
@@ -362,6 +58,7 @@ struct expectation {
     uint32_t new_max;
     uint32_t done_count;
     int code; /* expected */
+    bool unstoppable;
 };
 
 static struct expectation expectations[REQUEST_COUNT];
@@ -418,20 +115,23 @@ static struct cox_scheduler_options options_make(void)
     };
 }
 
+static void add_one(struct cox_scheduler *scheduler, struct expectation *e)
+{
+    struct cox_request request = {
+        .tokens = e->tokens,
+        .token_count = e->prompt_count,
+        .new_count_max = e->new_max,
+        .stop_tokens = {STOP},
+        .stop_count = e->unstoppable ? 0 : 1,
+        .context = e,
+    };
+    COX_ASSERT(cox_scheduler_add(scheduler, &request) == 0);
+}
+
 static void add_all(struct cox_scheduler *scheduler)
 {
-    for (int i = 0; i < REQUEST_COUNT; i++) {
-        struct expectation *e = &expectations[i];
-        struct cox_request request = {
-            .tokens = e->tokens,
-            .token_count = e->prompt_count,
-            .new_count_max = e->new_max,
-            .stop_tokens = {STOP},
-            .stop_count = 1,
-            .context = e,
-        };
-        assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
-    }
+    for (int i = 0; i < REQUEST_COUNT; i++)
+        add_one(scheduler, &expectations[i]);
 }
 
 /* Runs all requests and expects `code` of the run; every request is reported once. */
@@ -621,6 +321,79 @@ static void a_death_and_nonsense_end_all(void **state)
     }
 }
 
+/* ---- requests that come while it runs ---- */
+
+struct feeder {
+    struct cox_scheduler *scheduler;
+    int next;          /* of the expectations */
+    int idle_count;    /* times that it had nothing to do */
+    int cancel_at;     /* this one is cancelled once it runs; -1: none */
+    uint32_t free_min; /* blocks */
+    bool told;         /* at every idle time the ranks had forgotten all */
+    struct cox_executor *executor;
+};
+
+static bool on_feed(void *context, bool idle)
+{
+    struct feeder *feeder = context;
+    uint32_t free_count = cox_scheduler_free_blocks(feeder->scheduler);
+    feeder->free_min = free_count < feeder->free_min ? free_count : feeder->free_min;
+    if (feeder->cancel_at >= 0 && feeder->next > feeder->cancel_at + 20) {
+        cox_scheduler_cancel(feeder->scheduler, &expectations[feeder->cancel_at]);
+        cox_scheduler_cancel(feeder->scheduler, feeder); /* nobody's */
+        feeder->cancel_at = -1;
+    }
+    if (idle) {
+        feeder->idle_count++;
+        feeder->told = feeder->told && cox_table_count(feeder->executor->table) == 0 &&
+                       free_count == BLOCK_COUNT_MAX;
+        if (feeder->next == REQUEST_COUNT)
+            return false;
+    }
+    /* Now one, now some, now none while anything runs. */
+    for (uint32_t count = idle ? 1 + draw(30) : draw(3); count && feeder->next < REQUEST_COUNT;
+         count--)
+        add_one(feeder->scheduler, &expectations[feeder->next++]);
+    return true;
+}
+
+static void requests_come_and_go_while_it_runs(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 1; seed <= 20; seed++) {
+        struct cox_executor *executor = executor_new();
+        struct cox_scheduler_options options = options_make();
+        struct feeder feeder = {.cancel_at = (int)(seed * 7 % 100),
+                                .free_min = BLOCK_COUNT_MAX,
+                                .told = true,
+                                .executor = executor};
+        struct cox_error error = {0};
+        options.feed = on_feed;
+        options.feed_context = &feeder;
+        options.nested = seed % 3 == 0;
+        options.retry_max = 20;
+        if (seed % 2)
+            executor->script.status = fails_now_and_then;
+        expectations_make(seed);
+        /* It has no end of its own. */
+        struct expectation *cancelled = &expectations[feeder.cancel_at];
+        cancelled->code = COX_CLOSED;
+        cancelled->new_max = 60;
+        cancelled->unstoppable = true;
+        assert_int_equal(cox_scheduler_new(executor, &options, &feeder.scheduler, &error), 0);
+        if (cox_scheduler_run(feeder.scheduler, &error))
+            fail_msg("%s", error.text);
+        for (int i = 0; i < REQUEST_COUNT; i++)
+            assert_int_equal(expectations[i].done_count, 1);
+        assert_true(feeder.idle_count > 0);
+        assert_true(seed % 2 || feeder.told); /* a step that failed is forgotten at the next one */
+        assert_true(feeder.free_min < BLOCK_COUNT_MAX);
+        assert_int_equal(cox_scheduler_free_blocks(feeder.scheduler), BLOCK_COUNT_MAX);
+        cox_scheduler_free(feeder.scheduler);
+        executor_free(executor);
+    }
+}
+
 static void *stop_soon(void *context)
 {
     cox_scheduler_stop(context);
@@ -727,6 +500,7 @@ int main(void)
         cmocka_unit_test(retries_end),
         cmocka_unit_test(a_late_rank_is_waited_for),
         cmocka_unit_test(a_death_and_nonsense_end_all),
+        cmocka_unit_test(requests_come_and_go_while_it_runs),
         cmocka_unit_test(stop_ends_a_run_whose_step_never_ends),
         cmocka_unit_test(steps_allocate_nothing),
         cmocka_unit_test(capacities_of_init_are_checked),

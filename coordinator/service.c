@@ -1,0 +1,529 @@
+#include "service.h"
+
+#include "../channel/thread.h"
+#include "../proto/wire.h"
+#include "answer.h"
+#include "proto/control.pb-c.h"
+#include "stream.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define IDLE_MS 10000
+/* Answers wait in the serving while so many bytes wait here. */
+#define PENDING_MAX ((size_t)64 << 10)
+/* Of one request, unpacked: packed numbers grow fourfold. */
+#define REQUEST_ARENA_MAX ((size_t)96 << 20)
+#define REPLY_ARENA_MAX ((size_t)4 << 20)
+#define TEMPERATURE_MAX 100.0f
+
+typedef CoxswainControl__ControlRequest control_request;
+typedef CoxswainControl__ControlReply control_reply;
+typedef CoxswainControl__CompleteRequest complete_request;
+
+struct connection {
+    struct cox_service *service;
+    pthread_t thread;
+    bool used, ended; /* under the service's lock; ended: only join is left */
+
+    /* The thread's own. */
+    struct cox_stream stream;
+    struct cox_arena arena;           /* what complete is in */
+    const complete_request *complete; /* its prompts from next_prompt on wait for room */
+    size_t next_prompt;
+    struct cox_serving_client *client; /* NULL: it brought no prompts so far */
+    int wake_fd;
+    bool stopping; /* it asked for the end */
+    bool last;     /* nothing more is read, and it ends when all is written */
+    uint64_t deadline_ns;
+};
+
+struct cox_service {
+    struct cox_service_options options;
+    char *model;
+    int end_fd; /* an eventfd: every thread leaves; written once, never read */
+
+    pthread_mutex_t lock; /* everything below */
+    struct cox_executor *executor;
+    struct cox_serving *serving;
+    const char *refusal;
+    uint32_t prompts_count; /* connections that brought some */
+    struct connection connections[COX_SERVICE_CONNECTION_MAX];
+};
+
+/* ---- answers ---- */
+
+static int reply_put(struct connection *c, const control_reply *reply)
+{
+    return cox_stream_put(&c->stream, &reply->base);
+}
+
+/* The connection ends with it. */
+static int error_put(struct connection *c, int code, const char *text)
+{
+    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    error.has_code = true;
+    error.code = code;
+    error.text = (char *)(uintptr_t)text;
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ERROR;
+    reply.error = &error;
+    c->last = true;
+    return reply_put(c, &reply);
+}
+
+static int done_put(struct connection *c)
+{
+    CoxswainControl__Done done = COXSWAIN_CONTROL__DONE__INIT;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE;
+    reply.done = &done;
+    return reply_put(c, &reply);
+}
+
+static int item_put(struct connection *c, const struct cox_serving_result *result)
+{
+    static const CoxswainControl__Finish finishes[] = {
+        [COX_FINISH_STOP] = COXSWAIN_CONTROL__FINISH__STOP,
+        [COX_FINISH_LENGTH] = COXSWAIN_CONTROL__FINISH__LENGTH,
+        [COX_FINISH_ERROR] = COXSWAIN_CONTROL__FINISH__FAILED,
+    };
+    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    CoxswainControl__CompletionItem item = COXSWAIN_CONTROL__COMPLETION_ITEM__INIT;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    item.has_index = item.has_finish = true;
+    item.index = result->index;
+    item.finish = finishes[result->finish];
+    item.tokens = result->tokens;
+    item.n_tokens = result->token_count;
+    if (result->finish == COX_FINISH_ERROR) {
+        error.has_code = true;
+        error.code = result->error ? result->error->code : -ENOMEM;
+        error.text = result->error ? result->error->text : NULL;
+        item.error = &error;
+    }
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ITEM;
+    reply.item = &item;
+    return reply_put(c, &reply);
+}
+
+static int status_put(struct connection *c, const struct cox_answer_source *source)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_status(source, &arena, &reply.status);
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS;
+    return r ? r : reply_put(c, &reply);
+}
+
+/* ---- prompts ---- */
+
+static int complete_check(const complete_request *complete, struct cox_error *err)
+{
+    if (!complete->has_new_count_max || complete->new_count_max == 0)
+        return cox_fail(err, COX_INVALID, "no number of tokens to generate was given");
+    if (complete->n_stop_tokens > COX_STOP_COUNT_MAX)
+        return cox_fail(err, COX_INVALID, "%zu stop tokens: at most %d", complete->n_stop_tokens,
+                        COX_STOP_COUNT_MAX);
+    /* Written so that what is no number is refused. */
+    if (complete->has_temperature &&
+        !(complete->temperature >= 0 && complete->temperature <= TEMPERATURE_MAX))
+        return cox_fail(err, COX_INVALID, "temperature %g: expected a number from 0 to %g",
+                        (double)complete->temperature, (double)TEMPERATURE_MAX);
+    if (complete->has_top_p && !(complete->top_p > 0 && complete->top_p <= 1))
+        return cox_fail(err, COX_INVALID, "top-p %g: expected a number above 0, up to 1",
+                        (double)complete->top_p);
+    if (complete->top_k < 0 || complete->seed < 0)
+        return cox_fail(err, COX_INVALID, "top-k %" PRId32 ", seed %" PRId32 ": expected 0 or more",
+                        complete->top_k, complete->seed);
+    return 0;
+}
+
+static struct cox_request request_make(const complete_request *complete,
+                                       const CoxswainControl__Prompt *prompt)
+{
+    struct cox_request request = {
+        .tokens = prompt->tokens,
+        .token_count = (uint32_t)prompt->n_tokens,
+        .new_count_max = complete->new_count_max,
+        .shorten = complete->shorten,
+        .sampling = {.temperature = complete->temperature,
+                     .top_p = complete->has_top_p ? complete->top_p : 1,
+                     .top_k = complete->top_k,
+                     .seed = complete->seed},
+        .stop_count = (uint32_t)complete->n_stop_tokens,
+    };
+    for (size_t i = 0; i < complete->n_stop_tokens; i++)
+        request.stop_tokens[i] = complete->stop_tokens[i];
+    return request;
+}
+
+static void complete_end(struct connection *c)
+{
+    c->complete = NULL;
+    cox_arena_deinit(&c->arena);
+}
+
+/* As many of the prompts as there is room for. */
+static int prompts_submit(struct connection *c)
+{
+    while (c->complete && c->next_prompt < c->complete->n_prompts) {
+        const CoxswainControl__Prompt *prompt = c->complete->prompts[c->next_prompt];
+        const struct cox_request request = request_make(c->complete, prompt);
+        int r = cox_serving_submit(c->client, &request, prompt->index);
+        if (r == COX_FULL)
+            return 0;
+        if (r)
+            return r;
+        c->next_prompt++;
+    }
+    if (c->complete)
+        complete_end(c);
+    return 0;
+}
+
+static int results_put(struct connection *c)
+{
+    struct cox_serving_result result;
+    while (c->client && cox_stream_pending(&c->stream) < PENDING_MAX &&
+           cox_serving_take(c->client, &result) == 0) {
+        int r = item_put(c, &result);
+        cox_serving_result_deinit(&result);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* False: too many connections with prompts. */
+static bool prompts_enter(struct cox_service *service)
+{
+    pthread_mutex_lock(&service->lock);
+    bool room = service->prompts_count < COX_SERVICE_PROMPTS_MAX;
+    service->prompts_count += room;
+    pthread_mutex_unlock(&service->lock);
+    return room;
+}
+
+static void prompts_leave(struct connection *c)
+{
+    c->client = cox_serving_client_free(c->client);
+    cox_close_fd(&c->wake_fd);
+    pthread_mutex_lock(&c->service->lock);
+    c->service->prompts_count--;
+    pthread_mutex_unlock(&c->service->lock);
+}
+
+static int client_make(struct connection *c, struct cox_serving *serving)
+{
+    if (c->client)
+        return 0;
+    if (!prompts_enter(c->service))
+        return COX_FULL;
+    c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int r = c->wake_fd < 0 ? -errno : cox_serving_client_new(serving, c->wake_fd, &c->client);
+    if (r)
+        prompts_leave(c);
+    return r;
+}
+
+/* complete is in the connection's arena. */
+static int complete_take(struct connection *c, const struct cox_answer_source *source,
+                         const complete_request *complete)
+{
+    struct cox_error error = {0};
+    if (!source->serving)
+        return error_put(c, COX_UNSUPPORTED, source->refusal);
+    int r = complete_check(complete, &error);
+    if (r)
+        return error_put(c, r, error.text);
+    r = client_make(c, source->serving);
+    if (r)
+        return error_put(c, r,
+                         r == COX_FULL ? "too many clients complete prompts at this time"
+                                       : cox_status_text(r));
+    c->complete = complete;
+    c->next_prompt = 0;
+    return 0;
+}
+
+/* ---- requests ---- */
+
+static struct cox_answer_source source_of(struct cox_service *service)
+{
+    pthread_mutex_lock(&service->lock);
+    struct cox_answer_source source = {
+        .executor = service->executor,
+        .serving = service->serving,
+        .refusal = service->refusal,
+        .model = service->model,
+    };
+    pthread_mutex_unlock(&service->lock);
+    return source;
+}
+
+static int request_serve(struct connection *c, const control_request *request)
+{
+    struct cox_service *service = c->service;
+    const struct cox_answer_source source = source_of(service);
+    if (request->request_case == COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP) {
+        int r = done_put(c);
+        if (!r)
+            r = cox_stream_flush(&c->stream); /* before the end, which may come quickly */
+        c->stopping = true;
+        if (service->options.stop)
+            service->options.stop(service->options.context);
+        return r;
+    }
+    if (!source.executor)
+        return error_put(c, COX_STATE, source.refusal);
+    switch (request->request_case) {
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS:
+        return status_put(c, &source);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE:
+        return complete_take(c, &source, request->complete);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_CANCEL:
+        if (c->client)
+            cox_serving_cancel(c->client);
+        return done_put(c);
+    default:
+        return error_put(c, COX_UNSUPPORTED,
+                         "no such request: expected status, stop, complete or cancel");
+    }
+}
+
+static int message_serve(struct connection *c, const uint8_t *bytes, size_t size)
+{
+    control_request *request;
+    int r = cox_arena_init(&c->arena, 0, REQUEST_ARENA_MAX);
+    if (r)
+        return r;
+    r = cox_wire_control_request_unpack(&c->arena, bytes, size, &request);
+    if (r)
+        r = error_put(c, r,
+                      r == COX_CORRUPT ? "the bytes are no ControlRequest"
+                                       : "the request is too large");
+    else
+        r = request_serve(c, request);
+    if (!c->complete)
+        cox_arena_deinit(&c->arena);
+    c->deadline_ns = cox_deadline_after_ms(IDLE_MS);
+    return r;
+}
+
+/* What has come, as far as there is room for the answers. Returns 0; COX_EMPTY: more is to be read. */
+static int messages_serve(struct connection *c)
+{
+    const uint8_t *bytes;
+    size_t size;
+    while (!c->last && !c->complete && cox_stream_pending(&c->stream) < PENDING_MAX) {
+        int r = cox_stream_next(&c->stream, &bytes, &size);
+        if (r == COX_CORRUPT)
+            return error_put(c, r, "a message's length is outside 1 to 16 MiB");
+        if (!r)
+            r = message_serve(c, bytes, size);
+        if (!r)
+            r = prompts_submit(c);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* ---- a connection's thread ---- */
+
+static int poll_timeout(const struct connection *c)
+{
+    if (c->client || c->stopping)
+        return -1;
+    uint64_t now = cox_now_ns();
+    if (now >= c->deadline_ns)
+        return 0;
+    return (int)((c->deadline_ns - now) / COX_NSEC_PER_MSEC) + 1;
+}
+
+/* Sleeps until there is something to do, and reads. Not 0: the connection ends. */
+static int connection_wait(struct connection *c, bool reading)
+{
+    size_t pending = cox_stream_pending(&c->stream);
+    struct pollfd fds[3] = {
+        {.fd = c->stream.fd, .events = (short)((reading ? POLLIN : 0) | (pending ? POLLOUT : 0))},
+        {.fd = c->service->end_fd, .events = POLLIN},
+        {.fd = pending < PENDING_MAX ? c->wake_fd : -1, .events = POLLIN},
+    };
+    int count = poll(fds, 3, poll_timeout(c));
+    if (count < 0)
+        return errno == EINTR ? 0 : -errno;
+    if (count == 0)
+        return poll_timeout(c) ? 0 : COX_TIMEOUT;
+    if (fds[1].revents)
+        return COX_CLOSED;
+    uint64_t wakes;
+    if (fds[2].revents && read(c->wake_fd, &wakes, sizeof wakes) < 0 && errno != EAGAIN &&
+        errno != EINTR)
+        return -errno;
+    if (fds[0].revents & POLLIN)
+        return cox_stream_fill(&c->stream);
+    return fds[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? COX_CLOSED : 0;
+}
+
+/* What is left in the serving afterwards comes with a wake, or when the stream can be written to. */
+static int results_send(struct connection *c)
+{
+    int r;
+    bool full;
+    do {
+        r = results_put(c);
+        full = cox_stream_pending(&c->stream) >= PENDING_MAX;
+        if (!r)
+            r = cox_stream_flush(&c->stream);
+    } while (!r && full && cox_stream_pending(&c->stream) < PENDING_MAX);
+    return r;
+}
+
+static int connection_turn(struct connection *c)
+{
+    int r = results_send(c);
+    if (!r)
+        r = prompts_submit(c); /* after results, which make room */
+    bool reading = false;
+    if (!r) {
+        r = messages_serve(c);
+        reading = r == COX_EMPTY;
+        r = reading ? 0 : r;
+    }
+    if (!r && c->last && !cox_stream_pending(&c->stream))
+        r = COX_CLOSED;
+    return r ? r : connection_wait(c, reading);
+}
+
+static void *connection_main(void *context)
+{
+    struct connection *c = context;
+    while (connection_turn(c) == 0)
+        ;
+    results_send(c); /* of a group that ends: as much as goes without waiting */
+    if (c->client)
+        prompts_leave(c);
+    complete_end(c);
+    cox_stream_deinit(&c->stream);
+    pthread_mutex_lock(&c->service->lock);
+    c->ended = true;
+    pthread_mutex_unlock(&c->service->lock);
+    return NULL;
+}
+
+/* ---- constructor and destructor ---- */
+
+int cox_service_new(const struct cox_service_options *options, struct cox_service **ret_service,
+                    struct cox_error *err)
+{
+    struct cox_service *service = calloc(1, sizeof *service);
+    if (!service)
+        return cox_fail(err, -ENOMEM, "no memory for the control connections");
+    service->options = *options;
+    service->refusal = "the group is still being started";
+    pthread_mutex_init(&service->lock, NULL);
+    service->model = options->model ? strdup(options->model) : NULL;
+    service->end_fd = eventfd(0, EFD_CLOEXEC);
+    int r = options->model && !service->model ? -ENOMEM : service->end_fd < 0 ? -errno : 0;
+    if (r) {
+        cox_service_free(service);
+        return cox_fail(err, r, "the control connections: %s", cox_status_text(r));
+    }
+    *ret_service = service;
+    return 0;
+}
+
+struct cox_service *cox_service_free(struct cox_service *service)
+{
+    if (!service)
+        return NULL;
+    const uint64_t one = 1;
+    while (service->end_fd >= 0 && write(service->end_fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+    for (size_t i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
+        if (service->connections[i].used)
+            pthread_join(service->connections[i].thread, NULL);
+    cox_close_fd(&service->end_fd);
+    pthread_mutex_destroy(&service->lock);
+    free(service->model);
+    free(service);
+    return NULL;
+}
+
+void cox_service_attach(struct cox_service *service, struct cox_executor *executor)
+{
+    pthread_mutex_lock(&service->lock);
+    service->executor = executor;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_serve_with(struct cox_service *service, struct cox_serving *serving)
+{
+    pthread_mutex_lock(&service->lock);
+    service->serving = serving;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_refuse(struct cox_service *service, const char *refusal)
+{
+    pthread_mutex_lock(&service->lock);
+    service->refusal = refusal;
+    pthread_mutex_unlock(&service->lock);
+}
+
+/* A free slot; those of ended threads are. NULL: there is none. The lock is held. */
+static struct connection *connection_find(struct cox_service *service)
+{
+    struct connection *found = NULL;
+    for (size_t i = 0; i < COX_SERVICE_CONNECTION_MAX; i++) {
+        struct connection *c = &service->connections[i];
+        if (c->used && c->ended) {
+            pthread_join(c->thread, NULL); /* it has nothing left to do */
+            c->used = false;
+        }
+        if (!c->used && !found)
+            found = c;
+    }
+    return found;
+}
+
+int cox_service_take(struct cox_service *service, int fd, struct cox_error *err)
+{
+    int r = 0;
+    pthread_mutex_lock(&service->lock);
+    struct connection *c = connection_find(service);
+    if (!c) {
+        r = cox_fail(err, COX_FULL, "%d control connections are open: try again later",
+                     COX_SERVICE_CONNECTION_MAX);
+    } else {
+        *c = (struct connection){.service = service, .used = true, .wake_fd = -1};
+        c->deadline_ns = cox_deadline_after_ms(IDLE_MS);
+        cox_stream_init(&c->stream, fd);
+        r = cox_thread_start(&c->thread, connection_main, c);
+        if (r) {
+            c->used = false;
+            cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
+        }
+    }
+    pthread_mutex_unlock(&service->lock);
+    return r;
+}
+
+uint32_t cox_service_connection_count(struct cox_service *service)
+{
+    uint32_t count = 0;
+    pthread_mutex_lock(&service->lock);
+    for (size_t i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
+        count += service->connections[i].used && !service->connections[i].ended;
+    pthread_mutex_unlock(&service->lock);
+    return count;
+}

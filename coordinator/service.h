@@ -1,0 +1,52 @@
+/*
+ * service: the coordinator's end of its control connections (proto/control.proto): status, stop,
+ * prompts.
+ *
+ * Every connection has a thread of its own and touches no worker: status is answered also when all of
+ * them are stuck or dead. Of COX_SERVICE_CONNECTION_MAX connections at a time, the last few are kept for
+ * those that bring no prompts, so that clients that read nothing never take status and stop away.
+ *
+ * Threads: new, attach, serve_with, refuse and free from one thread; take from any, it does not block.
+ * Ownership: fds are taken; executor and serving are borrowed until free, model and the refusal are
+ *   dup'd.
+ * Blocks: free until every connection's thread has ended, which is at once; the rest nothing.
+ * A connection that asks nothing, or takes no answer, for 10 s is closed; one that brought prompts, and one
+ *   that asked for the end, live as long as the service or their other side.
+ * If the process dies: the kernel closes the connections, and that is how the other sides know.
+ */
+#ifndef COX_COORDINATOR_SERVICE_H
+#define COX_COORDINATOR_SERVICE_H
+
+#include "serving.h"
+
+#define COX_SERVICE_CONNECTION_MAX 32
+#define COX_SERVICE_PROMPTS_MAX 24
+
+struct cox_service;
+
+struct cox_service_options {
+    const char *model; /* folder; NULL: none is known */
+    /* Somebody asks for the end. On a connection's thread, may be called again; must not block. */
+    void (*stop)(void *context);
+    void *context;
+};
+
+/* Until attach, every request but stop is refused: the group is being started. Returns 0; -ENOMEM;
+ * -errno. */
+int cox_service_new(const struct cox_service_options *options, struct cox_service **ret_service,
+                    struct cox_error *err);
+/* NULL-safe, returns NULL. */
+struct cox_service *cox_service_free(struct cox_service *service);
+
+void cox_service_attach(struct cox_service *service, struct cox_executor *executor);
+/* From now on prompts are taken, or refused with another reason. */
+void cox_service_serve_with(struct cox_service *service, struct cox_serving *serving);
+void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */
+
+/* Serves a connection, a stream socket. Returns 0; COX_FULL: there are too many; -ENOMEM; -errno. Unless
+ * 0 fd stays the caller's. */
+int cox_service_take(struct cox_service *service, int fd, struct cox_error *err);
+/* Connections whose threads have not ended. */
+uint32_t cox_service_connection_count(struct cox_service *service);
+
+#endif

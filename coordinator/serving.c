@@ -1,0 +1,509 @@
+#include "serving.h"
+
+#include "../channel/thread.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SEQUENCE_COUNT_DEFAULT 64
+/* Given to the scheduler beyond what it can run at a time, so that a step is never short of prompts. */
+#define AHEAD_FACTOR 2
+
+/* One prompt. It is in one list: its client's inbox, the serving's running, its client's done. */
+struct item {
+    struct item *next;
+    struct cox_serving_client *client; /* NULL: given up */
+    struct cox_request request;        /* its tokens are the item's until the scheduler has them */
+    int32_t *tokens;
+    uint32_t token_count; /* of the prompt, for the client's share */
+    struct cox_serving_result result;
+};
+
+struct queue {
+    struct item *first;
+    struct item **end;
+};
+
+struct cox_serving_client {
+    struct cox_serving *serving;
+    struct cox_serving_client *next;
+    int wake_fd;
+    struct queue inbox, done;
+    uint32_t outstanding;
+    uint64_t token_count; /* of the outstanding prompts */
+};
+
+struct cox_serving {
+    struct cox_executor *executor;
+    struct cox_serving_options options;
+    uint32_t running_max;
+    pthread_t thread;
+    bool joined;
+
+    pthread_mutex_t lock; /* everything below */
+    pthread_cond_t wake;
+    bool stopped;
+    struct cox_error cause;
+    struct cox_scheduler *scheduler; /* while its run runs */
+    struct cox_serving_client *clients;
+    struct cox_serving_client *turn; /* whose prompt is next, NULL: the first one's */
+    struct item *running;
+    bool cancelled; /* of the running ones some */
+    struct cox_serving_status status;
+};
+
+static void queue_init(struct queue *queue)
+{
+    *queue = (struct queue){.end = &queue->first};
+}
+
+static void queue_append(struct queue *queue, struct item *item)
+{
+    item->next = NULL;
+    *queue->end = item;
+    queue->end = &item->next;
+}
+
+static struct item *queue_pop(struct queue *queue)
+{
+    struct item *item = queue->first;
+    if (item) {
+        queue->first = item->next;
+        if (!queue->first)
+            queue->end = &queue->first;
+        item->next = NULL;
+    }
+    return item;
+}
+
+void cox_serving_result_deinit(struct cox_serving_result *result)
+{
+    free(result->tokens);
+    free(result->error);
+    result->tokens = NULL;
+    result->error = NULL;
+}
+
+static void item_free(struct item *item)
+{
+    cox_serving_result_deinit(&item->result);
+    free(item->tokens);
+    free(item);
+}
+
+/* ---- results, with the lock held ---- */
+
+static void item_fail(struct item *item, int code, const char *text)
+{
+    item->result.finish = COX_FINISH_ERROR;
+    item->result.error = calloc(1, sizeof *item->result.error);
+    if (item->result.error)
+        cox_fail(item->result.error, code, "%s", text);
+}
+
+static void item_fill(const struct cox_serving *serving, struct item *item,
+                      const struct cox_sequence *sequence)
+{
+    if (sequence->finish == COX_FINISH_ERROR) {
+        bool told = sequence->error.code == COX_CLOSED && serving->cause.code;
+        const struct cox_error *error = told ? &serving->cause : &sequence->error;
+        item_fail(item, error->code, error->text);
+        return;
+    }
+    item->result.finish = sequence->finish;
+    uint32_t count = sequence->token_count - sequence->prompt_count;
+    item->result.tokens = calloc((size_t)count + 1, sizeof *item->result.tokens);
+    if (!item->result.tokens) {
+        item_fail(item, -ENOMEM, "no memory for the answer");
+        return;
+    }
+    memcpy(item->result.tokens, sequence->tokens + sequence->prompt_count,
+           count * sizeof *item->result.tokens);
+    item->result.token_count = count;
+}
+
+static void client_wake(const struct cox_serving_client *client)
+{
+    const uint64_t one = 1;
+    while (write(client->wake_fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+}
+
+static void item_hand_over(struct cox_serving *serving, struct item *item)
+{
+    serving->status.completed++;
+    serving->status.unread++;
+    serving->status.generated_tokens += item->result.token_count;
+    queue_append(&item->client->done, item);
+    client_wake(item->client);
+}
+
+/* ---- the scheduler's hooks, on its thread ---- */
+
+static void on_done(void *context, const struct cox_sequence *sequence)
+{
+    struct cox_serving *serving = context;
+    struct item *item = sequence->request.context;
+    pthread_mutex_lock(&serving->lock);
+    struct item **link = &serving->running;
+    while (*link != item)
+        link = &(*link)->next;
+    *link = item->next;
+    serving->status.running--;
+    if (item->client) {
+        item_fill(serving, item, sequence);
+        item_hand_over(serving, item);
+    } else {
+        serving->status.cancelled++;
+        item_free(item);
+    }
+    pthread_mutex_unlock(&serving->lock);
+}
+
+/* The next client's oldest prompt, NULL: there is none. */
+static struct item *next_item(struct cox_serving *serving)
+{
+    struct cox_serving_client *first = serving->turn ? serving->turn : serving->clients;
+    struct cox_serving_client *client = first;
+    while (client) {
+        struct cox_serving_client *after = client->next ? client->next : serving->clients;
+        struct item *item = queue_pop(&client->inbox);
+        if (item) {
+            serving->turn = after;
+            serving->status.waiting--;
+            return item;
+        }
+        client = after == first ? NULL : after;
+    }
+    return NULL;
+}
+
+static void give(struct cox_serving *serving, struct item *item)
+{
+    int r = cox_scheduler_add(serving->scheduler, &item->request);
+    if (r) {
+        item_fail(item, r, "no memory for the prompt");
+        item_hand_over(serving, item);
+        return;
+    }
+    free(item->tokens); /* the scheduler has its own */
+    item->tokens = NULL;
+    item->next = serving->running;
+    serving->running = item;
+    serving->status.running++;
+}
+
+static bool on_feed(void *context, bool idle)
+{
+    struct cox_serving *serving = context;
+    pthread_mutex_lock(&serving->lock);
+    for (struct item *item = serving->cancelled ? serving->running : NULL; item; item = item->next)
+        if (!item->client)
+            cox_scheduler_cancel(serving->scheduler, item);
+    serving->cancelled = false;
+    serving->status.free_blocks = cox_scheduler_free_blocks(serving->scheduler);
+    while (idle && !serving->stopped && !serving->status.waiting)
+        pthread_cond_wait(&serving->wake, &serving->lock);
+    while (!serving->stopped && serving->status.running < serving->running_max) {
+        struct item *item = next_item(serving);
+        if (!item)
+            break;
+        give(serving, item);
+    }
+    bool go_on = !serving->stopped;
+    pthread_mutex_unlock(&serving->lock);
+    return go_on;
+}
+
+/* ---- the thread ---- */
+
+static void fail_waiting(struct cox_serving *serving, const struct cox_error *error)
+{
+    struct item *item;
+    pthread_mutex_lock(&serving->lock);
+    if (serving->cause.code)
+        error = &serving->cause;
+    while ((item = next_item(serving))) {
+        item_fail(item, error->code, error->text);
+        item_hand_over(serving, item);
+    }
+    pthread_mutex_unlock(&serving->lock);
+}
+
+/* One scheduler, as long as it lives. */
+static void serve(struct cox_serving *serving)
+{
+    struct cox_error error = {0};
+    struct cox_scheduler *scheduler;
+    int r = cox_scheduler_new(serving->executor, &serving->options.scheduler, &scheduler, &error);
+    if (r) {
+        fail_waiting(serving, &error);
+        return;
+    }
+    pthread_mutex_lock(&serving->lock);
+    serving->scheduler = scheduler;
+    if (serving->stopped)
+        cox_scheduler_stop(scheduler);
+    pthread_mutex_unlock(&serving->lock);
+    r = cox_scheduler_run(scheduler, &error);
+    pthread_mutex_lock(&serving->lock);
+    serving->scheduler = NULL;
+    bool stopped = serving->stopped;
+    pthread_mutex_unlock(&serving->lock);
+    cox_scheduler_free(scheduler);
+    if (r && !stopped)
+        cox_log_write(&serving->options.scheduler.log, 4,
+                      "all prompts that were running have failed: %s", error.text);
+}
+
+static void *serving_main(void *context)
+{
+    struct cox_serving *serving = context;
+    for (;;) {
+        pthread_mutex_lock(&serving->lock);
+        while (!serving->stopped && !serving->status.waiting)
+            pthread_cond_wait(&serving->wake, &serving->lock);
+        bool stopped = serving->stopped;
+        pthread_mutex_unlock(&serving->lock);
+        if (stopped)
+            break;
+        serve(serving);
+    }
+    const struct cox_error closed = {.code = COX_CLOSED, .text = "stopped"};
+    fail_waiting(serving, &closed);
+    return NULL;
+}
+
+/* ---- constructor and destructor ---- */
+
+int cox_serving_start(struct cox_executor *executor, const struct cox_serving_options *options,
+                      struct cox_serving **ret_serving, struct cox_error *err)
+{
+    struct cox_serving *serving = calloc(1, sizeof *serving);
+    if (!serving)
+        return cox_fail(err, -ENOMEM, "no memory for the clients' scheduler");
+    serving->executor = executor;
+    serving->options = *options;
+    struct cox_scheduler_options *scheduler = &serving->options.scheduler;
+    if (!scheduler->sequence_count_max)
+        scheduler->sequence_count_max = SEQUENCE_COUNT_DEFAULT;
+    scheduler->done = on_done;
+    scheduler->done_context = serving;
+    scheduler->feed = on_feed;
+    scheduler->feed_context = serving;
+    serving->running_max = scheduler->sequence_count_max * AHEAD_FACTOR;
+    serving->status.block_count = serving->status.free_blocks = scheduler->block_count;
+    pthread_mutex_init(&serving->lock, NULL);
+    pthread_cond_init(&serving->wake, NULL);
+    int r = cox_thread_start(&serving->thread, serving_main, serving);
+    if (r) {
+        serving->joined = true;
+        cox_serving_free(serving);
+        return cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
+    }
+    *ret_serving = serving;
+    return 0;
+}
+
+void cox_serving_stop(struct cox_serving *serving, const struct cox_error *cause)
+{
+    pthread_mutex_lock(&serving->lock);
+    if (!serving->stopped && cause)
+        serving->cause = *cause;
+    serving->stopped = true;
+    if (serving->scheduler)
+        cox_scheduler_stop(serving->scheduler);
+    pthread_cond_signal(&serving->wake);
+    pthread_mutex_unlock(&serving->lock);
+    if (!serving->joined)
+        pthread_join(serving->thread, NULL);
+    serving->joined = true;
+}
+
+struct cox_serving *cox_serving_free(struct cox_serving *serving)
+{
+    if (serving) {
+        cox_serving_stop(serving, NULL);
+        COX_ASSERT(!serving->clients);
+        pthread_cond_destroy(&serving->wake);
+        pthread_mutex_destroy(&serving->lock);
+        free(serving);
+    }
+    return NULL;
+}
+
+void cox_serving_freep(struct cox_serving **serving)
+{
+    cox_serving_free(*serving);
+}
+
+void cox_serving_status(struct cox_serving *serving, struct cox_serving_status *ret_status)
+{
+    pthread_mutex_lock(&serving->lock);
+    *ret_status = serving->status;
+    pthread_mutex_unlock(&serving->lock);
+}
+
+/* ---- clients ---- */
+
+int cox_serving_client_new(struct cox_serving *serving, int wake_fd,
+                           struct cox_serving_client **ret_client)
+{
+    struct cox_serving_client *client = calloc(1, sizeof *client);
+    if (!client)
+        return -ENOMEM;
+    client->serving = serving;
+    client->wake_fd = wake_fd;
+    queue_init(&client->inbox);
+    queue_init(&client->done);
+    pthread_mutex_lock(&serving->lock);
+    client->next = serving->clients;
+    serving->clients = client;
+    serving->status.client_count++;
+    pthread_mutex_unlock(&serving->lock);
+    *ret_client = client;
+    return 0;
+}
+
+struct cox_serving_client *cox_serving_client_free(struct cox_serving_client *client)
+{
+    if (!client)
+        return NULL;
+    struct cox_serving *serving = client->serving;
+    cox_serving_cancel(client);
+    pthread_mutex_lock(&serving->lock);
+    struct cox_serving_client **link = &serving->clients;
+    while (*link != client)
+        link = &(*link)->next;
+    *link = client->next;
+    if (serving->turn == client)
+        serving->turn = client->next;
+    serving->status.client_count--;
+    pthread_mutex_unlock(&serving->lock);
+    free(client);
+    return NULL;
+}
+
+/* What the ranks would refuse a whole step for. */
+static int request_check(const struct cox_serving *serving, const struct cox_request *request,
+                         struct cox_error *err)
+{
+    uint32_t vocab_size = serving->options.vocab_size;
+    for (uint32_t i = 0; i < request->token_count; i++)
+        if (request->tokens[i] < 0 || (vocab_size && (uint32_t)request->tokens[i] >= vocab_size))
+            return cox_fail(err, COX_INVALID,
+                            "token %" PRIu32 " of the prompt is %" PRId32
+                            ": expected a number from 0 to %" PRIu32,
+                            i, request->tokens[i], vocab_size ? vocab_size - 1 : INT32_MAX);
+    return 0;
+}
+
+static int item_new(const struct cox_request *request, uint64_t index, struct item **ret_item)
+{
+    struct item *item = calloc(1, sizeof *item);
+    if (!item)
+        return -ENOMEM;
+    item->request = *request;
+    item->request.context = item;
+    item->token_count = request->token_count;
+    item->result.index = index;
+    item->tokens = calloc((size_t)request->token_count + 1, sizeof *item->tokens);
+    if (!item->tokens) {
+        item_free(item);
+        return -ENOMEM;
+    }
+    if (request->token_count)
+        memcpy(item->tokens, request->tokens, request->token_count * sizeof *item->tokens);
+    item->request.tokens = item->tokens;
+    *ret_item = item;
+    return 0;
+}
+
+int cox_serving_submit(struct cox_serving_client *client, const struct cox_request *request,
+                       uint64_t index)
+{
+    struct cox_serving *serving = client->serving;
+    /* Only this thread adds to it. */
+    if (cox_serving_outstanding(client) >= COX_SERVING_PROMPT_COUNT_MAX ||
+        (client->token_count &&
+         client->token_count + request->token_count > COX_SERVING_TOKEN_COUNT_MAX))
+        return COX_FULL;
+    struct item *item;
+    struct cox_error error = {0};
+    int r = item_new(request, index, &item);
+    if (r)
+        return r;
+    item->client = client;
+    r = request_check(serving, request, &error);
+    pthread_mutex_lock(&serving->lock);
+    client->outstanding++;
+    client->token_count += item->token_count;
+    if (!r && serving->stopped)
+        r = serving->cause.code ? cox_fail(&error, serving->cause.code, "%s", serving->cause.text)
+                                : cox_fail(&error, COX_CLOSED, "stopped");
+    if (r) {
+        item_fail(item, r, error.text);
+        item_hand_over(serving, item);
+    } else {
+        queue_append(&client->inbox, item);
+        serving->status.waiting++;
+        pthread_cond_signal(&serving->wake);
+    }
+    pthread_mutex_unlock(&serving->lock);
+    return 0;
+}
+
+int cox_serving_take(struct cox_serving_client *client, struct cox_serving_result *ret_result)
+{
+    struct cox_serving *serving = client->serving;
+    pthread_mutex_lock(&serving->lock);
+    struct item *item = queue_pop(&client->done);
+    if (item) {
+        serving->status.unread--;
+        client->outstanding--;
+        client->token_count -= item->token_count;
+    }
+    pthread_mutex_unlock(&serving->lock);
+    if (!item)
+        return COX_EMPTY;
+    *ret_result = item->result;
+    item->result = (struct cox_serving_result){0};
+    item_free(item);
+    return 0;
+}
+
+uint32_t cox_serving_outstanding(struct cox_serving_client *client)
+{
+    pthread_mutex_lock(&client->serving->lock);
+    uint32_t outstanding = client->outstanding;
+    pthread_mutex_unlock(&client->serving->lock);
+    return outstanding;
+}
+
+void cox_serving_cancel(struct cox_serving_client *client)
+{
+    struct cox_serving *serving = client->serving;
+    struct item *item;
+    pthread_mutex_lock(&serving->lock);
+    while ((item = queue_pop(&client->inbox))) {
+        serving->status.waiting--;
+        serving->status.cancelled++;
+        item_free(item);
+    }
+    while ((item = queue_pop(&client->done))) {
+        serving->status.unread--;
+        item_free(item);
+    }
+    for (item = serving->running; item; item = item->next)
+        if (item->client == client) {
+            item->client = NULL;
+            serving->cancelled = true;
+        }
+    client->outstanding = 0;
+    client->token_count = 0;
+    pthread_mutex_unlock(&serving->lock);
+}

@@ -1,0 +1,87 @@
+/*
+ * serving: one scheduler on one thread for any number of clients: prompts come while it runs, and
+ * share its steps.
+ *
+ * Each client has a queue of its own for what it asked and one for what is done. The scheduler is given
+ * prompts in turn, one of each client, and not many more than it can run, so that one client with
+ * thousands of prompts delays another one's by a step or two. A client that takes nothing stops getting
+ * anything, and nobody else does. Between prompts the thread sleeps without a timeout.
+ *
+ * A failure that ends the scheduler ends all that it was given, with that failure; the next prompt gets a
+ * new one on the same group.
+ *
+ * Threads: start, stop and free from one thread; a client's functions from one thread at a time; status
+ *   from any.
+ * Ownership: the executor is borrowed from start to stop. Clients are freed before the serving. A
+ *   request's tokens are copied; a result is the caller's.
+ * Blocks: stop until the step in flight is given up, which is soon; the rest nothing.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_COORDINATOR_SERVING_H
+#define COX_COORDINATOR_SERVING_H
+
+#include "scheduler.h"
+
+struct cox_serving;
+struct cox_serving_client;
+
+/* Prompts of a client without a result, or with one that it has not taken. */
+#define COX_SERVING_PROMPT_COUNT_MAX 512
+/* And tokens of these, except that one prompt may have any number. */
+#define COX_SERVING_TOKEN_COUNT_MAX (UINT32_C(4) << 20)
+
+struct cox_serving_options {
+    /* Limits; block numbers as cox_scheduler_fit left them. done and feed are the serving's own. */
+    struct cox_scheduler_options scheduler;
+    uint32_t vocab_size; /* of the model: tokens are below it; 0: not known */
+};
+
+struct cox_serving_status {
+    uint32_t client_count;
+    uint64_t waiting;   /* not given to the scheduler yet */
+    uint64_t running;   /* given to it */
+    uint64_t unread;    /* done, and not taken */
+    uint64_t completed; /* so far, those that failed too */
+    uint64_t cancelled; /* so far */
+    uint64_t generated_tokens;
+    uint32_t free_blocks; /* of KV cache, before the last step */
+    uint32_t block_count;
+};
+
+/* Returns 0; COX_INVALID; -ENOMEM; -errno. */
+int cox_serving_start(struct cox_executor *executor, const struct cox_serving_options *options,
+                      struct cox_serving **ret_serving, struct cox_error *err);
+/* Ends the thread. What is not done ends with the cause, NULL: COX_CLOSED. Idempotent. */
+void cox_serving_stop(struct cox_serving *serving, const struct cox_error *cause);
+/* NULL-safe, returns NULL. */
+struct cox_serving *cox_serving_free(struct cox_serving *serving);
+void cox_serving_freep(struct cox_serving **serving); /* for _cox_cleanup_ */
+void cox_serving_status(struct cox_serving *serving, struct cox_serving_status *ret_status);
+
+/* wake_fd: an eventfd of the caller's that is written to when a result is there. Returns 0; -ENOMEM. */
+int cox_serving_client_new(struct cox_serving *serving, int wake_fd,
+                           struct cox_serving_client **ret_client);
+/* Cancels; NULL-safe, returns NULL. */
+struct cox_serving_client *cox_serving_client_free(struct cox_serving_client *client);
+
+/* Queues a prompt. What is wrong with it is told by its result. Returns 0; COX_FULL: take results
+ * first; -ENOMEM. */
+int cox_serving_submit(struct cox_serving_client *client, const struct cox_request *request,
+                       uint64_t index);
+
+struct cox_serving_result {
+    uint64_t index;
+    enum cox_finish finish;
+    int32_t *tokens; /* the new ones; NULL: none */
+    uint32_t token_count;
+    struct cox_error *error; /* COX_FINISH_ERROR; else NULL */
+};
+void cox_serving_result_deinit(struct cox_serving_result *result); /* idempotent */
+/* The oldest result. Returns 0 or COX_EMPTY. */
+int cox_serving_take(struct cox_serving_client *client, struct cox_serving_result *ret_result);
+/* Prompts whose results were not taken. */
+uint32_t cox_serving_outstanding(struct cox_serving_client *client);
+/* All of them are given up, done or not; their blocks are free before the next step. */
+void cox_serving_cancel(struct cox_serving_client *client);
+
+#endif

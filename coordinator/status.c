@@ -1,0 +1,131 @@
+/* status: how a group is, from what the coordinator knows and the shared words say; no worker helps. */
+#include "executor.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../channel/peer.h"
+#include "../channel/truth.h"
+#include "executor_internal.h"
+
+const char *cox_rank_state_name(uint32_t state)
+{
+    static const char *const names[] = {"idle", "taken", "running", "replying"};
+    return state < sizeof names / sizeof *names ? names[state] : "unknown";
+}
+
+const char *cox_rank_life_name(uint32_t life)
+{
+    static const char *const names[] = {"alive", "dead", "left", "absent"};
+    return life < sizeof names / sizeof *names ? names[life] : "unknown";
+}
+
+/* The rank's own writing: each word is read once, and nothing is concluded from it. */
+static void channel_status(struct cox_executor *executor, uint32_t rank,
+                           enum cox_channel_id channel, uint64_t now,
+                           struct cox_rank_channel_status *ret_status)
+{
+    *ret_status = (struct cox_rank_channel_status){.known = !executor->geometry.legacy};
+    if (!ret_status->known)
+        return;
+    const struct cox_layout_rank_line *line = cox_truth_line(&executor->control, rank, channel);
+    /* acquire: partner is cox_truth_set_state; the stamp is this word's or a later one's. */
+    uint64_t word = atomic_load_explicit(&line->word, memory_order_acquire);
+    uint64_t stamp = atomic_load_explicit(&line->stamp_ns, memory_order_relaxed);
+    ret_status->state = (uint32_t)(word >> COX_STATE_SHIFT);
+    ret_status->sequence = word & ((UINT64_C(1) << COX_STATE_SHIFT) - 1);
+    ret_status->age_ns = stamp && stamp <= now ? now - stamp : 0;
+}
+
+static enum cox_rank_life rank_life(struct cox_executor *executor, uint32_t rank)
+{
+    if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+        return COX_LIFE_DEAD;
+    if (executor->geometry.legacy)
+        return COX_LIFE_ALIVE;
+    if (cox_truth_left(&executor->control, rank))
+        return COX_LIFE_LEFT;
+    return cox_truth_attached(&executor->control.ranks[rank]->identity) ? COX_LIFE_ALIVE
+                                                                        : COX_LIFE_ABSENT;
+}
+
+static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t now,
+                        struct cox_rank_status *ret_status)
+{
+    struct cox_supervisor *supervisor = executor->supervisor;
+    memset(ret_status, 0, sizeof *ret_status);
+    ret_status->pid = cox_supervisor_pid(supervisor, rank);
+    ret_status->serving_pid = cox_supervisor_serving_pid(supervisor, rank);
+    /* relaxed: a number for display. */
+    ret_status->generation =
+        atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    ret_status->life = rank_life(executor, rank);
+    if (ret_status->life == COX_LIFE_DEAD) {
+        cox_supervisor_describe(supervisor, rank, ret_status->death, sizeof ret_status->death);
+        cox_supervisor_last_lines(supervisor, rank, ret_status->last_lines,
+                                  sizeof ret_status->last_lines);
+    } else {
+        ret_status->stopped = cox_peer_stopped(ret_status->serving_pid);
+    }
+    if (ret_status->life == COX_LIFE_LEFT)
+        snprintf(ret_status->death, sizeof ret_status->death,
+                 "rank %" PRIu32 " (pid %jd) left the group, its process lives", rank,
+                 (intmax_t)ret_status->pid);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        channel_status(executor, rank, (enum cox_channel_id)c, now, &ret_status->channels[c]);
+}
+
+/* Whose answer to an ended request is still to come. The lock is held; a legacy rank's tokens are not
+ * looked at, which would take them. */
+static bool rank_late(struct cox_executor *executor, const struct cox_collector *collector,
+                      const struct cox_entry *entry, uint32_t rank)
+{
+    if (!cox_rank_set_has(&entry->asked, rank) || cox_rank_set_has(&entry->consumed, rank) ||
+        rank_life(executor, rank) == COX_LIFE_DEAD)
+        return false;
+    return collector->legacy ||
+           cox_truth_done(cox_truth_line(&executor->control, rank, collector->channel->id)) <
+               entry->sequence;
+}
+
+static void collector_status(struct cox_executor *executor, enum cox_channel_id channel,
+                             struct cox_executor_status *ret_status)
+{
+    struct cox_collector *collector = &executor->collectors[channel];
+    pthread_mutex_lock(&collector->lock);
+    ret_status->channels[channel].published = collector->published;
+    ret_status->channels[channel].ended = collector->ended;
+    ret_status->channels[channel].stats = collector->stats;
+    for (uint32_t i = 0; i < executor->geometry.depth; i++) {
+        const struct cox_entry *entry = &collector->entries[i];
+        if (entry->sequence && !entry->ended)
+            ret_status->channels[channel].in_flight++;
+        for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+            if (entry->sequence && entry->ended && entry->replies &&
+                rank_late(executor, collector, entry, rank))
+                cox_rank_set_add(&ret_status->channels[channel].late, rank);
+    }
+    pthread_mutex_unlock(&collector->lock);
+}
+
+void cox_executor_status(struct cox_executor *executor, struct cox_executor_status *ret_status,
+                         struct cox_rank_status *ret_ranks)
+{
+    uint64_t now = cox_now_ns();
+    *ret_status = (struct cox_executor_status){
+        .name = executor->name,
+        .attach = executor->geometry.sealed ? "sealed" : "named",
+        .engine_state = cox_engine_state_name(cox_executor_engine_state(executor)),
+        .rank_count = executor->geometry.rank_count,
+        .depth = executor->geometry.depth,
+        .epoch = executor->control.epoch,
+        .uptime_ns = now - executor->started_ns,
+        .legacy = executor->geometry.legacy,
+        .stopping = atomic_load_explicit(&executor->stopping, memory_order_acquire),
+    };
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        collector_status(executor, (enum cox_channel_id)c, ret_status);
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        rank_status(executor, rank, now, &ret_ranks[rank]);
+}

@@ -1,0 +1,341 @@
+/* coxswain status: how a running group is. */
+#include "command.h"
+
+#include "../channel/geometry.h"
+#include "client.h"
+#include "console.h"
+#include "executor.h"
+#include "options.h"
+#include "proto/control.pb-c.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TIMEOUT_MS 10000
+
+enum {
+    OPTION_DOOR = COX_OPTION_COMMAND,
+    OPTION_JSON,
+};
+
+typedef CoxswainControl__StatusReply status_reply;
+
+struct choice {
+    const char *name;
+    const char *door;
+    bool json;
+    uint64_t timeout_ms;
+};
+
+static void help(FILE *file)
+{
+    fprintf(
+        file,
+        "Usage: coxswain status [--name NAME | --door PATH] [--json]\n"
+        "\n"
+        "Tells how a running group is: its ranks, whether they live, what each of them does on\n"
+        "every channel and since when, who owes an answer, what is being completed. No worker\n"
+        "is asked, so that it answers also when all of them are stuck.\n"
+        "\n"
+        "      --name NAME    of the group (default: the only one that is alive)\n"
+        "      --door PATH    the same by its door, as `run` prints it\n"
+        "      --json         one JSON object\n"
+        "      --timeout SEC  the group's coordinator has so long to answer (default 10)\n"
+        "  -h, --help         this text\n");
+    cox_exit_help(file);
+}
+
+static const struct option long_options[] = {
+    {"name", required_argument, NULL, COX_OPTION_NAME},
+    {"door", required_argument, NULL, OPTION_DOOR},
+    {"json", no_argument, NULL, OPTION_JSON},
+    {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
+/* ---- for people ---- */
+
+static void print_seconds(uint64_t ns)
+{
+    printf("%.*f s", ns < 10 * COX_NSEC_PER_SEC ? 3 : 0, (double)ns / 1e9);
+}
+
+static const char *text_or(const char *text, const char *otherwise)
+{
+    return text ? text : otherwise;
+}
+
+static void print_group(const status_reply *status)
+{
+    printf("group %s (pid %" PRId64 ")%s, up ", text_or(status->name, "?"), status->pid,
+           status->stopping ? " is stopping" : "");
+    print_seconds(status->uptime_ns);
+    printf(": %" PRIu32 " ranks%s, depth %" PRIu32 ", attach %s, epoch %" PRIu32 ", engine %s\n",
+           status->rank_count, status->legacy ? " (legacy workers)" : "", status->depth,
+           text_or(status->attach, "?"), status->epoch, text_or(status->engine_state, "?"));
+    if (status->model)
+        printf("model %s\n", status->model);
+    const CoxswainControl__ServingStatus *serving = status->serving;
+    if (serving)
+        printf("prompts: %" PRIu64 " waiting, %" PRIu64 " running, %" PRIu64 " done and unread, "
+               "%" PRIu64 " completed, %" PRIu64 " cancelled; %" PRIu32 " clients, %" PRIu64
+               " tokens generated, %" PRIu32 " of %" PRIu32 " KV blocks free\n",
+               serving->waiting, serving->running, serving->unread, serving->completed,
+               serving->cancelled, serving->clients, serving->generated_tokens,
+               serving->free_blocks, serving->block_count);
+    else
+        printf("prompts: none are taken: %s\n", text_or(status->refusal, "no reason was given"));
+}
+
+static void print_channels(const status_reply *status)
+{
+    printf("\n%-16s %10s %10s %9s %8s %8s %8s  %s\n", "channel", "published", "ended", "in flight",
+           "failed", "timeouts", "late", "late ranks");
+    for (size_t c = 0; c < status->n_channels; c++) {
+        const CoxswainControl__ChannelStatus *channel = status->channels[c];
+        printf("%-16s %10" PRIu64 " %10" PRIu64 " %9" PRIu32 " %8" PRIu64 " %8" PRIu64 " %8" PRIu64
+               "  ",
+               text_or(channel->name, "?"), channel->published, channel->ended, channel->in_flight,
+               channel->failed, channel->timeouts, channel->late_replies);
+        for (size_t i = 0; i < channel->n_late_ranks; i++)
+            printf("%s%" PRIu32, i ? "," : "", channel->late_ranks[i]);
+        printf("%s\n", channel->n_late_ranks ? "" : "-");
+    }
+}
+
+/* "running 17 for 3.214 s" */
+static void print_state(const CoxswainControl__RankChannelStatus *state)
+{
+    if (!state->has_state) {
+        printf("unknown");
+        return;
+    }
+    printf("%s", cox_rank_state_name(state->state));
+    if (state->sequence)
+        printf(" %" PRIu64, state->sequence);
+    if (state->age_ns) {
+        printf(" for ");
+        print_seconds(state->age_ns);
+    }
+}
+
+static void print_rank(const status_reply *status, const CoxswainControl__RankStatus *rank)
+{
+    printf("rank %" PRIu32 " pid %" PRId64, rank->rank, rank->pid);
+    if (rank->serving_pid != rank->pid)
+        printf(" (serving %" PRId64 ")", rank->serving_pid);
+    printf(" generation %" PRIu32 " %s%s", rank->generation, cox_rank_life_name(rank->life),
+           rank->stopped ? ", stopped by a signal" : "");
+    for (size_t c = 0; c < rank->n_channels && c < status->n_channels; c++) {
+        const CoxswainControl__RankChannelStatus *state = rank->channels[c];
+        /* A channel that was never used has nothing to tell. */
+        if (c > 0 && status->channels[c]->published == 0)
+            continue;
+        printf("; %s ", text_or(status->channels[c]->name, "?"));
+        print_state(state);
+    }
+    putchar('\n');
+    if (rank->death)
+        printf("  %s\n", rank->death);
+    for (const char *line = rank->last_lines; line && *line;) {
+        int length = (int)strcspn(line, "\n");
+        printf("  | %.*s\n", length, line);
+        line += length + (line[length] == '\n');
+    }
+}
+
+static void print_status(const status_reply *status)
+{
+    print_group(status);
+    print_channels(status);
+    putchar('\n');
+    for (size_t i = 0; i < status->n_ranks; i++)
+        print_rank(status, status->ranks[i]);
+}
+
+/* ---- for programs ---- */
+
+static json_t *text_json(const char *text)
+{
+    return text ? json_string(text) : json_null();
+}
+
+static json_t *number_json(uint64_t number)
+{
+    return json_integer((json_int_t)number);
+}
+
+static json_t *rank_json(const status_reply *status, const CoxswainControl__RankStatus *rank)
+{
+    json_t *root = json_object(), *channels = json_object();
+    json_object_set_new(root, "rank", number_json(rank->rank));
+    json_object_set_new(root, "pid", json_integer(rank->pid));
+    json_object_set_new(root, "serving_pid", json_integer(rank->serving_pid));
+    json_object_set_new(root, "generation", number_json(rank->generation));
+    json_object_set_new(root, "life", json_string(cox_rank_life_name(rank->life)));
+    json_object_set_new(root, "stopped", json_boolean(rank->stopped));
+    json_object_set_new(root, "death", text_json(rank->death));
+    json_object_set_new(root, "last_lines", text_json(rank->last_lines));
+    for (size_t c = 0; c < rank->n_channels && c < status->n_channels; c++) {
+        const CoxswainControl__RankChannelStatus *state = rank->channels[c];
+        json_t *channel = json_object();
+        const char *name = state->has_state ? cox_rank_state_name(state->state) : "unknown";
+        json_object_set_new(channel, "state", json_string(name));
+        json_object_set_new(channel, "sequence", number_json(state->sequence));
+        json_object_set_new(channel, "age_s",
+                            state->age_ns ? json_real((double)state->age_ns / 1e9) : json_null());
+        json_object_set_new(channels, text_or(status->channels[c]->name, "?"), channel);
+    }
+    json_object_set_new(root, "channels", channels);
+    return root;
+}
+
+static json_t *channel_json(const CoxswainControl__ChannelStatus *channel)
+{
+    json_t *root = json_object(), *late = json_array();
+    for (size_t i = 0; i < channel->n_late_ranks; i++)
+        json_array_append_new(late, number_json(channel->late_ranks[i]));
+    json_object_set_new(root, "name", text_json(channel->name));
+    json_object_set_new(root, "published", number_json(channel->published));
+    json_object_set_new(root, "ended", number_json(channel->ended));
+    json_object_set_new(root, "in_flight", number_json(channel->in_flight));
+    json_object_set_new(root, "late_ranks", late);
+    json_object_set_new(root, "submitted", number_json(channel->submitted));
+    json_object_set_new(root, "completed", number_json(channel->completed));
+    json_object_set_new(root, "failed", number_json(channel->failed));
+    json_object_set_new(root, "timeouts", number_json(channel->timeouts));
+    json_object_set_new(root, "late_replies", number_json(channel->late_replies));
+    json_object_set_new(root, "rings", number_json(channel->rings));
+    json_object_set_new(root, "wakeups", number_json(channel->wakeups));
+    return root;
+}
+
+static json_t *serving_json(const CoxswainControl__ServingStatus *serving)
+{
+    if (!serving)
+        return json_null();
+    json_t *root = json_object();
+    json_object_set_new(root, "clients", number_json(serving->clients));
+    json_object_set_new(root, "waiting", number_json(serving->waiting));
+    json_object_set_new(root, "running", number_json(serving->running));
+    json_object_set_new(root, "unread", number_json(serving->unread));
+    json_object_set_new(root, "completed", number_json(serving->completed));
+    json_object_set_new(root, "cancelled", number_json(serving->cancelled));
+    json_object_set_new(root, "generated_tokens", number_json(serving->generated_tokens));
+    json_object_set_new(root, "free_blocks", number_json(serving->free_blocks));
+    json_object_set_new(root, "block_count", number_json(serving->block_count));
+    return root;
+}
+
+static void print_json(const status_reply *status)
+{
+    json_t *root = json_object(), *channels = json_array(), *ranks = json_array();
+    for (size_t c = 0; c < status->n_channels; c++)
+        json_array_append_new(channels, channel_json(status->channels[c]));
+    for (size_t i = 0; i < status->n_ranks; i++)
+        json_array_append_new(ranks, rank_json(status, status->ranks[i]));
+    json_object_set_new(root, "name", text_json(status->name));
+    json_object_set_new(root, "pid", json_integer(status->pid));
+    json_object_set_new(root, "attach", text_json(status->attach));
+    json_object_set_new(root, "rank_count", number_json(status->rank_count));
+    json_object_set_new(root, "depth", number_json(status->depth));
+    json_object_set_new(root, "epoch", number_json(status->epoch));
+    json_object_set_new(root, "uptime_s", json_real((double)status->uptime_ns / 1e9));
+    json_object_set_new(root, "engine_state", text_json(status->engine_state));
+    json_object_set_new(root, "stopping", json_boolean(status->stopping));
+    json_object_set_new(root, "legacy", json_boolean(status->legacy));
+    json_object_set_new(root, "model", text_json(status->model));
+    json_object_set_new(root, "ranks", ranks);
+    json_object_set_new(root, "channels", channels);
+    json_object_set_new(root, "serving", serving_json(status->serving));
+    json_object_set_new(root, "refusal", text_json(status->refusal));
+    json_dumpf(root, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(root);
+}
+
+/* ---- the command ---- */
+
+static void clean(char *text)
+{
+    if (text)
+        cox_client_clean_text(text);
+}
+
+/* All of it is another process's writing, and on its way to a terminal or a parser. */
+static void clean_texts(status_reply *status)
+{
+    clean(status->name);
+    clean(status->attach);
+    clean(status->engine_state);
+    clean(status->model);
+    clean(status->refusal);
+    for (size_t c = 0; c < status->n_channels; c++)
+        clean(status->channels[c]->name);
+    for (size_t i = 0; i < status->n_ranks; i++) {
+        clean(status->ranks[i]->death);
+        clean(status->ranks[i]->last_lines);
+    }
+}
+
+static int status(const struct choice *choice)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
+    struct cox_error error = {0};
+    uint64_t deadline_ns = cox_deadline_after_ms(choice->timeout_ms);
+    int r = choice->door ? cox_client_open_path(&client, choice->door, deadline_ns, &error)
+                         : cox_client_open(&client, choice->name, deadline_ns, &error);
+    status_reply *reply;
+    if (!r)
+        r = cox_client_status(&client, deadline_ns, &reply, &error);
+    if (r)
+        return cox_exit_with(&error);
+    clean_texts(reply);
+    if (choice->json)
+        print_json(reply);
+    else
+        print_status(reply);
+    return COX_EXIT_OK;
+}
+
+static int take_option(struct choice *choice, int option, char *const *argv, struct cox_error *err)
+{
+    struct cox_group_options other;
+    switch (option) {
+    case COX_OPTION_NAME:
+        choice->name = optarg;
+        return cox_name_check(optarg, err);
+    case OPTION_DOOR:
+        choice->door = optarg;
+        return 0;
+    case OPTION_JSON:
+        choice->json = true;
+        return 0;
+    case COX_OPTION_TIMEOUT:
+        return cox_parse_seconds("--timeout", optarg, &choice->timeout_ms, err);
+    default: /* what getopt_long did not understand */
+        return cox_group_option(&other, option, optarg, argv, err);
+    }
+}
+
+int cox_command_status(int argc, char **argv)
+{
+    struct choice choice = {.timeout_ms = TIMEOUT_MS};
+    struct cox_error error = {0};
+    int option, r = 0;
+    while (!r && (option = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
+        if (option == 'h') {
+            help(stdout);
+            return cox_exit_flushed(COX_EXIT_OK);
+        }
+        r = take_option(&choice, option, argv, &error);
+    }
+    if (!r && optind < argc)
+        r = cox_fail(&error, COX_INVALID, "'%.64s' is not expected here", argv[optind]);
+    if (!r && choice.name && choice.door)
+        r = cox_fail(&error, COX_INVALID, "a group has either a --name or a --door");
+    return r ? cox_exit_usage("status", &error) : cox_exit_flushed(status(&choice));
+}

@@ -1,0 +1,219 @@
+/* Both ends of a control connection, and the scheduler of all clients, with each of their calls failing in
+ * turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "channel/door.h"
+#include "coordinator/client.h"
+#include "coordinator/service.h"
+#include "proto/control.pb-c.h"
+
+static char runtime[64];
+
+/* ---- the coordinator's end ---- */
+
+static int service_new(void *object, struct cox_error *err)
+{
+    static const struct cox_service_options options = {.model = "/a/model"};
+    return cox_service_new(&options, object, err);
+}
+
+static void service_free(void *object)
+{
+    cox_service_free(*(struct cox_service **)object);
+}
+
+static int serving_start(void *object, struct cox_error *err)
+{
+    static const struct cox_serving_options options = {
+        .scheduler = {.block_count = 16, .block_size = 4, .position_count_max = 64}};
+    return cox_serving_start(NULL, &options, object, err); /* looked at for the first prompt */
+}
+
+static void serving_free(void *object)
+{
+    cox_serving_free(*(struct cox_serving **)object);
+}
+
+static struct cox_serving *serving;
+static int wake_fd = -1;
+
+static int client_new(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_serving_client_new(serving, wake_fd, object);
+}
+
+static void client_free(void *object)
+{
+    cox_serving_client_free(*(struct cox_serving_client **)object);
+}
+
+static const struct countdown_subject ends[] = {
+    {.name = "service_new",
+     .size = sizeof(struct cox_service *),
+     .construct = service_new,
+     .destroy = service_free},
+    {.name = "serving_start",
+     .size = sizeof(struct cox_serving *),
+     .construct = serving_start,
+     .destroy = serving_free},
+};
+
+static const struct countdown_subject one_client = {
+    .name = "serving_client_new",
+    .size = sizeof(struct cox_serving_client *),
+    .construct = client_new,
+    .destroy = client_free,
+    .wordless = true,
+};
+
+/* ---- the client's end, at a group of another process ---- */
+
+static struct test_helper helper;
+
+static int command_hook(void *context, const struct cox_door_visitor *visitor, int fd,
+                        struct cox_error *err)
+{
+    (void)visitor;
+    return cox_service_take(context, fd, err);
+}
+
+static int serve(const char *where)
+{
+    const struct cox_service_options none = {.model = NULL};
+    struct cox_service *service;
+    struct cox_door *door;
+    char byte = 'x';
+    setenv("XDG_RUNTIME_DIR", where, 1);
+    if (cox_service_new(&none, &service, NULL))
+        return 1;
+    const struct cox_door_hooks hooks = {.context = service, .command = command_hook};
+    const struct cox_door_options options = {.name = "other"};
+    if (cox_door_open(&options, &hooks, &door, NULL) || write(STDOUT_FILENO, &byte, 1) != 1)
+        return 1;
+    while (read(STDIN_FILENO, &byte, 1) > 0)
+        continue;
+    cox_door_close(door);
+    cox_service_free(service);
+    return 0;
+}
+
+static int asked(const char *name, void *object, struct cox_error *err)
+{
+    struct cox_client client = COX_CLIENT_NONE;
+    CoxswainControl__StopRequest stop = COXSWAIN_CONTROL__STOP_REQUEST__INIT;
+    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    CoxswainControl__ControlReply *reply;
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP;
+    request.stop = &stop;
+    int r = cox_client_open(&client, name, deadline_ns, err);
+    if (r == 0)
+        r = cox_client_ask(&client, &request, deadline_ns, &reply, err);
+    if (r == 0)
+        *(int *)object = (int)reply->reply_case;
+    cox_client_close(&client);
+    return r;
+}
+
+static int ask_named(void *object, struct cox_error *err)
+{
+    return asked("other", object, err);
+}
+
+static int ask_only(void *object, struct cox_error *err)
+{
+    return asked(NULL, object, err);
+}
+
+/* What an arena without memory comes to. */
+static const int too_large[] = {COX_TOO_LARGE, 0};
+
+static const struct countdown_subject questions[] = {
+    {.name = "client_open, ask",
+     .size = sizeof(int),
+     .construct = ask_named,
+     .codes = too_large,
+     .word = "too large"},
+    {.name = "client_open of the only group",
+     .size = sizeof(int),
+     .construct = ask_only,
+     .codes = too_large,
+     .word = "too large"},
+};
+
+static int questions_begin(void **state)
+{
+    char byte;
+    (void)state;
+    setenv("XDG_RUNTIME_DIR", runtime, 1); /* the library chose another one */
+    helper = test_helper_start("serve", runtime);
+    return read(helper.out, &byte, 1) == 1 ? 0 : -1;
+}
+
+static int questions_end(void **state)
+{
+    (void)state;
+    return test_helper_wait(&helper);
+}
+
+#define EACH(subjects, how)                                                                        \
+    do {                                                                                           \
+        for (size_t i = 0; i < sizeof(subjects) / sizeof((subjects)[0]); i++)                      \
+            how(&(subjects)[i]);                                                                   \
+    } while (0)
+
+static void b15_b19_a_service_is_made_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    EACH(ends, countdown_once);
+    EACH(ends, countdown_sticky);
+}
+
+static void b15_a_client_that_finds_no_memory_leaves_none(void **state)
+{
+    (void)state;
+    wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    assert_int_equal(serving_start(&serving, NULL), 0);
+    countdown_once(&one_client);
+    countdown_sticky(&one_client);
+    serving = cox_serving_free(serving);
+    cox_close_fd(&wake_fd);
+}
+
+static void b15_b19_b47_a_question_leaks_nothing_and_tells_what_failed_first(void **state)
+{
+    (void)state;
+    EACH(questions, countdown_once);
+    EACH(questions, countdown_sticky);
+    EACH(questions, countdown_interrupted);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b15_b19_a_service_is_made_whole_or_not_at_all),
+        TEST(b15_a_client_that_finds_no_memory_leaves_none),
+        cmocka_unit_test_setup_teardown(
+            b15_b19_b47_a_question_leaks_nothing_and_tells_what_failed_first, questions_begin,
+            questions_end),
+    };
+    if (argc == 3 && strcmp(argv[1], "serve") == 0)
+        return serve(argv[2]);
+    snprintf(runtime, sizeof runtime, "/tmp/countdown_%d", (int)getpid());
+    mkdir(runtime, 0700);
+    int r = cmocka_run_group_tests(tests, NULL, NULL);
+    char path[100];
+    snprintf(path, sizeof path, "%s/coxswain", runtime);
+    rmdir(path);
+    rmdir(runtime);
+    return r;
+}

@@ -1,0 +1,636 @@
+#!/usr/bin/python3
+"""status, stop and prompts on a running group, as users and as strangers at its door.
+
+Usage: control_test.py BIN_DIR SOURCE_DIR [TEST...]
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import commands_test as base  # pylint: disable=wrong-import-position
+from commands_test import MODEL, TIMEOUT, check, expect, finish, run, start, sums, wait_until
+
+base.tests.clear()  # its own are another test
+test = base.test
+
+# A folder of our own: other tests have doors, too, and "the only live group" is asked for here.
+RUNTIME = tempfile.mkdtemp(prefix="cox_control_")
+os.environ["XDG_RUNTIME_DIR"] = RUNTIME
+
+counter = 0
+
+
+class Group:
+    """A group that `run` keeps."""
+
+    def __init__(self, ranks=2, arguments=(), command=()):
+        global counter
+        counter += 1
+        self.name = "coxctl.%d.%d" % (os.getpid(), counter)
+        self.ranks = ranks
+        self.process = start(["run", "-n", str(ranks), "--name", self.name, "--model", MODEL, *arguments, *command])
+
+    def __enter__(self):
+        lines = [self.process.stdout.readline().split() for _ in range(2 + self.ranks)]
+        check(lines[0] == ["name", self.name], "another name: %s" % lines)
+        self.door = lines[1][1]
+        check(lines[1][0] == "door" and os.path.exists(self.door), "no door: %s" % lines)
+        self.pids = [int(line[3]) for line in lines[2:]]
+        return self
+
+    def __exit__(self, *unused):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+    def status(self):
+        result = expect(run(["status", "--name", self.name, "--json"]), 0)
+        return json.loads(result.out)
+
+    def stop(self, *arguments):
+        return run(["stop", "--name", self.name, *arguments])
+
+    def generate(self, *arguments, **options):
+        return run(["generate", "--name", self.name, *arguments], **options)
+
+    def stopped(self, rank):
+        """Its worker does nothing any more; on return none of its threads runs."""
+        os.kill(self.pids[rank], signal.SIGSTOP)
+        tasks = "/proc/%d/task" % self.pids[rank]
+
+        def all_stopped():
+            for task in os.listdir(tasks):
+                with open(os.path.join(tasks, task, "stat"), encoding="ascii") as file:
+                    if file.read().rsplit(")", 1)[1].split()[0] not in "Tt":
+                        return False
+            return True
+        wait_until(all_stopped, "a stopped worker")
+
+    def left_nothing(self):
+        check(self.process.poll() is not None, "the coordinator lives")
+        for pid in self.pids:
+            check(not os.path.exists("/proc/%d" % pid), "worker %d lives on" % pid)
+        check(not os.path.exists(self.door), "the door is left")
+        check(not base.names(self.name), "left in /dev/shm: %s" % base.names(self.name))
+
+
+# ---- the protocol by hand ----
+
+
+def varint(number):
+    number &= (1 << 64) - 1
+    out = b""
+    while number > 127:
+        out += bytes([number & 127 | 128])
+        number >>= 7
+    return out + bytes([number])
+
+
+def field(number, value):
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def frame(message):
+    return struct.pack("<I", len(message)) + message
+
+
+STATUS, STOP, CANCEL = field(1, b""), field(2, b""), field(4, b"")
+
+
+def complete(prompts, new_count=5, stops=(2,)):
+    """prompts: pairs of an index and tokens."""
+    body = b"".join(field(1, field(1, index) + field(2, b"".join(varint(token) for token in tokens)))
+                    for index, tokens in prompts)
+    body += field(2, new_count) + field(3, 1) + field(8, b"".join(varint(token) for token in stops))
+    return field(3, body)
+
+
+def parse(message):
+    """Field numbers and values, of one level."""
+    fields, at = [], 0
+
+    def number():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+    while at < len(message):
+        key = number()
+        if key & 7 == 0:
+            fields.append((key >> 3, number()))
+        else:
+            check(key & 7 == 2, "odd wire type %d" % (key & 7))
+            size = number()
+            fields.append((key >> 3, message[at:at + size]))
+            at += size
+    return fields
+
+
+class Stranger:
+    """A connection of a command, by hand."""
+
+    def __init__(self, door):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(TIMEOUT)
+        self.socket.connect(door)
+        logon = struct.pack("<QIIQII", 1, 2, 0, 0, 0, 32)
+        self.socket.sendall(logon + bytes(1024 - len(logon)))
+        first = self.read(1)
+        if first == b"\1":
+            self.read(127)
+        else:
+            size = self.read(2)[1]
+            raise AssertionError("refused: %s" % self.read(size))
+
+    def read(self, size):
+        out = b""
+        while len(out) < size:
+            more = self.socket.recv(size - len(out))
+            if not more:
+                raise EOFError
+            out += more
+        return out
+
+    def send(self, *messages):
+        self.socket.sendall(b"".join(frame(message) for message in messages))
+
+    def reply(self):
+        """Its number in the oneof and its fields."""
+        number, value = parse(self.read(struct.unpack("<I", self.read(4))[0]))[0]
+        return number, parse(value)
+
+    def ended(self):
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self):
+        self.socket.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        self.close()
+
+
+# ---- status ----
+
+
+@test
+def test_p3_status_tells_how_every_rank_is():
+    with Group(3) as group:
+        for arguments in (["--name", group.name], ["--door", group.door], []):
+            result = expect(run(["status", *arguments]), 0)
+            check(result.out.startswith("group %s (pid %d)" % (group.name, group.process.pid)), "no head", result)
+            check(MODEL in result.out, "no model", result)
+            for rank, pid in enumerate(group.pids):
+                line = re.search(r"^rank %d pid %d generation 1 alive; execute idle \d+ for" % (rank, pid), result.out, re.M)
+                check(line, "no line of rank %d" % rank, result)
+        status = group.status()
+        check(status["rank_count"] == 3 and status["attach"] == "named" and status["depth"] == 4, "wrong: %s" % status)
+        check([rank["pid"] for rank in status["ranks"]] == group.pids, "wrong pids: %s" % status)
+        check(all(rank["life"] == "alive" and not rank["stopped"] for rank in status["ranks"]), "wrong: %s" % status)
+        check(status["serving"]["free_blocks"] == status["serving"]["block_count"] > 0, "wrong: %s" % status)
+        check([c["name"] for c in status["channels"]] == ["execute", "shared_sync_link", "transfer", "recover_command"],
+              "wrong: %s" % status)
+        expect(group.stop(), 0)
+        group.left_nothing()
+
+
+@test
+def test_p3_status_answers_while_every_worker_is_stuck_and_names_who_is_late():
+    with Group(2, ["--timeout", "1"]) as group:
+        for rank in range(2):
+            group.stopped(rank)
+        client = start(["generate", "--name", group.name, "27+58="])
+        wait_until(lambda: group.status()["channels"][0]["timeouts"] > 0, "a timeout")
+        status = group.status()
+        check(all(rank["stopped"] and rank["life"] == "alive" for rank in status["ranks"]), "not stopped: %s" % status)
+        check(status["channels"][0]["late_ranks"] == [0, 1], "nobody is late: %s" % status)
+        result = expect(run(["status"]), 0)
+        check(result.out.count("alive, stopped by a signal") == 2, "not told", result)
+        for pid in group.pids:
+            os.kill(pid, signal.SIGCONT)
+        # What was late is dropped and counted, and the client gets its answer, or hears of the failure.
+        result = finish(client)
+        check(result.status in (0, 3), "odd status", result)
+        check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group does not go on")
+        check(group.status()["channels"][0]["late_replies"] > 0, "no late reply is counted")
+
+
+@test
+def test_p2_status_tells_a_dead_worker_while_the_others_keep_the_group_up():
+    # The coordinator ends with its worker, in bounded time; one that waits for a stuck worker can be asked meanwhile.
+    with Group(2) as group:
+        group.stopped(0)
+        os.kill(group.pids[1], signal.SIGKILL)
+        told = []
+
+        def dead():
+            result = run(["status", "--name", group.name, "--json"])
+            if result.status == 0:
+                status = json.loads(result.out)
+                if status["ranks"][1]["life"] == "dead":
+                    told.append(status)
+            return told or group.process.poll() is not None
+        wait_until(dead, "a death")
+        check(told, "the group was gone before it told")
+        check("killed by signal 9" in told[0]["ranks"][1]["death"], "no cause: %s" % told[0])
+        check(told[0]["ranks"][0]["life"] == "alive" and told[0]["ranks"][0]["stopped"], "wrong: %s" % told[0])
+        expect(finish(group.process), 3, "rank 1", "Killed")
+        group.left_nothing()
+
+
+@test
+def test_wrong_names_and_several_groups():
+    expect(run(["status"]), 2, "no group is alive")
+    expect(run(["stop"]), 2, "no group is alive")
+    expect(run(["status", "--name", "coxnobody"]), 2, "no group 'coxnobody' is alive")
+    expect(run(["stop", "--name", "coxnobody"]), 2, "no group 'coxnobody' is alive")
+    expect(run(["status", "--door", os.path.join(RUNTIME, "x.door")]), 2)
+    expect(run(["status", "--name", "a", "--door", "b"]), 2, "either")
+    expect(run(["status", "--name", "a/b"]), 2, "position 2")
+    expect(run(["status", "surplus"]), 2, "surplus")
+    expect(run(["status", "--odd"]), 2, "--odd")
+    expect(run(["stop", "--timeout", "never"]), 2, "--timeout")
+    with Group(1) as one, Group(1) as two:
+        for command in ("status", "stop"):
+            result = expect(run([command]), 2, one.name, two.name, "--name")
+            check(result.out == "", "it chose one", result)
+        check(two.status()["name"] == two.name and one.status()["name"] == one.name, "the wrong group")
+        expect(one.stop(), 0)
+        one.left_nothing()
+        check(json.loads(expect(run(["status", "--json"]), 0).out)["name"] == two.name, "the other one is left")
+        # What a killed one leaves is no group.
+        two.process.kill()
+        two.process.wait()
+        expect(run(["status"]), 2, "no group is alive")
+
+
+# ---- stop ----
+
+
+@test
+def test_m15_stop_ends_a_group_whose_workers_are_all_stuck():
+    with Group(2) as group:
+        for rank in range(2):
+            group.stopped(rank)
+        expect(group.stop(), 0)
+        group.left_nothing()
+        expect(finish(group.process), 0, "the group ends")
+
+
+@test
+def test_m15_status_answers_while_a_stuck_group_ends_and_stop_again_is_no_harm():
+    with Group(2) as group:
+        group.stopped(0)
+        with Stranger(group.door) as stranger, Stranger(group.door) as other:
+            stranger.send(STOP)
+            check(stranger.reply()[0] == 3, "not done")
+
+            def stopping():
+                other.send(STATUS)
+                return dict(other.reply()[1]).get(8) == 1
+            wait_until(stopping, "a group that stops")
+            expect(group.stop(), 0)
+            check(stranger.ended(), "the connection outlives the group")
+        group.left_nothing()
+        check(group.process.wait(timeout=TIMEOUT) == 0, "the second stop killed it")
+
+
+@test
+def test_stop_gives_up_at_its_deadline():
+    with Group(1) as group:
+        group.process.send_signal(signal.SIGSTOP)
+        expect(group.stop("--timeout", "0.3"), 3)
+        expect(run(["status", "--name", group.name, "--timeout", "0.3"]), 3)
+        group.process.send_signal(signal.SIGCONT)
+        expect(group.stop(), 0)
+        group.left_nothing()
+
+
+@test
+def test_a_generate_can_be_asked_and_stopped_and_takes_no_prompts():
+    name = "coxgen.%d" % os.getpid()
+    prompts, _ = sums(100)
+    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--max-tokens", "1", "--one-at-a-time"],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    # It cannot end before we have looked: nobody reads its output, and the pipe is full long before.
+    text = "\n".join(prompts * 200) + "\n"
+    feeder = subprocess.Popen(["cat", base.temporary(text)], stdout=process.stdin)
+    process.stdin.close()
+    process.stdin = None
+    feeder.wait(timeout=TIMEOUT)
+    wait_until(lambda: run(["status", "--name", name]).status == 0, "a door")
+    status = json.loads(expect(run(["status", "--name", name, "--json"]), 0).out)
+    check(status["serving"] is None and "coxswain generate" in status["refusal"], "wrong: %s" % status)
+    wait_until(lambda: json.loads(run(["status", "--name", name, "--json"]).out)["channels"][0]["completed"] > 5, "steps")
+    expect(run(["generate", "--name", name, "--model", MODEL, "1+1="]), 1, "takes no prompts", "coxswain generate")
+    asked = start(["stop", "--name", name])
+    result = finish(process)
+    check(result.status == 143, "not as by SIGTERM", result)
+    expect(finish(asked), 0)
+
+
+# ---- prompts ----
+
+
+@test
+def test_prompts_on_a_running_group_give_the_same_bytes():
+    prompts, _ = sums(60)
+    text = "\n".join(prompts) + "\n"
+    with Group(2) as group:
+        for arguments in ([], ["--json"], ["--max-tokens", "2", "--json"], ["--sequences", "3"], ["--one-at-a-time"],
+                          ["--temperature", "3", "--seed", "5", "--top-k", "7", "--top-p", "0.9", "--max-tokens", "9"]):
+            own = base.generate(*arguments, text=text)
+            other = group.generate(*arguments, text=text)
+            check((own.status, own.out) == (other.status, other.out), "other bytes with %s" % arguments, other)
+        for arguments in (["--tokens", "1 5 10 13 8 11 14", "1,4,13,4,14"], ["--quiet", "1+1="],
+                          ["--tokens", "1", "1 999999", "2"], ["1+1=", "b\xe4d"], ["--max-tokens", "100000", "1+1="],
+                          ["--json", "--max-tokens", "100000", "1+1=", "2+2="]):
+            own, other = base.generate(*arguments), group.generate(*arguments)
+            check((own.status, own.out) == (other.status, other.out), "other bytes with %s" % arguments, other)
+            prefix = "coxswain: prompt"
+            errors = [[line for line in result.err.splitlines() if line.startswith(prefix)] for result in (own, other)]
+            check(errors[0] == errors[1], "other errors with %s: %s" % (arguments, errors), other)
+        check(other.err.count("positions; the model has") == 2, "the refusal is not told per prompt", other)
+        status = group.status()["serving"]
+        check(status["free_blocks"] == status["block_count"] and status["clients"] == 0, "not freed: %s" % status)
+        expect(group.stop(), 0)
+
+
+@test
+def test_a_name_that_is_not_live_starts_a_group_and_conflicts_are_told():
+    name = "coxfresh.%d" % os.getpid()
+    result = expect(base.generate("--name", name, "-n", "1", "27+58="), 0, "1 ranks")
+    check(result.out == "27+58=85\n", "wrong text", result)
+    with Group(2) as group:
+        check(expect(group.generate("-n", "2", "--depth", "4", "--model", MODEL, "1+1="), 0).out == "1+1=2\n", "no")
+        other = os.path.join(RUNTIME, "model")
+        shutil.copytree(MODEL, other)
+        for arguments, part in ([["-n", "3"], "with 2 ranks"], [["--depth", "2"], "--depth"],
+                                [["--legacy-workers"], "--legacy-workers"], [["--worker", "x"], "--worker"],
+                                [["--model", other], MODEL], [["--step-tokens", "5"], "--step-tokens"],
+                                [["--nested"], "--nested"], [["--request-size", "execute=8M"], "--request-size"]):
+            result = expect(group.generate(*arguments, "1+1="), 2, group.name, part, "runs already")
+            check(result.out == "", "it ran", result)
+        shutil.rmtree(other)
+    for arguments, command, part in (([], ["--no-flags", "--", "sh", "-c", "exec %s --model %s" % (
+            os.path.join(base.BIN_DIR, "coxswain-worker"), MODEL)], "command of its own"),
+                                     (["--no-init"], [], "--no-init")):
+        with Group(1, arguments, command) as group:
+            expect(group.generate("1+1="), 1, "takes no prompts", part)
+            check(part in expect(run(["status"]), 0).out, "status does not tell")
+
+
+@test
+def test_many_clients_share_one_group():
+    prompts, _ = sums(160)
+    parts = [prompts[i * 20:(i + 1) * 20] for i in range(8)]
+    expected = [base.generate(text="\n".join(part) + "\n").out for part in parts]
+    with Group(4) as group:
+        clients = [start(["generate", "--name", group.name, "--quiet", *part]) for part in parts]
+        results = [finish(client) for client in clients]
+        for result, text in zip(results, expected):
+            expect(result, 0)
+            check(result.out == text, "another text", result)
+        status = group.status()["serving"]
+        check(status["completed"] == 160 and status["clients"] == 0, "wrong: %s" % status)
+        check(status["running"] == status["waiting"] == status["unread"] == 0, "something is left: %s" % status)
+        expect(group.stop(), 0)
+        group.left_nothing()
+
+
+LONG = [(index, [1, 5, 10, 13, 8, 11, 14]) for index in range(300)]
+
+
+def endless(prompts):
+    """Prompts that no stop token ends."""
+    return complete(prompts, 100000, ())
+
+
+@test
+def test_a_client_that_dies_or_cancels_gives_its_blocks_back():
+    with Group(2) as group:
+        one, two = Stranger(group.door), Stranger(group.door)
+        for stranger in (one, two):
+            stranger.send(endless(LONG))
+        wait_until(lambda: group.status()["serving"]["free_blocks"] < group.status()["serving"]["block_count"], "steps")
+        check(group.status()["serving"]["clients"] == 2, "two clients")
+        client = start(["generate", "--name", group.name, "--quiet", "27+58="])
+        one.close()
+        two.send(CANCEL)
+        while two.reply()[0] != 3:  # items that were on their way
+            pass
+        check(expect(finish(client), 0).out == "27+58=85\n", "another text")
+
+        def free():
+            status = group.status()["serving"]
+            return status["free_blocks"] == status["block_count"] and status["running"] == 0 and status["clients"] == 1
+        wait_until(free, "blocks given back")
+        check(group.status()["serving"]["cancelled"] > 0, "nothing counted as cancelled")
+        two.send(complete([(7, [1, 5, 10, 13, 8, 11, 14])]))
+        number, item = two.reply()
+        check(number == 2 and dict(item)[1] == 7, "no answer after a cancel: %s" % item)
+        two.close()
+        # A real client, killed and interrupted.
+        for number, status in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
+            before = group.status()["serving"]["cancelled"]
+            client = start(["generate", "--name", group.name, "--tokens", "--one-at-a-time", "--file", base.temporary(
+                "1 5 10 13 8 11 14\n" * 20000)], stdout=subprocess.PIPE)
+            client.stdout.readline()
+            client.send_signal(number)
+            check(finish(client).status == status, "wrong status")
+            wait_until(lambda: group.status()["serving"]["clients"] == 0, "a client that is gone")
+            check(group.status()["serving"]["cancelled"] >= before, "less than before")
+        check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group does not go on")
+        expect(group.stop(), 0)
+
+
+@test
+def test_b21_a_client_that_reads_nothing_holds_nobody_up():
+    with Group(2) as group, Stranger(group.door) as deaf:
+        deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.socket.setblocking(False)
+        # Some to compute, and many refusals, which fill every buffer soon.
+        message = frame(complete(LONG[:3] + [(index, [999999]) for index in range(300)], 3))
+        sent = 0
+        try:
+            while sent < 64 << 20:
+                sent += deaf.socket.send(message[sent % len(message):])
+        except BlockingIOError:
+            pass
+        check(sent < 64 << 20, "it takes everything and answers nobody")
+        wait_until(lambda: group.status()["serving"]["running"] == group.status()["serving"]["waiting"] == 0, "all done")
+        status = group.status()["serving"]
+        check(0 < status["unread"] <= 512, "what is unread has no bound: %s" % status)
+        check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "another client is held up")
+        # Once it reads, it gets all that it asked for.
+        deaf.socket.setblocking(True)
+        deaf.socket.settimeout(TIMEOUT)
+        for _ in range(sent // len(message) * 303):
+            check(deaf.reply()[0] == 2, "no item")
+        deaf.close()
+        expect(group.stop(), 0)
+        group.left_nothing()
+
+
+@test
+def test_p10_garbage_at_the_control_connection_harms_nobody():
+    with Group(1) as group:
+        good = frame(complete([(1, [1, 5, 10, 13, 8, 11, 14])]))
+        for data in (b"\0\0\0\0", b"\xff\xff\xff\xff", frame(b"\xff" * 40), frame(b"\0"), frame(field(9, b"")),
+                     frame(field(3, b"")), frame(field(3, field(2, 0))), frame(complete([(1, [1])], 1, range(9))),
+                     frame(field(3, field(2, 3) + field(6, -1 & (1 << 64) - 1)))):
+            with Stranger(group.door) as stranger:
+                stranger.socket.sendall(data)
+                number, error = stranger.reply()
+                check(number == 4 and dict(error)[1] and dict(error)[2], "no error for %r" % data)
+                check(stranger.ended(), "the connection lives on after %r" % data)
+        for tokens in ([1, 999999], [1, -5], []):
+            with Stranger(group.door) as stranger:
+                stranger.send(complete([(3, tokens), (4, [1, 5, 10, 13, 8, 11, 14])]))
+                items = {dict(item)[1]: dict(item) for _, item in (stranger.reply(), stranger.reply())}
+                check(items[3][2] == 2 and 4 in items[3] and 3 in items[4], "not per prompt: %s" % items)
+        # Every bit flipped, and cut off everywhere.
+        for bit in range(8 * len(good)):
+            if good[bit // 8] ^ 1 << bit % 8 == STOP[0] and bit // 8 == 4:
+                continue  # that asks for the end, and gets it
+            with Stranger(group.door) as stranger:
+                data = bytearray(good)
+                data[bit // 8] ^= 1 << bit % 8
+                stranger.socket.sendall(bytes(data))
+        for size in range(len(good)):
+            with Stranger(group.door) as stranger:
+                stranger.socket.sendall(good[:size])
+        check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
+        expect(group.stop(), 0)
+        group.left_nothing()
+
+
+def fds_and_threads(pid):
+    return len(os.listdir("/proc/%d/fd" % pid)), len(os.listdir("/proc/%d/task" % pid))
+
+
+@test
+def test_b15_connections_leave_no_fd_and_no_thread():
+    with Group(1) as group:
+        group.generate("1+1=")
+        wait_until(lambda: group.status()["serving"]["clients"] == 0, "nobody")
+        pid = group.process.pid
+        before = fds_and_threads(pid)
+        for i in range(100):
+            with Stranger(group.door) as stranger:
+                if i % 2:
+                    stranger.send(STATUS)
+                if i % 3 == 0:
+                    stranger.send(complete([(1, [1, 5, 10, 13, 8, 11, 14])]))
+        wait_until(lambda: fds_and_threads(pid) <= before, "fds and threads given back: %s, %s" % (
+            before, fds_and_threads(pid)))
+        expect(group.stop(), 0)
+
+
+@test
+def test_connections_have_a_bound_and_status_has_its_place():
+    with Group(1) as group:
+        clients = [Stranger(group.door) for _ in range(24)]
+        for client in clients:
+            client.send(endless(LONG[:1]))
+        wait_until(lambda: group.status()["serving"]["clients"] == 24, "24 clients")
+        with Stranger(group.door) as one_more:
+            one_more.send(complete(LONG[:1]))
+            number, error = one_more.reply()
+            check(number == 4 and b"too many clients" in dict(error)[2], "not refused: %s" % error)
+        others = [Stranger(group.door) for _ in range(8)]
+        result = expect(run(["status", "--name", group.name]), 1, "control connections are open")
+        check(result.out == "", "it answered", result)
+        others.pop().close()
+        wait_until(lambda: run(["status", "--name", group.name]).status == 0, "a place")
+        for client in clients + others:
+            client.close()
+        wait_until(lambda: group.status()["serving"]["clients"] == 0, "nobody")
+        expect(group.stop(), 0)
+
+
+@test
+def test_clients_hear_of_a_group_that_ends():
+    with Group(2) as group:
+        path = base.temporary("1 5 10 13 8 11 14\n" * 50000)
+        for end, status, part in ((lambda: os.kill(group.pids[1], signal.SIGKILL), 3, "Killed"),):
+            client = start(["generate", "--name", group.name, "--tokens", "--json", "--file", path],
+                           stdout=open(os.path.join(RUNTIME, "out"), "w", encoding="ascii"))
+            wait_until(lambda: os.path.getsize(os.path.join(RUNTIME, "out")) > 0, "a line")
+            end()
+            _, err = client.communicate(timeout=TIMEOUT)
+            check(client.returncode == status and part in err, "status %d: %s" % (client.returncode, err))
+            with open(os.path.join(RUNTIME, "out"), encoding="ascii") as file:
+                lines = [json.loads(line) for line in file]
+            check(len(lines) == 50000 and lines[-1]["finish"] == "error", "not every prompt is told of")
+        expect(finish(group.process), 3)
+    with Group(2) as group:
+        client = start(["generate", "--name", group.name, "--tokens", "--file", path], stdout=subprocess.PIPE)
+        client.stdout.readline()
+        expect(group.stop(), 0)
+        result = finish(client)
+        check(result.status == 1 and ("told to end" in result.err or "has ended" in result.err), "not told", result)
+    with Group(2) as group:
+        client = start(["generate", "--name", group.name, "--tokens", "--file", path], stdout=subprocess.PIPE)
+        client.stdout.readline()
+        group.process.kill()
+        group.process.wait()
+        expect(finish(client), 1, "the group has ended")
+
+
+@test
+def test_p5_a_group_that_serves_and_has_nothing_to_do_sleeps():
+    with open(base.COXSWAIN, "rb") as file:
+        if b"__tsan_init" in file.read():
+            raise base.Skipped("ThreadSanitizer has a thread of its own, which never sleeps for long")
+    with Group(1) as group:
+        with Stranger(group.door) as stranger:
+            stranger.send(complete([(1, [1, 5, 10, 13, 8, 11, 14])]))
+            stranger.reply()
+
+            def switches():
+                total = {}
+                for task in os.listdir("/proc/%d/task" % group.process.pid):
+                    with open("/proc/%d/task/%s/status" % (group.process.pid, task), encoding="ascii") as file:
+                        total[task] = int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", file.read(), re.M)[1])
+                return total
+            # Until nothing moves for ten looks in a row; polling of any kind would move something for ever.
+            quiet = 0
+            before = switches()
+            end = base.time.monotonic() + TIMEOUT
+            while quiet < 10:
+                check(base.time.monotonic() < end, "it never sleeps")
+                base.time.sleep(0.1)  # the time that nothing happens in is what is looked at
+                now = switches()
+                quiet = quiet + 1 if now == before else 0
+                before = now
+        expect(group.stop(), 0)
+
+
+if __name__ == "__main__":
+    try:
+        result = base.main()
+    finally:
+        shutil.rmtree(RUNTIME, ignore_errors=True)
+    sys.exit(result)

@@ -1,0 +1,464 @@
+/* The control connections of a group, and what it says of itself, whatever its workers and the handlers
+ * of its host are in. */
+#include "testing.h"
+
+#include "channel/truth.h"
+#include "coordinator/client.h"
+#include "coordinator/executor_internal.h"
+#include "coordinator/service.h"
+#include "proto/control.pb-c.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+typedef CoxswainControl__StatusReply status_reply;
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+/* ---- status, asked directly ---- */
+
+struct stuck {
+    struct cox_executor *executor;
+    sem_t entered, go_on;
+    struct cox_executor_status inside; /* as the handler saw it */
+};
+
+static void stuck_handler(void *context, const struct cox_completion *completion)
+{
+    struct stuck *stuck = context;
+    struct cox_rank_status ranks[2];
+    (void)completion;
+    cox_executor_status(stuck->executor, &stuck->inside, ranks);
+    sem_post(&stuck->entered);
+    sem_wait(&stuck->go_on);
+}
+
+static void sem_await(sem_t *sem)
+{
+    struct timespec until = cox_deadline_timespec(patience());
+    if (sem_clockwait(sem, CLOCK_MONOTONIC, &until))
+        fail_msg("nothing came");
+}
+
+static void p3_status_answers_while_a_handler_is_stuck(void **state)
+{
+    (void)state;
+    struct test_group *group = test_group_start(2, NULL);
+    struct stuck stuck = {.executor = test_group_executor(group)};
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[2];
+    struct cox_error err = {0};
+    sem_init(&stuck.entered, 0, 0);
+    sem_init(&stuck.go_on, 0, 0);
+    assert_int_equal(
+        cox_executor_register(stuck.executor, COX_CHANNEL_EXECUTE, stuck_handler, &stuck), 0);
+    const struct cox_submit_options options = {.deadline_ns = patience()};
+    uint64_t sequence;
+    for (int i = 0; i < 3; i++) /* one is in the handler, two are behind it */
+        assert_int_equal(
+            cox_executor_submit_opaque(stuck.executor, "echo x", 6, &options, &sequence, &err), 0);
+    sem_await(&stuck.entered);
+    cox_executor_status(stuck.executor, &status, ranks);
+    assert_string_equal(status.name, cox_executor_name(stuck.executor));
+    assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].published, sequence);
+    assert_true(status.channels[COX_CHANNEL_EXECUTE].in_flight >= 2);
+    assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].stats.submitted, 3);
+    assert_true(stuck.inside.rank_count == 2 && stuck.inside.depth == status.depth);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        assert_int_equal(ranks[rank].life, COX_LIFE_ALIVE);
+        assert_int_equal(ranks[rank].pid, cox_executor_pid(stuck.executor, rank));
+        assert_int_equal(ranks[rank].generation, 1);
+        assert_true(ranks[rank].channels[COX_CHANNEL_EXECUTE].known);
+        assert_string_equal(ranks[rank].death, "");
+    }
+    for (int i = 0; i < 3; i++)
+        sem_post(&stuck.go_on);
+    test_group_free(group);
+    sem_destroy(&stuck.entered);
+    sem_destroy(&stuck.go_on);
+}
+
+static void p3_status_tells_what_a_rank_does_and_who_is_late(void **state)
+{
+    (void)state;
+    struct test_group *group = test_group_start(2, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    struct cox_executor *executor = test_group_executor(group);
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[2];
+    const struct test_how how = {.ranks = 2, .timeout_ms = 300};
+    assert_int_equal(test_call_how(group, NULL, &how, "block %s", test_pipe_path(pipe)),
+                     COX_TIMEOUT);
+    test_await_lines(group, 1, "blocked", 1);
+    cox_executor_status(executor, &status, ranks);
+    struct cox_rank_channel_status *line = &ranks[1].channels[COX_CHANNEL_EXECUTE];
+    assert_string_equal(cox_rank_state_name(line->state), "running");
+    assert_int_equal(line->sequence, status.channels[COX_CHANNEL_EXECUTE].published);
+    assert_true(line->age_ns > 0 && line->age_ns < patience());
+    assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].late.words[0], 2);
+    assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].in_flight, 0);
+    assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].stats.timeouts, 1);
+    test_pipe_release(pipe, 1);
+    assert_int_equal(test_submit_persist(group, &(struct test_how){0}, "echo x"), 0);
+    test_await(group, 0);
+    cox_executor_status(executor, &status, ranks);
+    assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].late.words[0], 0);
+    assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].stats.late_replies, 1);
+    test_group_free(group);
+}
+
+static void p3_status_tells_how_a_rank_died_and_its_last_lines(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    struct test_group *group = test_group_start(2, NULL);
+    struct cox_executor *executor = test_group_executor(group);
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[2];
+    struct test_completion completion = {0};
+    test_call_how(group, &completion, &(struct test_how){.ranks = 2}, "exit 7");
+    test_completion_deinit(&completion);
+    test_await_death(group, 1);
+    test_stop_process(cox_executor_pid(executor, 0));
+    cox_executor_status(executor, &status, ranks);
+    assert_int_equal(ranks[1].life, COX_LIFE_DEAD);
+    assert_non_null(strstr(ranks[1].death, "exited with status 7"));
+    assert_false(ranks[1].stopped);
+    assert_int_equal(ranks[0].life, COX_LIFE_ALIVE);
+    assert_true(ranks[0].stopped);
+    assert_string_equal(ranks[0].death, "");
+    kill(cox_executor_pid(executor, 0), SIGCONT);
+    test_group_free(group);
+}
+
+static void p10_status_believes_nothing_that_a_rank_writes(void **state)
+{
+    (void)state;
+    struct test_group *group = test_group_start(1, NULL);
+    struct cox_executor *executor = test_group_executor(group);
+    struct cox_layout_rank_line *line = cox_truth_line(&executor->control, 0, COX_CHANNEL_LINK);
+    for (uint64_t bits = 1; bits; bits = bits * 3 + 1) {
+        struct cox_executor_status status;
+        struct cox_rank_status rank;
+        atomic_store(&line->word, bits);
+        atomic_store(&line->stamp_ns, ~bits);
+        cox_executor_status(executor, &status, &rank);
+        assert_non_null(cox_rank_state_name(rank.channels[COX_CHANNEL_LINK].state));
+        assert_true(rank.channels[COX_CHANNEL_LINK].age_ns <= cox_now_ns());
+        if (bits >> 60)
+            break;
+    }
+    atomic_store(&line->word, UINT64_MAX);
+    atomic_store(&line->stamp_ns, UINT64_MAX);
+    struct cox_executor_status status;
+    struct cox_rank_status rank;
+    cox_executor_status(executor, &status, &rank);
+    assert_string_equal(cox_rank_state_name(rank.channels[COX_CHANNEL_LINK].state), "unknown");
+    assert_int_equal(rank.channels[COX_CHANNEL_LINK].age_ns, 0);
+    assert_string_equal(cox_rank_life_name(99), "unknown");
+    test_group_free(group);
+}
+
+/* ---- connections ---- */
+
+static _Atomic int stop_count;
+
+static void on_stop(void *context)
+{
+    (void)context;
+    atomic_fetch_add(&stop_count, 1);
+}
+
+static struct cox_service *service_new(void)
+{
+    const struct cox_service_options options = {.model = "/a/model", .stop = on_stop};
+    struct cox_service *service = NULL;
+    struct cox_error err = {0};
+    if (cox_service_new(&options, &service, &err))
+        fail_msg("%s", err.text);
+    return service;
+}
+
+/* Returns our end. */
+static int connect_to(struct cox_service *service)
+{
+    int fds[2];
+    struct cox_error err = {0};
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    if (cox_service_take(service, fds[1], &err))
+        fail_msg("%s", err.text);
+    return fds[0];
+}
+
+static struct cox_client client_to(struct cox_service *service)
+{
+    struct cox_client client;
+    cox_client_init(&client, connect_to(service));
+    return client;
+}
+
+static void await_connections(struct cox_service *service, uint32_t count)
+{
+    uint64_t deadline_ns = patience();
+    while (cox_service_connection_count(service) != count) {
+        if (cox_now_ns() > deadline_ns)
+            fail_msg("%u connections are served, not %u", cox_service_connection_count(service),
+                     count);
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
+}
+
+static int ask(struct cox_client *client, int request_case, CoxswainControl__ControlReply **reply,
+               struct cox_error *err)
+{
+    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    CoxswainControl__StatusRequest status = COXSWAIN_CONTROL__STATUS_REQUEST__INIT;
+    CoxswainControl__StopRequest stop = COXSWAIN_CONTROL__STOP_REQUEST__INIT;
+    CoxswainControl__CancelRequest cancel = COXSWAIN_CONTROL__CANCEL_REQUEST__INIT;
+    CoxswainControl__CompleteRequest complete = COXSWAIN_CONTROL__COMPLETE_REQUEST__INIT;
+    *err = (struct cox_error){0};
+    request.request_case = (CoxswainControl__ControlRequest__RequestCase)request_case;
+    if (request_case == COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS)
+        request.status = &status;
+    else if (request_case == COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP)
+        request.stop = &stop;
+    else if (request_case == COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_CANCEL)
+        request.cancel = &cancel;
+    else
+        request.complete = &complete;
+    return cox_client_ask(client, &request, patience(), reply, err);
+}
+
+#define ASK_STATUS COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS
+#define ASK_STOP COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP
+#define ASK_CANCEL COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_CANCEL
+#define ASK_COMPLETE COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE
+
+static void a_service_without_its_group_and_without_prompts_says_why(void **state)
+{
+    (void)state;
+    struct test_group *group = test_group_start(2, NULL);
+    struct cox_service *service = service_new();
+    struct cox_error err = {0};
+    CoxswainControl__ControlReply *reply;
+    struct cox_client client = client_to(service);
+    assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), COX_STATE);
+    assert_non_null(strstr(err.text, "being started"));
+    assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), COX_CLOSED); /* it ended with that */
+    cox_client_close(&client);
+
+    cox_service_attach(service, test_group_executor(group));
+    cox_service_refuse(service, "it sings");
+    client = client_to(service);
+    assert_int_equal(ask(&client, ASK_CANCEL, &reply, &err), 0);
+    assert_int_equal(reply->reply_case, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE);
+    for (int i = 0; i < 3; i++) { /* one connection, several questions */
+        assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), 0);
+        const status_reply *status = reply->status;
+        assert_string_equal(status->name, cox_executor_name(test_group_executor(group)));
+        assert_string_equal(status->model, "/a/model");
+        assert_string_equal(status->refusal, "it sings");
+        assert_null(status->serving);
+        assert_int_equal(status->n_ranks, 2);
+        assert_int_equal(status->pid, getpid());
+    }
+    assert_int_equal(ask(&client, ASK_COMPLETE, &reply, &err), COX_UNSUPPORTED);
+    assert_string_equal(err.text, "it sings");
+    cox_client_close(&client);
+    cox_service_free(service);
+    test_group_free(group);
+}
+
+static void stop_is_passed_on_and_its_connection_lasts_until_the_end(void **state)
+{
+    (void)state;
+    struct cox_service *service = service_new();
+    struct cox_error err;
+    CoxswainControl__ControlReply *reply;
+    struct cox_client client = client_to(service);
+    atomic_store(&stop_count, 0);
+    for (int i = 1; i <= 2; i++) { /* also of a group that is being started */
+        assert_int_equal(ask(&client, ASK_STOP, &reply, &err), 0);
+        assert_int_equal(reply->reply_case, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE);
+        assert_int_equal(ask(&client, ASK_STOP, &reply, &err), 0); /* the one before has returned */
+        assert_int_equal(atomic_load(&stop_count) >= 2 * i - 1, 1);
+    }
+    struct pollfd fd = {.fd = client.stream.fd, .events = POLLIN};
+    assert_int_equal(poll(&fd, 1, 0), 0);
+    cox_service_free(service);
+    assert_int_equal(poll(&fd, 1, TEST_PATIENCE_MS), 1);
+    assert_int_equal(cox_stream_fill(&client.stream), COX_CLOSED);
+    cox_client_close(&client);
+}
+
+static void b15_connections_leave_no_fd_and_no_thread(void **state)
+{
+    (void)state;
+    struct test_group *group = test_group_start(1, NULL);
+    struct cox_service *service = service_new();
+    cox_service_attach(service, test_group_executor(group));
+    size_t before = test_count_fds();
+    for (int i = 0; i < 100; i++) {
+        struct cox_client client = client_to(service);
+        struct cox_error err;
+        CoxswainControl__ControlReply *reply;
+        if (i % 2)
+            assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), 0);
+        cox_client_close(&client);
+        await_connections(service, 0);
+        assert_int_equal(test_count_fds(), before);
+    }
+    /* And with all of them open at its end. */
+    int fds[COX_SERVICE_CONNECTION_MAX], more[2];
+    for (int i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
+        fds[i] = connect_to(service);
+    struct cox_error err = {0};
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, more), 0);
+    assert_int_equal(cox_service_take(service, more[1], &err), COX_FULL);
+    assert_non_null(strstr(err.text, "32 control connections"));
+    close(more[0]);
+    close(more[1]);
+    cox_service_free(service);
+    for (int i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
+        close(fds[i]);
+    test_group_free(group);
+}
+
+static void bytes_send(int fd, const void *bytes, size_t size)
+{
+    for (size_t sent = 0; sent < size;) {
+        ssize_t r = send(fd, (const char *)bytes + sent, size - sent, MSG_NOSIGNAL);
+        if (r < 0)
+            return; /* it had enough */
+        sent += (size_t)r;
+    }
+}
+
+/* Reads until it is closed. */
+static void bytes_drain(int fd)
+{
+    char bytes[4096];
+    while (recv(fd, bytes, sizeof bytes, 0) > 0)
+        ;
+}
+
+static uint64_t random_next(uint64_t *random)
+{
+    *random = *random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return *random >> 33;
+}
+
+static void p10_any_bytes_end_in_an_error_and_harm_nobody_else(void **state)
+{
+    (void)state;
+    struct test_group *group = test_group_start(1, NULL);
+    struct cox_service *service = service_new();
+    uint64_t random = 4711;
+    cox_service_attach(service, test_group_executor(group));
+    struct cox_client bystander = client_to(service);
+    for (int i = 0; i < 3000; i++) {
+        uint8_t bytes[600];
+        size_t size = random_next(&random) % sizeof bytes;
+        for (size_t at = 0; at < size; at++)
+            bytes[at] = (uint8_t)random_next(&random);
+        /* Mostly with a length that fits, or tags that mean something. */
+        if (size > 8 && i % 4)
+            memcpy(bytes, &(uint32_t){(uint32_t)size - 4 - (uint32_t)(i % 3)}, 4);
+        if (size > 8 && i % 3) {
+            bytes[4] = (uint8_t)(0x0a + 8 * (i % 4));
+            bytes[5] = (uint8_t)(size - 6 < 127 ? size - 6 : 3);
+        }
+        int fd = connect_to(service);
+        bytes_send(fd, bytes, size);
+        shutdown(fd, SHUT_WR);
+        bytes_drain(fd);
+        close(fd);
+        if (i % 100 == 0) {
+            CoxswainControl__ControlReply *reply;
+            struct cox_error err;
+            assert_int_equal(ask(&bystander, ASK_STATUS, &reply, &err), 0);
+        }
+    }
+    cox_client_close(&bystander);
+    cox_service_free(service);
+    test_group_free(group);
+}
+
+static void b14_a_client_believes_no_group_either(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes;
+        size_t size;
+        int code;
+    } answers[] = {
+        {"\0\0\0\0", 4, COX_CORRUPT},
+        {"\xff\xff\xff\xff", 4, COX_CORRUPT},
+        {"\2\0\0\0\xff\xff", 6, COX_CORRUPT},
+        {"\2\0\0\0\x22\0", 6, COX_REJECTED},         /* an error without a word */
+        {"\4\0\0\0\x22\2\x08\x63", 8, COX_REJECTED}, /* of a code that is none */
+        {"\5\0\0\0\x0a\0", 6, COX_CLOSED},           /* and no more */
+        {"", 0, COX_CLOSED},
+    };
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+        int fds[2];
+        struct cox_client client;
+        CoxswainControl__ControlReply *reply;
+        struct cox_error err;
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+        cox_client_init(&client, fds[0]);
+        bytes_send(fds[1], answers[i].bytes, answers[i].size);
+        shutdown(fds[1], SHUT_WR);
+        assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), answers[i].code);
+        assert_true(err.text[0]);
+        cox_client_close(&client);
+        close(fds[1]);
+    }
+}
+
+static void text_of_another_process_is_made_fit_for_a_terminal(void **state)
+{
+    (void)state;
+    static const char *const pairs[][2] = {
+        {"plain\ttext\nhere", "plain\ttext\nhere"},
+        {"\x1b[31mred\x07", "?[31mred?"},
+        {"h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"},
+        {"\xc3", "?"},
+        {"\xe2\x82", "??"},
+        {"\xc0\xaf\xed\xa0\x80\xf5", "??????"},
+        {"\xc2\x9b\x7f", "???"},
+    };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "%s", pairs[i][0]);
+        cox_client_clean_text(text);
+        assert_string_equal(text, pairs[i][1]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p3_status_answers_while_a_handler_is_stuck),
+        TEST(p3_status_tells_what_a_rank_does_and_who_is_late),
+        TEST(p3_status_tells_how_a_rank_died_and_its_last_lines),
+        TEST(p10_status_believes_nothing_that_a_rank_writes),
+        TEST(a_service_without_its_group_and_without_prompts_says_why),
+        TEST(stop_is_passed_on_and_its_connection_lasts_until_the_end),
+        TEST(b15_connections_leave_no_fd_and_no_thread),
+        TEST(p10_any_bytes_end_in_an_error_and_harm_nobody_else),
+        TEST(b14_a_client_believes_no_group_either),
+        TEST(text_of_another_process_is_made_fit_for_a_terminal),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

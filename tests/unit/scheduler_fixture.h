@@ -1,0 +1,68 @@
+/*
+ * scheduler_fixture: an executor whose one rank is a thread of this process. Its sequence table is the
+ * workers' own; its model is a hash of all tokens of a sequence, read through a KV cache that
+ * remembers what was written where, so that a wrong block, a position left out or a sequence taken
+ * for another one changes the text or stops the test.
+ */
+#ifndef COX_TESTS_UNIT_SCHEDULER_FIXTURE_H
+#define COX_TESTS_UNIT_SCHEDULER_FIXTURE_H
+
+#include "coordinator/scheduler.h"
+#include "worker/table.h"
+
+#include <pthread.h>
+
+#define BLOCK_SIZE 4
+#define BLOCK_COUNT_MAX 512
+#define STOP 0
+#define FRAME_SIZE 65536
+
+struct cell {
+    int64_t id;
+    uint32_t position;
+    int32_t token;
+};
+
+/* What the rank, or the executor, does with the n-th submit. */
+struct script {
+    int (*submit)(uint64_t number); /* what submit returns; NULL: 0 */
+    int (*status)(uint64_t number); /* how the step ends; NULL: 0 */
+    bool loses_table;               /* a step that failed was applied by this rank all the same */
+    bool bad_reply;
+    bool silent; /* never completes */
+};
+
+/* The executor of these tests. */
+struct cox_executor {
+    bool legacy;
+    size_t request_size_max;
+    struct script script;
+    struct cox_table *table;
+    struct cell cells[BLOCK_COUNT_MAX][BLOCK_SIZE];
+
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    pthread_t thread;
+    cox_completion_fn handler;
+    void *handler_context;
+    bool stop;
+    bool pending;
+    uint8_t frame[FRAME_SIZE];
+    size_t frame_size;
+    void *request_context;
+    uint64_t sequence;
+
+    /* Only the test's thread touches these while the rank is idle. */
+    uint64_t submit_count;
+    uint64_t row_count;
+    uint64_t row_count_max;
+    uint64_t token_count_max;
+    uint64_t cleanup_count;
+};
+
+/* What follows tokens; 0 is STOP. */
+int32_t model(const int32_t *tokens, uint32_t count);
+struct cox_executor *executor_new(void);
+void executor_free(struct cox_executor *executor);
+
+#endif

@@ -1,0 +1,410 @@
+/*
+ * serving: clients that come, ask, stay silent and go, on the rank of scheduler_fixture.h.
+ */
+#include "coordinator/serving.h"
+
+#include "scheduler_fixture.h"
+
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define PATIENCE_MS 30000
+#define PROMPT_MAX 12
+
+struct client {
+    struct cox_serving_client *client;
+    int wake_fd;
+};
+
+static struct cox_serving *serving_new(struct cox_executor *executor)
+{
+    const struct cox_serving_options options = {
+        .scheduler = {.block_count = BLOCK_COUNT_MAX,
+                      .block_size = BLOCK_SIZE,
+                      .position_count_max = 128,
+                      .sequence_count_max = 8},
+        .vocab_size = 100,
+    };
+    struct cox_serving *serving = NULL;
+    struct cox_error error = {0};
+    if (cox_serving_start(executor, &options, &serving, &error))
+        fail_msg("%s", error.text);
+    return serving;
+}
+
+static struct client client_new(struct cox_serving *serving)
+{
+    struct client client = {.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+    assert_true(client.wake_fd >= 0);
+    assert_int_equal(cox_serving_client_new(serving, client.wake_fd, &client.client), 0);
+    return client;
+}
+
+static void client_free(struct client *client)
+{
+    client->client = cox_serving_client_free(client->client);
+    close(client->wake_fd);
+}
+
+/* The prompt of an index, different for each. */
+static uint32_t prompt_of(uint64_t index, int32_t tokens[PROMPT_MAX])
+{
+    uint32_t count = 1 + (uint32_t)(index % PROMPT_MAX);
+    for (uint32_t i = 0; i < count; i++)
+        tokens[i] = (int32_t)((index * 31 + i * 7) % 100);
+    return count;
+}
+
+static int submit(struct client *client, uint64_t index, uint32_t new_count, bool endless)
+{
+    int32_t tokens[PROMPT_MAX];
+    struct cox_request request = {
+        .tokens = tokens,
+        .token_count = prompt_of(index, tokens),
+        .new_count_max = new_count,
+        .stop_tokens = {STOP},
+        .stop_count = endless ? 0 : 1,
+    };
+    return cox_serving_submit(client->client, &request, index);
+}
+
+/* Waits for it. */
+static struct cox_serving_result take(struct client *client)
+{
+    struct cox_serving_result result;
+    while (cox_serving_take(client->client, &result)) {
+        struct pollfd fd = {.fd = client->wake_fd, .events = POLLIN};
+        uint64_t count;
+        if (poll(&fd, 1, PATIENCE_MS) != 1)
+            fail_msg("no result");
+        assert_int_equal(read(client->wake_fd, &count, sizeof count), sizeof count);
+    }
+    return result;
+}
+
+static void expect_text(const struct cox_serving_result *result, uint32_t new_count)
+{
+    int32_t tokens[PROMPT_MAX + 64];
+    uint32_t prompt_count = prompt_of(result->index, tokens), count = prompt_count;
+    assert_null(result->error);
+    do
+        tokens[count] = model(tokens, count);
+    while (tokens[count++] != STOP && count < prompt_count + new_count);
+    assert_int_equal(result->token_count, count - prompt_count);
+    assert_memory_equal(result->tokens, tokens + prompt_count,
+                        result->token_count * sizeof *tokens);
+    assert_int_equal(result->finish,
+                     tokens[count - 1] == STOP ? COX_FINISH_STOP : COX_FINISH_LENGTH);
+}
+
+static void await_status(struct cox_serving *serving,
+                         bool (*holds)(const struct cox_serving_status *status))
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
+    for (;;) {
+        struct cox_serving_status status;
+        cox_serving_status(serving, &status);
+        if (holds(&status))
+            return;
+        if (cox_now_ns() > deadline_ns)
+            fail_msg("it never comes to that: %d waiting, %d running, %d unread, %u blocks free",
+                     (int)status.waiting, (int)status.running, (int)status.unread,
+                     status.free_blocks);
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
+}
+
+static bool is_all_free(const struct cox_serving_status *status)
+{
+    return status->running == 0 && status->waiting == 0 &&
+           status->free_blocks == status->block_count;
+}
+
+static bool is_busy(const struct cox_serving_status *status)
+{
+    return status->free_blocks < status->block_count;
+}
+
+static bool is_all_done(const struct cox_serving_status *status)
+{
+    return status->running == 0 && status->waiting == 0;
+}
+
+static void clients_get_their_own_answers(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_serving *serving = serving_new(executor);
+    struct client clients[5];
+    for (uint32_t round = 0; round < 3; round++) { /* idle between them */
+        for (int c = 0; c < 5; c++) {
+            clients[c] = client_new(serving);
+            for (uint64_t i = 0; i < 40; i++)
+                assert_int_equal(submit(&clients[c], i * 5 + (uint64_t)c, 10, false), 0);
+        }
+        for (int c = 4; c >= 0; c--) {
+            bool seen[40] = {false};
+            for (int i = 0; i < 40; i++) {
+                struct cox_serving_result result = take(&clients[c]);
+                assert_int_equal(result.index % 5, c);
+                assert_false(seen[result.index / 5]);
+                seen[result.index / 5] = true;
+                expect_text(&result, 10);
+                cox_serving_result_deinit(&result);
+            }
+            assert_int_equal(cox_serving_outstanding(clients[c].client), 0);
+            client_free(&clients[c]);
+        }
+        await_status(serving, is_all_free);
+    }
+    struct cox_serving_status status;
+    cox_serving_status(serving, &status);
+    assert_int_equal(status.completed, 600);
+    assert_int_equal(status.cancelled, 0);
+    assert_int_equal(status.client_count, 0);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+/* Steps beyond the limit wait for a higher one. */
+static pthread_mutex_t limit_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t limit_wake = PTHREAD_COND_INITIALIZER;
+static uint64_t step_limit;
+
+static void limit_set(uint64_t limit)
+{
+    pthread_mutex_lock(&limit_lock);
+    step_limit = limit;
+    pthread_cond_broadcast(&limit_wake);
+    pthread_mutex_unlock(&limit_lock);
+}
+
+static int waits_at_the_limit(uint64_t number)
+{
+    pthread_mutex_lock(&limit_lock);
+    while (number > step_limit)
+        pthread_cond_wait(&limit_wake, &limit_lock);
+    pthread_mutex_unlock(&limit_lock);
+    return 0;
+}
+
+static void a_client_with_many_prompts_does_not_delay_another_by_all_of_them(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    limit_set(0);
+    executor->script.status = waits_at_the_limit;
+    struct cox_serving *serving = serving_new(executor);
+    struct client many = client_new(serving), one = client_new(serving);
+    uint64_t count = 0;
+    while (submit(&many, count, 40, true) == 0)
+        count++;
+    assert_int_equal(count, COX_SERVING_PROMPT_COUNT_MAX);
+    assert_int_equal(submit(&one, 1000, 3, false), 0);
+    /* Eight run at a time, 40 steps each, and eight more are ahead: all of them take 2,560 steps. */
+    limit_set(200);
+    struct cox_serving_result result = take(&one);
+    expect_text(&result, 3);
+    cox_serving_result_deinit(&result);
+    struct cox_serving_status status;
+    cox_serving_status(serving, &status);
+    assert_true(status.waiting > COX_SERVING_PROMPT_COUNT_MAX / 2);
+    limit_set(UINT64_MAX);
+    /* It reads nothing, and has room again for as many as it takes. */
+    assert_int_equal(submit(&many, count, 1, true), COX_FULL);
+    result = take(&many);
+    cox_serving_result_deinit(&result);
+    assert_int_equal(submit(&many, count, 1, true), 0);
+    assert_int_equal(submit(&many, count, 1, true), COX_FULL);
+    await_status(serving, is_all_done);
+    cox_serving_status(serving, &status);
+    assert_int_equal(status.unread, COX_SERVING_PROMPT_COUNT_MAX);
+    client_free(&many);
+    client_free(&one);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static void tokens_have_a_bound_of_their_own(void **state)
+{
+    (void)state;
+    static int32_t tokens[COX_SERVING_TOKEN_COUNT_MAX + 1];
+    struct cox_executor *executor = executor_new();
+    struct cox_serving *serving = serving_new(executor);
+    struct client client = client_new(serving);
+    struct cox_request request = {
+        .tokens = tokens, .token_count = COX_SERVING_TOKEN_COUNT_MAX + 1, .new_count_max = 1};
+    assert_int_equal(cox_serving_submit(client.client, &request, 0), 0); /* one alone may */
+    request.token_count = 1;
+    assert_int_equal(cox_serving_submit(client.client, &request, 1), COX_FULL);
+    struct cox_serving_result result = take(&client);
+    assert_int_equal(result.error->code, COX_TOO_LARGE);
+    cox_serving_result_deinit(&result);
+    assert_int_equal(cox_serving_submit(client.client, &request, 1), 0);
+    client_free(&client);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static void what_is_given_up_frees_its_blocks(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_serving *serving = serving_new(executor);
+    struct client gone = client_new(serving), stays = client_new(serving);
+    for (int round = 0; round < 20; round++) {
+        for (uint64_t i = 0; i < 30; i++)
+            assert_int_equal(submit(&gone, i, 100, true), 0);
+        for (uint64_t i = 0; i < 3; i++)
+            assert_int_equal(submit(&stays, i, 20, false), 0);
+        if (round % 2)
+            await_status(serving, is_busy);
+        cox_serving_cancel(gone.client);
+        assert_int_equal(cox_serving_outstanding(gone.client), 0);
+        for (int i = 0; i < 3; i++) {
+            struct cox_serving_result result = take(&stays);
+            expect_text(&result, 20);
+            cox_serving_result_deinit(&result);
+        }
+        await_status(serving, is_all_free);
+        struct cox_serving_result none;
+        assert_int_equal(cox_serving_take(gone.client, &none), COX_EMPTY);
+    }
+    client_free(&gone);
+    client_free(&stays);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static void what_is_given_up_runs_no_further(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    limit_set(5);
+    executor->script.status = waits_at_the_limit;
+    struct cox_serving *serving = serving_new(executor);
+    struct client gone = client_new(serving);
+    for (uint64_t i = 0; i < 30; i++)
+        assert_int_equal(submit(&gone, i, 100, true), 0);
+    await_status(serving, is_busy);
+    cox_serving_cancel(gone.client);
+    limit_set(20); /* they would need a hundred */
+    await_status(serving, is_all_free);
+    struct cox_serving_status status;
+    cox_serving_status(serving, &status);
+    assert_int_equal(status.cancelled, 30);
+    limit_set(UINT64_MAX);
+    client_free(&gone);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static void bad_prompts_fail_alone(void **state)
+{
+    (void)state;
+    static const int32_t outside[] = {1, 100}, below[] = {-1};
+    static int32_t huge[200];
+    const struct cox_request bad[] = {
+        {.tokens = outside, .token_count = 2, .new_count_max = 1},
+        {.tokens = below, .token_count = 1, .new_count_max = 1},
+        {.tokens = below, .token_count = 0, .new_count_max = 1},
+        {.tokens = huge, .token_count = 200, .new_count_max = 1},
+    };
+    static const int codes[] = {COX_INVALID, COX_INVALID, COX_INVALID, COX_TOO_LARGE};
+    struct cox_executor *executor = executor_new();
+    struct cox_serving *serving = serving_new(executor);
+    struct client client = client_new(serving);
+    for (uint64_t i = 0; i < 4; i++)
+        assert_int_equal(cox_serving_submit(client.client, &bad[i], i), 0);
+    assert_int_equal(submit(&client, 4, 5, false), 0);
+    for (int i = 0; i < 5; i++) {
+        struct cox_serving_result result = take(&client);
+        if (result.index == 4) {
+            expect_text(&result, 5);
+        } else {
+            assert_int_equal(result.finish, COX_FINISH_ERROR);
+            assert_int_equal(result.error->code, codes[result.index]);
+        }
+        cox_serving_result_deinit(&result);
+    }
+    client_free(&client);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static int third_is_dead(uint64_t number)
+{
+    return number == 3 ? COX_PEER_DEAD : 0;
+}
+
+static void after_a_failure_the_next_prompt_gets_another_scheduler(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    executor->script.status = third_is_dead;
+    struct cox_serving *serving = serving_new(executor);
+    struct client client = client_new(serving);
+    for (uint64_t i = 0; i < 4; i++)
+        assert_int_equal(submit(&client, i, 60, true), 0);
+    for (int i = 0; i < 4; i++) {
+        struct cox_serving_result result = take(&client);
+        assert_int_equal(result.error->code, COX_PEER_DEAD);
+        assert_non_null(strstr(result.error->text, "rank 1 says no"));
+        cox_serving_result_deinit(&result);
+    }
+    assert_int_equal(submit(&client, 9, 20, false), 0);
+    struct cox_serving_result result = take(&client);
+    expect_text(&result, 20);
+    cox_serving_result_deinit(&result);
+    client_free(&client);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static void the_end_is_told_with_its_cause(void **state)
+{
+    (void)state;
+    for (int with_cause = 0; with_cause < 2; with_cause++) {
+        struct cox_executor *executor = executor_new();
+        executor->script.silent = true; /* a step that never ends */
+        struct cox_serving *serving = serving_new(executor);
+        struct client client = client_new(serving);
+        struct cox_error cause = {0};
+        cox_fail(&cause, COX_PEER_DEAD, "rank 7 died");
+        for (uint64_t i = 0; i < 30; i++) /* some are running, some wait */
+            assert_int_equal(submit(&client, i, 10, false), 0);
+        cox_serving_stop(serving, with_cause ? &cause : NULL);
+        cox_serving_stop(serving, NULL);
+        assert_int_equal(submit(&client, 30, 10, false), 0);
+        for (int i = 0; i < 31; i++) {
+            struct cox_serving_result result = take(&client);
+            assert_int_equal(result.error->code, with_cause ? COX_PEER_DEAD : COX_CLOSED);
+            assert_true(!with_cause || !strcmp(result.error->text, "rank 7 died"));
+            cox_serving_result_deinit(&result);
+        }
+        client_free(&client);
+        cox_serving_free(serving);
+        executor_free(executor);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(clients_get_their_own_answers),
+        cmocka_unit_test(a_client_with_many_prompts_does_not_delay_another_by_all_of_them),
+        cmocka_unit_test(tokens_have_a_bound_of_their_own),
+        cmocka_unit_test(what_is_given_up_frees_its_blocks),
+        cmocka_unit_test(what_is_given_up_runs_no_further),
+        cmocka_unit_test(bad_prompts_fail_alone),
+        cmocka_unit_test(after_a_failure_the_next_prompt_gets_another_scheduler),
+        cmocka_unit_test(the_end_is_told_with_its_cause),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
