@@ -78,7 +78,7 @@ futex_leave       short  all     pass        futex_gate -DREQUESTS=2 -DLEAVE -DS
 futex_no_cycle    short  cycles  pass        futex_gate -DREQUESTS=1 -DSLICE -DDEADLINES=1 -DMEDDLES=1
 -futex_SEQUENCE   short  all     assert      futex_gate -DREQUESTS=2 -DNO_SEQUENCE
 -futex_RETURNED   short  all     assert      futex_gate -DREQUESTS=2 -DDEADLINES=1 -DNO_RETURNED_RULE
--futex_HINT_SEQ   short  all     assert      futex_gate -DREQUESTS=2 -DDEADLINES=1 -DNO_HINT_SEQUENCE
+-futex_HINT_SEQ   short  all     deadlock    futex_gate -DREQUESTS=2 -DDEADLINES=1 -DNO_HINT_SEQUENCE
 -futex_HINT_FIRST short  all     deadlock    futex_gate -DREQUESTS=1 -DNO_HINT_FIRST
 -futex_SWAP       short  all     deadlock    futex_gate -DREQUESTS=1 -DNO_SWAP
 -futex_DONE       short  all     deadlock    futex_gate -DREQUESTS=1 -DDONE_AFTER_HINT

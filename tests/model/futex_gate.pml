@@ -411,14 +411,13 @@ end_idle:       atomic { !rank_sleeps[r] -> goto top; }
 #else
             done[r] = next;
 #endif
-            /* The exchange that succeeds, or the look that shows another request. */
+            /* The exchange that succeeds, or the look that shows another request, or nothing left to count. */
             if
-            :: atomic { !COUNTS -> fails = false; left = 1; }
+            :: atomic { !COUNTS || hint_left[i] == 0 -> left = 1; }
             :: atomic {
-                COUNTS ->
+                COUNTS && hint_left[i] > 0 ->
                 assert(entry_sequence[i] == next || meddles < MEDDLES); /* a late reply counts for no later request */
-                left = hint_left[i];
-                left = (left > 0 -> left - 1 : 0);
+                left = hint_left[i] - 1;
 #ifndef NO_SWAP
                 hint_left[i] = left;
 #endif
