@@ -157,7 +157,7 @@ static void part_align(struct cox_group *group, uint64_t epoch)
     /* relaxed: until both are there the word counts as not arrived. */
     atomic_store_explicit(&part->mirror, ~word, memory_order_relaxed);
     /* acq_rel, and an exchange: whatever this rank writes in the new epoch comes after it; partner is
-     * the second look in values_verify. */
+     * the second look in epoch_verify. */
     atomic_exchange_explicit(&part->arrived, word, memory_order_acq_rel);
     cox_fault_point(COX_FAULT_GROUP_ALIGNED);
     struct cox_group_layout_bell *bell = cox_group_bell(group);
@@ -190,13 +190,13 @@ int cox_group_align(struct cox_group *group, uint64_t epoch)
 void cox_group_abort(struct cox_group *group)
 {
     struct cox_group_base *base = group->base;
-    cox_group_give_up(group);
+    cox_group_give_up(group, false);
     if (group->slot)
         return;
     /* acquire: partner is the release in cox_group_subgroup. */
     uint32_t count = atomic_load_explicit(&base->subgroup_count, memory_order_acquire);
     for (uint32_t i = 0; i < count; i++)
-        cox_group_give_up(base->subgroups[i]);
+        cox_group_give_up(base->subgroups[i], false);
 }
 
 /* ---- subgroups ---- */

@@ -77,7 +77,7 @@ COX_PUBLIC uint32_t cox_group_value_size(const struct cox_group *group);
 /* From now on operations are those of this epoch, counted from its beginning. Returns 0; COX_INVALID:
  * smaller than the present one, or the same while the rank is out of step in the group or a subgroup: for
  * others it is over, a larger one is needed; or a subgroup. The same one is otherwise fine and does
- * nothing. Does not wait. 1 to 2^40 - 1; a new group is in epoch 0. Also aligns the subgroups of this
+ * nothing. Does not wait. 1 to 2^40 - 2; a new group is in epoch 0. Also aligns the subgroups of this
  * rank. */
 COX_PUBLIC int cox_group_align(struct cox_group *group, uint64_t epoch);
 /* Ends the operation that is under way on any rank of this epoch with COX_ABORTED, and those that follow in

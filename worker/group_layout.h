@@ -113,7 +113,9 @@ _Static_assert(COX_GROUP_VALUE_SIZE_MIN >= COX_SUBGROUP_SLOT_SIZE, "pieces of a 
 
 #define COX_GROUP_INDEX_BITS 24
 #define COX_GROUP_INDEX_MASK ((UINT32_C(1) << COX_GROUP_INDEX_BITS) - 1)
-#define COX_GROUP_EPOCH_MAX ((UINT64_C(1) << (64 - COX_GROUP_INDEX_BITS)) - 1)
+/* No epoch: in `given_up`, all of them, since a member is dead. */
+#define COX_GROUP_EPOCH_NONE ((UINT64_C(1) << (64 - COX_GROUP_INDEX_BITS)) - 1)
+#define COX_GROUP_EPOCH_MAX (COX_GROUP_EPOCH_NONE - 1)
 
 /* index goes round: two ranks of an epoch are never more than one apart. */
 static inline uint64_t cox_group_arrived(uint64_t epoch, uint32_t index)

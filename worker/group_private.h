@@ -111,8 +111,8 @@ int cox_group_sleep(struct cox_group_layout_bell *bell, uint32_t seen, uint64_t 
 struct cox_group_layout_bell *cox_group_bell(struct cox_group *group);
 /* All that this rank says in the group or subgroup, once more. */
 void cox_group_say_again(struct cox_group *group);
-/* The present epoch is over for this rank: says so, and rings. Any thread. */
-void cox_group_give_up(struct cox_group *group);
+/* The present epoch is over for this rank, or (for_good) every epoch: says so, and rings. Any thread. */
+void cox_group_give_up(struct cox_group *group, bool for_good);
 /* It has: no operation of this rank succeeds until it aligns. */
 bool cox_group_is_over(const struct cox_group *group);
 /* The next operation: arrives, waits for all, and sees whether all are at the same one. Returns 0;

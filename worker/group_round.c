@@ -23,12 +23,14 @@
  * A member that is not complete looks, at every ring and every 50 ms, at the lines of all, and ends
  * with ABORTED if one has given up its epoch. A member that is complete ends with 0, and finds the
  * word in its next round, because who has given up never arrives in that epoch again. A death is looked
- * for before ABORTED is said: who saw the death has given up because of it, and it is a death for all.
+ * for before ABORTED is said: who saw the death has given up because of it, for good, and it is a death
+ * for all, in whatever epoch they are.
  * Otherwise a member that has arrived is not looked at: whether it lives makes no difference to this round.
  *
  * Why no wake-up is lost for longer than 50 ms. A waiter reads `ring` before it counts itself and looks;
  * who counts last rings after that, so that the waiter, if it did not see everybody, does not fall
- * asleep on the old value. A count that was spoilt (by a flipped bit, by somebody of an older epoch)
+ * asleep on the old value. Who is overtaken between its arrival and its count finds a later round
+ * counted, leaves that, and rings for its own. A count that was spoilt (by a flipped bit, by somebody of an older epoch)
  * makes nobody ring; then all look after a slice.
  *
  * Why a flipped bit is no arrival. Each arrival is there twice, as it is and as its complement. Owners
@@ -103,14 +105,27 @@ struct cox_group_layout_bell *cox_group_bell(struct cox_group *group)
     return slot ? &group->base->layout->ranks[group->ranks[0]].bells[slot - 1] : NULL;
 }
 
-/* True: everybody has been counted, this rank as the last. */
+/* The count is of a round that comes after the one of `tag`. */
+static bool count_is_later(uint64_t seen, uint64_t tag)
+{
+    int32_t epochs = (int32_t)((uint32_t)(seen >> 32) - (uint32_t)(tag >> 32));
+    uint32_t rounds = (uint32_t)((seen >> 8) - (tag >> 8)) & COX_GROUP_INDEX_MASK;
+    return epochs > 0 || (epochs == 0 && rounds == 1);
+}
+
+/* True: ring. Everybody has been counted, this rank as the last; or others are counted in a later round
+ * already, having seen this rank arrive before it was counted: their count stays, and who sleeps in this
+ * round, which is complete, is woken. */
 static bool bell_count(struct cox_group_layout_bell *bell, uint64_t word, uint32_t count)
 {
     uint64_t tag = word << 8; /* the epoch's upper bits do not matter for a hint */
     /* relaxed: the exchange below is what counts. */
     uint64_t seen = atomic_load_explicit(&bell->counted, memory_order_relaxed), next;
-    do
+    do {
+        if (count_is_later(seen, tag))
+            return true;
         next = (seen & ~UINT64_C(0xff)) == tag ? seen + 1 : tag | 1;
+    }
     /* acq_rel: the last one sees the arrivals of those who counted before it, and rings after they
      * have read `ring`; partner is this exchange. */
     while (!atomic_compare_exchange_weak_explicit(&bell->counted, &seen, next, memory_order_acq_rel,
@@ -167,9 +182,10 @@ void cox_group_say_again(struct cox_group *group)
     part_say_gone(group);
 }
 
-void cox_group_give_up(struct cox_group *group)
+void cox_group_give_up(struct cox_group *group, bool for_good)
 {
-    uint64_t epoch = cox_group_present(group->base), word = cox_group_given_up(epoch);
+    uint64_t epoch = for_good ? COX_GROUP_EPOCH_NONE : cox_group_present(group->base);
+    uint64_t word = cox_group_given_up(epoch);
     /* relaxed: part_say_gone looks again. */
     uint64_t seen = atomic_load_explicit(&group->gone, memory_order_relaxed);
     while (seen < word &&
@@ -187,8 +203,9 @@ void cox_group_give_up(struct cox_group *group)
 
 bool cox_group_is_over(const struct cox_group *group)
 {
-    return atomic_load_explicit(&group->gone, memory_order_acquire) ==
-           cox_group_given_up(cox_group_present(group->base));
+    uint64_t gone = atomic_load_explicit(&group->gone, memory_order_acquire);
+    return gone == cox_group_given_up(cox_group_present(group->base)) ||
+           gone == cox_group_given_up(COX_GROUP_EPOCH_NONE);
 }
 
 /* ---- what the others say ---- */
@@ -334,8 +351,11 @@ static int words_trouble(struct cox_group *group, struct cox_error *err)
             continue;
         const struct cox_group_layout_part *part = &group->base->layout->ranks[rank].parts[slot];
         /* acquire: partner is part_say_gone. */
-        if (atomic_load_explicit(&part->given_up, memory_order_acquire) ==
-            cox_group_given_up(present))
+        uint64_t given_up = atomic_load_explicit(&part->given_up, memory_order_acquire);
+        if (given_up == cox_group_given_up(COX_GROUP_EPOCH_NONE))
+            return cox_fail(err, COX_PEER_DEAD,
+                            "rank %" PRIu32 " has seen a member die: form another group", rank);
+        if (given_up == cox_group_given_up(present))
             return cox_fail(err, COX_ABORTED,
                             "rank %" PRIu32 " has given up the operations of epoch %" PRIu64, rank,
                             present);
@@ -461,6 +481,24 @@ static const char *operation_name(uint64_t what)
     return operation < COX_GROUP_OPERATION_COUNT && names[operation] ? names[operation] : "nothing";
 }
 
+/* What was read is of this epoch: nobody has gone on to the next one meanwhile. */
+static int epoch_verify(struct cox_group *group, struct cox_error *err)
+{
+    uint64_t present = cox_group_present(group->base);
+    /* acq_rel on a word of our own: the loads behind it are not made before the copies in front of it. */
+    atomic_fetch_or_explicit(&group->gone, 0, memory_order_acq_rel);
+    for (uint32_t place = 0; place < group->count; place++) {
+        const struct cox_group_layout_part *part =
+            &group->base->layout->ranks[group->ranks[place]].parts[group->slots[place]];
+        /* acquire: partner is the exchange in cox_group_align. */
+        uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
+        if (word >> COX_GROUP_INDEX_BITS != present)
+            return cox_fail(err, COX_ABORTED, "rank %d went on to another epoch while it was read",
+                            group->ranks[place]);
+    }
+    return 0;
+}
+
 /* All have arrived: at the same? Every member looks at all, so all come to the same answer. */
 static int round_agree(struct cox_group *group, struct cox_error *err)
 {
@@ -476,6 +514,9 @@ static int round_agree(struct cox_group *group, struct cox_error *err)
         uint64_t what = atomic_load_explicit(&part->what[group->index & 1], memory_order_relaxed);
         if (what == group->said_what)
             continue;
+        int gone = epoch_verify(group, err);
+        if (gone)
+            return gone;
         if (what >> 40 != group->said_what >> 40)
             return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " does not say what it is at", rank);
         if ((uint8_t)what != (uint8_t)group->said_what)
@@ -495,6 +536,9 @@ static int round_enter(struct cox_group *group, struct cox_error *err)
 {
     if (group->dead)
         return fail_dead(group, group->dead - 1, err);
+    if (atomic_load_explicit(&group->gone, memory_order_acquire) ==
+        cox_group_given_up(COX_GROUP_EPOCH_NONE))
+        return cox_fail(err, COX_PEER_DEAD, "a member has died: form another group");
     if (cox_group_is_over(group))
         return cox_fail(err, COX_ABORTED,
                         "an operation of epoch %" PRIu64 " has failed: align with a later one",
@@ -514,25 +558,6 @@ static uint8_t *value_slot(const struct cox_group *group, uint32_t place, uint32
     else
         offset += 2 * rounded + (2 * (slot - 1) + parity) * (uint64_t)COX_SUBGROUP_SLOT_SIZE;
     return (uint8_t *)base->region.base + offset;
-}
-
-/* What was copied is of this epoch: nobody has gone on to the next one meanwhile. */
-static int values_verify(struct cox_group *group, struct cox_error *err)
-{
-    uint64_t present = cox_group_present(group->base);
-    /* acq_rel on a word of our own: the loads behind it are not made before the copies in front of it. */
-    atomic_fetch_or_explicit(&group->gone, 0, memory_order_acq_rel);
-    for (uint32_t place = 0; place < group->count; place++) {
-        const struct cox_group_layout_part *part =
-            &group->base->layout->ranks[group->ranks[place]].parts[group->slots[place]];
-        /* acquire: partner is the exchange in cox_group_align. */
-        uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
-        if (word >> COX_GROUP_INDEX_BITS != present)
-            return cox_fail(err, COX_ABORTED,
-                            "rank %d went on to another epoch while its value was read",
-                            group->ranks[place]);
-    }
-    return 0;
 }
 
 int cox_group_round_values(struct cox_group *group, enum cox_group_operation operation,
@@ -555,10 +580,11 @@ int cox_group_round_values(struct cox_group *group, enum cox_group_operation ope
         for (uint32_t place = 0; place < group->count; place++)
             if (place != group->self)
                 memcpy(values + place * stride, value_slot(group, place, group->index), size);
-        r = values_verify(group, err);
+        r = epoch_verify(group, err);
     }
+    /* A death is for every epoch, also for who waits in a later one for a rank that stays in this one. */
     if (r && r != COX_INVALID)
-        cox_group_give_up(group);
+        cox_group_give_up(group, r == COX_PEER_DEAD);
     cox_fault_point(COX_FAULT_GROUP_DONE);
     return r;
 }

@@ -293,7 +293,7 @@ int cox_group_exchange_sockets(struct cox_group_exchange *exchange, int *ret_how
         post.look_ns = cox_now_ns() + COX_GROUP_SLICE_NS;
         r = post_run(&post, err);
         if (r)
-            cox_group_give_up(group);
+            cox_group_give_up(group, false);
     }
     if (r == 0) /* nobody goes away before all have theirs */
         r = cox_group_stage(exchange, COX_GROUP_STAGE_RECEIVED, NULL, 0, NULL, err);

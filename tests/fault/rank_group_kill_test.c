@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -249,6 +250,42 @@ static void b3_p1_killed_with_fds_on_their_way(void **state)
 }
 
 /* Before it has claimed its rank nobody can know of it: the others name who is missing. */
+/* Rank 2 goes on to the next epoch, arrives there and dies; rank 1 never goes on, but stays; rank 0 waits
+ * in the next epoch for rank 1, which lives. */
+static void epochs_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *told = self->context;
+    struct cox_group *group = rank_group_join(self);
+    struct cox_error err = {0};
+    cox_fault_rank((int)self->rank);
+    cox_fault_arm("group.arrived:kill:2:1");
+    if (self->rank != 1)
+        FORK_CHECK(cox_group_align(group, 1) == 0, "align");
+    int r = cox_group_barrier(group, rank_group_patience(), &err);
+    FORK_CHECK(self->rank == 1 ? r == COX_PEER_DEAD || r == COX_ABORTED : r == COX_PEER_DEAD,
+               "%d %s", r, err.text);
+    if (r == COX_ABORTED) /* rank 0 or 2 had gone on: in that epoch the death is seen */
+        FORK_CHECK(cox_group_align(group, 1) == 0 &&
+                       cox_group_barrier(group, rank_group_patience(), NULL) == COX_PEER_DEAD,
+                   "after align");
+    FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_PEER_DEAD, "again");
+    FORK_CHECK(cox_group_align(group, 5) == 0, "align");
+    FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_PEER_DEAD, "for good");
+    for (atomic_fetch_add(told, 1); atomic_load(told) < 2;) /* nobody leaves before all know */
+        sched_yield();
+    cox_group_leave(group);
+}
+
+static void b3_a_death_is_one_for_every_epoch(void **state)
+{
+    (void)state;
+    struct forks forks;
+    forks_start(&forks, 3, epochs_main, forks_share(4096));
+    assert_int_equal(forks_end(&forks, 2), 128 + SIGKILL);
+    assert_int_equal(forks_end(&forks, 1), 0);
+    assert_int_equal(forks_end(&forks, 0), 0);
+}
+
 static void b4_k3_killed_before_it_is_there(void **state)
 {
     (void)state;
@@ -289,6 +326,7 @@ int main(void)
         TEST(b3_p1_k26_killed_while_it_joins),
         TEST(b3_p1_b6_killed_in_an_operation),
         TEST(b3_p1_killed_with_fds_on_their_way),
+        TEST(b3_a_death_is_one_for_every_epoch),
         TEST(b4_k3_killed_before_it_is_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
