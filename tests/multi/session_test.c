@@ -1,0 +1,343 @@
+/*
+ * What a worker's session with its group consists of, once the handshake is over: the memory it was given, the
+ * ring and the slots in it, handles sent through them. The program is its own worker.
+ */
+#include "testing.h"
+
+#include "channel/handle.h"
+#include "channel/peer.h"
+#include "worker/worker.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define REGION_SIZE ((size_t)1 << 20)
+
+/* ---- the worker ---- */
+
+static struct cox_exporter *exporter;
+static struct cox_importer *importer;
+static uint8_t *own_region;
+static uint32_t own_rank;
+static int group_fd;
+
+/* Every fd that means memory without a name, the rank group's left aside. */
+static int count_memory_fds(void)
+{
+    int count = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+        char path[64], target[256];
+        snprintf(path, sizeof path, "/proc/self/fd/%.20s", entry->d_name);
+        ssize_t length = readlink(path, target, sizeof target - 1);
+        if (length < 0 || atoi(entry->d_name) == group_fd)
+            continue;
+        target[length] = '\0';
+        count += strncmp(target, "/memfd:", 7) == 0 || strncmp(target, "/dev/shm/", 9) == 0;
+    }
+    if (dir)
+        closedir(dir);
+    return count;
+}
+
+static uint64_t region_sum(const uint8_t *bytes)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < REGION_SIZE; i += sizeof sum) {
+        uint64_t word;
+        memcpy(&word, bytes + i, sizeof word);
+        sum = sum * 31 + word;
+    }
+    return sum;
+}
+
+/* A region of this rank's own, whose handle is the answer. */
+static int answer_handle(uint8_t *reply, size_t *ret_reply_size, struct cox_error *err)
+{
+    struct cox_handle handle;
+    _cox_cleanup_(cox_close_fd) int fd = memfd_create("region", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)REGION_SIZE) < 0)
+        return cox_fail(err, -errno, "memory");
+    own_region = mmap(NULL, REGION_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (own_region == MAP_FAILED)
+        return cox_fail(err, -errno, "mapping");
+    for (size_t i = 0; i < REGION_SIZE; i++)
+        own_region[i] = (uint8_t)(i * (own_rank + 3) >> 4);
+    int r = cox_exporter_export(exporter, fd, 0, 0, &handle, err);
+    memcpy(reply, &handle, sizeof handle);
+    *ret_reply_size = sizeof handle;
+    return r;
+}
+
+/* The handles of all, one behind the other: the answer is the sum of each region. */
+static int answer_sums(const uint8_t *handles, size_t count, uint8_t *reply, size_t *ret_reply_size,
+                       struct cox_error *err)
+{
+    uint64_t copied = 0, begin_ns = cox_now_ns();
+    uint8_t *copy = malloc(REGION_SIZE);
+    int r = copy ? 0 : cox_fail(err, -ENOMEM, "memory");
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        const struct cox_import *import;
+        struct cox_handle handle;
+        memcpy(&handle, handles + i * sizeof handle, sizeof handle);
+        r = cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, err);
+        if (r)
+            break;
+        memcpy(copy, import->base, REGION_SIZE);
+        copied += REGION_SIZE;
+        uint64_t sum = region_sum(copy);
+        memcpy(reply + i * sizeof sum, &sum, sizeof sum);
+        cox_importer_close(importer, import);
+    }
+    free(copy);
+    *ret_reply_size = count * sizeof(uint64_t);
+    if (r == 0)
+        printf("copied %" PRIu64 " bytes of all ranks in %" PRIu64 " us\n", copied,
+               (cox_now_ns() - begin_ns) / 1000);
+    fflush(stdout);
+    return r;
+}
+
+static int on_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
+                     size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err)
+{
+    (void)context;
+    switch (request_size ? request[0] : 0) {
+    case 'e':
+        return answer_handle(reply, ret_reply_size, err);
+    case 'i':
+        return answer_sums(request + 1, (request_size - 1) / COX_HANDLE_SIZE, reply, ret_reply_size,
+                           err);
+    case 'm':
+        *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d", count_memory_fds());
+        return 0;
+    case 'f':
+        return cox_fail(err, COX_INVALID, "no such thing");
+    case 'b':
+        pause();
+        return 0;
+    default:
+        *ret_reply_size = 0;
+        return 0;
+    }
+}
+
+static int worker_main(int argc, char **argv)
+{
+    static const struct cox_worker_callbacks callbacks = {.opaque = on_opaque};
+    struct cox_worker_options options = {0};
+    struct cox_worker *worker = NULL;
+    struct cox_error err = {0};
+    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    if (r == 0)
+        r = cox_worker_new(&options, &callbacks, NULL, &worker, &err);
+    if (r == 0) {
+        own_rank = cox_worker_rank(worker);
+        group_fd = cox_worker_group_fd(worker);
+        r = cox_exporter_new(NULL, &exporter, &err);
+    }
+    if (r == 0)
+        r = cox_importer_new(NULL, &importer, &err);
+    if (r == 0)
+        r = cox_worker_run(worker, &err);
+    if (r)
+        fprintf(stderr, "%s\n", err.text);
+    cox_importer_free(importer);
+    cox_exporter_free(exporter);
+    cox_worker_free(worker);
+    return r != 0;
+}
+
+/* ---- the tests ---- */
+
+static char program[4096];
+
+static struct test_group *start(uint32_t rank_count, uint32_t depth)
+{
+    static const char *command[] = {program, "worker", NULL};
+    const struct cox_executor_options options = {.command = command, .depth = depth};
+    return test_group_start(rank_count, &options);
+}
+
+static void a13_fds_are_closed_once_their_memory_is_mapped(void **state)
+{
+    (void)state;
+    struct test_group *g = start(4, 0);
+    struct test_completion c;
+    assert_int_equal(test_call(g, &c, "m"), 0);
+    for (uint32_t rank = 0; rank < 4; rank++)
+        assert_string_equal(c.ranks[rank].bytes, "0");
+    test_completion_deinit(&c);
+    test_group_free(g);
+}
+
+static void a10_m2_a_group_of_64(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(64, NULL);
+    for (int i = 0; i < 20; i++)
+        test_expect_echo(g, i % 2 ? "one for all" : "and all");
+    test_group_free(g);
+}
+
+static struct cox_rank_channel_status status_of(struct test_group *g, uint32_t rank,
+                                                enum cox_channel_id channel)
+{
+    struct cox_executor_status status;
+    static struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
+    cox_executor_status(test_group_executor(g), &status, ranks);
+    return ranks[rank].channels[channel];
+}
+
+/* How far a rank is can be seen by anybody, without its help. */
+static void a25_progress_is_told_while_a_request_runs(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    test_expect_echo(g, "first");
+    struct cox_rank_channel_status before = status_of(g, 1, COX_CHANNEL_EXECUTE);
+    assert_int_equal(before.sequence, 1);
+    assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+    test_await_lines(g, -1, "blocked", 2);
+    struct cox_rank_channel_status now = status_of(g, 1, COX_CHANNEL_EXECUTE);
+    assert_int_equal(now.sequence, 2);
+    assert_int_equal(now.state, 2); /* running */
+    test_pipe_release(pipe, 2);
+    assert_int_equal(test_await(g, 0)->status, 0);
+    test_group_free(g);
+}
+
+/* Done, invalid, or past its deadline: each of these exactly once, whatever the others come to. */
+static void a26_every_request_is_answered_once_and_says_how(void **state)
+{
+    (void)state;
+    struct test_group *g = start(2, 4);
+    const struct test_how how = {.gather = COX_GATHER_ALL},
+                          soon = {.gather = COX_GATHER_ALL, .timeout_ms = 100};
+    assert_int_equal(test_submit(g, &how, "x"), 0);
+    assert_int_equal(test_submit(g, &how, "f"), 0);
+    assert_int_equal(test_submit(g, &soon, "b"), 0);
+    /* A failure need not wait for its turn. */
+    const int expected[3] = {0, COX_REJECTED, COX_TIMEOUT};
+    uint32_t seen[3] = {0};
+    for (size_t i = 0; i < 3; i++) {
+        const struct test_completion *c = test_await(g, i);
+        assert_in_range(c->sequence, 1, 3);
+        assert_int_equal(c->status, expected[c->sequence - 1]);
+        assert_true(c->status != COX_REJECTED || strstr(c->text, "no such thing"));
+        seen[c->sequence - 1]++;
+    }
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(seen[i], 1);
+    cox_executor_stop(test_group_executor(g));
+    assert_int_equal(test_completion_count(g), 3);
+    test_group_free(g);
+}
+
+/* The ring takes as many as it is deep, says FULL at once, and takes more when one has ended. */
+static void a29_a_full_ring_says_so_and_nothing_is_lost(void **state)
+{
+    (void)state;
+    for (uint32_t depth = 1; depth <= 8; depth *= 2) {
+        const struct cox_executor_options options = {.depth = depth};
+        struct test_group *g = test_group_start(2, &options);
+        struct test_pipe *pipe = test_pipe_new();
+        const struct test_how how = {.gather = COX_GATHER_ALL};
+        for (uint32_t i = 0; i < depth; i++)
+            assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+        assert_int_equal(test_submit(g, &how, "echo over"), COX_FULL);
+        /* With a deadline a call waits for room, and no longer. */
+        const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 20};
+        assert_int_equal(test_call_how(g, NULL, &brief, "echo late"), COX_TIMEOUT);
+        test_pipe_release(pipe, 2 * depth);
+        for (uint32_t i = 0; i < depth; i++)
+            assert_int_equal(test_await(g, i)->status, 0);
+        assert_int_equal(test_submit_persist(g, &how, "echo again"), 0);
+        assert_string_equal(test_await(g, depth)->ranks[1].bytes, "again");
+        test_group_free(g);
+    }
+}
+
+/* Slots are used again and again, and those of a dead owner come back with its next life. */
+static void a30_slots_come_back_also_from_the_dead(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct cox_executor *executor = test_group_executor(g);
+    for (int life = 0; life < 3; life++) {
+        for (int i = 0; i < 20; i++)
+            test_expect_echo(g, "slot");
+        /* With answers in its slots that nobody has taken. */
+        const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 2};
+        assert_int_equal(test_call_how(g, NULL, &how, "kill 9"), COX_PEER_DEAD);
+        struct cox_error err = {0};
+        int r = cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), &err);
+        if (r)
+            fail_msg("%d: %s", r, err.text);
+    }
+    for (int i = 0; i < 20; i++)
+        test_expect_echo(g, "slot");
+    test_group_free(g);
+}
+
+static void l22_handles_of_all_ranks_go_through_the_channel(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n *= 2) {
+        struct test_group *g = start(n, 0);
+        struct test_completion exported, summed;
+        uint8_t request[1 + 8 * COX_HANDLE_SIZE] = {'i'};
+        const struct test_how how = {.gather = COX_GATHER_ALL};
+        assert_int_equal(test_call(g, &exported, "e"), 0);
+        for (uint32_t rank = 0; rank < n; rank++) {
+            assert_int_equal(exported.ranks[rank].size, COX_HANDLE_SIZE);
+            memcpy(request + 1 + rank * COX_HANDLE_SIZE, exported.ranks[rank].bytes,
+                   COX_HANDLE_SIZE);
+        }
+        assert_int_equal(
+            test_call_bytes(g, &summed, &how, request, 1 + (size_t)n * COX_HANDLE_SIZE), 0);
+        for (uint32_t owner = 0; owner < n; owner++) {
+            uint8_t *expected = malloc(REGION_SIZE);
+            assert_non_null(expected);
+            for (size_t i = 0; i < REGION_SIZE; i++)
+                expected[i] = (uint8_t)(i * (owner + 3) >> 4);
+            uint64_t sum = region_sum(expected);
+            free(expected);
+            for (uint32_t rank = 0; rank < n; rank++)
+                assert_memory_equal(summed.ranks[rank].bytes + owner * sizeof sum, &sum,
+                                    sizeof sum);
+        }
+        test_await_lines(g, -1, "copied ", n); /* how long that took; printed, not judged */
+        test_completion_deinit(&exported);
+        test_completion_deinit(&summed);
+        test_group_free(g);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+        return worker_main(argc, argv);
+    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
+        return 1;
+    const struct CMUnitTest tests[] = {
+        TEST(a13_fds_are_closed_once_their_memory_is_mapped),
+        TEST(a10_m2_a_group_of_64),
+        TEST(a25_progress_is_told_while_a_request_runs),
+        TEST(a26_every_request_is_answered_once_and_says_how),
+        TEST(a29_a_full_ring_says_so_and_nothing_is_lost),
+        TEST(a30_slots_come_back_also_from_the_dead),
+        TEST(l22_handles_of_all_ranks_go_through_the_channel),
+    };
+    return cmocka_run_group_tests_name("session", tests, NULL, NULL);
+}
