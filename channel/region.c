@@ -180,7 +180,9 @@ int cox_region_check_fd(int fd, const char *name, struct cox_error *err)
     if (st.st_uid != geteuid())
         return cox_fail(err, COX_DENIED, "region %s belongs to user %u, expected %u", name,
                         st.st_uid, geteuid());
-    if ((st.st_mode & 07777) != 0600)
+    /* What has no name is reached only through a process that has it, whatever its mode: and any of
+     * those may change that, to keep the others out. */
+    if (st.st_nlink > 0 && (st.st_mode & 07777) != 0600)
         return cox_fail(err, COX_DENIED, "region %s has mode %04o, expected 0600", name,
                         st.st_mode & 07777);
     if (st.st_nlink > 1)

@@ -50,12 +50,13 @@ static int open_for_reading(int fd, int *ret_fd, struct cox_error *err)
 }
 
 static int create_request(struct cox_sealed *sealed, struct cox_control *control,
-                          const struct cox_geometry *geometry, struct cox_error *err)
+                          const struct cox_geometry *geometry, bool huge_pages,
+                          struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = cox_region_create_unnamed(
-        &control->region, "cox_request", cox_geometry_request_memory_size(geometry),
-        SEALS_SIZE | F_SEAL_FUTURE_WRITE, sealed->huge_pages, &fd, err);
+    int r = cox_region_create_unnamed(&control->region, "cox_request",
+                                      cox_geometry_request_memory_size(geometry),
+                                      SEALS_SIZE | F_SEAL_FUTURE_WRITE, huge_pages, &fd, err);
     if (r)
         return r;
     control->layout = control->region.base;
@@ -68,11 +69,14 @@ static int create_request(struct cox_sealed *sealed, struct cox_control *control
     return open_for_reading(fd, &sealed->request_fd, err);
 }
 
-static int create_rank(struct cox_region *region, const struct cox_geometry *geometry, bool huge,
-                       int *ret_fd, struct cox_error *err)
+/* Never on huge pages: who may write may punch holes, and a hole is filled again only while there are
+ * pages of its kind. Of huge ones there may be none by then, and whoever touches it, the coordinator
+ * too, would end by SIGBUS. */
+static int create_rank(struct cox_region *region, const struct cox_geometry *geometry, int *ret_fd,
+                       struct cox_error *err)
 {
     return cox_region_create_unnamed(region, "cox_rank", cox_geometry_rank_memory_size(geometry),
-                                     SEALS_SIZE, huge, ret_fd, err);
+                                     SEALS_SIZE, false, ret_fd, err);
 }
 
 int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
@@ -80,9 +84,8 @@ int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
 {
     COX_ASSERT(geometry->sealed);
     cox_sealed_init(sealed);
-    sealed->huge_pages = huge_pages;
     *control = (struct cox_control)COX_CONTROL_NONE;
-    int r = create_request(sealed, control, geometry, err);
+    int r = create_request(sealed, control, geometry, huge_pages, err);
     if (r == 0)
         r = cox_region_create_unnamed(&sealed->wake, "cox_wake", sizeof(struct cox_layout_wake),
                                       SEALS_SIZE, false, &sealed->wake_fd, err);
@@ -92,7 +95,7 @@ int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
                                       SEALS_SIZE, false, &sealed->group_fd, err);
     cox_region_detach(&group);
     for (uint32_t rank = 0; r == 0 && rank < geometry->rank_count; rank++) {
-        r = create_rank(&sealed->ranks[rank], geometry, huge_pages, &sealed->rank_fds[rank], err);
+        r = create_rank(&sealed->ranks[rank], geometry, &sealed->rank_fds[rank], err);
         control->ranks[rank] = sealed->ranks[rank].base;
     }
     if (r) {
@@ -107,16 +110,10 @@ int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *
 {
     struct cox_region made = {0};
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r =
-        create_rank(&made, geometry, sealed->ranks[rank].size % (UINT64_C(2) << 20) == 0, &fd, err);
+    int r = create_rank(&made, geometry, &fd, err);
     if (r)
         return r;
-    bool same = made.size == sealed->ranks[rank].size;
     cox_region_detach(&made);
-    /* No huge pages are left for it: the mapping cannot change its kind. */
-    if (!same)
-        return cox_fail(err, COX_NO_SPACE, "memory of rank %" PRIu32 ": no huge pages are free",
-                        rank);
     r = cox_region_replace(&sealed->ranks[rank], fd);
     if (r)
         return cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r));
@@ -177,6 +174,9 @@ int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, ui
     if (r == 0)
         r = cox_region_attach_fd(&sealed->wake, fds[COX_SEALED_WAKE], "wake",
                                  sizeof(struct cox_layout_wake), COX_REGION_WRITE, err);
+    /* Mapped by the rank group, if the worker is to be in it. */
+    if (r == 0)
+        r = check_seals(fds[COX_SEALED_GROUP], SEALS_SIZE, "group memory", err);
     if (r) {
         cox_sealed_close(sealed);
         cox_control_close(control);

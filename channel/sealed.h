@@ -36,12 +36,12 @@ struct cox_sealed {
     /* The coordinator's, to be handed out; -1: none. */
     int request_fd, wake_fd, group_fd;
     int rank_fds[COX_RANK_COUNT_MAX];
-    bool huge_pages;
 };
 
 void cox_sealed_init(struct cox_sealed *sealed);
 
-/* Coordinator. control gets the request memory, with its header filled. Returns 0; COX_NO_SPACE;
+/* Coordinator. control gets the request memory, with its header filled. huge_pages: the request memory
+ * is on huge pages if there are any; what ranks can punch holes in never is. Returns 0; COX_NO_SPACE;
  * -errno. Nothing is left unless 0. */
 int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
                       const struct cox_geometry *geometry, bool huge_pages, struct cox_error *err);

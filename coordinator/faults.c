@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../channel/fault.h"
+#include "../channel/futex.h"
 #include "../channel/reply.h"
 #include "../channel/sealed.h"
 #include "../channel/thread.h"
@@ -59,7 +60,8 @@ static const char *report_text(const ModelExecuteData__ExecuteResponse *report)
     return "a fault without words";
 }
 
-static void faults_tell(struct cox_faults *faults, size_t length)
+/* rank: whose slot it came from, whatever it says; -1: everybody's. */
+static void faults_tell(struct cox_faults *faults, int rank, size_t length)
 {
     if (length == 0)
         return;
@@ -79,12 +81,13 @@ static void faults_tell(struct cox_faults *faults, size_t length)
     }
     uint32_t rank_count = faults->channel->control->geometry.rank_count;
     bool known = report->rank >= 0 && (uint32_t)report->rank < rank_count;
-    faults->report(faults->context, known ? report->rank : -1, report_text(report));
+    int told = known ? report->rank : -1;
+    faults->report(faults->context, rank >= 0 ? rank : told, report_text(report));
 }
 
 static void faults_take(struct cox_faults *faults)
 {
-    faults_tell(faults, faults_fetch(faults));
+    faults_tell(faults, -1, faults_fetch(faults));
 }
 
 static uint64_t faults_state(const struct cox_faults *faults, uint32_t rank)
@@ -149,12 +152,11 @@ static void faults_take_rank(struct cox_faults *faults, uint32_t rank)
     memcpy(faults->copy, base + COX_PREFIX_SIZE, length);
     atomic_store_explicit(&faults->heard[rank], done, memory_order_relaxed);
     cox_sealed_set_heard(control, rank, done);
-    faults_tell(faults, length);
+    faults_tell(faults, (int)rank, length);
 }
 
-static void *faults_main_sealed(void *argument)
+static void faults_listen(struct cox_faults *faults)
 {
-    struct cox_faults *faults = argument;
     const struct cox_gate *gate = &faults->channel->gate;
     for (;;) {
         /* Before the look: what comes after it is not slept through. */
@@ -163,15 +165,35 @@ static void *faults_main_sealed(void *argument)
         for (uint32_t rank = 0; rank < faults->channel->control->geometry.rank_count; rank++)
             faults_take_rank(faults, rank);
         if (stopping)
-            return NULL;
+            return;
         int r = cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, ticket,
                               COX_DEADLINE_NEVER);
         if (r < 0) {
             cox_log_write(&faults->log, 3,
                           "the error channel's futex: %s; faults are not heard any more",
                           cox_status_text(r));
-            return NULL;
+            return;
         }
+    }
+}
+
+static void *faults_main_sealed(void *argument)
+{
+    struct cox_faults *faults = argument;
+    faults_listen(faults);
+    /* release: nothing but the end itself; partner: faults_end_sealed. */
+    atomic_store_explicit(&faults->ended, 1, memory_order_release);
+    cox_futex_wake(&faults->ended);
+    return NULL;
+}
+
+/* The word that the thread sleeps on is any rank's to write: one that puts the old value back at the
+ * right moment has made it sleep through the wake-up. So it is woken until it has ended. */
+static void faults_end_sealed(struct cox_faults *faults)
+{
+    while (atomic_load_explicit(&faults->ended, memory_order_acquire) == 0) {
+        cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+        cox_futex_wait(&faults->ended, 0, cox_deadline_after_ns(COX_SLICE_NS));
     }
 }
 
@@ -223,7 +245,10 @@ void cox_faults_stop(struct cox_faults *faults)
 {
     if (faults->threaded) {
         atomic_store_explicit(&faults->stopping, true, memory_order_release);
-        cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+        if (faults->channel->control->geometry.sealed)
+            faults_end_sealed(faults);
+        else
+            cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
         pthread_join(faults->thread, NULL);
         faults->threaded = false;
     }

@@ -38,9 +38,9 @@ static void worker_name_group(struct cox_worker_options *options)
     const char *file = strrchr(options->door, '/');
     snprintf(options->prefix, sizeof options->prefix, "/%.*s", COX_NAME_SIZE_MAX + 5,
              file ? file + 1 : options->door);
-    char *end = strstr(options->prefix, ".door");
-    if (end && end > options->prefix + 1)
-        *end = '\0';
+    size_t length = strlen(options->prefix), suffix = strlen(".door");
+    if (length > 1 + suffix && strcmp(options->prefix + length - suffix, ".door") == 0)
+        options->prefix[length - suffix] = '\0';
 }
 
 /* Logs on: rank, world and memory are told by the door. The connection stays open: its end is the

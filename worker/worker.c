@@ -260,12 +260,16 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
     /* TAKEN: waits for the slot, REPLYING: has it. Said before the wait, so that the coordinator looks
      * for the token of whoever dies with it in its hand (coordinator/faults.h). */
     cox_truth_set_state(line, COX_RANK_TAKEN, sequence, cox_now_ns());
-    do /* once also when the deadline has passed */
+    do { /* once also when the deadline has passed */
         r = worker_stopping(worker)
                 ? COX_CLOSED
                 : worker_await_report(worker,
                                       cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
-    while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);
+        /* Another rank can have made the coordinator sleep through the last one. */
+        if (r == COX_TIMEOUT && worker->control.geometry.sealed)
+            cox_gate_post(&worker->error_channel.gate, worker->options.rank,
+                          COX_BELL_RESPONSE_CONSUME);
+    } while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);
     if (r == 0) {
         cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
         cox_fault_point(COX_FAULT_REPORT_CLAIMED);
