@@ -8,3 +8,8 @@ endforeach()
 cox_unit_test(NAME options
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/options_test.c ${channel_fixture}
     LIBS coxswain_worker_lib)
+# The linker sends the gate's system calls through the test, which counts them.
+cox_unit_test(NAME gate_futex TIMEOUT 120
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/gate_futex_test.c ${channel_fixture}
+    LIBS coxswain_channel)
+target_link_options(test_unit_gate_futex PRIVATE -Wl,--wrap=syscall)

@@ -1,0 +1,380 @@
+/* The gate over futexes: one wake-up for everybody, the last answer wakes, hints count. */
+#include "channel/gate.h"
+
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include "channel/futex.h"
+#include "channel_fixture.h"
+
+#define DEPTH 4
+#define RANK_COUNT 8
+#define PATIENCE_MS 60000
+
+/* What both sides share, as layout.h has it. */
+struct shared {
+    struct cox_layout_ring ring;
+    struct cox_layout_wake_channel wake;
+    _Atomic uint64_t truth[RANK_COUNT]; /* of the tests */
+    _Atomic uint64_t published;
+};
+
+static struct shared *shared;
+static struct cox_gate coordinator, rank;
+static const struct cox_rank_set everybody = {{~UINT64_C(0), ~UINT64_C(0)}};
+
+/* ---- system calls: the linker sends the gate's here ---- */
+
+static _Atomic unsigned wakes;
+
+long __real_syscall(long number, long a, long b, long c, long d, long e, long f);
+long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f);
+long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f)
+{
+    if (number == SYS_futex && b == FUTEX_WAKE)
+        wakes++;
+    return __real_syscall(number, a, b, c, d, e, f);
+}
+
+/* How many were made since the last time it was asked. */
+static unsigned wakes_made(void)
+{
+    return atomic_exchange(&wakes, 0);
+}
+
+/* ---- */
+
+static int setup(void **state)
+{
+    leak_setup(state);
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED)
+        return -1;
+    cox_gate_bind(&coordinator, &shared->ring, &shared->wake, DEPTH, true);
+    cox_gate_bind(&rank, &shared->ring, &shared->wake, DEPTH, false);
+    wakes = 0;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    cox_gate_close(&coordinator);
+    cox_gate_close(&coordinator);
+    cox_gate_close(&rank);
+    munmap(shared, sizeof *shared);
+    return leak_teardown(state);
+}
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(PATIENCE_MS);
+}
+
+static void sleep_for_request(void *context)
+{
+    const uint32_t *which = context;
+    uint32_t ticket = cox_gate_ticket(&rank, COX_BELL_REQUEST_CONSUME);
+    CHECK(cox_gate_wait(&rank, *which, COX_BELL_REQUEST_CONSUME, ticket, patience()) == 0);
+    atomic_fetch_add(&shared->truth[*which], 1);
+}
+
+static void one_wake_up_lets_everybody_through(void **state)
+{
+    pid_t pids[RANK_COUNT];
+    uint32_t numbers[RANK_COUNT];
+    (void)state;
+    for (uint32_t i = 0; i < RANK_COUNT; i++) {
+        numbers[i] = i;
+        pids[i] = child_start(sleep_for_request, &numbers[i]);
+    }
+    for (uint32_t i = 0; i < RANK_COUNT; i++)
+        child_asleep(pids[i]);
+    uint32_t before = shared->ring.word;
+    cox_gate_open(&coordinator, &everybody);
+    assert_int_equal(wakes_made(), 1);
+    assert_int_equal(shared->ring.word, before + 1);
+    for (uint32_t i = 0; i < RANK_COUNT; i++) {
+        child_join(pids[i]);
+        assert_int_equal(shared->truth[i], 1);
+    }
+}
+
+static void sleep_for_replies(void *context)
+{
+    uint32_t ticket = cox_gate_ticket(&coordinator, COX_BELL_RESPONSE_CONSUME);
+    (void)context;
+    CHECK(cox_gate_wait(&coordinator, 0, COX_BELL_RESPONSE_CONSUME, ticket, COX_DEADLINE_NEVER) ==
+          0);
+}
+
+static void only_the_last_answer_wakes(void **state)
+{
+    (void)state;
+    for (uint32_t count = 1; count <= RANK_COUNT; count++) {
+        const uint64_t sequence = 100 + count;
+        cox_gate_arm(&coordinator, sequence, count);
+        pid_t pid = child_start(sleep_for_replies, NULL);
+        child_asleep(pid);
+        for (uint32_t i = 0; i + 1 < count; i++) {
+            uint32_t bell = shared->wake.bell;
+            cox_gate_reply(&rank, i, sequence, false);
+            assert_int_equal(shared->wake.bell, bell);
+            assert_int_equal(wakes_made(), 0);
+        }
+        child_asleep(pid);
+        uint32_t bell = shared->wake.bell;
+        cox_gate_reply(&rank, count - 1, sequence, false);
+        assert_int_equal(shared->wake.bell, bell + 1);
+        assert_int_equal(wakes_made(), 1);
+        child_join(pid);
+        /* And no answer beyond. */
+        cox_gate_reply(&rank, 0, sequence, false);
+        assert_int_equal(shared->wake.bell, bell + 1);
+        assert_int_equal(wakes_made(), 0);
+    }
+}
+
+static void the_first_failure_wakes(void **state)
+{
+    (void)state;
+    for (uint32_t failing = 0; failing < 4; failing++) {
+        const uint64_t sequence = 7 + failing;
+        cox_gate_arm(&coordinator, sequence, 4);
+        pid_t pid = child_start(sleep_for_replies, NULL);
+        child_asleep(pid);
+        for (uint32_t i = 0; i < 4; i++) {
+            cox_gate_reply(&rank, i, sequence, i == failing);
+            /* The last one too, when it comes. */
+            assert_int_equal(wakes_made(), i == failing || i == 3);
+            if (i == failing)
+                child_join(pid);
+        }
+    }
+}
+
+static void a_late_answer_does_not_count_for_the_next_request_of_its_frame(void **state)
+{
+    (void)state;
+    uint32_t bell = shared->wake.bell;
+    cox_gate_arm(&coordinator, 3, 2);
+    cox_gate_reply(&rank, 0, 3, false);
+    /* The other one is late; its frame is used again. */
+    cox_gate_arm(&coordinator, 3 + DEPTH, 2);
+    cox_gate_reply(&rank, 1, 3, false);
+    cox_gate_reply(&rank, 1, 3, false);
+    assert_int_equal(shared->wake.bell, bell);
+    cox_gate_reply(&rank, 0, 3 + DEPTH, false);
+    assert_int_equal(shared->wake.bell, bell);
+    cox_gate_reply(&rank, 1, 3 + DEPTH, false);
+    assert_int_equal(shared->wake.bell, bell + 1);
+    /* Frames beside each other have nothing to do with each other. */
+    for (uint64_t s = 8; s < 8 + DEPTH; s++)
+        cox_gate_arm(&coordinator, s, 1);
+    for (uint64_t s = 8; s < 8 + DEPTH; s++) {
+        cox_gate_reply(&rank, 0, s, false);
+        assert_int_equal(shared->wake.bell, bell + 2 + (s - 8));
+    }
+}
+
+/* Whatever is written there: a reply ends, and the next request's count is its own. */
+static void p10_a_hint_of_any_bits_is_gone_with_the_next_request(void **state)
+{
+    uint64_t random = 4711;
+    (void)state;
+    for (uint32_t i = 0; i < 64 + 1000; i++) {
+        const uint64_t sequence = 4 + i;
+        cox_gate_arm(&coordinator, sequence, 3);
+        _Atomic uint64_t *hint = &shared->wake.hints[sequence % DEPTH].word;
+        *hint = i < 64 ? *hint ^ UINT64_C(1) << i : random_next(&random);
+        for (uint32_t r = 0; r < 3; r++)
+            cox_gate_reply(&rank, r, sequence, false);
+        assert_true(wakes_made() <= 1);
+        cox_gate_arm(&coordinator, sequence, 2);
+        cox_gate_reply(&rank, 0, sequence, false);
+        assert_int_equal(wakes_made(), 0);
+        cox_gate_reply(&rank, 1, sequence, false);
+        assert_int_equal(wakes_made(), 1);
+    }
+}
+
+static void a_wake_up_after_the_ticket_is_not_slept_through(void **state)
+{
+    static const enum cox_bell bells[] = {COX_BELL_REQUEST_CONSUME, COX_BELL_RESPONSE_CONSUME};
+    (void)state;
+    for (size_t b = 0; b < 2; b++) {
+        uint32_t ticket = cox_gate_ticket(&rank, bells[b]);
+        uint64_t deadline_ns = cox_deadline_after_ms(10);
+        assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, deadline_ns), COX_TIMEOUT);
+        assert_true(cox_now_ns() >= deadline_ns);
+        assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, 0), COX_TIMEOUT);
+        cox_gate_post(&coordinator, 0, bells[b]);
+        assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, patience()), 0);
+        assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, COX_DEADLINE_NEVER), 0);
+    }
+}
+
+/* Tokens are the semaphores'. */
+static void there_is_nothing_to_take_or_to_settle(void **state)
+{
+    (void)state;
+    assert_true(cox_gate_shared(&coordinator));
+    for (int b = 0; b < COX_BELL_COUNT; b++) {
+        struct shared before;
+        cox_gate_post(&coordinator, 3, (enum cox_bell)b);
+        memcpy(&before, shared, sizeof before);
+        assert_false(cox_gate_take(&coordinator, 3, (enum cox_bell)b));
+        cox_gate_settle(&coordinator, 3, (enum cox_bell)b);
+        assert_memory_equal(&before, shared, sizeof before);
+    }
+    /* Only what somebody sleeps on is worth a system call. */
+    assert_int_equal(wakes_made(), 2);
+}
+
+static void wait_for_a_frame(void *context)
+{
+    cox_gate_wait(context, 0, COX_BELL_REQUEST_PRODUCE, 0, 0);
+}
+
+static void who_sleeps_on_what_nobody_rings_is_a_programmer_error(void **state)
+{
+    struct cox_gate error = {0};
+    (void)state;
+    child_aborts(wait_for_a_frame, &coordinator);
+    /* The error channel has no requests. */
+    cox_gate_bind(&error, NULL, &shared->wake, DEPTH, true);
+    uint32_t bell = shared->wake.bell;
+    cox_gate_post(&error, 0, COX_BELL_REQUEST_CONSUME);
+    assert_int_equal(cox_gate_ticket(&error, COX_BELL_REQUEST_CONSUME), 0);
+    assert_int_equal(wakes_made(), 0);
+    cox_gate_post(&error, 0, COX_BELL_RESPONSE_CONSUME);
+    assert_int_equal(shared->wake.bell, bell + 1);
+    cox_gate_close(&error);
+}
+
+/* ---- a ring that the rank cannot write ---- */
+
+static void sleep_read_only(void *context)
+{
+    (void)context;
+    CHECK(mprotect(shared, sizeof *shared, PROT_READ) == 0);
+    uint32_t ticket = cox_gate_ticket(&rank, COX_BELL_REQUEST_CONSUME);
+    CHECK(cox_gate_wait(&rank, 0, COX_BELL_REQUEST_CONSUME, ticket, patience()) == 0);
+}
+
+static void wake_read_only(void *context)
+{
+    (void)context;
+    CHECK(mprotect(shared, sizeof *shared, PROT_READ) == 0);
+    cox_gate_post(&rank, 0, COX_BELL_REQUEST_CONSUME);
+}
+
+static void p10_a_rank_sleeps_and_wakes_its_threads_on_memory_it_cannot_write(void **state)
+{
+    (void)state;
+    pid_t pid = child_start(sleep_read_only, NULL);
+    child_asleep(pid);
+    uint32_t before = shared->ring.word;
+    child_run(wake_read_only, NULL);
+    child_join(pid);
+    assert_int_equal(shared->ring.word, before);
+}
+
+/* ---- races ---- */
+
+#define ROUNDS 100000
+
+/* The worker's loop: ticket, look, sleep. */
+static bool await_published(uint64_t round)
+{
+    for (;;) {
+        uint32_t ticket = cox_gate_ticket(&rank, COX_BELL_REQUEST_CONSUME);
+        if (atomic_load_explicit(&shared->published, memory_order_acquire) >= round)
+            return true;
+        if (cox_gate_wait(&rank, 0, COX_BELL_REQUEST_CONSUME, ticket, patience()))
+            return false;
+    }
+}
+
+static uint64_t rounds;
+
+static void answer_rounds(void *context)
+{
+    const uint32_t number = *(const uint32_t *)context;
+    for (uint64_t round = 1; round <= rounds; round++) {
+        CHECK(await_published(round));
+        atomic_store_explicit(&shared->truth[number], round, memory_order_release);
+        cox_gate_reply(&rank, number, round, false);
+    }
+}
+
+static bool answered(uint32_t count, uint64_t round)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (atomic_load_explicit(&shared->truth[i], memory_order_acquire) < round)
+            return false;
+    return true;
+}
+
+/* count ranks answer; the coordinator sleeps without an end between its looks, as good as. */
+static void play(uint32_t count, uint64_t round_count)
+{
+    pid_t pids[RANK_COUNT];
+    uint32_t numbers[RANK_COUNT];
+    rounds = round_count;
+    for (uint32_t i = 0; i < count; i++) {
+        numbers[i] = i;
+        pids[i] = child_start(answer_rounds, &numbers[i]);
+    }
+    uint32_t bell = shared->wake.bell;
+    for (uint64_t round = 1; round <= rounds; round++) {
+        cox_gate_arm(&coordinator, round, count);
+        atomic_store_explicit(&shared->published, round, memory_order_release);
+        cox_gate_open(&coordinator, &everybody);
+        for (;;) {
+            uint32_t ticket = cox_gate_ticket(&coordinator, COX_BELL_RESPONSE_CONSUME);
+            /* That of the last answer, and no other, ends the round. */
+            if (ticket == bell + (uint32_t)round)
+                break;
+            assert_int_equal(ticket, bell + (uint32_t)round - 1);
+            assert_int_equal(
+                cox_gate_wait(&coordinator, 0, COX_BELL_RESPONSE_CONSUME, ticket, patience()), 0);
+        }
+        assert_true(answered(count, round));
+    }
+    for (uint32_t i = 0; i < count; i++)
+        child_join(pids[i]);
+}
+
+static void no_wake_up_is_lost_between_truth_and_sleep(void **state)
+{
+    (void)state;
+    play(1, ROUNDS);
+}
+
+static void answers_at_the_same_time_wake_once(void **state)
+{
+    (void)state;
+    play(4, ROUNDS / 10);
+}
+
+#define GATE_TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        GATE_TEST(one_wake_up_lets_everybody_through),
+        GATE_TEST(only_the_last_answer_wakes),
+        GATE_TEST(the_first_failure_wakes),
+        GATE_TEST(a_late_answer_does_not_count_for_the_next_request_of_its_frame),
+        GATE_TEST(p10_a_hint_of_any_bits_is_gone_with_the_next_request),
+        GATE_TEST(a_wake_up_after_the_ticket_is_not_slept_through),
+        GATE_TEST(there_is_nothing_to_take_or_to_settle),
+        GATE_TEST(who_sleeps_on_what_nobody_rings_is_a_programmer_error),
+        GATE_TEST(p10_a_rank_sleeps_and_wakes_its_threads_on_memory_it_cannot_write),
+        GATE_TEST(no_wake_up_is_lost_between_truth_and_sleep),
+        GATE_TEST(answers_at_the_same_time_wake_once),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
