@@ -70,10 +70,13 @@ static int inherit_check_one(int fd, struct cox_error *err)
 {
     struct stat st;
     if (fstat(fd, &st) < 0)
-        return cox_fail(err, errno == EBADF ? COX_INVALID : -errno,
-                        "fd %d, said to be handed down, is not open: a wrapper around the worker "
-                        "has to pass it on",
-                        fd);
+        return errno == EBADF
+                   ? cox_fail(err, COX_INVALID,
+                              "fd %d, said to be handed down, is not open: a wrapper around the "
+                              "worker has to pass it on",
+                              fd)
+                   : cox_fail(err, -errno, "fd %d, said to be handed down: fstat: %s", fd,
+                              cox_status_text(-errno));
     if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_size <= 0)
         return cox_fail(err, COX_DENIED,
                         "fd %d, said to be handed down, is no memory of a group: expected a file "

@@ -229,7 +229,7 @@ static int executor_create_sealed(struct cox_executor *executor, struct cox_erro
      * in /dev/shm, which need not be there for this one. */
     struct cox_error why = {0};
     int r = executor_sweep(executor, &why);
-    if (r == COX_TAKEN)
+    if (r == COX_TAKEN || r < 0)
         return cox_fail(err, r, "%s", why.text);
     r = cox_control_check_space(&executor->geometry, err);
     if (r == 0)

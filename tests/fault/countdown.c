@@ -143,7 +143,7 @@ static size_t count_maps(void)
     FILE *maps = fopen("/proc/self/maps", "re");
     COX_ASSERT(maps);
     while (fgets(line, sizeof line, maps))
-        count += strstr(line, "/dev/shm") != NULL;
+        count += strstr(line, "/dev/shm") != NULL || strstr(line, "/memfd:") != NULL;
     fclose(maps);
     return count;
 }

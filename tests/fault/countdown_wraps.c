@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -271,6 +272,11 @@ WRAP(DIR *, fdopendir, int fd)
     return FAILS("fdopendir", ENOMEM, 0, 0) ? NULL : __real_fdopendir(fd);
 }
 
+WRAP(int, memfd_create, const char *name, unsigned flags)
+{
+    return FAILS("memfd_create", EMFILE, 0, 0) ? -1 : __real_memfd_create(name, flags);
+}
+
 WRAP(int, linkat, int from, const char *old, int to, const char *path, int flags)
 {
     return FAILS("linkat", ENOSPC, 0, 0) ? -1 : __real_linkat(from, old, to, path, flags);
@@ -300,11 +306,6 @@ WRAP(int, posix_fallocate, int fd, off_t offset, off_t size)
 WRAP(int, shm_open, const char *name, int flags, mode_t mode)
 {
     return FAILS("shm_open", EMFILE, 0, 0) ? -1 : __real_shm_open(name, flags, mode);
-}
-
-WRAP(int, memfd_create, const char *name, unsigned flags)
-{
-    return FAILS("memfd_create", EMFILE, 0, 0) ? -1 : __real_memfd_create(name, flags);
 }
 
 WRAP(int, shm_unlink, const char *name)
@@ -517,6 +518,9 @@ long __wrap_syscall(long number, ...)
     if (number == SYS_pidfd_open && FAILS("pidfd_open", EMFILE, 0, 0))
         return -1;
     if (number == SYS_pidfd_getfd && FAILS("pidfd_getfd", EMFILE, 0, 0))
+        return -1;
+    if (number == SYS_futex && a[1] == FUTEX_WAIT_BITSET &&
+        FAILS("futex", 0, 0, COUNTDOWN_INTERRUPTIBLE))
         return -1;
     return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }

@@ -1,0 +1,324 @@
+/* Memory without names, and groups that have no other, with each of their calls failing in turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "channel/inherit.h"
+#include "channel/sealed.h"
+#include "coordinator/executor_internal.h"
+#include "coordinator/supervise.h"
+
+#define RANK_COUNT 2
+
+static struct cox_geometry geometry_make(void)
+{
+    struct cox_geometry_choice choice = {.depth = 2, .sealed = true};
+    struct cox_geometry made;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        choice.request_size[c] = 8192;
+        choice.response_size[c] = 65536;
+    }
+    assert_int_equal(cox_geometry_resolve(RANK_COUNT, &choice, &made, NULL), 0);
+    return made;
+}
+
+static struct cox_geometry geometry;
+
+/* ---- one region ---- */
+
+struct unnamed {
+    struct cox_region region;
+    int fd;
+};
+
+static int unnamed_create(void *object, struct cox_error *err)
+{
+    struct unnamed *unnamed = object, made = {.fd = -1};
+    int r = cox_region_create_unnamed(&made.region, "countdown", 8192, F_SEAL_SHRINK | F_SEAL_GROW,
+                                      false, &made.fd, err);
+    if (r == 0)
+        *unnamed = made;
+    return r;
+}
+
+static void unnamed_destroy(void *object)
+{
+    struct unnamed *unnamed = object;
+    cox_region_detach(&unnamed->region);
+    cox_close_fd(&unnamed->fd);
+}
+
+static const char *object_name(void)
+{
+    static char name[65] = "/";
+    countdown_name(name + 1, "o");
+    return name;
+}
+
+static void named_prepare(void)
+{
+    struct cox_region region = {0};
+    struct cox_error err = {0};
+    if (cox_region_create(&region, object_name(), 8192, &err))
+        fail_msg("%s", err.text);
+    cox_region_detach(&region);
+}
+
+static void named_restore(void)
+{
+    cox_region_unlink(object_name());
+}
+
+static int region_open(void *object, struct cox_error *err)
+{
+    return cox_region_open(object_name(), COX_REGION_WRITE, object, err);
+}
+
+static void fd_close(void *object)
+{
+    cox_close_fd(object);
+}
+
+static const struct countdown_subject regions[] = {
+    {.name = "region_create_unnamed",
+     .lenient = true,
+     .size = sizeof(struct unnamed),
+     .construct = unnamed_create,
+     .destroy = unnamed_destroy},
+    {.name = "region_open",
+     .size = sizeof(int),
+     .construct = region_open,
+     .destroy = fd_close,
+     .prepare = named_prepare,
+     .restore = named_restore},
+};
+
+/* ---- the memory of a group ---- */
+
+struct memory {
+    struct cox_sealed sealed;
+    struct cox_control control;
+};
+
+static struct memory there; /* the coordinator's, where a rank is tried */
+
+static int sealed_create(void *object, struct cox_error *err)
+{
+    struct memory *memory = object;
+    return cox_sealed_create(&memory->sealed, &memory->control, &geometry, false, err);
+}
+
+static void sealed_destroy(void *object)
+{
+    struct memory *memory = object;
+    cox_sealed_close(&memory->sealed);
+    cox_control_close(&memory->control);
+}
+
+static void memory_prepare(void)
+{
+    struct cox_error err = {0};
+    if (sealed_create(&there, &err))
+        fail_msg("%s", err.text);
+}
+
+static void memory_restore(void)
+{
+    sealed_destroy(&there);
+}
+
+static int sealed_attach(void *object, struct cox_error *err)
+{
+    struct memory *memory = object;
+    int fds[COX_SEALED_FD_COUNT];
+    cox_sealed_hand_out(&there.sealed, 1, fds);
+    return cox_sealed_attach(&memory->sealed, &memory->control, 1, fds, err);
+}
+
+/* The mapping and the number stay what they were, whatever happens. */
+static int sealed_renew(void *object, struct cox_error *err)
+{
+    (void)object;
+    const struct cox_region before = there.sealed.ranks[1];
+    const int fd = there.sealed.rank_fds[1];
+    int r = cox_sealed_renew_rank(&there.sealed, &geometry, 1, err);
+    assert_ptr_equal(there.sealed.ranks[1].base, before.base);
+    assert_int_equal(there.sealed.ranks[1].size, before.size);
+    assert_int_equal(there.sealed.rank_fds[1], fd);
+    memset(before.base, 1, before.size);
+    return r;
+}
+
+static int inherit_adopt(void *object, struct cox_error *err)
+{
+    int fds[COX_SEALED_FD_COUNT], own[COX_SEALED_FD_COUNT];
+    struct cox_inherit *inherit = object;
+    cox_sealed_hand_out(&there.sealed, 1, fds);
+    for (int i = 0; i < COX_SEALED_FD_COUNT; i++)
+        own[i] = dup(fds[i]);
+    int r = cox_inherit_adopt(inherit, own, COX_SEALED_FD_COUNT, err);
+    for (int i = 0; i < COX_SEALED_FD_COUNT; i++)
+        assert_int_equal(own[i], -1); /* taken or closed */
+    return r;
+}
+
+static void inherit_close(void *object)
+{
+    cox_inherit_close(object);
+}
+
+static const struct countdown_subject memories[] = {
+    {.name = "sealed_create",
+     .lenient = true,
+     .in_place = true,
+     .size = sizeof(struct memory),
+     .construct = sealed_create,
+     .destroy = sealed_destroy},
+    {.name = "sealed_attach",
+     .in_place = true,
+     .size = sizeof(struct memory),
+     .construct = sealed_attach,
+     .destroy = sealed_destroy,
+     .prepare = memory_prepare,
+     .restore = memory_restore},
+    {.name = "sealed_renew_rank",
+     .lenient = true,
+     .construct = sealed_renew,
+     .prepare = memory_prepare,
+     .restore = memory_restore},
+    {.name = "inherit_adopt",
+     .in_place = true,
+     .size = sizeof(struct cox_inherit),
+     .construct = inherit_adopt,
+     .destroy = inherit_close,
+     .prepare = memory_prepare,
+     .restore = memory_restore},
+};
+
+/* ---- whole groups ---- */
+
+static const char *const scripted[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
+
+static struct cox_executor_options executor_options(void)
+{
+    static char name[64];
+    struct cox_executor_options options = {
+        .name = countdown_name(name, "g"),
+        .rank_count = RANK_COUNT,
+        .command = scripted,
+        .no_flags = true,
+        .depth = 1,
+        .attach = COX_ATTACH_SEALED,
+        .start_timeout_ms = TEST_PATIENCE_MS,
+        .finalize_ms = TEST_PATIENCE_MS,
+    };
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        options.request_size[c] = 16384;
+        options.response_size[c] = 131072;
+    }
+    return options;
+}
+
+static int executor_start(void *object, struct cox_error *err)
+{
+    const struct cox_executor_options options = executor_options();
+    return cox_executor_start(&options, object, err);
+}
+
+static void executor_free(void *object)
+{
+    cox_executor_free(*(struct cox_executor **)object);
+}
+
+/* A worker that the door could not let in tells why in its last line. */
+static const int worker_ended[] = {COX_PEER_DEAD, 0};
+
+static const struct countdown_subject group_start = {
+    .name = "executor_start, sealed",
+    .size = sizeof(struct cox_executor *),
+    .construct = executor_start,
+    .destroy = executor_free,
+    .codes = worker_ended,
+    .word = "exited with status",
+    .lenient = true,
+    .costly = true,
+};
+
+/* ---- tests ---- */
+
+#define EACH(subjects, how)                                                                        \
+    do {                                                                                           \
+        for (size_t i = 0; i < sizeof(subjects) / sizeof((subjects)[0]); i++)                      \
+            how(&(subjects)[i]);                                                                   \
+    } while (0)
+
+static void b4_b15_no_memory_without_a_name_stays_when_any_call_fails(void **state)
+{
+    (void)state;
+    EACH(regions, countdown_once);
+    EACH(memories, countdown_once);
+}
+
+static void b19_memory_without_a_name_reports_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    EACH(regions, countdown_sticky);
+    EACH(memories, countdown_sticky);
+}
+
+static void b47_memory_without_a_name_is_made_through_interruptions(void **state)
+{
+    (void)state;
+    EACH(regions, countdown_interrupted);
+    EACH(memories, countdown_interrupted);
+}
+
+static void b4_b15_nothing_is_left_of_a_sealed_group_when_any_call_of_its_start_fails(void **state)
+{
+    (void)state;
+    countdown_once(&group_start);
+}
+
+static void b19_a_sealed_group_tells_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    countdown_sticky(&group_start);
+}
+
+static void a_sealed_group_starts_through_interruptions(void **state)
+{
+    (void)state;
+    countdown_interrupted(&group_start);
+}
+
+/* Every variable is two allocations for every process. */
+static void environment_shrink(void)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s", getenv("PATH"));
+    clearenv();
+    setenv("PATH", path, 1);
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b4_b15_no_memory_without_a_name_stays_when_any_call_fails),
+        TEST(b19_memory_without_a_name_reports_the_first_of_many_failures),
+        TEST(b47_memory_without_a_name_is_made_through_interruptions),
+        TEST(b4_b15_nothing_is_left_of_a_sealed_group_when_any_call_of_its_start_fails),
+        TEST(b19_a_sealed_group_tells_the_first_of_many_failures),
+        TEST(a_sealed_group_starts_through_interruptions),
+    };
+    environment_shrink();
+    geometry = geometry_make();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
