@@ -1,0 +1,549 @@
+/* Workers that are started by hand log on at the door of a group that waits for them. */
+#include "testing.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "channel/door.h"
+#include "channel/inherit.h"
+#include "channel/peer.h"
+#include "channel/sealed.h"
+#include "channel/truth.h"
+
+extern char **environ;
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+/* ---- a group that waits, on a thread of its own ---- */
+
+struct waiting {
+    struct cox_executor_options options;
+    char name[64], door[160];
+    pthread_t thread;
+    struct test_group *group;
+    struct cox_error err;
+    int result;
+};
+
+static void *start_main(void *argument)
+{
+    struct waiting *waiting = argument;
+    waiting->result = test_group_try(&waiting->options, &waiting->group, &waiting->err);
+    return NULL;
+}
+
+/* On return its door is open. */
+static void group_wait_long(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach,
+                            uint64_t finalize_ms)
+{
+    struct stat st;
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    *waiting = (struct waiting){.result = -1};
+    waiting->options = (struct cox_executor_options){
+        .name = test_unique_name(waiting->name),
+        .rank_count = rank_count,
+        .attach = attach,
+        .external_workers = true,
+        .start_timeout_ms = TEST_PATIENCE_MS,
+        .finalize_ms = finalize_ms,
+        .term_ms = finalize_ms,
+    };
+    snprintf(waiting->door, sizeof waiting->door, "%s/%s.door", test_door_folder(), waiting->name);
+    assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
+    while (stat(waiting->door, &st) < 0) {
+        assert_true(cox_now_ns() < deadline_ns);
+        sched_yield();
+    }
+}
+
+static void group_wait_for(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach)
+{
+    group_wait_long(waiting, rank_count, attach, TEST_PATIENCE_MS);
+}
+
+static int group_complete(struct waiting *waiting)
+{
+    pthread_join(waiting->thread, NULL);
+    return waiting->result;
+}
+
+static void expect_complete(struct waiting *waiting)
+{
+    if (group_complete(waiting))
+        fail_msg("%d: %s", waiting->result, waiting->err.text);
+}
+
+/* ---- workers by hand ---- */
+
+struct hand {
+    pid_t pid;
+    int out; /* its standard error */
+};
+
+/* rank, rank_count: -1: not said. */
+static struct hand worker_start(const struct waiting *waiting, int rank, int rank_count,
+                                bool own_process_group)
+{
+    char rank_text[16], count_text[16];
+    char *argv[8] = {"worker", "--door", (char *)(uintptr_t)waiting->door};
+    int argc = 3, out[2];
+    struct hand hand;
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    snprintf(rank_text, sizeof rank_text, "%d", rank);
+    snprintf(count_text, sizeof count_text, "%d", rank_count);
+    if (rank >= 0)
+        argv[argc++] = "--local_rank", argv[argc++] = rank_text;
+    if (rank_count >= 0)
+        argv[argc++] = "--local_world_size", argv[argc++] = count_text;
+    assert_int_equal(pipe2(out, O_CLOEXEC), 0);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, out[1], STDERR_FILENO);
+    posix_spawnattr_init(&attributes);
+    if (own_process_group)
+        posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    assert_int_equal(
+        posix_spawn(&hand.pid, test_worker_program(), &actions, &attributes, argv, environ), 0);
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&actions);
+    close(out[1]);
+    hand.out = out[0];
+    return hand;
+}
+
+/* Its exit status, or 128 + signal; text: what it wrote. */
+static int worker_end(struct hand *hand, char text[2048])
+{
+    size_t length = 0;
+    ssize_t got;
+    int status;
+    char own[2048];
+    char *into = text ? text : own;
+    while (length < 2047 && (got = read(hand->out, into + length, 2047 - length)) > 0)
+        length += (size_t)got;
+    into[length] = '\0';
+    close(hand->out);
+    assert_int_equal(waitpid(hand->pid, &status, 0), hand->pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* Somebody has logged on with this rank, so the next one comes after it. */
+static void await_logon(const struct waiting *waiting, pid_t pid)
+{
+    char path[64];
+    bool connected = false;
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    (void)waiting;
+    /* It has mapped the group's memory: the welcome is behind it. */
+    snprintf(path, sizeof path, "/proc/%d/maps", pid);
+    while (!connected) {
+        char line[512];
+        FILE *maps = fopen(path, "re");
+        assert_non_null(maps);
+        while (fgets(line, sizeof line, maps))
+            connected |= strstr(line, "memfd:cox_") || strstr(line, "_control");
+        fclose(maps);
+        assert_true(cox_now_ns() < deadline_ns);
+        if (!connected)
+            sched_yield();
+    }
+}
+
+#define EACH_ATTACH(function)                                                                      \
+    do {                                                                                           \
+        function(COX_ATTACH_NAMED);                                                                \
+        function(COX_ATTACH_SEALED);                                                               \
+    } while (0)
+
+static void any_order(enum cox_attach attach)
+{
+    static const int asked[] = {3, -1, 1, -1};
+    static const uint32_t expected[] = {3, 0, 1, 2};
+    struct waiting waiting;
+    struct hand hands[4];
+    group_wait_for(&waiting, 4, attach);
+    for (int i = 0; i < 4; i++) {
+        hands[i] = worker_start(&waiting, asked[i], i % 2 ? 4 : -1, false);
+        if (i < 3)
+            await_logon(&waiting, hands[i].pid);
+    }
+    expect_complete(&waiting);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), expected[i]),
+                         hands[i].pid);
+    test_expect_echo(waiting.group, "by hand");
+    test_group_free(waiting.group);
+    /* The goodbye ended them. */
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(worker_end(&hands[i], NULL), 0);
+}
+
+static void a14_workers_started_by_hand_log_on_in_any_order(void **state)
+{
+    (void)state;
+    EACH_ATTACH(any_order);
+}
+
+static void refusals(enum cox_attach attach)
+{
+    struct waiting waiting;
+    struct hand hands[2], other;
+    char text[2048], expected[128];
+    group_wait_for(&waiting, 2, attach);
+    other = worker_start(&waiting, 0, 3, false);
+    assert_int_equal(worker_end(&other, text), 1);
+    assert_contains(text, "world size 3");
+    assert_contains(text, "2 ranks");
+    other = worker_start(&waiting, 2, -1, false);
+    assert_int_equal(worker_end(&other, text), 1);
+    assert_contains(text, "rank 2");
+    hands[0] = worker_start(&waiting, 1, -1, false);
+    await_logon(&waiting, hands[0].pid);
+    other = worker_start(&waiting, 1, 2, false);
+    assert_int_equal(worker_end(&other, text), 1);
+    snprintf(expected, sizeof expected, "is process %d already", hands[0].pid);
+    assert_contains(text, expected);
+    hands[1] = worker_start(&waiting, -1, 2, false);
+    await_logon(&waiting, hands[1].pid);
+    other = worker_start(&waiting, -1, -1, false);
+    assert_int_equal(worker_end(&other, text), 1);
+    assert_contains(text, "all 2 ranks");
+    expect_complete(&waiting);
+    test_expect_echo(waiting.group, "two of five");
+    /* Nor afterwards. */
+    other = worker_start(&waiting, -1, -1, false);
+    assert_int_equal(worker_end(&other, text), 1);
+    assert_contains(text, "all 2 ranks");
+    test_expect_echo(waiting.group, "still two");
+    test_group_free(waiting.group);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(worker_end(&hands[i], NULL), 0);
+}
+
+static void a4_a5_one_too_many_or_another_world_is_told_why(void **state)
+{
+    (void)state;
+    EACH_ATTACH(refusals);
+}
+
+static void death_while_waiting(enum cox_attach attach)
+{
+    struct waiting waiting;
+    struct hand hand, survivor;
+    char expected[64];
+    group_wait_for(&waiting, 3, attach);
+    survivor = worker_start(&waiting, 2, -1, false);
+    await_logon(&waiting, survivor.pid);
+    hand = worker_start(&waiting, 1, -1, false);
+    await_logon(&waiting, hand.pid);
+    assert_int_equal(kill(hand.pid, SIGKILL), 0);
+    assert_int_equal(group_complete(&waiting), COX_PEER_DEAD);
+    snprintf(expected, sizeof expected, "rank 1 (pid %d) is dead", hand.pid);
+    assert_contains(waiting.err.text, expected);
+    assert_int_equal(worker_end(&hand, NULL), 128 + SIGKILL);
+    /* The group is no more, and so are its ranks. */
+    assert_int_not_equal(worker_end(&survivor, NULL), 0);
+}
+
+static void a24_a_worker_that_dies_while_the_group_waits_is_named(void **state)
+{
+    (void)state;
+    EACH_ATTACH(death_while_waiting);
+}
+
+static void death_later(enum cox_attach attach)
+{
+    struct waiting waiting;
+    struct hand hands[2];
+    char expected[64];
+    group_wait_for(&waiting, 2, attach);
+    for (int i = 0; i < 2; i++)
+        hands[i] = worker_start(&waiting, i, -1, false);
+    expect_complete(&waiting);
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    assert_int_equal(test_call_how(waiting.group, NULL, &how, "only 1 kill 9"), COX_PEER_DEAD);
+    snprintf(expected, sizeof expected, "rank 1 (pid %d) is dead", hands[1].pid);
+    assert_contains(test_error_text(waiting.group), expected);
+    test_await_death(waiting.group, 1);
+    assert_contains(test_death_text(waiting.group, 1), expected);
+    const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
+    assert_int_equal(test_call_how(waiting.group, NULL, &first, "echo alone"), 0);
+    test_group_free(waiting.group);
+    assert_int_equal(worker_end(&hands[0], NULL), 0);
+    assert_int_equal(worker_end(&hands[1], NULL), 128 + SIGKILL);
+}
+
+static void a24_a_worker_that_dies_later_is_named(void **state)
+{
+    (void)state;
+    EACH_ATTACH(death_later);
+}
+
+/* Whoever stands beside it in its process group is none of ours. */
+static void stop_spares(enum cox_attach attach)
+{
+    struct waiting waiting;
+    struct hand hands[3];
+    pid_t beside;
+    char *const sleeper[] = {"sleep", "1000", NULL};
+    posix_spawnattr_t attributes;
+    group_wait_long(&waiting, 3, attach, 2000);
+    for (int i = 0; i < 3; i++)
+        hands[i] = worker_start(&waiting, i, -1, true);
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    posix_spawnattr_setpgroup(&attributes, hands[2].pid);
+    assert_int_equal(posix_spawnp(&beside, "sleep", NULL, &attributes, sleeper, environ), 0);
+    posix_spawnattr_destroy(&attributes);
+    expect_complete(&waiting);
+    assert_int_equal(getpgid(beside), hands[2].pid);
+    /* One that hears the goodbye, one that needs SIGTERM, one that needs SIGKILL. */
+    const struct test_how deaf = {.gather = COX_GATHER_ALL, .ranks = 4};
+    const struct test_how busy = {.gather = COX_GATHER_ALL, .ranks = 6, .timeout_ms = 1};
+    assert_int_equal(test_call_how(waiting.group, NULL, &deaf, "deaf"), 0);
+    assert_int_equal(test_call_how(waiting.group, NULL, &busy, "spin"), COX_TIMEOUT);
+    cox_executor_stop(test_group_executor(waiting.group));
+    test_group_free(waiting.group);
+    assert_int_equal(worker_end(&hands[0], NULL), 0);
+    assert_int_equal(worker_end(&hands[1], NULL), 128 + SIGTERM);
+    assert_int_equal(worker_end(&hands[2], NULL), 128 + SIGKILL);
+    assert_int_equal(waitpid(beside, NULL, WNOHANG), 0); /* it lives */
+    kill(beside, SIGKILL);
+    waitpid(beside, NULL, 0);
+}
+
+/* ---- one that logs on by itself, and lets its connection go ---- */
+
+static int visit_main(const char *door)
+{
+    static struct cox_sealed sealed;
+    struct cox_control control;
+    struct cox_door_session session = {.fd = -1};
+    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = COX_DOOR_RANK_ANY};
+    struct cox_error err = {0};
+    struct cox_gate gate;
+    char byte;
+    int r = cox_peer_start_time(getpid(), &logon.start);
+    if (r == 0)
+        r = cox_door_connect(door, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS), &session, &err);
+    if (r == 0)
+        r = cox_sealed_attach(&sealed, &control, session.welcome.rank, session.fds, &err);
+    if (r) {
+        fprintf(stderr, "visit: %d: %s\n", r, err.text);
+        return 1;
+    }
+    struct cox_layout_identity *identity = &control.ranks[session.welcome.rank]->identity;
+    if (!cox_truth_claim_identity(identity, (uint32_t)getpid(), logon.start))
+        return 2;
+    atomic_store(&identity->generation, session.welcome.generation);
+    atomic_store(&identity->epoch, control.epoch);
+    atomic_store(&identity->state, COX_IDENTITY_ATTACHED);
+    cox_gate_bind(&gate, &cox_sealed_rings(&control)->channels[COX_CHANNEL_EXECUTE],
+                  cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false);
+    cox_gate_post(&gate, session.welcome.rank, COX_BELL_RESPONSE_CONSUME);
+    if (read(STDIN_FILENO, &byte, 1) != 1)
+        return 3;
+    cox_close_fd(&session.fd);
+    for (;;)
+        pause();
+}
+
+static void b20_who_closes_its_connection_and_lives_on_is_killed(void **state)
+{
+    struct waiting waiting;
+    (void)state;
+    group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
+    struct test_helper visitor = test_helper_start("visit", waiting.door);
+    expect_complete(&waiting);
+    assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), 0), visitor.pid);
+    assert_int_equal(write(visitor.in, "", 1), 1);
+    test_await_death(waiting.group, 0);
+    assert_int_equal(test_call(waiting.group, NULL, "echo who?"), COX_PEER_DEAD);
+    assert_int_equal(test_helper_wait(&visitor), 128 + SIGKILL);
+    test_group_free(waiting.group);
+}
+
+static void a24_stop_ends_the_workers_and_nobody_beside_them(void **state)
+{
+    (void)state;
+    EACH_ATTACH(stop_spares);
+}
+
+/* ---- what a rank of a sealed group has ---- */
+
+struct map {
+    char permissions[8], what[64];
+    unsigned long inode;
+};
+
+static size_t maps_of(pid_t pid, struct map *maps, size_t size)
+{
+    char path[64], line[512];
+    size_t count = 0;
+    snprintf(path, sizeof path, "/proc/%d/maps", pid);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file)) {
+        struct map map;
+        if (!strstr(line, "/memfd:") && !strstr(line, "/dev/shm"))
+            continue;
+        assert_int_equal(
+            sscanf(line, "%*s %7s %*s %*s %lu %63s", map.permissions, &map.inode, map.what), 3);
+        assert_true(count < size);
+        maps[count++] = map;
+    }
+    fclose(file);
+    return count;
+}
+
+/* Inodes of files without a name, or with one in /dev/shm, that are open. */
+static size_t fds_of(pid_t pid, unsigned long *inodes, size_t size)
+{
+    size_t count = 0;
+    for (int fd = 0; fd < 1024; fd++) {
+        char path[64], target[256] = "";
+        struct stat st;
+        snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
+        if (readlink(path, target, sizeof target - 1) < 0 || stat(path, &st) < 0)
+            continue;
+        if (strncmp(target, "/memfd:", 7) != 0 && strncmp(target, "/dev/shm", 8) != 0)
+            continue;
+        assert_true(count < size);
+        inodes[count++] = (unsigned long)st.st_ino;
+    }
+    return count;
+}
+
+static const struct map *map_find(const struct map *maps, size_t count, const char *what)
+{
+    const struct map *found = NULL;
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(maps[i].what, what) == 0) {
+            assert_null(found); /* each once */
+            found = &maps[i];
+        }
+    return found;
+}
+
+static void p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s(void **state)
+{
+    enum { N = 4 };
+    struct cox_executor_options options = {.attach = COX_ATTACH_SEALED};
+    struct map maps[N][8], own[16];
+    unsigned long fds[N][16];
+    size_t counts[N], fd_counts[N];
+    (void)state;
+    struct test_group *group = test_group_start(N, &options);
+    test_expect_echo(group, "x");
+    for (uint32_t rank = 0; rank < N; rank++) {
+        pid_t pid = cox_executor_pid(test_group_executor(group), rank);
+        size_t count = counts[rank] = maps_of(pid, maps[rank], 8);
+        fd_counts[rank] = fds_of(pid, fds[rank], 16);
+        const struct map *request = map_find(maps[rank], count, "/memfd:cox_request");
+        const struct map *memory = map_find(maps[rank], count, "/memfd:cox_rank");
+        const struct map *wake = map_find(maps[rank], count, "/memfd:cox_wake");
+        assert_true(request && memory && wake);
+        assert_true(count == 3 || map_find(maps[rank], count, "/memfd:cox_group"));
+        assert_true(count <= 4);
+        assert_string_equal(request->permissions, "r--s");
+        assert_string_equal(memory->permissions, "rw-s");
+        /* What is mapped is not open any more, but for the group's. */
+        for (size_t f = 0; f < fd_counts[rank]; f++)
+            assert_true(fds[rank][f] != request->inode && fds[rank][f] != wake->inode);
+        assert_true(fd_counts[rank] <= 1);
+    }
+    for (uint32_t rank = 0; rank < N; rank++)
+        for (uint32_t other = 0; other < N; other++) {
+            unsigned long inode = map_find(maps[other], counts[other], "/memfd:cox_rank")->inode;
+            for (size_t m = 0; m < counts[rank]; m++)
+                assert_int_equal(maps[rank][m].inode == inode,
+                                 rank == other &&
+                                     strcmp(maps[rank][m].what, "/memfd:cox_rank") == 0);
+            for (size_t f = 0; f < fd_counts[rank]; f++)
+                assert_true(fds[rank][f] != inode);
+        }
+    /* The coordinator: of each rank's one, and the request memory for writing. */
+    size_t count = maps_of(getpid(), own, 16);
+    assert_string_equal(map_find(own, count, "/memfd:cox_request")->permissions, "rw-s");
+    test_group_free(group);
+}
+
+/* From before the start until after the stop no name of the group comes up in /dev/shm, for however
+ * short a time; and a restart makes none. */
+static void p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time(void **state)
+{
+    char name[64];
+    _Alignas(struct inotify_event) char events[65536];
+    (void)state;
+    for (int named = 0; named < 2; named++) {
+        struct cox_executor_options options = {
+            .name = test_unique_name(name),
+            .attach = named ? COX_ATTACH_NAMED : COX_ATTACH_SEALED,
+            /* In the environment of the tests the default may be the other. */
+            .keep_names = named,
+        };
+        size_t seen = 0;
+        int fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+        assert_true(fd >= 0);
+        assert_true(inotify_add_watch(fd, "/dev/shm", IN_CREATE | IN_MOVED_TO) >= 0);
+        struct test_group *group = test_group_start(2, &options);
+        test_expect_echo(group, "x");
+        if (!named) {
+            const struct test_how how = {.gather = COX_GATHER_ALL};
+            struct cox_error err = {0};
+            assert_int_equal(test_call_how(group, NULL, &how, "only 1 kill 9"), COX_PEER_DEAD);
+            if (cox_executor_restart(test_group_executor(group), 1,
+                                     cox_deadline_after_ms(TEST_PATIENCE_MS), &err))
+                fail_msg("%s", err.text);
+            test_expect_echo(group, "y");
+        }
+        test_group_free(group);
+        ssize_t got;
+        while ((got = read(fd, events, sizeof events)) > 0)
+            for (char *at = events; at < events + got;) {
+                const struct inotify_event *event = (const struct inotify_event *)(void *)at;
+                assert_false(event->mask & IN_Q_OVERFLOW);
+                seen += event->len && strstr(event->name, name);
+                at += sizeof *event + event->len;
+            }
+        close(fd);
+        /* A named one shows that this would be seen. */
+        if (named)
+            assert_true(seen > 10);
+        else
+            assert_int_equal(seen, 0);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a14_workers_started_by_hand_log_on_in_any_order),
+        TEST(a4_a5_one_too_many_or_another_world_is_told_why),
+        TEST(a24_a_worker_that_dies_while_the_group_waits_is_named),
+        TEST(a24_a_worker_that_dies_later_is_named),
+        TEST(a24_stop_ends_the_workers_and_nobody_beside_them),
+        TEST(b20_who_closes_its_connection_and_lives_on_is_killed),
+        TEST(p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s),
+        TEST(p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time),
+    };
+    if (argc == 3 && strcmp(argv[1], "visit") == 0)
+        return visit_main(argv[2]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
