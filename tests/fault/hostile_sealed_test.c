@@ -1,0 +1,454 @@
+/*
+ * hostile_sealed_test: sealed groups in which one rank writes over every byte that it can reach: its own
+ * memory (identity, lines, tags, slots) and the wake memory.
+ *
+ * What must hold whatever it writes: nobody crashes, every request ends by its deadline, stop is
+ * bounded; and what the other ranks answer, to requests with and without it, is right and arrives.
+ * What it answers itself is its own affair.
+ */
+#include "testing.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "channel/layout.h"
+#include "channel/truth.h"
+#include "coordinator/executor_internal.h"
+#include "proto/executor.pb-c.h"
+#include "proto/wire.h"
+#include "worker/worker.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SLOWNESS 5
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SLOWNESS 5
+#endif
+#endif
+#ifndef SLOWNESS
+#define SLOWNESS 1
+#endif
+
+#define SLACK_MS (1000 * SLOWNESS)
+#define DEADLINE_MS (100 * SLOWNESS)
+#define SEED_MS (400 * SLOWNESS)
+#define FLIPS_MS 12000
+#define RANK_COUNT 3
+#define HOSTILE 1 /* the rank that writes */
+#define CRASH "CRASHED"
+
+/* ---- the worker: echoes its number and rank; one of them writes when told to ---- */
+
+enum order { ECHO, FLIP, MEDDLE, IMPOSTOR };
+
+struct request {
+    uint64_t number;
+    uint32_t order;
+    uint32_t bits;
+    uint64_t offset; /* FLIP: in its memory, then in the wake memory; MEDDLE: a seed */
+};
+
+struct reply {
+    uint64_t number, rank;
+};
+
+struct hostile {
+    struct cox_worker_options options;
+    uint8_t *own, *wake;
+    uint64_t own_size, wake_size;
+    uint64_t random;
+    unsigned temper;
+    _Atomic bool meddles; /* from then on, to its end */
+};
+
+static void on_signal(int number)
+{
+    static const char text[] = "\n" CRASH "\n";
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written;
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+/* Where the library has mapped them; a rank needs nobody's help for that. */
+static int find_memory(struct hostile *hostile)
+{
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && fgets(line, sizeof line, maps)) {
+        uint64_t begin, end;
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64, &begin, &end) != 2)
+            continue;
+        if (strstr(line, "memfd:cox_rank")) {
+            hostile->own = (uint8_t *)(uintptr_t)begin;
+            hostile->own_size = end - begin;
+        } else if (strstr(line, "memfd:cox_wake")) {
+            hostile->wake = (uint8_t *)(uintptr_t)begin;
+            hostile->wake_size = end - begin;
+        }
+    }
+    if (maps)
+        fclose(maps);
+    return hostile->own && hostile->wake ? 0 : COX_NOT_FOUND;
+}
+
+static void flip(uint8_t *bytes, uint64_t offset, uint32_t bits)
+{
+    /* relaxed: a meddler's byte has no partner. */
+    atomic_fetch_xor_explicit((_Atomic uint8_t *)bytes + offset, (uint8_t)bits,
+                              memory_order_relaxed);
+}
+
+static uint64_t next(struct hostile *hostile)
+{
+    uint64_t *state = &hostile->random;
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+/* Tempers: the wake memory alone; its lines; its slots; everything; and with a pause or without. */
+static void *meddle(void *argument)
+{
+    struct hostile *hostile = argument;
+    const struct timespec pause = {0, 100000};
+    while (hostile->meddles) {
+        unsigned target =
+            hostile->temper % 4 == 3 ? (unsigned)(next(hostile) % 3) : hostile->temper % 4;
+        uint64_t random = next(hostile), bits = next(hostile);
+        if (target == 0)
+            flip(hostile->wake, random % sizeof(struct cox_layout_wake), (uint32_t)bits);
+        else if (target == 1)
+            flip(hostile->own, random % sizeof(struct cox_layout_rank), (uint32_t)bits);
+        else
+            flip(hostile->own, 4096 + random % (hostile->own_size - 4096), (uint32_t)bits);
+        if (hostile->temper / 4 % 2)
+            nanosleep(&pause, NULL);
+    }
+    return NULL;
+}
+
+/* A report in its own slot that says to be rank 0's. */
+static int impostor(struct hostile *hostile, const struct cox_geometry *geometry)
+{
+    ModelExecuteData__ExecuteResponse report = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    uint8_t *slot =
+        hostile->own + cox_geometry_slot_offset(geometry, COX_CHANNEL_ERROR, HOSTILE, 0);
+    struct cox_layout_rank *block = (struct cox_layout_rank *)(void *)hostile->own;
+    struct cox_layout_wake *wake = (struct cox_layout_wake *)(void *)hostile->wake;
+    size_t length;
+    report.has_rank = report.has_status = 1;
+    report.rank = 0;
+    report.status = 1;
+    report.error_text = (char *)(uintptr_t) "it was not me";
+    int r = cox_wire_response_pack(&report, slot + COX_PREFIX_SIZE, 512, &length);
+    uint32_t prefix = (uint32_t)length;
+    memcpy(slot, &prefix, sizeof prefix);
+    atomic_fetch_add(&block->lines[COX_CHANNEL_ERROR].done, 1);
+    struct cox_gate gate;
+    cox_gate_bind(&gate, NULL, &wake->channels[COX_CHANNEL_ERROR], geometry->depth, false);
+    cox_gate_post(&gate, HOSTILE, COX_BELL_RESPONSE_CONSUME);
+    return r;
+}
+
+static struct cox_geometry own_geometry(void)
+{
+    const struct cox_geometry_choice choice = {.sealed = true};
+    struct cox_geometry geometry;
+    if (cox_geometry_resolve(RANK_COUNT, &choice, &geometry, NULL))
+        abort();
+    return geometry;
+}
+
+static int obey(struct hostile *hostile, const struct request *request)
+{
+    pthread_t thread;
+    int r = find_memory(hostile);
+    if (r || request->order == ECHO)
+        return r;
+    const struct cox_geometry geometry = own_geometry();
+    if (request->order == IMPOSTOR)
+        return impostor(hostile, &geometry);
+    if (request->order == FLIP) {
+        bool own = request->offset < hostile->own_size;
+        flip(own ? hostile->own : hostile->wake,
+             own ? request->offset : request->offset - hostile->own_size, request->bits);
+        return 0;
+    }
+    if (hostile->meddles)
+        return 0;
+    hostile->temper = (unsigned)request->offset;
+    hostile->random = request->offset * UINT64_C(0x9e3779b97f4a7c15) | 1;
+    hostile->meddles = true;
+    r = -pthread_create(&thread, NULL, meddle, hostile);
+    return r ? r : -pthread_detach(thread);
+}
+
+static int on_opaque(void *context, const uint8_t *bytes, size_t size, uint8_t *reply,
+                     size_t capacity, size_t *ret_size, struct cox_error *err)
+{
+    struct hostile *hostile = context;
+    struct request request;
+    if (size != sizeof request || capacity < sizeof(struct reply))
+        return cox_fail(err, COX_CORRUPT, "a request of %zu bytes", size);
+    memcpy(&request, bytes, sizeof request);
+    int r = hostile->options.rank == HOSTILE && request.order ? obey(hostile, &request) : 0;
+    if (r)
+        return cox_fail(err, r, "cannot do harm: %s", cox_status_text(r));
+    const struct reply answer = {request.number, hostile->options.rank};
+    memcpy(reply, &answer, sizeof answer);
+    *ret_size = sizeof answer;
+    return 0;
+}
+
+static int worker_main(int argc, char **argv)
+{
+    static const int numbers[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    static const struct cox_worker_callbacks callbacks = {.opaque = on_opaque};
+    static struct hostile hostile; /* the meddling thread uses it until the process ends */
+    struct cox_worker *worker = NULL;
+    struct cox_error err = {0};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        signal(numbers[i], on_signal);
+    int r = cox_worker_options_parse(&hostile.options, &argc, argv, &err);
+    if (r == 0)
+        r = cox_worker_new(&hostile.options, &callbacks, &hostile, &worker, &err);
+    if (r == 0)
+        r = cox_worker_run(worker, &err);
+    if (r)
+        fprintf(stderr, "worker: %s\n", err.text);
+    cox_worker_free(worker);
+    return r != 0;
+}
+
+/* ---- the group ---- */
+
+static char program[4096];
+static const char *const command[] = {program, "worker", NULL};
+
+static struct test_group *group_start(void)
+{
+    const struct cox_executor_options options = {
+        .command = command,
+        .attach = COX_ATTACH_SEALED,
+        .finalize_ms = 300 * SLOWNESS,
+        .term_ms = 300 * SLOWNESS,
+    };
+    return test_group_start(RANK_COUNT, &options);
+}
+
+static void group_end(struct test_group *group)
+{
+    uint64_t begin_ns = cox_now_ns();
+    cox_executor_stop(test_group_executor(group));
+    uint64_t ms = (cox_now_ns() - begin_ns) / COX_NSEC_PER_MSEC;
+    if (ms > 600 * SLOWNESS + SLACK_MS)
+        fail_msg("stop took %" PRIu64 " ms", ms);
+    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+        if (rank != HOSTILE && test_count_lines(group, (int)rank, CRASH))
+            fail_msg("rank %" PRIu32 " crashed", rank);
+    test_group_free(group);
+}
+
+/* What each of the others said. */
+struct judged {
+    uint64_t number;
+    bool whole;  /* everybody who was asked, but the hostile one, answered as it should */
+    bool harmed; /* one of them did otherwise */
+    char text[256];
+};
+
+static void judge(void *context, const struct cox_completion *completion)
+{
+    struct judged *judged = context;
+    judged->whole = true;
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        const struct cox_rank_result *result = &completion->ranks[rank];
+        struct reply reply = {0};
+        if (rank == HOSTILE || result->outcome == COX_OUTCOME_NOT_ASKED)
+            continue;
+        if (result->bytes && result->size == sizeof reply)
+            memcpy(&reply, result->bytes, sizeof reply);
+        bool own = reply.number == judged->number && reply.rank == rank;
+        judged->whole &= result->outcome == COX_OUTCOME_OK && own;
+        if (result->outcome == COX_OUTCOME_ERROR || result->outcome == COX_OUTCOME_DEAD ||
+            (result->outcome == COX_OUTCOME_OK && !own)) {
+            judged->harmed = true;
+            snprintf(judged->text, sizeof judged->text,
+                     "rank %" PRIu32 ", outcome %d, number %" PRIu64 " for %" PRIu64 ": %s", rank,
+                     (int)result->outcome, reply.number, judged->number,
+                     result->text ? result->text : "");
+        }
+    }
+}
+
+/* Returns the status; *ret_whole: the others all answered. Fails the test when it ends too late, or when
+ * another rank than the hostile one is said to have failed. */
+static int call(struct test_group *group, enum order order, uint64_t offset, uint32_t bits,
+                bool without, uint64_t timeout_ms, bool *ret_whole)
+{
+    static uint64_t numbers;
+    struct request request = {++numbers, order, bits, offset};
+    struct judged judged = {.number = request.number};
+    struct cox_error err = {0};
+    struct cox_rank_set asked = {{((UINT64_C(1) << RANK_COUNT) - 1) & ~(UINT64_C(1) << HOSTILE)}};
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                               .asked = without ? &asked : NULL,
+                                               .deadline_ns = cox_deadline_after_ms(timeout_ms)};
+    int r = cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
+                                     judge, &judged, &err);
+    if (cox_now_ns() > options.deadline_ns + SLACK_MS * COX_NSEC_PER_MSEC)
+        fail_msg("a call ended too late: %d %s", r, err.text);
+    if (r < 0 || r >= COX_STATUS_COUNT || (r && !err.text[0]))
+        fail_msg("a call ended with %d: %s", r, err.text);
+    if (judged.harmed)
+        fail_msg("another rank was harmed: %s", judged.text);
+    if (ret_whole)
+        *ret_whole = r == 0 && judged.whole;
+    return r;
+}
+
+/* The others answer, whatever the hostile one still owes: who is late is waited for. */
+static void expect_others(struct test_group *group)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    bool whole = false;
+    int r;
+    do {
+        r = call(group, ECHO, 0, 0, true, TEST_PATIENCE_MS, &whole);
+        if (r)
+            sched_yield();
+    } while ((r == COX_LATE || r == COX_FULL) && cox_now_ns() < deadline_ns);
+    if (r || !whole)
+        fail_msg("the others: %d, %s", r, whole ? "whole" : "not whole");
+}
+
+/* All answer, at the third try at the latest. */
+static bool group_works(struct test_group *group)
+{
+    bool whole = false;
+    for (int i = 0; i < 3; i++)
+        if (call(group, ECHO, 0, 0, false, DEADLINE_MS, &whole) == 0 && whole)
+            return true;
+    return false;
+}
+
+static void shuffle(uint32_t *items, uint32_t count, uint64_t state)
+{
+    for (uint32_t i = count; i > 1; i--) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        uint32_t j = (uint32_t)(state % i), item = items[i - 1];
+        items[i - 1] = items[j];
+        items[j] = item;
+    }
+}
+
+/* Every byte of its block and of the wake memory, and the first of its slots, in an order of its own,
+ * as far as the time goes. */
+static void p10_b14_a_rank_s_flipped_byte_harms_no_other(void **state)
+{
+    enum {
+        BLOCK = sizeof(struct cox_layout_rank),
+        WAKE = sizeof(struct cox_layout_wake),
+        SLOT_BYTES = 64,
+        SLOTS = COX_TWO_WAY_COUNT + 1,
+        COUNT = BLOCK + WAKE + SLOTS * SLOT_BYTES,
+    };
+    static uint64_t places[COUNT];
+    static uint32_t order[COUNT];
+    uint32_t statuses[COX_STATUS_COUNT] = {0}, done = 0, restarts = 0;
+    uint64_t end_ns = cox_deadline_after_ms(FLIPS_MS);
+    const struct cox_geometry geometry = own_geometry();
+    const uint64_t own_size = cox_geometry_rank_memory_size(&geometry);
+    (void)state;
+    for (uint32_t i = 0; i < COUNT; i++) {
+        order[i] = i;
+        uint32_t s = i - BLOCK - WAKE;
+        places[i] = i < BLOCK ? i
+                    : i < BLOCK + WAKE
+                        ? own_size + i - BLOCK
+                        : cox_geometry_slot_offset(&geometry, (enum cox_channel_id)(s / SLOT_BYTES),
+                                                   HOSTILE, 0) +
+                              s % SLOT_BYTES;
+    }
+    shuffle(order, COUNT, 4711);
+    struct test_group *group = group_start();
+    expect_others(group);
+    for (; done < COUNT && cox_now_ns() < end_ns; done++) {
+        uint32_t bits = done % 2 ? 0xff : 1u << done / 2 % 8;
+        int r = call(group, FLIP, places[order[done]], bits, false, DEADLINE_MS, NULL);
+        statuses[r]++;
+        expect_others(group);
+        if (group_works(group))
+            continue;
+        expect_others(group);
+        group_end(group);
+        group = group_start();
+        restarts++;
+    }
+    group_end(group);
+    print_message("%" PRIu32 " of %d bytes flipped, %" PRIu32 " groups given up;", done, COUNT,
+                  restarts);
+    for (int s = 0; s < COX_STATUS_COUNT; s++)
+        if (statuses[s])
+            print_message(" %" PRIu32 " %s;", statuses[s], cox_status_text(s));
+    print_message("\n");
+    assert_true(done > 50);
+}
+
+/* All the time, while the others are asked with and without it. */
+static void p10_a_rank_that_never_stops_writing_harms_no_other(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        struct test_group *group = group_start();
+        size_t with = 0, without = 0, whole_count = 0;
+        call(group, MEDDLE, seed, 0, false, DEADLINE_MS, NULL);
+        uint64_t end_ns = cox_deadline_after_ms(SEED_MS);
+        while (cox_now_ns() < end_ns || without == 0) {
+            bool whole = false;
+            expect_others(group);
+            without++;
+            with += call(group, ECHO, 0, 0, false, seed % 4 ? DEADLINE_MS : TEST_PATIENCE_MS,
+                         &whole) == 0;
+            whole_count += whole;
+            /* Hints alone never change what is so. */
+            if (seed % 4 == 0)
+                assert_true(whole);
+        }
+        print_message("seed %" PRIu64 ": %zu without it, %zu of %zu with it\n", seed, without,
+                      whole_count, with);
+        group_end(group);
+    }
+}
+
+static void p10_a_rank_cannot_report_in_the_name_of_another(void **state)
+{
+    (void)state;
+    struct test_group *group = group_start();
+    assert_int_equal(call(group, IMPOSTOR, 0, 0, false, TEST_PATIENCE_MS, NULL), 0);
+    test_await_faults(group, 1);
+    assert_string_equal(test_fault(group, 0), "1 it was not me");
+    group_end(group);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+        return worker_main(argc, argv);
+    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
+        return 1;
+    const struct CMUnitTest tests[] = {
+        TEST(p10_a_rank_cannot_report_in_the_name_of_another),
+        TEST(p10_b14_a_rank_s_flipped_byte_harms_no_other),
+        TEST(p10_a_rank_that_never_stops_writing_harms_no_other),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
