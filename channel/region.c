@@ -170,6 +170,13 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
         name, size, space.bytes);
 }
 
+/* It never had a name, and cannot get one. */
+static bool region_is_sealed(int fd)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+    return seals >= 0 && (seals & F_SEAL_SHRINK);
+}
+
 int cox_region_check_fd(int fd, const char *name, struct cox_error *err)
 {
     struct stat st;
@@ -180,9 +187,9 @@ int cox_region_check_fd(int fd, const char *name, struct cox_error *err)
     if (st.st_uid != geteuid())
         return cox_fail(err, COX_DENIED, "region %s belongs to user %u, expected %u", name,
                         st.st_uid, geteuid());
-    /* What has no name is reached only through a process that has it, whatever its mode: and any of
-     * those may change that, to keep the others out. */
-    if (st.st_nlink > 0 && (st.st_mode & 07777) != 0600)
+    /* Sealed memory is reached only through a process that has it, whatever its mode: and any of those
+     * may change that, to keep the others out. */
+    if ((st.st_mode & 07777) != 0600 && !region_is_sealed(fd))
         return cox_fail(err, COX_DENIED, "region %s has mode %04o, expected 0600", name,
                         st.st_mode & 07777);
     if (st.st_nlink > 1)

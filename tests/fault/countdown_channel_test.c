@@ -178,6 +178,12 @@ static void group_create(void)
         if (cox_channel_create(&own_channels[c], group_name(), &own_control, (enum cox_channel_id)c,
                                &err))
             fail_msg("%s", err.text);
+    char object[COX_OBJECT_NAME_SIZE];
+    struct cox_region group = {0};
+    if (!geometry.legacy && cox_region_create(&group, cox_name_group(object, group_name()),
+                                              cox_geometry_group_size(&geometry), &err))
+        fail_msg("%s", err.text);
+    cox_region_detach(&group);
 }
 
 static void group_close(void)
@@ -195,7 +201,7 @@ static void group_prepare(void)
 
 static void group_restore(void)
 {
-    cox_control_unlink_names(group_name(), &geometry, COX_CHANNEL_COUNT);
+    cox_control_unlink_names(group_name(), &geometry, COX_CONTROL_PART_COUNT);
     group_close();
 }
 
@@ -208,7 +214,7 @@ static void leftovers_prepare(void)
 
 static void leftovers_restore(void)
 {
-    cox_control_unlink_names(group_name(), &geometry, COX_CHANNEL_COUNT);
+    cox_control_unlink_names(group_name(), &geometry, COX_CONTROL_PART_COUNT);
 }
 
 static void geometry_prepare(void)

@@ -77,6 +77,7 @@ EXEMPT = {
     ("worker/worker.c", "cox_worker_free", "prctl("): "of this process alone",
     ("worker/stand_in.c", "cox_stand_in_create", "through layout"): "private memory, of nobody else",
     ("coordinator/welcome.c", "on_worker", "atomic pid"): "the seat, private memory",
+    ("coordinator/faults.c", "faults_main_sealed", "atomic ended"): "for stop to sleep on, private memory",
     ("coordinator/submit.c", "payload_pack", "memcpy(frame"): CALLERS,
     ("coordinator/submit.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
     ("coordinator/launch.c", "launch_fork", "SYS_clone"): CALLERS,
