@@ -108,6 +108,7 @@ struct cox_door_answer {
     struct cox_welcome welcome; /* version is filled by the door */
     int fds[COX_DOOR_FD_COUNT_MAX];
     uint32_t fd_count; /* lent: the door sends them before it does anything else */
+    uint64_t given;    /* bit i: fds[i] is the door's, and closed whatever becomes of the visitor */
 };
 
 /* All on the door's thread; none may block, or close the door. Each may be NULL: such visitors are

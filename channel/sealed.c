@@ -117,8 +117,10 @@ int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *
     r = cox_region_replace(&sealed->ranks[rank], fd);
     if (r)
         return cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r));
-    /* Under the same number, which the door may be handing out at this moment. */
-    if (dup3(fd, sealed->rank_fds[rank], O_CLOEXEC) < 0)
+    /* Under the same number, where there is one. */
+    if (sealed->rank_fds[rank] < 0)
+        sealed->rank_fds[rank] = cox_steal_fd(&fd);
+    else if (dup3(fd, sealed->rank_fds[rank], O_CLOEXEC) < 0)
         return cox_fail(err, -errno, "memory of rank %" PRIu32 ": dup3: %s", rank,
                         cox_status_text(-errno));
     cox_fault_point(COX_FAULT_MEMORY_RENEWED);

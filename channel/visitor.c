@@ -62,10 +62,17 @@ static void worker_gone(struct cox_reception *reception, const struct cox_visito
         reception->hooks.worker_gone(reception->hooks.context, &visitor->who);
 }
 
+static void answer_end(struct cox_door_answer *answer)
+{
+    for (uint32_t i = 0; i < COX_DOOR_FD_COUNT_MAX; i++)
+        if (answer->given >> i & 1)
+            cox_close_fd(&answer->fds[i]);
+}
+
 static void worker_logon(struct cox_reception *reception, struct cox_visitor *visitor)
 {
     struct cox_error err = {0};
-    struct cox_door_answer answer = {.fd_count = 0};
+    _cox_cleanup_(answer_end) struct cox_door_answer answer = {.fd_count = 0};
     uint32_t fd_count_max = visitor->who.logon.fd_count_max;
     if (!reception->hooks.worker) {
         cox_visitor_refuse(reception, visitor, COX_UNSUPPORTED,

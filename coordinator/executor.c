@@ -406,8 +406,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     executor->engine_state = COX_ENGINE_INIT;
     cox_inherit_init(&executor->inherit);
     cox_sealed_init(&executor->sealed);
-    for (size_t i = 0; i < sizeof executor->lent / sizeof *executor->lent; i++)
-        executor->lent[i] = -1;
+    pthread_mutex_init(&executor->memory_lock, NULL);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
         executor->generations[rank] = 1;
     pthread_mutex_init(&executor->recover_lock, NULL);
@@ -561,6 +560,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_sealed_close(&executor->sealed);
     cox_control_close(&executor->control);
     cox_inherit_close(&executor->inherit);
+    pthread_mutex_destroy(&executor->memory_lock);
     pthread_cond_destroy(&executor->recover_cond);
     pthread_mutex_destroy(&executor->recover_lock);
     free(executor);

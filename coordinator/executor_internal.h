@@ -28,7 +28,7 @@ struct cox_executor {
     struct cox_sealed sealed; /* where the group is */
     struct cox_door *door;    /* NULL: none */
     struct cox_seat seats[COX_RANK_COUNT_MAX];
-    int lent[COX_TWO_WAY_COUNT * COX_BELL_COUNT]; /* to who logged on last; -1: none */
+    pthread_mutex_t memory_lock; /* protects the fds in `sealed` */
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     struct cox_supervisor *supervisor;
     _Atomic bool supervised; /* the supervisor is there, for the door's thread */

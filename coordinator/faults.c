@@ -132,13 +132,13 @@ static bool faults_count_death(struct cox_faults *faults)
 
 /* ---- sealed groups: every rank has a slot of its own, and nothing gets lost with a dead one ---- */
 
-static void faults_take_rank(struct cox_faults *faults, uint32_t rank)
+/* Copies the report of a rank that has made one. Returns its length; 0: none. */
+static size_t faults_copy(struct cox_faults *faults, uint32_t rank)
 {
     const struct cox_control *control = faults->channel->control;
     uint64_t done = cox_truth_done(cox_truth_line(control, rank, COX_CHANNEL_ERROR));
-    /* relaxed: this thread's, and of who starts the rank again, when its line is as at the start. */
-    if (done == atomic_load_explicit(&faults->heard[rank], memory_order_relaxed))
-        return;
+    if (done == faults->heard[rank])
+        return 0;
     size_t capacity, length;
     uint8_t *base = cox_reply_report(faults->channel, rank, &capacity);
     uint32_t prefix;
@@ -150,31 +150,18 @@ static void faults_take_rank(struct cox_faults *faults, uint32_t rank)
                       rank, length, capacity);
     length = length > capacity ? 0 : length;
     memcpy(faults->copy, base + COX_PREFIX_SIZE, length);
-    atomic_store_explicit(&faults->heard[rank], done, memory_order_relaxed);
+    faults->heard[rank] = done;
     cox_sealed_set_heard(control, rank, done);
-    faults_tell(faults, (int)rank, length);
+    return length;
 }
 
-static void faults_listen(struct cox_faults *faults)
+static void faults_take_rank(struct cox_faults *faults, uint32_t rank)
 {
-    const struct cox_gate *gate = &faults->channel->gate;
-    for (;;) {
-        /* Before the look: what comes after it is not slept through. */
-        uint32_t ticket = cox_gate_ticket(gate, COX_BELL_RESPONSE_CONSUME);
-        bool stopping = atomic_load_explicit(&faults->stopping, memory_order_acquire);
-        for (uint32_t rank = 0; rank < faults->channel->control->geometry.rank_count; rank++)
-            faults_take_rank(faults, rank);
-        if (stopping)
-            return;
-        int r = cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, ticket,
-                              COX_DEADLINE_NEVER);
-        if (r < 0) {
-            cox_log_write(&faults->log, 3,
-                          "the error channel's futex: %s; faults are not heard any more",
-                          cox_status_text(r));
-            return;
-        }
-    }
+    /* Its line and its count are of one life. */
+    pthread_mutex_lock(&faults->heard_lock);
+    size_t length = faults_copy(faults, rank);
+    pthread_mutex_unlock(&faults->heard_lock);
+    faults_tell(faults, (int)rank, length);
 }
 
 static void *faults_main_sealed(void *argument)
@@ -230,6 +217,7 @@ static void *faults_main(void *argument)
 int cox_faults_start(struct cox_faults *faults)
 {
     const struct cox_geometry *geometry = &faults->channel->control->geometry;
+    pthread_mutex_init(&faults->heard_lock, NULL);
     faults->copy = malloc(geometry->channels[COX_CHANNEL_ERROR].response_size);
     int r = faults->copy ? cox_arena_init(&faults->arena, 0, ARENA_SIZE_MAX) : -ENOMEM;
     if (r == 0)
@@ -263,8 +251,10 @@ void cox_faults_revive(struct cox_faults *faults, uint32_t rank)
     atomic_store_explicit(&faults->dead[rank], false, memory_order_relaxed);
     if (!faults->channel->control->geometry.sealed)
         return;
-    atomic_store_explicit(&faults->heard[rank], 0, memory_order_relaxed);
+    pthread_mutex_lock(&faults->heard_lock);
+    faults->heard[rank] = 0;
     cox_sealed_set_heard(faults->channel->control, rank, 0);
+    pthread_mutex_unlock(&faults->heard_lock);
 }
 
 void cox_faults_bury(struct cox_faults *faults, uint32_t rank)

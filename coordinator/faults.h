@@ -35,7 +35,8 @@ struct cox_faults {
     _Atomic uint32_t ended; /* sealed: of the thread; stop sleeps on it */
     _Atomic uint32_t deaths; /* tokens posted by bury, to be told from a rank's */
     _Atomic bool dead[COX_RANK_COUNT_MAX];
-    _Atomic uint64_t heard[COX_RANK_COUNT_MAX]; /* sealed: reports of the rank that were taken */
+    pthread_mutex_t heard_lock;
+    uint64_t heard[COX_RANK_COUNT_MAX]; /* sealed: reports of the rank that were taken */
     uint32_t
         doubt; /* of the thread: looks for the token that are still to be made; 0: it is not lost */
     uint8_t *copy;

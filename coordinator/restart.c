@@ -39,9 +39,12 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
     /* relaxed: one thread at a time starts this rank; the door only compares. */
     uint32_t generation =
         atomic_fetch_add_explicit(&executor->generations[rank], 1, memory_order_relaxed) + 1;
-    int r = executor->geometry.sealed
-                ? cox_sealed_renew_rank(&executor->sealed, &executor->geometry, rank, err)
-                : 0;
+    int r = 0;
+    if (executor->geometry.sealed) {
+        pthread_mutex_lock(&executor->memory_lock);
+        r = cox_sealed_renew_rank(&executor->sealed, &executor->geometry, rank, err);
+        pthread_mutex_unlock(&executor->memory_lock);
+    }
     *life = executor->inherit;
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;

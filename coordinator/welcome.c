@@ -85,7 +85,7 @@ static int check_process(struct cox_executor *executor, const struct cox_door_vi
     uint64_t start;
     int r;
     if (!executor->options.external_workers)
-        return visitor->pid == 0 || cox_peer_descends(visitor->pid, getpid())
+        return visitor->pid > 0 && cox_peer_descends(visitor->pid, getpid())
                    ? 0
                    : cox_fail(
                          err, COX_DENIED,
@@ -106,34 +106,49 @@ static int check_process(struct cox_executor *executor, const struct cox_door_vi
 
 /* ---- what it is given ---- */
 
-static void close_lent(struct cox_executor *executor)
-{
-    for (size_t i = 0; i < sizeof executor->lent / sizeof *executor->lent; i++)
-        cox_close_fd(&executor->lent[i]);
-}
-
 /* Named: what every rank has, and its own semaphores, which still have their names while ranks attach. */
 static int hand_out_named(struct cox_executor *executor, uint32_t rank,
                           struct cox_door_answer *answer, struct cox_error *err)
 {
     memcpy(answer->fds, executor->inherit.fds, sizeof executor->inherit.fds);
     answer->fd_count = COX_INHERIT_COUNT;
-    size_t lent = 0;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         for (int b = 0; b < COX_BELL_COUNT; b++) {
             char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
             cox_name_bell(object, executor->name, (enum cox_channel_id)c, (enum cox_bell)b, rank);
             snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
-            int *fd = &executor->lent[lent++];
-            *fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-            if (*fd < 0)
+            int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+            if (fd < 0)
                 return cox_fail(err, -errno,
                                 "rank %" PRIu32 " cannot be given its semaphores any more (%s: %s)",
                                 rank, path, cox_status_text(-errno));
-            answer->fds[cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b)] = *fd;
+            int place = cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b);
+            answer->fds[place] = fd;
+            answer->given |= UINT64_C(1) << place;
         }
     }
     return 0;
+}
+
+/* Its own memory is given away, so that no process keeps an fd of what another one may write (this one's
+ * fds are in /proc for every process of the user). Memory that somebody was given who then did not come in
+ * is not given again. */
+static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
+                           struct cox_door_answer *answer, struct cox_error *err)
+{
+    struct cox_sealed *sealed = &executor->sealed;
+    pthread_mutex_lock(&executor->memory_lock);
+    int r = sealed->rank_fds[rank] < 0
+                ? cox_sealed_renew_rank(sealed, &executor->geometry, rank, err)
+                : 0;
+    if (r == 0) {
+        cox_sealed_hand_out(sealed, rank, answer->fds);
+        answer->fd_count = COX_SEALED_FD_COUNT;
+        answer->given = UINT64_C(1) << COX_SEALED_RANK;
+        sealed->rank_fds[rank] = -1;
+    }
+    pthread_mutex_unlock(&executor->memory_lock);
+    return r;
 }
 
 static int on_worker(void *context, const struct cox_door_visitor *visitor,
@@ -142,7 +157,6 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
     struct cox_executor *executor = context;
     const struct cox_logon *logon = &visitor->logon;
     uint32_t rank = 0;
-    close_lent(executor);
     if (executor->geometry.legacy)
         return cox_fail(err, COX_UNSUPPORTED, "legacy workers do not log on");
     if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
@@ -156,12 +170,9 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
                         "rank %" PRIu32 " as generation %" PRIu32 ": it is at %" PRIu32 " by now",
                         rank, logon->generation, generation);
     r = check_sizes(executor, logon, err);
-    if (r == 0 && executor->geometry.sealed) {
-        cox_sealed_hand_out(&executor->sealed, rank, answer->fds);
-        answer->fd_count = COX_SEALED_FD_COUNT;
-    } else if (r == 0) {
-        r = hand_out_named(executor, rank, answer, err);
-    }
+    if (r == 0)
+        r = executor->geometry.sealed ? hand_out_sealed(executor, rank, answer, err)
+                                      : hand_out_named(executor, rank, answer, err);
     if (r == 0)
         r = check_process(executor, visitor, rank, err);
     if (r)
@@ -248,5 +259,4 @@ int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err)
 void cox_executor_close_door(struct cox_executor *executor)
 {
     executor->door = cox_door_close(executor->door);
-    close_lent(executor);
 }

@@ -29,8 +29,8 @@ static uint8_t *own_region;
 static uint32_t own_rank;
 static int group_fd;
 
-/* Every fd that means memory without a name, the rank group's left aside. */
-static int count_memory_fds(void)
+/* fds whose target starts with text, one of them left aside. */
+static int count_fds(const char *text, int aside)
 {
     int count = 0;
     DIR *dir = opendir("/proc/self/fd");
@@ -38,10 +38,10 @@ static int count_memory_fds(void)
         char path[64], target[256];
         snprintf(path, sizeof path, "/proc/self/fd/%.20s", entry->d_name);
         ssize_t length = readlink(path, target, sizeof target - 1);
-        if (length < 0 || atoi(entry->d_name) == group_fd)
+        if (length < 0 || atoi(entry->d_name) == aside)
             continue;
         target[length] = '\0';
-        count += strncmp(target, "/memfd:", 7) == 0 || strncmp(target, "/dev/shm/", 9) == 0;
+        count += strncmp(target, text, strlen(text)) == 0;
     }
     if (dir)
         closedir(dir);
@@ -117,7 +117,9 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
         return answer_sums(request + 1, (request_size - 1) / COX_HANDLE_SIZE, reply, ret_reply_size,
                            err);
     case 'm':
-        *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d", count_memory_fds());
+        *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d",
+                                           count_fds("/memfd:", group_fd) +
+                                               count_fds("/dev/shm/", group_fd));
         return 0;
     case 'f':
         return cox_fail(err, COX_INVALID, "no such thing");
@@ -176,6 +178,15 @@ static void a13_fds_are_closed_once_their_memory_is_mapped(void **state)
     for (uint32_t rank = 0; rank < 4; rank++)
         assert_string_equal(c.ranks[rank].bytes, "0");
     test_completion_deinit(&c);
+    test_group_free(g);
+}
+
+/* Nor does the coordinator keep what other processes of the user could open through /proc. */
+static void b16_nobody_else_keeps_an_fd_of_a_ranks_memory(void **state)
+{
+    (void)state;
+    struct test_group *g = start(4, 0);
+    assert_int_equal(count_fds("/memfd:cox_rank", -1), 0);
     test_group_free(g);
 }
 
@@ -332,6 +343,7 @@ int main(int argc, char **argv)
         return 1;
     const struct CMUnitTest tests[] = {
         TEST(a13_fds_are_closed_once_their_memory_is_mapped),
+        TEST(b16_nobody_else_keeps_an_fd_of_a_ranks_memory),
         TEST(a10_m2_a_group_of_64),
         TEST(a25_progress_is_told_while_a_request_runs),
         TEST(a26_every_request_is_answered_once_and_says_how),
