@@ -164,6 +164,28 @@ static void faults_take_rank(struct cox_faults *faults, uint32_t rank)
     faults_tell(faults, (int)rank, length);
 }
 
+static void faults_listen(struct cox_faults *faults)
+{
+    const struct cox_gate *gate = &faults->channel->gate;
+    for (;;) {
+        /* Before the look: what comes after it is not slept through. */
+        uint32_t ticket = cox_gate_ticket(gate, COX_BELL_RESPONSE_CONSUME);
+        bool stopping = atomic_load_explicit(&faults->stopping, memory_order_acquire);
+        for (uint32_t rank = 0; rank < faults->channel->control->geometry.rank_count; rank++)
+            faults_take_rank(faults, rank);
+        if (stopping)
+            return;
+        int r = cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, ticket,
+                              COX_DEADLINE_NEVER);
+        if (r < 0) {
+            cox_log_write(&faults->log, 3,
+                          "the error channel's futex: %s; faults are not heard any more",
+                          cox_status_text(r));
+            return;
+        }
+    }
+}
+
 static void *faults_main_sealed(void *argument)
 {
     struct cox_faults *faults = argument;
