@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -302,7 +303,11 @@ static void p8_p7_nothing_grows(void **state)
         if (k == 2)
             fds = test_count_fds();
     }
-    assert_int_equal(test_count_fds(), fds);
+    /* The door notices in its own time that a connection has ended; here and at the count before. */
+    uint64_t deadline_ns = patience();
+    while (test_count_fds() > fds && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_true(test_count_fds() <= fds);
     test_expect_echo(g, "x");
     test_group_free(g);
 }
