@@ -1,7 +1,7 @@
 /*
- * matrix: the death matrix, in four parts: the driver, a process that is the coordinator of a group
+ * matrix: the death matrix, in five parts: the driver, a process that is the coordinator of a group
  * (matrix_driver.c); the runner, which starts one and sees who is left (matrix_run.c); the judge, who reads
- * its journal (matrix_judge.c); and the cases (matrix_test.c).
+ * its journal (matrix_judge.c); which points are whose (matrix_points.c); and the cases (matrix_test.c).
  *
  * The journal is the driver's standard output, a line per operation:
  *
@@ -28,6 +28,7 @@ enum matrix_mode {
     MATRIX_KILL = 'k',  /* the same; when RANK is dead, the others are asked */
     MATRIX_STOP = 's',  /* an operation waits BRIEF_MS, then RANK is continued and all are asked */
     MATRIX_AFTER = 'a', /* the second group only */
+    MATRIX_OTHER = 'o', /* the same, and before it somebody else's door in the same folder */
 };
 
 struct matrix_line {
@@ -64,6 +65,7 @@ enum matrix_verdict {
 struct matrix_run {
     const struct matrix_case *death;
     char name[64];
+    char folder[64]; /* its own XDG_RUNTIME_DIR */
     uint64_t brief_ms;
     struct cox_fault_counts *counts;
     int counts_fd;
@@ -82,6 +84,15 @@ int matrix_driver(int argc, char **argv);
 int matrix_driver_run(struct matrix_run *run, enum matrix_mode mode);
 void matrix_counts_new(struct matrix_run *run);
 const char *matrix_process_name(int process);
+/* A folder for the sockets of this run alone; and its end: what is left in it is complained of. */
+void matrix_doors_new(struct matrix_run *run);
+void matrix_doors_end(struct matrix_run *run);
+/* What is in the folder for sockets; name (of COX_DOOR_PATH_SIZE bytes, may be NULL): of the last one. */
+uint32_t matrix_doors_count(char *name);
+
+/* Of the undisturbed run: each point is passed by those kinds of groups that are to pass it, and by no
+ * other. Returns how many are not, which are told. */
+size_t matrix_points_check(const struct cox_fault_counts *counts);
 
 /* Of the undisturbed run; written before there are runners. */
 extern struct matrix_journal matrix_learned;
