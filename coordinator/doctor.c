@@ -2,6 +2,7 @@
 #include "command.h"
 
 #include "../channel/control.h"
+#include "../channel/door.h"
 #include "cgroup.h"
 #include "probe.h"
 
@@ -154,6 +155,32 @@ static void check_calls(struct doctor *doctor)
     finding_call(doctor, NOTE, "futex_waitv", cox_probe_futex_waitv(), "there",
                  "Linux 5.16 has it; not needed yet",
                  "a newer seccomp profile allows it; not needed yet");
+}
+
+/* What a group's door takes, and sealed groups beside it. */
+static void check_door(struct doctor *doctor)
+{
+    char path[COX_DOOR_PATH_SIZE] = "";
+    struct cox_error err = {0};
+    int r = cox_probe_door_folder(path, &err);
+    finding(doctor, r ? NOTE : GOOD, "door folder",
+            "without it a named group starts, but coxswain status and stop cannot reach it; a "
+            "sealed one does not start",
+            "%s", r ? err.text : path);
+    static const char advice[] =
+        "the seccomp profile has to allow getsockopt; named attach works without";
+    finding_call(doctor, NOTE, "socket peers", cox_probe_socket_peer(), "SO_PEERCRED works", advice,
+                 advice);
+    r = cox_probe_futex_read_only();
+    /* Who may not use futexes between processes has no semaphores either. */
+    finding(doctor,
+            r == -EFAULT ? NOTE
+            : r          ? BAD
+                         : GOOD,
+            "futex, read-only",
+            r == -EFAULT ? "this kernel wants to write what is slept on; named attach works without"
+                         : "the seccomp profile has to allow futex",
+            "%s", r ? cox_status_text(r) : "memory that cannot be written can be slept on");
 }
 
 static void check_handles(struct doctor *doctor)
@@ -312,7 +339,8 @@ static void help(FILE *file)
         file,
         "Usage: coxswain doctor [-n N]\n"
         "\n"
-        "Looks at what this machine lets a group do: shared memory, process handles, limits,\n"
+        "Looks at what this machine lets a group do: shared memory, sockets, process handles, "
+        "limits,\n"
         "memory, clock and processors, and says what to change. BAD keeps a group from starting\n"
         "or working; note is worth knowing. Exit status 1 when something is BAD.\n"
         "\n"
@@ -356,6 +384,7 @@ int cox_command_doctor(int argc, char **argv)
     cox_cgroup_read("", &cgroup);
     check_shared_memory(&doctor);
     check_calls(&doctor);
+    check_door(&doctor);
     check_handles(&doctor);
     check_limits(&doctor);
     check_tasks(&doctor, &cgroup.pids);

@@ -2,6 +2,8 @@
 """The commands as a user runs them: real processes on models/sums, right and wrong input, and nothing left behind.
 
 Usage: commands_test.py BIN_DIR SOURCE_DIR [TEST...]
+
+With COXSWAIN_TEST_ATTACH=sealed in the environment, groups are sealed where a test does not say how they are to be.
 """
 
 import fcntl
@@ -9,6 +11,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -23,6 +26,8 @@ MODEL = os.path.join(SOURCE_DIR, "models", "sums")
 WITHOUT = os.path.join(BIN_DIR, "without")
 LEGACY_WORKER = os.path.join(SOURCE_DIR, "tests", "legacy", "legacy_worker.py")
 SHM = "/dev/shm"
+SEALED = os.environ.get("COXSWAIN_TEST_ATTACH") == "sealed"
+DOORS = tempfile.mkdtemp(prefix="cox_doors_")  # XDG_RUNTIME_DIR of all commands
 TIMEOUT = 120
 
 tests = []
@@ -43,6 +48,12 @@ def names(*parts):
     return sorted(name for name in os.listdir(SHM) if any(part in name for part in parts))
 
 
+def doors():
+    """Sockets of groups; no other test has this folder."""
+    folder = os.path.join(DOORS, "coxswain")
+    return sorted(os.listdir(folder)) if os.path.exists(folder) else []
+
+
 def check(condition, text, result=None):
     if not condition:
         if result:
@@ -55,6 +66,9 @@ def start(arguments, under=(), **options):
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.PIPE)
     options.setdefault("env", environment())
+    if SEALED and arguments[:1] in (["generate"], ["eval"], ["run"]) and not any(
+            word in arguments for word in ("--attach", "--legacy-workers", "--keep-names")):
+        arguments = [arguments[0], "--attach", "sealed", *arguments[1:]]
     return subprocess.Popen([*under, COXSWAIN] + arguments, text=True, **options)
 
 
@@ -73,8 +87,7 @@ class Skipped(Exception):
 
 def environment(**more):
     env = {key: value for key, value in os.environ.items() if not key.startswith("COXSWAIN_")}
-    env.update(more)
-    return env
+    return {**env, "XDG_RUNTIME_DIR": DOORS, **more}
 
 
 def finish(process, text=None):
@@ -759,7 +772,7 @@ def found_mark(found, name, mark, *parts):
 def doctor_prints_its_findings():
     found = findings(status=0)  # else this machine is no place for a group
     wanted = ["/dev/shm", "files there", "size of a file", "unnamed files there", "sealed memory", "children by pidfd",
-              "pidfd_open", "close_range", "futex_waitv", "ptrace scope", "pidfd_getfd", "open files", "processes",
+              "pidfd_open", "close_range", "futex_waitv", "door folder", "socket peers", "futex, read-only", "ptrace scope", "pidfd_getfd", "open files", "processes",
               "locked memory", "memory", "cgroup memory limit", "cgroup process limit", "cgroup CPU quota",
               "monotonic clock", "processors"]
     check(sorted(found) == sorted(wanted), "other findings: %s" % sorted(found))
@@ -792,6 +805,9 @@ def doctor_tries_what_a_group_needs():
             ("close_range=ENOSYS", "close_range", "note", "Linux 5.9"),
             ("close_range=EPERM", "close_range", "note", "seccomp"),
             ("memfd_create=EPERM", "sealed memory", "note", "seccomp"),
+            ("futex<128=EPERM", "futex, read-only", "BAD", "seccomp"),  # between processes
+            ("getsockopt=EPERM", "socket peers", "note", "seccomp"),
+            ("bind=EPERM", "door folder", "note", "a socket in", "XDG_RUNTIME_DIR"),
             ("futex_waitv=ENOSYS", "futex_waitv", "note", "Linux 5.16"),
             ("futex_waitv=EPERM", "futex_waitv", "note", "seccomp"),
             ("pidfd_getfd=ENOSYS", "pidfd_getfd", "note", "Linux 5.6"),
@@ -802,8 +818,8 @@ def doctor_tries_what_a_group_needs():
             continue
         found_mark(findings(under=without(calls)), name, mark, *parts)
         # BAD is said of what keeps a group from starting, and of nothing else; without waitid it starts, but no worker
-        # can be reaped.
-        if calls.startswith("waitid"):
+        # can be reaped; and without futexes it is the C library that ends the process.
+        if calls.startswith(("waitid", "futex<")):
             continue
         result = generate("-n", "2", "1+1=", under=without(calls))
         check((result.status == 0) == (mark != "BAD"), "%s is %s, but" % (calls, mark), result)
@@ -877,6 +893,7 @@ def main():
         begin = time.monotonic()
         try:
             function()
+            check(not doors(), "left in the folder of doors: %s" % doors())
             verdict = "ok"
         except Skipped as error:
             verdict = "skipped: %s" % error
@@ -887,6 +904,7 @@ def main():
     for path in temporaries:
         if os.path.exists(path):
             os.unlink(path)
+    shutil.rmtree(DOORS)
     return 1 if failed else 0
 
 
