@@ -18,8 +18,10 @@
 
 /* What a coordinator and its ranks take, those that are open only while a rank starts or attaches
  * included; multi/commands starts groups with exactly so many fds. */
-#define FDS_OF_GROUP 26
+#define FDS_OF_GROUP 29
 #define FDS_OF_RANK 3
+#define FDS_OF_SEALED_GROUP 19
+#define FDS_OF_SEALED_RANK 5
 #define THREADS_OF_COORDINATOR 8
 #define THREADS_OF_WORKER 5
 /* A process with its libraries and buffers, without weights and a KV cache. */
@@ -139,16 +141,20 @@ static void check_shared_memory(struct doctor *doctor)
 
 static void check_calls(struct doctor *doctor)
 {
-    finding_call(doctor, NOTE, "sealed memory", cox_probe_seals(), "memfd with all seals",
-                 "Linux 5.1 has it; named attach works without",
-                 "Linux 5.1 has it, a seccomp profile may deny it; named attach works without");
+    finding_call(doctor, BAD, "sealed memory", cox_probe_seals(), "memfd with all seals",
+                 "Linux 5.1 has it; without it neither sealed groups start nor a model on more "
+                 "than one rank",
+                 "the seccomp profile has to allow memfd_create, and /proc is needed; without it "
+                 "neither sealed groups start nor a model on more than one rank");
     finding_call(doctor, BAD, "children by pidfd", cox_probe_child_pidfd(),
                  "CLONE_PIDFD and P_PIDFD work", "Linux 5.4 or later is needed",
                  "the seccomp profile has to allow clone and waitid");
     int r = cox_probe_pidfd_open();
-    finding_call(doctor, r == -ENOSYS ? NOTE : BAD, "pidfd_open", r, "deaths are seen at once",
-                 "Linux 5.3 has it; without it a worker inside a wrapper (sh -c) cannot start",
-                 "the seccomp profile has to allow pidfd_open (Docker 20.10 or later does)");
+    finding_call(
+        doctor, BAD, "pidfd_open", r, "deaths are seen at once",
+        "Linux 5.3 has it; without it ranks cannot watch each other, and a worker inside a "
+        "wrapper (sh -c) cannot start",
+        "the seccomp profile has to allow pidfd_open (Docker 20.10 or later does)");
     finding_call(doctor, NOTE, "close_range", cox_probe_close_range(), "there",
                  "Linux 5.9 has it; without it a worker starts more slowly",
                  "a newer seccomp profile allows it; without it a worker starts more slowly");
@@ -224,11 +230,13 @@ static void check_limits(struct doctor *doctor)
     struct rlimit limit;
     char text[32];
     uint64_t fds = FDS_OF_GROUP + FDS_OF_RANK * (uint64_t)doctor->rank_count;
+    uint64_t sealed = FDS_OF_SEALED_GROUP + FDS_OF_SEALED_RANK * (uint64_t)doctor->rank_count;
     getrlimit(RLIMIT_NOFILE, &limit);
     finding(doctor,
             shortage(doctor, limit.rlim_cur >= fds, limit.rlim_cur >= FDS_OF_GROUP + FDS_OF_RANK),
-            "open files", "ulimit -n 1024", "%s; a coordinator of %" PRIu32 " ranks takes %" PRIu64,
-            at_most(text, sizeof text, limit.rlim_cur), doctor->rank_count, fds);
+            "open files", "ulimit -n 1024",
+            "%s; a coordinator of %" PRIu32 " ranks takes %" PRIu64 ", sealed %" PRIu64,
+            at_most(text, sizeof text, limit.rlim_cur), doctor->rank_count, fds, sealed);
     uint64_t threads = THREADS_OF_COORDINATOR + THREADS_OF_WORKER * (uint64_t)doctor->rank_count;
     getrlimit(RLIMIT_NPROC, &limit);
     finding(doctor, limit.rlim_cur < threads ? NOTE : GOOD, "processes",

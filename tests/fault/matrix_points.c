@@ -1,6 +1,9 @@
 /* matrix_points: which points are passed by one kind of group only, or by neither. */
 #include "matrix.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #if COX_TESTING
 
 enum kind {
@@ -38,6 +41,27 @@ static const struct row {
     {COX_FAULT_HINT_ARMED, SEALED, NULL},
     {COX_FAULT_HINT_COUNTED, SEALED, NULL},
     {COX_FAULT_BELL_RUNG, SEALED, NULL},
+    {COX_FAULT_EXCHANGE_MADE, ELSEWHERE, "tests/multi/tensor_test.c"},
+    {COX_FAULT_EXCHANGE_WRITTEN, ELSEWHERE, "tests/multi/tensor_test.c"},
+    {COX_FAULT_EXCHANGE_READ, ELSEWHERE, "tests/multi/tensor_test.c"},
+    {COX_FAULT_GROUP_FILLED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_LINKED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_LOCKED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_SWEPT, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_CLAIMED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_SAID, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_UNLINKED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_FORMED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_VALUE, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_ARRIVED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_COUNTED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_RUNG, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_DONE, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_GIVEN_UP, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_ALIGNED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_BOUND, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_OFFERED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_ACCEPTED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
 };
 
 static const char *const kind_texts[] = {[BOTH] = "both kinds of groups",
@@ -45,12 +69,29 @@ static const char *const kind_texts[] = {[BOTH] = "both kinds of groups",
                                          [SEALED] = "sealed groups only",
                                          [ELSEWHERE] = "neither scenario"};
 
-static enum kind kind_of(enum cox_fault_point point)
+static const struct row *row_of(enum cox_fault_point point)
 {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].point == point)
-            return rows[i].kind;
-    return BOTH;
+            return &rows[i];
+    return NULL;
+}
+
+/* A plan of that test is about the point. */
+static bool is_struck_elsewhere(const char *test, enum cox_fault_point point)
+{
+    char path[4096], line[512], name[80];
+    snprintf(path, sizeof path, COX_TEST_SOURCE_DIR "/%s", test);
+    int length = snprintf(name, sizeof name, "\"%s", cox_fault_name(point));
+    FILE *file = fopen(path, "re");
+    bool found = false;
+    while (file && !found && fgets(line, sizeof line, file)) {
+        const char *where = strstr(line, name);
+        found = where && strchr("\":", where[length]) != NULL;
+    }
+    if (file)
+        fclose(file);
+    return found;
 }
 
 size_t matrix_points_check(const struct cox_fault_counts *counts)
@@ -59,7 +100,12 @@ size_t matrix_points_check(const struct cox_fault_counts *counts)
     size_t wrong = 0;
     for (int p = 0; p < COX_FAULT_POINT_COUNT; p++) {
         const enum cox_fault_point point = (enum cox_fault_point)p;
-        const enum kind kind = kind_of(point);
+        const struct row *row = row_of(point);
+        const enum kind kind = row ? row->kind : BOTH;
+        if (kind == ELSEWHERE && !is_struck_elsewhere(row->test, point)) {
+            wrong++;
+            print_error("%s does not strike at %s\n", row->test, cox_fault_name(point));
+        }
         uint32_t passed = 0;
         for (int process = 0; process < MATRIX_PROCESS_COUNT; process++)
             passed += atomic_load(&counts->passed[point][process]);
