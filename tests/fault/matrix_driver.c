@@ -573,8 +573,10 @@ int matrix_driver(int argc, char **argv)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&d.changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    counts_map();
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* with the test, when that is given up */
+    if (d.mode == MATRIX_RENEW)
+        return matrix_renew_drive(d.name, d.brief_ms);
+    counts_map();
     const bool after = d.mode == MATRIX_AFTER || d.mode == MATRIX_OTHER;
     if (!after)
         leftovers_make(d.name);
