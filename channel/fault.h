@@ -9,7 +9,8 @@
  * Only the testing build (COX_TESTING) has them; elsewhere a point compiles to nothing.
  * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL) or stop (SIGSTOP), RANK the
  * rank it is for (or 'coordinator', the default), COUNT the passage at which it strikes (1 is the first). A plan that
- * makes no sense ends the process, so that no test passes for want of a fault.
+ * makes no sense ends the process, so that no test passes for want of a fault. With COXSWAIN_FAULT_LIFE it is for
+ * processes alone whose COXSWAIN_GENERATION is that: for one life of a rank, and so are counts.
  *
  * Threads: any.
  * Blocks: nothing, unless stopped.

@@ -1,7 +1,8 @@
-/* coxswain clean: removes what dead groups left in /dev/shm. */
+/* coxswain clean: removes what dead groups left in /dev/shm, and their sockets. */
 #include "command.h"
 
 #include "../channel/control.h"
+#include "../channel/door.h"
 #include "console.h"
 
 #include <dirent.h>
@@ -21,7 +22,9 @@ static void help(FILE *file)
             "\n"
             "Removes the regions and semaphores that dead groups left in /dev/shm: of the groups\n"
             "named, or of all groups of this user. A group is removed only after the lock of its\n"
-            "control region was won, so that a live one is never touched.\n"
+            "control region was won, so that a live one is never touched. And, whoever is named,\n"
+            "all sockets in $XDG_RUNTIME_DIR/coxswain (or /tmp/coxswain-UID) that nobody listens\n"
+            "on, as every start does.\n"
             "\n"
             "  -h, --help  this text\n");
     cox_exit_help(file);
@@ -88,6 +91,22 @@ static int clean_all(void)
     return status;
 }
 
+/* Of all dead groups: none of them is of any use to anybody. */
+static int clean_doors(void)
+{
+    struct cox_error err = {0};
+    uint32_t count = 0;
+    int r = cox_door_sweep(NULL, &count, &err);
+    if (count > 0)
+        printf("removed %" PRIu32 " socket%s that nobody listened on\n", count,
+               count == 1 ? "" : "s");
+    if (r == COX_BUSY) /* somebody else starts or cleans, and does it */
+        printf("kept sockets: %s\n", err.text);
+    else if (r)
+        return cox_exit_with(&err);
+    return COX_EXIT_OK;
+}
+
 int cox_command_clean(int argc, char **argv)
 {
     static const struct option options[] = {{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
@@ -100,12 +119,11 @@ int cox_command_clean(int argc, char **argv)
         cox_fail(&err, COX_INVALID, "%.64s is no option of this command", argv[optind - 1]);
         return cox_exit_usage("clean", &err);
     }
-    if (optind == argc)
-        return cox_exit_flushed(clean_all());
-    int status = COX_EXIT_OK;
+    int status = optind == argc ? clean_all() : COX_EXIT_OK;
     for (int i = optind; i < argc; i++) {
         int one = clean_one(argv[i], true);
         status = status ? status : one;
     }
-    return cox_exit_flushed(status);
+    int doors = clean_doors();
+    return cox_exit_flushed(status ? status : doors);
 }

@@ -2,6 +2,7 @@
 #include "command.h"
 
 #include "../channel/control.h"
+#include "../channel/door.h"
 #include "cgroup.h"
 #include "probe.h"
 
@@ -17,8 +18,10 @@
 
 /* What a coordinator and its ranks take, those that are open only while a rank starts or attaches
  * included; multi/commands starts groups with exactly so many fds. */
-#define FDS_OF_GROUP 26
+#define FDS_OF_GROUP 29
 #define FDS_OF_RANK 3
+#define FDS_OF_SEALED_GROUP 19
+#define FDS_OF_SEALED_RANK 5
 #define THREADS_OF_COORDINATOR 8
 #define THREADS_OF_WORKER 5
 /* A process with its libraries and buffers, without weights and a KV cache. */
@@ -138,22 +141,52 @@ static void check_shared_memory(struct doctor *doctor)
 
 static void check_calls(struct doctor *doctor)
 {
-    finding_call(doctor, NOTE, "sealed memory", cox_probe_seals(), "memfd with all seals",
-                 "Linux 5.1 has it; named attach works without",
-                 "Linux 5.1 has it, a seccomp profile may deny it; named attach works without");
+    finding_call(doctor, BAD, "sealed memory", cox_probe_seals(), "memfd with all seals",
+                 "Linux 5.1 has it; without it neither sealed groups start nor a model on more "
+                 "than one rank",
+                 "the seccomp profile has to allow memfd_create, and /proc is needed; without it "
+                 "neither sealed groups start nor a model on more than one rank");
     finding_call(doctor, BAD, "children by pidfd", cox_probe_child_pidfd(),
                  "CLONE_PIDFD and P_PIDFD work", "Linux 5.4 or later is needed",
                  "the seccomp profile has to allow clone and waitid");
     int r = cox_probe_pidfd_open();
-    finding_call(doctor, r == -ENOSYS ? NOTE : BAD, "pidfd_open", r, "deaths are seen at once",
-                 "Linux 5.3 has it; without it a worker inside a wrapper (sh -c) cannot start",
-                 "the seccomp profile has to allow pidfd_open (Docker 20.10 or later does)");
+    finding_call(
+        doctor, BAD, "pidfd_open", r, "deaths are seen at once",
+        "Linux 5.3 has it; without it ranks cannot watch each other, and a worker inside a "
+        "wrapper (sh -c) cannot start",
+        "the seccomp profile has to allow pidfd_open (Docker 20.10 or later does)");
     finding_call(doctor, NOTE, "close_range", cox_probe_close_range(), "there",
                  "Linux 5.9 has it; without it a worker starts more slowly",
                  "a newer seccomp profile allows it; without it a worker starts more slowly");
     finding_call(doctor, NOTE, "futex_waitv", cox_probe_futex_waitv(), "there",
                  "Linux 5.16 has it; not needed yet",
                  "a newer seccomp profile allows it; not needed yet");
+}
+
+/* What a group's door takes, and sealed groups beside it. */
+static void check_door(struct doctor *doctor)
+{
+    char path[COX_DOOR_PATH_SIZE] = "";
+    struct cox_error err = {0};
+    int r = cox_probe_door_folder(path, &err);
+    finding(doctor, r ? NOTE : GOOD, "door folder",
+            "without it a named group starts, but coxswain status and stop cannot reach it; a "
+            "sealed one does not start",
+            "%s", r ? err.text : path);
+    static const char advice[] =
+        "the seccomp profile has to allow getsockopt; named attach works without";
+    finding_call(doctor, NOTE, "socket peers", cox_probe_socket_peer(), "SO_PEERCRED works", advice,
+                 advice);
+    r = cox_probe_futex_read_only();
+    /* Who may not use futexes between processes has no semaphores either. */
+    finding(doctor,
+            r == -EFAULT ? NOTE
+            : r          ? BAD
+                         : GOOD,
+            "futex, read-only",
+            r == -EFAULT ? "this kernel wants to write what is slept on; named attach works without"
+                         : "the seccomp profile has to allow futex",
+            "%s", r ? cox_status_text(r) : "memory that cannot be written can be slept on");
 }
 
 static void check_handles(struct doctor *doctor)
@@ -197,11 +230,13 @@ static void check_limits(struct doctor *doctor)
     struct rlimit limit;
     char text[32];
     uint64_t fds = FDS_OF_GROUP + FDS_OF_RANK * (uint64_t)doctor->rank_count;
+    uint64_t sealed = FDS_OF_SEALED_GROUP + FDS_OF_SEALED_RANK * (uint64_t)doctor->rank_count;
     getrlimit(RLIMIT_NOFILE, &limit);
     finding(doctor,
             shortage(doctor, limit.rlim_cur >= fds, limit.rlim_cur >= FDS_OF_GROUP + FDS_OF_RANK),
-            "open files", "ulimit -n 1024", "%s; a coordinator of %" PRIu32 " ranks takes %" PRIu64,
-            at_most(text, sizeof text, limit.rlim_cur), doctor->rank_count, fds);
+            "open files", "ulimit -n 1024",
+            "%s; a coordinator of %" PRIu32 " ranks takes %" PRIu64 ", sealed %" PRIu64,
+            at_most(text, sizeof text, limit.rlim_cur), doctor->rank_count, fds, sealed);
     uint64_t threads = THREADS_OF_COORDINATOR + THREADS_OF_WORKER * (uint64_t)doctor->rank_count;
     getrlimit(RLIMIT_NPROC, &limit);
     finding(doctor, limit.rlim_cur < threads ? NOTE : GOOD, "processes",
@@ -312,7 +347,8 @@ static void help(FILE *file)
         file,
         "Usage: coxswain doctor [-n N]\n"
         "\n"
-        "Looks at what this machine lets a group do: shared memory, process handles, limits,\n"
+        "Looks at what this machine lets a group do: shared memory, sockets, process handles, "
+        "limits,\n"
         "memory, clock and processors, and says what to change. BAD keeps a group from starting\n"
         "or working; note is worth knowing. Exit status 1 when something is BAD.\n"
         "\n"
@@ -356,6 +392,7 @@ int cox_command_doctor(int argc, char **argv)
     cox_cgroup_read("", &cgroup);
     check_shared_memory(&doctor);
     check_calls(&doctor);
+    check_door(&doctor);
     check_handles(&doctor);
     check_limits(&doctor);
     check_tasks(&doctor, &cgroup.pids);

@@ -164,6 +164,19 @@ static int executor_check_attached(struct cox_executor *executor, struct cox_ran
     return r;
 }
 
+static const char *executor_why_late(struct cox_executor *executor, uint32_t rank)
+{
+    pid_t pid = cox_supervisor_pid(executor->supervisor, rank);
+    if (pid == 0)
+        return "in time: start it by hand (coxswain-worker --door PATH), or wait longer";
+    if (cox_peer_stopped(pid))
+        return "but did not attach in time: it is stopped by a signal";
+    return executor->options.external_workers
+               ? "but did not attach in time"
+               : "but did not attach in time: is it a Coxswain worker? (--legacy-workers for "
+                 "others)";
+}
+
 static int executor_await_attach(struct cox_executor *executor, uint64_t deadline_ns,
                                  struct cox_error *err)
 {
@@ -191,13 +204,8 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         if (r == 0 && cancelled)
             r = cox_fail(err, COX_CLOSED, "cancelled while the workers were starting");
         if (r == 0 && cox_now_ns() >= deadline_ns)
-            r = cox_executor_describe_failure(
-                executor, rank, COX_TIMEOUT,
-                cox_peer_stopped(cox_supervisor_pid(executor->supervisor, rank))
-                    ? "but did not attach in time: it is stopped by a signal"
-                    : "but did not attach in time: is it a Coxswain worker? (--legacy-workers for "
-                      "others)",
-                err);
+            r = cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
+                                              executor_why_late(executor, rank), err);
         if (r == 0)
             cox_collector_sleep(collector, rank, &before,
                                 cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));

@@ -2,16 +2,20 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "../channel/folder.h"
+#include "../channel/futex.h"
+#include "../channel/socket.h"
 
 int cox_probe_unnamed_file(void)
 {
@@ -26,13 +30,112 @@ int cox_probe_unnamed_file(void)
     return unlink(path) < 0 ? -errno : 0;
 }
 
+/* A page of memory without a name, and the same for readers. The fds are the caller's, also of a failure. */
+static int memory_make(int ret_fds[2])
+{
+    char path[64];
+    ret_fds[1] = -1;
+    ret_fds[0] = memfd_create("coxswain-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (ret_fds[0] < 0 || ftruncate(ret_fds[0], sysconf(_SC_PAGESIZE)) < 0)
+        return -errno;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", ret_fds[0]);
+    ret_fds[1] = open(path, O_RDONLY | O_CLOEXEC);
+    return ret_fds[1] < 0 ? -errno : 0;
+}
+
+static int memory_seal(const int fds[2])
+{
+    const size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    if (fcntl(fds[0], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0 ||
+        fcntl(fds[0], F_ADD_SEALS, F_SEAL_FUTURE_WRITE) < 0)
+        return -errno;
+    void *writable = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    if (writable != MAP_FAILED) {
+        munmap(writable, size);
+        return -ENOSYS; /* takes the seal, and does nothing about it */
+    }
+    return 0;
+}
+
 int cox_probe_seals(void)
 {
-    _cox_cleanup_(cox_close_fd) int fd =
-        memfd_create("coxswain-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    bool sealed = fd >= 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0 &&
-                  fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0;
-    return sealed ? 0 : -errno;
+    int fds[2];
+    int r = memory_make(fds);
+    if (r == 0)
+        r = memory_seal(fds);
+    cox_close_fd(&fds[0]);
+    cox_close_fd(&fds[1]);
+    return r;
+}
+
+int cox_probe_futex_read_only(void)
+{
+    const size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    void *map = mmap(NULL, size, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED)
+        return -errno;
+    /* Until a deadline that is over: the kernel has to find the word for that. */
+    int r = cox_futex_wait(map, 0, cox_now_ns());
+    munmap(map, size);
+    return r == COX_TIMEOUT ? 0 : r;
+}
+
+int cox_probe_socket_peer(void)
+{
+    int fds[2];
+    struct cox_socket_peer peer;
+    int r = cox_socket_pair(fds);
+    if (r)
+        return r;
+    r = cox_socket_peer(fds[0], &peer);
+    if (r == 0 && (peer.pid != getpid() || peer.uid != geteuid()))
+        r = -EPROTO;
+    cox_close_fd(&fds[0]);
+    cox_close_fd(&fds[1]);
+    return r;
+}
+
+/* Under a name that is no door's. */
+static int folder_bind(int folder_fd, const char *path, struct cox_error *err)
+{
+    char file[32];
+    struct sockaddr_un address;
+    snprintf(file, sizeof file, "%jd.doctor", (intmax_t)getpid());
+    cox_folder_address(folder_fd, file, &address);
+    _cox_cleanup_(cox_close_fd) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, (const struct sockaddr *)&address, sizeof address) < 0 ||
+        unlinkat(folder_fd, file, 0) < 0)
+        return cox_fail(err, -errno,
+                        "a socket in %s: %s (set XDG_RUNTIME_DIR to a folder where it works)", path,
+                        cox_status_text(-errno));
+    return 0;
+}
+
+/* The folder is not there: could a start make it? */
+static int folder_try_parent(const char *path, struct cox_error *err)
+{
+    char parent[COX_DOOR_PATH_SIZE];
+    snprintf(parent, sizeof parent, "%s", path);
+    *strrchr(parent, '/') = '\0';
+    if (faccessat(AT_FDCWD, parent, W_OK | X_OK, AT_EACCESS) == 0)
+        return 0;
+    return cox_fail(err, -errno,
+                    "%s cannot be made in %s: %s (set XDG_RUNTIME_DIR to a folder of your own, or "
+                    "unset it)",
+                    strrchr(path, '/') + 1, parent, cox_status_text(-errno));
+}
+
+int cox_probe_door_folder(char *path, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int folder_fd = -1;
+    struct cox_error why = {0};
+    int r = cox_folder_default(path, err);
+    if (r)
+        return r;
+    r = cox_folder_open(path, false, &folder_fd, &why);
+    if (r == COX_NOT_FOUND)
+        return folder_try_parent(path, err);
+    return r ? cox_fail(err, r, "%s", why.text) : folder_bind(folder_fd, path, err);
 }
 
 int cox_probe_child_pidfd(void)

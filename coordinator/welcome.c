@@ -226,8 +226,8 @@ static int on_command(void *context, const struct cox_door_visitor *visitor, int
 /* There is no folder for it that this user may use: after su, XDG_RUNTIME_DIR is still somebody else's. */
 static bool is_no_place(int r)
 {
-    return r == COX_DENIED || r == -EACCES || r == -EPERM || r == -EROFS || r == -ENOENT ||
-           r == -ENOTDIR;
+    return r == COX_DENIED || r == COX_NOT_FOUND || r == -EACCES || r == -EPERM || r == -EROFS ||
+           r == -ENOENT || r == -ENOTDIR;
 }
 
 int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err)

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Kills any subset of a group at any instant, again and again: nothing is left, and no start trips over leftovers.
 
-Usage: chaos.py BIN_DIR SOURCE_DIR [--kills N] [--seed S] [TEST...]
+Usage: chaos.py BIN_DIR SOURCE_DIR [--kills N] [--seed S] [--attach named|sealed] [TEST...]
 """
 
 import argparse
@@ -14,16 +14,18 @@ import sys
 import time
 
 import remains
-from remains import Failure, Process, all_gone, bytes_of, descendants, names, names_of
+from remains import Failure, Process, all_gone, bytes_of, descendants, doors, names, names_of
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("bin_dir", type=os.path.abspath)
 parser.add_argument("source_dir", type=os.path.abspath)
 parser.add_argument("--kills", type=int, default=200)
 parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+parser.add_argument("--attach", choices=("named", "sealed"), default="named")
 parser.add_argument("tests", nargs="*")
 options = parser.parse_args()
 dice = random.Random(options.seed)
+SEALED = options.attach == "sealed"  # then nothing has a name, but the socket of the group
 
 COXSWAIN = os.path.join(options.bin_dir, "coxswain")
 SCRIPTED = os.path.join(options.bin_dir, "scripted_worker")
@@ -47,8 +49,12 @@ def check(condition, text):
         raise Failure(text)
 
 
+def run_of(name, ranks, workers, *more):
+    return [COXSWAIN, "run", "-n", str(ranks), "--name", name, "--attach", options.attach, *more, *WORKERS[workers]]
+
+
 def start(name, ranks, workers, *more):
-    process = Process([COXSWAIN, "run", "-n", str(ranks), "--name", name, *more, *WORKERS[workers]])
+    process = Process(run_of(name, ranks, workers, *more))
     now[:] = [process]
     return process
 
@@ -89,11 +95,19 @@ def kill_all(pids):
 
 def check_left(name, may_be_left):
     left = names_of(name)
-    check(may_be_left or not left, "left in /dev/shm: %s" % left)
+    check((may_be_left and not SEALED) or not left, "left in /dev/shm: %s" % left)
     # Made first and removed last: without it neither clean nor the next start would know of the others.
     check(not left or name + "_control" in left, "left without a control region: %s" % left)
     check(bytes_of(name) <= GROUP_BYTES_MAX, "left in /dev/shm: %d bytes" % bytes_of(name))
     return left
+
+
+def check_doors(before, *allowed):
+    """What is there was there before, or is allowed; there is one new socket at most."""
+    left = doors()
+    check(set(left) <= set(before) | set(allowed), "sockets: %s, before: %s" % (left, before))
+    check(len(set(left) - set(before)) <= 1, "sockets: %s, before: %s" % (left, before))
+    return len(left)
 
 
 def instant():
@@ -104,7 +118,8 @@ def instant():
 def one_round(number, count):
     name = SAME if dice.random() < 0.5 else PREFIX + str(number)
     ranks, workers = dice.choice((1, 2, 4, 8)), dice.choice(("reference", "scripted", "wrapped"))
-    keeps = dice.random() < 0.25
+    keeps = not SEALED and dice.random() < 0.25
+    before = doors()
     process = start(name, ranks, workers, *(["--keep-names"] if keeps else []))
     until = time.monotonic() + instant()
     time.sleep(max(0, until - time.monotonic() - 0.0005))
@@ -138,6 +153,10 @@ def one_round(number, count):
         check(re.search(r"rank \d+ \(pid \d+", process.err), "a worker was killed, and no rank is named")
         count["deaths told"] += 1
     check(all_gone(), "processes are left")
+    # Whoever was complete, or ended by itself, had a door, and has removed what others left there.
+    had_door = complete or status in (0, 3)
+    own = [name + ".door", "starting.new"] if status == -signal.SIGKILL else []
+    count["sockets left"] += check_doors([] if had_door else before, *own)
     # Told to end before it asked for signals, a command has not looked at what others left.
     may_be_left = status == -signal.SIGKILL and (keeps or not complete) or status == -signal.SIGTERM
     left = check_left(name, may_be_left)
@@ -151,6 +170,7 @@ def one_round(number, count):
             undisturbed(name)
             count["started over leftovers"] += 1
         check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
+        check(not doors(), "sockets: %s" % doors())
     elif name == SAME:
         count["started over leftovers"] += bool(left)  # by the next round of this name
     return killed
@@ -176,6 +196,7 @@ def test_p7_b4_nothing_is_left_whoever_is_killed_whenever():
             undisturbed(SAME)
     finish(clean(SAME), 0)
     check(not names(PREFIX), "left in the end: %s" % names(PREFIX))
+    check(not doors(), "sockets in the end: %s" % doors())
     return count
 
 
@@ -196,14 +217,16 @@ def test_p7_b53_restarts_do_not_fill_dev_shm():
     for _ in range(15):
         leave_names(name, 4)
         sizes.append((len(check_left(name, True)), bytes_of(name)))
-    check(sizes[0][0] > 0 and len(set(sizes)) == 1, "names and bytes after each restart: %s" % sizes)
+        check(doors() == [name + ".door"], "sockets: %s" % doors())
+    check((sizes[0][0] > 0) != SEALED and len(set(sizes)) == 1, "names and bytes after each restart: %s" % sizes)
     finish(clean(name), 0)
     check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
+    check(not doors(), "sockets: %s" % doors())
 
 
 def test_p7_b54_cleaners_and_starters_at_once():
     count = collections.Counter()
-    bystander = start(PREFIX + "bystander", 2, "scripted", "--keep-names")
+    bystander = start(PREFIX + "bystander", 2, "scripted", "--attach", "named", "--keep-names")
     await_lines(bystander, 0, "name ", 1)
     kept = names_of(PREFIX + "bystander")
     name = PREFIX + "race"
@@ -222,7 +245,7 @@ def test_p7_b54_cleaners_and_starters_at_once():
         racers = []
         for kind in kinds:
             if kind == "start":
-                process = Process([COXSWAIN, "run", "-n", "2", "--name", name, *WORKERS["scripted"]])
+                process = Process(run_of(name, 2, "scripted"))
             else:
                 process = Process([COXSWAIN, "clean", name, PREFIX + "bystander"])
             now.append(process)
@@ -258,6 +281,7 @@ def test_p7_b54_cleaners_and_starters_at_once():
         cleaner = clean(name)
         finish(cleaner, 0)
         check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
+        check(doors() == [PREFIX + "bystander.door"], "sockets: %s" % doors())
     check(len(descendants(bystander.pid)) == 2, "workers of a bystander are gone")
     bystander.kill(signal.SIGTERM)
     finish(bystander, 0)

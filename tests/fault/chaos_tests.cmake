@@ -2,7 +2,13 @@
 cox_command_test(NAME fault/chaos LABEL fault TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/chaos.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR} --kills 250)
+cox_command_test(NAME fault/chaos_sealed LABEL fault TIMEOUT 300 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/chaos.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR} --kills 150 --attach sealed)
 # The same for half an hour: generate_chaos.py BIN_DIR SOURCE_DIR --minutes 30.
 cox_command_test(NAME fault/generate_chaos LABEL fault TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/generate_chaos.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR} --minutes 0.3)
+cox_command_test(NAME fault/generate_chaos_sealed LABEL fault TIMEOUT 300 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/generate_chaos.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR} --minutes 0.2 --attach sealed)

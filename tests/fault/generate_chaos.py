@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Lets coxswain generate work while its processes are stopped, killed and told to end: what it prints is right.
 
-Usage: generate_chaos.py BIN_DIR SOURCE_DIR [--minutes M] [--seed S]
+Usage: generate_chaos.py BIN_DIR SOURCE_DIR [--minutes M] [--seed S] [--attach named|sealed]
 """
 
 import argparse
@@ -15,13 +15,14 @@ import tempfile
 import time
 
 import remains
-from remains import Failure, Process, all_gone, children, names, names_of
+from remains import Failure, Process, all_gone, children, doors, names, names_of
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("bin_dir", type=os.path.abspath)
 parser.add_argument("source_dir", type=os.path.abspath)
 parser.add_argument("--minutes", type=float, default=0.3)
 parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+parser.add_argument("--attach", choices=("named", "sealed"), default="named")
 options = parser.parse_args()
 dice = random.Random(options.seed)
 
@@ -56,7 +57,8 @@ def file_of(prompts):
 
 
 def start(prompts, ranks, *more):
-    process = Process([COXSWAIN, "generate", "-n", str(ranks), "--model", MODEL, "--json", "--file", prompts, *more])
+    process = Process([COXSWAIN, "generate", "-n", str(ranks), "--model", MODEL, "--json", "--file", prompts,
+                       "--attach", options.attach, *more])
     now[:] = [process]
     return process
 
@@ -152,6 +154,7 @@ def one_run(prompts_all, count):
     more += dice.choice(([], ["--one-at-a-time"], ["--nested"], ["--depth", "1"], ["--sequences", "7"],
                          ["--step-tokens", "16"])) if len(prompts) <= 50 else []
     size = (ranks, len(prompts))
+    before = doors()
     begin = time.monotonic()
     with file_of(prompts) as file:
         process = start(file.name, ranks, *more)
@@ -201,7 +204,13 @@ def one_run(prompts_all, count):
         count["runs with steps again"] += 1
     check(all_gone(), "processes are left")
     left = names_of(name)
-    check(not left or killed, "left in /dev/shm: %s" % left)
+    check(not left or killed and options.attach == "named", "left in /dev/shm: %s" % left)
+    sockets = doors()
+    # Whoever gave an answer, or ended by itself, had a door, and has removed what others left there.
+    before = [] if done or status in (0, WORKER_DIED) else before
+    own = [name + ".door", "starting.new"] if killed else []
+    check(set(sockets) <= set(before) | set(own), "sockets: %s, before: %s" % (sockets, before))
+    check(len(set(sockets) - set(before)) <= 1, "sockets: %s, before: %s" % (sockets, before))
     check(not left or name + "_control" in left, "left without a control region: %s" % left)
     check(not (left and done), "left in /dev/shm although it was on its way: %s" % left)
     if left:
@@ -229,6 +238,7 @@ def test_p2_p4_p7_generate_is_right_or_says_what_died():
     check(cleaner.wait() == 0, "not cleaned")
     cleaner.close()
     check(not names(PREFIX), "left in the end: %s" % names(PREFIX))
+    check(not doors(), "sockets in the end: %s" % doors())
     return count
 
 

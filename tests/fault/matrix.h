@@ -1,7 +1,7 @@
 /*
- * matrix: the death matrix, in four parts: the driver, a process that is the coordinator of a group
+ * matrix: the death matrix, in six parts: the driver, a process that is the coordinator of a group
  * (matrix_driver.c); the runner, which starts one and sees who is left (matrix_run.c); the judge, who reads
- * its journal (matrix_judge.c); and the cases (matrix_test.c).
+ * its journal (matrix_judge.c); a rank that is started again (matrix_renew.c); which points are whose (matrix_points.c); and the cases (matrix_test.c).
  *
  * The journal is the driver's standard output, a line per operation:
  *
@@ -28,6 +28,8 @@ enum matrix_mode {
     MATRIX_KILL = 'k',  /* the same; when RANK is dead, the others are asked */
     MATRIX_STOP = 's',  /* an operation waits BRIEF_MS, then RANK is continued and all are asked */
     MATRIX_AFTER = 'a', /* the second group only */
+    MATRIX_RENEW = 'r', /* another group, in which a rank is killed and started again */
+    MATRIX_OTHER = 'o', /* the same, and before it somebody else's door in the same folder */
 };
 
 struct matrix_line {
@@ -51,6 +53,7 @@ struct matrix_case {
     int signal;
     uint32_t passage; /* from 1 */
     bool first;       /* it is sure to be reached */
+    bool renewed;     /* of the rank's second life: matrix_renew.c */
 };
 
 enum matrix_verdict {
@@ -64,6 +67,7 @@ enum matrix_verdict {
 struct matrix_run {
     const struct matrix_case *death;
     char name[64];
+    char folder[64]; /* its own XDG_RUNTIME_DIR */
     uint64_t brief_ms;
     struct cox_fault_counts *counts;
     int counts_fd;
@@ -74,7 +78,8 @@ struct matrix_run {
     char complaints[2048];
 };
 
-/* The process itself. */
+/* The process itself, and what it does in MATRIX_RENEW. */
+int matrix_renew_drive(const char *name, uint64_t brief_ms);
 int matrix_driver(int argc, char **argv);
 
 /* Starts a driver in `mode`, follows it to its end, and reads its journal. Returns how many processes it left,
@@ -82,6 +87,15 @@ int matrix_driver(int argc, char **argv);
 int matrix_driver_run(struct matrix_run *run, enum matrix_mode mode);
 void matrix_counts_new(struct matrix_run *run);
 const char *matrix_process_name(int process);
+/* A folder for the sockets of this run alone; and its end: what is left in it is complained of. */
+void matrix_doors_new(struct matrix_run *run);
+void matrix_doors_end(struct matrix_run *run);
+/* What is in the folder for sockets; name (of COX_DOOR_PATH_SIZE bytes, may be NULL): of the last one. */
+uint32_t matrix_doors_count(char *name);
+
+/* Of the undisturbed run: each point is passed by those kinds of groups that are to pass it, and by no
+ * other. Returns how many are not, which are told. */
+size_t matrix_points_check(const struct cox_fault_counts *counts);
 
 /* Of the undisturbed run; written before there are runners. */
 extern struct matrix_journal matrix_learned;
@@ -93,5 +107,7 @@ __attribute__((format(printf, 3, 4))) void
 matrix_complain(struct matrix_run *run, enum matrix_verdict verdict, const char *format, ...);
 /* Runs the case and judges it. */
 void matrix_judge(struct matrix_run *run);
+/* The same for the next life of a rank that was killed; without a case nothing is struck. */
+void matrix_renew_judge(struct matrix_run *run);
 
 #endif

@@ -1,6 +1,7 @@
 #include "matrix.h"
 
 #include "channel/channel.h"
+#include "channel/door.h"
 #include "channel/fault.h"
 #include "channel/peer.h"
 #include "coordinator/executor.h"
@@ -402,6 +403,7 @@ static struct cox_executor_options options_of(struct driver *d)
         .rank_count = MATRIX_RANK_COUNT,
         .command = command,
         .depth = MATRIX_FLIGHT_COUNT,
+        .attach = test_attach(),
         .start_timeout_ms = d->mode == MATRIX_STOP ? d->brief_ms : TEST_PATIENCE_MS,
         .finalize_ms = d->mode == MATRIX_STOP ? d->brief_ms : TEST_PATIENCE_MS,
         .term_ms = d->mode == MATRIX_STOP ? d->brief_ms : TEST_PATIENCE_MS,
@@ -485,6 +487,21 @@ static void second_run(struct driver *d)
     d->executor = cox_executor_free(d->executor);
 }
 
+/* Whoever opens a door removes what dead ones left there, under whatever name. */
+static void other_open(struct driver *d)
+{
+    char name[COX_NAME_SIZE_MAX + 1];
+    snprintf(name, sizeof name, "%sother", d->name);
+    const struct cox_door_options options = {.name = name};
+    const struct cox_door_hooks hooks = {.context = d};
+    struct cox_door *door = NULL;
+    struct cox_error err = {0};
+    int r = cox_door_open(&options, &hooks, &door, &err);
+    uint32_t count = matrix_doors_count(NULL);
+    journal("other", r ? r : (int)count - 1, NULL, r ? err.text : "sockets beside its own");
+    cox_door_close(door);
+}
+
 /* What a coordinator leaves that was killed while it made the group: the start sweeps it. */
 static void leftovers_make(const char *name)
 {
@@ -499,7 +516,11 @@ static void leftovers_make(const char *name)
         struct cox_error err = {0};
         for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
             choice.request_size[c] = choice.response_size[c] = 64 << 10;
-        if (cox_geometry_resolve(MATRIX_RANK_COUNT, &choice, &geometry, &err) ||
+        const struct cox_door_options options = {.name = name};
+        const struct cox_door_hooks hooks = {.context = NULL};
+        struct cox_door *door = NULL;
+        if (cox_door_open(&options, &hooks, &door, &err) ||
+            cox_geometry_resolve(MATRIX_RANK_COUNT, &choice, &geometry, &err) ||
             cox_control_create(&control, name, &geometry, &err) ||
             cox_channel_create(&channel, name, &control, COX_CHANNEL_LINK, &err))
             journal("leftovers", err.code, NULL, err.text);
@@ -552,21 +573,27 @@ int matrix_driver(int argc, char **argv)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&d.changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    counts_map();
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* with the test, when that is given up */
-    if (d.mode != MATRIX_AFTER)
+    if (d.mode == MATRIX_RENEW)
+        return matrix_renew_drive(d.name, d.brief_ms);
+    counts_map();
+    const bool after = d.mode == MATRIX_AFTER || d.mode == MATRIX_OTHER;
+    if (!after)
         leftovers_make(d.name);
     pthread_t thread; /* a sanitizer may keep something for the first one */
     if (pthread_create(&thread, NULL, thread_nothing, NULL) == 0)
         pthread_join(thread, NULL);
     const enum matrix_mode mode = d.mode;
     int fds = count_fds();
-    if (mode != MATRIX_AFTER) {
+    if (!after) {
         group_run(&d);
         if (mode == MATRIX_LEARN || mode == MATRIX_PLAIN)
             restart_run(&d);
         journal("names", (int)test_count_names(d.name), NULL, "are left");
+        journal("doors", (int)matrix_doors_count(NULL), NULL, "are left");
     }
+    if (mode == MATRIX_OTHER)
+        other_open(&d);
     if (mode != MATRIX_LEARN)
         second_run(&d);
     journal("fds", count_fds() - fds, NULL, "more than before");

@@ -1,5 +1,7 @@
 #include "matrix.h"
 
+#include "channel/folder.h"
+
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -155,20 +157,62 @@ static size_t judge_first(struct matrix_run *run,
 }
 
 /* The second group, what the driver found in itself, and what it left in the system. */
-static void judge_rest(struct matrix_run *run, size_t i, int orphans)
+static void judge_rest(struct matrix_run *run, size_t i, enum matrix_mode mode, int orphans)
 {
-    static const char *const rest[] = {"names",       "second-start", "second-echo",
-                                       "second-stop", "fds",          "end"};
-    for (size_t k = i == 0; k < sizeof rest / sizeof rest[0]; k++, i++)
-        if (i >= run->journal.line_count || strcmp(run->journal.lines[i].name, rest[k]) != 0 ||
+    static const struct {
+        const char *name;
+        bool first, other; /* only behind the first group; only in MATRIX_OTHER */
+    } rest[] = {
+        {"names", true, false},        {"doors", true, false},
+        {"other", false, true},        {"second-start", false, false},
+        {"second-echo", false, false}, {"second-stop", false, false},
+        {"fds", false, false},         {"end", false, false},
+    };
+    const bool after = mode == MATRIX_AFTER || mode == MATRIX_OTHER;
+    for (size_t k = 0; k < sizeof rest / sizeof rest[0]; k++) {
+        if ((rest[k].first && after) || (rest[k].other && mode != MATRIX_OTHER))
+            continue;
+        if (i >= run->journal.line_count || strcmp(run->journal.lines[i].name, rest[k].name) != 0 ||
             run->journal.lines[i].status != 0)
-            matrix_complain(run, MATRIX_WRONG, "no good %s", rest[k]);
+            matrix_complain(run, MATRIX_WRONG, "no good %s", rest[k].name);
+        i++;
+    }
     if (!WIFEXITED(run->status) || WEXITSTATUS(run->status) != 0)
         matrix_complain(run, MATRIX_WRONG, "the driver's status is %#x", (unsigned)run->status);
     if (orphans)
         matrix_complain(run, MATRIX_WRONG, "%d processes were left behind", orphans);
     if (test_count_names(run->name))
         matrix_complain(run, MATRIX_WRONG, "%zu names are left", test_count_names(run->name));
+}
+
+/* Leftovers that the start sweeps before it makes anything. */
+static bool is_of_sweep(enum cox_fault_point point)
+{
+    return point == COX_FAULT_CONTROL_SWEEP || point == COX_FAULT_CONTROL_LOCKED ||
+           point == COX_FAULT_NAME_UNLINKED || point == COX_FAULT_CONTROL_UNLINK;
+}
+
+/* Of a killed coordinator, its socket at most, on which nobody listens. */
+static void judge_dead_door(struct matrix_run *run)
+{
+    char file[COX_DOOR_PATH_SIZE], own[COX_FOLDER_FILE_SIZE], path[COX_DOOR_PATH_SIZE];
+    uint32_t count = matrix_doors_count(file);
+    cox_folder_file(run->name, own);
+    if (count > 1)
+        matrix_complain(run, MATRIX_WRONG, "%u sockets are left", count);
+    if (count == 0)
+        return;
+    if (strcmp(file, own) != 0 && strcmp(file, COX_FOLDER_NEW_FILE) != 0)
+        matrix_complain(run, MATRIX_WRONG, "%s is left", file);
+    cox_fault_arm(NULL); /* the plan, which is in the environment, was for the dead one */
+    const struct cox_logon logon = {.role = COX_DOOR_COMMAND};
+    struct cox_door_session session = {.fd = -1};
+    cox_door_find(run->name, path, NULL);
+    int expected = strcmp(file, own) == 0 ? COX_CLOSED : COX_NOT_FOUND;
+    int r = cox_door_connect(path, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS), &session, NULL);
+    if (r != expected)
+        matrix_complain(run, MATRIX_WRONG, "at the door of the dead: %d, expected %d", r, expected);
+    cox_door_session_close(&session);
 }
 
 /* Killed: up to there everything was as usual; nobody stays; names only of a group that was not complete. */
@@ -187,23 +231,27 @@ static void judge_coordinator_death(struct matrix_run *run)
     /* Each stop is followed by another start. */
     const char *last = journal->line_count ? journal->lines[journal->line_count - 1].name : "stop";
     bool complete = !strstr(last, "stop") || run->death->point == COX_FAULT_STARTED;
-    if (complete && test_count_names(run->name))
-        matrix_complain(run, MATRIX_WRONG, "%zu names are left of a complete group",
-                        test_count_names(run->name));
+    bool nameless = test_attach() == COX_ATTACH_SEALED && !is_of_sweep(run->death->point);
+    if ((complete || nameless) && test_count_names(run->name))
+        matrix_complain(run, MATRIX_WRONG, "%zu names are left of a %s group",
+                        test_count_names(run->name), nameless ? "sealed" : "complete");
+    judge_dead_door(run);
     journal->used = 0;
-    int orphans = matrix_driver_run(run, MATRIX_AFTER);
-    judge_rest(run, 0, orphans);
+    /* The next start in that folder removes the socket, under this name or another one. */
+    enum matrix_mode mode = run->death->passage % 2 ? MATRIX_AFTER : MATRIX_OTHER;
+    int orphans = matrix_driver_run(run, mode);
+    judge_rest(run, 0, mode, orphans);
 }
 
 void matrix_judge(struct matrix_run *run)
 {
     const struct matrix_case *death = run->death;
     bool of_rank = death->process != MATRIX_COORDINATOR, kill = death->signal == SIGKILL;
+    enum matrix_mode mode = !of_rank ? MATRIX_PLAIN : kill ? MATRIX_KILL : MATRIX_STOP;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     matrix_counts_new(run);
-    int orphans = matrix_driver_run(run, !of_rank ? MATRIX_PLAIN
-                                         : kill   ? MATRIX_KILL
-                                                  : MATRIX_STOP);
+    matrix_doors_new(run);
+    int orphans = matrix_driver_run(run, mode);
     bool struck = atomic_load(&run->counts->struck);
     if (struck && kill && !of_rank)
         judge_coordinator_death(run);
@@ -212,7 +260,8 @@ void matrix_judge(struct matrix_run *run)
                    judge_first(run, !struck || !of_rank ? NULL
                                     : kill              ? judge_dead
                                                         : judge_late),
-                   orphans);
+                   mode, orphans);
+    matrix_doors_end(run);
     if (!struck && run->verdict == MATRIX_FINE)
         matrix_complain(run, death->first ? MATRIX_WRONG : MATRIX_NOT_STRUCK,
                         "the plan has not struck");

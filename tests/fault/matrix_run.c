@@ -1,5 +1,8 @@
 #include "matrix.h"
 
+#include "channel/door.h"
+
+#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -9,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -67,6 +71,50 @@ void matrix_counts_new(struct matrix_run *run)
     COX_ASSERT(run->counts != MAP_FAILED);
 }
 
+/* ---- the folder of its sockets ---- */
+
+void matrix_doors_new(struct matrix_run *run)
+{
+    snprintf(run->folder, sizeof run->folder, "/tmp/cox_matrix_XXXXXX");
+    COX_ASSERT(mkdtemp(run->folder));
+    setenv("XDG_RUNTIME_DIR", run->folder, 1);
+}
+
+uint32_t matrix_doors_count(char *name)
+{
+    char path[COX_DOOR_PATH_SIZE];
+    uint32_t count = 0;
+    snprintf(path, sizeof path, "%s/coxswain", getenv("XDG_RUNTIME_DIR"));
+    DIR *folder = opendir(path);
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        count++;
+        if (name)
+            snprintf(name, COX_DOOR_PATH_SIZE, "%s", entry->d_name);
+    }
+    if (folder)
+        closedir(folder);
+    return count;
+}
+
+void matrix_doors_end(struct matrix_run *run)
+{
+    char file[COX_DOOR_PATH_SIZE], path[2 * COX_DOOR_PATH_SIZE];
+    for (uint32_t count; (count = matrix_doors_count(file)) > 0;) {
+        matrix_complain(run, MATRIX_WRONG, "%s is left in the folder of doors", file);
+        snprintf(path, sizeof path, "%s/coxswain/%s", run->folder, file);
+        if (unlink(path) < 0)
+            break;
+    }
+    snprintf(path, sizeof path, "%s/coxswain", run->folder);
+    /* Only a coordinator that was killed before it came so far has made none. */
+    if ((rmdir(path) < 0 && access(path, F_OK) == 0) || rmdir(run->folder) < 0)
+        matrix_complain(run, MATRIX_WRONG, "the folder %s cannot be removed", run->folder);
+}
+
+/* ---- the driver ---- */
+
 static pid_t driver_spawn(struct matrix_run *run, enum matrix_mode mode, int *ret_out)
 {
     int out[2];
@@ -76,7 +124,7 @@ static pid_t driver_spawn(struct matrix_run *run, enum matrix_mode mode, int *re
     snprintf(brief, sizeof brief, "%" PRIu64, run->brief_ms);
     setenv("COXSWAIN_FAULT_COUNTS", path, 1);
     unsetenv("COXSWAIN_FAULT");
-    if (run->death && mode != MATRIX_AFTER) {
+    if (run->death && mode != MATRIX_AFTER && mode != MATRIX_OTHER) {
         char plan[128];
         snprintf(plan, sizeof plan, "%s:%s:%s:%" PRIu32, cox_fault_name(run->death->point),
                  run->death->signal == SIGKILL ? "kill" : "stop",

@@ -2,12 +2,15 @@
  * matrix_test: a group of three in which one process is killed, or stopped and continued, at a step of the
  * protocol: at each of them, in each process.
  *
+ * Groups are named, or, with COXSWAIN_TEST_ATTACH=sealed in the environment, sealed.
+ *
  * The scenario (matrix_driver.c) first runs undisturbed and is counted: who passes which point how often. A point that
- * nobody passes fails the test, so a new step finds its way into the scenario. Then, for each point and process that
+ * nobody passes fails the test, unless matrix_points.c says that it is the other kind's or another test's, so a new step
+ * finds its way into the scenario. Then, for each point and process that
  * passed it: struck at its first passage, at its last, and at some in between; with the argument `all` at every one; under
  * a sanitizer at the first.
  *
- * One case again, with its journal:   test_fault_matrix POINT kill|stop RANK|coordinator PASSAGE
+ * One case again, with its journal:   test_fault_matrix [renewed] POINT kill|stop RANK|coordinator PASSAGE
  *
  * Every case is a process of its own (the runner): subreaper of the driver, so that it sees whoever is left. Several
  * run at once; no verdict depends on time beyond TEST_PATIENCE_MS. Where an operation has to end at its deadline, and
@@ -51,7 +54,7 @@
 #define PARTS 4
 
 /* Of the undisturbed run. */
-static struct cox_fault_counts learned_counts;
+static struct cox_fault_counts learned_counts, learned_renewed;
 
 static unsigned round_number; /* of run_all */
 
@@ -59,9 +62,9 @@ static unsigned round_number; /* of run_all */
 
 static void case_print(const struct matrix_case *death, char *text, size_t size)
 {
-    snprintf(text, size, "%s %s %s %" PRIu32, cox_fault_name(death->point),
-             death->signal == SIGKILL ? "kill" : "stop", matrix_process_name(death->process),
-             death->passage);
+    snprintf(text, size, "%s%s %s %s %" PRIu32, death->renewed ? "renewed " : "",
+             cox_fault_name(death->point), death->signal == SIGKILL ? "kill" : "stop",
+             matrix_process_name(death->process), death->passage);
 }
 
 /* In a process of its own. Complaints and journal go to fd. */
@@ -74,7 +77,13 @@ static _Noreturn void runner_main(const struct matrix_case *death, size_t number
     run.brief_ms = brief_ms;
     /* Never twice: a case that fails may leave names. */
     snprintf(run.name, sizeof run.name, "test_%d_matrix_%u_%zu_", getppid(), round_number, number);
-    matrix_judge(&run);
+    if (death->renewed) {
+        if (death->signal == SIGKILL)
+            run.brief_ms = TEST_PATIENCE_MS;
+        matrix_renew_judge(&run);
+    } else {
+        matrix_judge(&run);
+    }
     if (run.verdict == MATRIX_WRONG || run.verdict == MATRIX_SLOW || talkative) {
         char text[128];
         case_print(death, text, sizeof text);
@@ -120,7 +129,6 @@ struct tally {
 static bool runner_end(struct runner *runner, const struct matrix_case *cases, int status,
                        struct tally *tally)
 {
-    (void)cases;
     int verdict = WIFEXITED(status) ? WEXITSTATUS(status) : MATRIX_WRONG;
     bool again = verdict == MATRIX_SLOW && runner->attempt + 1 < ATTEMPT_COUNT;
     tally->repeated += again;
@@ -128,6 +136,11 @@ static bool runner_end(struct runner *runner, const struct matrix_case *cases, i
     if (!again && verdict != MATRIX_FINE && verdict != MATRIX_NOT_STRUCK) {
         tally->wrong++;
         report_show(runner->report);
+        if (!WIFEXITED(status)) {
+            char text[128];
+            case_print(&cases[runner->number], text, sizeof text);
+            print_error("%s: the runner's status is %#x\n", text, (unsigned)status);
+        }
     }
     fclose(runner->report);
     runner->pid = 0;
@@ -194,20 +207,22 @@ static uint32_t passage_next(uint32_t passage, uint32_t passed)
     return passed;
 }
 
-static size_t cases_make(struct matrix_case *cases, int signal, bool of_ranks)
+static size_t cases_make(struct matrix_case *cases, int signal, bool of_ranks, bool renewed)
 {
+    const struct cox_fault_counts *counts = renewed ? &learned_renewed : &learned_counts;
     const int from = of_ranks ? 0 : MATRIX_COORDINATOR, to = of_ranks ? MATRIX_RANK_COUNT : 0;
     size_t count = 0;
     for (int point = 0; point < COX_FAULT_POINT_COUNT; point++)
         for (int process = from; process < to; process++) {
-            uint32_t passed = atomic_load(&learned_counts.passed[point][process + 1]);
+            uint32_t passed = atomic_load(&counts->passed[point][process + 1]);
             for (uint32_t passage = 0; (passage = passage_next(passage, passed)) > 0;) {
                 COX_ASSERT(count < CASE_COUNT);
                 cases[count++] = (struct matrix_case){.point = (enum cox_fault_point)point,
                                                       .process = process,
                                                       .signal = signal,
                                                       .passage = passage,
-                                                      .first = passage == 1};
+                                                      .first = passage == 1,
+                                                      .renewed = renewed};
             }
         }
     return count;
@@ -216,7 +231,15 @@ static size_t cases_make(struct matrix_case *cases, int signal, bool of_ranks)
 static void matrix_run(int signal, bool of_ranks)
 {
     static struct matrix_case cases[CASE_COUNT];
-    run_all(cases, cases_make(cases, signal, of_ranks));
+    run_all(cases, cases_make(cases, signal, of_ranks, false));
+}
+
+static void matrix_run_renewed(int signal)
+{
+    static struct matrix_case cases[CASE_COUNT];
+    size_t count = cases_make(cases, signal, true, true);
+    assert_true(count > 20); /* the second life was counted */
+    run_all(cases, count);
 }
 
 /* A process of its own as well: this one stays without orphans. */
@@ -224,7 +247,7 @@ static int scenario_learn(void)
 {
     struct shared {
         struct matrix_journal journal;
-        struct cox_fault_counts counts;
+        struct cox_fault_counts counts, renewed;
         int orphans, status;
     } *shared =
         mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -235,16 +258,27 @@ static int scenario_learn(void)
         prctl(PR_SET_CHILD_SUBREAPER, 1);
         snprintf(run.name, sizeof run.name, "test_%d_matrix_learn_", getppid());
         matrix_counts_new(&run);
+        matrix_doors_new(&run);
         shared->orphans = matrix_driver_run(&run, MATRIX_LEARN);
-        shared->status = run.status;
+        matrix_doors_end(&run);
+        shared->status = run.status ? run.status : (int)run.verdict;
         shared->journal = run.journal;
         memcpy(&shared->counts, run.counts, sizeof shared->counts);
+        run.journal.used = 0;
+        run.brief_ms = TEST_PATIENCE_MS;
+        matrix_renew_judge(&run);
+        memcpy(&shared->renewed, run.counts, sizeof shared->renewed);
+        if (run.verdict)
+            fprintf(stderr, "a rank started again, undisturbed: %s%s\n", run.complaints,
+                    run.journal.bytes);
+        shared->status |= (int)run.verdict;
         _exit(0);
     }
     waitpid(pid, NULL, 0);
     matrix_learned = shared->journal;
     matrix_journal_parse(&matrix_learned);
     memcpy(&learned_counts, &shared->counts, sizeof learned_counts);
+    memcpy(&learned_renewed, &shared->renewed, sizeof learned_renewed);
     bool good = !shared->orphans && !shared->status &&
                 matrix_learned_index("end") < matrix_learned.line_count;
     if (!good)
@@ -256,19 +290,7 @@ static int scenario_learn(void)
 static void every_step_is_passed(void **state)
 {
     (void)state;
-    size_t never = 0;
-    for (int point = 0; point < COX_FAULT_POINT_COUNT; point++) {
-        uint32_t passed = 0;
-        for (int process = 0; process < MATRIX_PROCESS_COUNT; process++)
-            passed += atomic_load(&learned_counts.passed[point][process]);
-        if (passed == 0) {
-            print_error("nobody passes %s: let the scenario of matrix_driver.c do it\n",
-                        cox_fault_name((enum cox_fault_point)point));
-            never++;
-        }
-    }
-    print_message("%d points\n", COX_FAULT_POINT_COUNT);
-    assert_int_equal(never, 0);
+    assert_int_equal(matrix_points_check(&learned_counts), 0);
     for (size_t i = 0; i < matrix_learned.line_count; i++)
         if (matrix_learned.lines[i].status != 0 && matrix_learned.lines[i].status != COX_REJECTED &&
             matrix_learned.lines[i].status != COX_STALE)
@@ -300,6 +322,18 @@ static void b52_a_coordinator_stopped_at_any_step_goes_on(void **state)
     matrix_run(SIGSTOP, false);
 }
 
+static void p8_p1_a_rank_started_again_is_killed_at_any_step_and_comes_once_more(void **state)
+{
+    (void)state;
+    matrix_run_renewed(SIGKILL);
+}
+
+static void p8_b2_a_rank_started_again_is_stopped_at_any_step_and_comes_back(void **state)
+{
+    (void)state;
+    matrix_run_renewed(SIGSTOP);
+}
+
 static int setup_all(void **state)
 {
     (void)state;
@@ -307,9 +341,10 @@ static int setup_all(void **state)
 }
 
 /* POINT ACTION PROCESS PASSAGE */
-static int one_case(char **words)
+static int one_case(char **words, bool renewed)
 {
-    struct matrix_case death = {.point = COX_FAULT_POINT_COUNT, .process = MATRIX_COORDINATOR};
+    struct matrix_case death = {
+        .point = COX_FAULT_POINT_COUNT, .process = MATRIX_COORDINATOR, .renewed = renewed};
     for (int point = 0; point < COX_FAULT_POINT_COUNT; point++)
         if (strcmp(words[0], cox_fault_name((enum cox_fault_point)point)) == 0)
             death.point = (enum cox_fault_point)point;
@@ -332,11 +367,13 @@ int main(int argc, char **argv)
         TEST(p3_p4_s4_b2_a_rank_stopped_at_any_step_is_late_and_comes_back),
         TEST(p2_p7_b4_b53_a_coordinator_killed_at_any_step_leaves_nothing),
         TEST(b52_a_coordinator_stopped_at_any_step_goes_on),
+        TEST(p8_p1_a_rank_started_again_is_killed_at_any_step_and_comes_once_more),
+        TEST(p8_b2_a_rank_started_again_is_stopped_at_any_step_and_comes_back),
     };
     if (argc > 1 && strcmp(argv[1], "driver") == 0)
         return matrix_driver(argc, argv);
-    if (argc == 5)
-        return one_case(argv + 1);
+    if (argc == 5 || (argc == 6 && strcmp(argv[1], "renewed") == 0))
+        return one_case(argv + argc - 4, argc == 6);
     if (argc == 2 && strcmp(argv[1], "all") == 0)
         density = EVERY;
     return cmocka_run_group_tests_name("matrix", tests, setup_all, NULL);

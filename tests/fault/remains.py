@@ -1,11 +1,14 @@
-"""What is left of processes and names: children that are started, orphans that become ours, names in /dev/shm.
+"""What is left of processes and names: children that are started, orphans that become ours, names in /dev/shm, sockets
+in a folder for them that is this script's.
 
 The script that imports this is the subreaper of all it started: a process whose parent was killed becomes its child,
 so that "all processes are gone" is "there is no child".
 """
 
+import atexit
 import ctypes
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,6 +30,8 @@ def begin():
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         sys.exit(77)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="cox_doors_")
+    atexit.register(shutil.rmtree, os.environ["XDG_RUNTIME_DIR"])
 
 
 def environment(**more):
@@ -172,6 +177,14 @@ def names_of(group):
     return names(group + "_")
 
 
+def doors():
+    """Sockets of groups, alive or dead."""
+    try:
+        return sorted(os.listdir(os.path.join(os.environ["XDG_RUNTIME_DIR"], "coxswain")))
+    except FileNotFoundError:
+        return []
+
+
 def bytes_of(group):
     total = 0
     for name in names_of(group):
@@ -206,5 +219,7 @@ def run_tests(tests, seed, describe, prefix):
             end_everything()
             for name in names(prefix):
                 os.unlink(os.path.join(SHM, name))
+            for door in doors():
+                os.unlink(os.path.join(os.environ["XDG_RUNTIME_DIR"], "coxswain", door))
         print("%s (%.1f s) %s" % (function.__name__, time.monotonic() - begin_time, verdict), flush=True)
     return 1 if failed else 0

@@ -2,6 +2,8 @@
 """The commands as a user runs them: real processes on models/sums, right and wrong input, and nothing left behind.
 
 Usage: commands_test.py BIN_DIR SOURCE_DIR [TEST...]
+
+With COXSWAIN_TEST_ATTACH=sealed in the environment, groups are sealed where a test does not say how they are to be.
 """
 
 import fcntl
@@ -9,6 +11,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -23,6 +26,7 @@ MODEL = os.path.join(SOURCE_DIR, "models", "sums")
 WITHOUT = os.path.join(BIN_DIR, "without")
 LEGACY_WORKER = os.path.join(SOURCE_DIR, "tests", "legacy", "legacy_worker.py")
 SHM = "/dev/shm"
+SEALED = os.environ.get("COXSWAIN_TEST_ATTACH") == "sealed"
 TIMEOUT = 120
 
 tests = []
@@ -43,6 +47,12 @@ def names(*parts):
     return sorted(name for name in os.listdir(SHM) if any(part in name for part in parts))
 
 
+def doors():
+    """Sockets of groups; no other test has this folder."""
+    folder = os.path.join(os.environ["XDG_RUNTIME_DIR"], "coxswain")
+    return sorted(os.listdir(folder)) if os.path.exists(folder) else []
+
+
 def check(condition, text, result=None):
     if not condition:
         if result:
@@ -55,6 +65,9 @@ def start(arguments, under=(), **options):
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.PIPE)
     options.setdefault("env", environment())
+    if SEALED and arguments[:1] in (["generate"], ["eval"], ["run"]) and not any(
+            word in arguments for word in ("--attach", "--legacy-workers", "--keep-names")):
+        arguments = [arguments[0], "--attach", "sealed", *arguments[1:]]
     return subprocess.Popen([*under, COXSWAIN] + arguments, text=True, **options)
 
 
@@ -311,6 +324,10 @@ def a_signal_ends_a_group_that_loads_its_model():
         took = time.monotonic() - begin
         check(result.status in ((-signal.SIGTERM, -signal.SIGINT) if twice else (130,)), "wrong status", result)
         check(took < 20, "it took %.1f s to end" % took)
+        if twice:
+            check(doors() == ["%d_0.door" % process.pid], "not its socket: %s" % doors())
+            result = expect(run(["clean", "coxnone"]), 0)
+            check("removed 1 socket that nobody listened on\n" in result.out, "no socket removed", result)
 
 
 @test
@@ -669,10 +686,14 @@ def clean_removes_what_a_killed_coordinator_left():
         name = "coxclean.%d.%d" % (os.getpid(), ranks)
         killed_while_its_worker_never_attaches(name, ranks)
         left = group_names(name)
-        # Four two-way channels with two regions and four semaphores a rank, the error channel, the control region.
-        check(len(left) == 4 * (2 + 4 * ranks) + 3 + 1, "not all names were there: %s" % left)
+        # Four two-way channels with two regions and four semaphores a rank, the error channel, the control region, the
+        # rank group. Sealed: nothing.
+        check(len(left) == (0 if SEALED else 4 * (2 + 4 * ranks) + 3 + 1 + 1), "not all names were there: %s" % left)
+        check(doors() == [name + ".door"], "not its socket: %s" % doors())
         result = expect(run(["clean", name]), 0)
-        check(result.out == "removed %s: %d names\n" % (name, len(left)), "wrong number", result)
+        told = "nothing to remove of %s\n" % name if SEALED else "removed %s: %d names\n" % (name, len(left))
+        check(result.out == told + "removed 1 socket that nobody listened on\n", "wrong number", result)
+        check(not doors(), "sockets: %s" % doors())
         check(not group_names(name), "left in /dev/shm: %s" % group_names(name))
         result = expect(run(["clean", name]), 0)
         check(result.out == "nothing to remove of %s\n" % name, "removed again", result)
@@ -703,6 +724,18 @@ def clean_of_everything_leaves_alone_what_another_cleans():
 
 
 @test
+def clean_says_what_is_wrong_with_the_folder_of_doors():
+    with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+        os.mkdir(os.path.join(folder, "coxswain"), 0o755)
+        result = run(["clean", "coxnone"], env=environment(XDG_RUNTIME_DIR=folder))
+        expect(result, 1, "coxswain has mode 0755", "chmod 700")
+        check(result.out == "nothing to remove of coxnone\n", "something else", result)
+        os.rmdir(os.path.join(folder, "coxswain"))
+        expect(run(["clean", "coxnone"], env=environment(XDG_RUNTIME_DIR=folder)), 0)
+        check(not os.listdir(folder), "a folder was made")
+
+
+@test
 def clean_does_not_touch_a_live_group():
     name = "coxlive.%d" % os.getpid()
     dead = "coxdead.%d" % os.getpid()
@@ -714,9 +747,11 @@ def clean_does_not_touch_a_live_group():
     check(result.out == "", "removed something", result)
     # One that lives and one that does not: the first is worth the exit status, the second is removed all the same.
     killed_while_its_worker_never_attaches(dead, 1)
-    check(group_names(dead), "nothing was left")
+    check(SEALED or group_names(dead), "nothing was left")
     result = expect(run(["clean", name, dead]), 1, "taken by a live group")
-    check("removed %s: 28 names\n" % dead in result.out, "not removed", result)
+    check(SEALED or "removed %s: 29 names\n" % dead in result.out, "not removed", result)
+    check("removed 1 socket that nobody listened on\n" in result.out, "no socket removed", result)
+    check(doors() == [name + ".door"], "sockets: %s" % doors())
     check(not group_names(dead), "left in /dev/shm: %s" % group_names(dead))
     check(group_names(name) == before, "names of a live group are gone")
     for pid in pids:
@@ -759,10 +794,54 @@ def found_mark(found, name, mark, *parts):
 def doctor_prints_its_findings():
     found = findings(status=0)  # else this machine is no place for a group
     wanted = ["/dev/shm", "files there", "size of a file", "unnamed files there", "sealed memory", "children by pidfd",
-              "pidfd_open", "close_range", "futex_waitv", "ptrace scope", "pidfd_getfd", "open files", "processes",
+              "pidfd_open", "close_range", "futex_waitv", "door folder", "socket peers", "futex, read-only", "ptrace scope", "pidfd_getfd", "open files", "processes",
               "locked memory", "memory", "cgroup memory limit", "cgroup process limit", "cgroup CPU quota",
               "monotonic clock", "processors"]
     check(sorted(found) == sorted(wanted), "other findings: %s" % sorted(found))
+
+
+@test
+def doctor_looks_at_the_folder_of_doors():
+    with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+        inside = os.path.join(folder, "coxswain")
+
+        def found(mark, *parts, **options):
+            found_mark(findings(env=environment(XDG_RUNTIME_DIR=folder), **options), "door folder", mark, *parts)
+            # What doctor says of sealed groups is so; named ones start all the same.
+            for attach, starts in (("named", True), ("sealed", mark == "ok")):
+                result = generate("--attach", attach, "1+1=", env=environment(XDG_RUNTIME_DIR=folder), **options)
+                check((result.status == 0) == starts, "doctor says " + mark, result)
+
+        found_mark(findings(env=environment(XDG_RUNTIME_DIR=folder)), "door folder", "ok", inside)
+        check(not os.listdir(folder), "doctor makes a folder")
+        found("ok", inside)
+        check(os.listdir(folder) == ["coxswain"] and not os.listdir(inside), "left in %s" % folder)
+        os.chmod(inside, 0o755)
+        found("note", "mode 0755", "chmod 700")
+        os.rmdir(inside)
+        os.symlink("/tmp", inside)
+        found("note", "is a link", "remove it")
+        os.unlink(inside)
+        if os.geteuid() == 0:
+            os.mkdir(inside, 0o700)
+            os.chown(inside, 65534, 65534)
+            found("note", "belongs to user 65534, expected 0", "XDG_RUNTIME_DIR")
+            os.rmdir(inside)
+        folder = os.path.join(folder, "none")
+        found("note", "cannot be made in " + folder, "unset it")
+
+
+@test
+def doctor_finds_a_folder_that_it_may_not_make():
+    if os.geteuid() != 0:
+        raise Skipped("not root")
+    with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+        os.chmod(folder, 0o755)
+        result = subprocess.run([COXSWAIN, "doctor"], env=environment(XDG_RUNTIME_DIR=folder), text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=TIMEOUT, check=False,
+                                user=65534, group=65534, extra_groups=[])
+        check(re.search(r"^note  door folder +coxswain cannot be made in %s: Permission denied" % folder, result.stdout,
+                        re.M), result.stdout)
 
 
 @test
@@ -770,12 +849,15 @@ def test_b15_doctor_counts_the_fds_of_a_group():
     def limit(count):
         return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
     for ranks in ("1", "2", "8"):
-        count = int(re.search(r"ranks takes (\d+)", findings("-n", ranks)["open files"][1]).group(1))
-        found_mark(findings("-n", ranks, preexec_fn=limit(count)), "open files", "ok")
+        count = int(re.search(SEALED and r"sealed (\d+)" or r"ranks takes (\d+)", findings("-n", ranks)["open files"][1]).group(1))
         expect(generate("-n", ranks, "1+1=", preexec_fn=limit(count)), 0)
-        found_mark(findings("-n", ranks, preexec_fn=limit(count - 1)), "open files", "BAD", "ulimit -n")
+        if not SEALED:
+            found_mark(findings("-n", ranks, preexec_fn=limit(count)), "open files", "ok")
+            found_mark(findings("-n", ranks, preexec_fn=limit(count - 1)), "open files", "BAD", "ulimit -n")
         result = generate("-n", ranks, "1+1=", preexec_fn=limit(count - 9))
         check(result.status != 0, "doctor asks for more than a group needs", result)
+    if SEALED:
+        return
     # Eight ranks were not asked for: smaller groups start.
     found_mark(findings(status=0, preexec_fn=limit(count - 1)), "open files", "note", "ulimit -n")
 
@@ -785,13 +867,16 @@ def doctor_tries_what_a_group_needs():
     sanitized = "ASAN_OPTIONS" in os.environ  # the sanitizer's own start needs sched_getaffinity
     for calls, name, mark, *parts in [
             ("pidfd_open=EPERM", "pidfd_open", "BAD", "seccomp"),
-            ("pidfd_open=ENOSYS", "pidfd_open", "note", "Linux 5.3"),
+            ("pidfd_open=ENOSYS", "pidfd_open", "BAD", "Linux 5.3"),
             ("waitid=EINVAL", "children by pidfd", "BAD", "Linux 5.4"),
             ("waitid=EPERM", "children by pidfd", "BAD", "seccomp"),
             ("linkat=EPERM", "unnamed files there", "BAD", "linkat"),
             ("close_range=ENOSYS", "close_range", "note", "Linux 5.9"),
             ("close_range=EPERM", "close_range", "note", "seccomp"),
-            ("memfd_create=EPERM", "sealed memory", "note", "seccomp"),
+            ("memfd_create=EPERM", "sealed memory", "BAD", "seccomp"),
+            ("futex<128=EPERM", "futex, read-only", "BAD", "seccomp"),  # between processes
+            ("getsockopt=EPERM", "socket peers", "note", "seccomp"),
+            ("bind=EPERM", "door folder", "note", "a socket in", "XDG_RUNTIME_DIR"),
             ("futex_waitv=ENOSYS", "futex_waitv", "note", "Linux 5.16"),
             ("futex_waitv=EPERM", "futex_waitv", "note", "seccomp"),
             ("pidfd_getfd=ENOSYS", "pidfd_getfd", "note", "Linux 5.6"),
@@ -802,10 +887,10 @@ def doctor_tries_what_a_group_needs():
             continue
         found_mark(findings(under=without(calls)), name, mark, *parts)
         # BAD is said of what keeps a group from starting, and of nothing else; without waitid it starts, but no worker
-        # can be reaped.
-        if calls.startswith("waitid"):
+        # can be reaped; and without futexes it is the C library that ends the process.
+        if calls.startswith(("waitid", "futex<")):
             continue
-        result = generate("-n", "2", "1+1=", under=without(calls))
+        result = generate("--attach", "named", "-n", "2", "1+1=", under=without(calls))
         check((result.status == 0) == (mark != "BAD"), "%s is %s, but" % (calls, mark), result)
 
 
@@ -839,12 +924,14 @@ def on_tmpfs(options):
 
 @test
 def test_p6_doctor_and_start_agree_on_shared_memory():
+    if SEALED:
+        raise Skipped("sealed groups are not in /dev/shm")
     for options, name, mark, marked_asked, *parts in [
-            ("size=1m", "/dev/shm", "BAD", "BAD", "1.0 of 1.0 MiB free", "8.9 MiB", "--shm-size"),
+            ("size=1m", "/dev/shm", "BAD", "BAD", "1.0 of 1.0 MiB free", "9.5 MiB", "--shm-size"),
             ("size=8m", "/dev/shm", "note", "BAD", "8.0 of 8.0 MiB free"),
             ("size=16m", "/dev/shm", "ok", "ok", "16.0 of 16.0 MiB free"),
             ("size=0", "/dev/shm", "ok", "ok", "no limit"),
-            ("nr_inodes=20", "files there", "BAD", "BAD", "19", "140", "nr_inodes="),
+            ("nr_inodes=20", "files there", "BAD", "BAD", "19", "141", "nr_inodes="),
             ("nr_inodes=100", "files there", "note", "BAD", "99"),
             ("nr_inodes=0", "files there", "ok", "ok", "no limit")]:
         under = on_tmpfs(options)
@@ -859,6 +946,8 @@ def test_p6_doctor_and_start_agree_on_shared_memory():
 
 @test
 def test_p6_doctor_and_start_agree_on_the_size_of_files():
+    if SEALED:
+        raise Skipped("the regions of named groups are meant")
     def limit(size):
         return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     size = int(re.search(r"largest region has (\d+)", findings()["size of a file"][1]).group(1))
@@ -868,7 +957,7 @@ def test_p6_doctor_and_start_agree_on_the_size_of_files():
     expect(generate("1+1=", preexec_fn=limit(size - 1)), 1, str(size), str(size - 1), "ulimit -f")
 
 
-def main():
+def main(after_each=lambda: None):
     wanted = sys.argv[3:]
     failed = 0
     for function in tests:
@@ -877,6 +966,7 @@ def main():
         begin = time.monotonic()
         try:
             function()
+            after_each()
             verdict = "ok"
         except Skipped as error:
             verdict = "skipped: %s" % error
@@ -890,5 +980,14 @@ def main():
     return 1 if failed else 0
 
 
+def no_door_is_left():
+    check(not doors(), "left in the folder of doors: %s" % doors())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="cox_doors_")
+    try:
+        exit_status = main(no_door_is_left)
+    finally:
+        shutil.rmtree(os.environ["XDG_RUNTIME_DIR"])
+    sys.exit(exit_status)

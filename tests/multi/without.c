@@ -27,8 +27,11 @@ static const struct {
     const char *name;
     uint32_t number;
 } calls[] = {
+    {"bind", SYS_bind},
     {"close_range", SYS_close_range},
+    {"futex", SYS_futex},
     {"futex_waitv", SYS_futex_waitv},
+    {"getsockopt", SYS_getsockopt},
     {"linkat", SYS_linkat},
     {"memfd_create", SYS_memfd_create},
     {"pidfd_getfd", SYS_pidfd_getfd},

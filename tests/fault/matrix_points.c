@@ -1,0 +1,125 @@
+/* matrix_points: which points are passed by one kind of group only, or by neither. */
+#include "matrix.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#if COX_TESTING
+
+enum kind {
+    BOTH = 0,
+    NAMED,
+    SEALED,
+    ELSEWHERE, /* by neither scenario: killed and stopped there by the test that the row names */
+};
+
+/* What is not here, both kinds pass. A row is checked both ways: one that says too little, or too much, fails. */
+static const struct row {
+    enum cox_fault_point point;
+    enum kind kind;
+    const char *test;
+} rows[] = {
+    {COX_FAULT_CONTROL_LINKED, NAMED, NULL},
+    {COX_FAULT_REGION_NAMED, NAMED, NULL},
+    {COX_FAULT_REGION_CREATED, NAMED, NULL},
+    {COX_FAULT_SEMAPHORE_FILLED, NAMED, NULL},
+    {COX_FAULT_SEMAPHORE_LINKED, NAMED, NULL},
+    {COX_FAULT_CHANNEL_CREATED, NAMED, NULL},
+    {COX_FAULT_POSTED_REQUEST_PRODUCE, NAMED, NULL},
+    {COX_FAULT_POSTED_REQUEST_CONSUME, NAMED, NULL},
+    {COX_FAULT_POSTED_RESPONSE_PRODUCE, NAMED, NULL},
+    {COX_FAULT_POSTED_RESPONSE_CONSUME, NAMED, NULL},
+    {COX_FAULT_WAIT_TOOK, NAMED, NULL},
+    {COX_FAULT_TOKEN_TAKEN, NAMED, NULL},
+    {COX_FAULT_SEMAPHORE_RENEWED, NAMED, NULL},
+    {COX_FAULT_MEMORY_CREATED, SEALED, NULL},
+    {COX_FAULT_MEMORY_RENEWED, SEALED, NULL},
+    {COX_FAULT_ATTACH_WELCOMED, SEALED, NULL},
+    {COX_FAULT_SOCKET_SENT, SEALED, NULL},
+    {COX_FAULT_DOOR_ASKED, SEALED, NULL},
+    {COX_FAULT_DOOR_WELCOMED, SEALED, NULL},
+    {COX_FAULT_HINT_ARMED, SEALED, NULL},
+    {COX_FAULT_HINT_COUNTED, SEALED, NULL},
+    {COX_FAULT_BELL_RUNG, SEALED, NULL},
+    {COX_FAULT_EXCHANGE_MADE, ELSEWHERE, "tests/multi/tensor_test.c"},
+    {COX_FAULT_EXCHANGE_WRITTEN, ELSEWHERE, "tests/multi/tensor_test.c"},
+    {COX_FAULT_EXCHANGE_READ, ELSEWHERE, "tests/multi/tensor_test.c"},
+    {COX_FAULT_GROUP_FILLED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_LINKED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_LOCKED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_SWEPT, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_CLAIMED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_SAID, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_UNLINKED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_FORMED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_VALUE, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_ARRIVED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_COUNTED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_RUNG, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_DONE, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_GIVEN_UP, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_ALIGNED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_BOUND, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_OFFERED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_ACCEPTED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+};
+
+static const char *const kind_texts[] = {[BOTH] = "both kinds of groups",
+                                         [NAMED] = "named groups only",
+                                         [SEALED] = "sealed groups only",
+                                         [ELSEWHERE] = "neither scenario"};
+
+static const struct row *row_of(enum cox_fault_point point)
+{
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].point == point)
+            return &rows[i];
+    return NULL;
+}
+
+/* A plan of that test is about the point. */
+static bool is_struck_elsewhere(const char *test, enum cox_fault_point point)
+{
+    char path[4096], line[512], name[80];
+    snprintf(path, sizeof path, COX_TEST_SOURCE_DIR "/%s", test);
+    int length = snprintf(name, sizeof name, "\"%s", cox_fault_name(point));
+    FILE *file = fopen(path, "re");
+    bool found = false;
+    while (file && !found && fgets(line, sizeof line, file)) {
+        const char *where = strstr(line, name);
+        found = where && strchr("\":", where[length]) != NULL;
+    }
+    if (file)
+        fclose(file);
+    return found;
+}
+
+size_t matrix_points_check(const struct cox_fault_counts *counts)
+{
+    const enum kind own = test_attach() == COX_ATTACH_SEALED ? SEALED : NAMED;
+    size_t wrong = 0;
+    for (int p = 0; p < COX_FAULT_POINT_COUNT; p++) {
+        const enum cox_fault_point point = (enum cox_fault_point)p;
+        const struct row *row = row_of(point);
+        const enum kind kind = row ? row->kind : BOTH;
+        if (kind == ELSEWHERE && !is_struck_elsewhere(row->test, point)) {
+            wrong++;
+            print_error("%s does not strike at %s\n", row->test, cox_fault_name(point));
+        }
+        uint32_t passed = 0;
+        for (int process = 0; process < MATRIX_PROCESS_COUNT; process++)
+            passed += atomic_load(&counts->passed[point][process]);
+        bool expected = kind == BOTH || kind == own;
+        if (expected == (passed > 0))
+            continue;
+        wrong++;
+        print_error("%s passes %s, which is of %s: %s\n", passed ? "this scenario" : "nobody",
+                    cox_fault_name(point), kind_texts[kind],
+                    passed ? "correct its row in matrix_points.c"
+                           : "let the scenario of matrix_driver.c do it, or give it a row");
+    }
+    print_message("%d points\n", COX_FAULT_POINT_COUNT);
+    return wrong;
+}
+
+#endif

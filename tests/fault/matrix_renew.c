@@ -1,0 +1,159 @@
+/* matrix_renew: a rank that was killed is started again, and its next life is struck at each of its steps. */
+#include "matrix.h"
+
+#include "coordinator/executor.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#if COX_TESTING
+
+#define RANK (MATRIX_RANK_COUNT - 1)
+/* A life is struck once, the one after it is not. */
+#define LIFE_COUNT 3
+
+/* ---- the driver ---- */
+
+static void journal(const char *name, int status, const char *text)
+{
+    printf("%s %d - - - | %s\n", name, status, text);
+    fflush(stdout);
+}
+
+static int echo(struct cox_executor *executor, uint64_t patience_ms, struct cox_error *err)
+{
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                               .deadline_ns = cox_deadline_after_ms(patience_ms)};
+    *err = (struct cox_error){0};
+    return cox_executor_call_opaque(executor, "echo once more", 14, &options, NULL, NULL, err);
+}
+
+/* It is late: it goes on, and what it owes comes, at the end of which all answer again. */
+static int go_on(struct cox_executor *executor, struct cox_error *err)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    int r;
+    do {
+        kill(cox_executor_pid(executor, RANK), SIGCONT);
+        r = echo(executor, 500, err);
+    } while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);
+    return r;
+}
+
+static void lives_run(struct cox_executor *executor, uint64_t brief_ms)
+{
+    struct cox_error err = {0};
+    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    kill(cox_executor_pid(executor, RANK), SIGKILL);
+    while (echo(executor, TEST_PATIENCE_MS, &err) == 0 && cox_now_ns() < deadline_ns)
+        continue;
+    for (int life = 2, r = -1; life <= LIFE_COUNT && r; life++) {
+        err = (struct cox_error){0};
+        r = cox_executor_restart(executor, RANK, cox_deadline_after_ms(brief_ms), &err);
+        journal("renew", r, err.text);
+        if (r)
+            continue;
+        r = echo(executor, brief_ms, &err);
+        journal("echo", r, err.text);
+        if (r != COX_TIMEOUT)
+            continue;
+        r = go_on(executor, &err);
+        journal("echo", r, err.text);
+    }
+}
+
+int matrix_renew_drive(const char *name, uint64_t brief_ms)
+{
+    static const char *const command[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
+    const struct cox_executor_options options = {
+        .name = name,
+        .rank_count = MATRIX_RANK_COUNT,
+        .command = command,
+        .attach = test_attach(),
+        .start_timeout_ms = TEST_PATIENCE_MS,
+        .finalize_ms = brief_ms,
+        .term_ms = brief_ms,
+    };
+    struct cox_executor *executor = NULL;
+    struct cox_error err = {0};
+    int r = cox_executor_start(&options, &executor, &err);
+    journal("start", r, err.text);
+    if (r)
+        return 1;
+    lives_run(executor, brief_ms);
+    journal("stop", (int)cox_executor_stop(executor), "");
+    cox_executor_free(executor);
+    journal("end", 0, "");
+    return 0;
+}
+
+/* ---- the judge ---- */
+
+/* The one failure of the life that was struck. */
+static void judge_failure(struct matrix_run *run, const struct matrix_line *line)
+{
+    const bool kill = run->death->signal == SIGKILL;
+    char rank[32];
+    snprintf(rank, sizeof rank, "rank %d", RANK);
+    if (line->status != (kill ? COX_PEER_DEAD : COX_TIMEOUT))
+        matrix_complain(run, MATRIX_WRONG, "%s: status %d", line->name, line->status);
+    else if (!strstr(line->text, rank))
+        matrix_complain(run, kill ? MATRIX_WRONG : MATRIX_SLOW, "%s does not name the rank",
+                        line->name);
+    else if (kill && !strstr(line->text, "was killed by signal 9"))
+        matrix_complain(run, MATRIX_WRONG, "%s does not name the signal", line->name);
+}
+
+static void judge_lives(struct matrix_run *run)
+{
+    const struct matrix_journal *journal = &run->journal;
+    const bool stop = run->death && run->death->signal == SIGSTOP;
+    size_t failures = 0;
+    int last = -1;
+    for (size_t i = 0; i < journal->line_count; i++) {
+        const struct matrix_line *line = &journal->lines[i];
+        bool is_stop = strcmp(line->name, "stop") == 0;
+        if (strcmp(line->name, "echo") == 0)
+            last = line->status;
+        if (line->status == 0 || (is_stop && stop))
+            continue;
+        if (is_stop || !run->death || failures++)
+            matrix_complain(run, MATRIX_WRONG, "%s: status %d: %s", line->name, line->status,
+                            line->text);
+        else
+            judge_failure(run, line);
+    }
+    if (last != 0)
+        matrix_complain(run, MATRIX_WRONG, "the rank is not back");
+    if (!journal->line_count || strcmp(journal->lines[journal->line_count - 1].name, "end") != 0 ||
+        !WIFEXITED(run->status) || WEXITSTATUS(run->status) != 0)
+        matrix_complain(run, MATRIX_WRONG, "no good end: %#x", (unsigned)run->status);
+}
+
+void matrix_renew_judge(struct matrix_run *run)
+{
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    matrix_counts_new(run);
+    matrix_doors_new(run);
+    setenv("COXSWAIN_FAULT_LIFE", "2", 1);
+    int orphans = matrix_driver_run(run, MATRIX_RENEW);
+    judge_lives(run);
+    if (orphans)
+        matrix_complain(run, MATRIX_WRONG, "%d processes were left behind", orphans);
+    if (test_count_names(run->name))
+        matrix_complain(run, MATRIX_WRONG, "%zu names are left", test_count_names(run->name));
+    matrix_doors_end(run);
+    if (run->death && run->verdict == MATRIX_FINE && !atomic_load(&run->counts->struck))
+        matrix_complain(run,
+                        !run->death->first              ? MATRIX_NOT_STRUCK
+                        : run->death->signal == SIGKILL ? MATRIX_WRONG
+                                                        : MATRIX_SLOW,
+                        "the plan has not struck");
+}
+
+#endif
