@@ -167,10 +167,10 @@ static bool names_the_stopped(size_t p, uint64_t timeout_ms)
     snprintf(named, sizeof named, "rank 0 (pid %d) is alive", stopped);
     bool known = strstr(hand.err.text, named) && strstr(hand.err.text, "stopped by a signal");
     bool unknown = strstr(hand.err.text, "rank 0 has not logged on in time: start it");
+    if (!known && WIFSTOPPED(status))
+        kill(stopped, SIGKILL); /* it was nobody to the group */
     if (hand.status != COX_TIMEOUT || (!known && !unknown) || (known && p <= LAST_UNKNOWN))
         fail_msg("%s: %d: %s", plan, hand.status, hand.err.text);
-    if (unknown && WIFSTOPPED(status))
-        kill(stopped, SIGKILL); /* it was nobody to the group */
     if (WIFSTOPPED(status))
         worker_gone(stopped);
     worker_gone(other);
