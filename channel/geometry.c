@@ -13,10 +13,10 @@
 #define FRAME_SIZE_MIN UINT64_C(256)
 /* Where the parts of sealed memory begin. */
 #define SEALED_PAGE UINT64_C(4096)
-/* cox_group_memory_size of the smallest values fits (a test compares them): words, and two values of 4 KiB
- * per rank for the group and for each of its subgroups. */
+/* cox_group_memory_size of the smallest values fits (a test compares them): words, and two values per rank
+ * for the group and for each of its subgroups. */
 #define GROUP_BASE (8 * KIB)
-#define GROUP_PER_RANK (80 * KIB)
+#define GROUP_PER_RANK (28 * KIB)
 
 /* Per frame and per slot. For 8 ranks and depth 4 all channels together take under 9 MiB. */
 static const struct {

@@ -6,7 +6,7 @@
  * visible to every member after it.
  *
  * Memory: one region, all zero at the start, of lines per rank that this rank alone writes, two value
- * slots per rank (and two of 4 KiB for each of its subgroups), and a few words that are hints for waking. Nothing has to be initialized by
+ * slots per rank (and two of 1 KiB for each of its subgroups), and a few words that are hints for waking. Nothing has to be initialized by
  * anybody, so nobody can die half-way through it. Under a name (`/dev/shm/<name>_group`, mode 0600)
  * the first to come makes it whole (O_TMPFILE, linkat) and the last to come removes the name; or it is
  * an fd that came another way (the door, for the ranks of an executor).
@@ -88,7 +88,7 @@ COX_PUBLIC void cox_group_abort(struct cox_group *group);
  * do not touch each other. Every member calls it with the same name and members; nobody waits. Returns
  * 0; COX_INVALID: this rank is no member, or the name; COX_FULL: this rank is in
  * COX_SUBGROUP_COUNT_MAX; COX_TAKEN: a member has the name with other members; -errno. Disjoint subgroups
- * may have one name. A value of more than 4 KiB goes through a subgroup in as many rounds as it has
+ * may have one name. A value of more than 1 KiB goes through a subgroup in as many rounds as it has
  * pieces. The object is the group's. */
 COX_PUBLIC int cox_group_subgroup(struct cox_group *group, const char *name,
                                   const struct cox_rank_set *members,

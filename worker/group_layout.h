@@ -9,7 +9,7 @@
  *          128 + 2304 * r            rank r
  *          ...   (to a page)
  *          values[0]                 rank 0: two slots of value_size, rounded up to a line, then two of
- *                                    4096 bytes for each subgroup
+ *                                    1024 bytes for each subgroup
  *          ...                       rank r
  *
  * Which slot of its own a subgroup has, each member chooses by itself; others find it by what it says
@@ -28,7 +28,7 @@
 /* The group, and its subgroups. */
 #define COX_GROUP_PART_COUNT (1 + COX_SUBGROUP_COUNT_MAX)
 /* A larger value goes through a subgroup in pieces. */
-#define COX_SUBGROUP_SLOT_SIZE 4096
+#define COX_SUBGROUP_SLOT_SIZE 1024
 
 /* Hints: whatever stands here, a waiter looks at the ranks' own words every 50 ms. */
 struct cox_group_layout_bell {

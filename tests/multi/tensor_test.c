@@ -604,7 +604,6 @@ enum gift {
     GIFT_UNSEALED,
     GIFT_SHORT,
     GIFT_DEVICE,
-    GIFT_OPEN_TO_ALL, /* another mode */
     GIFT_COUNT,
 };
 
@@ -617,7 +616,7 @@ static int make_gift(enum gift gift)
     if (gift == GIFT_DEVICE)
         return open("/dev/null", O_RDWR | O_CLOEXEC);
     fd = memfd_create("gift", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0 || fchmod(fd, gift == GIFT_OPEN_TO_ALL ? 0666 : 0600) || ftruncate(fd, size) ||
+    if (fd < 0 || fchmod(fd, 0600) || ftruncate(fd, size) ||
         (gift != GIFT_UNSEALED && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)))
         return -1;
     return fd;
@@ -667,7 +666,6 @@ static void b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read(void 
         [GIFT_UNSEALED] = {COX_DENIED, "not sealed"},
         [GIFT_SHORT] = {COX_CORRUPT, "64 bytes, expected 1664"},
         [GIFT_DEVICE] = {COX_DENIED, "not a regular file"},
-        [GIFT_OPEN_TO_ALL] = {COX_DENIED, "mode 0666"},
     };
 
     (void)state;
