@@ -132,14 +132,14 @@ int cox_region_space(struct cox_region_space *ret_space)
 {
     struct statvfs vfs;
     struct rlimit limit;
-    if (statvfs("/dev/shm", &vfs) < 0 || getrlimit(RLIMIT_FSIZE, &limit) < 0)
+    if (getrlimit(RLIMIT_FSIZE, &limit) < 0)
+        return -errno;
+    ret_space->region = limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : limit.rlim_cur;
+    if (statvfs("/dev/shm", &vfs) < 0)
         return -errno;
     /* A tmpfs without a limit (mount -o size=0, nr_inodes=0) says 0 of 0. */
-    *ret_space = (struct cox_region_space){
-        .bytes = vfs.f_blocks ? (uint64_t)vfs.f_bavail * vfs.f_frsize : UINT64_MAX,
-        .files = vfs.f_files ? vfs.f_favail : UINT64_MAX,
-        .region = limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : limit.rlim_cur,
-    };
+    ret_space->bytes = vfs.f_blocks ? (uint64_t)vfs.f_bavail * vfs.f_frsize : UINT64_MAX;
+    ret_space->files = vfs.f_files ? vfs.f_favail : UINT64_MAX;
     return 0;
 }
 

@@ -69,7 +69,8 @@ struct cox_region_space {
     uint64_t
         region; /* one region at most (ulimit -f); one byte more and SIGXFSZ ends the process */
 };
-/* Returns 0 or -errno. */
+/* Returns 0 or -errno; region is filled also where there is no /dev/shm, since memory without names has that
+ * limit, too. */
 int cox_region_space(struct cox_region_space *ret_space);
 
 #if COX_TESTING

@@ -148,8 +148,8 @@ COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor)
  * (init, the live sequences) is the caller's to send; a step on a base that it does not have is
  * answered COX_STALE. Blocks until it attached, or deadline_ns. Any thread; not inside a handler
  * or hook. Returns 0, also when the rank is alive and nothing is to be done; COX_BUSY: another
- * thread is starting this rank, or start has not returned; COX_UNSUPPORTED: legacy workers, a group of which starts again as a
- * whole; COX_INVALID: no such rank; COX_DEADLOCK; COX_CLOSED: the group stops; COX_EXEC_FAILED;
+ * thread is starting this rank, or start has not returned; COX_UNSUPPORTED: legacy or external workers, a
+ * group of which starts again as a whole; COX_INVALID: no such rank; COX_DEADLOCK; COX_CLOSED: the group stops; COX_EXEC_FAILED;
  * COX_PEER_DEAD: the new process ended before it attached; COX_TIMEOUT; COX_CORRUPT, COX_DENIED: what
  * attached is not what was started; -errno. Unless 0 the rank is dead as before, and can be tried
  * again. */

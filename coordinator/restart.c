@@ -153,6 +153,10 @@ int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t 
         return cox_fail(
             err, COX_UNSUPPORTED,
             "a group with legacy workers starts again as a whole: stop it and start it");
+    if (executor->options.external_workers)
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "the workers of this group were started by hand: it cannot start one, and "
+                        "takes no other in place of a dead one; stop it and start it");
     if (cox_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "a rank cannot be started again from inside a handler or hook");

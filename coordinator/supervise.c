@@ -53,7 +53,8 @@ struct worker {
     struct cox_last_lines last_lines;
     struct cox_exit how; /* once dead */
     bool core_dumped;
-    bool told; /* dead, and the death hook has returned */
+    bool told;     /* dead, and the death hook has returned */
+    bool released; /* external: it has left the group; watched, but neither awaited nor signalled */
     /* Stored with release; its partners are the acquire loads of worker_is_dead. */
     atomic_bool dead;
 };
@@ -300,7 +301,7 @@ static void worker_bury(struct worker *w)
         s->hooks.death(s->hooks.context, w->rank, w->pid, &how);
     cox_fault_point(COX_FAULT_DEATH_TOLD);
     pthread_mutex_lock(&s->lock);
-    s->alive--;
+    s->alive -= !w->released;
     w->told = true;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -313,14 +314,14 @@ static bool worker_is_dead(struct worker *w)
     return atomic_load_explicit(&w->dead, memory_order_acquire);
 }
 
-/* Adopted processes of the polled set; a negative fd, which is what a thing of the past has, is
- * skipped by poll. */
-static int worker_adopted_fd(struct worker *w)
+/* Of the polled set; a negative fd, which is what a thing of the past has, is skipped by poll. Under the
+ * lock: adopt, and where processes come from outside enlist and release, change them on other threads. */
+static void worker_polled_fds(struct worker *w, int *ret_fd, int *ret_adopted_fd)
 {
     pthread_mutex_lock(&w->supervisor->lock);
-    int fd = w->adopted_ended || worker_is_dead(w) ? -1 : w->adopted.pidfd;
+    *ret_fd = w->ended ? -1 : w->pidfd;
+    *ret_adopted_fd = w->adopted_ended || worker_is_dead(w) ? -1 : w->adopted.pidfd;
     pthread_mutex_unlock(&w->supervisor->lock);
-    return fd;
 }
 
 /* In the order stop, pidfds, adopted pidfds, pipes. */
@@ -332,8 +333,8 @@ static int watch_poll(struct cox_supervisor *s)
     s->polled[0] = (struct pollfd){.fd = s->stop_fd, .events = POLLIN};
     for (uint32_t rank = 0; rank < count; rank++) {
         struct worker *w = &s->workers[rank];
-        pidfds[rank] = (struct pollfd){.fd = w->ended ? -1 : w->pidfd, .events = POLLIN};
-        adopted[rank] = (struct pollfd){.fd = worker_adopted_fd(w), .events = POLLIN};
+        pidfds[rank] = adopted[rank] = (struct pollfd){.events = POLLIN};
+        worker_polled_fds(w, &pidfds[rank].fd, &adopted[rank].fd);
         for (int stream = 0; stream < 2; stream++)
             streams[2 * rank + (uint32_t)stream] =
                 (struct pollfd){.fd = w->streams[stream].fd, .events = POLLIN};
@@ -373,8 +374,10 @@ static void worker_ended(struct worker *w)
 {
     bool ending = atomic_load_explicit(&w->supervisor->ending, memory_order_acquire);
     pthread_mutex_lock(&w->supervisor->lock);
-    w->ended = true;
-    if (w->adopted.pidfd >= 0 && !w->adopted_ended && !ending) {
+    /* It was polled without the lock: by now the rank may have been released, or be another process. */
+    const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
+    w->ended = !w->supervisor->external || (w->pidfd >= 0 && !cox_peer_alive(&peer));
+    if (w->ended && w->adopted.pidfd >= 0 && !w->adopted_ended && !ending) {
         cox_launch_kill_group(w->pid, w->pidfd);
         pidfd_signal(w->adopted.pidfd, SIGKILL);
     }
@@ -684,9 +687,9 @@ bool cox_supervisor_dying(struct cox_supervisor *s, uint32_t rank)
     const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
     bool dead = worker_is_dead(w);
     pid_t pid = w->adopted.pidfd >= 0 ? w->adopted.pid : w->pid;
-    bool dying = !dead && w->pidfd >= 0 && !cox_peer_alive(&peer);
+    bool there = !dead && w->pidfd >= 0, dying = there && !cox_peer_alive(&peer);
     pthread_mutex_unlock(&s->lock);
-    return dying || (!dead && cox_peer_exiting(pid));
+    return dying || (there && cox_peer_exiting(pid));
 }
 
 size_t cox_supervisor_last_lines(struct cox_supervisor *s, uint32_t rank, char *buffer,
@@ -775,17 +778,15 @@ int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, ui
     if (r)
         return r;
     pthread_mutex_lock(&s->lock);
-    if (w->told) {
-        cox_close_fd(&w->pidfd);
+    if (worker_is_dead(w)) {
+        r = COX_STATE; /* whoever asked it was told so; its lines and its memory are the dead one's */
+    } else if (!w->told) {
+        r = COX_TAKEN;
+    } else {
         w->pidfd = cox_steal_fd(&peer.pidfd);
         w->pid = pid;
         w->ended = w->told = false;
-        w->last_lines = (struct cox_last_lines){0};
         s->alive++;
-        /* release: as where it is set. */
-        atomic_store_explicit(&w->dead, false, memory_order_release);
-    } else {
-        r = COX_TAKEN;
     }
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
@@ -793,11 +794,30 @@ int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, ui
     return r;
 }
 
+void cox_supervisor_release(struct cox_supervisor *s, uint32_t rank, bool has_served)
+{
+    COX_ASSERT(s->external);
+    struct worker *w = worker_of(s, rank);
+    pthread_mutex_lock(&s->lock);
+    const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
+    if (!w->ended && !w->released && cox_peer_alive(&peer) && !cox_peer_exiting(w->pid)) {
+        w->released = has_served;
+        if (!has_served) {
+            cox_close_fd(&w->pidfd);
+            w->pid = 0;
+            w->ended = w->told = true;
+        }
+        s->alive--;
+        pthread_cond_broadcast(&s->changed);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
 void cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank)
 {
     struct worker *w = worker_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    if (!worker_is_dead(w) && w->pidfd >= 0) {
+    if (!worker_is_dead(w) && w->pidfd >= 0 && !w->released) {
         if (cox_peer_alive(&w->adopted))
             pidfd_signal(w->adopted.pidfd, SIGKILL);
         worker_kill(w);
@@ -914,7 +934,7 @@ static uint32_t signal_living(struct cox_supervisor *s, int number)
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
         struct worker *w = &s->workers[rank];
         pthread_mutex_lock(&s->lock);
-        const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
+        const struct cox_peer peer = {.pid = w->pid, .pidfd = w->released ? -1 : w->pidfd};
         bool adopted = cox_peer_alive(&w->adopted), heard = false;
         if (adopted)
             heard = pidfd_signal(w->adopted.pidfd, number) == 0;
@@ -922,7 +942,7 @@ static uint32_t signal_living(struct cox_supervisor *s, int number)
         if (!worker_is_dead(w) && !(adopted && number == SIGTERM) && cox_peer_alive(&peer))
             heard = pidfd_signal(w->pidfd, number) == 0 || heard;
         count += heard;
-        if (number == SIGKILL && !worker_is_dead(w) && w->pidfd >= 0)
+        if (number == SIGKILL && !worker_is_dead(w) && peer.pidfd >= 0)
             worker_kill(w);
         pthread_mutex_unlock(&s->lock);
     }

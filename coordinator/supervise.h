@@ -111,10 +111,14 @@ int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t
                          uint64_t start);
 /* A process that somebody else started is a rank from now on, of a supervisor with `external`: watched
  * through its pidfd, and signalled like the others, but not with its process group, and nobody knows
- * how it ends. Never waits. Returns 0; COX_TAKEN: another process is this rank and not yet buried;
- * COX_PEER_DEAD: there is no such process; -errno. */
+ * how it ends. Never waits. Returns 0; COX_TAKEN: another process is this rank; COX_STATE: one was,
+ * and is dead; COX_PEER_DEAD: there is no such process; -errno. */
 int cox_supervisor_enlist(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                           uint64_t start);
+/* A process that was enlisted is done with the group and lives on: it is not waited for any more, and
+ * gets no signal. has_served: it was the rank, and when it dies that is told; otherwise it never became
+ * the rank, which another one may be. Nothing happens where its end has begun. */
+void cox_supervisor_release(struct cox_supervisor *supervisor, uint32_t rank, bool has_served);
 /* Kills what serves the rank, if it lives: it is not to be trusted with the rank's memory any more. */
 void cox_supervisor_kill(struct cox_supervisor *supervisor, uint32_t rank);
 /* Workers are about to be told to end: from now on neither the end of an adopted process kills its

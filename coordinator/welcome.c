@@ -31,6 +31,15 @@ static bool seat_is_free(const struct cox_executor *executor, uint32_t rank)
     return pid && cox_peer_start_time(pid, &start) == COX_PEER_DEAD;
 }
 
+/* No process has been it in this life of the rank: what it wrote there, and what is still owed, would be
+ * taken for the next one's. */
+static bool rank_is_new(const struct cox_executor *executor, uint32_t rank)
+{
+    return !cox_truth_attached(&executor->control.ranks[rank]->identity) &&
+           !(executor->options.external_workers &&
+             cox_supervisor_dead(executor->supervisor, rank, NULL));
+}
+
 static int choose_rank(const struct cox_executor *executor, const struct cox_logon *logon,
                        uint32_t *ret_rank, struct cox_error *err)
 {
@@ -43,10 +52,13 @@ static int choose_rank(const struct cox_executor *executor, const struct cox_log
         if (!executor->options.external_workers)
             return cox_fail(err, COX_INVALID,
                             "this group starts its workers itself, and none without a rank");
-        for (rank = 0; rank < rank_count && !seat_is_free(executor, rank); rank++)
+        for (rank = 0;
+             rank < rank_count && (!seat_is_free(executor, rank) || !rank_is_new(executor, rank));
+             rank++)
             continue;
         if (rank == rank_count)
-            return cox_fail(err, COX_TAKEN, "all %" PRIu32 " ranks of the group '%s' are there",
+            return cox_fail(err, COX_TAKEN,
+                            "all %" PRIu32 " ranks of the group '%s' are there, or were",
                             rank_count, executor->name);
     }
     if (rank >= rank_count)
@@ -58,6 +70,14 @@ static int choose_rank(const struct cox_executor *executor, const struct cox_log
             err, COX_TAKEN, "rank %" PRIu32 " of the group '%s' is process %jd already", rank,
             executor->name,
             (intmax_t)atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed));
+    if (!rank_is_new(executor, rank))
+        return cox_fail(err, COX_STATE,
+                        "rank %" PRIu32 " of the group '%s' was a process that is dead or has "
+                        "left: %s",
+                        rank, executor->name,
+                        executor->options.external_workers
+                            ? "the group takes nobody in its place; stop it and start it"
+                            : "another one comes only when the coordinator starts it again");
     *ret_rank = rank;
     return 0;
 }
@@ -79,11 +99,9 @@ static int check_sizes(const struct cox_executor *executor, const struct cox_log
 }
 
 /* A group that starts its workers takes no others; one that does not has to be able to watch them. */
-static int check_process(struct cox_executor *executor, const struct cox_door_visitor *visitor,
-                         uint32_t rank, struct cox_error *err)
+static int check_process(const struct cox_executor *executor,
+                         const struct cox_door_visitor *visitor, struct cox_error *err)
 {
-    uint64_t start;
-    int r;
     if (!executor->options.external_workers)
         return visitor->pid > 0 && cox_peer_descends(visitor->pid, getpid())
                    ? 0
@@ -96,7 +114,28 @@ static int check_process(struct cox_executor *executor, const struct cox_door_vi
         return cox_fail(err, COX_DENIED,
                         "a process in another pid namespace cannot be watched: share that of the "
                         "coordinator (docker run --pid=...)");
-    r = cox_peer_start_time(visitor->pid, &start);
+    if (visitor->pid == getpid())
+        return cox_fail(err, COX_INVALID,
+                        "this process is the coordinator: a rank is a process of its own, which "
+                        "may be signalled");
+    return 0;
+}
+
+/* The pid is of who connected. By now it may be another process's, which must not be taken for the rank and
+ * killed for it. */
+static int enlist(struct cox_executor *executor, const struct cox_door_visitor *visitor,
+                  uint32_t rank, struct cox_error *err)
+{
+    uint64_t start;
+    if (!executor->options.external_workers)
+        return 0;
+    int r = cox_peer_start_time(visitor->pid, &start);
+    if (r == 0 && visitor->logon.start && visitor->logon.start != start)
+        return cox_fail(err, COX_PEER_DEAD,
+                        "process %jd was started at %" PRIu64 " and says %" PRIu64 ": it is "
+                        "another one, or in a pid namespace of its own: share that of the "
+                        "coordinator (docker run --pid=...)",
+                        (intmax_t)visitor->pid, start, visitor->logon.start);
     if (r == 0)
         r = cox_supervisor_enlist(executor->supervisor, rank, visitor->pid, start);
     return r ? cox_fail(err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)visitor->pid,
@@ -110,6 +149,10 @@ static int check_process(struct cox_executor *executor, const struct cox_door_vi
 static int hand_out_named(struct cox_executor *executor, uint32_t rank,
                           struct cox_door_answer *answer, struct cox_error *err)
 {
+    /* Who logged on before as this rank never became it, but may have begun. relaxed: this thread wrote it. */
+    if (executor->options.external_workers &&
+        atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed))
+        cox_truth_reset_identity(&executor->control.ranks[rank]->identity);
     memcpy(answer->fds, executor->inherit.fds, sizeof executor->inherit.fds);
     answer->fd_count = COX_INHERIT_COUNT;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
@@ -118,10 +161,11 @@ static int hand_out_named(struct cox_executor *executor, uint32_t rank,
             cox_name_bell(object, executor->name, (enum cox_channel_id)c, (enum cox_bell)b, rank);
             snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
             int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-            if (fd < 0)
-                return cox_fail(err, -errno,
+            int r = fd < 0 ? -errno : cox_fd_raise(&fd);
+            if (r)
+                return cox_fail(err, r,
                                 "rank %" PRIu32 " cannot be given its semaphores any more (%s: %s)",
-                                rank, path, cox_status_text(-errno));
+                                rank, path, cox_status_text(r));
             int place = cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b);
             answer->fds[place] = fd;
             answer->given |= UINT64_C(1) << place;
@@ -171,10 +215,12 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
                         rank, logon->generation, generation);
     r = check_sizes(executor, logon, err);
     if (r == 0)
+        r = check_process(executor, visitor, err);
+    if (r == 0)
         r = executor->geometry.sealed ? hand_out_sealed(executor, rank, answer, err)
                                       : hand_out_named(executor, rank, answer, err);
     if (r == 0)
-        r = check_process(executor, visitor, rank, err);
+        r = enlist(executor, visitor, rank, err);
     if (r)
         return r;
     answer->welcome = (struct cox_welcome){
@@ -192,7 +238,8 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
 }
 
 /* Its end, or that of its connection, which it is to keep: what then still writes to the rank's memory
- * is nobody's. One that has left, or never came in, may go on with something else. */
+ * is nobody's. One that has left, or never came in, may go on with something else, and is let go where it
+ * was not started here. */
 static void on_worker_gone(void *context, const struct cox_door_visitor *visitor)
 {
     struct cox_executor *executor = context;
@@ -201,10 +248,13 @@ static void on_worker_gone(void *context, const struct cox_door_visitor *visitor
             visitor->id)
             continue;
         atomic_store_explicit(&executor->seats[rank].visitor, 0, memory_order_relaxed);
-        if (atomic_load_explicit(&executor->supervised, memory_order_acquire) &&
-            cox_truth_attached(&executor->control.ranks[rank]->identity) &&
-            !cox_truth_left(&executor->control, rank))
+        if (!atomic_load_explicit(&executor->supervised, memory_order_acquire))
+            continue;
+        bool attached = cox_truth_attached(&executor->control.ranks[rank]->identity);
+        if (attached && !cox_truth_left(&executor->control, rank))
             cox_supervisor_kill(executor->supervisor, rank);
+        else if (executor->options.external_workers)
+            cox_supervisor_release(executor->supervisor, rank, attached);
     }
 }
 

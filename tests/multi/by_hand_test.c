@@ -1,0 +1,291 @@
+/* Workers that are started by hand and do not do as they should: they die, go, come twice, or never come. */
+#include "testing.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "channel/door.h"
+#include "channel/peer.h"
+#include "worker/worker.h"
+
+extern char **environ;
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+/* ---- a group that waits, on a thread of its own ---- */
+
+struct waiting {
+    struct cox_executor_options options;
+    char name[64], door[160];
+    pthread_t thread;
+    struct test_group *group;
+    struct cox_error err;
+    int result;
+};
+
+static void *start_main(void *argument)
+{
+    struct waiting *waiting = argument;
+    waiting->result = test_group_try(&waiting->options, &waiting->group, &waiting->err);
+    return NULL;
+}
+
+/* On return its door is open. */
+static void group_wait_for(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach)
+{
+    struct stat st;
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    waiting->options.name = test_unique_name(waiting->name);
+    waiting->options.rank_count = rank_count;
+    waiting->options.attach = attach;
+    waiting->options.external_workers = true;
+    if (!waiting->options.start_timeout_ms)
+        waiting->options.start_timeout_ms = TEST_PATIENCE_MS;
+    snprintf(waiting->door, sizeof waiting->door, "%s/%s.door", test_door_folder(), waiting->name);
+    assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
+    while (stat(waiting->door, &st) < 0) {
+        assert_true(cox_now_ns() < deadline_ns);
+        sched_yield();
+    }
+}
+
+static void expect_complete(struct waiting *waiting)
+{
+    pthread_join(waiting->thread, NULL);
+    if (waiting->result)
+        fail_msg("%d: %s", waiting->result, waiting->err.text);
+}
+
+#define EACH_ATTACH(function)                                                                      \
+    do {                                                                                           \
+        function(COX_ATTACH_NAMED);                                                                \
+        function(COX_ATTACH_SEALED);                                                               \
+    } while (0)
+
+/* ---- workers by hand ---- */
+
+static pid_t worker_start(const struct waiting *waiting, const char *rank)
+{
+    pid_t pid;
+    char *const argv[] = {"worker",
+                          "--door",
+                          (char *)(uintptr_t)waiting->door,
+                          "--local_rank",
+                          (char *)(uintptr_t)rank,
+                          NULL};
+    assert_int_equal(posix_spawn(&pid, test_worker_program(), NULL, NULL, argv, environ), 0);
+    return pid;
+}
+
+static int worker_end(pid_t pid)
+{
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* Logs on as this process, and is gone again unless that is refused. */
+static int log_on(const char *door, uint32_t rank, uint64_t start_offset, struct cox_error *err)
+{
+    struct cox_door_session session = {.fd = -1};
+    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = rank};
+    int r = cox_peer_start_time(getpid(), &logon.start);
+    logon.start += start_offset;
+    if (r == 0)
+        r = cox_door_connect(door, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS), &session, err);
+    if (r == 0)
+        cox_door_session_close(&session);
+    return r;
+}
+
+/* A process that does one thing for each byte it is told, and answers with a line: a result and a text. Without
+ * orders any more it ends with 0; whoever signalled it would end it otherwise. */
+static int visitor_main(const char *door)
+{
+    static const struct cox_worker_callbacks callbacks;
+    struct cox_worker *worker = NULL;
+    char order;
+    while (read(STDIN_FILENO, &order, 1) == 1) {
+        struct cox_error err = {0};
+        int r = 0;
+        struct cox_worker_options options = {.rank = COX_WORKER_RANK_ANY};
+        switch (order) {
+        case 'v': /* comes and goes */
+            r = log_on(door, COX_DOOR_RANK_ANY, 0, &err);
+            break;
+        case 's': /* says that it is another life of this pid */
+            r = log_on(door, COX_DOOR_RANK_ANY, 1, &err);
+            break;
+        case '1':
+            r = log_on(door, 1, 0, &err);
+            break;
+        case 'w': /* becomes a rank */
+            snprintf(options.door, sizeof options.door, "%s", door);
+            r = cox_worker_new(&options, &callbacks, NULL, &worker, &err);
+            break;
+        case 'l': /* and leaves */
+            worker = cox_worker_free(worker);
+            break;
+        }
+        dprintf(STDOUT_FILENO, "%d %s\n", r, err.text);
+    }
+    return 0;
+}
+
+static int visitor_do(const struct test_helper *visitor, char order, char text[512])
+{
+    size_t length = 0;
+    char own[512], *into = text ? text : own;
+    assert_int_equal(write(visitor->in, &order, 1), 1);
+    while (length < 511 && read(visitor->out, into + length, 1) == 1 && into[length] != '\n')
+        length++;
+    into[length] = '\0';
+    assert_true(length > 0);
+    return atoi(into);
+}
+
+/* ---- tests ---- */
+
+static void dead_for_good(enum cox_attach attach)
+{
+    struct waiting waiting = {.result = -1};
+    char text[512];
+    struct cox_error err = {0};
+    pid_t pids[2];
+    group_wait_for(&waiting, 2, attach);
+    pids[0] = worker_start(&waiting, "0");
+    pids[1] = worker_start(&waiting, "1");
+    expect_complete(&waiting);
+    assert_int_equal(kill(pids[1], SIGKILL), 0);
+    assert_int_equal(worker_end(pids[1]), 128 + SIGKILL);
+    test_await_death(waiting.group, 1);
+    assert_int_equal(cox_executor_restart(test_group_executor(waiting.group), 1,
+                                          cox_deadline_after_ms(TEST_PATIENCE_MS), &err),
+                     COX_UNSUPPORTED);
+    assert_contains(err.text, "started by hand");
+    struct test_helper visitor = test_helper_start("visitor", waiting.door);
+    assert_int_equal(visitor_do(&visitor, '1', text), COX_STATE);
+    assert_contains(text, "rank 1");
+    assert_contains(text, "stop it and start it");
+    assert_int_equal(visitor_do(&visitor, 'v', text), COX_TAKEN);
+    /* It is as dead as before. */
+    assert_int_equal(test_call(waiting.group, NULL, "echo x"), COX_PEER_DEAD);
+    assert_int_equal(test_helper_wait(&visitor), 0);
+    const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
+    assert_int_equal(test_call_how(waiting.group, NULL, &first, "echo alone"), 0);
+    test_group_free(waiting.group);
+    assert_int_equal(worker_end(pids[0]), 0);
+}
+
+static void p8_a_dead_rank_that_was_started_by_hand_stays_dead(void **state)
+{
+    (void)state;
+    EACH_ATTACH(dead_for_good);
+}
+
+static void gone_again(enum cox_attach attach)
+{
+    struct waiting waiting = {.result = -1};
+    char text[512];
+    group_wait_for(&waiting, 1, attach);
+    struct test_helper visitor = test_helper_start("visitor", waiting.door);
+    assert_int_equal(visitor_do(&visitor, 'v', text), 0);
+    assert_int_equal(visitor_do(&visitor, 'v', text), 0); /* the same one again */
+    pid_t pid = worker_start(&waiting, "0");
+    expect_complete(&waiting);
+    assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), 0), pid);
+    test_expect_echo(waiting.group, "x");
+    test_group_free(waiting.group);
+    assert_int_equal(worker_end(pid), 0);
+    assert_int_equal(test_helper_wait(&visitor), 0); /* nobody has signalled it */
+}
+
+static void b20_who_logs_on_and_goes_leaves_its_place_and_is_left_alone(void **state)
+{
+    (void)state;
+    EACH_ATTACH(gone_again);
+}
+
+static void left(enum cox_attach attach)
+{
+    /* Whoever waits for it to end does so to no end, and then signals. */
+    struct waiting waiting = {.result = -1, .options = {.finalize_ms = 1, .term_ms = 1}};
+    char text[512];
+    group_wait_for(&waiting, 1, attach);
+    struct test_helper visitor = test_helper_start("visitor", waiting.door);
+    if (visitor_do(&visitor, 'w', text))
+        fail_msg("%s", text);
+    expect_complete(&waiting);
+    assert_int_equal(visitor_do(&visitor, 'l', text), 0);
+    assert_int_equal(test_call(waiting.group, NULL, "echo x"), COX_PEER_DEAD);
+    assert_contains(test_error_text(waiting.group), "left the group, its process lives");
+    assert_int_equal(visitor_do(&visitor, 'v', text), COX_TAKEN);
+    test_group_free(waiting.group);
+    assert_int_equal(test_helper_wait(&visitor), 0);
+}
+
+static void b20_who_has_left_is_left_alone(void **state)
+{
+    (void)state;
+    EACH_ATTACH(left);
+}
+
+/* Its process may be anybody's by the time it is looked at. */
+static void b25_who_says_to_be_another_process_is_no_rank(void **state)
+{
+    struct waiting waiting = {.result = -1};
+    char text[512];
+    struct cox_error err = {0};
+    (void)state;
+    group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
+    struct test_helper visitor = test_helper_start("visitor", waiting.door);
+    assert_int_equal(visitor_do(&visitor, 's', text), COX_PEER_DEAD);
+    /* Nor is the coordinator, which would signal itself. */
+    assert_int_equal(log_on(waiting.door, COX_DOOR_RANK_ANY, 0, &err), COX_INVALID);
+    assert_contains(err.text, "this process is the coordinator");
+    if (visitor_do(&visitor, 'w', text))
+        fail_msg("%s", text);
+    expect_complete(&waiting);
+    assert_int_equal(visitor_do(&visitor, 'l', text), 0);
+    test_group_free(waiting.group);
+    assert_int_equal(test_helper_wait(&visitor), 0);
+}
+
+static void b20_a_rank_that_nobody_starts_is_named(void **state)
+{
+    struct waiting waiting = {.result = -1, .options = {.start_timeout_ms = 100}};
+    (void)state;
+    group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
+    pthread_join(waiting.thread, NULL);
+    assert_int_equal(waiting.result, COX_TIMEOUT);
+    assert_contains(waiting.err.text, "rank 0 has not logged on in time");
+    assert_contains(waiting.err.text, "--door");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p8_a_dead_rank_that_was_started_by_hand_stays_dead),
+        TEST(b20_who_logs_on_and_goes_leaves_its_place_and_is_left_alone),
+        TEST(b20_who_has_left_is_left_alone),
+        TEST(b25_who_says_to_be_another_process_is_no_rank),
+        TEST(b20_a_rank_that_nobody_starts_is_named),
+    };
+    if (argc == 3 && strcmp(argv[1], "visitor") == 0)
+        return visitor_main(argv[2]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
