@@ -545,8 +545,11 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
         cox_supervisor_wait(executor->supervisor, deadline_ns);
     }
     executor_abort(executor);
+    /* Of a group that did not come about its own processes are nothing. Others' leave by themselves. */
+    bool others = !started && options->external_workers;
     if (executor->supervisor)
-        signalled = cox_supervisor_end(executor->supervisor, 0, started ? term_ms : 0);
+        signalled = cox_supervisor_end(executor->supervisor, others ? finalize_ms : 0,
+                                       started || others ? term_ms : 0);
     cox_faults_stop(&executor->faults);
     cox_fault_point(COX_FAULT_STOPPED);
     return signalled;

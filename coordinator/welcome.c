@@ -160,14 +160,15 @@ static int hand_out_named(struct cox_executor *executor, uint32_t rank,
             char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
             cox_name_bell(object, executor->name, (enum cox_channel_id)c, (enum cox_bell)b, rank);
             snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
-            int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+            _cox_cleanup_(cox_close_fd) int fd =
+                open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
             int r = fd < 0 ? -errno : cox_fd_raise(&fd);
             if (r)
                 return cox_fail(err, r,
                                 "rank %" PRIu32 " cannot be given its semaphores any more (%s: %s)",
                                 rank, path, cox_status_text(r));
             int place = cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b);
-            answer->fds[place] = fd;
+            answer->fds[place] = cox_steal_fd(&fd);
             answer->given |= UINT64_C(1) << place;
         }
     }
