@@ -127,7 +127,8 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
     if (seat && (uint32_t)seat != pid)
         return cox_fail(err, COX_CORRUPT,
                         "rank %" PRIu32 " attached as process %" PRIu32
-                        ", but process %jd logged on",
+                        ", but process %jd logged on: is it in a pid namespace of its own? Start "
+                        "it in the coordinator's",
                         rank, pid, (intmax_t)seat);
     /* A start time of 0 would let any process of that number be taken for the rank, and killed with it. */
     if (start == 0)
@@ -545,11 +546,8 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
         cox_supervisor_wait(executor->supervisor, deadline_ns);
     }
     executor_abort(executor);
-    /* Of a group that did not come about its own processes are nothing. Others' leave by themselves. */
-    bool others = !started && options->external_workers;
     if (executor->supervisor)
-        signalled = cox_supervisor_end(executor->supervisor, others ? finalize_ms : 0,
-                                       started || others ? term_ms : 0);
+        signalled = cox_supervisor_end(executor->supervisor, 0, started ? term_ms : 0);
     cox_faults_stop(&executor->faults);
     cox_fault_point(COX_FAULT_STOPPED);
     return signalled;

@@ -376,8 +376,9 @@ static void worker_ended(struct worker *w)
     pthread_mutex_lock(&w->supervisor->lock);
     /* It was polled without the lock: by now the rank may have been released, or be another process. */
     const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
-    w->ended = !w->supervisor->external || (w->pidfd >= 0 && !cox_peer_alive(&peer));
-    if (w->ended && w->adopted.pidfd >= 0 && !w->adopted_ended && !ending) {
+    bool ended = !w->supervisor->external || (w->pidfd >= 0 && !cox_peer_alive(&peer));
+    w->ended = w->ended || ended;
+    if (ended && w->adopted.pidfd >= 0 && !w->adopted_ended && !ending) {
         cox_launch_kill_group(w->pid, w->pidfd);
         pidfd_signal(w->adopted.pidfd, SIGKILL);
     }

@@ -7,7 +7,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,9 +136,6 @@ static int visitor_main(const char *door)
         case 'w': /* becomes a rank */
             snprintf(options.door, sizeof options.door, "%s", door);
             r = cox_worker_new(&options, &callbacks, NULL, &worker, &err);
-            break;
-        case 'r': /* serves */
-            r = cox_worker_run(worker, &err);
             break;
         case 'l': /* and leaves */
             worker = cox_worker_free(worker);
@@ -274,41 +270,6 @@ static void b25_who_says_to_be_another_process_is_no_rank(void **state)
     assert_int_equal(test_helper_wait(&visitor), 0);
 }
 
-static _Atomic bool cancelled;
-
-static bool is_cancelled(void *context)
-{
-    (void)context; /* the group's */
-    return atomic_load(&cancelled);
-}
-
-static void start_given_up(enum cox_attach attach)
-{
-    struct waiting waiting = {
-        .result = -1,
-        .options = {.cancelled = is_cancelled},
-    };
-    char text[512];
-    atomic_store(&cancelled, false);
-    group_wait_for(&waiting, 2, attach);
-    struct test_helper visitor = test_helper_start("visitor", waiting.door);
-    if (visitor_do(&visitor, 'w', text))
-        fail_msg("%s", text);
-    assert_int_equal(write(visitor.in, "r", 1), 1);
-    atomic_store(&cancelled, true);
-    assert_int_equal(visitor_hear(&visitor, text), 0);
-    assert_int_equal(visitor_do(&visitor, 'l', text), 0);
-    pthread_join(waiting.thread, NULL);
-    assert_int_equal(waiting.result, COX_CLOSED);
-    assert_int_equal(test_helper_wait(&visitor), 0);
-}
-
-static void b20_a_start_that_is_given_up_lets_its_ranks_leave(void **state)
-{
-    (void)state;
-    EACH_ATTACH(start_given_up);
-}
-
 static void b20_a_rank_that_nobody_starts_is_named(void **state)
 {
     struct waiting waiting = {.result = -1, .options = {.start_timeout_ms = 100}};
@@ -327,7 +288,6 @@ int main(int argc, char **argv)
         TEST(b20_who_logs_on_and_goes_leaves_its_place_and_is_left_alone),
         TEST(b20_who_has_left_is_left_alone),
         TEST(b25_who_says_to_be_another_process_is_no_rank),
-        TEST(b20_a_start_that_is_given_up_lets_its_ranks_leave),
         TEST(b20_a_rank_that_nobody_starts_is_named),
     };
     if (argc == 3 && strcmp(argv[1], "visitor") == 0)
