@@ -814,11 +814,12 @@ void cox_supervisor_release(struct cox_supervisor *s, uint32_t rank, bool has_se
     pthread_mutex_unlock(&s->lock);
 }
 
-void cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank)
+void cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank, pid_t pid)
 {
     struct worker *w = worker_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    if (!worker_is_dead(w) && w->pidfd >= 0 && !w->released) {
+    bool serves = w->pid == pid || w->adopted.pid == pid;
+    if (serves && !worker_is_dead(w) && w->pidfd >= 0 && !w->released) {
         if (cox_peer_alive(&w->adopted))
             pidfd_signal(w->adopted.pidfd, SIGKILL);
         worker_kill(w);

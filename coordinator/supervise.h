@@ -119,8 +119,9 @@ int cox_supervisor_enlist(struct cox_supervisor *supervisor, uint32_t rank, pid_
  * gets no signal. has_served: it was the rank, and when it dies that is told; otherwise it never became
  * the rank, which another one may be. Nothing happens where its end has begun. */
 void cox_supervisor_release(struct cox_supervisor *supervisor, uint32_t rank, bool has_served);
-/* Kills what serves the rank, if it lives: it is not to be trusted with the rank's memory any more. */
-void cox_supervisor_kill(struct cox_supervisor *supervisor, uint32_t rank);
+/* Kills the process that serves the rank, if it is still this one: it is not to be trusted with the rank's
+ * memory any more. */
+void cox_supervisor_kill(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid);
 /* Workers are about to be told to end: from now on neither the end of an adopted process kills its
  * wrapper, which may have something left to do, nor the other way round; both get what cox_supervisor_end
  * sends. */

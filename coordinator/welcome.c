@@ -253,7 +253,8 @@ static void on_worker_gone(void *context, const struct cox_door_visitor *visitor
             continue;
         bool attached = cox_truth_attached(&executor->control.ranks[rank]->identity);
         if (attached && !cox_truth_left(&executor->control, rank))
-            cox_supervisor_kill(executor->supervisor, rank);
+            /* By now the rank may be another process. */
+            cox_supervisor_kill(executor->supervisor, rank, visitor->pid);
         else if (executor->options.external_workers)
             cox_supervisor_release(executor->supervisor, rank, attached);
     }
