@@ -130,9 +130,11 @@ static int serve(const struct cox_worker_options *options, struct cox_engine *en
         running_worker = NULL;
         running_engine = NULL;
     }
-    if (r)
-        fprintf(stderr, "coxswain-worker: rank %" PRId32 ": %s\n",
-                worker ? (int32_t)cox_worker_rank(worker) : (int32_t)options->rank, err.text);
+    uint32_t rank = worker ? cox_worker_rank(worker) : options->rank;
+    if (r && rank == COX_WORKER_RANK_ANY)
+        fprintf(stderr, "coxswain-worker: %s\n", err.text);
+    else if (r)
+        fprintf(stderr, "coxswain-worker: rank %" PRIu32 ": %s\n", rank, err.text);
     cox_worker_free(worker);
     return r;
 }
