@@ -36,8 +36,11 @@ static int depot_hear(int fd, uint64_t number, uint64_t deadline_ns, int *ret_fd
             r = cox_depot_answer_parse(bytes, &status, &answered);
         if (r)
             return r;
-        if (answered != number)
+        if (answered != number) {
+            if (cox_now_ns() >= deadline_ns) /* who never stops answering is never waited for */
+                return COX_TIMEOUT;
             continue;
+        }
         if ((status == 0 && ret_fd != NULL) != (fd_count == 1))
             return COX_CORRUPT;
         if (status == 0 && ret_fd)

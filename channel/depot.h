@@ -2,7 +2,8 @@
  * depot: fds left at a group's door, for those who hold a by-value handle (handle.h) and cannot, or
  * may not, take the fd out of its owner with pidfd_getfd.
  *
- * A depositor keeps one connection; whatever it left is forgotten when that ends. Whoever has the 64
+ * A depositor keeps one connection; whatever it left is forgotten when that ends, or its process, though
+ * the child of a fork may still have the connection. Whoever has the 64
  * bytes of a handle and is of this user gets a duplicate of the fd.
  *
  * Threads: one at a time per struct cox_depot.

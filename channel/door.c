@@ -44,10 +44,12 @@ struct cox_door {
     dev_t device; /* of the socket's file */
     ino_t inode;
     uint64_t resume_ns; /* nobody is let in before; 0: everybody is */
+    bool short_of_fds;  /* nobody was let in since the last pause */
     uint64_t next_id;
     struct cox_visitor **visitors; /* visitor_count of visitor_max, in order of arrival */
     uint32_t visitor_count;
-    struct pollfd *polled; /* stop, door, then the visitors in their order */
+    struct pollfd *polled; /* stop, door, the visitors in their order, and those of their processes
+                            * that are watched, in the same order */
     pthread_t thread;
 };
 
@@ -130,6 +132,7 @@ static void door_let_in(struct cox_door *door, int fd)
     visitor->state = COX_VISITOR_LOGON;
     visitor->fd = fd;
     visitor->brought_fd = -1;
+    visitor->pidfd = -1;
     visitor->deadline_ns = cox_deadline_after_ms(door->reception.logon_ms);
     visitor->who =
         (struct cox_door_visitor){.id = ++door->next_id, .pid = peer.pid, .uid = peer.uid};
@@ -150,8 +153,11 @@ static void spare_open(struct cox_door *door)
  * the spare fd is for telling it; and for a while nobody is let in. */
 static void door_pause(struct cox_door *door, int e)
 {
-    cox_log_write(&door->reception.log, 4, "door: nobody is let in for %d ms: %s", PAUSE_MS,
-                  cox_status_text(-e));
+    if (!door->short_of_fds) /* it may last for hours */
+        cox_log_write(&door->reception.log, 4,
+                      "door: nobody is let in, but for a try every %d ms: %s", PAUSE_MS,
+                      cox_status_text(-e));
+    door->short_of_fds = true;
     if (door->spare_fd >= 0) {
         cox_close_fd(&door->spare_fd);
         int fd = accept4(door->listen_fd, NULL, NULL, SOCK_CLOEXEC);
@@ -169,6 +175,7 @@ static void door_accept(struct cox_door *door)
         int fd = accept4(door->listen_fd, NULL, NULL, SOCK_CLOEXEC);
         int e = fd < 0 ? errno : -cox_fd_raise(&fd); /* whose failure is want of fds, too */
         if (e == 0) {
+            door->short_of_fds = false;
             door_let_in(door, fd);
             continue;
         }
@@ -213,13 +220,33 @@ static void door_poll(struct cox_door *door)
     for (uint32_t i = 0; i < door->visitor_count; i++)
         polled[2 + i] = (struct pollfd){.fd = door->visitors[i]->fd, .events = POLLIN};
     nfds_t count = 2 + door->visitor_count;
+    for (uint32_t i = 0; i < door->visitor_count; i++)
+        if (door->visitors[i]->pidfd >= 0)
+            polled[count++] = (struct pollfd){.fd = door->visitors[i]->pidfd, .events = POLLIN};
     int r = poll(polled, count, timeout_until(door_deadline(door)));
     if (r >= 0)
         return;
     for (nfds_t i = 0; i < count; i++)
         polled[i].revents = 0;
-    if (errno != EINTR) /* no memory in the kernel: later, perhaps */
+    /* No memory in the kernel, or more fds than a limit that was lowered: later, perhaps; but the
+     * door can be closed. */
+    if (errno != EINTR && poll(polled, 1, PAUSE_MS) < 0) {
+        polled[0].revents = 0;
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_MS * (long)COX_NSEC_PER_MSEC}, NULL);
+    }
+}
+
+/* As door_poll has seen them. */
+static void visitors_serve(struct cox_door *door)
+{
+    const struct pollfd *process = door->polled + 2 + door->visitor_count;
+    for (uint32_t i = 0; i < door->visitor_count; i++) {
+        struct cox_visitor *visitor = door->visitors[i];
+        if (visitor->pidfd >= 0 && (process++)->revents)
+            cox_visitor_died(&door->reception, visitor);
+        else if (door->polled[2 + i].revents)
+            cox_visitor_read(&door->reception, visitor);
+    }
 }
 
 static void *door_main(void *argument)
@@ -229,9 +256,7 @@ static void *door_main(void *argument)
         door_poll(door);
         if (door->polled[0].revents)
             return NULL;
-        for (uint32_t i = 0; i < door->visitor_count; i++)
-            if (door->polled[2 + i].revents)
-                cox_visitor_read(&door->reception, door->visitors[i]);
+        visitors_serve(door);
         visitors_expire(door);
         visitors_remove(door);
         if (door->polled[1].revents)
@@ -363,7 +388,7 @@ static struct cox_door *door_new(const struct cox_door_options *options,
     cox_deposits_init(&door->reception.deposits,
                       options->deposit_max ? options->deposit_max : deposit_max_default());
     door->visitors = calloc(door->visitor_max, sizeof(struct cox_visitor *));
-    door->polled = calloc((size_t)door->visitor_max + 2, sizeof *door->polled);
+    door->polled = calloc(2 * (size_t)door->visitor_max + 2, sizeof *door->polled);
     if (!door->visitors || !door->polled) {
         free(door->visitors);
         free(door->polled);

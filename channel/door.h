@@ -41,6 +41,8 @@
  * Ownership: see the hooks; a session's fds are the caller's.
  * Blocks: connect until its deadline, all of it together; the door's thread for nobody: a visitor
  *   that is slow is dropped when its deadline has passed, and delays no other one.
+ *   But the last close of an fd that somebody sent can block in the kernel (SO_LINGER, FUSE): then the
+ *   thread does.
  * If the process dies: the socket file stays, and refuses connections; the next start under any
  *   name in that folder, and `coxswain clean`, remove it.
  */

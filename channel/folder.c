@@ -17,7 +17,7 @@
 #include "socket.h"
 
 #define DOOR_END ".door"
-/* Of a name that is shortened; what follows is '-', 16 digits and the end. */
+/* Of a name that is shortened; what follows is '~', which no name has, 16 digits and the end. */
 #define NAME_START_SIZE 48
 #define MODE 0700
 /* Names of fds in /proc. */
@@ -57,7 +57,7 @@ void cox_folder_file(const char *name, char buffer[COX_FOLDER_FILE_SIZE])
     if (strlen(name) + sizeof DOOR_END <= COX_FOLDER_FILE_SIZE)
         snprintf(buffer, COX_FOLDER_FILE_SIZE, "%s" DOOR_END, name);
     else
-        snprintf(buffer, COX_FOLDER_FILE_SIZE, "%.*s-%016" PRIx64 DOOR_END, NAME_START_SIZE, name,
+        snprintf(buffer, COX_FOLDER_FILE_SIZE, "%.*s~%016" PRIx64 DOOR_END, NAME_START_SIZE, name,
                  name_hash(name));
 }
 
@@ -213,7 +213,9 @@ static int folder_sweep_one(int folder_fd, const char *file, uint32_t *count)
 {
     pid_t pid;
     int r = cox_folder_probe(folder_fd, file, &pid);
-    if (r == COX_CLOSED)
+    /* Only a start that holds the lock makes a new file: one that somebody listens on was left by a
+     * start that died, to whose child the socket came by a fork. */
+    if (r == COX_CLOSED || (r == 0 && strcmp(file, COX_FOLDER_NEW_FILE) == 0))
         *count += unlinkat(folder_fd, file, 0) == 0;
     cox_fault_point(COX_FAULT_FOLDER_SWEPT);
     return r >= 0 || r == -EPROTOTYPE || r == -EACCES ? 0 : r;

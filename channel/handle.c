@@ -156,9 +156,16 @@ int cox_handle_system(uint64_t *ret_system, struct cox_error *err)
         int e = errno;
         return cox_fail(err, -e, "/proc/self/ns/pid: %s; handles need /proc", cox_status_text(-e));
     }
-    uint64_t namespace = st.st_ino;
+    uint64_t namespaces[2] = {st.st_ino, 0};
+    /* To each of these the start time of one process is another one. */
+    if (stat("/proc/self/ns/time", &st) == 0)
+        namespaces[1] = st.st_ino;
+    else if (errno != ENOENT) { /* of a kernel that has none */
+        int e = errno;
+        return cox_fail(err, -e, "/proc/self/ns/time: %s; handles need /proc", cox_status_text(-e));
+    }
     uint64_t hash = hash_add(UINT64_C(0xcbf29ce484222325), boot_id, (size_t)length);
-    *ret_system = hash_add(hash, &namespace, sizeof namespace);
+    *ret_system = hash_add(hash, namespaces, sizeof namespaces);
     return 0;
 }
 
@@ -195,7 +202,7 @@ int cox_handle_reachable(const struct cox_handle_info *info, uint64_t system, st
     return cox_fail(
         err, COX_NOT_FOUND,
         "unreachable: the handle was made on another machine, before the last boot, or in "
-        "another pid namespace (system %016" PRIx64 ", here %016" PRIx64 ")",
+        "another pid or time namespace (system %016" PRIx64 ", here %016" PRIx64 ")",
         info->system, system);
 }
 

@@ -9,7 +9,7 @@
  *   3   kind u8         enum cox_handle_kind
  *   4   pid u32         of the exporter
  *   8   start u64       its start time (peer.h)
- *   16  system u64      hash of boot id and pid namespace
+ *   16  system u64      hash of boot id, pid namespace and time namespace
  *   24  fd u32          its number in the exporter
  *   28  dev u32         of the object, as fstat tells
  *   32  ino u64
@@ -24,8 +24,13 @@
  * importer knows that door. Which way it goes is found out anew at every open.
  *
  * What the check cannot see: devices opened twice, and kernel objects like eventfds, have one inode
- * for all. After a put, another such object under the same fd number is taken for the old one;
+ * for all, and some file systems give the number of a removed file to the next one. After a put, another such object under the same fd number is taken for the old one;
  * exporters make that rare by giving numbers in turn. Before the put it cannot happen.
+ *
+ * A handle is a name, no right: who writes its bytes chooses which fd of which process the importer
+ * takes, as far as the kernel lets the importer (root: any). Take handles from those only who may choose.
+ * And the exporter may truncate the object later, unless a seal (F_SEAL_SHRINK) forbids it: then the
+ * importer gets SIGBUS where it touches what is gone. The size is checked at open alone.
  *
  * Threads: an exporter and an importer may be used by any threads. The plain functions too.
  * Ownership: an exporter dups what it is given. An opened fd is the caller's.
@@ -135,7 +140,8 @@ COX_PUBLIC int cox_exporter_put(struct cox_exporter *exporter, const struct cox_
 /* ---- importer ---- */
 
 /* Opens once, without an importer. Returns 0; COX_CORRUPT, COX_VERSION: the bytes; COX_NOT_FOUND:
- * made on another machine, boot or pid namespace ("unreachable", found before any call on the pid),
+ * made on another machine, boot, or in another pid or time namespace ("unreachable", found before
+ * any call on the pid),
  * or the fd is closed, or is another object by now; COX_PEER_DEAD: the exporter is gone, or its pid is
  * another process's by now; COX_DENIED: not allowed (another user, Yama, seccomp) and no door helped;
  * COX_UNSUPPORTED: the kernel has no pidfd_getfd and no door helped; COX_TIMEOUT; -errno. */

@@ -20,7 +20,7 @@ uint32_t cox_handle_crc(const void *bytes, size_t size);
 /* The bytes, crc included. */
 void cox_handle_format(const struct cox_handle_info *info, struct cox_handle *ret_handle);
 
-/* This machine's boot and this process's pid namespace, hashed. Returns 0, -errno. */
+/* This machine's boot and this process's pid and time namespaces, hashed. Returns 0, -errno. */
 int cox_handle_system(uint64_t *ret_system, struct cox_error *err);
 
 /* This process, as a handle tells it. */

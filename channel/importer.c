@@ -4,7 +4,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #define DEADLINE_MS_DEFAULT 1000
@@ -247,15 +249,25 @@ static int fd_open(struct cox_importer *importer, const struct cox_handle *handl
                                 cox_deadline_after_ms(importer->deadline_ms), r, ret_fd, err);
 }
 
+/* What begin and size of a mapping of the object have to be multiples of: munmap, too, takes huge
+ * pages whole or not at all. */
+static uint64_t mapping_unit(int fd)
+{
+    struct statfs system;
+    bool huge = fstatfs(fd, &system) == 0 && system.f_type == HUGETLBFS_MAGIC;
+    return huge ? (uint64_t)system.f_bsize : (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
 static int import_map(struct import *import, const struct cox_handle_info *info,
                       struct cox_error *err)
 {
     bool write = import->flags & COX_IMPORT_WRITE;
     if (import->flags == COX_IMPORT_FD)
         return 0;
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t begin = info->offset - info->offset % page;
-    size_t size = (size_t)(info->offset - begin + info->size);
+    uint64_t unit = mapping_unit(import->view.fd);
+    uint64_t begin = info->offset - info->offset % unit;
+    uint64_t end = info->offset + info->size; /* at most INT64_MAX */
+    size_t size = (size_t)(end + (unit - end % unit) % unit - begin);
     void *map = mmap(NULL, size, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
                      import->view.fd, (off_t)begin);
     if (map == MAP_FAILED) {

@@ -273,10 +273,15 @@ int cox_refusal_parse(const uint8_t *bytes, struct cox_error *err)
     int code = bytes[1] > 0 && bytes[1] < COX_STATUS_COUNT ? bytes[1] : COX_REJECTED;
     memcpy(text, bytes + COX_REFUSAL_HEAD_SIZE, size);
     text[size] = '\0';
-    /* It may end on a terminal. */
-    for (size_t i = 0; i < size; i++)
-        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
+    /* It may end on a terminal, to which U+0080 to U+009F are control characters, too. */
+    for (size_t i = 0; i < size; i++) {
+        const unsigned char *bytes_at = (const unsigned char *)text + i;
+        bool c1 = bytes_at[0] == 0xc2 && bytes_at[1] >= 0x80 && bytes_at[1] <= 0x9f;
+        if (bytes_at[0] < ' ' || bytes_at[0] == 0x7f || c1)
             text[i] = '?';
+        if (c1)
+            text[i + 1] = '?';
+    }
     cox_text_trim(text);
     return cox_fail(err, code, "the door refuses: %s", size ? text : "it gives no reason");
 }

@@ -7,13 +7,23 @@
 
 #include "fault.h"
 #include "logon.h"
+#include "peer.h"
 #include "socket.h"
 
 void cox_visitor_drop(struct cox_reception *reception, struct cox_visitor *visitor)
 {
     cox_deposits_forget(&reception->deposits, &visitor->depositor);
     cox_close_fd(&visitor->brought_fd);
+    cox_close_fd(&visitor->pidfd);
     cox_close_fd(&visitor->fd);
+}
+
+void cox_visitor_died(struct cox_reception *reception, struct cox_visitor *visitor)
+{
+    cox_log_write(&reception->log, 7,
+                  "door: the depositor process %d, with %" PRIu32 " fds left here, has gone",
+                  (int)visitor->who.pid, visitor->depositor.count);
+    cox_visitor_drop(reception, visitor);
 }
 
 /* Whether it gets there is its own affair. */
@@ -215,6 +225,20 @@ static void visitor_read_worker(struct cox_reception *reception, struct cox_visi
     worker_gone(reception, visitor);
 }
 
+/* Whether it can go on: who is dead cannot. One that cannot be watched (out of fds, another pid
+ * namespace) ends with its connection alone; it is tried again at its next request. */
+static bool depositor_watch(struct cox_visitor *visitor)
+{
+    struct cox_peer peer = COX_PEER_NONE;
+    if (visitor->depositor.count == 0)
+        cox_close_fd(&visitor->pidfd);
+    if (visitor->pidfd >= 0 || visitor->depositor.count == 0 || visitor->who.pid == 0)
+        return true;
+    int r = cox_peer_open(visitor->who.pid, 0, &peer);
+    visitor->pidfd = peer.pidfd;
+    return r != COX_PEER_DEAD;
+}
+
 /* Whether it can go on: one that does not take its answers cannot. */
 static bool depositor_answer(struct cox_reception *reception, struct cox_visitor *visitor)
 {
@@ -248,14 +272,15 @@ static void visitor_read_depositor(struct cox_reception *reception, struct cox_v
         visitor->brought_fd = fd;
     visitor->received += r == 0 ? size : 0;
     bool whole = r == 0 && visitor->received == COX_DEPOT_REQUEST_SIZE;
-    if (r == 0 && size > 0 && (!whole || depositor_answer(reception, visitor)))
+    if (r == 0 && size > 0 &&
+        (!whole || (depositor_answer(reception, visitor) && depositor_watch(visitor))))
         return;
     cox_log_write(&reception->log, r == 0 && size == 0 ? 7 : 4,
                   "door: the depositor process %d, with %" PRIu32 " fds left here, %s",
                   (int)visitor->who.pid, visitor->depositor.count,
                   r           ? cox_status_text(r)
                   : size == 0 ? "has gone"
-                              : "does not read its answers: dropped");
+                              : "is dead, or does not read its answers: dropped");
     cox_visitor_drop(reception, visitor);
 }
 

@@ -42,10 +42,14 @@ struct cox_visitor {
     size_t received;
     int brought_fd; /* with its request; -1: none */
     struct cox_depositor depositor;
+    int pidfd; /* of its process, while something is left of it; -1: is not watched */
 };
 
 /* There is something to read, or its connection has ended. */
 void cox_visitor_read(struct cox_reception *reception, struct cox_visitor *visitor);
+/* Its pidfd says that it is dead. Its connection may live on: the child of a fork has it, or it is
+ * itself among what was left. */
+void cox_visitor_died(struct cox_reception *reception, struct cox_visitor *visitor);
 /* Tells it why, and drops it; no hook is called. */
 void cox_visitor_refuse(struct cox_reception *reception, struct cox_visitor *visitor, int code,
                         const char *format, ...) __attribute__((format(printf, 4, 5)));

@@ -147,7 +147,7 @@ static void info_print(const struct cox_handle_info *info)
     printf("system      %016" PRIx64 ", %s\n", info->system,
            r      ? cox_status_text(r)
            : here ? "this one"
-                  : "not this one: another machine, boot or pid namespace");
+                  : "not this one: another machine, boot, pid or time namespace");
     printf("fd          %" PRIu32 " there\n", info->fd);
     printf("object      device %u:%u, inode %" PRIu64 "\n", major((dev_t)info->dev),
            minor((dev_t)info->dev), info->ino);

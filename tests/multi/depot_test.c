@@ -124,7 +124,7 @@ static void no_more_is_kept_than_was_said(void **state)
         assert_int_equal(cox_depot_put(&depot, &handle, host_fds[i], PATIENCE, &err),
                          i < 4 ? 0 : COX_FULL);
     }
-    await_fds(before + 4);
+    await_fds(before + 4 + 1); /* its process is watched */
     struct cox_handle first = handle_of(host_fds[0], getpid(), 0);
     struct cox_handle last = handle_of(host_fds[5], getpid(), 5);
     assert_int_equal(cox_depot_withdraw(&depot, &first, PATIENCE, NULL), 0);
@@ -277,6 +277,79 @@ static void b29_10000_fetches_leave_nothing(void **state)
     cox_depot_close(&depot);
 }
 
+struct heir {
+    struct exchange exchange;
+    int gate;   /* whoever waits at exchange.go waits for its end */
+    bool forks; /* a child that keeps the connection; else the connection itself is left as well */
+};
+
+static void leave_and_die(void *context)
+{
+    const struct heir *heir = context;
+    close(heir->gate);
+    struct cox_depot depot = depot_open();
+    struct cox_handle handle = handle_of(host_fds[1], getpid(), 1);
+    char byte;
+    CHECK(cox_depot_put(&depot, &handle, host_fds[1], PATIENCE, NULL) == 0);
+    if (!heir->forks) {
+        struct cox_handle own = handle_of(depot.fd, getpid(), 2);
+        CHECK(cox_depot_put(&depot, &own, depot.fd, PATIENCE, NULL) == 0);
+    } else if (fork() == 0) {
+        tell(heir->exchange.told);
+        CHECK(read(heir->exchange.go, &byte, 1) == 0);
+        _exit(0);
+    }
+}
+
+/* Its memory, too, would stay until the coordinator ends. */
+static void l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_lives(void **state)
+{
+    (void)state;
+    int told[2], go[2];
+    assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(go, O_CLOEXEC), 0);
+    door_start(NULL);
+    int before = fd_count();
+    struct heir heir = {.exchange = {told[1], go[0]}, .gate = go[1]};
+    visitor_run(leave_and_die, &heir);
+    await_fds(before);
+    heir.forks = true;
+    pid_t pid = visitor_start(leave_and_die, &heir);
+    assert_true(heard(told[0]));
+    child_join(pid);
+    await_fds(before);
+    for (int i = 0; i < 2; i++) {
+        close(told[i]);
+        close(go[i]);
+    }
+}
+
+/* Answers that nobody asked for, as long as somebody is there. */
+static void *babble(void *argument)
+{
+    uint8_t bytes[COX_DEPOT_ANSWER_SIZE];
+    const int *fd = argument;
+    cox_depot_answer_format(0, 1, bytes);
+    while (cox_socket_send(*fd, bytes, sizeof bytes, NULL, 0, PATIENCE) == 0)
+        continue;
+    return NULL;
+}
+
+static void b14_b21_answers_without_end_are_a_timeout(void **state)
+{
+    (void)state;
+    int ends[2], fd = -1;
+    pthread_t thread;
+    assert_int_equal(cox_socket_pair(ends), 0);
+    struct cox_depot depot = {.fd = ends[0]};
+    struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
+    assert_int_equal(pthread_create(&thread, NULL, babble, &ends[1]), 0);
+    assert_int_equal(cox_depot_fetch(&depot, &handle, cox_deadline_after_ms(20), &fd, NULL),
+                     COX_TIMEOUT);
+    cox_depot_close(&depot);
+    pthread_join(thread, NULL);
+    close(ends[1]);
+}
+
 static void a_door_that_closes_ends_its_depot(void **state)
 {
     (void)state;
@@ -297,6 +370,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         DOOR_TEST(l12_what_one_process_leaves_another_one_fetches),
         DOOR_TEST(no_more_is_kept_than_was_said),
+        DOOR_TEST(l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_lives),
+        DOOR_TEST(b14_b21_answers_without_end_are_a_timeout),
         DOOR_TEST(b14_answers_that_make_no_sense_are_corrupt),
         DOOR_TEST(b14_an_answer_with_the_wrong_fds_is_corrupt),
         DOOR_TEST(b14_b21_an_odd_depositor_harms_itself_alone),

@@ -578,6 +578,35 @@ static void a_door_without_fds_refuses_and_recovers(void **state)
     visitor_run(few_fds, NULL);
 }
 
+/* poll(2) takes no more fds than the process may have. */
+static void limit_lowered(void *context)
+{
+    (void)context;
+    struct rlimit limit;
+    struct cox_logon logon = {.role = COX_DOOR_WORKER, .flags = 1};
+    uint8_t frame[COX_LOGON_SIZE];
+    int fds[8];
+    door_start(NULL);
+    for (int i = 0; i < 8; i++) {
+        fds[i] = raw_connect(cox_door_path(door));
+        CHECK(fds[i] >= 0);
+    }
+    proper_visit(); /* behind them: they are let in */
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = 4;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    cox_logon_format(&logon, frame);
+    CHECK(cox_socket_send(fds[0], frame, sizeof frame, NULL, 0, PATIENCE) == 0);
+    CHECK(raw_answer(fds[0], NULL) == COX_INVALID);
+    door_stop();
+}
+
+static void b29_a_door_can_be_closed_though_its_limit_was_lowered(void **state)
+{
+    (void)state;
+    child_run(limit_lowered, NULL);
+}
+
 static void b29_10000_visits_leave_nothing(void **state)
 {
     (void)state;
@@ -686,6 +715,7 @@ int main(void)
         DOOR_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone),
         DOOR_TEST(b14_more_than_a_frame_is_refused),
         DOOR_TEST(a_door_without_fds_refuses_and_recovers),
+        DOOR_TEST(b29_a_door_can_be_closed_though_its_limit_was_lowered),
         DOOR_TEST(b29_10000_visits_leave_nothing),
         DOOR_TEST(a22_a_door_that_closes_says_so_to_everybody),
         DOOR_TEST(b15_the_numbers_of_standard_fds_are_never_used),

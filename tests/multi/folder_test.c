@@ -1,6 +1,8 @@
 /* Where doors are: the folder, names, what dead doors left, two starts at once. */
 #include "door_fixture.h"
 
+#include "channel/geometry.h"
+
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -184,6 +186,11 @@ static void a22_k19_long_paths_and_names_work(void **state)
             assert_int_equal(cox_door_open(&options, &host_hooks, &other, &err), 0);
             assert_string_not_equal(cox_door_path(other), cox_door_path(door));
             cox_door_close(other);
+            /* Nor is the short one a door's whose group has that very name. */
+            char *file = strrchr(found, '/') + 1;
+            file[strlen(file) - strlen(".door")] = '\0';
+            assert_true(strlen(file) < 128);
+            assert_int_equal(cox_name_check(file, NULL), COX_INVALID);
         }
         door_stop();
     }
@@ -312,6 +319,24 @@ static void something_else_at_the_name_is_left_alone(void **state)
     close(fd);
     assert_int_equal(try_open(&options, &err), 0);
     assert_int_equal(stat(address.sun_path, &st), 0);
+}
+
+/* As a start leaves it that was killed between two steps, when a child of a fork has its socket. */
+static void b4_a_new_file_that_somebody_still_has_is_no_obstacle(void **state)
+{
+    (void)state;
+    struct cox_door_options options = host_options("test");
+    struct cox_error err;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    assert_int_equal(try_open(&options, &err), 0); /* makes the folder */
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/starting.new", folder);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    if (try_open(&options, &err))
+        fail_msg("the door does not open: %s", err.text);
+    assert_int_equal(folder_count(), 0);
+    close(fd);
 }
 
 static void b10_only_its_own_socket_is_removed_at_the_end(void **state)
@@ -510,6 +535,7 @@ int main(void)
         DOOR_TEST(a22_b4_a_dead_doors_socket_is_no_obstacle),
         DOOR_TEST(b9_a_live_name_is_taken),
         DOOR_TEST(something_else_at_the_name_is_left_alone),
+        DOOR_TEST(b4_a_new_file_that_somebody_still_has_is_no_obstacle),
         DOOR_TEST(b10_only_its_own_socket_is_removed_at_the_end),
         DOOR_TEST(b4_b54_of_eight_starts_at_once_one_wins),
         DOOR_TEST(b9_b28_another_user_does_not_come_in),

@@ -216,6 +216,40 @@ static void l7_another_pid_namespace_is_unreachable(void **state)
     assert_int_equal(status, 0);
 }
 
+static void inside_time_namespace(void *context)
+{
+    const char offset[] = "boottime 100000 0";
+    if (unshare(CLONE_NEWTIME) < 0)
+        _exit(77);
+    int fd = open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, offset, sizeof offset - 1) != (ssize_t)(sizeof offset - 1))
+        _exit(77);
+    close(fd);
+    pid_t pid = fork(); /* who makes the namespace stays outside */
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        expect_refused(context, COX_NOT_FOUND, "unreachable");
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 98);
+}
+
+/* There its start time is another one, so that it would be taken for dead. */
+static void l7_another_time_namespace_is_unreachable(void **state)
+{
+    (void)state;
+    struct peer peer = peer_start(NULL);
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 4);
+    int status = child_status(child_start(inside_time_namespace, &handle));
+    peer_end(&peer);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
 /* ---- when ---- */
 
 static void l8_a_dead_exporter_is_named(void **state)
@@ -658,6 +692,7 @@ int main(void)
         LEAK_TEST(l6_another_user_is_denied),
         LEAK_TEST(l12_an_exporter_that_is_not_dumpable_is_closed_to_others),
         LEAK_TEST(l7_another_pid_namespace_is_unreachable),
+        LEAK_TEST(l7_another_time_namespace_is_unreachable),
         LEAK_TEST(l8_a_dead_exporter_is_named),
         LEAK_TEST(l9_b25_the_pid_of_another_process_is_not_taken_for_the_exporter),
         LEAK_TEST(l10_b25_the_fd_is_another_object_by_now),

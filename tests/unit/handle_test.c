@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/memfd.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -695,6 +696,46 @@ static void l3_a_mapping_is_for_what_was_asked_and_allowed(void **state)
     close(pair[1]);
 }
 
+static int map_count(const char *name)
+{
+    char line[512];
+    int count = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && fgets(line, sizeof line, maps))
+        count += strstr(line, name) != NULL;
+    fclose(maps);
+    return count;
+}
+
+/* A part of a huge page that begins anywhere; munmap would refuse to take it away alone. */
+static void l21_b29_parts_of_huge_pages_are_mapped_and_unmapped(void **state)
+{
+    (void)state;
+    const size_t huge = 2 << 20;
+    struct cox_importer *importer;
+    const struct cox_import *import;
+    int fd = memfd_create("of_huge_pages", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB);
+    void *map = MAP_FAILED;
+    if (fd >= 0 && ftruncate(fd, (off_t)(2 * huge)) == 0)
+        map = mmap(NULL, 2 * huge, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) { /* there are none */
+        cox_close_fd(&fd);
+        skip();
+    }
+    ((char *)map)[huge + 8200] = 'h';
+    munmap(map, 2 * huge);
+    struct cox_handle handle = export_object(fd, huge + 8200, 100);
+    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
+    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL), 0);
+    assert_int_equal(*(const char *)import->base, 'h');
+    assert_int_equal(map_count("of_huge_pages"), 1);
+    cox_importer_close(importer, import);
+    assert_int_equal(map_count("of_huge_pages"), 0);
+    cox_importer_free(importer);
+    assert_int_equal(cox_exporter_put(exporter, &handle), 0);
+    close(fd);
+}
+
 static void l15_free_closes_what_is_still_open(void **state)
 {
     struct cox_importer *importer;
@@ -1007,6 +1048,7 @@ int main(void)
         HANDLE_TEST(l17_b29_a_handle_that_differs_in_a_byte_is_never_served_from_the_cache),
         HANDLE_TEST(l21_an_offset_survives),
         HANDLE_TEST(l3_a_mapping_is_for_what_was_asked_and_allowed),
+        HANDLE_TEST(l21_b29_parts_of_huge_pages_are_mapped_and_unmapped),
         HANDLE_TEST(l15_free_closes_what_is_still_open),
         HANDLE_TEST(l15_any_threads_may_use_them_at_once),
         HANDLE_TEST(l15_b29_no_fd_more_after_100000_pairs_in_one_process),

@@ -255,13 +255,14 @@ static void a10_a_reason_is_cut_at_a_character(void **state)
 static void a28_a_refusal_is_never_success(void **state)
 {
     (void)state;
-    uint8_t bytes[COX_REFUSAL_SIZE_MAX] = {0, 0, 3, 'a', 0x1b, 0xe2};
+    uint8_t bytes[COX_REFUSAL_SIZE_MAX] = {0, 0, 5, 'a', 0x1b, 0xc2, 0x9b, 0xe2};
     for (int code = 0; code < 256; code++) {
         struct cox_error err = {0};
         bytes[1] = (uint8_t)code;
         int expected = code > 0 && code < COX_STATUS_COUNT ? code : COX_REJECTED;
         assert_int_equal(cox_refusal_parse(bytes, &err), expected);
-        assert_string_equal(strrchr(err.text, ' ') + 1, "a?"); /* nothing for a terminal to obey */
+        assert_string_equal(strrchr(err.text, ' ') + 1,
+                            "a???"); /* nothing for a terminal to obey */
     }
     const int odd[] = {0, -ENOMEM, COX_STATUS_COUNT, 256 + COX_TAKEN};
     for (size_t i = 0; i < 4; i++) {
