@@ -385,6 +385,7 @@ static struct cox_door *door_new(const struct cox_door_options *options,
         .stop_fd = -1,
         .spare_fd = -1,
     };
+    door->reception.depositor_max = door->visitor_max - door->visitor_max / 8;
     cox_deposits_init(&door->reception.deposits,
                       options->deposit_max ? options->deposit_max : deposit_max_default());
     door->visitors = calloc(door->visitor_max, sizeof(struct cox_visitor *));

@@ -12,6 +12,7 @@
 
 void cox_visitor_drop(struct cox_reception *reception, struct cox_visitor *visitor)
 {
+    reception->depositor_count -= visitor->fd >= 0 && visitor->state == COX_VISITOR_DEPOSITOR;
     cox_deposits_forget(&reception->deposits, &visitor->depositor);
     cox_close_fd(&visitor->brought_fd);
     cox_close_fd(&visitor->pidfd);
@@ -140,11 +141,20 @@ static void command_logon(struct cox_reception *reception, struct cox_visitor *v
 static void depot_logon(struct cox_reception *reception, struct cox_visitor *visitor)
 {
     struct cox_welcome welcome = {.version = 0};
+    if (reception->depositor_count >= reception->depositor_max) {
+        cox_visitor_refuse(reception, visitor, COX_FULL,
+                           "%" PRIu32
+                           " connections that leave or fetch fds are open already: close "
+                           "some, each process needs one",
+                           reception->depositor_count);
+        return;
+    }
     int r = welcome_send(visitor->fd, &welcome, NULL, 0);
     if (r) {
         visitor_unwelcomed(reception, visitor, r);
         return;
     }
+    reception->depositor_count++;
     visitor->depositor.pid = visitor->who.pid;
     visitor->received = 0;
     visitor->state = COX_VISITOR_DEPOSITOR;

@@ -342,6 +342,32 @@ static void b14_b21_answers_without_end_are_a_timeout(void **state)
     close(ends[1]);
 }
 
+/* However many processes leave fds: stop and status find a place. */
+static void b21_depositors_leave_room_for_commands(void **state)
+{
+    (void)state;
+    struct cox_depot depots[16];
+    struct cox_door_options options = host_options("room");
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    const struct cox_logon command = {.role = COX_DOOR_COMMAND};
+    options.visitor_max = 16;
+    door_start(&options);
+    for (int i = 0; i < 14; i++)
+        depots[i] = depot_open();
+    assert_int_equal(cox_depot_connect(&depots[14], cox_door_path(door), PATIENCE, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "14 connections"));
+    assert_int_equal(cox_door_connect(cox_door_path(door), &command, PATIENCE, &session, NULL), 0);
+    cox_door_session_close(&session);
+    cox_depot_close(&depots[0]);
+    uint64_t deadline_ns = PATIENCE; /* the door hears of it in its own time */
+    while (cox_depot_connect(&depots[0], cox_door_path(door), PATIENCE, NULL) == COX_FULL &&
+           cox_now_ns() < deadline_ns)
+        continue;
+    for (int i = 0; i < 14; i++)
+        cox_depot_close(&depots[i]);
+}
+
 static void a_door_that_closes_ends_its_depot(void **state)
 {
     (void)state;
@@ -360,6 +386,7 @@ static void a_door_that_closes_ends_its_depot(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        DOOR_TEST(b21_depositors_leave_room_for_commands),
         DOOR_TEST(l12_what_one_process_leaves_another_one_fetches),
         DOOR_TEST(no_more_is_kept_than_was_said),
         DOOR_TEST(l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_lives),
