@@ -10,6 +10,7 @@ set(public_headers
     proto/operation.h
     proto/executor.proto
     worker/batch.h
+    worker/group.h
     worker/worker.h
     coordinator/executor.h
     coordinator/operations.h)

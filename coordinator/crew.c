@@ -164,7 +164,7 @@ static int group_init(struct cox_crew *crew, const struct cox_crew_options *opti
 static int group_start(struct cox_crew *crew, const struct cox_crew_options *options,
                        struct cox_error *err)
 {
-    const struct cox_group_options *group = options->group;
+    const struct cox_group_choice *group = options->group;
     struct cox_executor_options executor_options = {
         .name = group->name,
         .rank_count = group->rank_count,

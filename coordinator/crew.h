@@ -23,7 +23,7 @@ struct cox_crew;
 struct cox_service;
 
 struct cox_crew_options {
-    const struct cox_group_options *group;
+    const struct cox_group_choice *group;
     const char *const *command; /* argv of every worker, NULL-terminated */
     bool external;              /* none is started: they log on at the door */
     bool need_door;             /* it is there to be talked to */

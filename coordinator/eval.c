@@ -14,7 +14,7 @@ enum {
 };
 
 struct eval {
-    struct cox_group_options group;
+    struct cox_group_choice group;
     double min_accuracy; /* percent */
     bool quiet;
     struct cox_prompts prompts;
@@ -35,12 +35,12 @@ static void help(FILE *file)
         "\n"
         "      --min-accuracy P      fail (status 1) below so many percent (default 0)\n"
         "      --quiet               nothing of what the workers write, and no progress\n");
-    cox_group_options_help(file);
+    cox_group_choice_help(file);
     cox_exit_help(file);
 }
 
 static const struct option long_options[] = {
-    COX_GROUP_LONG_OPTIONS,
+    COX_GROUP_CHOICE_LONG_OPTIONS,
     {"min-accuracy", required_argument, NULL, OPTION_MIN_ACCURACY},
     {"quiet", no_argument, NULL, OPTION_QUIET},
     {NULL, 0, NULL, 0},
@@ -98,7 +98,7 @@ static int evaluate(struct eval *e)
     struct cox_error error = {0};
     const char *model = NULL, *worker = NULL;
     struct cox_complete_options complete = {.sampling = {.top_p = 1}};
-    int r = cox_group_options_check(&e->group, &error);
+    int r = cox_group_choice_check(&e->group, &error);
     if (!r)
         r = cox_model_find(&e->group, &model, &error);
     if (!r)
@@ -147,7 +147,7 @@ static int take_option(struct eval *e, int option, char **argv, struct cox_error
         e->quiet = true;
         return 0;
     default:
-        return cox_group_option(&e->group, option, optarg, argv, err);
+        return cox_group_choice_take(&e->group, option, optarg, argv, err);
     }
 }
 
@@ -155,10 +155,10 @@ int cox_command_eval(int argc, char **argv)
 {
     struct eval e = {0};
     struct cox_error error = {0};
-    cox_group_options_init(&e.group);
+    cox_group_choice_init(&e.group);
     int option, r = 0;
-    while (!r &&
-           (option = getopt_long(argc, argv, COX_GROUP_SHORT_OPTIONS, long_options, NULL)) != -1) {
+    while (!r && (option = getopt_long(argc, argv, COX_GROUP_CHOICE_SHORT_OPTIONS, long_options,
+                                       NULL)) != -1) {
         if (option == 'h') {
             help(stdout);
             return cox_exit_flushed(COX_EXIT_OK);

@@ -32,7 +32,7 @@ enum {
 };
 
 struct generate {
-    struct cox_group_options group;
+    struct cox_group_choice group;
     struct cox_complete_options complete;
     const char *file;
     bool tokens;
@@ -73,12 +73,12 @@ static void help(FILE *file)
         "      --sequences N         run so many prompts at a time, 1 to 4096 (default 64)\n"
         "      --step-tokens N       compute so many tokens in one step (default 512)\n"
         "      --nested              the form of legacy workers on the wire\n");
-    cox_group_options_help(file);
+    cox_group_choice_help(file);
     cox_exit_help(file);
 }
 
 static const struct option long_options[] = {
-    COX_GROUP_LONG_OPTIONS,
+    COX_GROUP_CHOICE_LONG_OPTIONS,
     {"max-tokens", required_argument, NULL, OPTION_MAX_TOKENS},
     {"temperature", required_argument, NULL, OPTION_TEMPERATURE},
     {"top-k", required_argument, NULL, OPTION_TOP_K},
@@ -165,7 +165,7 @@ static int take_option(struct generate *g, int option, char **argv, struct cox_e
         g->quiet = true;
         return 0;
     default:
-        return cox_group_option(&g->group, option, optarg, argv, err);
+        return cox_group_choice_take(&g->group, option, optarg, argv, err);
     }
 }
 
@@ -272,7 +272,7 @@ static void summarize(const struct generate *g, const struct cox_scheduler_stats
 /* Everything that can be wrong before a process is started. */
 static int prepare(struct generate *g, const char **ret_model, struct cox_error *err)
 {
-    int r = cox_group_options_check(&g->group, err);
+    int r = cox_group_choice_check(&g->group, err);
     if (!r)
         r = cox_model_find(&g->group, ret_model, err);
     if (!r && !g->tokens)
@@ -345,7 +345,7 @@ static int conflict(const struct generate *g, const char *what, struct cox_error
 static int check_conflicts(struct generate *g, const CoxswainControl__StatusReply *status,
                            struct cox_error *err)
 {
-    const struct cox_group_options *group = &g->group;
+    const struct cox_group_choice *group = &g->group;
     const struct cox_scheduler_options *scheduler = &g->complete.scheduler;
     if (!status->serving)
         return cox_fail(err, COX_UNSUPPORTED, "the group '%s' takes no prompts: %s", group->name,
@@ -494,10 +494,10 @@ int cox_command_generate(int argc, char **argv)
 {
     struct generate g = {.complete = {.sampling = {.top_p = 1}}};
     struct cox_error error = {0};
-    cox_group_options_init(&g.group);
+    cox_group_choice_init(&g.group);
     int option, r = 0;
-    while (!r &&
-           (option = getopt_long(argc, argv, COX_GROUP_SHORT_OPTIONS, long_options, NULL)) != -1) {
+    while (!r && (option = getopt_long(argc, argv, COX_GROUP_CHOICE_SHORT_OPTIONS, long_options,
+                                       NULL)) != -1) {
         if (option == 'h') {
             help(stdout);
             return cox_exit_flushed(COX_EXIT_OK);

@@ -114,22 +114,22 @@ static void print_sealed(const struct cox_geometry *geometry)
 
 int cox_command_layout(int argc, char **argv)
 {
-    struct cox_group_options group;
+    struct cox_group_choice group;
     struct cox_error error = {0};
-    cox_group_options_init(&group);
+    cox_group_choice_init(&group);
     int option, r = 0;
-    while (!r &&
-           (option = getopt_long(argc, argv, COX_GROUP_SHORT_OPTIONS, long_options, NULL)) != -1) {
+    while (!r && (option = getopt_long(argc, argv, COX_GROUP_CHOICE_SHORT_OPTIONS, long_options,
+                                       NULL)) != -1) {
         if (option == 'h') {
             help(stdout);
             return cox_exit_flushed(COX_EXIT_OK);
         }
-        r = cox_group_option(&group, option, optarg, argv, &error);
+        r = cox_group_choice_take(&group, option, optarg, argv, &error);
     }
     if (!r && optind < argc)
         r = cox_fail(&error, COX_INVALID, "'%.64s' is one argument too many", argv[optind]);
     struct cox_geometry geometry;
-    const struct cox_geometry_choice choice = cox_group_options_choice(&group);
+    const struct cox_geometry_choice choice = cox_group_choice_geometry(&group);
     if (!r)
         r = cox_geometry_resolve(group.rank_count, &choice, &geometry, &error);
     if (r)

@@ -88,9 +88,9 @@ static int channel_size(const char *what, const char *text, uint64_t *sizes, str
 
 /* ---- options ---- */
 
-void cox_group_options_init(struct cox_group_options *options)
+void cox_group_choice_init(struct cox_group_choice *options)
 {
-    *options = (struct cox_group_options){.rank_count = COX_GROUP_RANK_COUNT_DEFAULT};
+    *options = (struct cox_group_choice){.rank_count = COX_GROUP_CHOICE_RANK_COUNT_DEFAULT};
 }
 
 /* What getopt_long does not understand; opterr is 0, so that it says nothing itself. */
@@ -106,8 +106,8 @@ static int not_understood(int option, char *const *argv, struct cox_error *err)
                     is_letter && optopt != 0 ? letter : argument);
 }
 
-int cox_group_option(struct cox_group_options *options, int option, const char *value,
-                     char *const *argv, struct cox_error *err)
+int cox_group_choice_take(struct cox_group_choice *options, int option, const char *value,
+                          char *const *argv, struct cox_error *err)
 {
     uint64_t number;
     int r = 0;
@@ -160,7 +160,7 @@ int cox_group_option(struct cox_group_options *options, int option, const char *
     }
 }
 
-struct cox_geometry_choice cox_group_options_choice(const struct cox_group_options *options)
+struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options)
 {
     struct cox_geometry_choice choice = {
         .depth = options->depth,
@@ -172,9 +172,9 @@ struct cox_geometry_choice cox_group_options_choice(const struct cox_group_optio
     return choice;
 }
 
-int cox_group_options_check(const struct cox_group_options *options, struct cox_error *err)
+int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err)
 {
-    const struct cox_geometry_choice choice = cox_group_options_choice(options);
+    const struct cox_geometry_choice choice = cox_group_choice_geometry(options);
     struct cox_geometry geometry;
     if (options->attach == COX_ATTACH_SEALED && options->keep_names)
         return cox_fail(err, COX_INVALID, "--keep-names: a sealed group has no names to keep");
@@ -200,10 +200,10 @@ void cox_layout_options_help(FILE *file)
         "                            bytes of a channel's region; CHANNEL is execute,\n"
         "                            shared_sync_link, transfer, recover_command, execute_error\n"
         "  -h, --help                this text\n",
-        COX_RANK_COUNT_MAX, COX_GROUP_RANK_COUNT_DEFAULT, COX_DEPTH_MAX, COX_DEPTH_DEFAULT);
+        COX_RANK_COUNT_MAX, COX_GROUP_CHOICE_RANK_COUNT_DEFAULT, COX_DEPTH_MAX, COX_DEPTH_DEFAULT);
 }
 
-void cox_group_options_help(FILE *file)
+void cox_group_choice_help(FILE *file)
 {
     fprintf(
         file,
@@ -232,7 +232,7 @@ static int own_folder(char *folder, struct cox_error *err)
     return 0;
 }
 
-int cox_worker_find(struct cox_group_options *options, const char **ret_path, struct cox_error *err)
+int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err)
 {
     const char *environment = getenv("COXSWAIN_WORKER");
     const char *chosen = options->worker ? options->worker : environment;
@@ -258,7 +258,7 @@ static bool is_folder(const char *path)
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-int cox_model_find(struct cox_group_options *options, const char **ret_path, struct cox_error *err)
+int cox_model_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err)
 {
     if (options->model) {
         errno = 0;

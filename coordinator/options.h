@@ -2,8 +2,8 @@
  * options: the command line shared by the commands that have a group: how many ranks, which worker,
  * what sizes.
  *
- * Every command gives getopt_long COX_GROUP_LONG_OPTIONS beside its own options and hands what is
- * not its own to cox_group_option.
+ * Every command gives getopt_long COX_GROUP_CHOICE_LONG_OPTIONS beside its own options and hands what is
+ * not its own to cox_group_choice_take.
  *
  * Threads: one.
  * Blocks: nothing.
@@ -19,9 +19,9 @@
 #include <limits.h>
 #include <stdio.h>
 
-#define COX_GROUP_RANK_COUNT_DEFAULT 2
+#define COX_GROUP_CHOICE_RANK_COUNT_DEFAULT 2
 
-struct cox_group_options {
+struct cox_group_choice {
     uint32_t rank_count;
     bool rank_count_given;
     const char *name; /* NULL: made of the process id */
@@ -41,7 +41,7 @@ struct cox_group_options {
 };
 
 /* Values of long options without a letter; those of single commands start at COX_OPTION_COMMAND. */
-enum cox_group_option {
+enum cox_option {
     COX_OPTION_NAME = 256,
     COX_OPTION_DEPTH,
     COX_OPTION_LEGACY_WORKERS,
@@ -57,7 +57,7 @@ enum cox_group_option {
     COX_OPTION_COMMAND,
 };
 
-#define COX_GROUP_SHORT_OPTIONS ":n:h"
+#define COX_GROUP_CHOICE_SHORT_OPTIONS ":n:h"
 /* What lays out a group, and what also starts one. */
 #define COX_LAYOUT_LONG_OPTIONS                                                                    \
     {"ranks", required_argument, NULL, 'n'}, {"name", required_argument, NULL, COX_OPTION_NAME},   \
@@ -69,7 +69,7 @@ enum cox_group_option {
     {                                                                                              \
         "help", no_argument, NULL, 'h'                                                             \
     }
-#define COX_GROUP_LONG_OPTIONS                                                                     \
+#define COX_GROUP_CHOICE_LONG_OPTIONS                                                              \
     COX_LAYOUT_LONG_OPTIONS, {"keep-names", no_argument, NULL, COX_OPTION_KEEP_NAMES},             \
         {"huge-pages", no_argument, NULL, COX_OPTION_HUGE_PAGES},                                  \
         {"start-timeout", required_argument, NULL, COX_OPTION_START_TIMEOUT},                      \
@@ -79,26 +79,25 @@ enum cox_group_option {
         "model", required_argument, NULL, COX_OPTION_MODEL                                         \
     }
 
-void cox_group_options_init(struct cox_group_options *options);
+void cox_group_choice_init(struct cox_group_choice *options);
 /* Takes one option that getopt_long returned, and its value. Returns 0, or COX_INVALID: not one of
  * the group's, a bad value, or what getopt_long did not understand (argv tells which). */
-int cox_group_option(struct cox_group_options *options, int option, const char *value,
-                     char *const *argv, struct cox_error *err);
+int cox_group_choice_take(struct cox_group_choice *options, int option, const char *value,
+                          char *const *argv, struct cox_error *err);
 struct cox_geometry_choice;
-struct cox_geometry_choice cox_group_options_choice(const struct cox_group_options *options);
+struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options);
 /* What can be checked before anything is created: name, sizes, depth. Returns 0 or COX_INVALID. */
-int cox_group_options_check(const struct cox_group_options *options, struct cox_error *err);
+int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err);
 /* The lines of --help. */
 void cox_layout_options_help(FILE *file);
-void cox_group_options_help(FILE *file);
+void cox_group_choice_help(FILE *file);
 
 /* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;
  * COX_EXEC_FAILED. */
-int cox_worker_find(struct cox_group_options *options, const char **ret_path,
-                    struct cox_error *err);
+int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
 /* --model; ../share/coxswain/models/sums, from this program; models/sums in a folder above it.
  * Returns 0; COX_NOT_FOUND: no such folder; -errno. */
-int cox_model_find(struct cox_group_options *options, const char **ret_path, struct cox_error *err);
+int cox_model_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
 
 /* Strict numbers: nothing before, nothing behind. what is for the text of the error. Return 0 or
  * COX_INVALID. */

@@ -35,12 +35,12 @@ static void help(FILE *file)
         "      --external            start none: wait for workers that somebody starts by hand\n"
         "                            (coxswain-worker --door NAME), as long as that takes\n"
         "      --quiet               nothing of what the workers write\n");
-    cox_group_options_help(file);
+    cox_group_choice_help(file);
     cox_exit_help(file);
 }
 
 static const struct option long_options[] = {
-    COX_GROUP_LONG_OPTIONS,
+    COX_GROUP_CHOICE_LONG_OPTIONS,
     {"no-init", no_argument, NULL, OPTION_NO_INIT},
     {"no-flags", no_argument, NULL, OPTION_NO_FLAGS},
     {"quiet", no_argument, NULL, OPTION_QUIET},
@@ -118,13 +118,13 @@ static int keep(const struct cox_crew_options *options)
 
 int cox_command_run(int argc, char **argv)
 {
-    struct cox_group_options group;
+    struct cox_group_choice group;
     struct cox_crew_options options = {.group = &group, .init = true, .need_door = true};
     struct cox_error error = {0};
-    cox_group_options_init(&group);
+    cox_group_choice_init(&group);
     int option, r = 0;
-    while (!r &&
-           (option = getopt_long(argc, argv, COX_GROUP_SHORT_OPTIONS, long_options, NULL)) != -1) {
+    while (!r && (option = getopt_long(argc, argv, COX_GROUP_CHOICE_SHORT_OPTIONS, long_options,
+                                       NULL)) != -1) {
         if (option == 'h') {
             help(stdout);
             return cox_exit_flushed(COX_EXIT_OK);
@@ -138,10 +138,10 @@ int cox_command_run(int argc, char **argv)
         else if (option == OPTION_QUIET)
             options.quiet = true;
         else
-            r = cox_group_option(&group, option, optarg, argv, &error);
+            r = cox_group_choice_take(&group, option, optarg, argv, &error);
     }
     if (!r)
-        r = cox_group_options_check(&group, &error);
+        r = cox_group_choice_check(&group, &error);
     const char *worker = NULL, *model = NULL;
     const char *reference[4] = {NULL};
     if (!r && options.external && optind < argc)

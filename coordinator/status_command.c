@@ -303,7 +303,7 @@ static int status(const struct choice *choice)
 
 static int take_option(struct choice *choice, int option, char *const *argv, struct cox_error *err)
 {
-    struct cox_group_options other;
+    struct cox_group_choice other;
     switch (option) {
     case COX_OPTION_NAME:
         choice->name = optarg;
@@ -317,7 +317,7 @@ static int take_option(struct choice *choice, int option, char *const *argv, str
     case COX_OPTION_TIMEOUT:
         return cox_parse_seconds("--timeout", optarg, &choice->timeout_ms, err);
     default: /* what getopt_long did not understand */
-        return cox_group_option(&other, option, optarg, argv, err);
+        return cox_group_choice_take(&other, option, optarg, argv, err);
     }
 }
 

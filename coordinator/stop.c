@@ -113,7 +113,7 @@ static int stop(const struct choice *choice)
 
 static int take_option(struct choice *choice, int option, char *const *argv, struct cox_error *err)
 {
-    struct cox_group_options other;
+    struct cox_group_choice other;
     switch (option) {
     case COX_OPTION_NAME:
         choice->name = optarg;
@@ -124,7 +124,7 @@ static int take_option(struct choice *choice, int option, char *const *argv, str
     case COX_OPTION_TIMEOUT:
         return cox_parse_seconds("--timeout", optarg, &choice->timeout_ms, err);
     default: /* what getopt_long did not understand */
-        return cox_group_option(&other, option, optarg, argv, err);
+        return cox_group_choice_take(&other, option, optarg, argv, err);
     }
 }
 

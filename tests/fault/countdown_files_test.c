@@ -409,15 +409,15 @@ static const struct countdown_subject text_prompts = {
 
 static int worker_find(void *object, struct cox_error *err)
 {
-    static struct cox_group_options options;
-    cox_group_options_init(&options);
+    static struct cox_group_choice options;
+    cox_group_choice_init(&options);
     return cox_worker_find(&options, object, err);
 }
 
 static int model_find(void *object, struct cox_error *err)
 {
-    static struct cox_group_options options;
-    cox_group_options_init(&options);
+    static struct cox_group_choice options;
+    cox_group_choice_init(&options);
     options.model = MODEL;
     return cox_model_find(&options, object, err);
 }

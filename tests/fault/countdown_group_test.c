@@ -294,7 +294,7 @@ static const struct countdown_subject group_executor = {
 
 static int crew_start(void *object, struct cox_error *err)
 {
-    const struct cox_group_options group = {
+    const struct cox_group_choice group = {
         .rank_count = 1,
         .name = group_name(),
         .depth = 1,

@@ -49,8 +49,8 @@ static void values(const char *text)
 /* Lines of: an option (one byte), and its value. */
 static void coordinator_options(char **arguments, int count)
 {
-    struct cox_group_options options;
-    cox_group_options_init(&options);
+    struct cox_group_choice options;
+    cox_group_choice_init(&options);
     for (int a = 1; a < count; a++) {
         static const int known[] = {'n',
                                     COX_OPTION_NAME,
@@ -63,13 +63,13 @@ static void coordinator_options(char **arguments, int count)
         int option = known[(uint8_t)arguments[a][0] % (sizeof known / sizeof known[0])];
         struct cox_error err = {0};
         const char *value = arguments[a][0] ? arguments[a] + 1 : arguments[a];
-        if (cox_group_option(&options, option, value, arguments, &err))
+        if (cox_group_choice_take(&options, option, value, arguments, &err))
             fuzz_check_error(COX_INVALID, &err);
     }
     FUZZ_CHECK(options.rank_count >= 1 && options.rank_count <= COX_RANK_COUNT_MAX);
     FUZZ_CHECK(options.depth <= COX_DEPTH_MAX);
     struct cox_error err = {0};
-    if (cox_group_options_check(&options, &err))
+    if (cox_group_choice_check(&options, &err))
         fuzz_check_error(COX_INVALID, &err);
 }
 
