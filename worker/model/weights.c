@@ -2,12 +2,16 @@
 #include "worker/model/checkpoint.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define ALIGNMENT_FLOATS (COX_WEIGHTS_ALIGNMENT / sizeof(float))
 
 /* Slices of the vocabulary are a multiple of this: no tails in the matrix kernels. */
 #define VOCAB_SLICE_MULTIPLE 16u
+
+/* Floats that are read at a time of a matrix that is cut by columns. */
+#define BAND_LENGTH (UINT64_C(64) << 10)
 
 static const struct cox_share whole;
 
@@ -90,19 +94,16 @@ static uint64_t least(uint64_t a, uint64_t b)
 }
 
 /* A piece that lies behind the last row, in whole or in part, is filled up with zeros. */
-static int read_pieces(const struct cox_checkpoint *checkpoint, const char *name,
-                       const struct pieces *pieces, float *memory, struct cox_error *err)
+static int read_by_rows(const struct cox_checkpoint *checkpoint, const char *name,
+                        const struct pieces *pieces, float *memory, struct cox_error *err)
 {
-    const bool by_rows = pieces->piece_columns == pieces->columns;
-
     for (uint32_t i = 0; i < pieces->count; i++) {
         const uint64_t index = pieces->first + i;
-        const uint64_t row_first = by_rows ? least(index * pieces->piece_rows, pieces->rows) : 0;
+        const uint64_t row_first = least(index * pieces->piece_rows, pieces->rows);
         const struct cox_tensor_part part = {
             .row_first = row_first,
             .row_count = least(pieces->piece_rows, pieces->rows - row_first),
-            .column_first = by_rows ? 0 : index * pieces->piece_columns,
-            .column_count = pieces->piece_columns,
+            .column_count = pieces->columns,
         };
         const uint64_t length = part.row_count * part.column_count;
         float *piece = memory + i * pieces->stride;
@@ -114,6 +115,47 @@ static int read_pieces(const struct cox_checkpoint *checkpoint, const char *name
         memset(piece + length, 0, (size_t)(pieces->stride - length) * sizeof(float));
     }
     return 0;
+}
+
+/* The columns of all pieces are side by side. They are read together, many rows at a time, and dealt out from
+ * there: piece by piece it would be a call of the system for each row of each. */
+static int read_by_columns(const struct cox_checkpoint *checkpoint, const char *name,
+                           const struct pieces *pieces, float *memory, struct cox_error *err)
+{
+    const uint64_t own = pieces->count * pieces->piece_columns, length = pieces->piece_columns;
+    const uint64_t row_max = own < BAND_LENGTH ? BAND_LENGTH / own : 1;
+    _cox_cleanup_(cox_free_ptr) float *band = malloc((size_t)(row_max * own) * sizeof(*band));
+    struct cox_tensor_part part = {
+        .column_first = pieces->first * pieces->piece_columns,
+        .column_count = own,
+    };
+    int r;
+
+    if (!band)
+        return cox_fail(err, -ENOMEM, "no memory to read %s", name);
+    for (; part.row_first < pieces->rows; part.row_first += part.row_count) {
+        part.row_count = least(row_max, pieces->rows - part.row_first);
+        r = cox_checkpoint_read_part(checkpoint, name, pieces->rows, pieces->columns, &part, band,
+                                     err);
+        if (r)
+            return r;
+        for (uint64_t row = 0; row < part.row_count; row++)
+            for (uint32_t i = 0; i < pieces->count; i++)
+                memcpy(memory + i * pieces->stride + (part.row_first + row) * length,
+                       band + row * own + i * length, (size_t)length * sizeof(float));
+    }
+    for (uint32_t i = 0; i < pieces->count; i++)
+        memset(memory + i * pieces->stride + pieces->rows * length, 0,
+               (size_t)(pieces->stride - pieces->rows * length) * sizeof(float));
+    return 0;
+}
+
+static int read_pieces(const struct cox_checkpoint *checkpoint, const char *name,
+                       const struct pieces *pieces, float *memory, struct cox_error *err)
+{
+    return pieces->piece_columns == pieces->columns
+               ? read_by_rows(checkpoint, name, pieces, memory, err)
+               : read_by_columns(checkpoint, name, pieces, memory, err);
 }
 
 static int read_norm(const struct cox_checkpoint *checkpoint, const char *name, uint64_t hidden,
