@@ -17,13 +17,13 @@
 #include <unistd.h>
 
 /* What a coordinator and its ranks take, those that are open only while a rank starts or attaches
- * included; multi/commands starts groups with exactly so many fds. */
+ * included; multi/commands starts groups with exactly so many fds, and counts the threads. */
 #define FDS_OF_GROUP 29
 #define FDS_OF_RANK 3
 #define FDS_OF_SEALED_GROUP 19
 #define FDS_OF_SEALED_RANK 5
-#define THREADS_OF_COORDINATOR 8
-#define THREADS_OF_WORKER 5
+#define THREADS_OF_COORDINATOR 9
+#define THREADS_OF_WORKER 7
 /* A process with its libraries and buffers, without weights and a KV cache. */
 #define BYTES_OF_PROCESS (UINT64_C(16) << 20)
 

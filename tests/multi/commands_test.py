@@ -24,6 +24,8 @@ BIN_DIR, SOURCE_DIR = (os.path.abspath(path) for path in sys.argv[1:3])
 COXSWAIN = os.path.join(BIN_DIR, "coxswain")
 MODEL = os.path.join(SOURCE_DIR, "models", "sums")
 WITHOUT = os.path.join(BIN_DIR, "without")
+# A worker for which any number of ranks works; the reference worker divides a model.
+ANY_COUNT = ["--no-init", "--", os.path.join(BIN_DIR, "scripted_worker")]
 LEGACY_WORKER = os.path.join(SOURCE_DIR, "tests", "legacy", "legacy_worker.py")
 SHM = "/dev/shm"
 SEALED = os.environ.get("COXSWAIN_TEST_ATTACH") == "sealed"
@@ -291,10 +293,11 @@ def pids_of(process, ranks):
 
 @test
 def run_ends_with_a_signal():
-    for number in (signal.SIGINT, signal.SIGTERM):
-        process = start(["run", "-n", "4", "--model", MODEL])
+    for number, ranks, more in ((signal.SIGINT, 4, ["--model", MODEL]), (signal.SIGTERM, 4, ["--model", MODEL]),
+                                (signal.SIGINT, 3, ANY_COUNT), (signal.SIGTERM, 32, ANY_COUNT)):
+        process = start(["run", "-n", str(ranks), *more])
         started(process)
-        pids = pids_of(process, 4)
+        pids = pids_of(process, ranks)
         process.send_signal(number)
         expect(finish(process), 0, "the group ends")
         for pid in pids:
@@ -357,12 +360,13 @@ def a_key_pressed_at_the_terminal_is_for_the_coordinator_alone():
 @test
 def run_names_the_worker_that_died():
     name = "coxtest.%d" % os.getpid()
-    process = start(["run", "-n", "4", "--name", name, "--keep-names", "--model", MODEL])
-    check(started(process) == name, "another name")
-    pids = pids_of(process, 4)
-    check(names(name), "the names are not kept")
-    os.kill(pids[1], signal.SIGKILL)
-    expect(finish(process), 3, "rank 1", "pid %d" % pids[1], "Killed")
+    for ranks, more in ((4, ["--model", MODEL]), (3, ANY_COUNT)):
+        process = start(["run", "-n", str(ranks), "--name", name, "--keep-names", *more])
+        check(started(process) == name, "another name")
+        pids = pids_of(process, ranks)
+        check(names(name), "the names are not kept")
+        os.kill(pids[1], signal.SIGKILL)
+        expect(finish(process), 3, "rank 1", "pid %d" % pids[1], "Killed")
     check(not names(name), "left in /dev/shm: %s" % names(name))
 
 
@@ -848,20 +852,48 @@ def doctor_finds_a_folder_that_it_may_not_make():
 def test_b15_doctor_counts_the_fds_of_a_group():
     def limit(count):
         return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
-    for ranks in ("1", "2", "8"):
-        count = int(re.search(SEALED and r"sealed (\d+)" or r"ranks takes (\d+)", findings("-n", ranks)["open files"][1]).group(1))
-        expect(generate("-n", ranks, "1+1=", preexec_fn=limit(count)), 0)
-        if not SEALED:
-            found_mark(findings("-n", ranks, preexec_fn=limit(count)), "open files", "ok")
-            found_mark(findings("-n", ranks, preexec_fn=limit(count - 1)), "open files", "BAD", "ulimit -n")
-        # Sealed: all ranks may come to the door before one of them has what is kept for it; most often they do not.
-        less = 9 + (int(ranks) if SEALED else 0)
-        result = generate("-n", ranks, "1+1=", preexec_fn=limit(count - less))
+
+    def group(ranks, count):
+        """A group that may open so many, and does what it is for."""
+        if ranks <= 8:
+            return generate("-n", str(ranks), "1+1=", preexec_fn=limit(count))
+        process = start(["run", "-n", str(ranks), *ANY_COUNT], preexec_fn=limit(count))
+        if process.stdout.readline():  # else it ends by itself
+            process.terminate()
+        return finish(process)
+    for ranks in (1, 32, 2, 128, 8):
+        told = findings("-n", str(ranks))["open files"][1]
+        count = int(re.search(r"sealed (\d+)" if SEALED else r"ranks takes (\d+)", told).group(1))
+        expect(group(ranks, count), 0)
+        if SEALED:
+            # All ranks may come to the door before one of them has what is kept for it; most often they do not.
+            less = 9 + ranks
+        else:
+            found_mark(findings("-n", str(ranks), preexec_fn=limit(count)), "open files", "ok")
+            found_mark(findings("-n", str(ranks), preexec_fn=limit(count - 1)), "open files", "BAD", "ulimit -n")
+            less = 1
+        result = group(ranks, count - less)
         check(result.status != 0, "doctor asks for more than a group needs", result)
     if SEALED:
         return
     # Eight ranks were not asked for: smaller groups start.
     found_mark(findings(status=0, preexec_fn=limit(count - 1)), "open files", "note", "ulimit -n")
+
+
+@test
+def doctor_counts_the_threads_of_a_group():
+    with open(COXSWAIN, "rb") as file:
+        if b"__tsan_init" in file.read():
+            raise Skipped("ThreadSanitizer has threads of its own")
+    for ranks in (1, 4):
+        told = int(re.search(r"ranks has (\d+)", findings("-n", str(ranks))["processes"][1]).group(1))
+        process = start(["run", "-n", str(ranks), "--model", MODEL])
+        started(process)
+        pids = [process.pid] + pids_of(process, ranks)
+        count = sum(len(os.listdir("/proc/%d/task" % pid)) for pid in pids)
+        process.terminate()
+        expect(finish(process), 0)
+        check(count == told, "doctor says %d threads of %d ranks, there are %d" % (told, ranks, count))
 
 
 @test
