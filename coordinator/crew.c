@@ -5,6 +5,7 @@
 #include "service.h"
 #include "signals.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 struct cox_crew {
     struct cox_executor *executor;
     struct cox_init_summary summary;
+    uint32_t rank_count;
     bool quiet;
 
     struct cox_signals signals;
@@ -62,6 +64,17 @@ static void on_log(void *context, int level, const char *text)
     (void)context;
     if (level <= 4)
         cox_console_say("%s", text);
+}
+
+/* What somebody has to type is said when the door stands, so that it works at once. */
+static void on_waiting(void *context, const char *name, const char *door)
+{
+    struct cox_crew *crew = context;
+    (void)door;
+    cox_service_refuse(crew->service, "the group waits for its workers, which are started by hand "
+                                      "(coxswain-worker --door NAME)");
+    cox_console_say("waiting for %" PRIu32 " worker%s: coxswain-worker --door %s", crew->rank_count,
+                    crew->rank_count == 1 ? "" : "s", name);
 }
 
 static bool on_cancelled(void *context)
@@ -183,6 +196,7 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
         .line = on_line,
         .fault = on_fault,
         .death = on_death,
+        .waiting = on_waiting,
         .cancelled = on_cancelled,
         .control = on_control,
     };
@@ -192,8 +206,7 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
     if (r)
         return r;
     /* From here on it can be asked how it is, whatever init comes to. */
-    if (options->refusal)
-        cox_service_refuse(crew->service, options->refusal);
+    cox_service_refuse(crew->service, options->refusal);
     cox_service_attach(crew->service, crew->executor);
     return options->init ? group_init(crew, options, err) : 0;
 }
@@ -204,6 +217,7 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
     _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = calloc(1, sizeof *crew);
     if (!crew)
         return cox_fail(err, -ENOMEM, "no memory");
+    crew->rank_count = options->group->rank_count;
     crew->quiet = options->quiet;
     crew->signals = (struct cox_signals)COX_SIGNALS_NONE;
     pthread_mutex_init(&crew->lock, NULL);

@@ -347,6 +347,9 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         r = cox_executor_open_door(executor, err);
     if (r)
         return r;
+    if (executor->options.external_workers && executor->options.waiting)
+        executor->options.waiting(executor->options.hook_context, executor->name,
+                                  cox_executor_door(executor));
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         executor->collectors[c].supervisor = executor->supervisor;
     return executor->geometry.legacy ? 0 : executor_await_attach(executor, deadline_ns, err);

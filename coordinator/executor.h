@@ -114,6 +114,9 @@ struct cox_executor_options {
     void (*line)(void *hook_context, uint32_t rank, bool is_stderr, const char *text);
     /* A worker reported a fault outside any answer. NULL: logged. On the error thread. */
     void (*fault)(void *hook_context, uint32_t rank, const char *text);
+    /* External workers can log on from now on, at this door. Called once, inside start. NULL: nobody is
+     * told. */
+    void (*waiting)(void *hook_context, const char *name, const char *door);
     /* Asked every 50 ms while start waits for the ranks: true ends it with COX_CLOSED. NULL: never.
      */
     bool (*cancelled)(void *hook_context);

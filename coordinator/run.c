@@ -15,6 +15,8 @@ enum {
     OPTION_EXTERNAL,
 };
 
+#define NOT_INITIALIZED "its workers were not told to initialize (--no-init)"
+
 static void help(FILE *file)
 {
     fprintf(
@@ -22,18 +24,18 @@ static void help(FILE *file)
         "Usage: coxswain run [OPTION]... [-- COMMAND [ARGUMENT]...]\n"
         "\n"
         "Starts a group of worker processes, COMMAND or the reference worker, tells them to\n"
-        "initialize, and keeps them until SIGINT, SIGTERM or SIGHUP or `coxswain stop` comes or "
-        "one "
-        "of them dies. COMMAND gets rank, world size\n"
-        "and name of the group in its environment (COXSWAIN_*) and as flags (--local_rank, ...).\n"
-        "When all is ready it prints `name NAME`, `door PATH` (not without a door) and a line\n"
-        "`rank R pid P` for each. With the reference worker, `coxswain generate --name NAME` then\n"
-        "completes prompts on the group, for any number of callers at once.\n"
+        "initialize, and keeps them until SIGINT, SIGTERM, SIGHUP or `coxswain stop` comes or\n"
+        "one of them dies. COMMAND gets rank, world size and name of the group in its\n"
+        "environment (COXSWAIN_*) and as flags (--local_rank, ...).\n"
+        "When all is ready it prints `name NAME`, `door PATH` and a line `rank R pid P` for each.\n"
+        "With the reference worker, `coxswain generate --name NAME` then completes prompts on\n"
+        "the group, for any number of callers at once.\n"
         "\n"
         "      --no-init             start them only\n"
         "      --no-flags            nothing is appended to COMMAND; the environment has it all\n"
-        "      --external            start none: wait for workers that somebody starts by hand\n"
-        "                            (coxswain-worker --door NAME), as long as that takes\n"
+        "      --external            start none: wait for workers that somebody starts by hand,\n"
+        "                            as long as that takes; standard error tells how they come\n"
+        "                            (coxswain-worker --door NAME)\n"
         "      --quiet               nothing of what the workers write\n");
     cox_group_choice_help(file);
     cox_exit_help(file);
@@ -147,8 +149,15 @@ int cox_command_run(int argc, char **argv)
     if (!r && options.external && optind < argc)
         r = cox_fail(&error, COX_INVALID, "--external starts no worker: '%.64s' is not executed",
                      argv[optind]);
+    if (!r && options.external && (group.worker || options.no_flags))
+        r = cox_fail(&error, COX_INVALID,
+                     "--external starts no worker: leave out --worker and "
+                     "--no-flags");
     if (!r && options.external) {
-        r = cox_model_find(&group, &model, &error);
+        if (options.init)
+            r = cox_model_find(&group, &model, &error);
+        else
+            options.refusal = NOT_INITIALIZED;
         options.model = model;
     } else if (!r && optind < argc) {
         options.command = (const char *const *)(argv + optind);
@@ -164,7 +173,7 @@ int cox_command_run(int argc, char **argv)
         options.command = reference;
         options.model = model;
         if (!options.init)
-            options.refusal = "its workers were not told to initialize (--no-init)";
+            options.refusal = NOT_INITIALIZED;
     }
     if (r)
         return r > 0 ? cox_exit_usage("run", &error) : cox_exit_with(&error);

@@ -21,6 +21,7 @@
 #define REQUEST_ARENA_MAX ((size_t)96 << 20)
 #define REPLY_ARENA_MAX ((size_t)4 << 20)
 #define TEMPERATURE_MAX 100.0f
+#define STARTING "the group is still being started"
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
@@ -429,7 +430,7 @@ int cox_service_new(const struct cox_service_options *options, struct cox_servic
     if (!service)
         return cox_fail(err, -ENOMEM, "no memory for the control connections");
     service->options = *options;
-    service->refusal = "the group is still being started";
+    service->refusal = STARTING;
     pthread_mutex_init(&service->lock, NULL);
     service->model = options->model ? strdup(options->model) : NULL;
     service->end_fd = eventfd(0, EFD_CLOEXEC);
@@ -476,7 +477,7 @@ void cox_service_serve_with(struct cox_service *service, struct cox_serving *ser
 void cox_service_refuse(struct cox_service *service, const char *refusal)
 {
     pthread_mutex_lock(&service->lock);
-    service->refusal = refusal;
+    service->refusal = refusal ? refusal : STARTING;
     pthread_mutex_unlock(&service->lock);
 }
 

@@ -39,7 +39,8 @@ int cox_service_new(const struct cox_service_options *options, struct cox_servic
 struct cox_service *cox_service_free(struct cox_service *service);
 
 void cox_service_attach(struct cox_service *service, struct cox_executor *executor);
-/* From now on prompts are taken, or refused with another reason. */
+/* From now on prompts are taken, or refused with another reason (and before attach every request but
+ * stop). NULL: it is being started. */
 void cox_service_serve_with(struct cox_service *service, struct cox_serving *serving);
 void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */
 

@@ -526,6 +526,147 @@ def test_p10_garbage_at_the_control_connection_harms_nobody():
         group.left_nothing()
 
 
+# ---- workers that are started by hand ----
+
+
+class External:
+    """A group that waits for its workers."""
+
+    def __init__(self, ranks, *arguments):
+        self.ranks = ranks
+        self.workers = []
+        self.process = start(["run", "--external", "-n", str(ranks), "--model", MODEL, *arguments])
+
+    def __enter__(self):
+        line = self.process.stderr.readline()
+        match = re.fullmatch(r"coxswain: waiting for (\d+) workers?: coxswain-worker --door (\S+)\n", line)
+        check(match and int(match[1]) == self.ranks, "it does not say how workers come: " + line)
+        self.name = match[2]
+        self.door = os.path.join(RUNTIME, "coxswain", self.name + ".door")
+        check(os.path.exists(self.door), "the door does not stand yet")
+        return self
+
+    def __exit__(self, *unused):
+        for process in [self.process] + self.workers:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+    def worker(self, *arguments):
+        """As somebody types what the line says."""
+        process = subprocess.Popen([os.path.join(base.BIN_DIR, "coxswain-worker"), "--door", self.name, *arguments],
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=base.environment())
+        self.workers.append(process)
+        return process
+
+    def logged_on(self, worker):
+        """It was let in: it has the group's memory."""
+        def mapped():
+            check(worker.poll() is None, "the worker has ended")
+            with open("/proc/%d/maps" % worker.pid, encoding="ascii") as file:
+                return re.search("/dev/shm/|/memfd:", file.read())
+        wait_until(mapped, "a worker that was let in")
+
+    def left_nothing(self):
+        for worker in self.workers:
+            check(worker.wait(timeout=TIMEOUT) is not None, "a worker lives on")
+        check(not os.path.exists(self.door), "the door is left")
+        check(not base.names(self.name), "left in /dev/shm: %s" % base.names(self.name))
+
+
+@test
+def test_workers_started_by_hand_come_in_any_order_and_serve():
+    prompts, _ = sums(20)
+    text = "\n".join(prompts) + "\n"
+    own = expect(base.generate("-n", "4", text=text), 0)
+    for more in ([], ["--attach", "sealed"], ["--name", "coxhand.%d" % os.getpid()]):
+        with External(4, *more) as group:
+            expect(run(["status", "--name", group.name]), 1, "waits for its workers", "coxswain-worker --door")
+            expect(run(["generate", "--name", group.name, "1+1="]), 1, "waits for its workers")
+            # The last rank first; who says no rank gets the lowest that is free.
+            by_rank = {3: group.worker("--local_rank", "3")}
+            group.logged_on(by_rank[3])
+            taken = group.worker("--local_rank", "3")
+            err = taken.communicate(timeout=TIMEOUT)[1]
+            check(taken.returncode == 1 and "rank 3 of the group '%s' is process %d already" % (
+                group.name, by_rank[3].pid) in err, "rank 3 came twice: " + err)
+            by_rank[1] = group.worker("--local_rank", "1", "--local_world_size", "4")
+            group.logged_on(by_rank[1])
+            for rank in (0, 2):
+                by_rank[rank] = group.worker()
+                group.logged_on(by_rank[rank])
+            lines = [group.process.stdout.readline().split() for _ in range(6)]
+            check(lines[0] == ["name", group.name] and lines[1] == ["door", group.door], "wrong: %s" % lines)
+            check(lines[2:] == [["rank", str(rank), "pid", str(by_rank[rank].pid)] for rank in range(4)], "wrong: %s" % lines)
+            one_more = group.worker()
+            err = one_more.communicate(timeout=TIMEOUT)[1]
+            check(one_more.returncode == 1 and err == "coxswain-worker: the door refuses: all 4 ranks of the group '%s' are "
+                  "there\n" % group.name, "one too many came in: " + err)
+            result = expect(run(["generate", "--name", group.name], text=text), 0, "4 ranks")
+            check(result.out == own.out, "another text", result)
+            expect(run(["stop", "--name", group.name]), 0)
+            expect(finish(group.process), 0)
+            group.left_nothing()
+            check([by_rank[rank].returncode for rank in range(4)] == [0] * 4, "workers do not end in order")
+
+
+@test
+def test_p2_a_worker_that_dies_before_the_others_came_is_named():
+    for more in ([], ["--attach", "sealed"]):
+        with External(2, *more) as group:
+            other, dying = group.worker("--local_rank", "0"), group.worker("--local_rank", "1")
+            group.logged_on(dying)
+            dying.kill()
+            # The other one may be quick enough to make the group complete: then the group has lost a rank.
+            expect(finish(group.process), 3, "rank 1", "pid %d" % dying.pid)
+            check(other.wait(timeout=TIMEOUT) is not None, "the other one lives on")
+            group.left_nothing()
+        with External(2, *more) as group:
+            dying = group.worker()
+            group.logged_on(dying)
+            dying.kill()
+            expect(finish(group.process), 3, "rank 0", "pid %d" % dying.pid, "before the group was complete")
+            group.left_nothing()
+
+
+@test
+def test_waiting_for_workers_ends_when_told_to():
+    for more in ([], ["--attach", "sealed"]):
+        for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 143)):
+            for come in range(2):
+                with External(2, *more) as group:
+                    for _ in range(come):
+                        group.logged_on(group.worker())
+                    if number:
+                        group.process.send_signal(number)
+                    else:
+                        expect(run(["stop"]), 0)
+                    expect(finish(group.process), status, "ended by signal %d" % (status - 128))
+                    group.left_nothing()
+
+
+@test
+def test_a_door_by_its_name_has_to_be_there():
+    def worker(*arguments):
+        result = subprocess.run([os.path.join(base.BIN_DIR, "coxswain-worker"), *arguments], stdin=subprocess.DEVNULL,
+                                capture_output=True, text=True, timeout=TIMEOUT, env=base.environment(), check=False)
+        return base.Result(result.returncode, result.stdout, result.stderr, 0)
+    expect(worker("--door", "coxnobody"), 1, "no door is at %s" % os.path.join(RUNTIME, "coxswain", "coxnobody.door"))
+    expect(worker("--door", "cox nobody"), 1, "position 4")
+    expect(worker("--door", os.path.join(RUNTIME, "x.door")), 1, "no door is at %s" % os.path.join(RUNTIME, "x.door"))
+    expect(run(["run", "--external", "--", "true"]), 2, "'true' is not executed")
+    expect(run(["run", "--external", "--worker", "x", "--model", MODEL]), 2, "--worker")
+    with Group(1) as group:
+        expect(worker("--door", group.name), 1, "starts its workers itself")
+        check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
+    with External(1, "--no-init") as group:
+        group.worker()
+        group.process.stdout.readline()
+        expect(run(["generate", "--name", group.name, "1+1="]), 1, "takes no prompts", "--no-init")
+        expect(run(["stop", "--name", group.name]), 0)
+
+
 def fds_and_threads(pid):
     return len(os.listdir("/proc/%d/fd" % pid)), len(os.listdir("/proc/%d/task" % pid))
 
