@@ -53,7 +53,9 @@ static void on_death(void *context, uint32_t rank, const char *text)
     (void)rank;
     struct cox_crew *crew = context;
     pthread_mutex_lock(&crew->lock);
-    cox_fail(&crew->death, COX_PEER_DEAD, "%s", text);
+    /* Others may die of the first one's death, before anybody has read of it. */
+    if (!crew->dead)
+        cox_fail(&crew->death, COX_PEER_DEAD, "%s", text);
     crew->dead = true;
     pthread_cond_broadcast(&crew->wake);
     pthread_mutex_unlock(&crew->lock);

@@ -362,8 +362,12 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         if (group->request_size[c] || group->response_size[c])
             return conflict(g, "--request-size and --response-size", err);
-    if (group->keep_names || group->worker || group->step_ms)
-        return conflict(g, "--keep-names, --worker and --timeout", err);
+    if (group->attach == COX_ATTACH_SEALED && (!status->attach || strcmp(status->attach, "sealed")))
+        return conflict(g, "--attach", err);
+    if (group->keep_names || group->huge_pages)
+        return conflict(g, "--keep-names and --huge-pages", err);
+    if (group->worker || group->start_timeout_ms || group->step_ms)
+        return conflict(g, "--worker, --start-timeout and --timeout", err);
     if (scheduler->token_count_max || scheduler->nested)
         return conflict(g, "--step-tokens and --nested", err);
     g->group.rank_count = status->rank_count;

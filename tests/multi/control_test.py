@@ -260,6 +260,30 @@ def test_p2_status_tells_a_dead_worker_while_the_others_keep_the_group_up():
 
 
 @test
+def test_p10_last_words_of_odd_bytes_are_text_for_people_and_programs():
+    odd = 'printf "\\033[31mred \\377\\376\\302\\205 \\t\\"quoted\\" \\303\\244 \\355\\240\\200\\nlast\\001\\n" >&2; exec "$0"'
+    command = ["--no-flags", "--", "sh", "-c", odd, os.path.join(base.BIN_DIR, "scripted_worker")]
+    with Group(2, ["--no-init"], command) as group:
+        group.stopped(0)
+        os.kill(group.pids[1], signal.SIGKILL)
+        told = {}
+
+        def dead():
+            for how in ((), ("--json",)):
+                told[how] = run(["status", "--name", group.name, *how])
+            return group.process.poll() is not None or "killed by signal 9" in told[()].out and (
+                "killed by signal 9" in told["--json",].out)
+        wait_until(dead, "a death")
+        result = expect(told["--json",], 0)
+        lines = json.loads(result.out)["ranks"][1]["last_lines"]
+        check(lines == '?[31mred ???? \t"quoted" \u00e4 ???\nlast?', "other last words: %r" % lines)
+        result = expect(told[()], 0)
+        check('\n  | ?[31mred ???? \t"quoted" \u00e4 ???\n  | last?\n' in result.out, "other last words", result)
+        check(group.process.wait(timeout=TIMEOUT) == 3, "another end")  # what it shows of its workers is no text
+        group.left_nothing()
+
+
+@test
 def test_wrong_names_and_several_groups():
     expect(run(["status"]), 2, "no group is alive")
     expect(run(["stop"]), 2, "no group is alive")
@@ -389,6 +413,8 @@ def test_a_name_that_is_not_live_starts_a_group_and_conflicts_are_told():
         for arguments, part in ([["-n", "3"], "with 2 ranks"], [["--depth", "2"], "--depth"],
                                 [["--legacy-workers"], "--legacy-workers"], [["--worker", "x"], "--worker"],
                                 [["--model", other], MODEL], [["--step-tokens", "5"], "--step-tokens"],
+                                [["--attach", "sealed"], "--attach"], [["--keep-names"], "--keep-names"],
+                                [["--start-timeout", "9"], "--start-timeout"], [["--timeout", "9"], "--timeout"],
                                 [["--nested"], "--nested"], [["--request-size", "execute=8M"], "--request-size"]):
             result = expect(group.generate(*arguments, "1+1="), 2, group.name, part, "runs already")
             check(result.out == "", "it ran", result)
