@@ -961,7 +961,7 @@ def test_p6_doctor_and_start_agree_on_shared_memory():
     if SEALED:
         raise Skipped("sealed groups are not in /dev/shm")
     for options, name, mark, marked_asked, *parts in [
-            ("size=1m", "/dev/shm", "BAD", "BAD", "1.0 of 1.0 MiB free", "9.5 MiB", "--shm-size"),
+            ("size=1m", "/dev/shm", "BAD", "BAD", "1.0 of 1.0 MiB free", "9.1 MiB", "--shm-size"),
             ("size=8m", "/dev/shm", "note", "BAD", "8.0 of 8.0 MiB free"),
             ("size=16m", "/dev/shm", "ok", "ok", "16.0 of 16.0 MiB free"),
             ("size=0", "/dev/shm", "ok", "ok", "no limit"),
