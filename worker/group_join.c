@@ -203,10 +203,9 @@ void cox_group_say(struct cox_group_base *base, enum cox_group_state state)
 static bool holder_is_dead(uint64_t holder)
 {
     struct cox_peer peer = COX_PEER_NONE;
-    int r = cox_peer_open(cox_group_holder_pid(holder), 0, &peer);
-    bool dead = r == COX_PEER_DEAD || (r == 0 && (uint32_t)peer.start != (uint32_t)holder);
+    int r = cox_group_process_open(holder, &peer);
     cox_peer_close(&peer);
-    return dead;
+    return r == COX_PEER_DEAD;
 }
 
 /* Is this, under a name, a group that is about to be gone? */
@@ -419,18 +418,13 @@ struct meeting {
 static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder, bool whole,
                      struct cox_error *err)
 {
-    struct cox_peer *peer = &base->peers[rank];
-    if (peer->pidfd >= 0)
+    if (cox_group_peer_known(base, rank))
         return 0;
-    int r = cox_peer_open(cox_group_holder_pid(holder), 0, peer);
-    if (r == 0 && (uint32_t)peer->start != (uint32_t)holder) {
-        cox_peer_close(peer);
-        r = COX_PEER_DEAD;
-    }
-    peer->pid = cox_group_holder_pid(holder);
+    int r = cox_group_peer_open(base, rank, holder);
     if (r == 0 || (r == COX_PEER_DEAD && whole))
         return 0;
-    return cox_fail(err, r, "rank %" PRIu32 " (pid %jd): %s", rank, (intmax_t)peer->pid,
+    return cox_fail(err, r, "rank %" PRIu32 " (pid %jd): %s", rank,
+                    (intmax_t)cox_group_holder_pid(holder),
                     r == COX_PEER_DEAD ? "died before all had joined" : cox_status_text(r));
 }
 
@@ -439,7 +433,7 @@ static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder
 static int meeting_deaths(const struct cox_group_base *base, struct cox_error *err)
 {
     for (uint32_t rank = 0; rank < base->rank_count; rank++) {
-        if (base->peers[rank].pidfd < 0 || cox_peer_alive(&base->peers[rank]))
+        if (!cox_group_peer_known(base, rank) || cox_group_peer_alive(base, rank))
             continue;
         enum cox_group_state state = cox_group_holder_state(holder_of(base, rank));
         if (state != COX_GROUP_FAILED && state != COX_GROUP_WHOLE && state != COX_GROUP_LEFT)

@@ -40,7 +40,6 @@
 
 #include <inttypes.h>
 #include <linux/futex.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -268,20 +267,11 @@ static bool round_missing(struct cox_group *group, struct cox_rank_set *ret_miss
 
 /* ---- deaths, and the rest that ends a wait ---- */
 
-static bool has_left(const struct cox_group_base *base, uint32_t rank)
-{
-    /* acquire: partner is cox_group_say; what it did before it left is done. */
-    uint64_t holder =
-        atomic_load_explicit(&base->layout->ranks[rank].identity.holder, memory_order_acquire);
-    return cox_group_holder_state(holder) == COX_GROUP_LEFT ||
-           cox_group_holder_state(holder) == COX_GROUP_FAILED;
-}
-
 static int fail_dead(struct cox_group *group, uint32_t rank, struct cox_error *err)
 {
     const struct cox_group_base *base = group->base;
     group->dead = rank + 1;
-    if (has_left(base, rank))
+    if (cox_group_has_left(base, rank))
         return cox_fail(err, COX_PEER_DEAD,
                         "rank %" PRIu32 " (pid %jd) has left the group: form another one", rank,
                         (intmax_t)base->peers[rank].pid);
@@ -292,33 +282,8 @@ static int fail_dead(struct cox_group *group, uint32_t rank, struct cox_error *e
 static int32_t left_among(const struct cox_group_base *base, const struct cox_rank_set *set)
 {
     for (uint32_t rank = 0; rank < base->rank_count; rank++)
-        if (cox_rank_set_has(set, rank) && has_left(base, rank))
+        if (cox_rank_set_has(set, rank) && cox_group_has_left(base, rank))
             return (int32_t)rank;
-    return -1;
-}
-
-/* The first of the set that is dead, without those who left before: they may have left because of it.
- * -1: none. */
-static int32_t dead_among(const struct cox_group_base *base, const struct cox_rank_set *set)
-{
-    struct pollfd fds[COX_RANK_COUNT_MAX];
-    uint32_t ranks[COX_RANK_COUNT_MAX];
-    nfds_t count = 0;
-    for (uint32_t rank = 0; rank < base->rank_count; rank++) {
-        if (!cox_rank_set_has(set, rank) || has_left(base, rank))
-            continue;
-        if (base->peers[rank].pidfd < 0)
-            return (int32_t)rank;
-        fds[count] = (struct pollfd){.fd = base->peers[rank].pidfd, .events = POLLIN};
-        ranks[count++] = rank;
-    }
-    int r;
-    do
-        r = poll(fds, count, 0);
-    while (r < 0 && errno == EINTR);
-    for (nfds_t i = 0; r > 0 && i < count; i++)
-        if (fds[i].revents & POLLIN)
-            return (int32_t)ranks[i];
     return -1;
 }
 
@@ -376,9 +341,9 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
         for (uint32_t place = 0; place < group->count; place++)
             if (place != group->self)
                 cox_rank_set_add(&others, group->ranks[place]);
-        dead = dead_among(base, &others);
+        dead = cox_group_dead_among(base, &others);
     } else if (due) {
-        dead = dead_among(base, missing);
+        dead = cox_group_dead_among(base, missing);
     }
     if (dead >= 0 || left >= 0)
         return fail_dead(group, (uint32_t)(dead >= 0 ? dead : left), err);

@@ -31,12 +31,16 @@ struct way {
     int error;           /* 0: as it does */
     uint32_t ranks;      /* bits: in which */
     uint32_t file_limit; /* 0: as it is; and a plain user */
+    bool no_pidfds;      /* pidfd_open answers so as well */
 };
 
-static const struct way by_handles = {0, 0, 0};
-static const struct way by_sockets = {EPERM, UINT32_MAX, 0};
-static const struct way by_old_kernel = {ENOSYS, UINT32_MAX, 0};
-static const struct way denied_to_one = {EPERM, 4, 0};
+static const struct way by_handles = {.error = 0};
+static const struct way by_sockets = {EPERM, .ranks = UINT32_MAX};
+static const struct way by_old_kernel = {ENOSYS, .ranks = UINT32_MAX};
+static const struct way denied_to_one = {EPERM, .ranks = 4};
+static const struct way by_start_time = {ENOSYS, .ranks = UINT32_MAX, .no_pidfds = true};
+static const struct way by_seccomp = {EPERM, .ranks = UINT32_MAX, .no_pidfds = true};
+static const struct way without_to_one = {ENOSYS, .ranks = 2, .no_pidfds = true};
 
 static void way_take(const struct forks_self *self, const struct way *way)
 {
@@ -52,7 +56,8 @@ static void way_take(const struct forks_self *self, const struct way *way)
         return;
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_getfd, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_getfd, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, way->no_pidfds ? SYS_pidfd_open : UINT32_MAX, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)way->error),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -126,6 +131,15 @@ static void k10_b27_an_fd_of_each_by_sockets(void **state)
         forks_run(worlds[i], gather_main, (void *)(uintptr_t)&by_sockets);
     forks_run(3, gather_main, (void *)(uintptr_t)&by_old_kernel);
     forks_run(4, gather_main, (void *)(uintptr_t)&denied_to_one);
+}
+
+static void k10_b27_an_fd_of_each_where_there_are_no_pidfds(void **state)
+{
+    (void)state;
+    forks_run(1, gather_main, (void *)(uintptr_t)&by_start_time);
+    forks_run(3, gather_main, (void *)(uintptr_t)&by_start_time);
+    forks_run(8, gather_main, (void *)(uintptr_t)&by_seccomp);
+    forks_run(4, gather_main, (void *)(uintptr_t)&without_to_one);
 }
 
 static void k10_k25_b11_largest_world_and_usual_limits(void **state)
@@ -436,6 +450,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(k10_k11_k15_k16_an_fd_of_each),
         TEST(k10_b27_an_fd_of_each_by_sockets),
+        TEST(k10_b27_an_fd_of_each_where_there_are_no_pidfds),
         TEST(k10_k25_b11_largest_world_and_usual_limits),
         TEST(k13_from_any_source),
         TEST(k6_k10_in_subgroups),
