@@ -411,17 +411,28 @@ struct meeting {
     struct cox_rank_set missing;
     bool any_missing;
     uint32_t failed; /* 1 + a rank that has given up; 0: none */
-    bool whole;      /* somebody has seen everybody */
 };
 
+/* Has somebody seen everybody? */
+static bool group_is_whole(const struct cox_group_base *base)
+{
+    for (uint32_t rank = 0; rank < base->rank_count; rank++) {
+        enum cox_group_state state = cox_group_holder_state(holder_of(base, rank));
+        if (state == COX_GROUP_WHOLE || state == COX_GROUP_LEFT)
+            return true;
+    }
+    return false;
+}
+
 /* Returns 0; COX_PEER_DEAD; -errno. Who died in a group that was whole is found dead by operations. */
-static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder, bool whole,
+static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder,
                      struct cox_error *err)
 {
     if (cox_group_peer_known(base, rank))
         return 0;
     int r = cox_group_peer_open(base, rank, holder);
-    if (r == 0 || (r == COX_PEER_DEAD && whole))
+    /* Looked at after the death: it may have been the last to join, and the first to have seen everybody. */
+    if (r == 0 || (r == COX_PEER_DEAD && group_is_whole(base)))
         return 0;
     return cox_fail(err, r, "rank %" PRIu32 " (pid %jd): %s", rank,
                     (intmax_t)cox_group_holder_pid(holder),
@@ -469,17 +480,13 @@ static int rank_look(struct cox_group_base *base, uint32_t rank, struct meeting 
         meeting->any_missing = true;
         return 0;
     }
-    return r ? r : peer_meet(base, rank, holder, meeting->whole, err);
+    return r ? r : peer_meet(base, rank, holder, err);
 }
 
 static int meeting_look(struct cox_group_base *base, struct meeting *meeting, struct cox_error *err)
 {
     memset(meeting, 0, sizeof *meeting);
     int r = 0;
-    for (uint32_t rank = 0; rank < base->rank_count; rank++) {
-        enum cox_group_state state = cox_group_holder_state(holder_of(base, rank));
-        meeting->whole = meeting->whole || state == COX_GROUP_WHOLE || state == COX_GROUP_LEFT;
-    }
     for (uint32_t rank = 0; r == 0 && rank < base->rank_count; rank++)
         if (rank != base->rank)
             r = rank_look(base, rank, meeting, err);

@@ -309,6 +309,39 @@ static void b3_a_death_is_one_for_every_epoch(void **state)
     assert_int_equal(forks_end(&forks, 0), 0);
 }
 
+/* Rank 3 arrives in epoch 1 and leaves, so that rank 2, still in epoch 0, gives up for good; rank 1 is in
+ * epoch 2. Rank 0, in epoch 1, is told of both. */
+static void told_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *step = self->context;
+    struct cox_group *group = rank_group_join(self);
+    struct cox_error err = {0};
+    static const uint32_t epochs[] = {1, 2, 0, 1};
+    while (atomic_load(step) != 3 - self->rank) /* one after the other, the last first */
+        sched_yield();
+    if (epochs[self->rank])
+        FORK_CHECK(cox_group_align(group, epochs[self->rank]) == 0, "align");
+    int r = self->rank == 1
+                ? 0
+                : cox_group_barrier(group, self->rank == 3 ? 1 : rank_group_patience(), &err);
+    if (self->rank == 3) {
+        FORK_CHECK(r == COX_TIMEOUT, "%d %s", r, err.text);
+        cox_group_leave(group);
+    } else if (self->rank != 1) {
+        FORK_CHECK(r == COX_PEER_DEAD, "%d %s", r, err.text);
+    }
+    for (atomic_fetch_add(step, 1); self->rank != 3 && atomic_load(step) < 4;)
+        sched_yield();
+    if (self->rank != 3)
+        cox_group_leave(group);
+}
+
+static void b3_who_tells_of_a_death_is_heard_first(void **state)
+{
+    (void)state;
+    forks_run(4, told_main, forks_share(4096));
+}
+
 /* Before it has claimed its rank nobody can know of it: the others name who is missing. */
 static void b4_k3_killed_before_it_is_there(void **state)
 {
@@ -349,7 +382,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(b3_p1_k26_killed_while_it_joins),    TEST(b3_p1_b6_killed_in_an_operation),
         TEST(b3_p1_killed_with_fds_on_their_way), TEST(b3_p1_killed_where_there_are_no_pidfds),
-        TEST(b3_a_death_is_one_for_every_epoch),  TEST(b4_k3_killed_before_it_is_there),
+        TEST(b3_a_death_is_one_for_every_epoch),  TEST(b3_who_tells_of_a_death_is_heard_first),
+        TEST(b4_k3_killed_before_it_is_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
