@@ -203,7 +203,7 @@ void cox_group_say(struct cox_group_base *base, enum cox_group_state state)
 static bool holder_is_dead(uint64_t holder)
 {
     struct cox_peer peer = COX_PEER_NONE;
-    int r = cox_group_process_open(holder, &peer);
+    int r = cox_group_process_meet(holder, &peer);
     cox_peer_close(&peer);
     return r == COX_PEER_DEAD;
 }
@@ -430,7 +430,7 @@ static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder
 {
     if (cox_group_peer_known(base, rank))
         return 0;
-    int r = cox_group_peer_open(base, rank, holder);
+    int r = cox_group_peer_meet(base, rank, holder);
     /* Looked at after the death: it may have been the last to join, and the first to have seen everybody. */
     if (r == 0 || (r == COX_PEER_DEAD && group_is_whole(base)))
         return 0;

@@ -33,7 +33,7 @@ static int process_look(pid_t pid, uint32_t start, uint64_t *ret_start)
     return r == 0 && thread_count <= 1 ? COX_PEER_DEAD : r;
 }
 
-int cox_group_process_open(uint64_t holder, struct cox_peer *ret_peer)
+int cox_group_process_meet(uint64_t holder, struct cox_peer *ret_peer)
 {
     pid_t pid = cox_group_holder_pid(holder);
     uint32_t start = (uint32_t)holder;
@@ -54,10 +54,10 @@ int cox_group_process_open(uint64_t holder, struct cox_peer *ret_peer)
     return r;
 }
 
-int cox_group_peer_open(struct cox_group_base *base, uint32_t rank, uint64_t holder)
+int cox_group_peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder)
 {
     struct cox_peer *peer = &base->peers[rank];
-    int r = cox_group_process_open(holder, peer);
+    int r = cox_group_process_meet(holder, peer);
     peer->pid = cox_group_holder_pid(holder);
     if (r == 0 && peer->pidfd < 0)
         cox_rank_set_add(&base->by_start, rank);

@@ -95,9 +95,9 @@ void cox_group_say(struct cox_group_base *base, enum cox_group_state state);
 /* ---- group_peer.c ---- */
 
 /* The process that the word names, with a pidfd where there are any. Returns 0; COX_PEER_DEAD; -errno. */
-int cox_group_process_open(uint64_t holder, struct cox_peer *ret_peer);
+int cox_group_process_meet(uint64_t holder, struct cox_peer *ret_peer);
 /* The same, as this rank; its pid is kept in any case. */
-int cox_group_peer_open(struct cox_group_base *base, uint32_t rank, uint64_t holder);
+int cox_group_peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder);
 /* It was seen alive once. */
 bool cox_group_peer_known(const struct cox_group_base *base, uint32_t rank);
 /* False once its process is dead, and when it never was seen alive. */
