@@ -7,8 +7,7 @@
 #include "exchange.h"
 #include "model/model.h"
 
-/* Longest wait for other ranks, in an init and in a step: loading reads files, and a step is given
- * up by the coordinator long before. */
+/* Longest wait for other ranks, in an init and in a step; the coordinator gives up either long before. */
 #define WAIT_MS (UINT64_C(10) * 60 * 1000)
 
 struct cox_engine {
@@ -19,9 +18,10 @@ struct cox_engine {
     struct cox_group *group; /* NULL: this rank computes everything */
     uint64_t group_life;
     struct cox_exchange *exchange;
-    uint64_t init_sequence;        /* of the last init */
-    const struct cox_batch *batch; /* the step under way */
-    _Atomic bool stopping;         /* lock-free: stored in a signal handler */
+    uint64_t init_sequence;              /* of the last init */
+    const struct cox_init_request *init; /* under way; or NULL */
+    const struct cox_batch *batch;       /* the step under way */
+    _Atomic bool stopping;               /* lock-free: stored in a signal handler */
 };
 
 int cox_engine_new(const struct cox_engine_options *options, struct cox_engine **ret_engine)
@@ -70,6 +70,7 @@ static bool given_up(void *context)
     const struct cox_engine *engine = context;
 
     return atomic_load_explicit(&engine->stopping, memory_order_relaxed) ||
+           (engine->init && cox_init_request_aborted(engine->init)) ||
            (engine->batch && cox_batch_aborted(engine->batch));
 }
 
@@ -213,9 +214,11 @@ static int engine_init(void *context, const struct cox_init_request *request,
         return r;
     /* A second init replaces the first: its memory goes before the new one is taken. */
     engine_unload(engine);
+    engine->init = request;
     r = engine_join(engine, cox_init_request_sequence(request), deadline_ns, &share, err);
     if (r == 0)
         r = engine_load(engine, directory, &share, deadline_ns, err);
+    engine->init = NULL;
     if (r) {
         /* A model without its exchange is none. */
         engine_unload(engine);

@@ -10,7 +10,7 @@
  *   anywhere, signal handlers included.
  * Ownership: the caller owns the engine; worker and options are lent until free.
  * Blocks: init and a step wait for the other ranks: until a rank is dead, the coordinator has given
- *   the step up, any rank has failed in it, the worker is stopped, or ten minutes have passed.
+ *   the init or the step up, any rank has failed in it, the worker is stopped, or ten minutes have passed.
  * Failures: whatever fails on one rank while others may be waiting for it is told to them through
  *   the group, so that they wait no longer than 50 ms. What every rank finds by itself, such as a
  *   batch that cannot be, is checked before anybody waits.

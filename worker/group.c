@@ -156,9 +156,11 @@ static void part_align(struct cox_group *group, uint64_t epoch)
     group->said_what = 0;
     /* relaxed: until both are there the word counts as not arrived. */
     atomic_store_explicit(&part->mirror, ~word, memory_order_relaxed);
-    /* acq_rel, and an exchange: whatever this rank writes in the new epoch comes after it; partner is
-     * the second look in epoch_verify. */
-    atomic_exchange_explicit(&part->arrived, word, memory_order_acq_rel);
+    /* Whatever this rank writes in the new epoch comes after it: the load stays behind the store, as both
+     * are seq_cst, and acquire keeps what follows behind the load. Partner is the second look in
+     * epoch_verify. */
+    atomic_store_explicit(&part->arrived, word, memory_order_seq_cst);
+    (void)atomic_load_explicit(&part->arrived, memory_order_seq_cst);
     cox_fault_point(COX_FAULT_GROUP_ALIGNED);
     struct cox_group_layout_bell *bell = cox_group_bell(group);
     if (bell)

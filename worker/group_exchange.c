@@ -94,14 +94,17 @@ static int fd_take(struct cox_group_exchange *exchange, uint32_t place, struct c
 {
     const struct cox_handle_info *offer = &exchange->offers[place];
     uint32_t rank = exchange->group->ranks[place];
-    const struct cox_peer *peer = &exchange->group->base->peers[rank];
+    const struct cox_group_base *base = exchange->group->base;
+    const struct cox_peer *peer = &base->peers[rank];
+    if (cox_rank_set_has(&base->by_start, rank))
+        return -ENOSYS;
     _cox_cleanup_(cox_close_fd) int fd =
         (int)syscall(SYS_pidfd_getfd, peer->pidfd, (int)offer->fd, 0);
     if (fd < 0) {
         int e = errno;
         if (cox_handle_way_closed(-e))
             return -e;
-        if (e == ESRCH || (e == EBADF && !cox_peer_alive(peer)))
+        if (e == ESRCH || (e == EBADF && !cox_group_peer_alive(base, rank)))
             return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " (pid %jd) is dead", rank,
                             (intmax_t)peer->pid);
         return cox_fail(err, e == EBADF ? COX_CORRUPT : -e, "the fd of rank %" PRIu32 ": %s", rank,

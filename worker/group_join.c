@@ -203,10 +203,9 @@ void cox_group_say(struct cox_group_base *base, enum cox_group_state state)
 static bool holder_is_dead(uint64_t holder)
 {
     struct cox_peer peer = COX_PEER_NONE;
-    int r = cox_peer_open(cox_group_holder_pid(holder), 0, &peer);
-    bool dead = r == COX_PEER_DEAD || (r == 0 && (uint32_t)peer.start != (uint32_t)holder);
+    int r = cox_group_process_meet(holder, &peer);
     cox_peer_close(&peer);
-    return dead;
+    return r == COX_PEER_DEAD;
 }
 
 /* Is this, under a name, a group that is about to be gone? */
@@ -412,25 +411,31 @@ struct meeting {
     struct cox_rank_set missing;
     bool any_missing;
     uint32_t failed; /* 1 + a rank that has given up; 0: none */
-    bool whole;      /* somebody has seen everybody */
 };
 
+/* Has somebody seen everybody? */
+static bool group_is_whole(const struct cox_group_base *base)
+{
+    for (uint32_t rank = 0; rank < base->rank_count; rank++) {
+        enum cox_group_state state = cox_group_holder_state(holder_of(base, rank));
+        if (state == COX_GROUP_WHOLE || state == COX_GROUP_LEFT)
+            return true;
+    }
+    return false;
+}
+
 /* Returns 0; COX_PEER_DEAD; -errno. Who died in a group that was whole is found dead by operations. */
-static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder, bool whole,
+static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder,
                      struct cox_error *err)
 {
-    struct cox_peer *peer = &base->peers[rank];
-    if (peer->pidfd >= 0)
+    if (cox_group_peer_known(base, rank))
         return 0;
-    int r = cox_peer_open(cox_group_holder_pid(holder), 0, peer);
-    if (r == 0 && (uint32_t)peer->start != (uint32_t)holder) {
-        cox_peer_close(peer);
-        r = COX_PEER_DEAD;
-    }
-    peer->pid = cox_group_holder_pid(holder);
-    if (r == 0 || (r == COX_PEER_DEAD && whole))
+    int r = cox_group_peer_meet(base, rank, holder);
+    /* Looked at after the death: it may have been the last to join, and the first to have seen everybody. */
+    if (r == 0 || (r == COX_PEER_DEAD && group_is_whole(base)))
         return 0;
-    return cox_fail(err, r, "rank %" PRIu32 " (pid %jd): %s", rank, (intmax_t)peer->pid,
+    return cox_fail(err, r, "rank %" PRIu32 " (pid %jd): %s", rank,
+                    (intmax_t)cox_group_holder_pid(holder),
                     r == COX_PEER_DEAD ? "died before all had joined" : cox_status_text(r));
 }
 
@@ -439,7 +444,7 @@ static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder
 static int meeting_deaths(const struct cox_group_base *base, struct cox_error *err)
 {
     for (uint32_t rank = 0; rank < base->rank_count; rank++) {
-        if (base->peers[rank].pidfd < 0 || cox_peer_alive(&base->peers[rank]))
+        if (!cox_group_peer_known(base, rank) || cox_group_peer_alive(base, rank))
             continue;
         enum cox_group_state state = cox_group_holder_state(holder_of(base, rank));
         if (state != COX_GROUP_FAILED && state != COX_GROUP_WHOLE && state != COX_GROUP_LEFT)
@@ -475,17 +480,13 @@ static int rank_look(struct cox_group_base *base, uint32_t rank, struct meeting 
         meeting->any_missing = true;
         return 0;
     }
-    return r ? r : peer_meet(base, rank, holder, meeting->whole, err);
+    return r ? r : peer_meet(base, rank, holder, err);
 }
 
 static int meeting_look(struct cox_group_base *base, struct meeting *meeting, struct cox_error *err)
 {
     memset(meeting, 0, sizeof *meeting);
     int r = 0;
-    for (uint32_t rank = 0; rank < base->rank_count; rank++) {
-        enum cox_group_state state = cox_group_holder_state(holder_of(base, rank));
-        meeting->whole = meeting->whole || state == COX_GROUP_WHOLE || state == COX_GROUP_LEFT;
-    }
     for (uint32_t rank = 0; r == 0 && rank < base->rank_count; rank++)
         if (rank != base->rank)
             r = rank_look(base, rank, meeting, err);

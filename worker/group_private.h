@@ -2,8 +2,8 @@
  * group_private: what the files of the rank group share. Private to the library.
  *
  * group.c: joining is put together there, leaving, epochs, subgroups. group_join.c: the memory and
- * its name, identities. group_round.c: one round, which is what every operation is made of, barrier
- * and gather. group_exchange.c: fds, by handles. group_sockets.c: fds, by sockets.
+ * its name, identities. group_peer.c: whether the ranks live. group_round.c: one round, which is what
+ * every operation is made of, barrier and gather. group_exchange.c: fds, by handles. group_sockets.c: fds, by sockets.
  */
 #ifndef COX_WORKER_GROUP_PRIVATE_H
 #define COX_WORKER_GROUP_PRIVATE_H
@@ -41,7 +41,9 @@ struct cox_group_base {
     uint64_t system;          /* of handles; 0: not found out yet */
     bool (*aborted)(void *context);
     void *context;
-    struct cox_peer peers[COX_RANK_COUNT_MAX]; /* no pidfd: it died before this rank could see it */
+    struct cox_peer peers[COX_RANK_COUNT_MAX]; /* neither a pidfd nor by_start: it died before this
+                                                * rank could see it */
+    struct cox_rank_set by_start;              /* who has no pidfd because there are none here */
     _Atomic uint32_t subgroup_count;           /* release, after the pointer; partner: abort */
     struct cox_group *subgroups[COX_SUBGROUP_COUNT_MAX];
 };
@@ -89,6 +91,22 @@ int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *
 void cox_group_name_end(struct cox_group_name *name, bool only_if_last);
 /* Says that this rank is at another state. */
 void cox_group_say(struct cox_group_base *base, enum cox_group_state state);
+
+/* ---- group_peer.c ---- */
+
+/* The process that the word names, with a pidfd where there are any. Returns 0; COX_PEER_DEAD; -errno. */
+int cox_group_process_meet(uint64_t holder, struct cox_peer *ret_peer);
+/* The same, as this rank; its pid is kept in any case. */
+int cox_group_peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder);
+/* It was seen alive once. */
+bool cox_group_peer_known(const struct cox_group_base *base, uint32_t rank);
+/* False once its process is dead, and when it never was seen alive. */
+bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank);
+/* The rank has said that it has left, or could not join. */
+bool cox_group_has_left(const struct cox_group_base *base, uint32_t rank);
+/* The first of the set that is dead, without those who left before: they may have left because of it.
+ * -1: none. */
+int32_t cox_group_dead_among(const struct cox_group_base *base, const struct cox_rank_set *set);
 
 /* ---- group_round.c ---- */
 

@@ -9,12 +9,12 @@
  * read. The same holds for `what`. Two members of one epoch are therefore at most one round apart, and
  * an index of 24 bits may go round.
  *
- * Why epochs do not mix. align replaces a rank's word by one of the new epoch, with an exchange, before
+ * Why epochs do not mix. align replaces a rank's word by one of the new epoch, and reads it back, before
  * it writes anything else in that epoch. Let A wait at round 3 of epoch e, and B align to e + 1: A
  * sees B's word in a later epoch. B may have arrived at round 3 before or not, A cannot tell; it ends
  * with ABORTED. If A had seen B at round 3 and is copying its value when B aligns, gives a new value and
  * thereby overwrites what A copies, A's second look at B's word, after the copy, sees the later epoch:
- * the exchange is ordered before the new value. Seen from B, A's word is of an older epoch: not arrived;
+ * the word is ordered before the new value. Seen from B, A's word is of an older epoch: not arrived;
  * B waits until A has aligned as well. A word of an older epoch is never completed by anybody: align is
  * monotone, so A cannot arrive at e + 1 before it has left e. Should C never align, B ends at its
  * deadline, and gives up e + 1.
@@ -40,7 +40,6 @@
 
 #include <inttypes.h>
 #include <linux/futex.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -160,12 +159,13 @@ static void part_say_gone(struct cox_group *group)
 {
     struct cox_group_layout_part *part = cox_group_own_part(group);
     uint64_t gone;
-    /* Two threads may do so at once: the later epoch stays. acquire, release: each sees what the other
-     * has raised. */
+    /* Two threads may do so at once: the later epoch stays. seq_cst, all, and where gone is raised: whoever
+     * stores the earlier one looks at gone when its store is done, not before, and sees that it was raised
+     * if the other's store came first. release: partner is words_trouble. */
     do {
-        gone = atomic_load_explicit(&group->gone, memory_order_acquire);
-        atomic_store_explicit(&part->given_up, gone, memory_order_release);
-    } while (atomic_load_explicit(&group->gone, memory_order_acquire) != gone);
+        gone = atomic_load_explicit(&group->gone, memory_order_seq_cst);
+        atomic_store_explicit(&part->given_up, gone, memory_order_seq_cst);
+    } while (atomic_load_explicit(&group->gone, memory_order_seq_cst) != gone);
     cox_fault_point(COX_FAULT_GROUP_GIVEN_UP);
 }
 
@@ -189,7 +189,7 @@ void cox_group_give_up(struct cox_group *group, bool for_good)
     /* relaxed: part_say_gone looks again. */
     uint64_t seen = atomic_load_explicit(&group->gone, memory_order_relaxed);
     while (seen < word &&
-           !atomic_compare_exchange_weak_explicit(&group->gone, &seen, word, memory_order_acq_rel,
+           !atomic_compare_exchange_weak_explicit(&group->gone, &seen, word, memory_order_seq_cst,
                                                   memory_order_relaxed))
         ;
     part_say_gone(group);
@@ -268,20 +268,11 @@ static bool round_missing(struct cox_group *group, struct cox_rank_set *ret_miss
 
 /* ---- deaths, and the rest that ends a wait ---- */
 
-static bool has_left(const struct cox_group_base *base, uint32_t rank)
-{
-    /* acquire: partner is cox_group_say; what it did before it left is done. */
-    uint64_t holder =
-        atomic_load_explicit(&base->layout->ranks[rank].identity.holder, memory_order_acquire);
-    return cox_group_holder_state(holder) == COX_GROUP_LEFT ||
-           cox_group_holder_state(holder) == COX_GROUP_FAILED;
-}
-
 static int fail_dead(struct cox_group *group, uint32_t rank, struct cox_error *err)
 {
     const struct cox_group_base *base = group->base;
     group->dead = rank + 1;
-    if (has_left(base, rank))
+    if (cox_group_has_left(base, rank))
         return cox_fail(err, COX_PEER_DEAD,
                         "rank %" PRIu32 " (pid %jd) has left the group: form another one", rank,
                         (intmax_t)base->peers[rank].pid);
@@ -292,33 +283,31 @@ static int fail_dead(struct cox_group *group, uint32_t rank, struct cox_error *e
 static int32_t left_among(const struct cox_group_base *base, const struct cox_rank_set *set)
 {
     for (uint32_t rank = 0; rank < base->rank_count; rank++)
-        if (cox_rank_set_has(set, rank) && has_left(base, rank))
+        if (cox_rank_set_has(set, rank) && cox_group_has_left(base, rank))
             return (int32_t)rank;
     return -1;
 }
 
-/* The first of the set that is dead, without those who left before: they may have left because of it.
- * -1: none. */
-static int32_t dead_among(const struct cox_group_base *base, const struct cox_rank_set *set)
+/* 0: nothing, or it has not formed the subgroup yet. */
+static uint64_t member_given_up(struct cox_group *group, uint32_t place)
 {
-    struct pollfd fds[COX_RANK_COUNT_MAX];
-    uint32_t ranks[COX_RANK_COUNT_MAX];
-    nfds_t count = 0;
-    for (uint32_t rank = 0; rank < base->rank_count; rank++) {
-        if (!cox_rank_set_has(set, rank) || has_left(base, rank))
-            continue;
-        if (base->peers[rank].pidfd < 0)
-            return (int32_t)rank;
-        fds[count] = (struct pollfd){.fd = base->peers[rank].pidfd, .events = POLLIN};
-        ranks[count++] = rank;
-    }
-    int r;
-    do
-        r = poll(fds, count, 0);
-    while (r < 0 && errno == EINTR);
-    for (nfds_t i = 0; r > 0 && i < count; i++)
-        if (fds[i].revents & POLLIN)
-            return (int32_t)ranks[i];
+    bool other;
+    uint32_t slot = member_slot(group, place, &other);
+    if (group->slot && !slot)
+        return 0;
+    /* acquire: partner is part_say_gone. */
+    return atomic_load_explicit(
+        &group->base->layout->ranks[group->ranks[place]].parts[slot].given_up,
+        memory_order_acquire);
+}
+
+/* A member that has given up for good; -1: none. */
+static int32_t member_told_dead(struct cox_group *group)
+{
+    for (uint32_t place = 0; place < group->count; place++)
+        if (place != group->self &&
+            member_given_up(group, place) == cox_group_given_up(COX_GROUP_EPOCH_NONE))
+            return (int32_t)group->ranks[place];
     return -1;
 }
 
@@ -345,17 +334,9 @@ static int words_trouble(struct cox_group *group, struct cox_error *err)
                             " is at an operation that cannot be, this one at %" PRIu32
                             " of epoch %" PRIu64,
                             rank, group->index, present);
-        bool other;
-        uint32_t slot = member_slot(group, place, &other);
-        if (group->slot && !slot)
-            continue;
-        const struct cox_group_layout_part *part = &group->base->layout->ranks[rank].parts[slot];
-        /* acquire: partner is part_say_gone. */
-        uint64_t given_up = atomic_load_explicit(&part->given_up, memory_order_acquire);
-        if (given_up == cox_group_given_up(COX_GROUP_EPOCH_NONE))
-            return cox_fail(err, COX_PEER_DEAD,
-                            "rank %" PRIu32 " has seen a member die: form another group", rank);
-        if (given_up == cox_group_given_up(present))
+        uint64_t given_up = member_given_up(group, place);
+        if (given_up == cox_group_given_up(present) ||
+            given_up == cox_group_given_up(COX_GROUP_EPOCH_NONE))
             return cox_fail(err, COX_ABORTED,
                             "rank %" PRIu32 " has given up the operations of epoch %" PRIu64, rank,
                             present);
@@ -369,6 +350,13 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
     const struct cox_group_base *base = group->base;
     struct cox_error why = {0};
     int r = words_trouble(group, &why);
+    /* Whoever tells of a death is heard, whatever others say. */
+    int32_t told = r ? member_told_dead(group) : -1;
+    if (told >= 0) {
+        why = (struct cox_error){0};
+        r = cox_fail(&why, COX_PEER_DEAD,
+                     "rank %" PRId32 " has seen a member die: form another group", told);
+    }
     int32_t left = left_among(base, missing), dead = -1;
     if (r || left >= 0) {
         /* It ends in any case. Who died after it arrived is why others have gone on without this rank. */
@@ -376,9 +364,9 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
         for (uint32_t place = 0; place < group->count; place++)
             if (place != group->self)
                 cox_rank_set_add(&others, group->ranks[place]);
-        dead = dead_among(base, &others);
+        dead = cox_group_dead_among(base, &others);
     } else if (due) {
-        dead = dead_among(base, missing);
+        dead = cox_group_dead_among(base, missing);
     }
     if (dead >= 0 || left >= 0)
         return fail_dead(group, (uint32_t)(dead >= 0 ? dead : left), err);
@@ -485,13 +473,15 @@ static const char *operation_name(uint64_t what)
 static int epoch_verify(struct cox_group *group, struct cox_error *err)
 {
     uint64_t present = cox_group_present(group->base);
-    /* acq_rel on a word of our own: the loads behind it are not made before the copies in front of it. */
-    atomic_fetch_or_explicit(&group->gone, 0, memory_order_acq_rel);
+    /* seq_cst, on a word of our own and on theirs: release keeps the copies in front of it, and a later
+     * load that is seq_cst as well stays behind it. Acquire alone would not do on machines where a
+     * change is a load and a store, between which others' loads can be. */
+    atomic_fetch_or_explicit(&group->gone, 0, memory_order_seq_cst);
     for (uint32_t place = 0; place < group->count; place++) {
         const struct cox_group_layout_part *part =
             &group->base->layout->ranks[group->ranks[place]].parts[group->slots[place]];
-        /* acquire: partner is the exchange in cox_group_align. */
-        uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
+        /* Partner is part_align. */
+        uint64_t word = atomic_load_explicit(&part->arrived, memory_order_seq_cst);
         if (word >> COX_GROUP_INDEX_BITS != present)
             return cox_fail(err, COX_ABORTED, "rank %d went on to another epoch while it was read",
                             group->ranks[place]);

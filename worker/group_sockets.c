@@ -185,6 +185,24 @@ static int post_accept(struct post *post, int *ret_fd)
     return r;
 }
 
+/* What has come in so far. Whoever is to be sent to may wait for a place in this rank's queue, which
+ * strangers can have filled: who only sent would wait for ever. */
+static int post_clear(struct post *post, struct cox_error *err)
+{
+    for (int i = 0; i <= COX_RANK_COUNT_MAX && post->listen_fd >= 0; i++) {
+        _cox_cleanup_(cox_close_fd) int fd = -1;
+        int r = post_accept(post, &fd);
+        if (r)
+            post_fail(post, r);
+        if (r || fd < 0)
+            return 0;
+        r = post_receive(post, fd, err);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
 /* Until at most `left` ranks owe theirs, or this rank cannot succeed. */
 static int post_await(struct post *post, uint32_t left, struct cox_error *err)
 {
@@ -250,7 +268,9 @@ static int post_send(struct post *post, uint32_t place, struct cox_error *err)
             post_fail(post, r);
             return 0;
         }
-        r = post_trouble(post, &receiver, err);
+        r = post_clear(post, err);
+        if (r == 0)
+            r = post_trouble(post, &receiver, err);
         if (r)
             return r;
         nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
@@ -293,7 +313,7 @@ int cox_group_exchange_sockets(struct cox_group_exchange *exchange, int *ret_how
         post.look_ns = cox_now_ns() + COX_GROUP_SLICE_NS;
         r = post_run(&post, err);
         if (r)
-            cox_group_give_up(group, false);
+            cox_group_give_up(group, r == COX_PEER_DEAD);
     }
     if (r == 0) /* nobody goes away before all have theirs */
         r = cox_group_stage(exchange, COX_GROUP_STAGE_RECEIVED, NULL, 0, NULL, err);

@@ -25,11 +25,18 @@ typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
 struct cox_init_request {
     const ExecuteRequest *request;
     uint64_t sequence;
+    const struct cox_layout_channel_truth *truth;
 };
 
 uint64_t cox_init_request_sequence(const struct cox_init_request *request)
 {
     return request->sequence;
+}
+
+/* It is no step, and void_through says nothing of it; but it has ended without this rank's answer. */
+bool cox_init_request_aborted(const struct cox_init_request *request)
+{
+    return cox_truth_ended(request->truth) >= request->sequence;
 }
 
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
@@ -227,7 +234,11 @@ static void serve_init(struct cox_lane *lane, const struct cox_request *request,
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
     struct init_answer answer = {0};
     struct cox_init_result result = {.start_thinking_id = -1, .stop_thinking_id = -1};
-    const struct cox_init_request init = {.request = message, .sequence = request->sequence};
+    const struct cox_init_request init = {
+        .request = message,
+        .sequence = request->sequence,
+        .truth = cox_truth_channel(&worker->control, lane->channel.id),
+    };
     int r = worker->callbacks->init
                 ? worker->callbacks->init(worker->context, &init, &result, &lane->error)
                 : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no init callback");

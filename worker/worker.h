@@ -120,6 +120,10 @@ COX_PUBLIC const char *cox_init_request_get(const struct cox_init_request *reque
 /* Number of the init request on its channel, as batches have theirs. */
 COX_PUBLIC uint64_t cox_init_request_sequence(const struct cox_init_request *request);
 
+/* True once nobody waits for this init any more (timeout, another rank's failure): a long callback may ask
+ * and return COX_ABORTED early. Lock-free, from the callback's thread, until it returns. */
+COX_PUBLIC bool cox_init_request_aborted(const struct cox_init_request *request);
+
 /* Any callback may be NULL: the request is then answered with COX_UNSUPPORTED (no-reply requests
  * are dropped). */
 struct cox_worker_callbacks {

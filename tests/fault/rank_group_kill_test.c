@@ -35,6 +35,7 @@ struct death {
     const char *point;
     uint32_t passages[5]; /* ends with 0 */
     bool by_sockets;
+    bool no_pidfds; /* nor by handles, either */
     bool by_chance; /* not every rank passes it every time */
     /* Before all have joined; without a name, or those who come late would begin another group. */
     bool by_fd;
@@ -47,11 +48,11 @@ struct plan {
     int memory_fd;        /* -1: under a name */
 };
 
-static void deny_pidfd_getfd(const struct forks_self *self)
+static void deny(const struct forks_self *self, uint32_t call)
 {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_getfd, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -106,7 +107,9 @@ static void rank_main(const struct forks_self *self)
     struct cox_rank_set members = cox_rank_set_first(RANK_COUNT);
     char text[64];
     if (plan->death->by_sockets)
-        deny_pidfd_getfd(self);
+        deny(self, SYS_pidfd_getfd);
+    if (plan->death->no_pidfds)
+        deny(self, SYS_pidfd_open);
     snprintf(text, sizeof text, "%s:kill:%d:%" PRIu32, plan->death->point, VICTIM, plan->passage);
     cox_fault_arm(text);
     const struct cox_group_options options = {
@@ -249,29 +252,47 @@ static void b3_p1_killed_with_fds_on_their_way(void **state)
     strike_all(deaths, sizeof deaths / sizeof deaths[0]);
 }
 
-/* Before it has claimed its rank nobody can know of it: the others name who is missing. */
+static void b3_p1_killed_where_there_are_no_pidfds(void **state)
+{
+    (void)state;
+    static const struct death deaths[] = {
+        {"group.claimed", {1}, .no_pidfds = true, .by_fd = true},
+        {"group.said", {1}, .no_pidfds = true, .by_fd = true},
+        {"group.said", {2}, .no_pidfds = true},
+        {"group.value", {1, 3}, .no_pidfds = true},
+        {"group.arrived", {1, 4}, .no_pidfds = true},
+        {"group.done", {1, 5}, .no_pidfds = true},
+        {"group.aligned", {1}, .no_pidfds = true},
+        {"group.offered", {1, 3}, .no_pidfds = true},
+    };
+    strike_all(deaths, sizeof deaths / sizeof deaths[0]);
+}
+
 /* Rank 2 goes on to the next epoch, arrives there and dies; rank 1 never goes on, but stays; rank 0 waits
- * in the next epoch for rank 1, which lives. */
+ * in the next epoch for rank 1, which lives and is the only one that can tell. */
+struct epochs {
+    _Atomic bool is_dead; /* rank 2 */
+    _Atomic uint32_t told;
+};
+
 static void epochs_main(const struct forks_self *self)
 {
-    _Atomic uint32_t *told = self->context;
+    struct epochs *epochs = self->context;
     struct cox_group *group = rank_group_join(self);
     struct cox_error err = {0};
     cox_fault_rank((int)self->rank);
     cox_fault_arm("group.arrived:kill:2:1");
     if (self->rank != 1)
         FORK_CHECK(cox_group_align(group, 1) == 0, "align");
+    while (self->rank == 1 && !atomic_load(&epochs->is_dead))
+        sched_yield();
     int r = cox_group_barrier(group, rank_group_patience(), &err);
-    FORK_CHECK(self->rank == 1 ? r == COX_PEER_DEAD || r == COX_ABORTED : r == COX_PEER_DEAD,
-               "%d %s", r, err.text);
-    if (r == COX_ABORTED) /* rank 0 or 2 had gone on: in that epoch the death is seen */
-        FORK_CHECK(cox_group_align(group, 1) == 0 &&
-                       cox_group_barrier(group, rank_group_patience(), NULL) == COX_PEER_DEAD,
-                   "after align");
+    FORK_CHECK(r == COX_PEER_DEAD, "%d %s", r, err.text);
     FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_PEER_DEAD, "again");
     FORK_CHECK(cox_group_align(group, 5) == 0, "align");
     FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_PEER_DEAD, "for good");
-    for (atomic_fetch_add(told, 1); atomic_load(told) < 2;) /* nobody leaves before all know */
+    for (atomic_fetch_add(&epochs->told, 1);
+         atomic_load(&epochs->told) < 2;) /* nobody leaves before all know */
         sched_yield();
     cox_group_leave(group);
 }
@@ -280,12 +301,48 @@ static void b3_a_death_is_one_for_every_epoch(void **state)
 {
     (void)state;
     struct forks forks;
-    forks_start(&forks, 3, epochs_main, forks_share(4096));
+    struct epochs *epochs = forks_share(sizeof *epochs);
+    forks_start(&forks, 3, epochs_main, epochs);
     assert_int_equal(forks_end(&forks, 2), 128 + SIGKILL);
+    atomic_store(&epochs->is_dead, true);
     assert_int_equal(forks_end(&forks, 1), 0);
     assert_int_equal(forks_end(&forks, 0), 0);
 }
 
+/* Rank 3 arrives in epoch 1 and leaves, so that rank 2, still in epoch 0, gives up for good; rank 1 is in
+ * epoch 2. Rank 0, in epoch 1, is told of both. */
+static void told_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *step = self->context;
+    struct cox_group *group = rank_group_join(self);
+    struct cox_error err = {0};
+    static const uint32_t epochs[] = {1, 2, 0, 1};
+    while (atomic_load(step) != 3 - self->rank) /* one after the other, the last first */
+        sched_yield();
+    if (epochs[self->rank])
+        FORK_CHECK(cox_group_align(group, epochs[self->rank]) == 0, "align");
+    int r = self->rank == 1
+                ? 0
+                : cox_group_barrier(group, self->rank == 3 ? 1 : rank_group_patience(), &err);
+    if (self->rank == 3) {
+        FORK_CHECK(r == COX_TIMEOUT, "%d %s", r, err.text);
+        cox_group_leave(group);
+    } else if (self->rank != 1) {
+        FORK_CHECK(r == COX_PEER_DEAD, "%d %s", r, err.text);
+    }
+    for (atomic_fetch_add(step, 1); self->rank != 3 && atomic_load(step) < 4;)
+        sched_yield();
+    if (self->rank != 3)
+        cox_group_leave(group);
+}
+
+static void b3_who_tells_of_a_death_is_heard_first(void **state)
+{
+    (void)state;
+    forks_run(4, told_main, forks_share(4096));
+}
+
+/* Before it has claimed its rank nobody can know of it: the others name who is missing. */
 static void b4_k3_killed_before_it_is_there(void **state)
 {
     (void)state;
@@ -323,10 +380,9 @@ static void b4_k3_killed_before_it_is_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(b3_p1_k26_killed_while_it_joins),
-        TEST(b3_p1_b6_killed_in_an_operation),
-        TEST(b3_p1_killed_with_fds_on_their_way),
-        TEST(b3_a_death_is_one_for_every_epoch),
+        TEST(b3_p1_k26_killed_while_it_joins),    TEST(b3_p1_b6_killed_in_an_operation),
+        TEST(b3_p1_killed_with_fds_on_their_way), TEST(b3_p1_killed_where_there_are_no_pidfds),
+        TEST(b3_a_death_is_one_for_every_epoch),  TEST(b3_who_tells_of_a_death_is_heard_first),
         TEST(b4_k3_killed_before_it_is_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -145,6 +145,12 @@ void crew_meet(struct crew *crew, uint32_t count)
         syscall(SYS_futex, crew->met, FUTEX_WAIT, seen, NULL, NULL, 0);
 }
 
+void crew_ask(struct crew *crew)
+{
+    atomic_fetch_add(crew->asked, 1);
+    syscall(SYS_futex, crew->asked, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 void crew_await_asked(struct crew *crew)
 {
     while (atomic_load(crew->asked) == 0)

@@ -56,6 +56,8 @@ void crew_await_void(struct crew *crew, uint64_t step);
 void crew_set_void(struct crew *crew, uint64_t step);
 /* In a rank: goes on once ranks have come here so many times in all. Not by the group. */
 void crew_meet(struct crew *crew, uint32_t count);
+/* In a rank: it waits, and asks. */
+void crew_ask(struct crew *crew);
 /* In a rank: goes on once somebody waits in a step, and has done so long enough to ask. */
 void crew_await_asked(struct crew *crew);
 

@@ -33,6 +33,7 @@ struct cox_worker {
 struct cox_init_request {
     const char *model;
     uint64_t sequence;
+    struct crew *crew;
 };
 
 uint32_t cox_worker_rank(const struct cox_worker *worker)
@@ -63,6 +64,13 @@ const char *cox_init_request_get(const struct cox_init_request *request, const c
 uint64_t cox_init_request_sequence(const struct cox_init_request *request)
 {
     return request->sequence;
+}
+
+/* The same word as for steps. */
+bool cox_init_request_aborted(const struct cox_init_request *request)
+{
+    crew_ask(request->crew);
+    return atomic_load(request->crew->void_through) >= request->sequence;
 }
 
 /* ---- one rank ---- */
@@ -109,7 +117,8 @@ static int seat_open(struct seat *seat, struct crew *crew, uint32_t rank, struct
 
 static int seat_init(struct seat *seat, const char *model, uint64_t sequence, struct cox_error *err)
 {
-    const struct cox_init_request request = {.model = model, .sequence = sequence};
+    const struct cox_init_request request = {
+        .model = model, .sequence = sequence, .crew = seat->crew};
     struct cox_init_result result = {0};
 
     return cox_engine_callbacks.init(seat->engine, &request, &result, err);
@@ -372,6 +381,56 @@ static void s2_a_step_that_fails_on_one_rank_fails_on_all_and_is_computed_anew(v
     }
 }
 
+/* Rank 1 does not come to an init, the first or (grouped already) the second; it ends for rank 0 when the
+ * coordinator waits for it no longer. Where there is a group, the next one is for all. */
+static int init_given_up(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
+{
+    const struct plan *plan = context;
+    const bool first = plan->bad_init_rank == 1;
+    struct cox_error err = {0};
+    struct seat seat;
+    int r = seat_open(&seat, crew, rank, self, context), ended = COX_ABORTED;
+
+    if (r == 0 && !first)
+        r = seat_init(&seat, NULL, 1, &self->err);
+    crew_meet(crew, 2);
+    if (rank == 1)
+        atomic_store(crew->asked, 0);
+    crew_meet(crew, 4);
+    if (rank == 0) {
+        ended = seat_init(&seat, NULL, 2, &err);
+    } else {
+        crew_await_asked(crew);
+        crew_set_void(crew, 2);
+    }
+    if (r == 0 && ended != COX_ABORTED)
+        r = cox_fail(&self->err, COX_STATE, "it ended with %d: %s", ended, err.text);
+    crew_meet(crew, 6);
+    if (r == 0 && !first)
+        r = seat_init(&seat, NULL, 3, &self->err);
+    if (r == 0 && !first)
+        r = seat_generate(&seat, 4, &self->err);
+    cox_engine_free(seat.engine);
+    return r;
+}
+
+static void s2_an_init_that_was_given_up_ends_while_ranks_wait_for_each_other(void **state)
+{
+    (void)state;
+    for (uint32_t variant = 0; variant < 2; variant++) {
+        struct plan plan = {PLAN, .grouped = true};
+        struct crew crew;
+
+        plan.bad_init_rank = variant;
+        run_all(&crew, 2, init_given_up, &plan);
+        if (variant == 0)
+            expect_generated(&crew, 1);
+        expect_ended(&crew, 0, 0);
+        expect_ended(&crew, 1, 0);
+        crew_close(&crew);
+    }
+}
+
 static struct seat *_Atomic stopped_seat;
 
 static void on_alarm(int number)
@@ -460,6 +519,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(s5_tokens_and_probabilities_same_bits_for_1_2_4_8_workers),
         cmocka_unit_test(workers_without_a_group_compute_the_whole_model),
+        cmocka_unit_test(s2_an_init_that_was_given_up_ends_while_ranks_wait_for_each_other),
         cmocka_unit_test(ranks_that_do_not_divide_the_slices_are_refused_at_init),
         cmocka_unit_test(a_second_init_uses_the_group_that_was_joined),
         cmocka_unit_test(an_init_that_fails_on_one_rank_fails_on_all_and_the_next_is_fine),

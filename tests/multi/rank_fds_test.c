@@ -7,6 +7,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +21,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "channel/fault.h"
+#include "channel/peer.h"
 #include "worker/group_layout.h"
 
 #ifndef SYS_pidfd_getfd
@@ -31,12 +34,16 @@ struct way {
     int error;           /* 0: as it does */
     uint32_t ranks;      /* bits: in which */
     uint32_t file_limit; /* 0: as it is; and a plain user */
+    bool no_pidfds;      /* pidfd_open answers so as well */
 };
 
-static const struct way by_handles = {0, 0, 0};
-static const struct way by_sockets = {EPERM, UINT32_MAX, 0};
-static const struct way by_old_kernel = {ENOSYS, UINT32_MAX, 0};
-static const struct way denied_to_one = {EPERM, 4, 0};
+static const struct way by_handles = {.error = 0};
+static const struct way by_sockets = {EPERM, .ranks = UINT32_MAX};
+static const struct way by_old_kernel = {ENOSYS, .ranks = UINT32_MAX};
+static const struct way denied_to_one = {EPERM, .ranks = 4};
+static const struct way by_start_time = {ENOSYS, .ranks = UINT32_MAX, .no_pidfds = true};
+static const struct way by_seccomp = {EPERM, .ranks = UINT32_MAX, .no_pidfds = true};
+static const struct way without_to_one = {ENOSYS, .ranks = 2, .no_pidfds = true};
 
 static void way_take(const struct forks_self *self, const struct way *way)
 {
@@ -52,7 +59,8 @@ static void way_take(const struct forks_self *self, const struct way *way)
         return;
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_getfd, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_getfd, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, way->no_pidfds ? SYS_pidfd_open : UINT32_MAX, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)way->error),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -128,10 +136,20 @@ static void k10_b27_an_fd_of_each_by_sockets(void **state)
     forks_run(4, gather_main, (void *)(uintptr_t)&denied_to_one);
 }
 
+static void k10_b27_an_fd_of_each_where_there_are_no_pidfds(void **state)
+{
+    (void)state;
+    forks_run(1, gather_main, (void *)(uintptr_t)&by_start_time);
+    forks_run(3, gather_main, (void *)(uintptr_t)&by_start_time);
+    forks_run(8, gather_main, (void *)(uintptr_t)&by_seccomp);
+    forks_run(4, gather_main, (void *)(uintptr_t)&without_to_one);
+}
+
 static void k10_k25_b11_largest_world_and_usual_limits(void **state)
 {
     (void)state;
-    static const struct way plain = {0, 0, 1024}, plain_sockets = {EPERM, UINT32_MAX, 1024};
+    static const struct way plain = {.file_limit = 1024},
+                            plain_sockets = {EPERM, UINT32_MAX, .file_limit = 1024};
     forks_run(COX_RANK_COUNT_MAX, gather_main, (void *)(uintptr_t)&plain);
     forks_run(COX_RANK_COUNT_MAX, gather_main, (void *)(uintptr_t)&plain_sockets);
 }
@@ -373,6 +391,80 @@ static void b28_b9_b7_strangers_are_refused(void **state)
     forks_wait(&forks);
 }
 
+#if COX_TESTING
+struct flood {
+    _Atomic pid_t pids[3];
+};
+
+/* Fills the queue at an address with connections that are closed already. */
+static void queue_fill(const struct forks_self *self, const char *five)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    memcpy(to.sun_path + 1, five, 5);
+    for (int r = 0; r == 0;) {
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        FORK_CHECK(fd >= 0, "socket");
+        r = connect(fd, (const struct sockaddr *)&to, sizeof to.sun_family + 6);
+        close(fd);
+    }
+}
+
+static void flooder_main(const struct forks_self *self)
+{
+    struct flood *flood = self->context;
+    char line[512];
+    for (int i = 0; i < 3; i++)
+        while (atomic_load(&flood->pids[i]) == 0 || !cox_peer_stopped(atomic_load(&flood->pids[i])))
+            sched_yield();
+    FILE *file = fopen("/proc/net/unix", "re");
+    FORK_CHECK(file, "/proc/net/unix");
+    while (fgets(line, sizeof line, file)) {
+        const char *at = strchr(line, '@');
+        if (at && strlen(at) == 7) /* "@", five digits, newline: the kernel's choice */
+            queue_fill(self, at + 1);
+    }
+    fclose(file);
+    for (int i = 0; i < 3; i++)
+        FORK_CHECK(kill(atomic_load(&flood->pids[i]), SIGCONT) == 0, "SIGCONT");
+}
+
+static void flooded_main(const struct forks_self *self)
+{
+    struct flood *flood = self->context;
+    struct forks_self three = *self;
+    struct cox_error err = {0};
+    char text[64];
+    three.rank_count = 3;
+    way_take(self, &by_sockets);
+    struct cox_group *group = rank_group_join(&three);
+    int fds[3], fd = own_file(self, 5);
+    cox_fault_rank((int)self->rank);
+    snprintf(text, sizeof text, "group.bound:stop:%" PRIu32 ":1", self->rank);
+    cox_fault_arm(text);
+    atomic_store(&flood->pids[self->rank], getpid());
+    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        if (rank != self->rank)
+            check_file(self, fds[rank], rank, 5);
+        cox_close_fd(&fds[rank]);
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+/* Every rank sends before it has looked at its own queue, and none finds a place in the next one's. */
+static void b28_queues_full_of_strangers(void **state)
+{
+    (void)state;
+    struct forks forks;
+    struct flood *flood = forks_share(sizeof *flood);
+    forks_start(&forks, 3, flooded_main, flood);
+    forks_add(&forks, 3, 4, flooder_main, flood);
+    forks_wait(&forks);
+}
+#endif
+
 /* ---- the user's scenario ---- */
 
 /* As a kernel library sets up the memory of its devices: 64-byte handles by value, then memory by fds,
@@ -436,12 +528,16 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(k10_k11_k15_k16_an_fd_of_each),
         TEST(k10_b27_an_fd_of_each_by_sockets),
+        TEST(k10_b27_an_fd_of_each_where_there_are_no_pidfds),
         TEST(k10_k25_b11_largest_world_and_usual_limits),
         TEST(k13_from_any_source),
         TEST(k6_k10_in_subgroups),
         TEST(k12_k14_b8_refused_before_anybody_is_waited_for),
         TEST(b8_b15_a_rank_without_room_is_told_alone),
         TEST(b28_b9_b7_strangers_are_refused),
+#if COX_TESTING
+        TEST(b28_queues_full_of_strangers),
+#endif
         TEST(k27_the_memory_of_devices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

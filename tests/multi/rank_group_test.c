@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "channel/geometry.h"
 #include "worker/group_layout.h"
 
 static const uint32_t worlds[] = {1, 2, 4, 8, 64};
@@ -122,6 +123,18 @@ static void k8_values_of_all_in_order(void **state)
     (void)state;
     for (size_t i = 0; i < WORLD_COUNT; i++)
         forks_run(worlds[i], gathers_main, NULL);
+}
+
+/* channel/geometry.c reserves it without knowing the layout. */
+static void k25_the_memory_that_an_executor_reserves_is_enough(void **state)
+{
+    (void)state;
+    static const struct cox_geometry_choice defaults;
+    for (uint32_t count = 1; count <= COX_RANK_COUNT_MAX; count++) {
+        struct cox_geometry geometry;
+        assert_int_equal(cox_geometry_resolve(count, &defaults, &geometry, NULL), 0);
+        assert_in_range(cox_group_memory_size(count, 0), 1, cox_geometry_group_size(&geometry));
+    }
 }
 
 static void large_main(const struct forks_self *self)
@@ -635,6 +648,7 @@ int main(void)
         TEST(k25_the_largest_world),
         TEST(k8_values_of_all_in_order),
         TEST(k8_large_values),
+        TEST(k25_the_memory_that_an_executor_reserves_is_enough),
         TEST(k8_in_place),
         TEST(k9_sizes_that_cannot_be_are_refused_on_all),
         TEST(b13_another_operation_is_told),

@@ -34,7 +34,8 @@
 #define TILE_COUNT 2u
 
 /* Grouped heads with a KV head for two ranks of eight; one KV head for all, columns that fill no
- * vector, tied; six KV heads, where ranks share those at their borders. */
+ * vector, tied; six KV heads, where ranks share those at their borders; three for
+ * 24 heads, odd rows, tied; one for each head; two. */
 static const struct cox_model_config configs[] = {
     {.hidden_size = 64,
      .intermediate_size = 176,
@@ -60,6 +61,31 @@ static const struct cox_model_config configs[] = {
      .kv_head_count = 6,
      .head_dim = 12,
      .vocab_size = 200,
+     .position_count_max = 64},
+    {.hidden_size = 63,
+     .intermediate_size = 104,
+     .layer_count = 2,
+     .head_count = 24,
+     .kv_head_count = 3,
+     .head_dim = 6,
+     .vocab_size = 301,
+     .position_count_max = 64,
+     .tied_embeddings = true},
+    {.hidden_size = 41,
+     .intermediate_size = 64,
+     .layer_count = 2,
+     .head_count = 8,
+     .kv_head_count = 8,
+     .head_dim = 6,
+     .vocab_size = 257,
+     .position_count_max = 64},
+    {.hidden_size = 48,
+     .intermediate_size = 72,
+     .layer_count = 2,
+     .head_count = 16,
+     .kv_head_count = 2,
+     .head_dim = 4,
+     .vocab_size = 509,
      .position_count_max = 64},
 };
 #define CONFIG_COUNT (sizeof(configs) / sizeof(configs[0]))
