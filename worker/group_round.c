@@ -39,13 +39,12 @@
 #include "group_private.h"
 
 #include <inttypes.h>
-#include <linux/futex.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "../channel/fault.h"
+#include "../channel/futex.h"
 
 /* ---- bells ---- */
 
@@ -53,19 +52,14 @@ void cox_group_ring(struct cox_group_layout_bell *bell)
 {
     /* release: what was stored before is seen by who sees this; partner is the load before a look. */
     atomic_fetch_add_explicit(&bell->ring, 1, memory_order_release);
-    syscall(SYS_futex, &bell->ring, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+    cox_futex_wake(&bell->ring);
     cox_fault_point(COX_FAULT_GROUP_RUNG);
 }
 
 int cox_group_sleep(struct cox_group_layout_bell *bell, uint32_t seen, uint64_t until_ns)
 {
-    /* An absolute time: what interrupts the sleep does not prolong it. */
-    struct timespec until = cox_deadline_timespec(until_ns);
-    if (syscall(SYS_futex, &bell->ring, FUTEX_WAIT_BITSET, seen, &until, NULL,
-                FUTEX_BITSET_MATCH_ANY) == 0 ||
-        errno == EAGAIN || errno == EINTR || errno == ETIMEDOUT)
-        return 0;
-    return -errno;
+    int r = cox_futex_wait(&bell->ring, seen, until_ns);
+    return r == COX_TIMEOUT ? 0 : r;
 }
 
 /* Where its parts are: by name. Returns 0: not formed yet. *ret_other: formed with other members. */
@@ -368,6 +362,9 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
     } else if (due) {
         dead = cox_group_dead_among(base, missing);
     }
+    /* Others may see a death a moment earlier, and tell of it or leave: within a slice it can be named. */
+    if (dead < 0 && !due && (left >= 0 || told >= 0))
+        return 0;
     if (dead >= 0 || left >= 0)
         return fail_dead(group, (uint32_t)(dead >= 0 ? dead : left), err);
     if (cox_group_is_over(group))
