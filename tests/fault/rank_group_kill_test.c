@@ -217,7 +217,7 @@ static void b3_p1_k26_killed_while_it_joins(void **state)
     (void)state;
     static const struct death deaths[] = {
         {"group.claimed", {1}, .by_fd = true},      {"group.said", {1}, .by_fd = true},
-        {"group.said", {2}, .by_sockets = false},   {"group.unlinked", {1}, .by_chance = true},
+        {"group.said", {2}, .by_fd = true},         {"group.unlinked", {1}, .by_chance = true},
         {"group.formed", {1}, .by_sockets = false},
     };
     strike_all(deaths, sizeof deaths / sizeof deaths[0]);
@@ -258,7 +258,7 @@ static void b3_p1_killed_where_there_are_no_pidfds(void **state)
     static const struct death deaths[] = {
         {"group.claimed", {1}, .no_pidfds = true, .by_fd = true},
         {"group.said", {1}, .no_pidfds = true, .by_fd = true},
-        {"group.said", {2}, .no_pidfds = true},
+        {"group.said", {2}, .no_pidfds = true, .by_fd = true},
         {"group.value", {1, 3}, .no_pidfds = true},
         {"group.arrived", {1, 4}, .no_pidfds = true},
         {"group.done", {1, 5}, .no_pidfds = true},
