@@ -51,10 +51,12 @@ struct cox_group_base {
 /* The group, or a subgroup. */
 struct cox_group {
     struct cox_group_base *base;
-    uint32_t slot;      /* of this rank's parts; 0: the group */
-    uint32_t count;     /* members */
-    uint32_t self;      /* place of this rank among them */
-    uint32_t index;     /* of the last operation begun */
+    uint32_t slot;  /* of this rank's parts; 0: the group */
+    uint32_t count; /* members */
+    uint32_t self;  /* place of this rank among them */
+    uint32_t index; /* of the last operation begun */
+    uint64_t
+        told_ns; /* until then a death or a departure that others tell of is looked for; 0: none */
     uint32_t dead;      /* 1 + a rank whose death has ended an operation; 0: none */
     uint32_t slot_size; /* of a value, at once */
     uint64_t name_hash; /* 0: the group */

@@ -363,8 +363,13 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
         dead = cox_group_dead_among(base, missing);
     }
     /* Others may see a death a moment earlier, and tell of it or leave: within a slice it can be named. */
-    if (dead < 0 && !due && (left >= 0 || told >= 0))
-        return 0;
+    if (dead < 0 && (left >= 0 || told >= 0)) {
+        uint64_t now = cox_now_ns();
+        if (!group->told_ns)
+            group->told_ns = now + COX_GROUP_SLICE_NS;
+        if (now < group->told_ns)
+            return 0;
+    }
     if (dead >= 0 || left >= 0)
         return fail_dead(group, (uint32_t)(dead >= 0 ? dead : left), err);
     if (cox_group_is_over(group))
