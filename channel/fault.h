@@ -70,11 +70,11 @@
     X(RANK_TAKEN, "rank.taken")                                                                    \
     X(RANK_STATE, "rank.state")                                                                    \
     X(RANK_RETURNED, "rank.returned")                                                              \
-    X(EXECUTE, "execute")   /* the callback is next */                                             \
+    X(EXECUTE, "execute")                   /* the callback is next */                             \
     X(EXCHANGE_MADE, "exchange.made")       /* sealed memory for slices, nobody else's yet */      \
     X(EXCHANGE_WRITTEN, "exchange.written") /* own slices, in a step */                            \
     X(EXCHANGE_READ, "exchange.read")       /* those of all ranks */                               \
-    X(EXECUTED, "executed") /* nothing is committed */                                             \
+    X(EXECUTED, "executed")                 /* nothing is committed */                             \
     X(STEP_COMMITTED, "step.committed")                                                            \
     X(REPLY_WRITTEN, "reply.written")                                                              \
     X(REPLY_TAGGED, "reply.tagged")                                                                \

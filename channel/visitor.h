@@ -24,7 +24,8 @@ struct cox_reception {
     struct cox_door_hooks hooks;
     struct cox_log log;
     uint64_t logon_ms;
-    uint32_t depositor_count, depositor_max; /* the rest of the places is for workers and commands */
+    uint32_t depositor_count,
+        depositor_max; /* the rest of the places is for workers and commands */
     struct cox_deposits deposits;
 };
 

@@ -32,7 +32,7 @@ struct cox_faults {
     pthread_t thread;
     bool threaded;
     _Atomic bool stopping;
-    _Atomic uint32_t ended; /* sealed: of the thread; stop sleeps on it */
+    _Atomic uint32_t ended;  /* sealed: of the thread; stop sleeps on it */
     _Atomic uint32_t deaths; /* tokens posted by bury, to be told from a rank's */
     _Atomic bool dead[COX_RANK_COUNT_MAX];
     pthread_mutex_t heard_lock;

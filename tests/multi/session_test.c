@@ -117,9 +117,9 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
         return answer_sums(request + 1, (request_size - 1) / COX_HANDLE_SIZE, reply, ret_reply_size,
                            err);
     case 'm':
-        *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d",
-                                           count_fds("/memfd:", group_fd) +
-                                               count_fds("/dev/shm/", group_fd));
+        *ret_reply_size =
+            (size_t)snprintf((char *)reply, reply_capacity, "%d",
+                             count_fds("/memfd:", group_fd) + count_fds("/dev/shm/", group_fd));
         return 0;
     case 'f':
         return cox_fail(err, COX_INVALID, "no such thing");

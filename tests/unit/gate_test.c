@@ -318,7 +318,8 @@ static void *play_rank(void *context)
     for (uint64_t i = 0; i < duet->rounds; i++) {
         atomic_fetch_add_explicit(&duet->truth, 1, memory_order_release);
         cox_gate_post(&duet->rank, 0, COX_BELL_RESPONSE_CONSUME);
-        if (cox_gate_wait(&duet->rank, 0, COX_BELL_REQUEST_CONSUME, 0, cox_deadline_after_ms(20000)))
+        if (cox_gate_wait(&duet->rank, 0, COX_BELL_REQUEST_CONSUME, 0,
+                          cox_deadline_after_ms(20000)))
             return (void *)1;
     }
     return NULL;
