@@ -901,7 +901,7 @@ def doctor_tries_what_a_group_needs():
     sanitized = "ASAN_OPTIONS" in os.environ  # the sanitizer's own start needs sched_getaffinity
     for calls, name, mark, *parts in [
             ("pidfd_open=EPERM", "pidfd_open", "BAD", "seccomp"),
-            ("pidfd_open=ENOSYS", "pidfd_open", "BAD", "Linux 5.3"),
+            ("pidfd_open=ENOSYS", "pidfd_open", "note", "Linux 5.3"),
             ("waitid=EINVAL", "children by pidfd", "BAD", "Linux 5.4"),
             ("waitid=EPERM", "children by pidfd", "BAD", "seccomp"),
             ("linkat=EPERM", "unnamed files there", "BAD", "linkat"),
