@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -136,6 +137,17 @@ static _Noreturn void server_main(const struct peer_options *options, int socket
     _exit(0);
 }
 
+/* Nobody's child; and not before the parent has gone, whose death would be this one's (user_change). */
+static void leave_family(void)
+{
+    const pid_t parent = getpid();
+    CHECK(setsid() >= 0);
+    if (fork() != 0)
+        _exit(0);
+    while (getppid() == parent)
+        sched_yield();
+}
+
 struct peer peer_start(const struct peer_options *options)
 {
     static const struct peer_options none;
@@ -149,8 +161,8 @@ struct peer peer_start(const struct peer_options *options)
     if (pid == 0) {
         if (!options->unrelated)
             CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
-        else if (setsid() < 0 || fork() != 0)
-            _exit(0);
+        else
+            leave_family();
         /* Nothing of the test's, nor of the peers before: they end when the test closes their sockets. */
         CHECK(dup3(pair[1], 3, O_CLOEXEC) == 3 || pair[1] == 3);
         CHECK(close_range(4, ~0U, 0) == 0);
