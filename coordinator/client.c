@@ -146,11 +146,10 @@ int cox_client_error(const struct CoxswainControl__Error *told, struct cox_error
     /* A code that is none of ours is a failure all the same. */
     int code = told->code < COX_STATUS_COUNT && told->code != 0 ? told->code : COX_REJECTED;
     char text[sizeof err->text];
-    snprintf(text, sizeof text, "%s",
-             told->text && told->text[0] ? told->text : cox_status_text(code));
+    snprintf(text, sizeof text, "%s", told->text ? told->text : "");
     cox_text_trim(text);
     cox_client_clean_text(text);
-    return cox_fail(err, code, "%s", text);
+    return cox_fail(err, code, "%s", text[0] ? text : cox_status_text(code));
 }
 
 int cox_client_next(struct cox_client *client, struct CoxswainControl__ControlReply **ret_reply,

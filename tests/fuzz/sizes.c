@@ -87,6 +87,12 @@ static void worker_options(char **arguments, int count)
         return;
     }
     FUZZ_CHECK(left >= 1 && left <= count && !arguments[left]);
+    /* Who logs on need not know more than the door. */
+    if (options.door[0]) {
+        FUZZ_CHECK(options.rank < COX_RANK_COUNT_MAX || options.rank == COX_WORKER_RANK_ANY);
+        FUZZ_CHECK(options.rank_count <= COX_RANK_COUNT_MAX);
+        return;
+    }
     FUZZ_CHECK(options.prefix[0] == '/' && cox_name_check(options.prefix + 1, NULL) == 0);
     FUZZ_CHECK(options.rank < COX_RANK_COUNT_MAX);
     FUZZ_CHECK(options.rank_count >= 1 && options.rank_count <= COX_RANK_COUNT_MAX);
