@@ -43,7 +43,7 @@
 #define COX_APART_NS COX_NSEC_PER_MSEC
 /* A request that failed waits this long for a death that has begun, so that the death is told and not what
  * it did to the others. */
-#define COX_DYING_NS (5 * COX_SLICE_NS)
+#define COX_DYING_NS (20 * COX_SLICE_NS)
 
 struct cox_operation;
 

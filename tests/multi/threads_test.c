@@ -308,6 +308,11 @@ static void expect_deaf(pid_t pid, const pid_t *before, size_t before_count, siz
             continue;
         seen++;
         uint64_t blocked = blocked_by(pid, tasks[i]);
+        /* One that is being started has everything blocked until it begins. */
+        while ((blocked & FAULTS) && cox_now_ns() < deadline_ns) {
+            sched_yield();
+            blocked = blocked_by(pid, tasks[i]);
+        }
         if ((blocked | NEVER_BLOCKED) != UINT64_MAX || (blocked & FAULTS))
             fail_msg("thread %d of %d blocks only %016" PRIx64, tasks[i], pid, blocked);
     }
