@@ -688,9 +688,10 @@ bool cox_supervisor_dying(struct cox_supervisor *s, uint32_t rank)
     const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
     bool dead = worker_is_dead(w);
     pid_t pid = w->adopted.pidfd >= 0 ? w->adopted.pid : w->pid;
-    bool there = !dead && w->pidfd >= 0, dying = there && !cox_peer_alive(&peer);
+    bool there = w->pidfd >= 0, ended = there && !cox_peer_alive(&peer);
     pthread_mutex_unlock(&s->lock);
-    return dying || (there && cox_peer_exiting(pid));
+    /* Also when it is known as dead by now: whoever asks looked for that a moment ago. */
+    return dead || ended || (there && cox_peer_exiting(pid));
 }
 
 size_t cox_supervisor_last_lines(struct cox_supervisor *s, uint32_t rank, char *buffer,

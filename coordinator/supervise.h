@@ -89,7 +89,7 @@ int cox_supervisor_pidfd(struct cox_supervisor *supervisor, uint32_t rank);
  * when alive. */
 bool cox_supervisor_dead(struct cox_supervisor *supervisor, uint32_t rank,
                          struct cox_exit *ret_how);
-/* True when the kernel knows that a rank is dead, and the supervisor thread will know it in a moment. */
+/* True when a rank is dead, or its death has begun and the supervisor thread will know it in a moment. */
 bool cox_supervisor_dying(struct cox_supervisor *supervisor, uint32_t rank);
 /* The last lines a worker wrote (16 of at most 400 bytes), newest last, joined by newlines; of
  * those, the newest that fit buffer_size. Returns the length; 0: it wrote nothing. */
