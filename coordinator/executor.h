@@ -151,13 +151,25 @@ COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor)
  * (init, the live sequences) is the caller's to send; a step on a base that it does not have is
  * answered COX_STALE. Blocks until it attached, or deadline_ns. Any thread; not inside a handler
  * or hook. Returns 0, also when the rank is alive and nothing is to be done; COX_BUSY: another
- * thread is starting this rank, or start has not returned; COX_UNSUPPORTED: legacy or external workers, a
- * group of which starts again as a whole; COX_INVALID: no such rank; COX_DEADLOCK; COX_CLOSED: the group stops; COX_EXEC_FAILED;
+ * thread is starting this rank, or start has not returned; COX_UNSUPPORTED: legacy workers, a
+ * group of which starts again as a whole (cox_executor_restart_all); COX_INVALID: no such rank; COX_DEADLOCK; COX_CLOSED: the group stops; COX_EXEC_FAILED;
  * COX_PEER_DEAD: the new process ended before it attached; COX_TIMEOUT; COX_CORRUPT, COX_DENIED: what
  * attached is not what was started; -errno. Unless 0 the rank is dead as before, and can be tried
- * again. */
+ * again. Of workers that are started by hand none is started: the rank is free for one that logs on, which
+ * is waited for, and err says how one comes. */
 COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank,
                                     uint64_t deadline_ns, struct cox_error *err);
+
+/* Kills a rank's process, whatever it does, stopped ones included; everything else is as after any death. Does not wait.
+ * Returns 0, also when it is dead; COX_INVALID: no such rank; COX_UNSUPPORTED: nobody has logged on as it; -errno. */
+COX_PUBLIC int cox_executor_kill(struct cox_executor *executor, uint32_t rank,
+                                 struct cox_error *err);
+/* Ends every worker and starts all of them again, under the same name, door and sequence numbers: the way of legacy
+ * groups, and of models whose ranks cannot take a new one among them. What is in flight ends with COX_PEER_DEAD. Blocks
+ * until all have attached (legacy: were started), or deadline_ns. Results as cox_executor_restart, which one rank at a time could
+ * have; unless 0 some ranks are dead. Hand-started workers are told to leave, and others waited for. */
+COX_PUBLIC int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
+                                        struct cox_error *err);
 
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
 /* Path of the socket that workers and commands come in by; NULL: it has none. Lent until free. */
@@ -189,7 +201,8 @@ struct cox_submit_options {
  * handler (NONE: no completion, ret_sequence may be NULL). Returns 0; COX_FULL: depth requests are
  * in flight, or a rank still reads the frame; COX_LATE: a rank still owes an answer to a request
  * that has ended (err names rank and sequence); COX_PEER_DEAD: a rank it asks is dead;
- * COX_TOO_LARGE: over the frame (err has both sizes); COX_STATE: no handler is registered;
+ * COX_TOO_LARGE: over the frame (err has both sizes); COX_STATE: no handler is registered, or a step while the
+ * engine is paused (a recovery command runs, or the state is PAUSE or READY);
  * COX_CLOSED; COX_INVALID: no such type, or not for submit. */
 COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,
                                    const struct ModelExecuteData__ExecuteRequest *request,

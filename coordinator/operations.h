@@ -53,6 +53,13 @@ COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
                                  uint64_t deadline_ns, struct cox_init_summary *ret_summary,
                                  struct cox_error *err);
 
+/* The last init that succeeded once more, word for word and marked as such, on every rank: after a rank was
+ * replaced. The ranks form their group anew; who has what it asks for keeps it. Steps in flight end first. The
+ * engine state becomes NORMAL, except that PAUSE and READY stay. Returns as cox_executor_init; COX_STATE: there was none;
+ * COX_DIVERGED: the answer is another one than then. */
+COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
+                                        struct cox_error *err);
+
 /* TEXT_GENERATOR_CLEANUP: sequences ended without a further step. No answer. */
 COX_PUBLIC int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids,
                                     size_t count, uint64_t deadline_ns, struct cox_error *err);
@@ -125,6 +132,9 @@ struct cox_recover_result {
     int32_t result; /* 0: ok; -1 when the rank gave no answer: an absent result is a failure */
     char text[256];
 };
+
+/* The state is NORMAL after an init and after start; a death makes ABNORMAL of it, and BUSY is what NORMAL is
+ * called while a step is in flight. */
 
 /* One recovery command on every rank, whatever the other channels do. ret_results: rank_count of
  * them, filled also on failure. Returns 0 when every rank says 0; COX_STATE: not legal now, err

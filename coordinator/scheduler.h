@@ -44,6 +44,11 @@ struct cox_scheduler_options {
      * idle, what it returns is not looked at. NULL: run ends when nothing is left. */
     bool (*feed)(void *context, bool idle);
     void *feed_context;
+    /* On the thread of run, when a step has failed or was refused (err: how): sleeps until the group can run steps
+     * again. Returns 0: it can, as before (retry_max counts); 1: it can, and was recovered meanwhile: everything is announced and
+     * recomputed, without counting; otherwise a status: run ends with it and what err says then. NULL: a death ends run. */
+    int (*recover)(void *context, struct cox_error *err);
+    void *recover_context;
 };
 
 struct cox_scheduler_stats {

@@ -43,9 +43,10 @@ struct cox_group;
 #define COX_SUBGROUP_NAME_MAX 31
 
 struct cox_group_options {
-    const char *name;    /* as in cox_name_check; NULL: fd is the memory */
-    int fd;              /* lent; at least cox_group_memory_size bytes, all zero at first */
-    uint32_t rank;       /* 0 to rank_count - 1 */
+    const char *name;   /* as in cox_name_check; NULL: fd is the memory */
+    int fd;             /* lent; from fd_offset on cox_group_memory_size bytes, all zero at first */
+    uint64_t fd_offset; /* a multiple of the page size; not with a name */
+    uint32_t rank;      /* 0 to rank_count - 1 */
     uint32_t rank_count; /* 1 to 128 */
     uint32_t value_size; /* bytes of one rank's value, at most; 0: 4096. The same on every rank */
     uint64_t life; /* the same on every rank: tells groups of one name and time apart; 0 is fine */

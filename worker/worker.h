@@ -72,6 +72,10 @@ struct cox_worker_options {
     int32_t parent_pid; /* coordinator; checked against the group; a legacy one is known by this
                             alone */
     enum cox_orphan_action on_orphan;
+    /* A callback that stays inside after a pause (cox_worker_pause) and a signal is left by a jump out of a signal
+     * handler, wherever it is: what it allocated leaks, what it had locked stays locked, no destructor runs. Only
+     * for callbacks that can stand it; false: such a rank stays stuck until it is replaced. */
+    bool leave_stuck;
     size_t request_size_max;     /* cap on an unpacked request; 0: 256 MiB */
     uint32_t sequence_count_max; /* live sequences; 0: 4096 */
     uint32_t token_count_max;    /* tokens of one sequence; 0: 131072 */
@@ -120,6 +124,17 @@ COX_PUBLIC const char *cox_init_request_get(const struct cox_init_request *reque
 /* Number of the init request on its channel, as batches have theirs. */
 COX_PUBLIC uint64_t cox_init_request_sequence(const struct cox_init_request *request);
 
+/* True when this init is said again, word for word, because a rank was replaced: a rank that has answered it
+ * before may keep what it loaded and answer the same; its rank group is formed anew in any case. */
+COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request);
+
+/* Sets what the ranks are to form their group with in this init, the same on every rank: fd, fd_offset, rank,
+ * rank_count and life; the rest stays the caller's. Each init has memory of its own, all zero, so that nobody who is
+ * still in the group before writes into this one. fd is -1 where there is no memory for a group (legacy). */
+struct cox_group_options;
+COX_PUBLIC void cox_init_request_group(const struct cox_init_request *request,
+                                       struct cox_group_options *options);
+
 /* True once nobody waits for this init any more (timeout, another rank's failure): a long callback may ask
  * and return COX_ABORTED early. Lock-free, from the callback's thread, until it returns. */
 COX_PUBLIC bool cox_init_request_aborted(const struct cox_init_request *request);
@@ -150,7 +165,9 @@ struct cox_worker_callbacks {
     int (*pull_kv)(void *context, const struct ModelExecuteData__PullKVRequest *request,
                    struct cox_arena *arena, struct ModelExecuteData__PullKVResponse *response,
                    struct cox_error *err);
-    /* The recovery commands. A result other than 0 is told as command_result with the text. */
+    /* The recovery commands. A result other than 0 is told as command_result with the text. They may be repeated,
+     * and be called on a rank that an earlier one did not reach (one that was replaced meanwhile). After a reinit
+     * that returned 0 the rank knows no sequence: a step that builds on an earlier one is answered COX_STALE. */
     int (*pause)(void *context, struct cox_error *err);
     int (*pause_net)(void *context, struct cox_error *err);
     int (*clear)(void *context, struct cox_error *err);
@@ -192,6 +209,20 @@ COX_PUBLIC int cox_worker_run(struct cox_worker *worker, struct cox_error *err);
 
 /* Asks run to return once running callbacks have. Async-signal-safe, idempotent. */
 COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
+
+/* ---- for the recovery callbacks ---- */
+
+/* No step, pull or opaque request is begun from now on until resume: they are answered with COX_ABORTED at once. The
+ * callback that runs on the execute channel, and that on the transfer channel, is told to come out (cox_batch_aborted,
+ * cox_init_request_aborted) and waited for. After grace_ms (0: 500) its thread gets SIGURG, by which a system call that
+ * blocks ends with EINTR; after as long again, with options.leave_stuck, it is left by a jump, and the request is
+ * answered with COX_ABORTED. Idempotent. From a recovery callback, or any thread but those of the two channels. Returns 0: no
+ * callback is inside; COX_TIMEOUT: one still is, err says which, in what request and for how long; it stays paused. */
+COX_PUBLIC int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms,
+                                struct cox_error *err);
+/* Requests are begun again. Idempotent. */
+COX_PUBLIC void cox_worker_resume(struct cox_worker *worker);
+COX_PUBLIC bool cox_worker_paused(const struct cox_worker *worker);
 
 /* Tells the coordinator of a fault outside any answer, on the error channel; text is cut to what
  * fits. Waits for the slot until deadline_ns; when that has passed, it is taken if it is free.
