@@ -59,7 +59,9 @@ struct script {
     uint64_t step_at[STEP_TRICK_COUNT]; /* 0: never */
     char step_path[PATH_SIZE];
     struct text batch;
-    char *words, *part; /* kept: whoever is left in the middle of a command frees nothing */
+    /* Kept, and grown: whoever is left in the middle of a command frees nothing, and seldom allocates. */
+    char *words, *part;
+    size_t words_size;
     /* Of several channels. */
     pthread_mutex_t lock;
     struct text log, links, pulls;
@@ -455,6 +457,12 @@ static int obey(const struct command *c, const char *text)
         host_order(c->script->host, SCRIPT_STOP, 0);
         return answer_text(c, "stopped");
     }
+    if (strcmp(verb, "busy") == 0) {
+        const uint64_t end_ns = cox_deadline_after_ns(strtoull(rest, NULL, 10) * 1000);
+        while (cox_now_ns() < end_ns)
+            ;
+        return answer_text(c, "done");
+    }
     if (strcmp(verb, "read") == 0)
         return read_nothing(c->script->host, c->err);
     if (strcmp(verb, "grace") == 0) {
@@ -484,8 +492,12 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
     };
     /* Words of a command are short; what follows them may be long and is read in place. */
     struct script *script = context;
-    free(script->words);
-    char *text = script->words = malloc(request_size + 1);
+    if (script->words_size <= request_size) {
+        free(script->words);
+        script->words = malloc(request_size + 1);
+        script->words_size = script->words ? request_size + 1 : 0;
+    }
+    char *text = script->words;
     if (!text)
         return cox_fail(err, -ENOMEM, "no memory for a command");
     memcpy(text, request, request_size);

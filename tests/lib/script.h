@@ -10,6 +10,7 @@
  *   raw LENGTH failed|ok|other
  *                       answers behind the library's back with a length prefix of its own (needs
  *                       the names)
+ *   busy US             spins for that long, and answers
  *   read                reads a pipe that stays empty; fails when a signal interrupts that
  *   exit N, kill SIGNAL, stop, spin, deaf (ignores SIGTERM), pid
  *   block PATH          reads a byte from a named pipe; prints "blocked"

@@ -28,6 +28,7 @@ struct cox_worker {
     uint32_t rank, rank_count;
     int group_fd;
     uint64_t group_life;
+    bool paused, busy;
 };
 
 struct cox_init_request {
@@ -54,6 +55,23 @@ int cox_worker_group_fd(const struct cox_worker *worker)
 uint64_t cox_worker_group_life(const struct cox_worker *worker)
 {
     return worker->group_life;
+}
+
+int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms, struct cox_error *err)
+{
+    (void)grace_ms;
+    worker->paused = true;
+    return worker->busy ? cox_fail(err, COX_TIMEOUT, "stuck for 1000 ms, made up") : 0;
+}
+
+void cox_worker_resume(struct cox_worker *worker)
+{
+    worker->paused = false;
+}
+
+bool cox_worker_busy(const struct cox_worker *worker)
+{
+    return worker->busy;
 }
 
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key)

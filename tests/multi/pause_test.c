@@ -1,0 +1,678 @@
+/* A worker that is paused: nothing is begun, what is inside comes out, is interrupted, or is left; and all goes on
+ * afterwards. */
+#include "testing.h"
+
+#include "channel/tsan.h"
+#include "coordinator/operations.h"
+#include "proto/executor.pb-c.h"
+#include "proto/wire.h"
+#include "ranks.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define RANK_COUNT 4u
+#define CHAT_TOKEN_MAX 4096
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+/* ThreadSanitizer keeps a signal until the thread calls something it knows, and loses track of a thread's stack when
+ * a handler jumps. */
+static void needs_jumps(void)
+{
+    test_needs_processes();
+#ifdef COX_TSAN
+    skip();
+#endif
+}
+
+static struct test_group *group_of(uint32_t rank_count, const char *mode)
+{
+    const char *const command[] = {test_worker_program(), mode, NULL};
+    const struct cox_executor_options options = {
+        .command = command, .finalize_ms = 500, .term_ms = 500};
+    struct test_group *g = test_group_start(rank_count, &options);
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    if (cox_executor_init(test_group_executor(g), NULL, 0, patience(), &summary, &err))
+        fail_msg("init: %s", err.text);
+    return g;
+}
+
+/* ---- commands ---- */
+
+static int recover(struct test_group *g, enum cox_recover_command command,
+                   struct cox_recover_result *results, struct cox_error *err)
+{
+    *err = (struct cox_error){0};
+    return cox_executor_recover(test_group_executor(g), command, patience(), results, err);
+}
+
+static void expect_recovered(struct test_group *g, enum cox_recover_command command)
+{
+    struct cox_recover_result results[COX_RANK_COUNT_MAX];
+    struct cox_error err;
+    int r = recover(g, command, results, &err);
+    if (r)
+        fail_msg("%s: %d: %s", cox_recover_command_name(command), r, err.text);
+}
+
+struct told {
+    int32_t results[RANK_COUNT];
+    char texts[RANK_COUNT][256];
+};
+
+static void visit_told(void *context, const struct cox_completion *completion)
+{
+    struct told *told = context;
+    for (uint32_t rank = 0; rank < completion->rank_count && rank < RANK_COUNT; rank++) {
+        const ModelExecuteData__ExecuteResponse *response = completion->ranks[rank].response;
+        const ModelExecuteData__RecoverCommandResponse *body =
+            response && response->result_case ==
+                            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_RECOVER_COMMAND_RESPONSE
+                ? response->recover_command_response
+                : NULL;
+        told->results[rank] = body && body->has_command_result ? body->command_result : -1;
+        snprintf(told->texts[rank], sizeof told->texts[rank], "%s",
+                 body && body->error_msg ? body->error_msg : "");
+    }
+}
+
+/* The same past the coordinator's gate: the workers' part alone. */
+static struct told tell(struct test_group *g, int type)
+{
+    ModelExecuteData__RecoverCommandRequest body =
+        MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
+    struct told told = {.results = {0}};
+    struct cox_error err = {0};
+    request.has_execute_type = 1;
+    request.execute_type = (ModelExecuteData__ExecuteType)type;
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
+    request.recover_command_request = &body;
+    if (cox_executor_call(test_group_executor(g), &request, &options, visit_told, &told, &err))
+        fail_msg("a recovery command: %s", err.text);
+    return told;
+}
+
+static void expect_told(struct test_group *g, int type)
+{
+    const struct told told = tell(g, type);
+    for (uint32_t rank = 0; rank < cox_executor_rank_count(test_group_executor(g)); rank++)
+        if (told.results[rank])
+            fail_msg("rank %" PRIu32 ": %" PRId32 ": %s", rank, told.results[rank],
+                     told.texts[rank]);
+}
+
+/* ---- steps of one sequence ---- */
+
+struct chat {
+    int32_t tokens[CHAT_TOKEN_MAX];
+    uint32_t count;
+    uint64_t base; /* 0: to be announced */
+};
+
+static void chat_begin(struct chat *chat)
+{
+    *chat = (struct chat){.tokens = {5, 6, 7}, .count = 3};
+}
+
+struct step {
+    ModelExecuteData__ExecuteRequest request;
+    ModelExecuteData__ExecuteModelRequest model;
+    ModelExecuteData__StepDelta delta;
+    ModelExecuteData__StepSequence sequence, *sequences[1];
+    ModelExecuteData__StepBlockTable table, *tables[1];
+    int32_t blocks[2];
+    uint32_t slot, position, count;
+};
+
+static void step_fill(struct step *s, const struct chat *chat)
+{
+    *s = (struct step){
+        .request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT,
+        .model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT,
+        .delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT,
+        .sequence = MODEL_EXECUTE_DATA__STEP_SEQUENCE__INIT,
+        .table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT,
+        .blocks = {1, 2},
+        .slot = 3,
+        .position = chat->base ? chat->count - 1 : 0,
+        .count = chat->base ? 1 : chat->count,
+    };
+    s->request.has_execute_type = s->model.has_forward_type = 1;
+    s->request.execute_type = TYPE(MODEL_INFER);
+    s->request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    s->request.execute_model_request = &s->model;
+    s->model.step = &s->delta;
+    s->model.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__MIXED;
+    s->delta.has_base_sequence = s->delta.has_table_count = 1;
+    s->delta.base_sequence = chat->base;
+    s->delta.table_count = 1;
+    s->delta.n_row_slot = s->delta.n_row_position = s->delta.n_row_token_count = 1;
+    s->delta.row_slot = &s->slot;
+    s->delta.row_position = &s->position;
+    s->delta.row_token_count = &s->count;
+    s->delta.n_announced = chat->base ? 0 : 1;
+    s->delta.announced = s->sequences;
+    s->sequences[0] = &s->sequence;
+    s->sequence.has_seq_id = s->sequence.has_slot = 1;
+    s->sequence.seq_id = 1000;
+    s->sequence.slot = s->slot;
+    s->sequence.n_tokens = chat->count;
+    s->sequence.tokens = (int32_t *)(uintptr_t)chat->tokens;
+    s->sequence.n_tables = 1;
+    s->sequence.tables = s->tables;
+    s->tables[0] = &s->table;
+    s->table.n_blocks = 2;
+    s->table.blocks = s->blocks;
+}
+
+static void visit_copy(void *context, const struct cox_completion *completion)
+{
+    test_completion_copy(context, completion);
+}
+
+static int step_call(struct test_group *g, const struct chat *chat, struct test_completion *c,
+                     struct cox_error *err)
+{
+    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+                                               .deadline_ns = patience()};
+    struct step s;
+    step_fill(&s, chat);
+    *c = (struct test_completion){0};
+    return cox_executor_call(test_group_executor(g), &s.request, &options, visit_copy, c, err);
+}
+
+/* What scripted workers answer. */
+static int32_t next_token(const struct chat *chat)
+{
+    return (int32_t)(cox_wire_token_digest(chat->tokens, chat->count) % 50000);
+}
+
+/* One token more, or *ret_status, and the next one announces everything. False: a wrong token. */
+static bool chat_step(struct test_group *g, struct chat *chat, int *ret_status,
+                      struct cox_error *err)
+{
+    struct test_completion c;
+    int r = step_call(g, chat, &c, err);
+    bool right = r != 0 || (c.token_count == 1 && c.tokens[0] == next_token(chat));
+    chat->base = r ? 0 : c.sequence;
+    if (r == 0 && right)
+        chat->tokens[chat->count++] = c.tokens[0];
+    if (chat->count == CHAT_TOKEN_MAX)
+        chat_begin(chat);
+    test_completion_deinit(&c);
+    *ret_status = r;
+    return right;
+}
+
+static void expect_step(struct test_group *g, struct chat *chat)
+{
+    struct cox_error err = {0};
+    int r;
+    bool right = chat_step(g, chat, &r, &err);
+    if (r || !right)
+        fail_msg("a step: %d: %s", r, err.text);
+}
+
+/* Every rank answers a step and a request. */
+static void expect_all_serve(struct test_group *g)
+{
+    struct chat chat;
+    chat_begin(&chat);
+    expect_step(g, &chat);
+    expect_step(g, &chat);
+    test_expect_echo(g, "all of us");
+}
+
+static void submit_step(struct test_group *g, const struct chat *chat)
+{
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
+    struct cox_error err = {0};
+    struct step s;
+    step_fill(&s, chat);
+    if (cox_executor_submit(test_group_executor(g), &s.request, &options, NULL, &err))
+        fail_msg("submit of a step: %s", err.text);
+}
+
+static void submit_pull(struct test_group *g)
+{
+    ModelExecuteData__PullKVRequest pull = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
+    struct cox_error err = {0};
+    request.has_execute_type = 1;
+    request.execute_type = TYPE(KV_TRANSFER);
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
+    request.pull_kv_request = &pull;
+    if (cox_executor_submit(test_group_executor(g), &request, &options, NULL, &err))
+        fail_msg("submit of a pull: %s", err.text);
+}
+
+static void collect(struct test_group *g)
+{
+    struct cox_executor *executor = test_group_executor(g);
+    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
+    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
+}
+
+static void expect_rank(const struct test_completion *c, uint32_t rank, int code, const char *words)
+{
+    if (c->ranks[rank].outcome != COX_OUTCOME_ERROR)
+        fail_msg("rank %" PRIu32 " has outcome %d: %s", rank, (int)c->ranks[rank].outcome, c->text);
+    if (c->ranks[rank].code != code)
+        fail_msg("rank %" PRIu32 ": %d: %s", rank, c->ranks[rank].code, c->ranks[rank].text);
+    assert_contains(c->ranks[rank].text, words);
+}
+
+/* The other ranks have done with what was published last: their answers are there before this one's. */
+static void await_others(struct test_group *g, enum cox_channel_id channel, uint32_t but)
+{
+    const uint64_t deadline_ns = patience();
+    bool done = false;
+    while (!done && cox_now_ns() < deadline_ns) {
+        struct cox_executor_status status;
+        struct cox_rank_status ranks[RANK_COUNT];
+        cox_executor_status(test_group_executor(g), &status, ranks);
+        done = true;
+        for (uint32_t rank = 0; rank < status.rank_count; rank++) {
+            const struct cox_rank_channel_status *said = &ranks[rank].channels[channel];
+            done = done && (rank == but || (said->state == 0 &&
+                                            said->sequence == status.channels[channel].published));
+        }
+        sched_yield();
+    }
+    assert_true(done);
+}
+
+/* Refused on this rank. */
+static void expect_refused(struct test_group *g, uint32_t rank)
+{
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
+    struct test_completion c;
+    assert_int_not_equal(test_call_how(g, &c, &how, "echo anybody"), 0);
+    expect_rank(&c, rank, COX_ABORTED, "paused");
+    test_completion_deinit(&c);
+}
+
+/* ---- one rank hangs ---- */
+
+/* The hang of rank 2 in a step: paused on all ranks, and all go on. */
+static void step_hang(const char *mode, const char *trick, const char *line, uint64_t grace_ms,
+                      int code, const char *words)
+{
+    struct test_group *g = group_of(RANK_COUNT, mode);
+    struct chat chat;
+    chat_begin(&chat);
+    collect(g);
+    assert_int_equal(test_call(g, NULL, "grace %" PRIu64, grace_ms), 0);
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(test_call(g, NULL, "only 2 step %s 1", trick), 0);
+        submit_step(g, &chat);
+        test_await_lines(g, 2, line, (size_t)round + 1);
+        await_others(g, COX_CHANNEL_EXECUTE, 2);
+        expect_recovered(g, round ? COX_RECOVER_PAUSE_NET : COX_RECOVER_PAUSE);
+        expect_rank(test_await(g, (size_t)round), 2, code, words);
+        for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+            expect_refused(g, rank);
+        expect_recovered(g, COX_RECOVER_REINIT);
+        expect_recovered(g, COX_RECOVER_START);
+        expect_all_serve(g);
+    }
+    test_group_free(g);
+}
+
+static void m12_an_endless_loop_in_one_rank_is_left(void **state)
+{
+    (void)state;
+    needs_jumps();
+    step_hang("leaves", "spin", "spin", 0, COX_ABORTED, "was left after");
+}
+
+static void m12_a_blocked_read_in_one_rank_is_interrupted(void **state)
+{
+    (void)state;
+    step_hang("pauses", "read", "reads", 2000, -EINTR, "the read ended");
+}
+
+static void m12_a_step_that_asks_comes_out(void **state)
+{
+    (void)state;
+    step_hang("pauses", "yield", "yields", TEST_PATIENCE_MS, COX_ABORTED, "left a step");
+}
+
+/* Opaque requests and pulls, at the same time. */
+static void m12_both_channels_are_left(void **state)
+{
+    (void)state;
+    needs_jumps();
+    struct test_group *g = group_of(RANK_COUNT, "leaves");
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    collect(g);
+    for (size_t round = 0; round < 2; round++) {
+        assert_int_equal(test_call(g, NULL, "only 1 pull spin"), 0);
+        submit_pull(g);
+        assert_int_equal(test_submit(g, &how, "only 1 spin"), 0);
+        test_await_lines(g, 1, "spin", 2 * (round + 1));
+        await_others(g, COX_CHANNEL_EXECUTE, 1);
+        await_others(g, COX_CHANNEL_TRANSFER, 1);
+        expect_recovered(g, COX_RECOVER_PAUSE);
+        for (size_t i = 2 * round; i < 2 * round + 2; i++)
+            expect_rank(test_await(g, i), 1, COX_ABORTED, "was left after");
+        expect_recovered(g, COX_RECOVER_START);
+        expect_all_serve(g);
+    }
+    submit_pull(g);
+    assert_int_equal(test_await(g, 4)->status, 0);
+    test_group_free(g);
+}
+
+static void m12_a_rank_that_stays_stuck_says_so(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(RANK_COUNT, "pauses");
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    struct cox_recover_result results[RANK_COUNT];
+    struct cox_error err;
+    assert_int_equal(test_call(g, NULL, "grace 30"), 0);
+    assert_int_equal(test_submit(g, &how, "only 1 spin"), 0);
+    test_await_lines(g, 1, "spin", 1);
+    for (int i = 0; i < 2; i++) {
+        uint64_t ms = 0;
+        assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
+        for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+            assert_int_equal(results[rank].result, rank == 1 ? COX_TIMEOUT : 0);
+        assert_int_equal(sscanf(results[1].text, "stuck for %" SCNu64 " ms", &ms), 1);
+        assert_true(ms >= 60);
+        assert_contains(results[1].text, "an opaque request");
+        assert_contains(results[1].text, "execute channel");
+        assert_contains(err.text, "rank 1");
+    }
+    /* The others are paused, and go on when told to. */
+    expect_refused(g, 0);
+    expect_refused(g, 3);
+    expect_told(g, TYPE(START_COMMAND_EXEC));
+    const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 13};
+    assert_int_equal(test_call_how(g, NULL, &others, "echo without it"), 0);
+    test_group_free(g);
+}
+
+/* ---- nothing is begun ---- */
+
+static void m12_what_comes_while_paused_is_refused_in_order(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(2, "pauses");
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 1};
+    struct chat chat;
+    struct test_completion c;
+    struct cox_error err = {0};
+    chat_begin(&chat);
+    expect_step(g, &chat);
+    collect(g);
+    for (int i = 0; i < 3; i++) /* while idle, and again */
+        expect_told(g, i == 1 ? TYPE(PAUSE_COMMAND_EXEC_ROCE) : TYPE(PAUSE_COMMAND_EXEC));
+    for (size_t i = 0; i < 8; i++) {
+        assert_int_equal(test_submit_persist(g, &how, "echo anybody"), 0);
+        const struct test_completion *answer = test_await(g, i);
+        assert_true(i == 0 || answer->sequence > test_await(g, i - 1)->sequence);
+        expect_rank(answer, 0, COX_ABORTED, "paused");
+    }
+    submit_pull(g);
+    const struct test_completion *pulled = test_await(g, 8);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        if (pulled->ranks[rank].outcome != COX_OUTCOME_LATE)
+            expect_rank(pulled, rank, COX_ABORTED, "paused");
+    assert_int_not_equal(step_call(g, &chat, &c, &err), 0);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        if (c.ranks[rank].outcome != COX_OUTCOME_LATE)
+            expect_rank(&c, rank, COX_ABORTED, "paused");
+    test_completion_deinit(&c);
+    /* Tables are looked after all the same. */
+    const int64_t id = 1000;
+    err = (struct cox_error){0};
+    assert_int_equal(cox_executor_cleanup(test_group_executor(g), &id, 1, patience(), &err), 0);
+    expect_refused(g, 0); /* behind it */
+    expect_refused(g, 1);
+    expect_told(g, TYPE(START_COMMAND_EXEC));
+    expect_told(g, TYPE(START_COMMAND_EXEC));
+    assert_int_equal(test_call(g, &c, "tell log"), 0);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_string_equal(c.ranks[rank].bytes, "pause;pause_net;pause;cleanup 3;start;start;");
+    test_completion_deinit(&c);
+    expect_all_serve(g);
+    test_group_free(g);
+}
+
+static void m12_a_rank_forgets_its_sequences_in_a_reinit_alone(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(RANK_COUNT, "pauses");
+    struct chat chat;
+    struct test_completion c;
+    struct cox_error err = {0};
+    chat_begin(&chat);
+    expect_step(g, &chat);
+    expect_recovered(g, COX_RECOVER_PAUSE);
+    expect_recovered(g, COX_RECOVER_START);
+    assert_int_not_equal(chat.base, 0);
+    expect_step(g, &chat); /* it builds on the one before */
+    /* One that fails changes nothing. */
+    assert_int_equal(test_call(g, NULL, "recover reinit 9 no"), 0);
+    tell(g, TYPE(RECOVER_COMMAND_EXEC));
+    expect_step(g, &chat);
+    expect_recovered(g, COX_RECOVER_PAUSE);
+    expect_recovered(g, COX_RECOVER_REINIT);
+    expect_recovered(g, COX_RECOVER_START);
+    assert_int_equal(step_call(g, &chat, &c, &err), COX_STALE);
+    test_completion_deinit(&c);
+    chat.base = 0;
+    expect_step(g, &chat);
+    expect_step(g, &chat);
+    test_group_free(g);
+}
+
+/* ---- an init ---- */
+
+struct init_thread {
+    struct test_group *group;
+    const char *key;
+    int result;
+    struct cox_error err;
+};
+
+static void *init_main(void *argument)
+{
+    struct init_thread *init = argument;
+    const struct cox_config_entry config = {init->key, "1"};
+    struct cox_init_summary summary;
+    init->result = cox_executor_init(test_group_executor(init->group), &config, 1, patience(),
+                                     &summary, &init->err);
+    return NULL;
+}
+
+static void m12_an_init_that_asks_comes_out(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(2, "pauses");
+    struct init_thread init = {.group = g, .key = "yield"};
+    pthread_t thread;
+    assert_int_equal(test_call(g, NULL, "grace %d", TEST_PATIENCE_MS), 0);
+    assert_int_equal(pthread_create(&thread, NULL, init_main, &init), 0);
+    test_await_lines(g, 1, "yields", 1);
+    const struct told told = tell(g, TYPE(PAUSE_COMMAND_EXEC));
+    pthread_join(thread, NULL);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_int_equal(told.results[rank], 0);
+    assert_int_not_equal(init.result, 0);
+    assert_contains(init.err.text, "left an init");
+    /* Another one is begun while paused. */
+    init = (struct init_thread){.group = g, .key = "none"};
+    init_main(&init);
+    assert_int_equal(init.result, 0);
+    expect_told(g, TYPE(START_COMMAND_EXEC));
+    expect_all_serve(g);
+    test_group_free(g);
+}
+
+static void m12_an_init_is_never_left(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(2, "leaves");
+    struct init_thread init = {.group = g, .key = "spin"};
+    pthread_t thread;
+    assert_int_equal(test_call(g, NULL, "grace 20"), 0);
+    assert_int_equal(pthread_create(&thread, NULL, init_main, &init), 0);
+    test_await_lines(g, 1, "spin", 1);
+    const struct told told = tell(g, TYPE(PAUSE_COMMAND_EXEC));
+    assert_int_equal(cox_executor_stop(test_group_executor(g)), 1);
+    pthread_join(thread, NULL);
+    assert_int_equal(told.results[0], 0);
+    assert_int_equal(told.results[1], COX_TIMEOUT);
+    assert_contains(told.texts[1], "stuck for");
+    assert_contains(told.texts[1], "MODEL_INIT");
+    test_group_free(g);
+}
+
+/* ---- again and again ---- */
+
+/* A callback that ends just when it is left: either way there is one answer, and it is right. */
+static void m12_a_callback_that_ends_as_it_is_left(void **state)
+{
+    (void)state;
+    needs_jumps();
+    struct test_group *g = group_of(2, "leaves");
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    size_t done = 0, left = 0;
+    assert_int_equal(test_call(g, NULL, "grace 2"), 0);
+    for (size_t i = 0; i < 400; i++) {
+        char busy[32];
+        snprintf(busy, sizeof busy, "busy %zu", 3800 + 40 * (i % 40));
+        assert_int_equal(test_submit_persist(g, &how, busy), 0);
+        struct told told;
+        bool out;
+        do { /* the time for a jump is short, on a busy machine */
+            told = tell(g, TYPE(PAUSE_COMMAND_EXEC));
+            out = told.results[0] == 0 && told.results[1] == 0;
+            for (uint32_t rank = 0; rank < 2 && !out; rank++)
+                assert_true(told.results[rank] == 0 || told.results[rank] == COX_TIMEOUT);
+        } while (!out);
+        const struct test_completion *c = test_await(g, i);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            if (c->ranks[rank].outcome == COX_OUTCOME_OK) {
+                assert_string_equal(c->ranks[rank].bytes, "done");
+                done++;
+            } else if (c->ranks[rank].outcome == COX_OUTCOME_ERROR) {
+                assert_int_equal(c->ranks[rank].code, COX_ABORTED);
+                left += strstr(c->ranks[rank].text, "was left after") != NULL;
+            }
+        }
+        expect_told(g, TYPE(START_COMMAND_EXEC));
+    }
+    print_message("%zu answers, %zu left\n", done, left);
+    assert_true(left > 0);
+    expect_all_serve(g);
+    test_group_free(g);
+}
+
+struct traffic {
+    struct test_group *group;
+    _Atomic bool ends;
+    size_t answered, refused;
+    char wrong[512]; /* empty: nothing */
+};
+
+static bool is_refusal(int status)
+{
+    return status == COX_REJECTED || status == COX_ABORTED || status == COX_STATE ||
+           status == COX_STALE;
+}
+
+/* Steps and requests, one after the other. */
+static void *traffic_main(void *argument)
+{
+    struct traffic *traffic = argument;
+    struct chat chat;
+    chat_begin(&chat);
+    while (!atomic_load(&traffic->ends) && !traffic->wrong[0]) {
+        struct cox_error err = {0};
+        int r;
+        if (!chat_step(traffic->group, &chat, &r, &err))
+            snprintf(traffic->wrong, sizeof traffic->wrong, "a wrong token");
+        else if (r && !is_refusal(r))
+            snprintf(traffic->wrong, sizeof traffic->wrong, "a step: %d: %.300s", r, err.text);
+        *(r ? &traffic->refused : &traffic->answered) += 1;
+    }
+    return NULL;
+}
+
+static void m12_pauses_at_random_against_running_steps(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(RANK_COUNT, "pauses");
+    struct traffic traffic = {.group = g};
+    pthread_t thread;
+    unsigned seed = 1;
+    assert_int_equal(test_call(g, NULL, "grace %d", TEST_PATIENCE_MS), 0);
+    assert_int_equal(pthread_create(&thread, NULL, traffic_main, &traffic), 0);
+    struct cox_recover_result results[RANK_COUNT];
+    struct cox_error err = {0};
+    int r = 0;
+    for (int i = 0; i < 200 && r == 0; i++) {
+        const bool reinit = rand_r(&seed) % 3 == 0, again = rand_r(&seed) % 3 == 0;
+        if (rand_r(&seed) % 2)
+            for (uint64_t until_ns = cox_deadline_after_ns((uint64_t)rand_r(&seed) % 3000000);
+                 cox_now_ns() < until_ns;)
+                ; /* somewhere in a step */
+        r = recover(g, again ? COX_RECOVER_PAUSE_NET : COX_RECOVER_PAUSE, results, &err);
+        if (r == 0 && reinit)
+            r = recover(g, COX_RECOVER_REINIT, results, &err);
+        if (r == 0)
+            r = recover(g, COX_RECOVER_START, results, &err);
+    }
+    atomic_store(&traffic.ends, true);
+    pthread_join(thread, NULL);
+    if (r)
+        fail_msg("%d: %s", r, err.text);
+    if (traffic.wrong[0])
+        fail_msg("%s", traffic.wrong);
+    print_message("%zu steps, %zu refused\n", traffic.answered, traffic.refused);
+    assert_true(traffic.answered > 0);
+    expect_all_serve(g);
+    test_group_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(m12_an_endless_loop_in_one_rank_is_left),
+        TEST(m12_a_blocked_read_in_one_rank_is_interrupted),
+        TEST(m12_a_step_that_asks_comes_out),
+        TEST(m12_both_channels_are_left),
+        TEST(m12_a_rank_that_stays_stuck_says_so),
+        TEST(m12_what_comes_while_paused_is_refused_in_order),
+        TEST(m12_a_rank_forgets_its_sequences_in_a_reinit_alone),
+        TEST(m12_an_init_that_asks_comes_out),
+        TEST(m12_an_init_is_never_left),
+        TEST(m12_a_callback_that_ends_as_it_is_left),
+        TEST(m12_pauses_at_random_against_running_steps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
