@@ -72,6 +72,7 @@ EXEMPT = {
     ("channel/logon.c", "cox_logon_format", "memset(frame"): "the caller's memory, no shared frame",
     ("worker/worker.c", "worker_write_fault", "memcpy(base"): CALLERS,
     ("worker/worker.c", "worker_write_fault", "cox_wire_response_pack("): CALLERS,
+    ("worker/serve.c", "call_opaque", "callbacks->opaque("): CALLERS,
     ("worker/attach.c", "worker_ends_with_parent", "prctl("): "asks",
     ("worker/attach.c", "worker_follow_wrapper", "prctl("): "of this process alone; before attach.control",
     ("worker/worker.c", "cox_worker_free", "prctl("): "of this process alone",

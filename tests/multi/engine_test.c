@@ -532,6 +532,82 @@ static void b3_a_rank_killed_in_init_or_a_step_is_named_by_the_others(void **sta
     }
 }
 
+/* A recovery command; 0: it says what is expected. */
+static int command(struct seat *seat, int (*callback)(void *, struct cox_error *), int expected,
+                   struct cox_error *err)
+{
+    struct cox_error own = {0};
+    const int r = callback(seat->engine, &own);
+
+    return r == expected ? 0
+                         : cox_fail(err, COX_STATE, "expected %d: %d: %s", expected, r, own.text);
+}
+
+/* The last step once more: is its number the one that was kept before? */
+static int compute_again(struct seat *seat, uint64_t sequence, bool same, struct cox_error *err)
+{
+    const size_t kept = seat->self->number_count;
+    int r = seat_step(seat, sequence, PROMPT_LENGTH + STEP_COUNT - 2, 1, err);
+
+    if (r)
+        return r;
+    seat->self->number_count = kept;
+    if ((seat->self->numbers[kept] == seat->self->numbers[kept - 2]) != same)
+        return cox_fail(err, COX_STATE, "the KV cache is %s", same ? "another one" : "as it was");
+    return 0;
+}
+
+/* On a rank that knows nothing, with somebody inside, and as it should be; each of them twice. */
+static int recover(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
+{
+    const struct cox_worker_callbacks *does = &cox_engine_callbacks;
+    int (*const commands[])(void *, struct cox_error *) = {
+        does->pause,  does->pause,  does->pause_net, does->clear, does->clear,
+        does->reinit, does->reinit, does->start,     does->start};
+    struct seat seat;
+    int r = seat_open(&seat, crew, rank, self, context);
+
+    for (size_t i = 0; r == 0 && i < sizeof(commands) / sizeof(commands[0]); i++)
+        r = command(&seat, commands[i], 0, &self->err);
+    if (r == 0)
+        r = seat_init(&seat, NULL, 1, &self->err);
+    if (r == 0)
+        r = seat_generate(&seat, 2, &self->err);
+    seat.worker.busy = true;
+    if (r == 0)
+        r = command(&seat, does->pause, COX_TIMEOUT, &self->err);
+    if (r == 0)
+        r = command(&seat, does->reinit, COX_STATE, &self->err);
+    seat.worker.busy = false;
+    if (r == 0)
+        r = compute_again(&seat, 17, true, &self->err);
+    for (size_t i = 0; r == 0 && i < sizeof(commands) / sizeof(commands[0]); i++) {
+        const bool paused = i < 7;
+        r = command(&seat, commands[i], 0, &self->err);
+        if (r == 0 && seat.worker.paused != paused)
+            r = cox_fail(&self->err, COX_STATE, "after command %zu", i);
+    }
+    if (r == 0)
+        r = compute_again(&seat, 18, false, &self->err);
+    if (r == 0)
+        r = seat_generate(&seat, 20, &self->err);
+    cox_engine_free(seat.engine);
+    return r;
+}
+
+static void m12_reinit_makes_the_cache_anew_and_the_same_is_computed(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 4; n *= 4) {
+        struct plan plan = {PLAN, .grouped = true};
+        struct crew crew;
+
+        run_all(&crew, n, recover, &plan);
+        expect_generated(&crew, 2);
+        crew_close(&crew);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -542,6 +618,7 @@ int main(void)
         cmocka_unit_test(a_second_init_uses_the_group_that_was_joined),
         cmocka_unit_test(an_init_that_fails_on_one_rank_fails_on_all_and_the_next_is_fine),
         cmocka_unit_test(s2_a_step_that_fails_on_one_rank_fails_on_all_and_is_computed_anew),
+        cmocka_unit_test(m12_reinit_makes_the_cache_anew_and_the_same_is_computed),
         cmocka_unit_test(p1_a_rank_that_is_stopped_waits_no_longer),
         cmocka_unit_test(b3_a_rank_killed_in_init_or_a_step_is_named_by_the_others),
     };
