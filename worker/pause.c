@@ -117,7 +117,7 @@ void cox_pause_deinit(struct cox_pause *pause)
     pthread_mutex_destroy(&pause->lock);
 }
 
-void cox_lane_open(struct cox_lane *lane)
+void cox_lane_begin(struct cox_lane *lane)
 {
     if (!has_visits(lane))
         return;
@@ -134,7 +134,7 @@ void cox_lane_open(struct cox_lane *lane)
     pthread_mutex_unlock(&pause->lock);
 }
 
-void cox_lane_shut(struct cox_lane *lane)
+void cox_lane_end(struct cox_lane *lane)
 {
     if (!has_visits(lane))
         return;

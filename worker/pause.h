@@ -5,7 +5,7 @@
  * left. Its number is that of its request, which no other request of the lane has. Only the lanes of the execute and
  * the transfer channel have visits.
  *
- * Threads: open, call and shut on the lane's thread; pause, resume and the questions (worker.h) on any but those.
+ * Threads: begin, call and end on the lane's thread; pause, resume and the questions (worker.h) on any but those.
  * Blocks: call as long as the callback; pause as worker.h says; nothing else.
  * If the process dies: private memory; nothing is left.
  */
@@ -57,8 +57,8 @@ void cox_pause_listen(void);
 void cox_pause_unlisten(void);
 
 /* The lane's thread begins and ends. Nothing, for lanes without visits. */
-void cox_lane_open(struct cox_lane *lane);
-void cox_lane_shut(struct cox_lane *lane);
+void cox_lane_begin(struct cox_lane *lane);
+void cox_lane_end(struct cox_lane *lane);
 
 enum cox_visit_way {
     COX_VISIT_STOPPED, /* does not begin while paused, and may be left */

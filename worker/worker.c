@@ -125,7 +125,7 @@ static void *lane_main(void *argument)
     uint32_t rank = worker->options.rank;
     uint64_t next = lane->taken + 1;
     bool goodbye = false;
-    cox_lane_open(lane);
+    cox_lane_begin(lane);
     while (!goodbye && lane_await(lane, &next)) {
         struct cox_request request;
         int r = cox_request_read(&lane->channel, next, rank, &request);
@@ -145,7 +145,7 @@ static void *lane_main(void *argument)
         cox_truth_set_state(lane->line, COX_RANK_IDLE, next, cox_now_ns());
         next++;
     }
-    cox_lane_shut(lane);
+    cox_lane_end(lane);
     if (goodbye) {
         atomic_store_explicit(&worker->finalized, true, memory_order_release);
         atomic_store_explicit(&worker->stopping, true, memory_order_release);

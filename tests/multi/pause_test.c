@@ -2,12 +2,14 @@
  * afterwards. */
 #include "testing.h"
 
+#include "channel/fault.h"
 #include "channel/tsan.h"
 #include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "ranks.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
@@ -15,6 +17,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
 #define RANK_COUNT 4u
@@ -41,9 +45,8 @@ static void needs_jumps(void)
 #endif
 }
 
-static struct test_group *group_of(uint32_t rank_count, const char *mode)
+static struct test_group *group_with(uint32_t rank_count, const char *const *command)
 {
-    const char *const command[] = {test_worker_program(), mode, NULL};
     const struct cox_executor_options options = {
         .command = command, .finalize_ms = 500, .term_ms = 500};
     struct test_group *g = test_group_start(rank_count, &options);
@@ -52,6 +55,12 @@ static struct test_group *group_of(uint32_t rank_count, const char *mode)
     if (cox_executor_init(test_group_executor(g), NULL, 0, patience(), &summary, &err))
         fail_msg("init: %s", err.text);
     return g;
+}
+
+static struct test_group *group_of(uint32_t rank_count, const char *mode)
+{
+    const char *const command[] = {test_worker_program(), mode, NULL};
+    return group_with(rank_count, command);
 }
 
 /* ---- commands ---- */
@@ -125,12 +134,14 @@ static void expect_told(struct test_group *g, int type)
 struct chat {
     int32_t tokens[CHAT_TOKEN_MAX];
     uint32_t count;
-    uint64_t base; /* 0: to be announced */
+    uint64_t base;            /* 0: to be announced */
+    const int32_t *reference; /* what is to come, the prompt included; NULL: of scripted workers */
+    uint32_t limit;           /* then it begins again */
 };
 
 static void chat_begin(struct chat *chat)
 {
-    *chat = (struct chat){.tokens = {5, 6, 7}, .count = 3};
+    *chat = (struct chat){.tokens = {1, 5, 10}, .count = 3, .limit = CHAT_TOKEN_MAX};
 }
 
 struct step {
@@ -200,9 +211,11 @@ static int step_call(struct test_group *g, const struct chat *chat, struct test_
     return cox_executor_call(test_group_executor(g), &s.request, &options, visit_copy, c, err);
 }
 
-/* What scripted workers answer. */
 static int32_t next_token(const struct chat *chat)
 {
+    if (chat->reference)
+        return chat->reference[chat->count];
+    /* What scripted workers answer. */
     return (int32_t)(cox_wire_token_digest(chat->tokens, chat->count) % 50000);
 }
 
@@ -216,8 +229,10 @@ static bool chat_step(struct test_group *g, struct chat *chat, int *ret_status,
     chat->base = r ? 0 : c.sequence;
     if (r == 0 && right)
         chat->tokens[chat->count++] = c.tokens[0];
-    if (chat->count == CHAT_TOKEN_MAX)
-        chat_begin(chat);
+    if (chat->count == chat->limit) {
+        chat->count = 3;
+        chat->base = 0;
+    }
     test_completion_deinit(&c);
     *ret_status = r;
     return right;
@@ -594,6 +609,7 @@ static void m12_a_callback_that_ends_as_it_is_left(void **state)
 
 struct traffic {
     struct test_group *group;
+    struct chat chat;
     _Atomic bool ends;
     size_t answered, refused;
     char wrong[512]; /* empty: nothing */
@@ -609,12 +625,10 @@ static bool is_refusal(int status)
 static void *traffic_main(void *argument)
 {
     struct traffic *traffic = argument;
-    struct chat chat;
-    chat_begin(&chat);
     while (!atomic_load(&traffic->ends) && !traffic->wrong[0]) {
         struct cox_error err = {0};
         int r;
-        if (!chat_step(traffic->group, &chat, &r, &err))
+        if (!chat_step(traffic->group, &traffic->chat, &r, &err))
             snprintf(traffic->wrong, sizeof traffic->wrong, "a wrong token");
         else if (r && !is_refusal(r))
             snprintf(traffic->wrong, sizeof traffic->wrong, "a step: %d: %.300s", r, err.text);
@@ -623,41 +637,187 @@ static void *traffic_main(void *argument)
     return NULL;
 }
 
-static void m12_pauses_at_random_against_running_steps(void **state)
+/* That many, while steps of the chat go on; between two of them it may linger that long. */
+static void pause_at_random(struct test_group *g, const struct chat *chat, int count,
+                            uint64_t linger_ns)
 {
-    (void)state;
-    struct test_group *g = group_of(RANK_COUNT, "pauses");
-    struct traffic traffic = {.group = g};
+    struct traffic *traffic = calloc(1, sizeof *traffic);
     pthread_t thread;
     unsigned seed = 1;
-    assert_int_equal(test_call(g, NULL, "grace %d", TEST_PATIENCE_MS), 0);
-    assert_int_equal(pthread_create(&thread, NULL, traffic_main, &traffic), 0);
+    assert_non_null(traffic);
+    traffic->group = g;
+    traffic->chat = *chat;
+    assert_int_equal(pthread_create(&thread, NULL, traffic_main, traffic), 0);
     struct cox_recover_result results[RANK_COUNT];
     struct cox_error err = {0};
     int r = 0;
-    for (int i = 0; i < 200 && r == 0; i++) {
+    for (int i = 0; i < count && r == 0; i++) {
         const bool reinit = rand_r(&seed) % 3 == 0, again = rand_r(&seed) % 3 == 0;
         if (rand_r(&seed) % 2)
-            for (uint64_t until_ns = cox_deadline_after_ns((uint64_t)rand_r(&seed) % 3000000);
+            for (uint64_t until_ns = cox_deadline_after_ns((uint64_t)rand_r(&seed) % linger_ns);
                  cox_now_ns() < until_ns;)
-                ; /* somewhere in a step */
+                sched_yield(); /* somewhere in a step */
         r = recover(g, again ? COX_RECOVER_PAUSE_NET : COX_RECOVER_PAUSE, results, &err);
         if (r == 0 && reinit)
             r = recover(g, COX_RECOVER_REINIT, results, &err);
         if (r == 0)
             r = recover(g, COX_RECOVER_START, results, &err);
     }
-    atomic_store(&traffic.ends, true);
+    atomic_store(&traffic->ends, true);
     pthread_join(thread, NULL);
+    const struct traffic ended = *traffic;
+    free(traffic);
     if (r)
         fail_msg("%d: %s", r, err.text);
-    if (traffic.wrong[0])
-        fail_msg("%s", traffic.wrong);
-    print_message("%zu steps, %zu refused\n", traffic.answered, traffic.refused);
-    assert_true(traffic.answered > 0);
+    if (ended.wrong[0])
+        fail_msg("%s", ended.wrong);
+    print_message("%zu steps, %zu refused\n", ended.answered, ended.refused);
+    assert_true(ended.answered > 0);
+}
+
+static void m12_pauses_at_random_against_running_steps(void **state)
+{
+    (void)state;
+    struct test_group *g = group_of(RANK_COUNT, "pauses");
+    struct chat chat;
+    chat_begin(&chat);
+    assert_int_equal(test_call(g, NULL, "grace %d", TEST_PATIENCE_MS), 0);
+    pause_at_random(g, &chat, 200, 3 * COX_NSEC_PER_MSEC);
     expect_all_serve(g);
     test_group_free(g);
 }
+
+/* ---- the reference worker ---- */
+
+#define GENERATED 24u
+
+static struct test_group *model_group(uint32_t rank_count)
+{
+    static const char *const command[] = {COX_TEST_BIN_DIR "/coxswain-worker", "--model",
+                                          COX_TEST_SOURCE_DIR "/models/sums", NULL};
+    test_needs_processes();
+    return group_with(rank_count, command);
+}
+
+/* What nobody disturbs: the prompt and what follows it. */
+static void model_reference(int32_t reference[GENERATED])
+{
+    struct test_group *g = model_group(1);
+    struct chat chat;
+    chat_begin(&chat);
+    while (chat.count < GENERATED) {
+        struct test_completion c;
+        struct cox_error err = {0};
+        if (step_call(g, &chat, &c, &err))
+            fail_msg("a step: %s", err.text);
+        assert_int_equal(c.token_count, 1);
+        chat.tokens[chat.count++] = c.tokens[0];
+        chat.base = c.sequence;
+        test_completion_deinit(&c);
+    }
+    memcpy(reference, chat.tokens, GENERATED * sizeof reference[0]);
+    test_group_free(g);
+}
+
+static void m12_the_model_goes_on_with_the_same_tokens_after_pauses(void **state)
+{
+    (void)state;
+    int32_t reference[GENERATED];
+    struct chat chat;
+    model_reference(reference);
+    for (uint32_t n = 1; n <= 4; n *= 2) {
+        struct test_group *g = model_group(n);
+        chat_begin(&chat);
+        chat.reference = reference;
+        chat.limit = GENERATED;
+        pause_at_random(g, &chat, 60, 30 * COX_NSEC_PER_MSEC);
+        while (chat.count + 1 < GENERATED)
+            expect_step(g, &chat);
+        test_group_free(g);
+    }
+}
+
+#if COX_TESTING
+/* Generates to the end, whatever is refused in between. */
+static void *generate_main(void *argument)
+{
+    struct traffic *traffic = argument;
+    const uint64_t deadline_ns = cox_deadline_after_ms(3 * TEST_PATIENCE_MS);
+    while (traffic->chat.count + 1 < GENERATED && !traffic->wrong[0]) {
+        struct cox_error err = {0};
+        int r;
+        if (!chat_step(traffic->group, &traffic->chat, &r, &err))
+            snprintf(traffic->wrong, sizeof traffic->wrong, "a wrong token");
+        else if (r && (!is_refusal(r) || cox_now_ns() > deadline_ns))
+            snprintf(traffic->wrong, sizeof traffic->wrong, "a step: %d: %.300s", r, err.text);
+        traffic->refused += r != 0;
+    }
+    return NULL;
+}
+
+/* Rank 2 hangs in the middle of a step, while others wait for it in their group. */
+static void model_hang(const int32_t *reference, const char *plan)
+{
+    struct traffic *traffic = calloc(1, sizeof *traffic);
+    char path[] = "/tmp/cox_pause_XXXXXX";
+    int fd = mkostemp(path, O_CLOEXEC);
+    assert_true(traffic && fd >= 0);
+    assert_int_equal(ftruncate(fd, sizeof(struct cox_fault_counts)), 0);
+    const struct cox_fault_counts *counts =
+        mmap(NULL, sizeof *counts, PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(counts != MAP_FAILED);
+    setenv("COXSWAIN_FAULT", plan, 1);
+    setenv("COXSWAIN_FAULT_COUNTS", path, 1);
+    struct test_group *g = model_group(RANK_COUNT);
+    unsetenv("COXSWAIN_FAULT");
+    unsetenv("COXSWAIN_FAULT_COUNTS");
+    pthread_t thread;
+    traffic->group = g;
+    chat_begin(&traffic->chat);
+    traffic->chat.reference = reference;
+    traffic->chat.limit = GENERATED;
+    assert_int_equal(pthread_create(&thread, NULL, generate_main, traffic), 0);
+    for (uint64_t until_ns = patience(); !atomic_load(&counts->struck) && cox_now_ns() < until_ns;)
+        sched_yield();
+    struct cox_recover_result results[RANK_COUNT];
+    struct cox_error err;
+    const bool struck = atomic_load(&counts->struck);
+    int r = recover(g, COX_RECOVER_PAUSE, results, &err);
+    if (r == 0)
+        r = recover(g, COX_RECOVER_CLEAR, results, &err);
+    if (r == 0)
+        r = recover(g, COX_RECOVER_REINIT, results, &err);
+    if (r == 0)
+        r = recover(g, COX_RECOVER_START, results, &err);
+    pthread_join(thread, NULL);
+    const struct traffic ended = *traffic;
+    free(traffic);
+    munmap((void *)(uintptr_t)counts, sizeof *counts);
+    close(fd);
+    unlink(path);
+    assert_true(struck);
+    if (r || ended.wrong[0])
+        fail_msg("%s: %d: %s; %s", plan, r, r ? err.text : "", ended.wrong);
+    assert_true(ended.refused > 0);
+    test_group_free(g);
+}
+
+static void m12_a_rank_that_hangs_in_the_model_goes_on_with_the_same_tokens(void **state)
+{
+    (void)state;
+    static const char *const plans[] = {
+        "exchange.written:spin:2:1",
+        "exchange.written:read:2:30",
+        "exchange.read:spin:2:40",
+        "group.arrived:spin:2:60",
+    };
+    int32_t reference[GENERATED];
+    needs_jumps();
+    model_reference(reference);
+    for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++)
+        model_hang(reference, plans[i]);
+}
+#endif
 
 int main(void)
 {
@@ -673,6 +833,10 @@ int main(void)
         TEST(m12_an_init_is_never_left),
         TEST(m12_a_callback_that_ends_as_it_is_left),
         TEST(m12_pauses_at_random_against_running_steps),
+        TEST(m12_the_model_goes_on_with_the_same_tokens_after_pauses),
+#if COX_TESTING
+        TEST(m12_a_rank_that_hangs_in_the_model_goes_on_with_the_same_tokens),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
