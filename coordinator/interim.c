@@ -1,0 +1,26 @@
+#include "executor_internal.h"
+#include "operations.h"
+#include <signal.h>
+#include <stdlib.h>
+int cox_executor_kill(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
+{
+    int r = cox_supervisor_signal(executor->supervisor, rank, SIGKILL);
+    return r == COX_PEER_DEAD || r == 0 ? 0 : cox_fail(err, r, "kill");
+}
+int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
+{
+    int r = 0;
+    for (uint32_t k = 0; k < executor->geometry.rank_count; k++) {
+        cox_executor_kill(executor, k, NULL);
+        cox_supervisor_await_end(executor->supervisor, k, deadline_ns, NULL);
+    }
+    for (uint32_t k = 0; !r && k < executor->geometry.rank_count; k++)
+        r = cox_executor_restart(executor, k, deadline_ns, err);
+    return r;
+}
+int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
+{
+    struct cox_init_summary summary;
+    const struct cox_config_entry config = {"model", getenv("COX_INTERIM_MODEL")};
+    return cox_executor_init(executor, &config, config.value ? 1 : 0, deadline_ns, &summary, err);
+}
