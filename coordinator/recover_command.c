@@ -182,7 +182,7 @@ static int recover(const struct choice *choice)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     struct cox_error error = {0};
-    recover_reply *reply;
+    recover_reply *reply = NULL;
     int r = ask(choice, &client, &reply, &error);
     if (r)
         return cox_exit_with(&error);
