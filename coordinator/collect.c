@@ -325,6 +325,19 @@ int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
                : waiter->status;
 }
 
+bool cox_collector_in_step(struct cox_collector *collector)
+{
+    bool found = false;
+    pthread_mutex_lock(&collector->lock);
+    for (uint64_t sequence = collector->ended + 1; !found && sequence <= collector->published;
+         sequence++) {
+        const struct cox_entry *entry = collector_entry(collector, sequence);
+        found = !entry->ended && entry->operation->step;
+    }
+    pthread_mutex_unlock(&collector->lock);
+    return found;
+}
+
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns)
 {
     /* What is waited for may be a word in shared memory that nobody signals here (a frame returned,

@@ -147,6 +147,8 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
  * slice: the completion then goes to nobody. */
 int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
                         struct cox_waiter *waiter, uint64_t deadline_ns, struct cox_error *err);
+/* A step is in flight. Takes the lock. */
+bool cox_collector_in_step(struct cox_collector *collector);
 /* Sleeps a little for room after COX_FULL or COX_LATE; returns when something ended or after a
  * slice at most. */
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns);

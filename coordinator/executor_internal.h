@@ -46,11 +46,28 @@ struct cox_executor {
     struct cox_inherit inherit;       /* what a rank that is started again is given */
     _Atomic uint32_t callers; /* threads inside submit, call or recover; stop waits for them */
 
-    pthread_mutex_t recover_lock; /* protects the two below; never held over a call */
-    pthread_cond_t recover_cond;  /* CLOCK_MONOTONIC; recovering became false */
-    bool recovering;              /* one recovery command at a time */
-    enum cox_engine_state engine_state;
+    pthread_mutex_t
+        recover_lock; /* protects those below; never held over a call; taken with submit_lock of a
+                                     collector held, and with no other */
+    pthread_cond_t recover_cond;        /* CLOCK_MONOTONIC; recovering or in_init became false */
+    bool recovering;                    /* one recovery command at a time */
+    const char *bars_steps;             /* the one that runs, if steps are refused meanwhile */
+    enum cox_engine_state engine_state; /* never BUSY, which is not kept */
+
+    bool in_init;                        /* one init at a time */
+    struct cox_init_record *init_record; /* of the last that succeeded; of who is in init */
+    _Atomic uint64_t group_life;         /* of the last init; 0: there was none */
 };
+
+/* ---- init.c, recover.c ---- */
+
+struct cox_init_record *cox_init_record_free(struct cox_init_record *record); /* NULL-safe */
+/* An init or a start has succeeded. unless_paused: PAUSE and READY stay. */
+void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused);
+/* A rank has died, which is in the truth: NORMAL no more. */
+void cox_executor_note_death(struct cox_executor *executor);
+/* May a step be published now? Asked with submit_lock of the execute channel held. Returns 0; COX_STATE. */
+int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err);
 
 /* ---- welcome.c: the group's door ---- */
 
