@@ -21,9 +21,12 @@ static const char *const names[COX_FAULT_POINT_COUNT] = {
 #undef NAME
 };
 
+enum action { ACTION_NONE, ACTION_KILL, ACTION_STOP, ACTION_SPIN, ACTION_READ, ACTION_COUNT };
+static const char *const actions[ACTION_COUNT] = {"", "kill", "stop", "spin", "read"};
+
 /* Written by cox_fault_arm, or once by the first thread that passes a point. */
 static struct {
-    int signal; /* 0: nothing is planned */
+    enum action action;
     enum cox_fault_point point;
     int rank;
     uint32_t count;
@@ -35,22 +38,26 @@ static _Atomic uint32_t passages;
 
 static _Noreturn void plan_refuse(const char *text)
 {
-    fprintf(stderr, "COXSWAIN_FAULT is '%s': expected NAME:kill|stop[:RANK|coordinator[:COUNT]]\n",
-            text);
+    fprintf(
+        stderr,
+        "COXSWAIN_FAULT is '%s': expected NAME:kill|stop|spin|read[:RANK|coordinator[:COUNT]]\n",
+        text);
     abort();
 }
 
 static void plan_parse(const char *text)
 {
     char name[64], action[8], rank[16] = "coordinator";
-    unsigned count = 1, point = 0;
+    unsigned count = 1, point = 0, number = ACTION_NONE + 1;
     if (sscanf(text, "%63[^:]:%7[^:]:%15[^:]:%u", name, action, rank, &count) < 2)
         plan_refuse(text);
     while (point < COX_FAULT_POINT_COUNT && strcmp(names[point], name) != 0)
         point++;
-    plan.signal = strcmp(action, "kill") == 0 ? SIGKILL : strcmp(action, "stop") == 0 ? SIGSTOP : 0;
-    if (point == COX_FAULT_POINT_COUNT || plan.signal == 0 || count == 0)
+    while (number < ACTION_COUNT && strcmp(actions[number], action) != 0)
+        number++;
+    if (point == COX_FAULT_POINT_COUNT || number == ACTION_COUNT || count == 0)
         plan_refuse(text);
+    plan.action = (enum action)number;
     plan.point = (enum cox_fault_point)point;
     plan.rank = strcmp(rank, "coordinator") == 0 ? COORDINATOR : atoi(rank);
     plan.count = count;
@@ -84,7 +91,7 @@ static void plan_read(void)
 void cox_fault_arm(const char *text)
 {
     pthread_once(&plan_once, plan_read);
-    plan.signal = 0;
+    plan.action = ACTION_NONE;
     atomic_store_explicit(&passages, 0, memory_order_relaxed);
     if (text)
         plan_parse(text);
@@ -101,6 +108,35 @@ const char *cox_fault_name(enum cox_fault_point point)
     return names[point];
 }
 
+/* Returns when a signal has a handler. */
+static void read_nothing(void)
+{
+    int fds[2];
+    char byte;
+    if (pipe2(fds, O_CLOEXEC) < 0) {
+        perror("a pipe to read nothing from");
+        abort();
+    }
+    ssize_t got = read(fds[0], &byte, 1);
+    (void)got;
+    close(fds[0]);
+    close(fds[1]);
+}
+
+static void strike(enum action action)
+{
+    if (action == ACTION_SPIN)
+        for (;;)
+            ; /* a constant condition: no compiler may take it to end */
+    if (action == ACTION_READ)
+        read_nothing();
+    else
+        /* To this thread, by number, since it may be the child of a bare clone: a stop of the process may find
+         * another thread first, while this one goes on. */
+        syscall(SYS_tgkill, getpid(), (pid_t)syscall(SYS_gettid),
+                action == ACTION_KILL ? SIGKILL : SIGSTOP);
+}
+
 void cox_fault_point(enum cox_fault_point point)
 {
     pthread_once(&plan_once, plan_read);
@@ -108,14 +144,12 @@ void cox_fault_point(enum cox_fault_point point)
     int rank = atomic_load_explicit(&own_rank, memory_order_relaxed);
     if (counts && rank + 1 < COX_FAULT_PROCESS_COUNT)
         atomic_fetch_add_explicit(&counts->passed[point][rank + 1], 1, memory_order_relaxed);
-    if (plan.signal == 0 || plan.point != point || plan.rank != rank ||
+    if (plan.action == ACTION_NONE || plan.point != point || plan.rank != rank ||
         atomic_fetch_add_explicit(&passages, 1, memory_order_relaxed) + 1 != plan.count)
         return;
     if (counts)
         atomic_fetch_add_explicit(&counts->struck, 1, memory_order_relaxed);
-    /* To this thread, by number, since it may be the child of a bare clone: a stop of the process may find
-     * another thread first, while this one goes on. */
-    syscall(SYS_tgkill, getpid(), (pid_t)syscall(SYS_gettid), plan.signal);
+    strike(plan.action);
 }
 
 #else

@@ -7,13 +7,14 @@
  * (tests/fault/points.py) finds those that have none, and tests/fault/matrix_test.c strikes at every one of them.
  *
  * Only the testing build (COX_TESTING) has them; elsewhere a point compiles to nothing.
- * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL) or stop (SIGSTOP), RANK the
+ * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL), stop (SIGSTOP), spin (an endless loop that
+ * looks at nothing) or read (of a pipe that stays empty; it ends with a signal that has a handler), RANK the
  * rank it is for (or 'coordinator', the default), COUNT the passage at which it strikes (1 is the first). A plan that
  * makes no sense ends the process, so that no test passes for want of a fault. With COXSWAIN_FAULT_LIFE it is for
  * processes alone whose COXSWAIN_GENERATION is that: for one life of a rank, and so are counts.
  *
  * Threads: any.
- * Blocks: nothing, unless stopped.
+ * Blocks: nothing, unless stopped, or told to.
  * If the process dies: that is what it is for.
  */
 #ifndef COX_CHANNEL_FAULT_H

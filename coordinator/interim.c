@@ -18,9 +18,3 @@ int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns
         r = cox_executor_restart(executor, k, deadline_ns, err);
     return r;
 }
-int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
-{
-    struct cox_init_summary summary;
-    const struct cox_config_entry config = {"model", getenv("COX_INTERIM_MODEL")};
-    return cox_executor_init(executor, &config, config.value ? 1 : 0, deadline_ns, &summary, err);
-}

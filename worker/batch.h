@@ -83,6 +83,7 @@ struct cox_batch {
     const uint32_t *finished_slots;
     uint32_t finished_count;
     const void *void_word; /* private to the worker library */
+    const void *told_word; /* the same; NULL: never paused */
 };
 
 /* What the callback fills, one per row. */
@@ -91,8 +92,8 @@ struct cox_batch_output {
     float logprob; /* of that token under the unscaled distribution, 0 where not computed */
 };
 
-/* True once the coordinator has given this step up (timeout, another rank's failure): a long
- * callback may ask between layers and return COX_ABORTED early. Lock-free, callable from the
+/* True once the coordinator has given this step up (timeout, another rank's failure), and once the worker is to
+ * pause (cox_worker_pause): a long callback may ask between layers and return COX_ABORTED early. Lock-free, callable from the
  * callback's thread. */
 COX_PUBLIC bool cox_batch_aborted(const struct cox_batch *batch);
 

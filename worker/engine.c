@@ -21,7 +21,7 @@ struct engine_source {
 
 struct cox_engine {
     struct cox_engine_options options;
-    const struct cox_worker *worker;
+    struct cox_worker *worker;
     struct cox_model *model;
     struct cox_cache *cache;
     struct engine_source source; /* of model and cache, while there is a cache */
@@ -33,6 +33,7 @@ struct cox_engine {
     const struct cox_init_request *init; /* under way; or NULL */
     const struct cox_batch *batch;       /* the step under way */
     _Atomic bool stopping;               /* lock-free: stored in a signal handler */
+    _Atomic bool rebuilding;             /* reinit has cache and model; seq_cst, see engine_enter */
 };
 
 int cox_engine_new(const struct cox_engine_options *options, struct cox_engine **ret_engine)
@@ -63,7 +64,7 @@ struct cox_engine *cox_engine_free(struct cox_engine *engine)
     return NULL;
 }
 
-void cox_engine_serve(struct cox_engine *engine, const struct cox_worker *worker)
+void cox_engine_serve(struct cox_engine *engine, struct cox_worker *worker)
 {
     engine->worker = worker;
 }
@@ -327,7 +328,7 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     struct cox_engine *engine = context;
     int r = 0;
 
-    if (!engine->ready)
+    if (!engine->ready || !engine->cache)
         return cox_fail(err, COX_STATE, "a step before an init that succeeded");
     if (batch->forward_type == COX_FORWARD_DUMMY)
         return 0;
@@ -343,7 +344,93 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     return r;
 }
 
+/* ---- the execute channel, and reinit beside it ---- */
+
+/* First in each callback of the execute channel. Both sides are on guard: this thread is inside, for cox_worker_busy,
+ * before it looks at `rebuilding`; a reinit stores that before it asks. So one of them sees the other; a callback that does is
+ * over at once. The one before may have been left anywhere: nothing of it is under way. */
+static int engine_enter(struct cox_engine *engine, struct cox_error *err)
+{
+    engine->init = NULL;
+    engine->batch = NULL;
+    if (atomic_load_explicit(&engine->rebuilding, memory_order_seq_cst))
+        return cox_fail(err, COX_ABORTED, "a reinit is under way");
+    return 0;
+}
+
+static int on_init(void *context, const struct cox_init_request *request,
+                   struct cox_init_result *result, struct cox_error *err)
+{
+    int r = engine_enter(context, err);
+
+    return r ? r : engine_init(context, request, result, err);
+}
+
+static int on_execute(void *context, const struct cox_batch *batch,
+                      struct cox_batch_output *outputs, struct cox_error *err)
+{
+    int r = engine_enter(context, err);
+
+    return r ? r : engine_execute(context, batch, outputs, err);
+}
+
+static int on_pause(void *context, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_worker_pause(engine->worker, 0, err);
+}
+
+/* Blocks move inside of steps alone, and a worker without pull_kv takes none from elsewhere. */
+static int on_clear(void *context, struct cox_error *err)
+{
+    (void)context;
+    (void)err;
+    return 0;
+}
+
+static int engine_rebuild(struct cox_engine *engine, struct cox_error *err)
+{
+    const struct cox_engine_options *options = &engine->options;
+
+    if (!engine->model) /* nothing was loaded yet, or an init has failed */
+        return 0;
+    /* First the old one: there may be no room for two. */
+    engine->cache = cox_cache_free(engine->cache);
+    return cox_model_cache_new(engine->model, options->block_count, options->block_size,
+                               options->swap_block_count, NULL, &engine->cache, err);
+}
+
+static int on_reinit(void *context, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+    int r;
+
+    atomic_store_explicit(&engine->rebuilding, true, memory_order_seq_cst);
+    if (cox_worker_busy(engine->worker))
+        r = cox_fail(err, COX_STATE,
+                     "a request is inside the worker: pause it before reinit, or let it come out");
+    else
+        r = engine_rebuild(engine, err);
+    atomic_store_explicit(&engine->rebuilding, false, memory_order_seq_cst);
+    return r;
+}
+
+static int on_start(void *context, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    (void)err;
+    cox_worker_resume(engine->worker);
+    return 0;
+}
+
 const struct cox_worker_callbacks cox_engine_callbacks = {
-    .init = engine_init,
-    .execute = engine_execute,
+    .init = on_init,
+    .execute = on_execute,
+    .pause = on_pause,
+    .pause_net = on_pause,
+    .clear = on_clear,
+    .reinit = on_reinit,
+    .start = on_start,
 };

@@ -6,8 +6,16 @@
  * computed. Without one (a single rank, or a legacy coordinator, which has no memory for it) every
  * rank computes everything.
  *
- * Threads: callbacks on the worker's execute thread; new and free on the thread of run; stop from
- *   anywhere, signal handlers included.
+ * Recovery: pause and pause_net stop at the next layer or exchange, or leave the step wherever it is (cox_worker_pause,
+ *   with half a second for each way: a rank that is stuck answers after one). A step that was left has locks of the C
+ *   library only if it was inside of one, and it neither allocates nor prints; what it may keep is one of OpenBLAS's
+ *   buffers, of which there are dozens. clear has nothing to drop: no transfer outlives the request that it is part of. reinit makes
+ *   the KV cache anew, all zero; model, group and exchange stay, and the next step after one that was given up begins a
+ *   new epoch of the group, which needs nothing of what the rank was in before. start goes on. All may be repeated, also
+ *   on a rank that has loaded nothing yet.
+ *
+ * Threads: callbacks on the worker's execute thread, recovery on that of its own channel; new and free on the thread of
+ *   run; stop from anywhere, signal handlers included.
  * Ownership: the caller owns the engine; worker and options are lent until free.
  * Blocks: init and a step wait for the other ranks: until a rank is dead, the coordinator has given
  *   the init or the step up, any rank has failed in it, the worker is stopped, or ten minutes have passed.
@@ -36,11 +44,11 @@ struct cox_engine;
 int cox_engine_new(const struct cox_engine_options *options, struct cox_engine **ret_engine);
 struct cox_engine *cox_engine_free(struct cox_engine *engine);
 
-/* The callbacks, with the engine as their context. */
+/* The callbacks, with the engine as their context; for a worker whose options say leave_stuck. */
 extern const struct cox_worker_callbacks cox_engine_callbacks;
 
 /* Whose callbacks they are; between cox_worker_new and cox_worker_run. */
-void cox_engine_serve(struct cox_engine *engine, const struct cox_worker *worker);
+void cox_engine_serve(struct cox_engine *engine, struct cox_worker *worker);
 
 /* A wait for other ranks ends with COX_ABORTED, now and later. Async-signal-safe. */
 void cox_engine_stop(struct cox_engine *engine);

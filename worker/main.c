@@ -157,6 +157,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "coxswain-worker: %s\n", err.text);
         return EXIT_USAGE;
     }
+    options.leave_stuck = true; /* see engine.h */
     int r = parse_arguments(&engine_options, argc, argv);
     if (r)
         return r;

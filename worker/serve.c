@@ -28,6 +28,7 @@ struct cox_init_request {
     const ExecuteRequest *request;
     uint64_t sequence;
     const struct cox_layout_channel_truth *truth;
+    const struct cox_visit *visit;
 };
 
 uint64_t cox_init_request_sequence(const struct cox_init_request *request)
@@ -56,7 +57,9 @@ void cox_init_request_group(const struct cox_init_request *request,
 /* It is no step, and void_through says nothing of it; but it has ended without this rank's answer. */
 bool cox_init_request_aborted(const struct cox_init_request *request)
 {
-    return cox_truth_ended(request->truth) >= request->sequence;
+    return cox_truth_ended(request->truth) >= request->sequence ||
+           /* acquire; partner: wait_tell in pause.c. */
+           atomic_load_explicit(&request->visit->told, memory_order_acquire) >= request->sequence;
 }
 
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
@@ -247,6 +250,20 @@ static void init_fill(struct init_answer *answer, const struct cox_init_result *
     }
 }
 
+struct init_call {
+    const struct cox_worker *worker;
+    const struct cox_init_request *request;
+    struct cox_init_result *result;
+    struct cox_error *err;
+};
+
+static int call_init(void *argument)
+{
+    const struct init_call *call = argument;
+    return call->worker->callbacks->init(call->worker->context, call->request, call->result,
+                                         call->err);
+}
+
 static void serve_init(struct cox_lane *lane, const struct cox_request *request,
                        const ExecuteRequest *message)
 {
@@ -259,9 +276,11 @@ static void serve_init(struct cox_lane *lane, const struct cox_request *request,
         .request = message,
         .sequence = request->sequence,
         .truth = cox_truth_channel(&worker->control, lane->channel.id),
+        .visit = &lane->visit,
     };
+    struct init_call call = {worker, &init, &result, &lane->error};
     int r = worker->callbacks->init
-                ? worker->callbacks->init(worker->context, &init, &result, &lane->error)
+                ? cox_lane_call(lane, request, COX_VISIT_LET, call_init, &call)
                 : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no init callback");
     if (r == 0 && result.kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
         r = cox_fail(&lane->error, COX_INVALID, "init tells of %" PRIu32 " KV caches: at most %d",
@@ -320,6 +339,30 @@ static bool step_fill_nested(struct cox_lane *lane, const struct cox_batch *batc
     return true;
 }
 
+/* A reinit makes the rank forget what it knew of sequences; only this thread may touch the table. */
+static void lane_forget(struct cox_lane *lane)
+{
+    struct cox_pause *pause = &lane->worker->pause;
+    /* acquire; partner: serve_recover. The plain load spares every step the exchange. */
+    if (atomic_load_explicit(&pause->forget, memory_order_acquire) &&
+        atomic_exchange_explicit(&pause->forget, false, memory_order_acquire))
+        cox_table_clear(lane->worker->table);
+}
+
+struct step_call {
+    const struct cox_worker *worker;
+    const struct cox_batch *batch;
+    struct cox_batch_output *outputs;
+    struct cox_error *err;
+};
+
+static int call_step(void *argument)
+{
+    const struct step_call *call = argument;
+    return call->worker->callbacks->execute(call->worker->context, call->batch, call->outputs,
+                                            call->err);
+}
+
 static void serve_step(struct cox_lane *lane, const struct cox_request *request,
                        const ExecuteRequest *message)
 {
@@ -336,6 +379,7 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
     int32_t *tokens = NULL;
     float *logprobs = NULL;
     int r = 0;
+    lane_forget(lane);
     if (cox_truth_void_through(cox_truth_channel(&worker->control, lane->channel.id)) >=
         request->sequence)
         r = cox_fail(&lane->error, COX_ABORTED, "step %" PRIu64 " is void", request->sequence);
@@ -343,13 +387,16 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
         r = cox_fail(&lane->error, COX_CORRUPT, "a step without an execute_model_request");
     else if (!worker->callbacks->execute)
         r = cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no execute callback");
+    else if (cox_worker_paused(worker)) /* before anything of the step is looked at */
+        r = cox_lane_fail_paused(lane);
     if (r == 0)
         r = cox_table_apply(table, request->sequence, step, &batch, &outputs, &lane->error);
     if (r == 0) {
         uint64_t begin = cox_now_ns();
         cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, begin);
         cox_fault_point(COX_FAULT_EXECUTE);
-        r = worker->callbacks->execute(worker->context, batch, outputs, &lane->error);
+        struct step_call call = {worker, batch, outputs, &lane->error};
+        r = cox_lane_call(lane, request, COX_VISIT_STOPPED, call_step, &call);
         cox_fault_point(COX_FAULT_EXECUTED);
         body.has_model_execute_time = 1;
         body.model_execute_time = (float)((double)(cox_now_ns() - begin) / 1e6);
@@ -395,6 +442,19 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
     lane_answer(lane, request->sequence, request->type, &response);
 }
 
+struct cleanup_call {
+    const struct cox_worker *worker;
+    const uint32_t *slots;
+    uint32_t count;
+};
+
+static int call_cleanup(void *argument)
+{
+    const struct cleanup_call *call = argument;
+    call->worker->callbacks->cleanup(call->worker->context, call->slots, call->count);
+    return 0;
+}
+
 static void serve_cleanup(struct cox_lane *lane, const struct cox_request *request,
                           const ExecuteRequest *message)
 {
@@ -402,20 +462,22 @@ static void serve_cleanup(struct cox_lane *lane, const struct cox_request *reque
     if (message->request_case == REQUEST(TEXT_GENERATOR_CLEANUP_REQUEST) &&
         message->text_generator_cleanup_request) {
         const ModelExecuteData__TGCleanupRequest *cleanup = message->text_generator_cleanup_request;
-        const uint32_t *slots;
-        uint32_t count;
-        cox_table_cleanup(worker->table, cleanup->seq_ids, cleanup->n_seq_ids, &slots, &count);
-        if (count && worker->callbacks->cleanup)
-            worker->callbacks->cleanup(worker->context, slots, count);
+        struct cleanup_call call = {.worker = worker};
+        lane_forget(lane);
+        cox_table_cleanup(worker->table, cleanup->seq_ids, cleanup->n_seq_ids, &call.slots,
+                          &call.count);
+        if (call.count && worker->callbacks->cleanup)
+            cox_lane_call(lane, request, COX_VISIT_LET, call_cleanup, &call);
     }
     lane_done(lane, request->sequence, false);
 }
 
 /* ---- the other channels ---- */
 
-static int serve_link_status(struct cox_lane *lane, const ExecuteRequest *message,
-                             ExecuteResponse *response)
+static int serve_link_status(struct cox_lane *lane, const struct cox_request *request,
+                             const ExecuteRequest *message, ExecuteResponse *response)
 {
+    (void)request;
     (void)message;
     const struct cox_worker *worker = lane->worker;
     if (!worker->callbacks->link_status)
@@ -429,9 +491,10 @@ static int serve_link_status(struct cox_lane *lane, const ExecuteRequest *messag
     return worker->callbacks->link_status(worker->context, &lane->arena, body, &lane->error);
 }
 
-static int serve_lora(struct cox_lane *lane, const ExecuteRequest *message,
-                      ExecuteResponse *response)
+static int serve_lora(struct cox_lane *lane, const struct cox_request *request,
+                      const ExecuteRequest *message, ExecuteResponse *response)
 {
+    (void)request;
     const struct cox_worker *worker = lane->worker;
     if (message->request_case != REQUEST(LORA_OPERATION_REQUEST) ||
         !message->lora_operation_request)
@@ -451,8 +514,22 @@ static int serve_lora(struct cox_lane *lane, const ExecuteRequest *message,
                                    body, &lane->error);
 }
 
-static int serve_pull(struct cox_lane *lane, const ExecuteRequest *message,
-                      ExecuteResponse *response)
+struct pull_call {
+    struct cox_lane *lane;
+    const struct ModelExecuteData__PullKVRequest *request;
+    struct ModelExecuteData__PullKVResponse *response;
+};
+
+static int call_pull(void *argument)
+{
+    const struct pull_call *call = argument;
+    const struct cox_worker *worker = call->lane->worker;
+    return worker->callbacks->pull_kv(worker->context, call->request, &call->lane->arena,
+                                      call->response, &call->lane->error);
+}
+
+static int serve_pull(struct cox_lane *lane, const struct cox_request *request,
+                      const ExecuteRequest *message, ExecuteResponse *response)
 {
     const struct cox_worker *worker = lane->worker;
     if (message->request_case != REQUEST(PULL_KV_REQUEST) || !message->pull_kv_request)
@@ -465,15 +542,16 @@ static int serve_pull(struct cox_lane *lane, const ExecuteRequest *message,
     model_execute_data__pull_kvresponse__init(body);
     response->result_case = RESULT(PULL_KV_RESPONSE);
     response->pull_kv_response = body;
-    return worker->callbacks->pull_kv(worker->context, message->pull_kv_request, &lane->arena, body,
-                                      &lane->error);
+    struct pull_call call = {lane, message->pull_kv_request, body};
+    return cox_lane_call(lane, request, COX_VISIT_STOPPED, call_pull, &call);
 }
 
 /* A command's failure is a result (command_result), not a failed request: every rank's is wanted.
  */
-static int serve_recover(struct cox_lane *lane, const ExecuteRequest *message,
-                         ExecuteResponse *response)
+static int serve_recover(struct cox_lane *lane, const struct cox_request *request,
+                         const ExecuteRequest *message, ExecuteResponse *response)
 {
+    (void)request;
     const struct cox_worker *worker = lane->worker;
     const struct cox_worker_callbacks *callbacks = worker->callbacks;
     int (*command)(void *, struct cox_error *) = NULL;
@@ -505,6 +583,9 @@ static int serve_recover(struct cox_lane *lane, const ExecuteRequest *message,
     body->command_result = command ? command(worker->context, &lane->error)
                                    : cox_fail(&lane->error, COX_UNSUPPORTED,
                                               "this worker has no callback for this command");
+    /* release; partner: lane_forget. */
+    if (message->execute_type == TYPE(RECOVER_COMMAND_EXEC) && body->command_result == 0)
+        atomic_store_explicit(&lane->worker->pause.forget, true, memory_order_release);
     if (body->command_result)
         body->error_msg = lane->error.text;
     response->result_case = RESULT(RECOVER_COMMAND_RESPONSE);
@@ -514,11 +595,12 @@ static int serve_recover(struct cox_lane *lane, const ExecuteRequest *message,
 
 static void serve_with(struct cox_lane *lane, const struct cox_request *request,
                        const ExecuteRequest *message,
-                       int (*serve)(struct cox_lane *, const ExecuteRequest *, ExecuteResponse *))
+                       int (*serve)(struct cox_lane *, const struct cox_request *,
+                                    const ExecuteRequest *, ExecuteResponse *))
 {
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
     cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_ns());
-    int r = serve(lane, message, &response);
+    int r = serve(lane, request, message, &response);
     if (r)
         response_fail(lane, &response, r);
     lane_answer(lane, request->sequence, request->type, &response);
@@ -526,25 +608,39 @@ static void serve_with(struct cox_lane *lane, const struct cox_request *request,
 
 /* ---- opaque ---- */
 
+struct opaque_call {
+    struct cox_lane *lane;
+    const struct cox_request *request;
+    uint8_t *slot;
+    size_t capacity, length;
+};
+
+static int call_opaque(void *argument)
+{
+    struct opaque_call *call = argument;
+    const struct cox_worker *worker = call->lane->worker;
+    return worker->callbacks->opaque(worker->context, call->request->bytes, call->request->size,
+                                     call->slot, call->capacity, &call->length, &call->lane->error);
+}
+
 static void serve_opaque(struct cox_lane *lane, const struct cox_request *request)
 {
     const struct cox_worker *worker = lane->worker;
-    size_t capacity, length = 0;
+    struct opaque_call call = {.lane = lane, .request = request};
     cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_ns());
-    uint8_t *slot =
-        cox_reply_slot(&lane->channel, worker->options.rank, request->sequence, false, &capacity);
+    call.slot = cox_reply_slot(&lane->channel, worker->options.rank, request->sequence, false,
+                               &call.capacity);
     cox_fault_point(COX_FAULT_EXECUTE);
     int r = worker->callbacks->opaque
-                ? worker->callbacks->opaque(worker->context, request->bytes, request->size, slot,
-                                            capacity, &length, &lane->error)
+                ? cox_lane_call(lane, request, COX_VISIT_STOPPED, call_opaque, &call)
                 : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no opaque callback");
     lane_return(lane, request->sequence);
-    if (r == 0 && length > capacity)
+    if (r == 0 && call.length > call.capacity)
         r = cox_fail(&lane->error, COX_TOO_LARGE, "the answer has %zu bytes, a slot holds %zu",
-                     length, capacity);
+                     call.length, call.capacity);
     if (r == 0) {
-        lane_slot(lane, request->sequence, false, &capacity);
-        lane_send(lane, request->sequence, length, false);
+        lane_slot(lane, request->sequence, false, &call.capacity);
+        lane_send(lane, request->sequence, call.length, false);
         return;
     }
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;

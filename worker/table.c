@@ -42,6 +42,11 @@ void cox_table_watch(struct cox_table *table, const void *void_word)
     table->void_word = void_word;
 }
 
+void cox_table_watch_pause(struct cox_table *table, const void *told_word)
+{
+    table->told_word = told_word;
+}
+
 uint64_t cox_batch_void_through(const struct cox_batch *batch)
 {
     const _Atomic uint64_t *void_through = batch->void_word;
@@ -51,7 +56,11 @@ uint64_t cox_batch_void_through(const struct cox_batch *batch)
 
 bool cox_batch_aborted(const struct cox_batch *batch)
 {
-    return batch->void_word && batch->sequence <= cox_batch_void_through(batch);
+    const _Atomic uint64_t *told = batch->told_word;
+    if (batch->void_word && batch->sequence <= cox_batch_void_through(batch))
+        return true;
+    /* acquire; partner: wait_tell in pause.c. */
+    return told && batch->sequence <= atomic_load_explicit(told, memory_order_acquire);
 }
 
 int cox_table_apply(struct cox_table *table, uint64_t sequence,
@@ -69,6 +78,7 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
 
     cox_roster_begin(&table->roster);
     cox_builder_begin(&table->builder, sequence, table->void_word);
+    table->builder.batch.told_word = table->told_word;
     int r = cox_builder_moves(&table->builder, request, err);
     if (!r)
         r = step ? cox_step_packed(&table->roster, &table->builder, step, err)

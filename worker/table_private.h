@@ -10,6 +10,7 @@ struct cox_table {
     struct cox_roster roster;   /* the sequences */
     struct cox_builder builder; /* the view of the step under way */
     const void *void_word;
+    const void *told_word;
     uint64_t base;
     bool pending; /* between apply and its commit or revert */
 };

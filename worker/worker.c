@@ -125,6 +125,7 @@ static void *lane_main(void *argument)
     uint32_t rank = worker->options.rank;
     uint64_t next = lane->taken + 1;
     bool goodbye = false;
+    cox_lane_open(lane);
     while (!goodbye && lane_await(lane, &next)) {
         struct cox_request request;
         int r = cox_request_read(&lane->channel, next, rank, &request);
@@ -144,6 +145,7 @@ static void *lane_main(void *argument)
         cox_truth_set_state(lane->line, COX_RANK_IDLE, next, cox_now_ns());
         next++;
     }
+    cox_lane_shut(lane);
     if (goodbye) {
         atomic_store_explicit(&worker->finalized, true, memory_order_release);
         atomic_store_explicit(&worker->stopping, true, memory_order_release);
@@ -287,10 +289,12 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
                     uint64_t deadline_ns)
 {
+    cox_visit_hold(); /* left in between, it would leave its locks behind */
     /* acq_rel: partner is the acquire in free; who went has let go of everything. */
     atomic_fetch_add_explicit(&worker->tellers, 1, memory_order_acq_rel);
     int r = worker_tell(worker, channel, sequence, text, deadline_ns);
     atomic_fetch_sub_explicit(&worker->tellers, 1, memory_order_acq_rel);
+    cox_visit_release();
     return r;
 }
 
@@ -390,6 +394,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&worker->error_cond, &monotonic);
     pthread_condattr_destroy(&monotonic);
+    cox_pause_init(&worker->pause);
     worker->guard_fd = -1;
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->wake_fd >= 0)
@@ -423,10 +428,11 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
                      COX_TABLE_SEQUENCE_COUNT_LIMIT, COX_TABLE_TOKEN_COUNT_LIMIT);
         else if (r)
             cox_fail(err, r, "no memory for the sequence table: %s", cox_status_text(r));
-        else
-            cox_table_watch(
-                worker->table,
-                &cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
+    }
+    if (r == 0) {
+        cox_table_watch(worker->table,
+                        &cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
+        cox_table_watch_pause(worker->table, &worker->lanes[COX_CHANNEL_EXECUTE].visit.told);
     }
     if (r) {
         if (worker->claimed)
@@ -499,6 +505,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     cox_close_fd(&worker->guard_fd);
     pthread_cond_destroy(&worker->error_cond);
     pthread_mutex_destroy(&worker->error_lock);
+    cox_pause_deinit(&worker->pause);
     free(worker);
     return NULL;
 }
@@ -570,6 +577,7 @@ static int worker_watch(struct cox_worker *worker)
 int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
 {
     int started = 0, r = 0;
+    cox_pause_listen();
     atomic_store_explicit(&worker->running, COX_TWO_WAY_COUNT, memory_order_relaxed);
     for (; started < COX_TWO_WAY_COUNT; started++) {
         r = cox_thread_start(&worker->lanes[started].thread, lane_main, &worker->lanes[started]);
@@ -584,6 +592,7 @@ int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
     int watched = worker_watch(worker);
     for (int c = 0; c < started; c++)
         pthread_join(worker->lanes[c].thread, NULL);
+    cox_pause_unlisten();
     worker_leave(worker);
     if (r == 0 && watched)
         r = cox_fail(err, watched, "watching the coordinator (process %jd): %s",

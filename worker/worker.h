@@ -5,8 +5,8 @@
  * Processes and threads: one struct cox_worker per process. new, run and free on one thread; stop
  *   from anywhere, signal handlers included; report_fault from any thread. new starts a thread that
  *   ends the process with its coordinator (COX_ORPHAN_EXIT), until free. run starts one thread
- *   per two-way channel, with all signals blocked but those of faults, and calls each callback on
- *   the thread of its channel:
+ *   per two-way channel, with all signals blocked but those of faults (execute, transfer: and SIGURG, which is the
+ *   library's while run runs), and calls each callback on the thread of its channel:
  *     execute            init, execute, cleanup, opaque
  *     shared_sync_link   link, link_status, lora
  *     transfer           pull_kv
@@ -72,9 +72,10 @@ struct cox_worker_options {
     int32_t parent_pid; /* coordinator; checked against the group; a legacy one is known by this
                             alone */
     enum cox_orphan_action on_orphan;
-    /* A callback that stays inside after a pause (cox_worker_pause) and a signal is left by a jump out of a signal
-     * handler, wherever it is: what it allocated leaks, what it had locked stays locked, no destructor runs. Only
-     * for callbacks that can stand it; false: such a rank stays stuck until it is replaced. */
+    /* A callback (execute, opaque, pull_kv) that stays inside after a pause (cox_worker_pause) and a signal is left by a
+     * jump out of a signal handler, wherever it is: what it allocated leaks, what it had locked stays locked, also
+     * inside the C library (malloc, stdio), no destructor runs, threads it has started go on. Only for callbacks that
+     * can stand it, which run on the stack they were called on; false: such a rank stays stuck until it is replaced. */
     bool leave_stuck;
     size_t request_size_max;     /* cap on an unpacked request; 0: 256 MiB */
     uint32_t sequence_count_max; /* live sequences; 0: 4096 */
@@ -136,8 +137,8 @@ struct cox_group_options;
 COX_PUBLIC void cox_init_request_group(const struct cox_init_request *request,
                                        struct cox_group_options *options);
 
-/* True once nobody waits for this init any more (timeout, another rank's failure): a long callback may ask
- * and return COX_ABORTED early. Lock-free, from the callback's thread, until it returns. */
+/* True once nobody waits for this init any more (timeout, another rank's failure), and once the worker is to
+ * pause (cox_worker_pause): a long callback may ask and return COX_ABORTED early. Lock-free, from the callback's thread, until it returns. */
 COX_PUBLIC bool cox_init_request_aborted(const struct cox_init_request *request);
 
 /* Any callback may be NULL: the request is then answered with COX_UNSUPPORTED (no-reply requests
@@ -208,17 +209,24 @@ COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
 
 /* ---- for the recovery callbacks ---- */
 
-/* No step, pull or opaque request is begun from now on until resume: they are answered with COX_ABORTED at once. The
- * callback that runs on the execute channel, and that on the transfer channel, is told to come out (cox_batch_aborted,
- * cox_init_request_aborted) and waited for. After grace_ms (0: 500) its thread gets SIGURG, by which a system call that
- * blocks ends with EINTR; after as long again, with options.leave_stuck, it is left by a jump, and the request is
- * answered with COX_ABORTED. Idempotent. From a recovery callback, or any thread but those of the two channels. Returns 0: no
- * callback is inside; COX_TIMEOUT: one still is, err says which, in what request and for how long; it stays paused. */
+/* No step, pull or opaque request is begun from now on until resume: they are answered with COX_ABORTED at once; init and
+ * cleanup are begun as ever. The callback that runs on the execute channel, and that on the transfer channel, is told
+ * to come out (cox_batch_aborted, cox_init_request_aborted) and waited for. After grace_ms (0: 500; a day at most) its thread gets SIGURG
+ * every 50 ms, by which a system call that blocks ends with EINTR; after as long again, with options.leave_stuck, it is
+ * left by a jump, and the request is answered with COX_ABORTED. An init or a cleanup is told and gets signals, but is
+ * never left: what it was allocating or letting go of would be known to nobody. So it takes 2 grace_ms, and 3 at most: a
+ * second for a rank that is stuck, with the default.
+ * Idempotent: again, what is inside by then is told, and waited for, anew. From a recovery callback, or any thread but those of the two
+ * channels (asserted). Returns 0: what was inside has come out; COX_TIMEOUT: a callback still is, err says which, in
+ * what request and for how long; it stays paused. */
 COX_PUBLIC int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms,
                                 struct cox_error *err);
 /* Requests are begun again. Idempotent. */
 COX_PUBLIC void cox_worker_resume(struct cox_worker *worker);
 COX_PUBLIC bool cox_worker_paused(const struct cox_worker *worker);
+/* A callback of the execute or of the transfer channel is inside. A thread that has stored what such a callback looks at
+ * first, and then finds none here, will not be missed by the next one (both seq_cst). */
+COX_PUBLIC bool cox_worker_busy(const struct cox_worker *worker);
 
 /* Tells the coordinator of a fault outside any answer, on the error channel; text is cut to what
  * fits. Waits for the slot until deadline_ns; when that has passed, it is taken if it is free.

@@ -8,6 +8,7 @@
 #include "../channel/peer.h"
 #include "../channel/request.h"
 #include "../channel/truth.h"
+#include "pause.h"
 #include "table.h"
 #include "worker.h"
 
@@ -26,6 +27,7 @@ struct cox_lane {
     size_t copy_size;
     struct cox_arena arena; /* the request at hand and the answer to it */
     struct cox_error error; /* of the request at hand */
+    struct cox_visit visit; /* the callback under way */
 };
 
 struct cox_worker {
@@ -50,8 +52,9 @@ struct cox_worker {
     bool reporting;            /* one report at a time from this process */
     _Atomic uint32_t tellers;  /* threads inside a report; free waits for them */
     struct cox_table *table;   /* the execute lane's */
-    int wake_fd;               /* eventfd: stop was called, or a lane ended */
-    int guard_fd;              /* eventfd: free wants the guard */
+    struct cox_pause pause;
+    int wake_fd;  /* eventfd: stop was called, or a lane ended */
+    int guard_fd; /* eventfd: free wants the guard */
     pthread_t guard;
     bool guarded; /* a thread ends the process with its coordinator */
     _Atomic bool stopping;

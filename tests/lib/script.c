@@ -28,7 +28,16 @@ struct text {
     char bytes[TEXT_SIZE];
 };
 
-enum step_trick { STEP_FAIL, STEP_DIVERGE, STEP_BLOCK, STEP_ABORT, STEP_TRICK_COUNT };
+enum step_trick {
+    STEP_FAIL,
+    STEP_DIVERGE,
+    STEP_BLOCK,
+    STEP_ABORT,
+    STEP_YIELD,
+    STEP_SPIN,
+    STEP_READ,
+    STEP_TRICK_COUNT
+};
 
 struct recovery {
     bool block;
@@ -50,11 +59,14 @@ struct script {
     uint64_t step_at[STEP_TRICK_COUNT]; /* 0: never */
     char step_path[PATH_SIZE];
     struct text batch;
+    char *words, *part; /* kept: whoever is left in the middle of a command frees nothing */
     /* Of several channels. */
     pthread_mutex_t lock;
     struct text log, links, pulls;
     struct recovery recoveries[RECOVERY_COUNT];
     char pull_path[PATH_SIZE];
+    bool pull_spins;
+    uint64_t grace_ms;
     uint32_t link_count;
 };
 
@@ -239,7 +251,8 @@ static int command_faults(const struct command *c, const char *rest)
 
 static int command_step(const struct command *c, const char *rest)
 {
-    static const char *const tricks[STEP_TRICK_COUNT] = {"fail", "diverge", "block", "abort"};
+    static const char *const tricks[STEP_TRICK_COUNT] = {"fail",  "diverge", "block", "abort",
+                                                         "yield", "spin",    "read"};
     char trick[16] = "", path[PATH_SIZE] = "";
     uint64_t k = 0;
     sscanf(rest, "%15s %" SCNu64 " %255s", trick, &k, path);
@@ -275,6 +288,7 @@ static int command_pull(const struct command *c, const char *rest)
 {
     pthread_mutex_lock(&c->script->lock);
     sscanf(rest, "block %255s", c->script->pull_path);
+    c->script->pull_spins = strcmp(rest, "spin") == 0;
     pthread_mutex_unlock(&c->script->lock);
     return answer_text(c, "armed");
 }
@@ -321,17 +335,38 @@ static int command_drop(const struct command *c, const char *rest)
     return fd;
 }
 
+static void spin(const struct script_host *host)
+{
+    dprintf(host->out_fd, "spin\n");
+    cox_tsan_may_die();
+    while (!host_is_gone(host))
+        sched_yield();
+    host->park(host->context);
+}
+
+/* Until a signal comes, or the rank is gone. */
+static int read_nothing(const struct script_host *host, struct cox_error *err)
+{
+    int fds[2];
+    char byte;
+    if (pipe2(fds, O_CLOEXEC) < 0)
+        return cox_fail(err, -errno, "no pipe");
+    dprintf(host->out_fd, "reads\n");
+    cox_tsan_may_die();
+    ssize_t got = read(fds[0], &byte, 1);
+    int r = got < 0 ? -errno : 0;
+    close(fds[0]);
+    close(fds[1]);
+    return cox_fail(err, r, "the read ended: %s", cox_status_text(r));
+}
+
 static void command_end(const struct script_host *host, const char *verb, const char *rest)
 {
-    if (strcmp(verb, "spin") != 0)
-        host_order(host, strcmp(verb, "exit") == 0 ? SCRIPT_EXIT : SCRIPT_KILL, atoi(rest));
+    host_order(host, strcmp(verb, "exit") == 0 ? SCRIPT_EXIT : SCRIPT_KILL, atoi(rest));
     dprintf(host->out_fd, "%s\n", verb);
     cox_tsan_may_die();
     while (!host_is_gone(host))
-        if (strcmp(verb, "spin") == 0)
-            sched_yield();
-        else
-            poll(&(struct pollfd){.fd = host->relay_fd}, 1, -1);
+        poll(&(struct pollfd){.fd = host->relay_fd}, 1, -1);
     host->park(host->context);
 }
 
@@ -341,14 +376,13 @@ static int obey_each(const struct command *c, const char *text)
 {
     for (uint32_t rank = 0; rank < c->script->options.rank && strchr(text, '|'); rank++)
         text = strchr(text, '|') + 1;
-    char *own = strndup(text, strcspn(text, "|"));
-    if (!own)
+    free(c->script->part);
+    c->script->part = strndup(text, strcspn(text, "|"));
+    if (!c->script->part)
         return cox_fail(c->err, -ENOMEM, "no memory for a command");
     struct command part = *c;
-    part.request_size = strlen(own);
-    int r = obey(&part, own);
-    free(own);
-    return r;
+    part.request_size = strlen(c->script->part);
+    return obey(&part, c->script->part);
 }
 
 static int obey(const struct command *c, const char *text)
@@ -421,7 +455,17 @@ static int obey(const struct command *c, const char *text)
         host_order(c->script->host, SCRIPT_STOP, 0);
         return answer_text(c, "stopped");
     }
-    if (strcmp(verb, "exit") == 0 || strcmp(verb, "kill") == 0 || strcmp(verb, "spin") == 0)
+    if (strcmp(verb, "read") == 0)
+        return read_nothing(c->script->host, c->err);
+    if (strcmp(verb, "grace") == 0) {
+        pthread_mutex_lock(&c->script->lock);
+        c->script->grace_ms = strtoull(rest, NULL, 10);
+        pthread_mutex_unlock(&c->script->lock);
+        return answer_text(c, "armed");
+    }
+    if (strcmp(verb, "spin") == 0)
+        spin(c->script->host);
+    if (strcmp(verb, "exit") == 0 || strcmp(verb, "kill") == 0)
         command_end(c->script->host, verb, rest);
     return cox_fail(c->err, COX_INVALID, "no command '%s'", verb);
 }
@@ -439,14 +483,15 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
         .err = err,
     };
     /* Words of a command are short; what follows them may be long and is read in place. */
-    char *text = malloc(request_size + 1);
+    struct script *script = context;
+    free(script->words);
+    char *text = script->words = malloc(request_size + 1);
     if (!text)
         return cox_fail(err, -ENOMEM, "no memory for a command");
     memcpy(text, request, request_size);
     text[request_size] = '\0';
-    ((struct script *)context)->served_count++;
+    script->served_count++;
     int r = obey(&command, text);
-    free(text);
     host_leave_if_gone(command.script->host);
     return r;
 }
@@ -471,6 +516,14 @@ static int on_init(void *context, const struct cox_init_request *request,
     const char *path = cox_init_request_get(request, "block");
     if (path)
         block_on(script->host, path);
+    if (init_number(request, "spin", -1) == rank)
+        spin(script->host);
+    if (init_number(request, "yield", -1) == rank) {
+        dprintf(script->host->out_fd, "yields\n");
+        while (!cox_init_request_aborted(request))
+            sched_yield();
+        return cox_fail(err, COX_ABORTED, "left an init");
+    }
     const char *model = cox_init_request_get(request, "model");
     if (model && strcmp(model, "endless") == 0) {
         dprintf(script->host->out_fd, "loading\n");
@@ -555,6 +608,16 @@ static int on_execute(void *context, const struct cox_batch *batch,
         dprintf(script->host->out_fd, "the step is %s\n", aborted ? "void" : "alive");
         if (aborted)
             return cox_fail(err, COX_ABORTED, "left a void step");
+    }
+    if (step == script->step_at[STEP_SPIN])
+        spin(script->host);
+    if (step == script->step_at[STEP_READ])
+        return read_nothing(script->host, err);
+    if (step == script->step_at[STEP_YIELD]) {
+        dprintf(script->host->out_fd, "yields\n");
+        while (!cox_batch_aborted(batch))
+            sched_yield();
+        return cox_fail(err, COX_ABORTED, "left a step");
     }
     if (step == script->step_at[STEP_FAIL])
         return cox_fail(err, 55, "step %" PRIu64 " fails as told", step);
@@ -672,6 +735,8 @@ static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *requ
     char path[PATH_SIZE];
     memcpy(path, script->pull_path, sizeof path);
     script->pull_path[0] = '\0';
+    const bool spins = script->pull_spins;
+    script->pull_spins = false;
     script->pulls.used = 0;
     for (size_t i = 0; i < request->n_pull_kv_infos; i++) {
         const ModelExecuteData__PullKVRequest__PullKVInfo *info = request->pull_kv_infos[i];
@@ -684,6 +749,8 @@ static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *requ
     pthread_mutex_unlock(&script->lock);
     if (path[0])
         block_on(script->host, path);
+    if (spins)
+        spin(script->host);
     size_t count = request->n_pull_kv_infos;
     ModelExecuteData__PullKVResponse__PullKVResult *results =
         cox_arena_alloc(arena, (count + 1) * sizeof *results);
@@ -754,6 +821,37 @@ static int on_start(void *context, struct cox_error *err)
     return recover(context, START, err);
 }
 
+/* The same, and what the names say. */
+
+static int script_pause(struct script *script, struct cox_error *err)
+{
+    pthread_mutex_lock(&script->lock);
+    const uint64_t grace_ms = script->grace_ms;
+    pthread_mutex_unlock(&script->lock);
+    return cox_worker_pause(script->worker, grace_ms, err);
+}
+
+static int on_real_pause(void *context, struct cox_error *err)
+{
+    int r = recover(context, PAUSE, err);
+    return r ? r : script_pause(context, err);
+}
+
+static int on_real_pause_net(void *context, struct cox_error *err)
+{
+    int r = recover(context, PAUSE_NET, err);
+    return r ? r : script_pause(context, err);
+}
+
+static int on_real_start(void *context, struct cox_error *err)
+{
+    struct script *script = context;
+    int r = recover(script, START, err);
+    if (r == 0)
+        cox_worker_resume(script->worker);
+    return r;
+}
+
 static void on_finalize(void *context)
 {
     const struct script *script = context;
@@ -762,26 +860,28 @@ static void on_finalize(void *context)
 
 /* ---- life ---- */
 
+#define COMMON_CALLBACKS                                                                           \
+    .init = on_init, .execute = on_execute, .cleanup = on_cleanup, .opaque = on_opaque,            \
+    .link = on_link, .link_status = on_link_status, .lora = on_lora, .pull_kv = on_pull_kv,        \
+    .clear = on_clear, .reinit = on_reinit, .finalize = on_finalize
 static const struct cox_worker_callbacks callbacks = {
-    .init = on_init,
-    .execute = on_execute,
-    .cleanup = on_cleanup,
-    .opaque = on_opaque,
-    .link = on_link,
-    .link_status = on_link_status,
-    .lora = on_lora,
-    .pull_kv = on_pull_kv,
+    COMMON_CALLBACKS,
     .pause = on_pause,
     .pause_net = on_pause_net,
-    .clear = on_clear,
-    .reinit = on_reinit,
     .start = on_start,
-    .finalize = on_finalize,
+};
+static const struct cox_worker_callbacks pausing_callbacks = {
+    COMMON_CALLBACKS,
+    .pause = on_real_pause,
+    .pause_net = on_real_pause_net,
+    .start = on_real_start,
 };
 static const struct cox_worker_callbacks no_callbacks;
 
 const struct cox_worker_callbacks *script_callbacks(const char *mode)
 {
+    if (strcmp(mode, "pauses") == 0 || strcmp(mode, "leaves") == 0)
+        return &pausing_callbacks;
     return strcmp(mode, "mute") == 0 ? &no_callbacks : &callbacks;
 }
 
@@ -798,6 +898,8 @@ struct script *script_new(const struct cox_worker_options *options, const struct
 struct script *script_free(struct script *script)
 {
     pthread_mutex_destroy(&script->lock);
+    free(script->words);
+    free(script->part);
     free(script);
     return NULL;
 }

@@ -10,6 +10,7 @@
  *   raw LENGTH failed|ok|other
  *                       answers behind the library's back with a length prefix of its own (needs
  *                       the names)
+ *   read                reads a pipe that stays empty; fails when a signal interrupts that
  *   exit N, kill SIGNAL, stop, spin, deaf (ignores SIGTERM), pid
  *   block PATH          reads a byte from a named pipe; prints "blocked"
  *   hold PATH BYTES     the same, then tells whether the request in place is what it was
@@ -17,16 +18,19 @@
  *   faults N TEXT       N of them
  *   only R COMMAND      rank R obeys, the others echo
  *   each A|B|C...       rank 0 obeys A, rank 1 B, and so on; ranks beyond the last obey the last
- *   step fail|diverge|block|abort K [PATH]
- *                       what to do in the K-th step from now on
- *   pull block PATH     what to do in the next pull
+ *   step fail|diverge|block|abort|yield|spin|read K [PATH]
+ *                       what to do in the K-th step from now on; yield: stays until the batch is aborted
+ *   pull block PATH, pull spin
+ *                       what to do in the next pull
+ *   grace MS            of pauses from now on
  *   recover NAME RESULT TEXT, recover NAME block PATH
  *                       what to do at a recovery command
  *   tell batch|log|links|pulls
  *                       what was seen so far
  *   lose PATH TEXT      reads a named pipe to its end, and fails
  *   drop PATH           opens that pipe for writing, and is killed
- *                       (at init the key `block` names a pipe to read a byte from)
+ *                       (at init the key `block` names a pipe to read a byte from, `yield` the rank that stays until the
+ *                       init is aborted, `spin` the one that stays for ever)
  *   served              how many commands were asked of this rank, this one included
  *
  * A rank is a process of its own (scripted_worker.c), or threads of the test and a process that
@@ -69,7 +73,7 @@ struct script *script_new(const struct cox_worker_options *options, const struct
 struct script *script_free(struct script *script); /* returns NULL */
 /* Before run: for commands that need the worker. */
 void script_set_worker(struct script *script, struct cox_worker *worker);
-/* For a context that is the script; mode "mute": none at all. */
+/* For a context that is the script; mode "mute": none at all; "pauses", "leaves": pause, pause_net and start do so. */
 const struct cox_worker_callbacks *script_callbacks(const char *mode);
 
 /* Does it in this process. */

@@ -5,7 +5,8 @@
  * Without a command of its own, an argument: `quit N` leaves before it attaches, `never` never
  * attaches, `world` attaches with a world that is too large, `group` attaches to no such group,
  * `mute` has no callbacks, `dies G...` and `sleeps G...` do so before they attach in the lives
- * (generations) listed, `returns` outlives its coordinator.
+ * (generations) listed, `returns` outlives its coordinator, `pauses` and `leaves` really pause, the latter also out
+ * of callbacks that are stuck.
  */
 #include "ranks.h"
 #include "script.h"
@@ -98,6 +99,7 @@ int main(int argc, char **argv)
         options.rank_count++;
     if (strcmp(mode, "group") == 0)
         strcat(options.prefix, "x");
+    options.leave_stuck = strcmp(mode, "leaves") == 0;
     if (strcmp(mode, "returns") == 0) {
         options.on_orphan = COX_ORPHAN_RETURN;
         signal(SIGPIPE, SIG_IGN);
