@@ -687,13 +687,13 @@ int cox_recovery_await(struct cox_recovery *recovery, struct cox_error *err)
     int r = recovery->changes != recovery->changes_seen;
     recovery->changes_seen = recovery->changes;
     if (recovery->stopped || recovery->cancelled || recovery->closing)
-        r = cox_fail(err, COX_CLOSED, "stopped");
-    /* What the caller says of the death says more than that there was one. */
-    else if (recovery->failed && err->code == COX_PEER_DEAD &&
-             recovery->options.on_death == COX_ON_DEATH_FAIL)
+        *err = (struct cox_error){.code = r = COX_CLOSED, .text = "stopped"};
+    else if (recovery->failed) {
         r = COX_PEER_DEAD;
-    else if (recovery->failed)
-        r = cox_fail(err, COX_PEER_DEAD, "%s", recovery->failure.text);
+        /* What the caller says of the death says more than that there was one. */
+        if (err->code != r || recovery->options.on_death != COX_ON_DEATH_FAIL)
+            *err = recovery->failure;
+    }
     pthread_mutex_unlock(&recovery->lock);
     return r;
 }

@@ -409,7 +409,8 @@ static int step_failed(struct cox_scheduler *scheduler, int r, struct cox_error 
     if (!recovered && !may_retry(r))
         return r;
     if (!recovered && scheduler->retry_count == options->retry_max) {
-        struct cox_error last = *err;
+        const struct cox_error last = *err;
+        *err = (struct cox_error){0};
         return cox_fail(err, r, "%.900s (tried %" PRIu32 " times)", last.text,
                         scheduler->retry_count + 1);
     }
