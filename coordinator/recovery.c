@@ -526,6 +526,9 @@ static void order_restart(struct cox_recovery *recovery, struct order *order)
         r = recovery->whole ? all_replace(recovery, order->deadline_ns, err)
                             : rank_replace(recovery, order->rank, order->deadline_ns, err);
         order->replaced = r == 0;
+        if (r) /* the policy need not try the same at once */
+            backoff_fail(recovery,
+                         recovery->whole ? &recovery->all : &recovery->ranks[order->rank].backoff);
     }
     if (!r && recovery->unready && !first_dead(recovery))
         r = init_replay(recovery, order->deadline_ns, err);
