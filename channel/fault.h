@@ -97,6 +97,8 @@
     X(MEMORY_RENEWED, "memory.renewed")                                                            \
     X(RANK_RESET, "rank.reset") /* its lines are as at the start */                                \
     X(RANK_ADMITTED, "rank.admitted")                                                              \
+    X(RANK_OFFERED, "rank.offered")     /* to whoever logs on */                                   \
+    X(REGION_RENEWED, "region.renewed") /* of legacy ranks: another one has the name */            \
     /* Sockets. */                                                                                 \
     X(SOCKET_SENT, "socket.sent") /* some bytes, or all */                                         \
     /* A door is opened, visited, closed. */                                                       \
