@@ -100,6 +100,8 @@
     X(RANK_ADMITTED, "rank.admitted")                                                              \
     X(WINDOW_RENEWED, "window.renewed") /* for the next life of the rank group */                  \
     X(WINDOWS_KEPT, "windows.kept")     /* those of former lives take nothing */                   \
+    X(RANK_OFFERED, "rank.offered")     /* to whoever logs on */                                   \
+    X(REGION_RENEWED, "region.renewed") /* of legacy ranks: another one has the name */            \
     /* Sockets. */                                                                                 \
     X(SOCKET_SENT, "socket.sent") /* some bytes, or all */                                         \
     /* A door is opened, visited, closed. */                                                       \

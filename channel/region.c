@@ -429,6 +429,28 @@ int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd
     return 0;
 }
 
+int cox_region_renew(struct cox_region *region, const char *name, struct cox_error *err)
+{
+    struct cox_region made = {0};
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    /* Given back first: there may be no room for both. */
+    madvise(region->base, region->size, MADV_REMOVE);
+    int r = cox_region_unlink(name);
+    if (r)
+        return cox_fail(err, r, "region %s: unlink: %s", name, cox_status_text(r));
+    r = cox_region_create(&made, name, region->size, err);
+    if (r)
+        return r;
+    cox_region_detach(&made);
+    r = cox_region_open(name, COX_REGION_WRITE, &fd, err);
+    if (r == 0 && (r = cox_region_replace(region, fd)))
+        cox_fail(err, r, "region %s: mapping it again: %s", name, cox_status_text(r));
+    if (r)
+        cox_region_unlink(name);
+    cox_fault_point(COX_FAULT_REGION_RENEWED);
+    return r;
+}
+
 int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
                       enum cox_region_access access, struct cox_error *err)
 {

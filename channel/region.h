@@ -73,6 +73,10 @@ int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned 
 /* The object behind fd takes the place of the mapped one, at the same address, in one step; same
  * size. Returns 0; -errno: nothing has changed. */
 int cox_region_replace(struct cox_region *region, int fd);
+/* Creator: another object, all zero, takes the place of the mapped one and gets its name, whether or not that
+ * still stands. Returns what create returns, or -errno: then the old one is mapped, emptied, and there is no name; try
+ * again. */
+int cox_region_renew(struct cox_region *region, const char *name, struct cox_error *err);
 
 /* What is free where named regions live; UINT64_MAX: that has no limit. */
 struct cox_region_space {

@@ -417,8 +417,10 @@ int cox_executor_start(const struct cox_executor_options *options,
     cox_inherit_init(&executor->inherit);
     cox_sealed_init(&executor->sealed);
     pthread_mutex_init(&executor->memory_lock, NULL);
-    for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
-        executor->generations[rank] = 1;
+    for (uint32_t rank = 0; rank < geometry.rank_count; rank++) {
+        executor->generations[rank] = executor->served[rank].generation = 1;
+        cox_inherit_init(&executor->next_lives[rank].inherit);
+    }
     pthread_mutex_init(&executor->recover_lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);

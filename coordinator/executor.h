@@ -250,8 +250,8 @@ COX_PUBLIC void cox_executor_stats(struct cox_executor *executor, enum cox_chann
 enum cox_rank_life {
     COX_LIFE_ALIVE = 0,
     COX_LIFE_DEAD,
-    COX_LIFE_LEFT,   /* it serves no more, its process lives */
-    COX_LIFE_ABSENT, /* its process lives and has not attached: it is being started again */
+    COX_LIFE_LEFT, /* it serves no more, its process lives */
+    COX_LIFE_ABSENT, /* it is being started again, and has not attached; pid 0: it has not logged on */
 };
 
 /* What a rank says of itself on one channel. */

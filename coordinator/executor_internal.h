@@ -12,8 +12,21 @@
 
 /* Who has logged on as a rank. Written by the door's thread alone. */
 struct cox_seat {
-    _Atomic uint64_t visitor; /* cox_door_visitor.id; 0: nobody */
-    _Atomic pid_t pid;        /* by the kernel's word; 0: not known */
+    _Atomic uint64_t visitor;    /* cox_door_visitor.id; 0: nobody */
+    _Atomic pid_t pid;           /* by the kernel's word; 0: not known */
+    _Atomic uint32_t generation; /* as which life of the rank; of another one, nobody sits here */
+};
+
+/* What the next process of a rank is given. */
+struct cox_next_life {
+    struct cox_inherit inherit; /* the group's fds are lent; the bells its own */
+    bool offered; /* of workers that are started by hand: one that logs on may have it now */
+};
+
+/* The last process that was a rank, for the log. */
+struct cox_served {
+    pid_t pid; /* 0: the first one */
+    uint32_t generation;
 };
 
 struct cox_executor {
@@ -28,7 +41,7 @@ struct cox_executor {
     struct cox_sealed sealed; /* where the group is */
     struct cox_door *door;    /* NULL: none */
     struct cox_seat seats[COX_RANK_COUNT_MAX];
-    pthread_mutex_t memory_lock; /* protects the fds in `sealed` */
+    pthread_mutex_t memory_lock; /* protects the fds in `sealed`, and next_lives */
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     struct cox_supervisor *supervisor;
     _Atomic bool supervised; /* the supervisor is there, for the door's thread */
@@ -44,6 +57,8 @@ struct cox_executor {
         left_out[COX_RANK_COUNT_MAX]; /* by every channel, until a restart succeeds or gives up */
     _Atomic bool complete;            /* start has returned */
     struct cox_inherit inherit;       /* what a rank that is started again is given */
+    struct cox_next_life next_lives[COX_RANK_COUNT_MAX];
+    struct cox_served served[COX_RANK_COUNT_MAX]; /* under restarting */
     _Atomic uint32_t callers; /* threads inside submit, call or recover; stop waits for them */
 
     pthread_mutex_t

@@ -538,7 +538,9 @@ static void order_restart(struct cox_recovery *recovery, struct order *order)
 static void order_run(struct cox_recovery *recovery, struct order *order)
 {
     order->started = true;
-    if (order->is_restart)
+    if (recovery->closing)
+        order->status = cox_fail(&order->error, COX_CLOSED, "the group stops");
+    else if (order->is_restart)
         order_restart(recovery, order);
     else
         order_command(recovery, order);

@@ -668,7 +668,8 @@ static void b16_stop_ends_whoever_waits(void **state)
     cox_executor_stop(group.executor);
     cox_recovery_stop(group.recovery);
     for (size_t i = 0; i < 3; i++)
-        assert_int_equal(task_join(&tasks[i]), COX_CLOSED);
+        if (task_join(&tasks[i]) != COX_CLOSED)
+            fail_msg("task %zu: %d: %s", i, tasks[i].result, tasks[i].error.text);
     assert_int_equal(await_recovery(0), COX_CLOSED);
     assert_int_equal(group.failed_count, 0);
 }
