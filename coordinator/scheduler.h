@@ -85,8 +85,8 @@ int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_request 
  * done, or never was, is fine. */
 void cox_scheduler_cancel(struct cox_scheduler *scheduler, const void *context);
 
-/* Runs steps until nothing is left, then tells the ranks of the sequences that ended last. Returns
- * 0, also when single requests failed; COX_CLOSED: stopped, nothing can be run any more; the status
+/* Runs steps until nothing is left, then tells the ranks of the sequences that ended last (after a recovery, the
+ * next step tells that there is nothing). Returns 0, also when single requests failed; COX_CLOSED: stopped, nothing can be run any more; the status
  * of the failure that ended all. */
 int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err);
 /* Makes run return soon, whatever the step in flight does; a feed that sleeps is its owner's to wake.

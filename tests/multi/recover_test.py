@@ -234,6 +234,61 @@ def test_a_group_that_waits_can_be_stopped_and_interrupted():
     expect(reader.rest(), 130, "ended by signal 2")
 
 
+@test
+def test_p8_a_hand_started_rank_is_waited_for():
+    name = "coxrec.%d.hand" % os.getpid()
+    group = start(["run", "--external", "-n", "2", "--name", name, "--model", MODEL, *RESTART])
+    workers = []
+
+    def worker():
+        workers.append(subprocess.Popen([os.path.join(base.BIN_DIR, "coxswain-worker"), "--door", name],
+                                        env=base.environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+    try:
+        check("waiting for 2 workers" in group.stderr.readline(), "another line")
+        worker()
+        worker()
+        for _ in range(4):
+            group.stdout.readline()
+        reader = Reader(start(["generate", "--name", name, "--file", prompts_file()]))
+        reader.await_full()
+        dead = status_of(name)["ranks"][1]["pid"]
+        os.kill(dead, signal.SIGKILL)
+        hint = "waiting for rank 1 to log on: coxswain-worker --door %s" % name
+        ends_as(name, lambda now: now["recovery"]["doing"] == hint)
+        expect(recover(name, "pause", "--timeout", "0.1"), 3, "its turn did not come", hint)
+        worker()
+        ends_as(name, lambda now: not now["recovery"]["doing"])
+        result = expect(reader.rest(), 0)
+        check(result.out == expected(), "another text", result)
+        check(status_of(name)["ranks"][1]["pid"] == workers[2].pid, "another process")
+        # It ends also while it waits.
+        os.kill(workers[2].pid, signal.SIGKILL)
+        ends_as(name, lambda now: now["recovery"]["doing"] == hint)
+        expect(run(["stop", "--name", name]), 0)
+        expect(finish(group), 0, hint, "replaced by process %d (generation 2)" % workers[2].pid)
+    finally:
+        for process in [group, *workers]:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@test
+def test_p8_legacy_groups_are_started_again_as_a_whole_and_say_so():
+    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % base.LEGACY_WORKER, 0o700)
+    with Group(2, ("--legacy-workers", "--worker", worker, *RESTART)) as group:
+        check(group.generate("--quiet", "--tokens", "--max-tokens", "2", "1 5").out == "1 5 6 7\n", "wrong tokens")
+        kill(group.name, 1)
+        result = expect(group.generate("--quiet", "--tokens", "--max-tokens", "2", "1 5"), 0)
+        check(result.out == "1 5 6 7\n", "wrong tokens", result)  # by workers that have not answered before
+        check([rank["generation"] for rank in group.status()["ranks"]] == [2, 2], "not all: %s" % group.status())
+        check(expect(recover(group.name, "restart", "--rank", "0", "--kill"), 0).out.startswith("rank 0: ok: replaced"),
+              "another line")
+        expect(group.stop(), 0)
+        result = expect(finish(group.process), 0, "rank 0 was ended with the others: replaced by process")
+        check(result.err.count("a death starts all of them again") == 1, "not said once", result)
+
+
 # ---- commands ----
 
 
