@@ -554,6 +554,7 @@ static void a26_commands_are_idempotent_and_a_paused_group_sleeps(void **state)
         assert_string_equal(results[1].text, "already");
     }
     assert_int_equal(task_join(&task), 1);
+    assert_int_equal(await_recovery(0), 0); /* it was not told before start */
     assert_int_equal(command(COX_RECOVER_REINIT, results, &err), COX_STATE);
     assert_contains(err.text, "legal are pause, pause-net, clear");
     expect_echo();
@@ -579,6 +580,7 @@ static void p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused(void **state)
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_PAUSE);
     assert_int_equal(command(COX_RECOVER_START, results, &err), 0);
     assert_int_equal(task_join(&task), 1);
+    assert_int_equal(await_recovery(0), 0);
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_NORMAL);
 }
 
