@@ -75,6 +75,17 @@ void cox_channel_bind(struct cox_channel *channel, const struct cox_sealed *seal
                   cox_sealed_wake(sealed, id), geometry->depth, coordinator);
 }
 
+int cox_channel_renew_regions(struct cox_channel *channel, const char *name, struct cox_error *err)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    int r = 0;
+    if (channel->request.base)
+        r = cox_region_renew(&channel->request, cox_name_request(object, name, channel->id), err);
+    if (r == 0)
+        r = cox_region_renew(&channel->response, cox_name_response(object, name, channel->id), err);
+    return r;
+}
+
 void cox_channel_close(struct cox_channel *channel)
 {
     cox_gate_close(&channel->gate);

@@ -37,6 +37,9 @@ int cox_channel_attach(struct cox_channel *channel, const char *name,
 struct cox_sealed;
 void cox_channel_bind(struct cox_channel *channel, const struct cox_sealed *sealed,
                       const struct cox_control *control, enum cox_channel_id id, bool coordinator);
+/* Creator, with every rank dead and nobody writing: other regions in place of its own, under the same names, which
+ * legacy workers may have taken along. Returns what cox_region_renew returns; some may be new, so try again. */
+int cox_channel_renew_regions(struct cox_channel *channel, const char *name, struct cox_error *err);
 void cox_channel_close(struct cox_channel *channel); /* names stay; idempotent */
 
 #endif

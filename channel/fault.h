@@ -98,6 +98,10 @@
     X(MEMORY_RENEWED, "memory.renewed")                                                            \
     X(RANK_RESET, "rank.reset") /* its lines are as at the start */                                \
     X(RANK_ADMITTED, "rank.admitted")                                                              \
+    X(WINDOW_RENEWED, "window.renewed") /* for the next life of the rank group */                  \
+    X(WINDOWS_KEPT, "windows.kept")     /* those of former lives take nothing */                   \
+    X(RANK_OFFERED, "rank.offered")     /* to whoever logs on */                                   \
+    X(REGION_RENEWED, "region.renewed") /* of legacy ranks: another one has the name */            \
     /* Sockets. */                                                                                 \
     X(SOCKET_SENT, "socket.sent") /* some bytes, or all */                                         \
     /* A door is opened, visited, closed. */                                                       \

@@ -8,6 +8,8 @@
 
 /* A hint's word: the count above, the sequence below. */
 #define HINT_COUNT_SHIFT COX_STATE_SHIFT
+/* More tokens than this were posted by somebody who does so for ever. */
+#define RESTORE_COUNT_MAX 65536u
 
 struct cox_gate_bell {
     struct cox_semaphore semaphore;
@@ -294,5 +296,19 @@ void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell which)
     while (bell->due > 0 && cox_semaphore_take(&bell->semaphore)) {
         cox_fault_point(COX_FAULT_TOKEN_TAKEN);
         bell->due--;
+    }
+}
+
+void cox_gate_restore(struct cox_gate *gate, uint32_t rank, unsigned depth)
+{
+    for (int b = 0; b < COX_BELL_COUNT; b++) {
+        enum cox_bell which = (enum cox_bell)b;
+        struct cox_gate_bell *bell = gate_bell(gate, rank, which);
+        for (unsigned i = 0; i < RESTORE_COUNT_MAX && cox_gate_take(gate, rank, which); i++)
+            continue;
+        for (unsigned i = 0; i < bell_start(which, depth); i++)
+            cox_gate_post(gate, rank, which);
+        atomic_store_explicit(&bell->taken, 0, memory_order_relaxed);
+        bell->due = 0;
     }
 }

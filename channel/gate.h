@@ -86,5 +86,8 @@ int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell bell, uint
 bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
 /* The truth words showed the event of one token: match it, now or as soon as it is posted. */
 void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
+/* The four of one rank, whose process is dead, at their starting values, but the same: for legacy ranks, which
+ * know them by their names. Nobody sleeps on them. */
+void cox_gate_restore(struct cox_gate *gate, uint32_t rank, unsigned depth);
 
 #endif

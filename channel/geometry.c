@@ -203,7 +203,20 @@ uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry)
 
 uint64_t cox_geometry_group_size(const struct cox_geometry *geometry)
 {
-    return geometry->legacy ? 0 : page_up(GROUP_BASE + GROUP_PER_RANK * geometry->rank_count);
+    /* Each window is mapped by itself, so the machine's pages count, which may be larger. */
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t size = page_up(GROUP_BASE + GROUP_PER_RANK * geometry->rank_count);
+    return geometry->legacy ? 0 : (size + page - 1) / page * page;
+}
+
+uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry)
+{
+    return cox_geometry_group_size(geometry) * COX_GROUP_WINDOW_COUNT;
+}
+
+uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t life)
+{
+    return cox_geometry_group_size(geometry) * (life % COX_GROUP_WINDOW_COUNT);
 }
 
 /* ---- accounts ---- */
@@ -223,13 +236,14 @@ uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
 
 uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry)
 {
+    uint64_t group = cox_geometry_group_object_size(geometry);
     if (geometry->sealed) {
         uint64_t request = cox_geometry_request_memory_size(geometry);
         uint64_t rank = cox_geometry_rank_memory_size(geometry);
-        return request > rank ? request : rank;
+        uint64_t larger = request > rank ? request : rank;
+        return group > larger ? group : larger;
     }
     uint64_t size = cox_layout_control_size(geometry->rank_count);
-    uint64_t group = cox_geometry_group_size(geometry);
     size = group > size ? group : size;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         const struct cox_layout_channel *channel = &geometry->channels[c];

@@ -47,12 +47,12 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
 /* The same checks on numbers that came from another process. Returns 0 or COX_CORRUPT. */
 int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *err);
 
-/* Bytes of all regions, control included; of all semaphore files; and what both together take of
+/* Bytes that all regions take, control included; of all semaphore files; and what both together take of
  * /dev/shm, where a file takes whole pages. */
 uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry);
-/* Of the largest region. */
+/* Of the largest object, also where it takes less. */
 uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry);
 /* Names in /dev/shm, regions and semaphores together: each takes an inode. */
 uint64_t cox_geometry_name_count(const struct cox_geometry *geometry);
@@ -63,9 +63,13 @@ uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_request_offset(const struct cox_geometry *geometry,
                                      enum cox_channel_id channel);
 uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry);
-/* Of the memory of the rank group (worker/group.h), which is in no other account; 0: legacy workers
- * have none. */
+/* The memory of the rank group (worker/group.h) is a ring of windows, one for each time that the ranks form their
+ * group (windows.h): bytes of one, of all of them, and where the one of a life begins. A window is a multiple of the
+ * page size. The accounts below have the one that is in use. 0: legacy workers have none. */
+#define COX_GROUP_WINDOW_COUNT 16
 uint64_t cox_geometry_group_size(const struct cox_geometry *geometry);
+uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry);
+uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t life);
 
 /* Where a slot starts in the response region (sealed: in the memory of its rank), and how many payload bytes it holds. With legacy
  * ranks the payload of rank 0 may fill the region (whole is true: execute and link replies). */

@@ -38,7 +38,7 @@ struct region_shared {
     dev_t device;
     ino_t inode;
     void *base;
-    uint64_t size;
+    uint64_t offset, size;
     bool writable;
     unsigned users;
 };
@@ -60,17 +60,18 @@ REGION_UNSEEN void cox_region_share_mappings(bool share)
     atomic_flag_clear(&shared_lock);
 }
 
-REGION_UNSEEN static void *region_mmap(int fd, uint64_t size, int protection)
+REGION_UNSEEN static void *region_mmap(int fd, uint64_t offset, uint64_t size, int protection)
 {
     shared_enter();
     struct region_shared *found = NULL;
     struct stat st;
     if (shares && fstat(fd, &st) == 0)
         for (found = shared; found; found = found->next)
-            if (found->device == st.st_dev && found->inode == st.st_ino && found->size == size &&
+            if (found->device == st.st_dev && found->inode == st.st_ino &&
+                found->offset == offset && found->size == size &&
                 (found->writable || !(protection & PROT_WRITE)))
                 break;
-    void *base = found ? found->base : mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+    void *base = found ? found->base : mmap(NULL, size, protection, MAP_SHARED, fd, (off_t)offset);
     /* That it is mapped, and nothing that was done with it since, comes before what others do with it. */
     if (found) {
         cox_tsan_acquire(base);
@@ -80,7 +81,7 @@ REGION_UNSEEN static void *region_mmap(int fd, uint64_t size, int protection)
         struct region_shared *made = malloc(sizeof *made);
         COX_ASSERT(made);
         *made = (struct region_shared){
-            shared, st.st_dev, st.st_ino, base, size, (protection & PROT_WRITE) != 0, 1};
+            shared, st.st_dev, st.st_ino, base, offset, size, (protection & PROT_WRITE) != 0, 1};
         shared = made;
     }
     atomic_flag_clear(&shared_lock);
@@ -105,9 +106,9 @@ REGION_UNSEEN static void region_munmap(void *base, uint64_t size)
 
 #else
 
-static void *region_mmap(int fd, uint64_t size, int protection)
+static void *region_mmap(int fd, uint64_t offset, uint64_t size, int protection)
 {
-    return mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+    return mmap(NULL, size, protection, MAP_SHARED, fd, (off_t)offset);
 }
 
 static void region_munmap(void *base, uint64_t size)
@@ -143,19 +144,27 @@ int cox_region_space(struct cox_region_space *ret_space)
     return 0;
 }
 
-int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error *err)
+/* Whether it may be that large; not tried: the signal would end the host. */
+static int region_check_limit(const char *what, const char *name, uint64_t size,
+                              struct cox_error *err)
 {
     struct cox_region_space space = {.region = UINT64_MAX};
     cox_region_space(&space);
-    /* Not tried: the signal would end the host. */
-    if (size > space.region)
-        return cox_fail(err, COX_NO_SPACE,
-                        "region %s needs %" PRIu64 " bytes, a file may have %" PRIu64
-                        " (ulimit -f): raise that limit or choose smaller regions",
-                        name, size, space.region);
+    return size <= space.region
+               ? 0
+               : cox_fail(err, COX_NO_SPACE,
+                          "%s %s needs %" PRIu64 " bytes, a file may have %" PRIu64
+                          " (ulimit -f): raise that limit or choose smaller regions",
+                          what, name, size, space.region);
+}
+
+int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *name,
+                            struct cox_error *err)
+{
+    struct cox_region_space space = {0};
     int e;
     do
-        e = posix_fallocate(fd, 0, (off_t)size);
+        e = posix_fallocate(fd, (off_t)offset, (off_t)size);
     while (e == EINTR);
     if (e == 0)
         return 0;
@@ -168,6 +177,12 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
         "region %s needs %" PRIu64 " bytes of /dev/shm, %" PRIu64
         " are free: enlarge it (mount -o remount,size=...), free some, or choose smaller regions",
         name, size, space.bytes);
+}
+
+int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error *err)
+{
+    int r = region_check_limit("region", name, size, err);
+    return r ? r : cox_region_reserve_part(fd, 0, size, name, err);
 }
 
 /* It never had a name, and cannot get one. */
@@ -198,11 +213,11 @@ int cox_region_check_fd(int fd, const char *name, struct cox_error *err)
     return 0;
 }
 
-int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_region_access access,
-                   const char *name, struct cox_error *err)
+int cox_region_map_part(struct cox_region *region, int fd, uint64_t offset, uint64_t size,
+                        enum cox_region_access access, const char *name, struct cox_error *err)
 {
     int protection = access == COX_REGION_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
-    void *map = region_mmap(fd, size, protection);
+    void *map = region_mmap(fd, offset, size, protection);
     if (map == MAP_FAILED)
         return cox_fail(err, -errno, "region %s: mapping %" PRIu64 " bytes: %s", name, size,
                         cox_status_text(-errno));
@@ -211,41 +226,80 @@ int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_re
     return 0;
 }
 
-int cox_region_create(struct cox_region *region, const char *name, uint64_t size,
-                      struct cox_error *err)
+int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_region_access access,
+                   const char *name, struct cox_error *err)
+{
+    return cox_region_map_part(region, fd, 0, size, access, name, err);
+}
+
+/* Under the name, of no size; *ret_fd also on failure, if it is open then: the name is removed by who has it. */
+static int region_name(const char *name, int *ret_fd, struct cox_error *err)
 {
     int r = region_name_check(name, err);
     if (r)
         return r;
-    COX_ASSERT(size > 0);
-    _cox_cleanup_(cox_close_fd) int fd =
-        shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) {
         r = errno;
         if (r == EEXIST)
             return cox_fail(err, COX_TAKEN, "region %s exists already", name);
         return cox_fail(err, -r, "region %s: %s", name, cox_status_text(-r));
     }
+    *ret_fd = fd;
     cox_fault_point(COX_FAULT_REGION_NAMED);
-    if (fchmod(fd, 0600) < 0) /* against an odd umask */
-        r = cox_fail(err, -errno, "region %s: fchmod: %s", name, cox_status_text(-errno));
+    return fchmod(fd, 0600) < 0 /* against an odd umask */
+               ? cox_fail(err, -errno, "region %s: fchmod: %s", name, cox_status_text(-errno))
+               : 0;
+}
+
+int cox_region_create(struct cox_region *region, const char *name, uint64_t size,
+                      struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    COX_ASSERT(size > 0);
+    int r = region_name(name, &fd, err);
     if (r == 0)
         r = cox_region_reserve(fd, size, name, err);
     if (r == 0)
         r = cox_region_map(region, fd, size, COX_REGION_WRITE, name, err);
-    if (r)
+    if (r && fd >= 0)
         shm_unlink(name);
     cox_fault_point(COX_FAULT_REGION_CREATED);
     return r;
 }
 
+int cox_region_create_sparse(const char *name, uint64_t size, int *ret_fd, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = region_check_limit("region", name, size, err);
+    if (r)
+        return r;
+    r = region_name(name, &fd, err);
+    if (r == 0)
+        r = cox_fd_raise(&fd);
+    if (r == 0 && ftruncate(fd, (off_t)size) < 0)
+        r = -errno;
+    if (r < 0)
+        cox_fail(err, r, "region %s: %s", name, cox_status_text(r));
+    if (r && fd >= 0)
+        shm_unlink(name);
+    cox_fault_point(COX_FAULT_REGION_CREATED);
+    if (r == 0)
+        *ret_fd = cox_steal_fd(&fd);
+    return r;
+}
+
+/* A system may insist on memory that can never be executed (vm.memfd_noexec), or not know of it. */
+static int region_memfd_empty(const char *label, unsigned flags)
+{
+    int fd = memfd_create(label, flags | MFD_NOEXEC_SEAL);
+    return fd < 0 && errno == EINVAL ? memfd_create(label, flags) : fd;
+}
+
 /* -1: not without a size, not on such pages, or not at all; errno says why. */
 static int region_memfd(const char *label, uint64_t size, unsigned flags)
 {
-    /* A system may insist on memory that can never be executed (vm.memfd_noexec), or not know of it. */
-    int fd = memfd_create(label, flags | MFD_NOEXEC_SEAL);
-    if (fd < 0 && errno == EINVAL)
-        fd = memfd_create(label, flags);
+    int fd = region_memfd_empty(label, flags);
     if (fd < 0)
         return -1;
     int e;
@@ -291,11 +345,9 @@ int cox_region_create_unnamed(struct cox_region *region, const char *label, uint
 {
     struct cox_region_space space = {.region = UINT64_MAX};
     cox_region_space(&space);
-    if (size > space.region)
-        return cox_fail(err, COX_NO_SPACE,
-                        "memory '%s' needs %" PRIu64 " bytes, a file may have %" PRIu64
-                        " (ulimit -f): raise that limit or choose smaller regions",
-                        label, size, space.region);
+    int r = region_check_limit("memory", label, size, err);
+    if (r)
+        return r;
     uint64_t rounded = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     /* None reserved, none free, no such file system: normal pages do. */
     if (huge && rounded <= space.region &&
@@ -303,6 +355,25 @@ int cox_region_create_unnamed(struct cox_region *region, const char *label, uint
                             NULL) == 0)
         return 0;
     return region_create_memfd(region, label, size, 0, seals, ret_fd, err);
+}
+
+int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned seals, int *ret_fd,
+                                     struct cox_error *err)
+{
+    int r = region_check_limit("memory", label, size, err);
+    if (r)
+        return r;
+    _cox_cleanup_(cox_close_fd) int fd = region_memfd_empty(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    r = fd < 0 ? -errno : cox_fd_raise(&fd);
+    if (r == 0 && (fchmod(fd, 0600) < 0 || ftruncate(fd, (off_t)size) < 0 ||
+                   fcntl(fd, F_ADD_SEALS, (int)(seals | F_SEAL_SEAL)) < 0))
+        r = -errno;
+    cox_fault_point(COX_FAULT_MEMORY_CREATED);
+    if (r)
+        return cox_fail(err, r, "memory '%s' of %" PRIu64 " bytes: %s", label, size,
+                        cox_status_text(r));
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
 }
 
 int cox_region_replace(struct cox_region *region, int fd)
@@ -356,6 +427,28 @@ int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd
         return cox_fail(err, r, "region %s: dup: %s", name, cox_status_text(r));
     *ret_fd = cox_steal_fd(&fd);
     return 0;
+}
+
+int cox_region_renew(struct cox_region *region, const char *name, struct cox_error *err)
+{
+    struct cox_region made = {0};
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    /* Given back first: there may be no room for both. */
+    madvise(region->base, region->size, MADV_REMOVE);
+    int r = cox_region_unlink(name);
+    if (r)
+        return cox_fail(err, r, "region %s: unlink: %s", name, cox_status_text(r));
+    r = cox_region_create(&made, name, region->size, err);
+    if (r)
+        return r;
+    cox_region_detach(&made);
+    r = cox_region_open(name, COX_REGION_WRITE, &fd, err);
+    if (r == 0 && (r = cox_region_replace(region, fd)))
+        cox_fail(err, r, "region %s: mapping it again: %s", name, cox_status_text(r));
+    if (r)
+        cox_region_unlink(name);
+    cox_fault_point(COX_FAULT_REGION_RENEWED);
+    return r;
 }
 
 int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,

@@ -49,8 +49,14 @@ int cox_region_check_fd(int fd, const char *name, struct cox_error *err);
 /* Maps the object behind fd, which stays the caller's. */
 int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_region_access access,
                    const char *name, struct cox_error *err);
+/* The same for a part of it, from offset on, which is a multiple of the page size. */
+int cox_region_map_part(struct cox_region *region, int fd, uint64_t offset, uint64_t size,
+                        enum cox_region_access access, const char *name, struct cox_error *err);
 /* Reserves size bytes for fd. Returns 0; COX_NO_SPACE with both numbers in err; -errno. */
 int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error *err);
+/* The same for a part of what is as large as that already. */
+int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *name,
+                            struct cox_error *err);
 
 /* Without a name: a memfd, mode 0600, every byte reserved and zero, mapped for writing. seals: F_SEAL_
  * bits that it gets once it is mapped. huge: on huge pages if there are any free; the size is then
@@ -58,9 +64,19 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
  * COX_NO_SPACE; -errno. */
 int cox_region_create_unnamed(struct cox_region *region, const char *label, uint64_t size,
                               unsigned seals, bool huge, int *ret_fd, struct cox_error *err);
+/* Of that size and with nothing in it, not mapped: what is touched takes memory then, unless it was reserved before.
+ * The first has a name, the second is a memfd with these seals. *ret_fd is open for reading and writing, the caller's.
+ * Returns as the functions above. */
+int cox_region_create_sparse(const char *name, uint64_t size, int *ret_fd, struct cox_error *err);
+int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned seals, int *ret_fd,
+                                     struct cox_error *err);
 /* The object behind fd takes the place of the mapped one, at the same address, in one step; same
  * size. Returns 0; -errno: nothing has changed. */
 int cox_region_replace(struct cox_region *region, int fd);
+/* Creator: another object, all zero, takes the place of the mapped one and gets its name, whether or not that
+ * still stands. Returns what create returns, or -errno: then the old one is mapped, emptied, and there is no name; try
+ * again. */
+int cox_region_renew(struct cox_region *region, const char *name, struct cox_error *err);
 
 /* What is free where named regions live; UINT64_MAX: that has no limit. */
 struct cox_region_space {

@@ -9,6 +9,7 @@
 
 #include "fault.h"
 #include "futex.h"
+#include "windows.h"
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -89,11 +90,8 @@ int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
     if (r == 0)
         r = cox_region_create_unnamed(&sealed->wake, "cox_wake", sizeof(struct cox_layout_wake),
                                       SEALS_SIZE, false, &sealed->wake_fd, err);
-    struct cox_region group = {0};
     if (r == 0)
-        r = cox_region_create_unnamed(&group, "cox_group", cox_geometry_group_size(geometry),
-                                      SEALS_SIZE, false, &sealed->group_fd, err);
-    cox_region_detach(&group);
+        r = cox_windows_create_sealed(geometry, &sealed->group_fd, err);
     for (uint32_t rank = 0; r == 0 && rank < geometry->rank_count; rank++) {
         r = create_rank(&sealed->ranks[rank], geometry, &sealed->rank_fds[rank], err);
         control->ranks[rank] = sealed->ranks[rank].base;

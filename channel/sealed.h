@@ -9,7 +9,7 @@
  *                   one is made for every life of the rank, so that what a dead process may still write
  *                   lands nowhere
  *   wake memory     words that everybody may write, and that are only hints: when to look, never what is so
- *   group memory    of the rank group (worker/group.h), which the coordinator does not map
+ *   group memory    of the rank group (windows.h), which the coordinator does not map
  *
  * Threads: create, attach, renew and close from one thread at a time.
  * Ownership: the caller owns struct cox_sealed and struct cox_control, which has the request memory.

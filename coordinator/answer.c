@@ -149,6 +149,8 @@ int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *
     int r = ranks_fill(reply, rank_count, ranks, arena);
     if (!r)
         r = channels_fill(reply, &status, arena);
+    if (!r && source->recovery)
+        r = cox_answer_recovery(source, arena, &reply->recovery);
     if (!r && source->serving)
         r = serving_fill(reply, source->serving, arena);
     if (!r)

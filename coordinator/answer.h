@@ -3,26 +3,40 @@
  *
  * Threads: any.
  * Ownership: the message lives in the arena.
- * Blocks: nothing; see cox_executor_status.
+ * Blocks: status nothing, see cox_executor_status; recover until its deadline.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_ANSWER_H
 #define COX_COORDINATOR_ANSWER_H
 
+#include "recovery.h"
 #include "serving.h"
 
 struct cox_arena;
+struct CoxswainControl__RecoverReply;
+struct CoxswainControl__RecoverRequest;
+struct CoxswainControl__RecoveryStatus;
 struct CoxswainControl__StatusReply;
 
 struct cox_answer_source {
     struct cox_executor *executor;
-    struct cox_serving *serving; /* NULL: it takes no prompts, */
-    const char *refusal;         /* because */
-    const char *model;           /* NULL: none is known */
+    struct cox_serving *serving;   /* NULL: it takes no prompts, */
+    const char *refusal;           /* because */
+    struct cox_recovery *recovery; /* NULL: the group is being started */
+    const char *model;             /* NULL: none is known */
 };
 
 /* Returns 0 or -ENOMEM. */
 int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *arena,
                       struct CoxswainControl__StatusReply **ret_status);
+/* How recovery is; source->recovery is there. */
+int cox_answer_recovery(const struct cox_answer_source *source, struct cox_arena *arena,
+                        struct CoxswainControl__RecoveryStatus **ret_status);
+/* Carries the request out; source->recovery is there. Returns 0, also when that failed, which the answer tells;
+ * COX_INVALID: it makes no sense, err tells; -ENOMEM. */
+int cox_answer_recover(const struct cox_answer_source *source,
+                       const struct CoxswainControl__RecoverRequest *request,
+                       struct cox_arena *arena, struct CoxswainControl__RecoverReply **ret_reply,
+                       struct cox_error *err);
 
 #endif

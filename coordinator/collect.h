@@ -147,6 +147,8 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
  * slice: the completion then goes to nobody. */
 int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
                         struct cox_waiter *waiter, uint64_t deadline_ns, struct cox_error *err);
+/* A step is in flight. Takes the lock. */
+bool cox_collector_in_step(struct cox_collector *collector);
 /* Sleeps a little for room after COX_FULL or COX_LATE; returns when something ended or after a
  * slice at most. */
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns);
@@ -160,13 +162,17 @@ void cox_collector_gather_leave(struct cox_collector *collector);
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence);
 
 /* A dead rank is about to be started again. From now on requests that ask it are refused with
- * COX_PEER_DEAD; returns when all that did ask it have ended: 0; COX_TIMEOUT. */
+ * COX_PEER_DEAD; returns when all that did ask it have ended, and handlers that were told so have returned: 0;
+ * COX_TIMEOUT. Not inside a handler. */
 int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
 /* After leave_out: the next process of the rank owes nothing, and finds the channel as at the start:
- * its lines reset, its bells new (ret_fds: the caller's; untouched where ranks share one bell). Answers count from `generation` on.
+ * its lines reset, its bells new (ret_fds: the caller's; untouched where ranks share one bell, and for legacy ranks,
+ * whose bells stay and are put back to their starting values). Answers count from `generation` on.
  * Returns 0 or -errno. */
 int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uint32_t generation,
                              int ret_fds[COX_BELL_COUNT], struct cox_error *err);
+/* The lines again, which the rank itself may have written to since, or have in other memory now. */
+void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank);
 /* After leave_out: requests may ask it again. */
 void cox_collector_admit(struct cox_collector *collector, uint32_t rank);
 

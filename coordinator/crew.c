@@ -2,6 +2,8 @@
 
 #include "../channel/thread.h"
 #include "console.h"
+#include "recovery.h"
+#include "scheduler.h"
 #include "service.h"
 #include "signals.h"
 
@@ -23,7 +25,9 @@ struct cox_crew {
 
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t wake;
-    struct cox_service *service; /* NULL: the group has ended */
+    struct cox_service *service;   /* NULL: the group has ended */
+    struct cox_recovery *recovery; /* NULL: the group is being started */
+    struct cox_rank_set early;     /* deaths before that */
     void (*on_stop)(void *context);
     void *on_stop_context;
     int signal_number;
@@ -50,15 +54,35 @@ static void on_fault(void *context, uint32_t rank, const char *text)
 
 static void on_death(void *context, uint32_t rank, const char *text)
 {
-    (void)rank;
     struct cox_crew *crew = context;
     pthread_mutex_lock(&crew->lock);
-    /* Others may die of the first one's death, before anybody has read of it. */
-    if (!crew->dead)
-        cox_fail(&crew->death, COX_PEER_DEAD, "%s", text);
+    if (crew->recovery) {
+        cox_recovery_death(crew->recovery, rank, text);
+    } else {
+        /* Others may die of the first one's death, before anybody has read of it. */
+        if (!crew->death.code)
+            cox_fail(&crew->death, COX_PEER_DEAD, "%s", text);
+        cox_rank_set_add(&crew->early, rank);
+    }
+    pthread_mutex_unlock(&crew->lock);
+}
+
+static void on_failed(void *context, const struct cox_error *error)
+{
+    struct cox_crew *crew = context;
+    pthread_mutex_lock(&crew->lock);
+    crew->death = *error;
     crew->dead = true;
     pthread_cond_broadcast(&crew->wake);
     pthread_mutex_unlock(&crew->lock);
+}
+
+/* What was made good is no warning. */
+static void on_recovery_log(void *context, int level, const char *text)
+{
+    const struct cox_crew *crew = context;
+    if (level <= 4 || !crew->quiet)
+        cox_console_say("%s", text);
 }
 
 static void on_log(void *context, int level, const char *text)
@@ -176,6 +200,29 @@ static int group_init(struct cox_crew *crew, const struct cox_crew_options *opti
     return r;
 }
 
+static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *options,
+                          struct cox_error *err)
+{
+    struct cox_recovery_options recovery = options->group->recovery;
+    recovery.external = options->external;
+    recovery.restart_ms = options->group->start_timeout_ms;
+    recovery.log = (struct cox_log){.fn = on_recovery_log, .context = crew};
+    recovery.failed = on_failed;
+    recovery.context = crew;
+    struct cox_recovery *started;
+    int r = cox_recovery_start(crew->executor, &recovery, &started, err);
+    if (r)
+        return r;
+    pthread_mutex_lock(&crew->lock);
+    crew->recovery = started;
+    for (uint32_t rank = 0; rank < crew->rank_count; rank++)
+        if (cox_rank_set_has(&crew->early, rank))
+            cox_recovery_death(started, rank, crew->death.text);
+    pthread_mutex_unlock(&crew->lock);
+    cox_service_recover_with(crew->service, started);
+    return 0;
+}
+
 static int group_start(struct cox_crew *crew, const struct cox_crew_options *options,
                        struct cox_error *err)
 {
@@ -210,7 +257,8 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
     /* From here on it can be asked how it is, whatever init comes to. */
     cox_service_refuse(crew->service, options->refusal);
     cox_service_attach(crew->service, crew->executor);
-    return options->init ? group_init(crew, options, err) : 0;
+    r = options->init ? group_init(crew, options, err) : 0;
+    return r ? r : recovery_start(crew, options, err);
 }
 
 int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret_crew,
@@ -249,13 +297,25 @@ static void service_end(struct cox_crew *crew)
     cox_service_free(service);
 }
 
+/* Hooks may still come. */
+static void recovery_end(struct cox_crew *crew)
+{
+    pthread_mutex_lock(&crew->lock);
+    struct cox_recovery *recovery = cox_steal_ptr(&crew->recovery);
+    pthread_mutex_unlock(&crew->lock);
+    cox_recovery_free(recovery);
+}
+
 struct cox_crew *cox_crew_free(struct cox_crew *crew)
 {
     if (crew) {
         /* Also while it ends, which takes its time when workers are stuck, it is told how they are. */
         if (crew->executor)
             cox_executor_stop(crew->executor);
+        if (crew->recovery) /* after which no connection waits for it any more */
+            cox_recovery_stop(crew->recovery);
         service_end(crew);
+        recovery_end(crew);
         crew->executor = cox_executor_free(crew->executor);
         cox_signals_end(&crew->signals);
         pthread_cond_destroy(&crew->wake);
@@ -278,6 +338,28 @@ struct cox_service *cox_crew_service(struct cox_crew *crew)
 struct cox_executor *cox_crew_executor(struct cox_crew *crew)
 {
     return crew->executor;
+}
+
+struct cox_recovery *cox_crew_recovery(struct cox_crew *crew)
+{
+    return crew->recovery;
+}
+
+static int scheduler_recover(void *context, struct cox_error *err)
+{
+    return cox_recovery_await(context, err);
+}
+
+static void scheduler_recover_cancel(void *context)
+{
+    cox_recovery_cancel(context);
+}
+
+void cox_crew_recovers(struct cox_crew *crew, struct cox_scheduler_options *options)
+{
+    options->recover = scheduler_recover;
+    options->recover_context = crew->recovery;
+    options->recover_cancel = scheduler_recover_cancel;
 }
 
 const struct cox_init_summary *cox_crew_summary(const struct cox_crew *crew)

@@ -47,6 +47,11 @@ void cox_crew_freep(struct cox_crew **crew); /* for _cox_cleanup_ */
 struct cox_log cox_crew_log(void);
 struct cox_service *cox_crew_service(struct cox_crew *crew);
 struct cox_executor *cox_crew_executor(struct cox_crew *crew);
+/* Of the group's ranks, from start to free; what it does with a death is in the group's choice. */
+struct cox_recovery *cox_crew_recovery(struct cox_crew *crew);
+struct cox_scheduler_options;
+/* A scheduler with these goes on when the group was recovered. */
+void cox_crew_recovers(struct cox_crew *crew, struct cox_scheduler_options *options);
 /* All zero without init. */
 const struct cox_init_summary *cox_crew_summary(const struct cox_crew *crew);
 
@@ -55,8 +60,8 @@ const struct cox_init_summary *cox_crew_summary(const struct cox_crew *crew);
 void cox_crew_on_stop(struct cox_crew *crew, void (*fn)(void *context), void *context);
 /* The signal that asked for the end, 0: none did. coxswain stop counts as SIGTERM. */
 int cox_crew_signal(struct cox_crew *crew);
-/* Waits for a signal or a worker's death. Returns the signal, or COX_PEER_DEAD as a negative number
- * with its text. */
+/* Waits for a signal, or until the group has failed: by a worker's death that is not made good. Returns the signal, or
+ * COX_PEER_DEAD as a negative number with its text. */
 int cox_crew_wait(struct cox_crew *crew, struct cox_error *err);
 
 #endif

@@ -35,12 +35,14 @@ static void help(FILE *file)
         "\n"
         "      --min-accuracy P      fail (status 1) below so many percent (default 0)\n"
         "      --quiet               nothing of what the workers write, and no progress\n");
+    cox_recovery_options_help(file);
     cox_group_choice_help(file);
     cox_exit_help(file);
 }
 
 static const struct option long_options[] = {
     COX_GROUP_CHOICE_LONG_OPTIONS,
+    COX_RECOVERY_LONG_OPTIONS,
     {"min-accuracy", required_argument, NULL, OPTION_MIN_ACCURACY},
     {"quiet", no_argument, NULL, OPTION_QUIET},
     {NULL, 0, NULL, 0},

@@ -12,6 +12,7 @@
 #include "../channel/peer.h"
 #include "../channel/request.h"
 #include "../channel/truth.h"
+#include "../channel/windows.h"
 #include "../proto/operation.h"
 #include "collect.h"
 #include "executor_internal.h"
@@ -71,6 +72,7 @@ static void executor_on_wake(void *context, uint32_t rank)
 {
     struct cox_executor *executor = context;
     cox_faults_bury(&executor->faults, rank);
+    cox_executor_note_death(executor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_wake(&executor->collectors[c]);
 }
@@ -253,11 +255,7 @@ static int executor_create_sealed(struct cox_executor *executor, struct cox_erro
 /* The rank group's words; the coordinator itself has no use for them. */
 static int executor_create_group(struct cox_executor *executor, struct cox_error *err)
 {
-    char object[COX_OBJECT_NAME_SIZE];
-    struct cox_region group = {0};
-    int r = cox_region_create(&group, cox_name_group(object, executor->name),
-                              cox_geometry_group_size(&executor->geometry), err);
-    cox_region_detach(&group);
+    int r = cox_windows_create_named(executor->name, &executor->geometry, err);
     executor->parts_made += r == 0;
     return r;
 }
@@ -419,8 +417,10 @@ int cox_executor_start(const struct cox_executor_options *options,
     cox_inherit_init(&executor->inherit);
     cox_sealed_init(&executor->sealed);
     pthread_mutex_init(&executor->memory_lock, NULL);
-    for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
-        executor->generations[rank] = 1;
+    for (uint32_t rank = 0; rank < geometry.rank_count; rank++) {
+        executor->generations[rank] = executor->served[rank].generation = 1;
+        cox_inherit_init(&executor->next_lives[rank].inherit);
+    }
     pthread_mutex_init(&executor->recover_lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -572,6 +572,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_sealed_close(&executor->sealed);
     cox_control_close(&executor->control);
     cox_inherit_close(&executor->inherit);
+    cox_init_record_free(executor->init_record);
     pthread_mutex_destroy(&executor->memory_lock);
     pthread_cond_destroy(&executor->recover_cond);
     pthread_mutex_destroy(&executor->recover_lock);

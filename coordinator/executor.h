@@ -199,7 +199,7 @@ struct cox_submit_options {
 
 /* Packs and publishes a request on the channel of its type; the completion goes to the registered
  * handler (NONE: no completion, ret_sequence may be NULL). Returns 0; COX_FULL: depth requests are
- * in flight, or a rank still reads the frame; COX_LATE: a rank still owes an answer to a request
+ * in flight, or a rank still reads the frame; or an init, while a step is in flight; COX_LATE: a rank still owes an answer to a request
  * that has ended (err names rank and sequence); COX_PEER_DEAD: a rank it asks is dead;
  * COX_TOO_LARGE: over the frame (err has both sizes); COX_STATE: no handler is registered, or a step while the
  * engine is paused (a recovery command runs, or the state is PAUSE or READY);
@@ -250,8 +250,8 @@ COX_PUBLIC void cox_executor_stats(struct cox_executor *executor, enum cox_chann
 enum cox_rank_life {
     COX_LIFE_ALIVE = 0,
     COX_LIFE_DEAD,
-    COX_LIFE_LEFT,   /* it serves no more, its process lives */
-    COX_LIFE_ABSENT, /* its process lives and has not attached: it is being started again */
+    COX_LIFE_LEFT, /* it serves no more, its process lives */
+    COX_LIFE_ABSENT, /* it is being started again, and has not attached; pid 0: it has not logged on */
 };
 
 /* What a rank says of itself on one channel. */

@@ -12,8 +12,21 @@
 
 /* Who has logged on as a rank. Written by the door's thread alone. */
 struct cox_seat {
-    _Atomic uint64_t visitor; /* cox_door_visitor.id; 0: nobody */
-    _Atomic pid_t pid;        /* by the kernel's word; 0: not known */
+    _Atomic uint64_t visitor;    /* cox_door_visitor.id; 0: nobody */
+    _Atomic pid_t pid;           /* by the kernel's word; 0: not known */
+    _Atomic uint32_t generation; /* as which life of the rank; of another one, nobody sits here */
+};
+
+/* What the next process of a rank is given. */
+struct cox_next_life {
+    struct cox_inherit inherit; /* the group's fds are lent; the bells its own */
+    bool offered; /* of workers that are started by hand: one that logs on may have it now */
+};
+
+/* The last process that was a rank, for the log. */
+struct cox_served {
+    pid_t pid; /* 0: the first one */
+    uint32_t generation;
 };
 
 struct cox_executor {
@@ -28,7 +41,7 @@ struct cox_executor {
     struct cox_sealed sealed; /* where the group is */
     struct cox_door *door;    /* NULL: none */
     struct cox_seat seats[COX_RANK_COUNT_MAX];
-    pthread_mutex_t memory_lock; /* protects the fds in `sealed` */
+    pthread_mutex_t memory_lock; /* protects the fds in `sealed`, and next_lives */
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     struct cox_supervisor *supervisor;
     _Atomic bool supervised; /* the supervisor is there, for the door's thread */
@@ -44,13 +57,32 @@ struct cox_executor {
         left_out[COX_RANK_COUNT_MAX]; /* by every channel, until a restart succeeds or gives up */
     _Atomic bool complete;            /* start has returned */
     struct cox_inherit inherit;       /* what a rank that is started again is given */
+    struct cox_next_life next_lives[COX_RANK_COUNT_MAX];
+    struct cox_served served[COX_RANK_COUNT_MAX]; /* under restarting */
     _Atomic uint32_t callers; /* threads inside submit, call or recover; stop waits for them */
 
-    pthread_mutex_t recover_lock; /* protects the two below; never held over a call */
-    pthread_cond_t recover_cond;  /* CLOCK_MONOTONIC; recovering became false */
-    bool recovering;              /* one recovery command at a time */
-    enum cox_engine_state engine_state;
+    pthread_mutex_t
+        recover_lock; /* protects those below; never held over a call; taken with submit_lock of a
+                                     collector held, and with no other */
+    pthread_cond_t recover_cond;        /* CLOCK_MONOTONIC; recovering or in_init became false */
+    bool recovering;                    /* one recovery command at a time */
+    const char *bars_steps;             /* the one that runs, if steps are refused meanwhile */
+    enum cox_engine_state engine_state; /* never BUSY, which is not kept */
+
+    bool in_init;                        /* one init at a time */
+    struct cox_init_record *init_record; /* of the last that succeeded; of who is in init */
+    _Atomic uint64_t group_life;         /* of the last init; 0: there was none */
 };
+
+/* ---- init.c, recover.c ---- */
+
+struct cox_init_record *cox_init_record_free(struct cox_init_record *record); /* NULL-safe */
+/* An init or a start has succeeded. unless_paused: PAUSE and READY stay. */
+void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused);
+/* A rank has died, which is in the truth: NORMAL no more. */
+void cox_executor_note_death(struct cox_executor *executor);
+/* May a step be published now? Asked with submit_lock of the execute channel held. Returns 0; COX_STATE. */
+int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err);
 
 /* ---- welcome.c: the group's door ---- */
 

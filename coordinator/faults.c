@@ -208,6 +208,23 @@ static void faults_end_sealed(struct cox_faults *faults)
 
 /* ---- named groups ---- */
 
+/* All that was posted is of the dead. The last of it may be a report; that of restore is counted as a death. */
+static bool faults_restored(struct cox_faults *faults)
+{
+    /* acquire: partner is the release in cox_faults_restore. */
+    if (atomic_load_explicit(&faults->restoring, memory_order_acquire) == 0)
+        return false;
+    do
+        faults_count_death(faults);
+    while (cox_gate_take(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME));
+    faults->doubt = 0;
+    faults_take(faults);
+    /* release: the slot as it is now; partner is the acquire there. */
+    atomic_store_explicit(&faults->restoring, 0, memory_order_release);
+    cox_futex_wake(&faults->restoring);
+    return true;
+}
+
 static void *faults_main(void *argument)
 {
     struct cox_faults *faults = argument;
@@ -227,6 +244,8 @@ static void *faults_main(void *argument)
                           cox_status_text(r));
             return NULL;
         }
+        if (r == 0 && faults_restored(faults))
+            continue;
         if (r == COX_TIMEOUT) {
             faults_look(faults);
         } else if (!faults_count_death(faults)) {
@@ -292,4 +311,21 @@ void cox_faults_bury(struct cox_faults *faults, uint32_t rank)
     /* release: partner is faults_count_death. */
     atomic_fetch_add_explicit(&faults->deaths, 1, memory_order_release);
     cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+}
+
+int cox_faults_restore(struct cox_faults *faults, uint64_t deadline_ns)
+{
+    if (atomic_exchange_explicit(&faults->restoring, 1, memory_order_release) == 0) {
+        /* Once: a token too many would be taken for a report, and put another into the place of the one that a rank
+         * has by then. */
+        atomic_fetch_add_explicit(&faults->deaths, 1, memory_order_release);
+        cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+    }
+    for (;;) {
+        if (atomic_load_explicit(&faults->restoring, memory_order_acquire) == 0)
+            return 0;
+        int r = cox_futex_wait(&faults->restoring, 1, deadline_ns);
+        if (r)
+            return r;
+    }
 }

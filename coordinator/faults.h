@@ -32,8 +32,9 @@ struct cox_faults {
     pthread_t thread;
     bool threaded;
     _Atomic bool stopping;
-    _Atomic uint32_t ended;  /* sealed: of the thread; stop sleeps on it */
-    _Atomic uint32_t deaths; /* tokens posted by bury, to be told from a rank's */
+    _Atomic uint32_t ended;     /* sealed: of the thread; stop sleeps on it */
+    _Atomic uint32_t deaths;    /* tokens posted by bury or restore, to be told from a rank's */
+    _Atomic uint32_t restoring; /* restore sleeps on it until the thread has done so */
     _Atomic bool dead[COX_RANK_COUNT_MAX];
     pthread_mutex_t heard_lock;
     uint64_t heard[COX_RANK_COUNT_MAX]; /* sealed: reports of the rank that were taken */
@@ -49,6 +50,9 @@ int cox_faults_start(struct cox_faults *faults);
 void cox_faults_stop(struct cox_faults *faults); /* idempotent; a zeroed one is fine */
 /* A rank is about to be started again, its line is as at the start: what it holds counts again. */
 void cox_faults_revive(struct cox_faults *faults, uint32_t rank);
+/* Legacy ranks, which do not say who has the token: every rank is dead and told of. On return the slot and its token
+ * are as at the start, and what was in it is told. Returns 0; COX_TIMEOUT: the hook that runs did not return in time. */
+int cox_faults_restore(struct cox_faults *faults, uint64_t deadline_ns);
 /* A rank is dead: the slot is freed within two slices if it died with it. */
 void cox_faults_bury(struct cox_faults *faults, uint32_t rank);
 

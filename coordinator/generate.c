@@ -73,12 +73,14 @@ static void help(FILE *file)
         "      --sequences N         run so many prompts at a time, 1 to 4096 (default 64)\n"
         "      --step-tokens N       compute so many tokens in one step (default 512)\n"
         "      --nested              the form of legacy workers on the wire\n");
+    cox_recovery_options_help(file);
     cox_group_choice_help(file);
     cox_exit_help(file);
 }
 
 static const struct option long_options[] = {
     COX_GROUP_CHOICE_LONG_OPTIONS,
+    COX_RECOVERY_LONG_OPTIONS,
     {"max-tokens", required_argument, NULL, OPTION_MAX_TOKENS},
     {"temperature", required_argument, NULL, OPTION_TEMPERATURE},
     {"top-k", required_argument, NULL, OPTION_TOP_K},
@@ -366,6 +368,8 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
         return conflict(g, "--attach", err);
     if (group->keep_names || group->huge_pages)
         return conflict(g, "--keep-names and --huge-pages", err);
+    if (group->recovery_given)
+        return conflict(g, "--on-death", err);
     if (group->worker || group->start_timeout_ms || group->step_ms)
         return conflict(g, "--worker, --start-timeout and --timeout", err);
     if (scheduler->token_count_max || scheduler->nested)

@@ -23,6 +23,7 @@ static const struct {
     {"eval", cox_command_eval, "start workers, count how many known answers they give"},
     {"run", cox_command_run, "start workers and keep them until told to end"},
     {"status", cox_command_status, "tell how a running group is"},
+    {"recover", cox_command_recover, "pause, reinitialize or resume a running group, replace ranks"},
     {"stop", cox_command_stop, "end a running group and wait until it is gone"},
     {"layout", cox_command_layout, "print what a group would create in shared memory"},
     {"clean", cox_command_clean, "remove what dead groups left in shared memory"},

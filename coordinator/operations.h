@@ -45,7 +45,9 @@ struct cox_init_summary {
     } kv_caches[COX_KV_CACHE_COUNT_MAX];
 };
 
-/* MODEL_INIT on every rank. COX_DIVERGED: ranks disagree on something that cannot be merged (block
+/* MODEL_INIT on every rank: in each the ranks form their group anew, in memory of its own. One init at a time: another
+ * one, also one that is said again, waits its turn until deadline_ns; and an init waits for the end of the steps in flight.
+ * COX_NO_SPACE: none for the ranks' group, err says how much; nothing was sent. COX_DIVERGED: ranks disagree on something that cannot be merged (block
  * size, number of caches, thinking ids); COX_CORRUPT: an answer without a required key or with a
  * value that is no number. */
 COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
@@ -54,7 +56,8 @@ COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
                                  struct cox_error *err);
 
 /* The last init that succeeded once more, word for word and marked as such, on every rank: after a rank was
- * replaced. The ranks form their group anew; who has what it asks for keeps it. Steps in flight end first. The
+ * replaced. The ranks form their group anew; who has what it asks for keeps it. To legacy workers it is the same init
+ * again. Steps in flight end first. The
  * engine state becomes NORMAL, except that PAUSE and READY stay. Returns as cox_executor_init; COX_STATE: there was none;
  * COX_DIVERGED: the answer is another one than then. */
 COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
@@ -134,7 +137,8 @@ struct cox_recover_result {
 };
 
 /* The state is NORMAL after an init and after start; a death makes ABNORMAL of it, and BUSY is what NORMAL is
- * called while a step is in flight. */
+ * called while a step is in flight. In PAUSE and READY, and from when a command other than clear passes the gate until it
+ * has ended, steps are refused (COX_STATE): what reached a rank's queue did so before that command. */
 
 /* One recovery command on every rank, whatever the other channels do. ret_results: rank_count of
  * them, filled also on failure. Returns 0 when every rank says 0; COX_STATE: not legal now, err

@@ -12,6 +12,7 @@
 
 #define SECONDS_MAX 1e6
 #define SIZE_MAX_BYTES (UINT64_C(1) << 40)
+#define RESTART_MAX_MAX 1000000
 
 /* ---- values ---- */
 
@@ -86,6 +87,37 @@ static int channel_size(const char *what, const char *text, uint64_t *sizes, str
         what, text);
 }
 
+static int parse_on_death(const char *text, enum cox_on_death *ret_on_death, struct cox_error *err)
+{
+    for (uint32_t i = 0; i < COX_ON_DEATH_COUNT; i++)
+        if (!strcmp(text, cox_on_death_name(i))) {
+            *ret_on_death = (enum cox_on_death)i;
+            return 0;
+        }
+    return cox_fail(err, COX_INVALID,
+                    "--on-death is '%.64s': expected fail, wait, restart or restart-all", text);
+}
+
+/* "0.1-5" or "0.1" */
+static int parse_backoff(const char *text, struct cox_recovery_options *options,
+                         struct cox_error *err)
+{
+    char first[64];
+    const char *dash = strchr(text, '-');
+    size_t length = dash ? (size_t)(dash - text) : strlen(text);
+    snprintf(first, sizeof first, "%.*s", (int)(length < sizeof first ? length : sizeof first - 1),
+             text);
+    int r = cox_parse_seconds("--restart-backoff", first, &options->backoff_min_ms, err);
+    options->backoff_max_ms = options->backoff_min_ms;
+    if (!r && dash)
+        r = cox_parse_seconds("--restart-backoff", dash + 1, &options->backoff_max_ms, err);
+    if (!r && options->backoff_max_ms < options->backoff_min_ms)
+        r = cox_fail(err, COX_INVALID,
+                     "--restart-backoff is '%.64s': expected MIN-MAX, the larger number last",
+                     text);
+    return r;
+}
+
 /* ---- options ---- */
 
 void cox_group_choice_init(struct cox_group_choice *options)
@@ -155,6 +187,18 @@ int cox_group_choice_take(struct cox_group_choice *options, int option, const ch
     case COX_OPTION_MODEL:
         options->model = value;
         return 0;
+    case COX_OPTION_ON_DEATH:
+        options->recovery_given = true;
+        return parse_on_death(value, &options->recovery.on_death, err);
+    case COX_OPTION_RESTART_MAX:
+        r = cox_parse_number("--restart-max", value, 1, RESTART_MAX_MAX, &number, err);
+        if (!r)
+            options->recovery.restart_max = (uint32_t)number;
+        return r;
+    case COX_OPTION_RESTART_WINDOW:
+        return cox_parse_seconds("--restart-window", value, &options->recovery.window_ms, err);
+    case COX_OPTION_RESTART_BACKOFF:
+        return parse_backoff(value, &options->recovery, err);
     default:
         return not_understood(option, argv, err);
     }
@@ -180,6 +224,13 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
         return cox_fail(err, COX_INVALID, "--keep-names: a sealed group has no names to keep");
     if (options->attach == COX_ATTACH_NAMED && options->huge_pages)
         return cox_fail(err, COX_INVALID, "--huge-pages: needs --attach sealed");
+    const struct cox_recovery_options *recovery = &options->recovery;
+    if ((recovery->restart_max || recovery->window_ms || recovery->backoff_min_ms) &&
+        recovery->on_death != COX_ON_DEATH_RESTART &&
+        recovery->on_death != COX_ON_DEATH_RESTART_ALL)
+        return cox_fail(err, COX_INVALID,
+                        "--restart-max, --restart-window and --restart-backoff: need --on-death "
+                        "restart or restart-all");
     return cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
 }
 
@@ -201,6 +252,21 @@ void cox_layout_options_help(FILE *file)
         "                            shared_sync_link, transfer, recover_command, execute_error\n"
         "  -h, --help                this text\n",
         COX_RANK_COUNT_MAX, COX_GROUP_CHOICE_RANK_COUNT_DEFAULT, COX_DEPTH_MAX, COX_DEPTH_DEFAULT);
+}
+
+void cox_recovery_options_help(FILE *file)
+{
+    fprintf(
+        file,
+        "      --on-death WHAT       when a worker dies: fail, the default, ends; wait waits for\n"
+        "                            `coxswain recover restart`; restart replaces the dead one;\n"
+        "                            restart-all starts all of them again. Prompts go on where\n"
+        "                            they were\n"
+        "      --restart-max N       more than N deaths within the window fail (default 5)\n"
+        "      --restart-window SEC  that window (default 60)\n"
+        "      --restart-backoff MIN[-MAX]\n"
+        "                            seconds before a worker is replaced again, doubled each time\n"
+        "                            (default 0.1-5)\n");
 }
 
 void cox_group_choice_help(FILE *file)

@@ -13,7 +13,7 @@
 #ifndef COX_COORDINATOR_OPTIONS_H
 #define COX_COORDINATOR_OPTIONS_H
 
-#include "executor.h"
+#include "recovery.h"
 
 #include <getopt.h>
 #include <limits.h>
@@ -32,8 +32,11 @@ struct cox_group_choice {
     bool huge_pages;
     uint64_t request_size[COX_CHANNEL_COUNT];
     uint64_t response_size[COX_CHANNEL_COUNT];
-    uint64_t start_timeout_ms;  /* 0: default */
-    uint64_t step_ms;           /* 0: default */
+    uint64_t start_timeout_ms; /* 0: default */
+    uint64_t step_ms;          /* 0: default */
+    /* --on-death and what belongs to it; 0: default. Only of commands that take COX_RECOVERY_LONG_OPTIONS. */
+    struct cox_recovery_options recovery;
+    bool recovery_given;
     const char *worker;         /* NULL: looked up */
     const char *model;          /* NULL: looked up */
     char worker_path[PATH_MAX]; /* what the look-ups found */
@@ -54,6 +57,10 @@ enum cox_option {
     COX_OPTION_TIMEOUT,
     COX_OPTION_WORKER,
     COX_OPTION_MODEL,
+    COX_OPTION_ON_DEATH,
+    COX_OPTION_RESTART_MAX,
+    COX_OPTION_RESTART_WINDOW,
+    COX_OPTION_RESTART_BACKOFF,
     COX_OPTION_COMMAND,
 };
 
@@ -79,6 +86,15 @@ enum cox_option {
         "model", required_argument, NULL, COX_OPTION_MODEL                                         \
     }
 
+/* What happens when a rank dies. */
+#define COX_RECOVERY_LONG_OPTIONS                                                                  \
+    {"on-death", required_argument, NULL, COX_OPTION_ON_DEATH},                                    \
+        {"restart-max", required_argument, NULL, COX_OPTION_RESTART_MAX},                          \
+        {"restart-window", required_argument, NULL, COX_OPTION_RESTART_WINDOW},                    \
+    {                                                                                              \
+        "restart-backoff", required_argument, NULL, COX_OPTION_RESTART_BACKOFF                     \
+    }
+
 void cox_group_choice_init(struct cox_group_choice *options);
 /* Takes one option that getopt_long returned, and its value. Returns 0, or COX_INVALID: not one of
  * the group's, a bad value, or what getopt_long did not understand (argv tells which). */
@@ -86,10 +102,11 @@ int cox_group_choice_take(struct cox_group_choice *options, int option, const ch
                           char *const *argv, struct cox_error *err);
 struct cox_geometry_choice;
 struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options);
-/* What can be checked before anything is created: name, sizes, depth. Returns 0 or COX_INVALID. */
+/* What can be checked before anything is created: name, sizes, depth, what goes together. Returns 0 or COX_INVALID. */
 int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err);
 /* The lines of --help. */
 void cox_layout_options_help(FILE *file);
+void cox_recovery_options_help(FILE *file);
 void cox_group_choice_help(FILE *file);
 
 /* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;

@@ -293,6 +293,7 @@ int cox_prompts_complete(struct cox_prompts *prompts, struct cox_crew *crew,
     scheduler_options.log = cox_crew_log();
     scheduler_options.done = on_done;
     scheduler_options.done_context = &completion;
+    cox_crew_recovers(crew, &scheduler_options);
     r = cox_scheduler_new(cox_crew_executor(crew), &scheduler_options, &completion.scheduler, err);
     if (r)
         return r;

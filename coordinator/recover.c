@@ -6,6 +6,9 @@
  *   BUSY --------------------'          `----------------------+------> NORMAL
  *                                              start
  *   clear is legal everywhere and changes nothing.
+ *
+ * An init makes any state NORMAL, one that is said again all but PAUSE and READY; a death makes NORMAL ABNORMAL. BUSY is
+ * not kept: it is NORMAL with a step in flight.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -48,13 +51,78 @@ const char *cox_recover_command_name(enum cox_recover_command command)
     return (size_t)command < COMMAND_COUNT ? commands[command].name : "unknown";
 }
 
+/* recover_lock is held. Whoever has seen the death sees the state that it makes, told or not. */
+static enum cox_engine_state state_look(struct cox_executor *executor)
+{
+    for (uint32_t rank = 0;
+         executor->engine_state == COX_ENGINE_NORMAL && rank < executor->geometry.rank_count;
+         rank++)
+        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+            executor->engine_state = COX_ENGINE_ABNORMAL;
+    return executor->engine_state;
+}
+
 enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor)
 {
     struct cox_executor *own = (struct cox_executor *)(uintptr_t)executor;
     pthread_mutex_lock(&own->recover_lock);
-    enum cox_engine_state state = own->engine_state;
+    enum cox_engine_state state = state_look(own);
     pthread_mutex_unlock(&own->recover_lock);
-    return state;
+    return state == COX_ENGINE_NORMAL &&
+                   cox_collector_in_step(&own->collectors[COX_CHANNEL_EXECUTE])
+               ? COX_ENGINE_BUSY
+               : state;
+}
+
+/* ---- where the state moves ---- */
+
+void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    if (!unless_paused ||
+        (executor->engine_state != COX_ENGINE_PAUSE && executor->engine_state != COX_ENGINE_READY))
+        executor->engine_state = COX_ENGINE_NORMAL;
+    /* A death that was told before is told by nobody any more. */
+    state_look(executor);
+    pthread_mutex_unlock(&executor->recover_lock);
+}
+
+void cox_executor_note_death(struct cox_executor *executor)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    state_look(executor);
+    pthread_mutex_unlock(&executor->recover_lock);
+}
+
+int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    const char *command = executor->bars_steps;
+    enum cox_engine_state state = executor->engine_state;
+    pthread_mutex_unlock(&executor->recover_lock);
+    if (command)
+        return cox_fail(err, COX_STATE,
+                        "no steps in state %s while the recovery command %s runs: wait for its end",
+                        cox_engine_state_name(state), command);
+    if (state != COX_ENGINE_PAUSE && state != COX_ENGINE_READY)
+        return 0;
+    return cox_fail(err, COX_STATE,
+                    "no steps in state %s: the engine is paused; the recovery command start lets "
+                    "them in again (coxswain recover start)",
+                    cox_engine_state_name(state));
+}
+
+/* The gate was passed. Steps that came before this command are in flight by now, and others are refused: none comes
+ * to a rank behind its answer. */
+static void recover_bar_steps(struct cox_executor *executor, enum cox_recover_command command)
+{
+    struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
+    pthread_mutex_lock(&executor->recover_lock);
+    executor->bars_steps = commands[command].name;
+    pthread_mutex_unlock(&executor->recover_lock);
+    /* Who asked before that is in here still, or has published. */
+    pthread_mutex_lock(&collector->submit_lock);
+    pthread_mutex_unlock(&collector->submit_lock);
 }
 
 struct recover_visit {
@@ -138,6 +206,8 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
     if (!(commands[command].from & (1u << executor->engine_state)))
         r = recover_refuse(executor, command, err);
     pthread_mutex_unlock(&executor->recover_lock);
+    if (r == 0 && command != COX_RECOVER_CLEAR)
+        recover_bar_steps(executor, command);
     if (r == 0) {
         ModelExecuteData__RecoverCommandRequest body =
             MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
@@ -159,7 +229,9 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
     pthread_mutex_lock(&executor->recover_lock);
     if (r == 0 && commands[command].to >= 0)
         executor->engine_state = (enum cox_engine_state)commands[command].to;
+    state_look(executor);
     executor->recovering = false;
+    executor->bars_steps = NULL;
     pthread_cond_broadcast(&executor->recover_cond);
     pthread_mutex_unlock(&executor->recover_lock);
     return r;

@@ -25,7 +25,8 @@ static void help(FILE *file)
         "\n"
         "Starts a group of worker processes, COMMAND or the reference worker, tells them to\n"
         "initialize, and keeps them until SIGINT, SIGTERM, SIGHUP or `coxswain stop` comes or\n"
-        "one of them dies. COMMAND gets rank, world size and name of the group in its\n"
+        "one of them dies (--on-death). COMMAND gets rank, world size and name of the group in "
+        "its\n"
         "environment (COXSWAIN_*) and as flags (--local_rank, ...).\n"
         "When all is ready it prints `name NAME`, `door PATH` and a line `rank R pid P` for each.\n"
         "With the reference worker, `coxswain generate --name NAME` then completes prompts on\n"
@@ -37,12 +38,14 @@ static void help(FILE *file)
         "                            as long as that takes; standard error tells how they come\n"
         "                            (coxswain-worker --door NAME)\n"
         "      --quiet               nothing of what the workers write\n");
+    cox_recovery_options_help(file);
     cox_group_choice_help(file);
     cox_exit_help(file);
 }
 
 static const struct option long_options[] = {
     COX_GROUP_CHOICE_LONG_OPTIONS,
+    COX_RECOVERY_LONG_OPTIONS,
     {"no-init", no_argument, NULL, OPTION_NO_INIT},
     {"no-flags", no_argument, NULL, OPTION_NO_FLAGS},
     {"quiet", no_argument, NULL, OPTION_QUIET},
@@ -77,6 +80,7 @@ static int serve(struct cox_crew *crew, const struct cox_crew_options *options,
     int r = cox_vocab_size_load(options->model, &serving.vocab_size, err);
     if (!r)
         r = cox_scheduler_fit(&serving.scheduler, cox_crew_summary(crew), err);
+    cox_crew_recovers(crew, &serving.scheduler);
     if (!r)
         r = cox_serving_start(cox_crew_executor(crew), &serving, ret_serving, err);
     if (!r)

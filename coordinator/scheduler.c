@@ -369,6 +369,13 @@ static bool may_retry(int status)
            status == COX_ABORTED;
 }
 
+/* Whether the group may have to be made able to run steps before. */
+static bool may_recover(int status)
+{
+    return may_retry(status) || status == COX_PEER_DEAD || status == COX_STATE ||
+           status == COX_LATE;
+}
+
 static bool is_stopped(struct cox_scheduler *scheduler)
 {
     pthread_mutex_lock(&scheduler->lock);
@@ -388,6 +395,36 @@ static int idle(struct cox_scheduler *scheduler, struct cox_error *err)
     return options->feed && options->feed(options->feed_context, true) ? 0 : COX_EMPTY;
 }
 
+/* A step, or telling, has failed with r. Returns 0: once more; the status that run ends with, which err has
+ * then, too. */
+static int step_failed(struct cox_scheduler *scheduler, int r, struct cox_error *err)
+{
+    const struct cox_scheduler_options *options = &scheduler->options;
+    int recovered = 0;
+    if (options->recover && may_recover(r)) {
+        recovered = options->recover(options->recover_context, err);
+        if (recovered != 0 && recovered != 1)
+            return recovered;
+    }
+    if (!recovered && !may_retry(r))
+        return r;
+    if (!recovered && scheduler->retry_count == options->retry_max) {
+        const struct cox_error last = *err;
+        *err = (struct cox_error){0};
+        return cox_fail(err, r, "%.900s (tried %" PRIu32 " times)", last.text,
+                        scheduler->retry_count + 1);
+    }
+    if (recovered)
+        scheduler->retry_count = 0;
+    else
+        scheduler->retry_count++;
+    scheduler->retries++;
+    cox_log_write(&options->log, recovered ? 5 : 4, "a step failed and is run again: %s",
+                  err->text);
+    cox_plan_revert(scheduler->plan);
+    return 0;
+}
+
 static int steps_run(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     for (;;) {
@@ -400,21 +437,14 @@ static int steps_run(struct cox_scheduler *scheduler, struct cox_error *err)
         int r = scheduler->nested ? tell(scheduler, &error) : 0;
         if (!r)
             r = step_run(scheduler, &error);
-        if (r == COX_EMPTY && (r = idle(scheduler, err)))
-            return r == COX_EMPTY ? 0 : r;
-        if (r == 0) {
+        if (r == COX_EMPTY && (r = idle(scheduler, &error)) == COX_EMPTY)
+            return 0;
+        if (r)
+            r = step_failed(scheduler, r, &error);
+        else
             scheduler->retry_count = 0;
-            continue;
-        }
-        if (!may_retry(r))
+        if (r)
             return cox_fail(err, r, "%s", error.text);
-        if (scheduler->retry_count == scheduler->options.retry_max)
-            return cox_fail(err, r, "%.900s (tried %" PRIu32 " times)", error.text,
-                            scheduler->retry_count + 1);
-        scheduler->retry_count++;
-        scheduler->retries++;
-        cox_log_write(&scheduler->options.log, 4, "a step failed and is run again: %s", error.text);
-        cox_plan_revert(scheduler->plan);
     }
 }
 
@@ -446,6 +476,8 @@ void cox_scheduler_stop(struct cox_scheduler *scheduler)
     scheduler->stopped = true;
     pthread_cond_broadcast(&scheduler->wake);
     pthread_mutex_unlock(&scheduler->lock);
+    if (scheduler->options.recover_cancel)
+        scheduler->options.recover_cancel(scheduler->options.recover_context);
 }
 
 /* ---- statistics ---- */

@@ -10,11 +10,12 @@
  * Ownership: requests are copied; what done is shown is lent for the call. The executor is borrowed
  *   until free.
  * Blocks: run until every request is done, and for longer if feed says so; each wait in it ends at the step deadline, by stop, or
- *   by a death.
+ *   by a death, except inside recover.
  * Failures: a step that ended with COX_REJECTED, COX_TIMEOUT, COX_STALE or COX_ABORTED counts as if
  *   it had never been: everything is announced and recomputed, retry_max times in a row. While a
  *   rank owes the answer of an earlier step, submitting is tried again until a step's time has
- *   passed. Any other failure ends all requests with its text.
+ *   passed. Where there is a recover hook, it is asked before, and also for COX_PEER_DEAD, COX_STATE and COX_LATE. Any
+ *   other failure ends all requests with its text.
  * If the process dies: private memory; the ranks end with the coordinator.
  */
 #ifndef COX_COORDINATOR_SCHEDULER_H
@@ -49,6 +50,9 @@ struct cox_scheduler_options {
      * recomputed, without counting; otherwise a status: run ends with it and what err says then. NULL: a death ends run. */
     int (*recover)(void *context, struct cox_error *err);
     void *recover_context;
+    /* From stop: makes recover return soon, now and whenever it is called again. Must not block. NULL: recover ends
+     * by itself. */
+    void (*recover_cancel)(void *context);
 };
 
 struct cox_scheduler_stats {
@@ -81,8 +85,8 @@ int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_request 
  * done, or never was, is fine. */
 void cox_scheduler_cancel(struct cox_scheduler *scheduler, const void *context);
 
-/* Runs steps until nothing is left, then tells the ranks of the sequences that ended last. Returns
- * 0, also when single requests failed; COX_CLOSED: stopped, nothing can be run any more; the status
+/* Runs steps until nothing is left, then tells the ranks of the sequences that ended last (after a recovery, the
+ * next step tells that there is nothing). Returns 0, also when single requests failed; COX_CLOSED: stopped, nothing can be run any more; the status
  * of the failure that ended all. */
 int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err);
 /* Makes run return soon, whatever the step in flight does; a feed that sleeps is its owner's to wake.

@@ -22,6 +22,7 @@
 #define REPLY_ARENA_MAX ((size_t)4 << 20)
 #define TEMPERATURE_MAX 100.0f
 #define STARTING "the group is still being started"
+#define INITIALIZING "the group is still being initialized"
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
@@ -52,6 +53,7 @@ struct cox_service {
     pthread_mutex_t lock; /* everything below */
     struct cox_executor *executor;
     struct cox_serving *serving;
+    struct cox_recovery *recovery;
     const char *refusal;
     uint32_t prompts_count; /* connections that brought some */
     struct connection connections[COX_SERVICE_CONNECTION_MAX];
@@ -121,6 +123,23 @@ static int status_put(struct connection *c, const struct cox_answer_source *sour
     if (!r)
         r = cox_answer_status(source, &arena, &reply.status);
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS;
+    return r ? r : reply_put(c, &reply);
+}
+
+static int recover_put(struct connection *c, const struct cox_answer_source *source,
+                       const CoxswainControl__RecoverRequest *request)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    struct cox_error error = {0};
+    if (!source->recovery)
+        return error_put(c, COX_STATE, INITIALIZING);
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_recover(source, request, &arena, &reply.recover, &error);
+    if (r == COX_INVALID)
+        return error_put(c, r, error.text);
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECOVER;
     return r ? r : reply_put(c, &reply);
 }
 
@@ -263,6 +282,7 @@ static struct cox_answer_source source_of(struct cox_service *service)
     struct cox_answer_source source = {
         .executor = service->executor,
         .serving = service->serving,
+        .recovery = service->recovery,
         .refusal = service->refusal,
         .model = service->model,
     };
@@ -294,9 +314,11 @@ static int request_serve(struct connection *c, const control_request *request)
         if (c->client)
             cox_serving_cancel(c->client);
         return done_put(c);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER:
+        return recover_put(c, &source, request->recover);
     default:
         return error_put(c, COX_UNSUPPORTED,
-                         "no such request: expected status, stop, complete or cancel");
+                         "no such request: expected status, stop, complete, cancel or recover");
     }
 }
 
@@ -471,6 +493,13 @@ void cox_service_serve_with(struct cox_service *service, struct cox_serving *ser
 {
     pthread_mutex_lock(&service->lock);
     service->serving = serving;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_recover_with(struct cox_service *service, struct cox_recovery *recovery)
+{
+    pthread_mutex_lock(&service->lock);
+    service->recovery = recovery;
     pthread_mutex_unlock(&service->lock);
 }
 

@@ -6,6 +6,7 @@
 #include "console.h"
 #include "executor.h"
 #include "options.h"
+#include "recovery.h"
 #include "proto/control.pb-c.h"
 
 #include <inttypes.h>
@@ -90,6 +91,17 @@ static void print_group(const status_reply *status)
         printf("prompts: none are taken: %s\n", text_or(status->refusal, "no reason was given"));
 }
 
+static void print_recovery(const CoxswainControl__RecoveryStatus *recovery)
+{
+    if (!recovery)
+        return;
+    printf("on death: %s, %" PRIu32 " recent deaths", cox_on_death_name(recovery->on_death),
+           recovery->recent_deaths);
+    if (recovery->on_death >= COX_ON_DEATH_RESTART)
+        printf(" of at most %" PRIu32, recovery->restart_max);
+    printf("%s%s\n", recovery->doing ? "; " : "", text_or(recovery->doing, ""));
+}
+
 static void print_channels(const status_reply *status)
 {
     printf("\n%-16s %10s %10s %9s %8s %8s %8s  %s\n", "channel", "published", "ended", "in flight",
@@ -150,6 +162,7 @@ static void print_rank(const status_reply *status, const CoxswainControl__RankSt
 static void print_status(const status_reply *status)
 {
     print_group(status);
+    print_recovery(status->recovery);
     print_channels(status);
     putchar('\n');
     for (size_t i = 0; i < status->n_ranks; i++)
@@ -230,6 +243,18 @@ static json_t *serving_json(const CoxswainControl__ServingStatus *serving)
     return root;
 }
 
+static json_t *recovery_json(const CoxswainControl__RecoveryStatus *recovery)
+{
+    if (!recovery)
+        return json_null();
+    json_t *root = json_object();
+    json_object_set_new(root, "on_death", json_string(cox_on_death_name(recovery->on_death)));
+    json_object_set_new(root, "doing", text_json(recovery->doing));
+    json_object_set_new(root, "recent_deaths", number_json(recovery->recent_deaths));
+    json_object_set_new(root, "restart_max", number_json(recovery->restart_max));
+    return root;
+}
+
 static void print_json(const status_reply *status)
 {
     json_t *root = json_object(), *channels = json_array(), *ranks = json_array();
@@ -252,6 +277,7 @@ static void print_json(const status_reply *status)
     json_object_set_new(root, "channels", channels);
     json_object_set_new(root, "serving", serving_json(status->serving));
     json_object_set_new(root, "refusal", text_json(status->refusal));
+    json_object_set_new(root, "recovery", recovery_json(status->recovery));
     json_dumpf(root, stdout, JSON_COMPACT);
     putchar('\n');
     json_decref(root);
@@ -273,6 +299,8 @@ static void clean_texts(status_reply *status)
     clean(status->engine_state);
     clean(status->model);
     clean(status->refusal);
+    if (status->recovery)
+        clean(status->recovery->doing);
     for (size_t c = 0; c < status->n_channels; c++)
         clean(status->channels[c]->name);
     for (size_t i = 0; i < status->n_ranks; i++) {

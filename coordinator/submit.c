@@ -43,9 +43,10 @@ static int payload_pack(const struct payload *payload, const char *channel_name,
     return 0;
 }
 
-static int executor_publish(struct cox_collector *collector, const struct payload *payload,
+static int executor_publish(struct cox_executor *executor, const struct payload *payload,
                             struct cox_entry *entry, struct cox_error *err)
 {
+    struct cox_collector *collector = &executor->collectors[entry->operation->channel];
     size_t capacity, length;
     entry->submitted_ns = cox_now_ns();
     pthread_mutex_lock(&collector->submit_lock);
@@ -53,7 +54,14 @@ static int executor_publish(struct cox_collector *collector, const struct payloa
     if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
         r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped",
                      cox_channel_name(collector->channel->id));
-    else
+    else if (entry->operation->step)
+        r = cox_executor_admit_step(executor, err);
+    else if (entry->type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT &&
+             cox_collector_in_step(collector))
+        /* The first rank in it leaves the group in which others may not have seen the end of the step. */
+        r = cox_fail(err, COX_FULL, "%s: an init waits for the end of the steps in flight",
+                     cox_channel_name(collector->channel->id));
+    if (r == 0)
         r = cox_collector_claim(collector, &entry->asked, &entry->sequence, err);
     if (r == 0) {
         uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
@@ -136,7 +144,7 @@ static int executor_submit(struct cox_executor *executor, uint32_t type,
             return cox_fail(err, COX_STATE, "no handler is registered for the %s channel",
                             cox_channel_name(channel));
     }
-    r = executor_publish(collector, payload, &entry, err);
+    r = executor_publish(executor, payload, &entry, err);
     if (r == 0 && ret_sequence)
         *ret_sequence = entry.sequence;
     return r;
@@ -167,7 +175,7 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
                         cox_channel_name(channel));
     for (;;) {
         struct cox_error why = {0};
-        r = executor_publish(collector, payload, &entry, &why);
+        r = executor_publish(executor, payload, &entry, &why);
         bool room = r != COX_FULL && r != COX_LATE;
         if (!room && cox_now_ns() < options->deadline_ns) {
             cox_collector_await_room(collector, options->deadline_ns);

@@ -55,6 +55,8 @@ struct worker {
     bool core_dumped;
     bool told;     /* dead, and the death hook has returned */
     bool released; /* external: it has left the group; watched, but neither awaited nor signalled */
+    pid_t former;  /* external: who was the rank before its place was vacated */
+    bool let_go;   /* former lives, for all that is known */
     /* Stored with release; its partners are the acquire loads of worker_is_dead. */
     atomic_bool dead;
 };
@@ -258,12 +260,12 @@ static void worker_tell_rest(struct worker *w, struct rest rest[2])
 }
 
 /* SIGKILL, for its process group as well, which only a process that was started here leads. */
-static void worker_kill(struct worker *w)
+static int worker_kill(struct worker *w)
 {
     if (w->supervisor->external)
-        pidfd_signal(w->pidfd, SIGKILL);
-    else
-        cox_launch_kill_group(w->pid, w->pidfd);
+        return pidfd_signal(w->pidfd, SIGKILL);
+    cox_launch_kill_group(w->pid, w->pidfd);
+    return 0;
 }
 
 /* Both its processes are dead. Reap, last lines, state, and who waits for the rank is woken; all the
@@ -723,6 +725,9 @@ void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buff
         snprintf(buffer, buffer_size, "%s%s", who, wrapped ? "" : " is alive");
     } else if (w->wrapper_killed && !w->how.known) {
         snprintf(buffer, buffer_size, "%s; how, only its wrapper knows", who);
+    } else if (w->let_go) {
+        snprintf(buffer, buffer_size, "rank %u (pid %d) left the group and was let go", w->rank,
+                 w->pid);
     } else if (!w->how.known && s->external) {
         snprintf(buffer, buffer_size, "%s is dead; how, only who started it knows", who);
     } else if (!w->how.known) {
@@ -781,13 +786,13 @@ int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, ui
         return r;
     pthread_mutex_lock(&s->lock);
     if (worker_is_dead(w)) {
-        r = COX_STATE; /* whoever asked it was told so; its lines and its memory are the dead one's */
+        r = COX_STATE; /* its lines and its memory are the dead one's until the place is vacated */
     } else if (!w->told) {
         r = COX_TAKEN;
     } else {
         w->pidfd = cox_steal_fd(&peer.pidfd);
         w->pid = pid;
-        w->ended = w->told = false;
+        w->ended = w->told = w->let_go = false;
         s->alive++;
     }
     pthread_mutex_unlock(&s->lock);
@@ -815,17 +820,66 @@ void cox_supervisor_release(struct cox_supervisor *s, uint32_t rank, bool has_se
     pthread_mutex_unlock(&s->lock);
 }
 
-void cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank, pid_t pid)
+int cox_supervisor_vacate(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
+                          struct cox_error *err)
 {
+    COX_ASSERT(s->external);
+    /* A hook that waits would wait for itself. */
+    COX_ASSERT(!pthread_equal(pthread_self(), s->thread));
     struct worker *w = worker_of(s, rank);
+    const struct timespec deadline = cox_deadline_timespec(deadline_ns);
+    int e = 0;
     pthread_mutex_lock(&s->lock);
-    bool serves = w->pid == pid || w->adopted.pid == pid;
-    if (serves && !worker_is_dead(w) && w->pidfd >= 0 && !w->released) {
-        if (cox_peer_alive(&w->adopted))
-            pidfd_signal(w->adopted.pidfd, SIGKILL);
-        worker_kill(w);
+    /* Its end has begun: the thread is about to tell of it, without the lock. */
+    while (w->ended && !w->told && e != ETIMEDOUT)
+        e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
+    bool vacated = !w->ended || w->told;
+    if (vacated && w->pid) {
+        if (!w->ended) {
+            s->alive -= !w->released;
+            w->let_go = true;
+        }
+        w->former = w->pid;
+        w->pid = 0;
+        cox_close_fd(&w->pidfd);
+        w->released = false;
+        w->ended = w->told = true;
+        atomic_store_explicit(&w->dead, false, memory_order_release);
+        pthread_cond_broadcast(&s->changed);
     }
     pthread_mutex_unlock(&s->lock);
+    return vacated ? 0 : cox_fail(err, COX_TIMEOUT, "rank %u: hooks did not return in time", rank);
+}
+
+bool cox_supervisor_withdraw(struct cox_supervisor *s, uint32_t rank)
+{
+    COX_ASSERT(s->external);
+    struct worker *w = worker_of(s, rank);
+    pthread_mutex_lock(&s->lock);
+    bool vacant = w->pid == 0;
+    if (vacant) {
+        /* Dead first: one with a pid that has ended is buried once more otherwise. */
+        atomic_store_explicit(&w->dead, true, memory_order_release);
+        w->pid = w->former;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return vacant;
+}
+
+int cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank, pid_t pid)
+{
+    struct worker *w = worker_of(s, rank);
+    int r = 0;
+    pthread_mutex_lock(&s->lock);
+    bool serves = pid == 0 || w->pid == pid || w->adopted.pid == pid;
+    if (serves && !worker_is_dead(w) && w->pidfd >= 0 && !w->released) {
+        if (cox_peer_alive(&w->adopted))
+            r = pidfd_signal(w->adopted.pidfd, SIGKILL);
+        int killed = worker_kill(w);
+        r = r ? r : killed;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return r == -ESRCH ? 0 : r;
 }
 
 int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
@@ -929,9 +983,8 @@ int cox_supervisor_wait(struct cox_supervisor *s, uint64_t deadline_ns)
     return all_dead ? 0 : COX_TIMEOUT;
 }
 
-/* Returns how many were alive and got it. The kernel is asked, since it knows of a death before the
- * thread does. */
-static uint32_t signal_living(struct cox_supervisor *s, int number)
+/* The kernel is asked who lives, since it knows of a death before the thread does. */
+uint32_t cox_supervisor_signal_all(struct cox_supervisor *s, int number)
 {
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
@@ -957,11 +1010,11 @@ uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t
     cox_supervisor_expect_end(s);
     if (cox_supervisor_wait(s, cox_deadline_after_ms(exit_ms)) == 0)
         return 0;
-    uint32_t signalled = signal_living(s, SIGTERM);
-    signal_living(s, SIGCONT);
+    uint32_t signalled = cox_supervisor_signal_all(s, SIGTERM);
+    cox_supervisor_signal_all(s, SIGCONT);
     if (cox_supervisor_wait(s, cox_deadline_after_ms(term_ms)) == 0)
         return signalled;
-    signal_living(s, SIGKILL);
+    cox_supervisor_signal_all(s, SIGKILL);
     if (cox_supervisor_wait(s, cox_deadline_after_ms(KILL_PATIENCE_MS)) == 0)
         return signalled;
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)

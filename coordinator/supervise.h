@@ -112,16 +112,23 @@ int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t
 /* A process that somebody else started is a rank from now on, of a supervisor with `external`: watched
  * through its pidfd, and signalled like the others, but not with its process group, and nobody knows
  * how it ends. Never waits. Returns 0; COX_TAKEN: another process is this rank; COX_STATE: one was,
- * and is dead; COX_PEER_DEAD: there is no such process; -errno. */
+ * and its place was not vacated; COX_PEER_DEAD: there is no such process; -errno. */
 int cox_supervisor_enlist(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                           uint64_t start);
 /* A process that was enlisted is done with the group and lives on: it is not waited for any more, and
  * gets no signal. has_served: it was the rank, and when it dies that is told; otherwise it never became
  * the rank, which another one may be. Nothing happens where its end has begun. */
 void cox_supervisor_release(struct cox_supervisor *supervisor, uint32_t rank, bool has_served);
-/* Kills the process that serves the rank, if it is still this one: it is not to be trusted with the rank's
- * memory any more. */
-void cox_supervisor_kill(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid);
+/* With `external`: the next process that is enlisted may be this rank. One that is dead and told of makes room; one
+ * that has left and lives on is let go, and not looked at any more. From then on the rank is neither dead nor has it a
+ * pid. Returns 0, also when it is vacant; COX_TIMEOUT: a hook about its death did not return in time. Not inside a hook. */
+int cox_supervisor_vacate(struct cox_supervisor *supervisor, uint32_t rank, uint64_t deadline_ns,
+                          struct cox_error *err);
+/* The end of that: true when nobody is the rank, which is then as dead as before; false: somebody was enlisted. */
+bool cox_supervisor_withdraw(struct cox_supervisor *supervisor, uint32_t rank);
+/* Kills the process that serves the rank, if it is still this one (0: whichever it is), and with it its wrapper.
+ * One that was released is no rank any more, and spared. Returns 0, also when there is none; -errno. */
+int cox_supervisor_kill(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid);
 /* Workers are about to be told to end: from now on neither the end of an adopted process kills its
  * wrapper, which may have something left to do, nor the other way round; both get what cox_supervisor_end
  * sends. */
@@ -145,6 +152,9 @@ int cox_supervisor_await_end(struct cox_supervisor *supervisor, uint32_t rank, u
 
 /* Signals one rank through its pidfd. Returns 0; COX_PEER_DEAD; -errno. */
 int cox_supervisor_signal(struct cox_supervisor *supervisor, uint32_t rank, int signal_number);
+/* Signals every process that lives and was not released; of a rank in a wrapper both, but for SIGTERM, which is for
+ * the one that serves. Returns how many got it. */
+uint32_t cox_supervisor_signal_all(struct cox_supervisor *supervisor, int signal_number);
 /* Waits until every worker is dead and its death hook has returned. Returns 0 or COX_TIMEOUT. */
 int cox_supervisor_wait(struct cox_supervisor *supervisor, uint64_t deadline_ns);
 /* Ends every worker: waits exit_ms for them to leave by themselves, sends SIGTERM (and SIGCONT, a

@@ -19,6 +19,14 @@ const char *cox_executor_door(const struct cox_executor *executor)
 
 /* ---- which rank ---- */
 
+/* A process that left may keep its connection; the rank can be another's by then. */
+static bool seat_is_of_this_life(const struct cox_executor *executor, uint32_t rank)
+{
+    /* relaxed: this thread wrote the first; the second changes only when nobody is the rank. */
+    return atomic_load_explicit(&executor->seats[rank].generation, memory_order_relaxed) ==
+           atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+}
+
 /* Its process is gone, whether or not the door has noticed that the connection has ended. */
 static bool seat_is_free(const struct cox_executor *executor, uint32_t rank)
 {
@@ -26,21 +34,64 @@ static bool seat_is_free(const struct cox_executor *executor, uint32_t rank)
     uint64_t start;
     /* relaxed: this thread wrote them. */
     pid_t pid = atomic_load_explicit(&seat->pid, memory_order_relaxed);
-    if (atomic_load_explicit(&seat->visitor, memory_order_relaxed) == 0)
+    if (atomic_load_explicit(&seat->visitor, memory_order_relaxed) == 0 ||
+        !seat_is_of_this_life(executor, rank))
         return true;
     return pid && cox_peer_start_time(pid, &start) == COX_PEER_DEAD;
 }
 
-/* No process has been it in this life of the rank: what it wrote there, and what is still owed, would be
- * taken for the next one's. */
-static bool rank_is_new(const struct cox_executor *executor, uint32_t rank)
+/* Somebody waits for a process that takes this rank over. */
+static bool rank_is_offered(struct cox_executor *executor, uint32_t rank)
 {
-    return !cox_truth_attached(&executor->control.ranks[rank]->identity) &&
-           !(executor->options.external_workers &&
-             cox_supervisor_dead(executor->supervisor, rank, NULL));
+    pthread_mutex_lock(&executor->memory_lock);
+    bool offered = executor->next_lives[rank].offered;
+    pthread_mutex_unlock(&executor->memory_lock);
+    return offered;
 }
 
-static int choose_rank(const struct cox_executor *executor, const struct cox_logon *logon,
+/* No process has been it in this life of the rank: what it wrote there, and what is still owed, would be
+ * taken for the next one's. */
+static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
+{
+    if (cox_truth_attached(&executor->control.ranks[rank]->identity))
+        return false;
+    if (!executor->options.external_workers)
+        return true;
+    if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+        return false;
+    /* acquire, and after the identity, which a replacement has reset: then the group is known to be complete, in
+     * which a rank is new only where somebody waits for it. */
+    return !atomic_load_explicit(&executor->complete, memory_order_acquire) ||
+           rank_is_offered(executor, rank);
+}
+
+static int check_generation(const struct cox_executor *executor, const struct cox_logon *logon,
+                            uint32_t rank, struct cox_error *err)
+{
+    uint32_t generation = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    return logon->generation == 0 || logon->generation == generation
+               ? 0
+               : cox_fail(err, COX_STALE,
+                          "rank %" PRIu32 " as generation %" PRIu32 ": it is at %" PRIu32 " by now",
+                          rank, logon->generation, generation);
+}
+
+static int fail_not_new(const struct cox_executor *executor, uint32_t rank, struct cox_error *err)
+{
+    if (!executor->options.external_workers)
+        return cox_fail(err, COX_STATE,
+                        "rank %" PRIu32
+                        " of the group '%s' was a process that is dead or has left: "
+                        "another one comes only when the coordinator starts it again",
+                        rank, executor->name);
+    return cox_fail(
+        err, COX_STATE,
+        "rank %" PRIu32 " of the group '%s' was a process that is dead or has left; the "
+        "group waits for an order to replace it: coxswain recover restart --rank %" PRIu32,
+        rank, executor->name, rank);
+}
+
+static int choose_rank(struct cox_executor *executor, const struct cox_logon *logon,
                        uint32_t *ret_rank, struct cox_error *err)
 {
     uint32_t rank_count = executor->geometry.rank_count, rank = logon->rank;
@@ -58,26 +109,24 @@ static int choose_rank(const struct cox_executor *executor, const struct cox_log
             continue;
         if (rank == rank_count)
             return cox_fail(err, COX_TAKEN,
-                            "all %" PRIu32 " ranks of the group '%s' are there, or were",
+                            "all %" PRIu32 " ranks of the group '%s' are there, or were; one that "
+                            "is not is free once somebody orders it (coxswain recover restart)",
                             rank_count, executor->name);
     }
     if (rank >= rank_count)
         return cox_fail(err, COX_INVALID,
                         "rank %" PRIu32 ": the group '%s' has the ranks 0 to %" PRIu32, rank,
                         executor->name, rank_count - 1);
+    int r = check_generation(executor, logon, rank, err);
+    if (r)
+        return r;
     if (!seat_is_free(executor, rank))
         return cox_fail(
             err, COX_TAKEN, "rank %" PRIu32 " of the group '%s' is process %jd already", rank,
             executor->name,
             (intmax_t)atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed));
     if (!rank_is_new(executor, rank))
-        return cox_fail(err, COX_STATE,
-                        "rank %" PRIu32 " of the group '%s' was a process that is dead or has "
-                        "left: %s",
-                        rank, executor->name,
-                        executor->options.external_workers
-                            ? "the group takes nobody in its place; stop it and start it"
-                            : "another one comes only when the coordinator starts it again");
+        return fail_not_new(executor, rank, err);
     *ret_rank = rank;
     return 0;
 }
@@ -145,30 +194,44 @@ static int enlist(struct cox_executor *executor, const struct cox_door_visitor *
 
 /* ---- what it is given ---- */
 
-/* Named: what every rank has, and its own semaphores, which still have their names while ranks attach. */
+/* A semaphore of the rank. Those of its first life still have their names, while ranks attach; later ones never
+ * had any, and are kept until somebody has come for them, who may not be the first to try. */
+static int open_bell(struct cox_executor *executor, uint32_t rank, enum cox_channel_id channel,
+                     enum cox_bell bell, int *ret_fd, struct cox_error *err)
+{
+    char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
+    cox_name_bell(object, executor->name, channel, bell, rank);
+    snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
+    pthread_mutex_lock(&executor->memory_lock);
+    const struct cox_next_life *life = &executor->next_lives[rank];
+    _cox_cleanup_(cox_close_fd) int fd =
+        life->offered
+            ? fcntl(life->inherit.fds[cox_inherit_bell(channel, bell)], F_DUPFD_CLOEXEC, 3)
+            : open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    int r = fd < 0 ? -errno : 0;
+    pthread_mutex_unlock(&executor->memory_lock);
+    if (r == 0)
+        r = cox_fd_raise(&fd);
+    if (r)
+        return cox_fail(err, r, "rank %" PRIu32 " cannot be given its semaphores any more (%s: %s)",
+                        rank, path, cox_status_text(r));
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+/* Named: what every rank has, and its own semaphores. */
 static int hand_out_named(struct cox_executor *executor, uint32_t rank,
                           struct cox_door_answer *answer, struct cox_error *err)
 {
-    /* Who logged on before as this rank never became it, but may have begun. relaxed: this thread wrote it. */
-    if (executor->options.external_workers &&
-        atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed))
-        cox_truth_reset_identity(&executor->control.ranks[rank]->identity);
     memcpy(answer->fds, executor->inherit.fds, sizeof executor->inherit.fds);
     answer->fd_count = COX_INHERIT_COUNT;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         for (int b = 0; b < COX_BELL_COUNT; b++) {
-            char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
-            cox_name_bell(object, executor->name, (enum cox_channel_id)c, (enum cox_bell)b, rank);
-            snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
-            _cox_cleanup_(cox_close_fd) int fd =
-                open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-            int r = fd < 0 ? -errno : cox_fd_raise(&fd);
-            if (r)
-                return cox_fail(err, r,
-                                "rank %" PRIu32 " cannot be given its semaphores any more (%s: %s)",
-                                rank, path, cox_status_text(r));
             int place = cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b);
-            answer->fds[place] = cox_steal_fd(&fd);
+            int r = open_bell(executor, rank, (enum cox_channel_id)c, (enum cox_bell)b,
+                              &answer->fds[place], err);
+            if (r)
+                return r;
             answer->given |= UINT64_C(1) << place;
         }
     }
@@ -179,13 +242,12 @@ static int hand_out_named(struct cox_executor *executor, uint32_t rank,
  * fds are in /proc for every process of the user). Memory that somebody was given who then did not come in
  * is not given again. */
 static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
-                           struct cox_door_answer *answer, struct cox_error *err)
+                           struct cox_door_answer *answer, bool *ret_renewed, struct cox_error *err)
 {
     struct cox_sealed *sealed = &executor->sealed;
     pthread_mutex_lock(&executor->memory_lock);
-    int r = sealed->rank_fds[rank] < 0
-                ? cox_sealed_renew_rank(sealed, &executor->geometry, rank, err)
-                : 0;
+    *ret_renewed = sealed->rank_fds[rank] < 0;
+    int r = *ret_renewed ? cox_sealed_renew_rank(sealed, &executor->geometry, rank, err) : 0;
     if (r == 0) {
         cox_sealed_hand_out(sealed, rank, answer->fds);
         answer->fd_count = COX_SEALED_FD_COUNT;
@@ -193,6 +255,29 @@ static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
         sealed->rank_fds[rank] = -1;
     }
     pthread_mutex_unlock(&executor->memory_lock);
+    return r;
+}
+
+/* Who logged on before as this rank never became it, but may have begun; and memory that was made for another one
+ * is all zero. */
+static void reset_rank(struct cox_executor *executor, uint32_t rank)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_collector_reset_line(&executor->collectors[c], rank);
+    cox_truth_reset_identity(&executor->control.ranks[rank]->identity);
+}
+
+static int hand_out(struct cox_executor *executor, uint32_t rank, struct cox_door_answer *answer,
+                    struct cox_error *err)
+{
+    /* relaxed: this thread wrote it. */
+    bool tried = atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed) != 0 &&
+                 seat_is_of_this_life(executor, rank);
+    bool renewed = false;
+    int r = executor->geometry.sealed ? hand_out_sealed(executor, rank, answer, &renewed, err)
+                                      : hand_out_named(executor, rank, answer, err);
+    if (r == 0 && (tried || renewed))
+        reset_rank(executor, rank);
     return r;
 }
 
@@ -210,16 +295,11 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
     if (r)
         return r;
     uint32_t generation = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
-    if (logon->generation && logon->generation != generation)
-        return cox_fail(err, COX_STALE,
-                        "rank %" PRIu32 " as generation %" PRIu32 ": it is at %" PRIu32 " by now",
-                        rank, logon->generation, generation);
     r = check_sizes(executor, logon, err);
     if (r == 0)
         r = check_process(executor, visitor, err);
     if (r == 0)
-        r = executor->geometry.sealed ? hand_out_sealed(executor, rank, answer, err)
-                                      : hand_out_named(executor, rank, answer, err);
+        r = hand_out(executor, rank, answer, err);
     if (r == 0)
         r = enlist(executor, visitor, rank, err);
     if (r)
@@ -234,6 +314,7 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
     /* A rank that is a thread of this process (in tests) says itself whose death is its own. */
     atomic_store_explicit(&executor->seats[rank].pid, visitor->pid == getpid() ? 0 : visitor->pid,
                           memory_order_relaxed);
+    atomic_store_explicit(&executor->seats[rank].generation, generation, memory_order_relaxed);
     atomic_store_explicit(&executor->seats[rank].visitor, visitor->id, memory_order_relaxed);
     return 0;
 }
@@ -249,7 +330,8 @@ static void on_worker_gone(void *context, const struct cox_door_visitor *visitor
             visitor->id)
             continue;
         atomic_store_explicit(&executor->seats[rank].visitor, 0, memory_order_relaxed);
-        if (!atomic_load_explicit(&executor->supervised, memory_order_acquire))
+        if (!atomic_load_explicit(&executor->supervised, memory_order_acquire) ||
+            !seat_is_of_this_life(executor, rank))
             continue;
         bool attached = cox_truth_attached(&executor->control.ranks[rank]->identity);
         if (attached && !cox_truth_left(&executor->control, rank))

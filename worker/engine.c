@@ -2,7 +2,9 @@
 
 #include <inttypes.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "exchange.h"
 #include "model/model.h"
@@ -10,15 +12,24 @@
 /* Longest wait for other ranks, in an init and in a step; the coordinator gives up either long before. */
 #define WAIT_MS (UINT64_C(10) * 60 * 1000)
 
+/* What model and cache were made from: of the same they need not be made again. */
+struct engine_source {
+    char directory[sizeof((struct cox_engine_options *)NULL)->model_dir];
+    uint32_t block_size, block_count, swap_block_count;
+    uint32_t slice_first, slice_count;
+};
+
 struct cox_engine {
     struct cox_engine_options options;
     struct cox_worker *worker;
     struct cox_model *model;
     struct cox_cache *cache;
-    struct cox_group *group; /* NULL: this rank computes everything */
+    struct engine_source source; /* of model and cache, while there is a cache */
+    struct cox_group *group;     /* NULL: this rank computes everything */
     uint64_t group_life;
     struct cox_exchange *exchange;
-    uint64_t init_sequence;              /* of the last init */
+    bool ready;             /* the last init succeeded: there is all that a step needs */
+    uint64_t init_sequence; /* of the last init */
     const struct cox_init_request *init; /* under way; or NULL */
     const struct cox_batch *batch;       /* the step under way */
     _Atomic bool stopping;               /* lock-free: stored in a signal handler */
@@ -36,10 +47,8 @@ int cox_engine_new(const struct cox_engine_options *options, struct cox_engine *
     return 0;
 }
 
-/* The model, and what was made for it; the group stays. */
 static void engine_unload(struct cox_engine *engine)
 {
-    engine->exchange = cox_exchange_free(engine->exchange);
     engine->cache = cox_cache_free(engine->cache);
     engine->model = cox_model_free(engine->model);
 }
@@ -48,6 +57,7 @@ struct cox_engine *cox_engine_free(struct cox_engine *engine)
 {
     if (!engine)
         return NULL;
+    cox_exchange_free(engine->exchange);
     engine_unload(engine);
     cox_group_leave(engine->group);
     free(engine);
@@ -102,48 +112,36 @@ static int engine_numbers(struct cox_engine *engine, const struct cox_init_reque
     return r;
 }
 
-/* Joins the group of all ranks, or brings this rank in step with those that it has joined before:
- * every rank is in this same init. share is all zero where there is no group. */
-static int engine_join(struct cox_engine *engine, uint64_t sequence, uint64_t deadline_ns,
-                       struct cox_share *ret_share, struct cox_error *err)
+/* The share of this rank; all zero where there is no group. Returns 0; COX_INVALID: the model cannot be shared out to so
+ * many. */
+static int engine_place(const struct cox_engine *engine, const struct cox_group_options *options,
+                        struct cox_share *share, struct cox_error *err)
 {
-    const uint32_t rank = cox_worker_rank(engine->worker);
-    const uint32_t rank_count = cox_worker_rank_count(engine->worker);
-    const struct cox_group_options options = {
-        .fd = cox_worker_group_fd(engine->worker),
-        .rank = rank,
-        .rank_count = rank_count,
-        .value_size = COX_GROUP_VALUE_SIZE_MIN,
-        .life = cox_worker_group_life(engine->worker),
-        .deadline_ns = deadline_ns,
-        .aborted = given_up,
-        .context = engine,
-    };
-    int r;
+    if (options->rank_count == 1)
+        return 0;
+    if (options->fd >= 0)
+        return cox_share_of_rank(options->rank, options->rank_count, share, err);
+    cox_log_write(&engine->options.log, 7,
+                  "rank %" PRIu32 " of %" PRIu32
+                  " computes the whole model: the coordinator has no memory for a group",
+                  options->rank, options->rank_count);
+    return 0;
+}
 
-    *ret_share = (struct cox_share){0};
-    if (rank_count == 1)
-        return 0;
-    if (options.fd < 0) {
-        cox_log_write(&engine->options.log, 7,
-                      "rank %" PRIu32 " of %" PRIu32
-                      " computes the whole model: the coordinator has no memory for a group",
-                      rank, rank_count);
-        return 0;
-    }
-    r = cox_share_of_rank(rank, rank_count, ret_share, err);
-    if (r)
-        return r;
-    if (engine->group && engine->group_life != options.life)
-        engine->group = cox_group_leave(engine->group);
+/* Joins the group of all ranks, each of which is in this same init; or brings this rank in step with those that it has
+ * joined before, where the coordinator counts no lives. */
+static int engine_join(struct cox_engine *engine, const struct cox_group_options *options,
+                       struct cox_error *err)
+{
+    int r = 0;
+
     if (!engine->group) {
-        r = cox_group_join(&options, &engine->group, err);
+        r = cox_group_join(options, &engine->group, err);
         if (r)
             return cox_fail(err, r, "the group of ranks: %s", cox_status_text(r));
-        engine->group_life = options.life;
+        engine->group_life = options->life;
     }
-    engine->init_sequence = sequence;
-    r = cox_group_align(engine->group, sequence);
+    r = cox_group_align(engine->group, engine->init_sequence);
     return r ? cox_fail(err, r, "the group of ranks: %s", cox_status_text(r)) : 0;
 }
 
@@ -154,10 +152,31 @@ static int engine_gather(void *context, float *slices, size_t slice_length, stru
     return cox_exchange_gather(engine->exchange, slices, slice_length, err);
 }
 
-/* The exchange comes last: all that can fail on this rank alone has not, and nobody waits for it
- * in vain. */
-static int engine_load(struct cox_engine *engine, const char *directory,
-                       const struct cox_share *share, uint64_t deadline_ns, struct cox_error *err)
+static struct engine_source engine_source(const struct cox_engine *engine, const char *directory,
+                                          const struct cox_share *share)
+{
+    struct engine_source source = {
+        .block_size = engine->options.block_size,
+        .block_count = engine->options.block_count,
+        .swap_block_count = engine->options.swap_block_count,
+        .slice_first = share->slice_first,
+        .slice_count = share->slice_count,
+    };
+
+    snprintf(source.directory, sizeof source.directory, "%s", directory);
+    return source;
+}
+
+static bool source_equal(const struct engine_source *a, const struct engine_source *b)
+{
+    return strcmp(a->directory, b->directory) == 0 && a->block_size == b->block_size &&
+           a->block_count == b->block_count && a->swap_block_count == b->swap_block_count &&
+           a->slice_first == b->slice_first && a->slice_count == b->slice_count;
+}
+
+/* Model and cache. */
+static int engine_load(struct cox_engine *engine, const struct engine_source *source,
+                       const struct cox_share *share, struct cox_error *err)
 {
     struct cox_model_options options = {.share = *share};
     int r;
@@ -166,18 +185,18 @@ static int engine_load(struct cox_engine *engine, const char *directory,
         options.share.gather = engine_gather;
         options.share.context = engine;
     }
-    r = cox_model_load(directory, &options, &engine->model, err);
+    r = cox_model_load(source->directory, &options, &engine->model, err);
     if (r)
         return r;
     cox_log_write(&engine->options.log, 7, "%" PRIu64 " bytes of weights, slices %u to %u of %d",
                   cox_model_weights_size(engine->model), share->slice_first,
                   share->slice_first + cox_share_slice_count(share) - 1, COX_SLICE_COUNT);
-    r = cox_model_cache_new(engine->model, engine->options.block_count, engine->options.block_size,
-                            engine->options.swap_block_count, NULL, &engine->cache, err);
-    if (r == 0 && share->slice_count)
-        r = cox_exchange_new(engine->group, share->slice_count,
-                             cox_model_slice_length_max(engine->model), deadline_ns,
-                             &engine->exchange, err);
+    r = cox_model_cache_new(engine->model, source->block_count, source->block_size,
+                            source->swap_block_count, NULL, &engine->cache, err);
+    if (r == 0)
+        engine->source = *source;
+    else
+        engine_unload(engine);
     return r;
 }
 
@@ -196,37 +215,90 @@ static void engine_describe(const struct cox_engine *engine, struct cox_init_res
     };
 }
 
-static int engine_init(void *context, const struct cox_init_request *request,
-                       struct cox_init_result *result, struct cox_error *err)
+/* The exchange comes last: all that can fail on this rank alone has not, and nobody waits for it
+ * in vain. */
+static int engine_form(struct cox_engine *engine, const struct cox_group_options *options,
+                       const struct engine_source *source, const struct cox_share *share,
+                       struct cox_error *err)
 {
-    struct cox_engine *engine = context;
-    const uint64_t deadline_ns = cox_deadline_after_ms(WAIT_MS);
+    int r = share->slice_count ? engine_join(engine, options, err) : 0;
+
+    if (r == 0 && !engine->cache)
+        r = engine_load(engine, source, share, err);
+    if (r == 0 && share->slice_count)
+        r = cox_exchange_new(engine->group, share->slice_count,
+                             cox_model_slice_length_max(engine->model), options->deadline_ns,
+                             &engine->exchange, err);
+    return r;
+}
+
+/* What the request names, with what the options say where it does not. */
+static int engine_read(struct cox_engine *engine, const struct cox_init_request *request,
+                       const char **ret_directory, struct cox_error *err)
+{
     const char *directory = cox_init_request_get(request, "model");
-    struct cox_share share;
-    int r;
 
     if (!directory || !*directory)
         directory = engine->options.model_dir;
     if (!*directory)
         return cox_fail(err, COX_INVALID,
                         "init: no model was named: --model DIR, or 'model' in the init request");
-    r = engine_numbers(engine, request, err);
+    *ret_directory = directory;
+    return engine_numbers(engine, request, err);
+}
+
+/* What was loaded stays where the same init is said again, whether it succeeds this time or the next. */
+static int engine_renew(struct cox_engine *engine, const struct cox_init_request *request,
+                        const struct cox_group_options *options, struct cox_error *err)
+{
+    const bool replayed = cox_init_request_replayed(request);
+    const char *directory = NULL;
+    struct cox_share share = {0};
+    struct engine_source source;
+    int r = engine_read(engine, request, &directory, err);
+
+    if (r == 0)
+        r = engine_place(engine, options, &share, err);
     if (r)
         return r;
-    /* A second init replaces the first: its memory goes before the new one is taken. */
-    engine_unload(engine);
-    engine->init = request;
-    r = engine_join(engine, cox_init_request_sequence(request), deadline_ns, &share, err);
-    if (r == 0)
-        r = engine_load(engine, directory, &share, deadline_ns, err);
-    engine->init = NULL;
-    if (r) {
-        /* A model without its exchange is none. */
+    source = engine_source(engine, directory, &share);
+    /* Its memory goes before the new one is taken. */
+    if (!replayed || !source_equal(&source, &engine->source))
         engine_unload(engine);
-        if (engine->group)
-            cox_group_abort(engine->group);
+    r = engine_form(engine, options, &source, &share, err);
+    if (r && !replayed)
+        engine_unload(engine);
+    return r;
+}
+
+static int engine_init(void *context, const struct cox_init_request *request,
+                       struct cox_init_result *result, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+    struct cox_group_options options = {
+        .value_size = COX_GROUP_VALUE_SIZE_MIN,
+        .deadline_ns = cox_deadline_after_ms(WAIT_MS),
+        .aborted = given_up,
+        .context = engine,
+    };
+    int r;
+
+    cox_init_request_group(request, &options);
+    /* However this ends, what was before is over: the others are in this init as well, or dead. And before
+     * anything can fail: the memory of a former life is another one's in the end. */
+    engine->ready = false;
+    engine->exchange = cox_exchange_free(engine->exchange);
+    if (engine->group && engine->group_life != options.life)
+        engine->group = cox_group_leave(engine->group);
+    engine->init_sequence = cox_init_request_sequence(request);
+    engine->init = request;
+    r = engine_renew(engine, request, &options, err);
+    engine->init = NULL;
+    if (r && engine->group)
+        cox_group_abort(engine->group);
+    if (r)
         return r;
-    }
+    engine->ready = true;
     engine_describe(engine, result);
     return 0;
 }
@@ -256,8 +328,8 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     struct cox_engine *engine = context;
     int r = 0;
 
-    if (!engine->cache)
-        return cox_fail(err, COX_STATE, "a step before init, or after a reinit that failed");
+    if (!engine->ready || !engine->cache)
+        return cox_fail(err, COX_STATE, "a step before an init that succeeded");
     if (batch->forward_type == COX_FORWARD_DUMMY)
         return 0;
     engine->batch = batch;

@@ -35,6 +35,11 @@ static int options_check(const struct cox_group_options *options, struct cox_err
                                 options->value_size > COX_GROUP_VALUE_SIZE_MAX))
         return cox_fail(err, COX_INVALID, "values of %" PRIu32 " bytes: expected %d to %" PRIu32,
                         options->value_size, COX_GROUP_VALUE_SIZE_MIN, COX_GROUP_VALUE_SIZE_MAX);
+    if (options->fd_offset &&
+        (options->name || options->fd_offset % (uint64_t)sysconf(_SC_PAGESIZE)))
+        return cox_fail(err, COX_INVALID, "memory from byte %" PRIu64 " on: %s", options->fd_offset,
+                        options->name ? "what has a name is the group's as a whole"
+                                      : "expected the beginning of a page");
     if (!options->name)
         return options->fd >= 0 ? 0
                                 : cox_fail(err, COX_INVALID, "neither a name nor an fd of memory");

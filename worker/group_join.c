@@ -300,7 +300,7 @@ static void memory_drop(struct cox_group_base *base)
     base->layout = NULL;
 }
 
-static int memory_of_fd(struct cox_group_base *base, int fd, struct cox_error *err)
+static int memory_of_fd(struct cox_group_base *base, int fd, uint64_t offset, struct cox_error *err)
 {
     static const char what[] = "the group's memory";
     struct stat st;
@@ -309,17 +309,16 @@ static int memory_of_fd(struct cox_group_base *base, int fd, struct cox_error *e
         return cox_fail(err, -errno, "%s, fd %d: %s", what, fd, cox_status_text(-errno));
     if (!S_ISREG(st.st_mode))
         return cox_fail(err, COX_DENIED, "%s, fd %d, is no memory", what, fd);
-    if (st.st_size < 0 || (uint64_t)st.st_size < size)
+    if (st.st_size < 0 || offset > (uint64_t)st.st_size || (uint64_t)st.st_size - offset < size)
         return cox_fail(err, COX_INVALID,
                         "%s has %jd bytes, %" PRIu32 " ranks with values of %" PRIu32
-                        " need %" PRIu64,
-                        what, (intmax_t)st.st_size, base->rank_count, base->value_size, size);
-    int r = 0;
-    /* Whoever made it should have reserved it. */
-    if ((uint64_t)st.st_blocks * 512 < size)
-        r = cox_region_reserve(fd, size, what, err);
+                        " need %" PRIu64 " from %" PRIu64 " on",
+                        what, (intmax_t)st.st_size, base->rank_count, base->value_size, size,
+                        offset);
+    /* Whoever made it should have; of a part of an object that cannot be seen. */
+    int r = cox_region_reserve_part(fd, offset, size, what, err);
     if (r == 0)
-        r = cox_region_map(&base->region, fd, size, COX_REGION_WRITE, what, err);
+        r = cox_region_map_part(&base->region, fd, offset, size, COX_REGION_WRITE, what, err);
     if (r)
         return r;
     base->layout = base->region.base;
@@ -402,7 +401,7 @@ int cox_group_take_memory(struct cox_group_base *base, const struct cox_group_op
                           struct cox_group_name *name, struct cox_error *err)
 {
     return options->name ? memory_of_name(base, options, name, err)
-                         : memory_of_fd(base, options->fd, err);
+                         : memory_of_fd(base, options->fd, options->fd_offset, err);
 }
 
 /* ---- all of them ---- */

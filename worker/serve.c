@@ -8,6 +8,7 @@
 #include "../channel/reply.h"
 #include "../channel/truth.h"
 #include "../proto/operation.h"
+#include "group.h"
 #include "proto/executor.pb-c.h"
 #include "worker_internal.h"
 
@@ -23,6 +24,7 @@ typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
 #define SLICE_MS 50
 
 struct cox_init_request {
+    const struct cox_worker *worker;
     const ExecuteRequest *request;
     uint64_t sequence;
     const struct cox_layout_channel_truth *truth;
@@ -32,6 +34,24 @@ struct cox_init_request {
 uint64_t cox_init_request_sequence(const struct cox_init_request *request)
 {
     return request->sequence;
+}
+
+bool cox_init_request_replayed(const struct cox_init_request *request)
+{
+    return request->request->replayed;
+}
+
+void cox_init_request_group(const struct cox_init_request *request,
+                            struct cox_group_options *options)
+{
+    const struct cox_worker *worker = request->worker;
+    const uint64_t life = request->request->group_life;
+    options->name = NULL;
+    options->fd = worker->group_fd;
+    options->fd_offset = cox_geometry_group_offset(&worker->control.geometry, life);
+    options->rank = worker->options.rank;
+    options->rank_count = worker->options.rank_count;
+    options->life = life;
 }
 
 /* It is no step, and void_through says nothing of it; but it has ended without this rank's answer. */
@@ -252,6 +272,7 @@ static void serve_init(struct cox_lane *lane, const struct cox_request *request,
     struct init_answer answer = {0};
     struct cox_init_result result = {.start_thinking_id = -1, .stop_thinking_id = -1};
     const struct cox_init_request init = {
+        .worker = worker,
         .request = message,
         .sequence = request->sequence,
         .truth = cox_truth_channel(&worker->control, lane->channel.id),

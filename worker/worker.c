@@ -520,16 +520,6 @@ uint32_t cox_worker_rank_count(const struct cox_worker *worker)
     return worker->options.rank_count;
 }
 
-int cox_worker_group_fd(const struct cox_worker *worker)
-{
-    return worker->group_fd;
-}
-
-uint64_t cox_worker_group_life(const struct cox_worker *worker)
-{
-    return worker->control.epoch;
-}
-
 void cox_worker_stop(struct cox_worker *worker)
 {
     int saved = errno;

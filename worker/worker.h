@@ -131,7 +131,8 @@ COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request
 
 /* Sets what the ranks are to form their group with in this init, the same on every rank: fd, fd_offset, rank,
  * rank_count and life; the rest stays the caller's. Each init has memory of its own, all zero, so that nobody who is
- * still in the group before writes into this one. fd is -1 where there is no memory for a group (legacy). */
+ * still in the group before writes into this one. fd is -1 where there is no memory for a group (legacy);
+ * it is lent until cox_worker_free. */
 struct cox_group_options;
 COX_PUBLIC void cox_init_request_group(const struct cox_init_request *request,
                                        struct cox_group_options *options);
@@ -196,11 +197,6 @@ COX_PUBLIC struct cox_worker *cox_worker_free(struct cox_worker *worker);
 /* Which rank of how many this is; once new has returned. */
 COX_PUBLIC uint32_t cox_worker_rank(const struct cox_worker *worker);
 COX_PUBLIC uint32_t cox_worker_rank_count(const struct cox_worker *worker);
-/* The memory of the group of all ranks (group.h), the same for each of them, all zero when the group
- * started: an fd for cox_group_options.fd, lent until free; -1: this group has none (legacy). life is
- * for cox_group_options.life. */
-COX_PUBLIC int cox_worker_group_fd(const struct cox_worker *worker);
-COX_PUBLIC uint64_t cox_worker_group_life(const struct cox_worker *worker);
 
 /* Serves until the coordinator finalizes, stop is called, or the coordinator dies. On return the
  * rank has left the group: requests to it fail, also while the process lives on. Returns 0 after

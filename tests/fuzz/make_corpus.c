@@ -221,12 +221,61 @@ static void put_replies(struct bytes *bytes)
     put_message(bytes, &reply.base);
 }
 
+static void put_recover(struct bytes *bytes)
+{
+    CoxswainControl__RecoverRequest recover = COXSWAIN_CONTROL__RECOVER_REQUEST__INIT;
+    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    recover.has_command = recover.has_rank = recover.has_kill = recover.has_timeout_ms = true;
+    recover.command = 5;
+    recover.rank = 2;
+    recover.kill = true;
+    recover.timeout_ms = 60000;
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER;
+    request.recover = &recover;
+    put_message(bytes, &request.base);
+}
+
+static void put_recovered(struct bytes *bytes)
+{
+    CoxswainControl__ControlReply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    CoxswainControl__RecoverReply recover = COXSWAIN_CONTROL__RECOVER_REPLY__INIT;
+    CoxswainControl__RecoverResult results[2], *list[] = {&results[0], &results[1]};
+    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    CoxswainControl__StatusReply status = COXSWAIN_CONTROL__STATUS_REPLY__INIT;
+    CoxswainControl__RecoveryStatus recovery = COXSWAIN_CONTROL__RECOVERY_STATUS__INIT;
+    for (int32_t i = 0; i < 2; i++) {
+        coxswain_control__recover_result__init(&results[i]);
+        results[i].has_rank = results[i].has_result = true;
+        results[i].rank = (uint32_t)i;
+        results[i].result = i ? -1 : 507;
+        results[i].text = "no answer";
+    }
+    error.has_code = true;
+    error.code = COX_REJECTED;
+    error.text = "pause: rank 0 answered 507";
+    recover.results = list;
+    recover.n_results = 2;
+    recover.error = &error;
+    recover.engine_state = "ABNORMAL";
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECOVER;
+    reply.recover = &recover;
+    put_message(bytes, &reply.base);
+    recovery.has_on_death = recovery.has_restart_max = true;
+    recovery.on_death = 2;
+    recovery.restart_max = 5;
+    recovery.doing = "replacing rank 2";
+    status.recovery = &recovery;
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS;
+    reply.status = &status;
+    put_message(bytes, &reply.base);
+}
+
 static void control_request(void)
 {
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     CoxswainControl__StatusRequest status = COXSWAIN_CONTROL__STATUS_REQUEST__INIT;
     CoxswainControl__StopRequest stop = COXSWAIN_CONTROL__STOP_REQUEST__INIT;
-    struct bytes whole = {0}, pieces = {0}, replies = {0};
+    struct bytes whole = {0}, pieces = {0}, replies = {0}, recover = {0}, recovered = {0};
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS;
     request.status = &status;
     put(&whole, "\0\377", 2);
@@ -242,6 +291,12 @@ static void control_request(void)
     put(&replies, "\1\37", 2);
     put_replies(&replies);
     save("control_request", "replies", &replies);
+    put(&recover, "\3\0", 2);
+    put_recover(&recover);
+    save("control_request", "recover", &recover);
+    put(&recovered, "\1\7", 2);
+    put_recovered(&recovered);
+    save("control_request", "recovered", &recovered);
 }
 
 /* Of the step target. */

@@ -27,34 +27,39 @@
 struct cox_worker {
     uint32_t rank, rank_count;
     int group_fd;
-    uint64_t group_life;
+    uint64_t group_life, group_window;
     bool paused, busy;
 };
+
+/* As large as a window of an executor is at least, and with a page boundary at its end. */
+static uint64_t window_size(uint32_t rank_count)
+{
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+
+    return (cox_group_memory_size(rank_count, COX_GROUP_VALUE_SIZE_MIN) + page - 1) / page * page;
+}
 
 struct cox_init_request {
     const char *model;
     uint64_t sequence;
+    bool replayed;
+    const struct cox_worker *worker;
     struct crew *crew;
 };
 
-uint32_t cox_worker_rank(const struct cox_worker *worker)
+bool cox_init_request_replayed(const struct cox_init_request *request)
 {
-    return worker->rank;
+    return request->replayed;
 }
 
-uint32_t cox_worker_rank_count(const struct cox_worker *worker)
+void cox_init_request_group(const struct cox_init_request *request,
+                            struct cox_group_options *options)
 {
-    return worker->rank_count;
-}
-
-int cox_worker_group_fd(const struct cox_worker *worker)
-{
-    return worker->group_fd;
-}
-
-uint64_t cox_worker_group_life(const struct cox_worker *worker)
-{
-    return worker->group_life;
+    options->fd = request->worker->group_fd;
+    options->rank = request->worker->rank;
+    options->rank_count = request->worker->rank_count;
+    options->life = request->worker->group_life;
+    options->fd_offset = window_size(options->rank_count) * request->worker->group_window;
 }
 
 int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms, struct cox_error *err)
@@ -136,7 +141,7 @@ static int seat_open(struct seat *seat, struct crew *crew, uint32_t rank, struct
 static int seat_init(struct seat *seat, const char *model, uint64_t sequence, struct cox_error *err)
 {
     const struct cox_init_request request = {
-        .model = model, .sequence = sequence, .crew = seat->crew};
+        .model = model, .sequence = sequence, .worker = &seat->worker, .crew = seat->crew};
     struct cox_init_result result = {0};
 
     return cox_engine_callbacks.init(seat->engine, &request, &result, err);

@@ -206,7 +206,9 @@ int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, 
                          uint64_t deadline_ns, struct cox_error *err)
 {
     (void)deadline_ns;
-    (void)err;
+    int r = executor->script.cleanup ? executor->script.cleanup() : 0;
+    if (r)
+        return cox_fail(err, r, "cleanup says %d", r);
     const uint32_t *slots;
     uint32_t slot_count;
     pthread_mutex_lock(&executor->lock);

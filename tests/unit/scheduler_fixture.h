@@ -27,7 +27,8 @@ struct cell {
 struct script {
     int (*submit)(uint64_t number); /* what submit returns; NULL: 0 */
     int (*status)(uint64_t number); /* how the step ends; NULL: 0 */
-    bool loses_table;               /* a step that failed was applied by this rank all the same */
+    int (*cleanup)(void); /* what a cleanup returns, which is not done unless 0; NULL: 0 */
+    bool loses_table;     /* a step that failed was applied by this rank all the same */
     bool bad_reply;
     bool silent; /* never completes */
 };

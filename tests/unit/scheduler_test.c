@@ -321,6 +321,109 @@ static void a_death_and_nonsense_end_all(void **state)
     }
 }
 
+/* ---- recovery ---- */
+
+struct recoveries {
+    uint32_t count;
+    int result; /* 1: recovered */
+    int seen;   /* statuses, one bit each */
+};
+
+static int on_recover(void *context, struct cox_error *err)
+{
+    struct recoveries *recoveries = context;
+    recoveries->count++;
+    COX_ASSERT(err->code > 0 && err->text[0]);
+    recoveries->seen |= 1 << err->code;
+    if (recoveries->result > 1)
+        *err = (struct cox_error){.code = recoveries->result, .text = "given up"};
+    return recoveries->result;
+}
+
+/* More failures in a row than would be tried again. */
+static int dies_now_and_then(uint64_t number)
+{
+    static const int statuses[] = {COX_PEER_DEAD, COX_STATE, COX_ABORTED, COX_TIMEOUT};
+    return number % 16 < 6 ? statuses[number % 4] : 0;
+}
+
+static int refuses_now_and_then(uint64_t number)
+{
+    return number % 9 == 4 ? COX_STATE : number % 9 == 5 ? COX_PEER_DEAD : 0;
+}
+
+static int cleanups;
+
+static int cleanup_refuses_now_and_then(void)
+{
+    return ++cleanups % 2 ? COX_PEER_DEAD : 0;
+}
+
+static void p8_a_recovered_group_is_told_everything_again(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 1; seed <= 24; seed++) {
+        struct cox_executor *executor = executor_new();
+        struct recoveries recoveries = {.result = 1};
+        struct cox_scheduler_options options = options_make();
+        expectations_make(seed);
+        options.block_count = 24 + draw(100);
+        options.token_count_max = 100;
+        options.retry_max = 1;
+        options.nested = seed % 3 == 0;
+        options.recover = on_recover;
+        options.recover_context = &recoveries;
+        executor->script.status = dies_now_and_then;
+        executor->script.submit = refuses_now_and_then;
+        /* Otherwise what was refused is told by the base of the next step, and there is none. */
+        if (options.nested)
+            executor->script.cleanup = cleanup_refuses_now_and_then;
+        executor->script.loses_table = seed % 2;
+        struct cox_scheduler_stats stats;
+        struct cox_error error;
+        run_all(executor, &options, 0, &error, &stats);
+        assert_int_equal(stats.retries, recoveries.count);
+        assert_int_equal(recoveries.seen,
+                         1 << COX_PEER_DEAD | 1 << COX_STATE | 1 << COX_ABORTED | 1 << COX_TIMEOUT);
+        executor_free(executor);
+    }
+}
+
+/* Nothing was wrong with the group: the limit stands. It cannot be recovered: that is what is told. */
+static void p8_what_is_not_recovered_ends_the_run(void **state)
+{
+    (void)state;
+    struct recoveries recoveries = {.result = 0};
+    struct cox_scheduler_options options = options_make();
+    struct cox_scheduler_stats stats;
+    struct cox_error error;
+    options.recover = on_recover;
+    options.recover_context = &recoveries;
+    struct cox_executor *executor = executor_new();
+    executor->script.status = always_rejected;
+    expectations_make(4);
+    run_all(executor, &options, COX_REJECTED, &error, &stats);
+    assert_int_equal(recoveries.count, 4);
+    assert_non_null(strstr(error.text, "tried 4 times"));
+    executor_free(executor);
+
+    executor = executor_new();
+    executor->script.status = dead;
+    expectations_make(4);
+    run_all(executor, &options, COX_PEER_DEAD, &error, &stats);
+    assert_int_equal(recoveries.count, 5);
+    executor_free(executor);
+
+    executor = executor_new();
+    recoveries.result = COX_PEER_DEAD;
+    executor->script.status = always_rejected;
+    expectations_make(4);
+    run_all(executor, &options, COX_PEER_DEAD, &error, &stats);
+    assert_string_equal(error.text, "given up");
+    assert_int_equal(recoveries.count, 6);
+    executor_free(executor);
+}
+
 /* ---- requests that come while it runs ---- */
 
 struct feeder {
@@ -425,6 +528,71 @@ static void stop_ends_a_run_whose_step_never_ends(void **state)
     executor_free(executor);
 }
 
+struct sleeper {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool asleep, cancelled;
+};
+
+static int on_recover_sleep(void *context, struct cox_error *err)
+{
+    struct sleeper *sleeper = context;
+    pthread_mutex_lock(&sleeper->lock);
+    sleeper->asleep = true;
+    pthread_cond_broadcast(&sleeper->wake);
+    while (!sleeper->cancelled)
+        pthread_cond_wait(&sleeper->wake, &sleeper->lock);
+    pthread_mutex_unlock(&sleeper->lock);
+    *err = (struct cox_error){.code = COX_CLOSED, .text = "stopped"};
+    return COX_CLOSED;
+}
+
+static void on_recover_cancel(void *context)
+{
+    struct sleeper *sleeper = context;
+    pthread_mutex_lock(&sleeper->lock);
+    sleeper->cancelled = true;
+    pthread_cond_broadcast(&sleeper->wake);
+    pthread_mutex_unlock(&sleeper->lock);
+}
+
+static struct sleeper sleeper = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                                 .wake = PTHREAD_COND_INITIALIZER};
+
+static void *stop_when_asleep(void *context)
+{
+    pthread_mutex_lock(&sleeper.lock);
+    while (!sleeper.asleep)
+        pthread_cond_wait(&sleeper.wake, &sleeper.lock);
+    pthread_mutex_unlock(&sleeper.lock);
+    cox_scheduler_stop(context);
+    return NULL;
+}
+
+static void stop_ends_a_run_that_waits_for_recovery(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_scheduler_options options = options_make();
+    struct cox_scheduler *scheduler = NULL;
+    struct cox_error error = {0};
+    options.recover = on_recover_sleep;
+    options.recover_cancel = on_recover_cancel;
+    options.recover_context = &sleeper;
+    executor->script.status = dead;
+    expectations_make(5);
+    for (int i = 0; i < REQUEST_COUNT; i++)
+        expectations[i].code = COX_CLOSED;
+    assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
+    add_all(scheduler);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, stop_when_asleep, scheduler), 0);
+    assert_int_equal(cox_scheduler_run(scheduler, &error), COX_CLOSED);
+    pthread_join(thread, NULL);
+    cox_scheduler_free(scheduler);
+    executor_free(executor);
+}
+
 static uint64_t allocations_before, allocations_after;
 
 static int counts_allocations(uint64_t number)
@@ -500,8 +668,11 @@ int main(void)
         cmocka_unit_test(retries_end),
         cmocka_unit_test(a_late_rank_is_waited_for),
         cmocka_unit_test(a_death_and_nonsense_end_all),
+        cmocka_unit_test(p8_a_recovered_group_is_told_everything_again),
+        cmocka_unit_test(p8_what_is_not_recovered_ends_the_run),
         cmocka_unit_test(requests_come_and_go_while_it_runs),
         cmocka_unit_test(stop_ends_a_run_whose_step_never_ends),
+        cmocka_unit_test(stop_ends_a_run_that_waits_for_recovery),
         cmocka_unit_test(steps_allocate_nothing),
         cmocka_unit_test(capacities_of_init_are_checked),
     };

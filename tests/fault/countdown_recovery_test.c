@@ -1,0 +1,42 @@
+/* Recovery of a group, with each of its calls failing in turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include "coordinator/recovery.h"
+
+static struct test_group *group;
+
+static int recovery_start(void *object, struct cox_error *err)
+{
+    static const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    return cox_recovery_start(test_group_executor(group), &options, object, err);
+}
+
+static void recovery_free(void *object)
+{
+    cox_recovery_free(*(struct cox_recovery **)object);
+}
+
+static const struct countdown_subject subject = {
+    .name = "recovery_start",
+    .size = sizeof(struct cox_recovery *),
+    .construct = recovery_start,
+    .destroy = recovery_free,
+};
+
+static void b15_every_call_of_recovery_may_fail(void **state)
+{
+    (void)state;
+    group = test_group_start(2, NULL);
+    countdown_once(&subject);
+    countdown_sticky(&subject);
+    group = test_group_free(group);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b15_every_call_of_recovery_may_fail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,464 @@
+#!/usr/bin/python3
+"""Recovery as users see it: ranks that die under prompts, recovery commands, what is refused.
+
+Usage: recover_test.py BIN_DIR SOURCE_DIR [TEST...]
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import commands_test as base  # pylint: disable=wrong-import-position
+import control_test as control  # pylint: disable=wrong-import-position
+from commands_test import MODEL, check, expect, finish, run, start, sums, temporary, wait_until
+from control_test import Group
+
+base.tests.clear()  # theirs are other tests
+test = base.test
+
+RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff", "0.001-0.01")
+PROMPT_COUNT = 900  # whose output is more than a pipe of a page holds
+PIPE_SIZE = 4096
+
+
+class Reader:
+    """The output of a generate that writes into a small pipe: it stands still until it is read."""
+
+    def __init__(self, process):
+        self.process = process
+        self.fd = process.stdout.fileno()
+        fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+        self.text = ""
+
+    def await_full(self):
+        """It waits inside a write, in the midst of its prompts."""
+        def is_full():
+            waiting = struct.unpack("i", fcntl.ioctl(self.fd, termios.FIONREAD, b"\0" * 4))[0]
+            return waiting > PIPE_SIZE - 32
+        wait_until(is_full, "a full pipe")
+        check(self.process.poll() is None, "it has ended already")
+
+    def take(self):
+        more = os.read(self.fd, 512).decode()
+        self.text += more
+        return len(more)
+
+    def rest(self):
+        while self.take():
+            pass
+        _, err = self.process.communicate(timeout=base.TIMEOUT)
+        return base.Result(self.process.returncode, self.text, err, self.process.pid)
+
+
+def prompts_file(count=PROMPT_COUNT):
+    prompts, _ = sums(count)
+    return temporary("".join(prompt + "\n" for prompt in prompts))
+
+
+def status_of(name):
+    return json.loads(expect(run(["status", "--name", name, "--json"]), 0).out)
+
+
+def kill(name, rank, number=signal.SIGKILL):
+    os.kill(status_of(name)["ranks"][rank]["pid"], number)
+
+
+def recover(name, *words):
+    return run(["recover", *words, "--name", name])
+
+
+def ends_as(name, condition):
+    wait_until(lambda: condition(status_of(name)), "the status")
+
+
+undisturbed = {}
+
+
+def expected(count=PROMPT_COUNT):
+    if count not in undisturbed:
+        result = expect(run(["generate", "-n", "1", "--model", MODEL, "--quiet", "--file", prompts_file(count)]), 0)
+        undisturbed[count] = result.out
+    return undisturbed[count]
+
+
+def check_partial(result):
+    """What it has printed is right, in order; prompts that were given up have no line."""
+    lines = iter(expected().splitlines())
+    check(all(line in lines for line in result.out.splitlines()), "another text", result)
+
+
+def over_killed_ranks(arguments, name, ranks):
+    """Prompts of a group that loses a rank while they stand still, and others while they run."""
+    process = start(["generate", "--name", name, "--file", prompts_file(), *arguments])
+    reader = Reader(process)
+    reader.await_full()
+    for rank in (ranks - 1, 0, ranks // 2):
+        generation = status_of(name)["ranks"][rank]["generation"]
+        kill(name, rank)
+        ends_as(name, lambda now, r=rank, g=generation: now["ranks"][r]["generation"] > g and not now["recovery"]["doing"]
+                and now["ranks"][r]["life"] == "alive")
+        for _ in range(3):
+            reader.take()
+    return reader.rest()
+
+
+# ---- ranks that die ----
+
+
+@test
+def test_p8_prompts_of_a_generate_go_on_over_killed_ranks():
+    for ranks in (1, 2, 4, 8):
+        name = "coxrec.%d.%d" % (os.getpid(), ranks)
+        arguments = ["-n", str(ranks), "--model", MODEL, *RESTART]
+        result = expect(over_killed_ranks(arguments, name, ranks), 0, "killed by signal 9", "replaced by process",
+                        "generation 2")
+        check(result.out == expected(), "another text on %d ranks" % ranks, result)
+
+
+@test
+def test_p8_prompts_of_clients_go_on_over_killed_ranks():
+    for ranks in (1, 2, 4, 8):
+        with Group(ranks, RESTART) as group:
+            result = expect(over_killed_ranks([], group.name, ranks), 0)
+            check(result.out == expected(), "another text on %d ranks" % ranks, result)
+            check(group.status()["recovery"]["recent_deaths"] >= 3, "no deaths: %s" % group.status())
+            expect(group.stop(), 0)
+            expect(finish(group.process), 0, "replaced by process")
+
+
+@test
+def test_p8_quiet_says_nothing_of_what_was_made_good():
+    name = "coxrec.%d.quiet" % os.getpid()
+    result = expect(over_killed_ranks(["-n", "2", "--model", MODEL, "--quiet", *RESTART], name, 2), 0)
+    check("replaced" not in result.err, "it is not quiet", result)
+    check(result.out == expected(), "another text", result)
+
+
+@test
+def test_p8_sampled_tokens_are_the_same_over_a_killed_rank():
+    name = "coxrec.%d.sampled" % os.getpid()
+    sampled = ["--temperature", "2", "--seed", "5", "--model", MODEL]
+    alone = expect(run(["generate", "-n", "2", "--file", prompts_file(), *sampled]), 0)
+    result = expect(over_killed_ranks(["-n", "2", *sampled, *RESTART], name, 2), 0)
+    check(result.out == alone.out, "other tokens", result)
+
+
+@test
+def test_p8_all_ranks_are_started_again():
+    name = "coxrec.%d.all" % os.getpid()
+    arguments = ["-n", "2", "--model", MODEL, "--on-death", "restart-all", "--restart-backoff", "0.001"]
+    result = expect(over_killed_ranks(arguments, name, 2), 0, "was ended with the others: replaced by process")
+    check(result.out == expected(), "another text", result)
+
+
+@test
+def test_p8_a_death_without_a_policy_ends_all_as_before():
+    name = "coxrec.%d.fail" % os.getpid()
+    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file()])
+    reader = Reader(process)
+    reader.await_full()
+    kill(name, 1)
+    result = expect(reader.rest(), 3, "rank 1", "killed by signal 9")
+    check("replaced" not in result.err, "it was replaced", result)
+    check_partial(result)
+
+
+@test
+def test_a_crash_loop_ends_and_says_how_often_it_was_tried():
+    worker = temporary("#!/bin/sh\nif [ \"$COXSWAIN_GENERATION\" != 1 ]; then echo no device for me >&2; exit 7; fi\n"
+                       "exec %s \"$@\"\n" % os.path.join(base.BIN_DIR, "coxswain-worker"), 0o700)
+    name = "coxrec.%d.loop" % os.getpid()
+    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file(), "--worker", worker,
+                     "--on-death", "restart", "--restart-max", "3", "--restart-backoff", "0.01-0.02"])
+    reader = Reader(process)
+    reader.await_full()
+    kill(name, 1)
+    result = expect(reader.rest(), 3, "rank 1", "exited with status 7", "no device for me", "4 deaths within 60 s",
+                    "after 3 tries")
+    check_partial(result)
+    with Group(2, ("--worker", worker, "--on-death", "restart", "--restart-max", "2", "--restart-backoff", "0.01")) as group:
+        kill(group.name, 0)
+        expect(finish(group.process), 3, "3 deaths within 60 s", "rank 0", "exited with status 7", "the group ends")
+        check(not base.names(group.name), "left in /dev/shm")
+
+
+@test
+def test_a_group_waits_for_the_order_to_replace_a_rank():
+    with Group(4, ("--on-death", "wait")) as group:
+        client = start(["generate", "--name", group.name, "--file", prompts_file()])
+        reader = Reader(client)
+        reader.await_full()
+        kill(group.name, 2)
+        ends_as(group.name, lambda now: "recover restart --rank 2" in (now["recovery"]["doing"] or ""))
+        check(group.status()["recovery"]["on_death"] == "wait", "another policy")
+        result = expect(recover(group.name, "restart", "--rank", "1"), 0)
+        check("rank 1: ok: it lives" in result.out, "no such line", result)
+        result = expect(recover(group.name, "restart"), 0)
+        check("rank 2: ok: replaced by process" in result.out and result.out.count("\n") == 1, "other lines", result)
+        now = group.status()
+        check(now["recovery"]["doing"] is None and now["ranks"][2]["generation"] == 2, "not replaced: %s" % now)
+        check([rank["pid"] for rank in now["ranks"] if rank["rank"] != 2] == group.pids[:2] + group.pids[3:],
+              "others are new")
+        result = expect(reader.rest(), 0)
+        check(result.out == expected(), "another text", result)
+        expect(group.stop(), 0)
+
+
+@test
+def test_a_group_that_waits_can_be_stopped_and_interrupted():
+    with Group(2, ("--on-death", "wait")) as group:
+        client = start(["generate", "--name", group.name, "--file", prompts_file()])
+        reader = Reader(client)
+        reader.await_full()
+        kill(group.name, 1)
+        ends_as(group.name, lambda now: now["recovery"]["doing"])
+        expect(group.stop(), 0)
+        result = reader.rest()
+        check(result.status != 0, "it went on", result)
+        check_partial(result)
+        expect(finish(group.process), 0)
+    name = "coxrec.%d.interrupted" % os.getpid()
+    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file(), "--on-death", "wait"])
+    reader = Reader(process)
+    reader.await_full()
+    kill(name, 0)
+    ends_as(name, lambda now: now["recovery"]["doing"])
+    process.send_signal(signal.SIGINT)
+    expect(reader.rest(), 130, "ended by signal 2")
+
+
+@test
+def test_p8_a_hand_started_rank_is_waited_for():
+    name = "coxrec.%d.hand" % os.getpid()
+    group = start(["run", "--external", "-n", "2", "--name", name, "--model", MODEL, *RESTART])
+    workers = []
+
+    def worker():
+        workers.append(subprocess.Popen([os.path.join(base.BIN_DIR, "coxswain-worker"), "--door", name],
+                                        env=base.environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+    try:
+        check("waiting for 2 workers" in group.stderr.readline(), "another line")
+        worker()
+        worker()
+        for _ in range(4):
+            group.stdout.readline()
+        reader = Reader(start(["generate", "--name", name, "--file", prompts_file()]))
+        reader.await_full()
+        dead = status_of(name)["ranks"][1]["pid"]
+        os.kill(dead, signal.SIGKILL)
+        hint = "waiting for rank 1 to log on: coxswain-worker --door %s" % name
+        ends_as(name, lambda now: now["recovery"]["doing"] == hint)
+        expect(recover(name, "pause", "--timeout", "0.1"), 3, "its turn did not come", hint)
+        worker()
+        ends_as(name, lambda now: not now["recovery"]["doing"])
+        result = expect(reader.rest(), 0)
+        check(result.out == expected(), "another text", result)
+        check(status_of(name)["ranks"][1]["pid"] == workers[2].pid, "another process")
+        # It ends also while it waits.
+        os.kill(workers[2].pid, signal.SIGKILL)
+        ends_as(name, lambda now: now["recovery"]["doing"] == hint)
+        expect(run(["stop", "--name", name]), 0)
+        expect(finish(group), 0, hint, "replaced by process %d (generation 2)" % workers[2].pid)
+    finally:
+        for process in [group, *workers]:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@test
+def test_p8_legacy_groups_are_started_again_as_a_whole_and_say_so():
+    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % base.LEGACY_WORKER, 0o700)
+    with Group(2, ("--legacy-workers", "--worker", worker, *RESTART)) as group:
+        check(group.generate("--quiet", "--tokens", "--max-tokens", "2", "1 5").out == "1 5 6 7\n", "wrong tokens")
+        kill(group.name, 1)
+        result = expect(group.generate("--quiet", "--tokens", "--max-tokens", "2", "1 5"), 0)
+        check(result.out == "1 5 6 7\n", "wrong tokens", result)  # by workers that have not answered before
+        check([rank["generation"] for rank in group.status()["ranks"]] == [2, 2], "not all: %s" % group.status())
+        check(expect(recover(group.name, "restart", "--rank", "0", "--kill"), 0).out.startswith("rank 0: ok: replaced"),
+              "another line")
+        expect(group.stop(), 0)
+        result = expect(finish(group.process), 0, "rank 0 was ended with the others: replaced by process")
+        check(result.err.count("a death starts all of them again") == 1, "not said once", result)
+
+
+# ---- commands ----
+
+
+@test
+def test_a26_prompts_stand_still_between_pause_and_start():
+    for commands in (["pause", "start"], ["pause-net", "clear", "reinit", "clear", "start"], ["pause", "reinit", "start"]):
+        with Group(2) as group:
+            client = start(["generate", "--name", group.name, "--file", prompts_file()])
+            reader = Reader(client)
+            reader.await_full()
+            for command in commands:
+                result = expect(recover(group.name, command), 0)
+                check(result.out == "rank 0: ok\nrank 1: ok\n", "other lines", result)
+                if command != "clear":
+                    result = expect(recover(group.name, command), 0)
+                    check(result.out == "rank 0: ok: already\nrank 1: ok: already\n", "not idempotent", result)
+                reader.take()
+            check(group.status()["engine_state"] in ("NORMAL", "BUSY"), "another state")
+            result = expect(reader.rest(), 0)
+            check(result.out == expected(), "another text", result)
+            check([rank["pid"] for rank in group.status()["ranks"]] == group.pids, "ranks were replaced")
+            expect(group.stop(), 0)
+
+
+@test
+def test_a26_a_paused_group_computes_nothing():
+    with Group(2) as group:
+        expect(recover(group.name, "pause"), 0)
+        published = group.status()["channels"][0]["published"]
+        client = start(["generate", "--name", group.name, "27+58="])
+        ends_as(group.name, lambda now: now["serving"]["running"] == 1)
+        check(group.status()["engine_state"] == "PAUSE", "another state")
+        expect(recover(group.name, "reinit"), 0)
+        check(group.status()["engine_state"] == "READY", "another state")
+        check(group.status()["channels"][0]["published"] == published, "a step was published")
+        expect(recover(group.name, "start"), 0)
+        result = expect(finish(client), 0)
+        check(result.out == "27+58=85\n", "another text", result)
+        expect(group.stop(), 0)
+
+
+@test
+def test_p8_a_paused_group_whose_rank_dies_stays_paused():
+    with Group(2, RESTART) as group:
+        expect(recover(group.name, "pause"), 0)
+        client = start(["generate", "--name", group.name, "27+58="])
+        kill(group.name, 1)
+        ends_as(group.name, lambda now: now["ranks"][1]["generation"] == 2 and now["ranks"][1]["life"] == "alive" and
+                not now["recovery"]["doing"])
+        check(group.status()["engine_state"] == "PAUSE", "another state: %s" % group.status()["engine_state"])
+        expect(recover(group.name, "start"), 0)
+        result = expect(finish(client), 0)
+        check(result.out == "27+58=85\n", "another text", result)
+        expect(group.stop(), 0)
+
+
+@test
+def test_a25_refused_transitions_say_what_is_legal():
+    with Group(2) as group:
+        for before, command, state, legal in (
+                (None, "reinit", "NORMAL", "pause, pause-net, clear"),
+                ("pause", "pause-net-net", None, None),
+                ("reinit", "pause", "READY", "clear, start")):
+            if before:
+                expect(recover(group.name, before), 0)
+            if not state:
+                continue
+            result = expect(recover(group.name, command), 1,
+                            "%s is not legal in state %s: legal are %s" % (command, state, legal))
+            check(result.out == "", "ranks were asked", result)
+            answer = json.loads(expect(recover(group.name, command, "--json"), 1).out)
+            check(answer["ok"] is False and legal in answer["error"] and answer["engine_state"] == state and
+                  answer["ranks"] == [] and answer["command"] == command, "another answer: %s" % answer)
+        answer = json.loads(expect(recover(group.name, "start", "--json"), 0).out)
+        check(answer == {"command": "start", "ok": True, "error": None, "engine_state": "NORMAL", "ranks": [
+            {"rank": rank, "result": 0, "device": rank, "text": None} for rank in (0, 1)]}, "another answer: %s" % answer)
+        expect(group.stop(), 0)
+
+
+@test
+def test_wrong_words_of_recover():
+    for words, part in ((["recover"], "say what"), (["recover", "halt"], "'halt' is no recovery command"),
+                        (["recover", "pause", "start"], "'start' is not expected"),
+                        (["recover", "pause", "--rank", "1"], "for restart"),
+                        (["recover", "restart", "--kill"], "say which with --rank"),
+                        (["recover", "restart", "--rank", "x"], "--rank is 'x'"),
+                        (["recover", "pause", "--timeout", "0"], "--timeout"),
+                        (["recover", "pause", "--odd"], "--odd"),
+                        (["recover", "pause", "--name", "a", "--door", "b"], "either a --name or a --door"),
+                        (["recover", "pause", "--name", "coxrec.nobody"], "no group 'coxrec.nobody' is alive"),
+                        (["run", "--on-death", "never"], "expected fail, wait, restart or restart-all"),
+                        (["run", "--on-death", "restart", "--restart-max", "0"], "--restart-max is '0'"),
+                        (["run", "--on-death", "restart", "--restart-window", "-1"], "--restart-window"),
+                        (["run", "--on-death", "restart", "--restart-backoff", "2-1"], "the larger number last"),
+                        (["run", "--on-death", "restart", "--restart-backoff", "1-"], "--restart-backoff"),
+                        (["run", "--on-death", "wait", "--restart-max", "3"], "need --on-death restart"),
+                        (["generate", "--restart-max", "3", "1+1="], "need --on-death restart"),
+                        (["layout", "--on-death", "restart"], "--on-death")):
+        expect(run(words), 2, part)
+    result = expect(run(["recover", "--help"]), 0)
+    for word in ("pause", "pause-net", "clear", "reinit", "start", "restart"):
+        check("\n  %s " % word in result.out, "no word of %s" % word, result)
+    with Group(2) as group:
+        expect(recover(group.name, "restart", "--rank", "2"), 2, "there is no rank 2: the group has 2")
+        check(expect(recover(group.name, "restart"), 0).out == "no rank is dead\n", "another line")
+        result = expect(run(["recover", "clear", "--door", group.door]), 0)
+        expect(run(["generate", "--name", group.name, "--on-death", "restart", "1+1="]), 2, "leave out --on-death")
+        expect(group.stop(), 0)
+
+
+@test
+def test_p8_a_living_rank_is_replaced_by_order_whatever_the_policy():
+    for policy in ((), RESTART):
+        with Group(2, policy) as group:
+            client = start(["generate", "--name", group.name, "--file", prompts_file()])
+            reader = Reader(client)
+            reader.await_full()
+            answer = json.loads(expect(recover(group.name, "restart", "--rank", "0", "--kill", "--json"), 0).out)
+            check(answer["ok"] and "generation 2" in answer["ranks"][0]["text"], "another answer: %s" % answer)
+            now = group.status()
+            check(now["ranks"][0]["generation"] == 2 and now["ranks"][1]["pid"] == group.pids[1], "not so: %s" % now)
+            check(now["recovery"]["recent_deaths"] == 0, "an ordered death counts: %s" % now["recovery"])
+            result = expect(reader.rest(), 0)
+            check(result.out == expected(), "another text", result)
+            expect(group.stop(), 0)
+
+
+@test
+def test_a23_commands_answer_while_every_worker_is_stuck():
+    with Group(2) as group:
+        for rank in (0, 1):
+            group.stopped(rank)
+        slow = start(["recover", "pause", "--name", group.name, "--timeout", "1"])
+        while slow.poll() is None:
+            check(len(group.status()["ranks"]) == 2, "no status")
+        result = expect(finish(slow), 3)
+        check("rank 0: -1" in result.out and "rank 1: -1" in result.out, "no line per rank", result)
+        for pid in group.pids:
+            os.kill(pid, signal.SIGCONT)
+        expect(recover(group.name, "pause"), 0)
+        expect(recover(group.name, "start"), 0)
+        result = expect(group.generate("--quiet", "27+58="), 0)
+        check(result.out == "27+58=85\n", "another text", result)
+        expect(group.stop(), 0)
+
+
+@test
+def test_a23_a_command_hears_that_the_group_stops():
+    with Group(2) as group:
+        for rank in (0, 1):
+            group.stopped(rank)
+        command = start(["recover", "pause", "--name", group.name])
+        ends_as(group.name, lambda now: now["recovery"]["doing"] == "carrying out pause")
+        expect(group.stop(), 0)
+        expect(finish(command), 1)
+        expect(finish(group.process), 0)
+
+
+@test
+def test_commands_wait_for_each_other():
+    with Group(2) as group:
+        many = [start(["recover", word, "--name", group.name]) for word in ("clear",) * 8]
+        for process in many:
+            expect(finish(process), 0)
+        expect(group.stop(), 0)
+
+
+if __name__ == "__main__":
+    try:
+        exit_status = base.main()
+    finally:
+        shutil.rmtree(control.RUNTIME, ignore_errors=True)
+    sys.exit(exit_status)

@@ -1,0 +1,756 @@
+/* Ranks that die are replaced by a policy, or by order; recovery commands take their turn: rows P8, A23, A26. */
+#include "testing.h"
+
+#include "channel/thread.h"
+#include "coordinator/recovery.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RANK_COUNT_MAX 8
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+/* ---- a group with recovery ---- */
+
+static struct {
+    struct cox_executor *executor;
+    struct cox_recovery *recovery;
+    pthread_mutex_t lock; /* everything below */
+    pthread_cond_t changed;
+    bool hold; /* deaths are told later */
+    uint32_t held[RANK_COUNT_MAX];
+    uint32_t held_count, death_count, failed_count;
+    struct cox_error failure;
+    char log[8][1024];
+    uint32_t log_count;
+} group;
+
+static void on_death(void *context, uint32_t rank, const char *text)
+{
+    (void)context;
+    pthread_mutex_lock(&group.lock);
+    group.death_count++;
+    bool hold = group.hold;
+    if (hold)
+        group.held[group.held_count++] = rank;
+    struct cox_recovery *recovery = group.recovery;
+    pthread_cond_broadcast(&group.changed);
+    pthread_mutex_unlock(&group.lock);
+    if (recovery && !hold)
+        cox_recovery_death(recovery, rank, text);
+}
+
+static void on_failed(void *context, const struct cox_error *error)
+{
+    assert_ptr_equal(context, &group);
+    pthread_mutex_lock(&group.lock);
+    group.failed_count++;
+    group.failure = *error;
+    pthread_cond_broadcast(&group.changed);
+    pthread_mutex_unlock(&group.lock);
+}
+
+static void on_log(void *context, int level, const char *text)
+{
+    (void)context;
+    pthread_mutex_lock(&group.lock);
+    if (group.log_count < 8)
+        snprintf(group.log[group.log_count++], sizeof group.log[0], "%d %s", level, text);
+    pthread_mutex_unlock(&group.lock);
+}
+
+/* config: of the first init; NULL: none is sent. */
+static void group_start(uint32_t rank_count, const char *const *command,
+                        const struct cox_config_entry *config,
+                        const struct cox_recovery_options *options)
+{
+    const char *const plain[] = {test_worker_program(), NULL};
+    const struct cox_executor_options executor_options = {
+        .rank_count = rank_count,
+        .command = command ? command : plain,
+        .attach = test_attach(),
+        .death = on_death,
+    };
+    struct cox_recovery_options used = *options;
+    struct cox_recovery *recovery;
+    struct cox_error err = {0};
+    pthread_mutex_init(&group.lock, NULL);
+    pthread_cond_init(&group.changed, NULL);
+    int r = cox_executor_start(&executor_options, &group.executor, &err);
+    if (r == 0 && config) {
+        struct cox_init_summary summary;
+        r = cox_executor_init(group.executor, config, config->key ? 1 : 0, patience(), &summary,
+                              &err);
+    }
+    used.log = (struct cox_log){.fn = on_log};
+    used.failed = on_failed;
+    used.context = &group;
+    if (r == 0)
+        r = cox_recovery_start(group.executor, &used, &recovery, &err);
+    if (r)
+        fail_msg("no group: %d: %s", r, err.text);
+    pthread_mutex_lock(&group.lock);
+    group.recovery = recovery;
+    pthread_mutex_unlock(&group.lock);
+}
+
+static const struct cox_config_entry no_config[] = {{NULL, NULL}};
+
+static void group_end(void)
+{
+    if (group.executor)
+        cox_executor_stop(group.executor);
+    group.recovery = cox_recovery_free(group.recovery);
+    group.executor = cox_executor_free(group.executor);
+    memset(&group, 0, sizeof group);
+}
+
+static int teardown(void **state)
+{
+    group_end();
+    return test_teardown(state);
+}
+
+/* The rank's process is dead; the hook may still be to come. */
+static void kill_rank(uint32_t rank)
+{
+    pid_t pid = cox_executor_pid(group.executor, rank);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+}
+
+static void await_deaths(uint32_t count)
+{
+    pthread_mutex_lock(&group.lock);
+    while (group.death_count < count)
+        pthread_cond_wait(&group.changed, &group.lock);
+    pthread_mutex_unlock(&group.lock);
+}
+
+static void await_failed(void)
+{
+    pthread_mutex_lock(&group.lock);
+    while (!group.failed_count)
+        pthread_cond_wait(&group.changed, &group.lock);
+    pthread_mutex_unlock(&group.lock);
+}
+
+/* Until recovery says that it is doing this; "": nothing. */
+static void await_doing(const char *part, struct cox_recovery_status *ret_status)
+{
+    uint64_t deadline_ns = patience();
+    for (;;) {
+        cox_recovery_status(group.recovery, ret_status);
+        if (part[0] ? strstr(ret_status->doing, part) != NULL : !ret_status->doing[0])
+            return;
+        if (cox_now_ns() > deadline_ns)
+            fail_msg("recovery is '%s', expected '%s'", ret_status->doing, part);
+        sched_yield();
+    }
+}
+
+static int await_recovery(int code)
+{
+    struct cox_error err = {0};
+    if (code)
+        cox_fail(&err, code, "as a step would say");
+    return cox_recovery_await(group.recovery, &err);
+}
+
+static uint32_t generation(uint32_t rank)
+{
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[RANK_COUNT_MAX];
+    cox_executor_status(group.executor, &status, ranks);
+    return ranks[rank].generation;
+}
+
+static void visit_nothing(void *context, const struct cox_completion *completion)
+{
+    (void)context;
+    (void)completion;
+}
+
+static void expect_echo(void)
+{
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
+    struct cox_error err = {0};
+    int r =
+        cox_executor_call_opaque(group.executor, "echo x", 6, &options, visit_nothing, NULL, &err);
+    if (r)
+        fail_msg("the group does not answer: %d: %s", r, err.text);
+}
+
+static int order_restart(uint32_t rank, bool kill, bool *ret_replaced, struct cox_error *err)
+{
+    *err = (struct cox_error){0};
+    return cox_recovery_restart(group.recovery, rank, kill, patience(), ret_replaced, err);
+}
+
+/* ---- things that wait, on threads of their own ---- */
+
+struct task {
+    pthread_t thread;
+    void (*run)(struct task *task);
+    int code;
+    enum cox_recover_command command;
+    uint64_t deadline_ns;
+    int result;
+    struct cox_error error;
+    struct cox_recover_result results[RANK_COUNT_MAX];
+};
+
+static void *task_main(void *argument)
+{
+    struct task *task = argument;
+    task->run(task);
+    return NULL;
+}
+
+static void task_await(struct task *task)
+{
+    if (task->code)
+        cox_fail(&task->error, task->code, "as a step would say");
+    task->result = cox_recovery_await(group.recovery, &task->error);
+}
+
+static void task_command(struct task *task)
+{
+    task->result = cox_recovery_command(group.recovery, task->command, task->deadline_ns,
+                                        task->results, &task->error);
+}
+
+static void task_restart(struct task *task)
+{
+    bool replaced;
+    task->result =
+        cox_recovery_restart(group.recovery, 0, true, task->deadline_ns, &replaced, &task->error);
+}
+
+static void task_start(struct task *task)
+{
+    assert_int_equal(cox_thread_start(&task->thread, task_main, task), 0);
+}
+
+static int task_join(struct task *task)
+{
+    pthread_join(task->thread, NULL);
+    return task->result;
+}
+
+/* ---- policies ---- */
+
+static void p8_a_dead_rank_is_replaced_and_initialized(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n *= 2) {
+        const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+                                                     .restart_max = 100};
+        group_start(n, NULL, no_config, &options);
+        assert_int_equal(await_recovery(0), 0);
+        for (uint32_t rank = 0; rank < n; rank++) {
+            kill_rank(rank);
+            assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+            assert_int_equal(await_recovery(0), 0);
+            assert_int_equal(generation(rank), 2);
+            expect_echo();
+        }
+        assert_contains(group.log[0], "5 rank 0 (pid ");
+        assert_contains(group.log[0], "was killed by signal 9 (Killed): replaced by process ");
+        assert_contains(group.log[0], "(generation 2) in ");
+        assert_int_equal(group.failed_count, 0);
+        group_end();
+    }
+}
+
+/* What was recovered before anybody asked is told once. */
+static void p8_what_was_made_good_meanwhile_is_told_once(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    struct cox_recovery_status status;
+    group_start(2, NULL, no_config, &options);
+    kill_rank(1);
+    await_deaths(1);
+    while (generation(1) < 2)
+        sched_yield();
+    await_doing("", &status);
+    assert_int_equal(await_recovery(COX_STALE), 1);
+    assert_int_equal(await_recovery(COX_STALE), 0);
+    assert_int_equal(status.recent_deaths, 1);
+}
+
+/* A step has ended of a death whose hook is not called yet. */
+static void p8_a_death_that_is_not_told_yet_is_waited_for(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    struct task task = {.run = task_await, .code = COX_PEER_DEAD};
+    group_start(2, NULL, no_config, &options);
+    group.hold = true;
+    kill_rank(1);
+    await_deaths(1);
+    task_start(&task);
+    pthread_mutex_lock(&group.lock);
+    group.hold = false;
+    pthread_mutex_unlock(&group.lock);
+    cox_recovery_death(group.recovery, group.held[0], "rank 1 is dead");
+    assert_int_equal(task_join(&task), 1);
+    assert_int_equal(generation(1), 2);
+}
+
+static void p8_two_ranks_at_once(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    group_start(4, NULL, no_config, &options);
+    pid_t others[] = {cox_executor_pid(group.executor, 0), cox_executor_pid(group.executor, 2)};
+    kill_rank(1);
+    kill_rank(3);
+    do
+        assert_in_range(await_recovery(COX_PEER_DEAD), 0, 1);
+    while (generation(1) < 2 || generation(3) < 2);
+    assert_int_equal(await_recovery(0), 0);
+    expect_echo();
+    assert_int_equal(cox_executor_pid(group.executor, 0), others[0]);
+    assert_int_equal(cox_executor_pid(group.executor, 2), others[1]);
+}
+
+static void p8_a_new_one_that_dies_half_way_is_replaced_again(void **state)
+{
+    (void)state;
+    const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
+    const struct cox_recovery_options options = {
+        .on_death = COX_ON_DEATH_RESTART, .backoff_min_ms = 1, .backoff_max_ms = 2};
+    group_start(2, fragile, no_config, &options);
+    kill_rank(1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    assert_int_equal(generation(1), 4);
+    assert_contains(group.log[0], "4 the group is not recovered yet: rank 1");
+    expect_echo();
+}
+
+/* The first death, and every new one: the limit counts all of them. */
+static void p8_more_deaths_than_the_limit_are_a_crash_loop(void **state)
+{
+    (void)state;
+    const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", "5", NULL};
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+                                                 .restart_max = 3,
+                                                 .backoff_min_ms = 1,
+                                                 .backoff_max_ms = 2};
+    struct cox_recovery_status status;
+    struct cox_error err = {0};
+    bool replaced;
+    group_start(2, fragile, no_config, &options);
+    kill_rank(1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), COX_PEER_DEAD);
+    await_failed();
+    assert_int_equal(generation(1), 4);
+    assert_int_equal(group.failure.code, COX_PEER_DEAD);
+    assert_contains(group.failure.text, "4 deaths within 60 s");
+    assert_contains(group.failure.text, "more than the 3");
+    assert_contains(group.failure.text, "after 3 tries: rank 1 (pid ");
+    assert_contains(group.failure.text, "was killed by signal 9");
+    cox_recovery_status(group.recovery, &status);
+    assert_string_equal(status.doing, "the group has failed");
+    assert_int_equal(status.recent_deaths, 4);
+    assert_int_equal(cox_recovery_await(group.recovery, &err), COX_PEER_DEAD);
+    assert_string_equal(err.text, group.failure.text);
+    assert_int_equal(order_restart(1, false, &replaced, &err), COX_PEER_DEAD);
+    assert_contains(err.text, "the group has failed");
+    assert_int_equal(group.failed_count, 1);
+}
+
+/* As many deaths, but each of them alone in its window. */
+static void p8_deaths_far_apart_are_no_crash_loop(void **state)
+{
+    (void)state;
+    const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", "5", NULL};
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+                                                 .restart_max = 1,
+                                                 .window_ms = 1,
+                                                 .backoff_min_ms = 5,
+                                                 .backoff_max_ms = 5};
+    group_start(2, fragile, no_config, &options);
+    kill_rank(1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    assert_int_equal(generation(1), 6);
+    expect_echo();
+}
+
+static uint32_t pause_of(const char *doing)
+{
+    unsigned pause_ms = 0;
+    if (sscanf(doing, "pausing %u ms before the next try", &pause_ms) != 1)
+        fail_msg("no pause: %s", doing);
+    return pause_ms;
+}
+
+/* The first try comes at once; then the pause doubles up to its end. An order does not wait for it. */
+static void p8_the_pause_between_tries_doubles(void **state)
+{
+    (void)state;
+    const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", NULL};
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+                                                 .window_ms = 3600000,
+                                                 .backoff_min_ms = 1000000,
+                                                 .backoff_max_ms = 3000000};
+    const uint32_t pauses[] = {1000000, 2000000, 3000000};
+    struct cox_recovery_status status;
+    struct cox_error err;
+    bool replaced;
+    group_start(2, fragile, no_config, &options);
+    kill_rank(1);
+    for (uint32_t k = 0; k < 3; k++) {
+        await_doing("pausing", &status);
+        assert_in_range(pause_of(status.doing), pauses[k] - 900000, pauses[k]);
+        assert_int_equal(generation(1), k + 2);
+        int r = order_restart(1, false, &replaced, &err);
+        assert_int_equal(r, k < 2 ? COX_PEER_DEAD : 0);
+        assert_int_equal(replaced, k == 2);
+    }
+    assert_int_equal(await_recovery(0), 1);
+    expect_echo();
+    cox_recovery_status(group.recovery, &status);
+    assert_int_equal(status.recent_deaths, 2); /* and the first try; orders do not count */
+    /* It had been replaced several times: its next death is not made good at once. */
+    kill_rank(1);
+    await_doing("pausing", &status);
+    assert_in_range(pause_of(status.doing), 2100000, 3000000);
+}
+
+static void p8_without_a_policy_a_death_is_the_end(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {0};
+    struct cox_error err = {0};
+    group_start(2, NULL, no_config, &options);
+    kill_rank(0);
+    await_failed();
+    assert_contains(group.failure.text, "rank 0 (pid ");
+    assert_contains(group.failure.text, "was killed by signal 9");
+    assert_int_equal(cox_recovery_await(group.recovery, &err), COX_PEER_DEAD);
+    assert_string_equal(err.text, group.failure.text);
+    /* Who knows more of it keeps what it knows. */
+    struct cox_error known = {.code = COX_PEER_DEAD, .text = "in the midst of step 7"};
+    assert_int_equal(cox_recovery_await(group.recovery, &known), COX_PEER_DEAD);
+    assert_string_equal(known.text, "in the midst of step 7");
+    assert_int_equal(generation(0), 1);
+    assert_int_equal(group.failed_count, 1);
+}
+
+static void p8_a_group_waits_for_the_order(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_WAIT};
+    struct task task = {.run = task_await, .code = COX_PEER_DEAD};
+    struct cox_recovery_status status;
+    struct cox_error err;
+    bool replaced;
+    group_start(3, NULL, no_config, &options);
+    kill_rank(0);
+    kill_rank(2);
+    await_deaths(2);
+    task_start(&task);
+    await_doing("coxswain recover restart --rank ", &status);
+    /* One is replaced, and the other one still missing: nobody can go on. */
+    assert_int_equal(order_restart(2, false, &replaced, &err), 0);
+    assert_true(replaced);
+    await_doing("restart --rank 0", &status);
+    assert_int_equal(order_restart(1, false, &replaced, &err), 0);
+    assert_false(replaced);
+    assert_int_equal(order_restart(0, false, &replaced, &err), 0);
+    assert_int_equal(task_join(&task), 1);
+    expect_echo();
+    assert_int_equal(group.failed_count, 0);
+}
+
+static void p8_all_are_started_again(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART_ALL};
+    struct cox_recovery_status status;
+    group_start(3, NULL, no_config, &options);
+    kill_rank(1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    for (uint32_t rank = 0; rank < 3; rank++)
+        assert_int_equal(generation(rank), 2);
+    expect_echo();
+    cox_recovery_status(group.recovery, &status);
+    assert_int_equal(status.recent_deaths, 1); /* the others were ended */
+    assert_int_equal(await_recovery(0), 0);
+}
+
+/* ---- orders ---- */
+
+static void p8_a_living_rank_is_killed_only_by_order(void **state)
+{
+    (void)state;
+    for (int policy = COX_ON_DEATH_FAIL; policy < COX_ON_DEATH_COUNT; policy++) {
+        const struct cox_recovery_options options = {.on_death = (enum cox_on_death)policy};
+        struct cox_recovery_status status;
+        struct cox_error err;
+        bool replaced;
+        group_start(2, NULL, no_config, &options);
+        pid_t pid = cox_executor_pid(group.executor, 1);
+        assert_int_equal(order_restart(1, false, &replaced, &err), 0);
+        assert_false(replaced);
+        assert_int_equal(cox_executor_pid(group.executor, 1), pid);
+        assert_int_equal(order_restart(1, true, &replaced, &err), 0);
+        assert_true(replaced);
+        assert_int_not_equal(cox_executor_pid(group.executor, 1), pid);
+        assert_int_equal(generation(0), policy == COX_ON_DEATH_RESTART_ALL ? 2 : 1);
+        assert_int_equal(await_recovery(0), 1);
+        expect_echo();
+        cox_recovery_status(group.recovery, &status);
+        assert_int_equal(status.recent_deaths, 0);
+        assert_int_equal(group.failed_count, 0);
+        assert_int_equal(order_restart(2, true, &replaced, &err), COX_INVALID);
+        group_end();
+    }
+}
+
+static int command(enum cox_recover_command which, struct cox_recover_result *results,
+                   struct cox_error *err)
+{
+    *err = (struct cox_error){0};
+    return cox_recovery_command(group.recovery, which, patience(), results, err);
+}
+
+static void a26_commands_are_idempotent_and_a_paused_group_sleeps(void **state)
+{
+    (void)state;
+    const char *const pauses[] = {test_worker_program(), "pauses", NULL};
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    struct cox_recover_result results[2];
+    struct cox_error err;
+    group_start(2, pauses, no_config, &options);
+    const enum cox_recover_command commands[] = {COX_RECOVER_PAUSE, COX_RECOVER_REINIT,
+                                                 COX_RECOVER_START};
+    struct task task = {.run = task_await, .code = COX_STATE};
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(command(commands[i], results, &err), 0);
+        assert_string_equal(results[1].text, "");
+        if (i == 0)
+            task_start(&task);
+        assert_int_equal(command(commands[i], results, &err), 0);
+        assert_string_equal(results[0].text, "already");
+        assert_string_equal(results[1].text, "already");
+    }
+    assert_int_equal(task_join(&task), 1);
+    assert_int_equal(await_recovery(0), 0); /* it was not told before start */
+    assert_int_equal(command(COX_RECOVER_REINIT, results, &err), COX_STATE);
+    assert_contains(err.text, "legal are pause, pause-net, clear");
+    expect_echo();
+}
+
+static void p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused(void **state)
+{
+    (void)state;
+    const char *const pauses[] = {test_worker_program(), "pauses", NULL};
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    struct cox_recover_result results[2];
+    struct task task = {.run = task_await, .code = COX_PEER_DEAD};
+    struct cox_recovery_status status;
+    struct cox_error err;
+    group_start(2, pauses, no_config, &options);
+    assert_int_equal(command(COX_RECOVER_PAUSE, results, &err), 0);
+    kill_rank(1);
+    await_deaths(1);
+    task_start(&task);
+    while (generation(1) < 2)
+        sched_yield();
+    await_doing("", &status);
+    assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_PAUSE);
+    assert_int_equal(command(COX_RECOVER_START, results, &err), 0);
+    assert_int_equal(task_join(&task), 1);
+    assert_int_equal(await_recovery(0), 0);
+    assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_NORMAL);
+}
+
+/* ---- deadlines, stop ---- */
+
+/* A group whose init blocks, replayed for a replacement: recovery is inside the executor until the pipe is
+ * released. */
+static struct test_pipe *start_blocked(const struct cox_recovery_options *options)
+{
+    struct test_pipe *pipe = test_pipe_new();
+    const struct cox_config_entry config[] = {{"block", test_pipe_path(pipe)}};
+    struct cox_recovery_status status;
+    test_pipe_release(pipe, 2);
+    group_start(2, NULL, config, options);
+    kill_rank(1);
+    await_doing("initializing", &status);
+    return pipe;
+}
+
+static void a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    struct test_pipe *pipe = start_blocked(&options);
+    struct cox_recover_result results[2];
+    struct cox_error err = {0};
+    bool replaced;
+    uint64_t soon = cox_deadline_after_ms(50);
+    assert_int_equal(cox_recovery_command(group.recovery, COX_RECOVER_CLEAR, soon, results, &err),
+                     COX_TIMEOUT);
+    assert_contains(err.text, "initializing the ranks again");
+    assert_int_equal(results[0].result, -1);
+    err = (struct cox_error){0};
+    assert_int_equal(cox_recovery_restart(group.recovery, 0, true, soon, &replaced, &err),
+                     COX_TIMEOUT);
+    /* The others keep their places. */
+    struct task task = {
+        .run = task_command, .command = COX_RECOVER_CLEAR, .deadline_ns = patience()};
+    task_start(&task);
+    test_pipe_release(pipe, 2);
+    assert_int_equal(task_join(&task), 0);
+    assert_int_equal(await_recovery(0), 1);
+    assert_int_equal(generation(0), 1);
+    expect_echo();
+}
+
+static void p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    struct test_pipe *pipe = start_blocked(&options);
+    kill_rank(0);
+    test_pipe_release(pipe, 4);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    assert_int_equal(generation(0), 2);
+    assert_int_equal(generation(1), 2);
+    expect_echo();
+}
+
+/* It hangs, and is tried again: nothing waits for ever. */
+static void p8_an_init_that_hangs_is_given_up_and_counts(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+                                                 .restart_ms = 300,
+                                                 .restart_max = 2,
+                                                 .backoff_min_ms = 1,
+                                                 .backoff_max_ms = 1};
+    start_blocked(&options);
+    await_failed();
+    assert_contains(group.failure.text, "3 deaths within 60 s");
+    assert_int_equal(await_recovery(0), COX_PEER_DEAD);
+}
+
+static void b16_stop_ends_whoever_waits(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    start_blocked(&options);
+    struct task tasks[] = {
+        {.run = task_await, .code = COX_PEER_DEAD},
+        {.run = task_command, .command = COX_RECOVER_CLEAR, .deadline_ns = patience()},
+        {.run = task_restart, .deadline_ns = COX_DEADLINE_NEVER},
+    };
+    for (size_t i = 0; i < 3; i++)
+        task_start(&tasks[i]);
+    cox_executor_stop(group.executor);
+    cox_recovery_stop(group.recovery);
+    for (size_t i = 0; i < 3; i++)
+        if (task_join(&tasks[i]) != COX_CLOSED)
+            fail_msg("task %zu: %d: %s", i, tasks[i].result, tasks[i].error.text);
+    assert_int_equal(await_recovery(0), COX_CLOSED);
+    assert_int_equal(group.failed_count, 0);
+}
+
+static void b16_stop_ends_a_pause_and_cancel_ends_an_await(void **state)
+{
+    (void)state;
+    const char *const fragile[] = {test_worker_program(), "dies", "2", NULL};
+    const struct cox_recovery_options options = {
+        .on_death = COX_ON_DEATH_RESTART, .backoff_min_ms = 3600000, .backoff_max_ms = 3600000};
+    struct cox_recovery_status status;
+    struct task task = {.run = task_await, .code = COX_PEER_DEAD};
+    group_start(2, fragile, no_config, &options);
+    kill_rank(1);
+    await_doing("pausing", &status);
+    task_start(&task);
+    cox_recovery_cancel(group.recovery);
+    assert_int_equal(task_join(&task), COX_CLOSED);
+    assert_int_equal(await_recovery(0), COX_CLOSED); /* before it sleeps as well */
+    cox_recovery_stop(group.recovery);               /* the group lives */
+    cox_recovery_stop(group.recovery);
+}
+
+static void p8_a_group_without_an_init_is_well_without_one(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    group_start(2, NULL, NULL, &options);
+    kill_rank(1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    expect_echo();
+    assert_contains(group.log[0], "replaced by process");
+}
+
+static void p8_a_program_that_is_gone_is_not_tried_for_ever(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/cox_recovery_XXXXXX", link[64];
+    assert_non_null(mkdtemp(path));
+    snprintf(link, sizeof link, "%s/worker", path);
+    assert_int_equal(symlink(test_worker_program(), link), 0);
+    const char *const command[] = {link, NULL};
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    group_start(2, command, no_config, &options);
+    assert_int_equal(unlink(link), 0);
+    assert_int_equal(rmdir(path), 0);
+    kill_rank(1);
+    await_failed();
+    assert_contains(group.failure.text, "cannot be recovered");
+    assert_contains(group.failure.text, link);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), COX_PEER_DEAD);
+}
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, test_setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CASE(p8_a_dead_rank_is_replaced_and_initialized),
+        CASE(p8_what_was_made_good_meanwhile_is_told_once),
+        CASE(p8_a_death_that_is_not_told_yet_is_waited_for),
+        CASE(p8_two_ranks_at_once),
+        CASE(p8_a_new_one_that_dies_half_way_is_replaced_again),
+        CASE(p8_more_deaths_than_the_limit_are_a_crash_loop),
+        CASE(p8_deaths_far_apart_are_no_crash_loop),
+        CASE(p8_the_pause_between_tries_doubles),
+        CASE(p8_without_a_policy_a_death_is_the_end),
+        CASE(p8_a_group_waits_for_the_order),
+        CASE(p8_all_are_started_again),
+        CASE(p8_a_living_rank_is_killed_only_by_order),
+        CASE(a26_commands_are_idempotent_and_a_paused_group_sleeps),
+        CASE(p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused),
+        CASE(a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline),
+        CASE(p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too),
+        CASE(p8_an_init_that_hangs_is_given_up_and_counts),
+        CASE(b16_stop_ends_whoever_waits),
+        CASE(b16_stop_ends_a_pause_and_cancel_ends_an_await),
+        CASE(p8_a_group_without_an_init_is_well_without_one),
+        CASE(p8_a_program_that_is_gone_is_not_tried_for_ever),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
