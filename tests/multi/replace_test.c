@@ -77,17 +77,23 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
     *ret_reply_size = 0;
     if (request_size == 0 || request[0] != 's')
         return 0;
-    const pid_t parent = getpid();
+    int ready[2], lives[2];
+    char byte = 0;
+    if (pipe2(ready, O_CLOEXEC) || pipe2(lives, O_CLOEXEC))
+        return -errno;
     const pid_t pid = fork();
     if (pid == 0) {
-        setsid();
-        while (getppid() == parent)
-            sched_yield();
+        /* Who kills the rank's process group does not reach it. The other end goes with its parent. */
+        close(lives[1]);
+        if (setsid() < 0 || write(ready[1], &byte, 1) != 1 || read(lives[0], &byte, 1) != 0)
+            _exit(1);
         scribble(request_size > 1 && request[1] == 's');
     }
+    if (pid < 0 || read(ready[0], &byte, 1) != 1)
+        return -ECHILD;
     memcpy(reply, &pid, sizeof pid);
     *ret_reply_size = sizeof pid;
-    return pid < 0 ? -errno : 0;
+    return 0;
 }
 
 static int worker_main(int argc, char **argv)
