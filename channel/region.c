@@ -268,6 +268,16 @@ int cox_region_create(struct cox_region *region, const char *name, uint64_t size
     return r;
 }
 
+/* Returns 0 or -errno. */
+static int region_resize(int fd, uint64_t size)
+{
+    int r;
+    do
+        r = ftruncate(fd, (off_t)size);
+    while (r < 0 && errno == EINTR);
+    return r < 0 ? -errno : 0;
+}
+
 int cox_region_create_sparse(const char *name, uint64_t size, int *ret_fd, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
@@ -277,8 +287,8 @@ int cox_region_create_sparse(const char *name, uint64_t size, int *ret_fd, struc
     r = region_name(name, &fd, err);
     if (r == 0)
         r = cox_fd_raise(&fd);
-    if (r == 0 && ftruncate(fd, (off_t)size) < 0)
-        r = -errno;
+    if (r == 0)
+        r = region_resize(fd, size);
     if (r < 0)
         cox_fail(err, r, "region %s: %s", name, cox_status_text(r));
     if (r && fd >= 0)
@@ -365,8 +375,9 @@ int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned 
         return r;
     _cox_cleanup_(cox_close_fd) int fd = region_memfd_empty(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     r = fd < 0 ? -errno : cox_fd_raise(&fd);
-    if (r == 0 && (fchmod(fd, 0600) < 0 || ftruncate(fd, (off_t)size) < 0 ||
-                   fcntl(fd, F_ADD_SEALS, (int)(seals | F_SEAL_SEAL)) < 0))
+    if (r == 0)
+        r = region_resize(fd, size);
+    if (r == 0 && (fchmod(fd, 0600) < 0 || fcntl(fd, F_ADD_SEALS, (int)(seals | F_SEAL_SEAL)) < 0))
         r = -errno;
     cox_fault_point(COX_FAULT_MEMORY_CREATED);
     if (r)

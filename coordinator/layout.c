@@ -32,9 +32,9 @@ static void print_regions(const struct cox_geometry *geometry, const char *name)
     printf("region %s %" PRIu64 "\n", cox_name_control(object, name),
            cox_layout_control_size(geometry->rank_count));
     if (!geometry->legacy)
-        printf("region %s %" PRIu64 " windows %d of %" PRIu64 ", one reserved\n",
-               cox_name_group(object, name), cox_geometry_group_object_size(geometry),
-               COX_GROUP_WINDOW_COUNT, cox_geometry_group_size(geometry));
+        printf("region %s %" PRIu64 " taken of %" PRIu64 " in %d windows\n",
+               cox_name_group(object, name), cox_geometry_group_size(geometry),
+               cox_geometry_group_object_size(geometry), COX_GROUP_WINDOW_COUNT);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;
         const struct cox_layout_channel *sizes = &geometry->channels[c];
@@ -108,9 +108,9 @@ static void print_sealed(const struct cox_geometry *geometry)
         printf("memory rank %" PRIu32 " %" PRIu64 "\n", rank,
                cox_geometry_rank_memory_size(geometry));
     printf("memory wake %zu\n", sizeof(struct cox_layout_wake));
-    printf("memory group %" PRIu64 " windows %d of %" PRIu64 ", one reserved\n",
-           cox_geometry_group_object_size(geometry), COX_GROUP_WINDOW_COUNT,
-           cox_geometry_group_size(geometry));
+    printf("memory group %" PRIu64 " taken of %" PRIu64 " in %d windows\n",
+           cox_geometry_group_size(geometry), cox_geometry_group_object_size(geometry),
+           COX_GROUP_WINDOW_COUNT);
     uint64_t bytes = cox_geometry_region_bytes(geometry);
     printf("total %" PRIu64 " (%.2f MiB), no names\n", bytes, (double)bytes / 1048576);
 }

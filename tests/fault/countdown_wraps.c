@@ -303,6 +303,19 @@ WRAP(int, posix_fallocate, int fd, off_t offset, off_t size)
     return __real_posix_fallocate(fd, offset, size);
 }
 
+/* A window that is not given back now is so with the next. */
+WRAP(int, fallocate, int fd, int mode, off_t offset, off_t size)
+{
+    if (FAILS("fallocate", EDQUOT, 0, COUNTDOWN_INTERRUPTIBLE | COUNTDOWN_PASSABLE))
+        return -1;
+    return __real_fallocate(fd, mode, offset, size);
+}
+
+WRAP(int, ftruncate, int fd, off_t size)
+{
+    return FAILS("ftruncate", EDQUOT, 0, COUNTDOWN_INTERRUPTIBLE) ? -1 : __real_ftruncate(fd, size);
+}
+
 WRAP(int, shm_open, const char *name, int flags, mode_t mode)
 {
     return FAILS("shm_open", EMFILE, 0, 0) ? -1 : __real_shm_open(name, flags, mode);

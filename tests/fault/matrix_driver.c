@@ -4,7 +4,7 @@
 #include "channel/door.h"
 #include "channel/fault.h"
 #include "channel/peer.h"
-#include "coordinator/executor.h"
+#include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"
 #include "testing.h"
 
@@ -456,12 +456,17 @@ static void restart_run(struct driver *d)
     journal("restart-start", r, NULL, err.text);
     if (r)
         return;
+    struct cox_init_summary summary;
+    r = cox_executor_init(d->executor, NULL, 0, deadline_ns, &summary, &err);
+    journal("restart-init", r, NULL, err.text);
     const struct operation echo = {"restart-echo", call_opaque, "echo once more", 0};
     kill(cox_executor_pid(d->executor, rank), SIGKILL);
     while (call_opaque(d, &echo, &err) == 0 && cox_now_ns() < deadline_ns)
         continue;
     r = cox_executor_restart(d->executor, rank, deadline_ns, &err);
     journal("restart", r, NULL, err.text);
+    r = cox_executor_replay_init(d->executor, deadline_ns, &err);
+    journal("restart-replay", r, NULL, err.text);
     operation_do(d, &echo);
     journal("restart-stop", (int)cox_executor_stop(d->executor), NULL, "");
     d->executor = cox_executor_free(d->executor);

@@ -6,6 +6,7 @@
 #include "channel/truth.h"
 #include "channel/tsan.h"
 #include "proto/executor.pb-c.h"
+#include "worker/group.h"
 
 #include <endian.h>
 #include <fcntl.h>
@@ -536,12 +537,21 @@ static int on_init(void *context, const struct cox_init_request *request,
             sched_yield();
         return cox_fail(err, COX_ABORTED, "left an init");
     }
+    const bool replayed = cox_init_request_replayed(request);
+    if (cox_init_request_get(request, "tell")) {
+        struct cox_group_options group = {0};
+        cox_init_request_group(request, &group);
+        dprintf(script->host->out_fd, "init life %" PRIu64 " at %" PRIu64 "%s\n", group.life,
+                group.fd_offset, replayed ? " again" : "");
+    }
     const char *model = cox_init_request_get(request, "model");
     if (model && strcmp(model, "endless") == 0) {
         dprintf(script->host->out_fd, "loading\n");
         script->host->park(script->host->context);
     }
     result->cpu_block_count = init_number(request, "cpu", 100) + rank;
+    if (replayed && init_number(request, "odd_again", -1) == rank)
+        result->cpu_block_count -= 50;
     result->npu_block_count = init_number(request, "npu", 1000) - rank;
     result->max_position_embeddings = init_number(request, "positions", 4096) + (rank % 2 ? -1 : 1);
     result->mem_pool_id = rank;

@@ -31,7 +31,8 @@
  *   lose PATH TEXT      reads a named pipe to its end, and fails
  *   drop PATH           opens that pipe for writing, and is killed
  *                       (at init the key `block` names a pipe to read a byte from, `yield` the rank that stays until the
- *                       init is aborted, `spin` the one that stays for ever)
+ *                       init is aborted, `spin` the one that stays for ever; with `tell` the rank prints what it is
+ *                       told of its group; `odd_again` is the rank that answers otherwise when it is asked again)
  *   served              how many commands were asked of this rank, this one included
  *
  * A rank is a process of its own (scripted_worker.c), or threads of the test and a process that

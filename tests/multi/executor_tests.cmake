@@ -1,5 +1,5 @@
 # The executor with real workers; scripted_worker obeys what the requests say.
-foreach(name attach completion executor faults flight group lateness operations pause restart session step threads worker wrapper)
+foreach(name attach completion executor faults flight group lateness operations pause replay restart session step threads worker wrapper)
     cox_multi_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_testlib TIMEOUT 120)
     add_dependencies(test_multi_${name} scripted_worker)
@@ -17,7 +17,7 @@ endforeach()
 cox_thread_test(NAME soak SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c TIMEOUT 240 ARGS 10000)
 
 # And with sealed groups: nothing has a name, the gates are futexes.
-foreach(name attach completion executor faults flight group lateness operations pause restart session step threads worker wrapper)
+foreach(name attach completion executor faults flight group lateness operations pause replay restart session step threads worker wrapper)
     cox_sealed_test(${name} TIMEOUT 240)
 endforeach()
 cox_sealed_test(soak TIMEOUT 240 ARGS 20000)

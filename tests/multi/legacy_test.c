@@ -524,6 +524,26 @@ static void p7_names_that_the_workers_removed_are_no_error(void **state)
 
 /* ---- refusals ---- */
 
+/* They know of no group and of nothing said again: the init comes to them as it did. */
+static void m3_p8_an_init_is_said_again_to_legacy_workers(void **state)
+{
+    (void)state;
+    static const char *const *const commands[] = {all_legacy, odd_native};
+    for (size_t c = 0; c < 2; c++) {
+        struct test_group *group = group_start(2, commands[c]);
+        struct cox_executor *executor = test_group_executor(group);
+        const struct cox_config_entry config[] = {{"model_weight_path", "/w"}};
+        struct cox_init_summary summary;
+        struct cox_error err = {0};
+        assert_int_equal(cox_executor_replay_init(executor, soon(), &err), COX_STATE);
+        assert_int_equal(cox_executor_init(executor, config, 1, soon(), &summary, &err), 0);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(cox_executor_replay_init(executor, soon(), &err), 0);
+        assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
+        group_end(group);
+    }
+}
+
 static void m3_what_legacy_workers_cannot_do_is_refused(void **state)
 {
     (void)state;
@@ -583,6 +603,7 @@ int main(void)
         TEST(m15_goodbye_right_behind_a_request_without_answer),
         TEST(m15_end_is_bounded_whatever_a_rank_does),
         TEST(p7_names_that_the_workers_removed_are_no_error),
+        TEST(m3_p8_an_init_is_said_again_to_legacy_workers),
         TEST(m3_what_legacy_workers_cannot_do_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -70,6 +70,9 @@ static void k1_k19_k26_arguments_are_checked(void **state)
         {.name = "a/b", .rank_count = 1},
         {.name = "..", .rank_count = 1},
         {.fd = -1, .rank_count = 1},
+        {.name = name, .rank_count = 1, .fd_offset = 65536},
+        {.fd = 0, .rank_count = 1, .fd_offset = 1},
+        {.fd = 0, .rank_count = 1, .fd_offset = UINT64_MAX},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct cox_group *group = NULL;
@@ -354,15 +357,21 @@ static void k3_k4_joins_of_more_ranks_again_and_again(void **state)
 
 /* ---- memory that came another way ---- */
 
+struct memory {
+    int fd;
+    uint64_t offset;
+};
+
 static void memory_main(const struct forks_self *self)
 {
-    int fd = *(const int *)self->context;
+    const struct memory *memory = self->context;
+    const int fd = memory->fd;
+    const struct cox_group_options options = {
+        .fd = fd, .fd_offset = memory->offset, .rank = self->rank, .rank_count = self->rank_count};
     struct cox_group *group = NULL;
     struct cox_error err = {0};
     size_t fds = test_count_fds();
-    int r = join(
-        (struct cox_group_options){.fd = fd, .rank = self->rank, .rank_count = self->rank_count},
-        &group, &err);
+    int r = join(options, &group, &err);
     FORK_CHECK(r == 0, "%d %s", r, err.text);
     for (int i = 0; i < 100; i++)
         rank_group_barrier(self, group);
@@ -370,9 +379,7 @@ static void memory_main(const struct forks_self *self)
     FORK_CHECK(test_count_fds() == fds && fcntl(fd, F_GETFD) >= 0, "the fd is lent");
     /* It was used, and serves no group again. */
     group = NULL;
-    r = join(
-        (struct cox_group_options){.fd = fd, .rank = self->rank, .rank_count = self->rank_count},
-        &group, &err);
+    r = join(options, &group, &err);
     FORK_CHECK(r == COX_PEER_DEAD && !group, "%d %s", r, err.text);
 }
 
@@ -383,7 +390,8 @@ static void b16_k28_memory_by_fd(void **state)
     int fd = memfd_create("group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_int_equal(ftruncate(fd, (off_t)size), 0);
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
-    forks_run(4, memory_main, &fd);
+    struct memory memory = {.fd = fd};
+    forks_run(4, memory_main, &memory);
     close(fd);
 
     struct cox_group *group = NULL;
@@ -403,6 +411,50 @@ static void b16_k28_memory_by_fd(void **state)
     assert_int_equal(
         join((struct cox_group_options){.fd = pipes[0], .rank_count = 4}, &group, NULL), -EBADF);
     close(pipes[1]);
+}
+
+static int join_at(int fd, uint64_t offset, struct cox_error *err)
+{
+    struct cox_group *group = NULL;
+    int r = join((struct cox_group_options){.fd = fd, .fd_offset = offset, .rank_count = 1}, &group,
+                 err);
+    cox_group_leave(group);
+    return r;
+}
+
+/* A group has its part of an object and nothing beyond it, at the object's very end, too. */
+static void b16_k28_memory_is_a_part_of_an_object(void **state)
+{
+    (void)state;
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), size = cox_group_memory_size(4, 0),
+                   part = (size + page - 1) / page * page;
+    struct memory memory = {.fd = memfd_create("parts", MFD_CLOEXEC)};
+    assert_int_equal(ftruncate(memory.fd, (off_t)(2 * part + size)), 0);
+    char *bytes = mmap(NULL, 2 * part + size, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
+    assert_true(bytes != MAP_FAILED);
+    for (uint64_t i = 0; i < 3; i++) {
+        memory.offset = (2 - i) * part;
+        forks_run(4, memory_main, &memory);
+        for (uint64_t before = 0; before < memory.offset; before += page)
+            assert_int_equal(bytes[before], 0);
+    }
+    munmap(bytes, 2 * part + size);
+    struct cox_error err = {0};
+    const uint64_t one = cox_group_memory_size(1, 0);
+    assert_int_equal(ftruncate(memory.fd, (off_t)(page + one)), 0);
+    assert_int_equal(join_at(memory.fd, 2 * page, &err), COX_INVALID);
+    char expected[64];
+    snprintf(expected, sizeof expected, "need %" PRIu64 " from %" PRIu64 " on", one, 2 * page);
+    assert_non_null(strstr(err.text, expected));
+    const uint64_t beyond[] = {page + page * (one / page + 1), UINT64_MAX / page * page,
+                               (uint64_t)INT64_MAX / page * page, UINT64_C(1) << 63};
+    for (size_t i = 0; i < sizeof beyond / sizeof beyond[0]; i++)
+        assert_int_equal(join_at(memory.fd, beyond[i], NULL), COX_INVALID);
+    assert_int_equal(ftruncate(memory.fd, 0), 0);
+    assert_int_equal(join_at(memory.fd, page, NULL), COX_INVALID);
+    assert_int_equal(ftruncate(memory.fd, (off_t)(page + one)), 0);
+    assert_int_equal(join_at(memory.fd, page, NULL), 0);
+    close(memory.fd);
 }
 
 static void b51_k26_no_space_is_told_with_numbers(void **state)
@@ -494,6 +546,7 @@ int main(void)
         TEST(k4_k21_b15_b53_ten_thousand_joins_leave_nothing),
         TEST(k3_k4_joins_of_more_ranks_again_and_again),
         TEST(b16_k28_memory_by_fd),
+        TEST(b16_k28_memory_is_a_part_of_an_object),
         TEST(b51_k26_no_space_is_told_with_numbers),
         TEST(k25_any_user_with_the_usual_limits),
         TEST(k28_memory_and_sockets_alone),

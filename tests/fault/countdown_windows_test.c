@@ -1,0 +1,186 @@
+/* The memory of the rank group, made, renewed and given back, with each of these calls failing in turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "channel/region.h"
+#include "channel/windows.h"
+
+#define LIFE 5
+
+static struct cox_geometry geometry;
+
+static const char *group_name(void)
+{
+    static char name[64];
+    return countdown_name(name, "w");
+}
+
+static void geometry_make(void)
+{
+    const struct cox_geometry_choice choice = {.depth = 1};
+    assert_int_equal(cox_geometry_resolve(2, &choice, &geometry, NULL), 0);
+}
+
+static uint64_t bytes_of(int fd)
+{
+    struct stat st;
+    assert_int_equal(fstat(fd, &st), 0);
+    assert_int_equal(st.st_size, cox_geometry_group_object_size(&geometry));
+    return (uint64_t)st.st_blocks * 512;
+}
+
+/* ---- made ---- */
+
+static int named_create(void *object, struct cox_error *err)
+{
+    char name[COX_OBJECT_NAME_SIZE];
+    int r = cox_windows_create_named(group_name(), &geometry, err);
+    if (r == 0)
+        r = cox_region_open(cox_name_group(name, group_name()), COX_REGION_WRITE, object, err);
+    if (r)
+        cox_region_unlink(cox_name_group(name, group_name()));
+    return r;
+}
+
+static void named_destroy(void *object)
+{
+    char name[COX_OBJECT_NAME_SIZE];
+    int *fd = object;
+    assert_int_equal(bytes_of(*fd), cox_geometry_group_size(&geometry));
+    cox_close_fd(fd);
+    assert_int_equal(cox_region_unlink(cox_name_group(name, group_name())), 0);
+}
+
+static int sealed_create(void *object, struct cox_error *err)
+{
+    return cox_windows_create_sealed(&geometry, object, err);
+}
+
+static void sealed_destroy(void *object)
+{
+    int *fd = object;
+    assert_int_equal(bytes_of(*fd), cox_geometry_group_size(&geometry));
+    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    assert_int_equal(fcntl(*fd, F_GET_SEALS) & seals, seals);
+    cox_close_fd(fd);
+}
+
+/* ---- renewed ---- */
+
+static int there = -1;
+
+/* Somebody has written into every window. */
+static void there_prepare(void)
+{
+    struct cox_error err = {0};
+    static char dirt[4096];
+    memset(dirt, 'x', sizeof dirt);
+    if (cox_windows_create_sealed(&geometry, &there, &err))
+        fail_msg("%s", err.text);
+    for (uint64_t life = 0; life < COX_GROUP_WINDOW_COUNT; life++)
+        assert_int_equal(
+            pwrite(there, dirt, sizeof dirt, (off_t)cox_geometry_group_offset(&geometry, life)),
+            sizeof dirt);
+}
+
+static char byte_of(uint64_t life)
+{
+    char byte = 0;
+    assert_int_equal(pread(there, &byte, 1, (off_t)cox_geometry_group_offset(&geometry, life)), 1);
+    return byte;
+}
+
+/* What has been done, to be looked at where nothing fails. */
+static bool renewed, kept;
+
+static void there_restore(void)
+{
+    if (renewed) {
+        assert_int_equal(byte_of(LIFE), 0);
+        assert_int_equal(byte_of(LIFE - 1), 'x');
+        assert_int_equal(byte_of(LIFE + 1), 'x');
+    }
+    if (kept) {
+        assert_int_equal(byte_of(LIFE), 'x');
+        assert_int_equal(byte_of(LIFE - 1), 0);
+        assert_int_equal(byte_of(LIFE + 1), 0);
+        assert_true(bytes_of(there) <= cox_geometry_group_size(&geometry));
+    }
+    renewed = kept = false;
+    cox_close_fd(&there);
+}
+
+static int renew(void *object, struct cox_error *err)
+{
+    (void)object;
+    int r = cox_windows_renew(there, &geometry, LIFE, err);
+    renewed = r == 0;
+    return r;
+}
+
+static int keep(void *object, struct cox_error *err)
+{
+    (void)object;
+    int r = cox_windows_keep(there, &geometry, LIFE);
+    kept = r == 0;
+    return r ? cox_fail(err, r, "%s", cox_status_text(r)) : 0;
+}
+
+static const struct countdown_subject subjects[] = {
+    {.name = "windows_create_named",
+     .lenient = true,
+     .in_place = true,
+     .size = sizeof(int),
+     .construct = named_create,
+     .destroy = named_destroy},
+    {.name = "windows_create_sealed",
+     .lenient = true,
+     .size = sizeof(int),
+     .construct = sealed_create,
+     .destroy = sealed_destroy},
+    {.name = "windows_renew",
+     .lenient = true,
+     .construct = renew,
+     .prepare = there_prepare,
+     .restore = there_restore},
+    {.name = "windows_keep", .construct = keep, .prepare = there_prepare, .restore = there_restore},
+};
+#define SUBJECT_COUNT (sizeof subjects / sizeof subjects[0])
+
+static void b4_b15_no_window_stays_when_any_call_fails(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < SUBJECT_COUNT; i++)
+        countdown_once(&subjects[i]);
+}
+
+static void b19_windows_report_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < SUBJECT_COUNT; i++)
+        countdown_sticky(&subjects[i]);
+}
+
+static void b47_windows_are_renewed_through_interruptions(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < SUBJECT_COUNT; i++)
+        countdown_interrupted(&subjects[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b4_b15_no_window_stays_when_any_call_fails),
+        TEST(b19_windows_report_the_first_of_many_failures),
+        TEST(b47_windows_are_renewed_through_interruptions),
+    };
+    geometry_make();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

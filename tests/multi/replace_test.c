@@ -1,0 +1,639 @@
+/*
+ * Ranks of the reference model that are killed and replaced while the others keep process and weights: rows P8, S3, K28.
+ * The workers are this program: the engine of coxswain-worker, and a command by which a rank leaves a process behind.
+ *
+ * Each life of a rank has a folder of its own as its working directory, in which the model has the same name. It is
+ * taken away once the life has loaded it, so that nobody can load it again.
+ */
+#include "testing.h"
+
+#include "coordinator/operations.h"
+#include "proto/executor.pb-c.h"
+#include "worker/engine.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
+#define RANK_COUNT_MAX 8
+#define PROMPT_LENGTH 6u
+#define STEP_COUNT 12u
+#define BLOCK_SIZE 4u
+#define BLOCK_COUNT ((PROMPT_LENGTH + STEP_COUNT) / BLOCK_SIZE + 1)
+
+/* ---- the worker ---- */
+
+static struct cox_engine *engine;
+
+static int on_init(void *context, const struct cox_init_request *request,
+                   struct cox_init_result *result, struct cox_error *err)
+{
+    return cox_engine_callbacks.init(context, request, result, err);
+}
+
+static int on_execute(void *context, const struct cox_batch *batch,
+                      struct cox_batch_output *outputs, struct cox_error *err)
+{
+    return cox_engine_callbacks.execute(context, batch, outputs, err);
+}
+
+/* Writes over all that it has of the group, again and again: of a group with names the rank group's memory alone, since
+ * there any process of the user can spoil the rest. */
+static void scribble(bool sealed)
+{
+    for (uint8_t byte = 0x5a;; byte = (uint8_t)(byte + 0x3d)) {
+        char line[512], rights[8], path[256] = "";
+        uint64_t begin, end;
+        FILE *maps = fopen("/proc/self/maps", "re");
+        while (maps && fgets(line, sizeof line, maps)) {
+            if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s %*s %*s %*s %255s", &begin, &end, rights,
+                       path) != 4 ||
+                strncmp(rights, "rw-s", 4) != 0 || (!sealed && !strstr(path, "_group")))
+                continue;
+            memset((void *)(uintptr_t)begin, byte, end - begin);
+        }
+        if (maps)
+            fclose(maps);
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    }
+}
+
+/* 's': leaves a process behind that scribbles from the death of this one on, and answers with its pid. */
+static int on_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
+                     size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err)
+{
+    (void)context, (void)reply_capacity, (void)err;
+    *ret_reply_size = 0;
+    if (request_size == 0 || request[0] != 's')
+        return 0;
+    int ready[2], lives[2];
+    char byte = 0;
+    if (pipe2(ready, O_CLOEXEC) || pipe2(lives, O_CLOEXEC))
+        return -errno;
+    const pid_t pid = fork();
+    if (pid == 0) {
+        /* Who kills the rank's process group does not reach it. The other end goes with its parent. */
+        close(lives[1]);
+        if (setsid() < 0 || write(ready[1], &byte, 1) != 1 || read(lives[0], &byte, 1) != 0)
+            _exit(1);
+        scribble(request_size > 1 && request[1] == 's');
+    }
+    if (pid < 0 || read(ready[0], &byte, 1) != 1)
+        return -ECHILD;
+    memcpy(reply, &pid, sizeof pid);
+    *ret_reply_size = sizeof pid;
+    return 0;
+}
+
+static int worker_main(int argc, char **argv)
+{
+    static const struct cox_worker_callbacks callbacks = {
+        .init = on_init, .execute = on_execute, .opaque = on_opaque};
+    const struct cox_engine_options engine_options = {
+        .model_dir = "model", .block_size = BLOCK_SIZE, .block_count = 2 * BLOCK_COUNT};
+    struct cox_worker_options options = {0};
+    struct cox_worker *worker = NULL;
+    struct cox_error err = {0};
+    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    if (r == 0)
+        r = cox_engine_new(&engine_options, &engine);
+    if (r == 0)
+        r = cox_worker_new(&options, &callbacks, engine, &worker, &err);
+    if (r == 0) {
+        cox_engine_serve(engine, worker);
+        r = cox_worker_run(worker, &err);
+    }
+    if (r)
+        fprintf(stderr, "%s\n", err.text);
+    cox_worker_free(worker);
+    cox_engine_free(engine);
+    return r != 0;
+}
+
+/* ---- a group and its lives ---- */
+
+static char program[4096];
+
+struct lives {
+    struct test_group *group;
+    uint32_t rank_count;
+    uint32_t generations[RANK_COUNT_MAX];
+    char folder[64];
+};
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static void life_path(const struct lives *lives, uint32_t generation, const char *what, char *path,
+                      size_t size)
+{
+    snprintf(path, size, "%s/%" PRIu32 "%s", lives->folder, generation, what);
+}
+
+/* Where the ranks of this generation start, with the model or without. */
+static void life_make(const struct lives *lives, uint32_t generation)
+{
+    char path[128];
+    life_path(lives, generation, "", path, sizeof path);
+    assert_true(mkdir(path, 0700) == 0 || errno == EEXIST);
+    life_path(lives, generation, "/model", path, sizeof path);
+    assert_true(symlink(SHIPPED, path) == 0 || errno == EEXIST);
+}
+
+static void life_forget(const struct lives *lives, uint32_t generation)
+{
+    char path[128];
+    life_path(lives, generation, "/model", path, sizeof path);
+    assert_int_equal(unlink(path), 0);
+}
+
+static void init(struct lives *lives)
+{
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    int r =
+        cox_executor_init(test_group_executor(lives->group), NULL, 0, patience(), &summary, &err);
+    if (r)
+        fail_msg("init: %d: %s", r, err.text);
+}
+
+static void lives_start(struct lives *lives, uint32_t rank_count)
+{
+    static char line[5000];
+    static const char *command[] = {"sh", "-c", line, "worker", NULL};
+    const struct cox_executor_options options = {.command = command};
+    *lives = (struct lives){.rank_count = rank_count, .folder = "/tmp/cox_lives_XXXXXX"};
+    assert_non_null(mkdtemp(lives->folder));
+    snprintf(line, sizeof line, "cd %s/$COXSWAIN_GENERATION && exec %s worker \"$@\"",
+             lives->folder, program);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        lives->generations[rank] = 1;
+    life_make(lives, 1);
+    lives->group = test_group_start(rank_count, &options);
+    init(lives);
+    life_forget(lives, 1);
+}
+
+static void lives_end(struct lives *lives)
+{
+    char path[128];
+    test_group_free(lives->group);
+    for (uint32_t generation = 1; generation < 100; generation++) {
+        life_path(lives, generation, "/model", path, sizeof path);
+        unlink(path);
+        life_path(lives, generation, "", path, sizeof path);
+        rmdir(path);
+    }
+    assert_int_equal(rmdir(lives->folder), 0);
+}
+
+static pid_t pid_of(const struct lives *lives, uint32_t rank)
+{
+    return cox_executor_pid(test_group_executor(lives->group), rank);
+}
+
+static void restart(struct lives *lives, uint32_t rank)
+{
+    struct cox_error err = {0};
+    life_make(lives, ++lives->generations[rank]);
+    int r = cox_executor_restart(test_group_executor(lives->group), rank, patience(), &err);
+    if (r)
+        fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, err.text);
+}
+
+static int replay(struct lives *lives, struct cox_error *err)
+{
+    *err = (struct cox_error){0};
+    return cox_executor_replay_init(test_group_executor(lives->group), patience(), err);
+}
+
+/* Replaces dead ranks; the others may not load the model again, since it is not there. */
+static void replace(struct lives *lives, uint64_t ranks)
+{
+    struct cox_error err;
+    uint32_t newest = 0;
+    for (uint32_t rank = 0; rank < lives->rank_count; rank++) {
+        if (!(ranks >> rank & 1))
+            continue;
+        restart(lives, rank);
+        newest = lives->generations[rank] > newest ? lives->generations[rank] : newest;
+    }
+    int r = replay(lives, &err);
+    if (r)
+        fail_msg("replay: %d: %s", r, err.text);
+    for (uint32_t rank = 0; rank < lives->rank_count; rank++)
+        if (ranks >> rank & 1 && lives->generations[rank] == newest) {
+            life_forget(lives, newest);
+            break;
+        }
+}
+
+/* ---- a stream of steps ---- */
+
+struct stream {
+    int32_t tokens[PROMPT_LENGTH + STEP_COUNT];
+    float logprobs[STEP_COUNT];
+    uint32_t count; /* steps that succeeded */
+    uint64_t base;  /* 0: the sequence has to be announced */
+};
+
+static void stream_init(struct stream *stream)
+{
+    static const int32_t prompt[PROMPT_LENGTH] = {1, 5, 10, 13, 8, 11};
+    *stream = (struct stream){.count = 0};
+    memcpy(stream->tokens, prompt, sizeof prompt);
+}
+
+struct answer {
+    uint64_t sequence;
+    size_t count;
+    int32_t token;
+    float logprob;
+};
+
+static void take_answer(void *context, const struct cox_completion *completion)
+{
+    struct answer *answer = context;
+    const ModelExecuteData__ExecuteResponse *response =
+        completion->payload ? completion->payload->response : NULL;
+    answer->sequence = completion->sequence;
+    if (!response || !response->execute_model_response || !response->execute_model_response->step)
+        return;
+    const ModelExecuteData__StepResult *result = response->execute_model_response->step;
+    answer->count = result->n_tokens == 1 && result->n_logprobs == 1;
+    if (answer->count) {
+        answer->token = result->tokens[0];
+        answer->logprob = result->logprobs[0];
+    }
+}
+
+/* The next token. */
+static int stream_step(struct lives *lives, struct stream *stream, struct cox_error *err)
+{
+    const bool announce = stream->base == 0;
+    uint32_t length = PROMPT_LENGTH + stream->count, slot = 0;
+    uint32_t position = announce ? 0 : length - 1, row = length - position;
+    int32_t blocks[BLOCK_COUNT];
+    for (uint32_t i = 0; i < BLOCK_COUNT; i++)
+        blocks[i] = (int32_t)(2 * i + 1);
+    ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
+    ModelExecuteData__StepBlockTable *tables[] = {&table};
+    table.n_blocks = BLOCK_COUNT;
+    table.blocks = blocks;
+    ModelExecuteData__StepSequence sequence = MODEL_EXECUTE_DATA__STEP_SEQUENCE__INIT;
+    ModelExecuteData__StepSequence *announced[] = {&sequence};
+    sequence.has_seq_id = sequence.has_slot = 1;
+    sequence.seq_id = 7;
+    sequence.n_tokens = length;
+    sequence.tokens = stream->tokens;
+    sequence.n_tables = 1;
+    sequence.tables = tables;
+    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
+    delta.has_base_sequence = delta.has_table_count = 1;
+    delta.base_sequence = stream->base;
+    delta.table_count = 1;
+    delta.n_announced = announce;
+    delta.announced = announced;
+    delta.n_row_slot = delta.n_row_position = delta.n_row_token_count = 1;
+    delta.row_slot = &slot;
+    delta.row_position = &position;
+    delta.row_token_count = &row;
+    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
+    model.has_forward_type = 1;
+    model.forward_type = announce ? MODEL_EXECUTE_DATA__FORWARD_TYPE__PREFILL
+                                  : MODEL_EXECUTE_DATA__FORWARD_TYPE__DECODE;
+    model.step = &delta;
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    request.execute_model_request = &model;
+    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+                                               .deadline_ns = patience()};
+    struct answer answer = {0};
+    *err = (struct cox_error){0};
+    int r = cox_executor_call(test_group_executor(lives->group), &request, &options, take_answer,
+                              &answer, err);
+    stream->base = r ? 0 : answer.sequence;
+    if (r)
+        return r;
+    assert_int_equal(answer.count, 1);
+    stream->tokens[length] = answer.token;
+    stream->logprobs[stream->count++] = answer.logprob;
+    return 0;
+}
+
+static void stream_until(struct lives *lives, struct stream *stream, uint32_t count)
+{
+    struct cox_error err;
+    while (stream->count < count) {
+        int r = stream_step(lives, stream, &err);
+        if (r)
+            fail_msg("step %" PRIu32 ": %d: %s", stream->count, r, err.text);
+    }
+}
+
+/* What a group gives in which nothing dies; the same for any number of ranks. */
+static const struct stream *undisturbed(void)
+{
+    static struct stream reference;
+    struct lives lives;
+    if (reference.count == 0) {
+        lives_start(&lives, 1);
+        stream_init(&reference);
+        stream_until(&lives, &reference, STEP_COUNT);
+        lives_end(&lives);
+    }
+    return &reference;
+}
+
+/* Bit by bit. */
+static void expect_same(const struct stream *stream)
+{
+    const struct stream *reference = undisturbed();
+    assert_int_equal(stream->count, STEP_COUNT);
+    assert_memory_equal(stream->tokens, reference->tokens, sizeof stream->tokens);
+    assert_memory_equal(stream->logprobs, reference->logprobs, sizeof stream->logprobs);
+}
+
+/* Kills these ranks; on return every step is refused because of it. */
+static void kill_ranks(struct lives *lives, struct stream *stream, uint64_t ranks)
+{
+    struct cox_error err;
+    for (uint32_t rank = 0; rank < lives->rank_count; rank++)
+        if (ranks >> rank & 1)
+            assert_int_equal(kill(pid_of(lives, rank), SIGKILL), 0);
+    for (uint32_t rank = 0; rank < lives->rank_count; rank++)
+        if (ranks >> rank & 1)
+            test_await_death(lives->group, rank);
+    assert_int_equal(stream_step(lives, stream, &err), COX_PEER_DEAD);
+    assert_int_equal(cox_executor_engine_state(test_group_executor(lives->group)),
+                     COX_ENGINE_ABNORMAL);
+}
+
+/* The ranks are killed behind so many steps, replaced, and the stream is the one that nothing disturbed. */
+static void check_replacement(uint32_t rank_count, uint64_t ranks, uint32_t after)
+{
+    struct lives lives;
+    struct stream stream;
+    pid_t pids[RANK_COUNT_MAX];
+    undisturbed();
+    lives_start(&lives, rank_count);
+    stream_init(&stream);
+    stream_until(&lives, &stream, after);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        pids[rank] = pid_of(&lives, rank);
+    kill_ranks(&lives, &stream, ranks);
+    replace(&lives, ranks);
+    assert_int_equal(cox_executor_engine_state(test_group_executor(lives.group)),
+                     COX_ENGINE_NORMAL);
+    stream_until(&lives, &stream, STEP_COUNT);
+    expect_same(&stream);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        assert_int_equal(pid_of(&lives, rank) == pids[rank], !(ranks >> rank & 1));
+    lives_end(&lives);
+}
+
+static void p8_one_of_1_2_4_8_ranks_is_replaced_and_the_bits_are_the_same(void **state)
+{
+    (void)state;
+    check_replacement(1, 1, 3);
+    check_replacement(2, 1, 5);
+    check_replacement(2, 2, 1);
+    check_replacement(4, 1, 0);
+    check_replacement(4, 8, 7);
+    check_replacement(8, 1 << 5, 4);
+}
+
+static void p8_two_ranks_at_once_are_replaced(void **state)
+{
+    (void)state;
+    check_replacement(4, 1 << 1 | 1 << 2, 4);
+    check_replacement(8, 1 << 0 | 1 << 7, 2);
+}
+
+/* That the model is out of reach for who has it is what makes the others meaningful. */
+static void p8_an_init_that_is_not_said_again_loads_the_model(void **state)
+{
+    (void)state;
+    struct lives lives;
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    struct stream stream;
+    undisturbed();
+    lives_start(&lives, 2);
+    stream_init(&stream);
+    stream_until(&lives, &stream, 3);
+    struct cox_executor *executor = test_group_executor(lives.group);
+    assert_int_equal(cox_executor_init(executor, NULL, 0, patience(), &summary, &err),
+                     COX_REJECTED);
+    assert_non_null(strstr(err.text, "model"));
+    /* Nothing is left of the model, and half an engine serves nobody. */
+    assert_int_equal(stream_step(&lives, &stream, &err), COX_REJECTED);
+    assert_non_null(strstr(err.text, "a step before an init that succeeded"));
+    assert_int_equal(replay(&lives, &err), COX_REJECTED);
+    life_make(&lives, 1);
+    assert_int_equal(replay(&lives, &err), 0);
+    stream_until(&lives, &stream, STEP_COUNT);
+    expect_same(&stream);
+    lives_end(&lives);
+}
+
+/* At each of these the new process ends; the others are told, keep what they have, and the next one makes it. */
+static void p8_a_new_rank_that_dies_half_way_is_replaced_again(void **state)
+{
+    (void)state;
+    static const char *const plans[] = {
+        "group.claimed:kill:1:1",    "group.said:kill:1:1",    "group.said:kill:1:2",
+        "group.aligned:kill:1:1",    "exchange.made:kill:1:1", "group.value:kill:1:1",
+        "exchange.written:kill:1:1", "reply.tagged:kill:1:1",
+    };
+#if !COX_TESTING
+    skip();
+#endif
+    undisturbed();
+    for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
+        struct lives lives;
+        struct stream stream;
+        struct cox_error err;
+        setenv("COXSWAIN_FAULT", plans[i], 1);
+        setenv("COXSWAIN_FAULT_LIFE", "2", 1);
+        lives_start(&lives, 4);
+        stream_init(&stream);
+        stream_until(&lives, &stream, 3);
+        const pid_t pid = pid_of(&lives, 0);
+        kill_ranks(&lives, &stream, 1 << 1);
+        restart(&lives, 1);
+        int r = replay(&lives, &err);
+        if (r == 0)
+            r = stream_step(&lives, &stream, &err);
+        if (r != COX_PEER_DEAD)
+            fail_msg("%s: %d: %s", plans[i], r, err.text);
+        test_await_death(lives.group, 1);
+        life_forget(&lives, 2);
+        replace(&lives, 1 << 1);
+        stream_until(&lives, &stream, STEP_COUNT);
+        expect_same(&stream);
+        assert_int_equal(pid_of(&lives, 0), pid);
+        lives_end(&lives);
+        unsetenv("COXSWAIN_FAULT");
+        unsetenv("COXSWAIN_FAULT_LIFE");
+    }
+}
+
+/* ---- what is left of the dead ---- */
+
+/* Bytes that the rank group's memory takes. */
+static uint64_t group_bytes(void)
+{
+    struct stat st = {0};
+    char target[256];
+    DIR *dir = opendir("/proc/self/fd");
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+        ssize_t length = readlinkat(dirfd(dir), entry->d_name, target, sizeof target - 1);
+        target[length < 0 ? 0 : length] = '\0';
+        if (strstr(target, "_group"))
+            assert_int_equal(fstatat(dirfd(dir), entry->d_name, &st, 0), 0);
+    }
+    closedir(dir);
+    assert_int_not_equal(st.st_ino, 0);
+    return (uint64_t)st.st_blocks * 512;
+}
+
+/* Who scribbles fills holes again, where nobody reads. */
+static void await_scribbles(uint64_t bytes)
+{
+    const uint64_t deadline_ns = patience();
+    while (group_bytes() <= bytes && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_true(group_bytes() > bytes);
+}
+
+static void p8_k28_late_writes_of_a_former_life_land_nowhere(void **state)
+{
+    (void)state;
+    struct lives lives;
+    struct stream stream;
+    struct test_completion c;
+    undisturbed();
+    lives_start(&lives, 4);
+    const uint64_t bytes = group_bytes();
+    for (uint32_t victim = 0; victim < 4; victim += 3) {
+        const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << victim};
+        pid_t pid = -1;
+        stream_init(&stream);
+        stream_until(&lives, &stream, 4);
+        assert_int_equal(test_call_how(lives.group, &c, &how, "%s",
+                                       test_attach() == COX_ATTACH_SEALED ? "ss" : "sn"),
+                         0);
+        assert_int_equal(c.ranks[victim].size, sizeof pid);
+        memcpy(&pid, c.ranks[victim].bytes, sizeof pid);
+        test_completion_deinit(&c);
+        assert_true(pid > 0);
+        kill_ranks(&lives, &stream, UINT64_C(1) << victim);
+        replace(&lives, UINT64_C(1) << victim);
+        stream_until(&lives, &stream, STEP_COUNT);
+        expect_same(&stream);
+        await_scribbles(bytes);
+        assert_int_equal(kill(pid, SIGKILL), 0);
+    }
+    lives_end(&lives);
+}
+
+/* ---- nothing grows ---- */
+
+/* Lines of a file of a process that have the text. */
+static size_t count_lines(pid_t pid, const char *file, const char *text)
+{
+    char path[64], line[512];
+    size_t count = 0;
+    snprintf(path, sizeof path, "/proc/%jd/%s", (intmax_t)pid, file);
+    FILE *stream = fopen(path, "re");
+    assert_non_null(stream);
+    while (fgets(line, sizeof line, stream))
+        count += strstr(line, text) != NULL;
+    fclose(stream);
+    return count;
+}
+
+static size_t count_fds(pid_t pid)
+{
+    char path[64];
+    size_t count = 0;
+    snprintf(path, sizeof path, "/proc/%jd/fd", (intmax_t)pid);
+    DIR *dir = opendir(path);
+    assert_non_null(dir);
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count;
+}
+
+/* More often than there are windows. */
+static void p8_p7_forty_replacements_in_a_row(void **state)
+{
+    (void)state;
+    struct lives lives;
+    struct stream stream;
+    undisturbed();
+    lives_start(&lives, 2);
+    const pid_t survivor = pid_of(&lives, 0);
+    const uint64_t bytes = group_bytes();
+    size_t fds = 0, own_fds = 0, maps = 0;
+    for (int k = 0; k < 40; k++) {
+        stream_init(&stream);
+        stream_until(&lives, &stream, (uint32_t)k % STEP_COUNT);
+        kill_ranks(&lives, &stream, 1 << 1);
+        replace(&lives, 1 << 1);
+        stream_until(&lives, &stream, STEP_COUNT);
+        expect_same(&stream);
+        assert_int_equal(group_bytes(), bytes);
+        if (k == 2) {
+            fds = count_fds(survivor);
+            own_fds = test_count_fds();
+            maps = count_lines(survivor, "maps", "rw-s") + count_lines(survivor, "maps", "r--s");
+        }
+    }
+    assert_int_equal(pid_of(&lives, 0), survivor);
+    assert_int_equal(count_fds(survivor), fds);
+    assert_int_equal(count_lines(survivor, "maps", "rw-s") + count_lines(survivor, "maps", "r--s"),
+                     maps);
+    /* The door notices in its own time that a connection has ended; here and at the count before. */
+    uint64_t deadline_ns = patience();
+    while (test_count_fds() > own_fds && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_true(test_count_fds() <= own_fds);
+    lives_end(&lives);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p8_one_of_1_2_4_8_ranks_is_replaced_and_the_bits_are_the_same),
+        TEST(p8_two_ranks_at_once_are_replaced),
+        TEST(p8_an_init_that_is_not_said_again_loads_the_model),
+        TEST(p8_a_new_rank_that_dies_half_way_is_replaced_again),
+        TEST(p8_k28_late_writes_of_a_former_life_land_nowhere),
+        TEST(p8_p7_forty_replacements_in_a_row),
+    };
+    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+        return worker_main(argc, argv);
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length < 0)
+        return 1;
+    return cmocka_run_group_tests_name("replace", tests, NULL, NULL);
+}

@@ -1,0 +1,614 @@
+/* Inits with real workers: each gives the rank group memory of its own, the last can be said again, and the engine state
+ * that inits, deaths and recovery commands leave decides whether steps are let in. Rows P8, M12, K25. */
+#include "testing.h"
+
+#include "channel/geometry.h"
+#include "coordinator/operations.h"
+#include "proto/executor.pb-c.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define RANK_COUNT 2
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static const struct cox_config_entry telling[] = {{"tell", ""}, {"npu", "77"}, {"empty", NULL}};
+#define TELLING telling, 3
+
+static int init_with(struct test_group *g, const struct cox_config_entry *config, size_t count,
+                     uint64_t deadline_ns, struct cox_error *err)
+{
+    struct cox_init_summary summary;
+    *err = (struct cox_error){0};
+    return cox_executor_init(test_group_executor(g), config, count, deadline_ns, &summary, err);
+}
+
+static void init_group(struct test_group *g)
+{
+    struct cox_error err;
+    int r = init_with(g, TELLING, patience(), &err);
+    if (r)
+        fail_msg("init: %d: %s", r, err.text);
+}
+
+static int replay(struct test_group *g, struct cox_error *err)
+{
+    *err = (struct cox_error){0};
+    return cox_executor_replay_init(test_group_executor(g), patience(), err);
+}
+
+static enum cox_engine_state state_of(struct test_group *g)
+{
+    return cox_executor_engine_state(test_group_executor(g));
+}
+
+static int recover(struct test_group *g, enum cox_recover_command command, struct cox_error *err)
+{
+    struct cox_recover_result results[COX_RANK_COUNT_MAX];
+    *err = (struct cox_error){0};
+    return cox_executor_recover(test_group_executor(g), command, patience(), results, err);
+}
+
+static void kill_rank(struct test_group *g, uint32_t rank)
+{
+    struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
+    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), rank), SIGKILL), 0);
+    int r;
+    while ((r = test_call_how(g, NULL, &how, "echo still there?")) == 0)
+        continue;
+    assert_int_equal(r, COX_PEER_DEAD);
+}
+
+static void restart(struct test_group *g, uint32_t rank)
+{
+    struct cox_error err = {0};
+    int r = cox_executor_restart(test_group_executor(g), rank, patience(), &err);
+    if (r)
+        fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, err.text);
+}
+
+/* A step without rows. */
+struct step {
+    ModelExecuteData__ExecuteRequest request;
+    ModelExecuteData__ExecuteModelRequest model;
+    ModelExecuteData__StepDelta delta;
+};
+
+static const ModelExecuteData__ExecuteRequest *step_empty(struct step *s)
+{
+    *s = (struct step){
+        .request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT,
+        .model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT,
+        .delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT,
+    };
+    s->request.has_execute_type = 1;
+    s->request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
+    s->request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    s->request.execute_model_request = &s->model;
+    s->model.step = &s->delta;
+    s->delta.has_base_sequence = 1;
+    return &s->request;
+}
+
+static int step_call(struct test_group *g, struct cox_error *err)
+{
+    struct step s;
+    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+                                               .deadline_ns = patience()};
+    *err = (struct cox_error){0};
+    return cox_executor_call(test_group_executor(g), step_empty(&s), &options, NULL, NULL, err);
+}
+
+static void expect_step(struct test_group *g)
+{
+    struct cox_error err;
+    int r = step_call(g, &err);
+    if (r)
+        fail_msg("step: %d: %s", r, err.text);
+}
+
+/* ---- the memory of the rank group ---- */
+
+/* What it takes now; of the one object that this process has of it. */
+static uint64_t group_bytes(void)
+{
+    struct stat st = {0};
+    char target[256];
+    DIR *dir = opendir("/proc/self/fd");
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+        ssize_t length = readlinkat(dirfd(dir), entry->d_name, target, sizeof target - 1);
+        target[length < 0 ? 0 : length] = '\0';
+        if (strstr(target, "_group"))
+            assert_int_equal(fstatat(dirfd(dir), entry->d_name, &st, 0), 0);
+    }
+    closedir(dir);
+    assert_int_not_equal(st.st_ino, 0);
+    return (uint64_t)st.st_blocks * 512;
+}
+
+static uint64_t window_of(uint32_t rank_count)
+{
+    const struct cox_geometry_choice choice = {0};
+    struct cox_geometry geometry;
+    assert_int_equal(cox_geometry_resolve(rank_count, &choice, &geometry, NULL), 0);
+    return cox_geometry_group_size(&geometry);
+}
+
+/* Another life and another window each time, of which only the last takes memory; the ring goes round. */
+static void k25_every_init_has_memory_of_its_own(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    const uint64_t window = window_of(RANK_COUNT);
+    struct cox_error err;
+    assert_int_equal(group_bytes(), window);
+    size_t fds = 0;
+    for (uint64_t life = 1; life <= 40; life++) {
+        char line[64];
+        const bool again = life % 3 == 0;
+        if (!again)
+            init_group(g);
+        else if (replay(g, &err))
+            fail_msg("%s", err.text);
+        snprintf(line, sizeof line, "init life %" PRIu64 " at %" PRIu64 "%s", life,
+                 life % COX_GROUP_WINDOW_COUNT * window, again ? " again" : "");
+        test_await_lines(g, 0, line, 1);
+        test_await_lines(g, 1, line, 1);
+        assert_int_equal(group_bytes(), window);
+        if (life == 1)
+            fds = test_count_fds();
+    }
+    assert_int_equal(test_count_fds(), fds);
+    test_group_free(g);
+}
+
+/* An init that fails is a life as well; its window and the one before stay until one succeeds. */
+static void k25_a_failed_init_takes_a_life(void **state)
+{
+    (void)state;
+    static const struct cox_config_entry failing[] = {{"tell", ""}, {"fail", "1"}};
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    struct cox_error err;
+    init_group(g);
+    assert_int_equal(init_with(g, failing, 2, patience(), &err), COX_REJECTED);
+    assert_int_equal(group_bytes(), 2 * window_of(RANK_COUNT));
+    /* What is said again is the one that succeeded. */
+    assert_int_equal(replay(g, &err), 0);
+    test_await_lines(g, 0, "init life 3", 1);
+    test_await_lines(g, 1, "init life 3", 1);
+    assert_int_equal(group_bytes(), window_of(RANK_COUNT));
+    test_group_free(g);
+}
+
+/* In a mount namespace of its own, where /dev/shm has room for the group and half a window. */
+static int helper_full_shm(void)
+{
+    char size[64];
+    struct cox_geometry geometry;
+    const struct cox_geometry_choice choice = {0};
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    if (cox_geometry_resolve(RANK_COUNT, &choice, &geometry, &err))
+        return 2;
+    const uint64_t window = cox_geometry_group_size(&geometry);
+    snprintf(size, sizeof size, "size=%" PRIu64 ",mode=1777",
+             cox_geometry_memory_bytes(&geometry) + window / 2);
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, size))
+        return 77;
+    const struct cox_executor_options options = {.rank_count = RANK_COUNT, .keep_names = true};
+    struct test_group *g = NULL;
+    if (test_group_try(&options, &g, &err))
+        return 3;
+    struct cox_executor *executor = test_group_executor(g);
+    /* The first is in the window that is there. */
+    if (cox_executor_init(executor, NULL, 0, patience(), &summary, &err))
+        return 4;
+    for (int i = 0; i < 2; i++) {
+        char needed[64];
+        snprintf(needed, sizeof needed, "needs %" PRIu64 " bytes of /dev/shm", window);
+        err = (struct cox_error){0};
+        int r = i ? cox_executor_replay_init(executor, patience(), &err)
+                  : cox_executor_init(executor, NULL, 0, patience(), &summary, &err);
+        if (r != COX_NO_SPACE || !strstr(err.text, needed))
+            return 5;
+    }
+    /* Nothing was sent, and the group is as before. */
+    if (cox_executor_engine_state(executor) != COX_ENGINE_NORMAL || step_call(g, &err))
+        return 6;
+    if (mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=64m,mode=1777") ||
+        cox_executor_replay_init(executor, patience(), &err))
+        return 7;
+    test_group_free(g);
+    return 0;
+}
+
+static void b51_k26_an_init_without_memory_for_the_rank_group_says_so(void **state)
+{
+    (void)state;
+    test_needs_names();
+    int status = test_helper_run("full_shm");
+    if (status == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
+/* ---- the same once more ---- */
+
+static void p8_without_an_init_nothing_can_be_said_again(void **state)
+{
+    (void)state;
+    static const struct cox_config_entry failing[] = {{"fail", "0"}};
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    struct cox_error err;
+    assert_int_equal(replay(g, &err), COX_STATE);
+    assert_contains(err.text, "no init");
+    assert_int_equal(init_with(g, failing, 1, patience(), &err), COX_REJECTED);
+    assert_int_equal(replay(g, &err), COX_STATE);
+    /* Users of the bare executor restart all the same. */
+    kill_rank(g, 1);
+    restart(g, 1);
+    assert_int_equal(replay(g, &err), COX_STATE);
+    assert_int_equal(state_of(g), COX_ENGINE_INIT);
+    test_expect_echo(g, "x");
+    test_group_free(g);
+}
+
+static void p8_a_replaced_rank_gets_the_same_init(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n *= 2) {
+        struct test_group *g = test_group_start(n, NULL);
+        struct cox_error err;
+        init_group(g);
+        kill_rank(g, n - 1);
+        assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
+        assert_int_equal(replay(g, &err), COX_PEER_DEAD);
+        restart(g, n - 1);
+        assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
+        assert_int_equal(replay(g, &err), 0);
+        assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+        expect_step(g);
+        /* "tell" was in it. */
+        for (uint32_t rank = 0; rank < n; rank++)
+            test_await_lines(g, (int)rank, "init life 3", 1);
+        test_group_free(g);
+    }
+}
+
+static void p8_another_answer_than_then_is_told(void **state)
+{
+    (void)state;
+    static const struct cox_config_entry odd[] = {{"odd_again", "0"}};
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    struct cox_error err;
+    assert_int_equal(init_with(g, odd, 1, patience(), &err), 0);
+    kill_rank(g, 1);
+    restart(g, 1);
+    assert_int_equal(replay(g, &err), COX_DIVERGED);
+    assert_contains(err.text, "otherwise than at first");
+    assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
+    init_group(g);
+    assert_int_equal(replay(g, &err), 0);
+    assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+    test_group_free(g);
+}
+
+/* ---- who comes first ---- */
+
+struct other_thread {
+    struct test_group *group;
+    const char *path; /* NULL: the last init once more */
+    int result;
+    struct cox_error err;
+};
+
+static void *init_main(void *argument)
+{
+    struct other_thread *other = argument;
+    const struct cox_config_entry config[] = {{"block", other->path}, {"tell", ""}};
+    other->result = other->path ? init_with(other->group, config, 2, patience(), &other->err)
+                                : replay(other->group, &other->err);
+    return NULL;
+}
+
+static void b2_one_init_at_a_time(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    struct other_thread others[2] = {{.group = g, .path = test_pipe_path(pipe)}, {.group = g}};
+    struct cox_error err;
+    pthread_t threads[2];
+    init_group(g);
+    assert_int_equal(pthread_create(&threads[0], NULL, init_main, &others[0]), 0);
+    test_await_lines(g, -1, "blocked", 2);
+    assert_int_equal(init_with(g, TELLING, cox_deadline_after_ms(50), &err), COX_TIMEOUT);
+    assert_contains(err.text, "another init");
+    assert_int_equal(
+        cox_executor_replay_init(test_group_executor(g), cox_deadline_after_ms(50), NULL),
+        COX_TIMEOUT);
+    assert_int_equal(pthread_create(&threads[1], NULL, init_main, &others[1]), 0);
+    /* The second says again what the first has said by then, so each rank reads twice. */
+    test_pipe_release(pipe, 2 * RANK_COUNT);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < 2; i++)
+        if (others[i].result)
+            fail_msg("%d: %s", others[i].result, others[i].err.text);
+    test_await_lines(g, 0, "init life 3", 1);
+    test_group_free(g);
+}
+
+static void m15_a_stop_ends_inits_that_wait(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    struct other_thread others[2] = {{.group = g, .path = test_pipe_path(pipe)}, {.group = g}};
+    pthread_t threads[2];
+    init_group(g);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, init_main, &others[i]), 0);
+        test_await_lines(g, -1, "blocked", 2);
+    }
+    cox_executor_stop(test_group_executor(g));
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(others[i].result, COX_CLOSED);
+    }
+    test_group_free(g);
+}
+
+/* Who leaves the rank group first would end the step for the others. */
+static void k28_an_init_waits_for_the_steps_before_it(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.depth = 4};
+    struct test_group *g = test_group_start(RANK_COUNT, &options);
+    struct test_pipe *pipe = test_pipe_new();
+    struct cox_error err;
+    struct step s;
+    init_group(g);
+    assert_int_equal(test_call(g, NULL, "step block 1 %s", test_pipe_path(pipe)), 0);
+    assert_int_equal(
+        cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    const struct cox_submit_options step = {.gather = COX_GATHER_RANK0, .deadline_ns = patience()};
+    assert_int_equal(cox_executor_submit(test_group_executor(g), step_empty(&s), &step, NULL, &err),
+                     0);
+    test_await_lines(g, -1, "blocked", RANK_COUNT);
+    assert_int_equal(state_of(g), COX_ENGINE_BUSY);
+    assert_int_equal(init_with(g, TELLING, cox_deadline_after_ms(50), &err), COX_TIMEOUT);
+    assert_contains(err.text, "steps in flight");
+    test_pipe_release(pipe, RANK_COUNT);
+    assert_int_equal(test_await(g, 0)->status, 0);
+    assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+    init_group(g);
+    test_group_free(g);
+}
+
+/* ---- the engine's state ---- */
+
+/* Init, start and what is said again meet a group in each state; a death meets it, too. */
+static void m12_a_replay_leaves_a_paused_group_paused(void **state)
+{
+    (void)state;
+    static const struct {
+        enum cox_recover_command commands[2];
+        int count;
+        enum cox_engine_state state;
+    } rows[] = {
+        {{COX_RECOVER_PAUSE}, 1, COX_ENGINE_PAUSE},
+        {{COX_RECOVER_PAUSE, COX_RECOVER_REINIT}, 2, COX_ENGINE_READY},
+    };
+    for (size_t row = 0; row < 2; row++) {
+        struct test_group *g = test_group_start(RANK_COUNT, NULL);
+        struct cox_error err;
+        init_group(g);
+        for (int i = 0; i < rows[row].count; i++)
+            assert_int_equal(recover(g, rows[row].commands[i], &err), 0);
+        kill_rank(g, 0);
+        assert_int_equal(state_of(g), rows[row].state);
+        restart(g, 0);
+        assert_int_equal(replay(g, &err), 0);
+        assert_int_equal(state_of(g), rows[row].state);
+        assert_int_equal(step_call(g, &err), COX_STATE);
+        assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
+        assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+        expect_step(g);
+        /* A new init is a new beginning. */
+        assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
+        init_group(g);
+        assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+        expect_step(g);
+        test_group_free(g);
+    }
+}
+
+static void m12_a_group_with_a_death_can_be_paused(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    struct cox_error err;
+    init_group(g);
+    kill_rank(g, 1);
+    restart(g, 1);
+    assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
+    assert_int_equal(recover(g, COX_RECOVER_START, &err), COX_STATE);
+    assert_contains(err.text, "ABNORMAL");
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
+    assert_int_equal(state_of(g), COX_ENGINE_PAUSE);
+    test_group_free(g);
+}
+
+static void expect_refused(struct test_group *g, const char *state, const char *command)
+{
+    struct cox_error err = {0};
+    struct step s;
+    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+                                               .deadline_ns = patience()};
+    assert_int_equal(step_call(g, &err), COX_STATE);
+    assert_contains(err.text, state);
+    assert_contains(err.text, command);
+    err = (struct cox_error){0};
+    assert_int_equal(
+        cox_executor_submit(test_group_executor(g), step_empty(&s), &options, NULL, &err),
+        COX_STATE);
+    assert_contains(err.text, state);
+    /* Whatever is no step goes on. */
+    test_expect_echo(g, "no step");
+}
+
+struct other_command {
+    struct test_group *group;
+    enum cox_recover_command command;
+    int result;
+};
+
+static void *recover_main(void *argument)
+{
+    struct other_command *other = argument;
+    struct cox_error err;
+    other->result = recover(other->group, other->command, &err);
+    return NULL;
+}
+
+static void m12_steps_are_refused_while_the_engine_is_paused(void **state)
+{
+    (void)state;
+    static const struct {
+        enum cox_recover_command command;
+        const char *name;
+        const char *during; /* its state; NULL: steps are let in */
+        const char *after;
+    } rows[] = {
+        {COX_RECOVER_CLEAR, "clear", NULL, NULL},
+        {COX_RECOVER_PAUSE, "pause", "NORMAL", "PAUSE"},
+        {COX_RECOVER_CLEAR, "clear", "PAUSE", "PAUSE"},
+        {COX_RECOVER_REINIT, "reinit", "PAUSE", "READY"},
+        {COX_RECOVER_START, "start", "READY", NULL},
+        {COX_RECOVER_PAUSE_NET, "pause_net", "NORMAL", "PAUSE"},
+        {COX_RECOVER_START, "start", "PAUSE", NULL},
+    };
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    init_group(g);
+    assert_int_equal(
+        cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    expect_step(g);
+    for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++) {
+        struct other_command other = {g, rows[row].command, -1};
+        pthread_t thread;
+        assert_int_equal(
+            test_call(g, NULL, "recover %s block %s", rows[row].name, test_pipe_path(pipe)), 0);
+        assert_int_equal(pthread_create(&thread, NULL, recover_main, &other), 0);
+        test_await_lines(g, -1, "blocked", RANK_COUNT * (row + 1));
+        if (rows[row].during)
+            expect_refused(g, rows[row].during,
+                           rows[row].command == COX_RECOVER_CLEAR       ? "start"
+                           : rows[row].command == COX_RECOVER_PAUSE_NET ? "pause-net"
+                                                                        : rows[row].name);
+        else
+            expect_step(g);
+        test_pipe_release(pipe, RANK_COUNT);
+        pthread_join(thread, NULL);
+        assert_int_equal(other.result, 0);
+        assert_int_equal(test_call(g, NULL, "recover %s 0 fine", rows[row].name),
+                         0); /* no more blocking */
+        if (rows[row].after)
+            expect_refused(g, rows[row].after, "start");
+        else
+            expect_step(g);
+    }
+    /* One that is not legal bars nothing, and one that fails no more than before. */
+    struct cox_error err;
+    assert_int_equal(recover(g, COX_RECOVER_REINIT, &err), COX_STATE);
+    expect_step(g);
+    assert_int_equal(test_call(g, NULL, "recover pause 5 no"), 0);
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), COX_REJECTED);
+    expect_step(g);
+    test_group_free(g);
+}
+
+/* As the ranks see it: none is asked for a step behind its answer to a pause. */
+static void *stepper_main(void *argument)
+{
+    struct other_command *other = argument;
+    struct cox_error err;
+    while ((other->result = step_call(other->group, &err)) == 0)
+        continue;
+    return NULL;
+}
+
+static uint64_t steps_served(struct test_group *g)
+{
+    struct cox_channel_stats stats;
+    cox_executor_stats(test_group_executor(g), COX_CHANNEL_EXECUTE, &stats);
+    return stats.submitted;
+}
+
+static void m12_no_step_slips_in_behind_a_pause(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    struct cox_error err;
+    init_group(g);
+    for (int i = 0; i < 50; i++) {
+        struct other_command other = {.group = g};
+        const uint64_t before = steps_served(g);
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, stepper_main, &other), 0);
+        while (steps_served(g) < before + 3)
+            sched_yield();
+        assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
+        const uint64_t paused = steps_served(g);
+        pthread_join(thread, NULL);
+        assert_int_equal(other.result, COX_STATE);
+        assert_int_equal(steps_served(g), paused);
+        assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
+    }
+    test_group_free(g);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(k25_every_init_has_memory_of_its_own),
+        TEST(k25_a_failed_init_takes_a_life),
+        TEST(b51_k26_an_init_without_memory_for_the_rank_group_says_so),
+        TEST(p8_without_an_init_nothing_can_be_said_again),
+        TEST(p8_a_replaced_rank_gets_the_same_init),
+        TEST(p8_another_answer_than_then_is_told),
+        TEST(b2_one_init_at_a_time),
+        TEST(m15_a_stop_ends_inits_that_wait),
+        TEST(k28_an_init_waits_for_the_steps_before_it),
+        TEST(m12_a_replay_leaves_a_paused_group_paused),
+        TEST(m12_a_group_with_a_death_can_be_paused),
+        TEST(m12_steps_are_refused_while_the_engine_is_paused),
+        TEST(m12_no_step_slips_in_behind_a_pause),
+    };
+    if (argc == 2 && strcmp(argv[1], "full_shm") == 0)
+        return helper_full_shm();
+    return cmocka_run_group_tests_name("replay", tests, NULL, NULL);
+}
