@@ -92,7 +92,7 @@ static void restart_offer(struct cox_executor *executor, uint32_t rank)
     executor->next_lives[rank].offered = true;
     pthread_mutex_unlock(&executor->memory_lock);
     cox_fault_point(COX_FAULT_RANK_OFFERED);
-    cox_log_write(&executor->options.log, 5,
+    cox_log_write(&executor->options.log, 6,
                   "rank %" PRIu32 " waits for a process to log on: coxswain-worker --door %s "
                   "--local_rank %" PRIu32,
                   rank, cox_executor_door(executor), rank);
@@ -128,8 +128,20 @@ static int restart_late(struct cox_executor *executor, uint32_t rank, struct cox
                     rank, cox_executor_door(executor), rank);
 }
 
-static int restart_await(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
-                         struct cox_error *err)
+static int restart_look(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                        struct cox_error *err)
+{
+    if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+        return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
+                                             "before it was back in the group", err);
+    if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
+        return cox_fail(err, COX_CLOSED, "the group stops");
+    return cox_now_ns() < deadline_ns ? 0 : restart_late(executor, rank, err);
+}
+
+/* Waits for one rank, while others up to `last` may be on their way, too: the death of any is the end of it. */
+static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t last,
+                         uint64_t deadline_ns, struct cox_error *err)
 {
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     struct cox_gate *gate = &executor->channels[COX_CHANNEL_EXECUTE].gate;
@@ -138,13 +150,14 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint64_t 
         uint32_t ticket = cox_gate_ticket(gate, COX_BELL_RESPONSE_CONSUME);
         if (cox_truth_attached(identity))
             break;
-        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
-            return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
-                                                 "before it was back in the group", err);
-        if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
-            return cox_fail(err, COX_CLOSED, "the group stops");
-        if (cox_now_ns() >= deadline_ns)
-            return restart_late(executor, rank, err);
+        int r = 0;
+        for (uint32_t other = rank + 1; r == 0 && other <= last; other++)
+            if (cox_supervisor_dead(executor->supervisor, other, NULL))
+                r = restart_look(executor, other, deadline_ns, err);
+        if (r == 0)
+            r = restart_look(executor, rank, deadline_ns, err);
+        if (r)
+            return r;
         /* Nobody else sleeps on this bell while the rank is left out. */
         cox_gate_wait(gate, rank, COX_BELL_RESPONSE_CONSUME, ticket,
                       cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
@@ -236,7 +249,7 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
         if (r == 0)
             r = restart_launch(executor, rank, deadline_ns, err);
         if (r == 0)
-            r = restart_await(executor, rank, deadline_ns, err);
+            r = restart_await(executor, rank, rank, deadline_ns, err);
         if (r == 0)
             restart_conclude(executor, rank);
         else if (restart_undo(executor, rank))
@@ -378,7 +391,7 @@ static int all_start(struct cox_executor *executor, uint64_t deadline_ns,
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
         r = restart_launch(executor, rank, deadline_ns, err);
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++) {
-        r = legacy ? 0 : restart_await(executor, rank, deadline_ns, err);
+        r = legacy ? 0 : restart_await(executor, rank, rank_count - 1, deadline_ns, err);
         if (r == 0) {
             restart_conclude(executor, rank);
             cox_rank_set_add(arrived, rank);

@@ -44,6 +44,8 @@ static const struct row {
     {COX_FAULT_EXCHANGE_MADE, ELSEWHERE, "tests/multi/tensor_test.c"},
     {COX_FAULT_EXCHANGE_WRITTEN, ELSEWHERE, "tests/multi/tensor_test.c"},
     {COX_FAULT_EXCHANGE_READ, ELSEWHERE, "tests/multi/tensor_test.c"},
+    {COX_FAULT_RANK_OFFERED, ELSEWHERE, "tests/fault/replace_test.c"},
+    {COX_FAULT_REGION_RENEWED, ELSEWHERE, "tests/fault/replace_test.c"},
     {COX_FAULT_GROUP_FILLED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_LINKED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_LOCKED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},

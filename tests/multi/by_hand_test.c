@@ -99,10 +99,11 @@ static int worker_end(pid_t pid)
 }
 
 /* Logs on as this process, and is gone again unless that is refused. */
-static int log_on(const char *door, uint32_t rank, uint64_t start_offset, struct cox_error *err)
+static int log_on_as(const char *door, uint32_t rank, uint32_t generation, uint64_t start_offset,
+                     struct cox_error *err)
 {
     struct cox_door_session session = {.fd = -1};
-    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = rank};
+    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = rank, .generation = generation};
     int r = cox_peer_start_time(getpid(), &logon.start);
     logon.start += start_offset;
     if (r == 0)
@@ -110,6 +111,11 @@ static int log_on(const char *door, uint32_t rank, uint64_t start_offset, struct
     if (r == 0)
         cox_door_session_close(&session);
     return r;
+}
+
+static int log_on(const char *door, uint32_t rank, uint64_t start_offset, struct cox_error *err)
+{
+    return log_on_as(door, rank, 0, start_offset, err);
 }
 
 /* A process that does one thing for each byte it is told, and answers with a line: a result and a text. Without
@@ -129,6 +135,9 @@ static int visitor_main(const char *door)
             break;
         case 's': /* says that it is another life of this pid */
             r = log_on(door, COX_DOOR_RANK_ANY, 1, &err);
+            break;
+        case 'o': /* as a life that is over */
+            r = log_on_as(door, 0, 1, 0, &err);
             break;
         case '1':
             r = log_on(door, 1, 0, &err);
@@ -165,11 +174,10 @@ static int visitor_do(const struct test_helper *visitor, char order, char text[5
 
 /* ---- tests ---- */
 
-static void dead_for_good(enum cox_attach attach)
+static void dead_unless_ordered(enum cox_attach attach)
 {
     struct waiting waiting = {.result = -1};
     char text[512];
-    struct cox_error err = {0};
     pid_t pids[2];
     group_wait_for(&waiting, 2, attach);
     pids[0] = worker_start(&waiting, "0");
@@ -178,14 +186,10 @@ static void dead_for_good(enum cox_attach attach)
     assert_int_equal(kill(pids[1], SIGKILL), 0);
     assert_int_equal(worker_end(pids[1]), 128 + SIGKILL);
     test_await_death(waiting.group, 1);
-    assert_int_equal(cox_executor_restart(test_group_executor(waiting.group), 1,
-                                          cox_deadline_after_ms(TEST_PATIENCE_MS), &err),
-                     COX_UNSUPPORTED);
-    assert_contains(err.text, "started by hand");
     struct test_helper visitor = test_helper_start("visitor", waiting.door);
     assert_int_equal(visitor_do(&visitor, '1', text), COX_STATE);
     assert_contains(text, "rank 1");
-    assert_contains(text, "stop it and start it");
+    assert_contains(text, "coxswain recover restart --rank 1");
     assert_int_equal(visitor_do(&visitor, 'v', text), COX_TAKEN);
     /* It is as dead as before. */
     assert_int_equal(test_call(waiting.group, NULL, "echo x"), COX_PEER_DEAD);
@@ -196,10 +200,10 @@ static void dead_for_good(enum cox_attach attach)
     assert_int_equal(worker_end(pids[0]), 0);
 }
 
-static void p8_a_dead_rank_that_was_started_by_hand_stays_dead(void **state)
+static void p8_a_dead_rank_that_was_started_by_hand_stays_dead_without_an_order(void **state)
 {
     (void)state;
-    EACH_ATTACH(dead_for_good);
+    EACH_ATTACH(dead_unless_ordered);
 }
 
 static void gone_again(enum cox_attach attach)
@@ -249,6 +253,60 @@ static void b20_who_has_left_is_left_alone(void **state)
     EACH_ATTACH(left);
 }
 
+struct order {
+    struct cox_executor *executor;
+    int result;
+    struct cox_error err;
+};
+
+static void *order_main(void *argument)
+{
+    struct order *order = argument;
+    order->result = cox_executor_restart(order->executor, 0,
+                                         cox_deadline_after_ms(TEST_PATIENCE_MS), &order->err);
+    return NULL;
+}
+
+/* A process that was the rank, left, and lives on: it is let go, another one takes its place, and it may even be that
+ * itself, as another life. */
+static void left_and_replaced(enum cox_attach attach)
+{
+    struct waiting waiting = {.result = -1, .options = {.finalize_ms = 1, .term_ms = 1}};
+    char text[512];
+    group_wait_for(&waiting, 1, attach);
+    struct test_helper visitor = test_helper_start("visitor", waiting.door);
+    if (visitor_do(&visitor, 'w', text))
+        fail_msg("%s", text);
+    expect_complete(&waiting);
+    for (int k = 0; k < 2; k++) {
+        struct order order = {.executor = test_group_executor(waiting.group), .result = -1};
+        pthread_t thread;
+        int r;
+        assert_int_equal(visitor_do(&visitor, 'l', text), 0);
+        assert_int_equal(visitor_do(&visitor, 'v', text), COX_TAKEN);
+        assert_int_equal(pthread_create(&thread, NULL, order_main, &order), 0);
+        /* Refused until it is waited for. */
+        while ((r = visitor_do(&visitor, 'w', text)) == COX_TAKEN)
+            continue;
+        if (r)
+            fail_msg("%d: %s", r, text);
+        pthread_join(thread, NULL);
+        if (order.result)
+            fail_msg("%d: %s", order.result, order.err.text);
+        assert_int_equal(visitor_do(&visitor, 'o', text), COX_STALE);
+    }
+    assert_int_equal(visitor_do(&visitor, 'l', text), 0);
+    assert_int_equal(visitor_do(&visitor, 'v', text), COX_TAKEN);
+    test_group_free(waiting.group);
+    assert_int_equal(test_helper_wait(&visitor), 0); /* nobody has signalled it */
+}
+
+static void p8_b20_who_has_left_is_let_go_and_replaced(void **state)
+{
+    (void)state;
+    EACH_ATTACH(left_and_replaced);
+}
+
 /* Its process may be anybody's by the time it is looked at. */
 static void b25_who_says_to_be_another_process_is_no_rank(void **state)
 {
@@ -284,9 +342,10 @@ static void b20_a_rank_that_nobody_starts_is_named(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        TEST(p8_a_dead_rank_that_was_started_by_hand_stays_dead),
+        TEST(p8_a_dead_rank_that_was_started_by_hand_stays_dead_without_an_order),
         TEST(b20_who_logs_on_and_goes_leaves_its_place_and_is_left_alone),
         TEST(b20_who_has_left_is_left_alone),
+        TEST(p8_b20_who_has_left_is_let_go_and_replaced),
         TEST(b25_who_says_to_be_another_process_is_no_rank),
         TEST(b20_a_rank_that_nobody_starts_is_named),
     };

@@ -1,0 +1,344 @@
+/* Ranks get other processes, and these, or the coordinator, are killed and stopped at each step of that. */
+#include "../multi/hand.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "channel/control.h"
+#include "channel/fault.h"
+#include "channel/peer.h"
+
+#if COX_TESTING
+
+#define NATIVE COX_TEST_BIN_DIR "/legacy_native"
+#define PASSAGE_COUNT 4
+
+/* In the order of a worker's life, as in by_hand_test.c. */
+static const char *const points[] = {
+    "door.connected", "door.asked",      "attach.welcomed",  "attach.control", "attach.claimed",
+    "attach.channel", "attach.identity", "attach.announced", "attached",
+};
+#define POINT_COUNT (sizeof points / sizeof points[0])
+/* From here on the coordinator knows the process as rank 1, and before, it cannot. */
+#define FIRST_KNOWN 2
+#define LAST_UNKNOWN 0
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static pid_t worker_start(const struct hand *hand, const char *rank, const char *plan)
+{
+    setenv("COXSWAIN_RANK", rank, 1);
+    if (plan)
+        setenv("COXSWAIN_FAULT", plan, 1);
+    pid_t pid = hand_worker(hand, NULL);
+    unsetenv("COXSWAIN_RANK");
+    unsetenv("COXSWAIN_FAULT");
+    return pid;
+}
+
+static void group_by_hand(struct hand *hand, pid_t pids[2])
+{
+    hand_open(hand, 2, test_attach());
+    pids[0] = worker_start(hand, "0", NULL);
+    pids[1] = worker_start(hand, "1", NULL);
+    hand_complete(hand);
+    hand_kill(hand, 1);
+}
+
+static void group_end(struct hand *hand, const pid_t pids[2])
+{
+    test_expect_echo(hand->group, "by hand");
+    hand_free(hand);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(hand_worker_end(pids[i]), 0);
+}
+
+/* One by hand, killed at the point; somebody else comes later. */
+static void replaced_at(size_t p)
+{
+    struct hand hand = {0};
+    struct order order;
+    pid_t pids[2];
+    char plan[64];
+    snprintf(plan, sizeof plan, "%s:kill:1", points[p]);
+    group_by_hand(&hand, pids);
+    order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);
+    pid_t struck = worker_start(&hand, "1", plan);
+    assert_int_equal(hand_worker_end(struck), 128 + SIGKILL);
+    if (p <= LAST_UNKNOWN) { /* the wait goes on */
+        pids[1] = worker_start(&hand, "1", NULL);
+        if (order_end(&order))
+            fail_msg("%s: %d: %s", plan, order.result, order.err.text);
+        group_end(&hand, pids);
+        return;
+    }
+    /* Where it is not sure to be known, an end of the wait is brought about by another one. */
+    pid_t second = p < FIRST_KNOWN ? worker_start(&hand, "1", NULL) : 0;
+    int r = order_end(&order);
+    if (r && r != COX_PEER_DEAD)
+        fail_msg("%s: %d: %s", plan, r, order.err.text);
+    if (r)
+        assert_contains(order.err.text, "rank 1 (pid ");
+    if (r == 0 && second) {
+        pids[1] = second;
+        group_end(&hand, pids);
+        return;
+    }
+    if (second)
+        assert_int_equal(hand_worker_end(second), 1); /* refused */
+    /* It may have been in the group before it was struck. */
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 2};
+    assert_int_equal(test_call_how(hand.group, NULL, &how, "echo still there?"), COX_PEER_DEAD);
+    order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 2);
+    pids[1] = worker_start(&hand, "1", NULL);
+    if (order_end(&order))
+        fail_msg("%s: %d: %s", plan, order.result, order.err.text);
+    group_end(&hand, pids);
+}
+
+static void p1_p8_a_replacement_killed_on_its_way_in(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    for (size_t p = 0; p < POINT_COUNT; p++)
+        replaced_at(p);
+}
+
+static void p3_p8_a_replacement_stopped_on_its_way_in_is_waited_for(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    for (size_t p = 0; p < POINT_COUNT; p++) {
+        struct hand hand = {0};
+        struct order order;
+        pid_t pids[2];
+        char plan[64];
+        int status = 0;
+        snprintf(plan, sizeof plan, "%s:stop:1", points[p]);
+        group_by_hand(&hand, pids);
+        order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);
+        pids[1] = worker_start(&hand, "1", plan);
+        assert_int_equal(waitpid(pids[1], &status, WUNTRACED), pids[1]);
+        assert_true(WIFSTOPPED(status));
+        assert_int_equal(kill(pids[1], SIGCONT), 0);
+        if (order_end(&order))
+            fail_msg("%s: %d: %s", plan, order.result, order.err.text);
+        group_end(&hand, pids);
+    }
+}
+
+/* ---- all ranks, one of the new ones is struck ---- */
+
+static void all_struck_at(const char *point, const char *action, uint32_t rank)
+{
+    char plan[64];
+    snprintf(plan, sizeof plan, "%s:%s:%" PRIu32, point, action, rank);
+    setenv("COXSWAIN_FAULT_LIFE", "2", 1);
+    setenv("COXSWAIN_FAULT", plan, 1);
+    const struct cox_executor_options options = {.attach = test_attach()};
+    struct test_group *group = test_group_start(3, &options);
+    unsetenv("COXSWAIN_FAULT_LIFE");
+    unsetenv("COXSWAIN_FAULT");
+    struct cox_executor *executor = test_group_executor(group);
+    struct cox_error err = {0};
+    int r = cox_executor_restart_all(executor, patience(), &err);
+    char named[32];
+    snprintf(named, sizeof named, "rank %" PRIu32 " (pid ", rank);
+    if (r && (r != COX_PEER_DEAD || !strstr(err.text, named)))
+        fail_msg("%s: %d: %s", plan, r, err.text);
+    /* It had attached when it was struck: then it is a death as any other. */
+    if (r == 0)
+        r = test_call(group, NULL, "echo still there?");
+    assert_int_equal(r, COX_PEER_DEAD);
+    err = (struct cox_error){0};
+    if (cox_executor_restart_all(executor, patience(), &err))
+        fail_msg("%s: %s", plan, err.text);
+    test_expect_echo(group, "again");
+    test_group_free(group);
+}
+
+static void p1_p8_one_of_all_killed_on_its_way_in(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    const size_t first = test_attach() == COX_ATTACH_SEALED ? 0 : 3;
+    for (size_t p = first; p < POINT_COUNT; p++)
+        for (uint32_t rank = 0; rank < 3; rank++)
+            all_struck_at(points[p], "kill", rank);
+}
+
+/* ---- the coordinator is killed ---- */
+
+enum kind { OWN, BY_HAND, LEGACY };
+static const char kind_letters[] = "ohl";
+
+/* Workers that log on by themselves, as somebody else would start them. */
+static void start_two(void *context, const char *name, const char *door)
+{
+    struct hand hand;
+    (void)context, (void)name;
+    snprintf(hand.door, sizeof hand.door, "%s", door);
+    for (int i = 0; i < 2; i++)
+        hand_worker(&hand, NULL);
+}
+
+static void end_one(struct cox_executor *executor)
+{
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[2];
+    cox_executor_kill(executor, 1, NULL);
+    do
+        cox_executor_status(executor, &status, ranks);
+    while (ranks[1].life != COX_LIFE_DEAD);
+}
+
+/* This program again: a coordinator that starts all ranks of its group once more, and is struck then. */
+static int driver_main(const char *kind_name_plan)
+{
+    static const char *const scripted[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
+    static const char *const native[] = {NATIVE, NULL};
+    char name[64], plan[64];
+    char kind = kind_name_plan[0];
+    if (sscanf(kind_name_plan + 1, "%63[^,],%63s", name, plan) != 2)
+        return 2;
+    const struct cox_executor_options options = {
+        .name = name,
+        .rank_count = 2,
+        .command = kind == 'l' ? native : scripted,
+        .attach = kind == 'l' ? COX_ATTACH_NAMED : test_attach(),
+        .legacy_workers = kind == 'l',
+        .external_workers = kind == 'h',
+        .waiting = start_two,
+        .request_size = {16384, 16384, 16384, 16384},
+        .response_size = {kind == 'l' ? 1 << 20 : 131072, kind == 'l' ? 1 << 20 : 131072,
+                          kind == 'l' ? 1 << 20 : 131072, kind == 'l' ? 8 << 20 : 131072},
+        .start_timeout_ms = TEST_PATIENCE_MS,
+    };
+    struct cox_executor *executor = NULL;
+    struct cox_error err = {0};
+    int r = cox_executor_start(&options, &executor, &err);
+    if (r == 0 && kind == 'h')
+        end_one(executor);
+    cox_fault_arm(plan);
+    if (r == 0 && kind == 'h') /* nobody comes */
+        r = cox_executor_restart(executor, 1, cox_deadline_after_ms(100), &err) == COX_TIMEOUT ? 0
+                                                                                               : 1;
+    else if (r == 0)
+        r = cox_executor_restart_all(executor, patience(), &err);
+    cox_fault_arm(NULL);
+    if (r)
+        fprintf(stderr, "%d: %s\n", r, err.text);
+    cox_executor_free(executor);
+    return r != 0;
+}
+
+/* True: it was struck. All that it had started ends, and of its names nothing is in the way. */
+static bool coordinator_struck(enum kind kind, const char *point, uint32_t passage)
+{
+    char name[64], argument[256];
+    int status = 0;
+    test_unique_name(name);
+    snprintf(argument, sizeof argument, "%c%s,%s:kill:coordinator:%" PRIu32, kind_letters[kind],
+             name, point, passage);
+    struct test_helper driver = test_helper_start("driver", argument);
+    int ended = test_helper_wait(&driver);
+    if (ended != 0 && ended != 128 + SIGKILL)
+        fail_msg("%s: it ended with %d", argument, ended);
+    /* Its processes are this one's children now. */
+    while (waitpid(-1, &status, 0) > 0 || errno == EINTR)
+        continue;
+    if (kind == LEGACY) {
+        uint32_t count;
+        struct cox_error err = {0};
+        if (cox_control_sweep(name, &count, &err))
+            fail_msg("%s: %s", argument, err.text);
+    }
+    if (test_count_names(name))
+        fail_msg("%s: %zu names are left", argument, test_count_names(name));
+    if (ended)
+        test_sweep_doors(1);
+    return ended != 0;
+}
+
+static void each_passage(enum kind kind, const char *const *struck_points)
+{
+    for (size_t p = 0; struck_points[p]; p++) {
+        uint32_t passage = 1;
+        while (passage <= PASSAGE_COUNT && coordinator_struck(kind, struck_points[p], passage))
+            passage++;
+        if (passage == 1)
+            fail_msg("nobody passes %s", struck_points[p]);
+    }
+}
+
+static void p1_p8_a_coordinator_killed_while_it_starts_all_again(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    static const char *const named[] = {
+        "death.seen",       "death.stored",      "death.told",    "rank.left_out", "rank.reset",
+        "semaphore.filled", "semaphore.renewed", "launch.forked", "rank.admitted", NULL};
+    static const char *const sealed[] = {
+        "death.seen",     "death.stored", "death.told",    "rank.left_out", "memory.created",
+        "memory.renewed", "rank.reset",   "launch.forked", "rank.admitted", NULL};
+    each_passage(OWN, test_attach() == COX_ATTACH_SEALED ? sealed : named);
+}
+
+static void p1_p8_a_coordinator_killed_while_it_starts_legacy_workers_again(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    test_needs_names();
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    static const char *const struck[] = {
+        "region.named", "region.created", "region.renewed", "token.taken",
+        "rank.reset",   "launch.forked",  "rank.admitted",  NULL};
+    each_passage(LEGACY, struck);
+}
+
+static void p1_p8_a_coordinator_killed_while_it_waits_for_a_replacement(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    static const char *const struck[] = {"rank.left_out", "rank.reset", "rank.offered",
+                                         "rank.admitted", NULL};
+    each_passage(BY_HAND, struck);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p1_p8_a_replacement_killed_on_its_way_in),
+        TEST(p3_p8_a_replacement_stopped_on_its_way_in_is_waited_for),
+        TEST(p1_p8_one_of_all_killed_on_its_way_in),
+        TEST(p1_p8_a_coordinator_killed_while_it_starts_all_again),
+        TEST(p1_p8_a_coordinator_killed_while_it_starts_legacy_workers_again),
+        TEST(p1_p8_a_coordinator_killed_while_it_waits_for_a_replacement),
+    };
+    if (argc == 3 && strcmp(argv[1], "driver") == 0)
+        return driver_main(argv[2]);
+    return cmocka_run_group_tests_name("replace", tests, NULL, NULL);
+}
+
+#else
+
+int main(void)
+{
+    printf("needs the fault points of the testing build (COX_TESTING)\n");
+    return 77;
+}
+
+#endif

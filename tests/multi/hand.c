@@ -1,0 +1,155 @@
+#include "hand.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+/* ---- the group ---- */
+
+static void log_keep(void *context, int level, const char *text)
+{
+    struct hand *hand = context;
+    pthread_mutex_lock(&hand->lock);
+    size_t room = sizeof hand->log - hand->log_used;
+    int length = snprintf(hand->log + hand->log_used, room, "%d %s\n", level, text);
+    if ((size_t)length < room)
+        hand->log_used += (size_t)length;
+    pthread_mutex_unlock(&hand->lock);
+}
+
+static void *start_main(void *argument)
+{
+    struct hand *hand = argument;
+    hand->result = test_group_try(&hand->options, &hand->group, &hand->err);
+    return NULL;
+}
+
+void hand_open(struct hand *hand, uint32_t rank_count, enum cox_attach attach)
+{
+    struct stat st;
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    hand->result = -1;
+    pthread_mutex_init(&hand->lock, NULL);
+    hand->options.name = test_unique_name(hand->name);
+    hand->options.rank_count = rank_count;
+    hand->options.attach = attach;
+    hand->options.external_workers = true;
+    hand->options.start_timeout_ms = TEST_PATIENCE_MS;
+    hand->options.log = (struct cox_log){log_keep, hand};
+    if (!hand->options.finalize_ms)
+        hand->options.finalize_ms = TEST_PATIENCE_MS;
+    snprintf(hand->door, sizeof hand->door, "%s/%s.door", test_door_folder(), hand->name);
+    assert_int_equal(pthread_create(&hand->thread, NULL, start_main, hand), 0);
+    while (stat(hand->door, &st) < 0) {
+        assert_true(cox_now_ns() < deadline_ns);
+        sched_yield();
+    }
+}
+
+void hand_complete(struct hand *hand)
+{
+    pthread_join(hand->thread, NULL);
+    if (hand->result)
+        fail_msg("%d: %s", hand->result, hand->err.text);
+}
+
+void hand_free(struct hand *hand)
+{
+    hand->group = test_group_free(hand->group);
+    pthread_mutex_destroy(&hand->lock);
+}
+
+size_t hand_log_count(struct hand *hand, const char *text)
+{
+    size_t count = 0;
+    pthread_mutex_lock(&hand->lock);
+    for (const char *at = hand->log; (at = strstr(at, text)) != NULL; at++)
+        count++;
+    pthread_mutex_unlock(&hand->lock);
+    return count;
+}
+
+void hand_await_log(struct hand *hand, const char *text, size_t count)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    while (hand_log_count(hand, text) < count) {
+        if (cox_now_ns() >= deadline_ns)
+            fail_msg("not %zu times '%s' in the log: %s", count, text, hand->log);
+        sched_yield();
+    }
+}
+
+/* ---- workers ---- */
+
+pid_t hand_worker(const struct hand *hand, const char *rank)
+{
+    pid_t pid;
+    char *argv[6] = {"worker", "--door", (char *)(uintptr_t)hand->door};
+    if (rank) {
+        argv[3] = "--local_rank";
+        argv[4] = (char *)(uintptr_t)rank;
+    }
+    assert_int_equal(posix_spawn(&pid, test_worker_program(), NULL, NULL, argv, environ), 0);
+    return pid;
+}
+
+int hand_worker_end(pid_t pid)
+{
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+void hand_kill(struct hand *hand, uint32_t rank)
+{
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
+    pid_t pid = cox_executor_pid(test_group_executor(hand->group), rank);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(hand_worker_end(pid), 128 + SIGKILL);
+    int r;
+    while ((r = test_call_how(hand->group, NULL, &how, "echo still there?")) == 0)
+        continue;
+    assert_int_equal(r, COX_PEER_DEAD);
+}
+
+/* ---- orders ---- */
+
+static void *order_main(void *argument)
+{
+    struct order *order = argument;
+    order->result =
+        order->rank == ORDER_ALL
+            ? cox_executor_restart_all(order->executor, order->deadline_ns, &order->err)
+            : cox_executor_restart(order->executor, order->rank, order->deadline_ns, &order->err);
+    return NULL;
+}
+
+void order_give(struct order *order, struct hand *hand, uint32_t rank, uint64_t deadline_ns,
+                size_t offered)
+{
+    *order = (struct order){.executor = test_group_executor(hand->group),
+                            .rank = rank,
+                            .deadline_ns = deadline_ns,
+                            .result = -1};
+    assert_int_equal(pthread_create(&order->thread, NULL, order_main, order), 0);
+    hand_await_log(hand, "waits for a process to log on", offered);
+}
+
+int order_end(struct order *order)
+{
+    pthread_join(order->thread, NULL);
+    return order->result;
+}

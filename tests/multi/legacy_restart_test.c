@@ -1,0 +1,174 @@
+/* Groups of legacy workers are started again as a whole: row P8. */
+#include "legacy_group.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void restart_all(struct test_group *group)
+{
+    struct cox_error err = {0};
+    int r = cox_executor_restart_all(test_group_executor(group), soon(), &err);
+    if (r)
+        fail_msg("restart_all: %d: %s", r, err.text);
+}
+
+static const char *const *const commands[] = {all_legacy, odd_native, all_native};
+#define COMMAND_COUNT (sizeof commands / sizeof commands[0])
+
+static void p8_a_group_of_legacy_workers_starts_again(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < COMMAND_COUNT; c++) {
+        for (uint32_t rank_count = 1; rank_count <= RANK_COUNT_MAX;
+             rank_count *= rank_count == 1 ? 4 : 2) {
+            struct test_group *group = group_start(rank_count, commands[c]);
+            group_init(group);
+            group_infer(group);
+            restart_all(group);
+            group_live(group);
+        }
+    }
+}
+
+static void ignore(void *context, const struct cox_completion *completion)
+{
+    *(int *)context = completion->status;
+}
+
+/* In flight, answered late, never answered, stopped, dead; and tokens that nobody has any more. */
+static void p8_a24_whatever_its_workers_were_in(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < COMMAND_COUNT; c++) {
+        struct test_group *group = group_start(3, commands[c]);
+        struct cox_executor *executor = test_group_executor(group);
+        int status = -1;
+        assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, ignore, &status), 0);
+        for (int round = 0; round < 4; round++) {
+            struct step step;
+            struct cox_error err = {0};
+            const struct row row = {1, 5};
+            group_init(group);
+            group_infer(group);
+            rank_halt(group, 1);
+            step_fill(&step, &row, 1);
+            /* The answer is late in the first round, in flight in the others. */
+            const struct cox_submit_options options = {
+                .deadline_ns = round == 0 ? cox_deadline_after_ms(50) : soon()};
+            assert_int_equal(cox_executor_submit(executor, &step.request, &options, NULL, &err), 0);
+            if (round == 2)
+                assert_int_equal(cox_executor_kill(executor, 2, &err), 0);
+            /* A stray one, too. */
+            if (round == 3)
+                cox_gate_post(&executor->channels[COX_CHANNEL_EXECUTE].gate, 0,
+                              COX_BELL_REQUEST_CONSUME);
+            status = -1;
+            restart_all(group);
+            assert_int_equal(status, status == COX_TIMEOUT ? COX_TIMEOUT : COX_PEER_DEAD);
+        }
+        group_live(group);
+    }
+}
+
+/* Who ends in order removes the names of the regions that it had opened. */
+static void p8_the_names_are_made_again(void **state)
+{
+    (void)state;
+    static const char *const regions[] = {
+        "execute_request",         "execute_response",         "transfer_request",
+        "transfer_response",       "shared_sync_link_request", "shared_sync_link_response",
+        "recover_command_request", "recover_command_response", "execute_error_response",
+    };
+    for (size_t c = 0; c < COMMAND_COUNT; c++) {
+        struct cox_executor_options options = small_options(2, commands[c]);
+        char name[64];
+        options.name = test_unique_name(name);
+        struct test_group *group = test_group_start(2, &options);
+        group_init(group);
+        size_t before = test_count_names(name);
+        for (int round = 0; round < 2; round++) {
+            for (size_t i = 0; i < sizeof regions / sizeof regions[0]; i++) {
+                char path[160];
+                snprintf(path, sizeof path, "/dev/shm/%s_%s", name, regions[i]);
+                if (round == 0 || i % 2)
+                    assert_int_equal(unlink(path), 0);
+            }
+            restart_all(group);
+            assert_int_equal(test_count_names(name), before);
+            group_init(group);
+        }
+        group_live(group);
+        assert_int_equal(test_count_names(name), 0);
+    }
+}
+
+/* The token of the error channel died with a rank; what it had written is told, and the next one can report. */
+static void p8_m9_the_error_channel_is_free_again(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < COMMAND_COUNT - 1; c++) {
+        struct test_group *group = group_start_with(2, commands[c], "COX_LEGACY_FAULT",
+                                                    c == 0 ? "1:device lost" : "0:device lost");
+        struct cox_gate *gate = &test_group_executor(group)->channels[COX_CHANNEL_ERROR].gate;
+        group_init(group);
+        assert_true(cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE));
+        restart_all(group);
+        group_init(group);
+        group_infer(group);
+        test_await_faults(group, 1);
+        assert_string_equal(test_fault(group, 0), c == 0 ? "1 device lost" : "0 device lost");
+        /* There is one token, not two. */
+        assert_true(cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE));
+        assert_false(cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE));
+        cox_gate_post(gate, 0, COX_BELL_RESPONSE_PRODUCE);
+        group_end(group);
+    }
+}
+
+static void p8_one_legacy_rank_alone_cannot_be_started(void **state)
+{
+    (void)state;
+    struct test_group *group = group_start(2, all_native);
+    struct cox_error err = {0};
+    group_init(group);
+    assert_int_equal(cox_executor_restart(test_group_executor(group), 1, soon(), &err),
+                     COX_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "restart_all"));
+    group_end(group);
+}
+
+static void p8_p7_nothing_grows_in_legacy_groups(void **state)
+{
+    (void)state;
+    struct cox_executor_options options = small_options(2, all_native);
+    char name[64];
+    options.name = test_unique_name(name);
+    struct test_group *group = test_group_start(2, &options);
+    size_t names = test_count_names(name), fds = 0;
+    for (int k = 0; k < 20; k++) {
+        restart_all(group);
+        assert_int_equal(test_count_names(name), names);
+        if (k == 2)
+            fds = test_count_fds();
+        group_init(group);
+    }
+    assert_true(test_count_fds() <= fds);
+    group_live(group);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p8_a_group_of_legacy_workers_starts_again),
+        TEST(p8_a24_whatever_its_workers_were_in),
+        TEST(p8_the_names_are_made_again),
+        TEST(p8_m9_the_error_channel_is_free_again),
+        TEST(p8_one_legacy_rank_alone_cannot_be_started),
+        TEST(p8_p7_nothing_grows_in_legacy_groups),
+    };
+    return cmocka_run_group_tests_name("legacy_restart", tests, NULL, NULL);
+}

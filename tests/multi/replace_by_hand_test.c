@@ -1,0 +1,565 @@
+/* Ranks that were started by hand get another process, which somebody starts by hand: rows P8, A23 and A24. */
+#include "hand.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "channel/door.h"
+#include "channel/gate.h"
+#include "channel/peer.h"
+#include "channel/sealed.h"
+#include "channel/truth.h"
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static pid_t pid_of(struct hand *hand, uint32_t rank)
+{
+    return cox_executor_pid(test_group_executor(hand->group), rank);
+}
+
+static const char *const rank_texts[] = {"0", "1", "2", "3", "4", "5", "6", "7"};
+
+/* A group of rank_count workers, each at its place. */
+static void group_by_hand(struct hand *hand, uint32_t rank_count, enum cox_attach attach,
+                          pid_t *pids)
+{
+    hand_open(hand, rank_count, attach);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        pids[rank] = hand_worker(hand, rank_texts[rank]);
+    hand_complete(hand);
+    test_expect_echo(hand->group, "before");
+}
+
+static void group_end(struct hand *hand, uint32_t rank_count, const pid_t *pids)
+{
+    hand_free(hand);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        assert_int_equal(hand_worker_end(pids[rank]), 0);
+}
+
+static struct cox_rank_status status_of(struct hand *hand, uint32_t rank)
+{
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[8];
+    cox_executor_status(test_group_executor(hand->group), &status, ranks);
+    return ranks[rank];
+}
+
+/* Logs on as this process, and is refused. */
+static int log_on(const struct hand *hand, uint32_t rank, uint32_t generation,
+                  struct cox_error *err)
+{
+    struct cox_door_session session = {.fd = -1};
+    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = rank, .generation = generation};
+    *err = (struct cox_error){0};
+    int r = cox_door_connect(hand->door, &logon, patience(), &session, err);
+    if (r == 0)
+        cox_door_session_close(&session);
+    return r;
+}
+
+static void one_by_hand(enum cox_attach attach)
+{
+    enum { N = 3 };
+    struct hand hand = {0};
+    struct order order;
+    struct cox_error err;
+    pid_t pids[N];
+    char line[160];
+    group_by_hand(&hand, N, attach, pids);
+    for (uint32_t generation = 2; generation < 4; generation++) {
+        pid_t old = pids[1];
+        hand_kill(&hand, 1);
+        /* Until somebody orders it, nobody takes its place. */
+        assert_int_equal(log_on(&hand, 1, 0, &err), COX_STATE);
+        assert_contains(err.text, "waits for an order");
+        assert_contains(err.text, "coxswain recover restart --rank 1");
+        assert_int_equal(log_on(&hand, COX_DOOR_RANK_ANY, 0, &err), COX_TAKEN);
+        order_give(&order, &hand, 1, COX_DEADLINE_NEVER, generation - 1);
+        assert_int_equal(status_of(&hand, 1).life, COX_LIFE_ABSENT);
+        assert_int_equal(status_of(&hand, 1).pid, 0);
+        assert_int_equal(cox_executor_kill(order.executor, 1, &err), COX_UNSUPPORTED);
+        /* A living one is not to be had meanwhile, and an old life is over. */
+        assert_int_equal(log_on(&hand, 2, 0, &err), COX_TAKEN);
+        assert_contains(err.text, "already");
+        assert_int_equal(log_on(&hand, 1, generation - 1, &err), COX_STALE);
+        err = (struct cox_error){0};
+        assert_int_equal(cox_executor_restart(order.executor, 1, patience(), &err), COX_BUSY);
+        err = (struct cox_error){0};
+        assert_int_equal(cox_executor_restart_all(order.executor, patience(), &err), COX_BUSY);
+        /* The others work on. */
+        const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 5};
+        assert_int_equal(test_call_how(hand.group, NULL, &living, "echo two"), 0);
+        assert_int_equal(test_call(hand.group, NULL, "echo three"), COX_PEER_DEAD);
+        pids[1] = hand_worker(&hand, generation == 2 ? NULL : "1");
+        if (order_end(&order))
+            fail_msg("%d: %s", order.result, order.err.text);
+        for (uint32_t rank = 0; rank < N; rank++)
+            assert_int_equal(pid_of(&hand, rank), pids[rank]);
+        assert_int_equal(status_of(&hand, 1).generation, generation);
+        assert_int_equal(status_of(&hand, 1).life, COX_LIFE_ALIVE);
+        test_expect_echo(hand.group, "after");
+        snprintf(line, sizeof line,
+                 "6 rank 1: process %d (generation %" PRIu32
+                 ") is replaced by process %d (generation %" PRIu32 ")\n",
+                 old, generation - 1, pids[1], generation);
+        assert_int_equal(hand_log_count(&hand, line), 1);
+        /* It is there, and nothing is to be done. */
+        assert_int_equal(cox_executor_restart(order.executor, 1, patience(), NULL), 0);
+        assert_int_equal(log_on(&hand, 1, 0, &err), COX_TAKEN);
+    }
+    group_end(&hand, N, pids);
+}
+
+static void p8_a23_one_that_is_started_by_hand_replaces_a_dead_one(void **state)
+{
+    (void)state;
+    EACH_ATTACH(one_by_hand);
+}
+
+static void two_by_hand(enum cox_attach attach)
+{
+    enum { N = 4 };
+    struct hand hand = {0};
+    struct order orders[2];
+    pid_t pids[N];
+    group_by_hand(&hand, N, attach, pids);
+    for (size_t i = 0; i < 3; i++) {
+        for (uint32_t rank = 1; rank < 3; rank++)
+            hand_kill(&hand, rank);
+        for (uint32_t k = 0; k < 2; k++)
+            order_give(&orders[k], &hand, k + 1, patience(), 2 * i + k + 1);
+        /* The later one first. */
+        pids[2] = hand_worker(&hand, "2");
+        pids[1] = hand_worker(&hand, "1");
+        for (uint32_t k = 0; k < 2; k++)
+            if (order_end(&orders[k]))
+                fail_msg("%d: %s", orders[k].result, orders[k].err.text);
+        for (uint32_t rank = 0; rank < N; rank++)
+            assert_int_equal(pid_of(&hand, rank), pids[rank]);
+        test_expect_echo(hand.group, "all four");
+    }
+    group_end(&hand, N, pids);
+}
+
+static void p8_two_that_are_started_by_hand_at_once(void **state)
+{
+    (void)state;
+    EACH_ATTACH(two_by_hand);
+}
+
+/* What was asked of the old process has its completion before another one can come, and is not for that one. */
+static void drained(enum cox_attach attach)
+{
+    struct hand hand = {0};
+    struct order order;
+    pid_t pids[2];
+    group_by_hand(&hand, 2, attach, pids);
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    test_stop_process(pids[1]);
+    for (int k = 0; k < 3; k++)
+        assert_int_equal(test_submit(hand.group, &how, "echo in flight %d", k), 0);
+    hand_kill(&hand, 1);
+    order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);
+    assert_int_equal(test_completion_count(hand.group), 3);
+    for (size_t k = 0; k < 3; k++) {
+        assert_int_equal(test_await(hand.group, k)->status, COX_PEER_DEAD);
+        assert_int_equal(test_await(hand.group, k)->ranks[1].outcome, COX_OUTCOME_DEAD);
+        assert_int_equal(test_await(hand.group, k)->ranks[1].pid, pids[1]);
+    }
+    pids[1] = hand_worker(&hand, "1");
+    assert_int_equal(order_end(&order), 0);
+    struct test_completion served;
+    const struct test_how second = {.gather = COX_GATHER_ALL, .ranks = 2};
+    assert_int_equal(test_call_how(hand.group, &served, &second, "served"), 0);
+    assert_string_equal(served.ranks[1].bytes, "1"); /* nothing but this */
+    test_completion_deinit(&served);
+    test_expect_echo(hand.group, "after");
+    group_end(&hand, 2, pids);
+}
+
+static void a23_what_the_old_one_owed_has_ended_before_the_new_one_comes(void **state)
+{
+    (void)state;
+    EACH_ATTACH(drained);
+}
+
+static void nobody_comes(enum cox_attach attach)
+{
+    struct hand hand = {0};
+    struct order order;
+    struct cox_error err = {0};
+    pid_t pids[2];
+    group_by_hand(&hand, 2, attach, pids);
+    hand_kill(&hand, 0);
+    assert_int_equal(
+        cox_executor_restart(test_group_executor(hand.group), 0, cox_deadline_after_ms(50), &err),
+        COX_TIMEOUT);
+    assert_contains(err.text, "rank 0");
+    assert_contains(err.text, hand.door);
+    assert_contains(err.text, "coxswain-worker --door");
+    /* It is as dead as before, and its place not to be had. */
+    assert_int_equal(test_call(hand.group, NULL, "echo both"), COX_PEER_DEAD);
+    assert_int_equal(log_on(&hand, 0, 0, &err), COX_STATE);
+    assert_int_equal(status_of(&hand, 0).life, COX_LIFE_DEAD);
+    assert_int_equal(status_of(&hand, 0).pid, pids[0]);
+    order_give(&order, &hand, 0, COX_DEADLINE_NEVER, 2);
+    pids[0] = hand_worker(&hand, NULL);
+    assert_int_equal(order_end(&order), 0);
+    test_expect_echo(hand.group, "both");
+    group_end(&hand, 2, pids);
+}
+
+static void p8_b2_nobody_comes_until_the_deadline_and_somebody_later(void **state)
+{
+    (void)state;
+    EACH_ATTACH(nobody_comes);
+}
+
+static void stopped_while_waiting(enum cox_attach attach)
+{
+    struct hand hand = {0};
+    struct order order;
+    pid_t pids[2];
+    group_by_hand(&hand, 2, attach, pids);
+    hand_kill(&hand, 1);
+    order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);
+    cox_executor_stop(test_group_executor(hand.group));
+    assert_int_equal(order_end(&order), COX_CLOSED);
+    group_end(&hand, 1, pids);
+}
+
+static void m15_a_stop_ends_the_wait_for_a_replacement(void **state)
+{
+    (void)state;
+    EACH_ATTACH(stopped_while_waiting);
+}
+
+/* Logs on as rank 1 and tells what came of it; goes: it leaves its connection. Either way it lives on. */
+static int visit_main(const char *door, bool goes)
+{
+    struct cox_door_session session = {.fd = -1};
+    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = 1};
+    int r = cox_peer_start_time(getpid(), &logon.start);
+    if (r == 0)
+        r = cox_door_connect(door, &logon, patience(), &session, NULL);
+    if (r == 0 && goes)
+        cox_door_session_close(&session);
+    dprintf(STDOUT_FILENO, "%d\n", r);
+    char byte;
+    while (read(STDIN_FILENO, &byte, 1) > 0)
+        continue;
+    return r;
+}
+
+static struct test_helper visit(const struct hand *hand, const char *mode, int *ret_result)
+{
+    char text[64] = "";
+    struct test_helper helper = test_helper_start(mode, hand->door);
+    assert_true(read(helper.out, text, sizeof text - 1) > 0);
+    *ret_result = atoi(text);
+    return helper;
+}
+
+/* True: it was let in, and killed at the deadline. False: it came too late for that. */
+static bool stays_half_way(struct hand *hand, uint64_t timeout_ms, size_t offered)
+{
+    struct order order;
+    int result;
+    order_give(&order, hand, 1, cox_deadline_after_ms(timeout_ms), offered);
+    struct test_helper stays = visit(hand, "stays", &result);
+    assert_int_equal(order_end(&order), COX_TIMEOUT);
+    if (result == 0)
+        assert_contains(order.err.text, "did not attach in time");
+    assert_int_equal(test_helper_wait(&stays), result ? result : 128 + SIGKILL);
+    return result == 0;
+}
+
+/* One that logs on and never attaches is killed at the deadline; one that logs on and goes leaves its place to
+ * the next, and is left alone. */
+static void half_way(enum cox_attach attach)
+{
+    struct hand hand = {0};
+    struct order order;
+    pid_t pids[2];
+    size_t offered = 1;
+    group_by_hand(&hand, 2, attach, pids);
+    hand_kill(&hand, 1);
+    for (uint64_t timeout_ms = 500; !stays_half_way(&hand, timeout_ms, offered++);)
+        timeout_ms *= 4;
+    order_give(&order, &hand, 1, COX_DEADLINE_NEVER, offered);
+    for (int k = 0; k < 3; k++) {
+        int result;
+        struct test_helper goes = visit(&hand, "goes", &result);
+        assert_int_equal(result, 0);
+        /* The door hears in its own time that it has gone. */
+        uint64_t deadline_ns = patience();
+        while (status_of(&hand, 1).pid != 0 && cox_now_ns() < deadline_ns)
+            sched_yield();
+        assert_int_equal(test_helper_wait(&goes), 0);
+    }
+    pids[1] = hand_worker(&hand, "1");
+    if (order_end(&order))
+        fail_msg("%d: %s", order.result, order.err.text);
+    test_expect_echo(hand.group, "after");
+    group_end(&hand, 2, pids);
+}
+
+static void p8_one_that_does_not_come_all_the_way(void **state)
+{
+    (void)state;
+    EACH_ATTACH(half_way);
+}
+
+static void nothing_grows(enum cox_attach attach)
+{
+    struct hand hand = {0};
+    struct order order;
+    pid_t pids[2];
+    size_t fds = 0;
+    group_by_hand(&hand, 2, attach, pids);
+    for (size_t k = 0; k < 20; k++) {
+        uint32_t rank = k & 1;
+        hand_kill(&hand, rank);
+        order_give(&order, &hand, rank, patience(), k + 1);
+        pids[rank] = hand_worker(&hand, NULL);
+        assert_int_equal(order_end(&order), 0);
+        assert_int_equal(test_count_names(hand.name), 0);
+        if (k == 2)
+            fds = test_count_fds();
+    }
+    /* The door notices in its own time that a connection has ended; here and at the count before. */
+    uint64_t deadline_ns = patience();
+    while (test_count_fds() > fds && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_true(test_count_fds() <= fds);
+    test_expect_echo(hand.group, "x");
+    group_end(&hand, 2, pids);
+}
+
+static void p8_p7_nothing_grows_by_replacements(void **state)
+{
+    (void)state;
+    EACH_ATTACH(nothing_grows);
+}
+
+/* ---- old processes that live on ---- */
+
+/* Becomes rank 1 of a sealed group without the library; then, a step for each byte that it is told: says that it has
+ * left; logs on again as the life that it had; writes over all the memory that it was given. */
+static int late_main(const char *door)
+{
+    static struct cox_sealed sealed;
+    struct cox_control control;
+    struct cox_door_session session = {.fd = -1}, again = {.fd = -1};
+    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = 1};
+    struct cox_error err = {0};
+    struct cox_gate gate;
+    char byte;
+    int r = cox_peer_start_time(getpid(), &logon.start);
+    if (r == 0)
+        r = cox_door_connect(door, &logon, patience(), &session, &err);
+    if (r == 0)
+        r = cox_sealed_attach(&sealed, &control, session.welcome.rank, session.fds, &err);
+    if (r) {
+        fprintf(stderr, "late: %d: %s\n", r, err.text);
+        return 1;
+    }
+    struct cox_layout_identity *identity = &control.ranks[1]->identity;
+    if (!cox_truth_claim_identity(identity, (uint32_t)getpid(), logon.start))
+        return 2;
+    atomic_store(&identity->generation, session.welcome.generation);
+    atomic_store(&identity->epoch, control.epoch);
+    atomic_store(&identity->state, COX_IDENTITY_ATTACHED);
+    cox_gate_bind(&gate, &cox_sealed_rings(&control)->channels[COX_CHANNEL_EXECUTE],
+                  cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false);
+    cox_gate_post(&gate, 1, COX_BELL_RESPONSE_CONSUME);
+    if (read(STDIN_FILENO, &byte, 1) != 1)
+        return 3;
+    cox_truth_set_left(identity);
+    if (read(STDIN_FILENO, &byte, 1) != 1)
+        return 3;
+    logon.generation = session.welcome.generation;
+    r = cox_door_connect(door, &logon, patience(), &again, &err);
+    for (unsigned k = 0; k < 256; k++)
+        memset(sealed.ranks[1].base, (int)k, sealed.ranks[1].size);
+    dprintf(STDOUT_FILENO, "%d\n", r);
+    if (read(STDIN_FILENO, &byte, 1) != 1)
+        return 3;
+    cox_close_fd(&session.fd); /* late as well: another process has the seat */
+    for (;;)
+        pause();
+}
+
+static void tell(const struct test_helper *helper)
+{
+    assert_int_equal(write(helper->in, "", 1), 1);
+}
+
+static void a24_p8_what_a_late_old_process_does_is_nobody_s(void **state)
+{
+    (void)state;
+    struct hand hand = {0};
+    struct order order;
+    char text[64] = "";
+    hand_open(&hand, 2, COX_ATTACH_SEALED);
+    pid_t pids[2] = {hand_worker(&hand, "0"), 0};
+    struct test_helper late = test_helper_start("late", hand.door);
+    hand_complete(&hand);
+    assert_int_equal(pid_of(&hand, 1), late.pid);
+    tell(&late);
+    uint64_t deadline_ns = patience();
+    while (status_of(&hand, 1).life != COX_LIFE_LEFT && cox_now_ns() < deadline_ns)
+        sched_yield();
+    /* It has its connection still, and lives on. */
+    order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);
+    tell(&late);
+    assert_true(read(late.out, text, sizeof text - 1) > 0);
+    assert_int_equal(atoi(text), COX_STALE);
+    pids[1] = hand_worker(&hand, "1");
+    if (order_end(&order))
+        fail_msg("%d: %s", order.result, order.err.text);
+    tell(&late);
+    for (int k = 0; k < 50; k++)
+        test_expect_echo(hand.group, "after");
+    assert_int_equal(pid_of(&hand, 1), pids[1]);
+    assert_int_equal(kill(late.pid, 0), 0); /* nobody has signalled it */
+    group_end(&hand, 2, pids);
+    kill(late.pid, SIGTERM);
+    assert_int_equal(test_helper_wait(&late), 128 + SIGTERM);
+}
+
+/* ---- killed by order ---- */
+
+static void killed_by_order(enum cox_attach attach)
+{
+    struct hand hand = {0};
+    struct order order;
+    struct cox_error err = {0};
+    pid_t pids[2];
+    group_by_hand(&hand, 2, attach, pids);
+    struct cox_executor *executor = test_group_executor(hand.group);
+    test_stop_process(pids[1]);
+    assert_int_equal(cox_executor_kill(executor, 1, &err), 0);
+    assert_int_equal(hand_worker_end(pids[1]), 128 + SIGKILL);
+    test_await_death(hand.group, 1);
+    assert_int_equal(cox_executor_kill(executor, 1, &err), 0);
+    assert_int_equal(cox_executor_kill(executor, 2, &err), COX_INVALID);
+    order_give(&order, &hand, 1, patience(), 1);
+    pids[1] = hand_worker(&hand, NULL);
+    assert_int_equal(order_end(&order), 0);
+    test_expect_echo(hand.group, "after");
+    group_end(&hand, 2, pids);
+}
+
+static void p3_p8_a_stopped_rank_that_was_started_by_hand_is_killed(void **state)
+{
+    (void)state;
+    EACH_ATTACH(killed_by_order);
+}
+
+/* ---- all of them ---- */
+
+static void all_by_hand(enum cox_attach attach)
+{
+    enum { N = 3 };
+    struct hand hand = {0};
+    struct order order;
+    pid_t pids[N], old[N];
+    const struct test_how deaf = {.gather = COX_GATHER_ALL, .ranks = 4};
+    group_by_hand(&hand, N, attach, pids);
+    for (size_t round = 0; round < 2; round++) {
+        memcpy(old, pids, sizeof old);
+        if (round == 1) { /* one that is dead, one that does not listen */
+            hand_kill(&hand, 1);
+            assert_int_equal(test_call_how(hand.group, NULL, &deaf, "deaf"), 0);
+        }
+        order_give(&order, &hand, ORDER_ALL, COX_DEADLINE_NEVER, N * (round + 1));
+        assert_int_equal(hand_worker_end(old[0]), 128 + SIGTERM);
+        if (round == 0)
+            assert_int_equal(hand_worker_end(old[1]), 128 + SIGTERM);
+        assert_int_equal(hand_worker_end(old[2]), 128 + (round == 0 ? SIGTERM : SIGKILL));
+        for (uint32_t rank = 0; rank < N; rank++)
+            pids[rank] = hand_worker(&hand, rank_texts[rank]);
+        if (order_end(&order))
+            fail_msg("%d: %s", order.result, order.err.text);
+        for (uint32_t rank = 0; rank < N; rank++)
+            assert_int_equal(pid_of(&hand, rank), pids[rank]);
+        assert_int_equal(hand_log_count(&hand, "is replaced by"), N * (round + 1));
+        test_expect_echo(hand.group, "all of them");
+    }
+    group_end(&hand, N, pids);
+}
+
+static void p8_a23_all_that_were_started_by_hand(void **state)
+{
+    (void)state;
+    EACH_ATTACH(all_by_hand);
+}
+
+/* One comes and dies while the others are waited for: nobody is in the group then, and all can be tried again. */
+static void all_but_one(enum cox_attach attach)
+{
+    enum { N = 3 };
+    struct hand hand = {0};
+    struct order order;
+    pid_t pids[N];
+    char text[64];
+    int result;
+    group_by_hand(&hand, N, attach, pids);
+    order_give(&order, &hand, ORDER_ALL, COX_DEADLINE_NEVER, N);
+    for (uint32_t rank = 0; rank < N; rank++)
+        assert_int_equal(hand_worker_end(pids[rank]), 128 + SIGTERM);
+    struct test_helper stays = visit(&hand, "stays", &result);
+    assert_int_equal(result, 0);
+    pid_t dead = stays.pid;
+    kill(dead, SIGKILL);
+    assert_int_equal(order_end(&order), COX_PEER_DEAD);
+    assert_int_equal(test_helper_wait(&stays), 128 + SIGKILL);
+    snprintf(text, sizeof text, "rank 1 (pid %d) is dead", dead);
+    assert_contains(order.err.text, text);
+    assert_int_equal(test_call(hand.group, NULL, "echo x"), COX_PEER_DEAD);
+    order_give(&order, &hand, ORDER_ALL, COX_DEADLINE_NEVER, 2 * N);
+    for (uint32_t rank = 0; rank < N; rank++)
+        pids[rank] = hand_worker(&hand, NULL);
+    if (order_end(&order))
+        fail_msg("%d: %s", order.result, order.err.text);
+    test_expect_echo(hand.group, "all of them");
+    group_end(&hand, N, pids);
+}
+
+static void p8_all_that_were_started_by_hand_and_one_dies(void **state)
+{
+    (void)state;
+    EACH_ATTACH(all_but_one);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p8_a23_one_that_is_started_by_hand_replaces_a_dead_one),
+        TEST(p8_two_that_are_started_by_hand_at_once),
+        TEST(a23_what_the_old_one_owed_has_ended_before_the_new_one_comes),
+        TEST(p8_b2_nobody_comes_until_the_deadline_and_somebody_later),
+        TEST(m15_a_stop_ends_the_wait_for_a_replacement),
+        TEST(p8_one_that_does_not_come_all_the_way),
+        TEST(p8_p7_nothing_grows_by_replacements),
+        TEST(a24_p8_what_a_late_old_process_does_is_nobody_s),
+        TEST(p3_p8_a_stopped_rank_that_was_started_by_hand_is_killed),
+        TEST(p8_a23_all_that_were_started_by_hand),
+        TEST(p8_all_that_were_started_by_hand_and_one_dies),
+    };
+    if (argc == 3 && (strcmp(argv[1], "stays") == 0 || strcmp(argv[1], "goes") == 0))
+        return visit_main(argv[2], argv[1][0] == 'g');
+    if (argc == 3 && strcmp(argv[1], "late") == 0)
+        return late_main(argv[2]);
+    return cmocka_run_group_tests_name("replace_by_hand", tests, NULL, NULL);
+}

@@ -1,0 +1,373 @@
+/* All ranks of a group are started again, and ranks are killed by order: rows P8, A23 and A24. */
+#include "testing.h"
+
+#include "channel/peer.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static pid_t pid_of(struct test_group *g, uint32_t rank)
+{
+    return cox_executor_pid(test_group_executor(g), rank);
+}
+
+static void restart_all(struct test_group *g)
+{
+    struct cox_error err = {0};
+    int r = cox_executor_restart_all(test_group_executor(g), patience(), &err);
+    if (r)
+        fail_msg("restart_all: %d: %s", r, err.text);
+}
+
+static void kill_rank(struct test_group *g, uint32_t rank)
+{
+    struct cox_error err = {0};
+    assert_int_equal(cox_executor_kill(test_group_executor(g), rank, &err), 0);
+    test_await_death(g, rank);
+}
+
+/* How many commands the process was asked so far, this one included. */
+static unsigned served(struct test_group *g, uint32_t rank)
+{
+    struct test_completion c;
+    struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
+    if (test_call_how(g, &c, &how, "served"))
+        fail_msg("rank %" PRIu32 ": %s", rank, test_error_text(g));
+    unsigned count = (unsigned)atoi(c.ranks[rank].bytes);
+    test_completion_deinit(&c);
+    return count;
+}
+
+static uint64_t echo_sequence(struct test_group *g)
+{
+    struct test_completion c;
+    assert_int_equal(test_call(g, &c, "echo which number?"), 0);
+    uint64_t sequence = c.sequence;
+    test_completion_deinit(&c);
+    return sequence;
+}
+
+static void p8_all_ranks_are_replaced(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n *= n == 1 ? 4 : 2) {
+        struct test_group *g = test_group_start(n, NULL);
+        pid_t pids[8];
+        for (uint32_t rank = 0; rank < n; rank++)
+            pids[rank] = pid_of(g, rank);
+        test_expect_echo(g, "before");
+        uint64_t sequence = echo_sequence(g);
+        restart_all(g);
+        /* Numbers go on. */
+        assert_int_equal(echo_sequence(g), sequence + 1);
+        for (uint32_t rank = 0; rank < n; rank++) {
+            assert_int_not_equal(pid_of(g, rank), pids[rank]);
+            assert_int_equal(served(g, rank), 2);
+        }
+        restart_all(g);
+        test_expect_echo(g, "after");
+        test_group_free(g);
+    }
+}
+
+static void a24_what_is_in_flight_ends_by_a_death(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n *= n == 1 ? 4 : 2) {
+        const struct cox_executor_options options = {.depth = 4};
+        struct test_group *g = test_group_start(n, &options);
+        struct test_pipe *pipe = test_pipe_new();
+        const struct test_how how = {.gather = COX_GATHER_ALL};
+        for (int k = 0; k < 4; k++)
+            assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+        for (uint32_t rank = 0; rank < n; rank++)
+            test_await_lines(g, (int)rank, "blocked", 1);
+        restart_all(g);
+        /* Their completions were handed over before the first new process was started. */
+        assert_int_equal(test_completion_count(g), 4);
+        for (size_t k = 0; k < 4; k++)
+            assert_int_equal(test_await(g, k)->status, COX_PEER_DEAD);
+        for (int k = 0; k < 10; k++)
+            test_expect_echo(g, "after");
+        for (uint32_t rank = 0; rank < n; rank++)
+            assert_int_equal(served(g, rank), 11);
+        test_group_free(g);
+    }
+}
+
+static void p3_p8_with_a_stopped_and_a_dead_one(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(4, NULL);
+    pid_t stopped = pid_of(g, 2);
+    test_stop_process(stopped);
+    kill_rank(g, 1);
+    restart_all(g);
+    assert_int_not_equal(pid_of(g, 2), stopped);
+    test_expect_echo(g, "all four");
+    test_group_free(g);
+}
+
+/* Whoever takes its end. */
+static void assert_ended(pid_t pid)
+{
+    struct cox_peer peer = COX_PEER_NONE;
+    if (cox_peer_open(pid, 0, &peer) == 0)
+        assert_false(cox_peer_alive(&peer));
+    cox_peer_close(&peer);
+}
+
+static void p3_p8_a_stopped_rank_is_killed(void **state)
+{
+    (void)state;
+    char line[300];
+    snprintf(line, sizeof line, "%s \"$@\"; exit $?", test_worker_program());
+    const char *const wrapped[] = {"sh", "-c", line, "worker", NULL};
+    for (int w = 0; w < 2; w++) {
+        const struct cox_executor_options options = {.command = w ? wrapped : NULL};
+        struct test_group *g = test_group_start(2, w ? &options : NULL);
+        struct cox_executor *executor = test_group_executor(g);
+        struct cox_executor_status status;
+        struct cox_rank_status ranks[2];
+        struct cox_error err = {0};
+        cox_executor_status(executor, &status, ranks);
+        assert_int_equal(ranks[1].serving_pid != ranks[1].pid, w);
+        test_stop_process(ranks[1].serving_pid);
+        if (w)
+            test_stop_process(ranks[1].pid);
+        assert_int_equal(cox_executor_kill(executor, 1, &err), 0);
+        test_await_death(g, 1);
+        assert_ended(ranks[1].serving_pid);
+        assert_ended(ranks[1].pid);
+        assert_int_equal(cox_executor_kill(executor, 1, &err), 0); /* it is dead */
+        const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
+        assert_int_equal(test_call_how(g, NULL, &first, "echo alone"), 0);
+        assert_int_equal(cox_executor_kill(executor, 2, &err), COX_INVALID);
+        assert_contains(err.text, "there is no rank 2");
+        err = (struct cox_error){0};
+        if (cox_executor_restart(executor, 1, patience(), &err))
+            fail_msg("%s", err.text);
+        test_expect_echo(g, "both");
+        test_group_free(g);
+    }
+}
+
+/* New processes that die on their way: the group is dead and can be tried again. */
+static void p8_some_die_half_way_and_all_are_tried_again(void **state)
+{
+    (void)state;
+    const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
+    const struct cox_executor_options options = {.command = fragile};
+    struct test_group *g = test_group_start(3, &options);
+    for (int k = 0; k < 2; k++) {
+        struct cox_error err = {0};
+        assert_int_equal(cox_executor_restart_all(test_group_executor(g), patience(), &err),
+                         COX_PEER_DEAD);
+        assert_contains(err.text, "was killed by signal 9");
+        assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
+    }
+    restart_all(g);
+    test_expect_echo(g, "all");
+    test_group_free(g);
+}
+
+static void p8_b2_those_that_never_attach(void **state)
+{
+    (void)state;
+    const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
+    const struct cox_executor_options options = {.command = slow};
+    struct test_group *g = test_group_start(2, &options);
+    struct cox_executor *executor = test_group_executor(g);
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[2] = {{0}};
+    /* On a machine that is busy enough they are not even started by then. */
+    for (uint64_t ms = 500; ranks[1].generation != 2; ms *= 4) {
+        struct cox_error err = {0};
+        assert_int_equal(cox_executor_restart_all(executor, cox_deadline_after_ms(ms), &err),
+                         COX_TIMEOUT);
+        assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
+        cox_executor_status(executor, &status, ranks);
+    }
+    restart_all(g);
+    test_expect_echo(g, "all");
+    test_group_free(g);
+}
+
+/* ---- beside others ---- */
+
+struct restarter {
+    struct cox_executor *executor;
+    int status;
+    struct cox_error err;
+};
+
+static void *restarter_main(void *argument)
+{
+    struct restarter *restarter = argument;
+    restarter->status = cox_executor_restart_all(restarter->executor, patience(), &restarter->err);
+    return NULL;
+}
+
+static void m15_a_stop_ends_it(void **state)
+{
+    (void)state;
+    const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
+    const struct cox_executor_options options = {.command = slow};
+    struct test_group *g = test_group_start(2, &options);
+    struct restarter restarter = {.executor = test_group_executor(g)};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, restarter_main, &restarter), 0);
+    test_await_lines(g, 1, "sleeps as told", 1);
+    /* One at a time. */
+    struct cox_error err = {0};
+    assert_int_equal(cox_executor_restart_all(restarter.executor, patience(), &err), COX_BUSY);
+    err = (struct cox_error){0};
+    assert_int_equal(cox_executor_restart(restarter.executor, 0, patience(), &err), COX_BUSY);
+    cox_executor_stop(restarter.executor);
+    pthread_join(thread, NULL);
+    assert_int_equal(restarter.status, COX_CLOSED);
+    assert_int_equal(cox_executor_restart_all(restarter.executor, patience(), NULL), COX_CLOSED);
+    test_group_free(g);
+}
+
+struct caller {
+    struct cox_executor *executor;
+    atomic_bool stop;
+    atomic_uint good, dead;
+    int other;
+};
+
+static void *caller_main(void *argument)
+{
+    struct caller *caller = argument;
+    while (!atomic_load(&caller->stop) && !caller->other) {
+        const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                                   .deadline_ns = patience()};
+        int r = cox_executor_call_opaque(caller->executor, "echo x", 6, &options, NULL, NULL, NULL);
+        if (r == 0)
+            atomic_fetch_add(&caller->good, 1);
+        else if (r == COX_PEER_DEAD)
+            atomic_fetch_add(&caller->dead, 1);
+        else
+            caller->other = r;
+    }
+    return NULL;
+}
+
+/* Whoever calls meanwhile gets an answer or hears of a death, at once and nothing else. */
+static void a24_under_load_and_p7_nothing_grows(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(4, NULL);
+    struct caller callers[2] = {{.executor = test_group_executor(g)},
+                                {.executor = test_group_executor(g)}};
+    pthread_t threads[2];
+    size_t fds = 0;
+    const char *name = cox_executor_name(test_group_executor(g));
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, caller_main, &callers[i]), 0);
+    for (int k = 0; k < 20; k++) {
+        restart_all(g);
+        assert_int_equal(test_count_names(name), 0);
+        if (k == 2)
+            fds = test_count_fds();
+        test_expect_echo(g, "between");
+    }
+    for (int i = 0; i < 2; i++)
+        atomic_store(&callers[i].stop, true);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(callers[i].other, 0);
+        assert_true(atomic_load(&callers[i].good) > 0);
+    }
+    uint64_t deadline_ns = patience();
+    while (test_count_fds() > fds && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_true(test_count_fds() <= fds);
+    test_expect_echo(g, "at last");
+    test_group_free(g);
+}
+
+/* ---- the log ---- */
+
+struct log {
+    pthread_mutex_t lock;
+    char text[8192];
+    size_t used;
+};
+
+static void log_keep(void *context, int level, const char *text)
+{
+    struct log *log = context;
+    pthread_mutex_lock(&log->lock);
+    int length =
+        snprintf(log->text + log->used, sizeof log->text - log->used, "%d %s\n", level, text);
+    log->used += (size_t)length;
+    pthread_mutex_unlock(&log->lock);
+}
+
+static void a23_the_log_says_who_replaces_whom(void **state)
+{
+    (void)state;
+    struct log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    const struct cox_executor_options options = {.log = {log_keep, &log}};
+    struct test_group *g = test_group_start(2, &options);
+    pid_t pids[3][2];
+    char line[160];
+    for (uint32_t life = 0; life < 3; life++) {
+        if (life == 1) {
+            kill_rank(g, 1);
+            assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), NULL), 0);
+        }
+        if (life == 2)
+            restart_all(g);
+        pids[life][0] = pid_of(g, 0);
+        pids[life][1] = pid_of(g, 1);
+    }
+    snprintf(line, sizeof line,
+             "6 rank 1: process %d (generation 1) is replaced by process %d (generation 2)\n",
+             pids[0][1], pids[1][1]);
+    assert_contains(log.text, line);
+    snprintf(line, sizeof line,
+             "6 rank 1: process %d (generation 2) is replaced by process %d (generation 3)\n",
+             pids[1][1], pids[2][1]);
+    assert_contains(log.text, line);
+    snprintf(line, sizeof line,
+             "6 rank 0: process %d (generation 1) is replaced by process %d (generation 2)\n",
+             pids[0][0], pids[2][0]);
+    assert_contains(log.text, line);
+    test_group_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p8_all_ranks_are_replaced),
+        TEST(a24_what_is_in_flight_ends_by_a_death),
+        TEST(p3_p8_with_a_stopped_and_a_dead_one),
+        TEST(p3_p8_a_stopped_rank_is_killed),
+        TEST(p8_some_die_half_way_and_all_are_tried_again),
+        TEST(p8_b2_those_that_never_attach),
+        TEST(m15_a_stop_ends_it),
+        TEST(a24_under_load_and_p7_nothing_grows),
+        TEST(a23_the_log_says_who_replaces_whom),
+    };
+    return cmocka_run_group_tests_name("restart_all", tests, NULL, NULL);
+}
