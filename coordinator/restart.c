@@ -112,7 +112,9 @@ static int restart_rank(struct cox_executor *executor, uint32_t rank, uint64_t d
     if (r)
         return r;
     r = restart_await(executor, rank, deadline_ns, err);
-    if (r)
+    if (r == 0)
+        cox_executor_count_restart(executor, rank);
+    else
         cox_supervisor_signal(executor->supervisor, rank, SIGKILL);
     return r;
 }
