@@ -160,8 +160,8 @@ static void print_group(const status_reply *status)
     snprintf(text, sizeof text, "attach %.32s, epoch %" PRIu32 ", engine %.32s",
              text_or(status->attach, "?"), status->epoch, text_or(status->engine_state, "?"));
     print_part(&lines, ", ", text);
-    snprintf(text, sizeof text, "%" PRIu64 " deaths and %" PRIu64 " restarts of ranks",
-             status->deaths, status->restarts);
+    snprintf(text, sizeof text, "deaths %" PRIu64 ", restarts %" PRIu64, status->deaths,
+             status->restarts);
     print_part(&lines, ", ", text);
     putchar('\n');
     if (status->model)
@@ -189,6 +189,11 @@ static void print_channels(const status_reply *status)
 static void print_times(const status_reply *status)
 {
     char text[TEXT_SIZE], other[2 * TEXT_SIZE];
+    bool any = false;
+    for (size_t c = 0; c < status->n_channels; c++)
+        any = any || status->channels[c]->published > 0;
+    if (!any)
+        return;
     printf("\n%-16s %9s %9s", "p50/p99", "sent", "received");
     for (uint32_t phase = 0; phase < COX_PHASE_COUNT; phase++)
         printf("  %13s", cox_phase_name(phase));
@@ -261,7 +266,7 @@ static void print_rank(const status_reply *status, const CoxswainControl__RankSt
                 format_state(state, text_or(status->channels[c]->name, "?"), rank->channels[c]));
     }
     if (rank->deaths || rank->restarts) {
-        snprintf(text, sizeof text, "%" PRIu32 " deaths, %" PRIu32 " restarts", rank->deaths,
+        snprintf(text, sizeof text, "deaths %" PRIu32 ", restarts %" PRIu32, rank->deaths,
                  rank->restarts);
         print_part(&lines, "; ", text);
     }

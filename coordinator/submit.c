@@ -47,7 +47,8 @@ static int executor_publish(struct cox_collector *collector, const struct payloa
                             struct cox_entry *entry, struct cox_error *err)
 {
     size_t capacity, length;
-    entry->submitted_ns = cox_now_ns();
+    if (!entry->submitted_ns) /* a call that waits for room comes again */
+        entry->submitted_ns = cox_now_ns();
     pthread_mutex_lock(&collector->submit_lock);
     int r = 0;
     if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
