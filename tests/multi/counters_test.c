@@ -308,7 +308,7 @@ static void p3_status_counts_the_bytes_that_were_moved(void **state)
     (void)state;
     struct test_group *g = test_group_start(4, NULL);
     uint64_t sent = 0, received = 0;
-    static const size_t sizes[] = {0, 1, 255, 4096, 60000};
+    static const size_t sizes[] = {7, 255, 0, 4096, 60000, 1, 300, 0, 9};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         char command[64];
         struct test_completion c;
