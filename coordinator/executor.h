@@ -235,10 +235,10 @@ COX_PUBLIC size_t cox_executor_request_size_max(const struct cox_executor *execu
 
 /* A request's way through a channel. */
 enum cox_phase {
-    COX_PHASE_QUEUE = 0, /* submit called -> published */
+    COX_PHASE_QUEUE = 0, /* submit or call called -> published; a call may wait for room */
     COX_PHASE_RANKS,     /* published -> handed over, with every answer copied and unpacked */
     COX_PHASE_HANDLER,   /* handed over -> handler or visit returned */
-    COX_PHASE_TOTAL,     /* submit called -> handler or visit returned */
+    COX_PHASE_TOTAL,     /* all of them together */
     COX_PHASE_COUNT,
 };
 
@@ -290,9 +290,9 @@ struct cox_rank_status {
     uint32_t deaths;   /* of its processes, replacements included; not of those that stop ends */
     uint32_t restarts; /* of these that were followed by a process that attached */
     char death[512];   /* DEAD, LEFT: how, in words */
-    char
-        last_lines[2048]; /* DEAD: what it wrote last, newest last. Otherwise, if there were deaths,
-                            * what its former process wrote last */
+    /* DEAD: what it wrote last, newest last. Otherwise, if there were deaths, what its former process
+     * wrote last. */
+    char last_lines[2048];
     /* What went wrong last, in words: how a process of the rank ended, an answer of it that was an
      * error or made no sense, or a fault it reported. Kept over restarts. Empty: nothing has. */
     char last_error[512];

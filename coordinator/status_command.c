@@ -240,7 +240,7 @@ static void print_troubles(const CoxswainControl__RankStatus *rank)
         printf("  last error, %s ago: %s\n", format_seconds(text, rank->last_error_age_ns),
                rank->last_error);
     if (rank->last_lines && *rank->last_lines)
-        printf("  %s wrote last:\n", rank->death ? "it" : "the process before it");
+        printf("  %s wrote last:\n", rank->life == COX_LIFE_DEAD ? "it" : "the process before it");
     for (const char *line = rank->last_lines; line && *line;) {
         int length = (int)strcspn(line, "\n");
         printf("  | %.*s\n", length, line);
