@@ -11,6 +11,7 @@ typedef CoxswainControl__StatusReply status_reply;
 typedef CoxswainControl__RankStatus rank_message;
 typedef CoxswainControl__RankChannelStatus rank_channel_message;
 typedef CoxswainControl__ChannelStatus channel_message;
+typedef CoxswainControl__PhaseStatus phase_message;
 typedef CoxswainControl__ServingStatus serving_message;
 
 /* Sets a field and its has_ beside it. */
@@ -29,6 +30,12 @@ static int rank_fill(rank_message *message, uint32_t rank, const struct cox_rank
     message->death = status->death[0] ? cox_arena_strdup(arena, status->death) : NULL;
     message->last_lines =
         status->last_lines[0] ? cox_arena_strdup(arena, status->last_lines) : NULL;
+    SET(message, deaths, status->deaths);
+    SET(message, restarts, status->restarts);
+    if (status->last_error[0]) {
+        message->last_error = cox_arena_strdup(arena, status->last_error);
+        SET(message, last_error_age_ns, status->last_error_age_ns);
+    }
     message->n_channels = COX_TWO_WAY_COUNT;
     message->channels = cox_arena_alloc(arena, COX_TWO_WAY_COUNT * sizeof *message->channels);
     rank_channel_message *channels = cox_arena_alloc(arena, COX_TWO_WAY_COUNT * sizeof *channels);
@@ -44,6 +51,25 @@ static int rank_fill(rank_message *message, uint32_t rank, const struct cox_rank
         }
         if (channel->age_ns)
             SET(&channels[c], age_ns, channel->age_ns);
+    }
+    return 0;
+}
+
+static int phases_fill(channel_message *message, const struct cox_channel_stats *stats,
+                       struct cox_arena *arena)
+{
+    message->n_phases = COX_PHASE_COUNT;
+    message->phases = cox_arena_alloc(arena, COX_PHASE_COUNT * sizeof *message->phases);
+    phase_message *phases = cox_arena_alloc(arena, COX_PHASE_COUNT * sizeof *phases);
+    if (!message->phases || !phases)
+        return -ENOMEM;
+    for (uint32_t phase = 0; phase < COX_PHASE_COUNT; phase++) {
+        coxswain_control__phase_status__init(&phases[phase]);
+        message->phases[phase] = &phases[phase];
+        phases[phase].name = (char *)(uintptr_t)cox_phase_name(phase);
+        SET(&phases[phase], count, stats->phases[phase].count);
+        SET(&phases[phase], p50_ns, stats->phases[phase].p50_ns);
+        SET(&phases[phase], p99_ns, stats->phases[phase].p99_ns);
     }
     return 0;
 }
@@ -64,13 +90,15 @@ static int channel_fill(channel_message *message, int id, const struct cox_execu
     SET(message, late_replies, stats->late_replies);
     SET(message, rings, stats->rings);
     SET(message, wakeups, stats->wakeups);
+    SET(message, request_bytes, stats->request_bytes);
+    SET(message, reply_bytes, stats->reply_bytes);
     message->late_ranks = cox_arena_alloc(arena, status->rank_count * sizeof *message->late_ranks);
     if (!message->late_ranks)
         return -ENOMEM;
     for (uint32_t rank = 0; rank < status->rank_count; rank++)
         if (cox_rank_set_has(&status->channels[id].late, rank))
             message->late_ranks[message->n_late_ranks++] = rank;
-    return 0;
+    return phases_fill(message, stats, arena);
 }
 
 static int channels_fill(status_reply *reply, const struct cox_executor_status *status,
@@ -146,6 +174,8 @@ int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *
     SET(reply, stopping, status.stopping);
     SET(reply, legacy, status.legacy);
     SET(reply, pid, getpid());
+    SET(reply, deaths, status.deaths);
+    SET(reply, restarts, status.restarts);
     int r = ranks_fill(reply, rank_count, ranks, arena);
     if (!r)
         r = channels_fill(reply, &status, arena);

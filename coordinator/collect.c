@@ -130,7 +130,7 @@ static int collector_drop_late(struct cox_collector *collector, uint64_t *ret_se
                 continue;
             if (collector_answered(collector, rank, sequence)) {
                 collector_consume(collector, entry, rank);
-                collector->stats.late_replies++;
+                collector->stats.counts.late_replies++;
             } else if (!collector_dead(collector, rank) && late < 0) {
                 late = (int)rank;
                 *ret_sequence = sequence;
@@ -150,7 +150,7 @@ static void collector_ring(struct cox_collector *collector, uint32_t rank)
     cox_truth_set_published(cox_truth_channel(collector->channel->control, collector->channel->id),
                             collector->published);
     cox_gate_post(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
-    collector->stats.rings++;
+    collector->stats.counts.rings++;
 }
 
 /* True once a slice of the clock given. */
@@ -273,7 +273,7 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
     if (collector->ended == collector->published) /* the first in flight */
         collector->ring_ns = collector->claim_ring_ns;
     collector->published = entry->sequence;
-    collector->stats.submitted++;
+    cox_stats_publish(&collector->stats, length);
     slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
     collector_advance(collector);
     /* The collector planned its sleep without this one. */
@@ -393,7 +393,7 @@ void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     collector->sleep_rank = -1;
     if (r == 0 && collector->legacy)
         collector_count_token(collector, rank);
-    collector->stats.wakeups++;
+    collector->stats.counts.wakeups++;
 }
 
 /* ---- a rank that is started again ---- */
@@ -577,12 +577,28 @@ static void gather_complete(struct cox_collector *collector, const struct cox_en
     };
 }
 
+/* The gathering is the caller's alone. */
+static void gather_note_complaints(struct cox_collector *collector, const struct cox_entry *entry)
+{
+    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        const struct cox_rank_result *result = &gathering->results[rank];
+        if (result->outcome == COX_OUTCOME_ERROR)
+            cox_complaints_add(collector->complaints, rank,
+                               "pid %jd on %s sequence %" PRIu64 " (%s): %s", (intmax_t)result->pid,
+                               cox_channel_name(collector->channel->id), entry->sequence,
+                               entry->operation->name, result->text);
+    }
+}
+
 /* Hands the completion over. lock is held on entry and on return, not over the handler. */
 static void gather_finish(struct cox_collector *collector, struct cox_entry *entry, int status)
 {
     pthread_mutex_unlock(&collector->lock);
     struct cox_completion completion;
     gather_complete(collector, entry, status, &completion);
+    if (completion.status)
+        gather_note_complaints(collector, entry);
     cox_fault_point(COX_FAULT_COMPLETE);
     pthread_mutex_lock(&collector->lock);
     if (completion.status && entry->operation->step)
@@ -590,9 +606,8 @@ static void gather_finish(struct cox_collector *collector, struct cox_entry *ent
                            collector->published);
     entry->ended = true;
     collector_advance(collector);
-    collector->stats.completed++;
-    collector->stats.failed += completion.status != 0;
-    collector->stats.timeouts += completion.status == COX_TIMEOUT;
+    cox_stats_end(&collector->stats, completion.status,
+                  collector_gathering(collector, entry)->reply_size);
     struct cox_waiter *waiter = entry->waiter;
     entry->waiter = NULL;
     cox_completion_fn handler = waiter ? waiter->visit : collector->handler;
@@ -608,10 +623,12 @@ static void gather_finish(struct cox_collector *collector, struct cox_entry *ent
     if (handler)
         handler(context, &completion);
     cox_inside_leave(&inside);
+    uint64_t returned_ns = handler ? cox_now_ns() : completion.completed_ns;
     cox_fault_point(COX_FAULT_HANDLED);
 
     pthread_mutex_lock(&collector->lock);
     collector->in_handler = false;
+    cox_stats_return(&collector->stats, &completion, returned_ns);
     if (waiter) {
         if (completion.status)
             cox_fail(waiter->err, completion.status, "%s", completion.text);

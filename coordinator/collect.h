@@ -28,7 +28,9 @@
 
 #include "../channel/channel.h"
 #include "executor.h"
+#include "complaints.h"
 #include "gathering.h"
+#include "stats.h"
 #include "supervise.h"
 
 #include <pthread.h>
@@ -84,6 +86,7 @@ struct cox_collector_rank {
 struct cox_collector {
     struct cox_channel *channel;       /* borrowed */
     struct cox_supervisor *supervisor; /* borrowed; set before the first request */
+    struct cox_complaints *complaints; /* the same */
     uint32_t rank_count;
     bool legacy;
     const void *owner; /* the executor, for cox_inside */
@@ -105,7 +108,7 @@ struct cox_collector {
     uint64_t sleep_ns;        /* until then */
     struct cox_waiter nobody; /* in place of a caller that waits no longer */
     struct cox_collector_rank *ranks;
-    struct cox_channel_stats stats;
+    struct cox_stats stats;
     cox_completion_fn handler;
     void *handler_context;
     bool in_handler;

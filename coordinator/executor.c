@@ -33,6 +33,8 @@ static void executor_on_fault(void *context, int rank, const char *text)
 {
     struct cox_executor *executor = context;
     struct cox_inside inside;
+    if (rank >= 0)
+        cox_complaints_add(&executor->complaints, (uint32_t)rank, "it reported: %s", text);
     cox_inside_enter(&inside, executor);
     if (executor->options.fault && rank >= 0)
         executor->options.fault(executor->options.hook_context, (uint32_t)rank, text);
@@ -348,8 +350,10 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     if (executor->options.external_workers && executor->options.waiting)
         executor->options.waiting(executor->options.hook_context, executor->name,
                                   cox_executor_door(executor));
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         executor->collectors[c].supervisor = executor->supervisor;
+        executor->collectors[c].complaints = &executor->complaints;
+    }
     return executor->geometry.legacy ? 0 : executor_await_attach(executor, deadline_ns, err);
 }
 
@@ -417,6 +421,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     cox_inherit_init(&executor->inherit);
     cox_sealed_init(&executor->sealed);
     pthread_mutex_init(&executor->memory_lock, NULL);
+    cox_complaints_init(&executor->complaints);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++) {
         executor->generations[rank] = executor->served[rank].generation = 1;
         cox_inherit_init(&executor->next_lives[rank].inherit);
@@ -574,6 +579,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_inherit_close(&executor->inherit);
     cox_init_record_free(executor->init_record);
     pthread_mutex_destroy(&executor->memory_lock);
+    cox_complaints_deinit(&executor->complaints);
     pthread_cond_destroy(&executor->recover_cond);
     pthread_mutex_destroy(&executor->recover_lock);
     free(executor);
@@ -616,7 +622,7 @@ void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id chann
     COX_ASSERT(channel < COX_TWO_WAY_COUNT);
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
-    *ret_stats = collector->stats;
+    cox_stats_read(&collector->stats, ret_stats);
     pthread_mutex_unlock(&collector->lock);
 }
 

@@ -233,14 +233,33 @@ COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const voi
 COX_PUBLIC size_t cox_executor_request_size_max(const struct cox_executor *executor,
                                                 enum cox_channel_id channel);
 
+/* A request's way through a channel. */
+enum cox_phase {
+    COX_PHASE_QUEUE = 0, /* submit or call called -> published; a call may wait for room */
+    COX_PHASE_RANKS,     /* published -> handed over, with every answer copied and unpacked */
+    COX_PHASE_HANDLER,   /* handed over -> handler or visit returned */
+    COX_PHASE_TOTAL,     /* all of them together */
+    COX_PHASE_COUNT,
+};
+
+/* Of all completions whose handler has returned, also of those that failed. Each time is told with
+ * an error of 6.25 % at most. */
+struct cox_phase_stats {
+    uint64_t count;
+    uint64_t p50_ns, p99_ns; /* 0 when count is */
+};
+
 struct cox_channel_stats {
     uint64_t submitted; /* requests published */
     uint64_t completed; /* completions handed over */
     uint64_t failed;    /* of these, with a status other than 0 */
     uint64_t timeouts;
-    uint64_t late_replies; /* answers that came after their request had ended, dropped */
-    uint64_t rings;        /* wake-ups sent again because a rank had not taken its frame */
-    uint64_t wakeups;      /* times a collector woke up */
+    uint64_t late_replies;  /* answers that came after their request had ended, dropped */
+    uint64_t rings;         /* wake-ups sent again because a rank had not taken its frame */
+    uint64_t wakeups;       /* times a collector woke up */
+    uint64_t request_bytes; /* of requests published: each once, however many ranks read it */
+    uint64_t reply_bytes;   /* of answers taken, of all ranks; late ones are dropped unread */
+    struct cox_phase_stats phases[COX_PHASE_COUNT];
 };
 COX_PUBLIC void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
                                    struct cox_channel_stats *ret_stats);
@@ -267,9 +286,17 @@ struct cox_rank_status {
     pid_t serving_pid; /* of the one that serves, where that is another */
     uint32_t generation;
     enum cox_rank_life life;
-    bool stopped;          /* by a signal or a debugger */
-    char death[512];       /* DEAD, LEFT: how, in words */
-    char last_lines[2048]; /* DEAD: what it wrote last, newest last */
+    bool stopped;      /* by a signal or a debugger */
+    uint32_t deaths;   /* of its processes, replacements included; not of those that stop ends */
+    uint32_t restarts; /* of these that were followed by a process that attached */
+    char death[512];   /* DEAD, LEFT: how, in words */
+    /* DEAD: what it wrote last, newest last. Otherwise, if there were deaths, what its former process
+     * wrote last. */
+    char last_lines[2048];
+    /* What went wrong last, in words: how a process of the rank ended, an answer of it that was an
+     * error or made no sense, or a fault it reported. Kept over restarts. Empty: nothing has. */
+    char last_error[512];
+    uint64_t last_error_age_ns;
     struct cox_rank_channel_status channels[COX_TWO_WAY_COUNT];
 };
 
@@ -283,6 +310,7 @@ struct cox_executor_status {
     uint64_t uptime_ns;
     bool legacy;
     bool stopping;
+    uint64_t deaths, restarts; /* of all ranks together */
     struct {
         uint64_t published; /* last sequence in the ring */
         uint64_t ended;     /* every request up to here has ended */
@@ -298,8 +326,9 @@ struct cox_executor_status {
 COX_PUBLIC void cox_executor_status(struct cox_executor *executor,
                                     struct cox_executor_status *ret_status,
                                     struct cox_rank_status *ret_ranks);
-/* "idle", "taken", ...; "alive", "dead", ...; "unknown" outside. Static storage. */
+/* "idle", "taken", ...; "queue", "ranks", ...; "alive", "dead", ...; "unknown" outside. Static storage. */
 COX_PUBLIC const char *cox_rank_state_name(uint32_t state);
+COX_PUBLIC const char *cox_phase_name(uint32_t phase);
 COX_PUBLIC const char *cox_rank_life_name(uint32_t life);
 
 #ifdef __cplusplus

@@ -6,6 +6,7 @@
 #include "../channel/door.h"
 #include "../channel/inherit.h"
 #include "collect.h"
+#include "complaints.h"
 #include "executor.h"
 #include "faults.h"
 #include "operations.h"
@@ -43,6 +44,7 @@ struct cox_executor {
     struct cox_seat seats[COX_RANK_COUNT_MAX];
     pthread_mutex_t memory_lock; /* protects the fds in `sealed`, and next_lives */
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
+    struct cox_complaints complaints;
     struct cox_supervisor *supervisor;
     _Atomic bool supervised; /* the supervisor is there, for the door's thread */
     _Atomic bool started;
@@ -53,6 +55,8 @@ struct cox_executor {
     /* The life of each rank; written under restarting. */
     _Atomic uint32_t generations[COX_RANK_COUNT_MAX];
     _Atomic bool restarting[COX_RANK_COUNT_MAX];
+    /* Of each rank, that succeeded; written under restarting. */
+    _Atomic uint32_t restarts[COX_RANK_COUNT_MAX];
     _Atomic bool
         left_out[COX_RANK_COUNT_MAX]; /* by every channel, until a restart succeeds or gives up */
     _Atomic bool complete;            /* start has returned */
@@ -103,6 +107,13 @@ int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, 
 static inline bool cox_executor_is_async(enum cox_channel_id channel)
 {
     return channel == COX_CHANNEL_EXECUTE || channel == COX_CHANNEL_TRANSFER;
+}
+
+/* A dead rank has been started again, successfully. */
+static inline void cox_executor_count_restart(struct cox_executor *executor, uint32_t rank)
+{
+    /* relaxed: a number for display. */
+    atomic_fetch_add_explicit(&executor->restarts[rank], 1, memory_order_relaxed);
 }
 
 /* A thread is inside; go as a clean-up of the variable that come gives. */

@@ -50,6 +50,7 @@ void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_
 {
     cox_arena_reset(&gathering->arena);
     gathering->text[0] = '\0';
+    gathering->reply_size = 0;
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
         gathering->results[rank] = (struct cox_rank_result){
             .outcome = cox_rank_set_has(asked, rank) ? COX_OUTCOME_LATE : COX_OUTCOME_NOT_ASKED,
@@ -114,6 +115,7 @@ void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
         gathering_error(gathering, rank, r, why.text);
         return;
     }
+    gathering->reply_size += length;
     if (type == COX_TYPE_OPAQUE && !failed) {
         result->outcome = COX_OUTCOME_OK;
         result->bytes = own->buffer;

@@ -30,6 +30,7 @@ struct cox_gathering {
         char text[COX_RANK_TEXT_SIZE];
     } * ranks;
     struct cox_arena arena;
+    uint64_t reply_size; /* bytes taken out of slots, of all ranks together */
     char text[2048];
 };
 

@@ -50,6 +50,32 @@ static enum cox_rank_life rank_life(struct cox_executor *executor, uint32_t rank
                                                                         : COX_LIFE_ABSENT;
 }
 
+/* What went wrong with it so far. */
+static void rank_troubles(struct cox_executor *executor, uint32_t rank, uint64_t now,
+                          struct cox_rank_status *ret_status)
+{
+    struct cox_last_death death;
+    cox_supervisor_last_death(executor->supervisor, rank, &death);
+    ret_status->deaths = death.count;
+    /* relaxed: a number for display. */
+    ret_status->restarts = atomic_load_explicit(&executor->restarts[rank], memory_order_relaxed);
+    /* A dead one's own come first: what is left of it may still write, and stop counts no death. But the
+     * process in its place that could not be started has written nothing. */
+    size_t size = 0;
+    if (ret_status->life == COX_LIFE_DEAD)
+        size = cox_supervisor_last_lines(executor->supervisor, rank, ret_status->last_lines,
+                                         sizeof ret_status->last_lines);
+    if (size == 0)
+        memcpy(ret_status->last_lines, death.last_lines, sizeof ret_status->last_lines);
+    uint64_t when_ns = cox_complaints_last(&executor->complaints, rank, ret_status->last_error,
+                                           sizeof ret_status->last_error);
+    if (death.when_ns > when_ns) {
+        when_ns = death.when_ns;
+        memcpy(ret_status->last_error, death.text, sizeof ret_status->last_error);
+    }
+    ret_status->last_error_age_ns = when_ns && when_ns < now ? now - when_ns : 0;
+}
+
 static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t now,
                         struct cox_rank_status *ret_status)
 {
@@ -61,13 +87,11 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
     ret_status->generation =
         atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
     ret_status->life = rank_life(executor, rank);
-    if (ret_status->life == COX_LIFE_DEAD) {
+    if (ret_status->life == COX_LIFE_DEAD)
         cox_supervisor_describe(supervisor, rank, ret_status->death, sizeof ret_status->death);
-        cox_supervisor_last_lines(supervisor, rank, ret_status->last_lines,
-                                  sizeof ret_status->last_lines);
-    } else {
+    else
         ret_status->stopped = cox_peer_stopped(ret_status->serving_pid);
-    }
+    rank_troubles(executor, rank, now, ret_status);
     if (ret_status->life == COX_LIFE_LEFT)
         snprintf(ret_status->death, sizeof ret_status->death,
                  "rank %" PRIu32 " (pid %jd) left the group, its process lives", rank,
@@ -96,7 +120,7 @@ static void collector_status(struct cox_executor *executor, enum cox_channel_id 
     pthread_mutex_lock(&collector->lock);
     ret_status->channels[channel].published = collector->published;
     ret_status->channels[channel].ended = collector->ended;
-    ret_status->channels[channel].stats = collector->stats;
+    cox_stats_read(&collector->stats, &ret_status->channels[channel].stats);
     for (uint32_t i = 0; i < executor->geometry.depth; i++) {
         const struct cox_entry *entry = &collector->entries[i];
         if (entry->sequence && !entry->ended)
@@ -126,6 +150,9 @@ void cox_executor_status(struct cox_executor *executor, struct cox_executor_stat
     };
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         collector_status(executor, (enum cox_channel_id)c, ret_status);
-    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++) {
         rank_status(executor, rank, now, &ret_ranks[rank]);
+        ret_status->deaths += ret_ranks[rank].deaths;
+        ret_status->restarts += ret_ranks[rank].restarts;
+    }
 }

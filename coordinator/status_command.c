@@ -11,6 +11,7 @@
 
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,8 +38,13 @@ static void help(FILE *file)
         "Usage: coxswain status [--name NAME | --door PATH] [--json]\n"
         "\n"
         "Tells how a running group is: its ranks, whether they live, what each of them does on\n"
-        "every channel and since when, who owes an answer, what is being completed. No worker\n"
-        "is asked, so that it answers also when all of them are stuck.\n"
+        "every channel and since when, how often they died and were started again, and what went\n"
+        "wrong last; who owes an answer, what is being completed, and how long requests take. No\n"
+        "worker is asked, so that it answers also when all of them are stuck.\n"
+        "\n"
+        "Times are median and 99th percentile, of everything since the start: queue, until the\n"
+        "request is published; ranks, until the last answer is there; handler, until the host is\n"
+        "done with it; total, all of them together.\n"
         "\n"
         "      --name NAME    of the group (default: the only one that is alive)\n"
         "      --door PATH    the same by its door, as `run` prints it\n"
@@ -59,9 +65,24 @@ static const struct option long_options[] = {
 
 /* ---- for people ---- */
 
-static void print_seconds(uint64_t ns)
+#define COLUMN_COUNT 100
+#define TEXT_SIZE 160
+
+/* Prints parts, and begins an indented line before one that would go beyond the last column. A part that is
+ * longer than a line goes beyond it. */
+struct lines {
+    size_t column;
+};
+
+static void print_part(struct lines *lines, const char *separator, const char *text)
 {
-    printf("%.*f s", ns < 10 * COX_NSEC_PER_SEC ? 3 : 0, (double)ns / 1e9);
+    if (lines->column && lines->column + strlen(separator) + strlen(text) > COLUMN_COUNT) {
+        printf("%s\n  %s", *separator == ';' ? ";" : "", text);
+        lines->column = 2 + strlen(text);
+    } else {
+        printf("%s%s", lines->column ? separator : "", text);
+        lines->column += strlen(lines->column ? separator : "") + strlen(text);
+    }
 }
 
 static const char *text_or(const char *text, const char *otherwise)
@@ -69,26 +90,84 @@ static const char *text_or(const char *text, const char *otherwise)
     return text ? text : otherwise;
 }
 
+static const char *format_seconds(char text[TEXT_SIZE], uint64_t ns)
+{
+    snprintf(text, TEXT_SIZE, "%.*f s", ns < 10 * COX_NSEC_PER_SEC ? 3 : 0, (double)ns / 1e9);
+    return text;
+}
+
+/* Three digits and a unit, each of which is `step` times the one before. */
+static const char *format_scaled(char text[TEXT_SIZE], uint64_t number, double step,
+                                 const char *const *units, size_t unit_count)
+{
+    double scaled = (double)number;
+    size_t unit = 0;
+    while (scaled >= 999.5 && unit + 1 < unit_count) {
+        scaled /= step;
+        unit++;
+    }
+    int digits = unit == 0 || scaled >= 99.95 ? 0 : scaled >= 9.995 ? 1 : 2;
+    snprintf(text, TEXT_SIZE, "%.*f%s", digits, scaled, units[unit]);
+    return text;
+}
+
+/* "12.3us" */
+static const char *format_duration(char text[TEXT_SIZE], uint64_t ns)
+{
+    static const char *const units[] = {"ns", "us", "ms", "s"};
+    return format_scaled(text, ns, 1000, units, sizeof units / sizeof *units);
+}
+
+/* "4.50KiB" */
+static const char *format_bytes(char text[TEXT_SIZE], uint64_t bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    return format_scaled(text, bytes, 1024, units, sizeof units / sizeof *units);
+}
+
+static void print_prompts(const status_reply *status)
+{
+    const CoxswainControl__ServingStatus *serving = status->serving;
+    if (!serving) {
+        printf("prompts: none are taken: %s\n", text_or(status->refusal, "no reason was given"));
+        return;
+    }
+    char text[TEXT_SIZE];
+    struct lines lines = {0};
+    snprintf(text, sizeof text,
+             "prompts: %" PRIu64 " waiting, %" PRIu64 " running, %" PRIu64
+             " done and unread, %" PRIu64 " completed, %" PRIu64 " cancelled",
+             serving->waiting, serving->running, serving->unread, serving->completed,
+             serving->cancelled);
+    print_part(&lines, "", text);
+    snprintf(text, sizeof text,
+             "%" PRIu32 " clients, %" PRIu64 " tokens generated, %" PRIu32 " of %" PRIu32
+             " KV blocks free",
+             serving->clients, serving->generated_tokens, serving->free_blocks,
+             serving->block_count);
+    print_part(&lines, "; ", text);
+    putchar('\n');
+}
+
 static void print_group(const status_reply *status)
 {
-    printf("group %s (pid %" PRId64 ")%s, up ", text_or(status->name, "?"), status->pid,
-           status->stopping ? " is stopping" : "");
-    print_seconds(status->uptime_ns);
-    printf(": %" PRIu32 " ranks%s, depth %" PRIu32 ", attach %s, epoch %" PRIu32 ", engine %s\n",
-           status->rank_count, status->legacy ? " (legacy workers)" : "", status->depth,
-           text_or(status->attach, "?"), status->epoch, text_or(status->engine_state, "?"));
+    char text[TEXT_SIZE];
+    struct lines lines = {0};
+    printf("group %s (pid %" PRId64 ")%s, up %s:\n", text_or(status->name, "?"), status->pid,
+           status->stopping ? " is stopping" : "", format_seconds(text, status->uptime_ns));
+    snprintf(text, sizeof text, "  %" PRIu32 " ranks%s, depth %" PRIu32, status->rank_count,
+             status->legacy ? " (legacy workers)" : "", status->depth);
+    print_part(&lines, "", text);
+    snprintf(text, sizeof text, "attach %.32s, epoch %" PRIu32 ", engine %.32s",
+             text_or(status->attach, "?"), status->epoch, text_or(status->engine_state, "?"));
+    print_part(&lines, ", ", text);
+    snprintf(text, sizeof text, "deaths %" PRIu64 ", restarts %" PRIu64, status->deaths,
+             status->restarts);
+    print_part(&lines, ", ", text);
+    putchar('\n');
     if (status->model)
         printf("model %s\n", status->model);
-    const CoxswainControl__ServingStatus *serving = status->serving;
-    if (serving)
-        printf("prompts: %" PRIu64 " waiting, %" PRIu64 " running, %" PRIu64 " done and unread, "
-               "%" PRIu64 " completed, %" PRIu64 " cancelled; %" PRIu32 " clients, %" PRIu64
-               " tokens generated, %" PRIu32 " of %" PRIu32 " KV blocks free\n",
-               serving->waiting, serving->running, serving->unread, serving->completed,
-               serving->cancelled, serving->clients, serving->generated_tokens,
-               serving->free_blocks, serving->block_count);
-    else
-        printf("prompts: none are taken: %s\n", text_or(status->refusal, "no reason was given"));
+    print_prompts(status);
 }
 
 static void print_recovery(const CoxswainControl__RecoveryStatus *recovery)
@@ -118,40 +197,62 @@ static void print_channels(const status_reply *status)
     }
 }
 
-/* "running 17 for 3.214 s" */
-static void print_state(const CoxswainControl__RankChannelStatus *state)
+/* What was moved, and how long it took; channels that were not used are left out. */
+static void print_times(const status_reply *status)
 {
-    if (!state->has_state) {
-        printf("unknown");
+    char text[TEXT_SIZE], other[2 * TEXT_SIZE];
+    bool any = false;
+    for (size_t c = 0; c < status->n_channels; c++)
+        any = any || status->channels[c]->published > 0;
+    if (!any)
         return;
-    }
-    printf("%s", cox_rank_state_name(state->state));
-    if (state->sequence)
-        printf(" %" PRIu64, state->sequence);
-    if (state->age_ns) {
-        printf(" for ");
-        print_seconds(state->age_ns);
+    printf("\n%-16s %9s %9s", "p50/p99", "sent", "received");
+    for (uint32_t phase = 0; phase < COX_PHASE_COUNT; phase++)
+        printf("  %13s", cox_phase_name(phase));
+    putchar('\n');
+    for (size_t c = 0; c < status->n_channels; c++) {
+        const CoxswainControl__ChannelStatus *channel = status->channels[c];
+        if (channel->published == 0)
+            continue;
+        printf("%-16s %9s", text_or(channel->name, "?"),
+               format_bytes(text, channel->request_bytes));
+        printf(" %9s", format_bytes(text, channel->reply_bytes));
+        for (size_t i = 0; i < channel->n_phases && i < COX_PHASE_COUNT; i++) {
+            const CoxswainControl__PhaseStatus *phase = channel->phases[i];
+            size_t length =
+                (size_t)snprintf(other, sizeof other, "%s/", format_duration(text, phase->p50_ns));
+            snprintf(other + length, sizeof other - length, "%s",
+                     format_duration(text, phase->p99_ns));
+            printf("  %13s", phase->count ? other : "-");
+        }
+        putchar('\n');
     }
 }
 
-static void print_rank(const status_reply *status, const CoxswainControl__RankStatus *rank)
+/* "execute running 17 for 3.214 s" */
+static const char *format_state(char text[2 * TEXT_SIZE], const char *channel,
+                                const CoxswainControl__RankChannelStatus *state)
 {
-    printf("rank %" PRIu32 " pid %" PRId64, rank->rank, rank->pid);
-    if (rank->serving_pid != rank->pid)
-        printf(" (serving %" PRId64 ")", rank->serving_pid);
-    printf(" generation %" PRIu32 " %s%s", rank->generation, cox_rank_life_name(rank->life),
-           rank->stopped ? ", stopped by a signal" : "");
-    for (size_t c = 0; c < rank->n_channels && c < status->n_channels; c++) {
-        const CoxswainControl__RankChannelStatus *state = rank->channels[c];
-        /* A channel that was never used has nothing to tell. */
-        if (c > 0 && status->channels[c]->published == 0)
-            continue;
-        printf("; %s ", text_or(status->channels[c]->name, "?"));
-        print_state(state);
-    }
-    putchar('\n');
+    char sequence[32] = "", seconds[TEXT_SIZE], age[TEXT_SIZE + 8] = "";
+    if (state->has_state && state->sequence)
+        snprintf(sequence, sizeof sequence, " %" PRIu64, state->sequence);
+    if (state->has_state && state->age_ns)
+        snprintf(age, sizeof age, " for %s", format_seconds(seconds, state->age_ns));
+    snprintf(text, 2 * TEXT_SIZE, "%.64s %s%s%s", channel,
+             state->has_state ? cox_rank_state_name(state->state) : "unknown", sequence, age);
+    return text;
+}
+
+static void print_troubles(const CoxswainControl__RankStatus *rank)
+{
+    char text[TEXT_SIZE];
     if (rank->death)
         printf("  %s\n", rank->death);
+    if (rank->last_error && (!rank->death || strcmp(rank->last_error, rank->death) != 0))
+        printf("  last error, %s ago: %s\n", format_seconds(text, rank->last_error_age_ns),
+               rank->last_error);
+    if (rank->last_lines && *rank->last_lines)
+        printf("  %s wrote last:\n", rank->life == COX_LIFE_DEAD ? "it" : "the process before it");
     for (const char *line = rank->last_lines; line && *line;) {
         int length = (int)strcspn(line, "\n");
         printf("  | %.*s\n", length, line);
@@ -159,11 +260,38 @@ static void print_rank(const status_reply *status, const CoxswainControl__RankSt
     }
 }
 
+static void print_rank(const status_reply *status, const CoxswainControl__RankStatus *rank)
+{
+    char text[TEXT_SIZE], state[2 * TEXT_SIZE], serving[TEXT_SIZE] = "";
+    struct lines lines = {0};
+    if (rank->serving_pid != rank->pid)
+        snprintf(serving, sizeof serving, " (serving %" PRId64 ")", rank->serving_pid);
+    snprintf(text, sizeof text, "rank %" PRIu32 " pid %" PRId64 "%.40s generation %" PRIu32 " %s%s",
+             rank->rank, rank->pid, serving, rank->generation, cox_rank_life_name(rank->life),
+             rank->stopped ? ", stopped by a signal" : "");
+    print_part(&lines, "", text);
+    for (size_t c = 0; c < rank->n_channels && c < status->n_channels; c++) {
+        /* A channel that was never used has nothing to tell. */
+        if (c == 0 || status->channels[c]->published)
+            print_part(
+                &lines, "; ",
+                format_state(state, text_or(status->channels[c]->name, "?"), rank->channels[c]));
+    }
+    if (rank->deaths || rank->restarts) {
+        snprintf(text, sizeof text, "deaths %" PRIu32 ", restarts %" PRIu32, rank->deaths,
+                 rank->restarts);
+        print_part(&lines, "; ", text);
+    }
+    putchar('\n');
+    print_troubles(rank);
+}
+
 static void print_status(const status_reply *status)
 {
     print_group(status);
     print_recovery(status->recovery);
     print_channels(status);
+    print_times(status);
     putchar('\n');
     for (size_t i = 0; i < status->n_ranks; i++)
         print_rank(status, status->ranks[i]);
@@ -192,6 +320,12 @@ static json_t *rank_json(const status_reply *status, const CoxswainControl__Rank
     json_object_set_new(root, "stopped", json_boolean(rank->stopped));
     json_object_set_new(root, "death", text_json(rank->death));
     json_object_set_new(root, "last_lines", text_json(rank->last_lines));
+    json_object_set_new(root, "deaths", number_json(rank->deaths));
+    json_object_set_new(root, "restarts", number_json(rank->restarts));
+    json_object_set_new(root, "last_error", text_json(rank->last_error));
+    json_object_set_new(root, "last_error_age_s",
+                        rank->last_error ? json_real((double)rank->last_error_age_ns / 1e9)
+                                         : json_null());
     for (size_t c = 0; c < rank->n_channels && c < status->n_channels; c++) {
         const CoxswainControl__RankChannelStatus *state = rank->channels[c];
         json_t *channel = json_object();
@@ -203,6 +337,23 @@ static json_t *rank_json(const status_reply *status, const CoxswainControl__Rank
         json_object_set_new(channels, text_or(status->channels[c]->name, "?"), channel);
     }
     json_object_set_new(root, "channels", channels);
+    return root;
+}
+
+static json_t *phases_json(const CoxswainControl__ChannelStatus *channel)
+{
+    json_t *root = json_object();
+    for (size_t i = 0; i < channel->n_phases; i++) {
+        const CoxswainControl__PhaseStatus *phase = channel->phases[i];
+        json_t *times = json_object();
+        bool any = phase->count > 0;
+        json_object_set_new(times, "count", number_json(phase->count));
+        json_object_set_new(times, "p50_s",
+                            any ? json_real((double)phase->p50_ns / 1e9) : json_null());
+        json_object_set_new(times, "p99_s",
+                            any ? json_real((double)phase->p99_ns / 1e9) : json_null());
+        json_object_set_new(root, text_or(phase->name, "?"), times);
+    }
     return root;
 }
 
@@ -223,6 +374,9 @@ static json_t *channel_json(const CoxswainControl__ChannelStatus *channel)
     json_object_set_new(root, "late_replies", number_json(channel->late_replies));
     json_object_set_new(root, "rings", number_json(channel->rings));
     json_object_set_new(root, "wakeups", number_json(channel->wakeups));
+    json_object_set_new(root, "request_bytes", number_json(channel->request_bytes));
+    json_object_set_new(root, "reply_bytes", number_json(channel->reply_bytes));
+    json_object_set_new(root, "phases", phases_json(channel));
     return root;
 }
 
@@ -272,6 +426,8 @@ static void print_json(const status_reply *status)
     json_object_set_new(root, "engine_state", text_json(status->engine_state));
     json_object_set_new(root, "stopping", json_boolean(status->stopping));
     json_object_set_new(root, "legacy", json_boolean(status->legacy));
+    json_object_set_new(root, "deaths", number_json(status->deaths));
+    json_object_set_new(root, "restarts", number_json(status->restarts));
     json_object_set_new(root, "model", text_json(status->model));
     json_object_set_new(root, "ranks", ranks);
     json_object_set_new(root, "channels", channels);
@@ -301,11 +457,15 @@ static void clean_texts(status_reply *status)
     clean(status->refusal);
     if (status->recovery)
         clean(status->recovery->doing);
-    for (size_t c = 0; c < status->n_channels; c++)
+    for (size_t c = 0; c < status->n_channels; c++) {
         clean(status->channels[c]->name);
+        for (size_t i = 0; i < status->channels[c]->n_phases; i++)
+            clean(status->channels[c]->phases[i]->name);
+    }
     for (size_t i = 0; i < status->n_ranks; i++) {
         clean(status->ranks[i]->death);
         clean(status->ranks[i]->last_lines);
+        clean(status->ranks[i]->last_error);
     }
 }
 

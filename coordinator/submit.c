@@ -48,7 +48,8 @@ static int executor_publish(struct cox_executor *executor, const struct payload 
 {
     struct cox_collector *collector = &executor->collectors[entry->operation->channel];
     size_t capacity, length;
-    entry->submitted_ns = cox_now_ns();
+    if (!entry->submitted_ns) /* a call that waits for room comes again */
+        entry->submitted_ns = cox_now_ns();
     pthread_mutex_lock(&collector->submit_lock);
     int r = 0;
     if (atomic_load_explicit(&collector->stopping, memory_order_acquire))

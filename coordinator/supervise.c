@@ -53,7 +53,8 @@ struct worker {
     struct cox_last_lines last_lines;
     struct cox_exit how; /* once dead */
     bool core_dumped;
-    bool told;     /* dead, and the death hook has returned */
+    struct cox_last_death last_death; /* of a life before, too */
+    bool told;                        /* dead, and the death hook has returned */
     bool released; /* external: it has left the group; watched, but neither awaited nor signalled */
     pid_t former;  /* external: who was the rank before its place was vacated */
     bool let_go;   /* former lives, for all that is known */
@@ -268,6 +269,56 @@ static int worker_kill(struct worker *w)
     return 0;
 }
 
+/* In words, of what is known by now. With the lock held. */
+static void worker_describe(struct worker *w, bool dead, char *buffer, size_t buffer_size)
+{
+    char who[96];
+    bool wrapped = w->adopted.pid != 0;
+    if (wrapped)
+        snprintf(who, sizeof who, "rank %u (pid %d, in its wrapper %d) is %s", w->rank,
+                 w->adopted.pid, w->pid, dead ? "dead" : "alive");
+    else
+        snprintf(who, sizeof who, "rank %u (pid %d)", w->rank, w->pid);
+    const char *whose = wrapped ? "; its wrapper" : "";
+    if (!w->pid) {
+        snprintf(buffer, buffer_size, "rank %u has not logged on", w->rank);
+    } else if (!dead) {
+        snprintf(buffer, buffer_size, "%s%s", who, wrapped ? "" : " is alive");
+    } else if (w->wrapper_killed && !w->how.known) {
+        snprintf(buffer, buffer_size, "%s; how, only its wrapper knows", who);
+    } else if (w->let_go) {
+        snprintf(buffer, buffer_size, "rank %u (pid %d) left the group and was let go", w->rank,
+                 w->pid);
+    } else if (!w->how.known && w->supervisor->external) {
+        snprintf(buffer, buffer_size, "%s is dead; how, only who started it knows", who);
+    } else if (!w->how.known) {
+        snprintf(
+            buffer, buffer_size,
+            "%s%s, nobody knows how: this program ignores SIGCHLD, waited for it elsewhere, or "
+            "a debugger has it",
+            who, wrapped ? "" : " is dead");
+    } else if (w->how.signal) {
+        const char *name = sigdescr_np(w->how.signal);
+        snprintf(buffer, buffer_size, "%s%s was killed by signal %d (%s)%s", who, whose,
+                 w->how.signal, name ? name : "real-time signal",
+                 w->core_dumped ? " (core dumped)" : "");
+    } else {
+        snprintf(buffer, buffer_size, "%s%s exited with status %d", who, whose, w->how.exit_status);
+    }
+}
+
+/* With the lock held, when all of it is known. */
+static void worker_keep_death(struct worker *w)
+{
+    if (atomic_load_explicit(&w->supervisor->ending, memory_order_acquire))
+        return;
+    struct cox_last_death *death = &w->last_death;
+    death->count++;
+    death->when_ns = cox_now_ns();
+    worker_describe(w, true, death->text, sizeof death->text);
+    cox_last_lines_join(&w->last_lines, death->last_lines, sizeof death->last_lines);
+}
+
 /* Both its processes are dead. Reap, last lines, state, and who waits for the rank is woken; all the
  * lines, which may be a pipe full and take the host long, and its hook come after that. Only then the
  * count: whoever waited for it knows that the hooks are through. */
@@ -291,6 +342,7 @@ static void worker_bury(struct worker *w)
     if (w->wrapper_killed && how.signal == SIGKILL)
         how = (struct cox_exit){.known = false}; /* it is our doing */
     w->how = how;
+    worker_keep_death(w);
     pthread_mutex_unlock(&s->lock);
     cox_tsan_has_died();
     atomic_store_explicit(&w->dead, true, memory_order_release);
@@ -710,40 +762,17 @@ void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buff
                              size_t buffer_size)
 {
     struct worker *w = worker_of(s, rank);
-    char who[96];
     pthread_mutex_lock(&s->lock);
-    bool wrapped = w->adopted.pid != 0;
-    if (wrapped)
-        snprintf(who, sizeof who, "rank %u (pid %d, in its wrapper %d) is %s", rank, w->adopted.pid,
-                 w->pid, worker_is_dead(w) ? "dead" : "alive");
-    else
-        snprintf(who, sizeof who, "rank %u (pid %d)", rank, w->pid);
-    const char *whose = wrapped ? "; its wrapper" : "";
-    if (!w->pid) {
-        snprintf(buffer, buffer_size, "rank %u has not logged on", rank);
-    } else if (!worker_is_dead(w)) {
-        snprintf(buffer, buffer_size, "%s%s", who, wrapped ? "" : " is alive");
-    } else if (w->wrapper_killed && !w->how.known) {
-        snprintf(buffer, buffer_size, "%s; how, only its wrapper knows", who);
-    } else if (w->let_go) {
-        snprintf(buffer, buffer_size, "rank %u (pid %d) left the group and was let go", w->rank,
-                 w->pid);
-    } else if (!w->how.known && s->external) {
-        snprintf(buffer, buffer_size, "%s is dead; how, only who started it knows", who);
-    } else if (!w->how.known) {
-        snprintf(
-            buffer, buffer_size,
-            "%s%s, nobody knows how: this program ignores SIGCHLD, waited for it elsewhere, or "
-            "a debugger has it",
-            who, wrapped ? "" : " is dead");
-    } else if (w->how.signal) {
-        const char *name = sigdescr_np(w->how.signal);
-        snprintf(buffer, buffer_size, "%s%s was killed by signal %d (%s)%s", who, whose,
-                 w->how.signal, name ? name : "real-time signal",
-                 w->core_dumped ? " (core dumped)" : "");
-    } else {
-        snprintf(buffer, buffer_size, "%s%s exited with status %d", who, whose, w->how.exit_status);
-    }
+    worker_describe(w, worker_is_dead(w), buffer, buffer_size);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void cox_supervisor_last_death(struct cox_supervisor *s, uint32_t rank,
+                               struct cox_last_death *ret_death)
+{
+    struct worker *w = worker_of(s, rank);
+    pthread_mutex_lock(&s->lock);
+    *ret_death = w->last_death;
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -95,6 +95,17 @@ bool cox_supervisor_dying(struct cox_supervisor *supervisor, uint32_t rank);
  * those, the newest that fit buffer_size. Returns the length; 0: it wrote nothing. */
 size_t cox_supervisor_last_lines(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                                  size_t buffer_size);
+/* The last death of a rank, kept over its next lives. */
+struct cox_last_death {
+    uint32_t count;        /* of its deaths; 0: there was none, and the rest is empty */
+    uint64_t when_ns;      /* CLOCK_MONOTONIC */
+    char text[512];        /* as describe said it */
+    char last_lines[2048]; /* that it wrote until then; as above */
+};
+/* Deaths after cox_supervisor_expect_end are not counted, nor kept. Has the death by the time that
+ * cox_supervisor_dead says so. */
+void cox_supervisor_last_death(struct cox_supervisor *supervisor, uint32_t rank,
+                               struct cox_last_death *ret_death);
 /* "rank 2 (pid 123) was killed by signal 9 (Killed)", with " (core dumped)"; "... exited with
  * status 1"; "... is alive". With an adopted process: "rank 2 (pid 124, in its wrapper 123) is dead; its
  * wrapper exited with status 137", or what else the wrapper came to. */

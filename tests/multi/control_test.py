@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import commands_test as base  # pylint: disable=wrong-import-position
@@ -211,8 +212,48 @@ def test_p3_status_tells_how_every_rank_is():
         check(status["serving"]["free_blocks"] == status["serving"]["block_count"] > 0, "wrong: %s" % status)
         check([c["name"] for c in status["channels"]] == ["execute", "shared_sync_link", "transfer", "recover_command"],
               "wrong: %s" % status)
+        check(status["deaths"] == status["restarts"] == 0, "wrong: %s" % status)
+        for rank in status["ranks"]:
+            check(rank["deaths"] == rank["restarts"] == 0 and rank["last_lines"] is None, "wrong: %s" % rank)
+            check(rank["last_error"] is None and rank["last_error_age_s"] is None, "wrong: %s" % rank)
         expect(group.stop(), 0)
         group.left_nothing()
+
+
+@test
+def test_p3_status_tells_counters_bytes_and_times_of_what_was_generated():
+    with Group(2) as group:
+        prompts, _ = sums(20)
+        begin = time.monotonic()
+        expect(group.generate(text="\n".join(prompts) + "\n"), 0)
+        elapsed = time.monotonic() - begin + 60  # init came before
+
+        def quiet():  # the last handler may be running still
+            execute = group.status()["channels"][0]
+            return execute["ended"] == execute["submitted"] and execute["phases"]["total"]["count"] == execute["completed"]
+        wait_until(quiet, "the end of the last request")
+        execute, link, *_ = group.status()["channels"]
+        # What ranks are told to forget is not answered.
+        check(execute["submitted"] >= execute["completed"] > 3 and execute["failed"] == 0, "wrong: %s" % execute)
+        check(execute["request_bytes"] > execute["submitted"], "too few bytes: %s" % execute)
+        check(execute["reply_bytes"] > 2 * execute["completed"], "too few bytes: %s" % execute)
+        check(list(execute["phases"]) == ["queue", "ranks", "handler", "total"], "wrong: %s" % execute)
+        for name, phase in execute["phases"].items():
+            check(phase["count"] == execute["completed"], "wrong: %s" % execute)
+            check(0 < phase["p50_s"] <= phase["p99_s"] < elapsed, "%s: %s" % (name, execute))
+            check(phase["p50_s"] <= execute["phases"]["total"]["p50_s"], "%s: %s" % (name, execute))
+        check(link["request_bytes"] == link["reply_bytes"] == 0, "wrong: %s" % link)
+        check(all(phase == {"count": 0, "p50_s": None, "p99_s": None} for phase in link["phases"].values()),
+              "wrong: %s" % link)
+        result = expect(run(["status"]), 0)
+        size, time_ = r" +[0-9.]+([KMGTPE]i)?B", r" +[0-9.]+[num]?s/[0-9.]+[num]?s"
+        check(re.search("^p50/p99 +sent +received +queue +ranks +handler +total$", result.out, re.M), "no head", result)
+        check(re.search("^execute%s%s$" % (2 * size, 4 * time_), result.out, re.M), "no times", result)
+        check(len(re.findall("^shared_sync_link ", result.out, re.M)) == 1, "an unused channel has times", result)
+        check("deaths 0, restarts 0\n" in result.out, "no counts", result)
+        long = [line for line in result.out.splitlines() if len(line) > 100 and not line.startswith("model ")]
+        check(not long, "over 100 columns: %s" % long, result)
+        expect(group.stop(), 0)
 
 
 @test
@@ -254,6 +295,9 @@ def test_p2_status_tells_a_dead_worker_while_the_others_keep_the_group_up():
         wait_until(dead, "a death")
         check(told, "the group was gone before it told")
         check("killed by signal 9" in told[0]["ranks"][1]["death"], "no cause: %s" % told[0])
+        check(told[0]["ranks"][1]["deaths"] == told[0]["deaths"] == 1, "not counted: %s" % told[0])
+        check(told[0]["ranks"][1]["last_error"] == told[0]["ranks"][1]["death"], "another error: %s" % told[0])
+        check(told[0]["ranks"][0]["deaths"] == told[0]["restarts"] == 0, "odd counts: %s" % told[0])
         check(told[0]["ranks"][0]["life"] == "alive" and told[0]["ranks"][0]["stopped"], "wrong: %s" % told[0])
         expect(finish(group.process), 3, "rank 1", "Killed")
         group.left_nothing()

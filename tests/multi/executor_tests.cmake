@@ -1,5 +1,5 @@
 # The executor with real workers; scripted_worker obeys what the requests say.
-foreach(name attach completion executor faults flight group lateness operations pause replay restart session step threads worker wrapper)
+foreach(name attach completion counters executor faults flight group lateness operations pause replay restart session step threads worker wrapper)
     cox_multi_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_testlib TIMEOUT 120)
     add_dependencies(test_multi_${name} scripted_worker)
@@ -11,13 +11,13 @@ add_dependencies(test_multi_soak scripted_worker)
 
 # The same with ranks as threads. Left out: faults, whose ranks are killed by their own fault points, and wrapper, which
 # is about processes.
-foreach(name attach executor flight group lateness operations pause step threads)
+foreach(name attach counters executor flight group lateness operations pause step threads)
     cox_thread_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c TIMEOUT 240)
 endforeach()
 cox_thread_test(NAME soak SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c TIMEOUT 240 ARGS 10000)
 
 # And with sealed groups: nothing has a name, the gates are futexes.
-foreach(name attach completion executor faults flight group lateness operations pause replay restart session step threads worker wrapper)
+foreach(name attach completion counters executor faults flight group lateness operations pause replay restart session step threads worker wrapper)
     cox_sealed_test(${name} TIMEOUT 240)
 endforeach()
 cox_sealed_test(soak TIMEOUT 240 ARGS 20000)

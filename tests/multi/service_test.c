@@ -279,6 +279,93 @@ static void a_service_without_its_group_and_without_prompts_says_why(void **stat
     test_group_free(group);
 }
 
+/* ---- status, as people and programs see it ---- */
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+static struct cox_service *doorman;
+
+static int on_control(void *context, int fd, struct cox_error *err)
+{
+    (void)context; /* the test library's */
+    return cox_service_take(doorman, fd, err);
+}
+
+static const char *status_command(const char *door, const char *option)
+{
+    static char output[20000];
+    char command[4096];
+    snprintf(command, sizeof command, COX_TEST_BIN_DIR "/coxswain status --door '%s' %s 2>&1", door,
+             option);
+    FILE *from = popen(command, "re");
+    assert_non_null(from);
+    size_t size = fread(output, 1, sizeof output - 1, from);
+    output[size] = '\0';
+    int status = pclose(from);
+    if (status)
+        fail_msg("coxswain status: %d: %s", status, output);
+    return output;
+}
+
+static void assert_columns(const char *text)
+{
+    while (*text) {
+        size_t length = strcspn(text, "\n");
+        if (length > 100)
+            fail_msg("%zu columns: %.*s", length, (int)length, text);
+        text += length + (text[length] == '\n');
+    }
+}
+
+static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    doorman = service_new();
+    const struct cox_executor_options options = {.control = on_control, .need_door = true};
+    struct test_group *g = test_group_start(2, &options);
+    cox_service_attach(doorman, test_group_executor(g));
+    cox_service_refuse(doorman, "it is a test");
+    const char *door = cox_executor_door(test_group_executor(g));
+    struct test_pipe *pipe = test_pipe_new();
+    const char *text = status_command(door, "");
+    assert_contains(text, "deaths 0, restarts 0\n");
+    assert_null(strstr(text, "last error"));
+    assert_null(strstr(text, "wrote last"));
+    assert_columns(text);
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 2};
+    assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+    test_await_lines(g, 1, "blocked", 1);
+    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
+    assert_int_equal(test_await(g, 0)->status, COX_PEER_DEAD);
+    text = status_command(door, "");
+    assert_contains(text, "generation 1 dead; execute ");
+    assert_contains(text, "; deaths 1, restarts 0\n  rank 1 (pid ");
+    assert_contains(text, "killed by signal 9 (Killed)\n  it wrote last:\n  | blocked\n");
+    assert_null(strstr(text, "last error")); /* not the same again */
+    assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), NULL), 0);
+    assert_int_equal(test_call(g, NULL, "only 0 fail 7 colours \033[31m"), COX_REJECTED);
+    text = status_command(door, "");
+    assert_contains(text, "deaths 1, restarts 1\n");
+    assert_contains(text, "generation 2 alive; execute ");
+    assert_contains(text, " ago: rank 1 (pid ");
+    assert_contains(text, "killed by signal 9 (Killed)\n  the process before it wrote last:\n"
+                          "  | blocked\n");
+    assert_contains(text, "(OPAQUE): colours ?[31m\n");
+    assert_columns(text);
+    text = status_command(door, "--json");
+    assert_contains(text, "\"last_lines\":\"blocked\",\"deaths\":1,\"restarts\":1,\"last_error\":"
+                          "\"rank 1 (pid ");
+    assert_contains(text, "\"deaths\":0,\"restarts\":0,\"last_error\":\"pid ");
+    assert_contains(text, "\"legacy\":false,\"deaths\":1,\"restarts\":1,");
+    doorman = cox_service_free(doorman);
+    test_group_free(g);
+}
+
 static void stop_is_passed_on_and_its_connection_lasts_until_the_end(void **state)
 {
     (void)state;
@@ -454,6 +541,7 @@ int main(void)
         TEST(p3_status_tells_how_a_rank_died_and_its_last_lines),
         TEST(p10_status_believes_nothing_that_a_rank_writes),
         TEST(a_service_without_its_group_and_without_prompts_says_why),
+        TEST(p3_the_status_command_shows_what_became_of_a_rank),
         TEST(stop_is_passed_on_and_its_connection_lasts_until_the_end),
         TEST(b15_connections_leave_no_fd_and_no_thread),
         TEST(p10_any_bytes_end_in_an_error_and_harm_nobody_else),

@@ -6,3 +6,6 @@ foreach(name scheduler serving)
     cox_unit_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         ${CMAKE_CURRENT_LIST_DIR}/scheduler_fixture.c LIBS coxswain_commands coxswain_worker_lib)
 endforeach()
+foreach(name latency complaints)
+    cox_unit_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c LIBS coxswain_coordinator)
+endforeach()

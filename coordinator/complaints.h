@@ -1,0 +1,38 @@
+/*
+ * complaints: what each rank said last that went wrong: an answer that was an error or made no
+ * sense, or a fault it reported. Kept until the next one, also over a restart of the rank.
+ *
+ * Threads: any; the lock is held for the copy of one text.
+ * Ownership: all of it is inside, the texts of fixed size.
+ * Blocks: nothing, and allocates nothing.
+ * If the process dies: private memory.
+ */
+#ifndef COX_COORDINATOR_COMPLAINTS_H
+#define COX_COORDINATOR_COMPLAINTS_H
+
+#include "../channel/base.h"
+
+#include <pthread.h>
+
+#define COX_COMPLAINT_SIZE 512
+
+struct cox_complaints {
+    pthread_mutex_t lock;
+    struct {
+        uint64_t when_ns; /* 0: none */
+        char text[COX_COMPLAINT_SIZE];
+    } ranks[COX_RANK_COUNT_MAX];
+};
+
+void cox_complaints_init(struct cox_complaints *complaints);
+void cox_complaints_deinit(struct cox_complaints *complaints);
+
+/* What does not fit is cut off, at a character. */
+void cox_complaints_add(struct cox_complaints *complaints, uint32_t rank, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The last one of a rank, into buffer (may be cut off). Returns when it came; 0: there is none, and
+ * buffer is empty. */
+uint64_t cox_complaints_last(struct cox_complaints *complaints, uint32_t rank, char *buffer,
+                             size_t buffer_size);
+
+#endif

@@ -1,0 +1,154 @@
+/* A histogram against the sorted values. */
+#include "coordinator/latency.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define ROUND_COUNT 400
+#define VALUE_COUNT_MAX 3000
+
+static struct cox_latency latency;
+static uint64_t values[VALUE_COUNT_MAX];
+
+static uint64_t random_state;
+
+/* splitmix64 */
+static uint64_t random_next(void)
+{
+    uint64_t z = random_state += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+static int compare(const void *a, const void *b)
+{
+    uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return (left > right) - (left < right);
+}
+
+static void assert_close(uint64_t got, uint64_t exact)
+{
+    uint64_t off = got > exact ? got - exact : exact - got;
+    if (off > exact / 16)
+        fail_msg("%llu is told for %llu", (unsigned long long)got, (unsigned long long)exact);
+}
+
+static uint64_t told_alone(uint64_t value)
+{
+    memset(&latency, 0, sizeof latency);
+    cox_latency_add(&latency, value);
+    return cox_latency_percentile(&latency, 500);
+}
+
+static void p3_nothing_is_told_of_nothing(void **state)
+{
+    (void)state;
+    memset(&latency, 0, sizeof latency);
+    assert_int_equal(latency.count, 0);
+    for (uint32_t permille = 1; permille <= 1000; permille++)
+        assert_int_equal(cox_latency_percentile(&latency, permille), 0);
+}
+
+static void p3_every_value_of_64_bits_has_a_bucket(void **state)
+{
+    (void)state;
+    for (uint64_t value = 0; value < 16; value++)
+        assert_int_equal(told_alone(value), value);
+    for (uint64_t value = 16; value < 100000; value++)
+        assert_close(told_alone(value), value);
+    for (uint32_t bit = 5; bit < 64; bit++)
+        for (uint64_t part = 0; part < 16; part++)
+            for (int beside = -1; beside <= 1; beside++) {
+                uint64_t value = ((UINT64_C(1) << bit) | (part << (bit - 4))) + (uint64_t)beside;
+                assert_close(told_alone(value), value);
+            }
+    assert_close(told_alone(UINT64_MAX), UINT64_MAX);
+}
+
+/* What falls into one bucket is told as one value, and a larger value never as a smaller one. */
+static void p3_buckets_are_in_order(void **state)
+{
+    (void)state;
+    uint64_t last = 0, changes = 0;
+    for (uint64_t value = 0; value < 1 << 17; value++) {
+        uint64_t told = told_alone(value);
+        assert_true(told >= last);
+        changes += told != last;
+        last = told;
+    }
+    assert_int_equal(changes, 15 + 13 * 8); /* 16 exact ones, then 8 for each of 13 powers of two */
+}
+
+/* Of one of these kinds: all alike, even, spread over all magnitudes, two heaps far apart. */
+static uint64_t random_value(uint64_t kind, uint64_t scale)
+{
+    switch (kind) {
+    case 0:
+        return scale;
+    case 1:
+        return random_next() % scale;
+    case 2:
+        return random_next() >> (random_next() % 64);
+    default:
+        return random_next() % 100 < 97 ? 5000 + random_next() % 900 : scale + random_next() % 77;
+    }
+}
+
+static void p3_percentiles_are_those_of_the_sorted_values(void **state)
+{
+    (void)state;
+    random_state = 20261121;
+    for (int round = 0; round < ROUND_COUNT; round++) {
+        uint64_t kind = (uint64_t)round % 4,
+                 scale = 1 + (random_next() >> (10 + random_next() % 50));
+        size_t count = 1 + random_next() % (round % 8 < 4 ? VALUE_COUNT_MAX : 12);
+        memset(&latency, 0, sizeof latency);
+        for (size_t i = 0; i < count; i++) {
+            values[i] = random_value(kind, scale);
+            cox_latency_add(&latency, values[i]);
+        }
+        assert_int_equal(latency.count, count);
+        qsort(values, count, sizeof *values, compare);
+        uint64_t last = 0;
+        for (uint32_t permille = 1; permille <= 1000; permille++) {
+            uint64_t told = cox_latency_percentile(&latency, permille);
+            assert_close(told, values[(count * permille + 999) / 1000 - 1]);
+            assert_true(told >= last);
+            last = told;
+        }
+    }
+}
+
+/* A count that times 1,000 would not fit. */
+static void p3_a_percentile_of_very_many_values(void **state)
+{
+    (void)state;
+    memset(&latency, 0, sizeof latency);
+    const uint64_t many = UINT64_C(1) << 58;
+    latency.count = 10 * many;
+    latency.buckets[3] = 9 * many;
+    latency.buckets[7] = many;
+    assert_int_equal(cox_latency_percentile(&latency, 500), 3);
+    assert_int_equal(cox_latency_percentile(&latency, 899), 3);
+    assert_int_equal(cox_latency_percentile(&latency, 901), 7);
+    assert_int_equal(cox_latency_percentile(&latency, 1000), 7);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(p3_nothing_is_told_of_nothing),
+        cmocka_unit_test(p3_every_value_of_64_bits_has_a_bucket),
+        cmocka_unit_test(p3_buckets_are_in_order),
+        cmocka_unit_test(p3_percentiles_are_those_of_the_sorted_values),
+        cmocka_unit_test(p3_a_percentile_of_very_many_values),
+    };
+    return cmocka_run_group_tests_name("latency", tests, NULL, NULL);
+}
