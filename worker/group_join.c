@@ -449,9 +449,17 @@ static bool group_is_whole(const struct cox_group_base *base)
     return false;
 }
 
+static int rank_failed(const struct cox_group_base *base, uint32_t rank, struct meeting *meeting,
+                       struct cox_error *err)
+{
+    if (!meeting->failed || cox_group_cause(base, meeting->failed - 1) < 0)
+        meeting->failed = rank + 1;
+    return identity_verify(base, rank, err);
+}
+
 /* Returns 0; COX_PEER_DEAD; -errno. Who died in a group that was whole is found dead by operations. */
 static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder,
-                     struct cox_error *err)
+                     struct meeting *meeting, struct cox_error *err)
 {
     if (cox_group_peer_known(base, rank))
         return 0;
@@ -459,6 +467,9 @@ static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder
     /* Looked at after the death: it may have been the last to join, and the first to have seen everybody. */
     if (r == 0 || (r == COX_PEER_DEAD && group_is_whole(base)))
         return 0;
+    /* Looked at after the death as well: it may have given up, and ended, since its word was read. */
+    if (r == COX_PEER_DEAD && cox_group_holder_state(holder_of(base, rank)) == COX_GROUP_FAILED)
+        return rank_failed(base, rank, meeting, err);
     if (r == COX_PEER_DEAD)
         return joining_died(base, rank, holder, err);
     return cox_fail(err, r, "rank %" PRIu32 " (pid %jd): %s", rank,
@@ -493,9 +504,7 @@ static int rank_look(struct cox_group_base *base, uint32_t rank, struct meeting 
         r = identity_verify(base, rank, err);
         break;
     case COX_GROUP_FAILED:
-        if (!meeting->failed || cox_group_cause(base, meeting->failed - 1) < 0)
-            meeting->failed = rank + 1;
-        return identity_verify(base, rank, err);
+        return rank_failed(base, rank, meeting, err);
     case COX_GROUP_CLAIMED:
         cox_rank_set_add(&meeting->missing, rank);
         meeting->any_missing = true;
@@ -506,7 +515,7 @@ static int rank_look(struct cox_group_base *base, uint32_t rank, struct meeting 
         meeting->any_missing = true;
         return 0;
     }
-    return r ? r : peer_meet(base, rank, holder, err);
+    return r ? r : peer_meet(base, rank, holder, meeting, err);
 }
 
 static int meeting_look(struct cox_group_base *base, struct meeting *meeting, struct cox_error *err)

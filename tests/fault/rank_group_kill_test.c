@@ -18,6 +18,8 @@
 #include <unistd.h>
 
 #include "channel/fault.h"
+#include "channel/peer.h"
+#include "worker/group_layout.h"
 
 #if COX_TESTING
 
@@ -345,6 +347,150 @@ static void b3_who_tells_of_a_death_is_heard_first(void **state)
     forks_run(4, told_main, forks_share(4096));
 }
 
+/* Rank 2 goes; 0 learns of it and goes; 1 is told by 0, 3 by 1. None of them is who it was about. */
+static void chain_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *step = self->context;
+    static const uint32_t turns[] = {1, 2, 0, 3};
+    struct cox_group *group = rank_group_join(self);
+    struct cox_error err = {0};
+    while (atomic_load(step) != turns[self->rank])
+        sched_yield();
+    if (self->rank != 2) {
+        int r = cox_group_barrier(group, rank_group_patience(), &err);
+        FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 2 "), "%d %s", r, err.text);
+    }
+    cox_group_leave(group);
+    atomic_fetch_add(step, 1);
+}
+
+static void b3_who_left_because_of_another_names_it(void **state)
+{
+    (void)state;
+    forks_run(4, chain_main, forks_share(4096));
+}
+
+/* What rank 2 says of itself, in the memory of a group of 4 of which rank 1 lives, and what rank 0 makes of it. */
+struct saying {
+    uint32_t said_dead;
+    bool leaves; /* or gives up for good */
+    const char *named;
+};
+struct sayings {
+    const struct saying *saying;
+    int memory_fd;
+    _Atomic bool is_said, is_heard;
+};
+
+static struct cox_group_layout *memory_map(int fd)
+{
+    void *map =
+        mmap(NULL, cox_group_memory_size(RANK_COUNT, 0), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    COX_ASSERT(map != MAP_FAILED);
+    return map;
+}
+
+static void saying_main(const struct forks_self *self)
+{
+    struct sayings *sayings = self->context;
+    const struct saying *saying = sayings->saying;
+    struct cox_group_layout_rank *rank = &memory_map(sayings->memory_fd)->ranks[self->rank];
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    const struct cox_group_options options = {.fd = sayings->memory_fd,
+                                              .rank = self->rank,
+                                              .rank_count = RANK_COUNT,
+                                              .deadline_ns = rank_group_patience()};
+    FORK_CHECK(cox_group_join(&options, &group, &err) == 0, "%s", err.text);
+    if (self->rank == 2) {
+        atomic_store(&rank->identity.said_dead, saying->said_dead);
+        if (saying->leaves)
+            atomic_store(&rank->identity.holder,
+                         cox_group_holder(COX_GROUP_LEFT, getpid(), rank->identity.holder));
+        else
+            atomic_store(&rank->parts[0].given_up, cox_group_given_up(COX_GROUP_EPOCH_NONE));
+        atomic_store(&sayings->is_said, true);
+    }
+    while (!atomic_load(self->rank == 0 ? &sayings->is_said : &sayings->is_heard))
+        sched_yield();
+    if (self->rank == 0) {
+        int r = cox_group_barrier(group, rank_group_patience(), &err);
+        FORK_CHECK(r == COX_PEER_DEAD &&
+                       strncmp(err.text, saying->named, strlen(saying->named)) == 0,
+                   "%" PRIx32 ": %d %s", saying->said_dead, r, err.text);
+        FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_PEER_DEAD, "again");
+        atomic_store(&sayings->is_heard, true);
+    }
+    cox_group_leave(group);
+}
+
+static void b3_b14_what_a_rank_says_of_the_dead(void **state)
+{
+    (void)state;
+    static const char left[] = "rank 2 (", told[] = "rank 2 has seen a member die",
+                      cause[] = "rank 1 (";
+    const struct saying all[] = {
+        {cox_group_said_dead(1), true, cause},
+        {cox_group_said_dead(1), false, cause},
+        {0, true, left},
+        {0, false, told},
+        {2, true, left}, /* without its complement */
+        {cox_group_said_dead(1) ^ 1, false, told},
+        {cox_group_said_dead(1) ^ 0x10000, true, left},
+        {cox_group_said_dead(0), true, left}, /* who asks */
+        {cox_group_said_dead(2), true, left}, /* itself */
+        {cox_group_said_dead(2), false, told},
+        {cox_group_said_dead(RANK_COUNT), true, left},
+        {cox_group_said_dead(0xfffe), false, told},
+        {UINT32_MAX, true, left},
+    };
+    struct sayings *sayings = forks_share(sizeof *sayings);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        struct forks forks;
+        _cox_cleanup_(cox_close_fd) int fd = memory_new();
+        *sayings = (struct sayings){.saying = &all[i], .memory_fd = fd};
+        forks_start(&forks, RANK_COUNT, saying_main, sayings);
+        forks_wait(&forks);
+    }
+}
+
+/* Rank 1 has joined and lives, rank 2 could not join: what a third one is told. */
+static void b3_k26_what_who_could_not_join_says(void **state)
+{
+    (void)state;
+    const struct {
+        uint32_t said_dead;
+        const char *named;
+    } all[] = {{cox_group_said_dead(1), "rank 1 (pid "},
+               {0, "rank 2 has given up"},
+               {1, "rank 2 has given up"},
+               {cox_group_said_dead(3), "rank 2 has given up"}};
+    uint64_t start;
+    assert_int_equal(cox_peer_start_time(getpid(), &start), 0);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        _cox_cleanup_(cox_close_fd) int fd = memory_new();
+        struct cox_group_layout *layout = memory_map(fd);
+        for (uint32_t rank = 1; rank <= 2; rank++) {
+            struct cox_group_layout_identity *identity = &layout->ranks[rank].identity;
+            identity->said_count = RANK_COUNT - 1;
+            identity->said_size = COX_GROUP_VALUE_SIZE_MIN;
+            identity->said_dead = rank == 2 ? all[i].said_dead : 0;
+            identity->holder =
+                cox_group_holder(rank == 2 ? COX_GROUP_FAILED : COX_GROUP_JOINED, getpid(), start);
+        }
+        struct cox_group *group = NULL;
+        struct cox_error err = {0};
+        const struct cox_group_options options = {
+            .fd = fd, .rank_count = RANK_COUNT - 1, .deadline_ns = rank_group_patience()};
+        assert_int_equal(cox_group_join(&options, &group, &err), COX_PEER_DEAD);
+        if (strncmp(err.text, all[i].named, strlen(all[i].named)) != 0)
+            fail_msg("%s", err.text);
+        /* It says the same. */
+        assert_int_equal(layout->ranks[0].identity.said_dead, cox_group_said_dead(i == 0 ? 1 : 2));
+        munmap(layout, cox_group_memory_size(RANK_COUNT, 0));
+    }
+}
+
 /* Before it has claimed its rank nobody can know of it: the others name who is missing. */
 static void b4_k3_killed_before_it_is_there(void **state)
 {
@@ -383,10 +529,11 @@ static void b4_k3_killed_before_it_is_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(b3_p1_k26_killed_while_it_joins),    TEST(b3_p1_b6_killed_in_an_operation),
-        TEST(b3_p1_killed_with_fds_on_their_way), TEST(b3_p1_killed_where_there_are_no_pidfds),
-        TEST(b3_a_death_is_one_for_every_epoch),  TEST(b3_who_tells_of_a_death_is_heard_first),
-        TEST(b4_k3_killed_before_it_is_there),
+        TEST(b3_p1_k26_killed_while_it_joins),         TEST(b3_p1_b6_killed_in_an_operation),
+        TEST(b3_p1_killed_with_fds_on_their_way),      TEST(b3_p1_killed_where_there_are_no_pidfds),
+        TEST(b3_a_death_is_one_for_every_epoch),       TEST(b3_who_tells_of_a_death_is_heard_first),
+        TEST(b3_who_left_because_of_another_names_it), TEST(b3_b14_what_a_rank_says_of_the_dead),
+        TEST(b3_k26_what_who_could_not_join_says),     TEST(b4_k3_killed_before_it_is_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
