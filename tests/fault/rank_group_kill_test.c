@@ -4,6 +4,7 @@
  */
 #include "rank_group.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -38,7 +39,7 @@ struct death {
     uint32_t passages[5]; /* ends with 0 */
     bool by_sockets;
     bool no_pidfds; /* nor by handles, either */
-    bool by_chance; /* not every rank passes it every time */
+    bool by_chance; /* who has seen everybody first passes it: most often who joins last */
     /* Before all have joined; without a name, or those who come late would begin another group. */
     bool by_fd;
 };
@@ -184,6 +185,48 @@ static int memory_new(void)
     return fd;
 }
 
+static struct cox_group_layout *memory_map(int fd)
+{
+    void *map =
+        mmap(NULL, cox_group_memory_size(RANK_COUNT, 0), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    COX_ASSERT(map != MAP_FAILED);
+    return map;
+}
+
+/* All but the victim have joined under this name. */
+static void others_await(const char *name)
+{
+    char path[128];
+    int fd;
+    snprintf(path, sizeof path, "/dev/shm/%s_group", name);
+    while ((fd = open(path, O_RDWR | O_CLOEXEC)) < 0)
+        sched_yield();
+    struct cox_group_layout *layout = memory_map(fd);
+    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+        while (rank != VICTIM && cox_group_holder_state(atomic_load(
+                                     &layout->ranks[rank].identity.holder)) != COX_GROUP_JOINED)
+            sched_yield();
+    munmap(layout, cox_group_memory_size(RANK_COUNT, 0));
+    cox_close_fd(&fd);
+}
+
+/* Returns which of them the victim is. */
+static uint32_t ranks_start(struct forks *forks, struct plan *plan)
+{
+    if (!plan->death->by_chance) {
+        forks_start(forks, RANK_COUNT, rank_main, plan);
+        return VICTIM;
+    }
+    forks->count = 0;
+    test_unique_name(forks->name);
+    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+        if (rank != VICTIM)
+            forks_add(forks, rank, RANK_COUNT, rank_main, plan);
+    others_await(forks->name);
+    forks_add(forks, VICTIM, RANK_COUNT, rank_main, plan);
+    return RANK_COUNT - 1;
+}
+
 static void strike(const struct death *death, uint32_t passage)
 {
     struct plan plan = {death, passage, TEST_PATIENCE_MS, -1};
@@ -192,12 +235,12 @@ static void strike(const struct death *death, uint32_t passage)
         struct forks forks;
         if (death->by_fd)
             plan.memory_fd = memory_new();
-        forks_start(&forks, RANK_COUNT, rank_main, &plan);
+        uint32_t victim = ranks_start(&forks, &plan);
         cox_close_fd(&plan.memory_fd);
-        status = forks_end(&forks, VICTIM);
-        for (uint32_t rank = 0; rank < RANK_COUNT && status == SPARED; rank++)
-            if (rank != VICTIM) /* told that it left, or at the end of the rounds: no matter */
-                forks_end(&forks, rank);
+        status = forks_end(&forks, victim);
+        for (uint32_t i = 0; i < RANK_COUNT && status == SPARED; i++)
+            if (i != victim) /* told that it left, or at the end of the rounds: no matter */
+                forks_end(&forks, i);
         if (status != SPARED)
             forks_wait(&forks);
         assert_true(status == 128 + SIGKILL || (status == SPARED && death->by_chance));
@@ -381,14 +424,6 @@ struct sayings {
     int memory_fd;
     _Atomic bool is_said, is_heard;
 };
-
-static struct cox_group_layout *memory_map(int fd)
-{
-    void *map =
-        mmap(NULL, cox_group_memory_size(RANK_COUNT, 0), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    COX_ASSERT(map != MAP_FAILED);
-    return map;
-}
 
 static void saying_main(const struct forks_self *self)
 {
