@@ -51,12 +51,12 @@ struct plan {
     int memory_fd;        /* -1: under a name */
 };
 
-static void deny(const struct forks_self *self, uint32_t call)
+static void deny(const struct forks_self *self, uint32_t call, uint32_t error)
 {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     const struct sock_fprog program = {sizeof code / sizeof code[0], code};
@@ -110,9 +110,9 @@ static void rank_main(const struct forks_self *self)
     struct cox_rank_set members = cox_rank_set_first(RANK_COUNT);
     char text[64];
     if (plan->death->by_sockets)
-        deny(self, SYS_pidfd_getfd);
+        deny(self, SYS_pidfd_getfd, EPERM);
     if (plan->death->no_pidfds)
-        deny(self, SYS_pidfd_open);
+        deny(self, SYS_pidfd_open, EPERM);
     snprintf(text, sizeof text, "%s:kill:%d:%" PRIu32, plan->death->point, VICTIM, plan->passage);
     cox_fault_arm(text);
     const struct cox_group_options options = {
@@ -413,6 +413,45 @@ static void b3_who_left_because_of_another_names_it(void **state)
     forks_run(4, chain_main, forks_share(4096));
 }
 
+/* Rank 2 finds rank 0 about to be dead when it takes its fd, when no pidfd says so yet, and goes; the others
+ * have what they wanted, and learn of it after that. */
+static void getfd_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *step = self->context;
+    struct cox_group *group = rank_group_join(self);
+    struct cox_error err = {0};
+    int fds[3] = {-1, -1, -1};
+    _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
+    if (self->rank == 2)
+        deny(self, SYS_pidfd_getfd, ESRCH);
+    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), &err);
+    for (uint32_t rank = 0; rank < 3; rank++)
+        cox_close_fd(&fds[rank]);
+    FORK_CHECK(r == (self->rank == 2 ? COX_PEER_DEAD : 0), "%d %s", r, err.text);
+    if (self->rank == 2) {
+        FORK_CHECK(strncmp(err.text, "rank 0 (", 8) == 0, "%s", err.text);
+        r = cox_group_barrier(group, rank_group_patience(), &err);
+        FORK_CHECK(r == COX_PEER_DEAD && strncmp(err.text, "rank 0 (", 8) == 0, "%d %s", r,
+                   err.text);
+        cox_group_leave(group);
+    }
+    for (atomic_fetch_add(step, 1); atomic_load(step) < 3;)
+        sched_yield();
+    if (self->rank == 2)
+        return;
+    r = cox_group_barrier(group, rank_group_patience(), &err);
+    FORK_CHECK(r == COX_PEER_DEAD &&
+                   strncmp(err.text, self->rank == 0 ? "rank 2 (" : "rank 0 (", 8) == 0,
+               "%d %s", r, err.text);
+    cox_group_leave(group);
+}
+
+static void b3_a_death_that_an_fd_tells_of(void **state)
+{
+    (void)state;
+    forks_run(3, getfd_main, forks_share(4096));
+}
+
 /* What rank 2 says of itself, in the memory of a group of 4 of which rank 1 lives, and what rank 0 makes of it. */
 struct saying {
     uint32_t said_dead;
@@ -567,8 +606,9 @@ int main(void)
         TEST(b3_p1_k26_killed_while_it_joins),         TEST(b3_p1_b6_killed_in_an_operation),
         TEST(b3_p1_killed_with_fds_on_their_way),      TEST(b3_p1_killed_where_there_are_no_pidfds),
         TEST(b3_a_death_is_one_for_every_epoch),       TEST(b3_who_tells_of_a_death_is_heard_first),
-        TEST(b3_who_left_because_of_another_names_it), TEST(b3_b14_what_a_rank_says_of_the_dead),
-        TEST(b3_k26_what_who_could_not_join_says),     TEST(b4_k3_killed_before_it_is_there),
+        TEST(b3_who_left_because_of_another_names_it), TEST(b3_a_death_that_an_fd_tells_of),
+        TEST(b3_b14_what_a_rank_says_of_the_dead),     TEST(b3_k26_what_who_could_not_join_says),
+        TEST(b4_k3_killed_before_it_is_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
