@@ -489,11 +489,12 @@ static void saying_main(const struct forks_self *self)
         sched_yield();
     if (self->rank == 0) {
         int r = cox_group_barrier(group, rank_group_patience(), &err);
+        int again = cox_group_barrier(group, rank_group_patience(), NULL);
+        atomic_store(&sayings->is_heard, true);
         FORK_CHECK(r == COX_PEER_DEAD &&
                        strncmp(err.text, saying->named, strlen(saying->named)) == 0,
                    "%" PRIx32 ": %d %s", saying->said_dead, r, err.text);
-        FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_PEER_DEAD, "again");
-        atomic_store(&sayings->is_heard, true);
+        FORK_CHECK(again == COX_PEER_DEAD, "again: %d", again);
     }
     cox_group_leave(group);
 }
