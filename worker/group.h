@@ -21,7 +21,8 @@
  * Blocks: join and the operations until their deadline.
  * Failures: COX_TIMEOUT, COX_PEER_DEAD, COX_ABORTED and COX_CORRUPT leave a rank outside of step, in the
  *   group or in the subgroup: until the next align every operation returns COX_ABORTED at once, on this rank and, within a slice of 50 ms, on the
- *   others. After a death every operation returns COX_PEER_DEAD: a group is formed again as a new one.
+ *   others. After a death every operation returns COX_PEER_DEAD: a group is formed again as a new one. Who
+ *   fails or leaves because of it says of whom, so that the others name that rank as well.
  * If the process dies: others get COX_PEER_DEAD within 50 ms; a name that only dead processes have is
  *   removed by the next join under it.
  */

@@ -104,9 +104,13 @@ static int fd_take(struct cox_group_exchange *exchange, uint32_t place, struct c
         int e = errno;
         if (cox_handle_way_closed(-e))
             return -e;
-        if (e == ESRCH || (e == EBADF && !cox_group_peer_alive(base, rank)))
+        /* Linux before 6.9 says EBADF of a process that is about to be dead. */
+        if (e == ESRCH ||
+            (e == EBADF && (!cox_group_peer_alive(base, rank) || cox_peer_exiting(peer->pid)))) {
+            exchange->dead = rank + 1;
             return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " (pid %jd) is dead", rank,
                             (intmax_t)peer->pid);
+        }
         return cox_fail(err, e == EBADF ? COX_CORRUPT : -e, "the fd of rank %" PRIu32 ": %s", rank,
                         cox_status_text(-e));
     }
@@ -167,6 +171,19 @@ static bool any_is(const struct cox_group *group, const uint32_t *hows, enum how
     return false;
 }
 
+/* All have said how it went, and on this rank it went wrong. */
+static int exchange_fail(struct cox_group_exchange *exchange, int how_r, const char *text,
+                         struct cox_error *err)
+{
+    /* Those who took that rank's fd before it died learn of it in their next operation, from this one, which
+     * may have seen the death before a pidfd tells of it. */
+    if (how_r == COX_PEER_DEAD) {
+        exchange->group->dead = exchange->dead;
+        cox_group_give_up(exchange->group, true);
+    }
+    return cox_fail(err, how_r, "%s", text);
+}
+
 /* Fills in exchange->fds, or leaves it empty. */
 static int exchange_run(struct cox_group_exchange *exchange, struct cox_error *err)
 {
@@ -189,7 +206,7 @@ static int exchange_run(struct cox_group_exchange *exchange, struct cox_error *e
         r = cox_group_exchange_sockets(exchange, &how_r, &how_err, err);
     }
     if (r == 0 && how_r)
-        r = cox_fail(err, how_r, "%s", how_err.text);
+        r = exchange_fail(exchange, how_r, how_err.text, err);
     if (r)
         fds_close(exchange->fds);
     return r;

@@ -187,6 +187,9 @@ static void identity_say(struct cox_group_base *base, enum cox_group_state state
     atomic_store_explicit(&identity->life, base->life, memory_order_relaxed);
     atomic_store_explicit(&identity->said_count, base->rank_count, memory_order_relaxed);
     atomic_store_explicit(&identity->said_size, base->value_size, memory_order_relaxed);
+    atomic_store_explicit(&identity->said_dead,
+                          base->dead ? cox_group_said_dead(base->dead - 1) : 0,
+                          memory_order_relaxed);
     /* release: partner is holder_of. */
     atomic_store_explicit(&identity->holder, cox_group_holder(state, base->pid, base->start),
                           memory_order_release);
@@ -409,8 +412,30 @@ int cox_group_take_memory(struct cox_group_base *base, const struct cox_group_op
 struct meeting {
     struct cox_rank_set missing;
     bool any_missing;
-    uint32_t failed; /* 1 + a rank that has given up; 0: none */
+    uint32_t
+        failed; /* 1 + a rank that has given up, rather one that says because of whom; 0: none */
 };
+
+static int joining_died(struct cox_group_base *base, uint32_t rank, uint64_t holder,
+                        struct cox_error *err)
+{
+    base->dead = rank + 1;
+    return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " (pid %jd) died before all had joined",
+                    rank, (intmax_t)cox_group_holder_pid(holder));
+}
+
+/* A rank has given up, and no death is seen: because of another one, if it says so. */
+static int joining_failed(struct cox_group_base *base, uint32_t rank, struct cox_error *err)
+{
+    int32_t cause = cox_group_cause(base, rank);
+    if (cause >= 0)
+        rank = (uint32_t)cause;
+    uint64_t holder = holder_of(base, rank);
+    if (cause >= 0 && cox_group_holder_state(holder) != COX_GROUP_FAILED)
+        return joining_died(base, rank, holder, err);
+    base->dead = rank + 1;
+    return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " has given up", rank);
+}
 
 /* Has somebody seen everybody? */
 static bool group_is_whole(const struct cox_group_base *base)
@@ -423,9 +448,17 @@ static bool group_is_whole(const struct cox_group_base *base)
     return false;
 }
 
+static int rank_failed(const struct cox_group_base *base, uint32_t rank, struct meeting *meeting,
+                       struct cox_error *err)
+{
+    if (!meeting->failed || cox_group_cause(base, meeting->failed - 1) < 0)
+        meeting->failed = rank + 1;
+    return identity_verify(base, rank, err);
+}
+
 /* Returns 0; COX_PEER_DEAD; -errno. Who died in a group that was whole is found dead by operations. */
 static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder,
-                     struct cox_error *err)
+                     struct meeting *meeting, struct cox_error *err)
 {
     if (cox_group_peer_known(base, rank))
         return 0;
@@ -433,23 +466,26 @@ static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder
     /* Looked at after the death: it may have been the last to join, and the first to have seen everybody. */
     if (r == 0 || (r == COX_PEER_DEAD && group_is_whole(base)))
         return 0;
+    /* Looked at after the death as well: it may have given up, and ended, since its word was read. */
+    if (r == COX_PEER_DEAD && cox_group_holder_state(holder_of(base, rank)) == COX_GROUP_FAILED)
+        return rank_failed(base, rank, meeting, err);
+    if (r == COX_PEER_DEAD)
+        return joining_died(base, rank, holder, err);
     return cox_fail(err, r, "rank %" PRIu32 " (pid %jd): %s", rank,
-                    (intmax_t)cox_group_holder_pid(holder),
-                    r == COX_PEER_DEAD ? "died before all had joined" : cox_status_text(r));
+                    (intmax_t)cox_group_holder_pid(holder), cox_status_text(r));
 }
 
 /* Who is dead, without those who gave up before: they may have given up because of it; and without those who
  * have seen everybody: that is no longer about joining. */
-static int meeting_deaths(const struct cox_group_base *base, struct cox_error *err)
+static int meeting_deaths(struct cox_group_base *base, struct cox_error *err)
 {
     for (uint32_t rank = 0; rank < base->rank_count; rank++) {
         if (!cox_group_peer_known(base, rank) || cox_group_peer_alive(base, rank))
             continue;
-        enum cox_group_state state = cox_group_holder_state(holder_of(base, rank));
+        uint64_t holder = holder_of(base, rank);
+        enum cox_group_state state = cox_group_holder_state(holder);
         if (state != COX_GROUP_FAILED && state != COX_GROUP_WHOLE && state != COX_GROUP_LEFT)
-            return cox_fail(err, COX_PEER_DEAD,
-                            "rank %" PRIu32 " (pid %jd) died before all had joined", rank,
-                            (intmax_t)base->peers[rank].pid);
+            return joining_died(base, rank, holder, err);
     }
     return 0;
 }
@@ -467,8 +503,7 @@ static int rank_look(struct cox_group_base *base, uint32_t rank, struct meeting 
         r = identity_verify(base, rank, err);
         break;
     case COX_GROUP_FAILED:
-        meeting->failed = rank + 1;
-        return identity_verify(base, rank, err);
+        return rank_failed(base, rank, meeting, err);
     case COX_GROUP_CLAIMED:
         cox_rank_set_add(&meeting->missing, rank);
         meeting->any_missing = true;
@@ -479,7 +514,7 @@ static int rank_look(struct cox_group_base *base, uint32_t rank, struct meeting 
         meeting->any_missing = true;
         return 0;
     }
-    return r ? r : peer_meet(base, rank, holder, err);
+    return r ? r : peer_meet(base, rank, holder, meeting, err);
 }
 
 static int meeting_look(struct cox_group_base *base, struct meeting *meeting, struct cox_error *err)
@@ -492,8 +527,7 @@ static int meeting_look(struct cox_group_base *base, struct meeting *meeting, st
     if (r || !meeting->failed)
         return r;
     r = meeting_deaths(base, err);
-    return r ? r
-             : cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " has given up", meeting->failed - 1);
+    return r ? r : joining_failed(base, meeting->failed - 1, err);
 }
 
 /* Every 50 ms. */

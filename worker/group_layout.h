@@ -59,7 +59,10 @@ struct cox_group_layout_identity {
     _Atomic uint64_t life;
     _Atomic uint32_t said_count; /* rank_count, as this rank was told */
     _Atomic uint32_t said_size;  /* value_size */
-    uint8_t padding[COX_GROUP_LINE_SIZE - 24];
+    /* cox_group_said_dead of the rank whose end is why this one has given up for good, FAILED or LEFT; 0:
+     * nobody's. Stored before it says so: whoever sees that sees this. */
+    _Atomic uint32_t said_dead;
+    uint8_t padding[COX_GROUP_LINE_SIZE - 28];
 };
 
 /* One rank in the group or in one subgroup. */
@@ -95,6 +98,7 @@ COX_GROUP_AT(cox_group_layout_identity, holder, 0);
 COX_GROUP_AT(cox_group_layout_identity, life, 8);
 COX_GROUP_AT(cox_group_layout_identity, said_count, 16);
 COX_GROUP_AT(cox_group_layout_identity, said_size, 20);
+COX_GROUP_AT(cox_group_layout_identity, said_dead, 24);
 _Static_assert(sizeof(struct cox_group_layout_identity) == COX_GROUP_LINE_SIZE, "identity size");
 COX_GROUP_AT(cox_group_layout_part, arrived, 0);
 COX_GROUP_AT(cox_group_layout_part, mirror, 8);
@@ -128,6 +132,12 @@ static inline uint64_t cox_group_given_up(uint64_t epoch)
 {
     uint64_t check = (epoch * UINT64_C(0x9e3779b97f4a7c15)) >> 40;
     return epoch << COX_GROUP_INDEX_BITS | (check ^ UINT64_C(0xa5c3f1));
+}
+
+/* {complement of the lower half:16, 1 + rank:16}: no flipped bit of one, or of 0, makes another. */
+static inline uint32_t cox_group_said_dead(uint32_t rank)
+{
+    return ~(rank + 1) << 16 | (rank + 1);
 }
 
 static inline uint64_t cox_group_what(uint32_t index, uint32_t detail, uint8_t operation)

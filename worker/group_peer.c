@@ -78,6 +78,20 @@ bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank)
     return cox_peer_alive(peer);
 }
 
+int32_t cox_group_cause(const struct cox_group_base *base, uint32_t rank)
+{
+    /* relaxed: stored before what made this rank ask, which was seen by acquire; or by a dead process.
+     * Partners are cox_group_say and cox_group_give_up. */
+    uint32_t said =
+        atomic_load_explicit(&base->layout->ranks[rank].identity.said_dead, memory_order_relaxed);
+    uint32_t cause = (said & 0xffff) - 1;
+    /* Who is said dead by another and asks lives, and nobody dies of itself. */
+    if (cause >= base->rank_count || said != cox_group_said_dead(cause) || cause == rank ||
+        cause == base->rank)
+        return -1;
+    return (int32_t)cause;
+}
+
 int32_t cox_group_dead_among(const struct cox_group_base *base, const struct cox_rank_set *set)
 {
     struct pollfd fds[COX_RANK_COUNT_MAX];

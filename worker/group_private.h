@@ -44,19 +44,19 @@ struct cox_group_base {
     struct cox_peer peers[COX_RANK_COUNT_MAX]; /* neither a pidfd nor by_start: it died before this
                                                 * rank could see it */
     struct cox_rank_set by_start;              /* who has no pidfd because there are none here */
-    _Atomic uint32_t subgroup_count;           /* release, after the pointer; partner: abort */
+    uint32_t dead; /* 1 + the rank whose end ended the joining or an operation first; 0: none. What
+                    * others are told, too */
+    _Atomic uint32_t subgroup_count; /* release, after the pointer; partner: abort */
     struct cox_group *subgroups[COX_SUBGROUP_COUNT_MAX];
 };
 
 /* The group, or a subgroup. */
 struct cox_group {
     struct cox_group_base *base;
-    uint32_t slot;  /* of this rank's parts; 0: the group */
-    uint32_t count; /* members */
-    uint32_t self;  /* place of this rank among them */
-    uint32_t index; /* of the last operation begun */
-    uint64_t
-        told_ns; /* until then a death or a departure that others tell of is looked for; 0: none */
+    uint32_t slot;      /* of this rank's parts; 0: the group */
+    uint32_t count;     /* members */
+    uint32_t self;      /* place of this rank among them */
+    uint32_t index;     /* of the last operation begun */
     uint32_t dead;      /* 1 + a rank whose death has ended an operation; 0: none */
     uint32_t slot_size; /* of a value, at once */
     uint64_t name_hash; /* 0: the group */
@@ -91,7 +91,7 @@ int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *
                    struct cox_error *err);
 /* Removes the name if it still means this file; only_if_last: and nobody else has it locked. Closes. */
 void cox_group_name_end(struct cox_group_name *name, bool only_if_last);
-/* Says that this rank is at another state. */
+/* Says that this rank is at another state; and why, if a death is. */
 void cox_group_say(struct cox_group_base *base, enum cox_group_state state);
 
 /* ---- group_peer.c ---- */
@@ -106,6 +106,9 @@ bool cox_group_peer_known(const struct cox_group_base *base, uint32_t rank);
 bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank);
 /* The rank has said that it has left, or could not join. */
 bool cox_group_has_left(const struct cox_group_base *base, uint32_t rank);
+/* Whose end the rank says is why it has ended itself, or given up for good: another one than both. -1: it
+ * does not say, or makes no sense. */
+int32_t cox_group_cause(const struct cox_group_base *base, uint32_t rank);
 /* The first of the set that is dead, without those who left before: they may have left because of it.
  * -1: none. */
 int32_t cox_group_dead_among(const struct cox_group_base *base, const struct cox_rank_set *set);
@@ -131,7 +134,8 @@ int cox_group_sleep(struct cox_group_layout_bell *bell, uint32_t seen, uint64_t 
 struct cox_group_layout_bell *cox_group_bell(struct cox_group *group);
 /* All that this rank says in the group or subgroup, once more. */
 void cox_group_say_again(struct cox_group *group);
-/* The present epoch is over for this rank, or (for_good) every epoch: says so, and rings. Any thread. */
+/* The present epoch is over for this rank: says so, and rings. Any thread. Or (for_good, on the thread that
+ * operates) every epoch is, because of a death: says also whose, if that is known. */
 void cox_group_give_up(struct cox_group *group, bool for_good);
 /* It has: no operation of this rank succeeds until it aligns. */
 bool cox_group_is_over(const struct cox_group *group);
@@ -159,6 +163,7 @@ struct cox_group_exchange {
     uint64_t deadline_ns;
     struct cox_handle_info offers[COX_RANK_COUNT_MAX];
     int fds[COX_RANK_COUNT_MAX]; /* received; -1 */
+    uint32_t dead;               /* 1 + a rank that was found dead when its fd was taken; 0: none */
 };
 #define COX_GROUP_EVERYBODY UINT32_C(0xffff)
 

@@ -24,7 +24,9 @@
  * with ABORTED if one has given up its epoch. A member that is complete ends with 0, and finds the
  * word in its next round, because who has given up never arrives in that epoch again. A death is looked
  * for before ABORTED is said: who saw the death has given up because of it, for good, and it is a death
- * for all, in whatever epoch they are.
+ * for all, in whatever epoch they are. Whose death it is goes with the news: who gives up for good says it
+ * first, and who learns of it from there says the same, so that all name the one that died and not the one
+ * that left because of it, even where they cannot see the death themselves.
  * Otherwise a member that has arrived is not looked at: whether it lives makes no difference to this round.
  *
  * Why no wake-up is lost for longer than 50 ms. A waiter reads `ring` before it counts itself and looks;
@@ -176,8 +178,22 @@ void cox_group_say_again(struct cox_group *group)
     part_say_gone(group);
 }
 
+/* The first one stays: what ended later may have ended because of it. */
+static void say_dead(struct cox_group *group)
+{
+    struct cox_group_base *base = group->base;
+    if (!base->dead)
+        base->dead = group->dead;
+    if (base->dead)
+        /* relaxed: before the release in part_say_gone; partner is cox_group_cause. */
+        atomic_store_explicit(&base->layout->ranks[base->rank].identity.said_dead,
+                              cox_group_said_dead(base->dead - 1), memory_order_relaxed);
+}
+
 void cox_group_give_up(struct cox_group *group, bool for_good)
 {
+    if (for_good)
+        say_dead(group);
     uint64_t epoch = for_good ? COX_GROUP_EPOCH_NONE : cox_group_present(group->base);
     uint64_t word = cox_group_given_up(epoch);
     /* relaxed: part_say_gone looks again. */
@@ -274,12 +290,19 @@ static int fail_dead(struct cox_group *group, uint32_t rank, struct cox_error *e
                     rank, (intmax_t)base->peers[rank].pid);
 }
 
+/* The first that has left, rather one that says why. -1: none. */
 static int32_t left_among(const struct cox_group_base *base, const struct cox_rank_set *set)
 {
-    for (uint32_t rank = 0; rank < base->rank_count; rank++)
-        if (cox_rank_set_has(set, rank) && cox_group_has_left(base, rank))
+    int32_t left = -1;
+    for (uint32_t rank = 0; rank < base->rank_count; rank++) {
+        if (!cox_rank_set_has(set, rank) || !cox_group_has_left(base, rank))
+            continue;
+        if (cox_group_cause(base, rank) >= 0)
             return (int32_t)rank;
-    return -1;
+        if (left < 0)
+            left = (int32_t)rank;
+    }
+    return left;
 }
 
 /* 0: nothing, or it has not formed the subgroup yet. */
@@ -295,14 +318,33 @@ static uint64_t member_given_up(struct cox_group *group, uint32_t place)
         memory_order_acquire);
 }
 
-/* A member that has given up for good; -1: none. */
+/* A member that has given up for good, rather one that says because of whom; -1: none. */
 static int32_t member_told_dead(struct cox_group *group)
 {
-    for (uint32_t place = 0; place < group->count; place++)
-        if (place != group->self &&
-            member_given_up(group, place) == cox_group_given_up(COX_GROUP_EPOCH_NONE))
-            return (int32_t)group->ranks[place];
-    return -1;
+    int32_t told = -1;
+    for (uint32_t place = 0; place < group->count; place++) {
+        int32_t rank = group->ranks[place];
+        if (place == group->self ||
+            member_given_up(group, place) != cox_group_given_up(COX_GROUP_EPOCH_NONE))
+            continue;
+        if (cox_group_cause(group->base, (uint32_t)rank) >= 0)
+            return rank;
+        if (told < 0)
+            told = rank;
+    }
+    return told;
+}
+
+/* Who is to be named: of one that was seen dead, one that left and one that tells of a death, each -1 if there
+ * is none. Who ended because of another one names that one. -1: nobody is known. */
+static int32_t dead_choose(const struct cox_group_base *base, int32_t dead, int32_t left,
+                           int32_t told)
+{
+    int32_t ended = dead >= 0 ? dead : left;
+    int32_t cause = ended >= 0 ? cox_group_cause(base, (uint32_t)ended) : -1;
+    if (cause < 0 && dead < 0 && told >= 0)
+        cause = cox_group_cause(base, (uint32_t)told);
+    return cause >= 0 ? cause : ended;
 }
 
 /* Returns COX_ABORTED or COX_CORRUPT where a member's words end this epoch, or 0. */
@@ -362,16 +404,9 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
     } else if (due) {
         dead = cox_group_dead_among(base, missing);
     }
-    /* Others may see a death a moment earlier, and tell of it or leave: within a slice it can be named. */
-    if (dead < 0 && (left >= 0 || told >= 0)) {
-        uint64_t now = cox_now_ns();
-        if (!group->told_ns)
-            group->told_ns = now + COX_GROUP_SLICE_NS;
-        if (now < group->told_ns)
-            return 0;
-    }
-    if (dead >= 0 || left >= 0)
-        return fail_dead(group, (uint32_t)(dead >= 0 ? dead : left), err);
+    dead = dead_choose(base, dead, left, told);
+    if (dead >= 0)
+        return fail_dead(group, (uint32_t)dead, err);
     if (cox_group_is_over(group))
         return cox_fail(err, COX_ABORTED, "epoch %" PRIu64 " was ended by this rank",
                         cox_group_present(base));

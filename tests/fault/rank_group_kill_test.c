@@ -4,6 +4,7 @@
  */
 #include "rank_group.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -18,6 +19,8 @@
 #include <unistd.h>
 
 #include "channel/fault.h"
+#include "channel/peer.h"
+#include "worker/group_layout.h"
 
 #if COX_TESTING
 
@@ -36,7 +39,7 @@ struct death {
     uint32_t passages[5]; /* ends with 0 */
     bool by_sockets;
     bool no_pidfds; /* nor by handles, either */
-    bool by_chance; /* not every rank passes it every time */
+    bool by_chance; /* who has seen everybody first passes it: most often who joins last */
     /* Before all have joined; without a name, or those who come late would begin another group. */
     bool by_fd;
 };
@@ -48,12 +51,12 @@ struct plan {
     int memory_fd;        /* -1: under a name */
 };
 
-static void deny(const struct forks_self *self, uint32_t call)
+static void deny(const struct forks_self *self, uint32_t call, uint32_t error)
 {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     const struct sock_fprog program = {sizeof code / sizeof code[0], code};
@@ -107,9 +110,9 @@ static void rank_main(const struct forks_self *self)
     struct cox_rank_set members = cox_rank_set_first(RANK_COUNT);
     char text[64];
     if (plan->death->by_sockets)
-        deny(self, SYS_pidfd_getfd);
+        deny(self, SYS_pidfd_getfd, EPERM);
     if (plan->death->no_pidfds)
-        deny(self, SYS_pidfd_open);
+        deny(self, SYS_pidfd_open, EPERM);
     snprintf(text, sizeof text, "%s:kill:%d:%" PRIu32, plan->death->point, VICTIM, plan->passage);
     cox_fault_arm(text);
     const struct cox_group_options options = {
@@ -142,17 +145,18 @@ static void rank_main(const struct forks_self *self)
     }
     if (r == 0)
         _exit(SPARED);
-    /* Who learns of it last may find that another one, who saw the death, has gone by then: to leave is as
-     * if to die. */
-    FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank "), "%d %s", r, err.text);
+    /* Also who learns of it last, of ranks that have gone by then because they saw it. */
+    FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 1 "), "%d %s", r, err.text);
     if (group) {
         err = (struct cox_error){0};
         r = cox_group_barrier(group, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_PEER_DEAD || r == COX_ABORTED, "from then on: %d %s", r, err.text);
+        FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 1 "), "from then on: %d %s", r,
+                   err.text);
         FORK_CHECK(cox_group_align(group, 1000) == 0, "align");
         err = (struct cox_error){0};
         r = cox_group_barrier(group, rank_group_patience(), &err);
-        FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank"), "for good: %d %s", r, err.text);
+        FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 1 "), "for good: %d %s", r,
+                   err.text);
     }
     cox_group_leave(group);
 }
@@ -181,6 +185,48 @@ static int memory_new(void)
     return fd;
 }
 
+static struct cox_group_layout *memory_map(int fd)
+{
+    void *map =
+        mmap(NULL, cox_group_memory_size(RANK_COUNT, 0), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    COX_ASSERT(map != MAP_FAILED);
+    return map;
+}
+
+/* All but the victim have joined under this name. */
+static void others_await(const char *name)
+{
+    char path[128];
+    int fd;
+    snprintf(path, sizeof path, "/dev/shm/%s_group", name);
+    while ((fd = open(path, O_RDWR | O_CLOEXEC)) < 0)
+        sched_yield();
+    struct cox_group_layout *layout = memory_map(fd);
+    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+        while (rank != VICTIM && cox_group_holder_state(atomic_load(
+                                     &layout->ranks[rank].identity.holder)) != COX_GROUP_JOINED)
+            sched_yield();
+    munmap(layout, cox_group_memory_size(RANK_COUNT, 0));
+    cox_close_fd(&fd);
+}
+
+/* Returns which of them the victim is. */
+static uint32_t ranks_start(struct forks *forks, struct plan *plan)
+{
+    if (!plan->death->by_chance) {
+        forks_start(forks, RANK_COUNT, rank_main, plan);
+        return VICTIM;
+    }
+    forks->count = 0;
+    test_unique_name(forks->name);
+    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+        if (rank != VICTIM)
+            forks_add(forks, rank, RANK_COUNT, rank_main, plan);
+    others_await(forks->name);
+    forks_add(forks, VICTIM, RANK_COUNT, rank_main, plan);
+    return RANK_COUNT - 1;
+}
+
 static void strike(const struct death *death, uint32_t passage)
 {
     struct plan plan = {death, passage, TEST_PATIENCE_MS, -1};
@@ -189,12 +235,12 @@ static void strike(const struct death *death, uint32_t passage)
         struct forks forks;
         if (death->by_fd)
             plan.memory_fd = memory_new();
-        forks_start(&forks, RANK_COUNT, rank_main, &plan);
+        uint32_t victim = ranks_start(&forks, &plan);
         cox_close_fd(&plan.memory_fd);
-        status = forks_end(&forks, VICTIM);
-        for (uint32_t rank = 0; rank < RANK_COUNT && status == SPARED; rank++)
-            if (rank != VICTIM) /* told that it left, or at the end of the rounds: no matter */
-                forks_end(&forks, rank);
+        status = forks_end(&forks, victim);
+        for (uint32_t i = 0; i < RANK_COUNT && status == SPARED; i++)
+            if (i != victim) /* told that it left, or at the end of the rounds: no matter */
+                forks_end(&forks, i);
         if (status != SPARED)
             forks_wait(&forks);
         assert_true(status == 128 + SIGKILL || (status == SPARED && death->by_chance));
@@ -344,6 +390,182 @@ static void b3_who_tells_of_a_death_is_heard_first(void **state)
     forks_run(4, told_main, forks_share(4096));
 }
 
+/* Rank 2 goes; 0 learns of it and goes; 1 is told by 0, 3 by 1. None of them is who it was about. */
+static void chain_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *step = self->context;
+    static const uint32_t turns[] = {1, 2, 0, 3};
+    struct cox_group *group = rank_group_join(self);
+    struct cox_error err = {0};
+    while (atomic_load(step) != turns[self->rank])
+        sched_yield();
+    if (self->rank != 2) {
+        int r = cox_group_barrier(group, rank_group_patience(), &err);
+        FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 2 "), "%d %s", r, err.text);
+    }
+    cox_group_leave(group);
+    atomic_fetch_add(step, 1);
+}
+
+static void b3_who_left_because_of_another_names_it(void **state)
+{
+    (void)state;
+    forks_run(4, chain_main, forks_share(4096));
+}
+
+/* Rank 2 finds rank 0 about to be dead when it takes its fd, when no pidfd says so yet, and goes; the others
+ * have what they wanted, and learn of it after that. */
+static void getfd_main(const struct forks_self *self)
+{
+    _Atomic uint32_t *step = self->context;
+    struct cox_group *group = rank_group_join(self);
+    struct cox_error err = {0};
+    int fds[3] = {-1, -1, -1};
+    _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
+    if (self->rank == 2)
+        deny(self, SYS_pidfd_getfd, ESRCH);
+    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), &err);
+    for (uint32_t rank = 0; rank < 3; rank++)
+        cox_close_fd(&fds[rank]);
+    FORK_CHECK(r == (self->rank == 2 ? COX_PEER_DEAD : 0), "%d %s", r, err.text);
+    if (self->rank == 2) {
+        FORK_CHECK(strncmp(err.text, "rank 0 (", 8) == 0, "%s", err.text);
+        r = cox_group_barrier(group, rank_group_patience(), &err);
+        FORK_CHECK(r == COX_PEER_DEAD && strncmp(err.text, "rank 0 (", 8) == 0, "%d %s", r,
+                   err.text);
+        cox_group_leave(group);
+    }
+    for (atomic_fetch_add(step, 1); atomic_load(step) < 3;)
+        sched_yield();
+    if (self->rank == 2)
+        return;
+    r = cox_group_barrier(group, rank_group_patience(), &err);
+    FORK_CHECK(r == COX_PEER_DEAD &&
+                   strncmp(err.text, self->rank == 0 ? "rank 2 (" : "rank 0 (", 8) == 0,
+               "%d %s", r, err.text);
+    cox_group_leave(group);
+}
+
+static void b3_a_death_that_an_fd_tells_of(void **state)
+{
+    (void)state;
+    forks_run(3, getfd_main, forks_share(4096));
+}
+
+/* What rank 2 says of itself, in the memory of a group of 4 of which rank 1 lives, and what rank 0 makes of it. */
+struct saying {
+    uint32_t said_dead;
+    bool leaves; /* or gives up for good */
+    const char *named;
+};
+struct sayings {
+    const struct saying *saying;
+    int memory_fd;
+    _Atomic bool is_said, is_heard;
+};
+
+static void saying_main(const struct forks_self *self)
+{
+    struct sayings *sayings = self->context;
+    const struct saying *saying = sayings->saying;
+    struct cox_group_layout_rank *rank = &memory_map(sayings->memory_fd)->ranks[self->rank];
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    const struct cox_group_options options = {.fd = sayings->memory_fd,
+                                              .rank = self->rank,
+                                              .rank_count = RANK_COUNT,
+                                              .deadline_ns = rank_group_patience()};
+    FORK_CHECK(cox_group_join(&options, &group, &err) == 0, "%s", err.text);
+    if (self->rank == 2) {
+        atomic_store(&rank->identity.said_dead, saying->said_dead);
+        if (saying->leaves)
+            atomic_store(&rank->identity.holder,
+                         cox_group_holder(COX_GROUP_LEFT, getpid(), rank->identity.holder));
+        else
+            atomic_store(&rank->parts[0].given_up, cox_group_given_up(COX_GROUP_EPOCH_NONE));
+        atomic_store(&sayings->is_said, true);
+    }
+    while (!atomic_load(self->rank == 0 ? &sayings->is_said : &sayings->is_heard))
+        sched_yield();
+    if (self->rank == 0) {
+        int r = cox_group_barrier(group, rank_group_patience(), &err);
+        int again = cox_group_barrier(group, rank_group_patience(), NULL);
+        atomic_store(&sayings->is_heard, true);
+        FORK_CHECK(r == COX_PEER_DEAD &&
+                       strncmp(err.text, saying->named, strlen(saying->named)) == 0,
+                   "%" PRIx32 ": %d %s", saying->said_dead, r, err.text);
+        FORK_CHECK(again == COX_PEER_DEAD, "again: %d", again);
+    }
+    cox_group_leave(group);
+}
+
+static void b3_b14_what_a_rank_says_of_the_dead(void **state)
+{
+    (void)state;
+    static const char left[] = "rank 2 (", told[] = "rank 2 has seen a member die",
+                      cause[] = "rank 1 (";
+    const struct saying all[] = {
+        {cox_group_said_dead(1), true, cause},
+        {cox_group_said_dead(1), false, cause},
+        {0, true, left},
+        {0, false, told},
+        {2, true, left}, /* without its complement */
+        {cox_group_said_dead(1) ^ 1, false, told},
+        {cox_group_said_dead(1) ^ 0x10000, true, left},
+        {cox_group_said_dead(0), true, left}, /* who asks */
+        {cox_group_said_dead(2), true, left}, /* itself */
+        {cox_group_said_dead(2), false, told},
+        {cox_group_said_dead(RANK_COUNT), true, left},
+        {cox_group_said_dead(0xfffe), false, told},
+        {UINT32_MAX, true, left},
+    };
+    struct sayings *sayings = forks_share(sizeof *sayings);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        struct forks forks;
+        _cox_cleanup_(cox_close_fd) int fd = memory_new();
+        *sayings = (struct sayings){.saying = &all[i], .memory_fd = fd};
+        forks_start(&forks, RANK_COUNT, saying_main, sayings);
+        forks_wait(&forks);
+    }
+}
+
+/* Rank 1 has joined and lives, rank 2 could not join: what a third one is told. */
+static void b3_k26_what_who_could_not_join_says(void **state)
+{
+    (void)state;
+    const struct {
+        uint32_t said_dead;
+        const char *named;
+    } all[] = {{cox_group_said_dead(1), "rank 1 (pid "},
+               {0, "rank 2 has given up"},
+               {1, "rank 2 has given up"},
+               {cox_group_said_dead(3), "rank 2 has given up"}};
+    uint64_t start;
+    assert_int_equal(cox_peer_start_time(getpid(), &start), 0);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        _cox_cleanup_(cox_close_fd) int fd = memory_new();
+        struct cox_group_layout *layout = memory_map(fd);
+        for (uint32_t rank = 1; rank <= 2; rank++) {
+            struct cox_group_layout_identity *identity = &layout->ranks[rank].identity;
+            identity->said_count = RANK_COUNT - 1;
+            identity->said_size = COX_GROUP_VALUE_SIZE_MIN;
+            identity->said_dead = rank == 2 ? all[i].said_dead : 0;
+            identity->holder =
+                cox_group_holder(rank == 2 ? COX_GROUP_FAILED : COX_GROUP_JOINED, getpid(), start);
+        }
+        struct cox_group *group = NULL;
+        struct cox_error err = {0};
+        const struct cox_group_options options = {
+            .fd = fd, .rank_count = RANK_COUNT - 1, .deadline_ns = rank_group_patience()};
+        assert_int_equal(cox_group_join(&options, &group, &err), COX_PEER_DEAD);
+        if (strncmp(err.text, all[i].named, strlen(all[i].named)) != 0)
+            fail_msg("%s", err.text);
+        /* It says the same. */
+        assert_int_equal(layout->ranks[0].identity.said_dead, cox_group_said_dead(i == 0 ? 1 : 2));
+        munmap(layout, cox_group_memory_size(RANK_COUNT, 0));
+    }
+}
+
 /* Before it has claimed its rank nobody can know of it: the others name who is missing. */
 static void b4_k3_killed_before_it_is_there(void **state)
 {
@@ -382,9 +604,11 @@ static void b4_k3_killed_before_it_is_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(b3_p1_k26_killed_while_it_joins),    TEST(b3_p1_b6_killed_in_an_operation),
-        TEST(b3_p1_killed_with_fds_on_their_way), TEST(b3_p1_killed_where_there_are_no_pidfds),
-        TEST(b3_a_death_is_one_for_every_epoch),  TEST(b3_who_tells_of_a_death_is_heard_first),
+        TEST(b3_p1_k26_killed_while_it_joins),         TEST(b3_p1_b6_killed_in_an_operation),
+        TEST(b3_p1_killed_with_fds_on_their_way),      TEST(b3_p1_killed_where_there_are_no_pidfds),
+        TEST(b3_a_death_is_one_for_every_epoch),       TEST(b3_who_tells_of_a_death_is_heard_first),
+        TEST(b3_who_left_because_of_another_names_it), TEST(b3_a_death_that_an_fd_tells_of),
+        TEST(b3_b14_what_a_rank_says_of_the_dead),     TEST(b3_k26_what_who_could_not_join_says),
         TEST(b4_k3_killed_before_it_is_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
