@@ -14,6 +14,8 @@
  * for what comes after; FAIL_HANG: in that request rank 0 fails, and rank 1 hangs until it has ended; STOP: the group is
  * stopped at any moment; LEAVE: rank 1 is told to stop at any moment; SLICE: whoever is owed something looks again after
  * a while; SLICE_QUIET: only when nobody else can make a step, and no more often than something went wrong.
+ * RESTARTS: rank 1, which alone dies then, is started again in new memory, at most that often, and submitters go on
+ * meanwhile; LATES: that many times its old process, which was taken for dead, still answers a request.
  */
 #ifndef DEPTH
 #define DEPTH 1
@@ -35,6 +37,15 @@
 #endif
 #ifndef STALLS
 #define STALLS 0
+#endif
+#ifndef RESTARTS
+#define RESTARTS 0
+#endif
+#ifndef LATES
+#define LATES 0
+#endif
+#if RESTARTS > 0
+#define SUBSETS
 #endif
 
 #define TORN 255 /* bytes that are being written */
@@ -58,9 +69,21 @@ byte hint_sequence[DEPTH], hint_left[DEPTH]; /* one word: read and changed in on
 
 /* ---- who sleeps in FUTEX_WAIT ---- */
 bool rank_sleeps[2], collector_sleeps;
+#if RESTARTS > 0
+bool await_moved, await_sleeps; /* restart_await reads and sleeps on the same word */
+#define BELL_MOVE d_step { bell_moved = true; await_moved = true; }
+#define BELL_WAKE d_step { collector_sleeps = false; await_sleeps = false; }
+#else
+#define BELL_MOVE bell_moved = true
 #define BELL_WAKE collector_sleeps = false
+#endif
+#if RESTARTS > 0
+#define RING_MOVE ring_moved[1] = true
+#define RING_WAKE rank_sleeps[1] = false
+#else
 #define RING_MOVE ring_moved[0] = true; ring_moved[1] = true
 #define RING_WAKE rank_sleeps[0] = false; rank_sleeps[1] = false
+#endif
 
 /* ---- the coordinator's private half ---- */
 byte entry_sequence[DEPTH], entry_asked[DEPTH], entry_consumed[DEPTH];
@@ -74,6 +97,26 @@ bool killed[2];  /* makes no step any more */
 bool leaving[2]; /* its own flag: told to stop */
 bool at_wake[2]; /* has changed the hint, and has not woken the collector yet */
 
+/* ---- rank 1's lives ---- */
+#if RESTARTS > 0
+byte generation = 1;      /* what the collector takes replies of */
+byte line_generation = 1; /* as the process says it, in its lines */
+bool left_out;            /* requests may not ask it */
+bool gone;                /* its process has made its last step */
+bool told;                /* the wake-ups because of its death are over */
+bool born;                /* a process was forked that has not looked at anything yet */
+bool attached;
+bool restarting; /* somebody makes steps of a restart */
+byte restarts = RESTARTS;
+byte record_life[DEPTH], slot_life[DEPTH]; /* which life was asked, and which replied */
+byte lates = LATES, late_next, miscounted;
+#define LEFT_OUT left_out
+#define RESTARTING restarting
+#else
+#define LEFT_OUT false
+#define RESTARTING false
+#endif
+
 /* ---- what may still happen, and what the properties speak of ---- */
 byte crashes = CRASHES, failures = FAILURES, deadlines = DEADLINES, meddles = MEDDLES, stalls = STALLS;
 byte completed;
@@ -81,7 +124,11 @@ bool sent;              /* nothing more is submitted */
 bool claims, publishes; /* where the submitter is */
 bool reports;           /* somebody is on his way from a death, or stop, to the collector's wake */
 byte slices;
+#if LATES > 0
+#define WENT_WRONG (CRASHES - crashes + miscounted)
+#else
 #define WENT_WRONG (CRASHES - crashes + MEDDLES - meddles + STALLS - stalls)
+#endif
 
 /* ---- submit ---- */
 
@@ -94,7 +141,7 @@ byte slices;
 #else
 #define READ(i) (HOLDS(i, 0) || HOLDS(i, 1))
 #endif
-#define DEAD_ASKED ((HAS(asked, 0) && dead[0]) || (HAS(asked, 1) && dead[1]))
+#define DEAD_ASKED ((HAS(asked, 0) && dead[0]) || (HAS(asked, 1) && (dead[1] || LEFT_OUT)))
 
 #define STORE_HINT                                                                                 \
     hint_sequence[i] = sequence;                                                                   \
@@ -153,6 +200,9 @@ proctype submitter()
                 entry_consumed[i] = 0;
                 entry_failed[i] = false;
                 entry_ended[i] = false;
+#if RESTARTS > 0
+                record_life[i] = generation;
+#endif
                 published = sequence;
                 sent = n == REQUESTS;
             }
@@ -201,9 +251,20 @@ inline take(r)
     d_step {
         if
         :: OWES(i, r) && ANSWERED(i, r) ->
-            assert(slot[r * DEPTH + i] == sequence); /* the reply to this request, and complete */
+#if RESTARTS > 0
+            if
+            :: r == 1 && line_generation != generation ->
+                assert(lates < LATES); /* COX_CORRUPT only where somebody is late */
+                entry_failed[i] = true;
+            :: else ->
+                assert(r == 0 || slot_life[i] == record_life[i]); /* of the process that was asked */
+#endif
+                assert(slot[r * DEPTH + i] == sequence); /* the reply to this request, and complete */
+                entry_failed[i] = entry_failed[i] || slot_failed[r * DEPTH + i];
+#if RESTARTS > 0
+            fi;
+#endif
             entry_consumed[i] = entry_consumed[i] | (1 << r);
-            entry_failed[i] = entry_failed[i] || slot_failed[r * DEPTH + i];
         :: OWES(i, r) && !ANSWERED(i, r) && before ->
             assert(done[r] < sequence); /* an answer complete before the death counts */
             entry_failed[i] = true;
@@ -237,9 +298,13 @@ inline take(r)
 #endif
 #ifdef SLICE_QUIET
 #define SLICE
+#if RESTARTS > 0
+#define QUIET(r) ((r) == 0 -> done[0] == published : rank_sleeps[r] || dead[r])
+#else
 #define QUIET(r) (rank_sleeps[r] || dead[r])
+#endif
 #define SLICE_PASSES                                                                               \
-    (SLICE_HELPS && collector_sleeps && QUIET(0) && QUIET(1) && !reports && !publishes &&           \
+    (SLICE_HELPS && collector_sleeps && QUIET(0) && QUIET(1) && !reports && !publishes && !RESTARTING && \
      (sent || (claims && (IN_FLIGHT(NEXT) || READ(NEXT)))))
 #define COUNT_SLICE slices++; assert(slices <= WENT_WRONG)
 #else
@@ -347,7 +412,23 @@ proctype rank(byte r)
 {
     byte next = 1, i = 0, left = 0;
     bool fails = false;
+#if RESTARTS > 0
+    byte life = 1;
+#endif
+begin:
     {
+#if RESTARTS > 0
+        /* cox_worker_claim and after it, but for the first, which is there from the beginning. */
+        if
+        :: atomic { !born }
+        :: atomic { born -> born = false; life = generation; }
+            line_generation = life;
+            next = taken[r] + 1;
+            attached = true; /* cox_worker_announce */
+            BELL_MOVE;
+            BELL_WAKE;
+        fi;
+#endif
         do
         ::
 #ifndef NO_RING_FIRST
@@ -381,7 +462,12 @@ end_idle:       atomic { !rank_sleeps[r] -> goto top; }
                     returned[r] = next;
                     done[r] = next;
                     goto served;
-                :: else -> taken[r] = next;
+                :: else ->
+#if RESTARTS > 0
+                    assert(record_life[i] == life); /* nobody begins what his predecessor was asked */
+                    line_generation = life;
+#endif
+                    taken[r] = next;
                 fi
                }
             fi;
@@ -405,7 +491,13 @@ end_idle:       atomic { !rank_sleeps[r] -> goto top; }
             :: HANGS && HANGS_UNTIL
             fi;
 #endif
-            d_step { slot[r * DEPTH + i] = next; slot_failed[r * DEPTH + i] = fails; }
+            d_step {
+                slot[r * DEPTH + i] = next;
+                slot_failed[r * DEPTH + i] = fails;
+#if RESTARTS > 0
+                slot_life[i] = life;
+#endif
+            }
 #ifdef DONE_AFTER_HINT
             skip;
 #else
@@ -437,18 +529,177 @@ end_idle:       atomic { !rank_sleeps[r] -> goto top; }
             :: atomic { left == 0 || fails -> at_wake[r] = true; }
 #ifdef BELL_AFTER_WAKE
                 BELL_WAKE;
-                bell_moved = true;
+                BELL_MOVE;
 #else
-                bell_moved = true;
+                BELL_MOVE;
                 BELL_WAKE;
 #endif
             fi;
 served:     atomic { at_wake[r] = false; next++; left = 0; i = 0; fails = false; goto top; }
         od
     } unless {
-        atomic { killed[r] -> next = 0; i = 0; left = 0; fails = false; rank_sleeps[r] = false; at_wake[r] = false; }
+        atomic {
+            killed[r] ->
+#if RESTARTS > 0
+            born = false;
+            gone = true;
+#if LATES > 0
+            late_next = (late_next == 0 -> next + at_wake[r] : late_next);
+#endif
+#endif
+            next = 0;
+            i = 0;
+            left = 0;
+            fails = false;
+            rank_sleeps[r] = false;
+            at_wake[r] = false;
+        }
     }
+#if RESTARTS > 0
+end_dead:
+    atomic { born -> goto begin; }
+#endif
 }
+
+#if RESTARTS > 0
+/* Rank 0, of which nothing matters but its answers. */
+proctype quick()
+{
+    byte next = 1, i = 0;
+end_idle:
+    do
+    :: atomic {
+        published >= next ->
+        i = next % DEPTH;
+        taken[0] = next;
+        returned[0] = next;
+        done[0] = next;
+        if
+        :: record_sequence[i] == next && HAS(record_asked[i], 0) ->
+            slot[i] = next;
+            if
+            :: hint_sequence[i] == next && hint_left[i] > 0 ->
+                hint_left[i] = hint_left[i] - 1;
+                if
+                :: hint_left[i] == 0 -> BELL_MOVE; BELL_WAKE;
+                :: else
+                fi
+            :: else
+            fi
+        :: else
+        fi;
+        next++;
+        i = 0;
+       }
+    od
+}
+
+/* ---- restart.c ---- */
+
+#define ASKS(i) (IN_FLIGHT(i) && HAS(entry_asked[i], 1))
+#if DEPTH == 1
+#define ANY_ASKS ASKS(0)
+#else
+#define ANY_ASKS (ASKS(0) || ASKS(1))
+#endif
+/* The lines as in memory that is all zero; what is in its slots nobody asks for. */
+#define ZERO taken[1] = 0; returned[1] = 0; done[1] = 0; line_generation = 0
+
+proctype restarter()
+{
+end_watch:
+    do
+    :: atomic { restarts > 0 && dead[1] && told -> restarts--; }
+        /* cox_collector_leave_out */
+#ifdef NO_LEAVE_OUT_LOCK
+        left_out = true;
+#else
+        atomic { !submit_lock -> left_out = true; }
+#endif
+#ifdef NO_LEAVE_OUT_WAIT
+        restarting = true;
+#else
+        atomic { !ANY_ASKS -> restarting = true; }
+#endif
+        /* cox_sealed_renew_rank, cox_collector_reset_rank */
+        d_step { ZERO; }
+        d_step {
+            generation++;
+#ifndef NO_LINE_RESET
+            taken[1] = published;
+            returned[1] = published;
+            done[1] = published;
+#endif
+            attached = false;
+        }
+        /* cox_supervisor_relaunch */
+        atomic { told = false; born = true; killed[1] = false; }
+        dead[1] = false;
+        /* restart_await */
+look:
+#ifndef NO_TICKET_FIRST
+        await_moved = false;
+#endif
+        if
+        :: atomic { attached || dead[1] || stopping -> goto admit; }
+        :: atomic { !(attached || dead[1] || stopping) }
+        fi;
+#ifdef NO_TICKET_FIRST
+        await_moved = false;
+#endif
+        if
+        :: atomic { await_moved -> goto look; }
+        :: atomic { !await_moved -> await_sleeps = true; }
+        fi;
+        if
+        :: atomic { !await_sleeps -> goto look; }
+        :: atomic { dead[1] || stopping -> await_sleeps = false; goto look; } /* a slice */
+        fi;
+admit:  atomic { left_out = false; restarting = false; }
+    od
+}
+
+/* An old process of rank 1 that goes on in the memory that it has mapped. What it shares with its successor is wake
+ * memory. */
+proctype late()
+{
+    byte next = 0, i = 0, left = 0;
+end_idle:
+    do
+    :: atomic { lates > 0 && late_next > 0 && restarts < RESTARTS && published >= late_next -> next = late_next; i = next % DEPTH; }
+        if
+        :: atomic { record_sequence[i] != next || !HAS(record_asked[i], 1) -> late_next++; }
+        :: atomic {
+            record_sequence[i] == next && HAS(record_asked[i], 1) ->
+            lates--;
+            late_next++;
+#ifdef NO_MEMORY_RENEWED
+            line_generation = 1;
+            slot[DEPTH + i] = next;
+            slot_life[i] = 1;
+           }
+            done[1] = next;
+            atomic {
+#endif
+            if
+            :: hint_sequence[i] == next && hint_left[i] > 0 ->
+                miscounted = miscounted + (record_life[i] != 1);
+                hint_left[i] = hint_left[i] - 1;
+                left = hint_left[i];
+            :: else -> left = 1;
+            fi
+           }
+            if
+            :: atomic { left > 0 }
+            :: atomic { left == 0 }
+                BELL_MOVE;
+                BELL_WAKE;
+            fi
+        fi;
+        atomic { next = 0; i = 0; left = 0; }
+    od
+}
+#endif
 
 /* ---- who else wakes the collector: the supervisor, stop ---- */
 
@@ -463,7 +714,7 @@ inline report()
 #ifdef NO_DEATH_WAKE
     reports = false;
 #else
-    bell_moved = true;
+    BELL_MOVE;
     atomic { BELL_WAKE; reports = false; }
 #endif
 }
@@ -472,12 +723,19 @@ proctype supervisor()
 {
 end_watch:
     do
+#if RESTARTS > 0
+    :: atomic { crashes > 0 && !killed[1] && MAY_DIE(1) -> crashes--; killed[1] = true; reports = true; }
+    :: atomic { gone && !dead[1] -> gone = false; reports = true; dead[1] = true; }
+        report()
+        told = true;
+#else
     :: atomic { crashes > 0 && !killed[0] && MAY_DIE(0) -> crashes--; killed[0] = true; reports = true; }
     :: atomic { crashes > 0 && !killed[1] && MAY_DIE(1) -> crashes--; killed[1] = true; reports = true; }
     :: atomic { killed[0] && !dead[0] -> reports = true; dead[0] = true; }
         report()
     :: atomic { killed[1] && !dead[1] -> reports = true; dead[1] = true; }
         report()
+#endif
     od
 }
 
@@ -524,7 +782,7 @@ end_idle:
         left = 0;
        }
     :: atomic { meddles > 0 && bell_moved -> meddles--; bell_moved = false; }
-    :: atomic { meddles > 0 && !bell_moved -> meddles--; bell_moved = true; }
+    :: atomic { meddles > 0 && !bell_moved -> meddles--; BELL_MOVE; }
     :: atomic { meddles > 0 && collector_sleeps -> meddles--; BELL_WAKE; }
     :: atomic { meddles > 0 && (rank_sleeps[0] || rank_sleeps[1]) -> meddles--; RING_WAKE; }
     od
@@ -534,8 +792,18 @@ init {
     atomic {
         run submitter();
         run collector();
+#if RESTARTS > 0
+        run quick();
+#else
         run rank(0);
+#endif
         run rank(1);
+#if RESTARTS > 0
+        run restarter();
+#endif
+#if LATES > 0
+        run late();
+#endif
 #if CRASHES > 0 || defined(LEAVE)
         run supervisor();
 #endif

@@ -11,6 +11,8 @@
  * (with NO_REPLY_TOO what comes before has no answer);
  * STOP: the group is stopped at any moment; WILD: a rank once claims to be done before it is. FAIR and SLICE_ALWAYS:
  * below.
+ * RESTARTS: rank 1, which alone dies then, is started again, at most that often, and submitters go on meanwhile; rank 0
+ * serves in one step; STRAYS: a process of an earlier life attaches in place of the one that was started. Not with SLICE.
  */
 #ifndef DEPTH
 #define DEPTH 1
@@ -36,6 +38,19 @@
 #ifndef STALLS
 #define STALLS 0
 #endif
+#ifndef RESTARTS
+#define RESTARTS 0
+#endif
+#ifndef STRAYS
+#define STRAYS 0
+#endif
+#if RESTARTS > 0
+#define SUBSETS
+#endif
+/* A rank may find its frame overwritten by requests that others were asked. */
+#if defined(SUBSETS) || defined(HANG)
+#define LAPS
+#endif
 
 #define TORN 255    /* bytes that are being written */
 #ifndef TOKENS_MAX
@@ -43,8 +58,13 @@
 #endif
 #define HAS(set, r) (((set) >> (r)) & 1)
 #define POST(bell) bell = (bell < TOKENS_MAX -> bell + 1 : bell)
+#if RESTARTS > 0
+/* Rank 0 does not sleep. */
+#define RING(r) request_bell[r] = ((r) == 1 && request_bell[r] < TOKENS_MAX -> request_bell[r] + 1 : request_bell[r])
+#else
 /* Nobody sleeps in a process that is gone. */
 #define RING(r) request_bell[r] = (request_bell[r] < TOKENS_MAX && !killed[r] -> request_bell[r] + 1 : request_bell[r])
+#endif
 
 /* ---- control region: written by the coordinator ---- */
 byte published, void_through;
@@ -79,6 +99,28 @@ bool claims, publishes; /* where the submitter is */
 bool killed[2]; /* makes no step any more */
 bool dead[2];   /* and the supervisor has seen it */
 byte notices;   /* reports on the error channel */
+
+/* ---- rank 1's lives ---- */
+#if RESTARTS > 0
+byte generation = 1;  /* what the collector takes replies of */
+byte line_generation = 1; /* as the process says it, in its lines */
+bool left_out;        /* requests may not ask it */
+bool told;            /* the wake-ups because of its death are over */
+bool gone;            /* its process has made its last step */
+bool born;            /* a process was forked that has not looked at anything yet */
+byte identity;        /* the generation of who has attached; 0: nobody */
+byte restarts = RESTARTS, strays = STRAYS;
+byte record_life[DEPTH], slot_life[DEPTH]; /* which life was asked, and which replied */
+#define LEFT_OUT(r) ((r) == 1 && left_out)
+#ifdef NO_GENERATION
+#define OF_THIS_LIFE(r) true
+#else
+#define OF_THIS_LIFE(r) ((r) == 0 || line_generation == generation)
+#endif
+#else
+#define LEFT_OUT(r) false
+#define OF_THIS_LIFE(r) true
+#endif
 
 /* ---- what may still happen, and what the properties speak of ---- */
 byte crashes = CRASHES, failures = FAILURES, deadlines = DEADLINES, losses = LOSSES, spurs = SPURS, stalls = STALLS;
@@ -126,11 +168,21 @@ inline wake(who)
     SETTLE(response_bell, response_debt, r)
 
 /* collector_drop_late, with lock held. The counts that SETTLE leaves do not depend on the order of the entries. */
+#if RESTARTS > 0
+#define DROP(i, r)                                                                                 \
+    if                                                                                             \
+    :: DROPPABLE(i, r) ->                                                                          \
+        assert(slot[(r) * DEPTH + (i)] == entry_sequence[i]); /* somebody gave that reply */       \
+        CONSUME(i, r);                                                                             \
+    :: else                                                                                        \
+    fi
+#else
 #define DROP(i, r)                                                                                 \
     if                                                                                             \
     :: DROPPABLE(i, r) -> CONSUME(i, r);                                                           \
     :: else                                                                                        \
     fi
+#endif
 
 #if DEPTH == 1
 #define DROP_LATE DROP(0, 0); DROP(0, 1)
@@ -171,7 +223,7 @@ inline wake(who)
 #else
 #define READ(i) (HOLDS(i, 0) || HOLDS(i, 1))
 #endif
-#define DEAD_ASKED ((HAS(asked, 0) && dead[0]) || (HAS(asked, 1) && dead[1]))
+#define DEAD_ASKED ((HAS(asked, 0) && dead[0]) || (HAS(asked, 1) && (dead[1] || LEFT_OUT(1))))
 
 /* A claim is refused with LATE because of the oldest late entry's first late rank, or with FULL because of the first
  * rank that has the frame to be claimed. That one is rung, if it has not taken its request. */
@@ -300,13 +352,16 @@ proctype submitter()
 #ifdef SUBSETS
             record_asked[i] = asked;
 #endif
-#if defined(SUBSETS) || defined(HANG)
+#ifdef LAPS
             /* The record is whole, its number is not told yet. */
             d_step { record_asked[i] = asked; record_sequence[i] = sequence; }
 #endif
             d_step {
                 record_asked[i] = asked;
                 record_sequence[i] = sequence;
+#if RESTARTS > 0
+                record_life[i] = generation;
+#endif
                 published = sequence;
                 if
                 :: !replies -> entry_ended[i] = true; ADVANCE(sequence); /* nobody answers, so nobody gathers */
@@ -362,14 +417,22 @@ mtype = { NOT_ASKED, OWING, OK, ERROR, DEAD };
 #define IS_FAILED(i, r) (OUTCOME(i, r) == ERROR || OUTCOME(i, r) == DEAD)
 #define IS_OWING(i, r) (OUTCOME(i, r) == OWING)
 
+#if STRAYS > 0
+#define CORRUPTED (strays < STRAYS)
+#else
+#define CORRUPTED wild_used
+#endif
 inline answer(r)
 {
     d_step {
         if
-        :: !TAGGED(r) ->
-            assert(wild_used); /* COX_CORRUPT only where a rank is */
+        :: !TAGGED(r) || !OF_THIS_LIFE(r) ->
+            assert(CORRUPTED); /* COX_CORRUPT only where a rank is */
             OUTCOME(i, r) = ERROR;
         :: else ->
+#if RESTARTS > 0
+            assert(r == 0 || slot_life[i] == record_life[i]); /* of the process that was asked */
+#endif
             assert(slot[r * DEPTH + i] == sequence); /* the reply to this request, and complete */
             if
             :: slot_failed[r * DEPTH + i] -> OUTCOME(i, r) = ERROR;
@@ -630,11 +693,41 @@ sleep:  sleeping = owing;
     (entry_ended[HUNG] -> completed == accepted : sent && completed + 1 == accepted)
 #endif
 
+/* The tokens of a process are those of the requests that ask it, unless somebody has rung again. */
+#if RESTARTS > 0 && DEADLINES == 0
+#define COUNT_REQUEST(r) assert(request_debt[r] > 0); COUNT(request_debt[r])
+#else
+#define COUNT_REQUEST(r) COUNT(request_debt[r])
+#endif
+
 proctype rank(byte r)
 {
     byte next = 1, i = 0, asked = 0, seen = 0;
     bool fails = false, replies = false;
+#if RESTARTS > 0
+    byte life = 1;
+#endif
+begin:
     {
+#if RESTARTS > 0
+        /* cox_worker_claim and after it, but for the first, which is there from the beginning. */
+        if
+        :: atomic { !born }
+        :: atomic {
+            born ->
+            born = false;
+            if
+            :: strays > 0 -> strays--; life = generation - 1;
+            :: life = generation;
+            fi;
+            request_debt[r] = 1;
+           }
+            line_generation = life;
+            next = taken[r] + 1;
+            identity = life; /* cox_worker_announce */
+            POST(response_bell[r]);
+        fi;
+#endif
 top:    do
         :: atomic { published < next -> goto idle; }
         :: atomic {
@@ -644,7 +737,7 @@ top:    do
             :: else -> seen = published;
             fi;
            }
-#if defined(SUBSETS) || defined(HANG)
+#ifdef LAPS
             /* lane_await: what is older than the ring was for others, unless the number is not that of its frame. */
             if
             :: seen == 0
@@ -666,7 +759,7 @@ top:    do
             fi;
 #endif
             /* cox_truth_read_frame; in one step where nobody can be lapped. */
-#if defined(SUBSETS) || defined(HANG)
+#ifdef LAPS
             if
             :: atomic { record_sequence[i] != next -> goto pass; }
             :: atomic { record_sequence[i] == next }
@@ -691,6 +784,10 @@ top:    do
 #endif
                 asked = 0;
                 SETTLE(request_bell, request_debt, r);
+#if RESTARTS > 0
+                assert(record_life[i] >= life); /* nobody begins what his predecessor was asked */
+                line_generation = life;
+#endif
                 taken[r] = next;
                }
             fi;
@@ -727,6 +824,9 @@ top:    do
 #endif
             d_step {
                 slot[r * DEPTH + i] = next;
+#if RESTARTS > 0
+                slot_life[i] = life;
+#endif
                 slot_failed[r * DEPTH + i] = fails;
                 tag[r * DEPTH + i] = next;
             }
@@ -746,7 +846,7 @@ served:         next++;
                 goto top;
             }
 idle:       /* Nothing is owed: no timeout. */
-end_idle:   atomic { request_bell[r] > 0 -> request_bell[r]--; COUNT(request_debt[r]); goto top; }
+end_idle:   atomic { request_bell[r] > 0 -> request_bell[r]--; COUNT_REQUEST(r); goto top; }
         od
     } unless {
         atomic {
@@ -757,11 +857,146 @@ end_idle:   atomic { request_bell[r] > 0 -> request_bell[r]--; COUNT(request_deb
             seen = 0;
             fails = false;
             replies = false;
+#if RESTARTS > 0
+            born = false;
+            gone = true;
+#else
             request_bell[r] = 0;
             request_debt[r] = 0;
+#endif
         }
     }
+#if RESTARTS > 0
+end_dead:
+    atomic { born -> goto begin; }
+#endif
 }
+
+#if RESTARTS > 0
+/* Rank 0, of which nothing matters but its answers. */
+proctype quick()
+{
+    byte next = 1, i = 0;
+end_idle:
+    do
+    :: atomic {
+        published >= next ->
+        i = next % DEPTH;
+        if
+        :: record_sequence[i] == next && HAS(record_asked[i], 0) ->
+            slot[i] = next;
+            tag[i] = next;
+            POST(response_bell[0]);
+        :: else
+        fi;
+        taken[0] = next;
+        returned[0] = next;
+        done[0] = next;
+        next++;
+        i = 0;
+       }
+    od
+}
+
+/* ---- restart.c ---- */
+
+#define ASKS(i) (entry_sequence[i] > 0 && !entry_ended[i] && HAS(entry_asked[i], 1))
+#define PASS_OVER(i) entry_consumed[i] = entry_consumed[i] | (entry_asked[i] & 2)
+#if DEPTH == 1
+#define ANY_ASKS ASKS(0)
+#define PASS_OVER_ALL PASS_OVER(0)
+#define TAGS_RESET tag[1] = 0
+#else
+#define ANY_ASKS (ASKS(0) || ASKS(1))
+#define PASS_OVER_ALL PASS_OVER(0); PASS_OVER(1)
+#define TAGS_RESET tag[2] = 0; tag[3] = 0
+#endif
+
+proctype restarter()
+{
+end_watch:
+    do
+    :: atomic { restarts > 0 && dead[1] && told -> restarts--; }
+        /* cox_collector_leave_out */
+#ifdef NO_LEAVE_OUT_LOCK
+        atomic { !lock -> left_out = true; }
+#else
+        atomic { !submit_lock && !lock -> left_out = true; }
+#endif
+#ifndef NO_LEAVE_OUT_WAIT
+        atomic { !lock && !ANY_ASKS }
+#endif
+        /* cox_collector_reset_rank */
+#ifdef NO_RESET_LOCK
+        atomic {
+            taken[1] = published;
+            returned[1] = published;
+            done[1] = published;
+        }
+        atomic {
+#else
+        atomic {
+            !lock ->
+#endif
+            generation++;
+#ifndef NO_BELLS_RENEWED
+            request_bell[1] = 0;
+            response_bell[1] = 0;
+            response_debt[1] = 1;
+#endif
+#ifndef NO_LINE_RESET
+            TAGS_RESET;
+            line_generation = 0;
+            taken[1] = published;
+            returned[1] = published;
+            done[1] = published;
+#endif
+#ifndef NO_PASSED_OVER
+            PASS_OVER_ALL;
+#endif
+            identity = 0;
+        }
+        /* cox_supervisor_relaunch */
+        atomic {
+            told = false;
+            born = true;
+            killed[1] = false;
+#ifdef NO_PROOF
+            run rank(1);
+#endif
+        }
+        dead[1] = false;
+#ifdef ADMIT_EARLY
+        atomic { !lock -> left_out = false; }
+#endif
+        /* restart_await */
+look:   if
+        :: atomic { identity > 0 }
+        :: atomic { identity == 0 && (dead[1] || stopping) -> goto admit; }
+        :: atomic { identity == 0 && !(dead[1] || stopping) }
+            if
+            :: atomic { response_bell[1] > 0 -> response_bell[1]--; }
+                atomic { COUNT(response_debt[1]); goto look; }
+            :: atomic { dead[1] || stopping -> goto look; } /* a slice */
+            fi
+        fi;
+        atomic {
+            !lock ->
+            SETTLE(response_bell, response_debt, 1);
+#if STRAYS > 0 && !defined(NO_GENERATION) && !defined(NO_IDENTITY_CHECK)
+            if
+            :: identity != generation -> killed[1] = true;
+            :: else -> goto admit;
+            fi
+#else
+            goto admit;
+#endif
+        }
+        dead[1];
+admit:  atomic { !lock -> left_out = false; }
+    od
+}
+#endif
 
 /* ---- who wakes the collector: the supervisor, the error thread, stop ---- */
 
@@ -770,12 +1005,23 @@ proctype supervisor()
     byte who = 0;
 end_watch:
     do
+#ifdef NO_PROOF
+    :: atomic { crashes > 0 && !killed[1] -> crashes--; dead[1] = true; causes = true; }
+        wake(who)
+        told = true;
+#elif RESTARTS > 0
+    :: atomic { crashes > 0 && !killed[1] -> crashes--; killed[1] = true; }
+    :: atomic { gone && !dead[1] -> gone = false; dead[1] = true; causes = true; }
+        wake(who)
+        told = true;
+#else
     :: atomic { crashes > 0 && !killed[0] -> crashes--; killed[0] = true; }
     :: atomic { crashes > 0 && !killed[1] -> crashes--; killed[1] = true; }
     :: atomic { killed[0] && !dead[0] -> dead[0] = true; causes = true; }
         wake(who)
     :: atomic { killed[1] && !dead[1] -> dead[1] = true; causes = true; }
         wake(who)
+#endif
     od
 }
 
@@ -857,7 +1103,12 @@ init {
 #ifdef SLICE_ALWAYS
         run clock();
 #endif
+#if RESTARTS > 0
+        run quick();
+        run restarter();
+#else
         run rank(0);
+#endif
         run rank(1);
 #if CRASHES > 0
         run supervisor();

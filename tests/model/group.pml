@@ -14,6 +14,8 @@
  * pass), ALIGNS (between any two operations, without cause), MEDDLES (arbitrary writes to the hints) each at most that
  * many; CRASH_LAST: of three ranks only the last may die; BARRIER: no values; SLICE: who waits looks again after a while,
  * also for who is dead.
+ * LIVES: whoever died is started again, and all form the group anew, in at most that many lives, each in the next of
+ * WINDOWS windows; with SLICE, and without ABORTS, ALIGNS, MEDDLES, BARRIER.
  */
 #ifndef RANKS
 #define RANKS 3
@@ -40,19 +42,32 @@
 #define MEDDLES 0
 #endif
 
+#ifndef LIVES
+#define LIVES 1
+#endif
+#ifndef WINDOWS
+#define WINDOWS LIVES
+#endif
+
 #define TORN 255 /* bytes that are being written */
 #define WORD(epoch, index) ((epoch) * 8 + (index))
 #define EPOCH(word) ((word) / 8)
 
 /* ---- one line and two slots per rank, which it alone writes ---- */
+#if LIVES > 1
+byte arrived[RANKS * WINDOWS]; /* of one window after another, and so on; a local `window` is the one that is meant */
+#else
+#define window 0
 byte arrived[RANKS] = WORD(1, 0);
-byte given_up[RANKS];      /* the last epoch that is over for this rank */
-byte slot[2 * RANKS];      /* the word of the operation the value is for stands for the bytes */
+#endif
+byte given_up[RANKS * WINDOWS]; /* the last epoch that is over for this rank */
+byte slot[2 * RANKS * WINDOWS]; /* the word of the operation the value is for stands for the bytes */
 
 /* ---- hints ---- */
-byte counted_word, counted; /* one word: read and changed in one step */
-bool bell_moved[RANKS];     /* the futex word is no more what this rank read there */
-bool sleeps[RANKS];         /* in FUTEX_WAIT */
+byte counted_word[WINDOWS], counted[WINDOWS]; /* one word: read and changed in one step */
+bool bell_moved[RANKS * WINDOWS];             /* the futex word is no more what this rank read there */
+bool sleeps[RANKS * WINDOWS];                 /* in FUTEX_WAIT */
+#define AT(q) (window * RANKS + (q))
 
 /* ---- private to the process of a rank ---- */
 byte present[RANKS] = 1; /* epoch */
@@ -64,17 +79,55 @@ byte crashes = CRASHES, aborts = ABORTS, deadlines = DEADLINES, aligns = ALIGNS,
 byte reached[EPOCHS * RANKS]; /* the index of the last operation that the rank began in the epoch */
 #define REACHED(q) reached[(epoch - 1) * RANKS + (q)]
 #endif
-byte spoiled; /* the last epoch that somebody aborted, or left, or had a deadline pass in */
-
-#define SPOIL(epoch) spoiled = (spoiled < (epoch) -> (epoch) : spoiled)
-#if RANKS == 2
-#define ALL(what, value) what[0] = value; what[1] = value
+#if LIVES > 1
+byte spoiled[LIVES + 1];
 #else
-#define ALL(what, value) what[0] = value; what[1] = value; what[2] = value
+byte spoiled; /* the last epoch that somebody aborted, or left, or had a deadline pass in */
+#define SPOILED spoiled
+#endif
+
+#if LIVES > 1
+#define SPOILED spoiled[life]
+#endif
+#define SPOIL(epoch) SPOILED = (SPOILED < (epoch) -> (epoch) : SPOILED)
+#if RANKS == 2
+#define ALL(what, value) what[AT(0)] = value; what[AT(1)] = value
+#else
+#define ALL(what, value) what[AT(0)] = value; what[AT(1)] = value; what[AT(2)] = value
+#endif
+
+/* ---- lives ---- */
+#if LIVES > 1
+#define EMPTY 0
+#define JOINED 1
+#define WHOLE 2
+#define LEFT 3
+#define FAILED 4
+/* In each window, per rank, what it says of itself: state, life, and which process of the rank it is. */
+byte holder[RANKS * WINDOWS];
+byte holder_life[RANKS * WINDOWS], holder_process[RANKS * WINDOWS];
+byte told = 1;       /* the last life that an init was sent for */
+byte init_ended = 1; /* the inits up to here have ended, with a death */
+byte process[RANKS] = 1;
+bool gone[RANKS]; /* its process has made its last step */
+byte born[RANKS]; /* the first life that a process, which has not looked at anything yet, is asked for */
+byte trouble; /* somebody has died in this life, or was dead when it began */
+byte in_life[RANKS] = 1; /* whose words the rank writes */
+#define VALUE (MINE + 32 * life)
+#else
+#define VALUE MINE
+#endif
+
+/* With several lives a look at all ranks, or a ring, is one step: what is in between the other runs have. */
+#if LIVES > 1
+#define STEP atomic
+#else
+#define STEP
 #endif
 
 inline ring()
 {
+    STEP {
 #ifdef BELL_AFTER_WAKE
     d_step { ALL(sleeps, false); }
     d_step { ALL(bell_moved, true); }
@@ -82,36 +135,49 @@ inline ring()
     d_step { ALL(bell_moved, true); }
     d_step { ALL(sleeps, false); }
 #endif
+    }
 }
 
 /* Whoever gives up tells of it in a word that only grows: an abort that was held up does not take back a later one. */
 #ifdef NO_GROWING
-#define GIVE_UP(r, epoch) given_up[r] = epoch
+#define GIVE_UP(r, epoch) given_up[AT(r)] = epoch
 #else
-#define GIVE_UP(r, epoch) given_up[r] = (given_up[r] < (epoch) -> (epoch) : given_up[r])
+#define GIVE_UP(r, epoch) given_up[AT(r)] = (given_up[AT(r)] < (epoch) -> (epoch) : given_up[AT(r)])
 #endif
 
 #define FOR_GOOD 254
 #define MINE WORD(epoch, index)
-#define SLOT(q) slot[(q) * 2 + index % 2]
+#define SLOT(q) slot[AT(q) * 2 + index % 2]
 #ifdef NO_PARITY
 #undef SLOT
-#define SLOT(q) slot[(q) * 2]
+#define SLOT(q) slot[AT(q) * 2]
 #endif
 #ifdef NO_EPOCH_CHECK
-#define THERE(q) (arrived[q] >= MINE)
-#define GONE(q) (given_up[q] >= epoch)
+#define THERE(q) (arrived[AT(q)] >= MINE)
+#define GONE(q) (given_up[AT(q)] >= epoch)
 #else
-#define THERE(q) (arrived[q] >= MINE && EPOCH(arrived[q]) == epoch)
-#define GONE(q) (given_up[q] >= epoch || EPOCH(arrived[q]) > epoch)
+#define THERE(q) (arrived[AT(q)] >= MINE && EPOCH(arrived[AT(q)]) == epoch)
+#define GONE(q) (given_up[AT(q)] >= epoch || EPOCH(arrived[AT(q)]) > epoch)
 #endif
 
-#if CRASHES > 0
+#if LIVES > 1
+/* Its pidfd is that of the process which joined. */
+#define DIED(q) ((q) != r && (killed[q] || process[q] != met[q]))
+#define LEFT_IT(q) (holder[AT(q)] == LEFT || holder[AT(q)] == FAILED)
+#define IS_WHOLE(q) (holder[AT(q)] == WHOLE || holder[AT(q)] == LEFT)
+#if RANKS == 2
+#define SOME_WHOLE (IS_WHOLE(0) || IS_WHOLE(1))
+#else
+#define SOME_WHOLE (IS_WHOLE(0) || IS_WHOLE(1) || IS_WHOLE(2))
+#endif
+#elif CRASHES > 0
 #define DIED(q) killed[q]
+#define LEFT_IT(q) false
 #else
 #define DIED(q) false
+#define LEFT_IT(q) false
 #endif
-#define DIED_MISSING(q) (killed[q] && ((missing >> (q)) & 1))
+#define DIED_MISSING(q) (DIED(q) && ((missing >> (q)) & 1))
 #ifdef NO_DEAD_BEFORE_GONE
 #define ABORTED_FIRST true
 #else
@@ -119,33 +185,59 @@ inline ring()
 #endif
 
 #if RANKS == 2
-#define TOLD_DEAD (given_up[1 - r] == FOR_GOOD)
+#define TOLD_DEAD (given_up[AT(1 - r)] == FOR_GOOD)
 #else
-#define TOLD_DEAD (given_up[(r + 1) % RANKS] == FOR_GOOD || given_up[(r + 2) % RANKS] == FOR_GOOD)
+#define TOLD_DEAD (given_up[AT((r + 1) % RANKS)] == FOR_GOOD || given_up[AT((r + 2) % RANKS)] == FOR_GOOD)
 #endif
 
 /* What a slice would find; one that finds nothing is left out. */
-#define NEWS(q) (q != r && (THERE(q) -> ((missing >> (q)) & 1) : GONE(q) || DIED(q)))
+#define NEWS(q) (q != r && (THERE(q) -> ((missing >> (q)) & 1) : GONE(q) || DIED(q) || LEFT_IT(q)))
 #if RANKS == 2
 #define SLICE_HELPS (NEWS(0) || NEWS(1))
 #else
 #define SLICE_HELPS (NEWS(0) || NEWS(1) || NEWS(2))
 #endif
 
+#if LIVES > 1
+#define HAS_LEFT left
+#if RANKS == 2
+#define STILL_THERE(q) ((q) < 2 && ((missing >> (q)) & 1) && THERE((q) % 2))
+#else
+#define STILL_THERE(q) (((missing >> (q)) & 1) && THERE(q))
+#endif
+#else
+#define HAS_LEFT false
+#endif
+
 proctype rank(byte r)
 {
     byte epoch = 1, index = 0, q = 0, missing = 0;
-    bool due = false, gone = false, whole = true;
+    bool due = false, gave_up = false, whole = true;
+#if LIVES > 1
+    byte life = 1, window = 1 % WINDOWS, met[RANKS] = 1;
+    bool left = false, member = true;
+again:
+    {
+        if
+        :: atomic { member }
+        :: atomic { !member -> goto idle; }
+        fi;
+#else
     {
         skip;
+#endif
 begin:  if
+#if LIVES > 1
+        /* The request that comes next is an init. */
+        :: atomic { told > life -> goto idle; }
+#endif
         :: atomic { index == OPS -> goto next; }
-        :: atomic { index < OPS && given_up[r] >= epoch -> goto aborted; }
+        :: atomic { index < OPS && given_up[AT(r)] >= epoch -> goto aborted; }
         :: atomic {
-            index < OPS && given_up[r] < epoch ->
+            index < OPS && given_up[AT(r)] < epoch ->
             index++;
 #ifdef NO_VALUE_FIRST
-            arrived[r] = MINE;
+            arrived[AT(r)] = MINE;
 #endif
 #ifndef BARRIER
             SLOT(r) = TORN;
@@ -155,34 +247,36 @@ begin:  if
         :: atomic { aligns > 0 && epoch < EPOCHS && index < OPS -> aligns--; goto next; }
 #endif
         fi;
+        STEP {
 #ifndef BARRIER
-        SLOT(r) = MINE;
+        SLOT(r) = VALUE;
 #endif
         /* The bell is read before this rank is counted, and then, as before each other look, before the words are. */
 #ifdef BARRIER
-        atomic { arrived[r] = MINE; REACHED(r) = index; }
+        atomic { arrived[AT(r)] = MINE; REACHED(r) = index; }
 #else
-        arrived[r] = MINE;
+        arrived[AT(r)] = MINE;
 #endif
 #ifndef NO_BELL_FIRST
-        bell_moved[r] = false;
+        bell_moved[AT(r)] = false;
 #endif
+        }
         if
 #ifdef COUNT_OVERWRITES
-        :: atomic { counted_word != MINE -> counted_word = MINE; counted = 1; goto scan; }
+        :: atomic { counted_word[window] != MINE -> counted_word[window] = MINE; counted[window] = 1; goto scan; }
 #else
-        :: atomic { counted_word < MINE -> counted_word = MINE; counted = 1; goto scan; }
+        :: atomic { counted_word[window] < MINE -> counted_word[window] = MINE; counted[window] = 1; goto scan; }
         /* Somebody has seen all arrive, and is further. Who sleeps is woken by whoever can be counted no more. */
-        :: atomic { counted_word > MINE }
+        :: atomic { counted_word[window] > MINE }
 #ifndef NO_RING_BEHIND
             ring();
 #endif
 #endif
         :: atomic {
-            counted_word == MINE ->
-            counted++;
+            counted_word[window] == MINE ->
+            counted[window]++;
             if
-            :: counted >= RANKS
+            :: counted[window] >= RANKS
             :: else -> goto scan;
             fi
            }
@@ -191,9 +285,17 @@ begin:  if
         goto scan;
 look:
 #ifndef NO_BELL_FIRST
-        bell_moved[r] = false;
+        bell_moved[AT(r)] = false;
 #endif
-scan:   atomic { q = 0; missing = 0; gone = false; }
+scan:   atomic {
+            q = 0;
+            missing = 0;
+            gave_up = false;
+#if LIVES > 1
+            left = false;
+#endif
+        }
+        STEP {
         do
         :: d_step {
             q < RANKS ->
@@ -202,19 +304,30 @@ scan:   atomic { q = 0; missing = 0; gone = false; }
             :: else
             fi;
 #ifndef NO_GIVEN_UP
-            gone = gone || GONE(q);
+            gave_up = gave_up || GONE(q);
+#endif
+#if LIVES > 1
+            left = left || (q != r && LEFT_IT(q) && !THERE(q));
 #endif
             q++;
            }
         :: atomic { q == RANKS -> q = 0; break }
-        od;
+        od
+        }
         if
-        :: atomic { missing == 0 -> due = false; gone = false; }
+        :: atomic {
+            missing == 0 ->
+            due = false;
+            gave_up = false;
+#if LIVES > 1
+            left = false;
+#endif
+           }
         :: atomic { missing > 0 }
 #if CRASHES > 0
             /* Whoever believes that the epoch is over looks for the dead then: they may be why. */
             if
-            :: atomic { due || (gone && !ABORTED_FIRST) }
+            :: atomic { due || HAS_LEFT || (gave_up && !ABORTED_FIRST) }
                 do
                 :: atomic { q < RANKS && !DIED_MISSING(q) -> q++; }
                 :: atomic {
@@ -230,27 +343,35 @@ scan:   atomic { q = 0; missing = 0; gone = false; }
                    }
                 :: atomic { q == RANKS -> q = 0; break }
                 od
-            :: atomic { !due && !(gone && !ABORTED_FIRST) }
+            :: atomic { !due && !HAS_LEFT && !(gave_up && !ABORTED_FIRST) }
+            fi;
+#endif
+#if LIVES > 1
+            /* Who has left may have arrived before. */
+            if
+            :: atomic { left && (STILL_THERE(0) || STILL_THERE(1) || STILL_THERE(2)) -> goto look; }
+            :: atomic { left && !(STILL_THERE(0) || STILL_THERE(1) || STILL_THERE(2)) -> goto peer_dead; }
+            :: atomic { !left }
             fi;
 #endif
             if
-            :: atomic { gone && TOLD_DEAD -> goto peer_dead; }
-            :: atomic { gone && !TOLD_DEAD -> goto aborted; }
-            :: atomic { !gone -> due = false; }
+            :: atomic { gave_up && TOLD_DEAD -> goto peer_dead; }
+            :: atomic { gave_up && !TOLD_DEAD -> goto aborted; }
+            :: atomic { !gave_up -> due = false; }
             fi;
 #ifdef NO_BELL_FIRST
-            bell_moved[r] = false;
+            bell_moved[AT(r)] = false;
 #endif
             if
-            :: atomic { bell_moved[r] -> goto look; }
-            :: atomic { !bell_moved[r] -> sleeps[r] = true; }
+            :: atomic { bell_moved[AT(r)] -> goto look; }
+            :: atomic { !bell_moved[AT(r)] -> sleeps[AT(r)] = true; }
             fi;
             if
-            :: atomic { !sleeps[r] -> goto look; }
+            :: atomic { !sleeps[AT(r)] -> goto look; }
 #ifdef SLICE
-            :: atomic { SLICE_HELPS -> sleeps[r] = false; due = true; goto look; }
+            :: atomic { SLICE_HELPS -> sleeps[AT(r)] = false; due = true; goto look; }
 #endif
-            :: atomic { deadlines > 0 -> sleeps[r] = false; deadlines--; SPOIL(epoch); goto aborted; }
+            :: atomic { deadlines > 0 -> sleeps[AT(r)] = false; deadlines--; SPOIL(epoch); goto aborted; }
             fi
         fi;
 #ifdef BARRIER
@@ -264,19 +385,21 @@ scan:   atomic { q = 0; missing = 0; gone = false; }
         }
 #else
         /* Everybody has arrived. The values are copied, each in two steps ... */
+        STEP {
         do
-        :: atomic { q < RANKS && q != r -> whole = whole && SLOT(q) == MINE; }
-            atomic { whole = whole && SLOT(q) == MINE; q++; }
+        :: atomic { q < RANKS && q != r -> whole = whole && SLOT(q) == VALUE; }
+            atomic { whole = whole && SLOT(q) == VALUE; q++; }
         :: atomic { q == r -> q++; }
         :: atomic { q == RANKS -> q = 0; break }
-        od;
+        od
+        }
         /* ... and are those of this operation if nobody has begun another epoch. */
 #ifndef NO_RECHECK
         do
         :: atomic {
             q < RANKS ->
             if
-            :: EPOCH(arrived[q]) > epoch -> goto aborted;
+            :: EPOCH(arrived[AT(q)]) > epoch -> goto aborted;
             :: else -> q++;
             fi
            }
@@ -291,17 +414,17 @@ peer_dead:
 #ifdef NO_DEAD_FOR_GOOD
         atomic { GIVE_UP(r, epoch); }
 #else
-        atomic { given_up[r] = FOR_GOOD; }
+        atomic { given_up[AT(r)] = FOR_GOOD; }
 #endif
         ring();
         goto ends;
 aborted:
         atomic {
             /* Nobody else's death or lateness is told as an abort. */
-            assert(spoiled >= epoch);
+            assert(SPOILED >= epoch);
             GIVE_UP(r, epoch);
             due = false;
-            gone = false;
+            gave_up = false;
             missing = 0;
             whole = true;
             q = 0;
@@ -315,29 +438,218 @@ next:   if
             index = 0;
             present[r] = epoch;
 #ifndef NO_ALIGN_STORE
-            arrived[r] = MINE; /* before any slot of this rank is written again */
+            arrived[AT(r)] = MINE; /* before any slot of this rank is written again */
 #endif
            }
             ring();
             goto begin;
         :: atomic { epoch == EPOCHS }
         fi;
-ends:   atomic { epoch = 0; index = 0; q = 0; missing = 0; due = false; gone = false; whole = true; }
+ends:   atomic { epoch = 0; index = 0; q = 0; missing = 0; due = false; gave_up = false; whole = true; }
+#if LIVES > 1
+        left = false;
+        /* engine_init */
+idle:
+end_idle:
+        atomic { told > life -> epoch = 0; index = 0; q = 0; missing = 0; }
+#ifndef NO_LEAVE
+        if
+        :: atomic { member -> member = false; holder[AT(r)] = LEFT; }
+            ring();
+        :: atomic { !member }
+        fi;
+#endif
+        atomic {
+            life++; /* each init is a request, served in order */
+            window = life % WINDOWS;
+            in_life[r] = life;
+            met[0] = 0;
+            met[1] = 0;
+#if RANKS > 2
+            met[2] = 0;
+#endif
+        }
+        /* cox_group_join */
+        atomic {
+            if
+            :: holder[AT(r)] == EMPTY ->
+                holder[AT(r)] = JOINED;
+                holder_life[AT(r)] = life;
+                holder_process[AT(r)] = process[r];
+            :: else -> goto failed;
+            fi
+        }
+        ring();
+meet:   atomic {
+        bell_moved[AT(r)] = false;
+        do
+        :: atomic {
+            q < RANKS ->
+            if
+            :: q == r
+            :: q != r && holder[AT(q)] == EMPTY -> missing = 1;
+            :: q != r && holder[AT(q)] == FAILED -> goto failed;
+            :: else ->
+                assert(holder_life[AT(q)] == life);
+                if
+                :: met[q] == 0 ->
+                    met[q] = holder_process[AT(q)];
+                    if
+                    :: DIED(q) && !SOME_WHOLE -> goto failed;
+                    :: else
+                    fi
+                :: else
+                fi
+            fi;
+            q++;
+           }
+        :: atomic { q == RANKS -> q = 0; break }
+        od
+        }
+        if
+        :: atomic { missing > 0 && bell_moved[AT(r)] -> missing = 0; goto meet; }
+        :: atomic { missing > 0 && !bell_moved[AT(r)] -> sleeps[AT(r)] = true; missing = 0; }
+            if
+            :: atomic { !sleeps[AT(r)] -> goto meet; }
+            /* meeting_due, in a slice: deaths, and whether the init has ended without this rank. */
+            :: atomic { met[0] > 0 && DIED(0) && !SOME_WHOLE -> sleeps[AT(r)] = false; goto failed; }
+            :: atomic { met[1] > 0 && DIED(1) && !SOME_WHOLE -> sleeps[AT(r)] = false; goto failed; }
+#if RANKS > 2
+            :: atomic { met[2] > 0 && DIED(2) && !SOME_WHOLE -> sleeps[AT(r)] = false; goto failed; }
+#endif
+#ifndef NO_INIT_ABORTED
+            :: atomic { init_ended >= life -> sleeps[AT(r)] = false; goto failed; }
+#endif
+            fi
+        :: atomic { missing == 0 }
+        fi;
+        /* Everybody is in this life, or was. */
+        assert(in_life[0] >= life && in_life[1] >= life && (RANKS == 2 || in_life[RANKS - 1] >= life));
+        atomic { holder[AT(r)] = WHOLE; member = true; }
+        ring();
+        atomic { epoch = 1; index = 0; present[r] = 1; arrived[AT(r)] = WORD(1, 0); }
+        ring();
+        goto begin;
+failed: atomic {
+            assert(trouble >= life); /* nobody fails to join unless somebody has died since the init was sent */
+            q = 0;
+            missing = 0;
+            holder[AT(r)] = FAILED;
+        }
+        ring();
+        goto idle;
+#endif
     } unless {
         atomic {
             killed[r] ->
+#if LIVES > 1
+            gone[r] = true;
+            life = 0;
+            member = false;
+            left = false;
+            met[0] = 0;
+            met[1] = 0;
+#if RANKS > 2
+            met[2] = 0;
+#endif
+#endif
             epoch = 0;
             index = 0;
             q = 0;
             missing = 0;
             due = false;
-            gone = false;
+            gave_up = false;
             whole = true;
-            sleeps[r] = false;
+            sleeps[AT(r)] = false;
+#if LIVES > 1
+            window = 0;
+#endif
         }
     }
+#if LIVES > 1
+end_dead:
+    atomic { born[r] > 0 -> life = born[r] - 1; born[r] = 0; goto again; }
+#endif
 }
 
+#if LIVES > 1
+#if RANKS == 2
+#define SOMEBODY_DIED (gone[0] || gone[1])
+#define ANY_KILLED (killed[0] || killed[1])
+#define ALL_WHOLE (holder[AT(0)] == WHOLE && holder[AT(1)] == WHOLE)
+#else
+#define SOMEBODY_DIED (gone[0] || gone[1] || gone[2])
+#define ANY_KILLED (killed[0] || killed[1] || killed[2])
+#define ALL_WHOLE (holder[AT(0)] == WHOLE && holder[AT(1)] == WHOLE && holder[AT(2)] == WHOLE)
+#endif
+
+#define SLOTS_ZERO(q) slot[2 * AT(q)] = 0; slot[2 * AT(q) + 1] = 0
+#if RANKS == 2
+#define PUNCH_SLOTS SLOTS_ZERO(0); SLOTS_ZERO(1)
+#else
+#define PUNCH_SLOTS SLOTS_ZERO(0); SLOTS_ZERO(1); SLOTS_ZERO(2)
+#endif
+#define PUNCH                                                                                      \
+    ALL(arrived, 0);                                                                               \
+    ALL(given_up, 0);                                                                              \
+    ALL(holder, EMPTY);                                                                            \
+    ALL(holder_life, 0);                                                                           \
+    ALL(holder_process, 0);                                                                        \
+    ALL(bell_moved, true);                                                                         \
+    PUNCH_SLOTS;                                                                                   \
+    counted_word[window] = 0;                                                                      \
+    counted[window] = 0
+
+/* Restarts whoever died, then sends the init again, to all. */
+proctype coordinator()
+{
+    byte window = 1 % WINDOWS, q = 0, kept = 1;
+end_watch:
+    do
+    /* Every rank has answered the init: cox_windows_keep. */
+    :: d_step {
+        kept < told && ALL_WHOLE ->
+        kept = told;
+        q = 1;
+        do
+        :: q < WINDOWS -> window = (told + q) % WINDOWS; PUNCH; q++;
+        :: else -> q = 0; break
+        od;
+        window = told % WINDOWS;
+       }
+    :: atomic { SOMEBODY_DIED -> init_ended = told; } /* an init ends with the first death */
+        if
+        :: atomic { told < LIVES }
+            /* cox_executor_restart */
+            d_step {
+                do
+                :: q < RANKS ->
+                    if
+                    :: gone[q] -> gone[q] = false; killed[q] = false; process[q]++; born[q] = told + 1;
+                    :: else
+                    fi;
+                    q++;
+                :: else -> q = 0; break
+                od
+            }
+            d_step {
+                window = (told + 1) % WINDOWS;
+#ifndef NO_HOLE
+                PUNCH;
+#endif
+#ifdef KEEP_EARLY
+                window = told % WINDOWS;
+                PUNCH;
+#endif
+            }
+            atomic { told++; window = told % WINDOWS; trouble = (ANY_KILLED -> told : trouble); }
+        :: atomic { told == LIVES -> break }
+        fi
+    od
+}
+#endif
+
+#if LIVES == 1
 /* cox_group_abort in rank 0. */
 proctype aborter()
 {
@@ -353,21 +665,29 @@ proctype aborter()
         atomic { killed[0] -> epoch = 0; }
     }
 }
+#endif
+
+#if LIVES > 1
+#define KILL(r) killed[r] = true; trouble = told
+#else
+#define KILL(r) killed[r] = true
+#endif
 
 proctype killer()
 {
 end_idle:
     do
 #ifndef CRASH_LAST
-    :: atomic { crashes > 0 -> crashes--; killed[0] = true; }
-    :: atomic { crashes > 0 -> crashes--; killed[1] = true; }
+    :: atomic { crashes > 0 -> crashes--; KILL(0); }
+    :: atomic { crashes > 0 -> crashes--; KILL(1); }
 #endif
-#if RANKS > 2
-    :: atomic { crashes > 0 -> crashes--; killed[2] = true; }
+#if RANKS > 2 || defined(CRASH_LAST)
+    :: atomic { crashes > 0 -> crashes--; KILL(RANKS - 1); }
 #endif
     od
 }
 
+#if LIVES == 1
 proctype meddler()
 {
     byte epoch = 0, index = 0, r = 0;
@@ -379,8 +699,8 @@ end_idle:
         select(epoch : 0 .. EPOCHS + 1);
         select(index : 0 .. OPS);
         select(r : 0 .. RANKS);
-        counted_word = WORD(epoch, index);
-        counted = r;
+        counted_word[0] = WORD(epoch, index);
+        counted[0] = r;
         epoch = 0;
         index = 0;
         r = 0;
@@ -389,9 +709,18 @@ end_idle:
     :: atomic { meddles > 0 -> meddles--; select(r : 0 .. RANKS - 1); sleeps[r] = false; r = 0; }
     od
 }
+#endif
 
 init {
     atomic {
+#if LIVES > 1
+        byte window = 1 % WINDOWS;
+        ALL(arrived, WORD(1, 0));
+        ALL(holder, WHOLE);
+        ALL(holder_life, 1);
+        ALL(holder_process, 1);
+        run coordinator();
+#endif
         run rank(0);
         run rank(1);
 #if RANKS > 2
