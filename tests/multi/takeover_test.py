@@ -267,7 +267,7 @@ def file_of(prompts):
 def test_a24_clients_are_told_what_they_have_is_right_and_they_come_again(name, more):
     if "--no-init" in more.get("workers", ()):
         return  # takes no prompts
-    prompts = sums() * 40
+    prompts = sums() * 2
     with file_of(prompts) as file:
         group = Group(name, **more).ready()
         own = generate_on(name, "--file", file.name)
