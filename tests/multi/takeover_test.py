@@ -263,6 +263,19 @@ def file_of(prompts):
     return file
 
 
+right_lines = []
+
+
+def undisturbed(prompts, path):
+    """What is printed when nobody is killed; it is the same whoever prints it."""
+    if not right_lines:
+        process = finish(command("generate", "--model", MODEL, "--file", path), 0)
+        right_lines.extend(process.out.splitlines())
+        close(process)
+        check(len(right_lines) == len(prompts), "the undisturbed run is not complete")
+    return right_lines
+
+
 @for_each_kind
 def test_a24_clients_are_told_what_they_have_is_right_and_they_come_again(name, more):
     if "--no-init" in more.get("workers", ()):
@@ -270,9 +283,7 @@ def test_a24_clients_are_told_what_they_have_is_right_and_they_come_again(name, 
     prompts = sums() * 2
     with file_of(prompts) as file:
         group = Group(name, **more).ready()
-        own = generate_on(name, "--file", file.name)
-        right = own.out.splitlines()
-        check(len(right) == len(prompts), "the undisturbed run is not complete")
+        right = undisturbed(prompts, file.name)
         clients = [command("generate", "--join", "--name", name, "--file", file.name, *how)
                    for how in ([], ["--json"], ["--quiet"])]
         wait_until(lambda: all("\n" in client.out for client in clients), "first lines")
@@ -296,9 +307,10 @@ def test_a24_clients_are_told_what_they_have_is_right_and_they_come_again(name, 
             check(int(told[1]) >= len(lines), "%s answered, %d lines" % (told[1], len(lines)))
         old.left()
         group.ready()
-        again = generate_on(name, "--file", file.name)
-        check(again.out == own.out, "another text from the next coordinator")
-        close(own, again, *clients)
+        with file_of(prompts[:200]) as less:
+            again = generate_on(name, "--file", less.name)
+        check(again.out.splitlines() == right[:200], "another text from the next coordinator")
+        close(again, *clients)
         group.stop()
 
 
