@@ -96,6 +96,7 @@ static const struct option long_options[] = {
     {"tokens", no_argument, NULL, OPTION_TOKENS},
     {"json", no_argument, NULL, OPTION_JSON},
     {"quiet", no_argument, NULL, OPTION_QUIET},
+    {"join", no_argument, NULL, OPTION_JOIN},
     {"one-at-a-time", no_argument, NULL, OPTION_ONE},
     {"nested", no_argument, NULL, OPTION_NESTED},
     {"sequences", required_argument, NULL, OPTION_SEQUENCES},
