@@ -15,6 +15,7 @@
  * A pidfd is readable a little before the thread that waits for it runs: of that thread's stamp and that of
  * the executor's own hook the earlier one counts. */
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -287,7 +288,7 @@ static int group_init(struct group *group, uint32_t rank_count, bool sealed, str
     /* No pause between two deaths of a rank, of which there are many here. */
     const struct cox_recovery_options policy = {
         .on_death = COX_ON_DEATH_RESTART,
-        .restart_max = UINT32_MAX,
+        .restart_max = 1000,
         .window_ms = 1,
         .backoff_min_ms = 1,
         .backoff_max_ms = 1,

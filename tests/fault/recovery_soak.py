@@ -166,7 +166,7 @@ def clients_look(more):
 class Group:
     def __init__(self):
         self.process = command("run", "-n", str(options.ranks), "--name", NAME, "--model", MODEL, "--attach", options.attach,
-                               "--on-death", "restart", "--restart-max", "1000000", "--restart-window", "1")
+                               "--on-death", "restart", "--restart-max", "1000", "--restart-window", "1")
         self.process.begun = float("inf")  # it has no deadline
         while self.process.out.count("\n") < 2 + options.ranks:
             remains.reap()
