@@ -86,7 +86,6 @@ static void help(FILE *file)
 static const struct option long_options[] = {
     COX_GROUP_CHOICE_LONG_OPTIONS,
     COX_RECOVERY_LONG_OPTIONS,
-    {"join", no_argument, NULL, OPTION_JOIN},
     {"max-tokens", required_argument, NULL, OPTION_MAX_TOKENS},
     {"temperature", required_argument, NULL, OPTION_TEMPERATURE},
     {"top-k", required_argument, NULL, OPTION_TOP_K},
