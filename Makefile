@@ -2,7 +2,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: all demo test gcc clang asan tsan fuzz bench bench-ranks bench-deaths format-check format install clean
+.PHONY: all demo test gcc clang asan tsan fuzz bench bench-ranks bench-deaths bench-replace format-check format install clean
 
 all:
 	@sh tools/compile release
@@ -27,6 +27,10 @@ bench-ranks:
 bench-deaths:
 	@sh tools/compile bench coxswain-deaths
 	build/bench/bin/coxswain-deaths
+
+bench-replace:
+	@sh tools/compile bench coxswain-replace
+	build/bench/bin/coxswain-replace
 
 format-check:
 	@sh tools/packages format

@@ -14,7 +14,7 @@
 
 #define SHM_FOLDER "/dev/shm"
 /* Once a millisecond. */
-#define SWEEP_ATTEMPTS 500
+#define SWEEP_ATTEMPTS 2000
 
 /* Of the region, or of the memory that has it in front. */
 static uint64_t control_size(const struct cox_geometry *geometry)
@@ -163,6 +163,10 @@ static int control_locked(const char *name, const struct cox_control *old, int e
                         "another process, or a child of the dead one still holds its lock",
                         header->coordinator_pid, name);
     cox_peer_close(&coordinator);
+    if (cox_peer_exiting((pid_t)header->coordinator_pid))
+        return cox_fail(err, COX_BUSY,
+                        "process %" PRIu32 ", which has the name '%s', is just ending",
+                        header->coordinator_pid, name);
     return cox_fail(err, COX_TAKEN,
                     "the name '%s' is taken by a live group of process %" PRIu32
                     ": stop that one or choose another name",
@@ -343,7 +347,8 @@ int cox_control_create(struct cox_control *control, const char *name,
         struct cox_error why = {0};
         r = cox_control_sweep(name, &swept, &why);
         if (r == COX_BUSY && attempt < SWEEP_ATTEMPTS) {
-            /* Another starter sweeps at this moment: either it takes the name, or we do. */
+            /* Another starter sweeps at this moment: either it takes the name, or we do. Or who has
+             * the name was killed a moment ago. */
             nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
             r = 0;
         } else if (r) {

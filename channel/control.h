@@ -50,7 +50,7 @@ int cox_control_create(struct cox_control *control, const char *name,
 /* Removes what a dead group left under this name, after winning the lock of its control region: a
  * live group is never touched, and of two sweepers one wins. *ret_count: names removed; 0: there
  * was nothing. What belongs to another user stays. Returns 0; COX_TAKEN: the group lives, err says in which process; COX_BUSY: it is
- * dead, but another process holds its lock, most likely to do the same; COX_DENIED: something else
+ * dead, but another process holds its lock, most likely to do the same, or its process is just ending; COX_DENIED: something else
  * has the name; -errno. */
 int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err);
 /* Attaches and verifies size, magic, version and geometry before any offset is trusted. Returns 0;

@@ -17,6 +17,7 @@
 #include "fault.h"
 #include "folder.h"
 #include "geometry.h"
+#include "peer.h"
 #include "socket.h"
 #include "thread.h"
 #include "visitor.h"
@@ -26,6 +27,8 @@
 #define BACKLOG 4096 /* the kernel takes net.core.somaxconn if that is less */
 /* How long another start or sweep may hold the folder's lock. */
 #define OPEN_LOCK_MS 10000
+/* A process that was killed is gone in this time, unless the kernel holds it. */
+#define ENDING_MS 2000
 #define CLOSE_LOCK_MS 1000
 /* Connections accepted before those that are there are looked at again. */
 #define ACCEPT_COUNT_MAX 64
@@ -277,6 +280,9 @@ static int door_check_name(const struct cox_door *door, const char *name, struct
     int r = cox_folder_probe(door->folder_fd, door->file, &pid);
     if (r == COX_NOT_FOUND)
         return 0;
+    if (r == 0 && pid && cox_peer_exiting(pid))
+        return cox_fail(err, COX_BUSY, "process %d, which has the name '%s', is just ending",
+                        (int)pid, name);
     if (r == 0)
         return cox_fail(err, COX_TAKEN,
                         "the name '%s' is taken: process %d listens at %s; stop that one or choose "
@@ -337,7 +343,7 @@ static void door_unname(struct cox_door *door)
     door->named = false;
 }
 
-static int door_listen(struct cox_door *door, const char *name, struct cox_error *err)
+static int door_listen_once(struct cox_door *door, const char *name, struct cox_error *err)
 {
     uint32_t swept = 0;
     int r = cox_folder_lock(door->folder_fd, cox_deadline_after_ms(OPEN_LOCK_MS), err);
@@ -355,6 +361,16 @@ static int door_listen(struct cox_door *door, const char *name, struct cox_error
     if (swept)
         cox_log_write(&door->reception.log, 6,
                       "door: %" PRIu32 " sockets of dead coordinators are removed", swept);
+    return r;
+}
+
+static int door_listen(struct cox_door *door, const char *name, struct cox_error *err)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(ENDING_MS);
+    int r;
+    /* Who has the name was killed a moment ago: it ends, and then the name is free. */
+    while ((r = door_listen_once(door, name, err)) == COX_BUSY && cox_now_ns() < deadline_ns)
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     return r;
 }
 

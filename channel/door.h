@@ -154,7 +154,7 @@ struct cox_door;
  * COX_TAKEN: a live coordinator listens under this name, err has its pid; COX_DENIED: the folder has
  * another owner, lets others in or is none, or something else has the socket's name, err says what to
  * do; COX_NOT_FOUND: where the folder is to be made there is nothing; COX_BUSY: another start holds
- * the folder's lock for too long; COX_INVALID, COX_TOO_LARGE: name, path; -errno. Nothing is left
+ * the folder's lock for too long, or who has the name was killed and does not end; COX_INVALID, COX_TOO_LARGE: name, path; -errno. Nothing is left
  * unless 0, but for the folder. */
 int cox_door_open(const struct cox_door_options *options, const struct cox_door_hooks *hooks,
                   struct cox_door **ret_door, struct cox_error *err);

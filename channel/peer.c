@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -11,12 +12,10 @@
 /* PF_EXITING of include/linux/sched.h. */
 #define PROCESS_EXITING 0x4u
 
-/* Reads /proc/<pid>/stat; *ret_field points into text at the parenthesis that ends the second
- * field. */
-static int peer_read_stat(pid_t pid, char *text, size_t text_size, const char **ret_field)
+static int peer_read(pid_t pid, const char *file, char *text, size_t text_size)
 {
     char path[64];
-    snprintf(path, sizeof path, "/proc/%jd/stat", (intmax_t)pid);
+    snprintf(path, sizeof path, "/proc/%jd/%s", (intmax_t)pid, file);
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return errno == ENOENT || errno == ESRCH ? COX_PEER_DEAD : -errno;
@@ -27,6 +26,16 @@ static int peer_read_stat(pid_t pid, char *text, size_t text_size, const char **
     if (length < 0)
         return errno == ESRCH ? COX_PEER_DEAD : -errno;
     text[length] = '\0';
+    return 0;
+}
+
+/* Reads /proc/<pid>/stat; *ret_field points into text at the parenthesis that ends the second
+ * field. */
+static int peer_read_stat(pid_t pid, char *text, size_t text_size, const char **ret_field)
+{
+    int r = peer_read(pid, "stat", text, text_size);
+    if (r)
+        return r;
     /* The second field is the program's name in parentheses and may hold anything, parentheses too.
      */
     *ret_field = strrchr(text, ')');
@@ -114,6 +123,18 @@ bool cox_peer_stopped(pid_t pid)
     return field[2] == 'T' || field[2] == 't';
 }
 
+/* Killed, and did not run since: the kernel keeps the signal among those of the whole process until the
+ * end. */
+static bool peer_is_killed(pid_t pid)
+{
+    char text[8192];
+    unsigned long long pending;
+    if (peer_read(pid, "status", text, sizeof text))
+        return false;
+    const char *line = strstr(text, "\nShdPnd:");
+    return line && sscanf(line, "\nShdPnd: %llx", &pending) == 1 && (pending >> (SIGKILL - 1) & 1);
+}
+
 bool cox_peer_exiting(pid_t pid)
 {
     char text[1024];
@@ -127,7 +148,8 @@ bool cox_peer_exiting(pid_t pid)
     for (int number = 2; field && number < 9; number++)
         field = strchr(field + 1, ' ');
     return state == 'Z' || state == 'X' ||
-           (field && sscanf(field, " %u", &flags) == 1 && (flags & PROCESS_EXITING));
+           (field && sscanf(field, " %u", &flags) == 1 && (flags & PROCESS_EXITING)) ||
+           peer_is_killed(pid);
 }
 
 bool cox_peer_descends(pid_t pid, pid_t ancestor)

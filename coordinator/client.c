@@ -177,7 +177,7 @@ static int reply_await(struct cox_client *client, uint64_t deadline_ns, control_
         if (!r)
             r = cox_client_next(client, ret_reply, err);
         if (r == COX_CLOSED)
-            return cox_fail(err, r, "the group has ended");
+            return cox_fail(err, r, "the group has ended, its coordinator is gone");
         if (r != COX_EMPTY)
             return r < 0 ? cox_fail(err, r, "the connection to the group: %s", cox_status_text(r))
                          : r;
@@ -194,7 +194,7 @@ static int reply_await(struct cox_client *client, uint64_t deadline_ns, control_
         if (count > 0 && (fd.revents & ~POLLOUT))
             r = cox_stream_fill(&client->stream);
         if (r == COX_CLOSED)
-            return cox_fail(err, r, "the group has ended");
+            return cox_fail(err, r, "the group has ended, its coordinator is gone");
         if (r != COX_EMPTY && r)
             return cox_fail(err, r, "the connection to the group: %s", cox_status_text(r));
     }

@@ -28,6 +28,7 @@ enum {
     OPTION_ONE,
     OPTION_NESTED,
     OPTION_SEQUENCES,
+    OPTION_JOIN,
     OPTION_STEP_TOKENS,
 };
 
@@ -38,6 +39,7 @@ struct generate {
     bool tokens;
     bool json;
     bool quiet;
+    bool join;
     struct cox_prompts prompts;
     struct cox_tokenizer *tokenizer;
     char *model; /* that a running group told */
@@ -59,6 +61,9 @@ static void help(FILE *file)
         "together\n"
         "with those of others; its model is used, and what would start another one is refused.\n"
         "\n"
+        "      --join                only on the running group of that --name: when there is "
+        "none,\n"
+        "                            none is started, and the exit status is 2\n"
         "      --file FILE           prompts are the lines of FILE; - is standard input\n"
         "      --max-tokens N        generate so many tokens at most (default 256, or what fits)\n"
         "      --temperature T       0, the default, always takes the likeliest token\n"
@@ -90,6 +95,7 @@ static const struct option long_options[] = {
     {"tokens", no_argument, NULL, OPTION_TOKENS},
     {"json", no_argument, NULL, OPTION_JSON},
     {"quiet", no_argument, NULL, OPTION_QUIET},
+    {"join", no_argument, NULL, OPTION_JOIN},
     {"one-at-a-time", no_argument, NULL, OPTION_ONE},
     {"nested", no_argument, NULL, OPTION_NESTED},
     {"sequences", required_argument, NULL, OPTION_SEQUENCES},
@@ -165,6 +171,9 @@ static int take_option(struct generate *g, int option, char **argv, struct cox_e
         return 0;
     case OPTION_QUIET:
         g->quiet = true;
+        return 0;
+    case OPTION_JOIN:
+        g->join = true;
         return 0;
     default:
         return cox_group_choice_take(&g->group, option, optarg, argv, err);
@@ -493,7 +502,7 @@ static int generate(struct generate *g)
     if (!g->group.name)
         return generate_own(g);
     int r = cox_client_open(&client, g->group.name, cox_deadline_after_ms(CONNECT_MS), &error);
-    if (r == COX_NOT_FOUND)
+    if (r == COX_NOT_FOUND && !g->join)
         return generate_own(g);
     return r ? cox_exit_with(&error) : generate_remote(g, &client);
 }
@@ -512,6 +521,8 @@ int cox_command_generate(int argc, char **argv)
         }
         r = take_option(&g, option, argv, &error);
     }
+    if (!r && g.join && !g.group.name)
+        r = cox_fail(&error, COX_INVALID, "--join needs the --name of a running group");
     if (!r)
         r = take_prompts(&g, argc - optind, argv + optind, &error);
     int exit_status;

@@ -18,6 +18,9 @@
 
 /* How long somebody sleeps who is owed something, at most. */
 #define COX_GROUP_SLICE_NS (50 * COX_NSEC_PER_MSEC)
+/* Who waits for others in a round looks this often whether they live and whether the round is given up: nobody
+ * wakes it for that, and how soon a group goes on after a death depends on it. */
+#define COX_GROUP_LOOK_NS (4 * COX_NSEC_PER_MSEC)
 
 enum cox_group_operation {
     COX_GROUP_BARRIER = 1,

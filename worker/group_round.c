@@ -453,7 +453,7 @@ static int fail_timeout(const struct cox_group *group, const struct cox_rank_set
 
 static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_error *err)
 {
-    uint64_t word = own_word(group), look_ns = 0;
+    uint64_t word = own_word(group), look_ns = 0, say_ns = 0;
     struct cox_rank_set missing;
     bool counted = group->count == 1;
     for (;;) {
@@ -470,8 +470,10 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
         if (!round_missing(group, &missing))
             return 0;
         uint64_t now = cox_now_ns();
-        if (look_ns == 0)
-            look_ns = now + COX_GROUP_SLICE_NS;
+        if (look_ns == 0) {
+            look_ns = now + COX_GROUP_LOOK_NS;
+            say_ns = now + COX_GROUP_SLICE_NS;
+        }
         bool late = now >= deadline_ns, due = late || now >= look_ns;
         struct cox_error why = {0};
         int r = cox_group_trouble(group, &missing, due, &why);
@@ -484,8 +486,10 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             return cox_fail(err, r, "%s", why.text);
         if (late)
             return fail_timeout(group, &missing, err);
-        if (due) {
-            look_ns = now + COX_GROUP_SLICE_NS;
+        if (due)
+            look_ns = now + COX_GROUP_LOOK_NS;
+        if (now >= say_ns) {
+            say_ns = now + COX_GROUP_SLICE_NS;
             cox_group_say_again(group);
         }
         r = cox_group_sleep(door, seen, cox_deadline_min(look_ns, deadline_ns));

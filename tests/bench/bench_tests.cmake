@@ -6,4 +6,6 @@ if(COX_BUILD_BENCH)
         COMMAND $<TARGET_FILE:coxswain-ranks> --ranks 2,4 --rounds 20 --slices 1)
     cox_command_test(NAME bench/deaths_smoke LABEL bench TIMEOUT 60 PROCESSORS 2
         COMMAND $<TARGET_FILE:coxswain-deaths> --kills 8 --coordinators 2 --sizes 0,4)
+    cox_command_test(NAME bench/replace_smoke LABEL bench TIMEOUT 60 PROCESSORS 2
+        COMMAND $<TARGET_FILE:coxswain-replace> --ranks 1,2 --runs 3 --json replace_smoke.json)
 endif()

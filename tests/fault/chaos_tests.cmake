@@ -12,3 +12,11 @@ cox_command_test(NAME fault/generate_chaos LABEL fault TIMEOUT 300 PROCESSORS 2
 cox_command_test(NAME fault/generate_chaos_sealed LABEL fault TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/generate_chaos.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR} --minutes 0.2 --attach sealed)
+# A kept group under deaths, stops and recovery commands; for half an hour: recovery_soak.py BIN_DIR SOURCE_DIR
+# --seconds 1800.
+cox_command_test(NAME fault/recovery_soak LABEL fault TIMEOUT 300 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/recovery_soak.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR} --seconds 20 --pause 0,0.4)
+cox_command_test(NAME fault/recovery_soak_sealed LABEL fault TIMEOUT 300 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/recovery_soak.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR} --seconds 20 --pause 0,0.4 --attach sealed)

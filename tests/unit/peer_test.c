@@ -127,6 +127,23 @@ static void a_child_lives_until_it_is_killed(void **state)
     cox_peer_close(&peer);
 }
 
+/* From the kill on, whether or not it ran since, and no moment before. */
+static void a23_who_was_killed_is_ending(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 50; i++) {
+        pid_t pid = sleeper(NULL);
+        assert_false(cox_peer_exiting(pid));
+        assert_int_equal(kill(pid, SIGTERM), 0); /* stopped: it stays where it is */
+        assert_false(cox_peer_exiting(pid));
+        assert_int_equal(kill(pid, SIGKILL), 0);
+        for (int k = 0; k < 20; k++)
+            assert_true(cox_peer_exiting(pid));
+        child_status(pid);
+        assert_true(cox_peer_exiting(pid));
+    }
+}
+
 static void b25_another_start_time_is_another_process(void **state)
 {
     struct cox_peer peer = COX_PEER_NONE;
@@ -282,6 +299,7 @@ int main(void)
         LEAK_TEST(the_start_time_is_when_it_started),
         LEAK_TEST(threads_are_counted),
         LEAK_TEST(a_child_lives_until_it_is_killed),
+        LEAK_TEST(a23_who_was_killed_is_ending),
         LEAK_TEST(b25_another_start_time_is_another_process),
         LEAK_TEST(b25_a_reused_pid_is_not_the_old_process),
         LEAK_TEST(any_program_name_is_read_past),

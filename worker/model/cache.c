@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define BLOCK_SIZE_MAX 4096u
 #define BLOCK_COUNT_MAX (1u << 24)
@@ -58,22 +59,30 @@ static int check_geometry(const struct cox_cache_geometry *geometry, struct cox_
     return r;
 }
 
+/* Pages of its own: a cache that is made again (reinit) gives the old one's back at once, which malloc, once
+ * it has seen one freed, does not. They are zero, and there from now on. */
 static int allocate(uint64_t block_size, uint32_t count, const char *name, float **ret_blocks,
                     struct cox_error *err)
 {
     uint64_t size;
-    void *blocks = NULL;
+    void *blocks = MAP_FAILED;
 
     if (!__builtin_mul_overflow(block_size, (uint64_t)count, &size) && size <= SIZE_MAX / 2)
-        blocks = aligned_alloc(COX_CACHE_ALIGNMENT, (size_t)size);
-    if (!blocks)
+        blocks = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (blocks == MAP_FAILED)
         return cox_fail(
             err, COX_NO_SPACE,
             "KV cache: no memory for %u %s blocks of %llu bytes; use fewer or smaller ones", count,
             name, (unsigned long long)block_size);
-    memset(blocks, 0, (size_t)size);
     *ret_blocks = blocks;
     return 0;
+}
+
+static void release(const struct cox_cache *cache, float *blocks, uint32_t count)
+{
+    if (blocks)
+        munmap(blocks, (size_t)cox_cache_block_size(&cache->geometry) * count);
 }
 
 int cox_cache_new(const struct cox_cache_geometry *geometry, void *memory,
@@ -112,8 +121,8 @@ struct cox_cache *cox_cache_free(struct cox_cache *cache)
 {
     if (!cache)
         return NULL;
-    free(cache->own_blocks);
-    free(cache->host_blocks);
+    release(cache, cache->own_blocks, cache->geometry.block_count);
+    release(cache, cache->host_blocks, cache->geometry.swap_block_count);
     free(cache);
     return NULL;
 }

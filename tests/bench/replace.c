@@ -1,0 +1,636 @@
+/* coxswain-replace: what the channel costs when one dead rank is replaced. Prints, judges nothing. This program
+ * is worker, too.
+ *
+ * A group of N ranks is in a step: every rank waits in the rank group for one, which is killed. The group is
+ * recovered by its policy (recovery.h), as `coxswain run --on-death restart` does, and the step is run
+ * again.
+ *
+ * In the figure ("channel"): from the victim's pidfd readable to the entry of the handler of the first step
+ * that succeeded, that is: noticing the death and ending the step on the other ranks, the recovery thread, new
+ * bells, lines and generation (named and sealed), the new process's options and attaching, the init that
+ * is said again to all ranks, the rank group formed anew in memory of its own, the step.
+ * Not in it: fork and exec, from the call of clone to the entry of the worker's main (printed beside it);
+ * loading a model, since there is none: an init of this worker forms the group and does nothing else; what a
+ * scheduler plans; what the death itself takes in the kernel, from kill() to the pidfd readable.
+ * A pidfd is readable a little before the thread that waits for it runs: of that thread's stamp and that of
+ * the executor's own hook the earlier one counts. */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "../../coordinator/recovery.h"
+#include "../../worker/batch.h"
+#include "../../worker/group.h"
+#include "../../worker/worker.h"
+#include "measure.h"
+#include "proto/executor.pb-c.h"
+
+#define RANK_COUNT_MAX 32
+#define WORLD_COUNT_MAX 8
+#define RUN_COUNT_MAX 100000
+#define PATIENCE_MS 60000
+#define WORKER_FLAG "--worker"
+#define TOKEN 7
+#define VALUE_SIZE 64
+
+struct replace_options {
+    uint32_t worlds[WORLD_COUNT_MAX];
+    size_t world_count;
+    size_t runs;
+    const char *json_path; /* NULL: none */
+};
+
+static const char usage_text[] =
+    "usage: coxswain-replace [--ranks LIST] [--runs N] [--json FILE]\n"
+    "Kills a rank in the middle of a step and tells how long it is until the next step is done, "
+    "without "
+    "fork,\n"
+    "exec and model.\n"
+    "  --ranks LIST  numbers of ranks (2,4,8)\n"
+    "  --runs N      ranks killed, per number and kind of group (200)\n"
+    "  --json FILE   also writes every run to FILE\n";
+
+/* In memory of both sides. Stamps are written by a new process, and read once a step of it is done. */
+struct shared {
+    _Atomic uint32_t victim; /* rank + 1 that stays in its step; by the coordinator */
+    _Atomic uint32_t inside; /* ranks that are in that step; counted by them */
+    struct {
+        _Atomic uint64_t main_ns, init_ns; /* of the rank's newest process */
+    } ranks[RANK_COUNT_MAX];
+};
+
+/* ---- the worker ---- */
+
+struct worker_context {
+    struct shared *shared;
+    struct cox_group *group;
+    uint64_t group_life;
+    const struct cox_batch *batch;
+    const struct cox_init_request *init;
+    uint32_t rank, rank_count;
+};
+
+static bool worker_given_up(void *context)
+{
+    const struct worker_context *own = context;
+    return (own->batch && cox_batch_aborted(own->batch)) ||
+           (own->init && cox_init_request_aborted(own->init));
+}
+
+static int worker_init(void *context, const struct cox_init_request *request,
+                       struct cox_init_result *result, struct cox_error *err)
+{
+    struct worker_context *own = context;
+    struct cox_group_options options = {
+        .deadline_ns = cox_deadline_after_ms(PATIENCE_MS),
+        .aborted = worker_given_up,
+        .context = own,
+    };
+    if (atomic_load(&own->shared->ranks[own->rank].init_ns) == 0)
+        atomic_store(&own->shared->ranks[own->rank].init_ns, measure_now_ns());
+    cox_init_request_group(request, &options);
+    own->group = cox_group_leave(own->group);
+    own->init = request;
+    int r = cox_group_join(&options, &own->group, err);
+    own->init = NULL;
+    result->npu_block_count = 16;
+    result->max_position_embeddings = 64;
+    result->start_thinking_id = result->stop_thinking_id = -1;
+    result->kv_cache_count = 1;
+    result->kv_caches[0] =
+        (struct cox_kv_cache_desc){.block_count = 16, .block_size = 16, .compression_ratio = 1};
+    return r;
+}
+
+static int worker_execute(void *context, const struct cox_batch *batch,
+                          struct cox_batch_output *outputs, struct cox_error *err)
+{
+    struct worker_context *own = context;
+    uint8_t value[VALUE_SIZE] = {(uint8_t)own->rank}, values[VALUE_SIZE * RANK_COUNT_MAX];
+    uint32_t victim = atomic_load(&own->shared->victim);
+    if (victim)
+        atomic_fetch_add(&own->shared->inside, 1);
+    while (victim == own->rank + 1)
+        pause();
+    own->batch = batch;
+    int r = cox_group_gather(own->group, value, sizeof value, values,
+                             cox_deadline_after_ms(PATIENCE_MS), err);
+    own->batch = NULL;
+    for (uint32_t row = 0; r == 0 && row < batch->row_count; row++)
+        outputs[row].token = TOKEN + values[VALUE_SIZE * (own->rank_count - 1)];
+    return r;
+}
+
+static struct shared *shared_map(int fd)
+{
+    void *memory = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+/* --worker FILE */
+static int worker_main(int argc, char **argv, uint64_t main_ns)
+{
+    static const struct cox_worker_callbacks callbacks = {.init = worker_init,
+                                                          .execute = worker_execute};
+    struct cox_worker_options options = {0};
+    struct worker_context own = {0};
+    struct cox_worker *worker = NULL;
+    struct cox_error err = {0};
+    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    if (r == 0 && argc != 3)
+        r = cox_fail(&err, COX_INVALID, "expected " WORKER_FLAG " FILE");
+    if (r == 0) {
+        int fd = open(argv[2], O_RDWR | O_CLOEXEC);
+        own.shared = fd < 0 ? NULL : shared_map(fd);
+        r = own.shared ? 0 : cox_fail(&err, -errno, "%s: %s", argv[2], cox_status_text(-errno));
+        cox_close_fd(&fd);
+    }
+    if (r == 0) {
+        own.rank = options.rank;
+        own.rank_count = options.rank_count;
+        atomic_store(&own.shared->ranks[own.rank].main_ns, main_ns);
+        atomic_store(&own.shared->ranks[own.rank].init_ns, 0);
+        r = cox_worker_new(&options, &callbacks, &own, &worker, &err);
+    }
+    if (r == 0)
+        r = cox_worker_run(worker, &err);
+    if (r)
+        fprintf(stderr, "rank %" PRIu32 ": %s\n", options.rank, err.text);
+    cox_worker_free(worker);
+    cox_group_leave(own.group);
+    return r != 0;
+}
+
+/* ---- fork is looked at from outside ---- */
+
+static _Atomic uint64_t clone_ns;
+
+long __real_syscall(long number, ...);
+long __wrap_syscall(long number, ...);
+
+/* All calls by number, of which one begins a process. In the process that it begins only its copy is
+ * changed. */
+long __wrap_syscall(long number, ...)
+{
+    long a[6];
+    va_list list;
+    va_start(list, number);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(list, long);
+    va_end(list);
+    if (number == SYS_clone)
+        atomic_store(&clone_ns, measure_now_ns());
+    return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+/* ---- the group ---- */
+
+struct group {
+    struct cox_executor *executor;
+    struct cox_recovery *recovery;
+    struct shared *shared;
+    int shared_fd;
+    uint32_t rank_count;
+    _Atomic uint64_t told_ns; /* of the last death, by the hook */
+    sem_t ended;
+    uint64_t ended_ns;
+    int status;
+    bool odd; /* another token than is right */
+};
+
+static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    (void)context, (void)is_stderr;
+    fprintf(stderr, "[rank %" PRIu32 "] %s\n", rank, text);
+}
+
+static void on_death(void *context, uint32_t rank, const char *text)
+{
+    struct group *group = context;
+    atomic_store(&group->told_ns, measure_now_ns());
+    if (group->recovery)
+        cox_recovery_death(group->recovery, rank, text);
+}
+
+static void on_completion(void *context, const struct cox_completion *completion)
+{
+    uint64_t now = measure_now_ns();
+    struct group *group = context;
+    group->ended_ns = now;
+    group->status = completion->status;
+    const ModelExecuteData__ExecuteResponse *response =
+        completion->payload ? completion->payload->response : NULL;
+    const ModelExecuteData__ExecuteModelResponse *model =
+        response ? response->execute_model_response : NULL;
+    const ModelExecuteData__StepResult *step = model ? model->step : NULL;
+    group->odd =
+        completion->status == 0 &&
+        (!step || step->n_tokens != 1 || step->tokens[0] != TOKEN + (int32_t)group->rank_count - 1);
+    sem_post(&group->ended);
+}
+
+static void group_deinit(struct group *group)
+{
+    if (group->executor)
+        cox_executor_stop(group->executor);
+    cox_recovery_free(group->recovery);
+    group->executor = cox_executor_free(group->executor);
+    if (group->shared)
+        munmap(group->shared, sizeof *group->shared);
+    cox_close_fd(&group->shared_fd);
+    sem_destroy(&group->ended);
+}
+
+static int shared_make(struct group *group, struct cox_error *err)
+{
+    group->shared_fd = memfd_create("coxswain-replace", MFD_CLOEXEC);
+    if (group->shared_fd < 0 || ftruncate(group->shared_fd, sizeof *group->shared) < 0 ||
+        !(group->shared = shared_map(group->shared_fd)))
+        return cox_fail(err, -errno, "shared memory: %s", cox_status_text(-errno));
+    return 0;
+}
+
+static int group_init(struct group *group, uint32_t rank_count, bool sealed, struct cox_error *err)
+{
+    char program[4096], file[64];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    *group = (struct group){.shared_fd = -1, .rank_count = rank_count};
+    sem_init(&group->ended, 0, 0);
+    if (length < 0)
+        return cox_fail(err, -errno, "/proc/self/exe: %s", cox_status_text(-errno));
+    program[length] = '\0';
+    int r = shared_make(group, err);
+    if (r)
+        return r;
+    snprintf(file, sizeof file, "/proc/%jd/fd/%d", (intmax_t)getpid(), group->shared_fd);
+    const char *const command[] = {program, WORKER_FLAG, file, NULL};
+    const struct cox_executor_options options = {
+        .rank_count = rank_count,
+        .command = command,
+        .attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
+        .hook_context = group,
+        .line = on_line,
+        .death = on_death,
+    };
+    /* No pause between two deaths of a rank, of which there are many here. */
+    const struct cox_recovery_options policy = {
+        .on_death = COX_ON_DEATH_RESTART,
+        .restart_max = 1000,
+        .window_ms = 1,
+        .backoff_min_ms = 1,
+        .backoff_max_ms = 1,
+    };
+    struct cox_init_summary summary;
+    r = cox_executor_start(&options, &group->executor, err);
+    if (r == 0)
+        r = cox_executor_register(group->executor, COX_CHANNEL_EXECUTE, on_completion, group);
+    if (r == 0)
+        r = cox_executor_init(group->executor, NULL, 0, cox_deadline_after_ms(PATIENCE_MS),
+                              &summary, err);
+    if (r == 0)
+        r = cox_recovery_start(group->executor, &policy, &group->recovery, err);
+    return r;
+}
+
+/* ---- a step ---- */
+
+/* One sequence of three tokens, announced: as after every recovery. Returns what submit does. */
+static int step_submit(struct group *group, struct cox_error *err)
+{
+    int32_t tokens[] = {1, 2, 3}, blocks[] = {0};
+    uint32_t slot[] = {0}, position[] = {0}, count[] = {3};
+    ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
+    ModelExecuteData__StepBlockTable *tables[] = {&table};
+    ModelExecuteData__StepSequence sequence = MODEL_EXECUTE_DATA__STEP_SEQUENCE__INIT;
+    ModelExecuteData__StepSequence *announced[] = {&sequence};
+    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
+    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    table.n_blocks = 1;
+    table.blocks = blocks;
+    sequence.has_seq_id = sequence.has_slot = 1;
+    sequence.seq_id = 1;
+    sequence.n_tokens = 3;
+    sequence.tokens = tokens;
+    sequence.n_tables = 1;
+    sequence.tables = tables;
+    delta.has_base_sequence = delta.has_table_count = 1;
+    delta.table_count = 1;
+    delta.n_announced = delta.n_row_slot = delta.n_row_position = delta.n_row_token_count = 1;
+    delta.announced = announced;
+    delta.row_slot = slot;
+    delta.row_position = position;
+    delta.row_token_count = count;
+    model.step = &delta;
+    model.has_forward_type = 1;
+    model.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__PREFILL;
+    request.has_execute_type = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    request.execute_model_request = &model;
+    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+                                               .deadline_ns = cox_deadline_after_ms(PATIENCE_MS)};
+    return cox_executor_submit(group->executor, &request, &options, NULL, err);
+}
+
+static void sem_wait_through(sem_t *semaphore)
+{
+    while (sem_wait(semaphore) < 0 && errno == EINTR)
+        continue;
+}
+
+/* Until one succeeds, as a scheduler does it. *ret_submitted_ns: that one. */
+static int step_succeed(struct group *group, uint64_t *ret_submitted_ns, struct cox_error *err)
+{
+    for (int turn = 0; turn < 1000; turn++) {
+        struct cox_error why = {0};
+        *ret_submitted_ns = measure_now_ns();
+        int r = step_submit(group, &why);
+        if (r == 0) {
+            sem_wait_through(&group->ended);
+            r = group->status;
+            if (r == 0)
+                return group->odd ? cox_fail(err, -EBADMSG, "the step has another token") : 0;
+            cox_fail(&why, r, "a step failed: %s", cox_status_text(r));
+        }
+        if (r != COX_PEER_DEAD && r != COX_STATE && r != COX_ABORTED && r != COX_LATE)
+            return cox_fail(err, r, "%s", why.text);
+        bool late = r == COX_LATE;
+        r = cox_recovery_await(group->recovery, &why);
+        if (r != 0 && r != 1)
+            return cox_fail(err, r, "%s", why.text);
+        if (late && r == 0) /* nobody is dead; who has not come out of the step is about to */
+            usleep(100);
+    }
+    return cox_fail(err, COX_TIMEOUT, "the group is not recovered");
+}
+
+/* ---- one death ---- */
+
+enum figure {
+    FIGURE_CHANNEL, /* what the target is about */
+    FIGURE_NOTICED, /* readable -> clone */
+    FIGURE_START,   /* clone -> main: not counted */
+    FIGURE_ATTACH,  /* main -> its init callback is entered */
+    FIGURE_INIT,    /* -> all ranks have answered it, and the step is submitted */
+    FIGURE_STEP,
+    FIGURE_COUNT,
+};
+
+static const char *const figure_names[FIGURE_COUNT] = {
+    "channel", "noticed", "fork_exec", "attach", "init", "step",
+};
+
+struct watcher {
+    int pidfd;
+    uint64_t readable_ns;
+};
+
+static void *watcher_main(void *context)
+{
+    struct watcher *watcher = context;
+    struct pollfd fd = {.fd = watcher->pidfd, .events = POLLIN};
+    while (poll(&fd, 1, PATIENCE_MS) < 0 && errno == EINTR)
+        continue;
+    watcher->readable_ns = measure_now_ns();
+    return NULL;
+}
+
+static int watch_death(struct group *group, uint32_t victim, struct watcher *watcher,
+                       struct cox_error *err)
+{
+    pid_t pid = cox_executor_pid(group->executor, victim);
+    pthread_t thread;
+    watcher->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    int r = watcher->pidfd < 0 ? -errno : -pthread_create(&thread, NULL, watcher_main, watcher);
+    if (r)
+        return cox_fail(err, r, "watching a worker: %s", cox_status_text(r));
+    /* All are in the step: the others wait in the group. */
+    while (atomic_load(&group->shared->inside) < group->rank_count)
+        usleep(50);
+    atomic_store(&group->shared->victim, 0);
+    kill(pid, SIGKILL);
+    sem_wait_through(&group->ended);
+    pthread_join(thread, NULL);
+    return group->status == COX_PEER_DEAD
+               ? 0
+               : cox_fail(err, -EBADMSG, "the step ended with '%s', expected the death",
+                          cox_status_text(group->status));
+}
+
+static int measure_one(struct group *group, uint32_t victim, uint64_t figures[FIGURE_COUNT],
+                       struct cox_error *err)
+{
+    struct watcher watcher = {.pidfd = -1};
+    uint64_t submitted_ns = 0;
+    atomic_store(&group->shared->inside, 0);
+    atomic_store(&group->shared->victim, victim + 1);
+    int r = step_submit(group, err);
+    if (r == 0)
+        r = watch_death(group, victim, &watcher, err);
+    if (r == 0)
+        r = step_succeed(group, &submitted_ns, err);
+    cox_close_fd(&watcher.pidfd);
+    if (r)
+        return r;
+    uint64_t told = atomic_load(&group->told_ns), cloned = atomic_load(&clone_ns);
+    uint64_t from = told < watcher.readable_ns ? told : watcher.readable_ns;
+    uint64_t begun = atomic_load(&group->shared->ranks[victim].main_ns);
+    uint64_t init = atomic_load(&group->shared->ranks[victim].init_ns);
+    if (!(from <= cloned && cloned <= begun && begun <= init && init <= submitted_ns &&
+          submitted_ns <= group->ended_ns))
+        return cox_fail(err, -EBADMSG, "stamps that are not in order");
+    figures[FIGURE_NOTICED] = cloned - from;
+    figures[FIGURE_START] = begun - cloned;
+    figures[FIGURE_ATTACH] = init - begun;
+    figures[FIGURE_INIT] = submitted_ns - init;
+    figures[FIGURE_STEP] = group->ended_ns - submitted_ns;
+    figures[FIGURE_CHANNEL] = group->ended_ns - from - figures[FIGURE_START];
+    return 0;
+}
+
+/* ---- many ---- */
+
+struct row {
+    uint32_t rank_count;
+    bool sealed;
+    uint64_t *samples[FIGURE_COUNT]; /* in order of time */
+};
+
+static int compare(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts. */
+static void row_print(struct row *row, size_t runs)
+{
+    uint64_t *channel = row->samples[FIGURE_CHANNEL];
+    for (int f = 0; f < FIGURE_COUNT; f++)
+        qsort(row->samples[f], runs, sizeof **row->samples, compare);
+    printf("%5" PRIu32 "  %-6s  %5zu  %8.2f  %8.2f  %8.2f ", row->rank_count,
+           row->sealed ? "sealed" : "named", runs, (double)channel[runs / 2] / 1e6,
+           (double)channel[runs * 99 / 100] / 1e6, (double)channel[runs - 1] / 1e6);
+    for (int f = FIGURE_CHANNEL + 1; f < FIGURE_COUNT; f++)
+        printf("  %8.2f", (double)row->samples[f][runs / 2] / 1e6);
+    putchar('\n');
+    fflush(stdout);
+}
+
+static void row_write(FILE *file, const struct row *row, size_t runs)
+{
+    fprintf(file, "{\"ranks\": %" PRIu32 ", \"attach\": \"%s\"", row->rank_count,
+            row->sealed ? "sealed" : "named");
+    for (int f = 0; f < FIGURE_COUNT; f++) {
+        fprintf(file, ",\n   \"%s_us\": [", figure_names[f]);
+        for (size_t i = 0; i < runs; i++)
+            fprintf(file, "%s%.1f", i ? ", " : "", (double)row->samples[f][i] / 1e3);
+        fputc(']', file);
+    }
+    fputc('}', file);
+}
+
+static void row_deinit(struct row *row)
+{
+    for (int f = 0; f < FIGURE_COUNT; f++)
+        free(row->samples[f]);
+}
+
+static int measure_row(struct row *row, size_t runs, FILE *json, struct cox_error *err)
+{
+    struct group group;
+    int r = group_init(&group, row->rank_count, row->sealed, err);
+    for (int f = 0; r == 0 && f < FIGURE_COUNT; f++)
+        if (!(row->samples[f] = calloc(runs, sizeof **row->samples)))
+            r = cox_fail(err, -ENOMEM, "no memory for samples");
+    /* The first is not counted: page faults, caches. */
+    for (size_t i = 0; r == 0 && i <= runs; i++) {
+        uint64_t figures[FIGURE_COUNT];
+        r = measure_one(&group, (uint32_t)(i % row->rank_count), figures, err);
+        for (int f = 0; r == 0 && i && f < FIGURE_COUNT; f++)
+            row->samples[f][i - 1] = figures[f];
+    }
+    group_deinit(&group);
+    if (r == 0 && json)
+        row_write(json, row, runs);
+    if (r == 0)
+        row_print(row, runs);
+    row_deinit(row);
+    return r;
+}
+
+static int measure_all(const struct replace_options *options, FILE *json, struct cox_error *err)
+{
+    int r = 0;
+    printf("a rank is killed in a step and replaced; ms from its pidfd readable to the next step "
+           "done, "
+           "without fork, exec and model;\nbehind that the p50 of its parts, and of fork and exec\n"
+           "%5s  %-6s  %5s  %8s  %8s  %8s   %8s  %8s  %8s  %8s  %8s\n",
+           "ranks", "attach", "runs", "p50", "p99", "max", "noticed", "fork,exec", "attach", "init",
+           "step");
+    if (json)
+        fprintf(json, "{\"runs\": %zu, \"rows\": [", options->runs);
+    for (int sealed = 0; r == 0 && sealed < 2; sealed++)
+        for (size_t i = 0; r == 0 && i < options->world_count; i++) {
+            struct row row = {.rank_count = options->worlds[i], .sealed = sealed};
+            if (json)
+                fputs(sealed || i ? ",\n  " : "\n  ", json);
+            r = measure_row(&row, options->runs, json, err);
+        }
+    if (json)
+        fputs("\n]}\n", json);
+    return r;
+}
+
+/* ---- options ---- */
+
+static bool parse_number(const char *text, unsigned long min, unsigned long max,
+                         unsigned long *ret_number)
+{
+    char *end;
+    errno = 0;
+    *ret_number = strtoul(text, &end, 10);
+    return !errno && end != text && !*end && *ret_number >= min && *ret_number <= max;
+}
+
+static bool parse_worlds(char *text, struct replace_options *options)
+{
+    options->world_count = 0;
+    for (char *item; (item = strsep(&text, ",")) != NULL;) {
+        unsigned long count;
+        if (options->world_count == WORLD_COUNT_MAX ||
+            !parse_number(item, 1, RANK_COUNT_MAX, &count))
+            return false;
+        options->worlds[options->world_count++] = (uint32_t)count;
+    }
+    return options->world_count > 0;
+}
+
+/* Returns -1 to go on, or the exit status. */
+static int parse_options(int argc, char **argv, struct replace_options *options)
+{
+    static const struct option names[] = {
+        {"ranks", required_argument, NULL, 'n'},
+        {"runs", required_argument, NULL, 'r'},
+        {"json", required_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
+    };
+    *options = (struct replace_options){.worlds = {2, 4, 8}, .world_count = 3, .runs = 200};
+    for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
+        unsigned long number = options->runs;
+        bool good = option == 'n'   ? parse_worlds(optarg, options)
+                    : option == 'r' ? parse_number(optarg, 1, RUN_COUNT_MAX, &number)
+                                    : option == 'j';
+        options->runs = number;
+        if (option == 'j')
+            options->json_path = optarg;
+        if (!good) {
+            fputs(usage_text, option == 'h' ? stdout : stderr);
+            return option == 'h' ? 0 : 2;
+        }
+    }
+    if (optind < argc)
+        fputs(usage_text, stderr);
+    return optind < argc ? 2 : -1;
+}
+
+int main(int argc, char **argv)
+{
+    const uint64_t main_ns = measure_now_ns();
+    if (argc > 1 && strcmp(argv[1], WORKER_FLAG) == 0)
+        return worker_main(argc, argv, main_ns);
+    struct replace_options options;
+    struct cox_error err = {0};
+    int r = parse_options(argc, argv, &options);
+    if (r >= 0)
+        return r;
+    FILE *json = options.json_path ? fopen(options.json_path, "we") : NULL;
+    if (options.json_path && !json) {
+        fprintf(stderr, "coxswain-replace: %s: %s\n", options.json_path, strerror(errno));
+        return 1;
+    }
+    r = measure_all(&options, json, &err);
+    if (r)
+        fprintf(stderr, "coxswain-replace: %s\n", err.text);
+    bool failed = json && ferror(json);
+    if (json && (fclose(json) || failed)) {
+        fprintf(stderr, "coxswain-replace: %s could not be written\n", options.json_path);
+        r = 1;
+    }
+    return r != 0;
+}

@@ -1,0 +1,394 @@
+#!/usr/bin/python3
+"""A coordinator is killed and another one started under the same name: it has the name, its predecessor's workers leave,
+clients are told and can come again, and nothing is left behind. Rows A23, A24 and P7.
+
+Usage: takeover_test.py BIN_DIR SOURCE_DIR [--seed S] [TEST...]
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fault"))
+import remains  # pylint: disable=wrong-import-position
+from remains import Failure, Process, all_gone, descendants, doors, names, names_of
+
+parser = argparse.ArgumentParser(usage=__doc__)
+parser.add_argument("bin_dir", type=os.path.abspath)
+parser.add_argument("source_dir", type=os.path.abspath)
+parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+parser.add_argument("tests", nargs="*")
+options = parser.parse_args()
+dice = random.Random(options.seed)
+
+COXSWAIN = os.path.join(options.bin_dir, "coxswain")
+WORKER = os.path.join(options.bin_dir, "coxswain-worker")
+SCRIPTED = os.path.join(options.bin_dir, "scripted_worker")
+MODEL = os.path.join(options.source_dir, "models", "sums")
+LEGACY = os.path.join(options.source_dir, "tests", "legacy", "legacy_worker.py")
+PREFIX = "coxover.%d." % os.getpid()
+KILLED = -signal.SIGKILL
+ORPHAN = 70  # how a worker that was started by hand ends with its coordinator
+
+now = []  # what is going on, for a failure
+
+
+def check(condition, text):
+    if not condition:
+        raise Failure(text)
+
+
+def command(*arguments):
+    process = Process([COXSWAIN, *arguments])
+    now.append(process)
+    return process
+
+
+def finish(process, *expected, patience=remains.PATIENCE):
+    status = process.wait(patience)
+    check(status in expected, "status %d, expected %s: %s" % (status, expected, process.describe()))
+    return process
+
+
+def close(*processes):
+    for process in processes:
+        process.close()
+        now.remove(process)
+
+
+def wait_until(condition, what):
+    end = time.monotonic() + remains.PATIENCE
+    while not condition():
+        check(time.monotonic() < end, "never: " + what)
+        remains.reap()
+        time.sleep(0.002)
+
+
+def gone(pids):
+    """Nobody of them is there any more, zombies included."""
+    def none_left():
+        remains.reap()
+        return not any(os.path.exists("/proc/%d" % pid) for pid in pids)
+    wait_until(none_left, "%s are gone" % pids)
+
+
+class Group:
+    """One life of a group. hand: its workers are started by hand, as processes of this script."""
+
+    def __init__(self, name, ranks=2, arguments=(), workers=("--model", MODEL), hand=False):
+        self.name, self.ranks, self.hands = name, ranks, []
+        self.process = command("run", "-n", str(ranks), "--name", name, *arguments, *(["--external"] if hand else []),
+                               *workers)
+        if hand:
+            wait_until(lambda: "waiting for" in self.process.err or self.process.pid in remains.statuses,
+                       "it waits for workers")
+            self.hands = [self.worker() for _ in range(ranks)]
+
+    def worker(self):
+        process = Process([WORKER, "--door", self.name])
+        now.append(process)
+        return process
+
+    def ready(self):
+        def all_lines():
+            check(self.process.pid not in remains.statuses, "the group ended: " + self.process.describe())
+            return len(self.process.out.splitlines()) == 2 + self.ranks
+        wait_until(all_lines, "the group is ready")
+        lines = [line.split() for line in self.process.out.splitlines()]
+        check(lines[0] == ["name", self.name] and lines[1][0] == "door", "odd lines: %s" % lines)
+        self.pids = [int(line[3]) for line in lines[2:]]
+        self.below = self.pids if self.hands else descendants(self.process.pid)
+        return self
+
+    def kill(self):
+        """At once: who is started next meets workers that are still dying."""
+        check(self.process.kill(signal.SIGKILL), "it has ended by itself: " + self.process.describe())
+        return self
+
+    def left(self):
+        """The coordinator was killed: its workers leave by themselves."""
+        finish(self.process, KILLED)
+        gone(self.below)
+        for hand in self.hands:
+            finish(hand, ORPHAN)
+        close(self.process, *self.hands)
+
+    def status(self):
+        process = finish(command("status", "--name", self.name, "--json"), 0)
+        answer = json.loads(process.out)
+        close(process)
+        return answer
+
+    def serves(self):
+        """It is this group that answers, and it does what it is for."""
+        answer = self.status()
+        check(answer["pid"] == self.process.pid, "another coordinator answers: %s" % answer)
+        check([rank["pid"] for rank in answer["ranks"]] == self.pids, "other workers: %s" % answer)
+        check(doors() == [self.name + ".door"], "sockets: %s" % doors())
+        if answer["serving"]:
+            check(generate_on(self.name, "27+58=").out == "27+58=85\n", "another text")
+            close(now[-1])
+
+    def stop(self):
+        close(finish(command("stop", "--name", self.name), 0))
+        finish(self.process, 0)
+        for hand in self.hands:
+            finish(hand, 0)
+        close(self.process, *self.hands)
+        nothing_left(self.name)
+
+
+def nothing_left(name):
+    check(all_gone(), "processes are left")
+    check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
+    check(not doors(), "sockets: %s" % doors())
+
+
+def generate_on(name, *arguments, expected=(0,)):
+    return finish(command("generate", "--join", "--name", name, *arguments), *expected)
+
+
+# What a group can be, as arguments of Group.
+KINDS = {
+    "named": {},
+    "sealed": {"arguments": ("--attach", "sealed")},
+    "keep-names": {"arguments": ("--keep-names",)},
+    "external": {"hand": True},
+    "external sealed": {"arguments": ("--attach", "sealed"), "hand": True},
+    "wrapped": {"workers": ("--no-init", "--", "sh", "-c", SCRIPTED + ' "$@"; true', "sh")},
+    "legacy": {"arguments": ("--legacy-workers",), "workers": ("--no-init", "--", "/usr/bin/python3", LEGACY)},
+}
+
+
+def for_each_kind(function):
+    def all_kinds():
+        for kind, more in KINDS.items():
+            try:
+                function(PREFIX + kind.replace(" ", "-"), more)
+            except Failure as failure:
+                raise Failure("%s: %s" % (kind, failure)) from None
+    all_kinds.__name__ = function.__name__
+    return all_kinds
+
+
+@for_each_kind
+def test_a23_p7_the_next_coordinator_has_the_name_and_the_old_workers_leave(name, more):
+    group = Group(name, **more).ready()
+    for _ in range(3):
+        group.serves()
+        old = group.kill()
+        group = Group(name, **more)
+        old.left()
+        group.ready()
+        check(not set(group.pids) & set(old.pids), "an old worker is in the new group")
+    group.serves()
+    group.stop()
+
+
+@for_each_kind
+def test_a23_p7_killed_while_its_workers_are_stopped(name, more):
+    """Nobody of them can do anything; the kernel ends those that the coordinator forked, the others go on leaving."""
+    old = Group(name, **more).ready()
+    for pid in old.below:
+        os.kill(pid, signal.SIGSTOP)
+    old.kill()
+    finish(old.process, KILLED)
+    group = Group(name, **more).ready()
+    group.serves()
+    for pid in old.below:
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+    old.left()
+    group.serves()
+    group.stop()
+
+
+@for_each_kind
+def test_p7_killed_at_any_instant_of_its_start(name, more):
+    """Each start meets what the one before has left; the last one is let be."""
+    old = []
+    for _ in range(6):
+        group = Group(name, **more)
+        time.sleep(dice.choice((0, dice.uniform(0, 0.02), dice.uniform(0, 0.1), dice.uniform(0, 0.4))))
+        check(group.process.kill(signal.SIGKILL), "it has ended by itself: " + group.process.describe())
+        old.append(group)
+    group = Group(name, **more)
+    for one in old:
+        finish(one.process, KILLED)
+        # One that logged on in vain, at a door of which nobody lives any more, is told so.
+        for hand in one.hands:
+            finish(hand, ORPHAN, 1)
+        close(one.process, *one.hands)
+    group.ready()
+    group.serves()
+    check(sorted(group.below) == sorted(descendants(group.process.pid) or group.pids), "odd workers")
+    group.stop()
+
+
+@for_each_kind
+def test_a23_one_name_one_coordinator(name, more):
+    group = Group(name, **more).ready()
+    before = names_of(name)
+    arguments = [word for word in group.process.arguments[1:]]
+    for stopped in (False, True):
+        if stopped:
+            group.process.kill(signal.SIGSTOP)  # it does nothing, and has the name all the same
+        second = finish(command(*arguments), 1)
+        check(re.search(r"the name '%s' is taken.* process %d\b" % (name, group.process.pid), second.err),
+              "not told why: " + second.err)
+        close(second)
+    group.process.kill(signal.SIGCONT)
+    check(names_of(name) == before, "names: %s, before: %s" % (names_of(name), before))
+    group.serves()
+    group.stop()
+
+
+def sums():
+    with open(os.path.join(MODEL, "heldout.txt"), encoding="ascii") as file:
+        return [line[:line.index("=") + 1] for line in file]
+
+
+def file_of(prompts):
+    file = tempfile.NamedTemporaryFile("w", prefix="cox_takeover_", encoding="ascii")
+    file.write("".join(prompt + "\n" for prompt in prompts))
+    file.flush()
+    return file
+
+
+right_lines = []
+
+
+def undisturbed(prompts, path):
+    """What is printed when nobody is killed; it is the same whoever prints it."""
+    if not right_lines:
+        process = finish(command("generate", "--model", MODEL, "--file", path), 0)
+        right_lines.extend(process.out.splitlines())
+        close(process)
+        check(len(right_lines) == len(prompts), "the undisturbed run is not complete")
+    return right_lines
+
+
+@for_each_kind
+def test_a24_clients_are_told_what_they_have_is_right_and_they_come_again(name, more):
+    if "--no-init" in more.get("workers", ()):
+        return  # takes no prompts
+    prompts = sums() * 2
+    with file_of(prompts) as file:
+        group = Group(name, **more).ready()
+        right = undisturbed(prompts, file.name)
+        clients = [command("generate", "--join", "--name", name, "--file", file.name, *how)
+                   for how in ([], ["--json"], ["--quiet"])]
+        wait_until(lambda: all("\n" in client.out for client in clients), "first lines")
+        old = group.kill()
+        group = Group(name, **more)
+        for client, how in zip(clients, ("text", "json", "text")):
+            finish(client, 1)
+            check("the group has ended, its coordinator is gone" in client.err and "run it again" in client.err,
+                  "not told: " + client.describe())
+            lines = client.out.splitlines()
+            if how == "json":
+                said = [json.loads(line) for line in lines]
+                check([one["prompt"] for one in said] == prompts, "not every prompt is told of")
+                done = [one["finish"] == "stop" for one in said]
+                check(any(done) and not all(done), "all or nothing")
+                lines = [one["prompt"] + one["text"] for one in said if one["finish"] == "stop"]
+            check(0 < len(lines) < len(right), "%d lines" % len(lines))
+            rest = iter(right)
+            check(all(line in rest for line in lines), "a line that is not right, or not in order")
+            told = re.search(r"(\d+) of %d prompts were answered" % len(prompts), client.err)
+            check(int(told[1]) >= len(lines), "%s answered, %d lines" % (told[1], len(lines)))
+        old.left()
+        group.ready()
+        with file_of(prompts[:200]) as less:
+            again = generate_on(name, "--file", less.name)
+        check(again.out.splitlines() == right[:200], "another text from the next coordinator")
+        close(again, *clients)
+        group.stop()
+
+
+def test_a24_clients_come_and_go_through_many_coordinators():
+    """What a client gets at any instant: the right text, or a status other than 0 and the reason."""
+    name = PREFIX + "many"
+    reasons = re.compile("no group '%s' is alive|the group has ended, its coordinator is gone|waits for its workers|"
+                         "has not started yet|the group is still|told to end" % re.escape(name))
+    count = {"answered": 0, "told": 0}
+    clients, lives = [], 0
+    group = Group(name)
+    end = time.monotonic() + remains.PATIENCE
+    while lives < 12 or min(count.values()) == 0:
+        check(time.monotonic() < end, "not enough in time: %s" % count)
+        if len(clients) < 2:
+            clients.append(command("generate", "--join", "--name", name, "27+58=", "1+2="))
+        remains.reap()
+        for client in [client for client in clients if client.pid in remains.statuses]:
+            status = client.wait()
+            if status == 0:
+                check(client.out == "27+58=85\n1+2=3\n", "another text: " + client.describe())
+                count["answered"] += 1
+            else:
+                check(status in (1, 2) and reasons.search(client.err), "no reason: " + client.describe())
+                check(set(client.out.splitlines()) <= {"27+58=85", "1+2=3"}, "another text: " + client.describe())
+                count["told"] += 1
+            clients.remove(client)
+            close(client)
+        if dice.random() < 0.05:
+            old = group.kill()
+            finish(old.process, KILLED)
+            lives += 1
+            group = Group(name)
+            close(old.process)
+        time.sleep(0.005)
+    for client in clients:
+        finish(client, 0, 1, 2)
+    close(*clients)
+    group.ready()
+    group.serves()
+    group.stop()
+    return count
+
+
+def test_a24_in_the_gap_commands_say_that_there_is_no_group():
+    name = PREFIX + "gap"
+    group = Group(name).ready().kill()
+    group.left()
+    before = doors()
+    for arguments in (["status"], ["stop"], ["status", "--json"], ["generate", "--join", "1+1="],
+                      ["generate", "--join", "--json", "1+1="]):
+        process = finish(command(*arguments, "--name", name), 2)
+        check("no group '%s' is alive" % name in process.err, "not told: " + process.describe())
+        check(process.out == "", "it prints something: " + process.out)
+        close(process)
+    process = finish(command("generate", "--join", "1+1="), 2)
+    check("--join needs the --name" in process.err, "not told: " + process.err)
+    close(process)
+    check(doors() == before == [name + ".door"], "sockets: %s, before: %s" % (doors(), before))
+    # Without --join a group of its own has the name as long as it takes, and removes the dead one's socket.
+    process = finish(command("generate", "--name", name, "--model", MODEL, "27+58="), 0)
+    check(process.out == "27+58=85\n", "another text: " + process.out)
+    close(process)
+    nothing_left(name)
+
+
+def main():
+    remains.begin()
+    print("seed %d" % options.seed, flush=True)
+    tests = [function for name, function in sorted(globals().items()) if name.startswith("test_")]
+    tests = [function for function in tests if not options.tests or function.__name__ in options.tests]
+
+    def describe():
+        text = "\n".join(process.describe() for process in now)
+        now.clear()
+        return text
+    return remains.run_tests(tests, options.seed, describe, PREFIX)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
