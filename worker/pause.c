@@ -341,7 +341,10 @@ int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms, struct cox_er
     atomic_fetch_add_explicit(&pause->awaiting, 1, memory_order_seq_cst);
     atomic_store_explicit(&pause->paused, true, memory_order_seq_cst);
     wait_tell(&wait);
-    int r = wait_until_over(&wait, grace_ms * COX_NSEC_PER_MSEC) ? 0 : wait_fail(&wait, err);
+    int r = 0;
+    /* A last look: what has just come out is not told of as stuck. */
+    if (!wait_until_over(&wait, grace_ms * COX_NSEC_PER_MSEC) && !wait_is_over(&wait))
+        r = wait_fail(&wait, err);
     atomic_fetch_sub_explicit(&pause->awaiting, 1, memory_order_seq_cst);
     pthread_mutex_unlock(&pause->lock);
     return r;

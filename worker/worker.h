@@ -74,7 +74,7 @@ struct cox_worker_options {
     enum cox_orphan_action on_orphan;
     /* A callback (execute, opaque, pull_kv) that stays inside after a pause (cox_worker_pause) and a signal is left by a
      * jump out of a signal handler, wherever it is: what it allocated leaks, what it had locked stays locked, also
-     * inside the C library (malloc, stdio), no destructor runs, threads it has started go on. Only for callbacks that
+     * inside the C library (malloc, stdio; out of scanf glibc cannot be left at all, the process ends), no destructor runs, threads it has started go on. Only for callbacks that
      * can stand it, which run on the stack they were called on; false: such a rank stays stuck until it is replaced. */
     bool leave_stuck;
     size_t request_size_max;     /* cap on an unpacked request; 0: 256 MiB */

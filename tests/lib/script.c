@@ -373,6 +373,14 @@ static void command_end(const struct script_host *host, const char *verb, const 
     host->park(host->context);
 }
 
+static int command_busy(const struct command *c, const char *rest)
+{
+    const uint64_t end_ns = cox_deadline_after_ns(strtoull(rest, NULL, 10) * 1000);
+    while (cox_now_ns() < end_ns)
+        ;
+    return answer_text(c, "done");
+}
+
 static int obey(const struct command *c, const char *text);
 
 static int obey_each(const struct command *c, const char *text)
@@ -392,6 +400,9 @@ static int obey(const struct command *c, const char *text)
 {
     char verb[16] = "";
     int used = 0;
+    /* Before scanf: whoever is left inside of that is ended by the C library, which unlocks what has no lock. */
+    if (strncmp(text, "busy ", 5) == 0)
+        return command_busy(c, text + 5);
     sscanf(text, "%15s%n", verb, &used);
     const char *rest = text + used + (text[used] == ' ');
     if (strcmp(verb, "only") == 0) {
@@ -457,12 +468,6 @@ static int obey(const struct command *c, const char *text)
     if (strcmp(verb, "stop") == 0) {
         host_order(c->script->host, SCRIPT_STOP, 0);
         return answer_text(c, "stopped");
-    }
-    if (strcmp(verb, "busy") == 0) {
-        const uint64_t end_ns = cox_deadline_after_ns(strtoull(rest, NULL, 10) * 1000);
-        while (cox_now_ns() < end_ns)
-            ;
-        return answer_text(c, "done");
     }
     if (strcmp(verb, "read") == 0)
         return read_nothing(c->script->host, c->err);
