@@ -446,10 +446,8 @@ int cox_region_renew(struct cox_region *region, const char *name, struct cox_err
     _cox_cleanup_(cox_close_fd) int fd = -1;
     /* Given back first: there may be no room for both. */
     madvise(region->base, region->size, MADV_REMOVE);
-    int r = cox_region_unlink(name);
-    if (r)
-        return cox_fail(err, r, "region %s: unlink: %s", name, cox_status_text(r));
-    r = cox_region_create(&made, name, region->size, err);
+    cox_region_unlink(name); /* or create says that it is there */
+    int r = cox_region_create(&made, name, region->size, err);
     if (r)
         return r;
     cox_region_detach(&made);

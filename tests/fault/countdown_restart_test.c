@@ -1,0 +1,291 @@
+/* Ranks that get other processes, with each of the calls for that failing in turn: then the rank is dead, nothing
+ * of the attempt is left, and the next one works. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "channel/channel.h"
+#include "channel/door.h"
+#include "coordinator/executor.h"
+
+#define RANK_COUNT 2
+
+static const char *group_name(void)
+{
+    static char name[64];
+    return countdown_name(name, "r");
+}
+
+/* ---- regions that legacy workers took along ---- */
+
+static const char *object_name(void)
+{
+    static char name[65] = "/";
+    countdown_name(name + 1, "o");
+    return name;
+}
+
+static struct cox_region region;
+
+static void region_prepare(void)
+{
+    struct cox_error err = {0};
+    if (cox_region_create(&region, object_name(), 8192, &err))
+        fail_msg("%s", err.text);
+}
+
+static void region_restore(void)
+{
+    cox_region_detach(&region);
+    cox_region_unlink(object_name());
+}
+
+/* The mapping stays where it was, and can be written to, whatever happens. */
+static int region_renew(void *object, struct cox_error *err)
+{
+    (void)object;
+    const struct cox_region before = region;
+    int r = cox_region_renew(&region, object_name(), err);
+    assert_ptr_equal(region.base, before.base);
+    assert_int_equal(region.size, before.size);
+    memset(region.base, 1, region.size);
+    return r;
+}
+
+static const struct countdown_subject one_region = {
+    .name = "region_renew",
+    .lenient = true,
+    .construct = region_renew,
+    .prepare = region_prepare,
+    .restore = region_restore,
+};
+
+static struct cox_control control = COX_CONTROL_NONE;
+static struct cox_channel channel;
+
+static void channel_prepare(void)
+{
+    struct cox_geometry_choice choice = {.depth = 1};
+    struct cox_geometry geometry;
+    struct cox_error err = {0};
+    assert_int_equal(cox_geometry_resolve(RANK_COUNT, &choice, &geometry, NULL), 0);
+    if (cox_control_create(&control, group_name(), &geometry, &err) ||
+        cox_channel_create(&channel, group_name(), &control, COX_CHANNEL_LINK, &err))
+        fail_msg("%s", err.text);
+}
+
+static void channel_restore(void)
+{
+    cox_control_unlink_names(group_name(), &control.geometry, COX_CHANNEL_COUNT);
+    cox_channel_close(&channel);
+    cox_control_close(&control);
+}
+
+static int channel_renew(void *object, struct cox_error *err)
+{
+    (void)object;
+    return cox_channel_renew_regions(&channel, group_name(), err);
+}
+
+static const struct countdown_subject one_channel = {
+    .name = "channel_renew_regions",
+    .lenient = true,
+    .construct = channel_renew,
+    .prepare = channel_prepare,
+    .restore = channel_restore,
+};
+
+/* ---- groups ---- */
+
+static const char *const scripted[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
+static const char *const native[] = {COX_TEST_BIN_DIR "/legacy_native", NULL};
+
+static enum cox_attach attach;
+static bool legacy;
+static struct cox_executor *live;
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static void group_prepare(void)
+{
+    struct cox_executor_options options = {
+        .name = group_name(),
+        .rank_count = RANK_COUNT,
+        .command = legacy ? native : scripted,
+        .depth = 1,
+        .attach = attach,
+        .legacy_workers = legacy,
+        .start_timeout_ms = TEST_PATIENCE_MS,
+        /* Legacy workers may not have attached yet, and then hear no goodbye. */
+        .finalize_ms = legacy ? 1 : TEST_PATIENCE_MS,
+    };
+    struct cox_error err = {0};
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        options.request_size[c] = 16384;
+        options.response_size[c] = legacy ? RANK_COUNT * COX_LEGACY_SLOT_STRIDE : UINT64_C(131072);
+    }
+    if (cox_executor_start(&options, &live, &err))
+        fail_msg("%s", err.text);
+}
+
+static void rank_await_death(uint32_t rank)
+{
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[RANK_COUNT];
+    uint64_t deadline_ns = patience();
+    do {
+        cox_executor_status(live, &status, ranks);
+        assert_true(cox_now_ns() < deadline_ns);
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    } while (ranks[rank].life != COX_LIFE_DEAD);
+}
+
+/* The door hears of deaths in its own time; behind a visit it has heard of those before. */
+static void door_settle(void)
+{
+    const struct cox_logon logon = {.role = COX_DOOR_COMMAND};
+    struct cox_door_session session = {.fd = -1};
+    assert_int_equal(cox_door_connect(cox_executor_door(live), &logon, patience(), &session, NULL),
+                     COX_UNSUPPORTED);
+}
+
+/* What deaths cost is not to be counted. */
+static void dead_prepare(void)
+{
+    group_prepare();
+    assert_int_equal(cox_executor_kill(live, 1, NULL), 0);
+    rank_await_death(1);
+    door_settle();
+}
+
+static void all_dead_prepare(void)
+{
+    group_prepare();
+    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+        assert_int_equal(cox_executor_kill(live, rank, NULL), 0);
+    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+        rank_await_death(rank);
+    door_settle();
+}
+
+static int restart_one(void *object, struct cox_error *err)
+{
+    (void)object;
+    return cox_executor_restart(live, 1, patience(), err);
+}
+
+static int restart_all(void *object, struct cox_error *err)
+{
+    (void)object;
+    return cox_executor_restart_all(live, patience(), err);
+}
+
+/* Whatever came of it: it can be tried again, and then all answer. */
+static void group_restore(void)
+{
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
+    struct cox_error err = {0};
+    int r = legacy ? cox_executor_restart_all(live, patience(), &err)
+                   : cox_executor_restart(live, 1, patience(), &err);
+    if (r == 0 && !legacy)
+        r = cox_executor_restart(live, 0, patience(), &err);
+    if (r == 0 && !legacy)
+        r = cox_executor_call_opaque(live, "echo x", 6, &options, NULL, NULL, &err);
+    if (r)
+        fail_msg("once more: %d: %s", r, err.text);
+    live = cox_executor_free(live);
+}
+
+/* A worker that could not be let in tells why in its last line. */
+static const int worker_ended[] = {COX_PEER_DEAD, 0};
+
+static const struct countdown_subject one_rank = {
+    .name = "executor_restart",
+    .construct = restart_one,
+    .prepare = dead_prepare,
+    .restore = group_restore,
+    .codes = worker_ended,
+    .word = "exited with status",
+    .lenient = true,
+    .costly = true,
+};
+static const struct countdown_subject all_ranks = {
+    .name = "executor_restart_all",
+    .construct = restart_all,
+    .prepare = all_dead_prepare,
+    .restore = group_restore,
+    .codes = worker_ended,
+    .word = "exited with status",
+    .lenient = true,
+    .costly = true,
+};
+
+/* ---- tests ---- */
+
+static void b15_a_region_that_could_not_be_renewed_is_renewed_later(void **state)
+{
+    (void)state;
+    countdown_once(&one_region);
+    countdown_sticky(&one_region);
+    countdown_interrupted(&one_region);
+    countdown_once(&one_channel);
+    countdown_sticky(&one_channel);
+}
+
+static void each_restart(enum cox_attach how)
+{
+    attach = how;
+    legacy = false;
+    countdown_once(&one_rank);
+    countdown_once(&all_ranks);
+    countdown_interrupted(&one_rank);
+}
+
+static void b15_p8_a_restart_is_undone_when_any_call_fails_named(void **state)
+{
+    (void)state;
+    each_restart(COX_ATTACH_NAMED);
+}
+
+static void b15_p8_a_restart_is_undone_when_any_call_fails_sealed(void **state)
+{
+    (void)state;
+    each_restart(COX_ATTACH_SEALED);
+}
+
+static void b15_p8_a_restart_of_legacy_workers_is_undone_when_any_call_fails(void **state)
+{
+    (void)state;
+    attach = COX_ATTACH_NAMED;
+    legacy = true;
+    countdown_once(&all_ranks);
+}
+
+/* Every variable is two allocations for every process. */
+static void environment_shrink(void)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s", getenv("PATH"));
+    clearenv();
+    setenv("PATH", path, 1);
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b15_a_region_that_could_not_be_renewed_is_renewed_later),
+        TEST(b15_p8_a_restart_is_undone_when_any_call_fails_named),
+        TEST(b15_p8_a_restart_is_undone_when_any_call_fails_sealed),
+        TEST(b15_p8_a_restart_of_legacy_workers_is_undone_when_any_call_fails),
+    };
+    environment_shrink();
+    return cmocka_run_group_tests_name("countdown_restart", tests, NULL, NULL);
+}
