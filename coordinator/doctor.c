@@ -22,7 +22,7 @@
 #define FDS_OF_RANK 3
 #define FDS_OF_SEALED_GROUP 19
 #define FDS_OF_SEALED_RANK 5
-#define THREADS_OF_COORDINATOR 9
+#define THREADS_OF_COORDINATOR 10
 #define THREADS_OF_WORKER 7
 /* A process with its libraries and buffers, without weights and a KV cache. */
 #define BYTES_OF_PROCESS (UINT64_C(16) << 20)

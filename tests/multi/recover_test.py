@@ -276,10 +276,12 @@ def test_p8_a_hand_started_rank_is_waited_for():
 @test
 def test_p8_legacy_groups_are_started_again_as_a_whole_and_say_so():
     worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % base.LEGACY_WORKER, 0o700)
+    prompt = ["--attach", "named", "--quiet", "--tokens", "--max-tokens", "2", "1 5"]
     with Group(2, ("--legacy-workers", "--worker", worker, *RESTART)) as group:
-        check(group.generate("--quiet", "--tokens", "--max-tokens", "2", "1 5").out == "1 5 6 7\n", "wrong tokens")
+        result = expect(group.generate(*prompt), 0)
+        check(result.out == "1 5 6 7\n", "wrong tokens", result)
         kill(group.name, 1)
-        result = expect(group.generate("--quiet", "--tokens", "--max-tokens", "2", "1 5"), 0)
+        result = expect(group.generate(*prompt), 0)
         check(result.out == "1 5 6 7\n", "wrong tokens", result)  # by workers that have not answered before
         check([rank["generation"] for rank in group.status()["ranks"]] == [2, 2], "not all: %s" % group.status())
         check(expect(recover(group.name, "restart", "--rank", "0", "--kill"), 0).out.startswith("rank 0: ok: replaced"),

@@ -88,7 +88,7 @@ static void group_start(uint32_t rank_count, const char *const *command,
         .death = on_death,
     };
     struct cox_recovery_options used = *options;
-    struct cox_recovery *recovery;
+    struct cox_recovery *recovery = NULL;
     struct cox_error err = {0};
     pthread_mutex_init(&group.lock, NULL);
     pthread_cond_init(&group.changed, NULL);
