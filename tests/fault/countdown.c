@@ -4,7 +4,6 @@
 
 #include <dirent.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,6 +12,8 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "channel/peer.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define HAS_LEAK_CHECK 1
@@ -136,6 +137,18 @@ static size_t count_entries(const char *folder, const char *part)
     return count;
 }
 
+/* Without those that end: one that was joined is listed for a moment still. */
+static size_t count_threads(void)
+{
+    DIR *dir = opendir("/proc/self/task");
+    COX_ASSERT(dir);
+    size_t count = 0;
+    for (const struct dirent *entry; (entry = readdir(dir));)
+        count += entry->d_name[0] != '.' && !cox_peer_exiting((pid_t)atoi(entry->d_name));
+    closedir(dir);
+    return count;
+}
+
 static size_t count_maps(void)
 {
     char line[512];
@@ -155,7 +168,7 @@ static void belongings_look(struct belongings *ret)
     memset(ret, 0, sizeof *ret);
     ret->blocks = block_count;
     ret->fds = count_entries("/proc/self/fd", "");
-    ret->threads = count_entries("/proc/self/task", "");
+    ret->threads = count_threads();
     ret->names = count_entries("/dev/shm", countdown_name(prefix, ""));
     ret->maps = count_maps();
     ret->children = waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL) == 0;
@@ -164,21 +177,9 @@ static void belongings_look(struct belongings *ret)
 
 static bool belongings_equal(const struct belongings *a, const struct belongings *b)
 {
-    /* A thread of the one before, joined already, may have been listed for an instant. */
-    return a->fds == b->fds && a->threads >= b->threads && a->names == b->names &&
+    return a->fds == b->fds && a->threads == b->threads && a->names == b->names &&
            a->maps == b->maps && a->children == b->children && a->blocks == b->blocks &&
            memcmp(&a->mask, &b->mask, sizeof a->mask) == 0;
-}
-
-/* A thread that was joined is in /proc for a moment still. */
-static void belongings_look_again(const struct belongings *before, struct belongings *ret)
-{
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    belongings_look(ret);
-    while (ret->threads > before->threads && cox_now_ns() < deadline_ns) {
-        sched_yield();
-        belongings_look(ret);
-    }
 }
 
 const char *countdown_name(char buffer[64], const char *which)
@@ -227,7 +228,7 @@ static void attempt_expect_nothing_left(const struct attempt *attempt,
                                         const struct belongings *before, const char *when)
 {
     struct belongings now;
-    belongings_look_again(before, &now);
+    belongings_look(&now);
     EXPECT(attempt, belongings_equal(before, &now),
            "%s: fds %zu then %zu, threads %zu %zu, names %zu %zu, mappings %zu %zu, "
            "children %d %d, blocks %ld %ld, signal mask %s",
