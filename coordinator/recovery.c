@@ -42,6 +42,7 @@ struct order {
     struct cox_recover_result *results;
     uint32_t rank;
     bool kill;
+    pid_t killed; /* before its turn; 0: not */
     bool replaced;
     uint64_t deadline_ns;
     bool started, done;
@@ -495,8 +496,13 @@ static int rank_end(struct cox_recovery *recovery, const struct order *order, bo
     *ret_lives = false;
     if (rank->dead)
         return 0;
-    if (life == COX_LIFE_DEAD)
+    if (life == COX_LIFE_DEAD ||
+        (order->killed && recovery->statuses[order->rank].pid == order->killed))
         return await_death(recovery, order, err);
+    if (order->killed) { /* and the policy has made that good meanwhile */
+        *ret_lives = true;
+        return 0;
+    }
     if (!order->kill && life != COX_LIFE_LEFT) {
         *ret_lives = true;
         return 0;
@@ -529,6 +535,8 @@ static void order_restart(struct cox_recovery *recovery, struct order *order)
         if (r) /* the policy need not try the same at once */
             backoff_fail(recovery,
                          recovery->whole ? &recovery->all : &recovery->ranks[order->rank].backoff);
+    } else if (!r) {
+        order->replaced = order->killed != 0;
     }
     if (!r && recovery->unready && !first_dead(recovery))
         r = init_replay(recovery, order->deadline_ns, err);
@@ -554,20 +562,27 @@ static void order_run(struct cox_recovery *recovery, struct order *order)
 static void *recovery_main(void *context)
 {
     struct cox_recovery *recovery = context;
+    bool turned = false;
     pthread_mutex_lock(&recovery->lock);
     while (!recovery->stopped) {
         uint64_t due_ns = turn_due(recovery);
         const struct timespec until = cox_deadline_timespec(due_ns);
-        if (due_ns <= cox_now_ns())
+        /* A turn that came to nothing can be due again at once: an order waits for one, not for all of
+         * them. */
+        bool skips = turned && recovery->orders;
+        turned = false;
+        if (due_ns <= cox_now_ns() && !skips) {
             turn(recovery);
-        else if (recovery->look)
+            turned = true;
+        } else if (recovery->look) {
             look(recovery);
-        else if (recovery->orders)
+        } else if (recovery->orders) {
             order_run(recovery, recovery->orders);
-        else if (due_ns == COX_DEADLINE_NEVER)
+        } else if (due_ns == COX_DEADLINE_NEVER) {
             pthread_cond_wait(&recovery->wake, &recovery->lock);
-        else
+        } else {
             pthread_cond_timedwait(&recovery->wake, &recovery->lock, &until);
+        }
     }
     pthread_mutex_unlock(&recovery->lock);
     return NULL;
@@ -757,6 +772,24 @@ int cox_recovery_command(struct cox_recovery *recovery, enum cox_recover_command
     return order_give(recovery, &order, err);
 }
 
+/* What is under way may wait for this very rank, which does nothing: it dies at once, not when it is the order's
+ * turn. Of a rank that is being replaced it is the new process. */
+static int kill_now(struct cox_recovery *recovery, struct order *order, struct cox_error *err)
+{
+    pthread_mutex_lock(&recovery->lock);
+    struct rank *rank = &recovery->ranks[order->rank];
+    bool waits = recovery->busy && !recovery->failed;
+    rank->expected = rank->expected || (waits && !rank->dead);
+    pthread_mutex_unlock(&recovery->lock);
+    if (!waits)
+        return 0;
+    pid_t pid = cox_executor_pid(recovery->executor, order->rank);
+    int r = cox_executor_kill(recovery->executor, order->rank, err);
+    if (!r)
+        order->killed = pid;
+    return r == COX_UNSUPPORTED ? 0 : r; /* nobody has logged on as it yet */
+}
+
 int cox_recovery_restart(struct cox_recovery *recovery, uint32_t rank, bool kill,
                          uint64_t deadline_ns, bool *ret_replaced, struct cox_error *err)
 {
@@ -766,7 +799,9 @@ int cox_recovery_restart(struct cox_recovery *recovery, uint32_t rank, bool kill
     if (rank >= recovery->rank_count)
         return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
                         rank, recovery->rank_count);
-    int r = order_give(recovery, &order, err);
+    int r = kill ? kill_now(recovery, &order, err) : 0;
+    if (!r)
+        r = order_give(recovery, &order, err);
     *ret_replaced = order.replaced;
     return r;
 }

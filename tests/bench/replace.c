@@ -452,7 +452,11 @@ static int measure_one(struct group *group, uint32_t victim, uint64_t figures[FI
     uint64_t init = atomic_load(&group->shared->ranks[victim].init_ns);
     if (!(from <= cloned && cloned <= begun && begun <= init && init <= submitted_ns &&
           submitted_ns <= group->ended_ns))
-        return cox_fail(err, -EBADMSG, "stamps that are not in order");
+        return cox_fail(err, -EBADMSG,
+                        "stamps that are not in order: after the death %" PRId64 " clone, %" PRId64
+                        " main, %" PRId64 " init, %" PRId64 " step, %" PRId64 " done (ns)",
+                        (int64_t)(cloned - from), (int64_t)(begun - from), (int64_t)(init - from),
+                        (int64_t)(submitted_ns - from), (int64_t)(group->ended_ns - from));
     figures[FIGURE_NOTICED] = cloned - from;
     figures[FIGURE_START] = begun - cloned;
     figures[FIGURE_ATTACH] = init - begun;

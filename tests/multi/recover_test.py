@@ -419,6 +419,28 @@ def test_p8_a_living_rank_is_replaced_by_order_whatever_the_policy():
 
 
 @test
+def test_m12_p8_a_rank_that_a_replacement_waits_for_is_killed_at_once_by_order():
+    # A try has a minute; the order, which would otherwise come after it, has less.
+    order = ("restart", "--kill", "--timeout", "45", "--rank")
+    with Group(2, RESTART) as group:
+        group.stopped(0)
+        kill(group.name, 1)
+        ends_as(group.name, lambda now: "initializing" in now["recovery"]["doing"])
+        expect(recover(group.name, *order, "0"), 0)
+        check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group does not go on")
+        # The new process itself stands still, before or after it is in the group.
+        kill(group.name, 1)
+        ends_as(group.name, lambda now: now["ranks"][1]["generation"] > 2 and now["ranks"][1]["pid"])
+        try:
+            kill(group.name, 1, signal.SIGSTOP)
+        except ProcessLookupError:
+            pass
+        expect(recover(group.name, *order, "1"), 0)
+        check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group does not go on")
+        expect(group.stop(), 0)
+
+
+@test
 def test_a23_commands_answer_while_every_worker_is_stuck():
     with Group(2) as group:
         for rank in (0, 1):
