@@ -30,6 +30,15 @@ depth2_subsets    short  all     pass        gate -DREQUESTS=2 -DDEPTH=2 -DSUBSE
 stop              short  all     pass        gate -DREQUESTS=2 -DSTOP
 wild              short  all     pass        gate -DREQUESTS=1 -DWILD
 fair              short  fair    pass        gate -DREQUESTS=1 -DSLICE -DSLICE_ALWAYS -DLOSSES=1 -DTOKENS_MAX=2 -DFAIR
+restart           short  all     pass        gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1
+restart_twice     short  all     pass        gate -DREQUESTS=2 -DCRASHES=2 -DRESTARTS=2
+restart_depth2    short  all     pass        gate -DREQUESTS=2 -DDEPTH=2 -DCRASHES=1 -DRESTARTS=1
+restart_deadline  short  all     pass        gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DDEADLINES=1
+restart_failure   short  all     pass        gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DFAILURES=1
+restart_stop      short  all     pass        gate -DREQUESTS=1 -DCRASHES=1 -DRESTARTS=1 -DSTOP
+restart_stray     short  all     pass        gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSTRAYS=1
+restart_stray_in  short  all     pass        gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSTRAYS=1 -DNO_IDENTITY_CHECK
+restart_no_cycle  short  cycles  pass        gate -DREQUESTS=1 -DCRASHES=1 -DRESTARTS=1
 legacy            short  all     pass        legacy -DREQUESTS=3
 legacy_late       short  all     pass        legacy -DREQUESTS=2 -DDEADLINES=1 -DFAILURES=1
 legacy_crash      short  all     pass        legacy -DREQUESTS=1 -DCRASHES=1 -DDEADLINES=1
@@ -54,6 +63,15 @@ legacy_no_cycle   short  cycles  pass        legacy -DREQUESTS=2 -DDEADLINES=1
 -NO_CLOCKS        short  fair    cycle       gate -DREQUESTS=3 -DDEPTH=2 -DHANG=2 -DNO_REPLY_TOO -DSLICE -DSLICE_ALWAYS -DLOSSES=1 -DTOKENS_MAX=1 -DFAIR -DNO_CLOCKS
 -NO_CAUSES        short  all     deadlock    gate -DREQUESTS=1 -DCRASHES=1 -DNO_CAUSES
 -NO_STOP_LOCK     short  all     deadlock    gate -DREQUESTS=1 -DSTOP -DNO_STOP_LOCK
+-restart_PROOF    short  all     assert      gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DNO_PROOF
+-restart_OUT_LOCK short  all     assert      gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DNO_LEAVE_OUT_LOCK
+-restart_OUT_WAIT short  all     assert      gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DNO_LEAVE_OUT_WAIT
+-restart_RESET    short  all     assert      gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DNO_RESET_LOCK
+-restart_BELLS    short  all     assert      gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DNO_BELLS_RENEWED
+-restart_LINE     short  all     assert      gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DNO_LINE_RESET
+-restart_PASSED   short  all     assert      gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DNO_PASSED_OVER
+-restart_ADMIT    short  all     deadlock    gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DADMIT_EARLY
+-restart_LIFE     short  all     assert      gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSTRAYS=1 -DNO_GENERATION
 -legacy_LATE      short  all     assert      legacy -DREQUESTS=2 -DDEADLINES=1 -DNO_LATE_RULE
 -legacy_FOREIGN   short  all     assert      legacy -DREQUESTS=2 -DNO_FOREIGN
 -legacy_POST      short  all     assert      legacy -DREQUESTS=2 -DFOREIGN_AFTER_POST
@@ -76,6 +94,13 @@ futex_stall_once  short  all     pass        futex_gate -DREQUESTS=2 -DSTALLS=1 
 futex_stop        short  all     pass        futex_gate -DREQUESTS=2 -DSTOP
 futex_leave       short  all     pass        futex_gate -DREQUESTS=2 -DLEAVE -DSLICE
 futex_no_cycle    short  cycles  pass        futex_gate -DREQUESTS=1 -DSLICE -DDEADLINES=1 -DMEDDLES=1
+futex_restart     short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE
+futex_restart_wake short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DCRASH_AT_WAKE
+futex_restart_once short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE_QUIET
+futex_restart_twice short  all     pass        futex_gate -DREQUESTS=1 -DCRASHES=2 -DRESTARTS=2 -DSLICE
+futex_restart_late short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DLATES=1 -DSLICE_QUIET
+futex_restart_dead short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DDEADLINES=1 -DSLICE
+futex_restart_cycle short  cycles  pass        futex_gate -DREQUESTS=1 -DCRASHES=1 -DRESTARTS=1 -DSLICE
 -futex_SEQUENCE   short  all     assert      futex_gate -DREQUESTS=2 -DNO_SEQUENCE
 -futex_RETURNED   short  all     assert      futex_gate -DREQUESTS=2 -DDEADLINES=1 -DNO_RETURNED_RULE
 -futex_HINT_SEQ   short  all     deadlock    futex_gate -DREQUESTS=2 -DDEADLINES=1 -DNO_HINT_SEQUENCE
@@ -94,6 +119,12 @@ futex_no_cycle    short  cycles  pass        futex_gate -DREQUESTS=1 -DSLICE -DD
 -futex_SLICE_1    short  all     deadlock    futex_gate -DREQUESTS=1 -DMEDDLES=1
 -futex_SLICE_2    short  all     deadlock    futex_gate -DREQUESTS=1 -DCRASHES=1
 -futex_SLICE_3    short  all     deadlock    futex_gate -DREQUESTS=1 -DSTALLS=1
+-futex_OUT_LOCK   short  all     assert      futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE -DNO_LEAVE_OUT_LOCK
+-futex_OUT_WAIT   short  all     assert      futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE -DNO_LEAVE_OUT_WAIT
+-futex_LINE       short  all     assert      futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE -DNO_LINE_RESET
+-futex_MEMORY     short  all     assert      futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE -DLATES=1 -DNO_MEMORY_RENEWED
+-futex_TICKET     short  all     deadlock    futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE -DNO_TICKET_FIRST
+-futex_SLICE_4    short  all     deadlock    futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DCRASH_AT_WAKE -DLATES=1
 group_epochs      short  all     pass        group
 group_ops         short  all     pass        group -DEPOCHS=1 -DOPS=3
 group_barrier     short  all     pass        group -DBARRIER
@@ -106,6 +137,13 @@ group_aborts2     short  all     pass        group -DRANKS=2 -DOPS=3 -DABORTS=2 
 group_meddle      short  all     pass        group -DEPOCHS=1 -DOPS=1 -DMEDDLES=1 -DSLICE
 group_meddle2     short  all     pass        group -DRANKS=2 -DMEDDLES=2 -DSLICE
 group_no_cycle    short  cycles  pass        group -DRANKS=2 -DOPS=1 -DCRASHES=1 -DABORTS=1 -DALIGNS=1 -DSLICE
+group_lives       short  all     pass        group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DLIVES=2
+group_lives_epochs short  all     pass        group -DRANKS=2 -DOPS=1 -DCRASHES=1 -DSLICE -DLIVES=2
+group_lives_late  short  all     pass        group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DLIVES=2 -DDEADLINES=1
+group_lives_3     short  all     pass        group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DLIVES=3
+group_lives_turn  short  all     pass        group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DLIVES=3 -DWINDOWS=2 -DIN_TURN
+group_lives_ranks3 short  all     pass        group -DEPOCHS=1 -DOPS=1 -DCRASHES=1 -DCRASH_LAST -DSLICE -DLIVES=2
+group_lives_cycle short  cycles  pass        group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DLIVES=2 -DOPS=1
 -group_BEHIND     short  all     deadlock    group -DEPOCHS=1 -DNO_RING_BEHIND
 -group_OVERWRITES short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DOPS=3 -DCOUNT_OVERWRITES
 -group_BELL_WAKE  short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DBELL_AFTER_WAKE
@@ -122,6 +160,12 @@ group_no_cycle    short  cycles  pass        group -DRANKS=2 -DOPS=1 -DCRASHES=1
 -group_RECHECK    short  all     assert      group -DRANKS=2 -DOPS=1 -DNO_RECHECK
 -group_ALIGN      short  all     assert      group -DRANKS=2 -DOPS=1 -DNO_ALIGN_STORE
 -group_EPOCH      short  all     assert      group -DRANKS=2 -DBARRIER -DDEADLINES=1 -DNO_EPOCH_CHECK
+-group_WINDOW     short  all     assert      group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DLIVES=2 -DWINDOWS=1
+-group_WINDOWS    short  all     assert      group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DLIVES=3 -DWINDOWS=2
+-group_HOLE       short  all     assert      group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DLIVES=3 -DWINDOWS=2 -DIN_TURN -DNO_HOLE
+-group_KEEP       short  all     assert      group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DLIVES=2 -DKEEP_EARLY
+-group_LEAVE      short  all     deadlock    group -DEPOCHS=1 -DOPS=1 -DCRASHES=1 -DCRASH_LAST -DSLICE -DLIVES=2 -DNO_LEAVE
+-group_INIT       short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DLIVES=3 -DCRASH_LAST -DNO_INIT_ABORTED
 no_cycle_crash    long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DCRASHES=1
 no_cycle_spurious long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DLOSSES=1 -DSPURS=1 -DDEADLINES=1
 loss_spurious     long   all     pass        gate -DREQUESTS=2 -DSLICE -DLOSSES=1 -DSPURS=1
@@ -143,6 +187,13 @@ futex_meddle_die  long   bits    pass        futex_gate -DREQUESTS=1 -DMEDDLES=1
 futex_crash2      long   bits    pass        futex_gate -DREQUESTS=2 -DDEPTH=2 -DCRASHES=1 -DSLICE
 group_abort2      long   bits    pass        group -DOPS=1 -DABORTS=1
 group_crash3      long   bits    pass        group -DOPS=1 -DCRASHES=1 -DSLICE
+restart_3         long   all     pass        gate -DREQUESTS=3 -DCRASHES=1 -DRESTARTS=1
+restart_stop2     long   all     pass        gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSTOP
+restart_late2     long   bits    pass        gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DDEPTH=2 -DDEADLINES=1
+futex_restart_2   long   all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DDEPTH=2 -DSLICE
+futex_restart_22  long   all     pass        futex_gate -DREQUESTS=2 -DCRASHES=2 -DRESTARTS=2 -DSLICE
+futex_restart_late2 long   all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DLATES=2 -DSLICE_QUIET
+group_lives_3_ops long   all     pass        group -DRANKS=2 -DEPOCHS=1 -DCRASHES=2 -DSLICE -DLIVES=3 -DCRASH_LAST
 legacy_crash2     long   all     pass        legacy -DREQUESTS=2 -DCRASHES=1 -DDEADLINES=1
 RUNS
 }

@@ -15,7 +15,8 @@
  * many; CRASH_LAST: of three ranks only the last may die; BARRIER: no values; SLICE: who waits looks again after a while,
  * also for who is dead.
  * LIVES: whoever died is started again, and all form the group anew, in at most that many lives, each in the next of
- * WINDOWS windows; with SLICE, and without ABORTS, ALIGNS, MEDDLES, BARRIER.
+ * WINDOWS windows (IN_TURN: once all have taken the init before), where CRASH_LAST is of two ranks, too; with SLICE,
+ * and without ABORTS, ALIGNS, MEDDLES, BARRIER.
  */
 #ifndef RANKS
 #define RANKS 3
@@ -399,7 +400,7 @@ scan:   atomic {
         :: atomic {
             q < RANKS ->
             if
-            :: EPOCH(arrived[AT(q)]) > epoch -> goto aborted;
+            :: EPOCH(arrived[AT(q)]) != epoch -> goto aborted;
             :: else -> q++;
             fi
            }
@@ -583,6 +584,18 @@ end_dead:
 #define ALL_WHOLE (holder[AT(0)] == WHOLE && holder[AT(1)] == WHOLE && holder[AT(2)] == WHOLE)
 #endif
 
+/* A window comes to use again when nobody is in it. With 16 of them that is said of the life of 16 inits ago. */
+#ifdef IN_TURN
+#define TAKEN(q) (gone[q] || in_life[q] >= told)
+#if RANKS == 2
+#define ALL_TAKEN (TAKEN(0) && TAKEN(1))
+#else
+#define ALL_TAKEN (TAKEN(0) && TAKEN(1) && TAKEN(2))
+#endif
+#else
+#define ALL_TAKEN true
+#endif
+
 #define SLOTS_ZERO(q) slot[2 * AT(q)] = 0; slot[2 * AT(q) + 1] = 0
 #if RANKS == 2
 #define PUNCH_SLOTS SLOTS_ZERO(0); SLOTS_ZERO(1)
@@ -617,7 +630,7 @@ end_watch:
         od;
         window = told % WINDOWS;
        }
-    :: atomic { SOMEBODY_DIED -> init_ended = told; } /* an init ends with the first death */
+    :: atomic { SOMEBODY_DIED && ALL_TAKEN -> init_ended = told; } /* an init ends with the first death */
         if
         :: atomic { told < LIVES }
             /* cox_executor_restart */
@@ -625,7 +638,7 @@ end_watch:
                 do
                 :: q < RANKS ->
                     if
-                    :: gone[q] -> gone[q] = false; killed[q] = false; process[q]++; born[q] = told + 1;
+                    :: gone[q] -> gone[q] = false; killed[q] = false; process[q]++; born[q] = told + 1; in_life[q] = told;
                     :: else
                     fi;
                     q++;
