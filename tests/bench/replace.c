@@ -450,6 +450,8 @@ static int measure_one(struct group *group, uint32_t victim, uint64_t figures[FI
     uint64_t from = told < watcher.readable_ns ? told : watcher.readable_ns;
     uint64_t begun = atomic_load(&group->shared->ranks[victim].main_ns);
     uint64_t init = atomic_load(&group->shared->ranks[victim].init_ns);
+    /* It may have slept between its stamp and the submit. */
+    submitted_ns = submitted_ns < init ? init : submitted_ns;
     if (!(from <= cloned && cloned <= begun && begun <= init && init <= submitted_ns &&
           submitted_ns <= group->ended_ns))
         return cox_fail(err, -EBADMSG,

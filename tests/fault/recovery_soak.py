@@ -365,8 +365,7 @@ def fault_pause_a_stopped_rank():
     send(pids[rank], signal.SIGCONT)
     note("continue")
     yield process
-    for _ in pausing:
-        pass
+    yield from pausing
     yield from commands(*dice.choice((("start",), ("reinit", "start"))))
 
 
