@@ -456,6 +456,7 @@ int cox_region_renew(struct cox_region *region, const char *name, struct cox_err
         cox_fail(err, r, "region %s: mapping it again: %s", name, cox_status_text(r));
     if (r)
         cox_region_unlink(name);
+    cox_tsan_release(region->base); /* for who hears through a semaphore of what is in it next */
     cox_fault_point(COX_FAULT_REGION_RENEWED);
     return r;
 }
