@@ -425,7 +425,7 @@ def test_m12_p8_a_rank_that_a_replacement_waits_for_is_killed_at_once_by_order()
     with Group(2, RESTART) as group:
         group.stopped(0)
         kill(group.name, 1)
-        ends_as(group.name, lambda now: "initializing" in now["recovery"]["doing"])
+        ends_as(group.name, lambda now: "initializing" in (now["recovery"]["doing"] or ""))
         expect(recover(group.name, *order, "0"), 0)
         check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group does not go on")
         # The new process itself stands still, before or after it is in the group.
