@@ -386,6 +386,6 @@ void group_live(struct test_group *group)
     group_lora(group);
     group_pull(group);
     group_recover(group);
-    step_expect(group, 7, 0, 31);
+    step_expect(group, 30, 31, 31); /* a rank of ours has forgotten its sequences with the reinit */
     group_end(group);
 }
