@@ -305,6 +305,56 @@ static void a24_under_load_and_p7_nothing_grows(void **state)
     test_group_free(g);
 }
 
+/* ---- what the old one owed is handed over first ---- */
+
+struct drain {
+    struct cox_executor *executor;
+    atomic_int status;
+    atomic_bool entered, early;
+};
+
+/* Takes its time; the next process of the rank is not to be there before it has returned. */
+static void drain_handler(void *context, const struct cox_completion *completion)
+{
+    struct drain *drain = context;
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[2];
+    uint64_t until_ns = cox_deadline_after_ms(200);
+    atomic_store(&drain->status, completion->status);
+    atomic_store(&drain->entered, true);
+    do {
+        cox_executor_status(drain->executor, &status, ranks);
+        if (ranks[1].generation > 1)
+            atomic_store(&drain->early, true);
+    } while (cox_now_ns() < until_ns);
+}
+
+static void a23_the_old_one_is_drained_before_the_new_one_is_started(void **state)
+{
+    (void)state;
+    for (int all = 0; all < 2; all++) {
+        struct test_group *g = test_group_start(2, NULL);
+        struct drain drain = {.executor = test_group_executor(g)};
+        const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                                   .deadline_ns = patience()};
+        assert_int_equal(
+            cox_executor_register(drain.executor, COX_CHANNEL_EXECUTE, drain_handler, &drain), 0);
+        test_stop_process(pid_of(g, 1));
+        assert_int_equal(
+            cox_executor_submit_opaque(drain.executor, "echo x", 6, &options, NULL, NULL), 0);
+        kill_rank(g, 1);
+        while (!atomic_load(&drain.entered))
+            sched_yield();
+        if (all)
+            restart_all(g);
+        else
+            assert_int_equal(cox_executor_restart(drain.executor, 1, patience(), NULL), 0);
+        assert_int_equal(atomic_load(&drain.status), COX_PEER_DEAD);
+        assert_false(atomic_load(&drain.early));
+        test_group_free(g);
+    }
+}
+
 /* ---- the log ---- */
 
 struct log {
@@ -367,6 +417,7 @@ int main(void)
         TEST(p8_b2_those_that_never_attach),
         TEST(m15_a_stop_ends_it),
         TEST(a24_under_load_and_p7_nothing_grows),
+        TEST(a23_the_old_one_is_drained_before_the_new_one_is_started),
         TEST(a23_the_log_says_who_replaces_whom),
     };
     return cmocka_run_group_tests_name("restart_all", tests, NULL, NULL);
