@@ -330,8 +330,7 @@ static void on_worker_gone(void *context, const struct cox_door_visitor *visitor
             visitor->id)
             continue;
         atomic_store_explicit(&executor->seats[rank].visitor, 0, memory_order_relaxed);
-        if (!atomic_load_explicit(&executor->supervised, memory_order_acquire) ||
-            !seat_is_of_this_life(executor, rank))
+        if (!atomic_load_explicit(&executor->supervised, memory_order_acquire))
             continue;
         bool attached = cox_truth_attached(&executor->control.ranks[rank]->identity);
         if (attached && !cox_truth_left(&executor->control, rank))
