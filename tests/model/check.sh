@@ -98,7 +98,7 @@ futex_restart     short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1
 futex_restart_wake short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DCRASH_AT_WAKE
 futex_restart_once short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE_QUIET
 futex_restart_twice short  all     pass        futex_gate -DREQUESTS=1 -DCRASHES=2 -DRESTARTS=2 -DSLICE
-futex_restart_late short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DLATES=1 -DSLICE_QUIET
+futex_restart_late short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DCRASH_AT_WAKE -DRESTARTS=1 -DLATES=1 -DSLICE_QUIET
 futex_restart_dead short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DDEADLINES=1 -DSLICE
 futex_restart_cycle short  cycles  pass        futex_gate -DREQUESTS=1 -DCRASHES=1 -DRESTARTS=1 -DSLICE
 -futex_SEQUENCE   short  all     assert      futex_gate -DREQUESTS=2 -DNO_SEQUENCE
