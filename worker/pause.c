@@ -65,11 +65,23 @@ static bool has_visits(const struct cox_lane *lane)
 
 /* ---- signals ---- */
 
-static void on_urge(int number)
+/* Whoever had the signal before us, such as another language's runtime, still has it on all other threads. */
+static void urge_forward(int number, siginfo_t *info, void *context)
 {
-    (void)number;
+    if (urge.before.sa_flags & SA_SIGINFO)
+        urge.before.sa_sigaction(number, info, context);
+    else if (urge.before.sa_handler != SIG_DFL && urge.before.sa_handler != SIG_IGN)
+        urge.before.sa_handler(number);
+}
+
+static void on_urge(int number, siginfo_t *info, void *context)
+{
     struct cox_lane *lane = own_lane;
-    if (!lane || lane->visit.held)
+    if (!lane) {
+        urge_forward(number, info, context);
+        return;
+    }
+    if (lane->visit.held)
         return;
     /* relaxed: this thread's own. */
     uint64_t inside = atomic_load_explicit(&lane->visit.inside, memory_order_relaxed);
@@ -80,11 +92,15 @@ static void on_urge(int number)
 
 void cox_pause_listen(void)
 {
-    struct sigaction action = {.sa_handler = on_urge}; /* no SA_RESTART: what blocks is to end */
+    /* No SA_RESTART: what blocks is to end. SA_ONSTACK for threads of runtimes with small stacks. */
+    struct sigaction action = {.sa_sigaction = on_urge, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     sigemptyset(&action.sa_mask);
     pthread_mutex_lock(&urge.lock);
-    if (urge.users++ == 0)
-        sigaction(SIGURG, &action, &urge.before);
+    if (urge.users++ == 0) {
+        /* Before the handler can ask for it. */
+        sigaction(SIGURG, NULL, &urge.before);
+        sigaction(SIGURG, &action, NULL);
+    }
     pthread_mutex_unlock(&urge.lock);
 }
 
@@ -94,7 +110,7 @@ void cox_pause_unlisten(void)
     pthread_mutex_lock(&urge.lock);
     /* Whoever has put another one there since keeps it. */
     if (--urge.users == 0 && sigaction(SIGURG, NULL, &present) == 0 &&
-        present.sa_handler == on_urge)
+        (present.sa_flags & SA_SIGINFO) && present.sa_sigaction == on_urge)
         sigaction(SIGURG, &urge.before, NULL);
     pthread_mutex_unlock(&urge.lock);
 }

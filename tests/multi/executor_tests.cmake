@@ -29,6 +29,6 @@ add_dependencies(test_multi_service scripted_worker)
 
 # Ranks that are replaced by a policy.
 cox_multi_test(NAME recovery SOURCES ${CMAKE_CURRENT_LIST_DIR}/recovery_test.c
-    LIBS coxswain_testlib coxswain_commands TIMEOUT 120)
+    LIBS coxswain_testlib coxswain_commands TIMEOUT 240)
 add_dependencies(test_multi_recovery scripted_worker)
-cox_sealed_test(recovery TIMEOUT 240)
+cox_sealed_test(recovery TIMEOUT 300)

@@ -8,3 +8,6 @@ cox_unit_test(NAME table_random
             ${CMAKE_CURRENT_LIST_DIR}/table_model.c
             ${CMAKE_CURRENT_LIST_DIR}/table_request.c
     LIBS coxswain_worker_lib)
+cox_unit_test(NAME pause
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/pause_test.c
+    LIBS coxswain_worker_lib)
