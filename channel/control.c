@@ -152,7 +152,11 @@ static int control_locked(const char *name, const struct cox_control *old, int e
         return cox_fail(err, -e, "the group '%s': flock: %s", name, cox_status_text(-e));
     struct cox_peer coordinator = COX_PEER_NONE;
     int r = cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start, &coordinator);
-    if (r < 0)
+    bool ending = false;
+    if (r == 0)
+        r = cox_peer_look_exiting(coordinator.pid, &ending);
+    cox_peer_close(&coordinator);
+    if (r < 0 || r == COX_CORRUPT)
         return cox_fail(err, r,
                         "the group '%s' is locked, and whether its process %" PRIu32
                         " lives cannot be told: %s",
@@ -162,8 +166,7 @@ static int control_locked(const char *name, const struct cox_control *old, int e
                         "what process %" PRIu32 " left of the group '%s' is being removed by "
                         "another process, or a child of the dead one still holds its lock",
                         header->coordinator_pid, name);
-    cox_peer_close(&coordinator);
-    if (cox_peer_exiting((pid_t)header->coordinator_pid))
+    if (ending)
         return cox_fail(err, COX_BUSY,
                         "process %" PRIu32 ", which has the name '%s', is just ending",
                         header->coordinator_pid, name);

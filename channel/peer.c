@@ -125,31 +125,42 @@ bool cox_peer_stopped(pid_t pid)
 
 /* Killed, and did not run since: the kernel keeps the signal among those of the whole process until the
  * end. */
-static bool peer_is_killed(pid_t pid)
+static int peer_is_killed(pid_t pid, bool *ret_killed)
 {
     char text[8192];
     unsigned long long pending;
-    if (peer_read(pid, "status", text, sizeof text))
-        return false;
+    int r = peer_read(pid, "status", text, sizeof text);
+    if (r)
+        return r;
     const char *line = strstr(text, "\nShdPnd:");
-    return line && sscanf(line, "\nShdPnd: %llx", &pending) == 1 && (pending >> (SIGKILL - 1) & 1);
+    if (!line || sscanf(line, "\nShdPnd: %llx", &pending) != 1)
+        return COX_CORRUPT;
+    *ret_killed = pending >> (SIGKILL - 1) & 1;
+    return 0;
 }
 
-bool cox_peer_exiting(pid_t pid)
+int cox_peer_look_exiting(pid_t pid, bool *ret_exiting)
 {
     char text[1024];
     const char *field;
     unsigned flags;
     int r = peer_read_stat(pid, text, sizeof text, &field);
     if (r)
-        return r == COX_PEER_DEAD;
+        return r;
     char state = strlen(field) < 3 ? '?' : field[2];
     /* proc(5): field 9, 7 after the name's. */
     for (int number = 2; field && number < 9; number++)
         field = strchr(field + 1, ' ');
-    return state == 'Z' || state == 'X' ||
-           (field && sscanf(field, " %u", &flags) == 1 && (flags & PROCESS_EXITING)) ||
-           peer_is_killed(pid);
+    if (!field || sscanf(field, " %u", &flags) != 1)
+        return COX_CORRUPT;
+    *ret_exiting = state == 'Z' || state == 'X' || (flags & PROCESS_EXITING);
+    return *ret_exiting ? 0 : peer_is_killed(pid, ret_exiting);
+}
+
+bool cox_peer_exiting(pid_t pid)
+{
+    bool exiting = false;
+    return cox_peer_look_exiting(pid, &exiting) == COX_PEER_DEAD || exiting;
 }
 
 bool cox_peer_descends(pid_t pid, pid_t ancestor)

@@ -41,7 +41,9 @@ bool cox_peer_alive(const struct cox_peer *peer);
  * cannot be told. */
 bool cox_peer_stopped(pid_t pid);
 
-/* True when /proc says that the process is on its way out, before its pidfd says so: its files are closed by
+/* Whether the process is on its way out, as below. Returns 0; COX_PEER_DEAD: there is none; COX_CORRUPT; -errno. */
+int cox_peer_look_exiting(pid_t pid, bool *ret_exiting);
+/* True when /proc says that the process is on its way out, or was killed and will be, before its pidfd says so: its files are closed by
  * then or about to be, so that others may have noticed. False also when it cannot be told. */
 bool cox_peer_exiting(pid_t pid);
 /* Threads of a process, its first one included. Returns 0, COX_PEER_DEAD, COX_CORRUPT, -errno. */

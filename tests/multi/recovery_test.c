@@ -614,7 +614,7 @@ static void a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline(void **
     assert_contains(err.text, "initializing the ranks again");
     assert_int_equal(results[0].result, -1);
     err = (struct cox_error){0};
-    assert_int_equal(cox_recovery_restart(group.recovery, 0, true, soon, &replaced, &err),
+    assert_int_equal(cox_recovery_restart(group.recovery, 0, false, soon, &replaced, &err),
                      COX_TIMEOUT);
     /* The others keep their places. */
     struct task task = {
@@ -624,6 +624,28 @@ static void a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline(void **
     assert_int_equal(task_join(&task), 0);
     assert_int_equal(await_recovery(0), 1);
     assert_int_equal(generation(0), 1);
+    expect_echo();
+}
+
+/* Nothing is released before the rank has been replaced: a kill that waited for its turn would never come. */
+static void m12_p8_an_order_to_kill_does_not_wait_for_its_turn(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+                                                 .restart_ms = 1000 * (uint64_t)TEST_PATIENCE_MS};
+    struct test_pipe *pipe = start_blocked(&options);
+    struct task task = {.run = task_restart, .deadline_ns = patience()};
+    task_start(&task);
+    for (uint64_t end_ns = patience(); generation(0) < 2;) {
+        if (cox_now_ns() >= end_ns)
+            fail_msg("rank 0 is not killed");
+        sched_yield();
+    }
+    test_pipe_release(pipe, 4);
+    if (task_join(&task))
+        fail_msg("restart: %d: %s", task.result, task.error.text);
+    await_recovery(0);
+    assert_int_equal(generation(0), 2);
     expect_echo();
 }
 
@@ -745,6 +767,7 @@ int main(void)
         CASE(a26_commands_are_idempotent_and_a_paused_group_sleeps),
         CASE(p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused),
         CASE(a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline),
+        CASE(m12_p8_an_order_to_kill_does_not_wait_for_its_turn),
         CASE(p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too),
         CASE(p8_an_init_that_hangs_is_given_up_and_counts),
         CASE(b16_stop_ends_whoever_waits),
