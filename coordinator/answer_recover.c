@@ -146,7 +146,12 @@ static int restart_dead(const struct cox_answer_source *source, uint64_t deadlin
     for (uint32_t rank = 0; !r && rank < rank_count; rank++)
         if (ranks[rank].life == COX_LIFE_DEAD || ranks[rank].life == COX_LIFE_LEFT)
             r = restart_one(source, rank, false, deadline_ns, arena, reply);
-    return r;
+    /* All live, but the last order's init did not come to its end. */
+    struct cox_recovery_status recovery;
+    cox_recovery_status(source->recovery, &recovery);
+    return !r && !reply->n_results && recovery.unready
+               ? restart_one(source, 0, false, deadline_ns, arena, reply)
+               : r;
 }
 
 int cox_answer_recover(const struct cox_answer_source *source, const recover_request *request,

@@ -69,6 +69,7 @@ struct cox_entry {
     uint64_t deadline_ns;
     uint64_t submitted_ns;
     uint64_t published_ns;
+    uint64_t life;     /* of the group, in which it was planned; 0: in any */
     uint64_t dying_ns; /* it has failed, and waits until then for a death; 0: not yet */
     void *request_context;
     struct cox_waiter *waiter; /* a call; NULL: the registered handler */

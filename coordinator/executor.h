@@ -195,13 +195,19 @@ struct cox_submit_options {
     uint64_t deadline_ns; /* absolute, CLOCK_MONOTONIC; required, COX_DEADLINE_NEVER is allowed */
     const struct cox_rank_set *asked; /* NULL: every rank */
     void *request_context;
+    uint64_t
+        life; /* as cox_executor_life; what was planned in another one is COX_STALE; 0: in any */
 };
+
+/* Another number, greater than 0, whenever ranks may have forgotten what they were told: after a rank was started again, and with
+ * every init. Any thread. */
+COX_PUBLIC uint64_t cox_executor_life(const struct cox_executor *executor);
 
 /* Packs and publishes a request on the channel of its type; the completion goes to the registered
  * handler (NONE: no completion, ret_sequence may be NULL). Returns 0; COX_FULL: depth requests are
  * in flight, or a rank still reads the frame; or an init, while a step is in flight; COX_LATE: a rank still owes an answer to a request
  * that has ended (err names rank and sequence); COX_PEER_DEAD: a rank it asks is dead;
- * COX_TOO_LARGE: over the frame (err has both sizes); COX_STATE: no handler is registered, or a step while the
+ * COX_STALE: options->life is over; COX_TOO_LARGE: over the frame (err has both sizes); COX_STATE: no handler is registered, or a step while the
  * engine is paused (a recovery command runs, or the state is PAUSE or READY);
  * COX_CLOSED; COX_INVALID: no such type, or not for submit. */
 COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,

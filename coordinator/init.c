@@ -326,6 +326,15 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     return r;
 }
 
+uint64_t cox_executor_life(const struct cox_executor *executor)
+{
+    /* relaxed: each grows before the lock is given up under which a step can be published after it. */
+    uint64_t life = 1 + atomic_load_explicit(&executor->group_life, memory_order_relaxed);
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        life += atomic_load_explicit(&executor->restarts[rank], memory_order_relaxed);
+    return life;
+}
+
 int cox_executor_init(struct cox_executor *executor, const struct cox_config_entry *config,
                       size_t config_count, uint64_t deadline_ns,
                       struct cox_init_summary *ret_summary, struct cox_error *err)

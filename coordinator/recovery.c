@@ -25,7 +25,8 @@ struct backoff {
 
 struct rank {
     bool dead;     /* by its hook; during a try of a new one, too */
-    bool expected; /* it was killed by order */
+    bool expected; /* it was killed by order, or for being late, which counts by itself */
+    bool ordered;  /* whoever ordered it replaced is still there, and sees to its death */
     bool replaced; /* and that is to be said once it is initialized */
     uint64_t died_ns;
     struct backoff backoff;
@@ -77,6 +78,7 @@ struct cox_recovery {
     struct order *orders;
     struct rank *ranks;
     struct backoff all, replay;
+    uint32_t hangs;   /* tries of the policy in a row that ended at their deadline */
     uint64_t *deaths; /* when: the last restart_max + 1 of them, a ring */
     uint64_t death_count;
 };
@@ -130,6 +132,24 @@ static struct rank *first_dead(struct cox_recovery *recovery)
         if (recovery->ranks[rank].dead)
             return &recovery->ranks[rank];
     return NULL;
+}
+
+/* Whom nobody's order is about to make good. */
+static const struct rank *first_lost(const struct cox_recovery *recovery)
+{
+    for (uint32_t rank = 0; rank < recovery->rank_count; rank++)
+        if (recovery->ranks[rank].dead && !recovery->ranks[rank].ordered)
+            return &recovery->ranks[rank];
+    return NULL;
+}
+
+/* Somebody has ordered something, or is about to. */
+static bool is_attended(const struct cox_recovery *recovery)
+{
+    bool attended = recovery->orders != NULL;
+    for (uint32_t rank = 0; rank < recovery->rank_count; rank++)
+        attended = attended || recovery->ranks[rank].ordered;
+    return attended;
 }
 
 static void rank_died(struct cox_recovery *recovery, struct rank *rank, const char *text)
@@ -263,6 +283,7 @@ static int init_replay(struct cox_recovery *recovery, uint64_t deadline_ns, stru
     if (r)
         return r;
     recovery->unready = false;
+    recovery->hangs = 0;
     recovery->changes++;
     uint64_t now = cox_now_ns();
     for (uint32_t i = 0; i < recovery->rank_count; i++) {
@@ -309,6 +330,7 @@ static void tried(struct cox_recovery *recovery, struct backoff *backoff, int r,
     }
     cox_log_write(&recovery->options.log, 4, "the group is not recovered yet: %s", err->text);
     death_count(recovery);
+    recovery->hangs = r == COX_TIMEOUT ? recovery->hangs + 1 : 0;
     backoff_fail(recovery, backoff);
     for (uint32_t rank = 0; rank < recovery->rank_count; rank++)
         if (&recovery->ranks[rank].backoff == backoff)
@@ -323,6 +345,13 @@ static bool acts(const struct cox_recovery *recovery)
            recovery->options.on_death == COX_ON_DEATH_RESTART_ALL;
 }
 
+/* Tries that hang last too long for many of them to be in one window. */
+static bool is_exhausted(const struct cox_recovery *recovery)
+{
+    uint32_t restart_max = recovery->options.restart_max;
+    return recent_deaths(recovery) > restart_max || recovery->hangs > restart_max;
+}
+
 static void fail_exhausted(struct cox_recovery *recovery)
 {
     const struct cox_recovery_options *options = &recovery->options;
@@ -334,11 +363,19 @@ static void fail_exhausted(struct cox_recovery *recovery)
     uint32_t tries = recovery->whole ? recovery->all.tries
                      : last          ? last->backoff.tries
                                      : recovery->replay.tries;
-    snprintf(text, sizeof text,
-             "%" PRIu32 " deaths within %g s are more than the %" PRIu32
-             " that are made good; after %" PRIu32 " tr%s: %s",
-             recent_deaths(recovery), (double)options->window_ms / 1000, options->restart_max,
-             tries, tries == 1 ? "y" : "ies", last ? last->death : recovery->last.text);
+    if (recent_deaths(recovery) <= options->restart_max)
+        snprintf(text, sizeof text,
+                 "%" PRIu32
+                 " tries in a row did not end within %g s, which are more than the %" PRIu32
+                 " that are made: %s",
+                 recovery->hangs, (double)options->restart_ms / 1000, options->restart_max,
+                 recovery->last.text);
+    else
+        snprintf(text, sizeof text,
+                 "%" PRIu32 " deaths within %g s are more than the %" PRIu32
+                 " that are made good; after %" PRIu32 " tr%s: %s",
+                 recent_deaths(recovery), (double)options->window_ms / 1000, options->restart_max,
+                 tries, tries == 1 ? "y" : "ies", last ? last->death : recovery->last.text);
     fail(recovery, text);
 }
 
@@ -367,6 +404,28 @@ static void replace_all(struct cox_recovery *recovery)
     tried(recovery, &recovery->all, r, &error);
 }
 
+/* Whoever has not answered an init in time lives, and nothing else would ever end it: it is replaced in its turn. While a new
+ * one is late, those that were there before may be so because they wait for it. */
+static void kill_late(struct cox_recovery *recovery)
+{
+    struct cox_executor_status status;
+    cox_executor_status(recovery->executor, &status, recovery->statuses);
+    const struct cox_rank_set *late = &status.channels[COX_CHANNEL_EXECUTE].late;
+    bool new_ones = false;
+    for (uint32_t i = 0; i < recovery->rank_count; i++)
+        new_ones = new_ones || (cox_rank_set_has(late, i) && recovery->ranks[i].replaced);
+    for (uint32_t i = 0; i < recovery->rank_count; i++) {
+        struct rank *rank = &recovery->ranks[i];
+        if (!cox_rank_set_has(late, i) || rank->dead || (new_ones && !rank->replaced))
+            continue;
+        cox_log_write(&recovery->options.log, 4,
+                      "rank %" PRIu32
+                      " (pid %jd) lives, but has not answered in time: it is killed",
+                      i, (intmax_t)recovery->statuses[i].pid);
+        rank->expected = cox_executor_kill(recovery->executor, i, NULL) == 0;
+    }
+}
+
 static void replay_turn(struct cox_recovery *recovery)
 {
     struct cox_error error = {0};
@@ -377,6 +436,8 @@ static void replay_turn(struct cox_recovery *recovery)
     } else {
         tried(recovery, &recovery->replay, r, &error);
     }
+    if (r == COX_TIMEOUT && !is_exhausted(recovery))
+        kill_late(recovery);
 }
 
 /* When the policy has something to do: 0: now; COX_DEADLINE_NEVER: nothing. */
@@ -386,11 +447,14 @@ static uint64_t turn_due(struct cox_recovery *recovery)
     const struct rank *dead = first_dead(recovery);
     if (recovery->failed || recovery->closing)
         return due_ns;
+    /* Also when an order has replaced a rank, and the ranks cannot be initialized. */
     if (recovery->options.on_death == COX_ON_DEATH_FAIL)
-        return dead ? 0 : due_ns;
+        return first_lost(recovery) || (recovery->unready && !dead && !is_attended(recovery))
+                   ? 0
+                   : due_ns;
     if (!acts(recovery))
         return due_ns;
-    if (recent_deaths(recovery) > recovery->options.restart_max && (dead || recovery->unready))
+    if (is_exhausted(recovery) && (dead || recovery->unready))
         return 0;
     if (!dead)
         return recovery->unready ? recovery->replay.due_ns : due_ns;
@@ -406,8 +470,8 @@ static void turn(struct cox_recovery *recovery)
 {
     const struct rank *dead = first_dead(recovery);
     if (recovery->options.on_death == COX_ON_DEATH_FAIL)
-        fail(recovery, dead->death);
-    else if (recent_deaths(recovery) > recovery->options.restart_max)
+        fail(recovery, first_lost(recovery) ? first_lost(recovery)->death : recovery->last.text);
+    else if (is_exhausted(recovery))
         fail_exhausted(recovery);
     else if (dead && recovery->whole)
         replace_all(recovery);
@@ -540,6 +604,8 @@ static void order_restart(struct cox_recovery *recovery, struct order *order)
     }
     if (!r && recovery->unready && !first_dead(recovery))
         r = init_replay(recovery, order->deadline_ns, err);
+    if (r)
+        recovery->last = *err;
     order->status = r;
 }
 
@@ -548,6 +614,8 @@ static void order_run(struct cox_recovery *recovery, struct order *order)
     order->started = true;
     if (recovery->closing)
         order->status = cox_fail(&order->error, COX_CLOSED, "the group stops");
+    else if (cox_now_ns() >= order->deadline_ns) /* whoever gave it is about to take it back */
+        order->status = cox_fail(&order->error, COX_TIMEOUT, "its turn did not come in time");
     else if (order->is_restart)
         order_restart(recovery, order);
     else
@@ -779,14 +847,20 @@ static int kill_now(struct cox_recovery *recovery, struct order *order, struct c
     pthread_mutex_lock(&recovery->lock);
     struct rank *rank = &recovery->ranks[order->rank];
     bool waits = recovery->busy && !recovery->failed;
-    rank->expected = rank->expected || (waits && !rank->dead);
+    if (waits && !rank->dead)
+        rank->expected = rank->ordered = true;
     pthread_mutex_unlock(&recovery->lock);
     if (!waits)
         return 0;
     pid_t pid = cox_executor_pid(recovery->executor, order->rank);
     int r = cox_executor_kill(recovery->executor, order->rank, err);
-    if (!r)
+    if (!r) {
         order->killed = pid;
+        return 0;
+    }
+    pthread_mutex_lock(&recovery->lock);
+    rank->expected = false;
+    pthread_mutex_unlock(&recovery->lock);
     return r == COX_UNSUPPORTED ? 0 : r; /* nobody has logged on as it yet */
 }
 
@@ -802,6 +876,12 @@ int cox_recovery_restart(struct cox_recovery *recovery, uint32_t rank, bool kill
     int r = kill ? kill_now(recovery, &order, err) : 0;
     if (!r)
         r = order_give(recovery, &order, err);
+    pthread_mutex_lock(&recovery->lock);
+    if (recovery->ranks[rank].ordered) {
+        recovery->ranks[rank].ordered = false;
+        pthread_cond_broadcast(&recovery->wake);
+    }
+    pthread_mutex_unlock(&recovery->lock);
     *ret_replaced = order.replaced;
     return r;
 }
@@ -822,6 +902,8 @@ static void describe(struct cox_recovery *recovery, char *text, size_t size)
     else if (dead && recovery->options.on_death == COX_ON_DEATH_WAIT)
         snprintf(text, size, "waiting for an order: coxswain recover restart --rank %td",
                  dead - recovery->ranks);
+    else if (recovery->unready && recovery->options.on_death == COX_ON_DEATH_WAIT)
+        snprintf(text, size, "waiting for an order: coxswain recover restart");
 }
 
 void cox_recovery_status(struct cox_recovery *recovery, struct cox_recovery_status *ret_status)
@@ -831,6 +913,7 @@ void cox_recovery_status(struct cox_recovery *recovery, struct cox_recovery_stat
         .on_death = recovery->options.on_death,
         .recent_deaths = recent_deaths(recovery),
         .restart_max = recovery->options.restart_max,
+        .unready = recovery->unready,
     };
     describe(recovery, ret_status->doing, sizeof ret_status->doing);
     pthread_mutex_unlock(&recovery->lock);

@@ -5,7 +5,8 @@
  * A replacement: the dead ranks are started again (or waited for, where workers are started by hand), then the last init is
  * replayed on all. Whatever dies meanwhile is replaced in the next turn. Between two tries of the same rank lies
  * a pause that doubles, from backoff_min_ms to backoff_max_ms; more than restart_max deaths within window_ms are a crash
- * loop: the group has failed, and so it has when a replacement fails for a reason that will not go away.
+ * loop: the group has failed, and so it has when a replacement fails for a reason that will not go away, or when more than restart_max
+ * tries in a row end at their deadline. Ranks that live and do not answer the init in time are killed, the new ones first.
  *
  * Threads: start, stop and free from one thread; the rest from any, but inside the executor's hooks only death, cancel and
  *   status.
@@ -85,6 +86,8 @@ struct cox_recovery_status {
         [160]; /* "", "replacing rank 2", "waiting for rank 2 to log on: ...", "pausing 400 ms before the next try" */
     uint32_t recent_deaths; /* within window_ms */
     uint32_t restart_max;
+    bool
+        unready; /* a rank was replaced, and init not replayed since: no order for a dead rank makes that good */
 };
 void cox_recovery_status(struct cox_recovery *recovery, struct cox_recovery_status *ret_status);
 

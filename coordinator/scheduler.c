@@ -46,6 +46,7 @@ struct cox_scheduler {
     uint64_t number; /* of the step in flight or the last one; tells a late handler from the awaited
                         one */
     uint32_t retry_count;
+    uint64_t life; /* of the group, in which the ranks were told what the plan builds on */
 
     pthread_mutex_t lock; /* outcome and stopped */
     pthread_cond_t wake;
@@ -196,6 +197,7 @@ int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_
     if (!options->retry_max)
         scheduler->options.retry_max = RETRY_MAX_DEFAULT;
     scheduler->nested = options->nested || cox_executor_legacy(executor);
+    scheduler->life = cox_executor_life(executor);
 
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -266,6 +268,7 @@ static int step_submit(struct cox_scheduler *scheduler,
             .gather = COX_GATHER_RANK0,
             .deadline_ns = cox_deadline_after_ms(scheduler->options.step_ms),
             .request_context = (void *)(uintptr_t)scheduler->number,
+            .life = scheduler->life,
         };
         struct cox_error error = {0};
         *ret_submitted_ns = cox_now_ns();
@@ -421,6 +424,7 @@ static int step_failed(struct cox_scheduler *scheduler, int r, struct cox_error 
     scheduler->retries++;
     cox_log_write(&options->log, recovered ? 5 : 4, "a step failed and is run again: %s",
                   err->text);
+    scheduler->life = cox_executor_life(scheduler->executor);
     cox_plan_revert(scheduler->plan);
     return 0;
 }

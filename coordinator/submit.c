@@ -64,6 +64,11 @@ static int executor_publish(struct cox_executor *executor, const struct payload 
                      cox_channel_name(collector->channel->id));
     if (r == 0)
         r = cox_collector_claim(collector, &entry->asked, &entry->sequence, err);
+    /* After claim, which a rank that was started again passes only when it has been counted. */
+    if (r == 0 && entry->life && entry->life != cox_executor_life(executor))
+        r = cox_fail(err, COX_STALE,
+                     "%s: ranks were started or initialized again since this request was planned",
+                     cox_channel_name(collector->channel->id));
     if (r == 0) {
         uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
         r = payload_pack(payload, cox_channel_name(collector->channel->id), frame, capacity,
@@ -93,6 +98,7 @@ static int entry_prepare(struct cox_executor *executor, uint32_t type,
         .replies = operation->replies,
         .deadline_ns = options->deadline_ns,
         .request_context = options->request_context,
+        .life = options->life,
         .asked = cox_rank_set_first(executor->geometry.rank_count),
     };
     if (operation->replies && options->deadline_ns <= cox_now_ns())

@@ -242,6 +242,13 @@ static void task_restart(struct task *task)
         cox_recovery_restart(group.recovery, 0, true, task->deadline_ns, &replaced, &task->error);
 }
 
+static void task_restart_1(struct task *task)
+{
+    bool replaced;
+    task->result =
+        cox_recovery_restart(group.recovery, 1, true, task->deadline_ns, &replaced, &task->error);
+}
+
 static void task_start(struct task *task)
 {
     assert_int_equal(cox_thread_start(&task->thread, task_main, task), 0);
@@ -312,6 +319,40 @@ static void p8_a_death_that_is_not_told_yet_is_waited_for(void **state)
     cox_recovery_death(group.recovery, group.held[0], "rank 1 is dead");
     assert_int_equal(task_join(&task), 1);
     assert_int_equal(generation(1), 2);
+}
+
+static int echo_in(uint64_t life)
+{
+    const struct cox_submit_options options = {
+        .gather = COX_GATHER_ALL, .deadline_ns = patience(), .life = life};
+    struct cox_error err = {0};
+    return cox_executor_call_opaque(group.executor, "echo x", 6, &options, visit_nothing, NULL,
+                                    &err);
+}
+
+/* Whoever plans steps may hear of nothing meanwhile: no step of its own was in flight. */
+static void p8_what_builds_on_ranks_that_are_no_more_is_refused(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options by_order = {.on_death = COX_ON_DEATH_WAIT};
+    struct cox_error err;
+    bool replaced;
+    group_start(2, NULL, no_config, &options);
+    uint64_t life = cox_executor_life(group.executor);
+    assert_int_equal(echo_in(life), 0);
+    kill_rank(1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    assert_int_equal(echo_in(life), COX_STALE);
+    life = cox_executor_life(group.executor);
+    assert_int_equal(echo_in(life), 0);
+    assert_int_equal(echo_in(0), 0);
+    group_end();
+    /* A rank that is there again, before it is initialized, knows nothing either. */
+    group_start(2, NULL, NULL, &by_order);
+    life = cox_executor_life(group.executor);
+    assert_int_equal(order_restart(1, true, &replaced, &err), 0);
+    assert_int_equal(echo_in(life), COX_STALE);
 }
 
 static void p8_two_ranks_at_once(void **state)
@@ -677,6 +718,112 @@ static void p8_an_init_that_hangs_is_given_up_and_counts(void **state)
     assert_int_equal(await_recovery(0), COX_PEER_DEAD);
 }
 
+/* It lives, and says nothing: no death would ever be told of it. */
+static void p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+                                                 .restart_ms = 2000,
+                                                 .restart_max = 1000,
+                                                 .backoff_min_ms = 1,
+                                                 .backoff_max_ms = 1};
+    struct test_pipe *pipe = start_blocked(&options);
+    uint64_t deadline_ns = patience();
+    test_pipe_release(pipe, 1); /* either of them */
+    while (generation(0) + generation(1) < 4)
+        if (cox_now_ns() < deadline_ns)
+            sched_yield();
+        else
+            fail_msg("nobody was replaced");
+    test_pipe_release(pipe, 64);
+    assert_int_equal(await_recovery(0), 1);
+    assert_int_equal(group.failed_count, 0);
+    expect_echo();
+}
+
+/* Each of them lasts longer than the window, in which there is never more than one. */
+static void p8_inits_that_hang_one_after_the_other_are_no_hope(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+                                                 .restart_ms = 300,
+                                                 .window_ms = 1,
+                                                 .restart_max = 2,
+                                                 .backoff_min_ms = 5,
+                                                 .backoff_max_ms = 5};
+    start_blocked(&options);
+    await_failed();
+    assert_contains(group.failure.text, "3 tries in a row did not end within 0.3 s");
+    assert_int_equal(await_recovery(0), COX_PEER_DEAD);
+}
+
+/* A group of which rank 1 is replaced by order, and the init does not end. */
+static struct test_pipe *start_half_replaced(const struct cox_recovery_options *options)
+{
+    struct test_pipe *pipe = test_pipe_new();
+    const struct cox_config_entry config[] = {{"block", test_pipe_path(pipe)}};
+    struct cox_error err = {0};
+    bool replaced;
+    test_pipe_release(pipe, 2);
+    group_start(2, NULL, config, options);
+    assert_int_equal(
+        cox_recovery_restart(group.recovery, 1, true, cox_deadline_after_ms(2000), &replaced, &err),
+        COX_TIMEOUT);
+    return pipe;
+}
+
+static void p8_without_a_policy_an_order_that_fails_half_way_is_the_end(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {0};
+    start_half_replaced(&options);
+    assert_int_equal(await_recovery(0), COX_PEER_DEAD); /* and nobody sleeps for ever */
+    await_failed();
+}
+
+static void p8_an_order_that_fails_half_way_can_be_given_again(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_WAIT};
+    struct test_pipe *pipe = start_half_replaced(&options);
+    struct cox_recovery_status status;
+    struct cox_error err;
+    bool replaced;
+    cox_recovery_status(group.recovery, &status);
+    assert_contains(status.doing, "waiting for an order: coxswain recover restart");
+    test_pipe_release(pipe, 64);
+    assert_int_equal(order_restart(1, false, &replaced, &err), 0);
+    assert_int_equal(await_recovery(0), 1);
+    cox_recovery_status(group.recovery, &status);
+    assert_false(status.unready);
+    expect_echo();
+}
+
+/* One order waits for a rank which the next one kills: that is no death that the policy knows an answer to. */
+static void p8_a_rank_killed_before_its_orders_turn_is_not_the_end(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {0};
+    struct test_pipe *pipe = test_pipe_new();
+    const struct cox_config_entry config[] = {{"block", test_pipe_path(pipe)}};
+    struct cox_recovery_status status;
+    struct task first = {.run = task_restart_1, .deadline_ns = patience()};
+    struct task second = {.run = task_restart, .deadline_ns = patience()};
+    test_pipe_release(pipe, 2);
+    group_start(2, NULL, config, &options);
+    task_start(&first);
+    await_doing("initializing", &status);
+    task_start(&second);
+    await_deaths(2);
+    test_pipe_release(pipe, 64);
+    assert_int_equal(task_join(&first), COX_PEER_DEAD);
+    if (task_join(&second))
+        fail_msg("%d: %s", second.result, second.error.text);
+    assert_int_equal(await_recovery(0), 1);
+    assert_int_equal(group.failed_count, 0);
+    expect_echo();
+}
+
 static void b16_stop_ends_whoever_waits(void **state)
 {
     (void)state;
@@ -755,6 +902,7 @@ int main(void)
         CASE(p8_a_dead_rank_is_replaced_and_initialized),
         CASE(p8_what_was_made_good_meanwhile_is_told_once),
         CASE(p8_a_death_that_is_not_told_yet_is_waited_for),
+        CASE(p8_what_builds_on_ranks_that_are_no_more_is_refused),
         CASE(p8_two_ranks_at_once),
         CASE(p8_a_new_one_that_dies_half_way_is_replaced_again),
         CASE(p8_more_deaths_than_the_limit_are_a_crash_loop),
@@ -770,6 +918,11 @@ int main(void)
         CASE(m12_p8_an_order_to_kill_does_not_wait_for_its_turn),
         CASE(p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too),
         CASE(p8_an_init_that_hangs_is_given_up_and_counts),
+        CASE(p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced),
+        CASE(p8_inits_that_hang_one_after_the_other_are_no_hope),
+        CASE(p8_without_a_policy_an_order_that_fails_half_way_is_the_end),
+        CASE(p8_an_order_that_fails_half_way_can_be_given_again),
+        CASE(p8_a_rank_killed_before_its_orders_turn_is_not_the_end),
         CASE(b16_stop_ends_whoever_waits),
         CASE(b16_stop_ends_a_pause_and_cancel_ends_an_await),
         CASE(p8_a_group_without_an_init_is_well_without_one),
