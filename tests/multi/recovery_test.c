@@ -773,7 +773,7 @@ int main(void)
         CASE(p8_a_living_rank_is_killed_only_by_order),
         CASE(a26_commands_are_idempotent_and_a_paused_group_sleeps),
         CASE(a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start),
-        TEST(p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused),
+        CASE(p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused),
         CASE(a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline),
         CASE(p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too),
         CASE(p8_an_init_that_hangs_is_given_up_and_counts),
