@@ -184,13 +184,13 @@ static int recover(const struct choice *choice)
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     struct cox_error error = {0};
     recover_reply *reply = NULL;
+    recover_reply nobodys = COXSWAIN_CONTROL__RECOVER_REPLY__INIT;
     int r = ask(choice, &client, &reply, &error);
-    if (r)
-        return cox_exit_with(&error);
-    reply_check(reply, &error);
+    if (!r)
+        reply_check(reply, &error);
     if (choice->json)
-        print_json(choice, reply, &error);
-    else
+        print_json(choice, r ? &nobodys : reply, &error);
+    else if (!r)
         print_people(choice, reply);
     return error.code ? cox_exit_with(&error) : COX_EXIT_OK;
 }

@@ -407,6 +407,9 @@ def test_wrong_words_of_recover():
                         (["generate", "--restart-max", "3", "1+1="], "need --on-death restart"),
                         (["layout", "--on-death", "restart"], "--on-death")):
         expect(run(words), 2, part)
+    result = expect(run(["recover", "pause", "--json", "--name", "coxrec.nobody"]), 2)
+    told = json.loads(result.out)
+    check(not told["ok"] and "no group" in told["error"] and told["ranks"] == [], "another object", result)
     result = expect(run(["recover", "--help"]), 0)
     for word in ("pause", "pause-net", "clear", "reinit", "start", "restart"):
         check("\n  %s " % word in result.out, "no word of %s" % word, result)
