@@ -188,6 +188,8 @@ static int recover(const struct choice *choice)
     int r = ask(choice, &client, &reply, &error);
     if (!r)
         reply_check(reply, &error);
+    else
+        cox_client_clean_text(error.text); /* the path of a door is in it */
     if (choice->json)
         print_json(choice, r ? &nobodys : reply, &error);
     else if (!r)
