@@ -144,7 +144,8 @@ static int restart_dead(const struct cox_answer_source *source, uint64_t deadlin
     cox_executor_status(source->executor, &status, ranks);
     int r = 0;
     for (uint32_t rank = 0; !r && rank < rank_count; rank++)
-        if (ranks[rank].life == COX_LIFE_DEAD || ranks[rank].life == COX_LIFE_LEFT)
+        /* One that is being replaced is waited for. */
+        if (ranks[rank].life != COX_LIFE_ALIVE)
             r = restart_one(source, rank, false, deadline_ns, arena, reply);
     /* All live, but the last order's init did not come to its end. */
     struct cox_recovery_status recovery;

@@ -72,6 +72,7 @@ struct cox_executor {
     bool recovering;                    /* one recovery command at a time */
     const char *bars_steps;             /* the one that runs, if steps are refused meanwhile */
     enum cox_engine_state engine_state; /* never BUSY, which is not kept */
+    bool half_paused;                   /* a pause has failed, and some ranks are paused */
 
     bool in_init;                        /* one init at a time */
     struct cox_init_record *init_record; /* of the last that succeeded; of who is in init */

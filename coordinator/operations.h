@@ -127,7 +127,7 @@ enum cox_recover_command {
     COX_RECOVER_PAUSE_NET, /* CMD_PAUSE_ENGINE_ROCE; from NORMAL, ABNORMAL, BUSY; to PAUSE */
     COX_RECOVER_CLEAR,     /* CMD_CLEAR_TRANSER; from any state; state stays */
     COX_RECOVER_REINIT,    /* CMD_REINIT_NPU; from PAUSE; to READY */
-    COX_RECOVER_START,     /* CMD_START_ENGINE; from READY, PAUSE; to NORMAL */
+    COX_RECOVER_START,     /* CMD_START_ENGINE; from READY, PAUSE, half paused; to NORMAL */
 };
 
 struct cox_recover_result {
@@ -147,6 +147,9 @@ COX_PUBLIC int cox_executor_recover(struct cox_executor *executor, enum cox_reco
                                     uint64_t deadline_ns, struct cox_recover_result *ret_results,
                                     struct cox_error *err);
 COX_PUBLIC enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor);
+/* A pause has failed, but came to some ranks, or may have: the state is as before, and yet they refuse steps. Until a
+ * pause or start succeeds; start is legal, whatever the state. */
+COX_PUBLIC bool cox_executor_half_paused(const struct cox_executor *executor);
 COX_PUBLIC const char *cox_engine_state_name(enum cox_engine_state state);
 COX_PUBLIC const char *cox_recover_command_name(enum cox_recover_command command);
 

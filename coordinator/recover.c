@@ -5,7 +5,8 @@
  *   ABNORMAL ----------------+--> PAUSE                        | start
  *   BUSY --------------------'          `----------------------+------> NORMAL
  *                                              start
- *   clear is legal everywhere and changes nothing.
+ *   clear is legal everywhere and changes nothing. A pause that failed changes nothing either, but may have paused some
+ *   ranks: then start is legal as well, or nobody could undo that.
  *
  * An init makes any state NORMAL, one that is said again all but PAUSE and READY; a death makes NORMAL ABNORMAL. BUSY is
  * not kept: it is NORMAL with a step in flight.
@@ -74,6 +75,15 @@ enum cox_engine_state cox_executor_engine_state(const struct cox_executor *execu
                : state;
 }
 
+bool cox_executor_half_paused(const struct cox_executor *executor)
+{
+    struct cox_executor *own = (struct cox_executor *)(uintptr_t)executor;
+    pthread_mutex_lock(&own->recover_lock);
+    bool half_paused = own->half_paused;
+    pthread_mutex_unlock(&own->recover_lock);
+    return half_paused;
+}
+
 /* ---- where the state moves ---- */
 
 void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused)
@@ -128,11 +138,13 @@ static void recover_bar_steps(struct cox_executor *executor, enum cox_recover_co
 struct recover_visit {
     struct cox_recover_result *results;
     bool legacy;
+    bool asked; /* the command reached the ranks' queues */
 };
 
 static void recover_visit(void *context, const struct cox_completion *completion)
 {
     struct recover_visit *visit = context;
+    visit->asked = true;
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
         struct cox_recover_result *result = &visit->results[rank];
         const struct cox_rank_result *answer = &completion->ranks[rank];
@@ -151,8 +163,17 @@ static void recover_visit(void *context, const struct cox_completion *completion
                      said->error_msg ? said->error_msg : "");
         } else if (answer->text) {
             snprintf(result->text, sizeof result->text, "%s", answer->text);
+        } else {
+            snprintf(result->text, sizeof result->text, "no answer");
         }
     }
+}
+
+/* recover_lock is held. */
+static bool is_legal(const struct cox_executor *executor, size_t command)
+{
+    return commands[command].from & (1u << executor->engine_state) ||
+           (command == COX_RECOVER_START && executor->half_paused);
 }
 
 static int recover_refuse(struct cox_executor *executor, enum cox_recover_command command,
@@ -161,11 +182,37 @@ static int recover_refuse(struct cox_executor *executor, enum cox_recover_comman
     char legal[128] = "";
     for (size_t i = 0; i < COMMAND_COUNT; i++) {
         size_t used = strlen(legal);
-        if (commands[i].from & (1u << executor->engine_state))
+        if (is_legal(executor, i))
             snprintf(legal + used, sizeof legal - used, "%s%s", used ? ", " : "", commands[i].name);
     }
     return cox_fail(err, COX_STATE, "%s is not legal in state %s: legal are %s",
                     commands[command].name, cox_engine_state_name(executor->engine_state), legal);
+}
+
+/* Of a pause that has failed. A rank that is stuck is paused; one that has not answered may be. */
+static bool is_half_paused(const struct recover_visit *visit, uint32_t rank_count)
+{
+    bool half_paused = false;
+    for (uint32_t rank = 0; visit->asked && rank < rank_count; rank++) {
+        int32_t result = visit->results[rank].result;
+        half_paused = half_paused || result == 0 || result == -1 || result == COX_TIMEOUT;
+    }
+    return half_paused;
+}
+
+/* recover_lock is held. The command has come to r. */
+static void state_move(struct cox_executor *executor, enum cox_recover_command command,
+                       const struct recover_visit *visit, int r)
+{
+    const int to = commands[command].to;
+    if (r == 0 && to >= 0)
+        executor->engine_state = (enum cox_engine_state)to;
+    if (r == 0 && (to == COX_ENGINE_PAUSE || to == COX_ENGINE_NORMAL))
+        executor->half_paused = false;
+    else if (r != 0 && to == COX_ENGINE_PAUSE)
+        executor->half_paused =
+            executor->half_paused || is_half_paused(visit, executor->geometry.rank_count);
+    state_look(executor);
 }
 
 /* One command at a time: the state must not move between the gate and the answers. */
@@ -192,18 +239,19 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
     uint32_t rank_count = cox_executor_rank_count(executor);
     for (uint32_t rank = 0; rank < rank_count; rank++)
         ret_results[rank] =
-            (struct cox_recover_result){.device = -1, .result = -1, .text = "no answer"};
+            (struct cox_recover_result){.device = -1, .result = -1, .text = "not asked"};
     if (cox_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "a recovery command from inside a handler or hook would wait for itself");
 
     /* The lock is not held over the call: the state can be asked meanwhile, and others give up at
      * their deadline. */
+    struct recover_visit visit = {.results = ret_results, .legacy = executor->geometry.legacy};
     int r = recover_enter(executor, deadline_ns, err);
     if (r)
         return r;
     pthread_mutex_lock(&executor->recover_lock);
-    if (!(commands[command].from & (1u << executor->engine_state)))
+    if (!is_legal(executor, command))
         r = recover_refuse(executor, command, err);
     pthread_mutex_unlock(&executor->recover_lock);
     if (r == 0 && command != COX_RECOVER_CLEAR)
@@ -217,7 +265,6 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
         request.execute_type = commands[command].type;
         request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
         request.recover_command_request = &body;
-        struct recover_visit visit = {.results = ret_results, .legacy = executor->geometry.legacy};
         struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = deadline_ns};
         r = cox_executor_call(executor, &request, &options, recover_visit, &visit, err);
     }
@@ -227,9 +274,7 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
                          commands[command].name, rank, ret_results[rank].result,
                          ret_results[rank].text);
     pthread_mutex_lock(&executor->recover_lock);
-    if (r == 0 && commands[command].to >= 0)
-        executor->engine_state = (enum cox_engine_state)commands[command].to;
-    state_look(executor);
+    state_move(executor, command, &visit, r);
     executor->recovering = false;
     executor->bars_steps = NULL;
     pthread_cond_broadcast(&executor->recover_cond);

@@ -50,7 +50,8 @@ static void help(FILE *file)
         "  pause-net  the same, for transfers\n"
         "  clear      transfers are dropped; at any time\n"
         "  reinit     a paused group rebuilds its state\n"
-        "  start      a paused or reinitialized group goes on; its prompts, where they were\n"
+        "  start      a paused or reinitialized group goes on; its prompts, where they were; also\n"
+        "             after a pause that failed at some ranks\n"
         "  restart    dead ranks are replaced by new processes; the others keep what they have\n"
         "\n"
         "What has been done already is fine; what is not legal now is refused, with what is.\n"
@@ -183,13 +184,15 @@ static int recover(const struct choice *choice)
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     struct cox_error error = {0};
     recover_reply *reply = NULL;
+    recover_reply nobodys = COXSWAIN_CONTROL__RECOVER_REPLY__INIT;
     int r = ask(choice, &client, &reply, &error);
-    if (r)
-        return cox_exit_with(&error);
-    reply_check(reply, &error);
-    if (choice->json)
-        print_json(choice, reply, &error);
+    if (!r)
+        reply_check(reply, &error);
     else
+        cox_client_clean_text(error.text); /* the path of a door is in it */
+    if (choice->json)
+        print_json(choice, r ? &nobodys : reply, &error);
+    else if (!r)
         print_people(choice, reply);
     return error.code ? cox_exit_with(&error) : COX_EXIT_OK;
 }

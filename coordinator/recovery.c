@@ -70,7 +70,8 @@ struct cox_recovery {
     struct cox_error last; /* of the tries that came to nothing */
     bool look;             /* somebody knows of a death that was not told */
     bool busy;             /* the thread is inside the executor */
-    bool paused;           /* the engine is, by a command */
+    bool paused;           /* the engine is, by a command; or some ranks are */
+    bool half_paused;      /* and only some */
     bool unready;          /* a rank was replaced, and init not replayed since */
     uint64_t changes,
         changes_seen; /* times that the group was not as before, and of those await has told */
@@ -520,15 +521,19 @@ static void order_command(struct cox_recovery *recovery, struct order *order)
              cox_recover_command_name(order->command));
     enter(recovery);
     int r = 0;
-    bool already = is_done_already(order->command, cox_executor_engine_state(recovery->executor));
+    bool half_paused = cox_executor_half_paused(recovery->executor);
+    bool already = is_done_already(order->command, cox_executor_engine_state(recovery->executor)) &&
+                   !(order->command == COX_RECOVER_START && half_paused);
     for (uint32_t rank = 0; already && rank < recovery->rank_count; rank++)
         order->results[rank] = (struct cox_recover_result){.device = -1, .text = "already"};
     if (!already)
         r = cox_executor_recover(recovery->executor, order->command, order->deadline_ns,
                                  order->results, &order->error);
     enum cox_engine_state state = cox_executor_engine_state(recovery->executor);
+    half_paused = cox_executor_half_paused(recovery->executor);
     order->status = leave(recovery, r);
-    recovery->paused = state == COX_ENGINE_PAUSE || state == COX_ENGINE_READY;
+    recovery->half_paused = half_paused;
+    recovery->paused = half_paused || state == COX_ENGINE_PAUSE || state == COX_ENGINE_READY;
     recovery->changes += !already; /* refused ones as well: steps were refused meanwhile */
 }
 
@@ -852,8 +857,9 @@ static int kill_now(struct cox_recovery *recovery, struct order *order, struct c
     pthread_mutex_unlock(&recovery->lock);
     if (!waits)
         return 0;
+    struct cox_error error = {0};
     pid_t pid = cox_executor_pid(recovery->executor, order->rank);
-    int r = cox_executor_kill(recovery->executor, order->rank, err);
+    int r = cox_executor_kill(recovery->executor, order->rank, &error);
     if (!r) {
         order->killed = pid;
         return 0;
@@ -861,7 +867,9 @@ static int kill_now(struct cox_recovery *recovery, struct order *order, struct c
     pthread_mutex_lock(&recovery->lock);
     rank->expected = false;
     pthread_mutex_unlock(&recovery->lock);
-    return r == COX_UNSUPPORTED ? 0 : r; /* nobody has logged on as it yet */
+    if (r == COX_UNSUPPORTED) /* nobody has logged on as it yet */
+        return 0;
+    return cox_fail(err, r, "%s", error.text);
 }
 
 int cox_recovery_restart(struct cox_recovery *recovery, uint32_t rank, bool kill,
@@ -904,6 +912,9 @@ static void describe(struct cox_recovery *recovery, char *text, size_t size)
                  dead - recovery->ranks);
     else if (recovery->unready && recovery->options.on_death == COX_ON_DEATH_WAIT)
         snprintf(text, size, "waiting for an order: coxswain recover restart");
+    else if (recovery->half_paused)
+        snprintf(text, size,
+                 "a pause has failed and some ranks are paused: coxswain recover start, or pause");
 }
 
 void cox_recovery_status(struct cox_recovery *recovery, struct cox_recovery_status *ret_status)

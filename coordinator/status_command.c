@@ -77,7 +77,7 @@ struct lines {
 static void print_part(struct lines *lines, const char *separator, const char *text)
 {
     if (lines->column && lines->column + strlen(separator) + strlen(text) > COLUMN_COUNT) {
-        printf("%s\n  %s", *separator == ';' ? ";" : "", text);
+        printf("%.1s\n  %s", separator, text);
         lines->column = 2 + strlen(text);
     } else {
         printf("%s%s", lines->column ? separator : "", text);

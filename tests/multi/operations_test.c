@@ -635,6 +635,32 @@ static void m12_a_rank_that_fails_or_is_silent_is_a_failure(void **state)
     test_group_free(g);
 }
 
+static void m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(4, NULL);
+    struct cox_executor *executor = test_group_executor(g);
+    struct cox_recover_result results[4];
+    struct cox_error err = {0};
+    init_group(g);
+    assert_int_equal(recover(g, COX_RECOVER_START, results, &err), COX_STATE);
+    assert_string_equal(results[0].text, "not asked");
+    assert_int_equal(test_call(g, NULL, "only 2 recover pause 507 HCCL is stuck"), 0);
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
+    assert_true(cox_executor_half_paused(executor));
+    assert_int_equal(recover(g, COX_RECOVER_REINIT, results, &err), COX_STATE);
+    assert_contains(err.text, "legal are pause, pause-net, clear, start");
+    assert_int_equal(recover(g, COX_RECOVER_START, results, &err), 0);
+    assert_false(cox_executor_half_paused(executor));
+    assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
+    assert_int_equal(recover(g, COX_RECOVER_START, results, &err), COX_STATE);
+    /* None of them is, if none has taken it. */
+    assert_int_equal(test_call(g, NULL, "recover pause 5 no"), 0);
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
+    assert_false(cox_executor_half_paused(executor));
+    test_group_free(g);
+}
+
 struct other_thread {
     struct test_group *group;
     int result;
@@ -817,6 +843,7 @@ int main(void)
         TEST(m12_the_state_gate),
         TEST(m12_every_command_reaches_every_rank_in_order),
         TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure),
+        TEST(m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start),
         TEST(b2_a_call_behind_another_ends_at_its_deadline),
         TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull),
         TEST(m13_every_rank_status_is_seen),

@@ -255,7 +255,8 @@ def test_p8_a_hand_started_rank_is_waited_for():
         os.kill(dead, signal.SIGKILL)
         hint = "waiting for rank 1 to log on: coxswain-worker --door %s" % name
         ends_as(name, lambda now: now["recovery"]["doing"] == hint)
-        expect(recover(name, "pause", "--timeout", "0.1"), 3, "its turn did not come", hint)
+        for words in (["pause"], ["restart"], ["restart", "--rank", "1"], ["restart", "--rank", "1", "--kill"]):
+            expect(recover(name, *words, "--timeout", "0.1"), 3, "its turn did not come", hint)
         worker()
         ends_as(name, lambda now: not now["recovery"]["doing"])
         result = expect(reader.rest(), 0)
@@ -313,6 +314,22 @@ def test_a26_prompts_stand_still_between_pause_and_start():
             check(result.out == expected(), "another text", result)
             check([rank["pid"] for rank in group.status()["ranks"]] == group.pids, "ranks were replaced")
             expect(group.stop(), 0)
+
+
+@test
+def test_a26_a_failed_pause_holds_prompts_back_until_start():
+    with Group(2) as group:
+        os.kill(group.pids[1], signal.SIGSTOP)
+        expect(recover(group.name, "pause", "--timeout", "0.2"), 3, "rank 1")
+        ends_as(group.name, lambda now: "some ranks are paused" in (now["recovery"]["doing"] or ""))
+        os.kill(group.pids[1], signal.SIGCONT)
+        client = start(["generate", "--name", group.name, "27+58="])
+        ends_as(group.name, lambda now: now["serving"]["running"] == 1)
+        result = expect(recover(group.name, "start"), 0)
+        check(result.out == "rank 0: ok\nrank 1: ok\n", "other lines", result)
+        result = expect(finish(client), 0)
+        check(result.out == "27+58=85\n", "another text", result)
+        expect(group.stop(), 0)
 
 
 @test
@@ -390,6 +407,9 @@ def test_wrong_words_of_recover():
                         (["generate", "--restart-max", "3", "1+1="], "need --on-death restart"),
                         (["layout", "--on-death", "restart"], "--on-death")):
         expect(run(words), 2, part)
+    result = expect(run(["recover", "pause", "--json", "--name", "coxrec.nobody"]), 2)
+    told = json.loads(result.out)
+    check(not told["ok"] and "no group" in told["error"] and told["ranks"] == [], "another object", result)
     result = expect(run(["recover", "--help"]), 0)
     for word in ("pause", "pause-net", "clear", "reinit", "start", "restart"):
         check("\n  %s " % word in result.out, "no word of %s" % word, result)

@@ -601,6 +601,35 @@ static void a26_commands_are_idempotent_and_a_paused_group_sleeps(void **state)
     expect_echo();
 }
 
+static void a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start(void **state)
+{
+    (void)state;
+    const char *const pauses[] = {test_worker_program(), "pauses", NULL};
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    struct cox_recover_result results[2];
+    struct task task = {.run = task_await, .code = COX_ABORTED};
+    struct cox_recovery_status status;
+    struct cox_error err = {0};
+    group_start(2, pauses, no_config, &options);
+    const pid_t pid = cox_executor_pid(group.executor, 1);
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    assert_int_equal(cox_recovery_command(group.recovery, COX_RECOVER_PAUSE,
+                                          cox_deadline_after_ms(50), results, &err),
+                     COX_TIMEOUT);
+    assert_int_equal(results[1].result, -1);
+    await_doing("some ranks are paused", &status);
+    assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_NORMAL);
+    task_start(&task);
+    assert_int_equal(kill(pid, SIGCONT), 0);
+    assert_int_equal(command(COX_RECOVER_START, results, &err), 0);
+    assert_string_equal(results[0].text, ""); /* both were asked */
+    assert_int_equal(task_join(&task), 1);
+    await_doing("", &status);
+    expect_echo();
+    assert_int_equal(command(COX_RECOVER_START, results, &err), 0);
+    assert_string_equal(results[0].text, "already");
+}
+
 static void p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused(void **state)
 {
     (void)state;
@@ -913,6 +942,7 @@ int main(void)
         CASE(p8_all_are_started_again),
         CASE(p8_a_living_rank_is_killed_only_by_order),
         CASE(a26_commands_are_idempotent_and_a_paused_group_sleeps),
+        CASE(a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start),
         CASE(p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused),
         CASE(a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline),
         CASE(m12_p8_an_order_to_kill_does_not_wait_for_its_turn),
