@@ -72,18 +72,27 @@ struct cox_executor {
     bool recovering;                    /* one recovery command at a time */
     const char *bars_steps;             /* the one that runs, if steps are refused meanwhile */
     enum cox_engine_state engine_state; /* never BUSY, which is not kept */
-    bool half_paused;                   /* a pause has failed, and some ranks are paused */
+    bool
+        half_paused; /* a pause has failed, and no start was since: some ranks begin nothing, whatever the state is */
 
-    bool in_init;                        /* one init at a time */
+    bool in_init;   /* one init at a time */
+    bool init_sent; /* the one that is or was last has reached the ranks */
+    /* Ranks may have nothing to run steps on: one was replaced, or an init that reached them has failed, and none has
+     * succeeded since. */
+    bool init_void;
     struct cox_init_record *init_record; /* of the last that succeeded; of who is in init */
-    _Atomic uint64_t group_life;         /* of the last init; 0: there was none */
+    _Atomic uint64_t group_life;         /* of the last init that was sent; 0: none was */
 };
 
 /* ---- init.c, recover.c ---- */
 
 struct cox_init_record *cox_init_record_free(struct cox_init_record *record); /* NULL-safe */
-/* An init or a start has succeeded. unless_paused: PAUSE and READY stay. */
+/* An init has succeeded. unless_paused: PAUSE and READY stay. */
 void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused);
+/* An init was published. */
+void cox_executor_note_init(struct cox_executor *executor);
+/* A rank is another process, which knows of no init. */
+void cox_executor_note_replaced(struct cox_executor *executor);
 /* A rank has died, which is in the truth: NORMAL no more. */
 void cox_executor_note_death(struct cox_executor *executor);
 /* May a step be published now? Asked with submit_lock of the execute channel held. Returns 0; COX_STATE. */

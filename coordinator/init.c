@@ -241,14 +241,22 @@ static int init_enter(struct cox_executor *executor, uint64_t deadline_ns, struc
     while (executor->in_init && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&executor->recover_cond, &executor->recover_lock, &until);
     int r = executor->in_init ? COX_TIMEOUT : 0;
+    if (r == 0)
+        executor->init_sent = false;
     executor->in_init = true;
     pthread_mutex_unlock(&executor->recover_lock);
     return r ? cox_fail(err, r, "another init was under way until the deadline") : 0;
 }
 
-static void init_leave(struct cox_executor *executor)
+/* r: what came of it. One that reached no rank takes no life of the rank group: after a ring of those the window of
+ * which the ranks are in would be made anew under them. */
+static void init_leave(struct cox_executor *executor, int r)
 {
     pthread_mutex_lock(&executor->recover_lock);
+    if (executor->init_sent)
+        /* relaxed: as in init_renew_group. */
+        atomic_fetch_add_explicit(&executor->group_life, 1, memory_order_relaxed);
+    executor->init_void = executor->init_void || (r && executor->init_sent);
     executor->in_init = false;
     pthread_cond_broadcast(&executor->recover_cond);
     pthread_mutex_unlock(&executor->recover_lock);
@@ -267,8 +275,7 @@ static int init_renew_group(struct cox_executor *executor, uint64_t *ret_life,
                             struct cox_error *err)
 {
     /* relaxed: a count, and one init at a time; who else reads it wants no more than the number. */
-    *ret_life =
-        atomic_fetch_add_explicit(&executor->group_life, 1, memory_order_relaxed) + UINT64_C(1);
+    *ret_life = atomic_load_explicit(&executor->group_life, memory_order_relaxed) + UINT64_C(1);
     int fd = init_group_fd(executor);
     return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, *ret_life, err);
 }
@@ -355,7 +362,7 @@ int cox_executor_init(struct cox_executor *executor, const struct cox_config_ent
         cox_init_record_free(executor->init_record);
         executor->init_record = cox_steal_ptr(&record);
     }
-    init_leave(executor);
+    init_leave(executor, r);
     return r;
 }
 
@@ -381,6 +388,6 @@ int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns
                      record->summary.npu_block_count, record->summary.max_position_embeddings);
     if (r == 0)
         cox_executor_set_normal(executor, true);
-    init_leave(executor);
+    init_leave(executor, r);
     return r;
 }

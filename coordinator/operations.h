@@ -136,9 +136,11 @@ struct cox_recover_result {
     char text[256];
 };
 
-/* The state is NORMAL after an init and after start; a death makes ABNORMAL of it, and BUSY is what NORMAL is
- * called while a step is in flight. In PAUSE and READY, and from when a command other than clear passes the gate until it
- * has ended, steps are refused (COX_STATE): what reached a rank's queue did so before that command. */
+/* The state is NORMAL after an init and after start; a death makes ABNORMAL of it, and so do a rank that was replaced and an
+ * init that reached the ranks and failed, until an init succeeds. BUSY is what NORMAL is called while a step is in flight.
+ * In PAUSE and READY, and from when a command other than clear passes the gate until it has ended, steps are refused
+ * (COX_STATE): what reached a rank's queue did so before that command. A pause that failed may have stopped some
+ * ranks: pause again and start, or replay the init, which starts them where the state is neither PAUSE nor READY. */
 
 /* One recovery command on every rank, whatever the other channels do. ret_results: rank_count of
  * them, filled also on failure. Returns 0 when every rank says 0; COX_STATE: not legal now, err

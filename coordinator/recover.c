@@ -9,7 +9,8 @@
  *   ranks: then start is legal as well, or nobody could undo that.
  *
  * An init makes any state NORMAL, one that is said again all but PAUSE and READY; a death makes NORMAL ABNORMAL. BUSY is
- * not kept: it is NORMAL with a step in flight.
+ * not kept: it is NORMAL with a step in flight. What would be NORMAL is ABNORMAL from when a rank was replaced, or an
+ * init that the ranks got has failed, until one succeeds: ranks have nothing to run steps on.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -55,6 +56,8 @@ const char *cox_recover_command_name(enum cox_recover_command command)
 /* recover_lock is held. Whoever has seen the death sees the state that it makes, told or not. */
 static enum cox_engine_state state_look(struct cox_executor *executor)
 {
+    if (executor->engine_state == COX_ENGINE_NORMAL && executor->init_void)
+        executor->engine_state = COX_ENGINE_ABNORMAL;
     for (uint32_t rank = 0;
          executor->engine_state == COX_ENGINE_NORMAL && rank < executor->geometry.rank_count;
          rank++)
@@ -89,11 +92,28 @@ bool cox_executor_half_paused(const struct cox_executor *executor)
 void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused)
 {
     pthread_mutex_lock(&executor->recover_lock);
+    executor->init_void = false;
+    /* Ranks go on with an init of another kind, as they do from PAUSE. */
+    executor->half_paused = executor->half_paused && unless_paused;
     if (!unless_paused ||
         (executor->engine_state != COX_ENGINE_PAUSE && executor->engine_state != COX_ENGINE_READY))
         executor->engine_state = COX_ENGINE_NORMAL;
     /* A death that was told before is told by nobody any more. */
     state_look(executor);
+    pthread_mutex_unlock(&executor->recover_lock);
+}
+
+void cox_executor_note_init(struct cox_executor *executor)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    executor->init_sent = true;
+    pthread_mutex_unlock(&executor->recover_lock);
+}
+
+void cox_executor_note_replaced(struct cox_executor *executor)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    executor->init_void = true;
     pthread_mutex_unlock(&executor->recover_lock);
 }
 
@@ -228,6 +248,22 @@ static int recover_enter(struct cox_executor *executor, uint64_t deadline_ns, st
     return r ? cox_fail(err, r, "another recovery command was running until the deadline") : 0;
 }
 
+static int recover_call(struct cox_executor *executor, enum cox_recover_command command,
+                        uint64_t deadline_ns, struct recover_visit *visit, struct cox_error *err)
+{
+    ModelExecuteData__RecoverCommandRequest body =
+        MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                               .deadline_ns = deadline_ns};
+    body.command = (char *)(uintptr_t)commands[command].wire;
+    request.has_execute_type = 1;
+    request.execute_type = commands[command].type;
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
+    request.recover_command_request = &body;
+    return cox_executor_call(executor, &request, &options, recover_visit, visit, err);
+}
+
 int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command command,
                          uint64_t deadline_ns, struct cox_recover_result *ret_results,
                          struct cox_error *err)
@@ -256,18 +292,8 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
     pthread_mutex_unlock(&executor->recover_lock);
     if (r == 0 && command != COX_RECOVER_CLEAR)
         recover_bar_steps(executor, command);
-    if (r == 0) {
-        ModelExecuteData__RecoverCommandRequest body =
-            MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
-        body.command = (char *)(uintptr_t)commands[command].wire;
-        ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
-        request.has_execute_type = 1;
-        request.execute_type = commands[command].type;
-        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
-        request.recover_command_request = &body;
-        struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = deadline_ns};
-        r = cox_executor_call(executor, &request, &options, recover_visit, &visit, err);
-    }
+    if (r == 0)
+        r = recover_call(executor, command, deadline_ns, &visit, err);
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
         if (ret_results[rank].result != 0)
             r = cox_fail(err, COX_REJECTED, "%s: rank %" PRIu32 " answered %" PRId32 ": %s",

@@ -182,6 +182,7 @@ static void restart_conclude(struct cox_executor *executor, uint32_t rank)
                   ") is replaced by process %jd (generation %" PRIu32 ")",
                   rank, (intmax_t)old->pid, old->generation, (intmax_t) new.pid, new.generation);
     *old = new;
+    cox_executor_note_replaced(executor);
     cox_executor_count_restart(executor, rank);
 }
 

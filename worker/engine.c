@@ -20,7 +20,8 @@ struct engine_source {
 };
 
 struct cox_engine {
-    struct cox_engine_options options;
+    struct cox_engine_options given;   /* what holds where an init says nothing */
+    struct cox_engine_options options; /* as the last init has it */
     struct cox_worker *worker;
     struct cox_model *model;
     struct cox_cache *cache;
@@ -42,7 +43,7 @@ int cox_engine_new(const struct cox_engine_options *options, struct cox_engine *
 
     if (!engine)
         return -ENOMEM;
-    engine->options = *options;
+    engine->given = engine->options = *options;
     *ret_engine = engine;
     return 0;
 }
@@ -232,7 +233,8 @@ static int engine_form(struct cox_engine *engine, const struct cox_group_options
     return r;
 }
 
-/* What the request names, with what the options say where it does not. */
+/* What the request names, with what the options say where it does not: an init before is no matter, since a rank that was
+ * replaced knows of none. */
 static int engine_read(struct cox_engine *engine, const struct cox_init_request *request,
                        const char **ret_directory, struct cox_error *err)
 {
@@ -244,6 +246,7 @@ static int engine_read(struct cox_engine *engine, const struct cox_init_request 
         return cox_fail(err, COX_INVALID,
                         "init: no model was named: --model DIR, or 'model' in the init request");
     *ret_directory = directory;
+    engine->options = engine->given;
     return engine_numbers(engine, request, err);
 }
 
@@ -262,8 +265,8 @@ static int engine_renew(struct cox_engine *engine, const struct cox_init_request
     if (r)
         return r;
     source = engine_source(engine, directory, &share);
-    /* Its memory goes before the new one is taken. */
-    if (!replayed || !source_equal(&source, &engine->source))
+    /* Its memory goes before the new one is taken. A reinit that failed has left a model without a cache. */
+    if (!replayed || !engine->cache || !source_equal(&source, &engine->source))
         engine_unload(engine);
     r = engine_form(engine, options, &source, &share, err);
     if (r && !replayed)
@@ -291,6 +294,9 @@ static int engine_init(void *context, const struct cox_init_request *request,
     if (engine->group && engine->group_life != options.life)
         engine->group = cox_group_leave(engine->group);
     engine->init_sequence = cox_init_request_sequence(request);
+    /* The group is NORMAL after it, where nobody could say start. First, so that a pause from here on stays. */
+    if (!cox_init_request_replayed(request))
+        cox_worker_resume(engine->worker);
     engine->init = request;
     r = engine_renew(engine, request, &options, err);
     engine->init = NULL;

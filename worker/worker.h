@@ -221,7 +221,8 @@ COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
  * what request and for how long; it stays paused. */
 COX_PUBLIC int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms,
                                 struct cox_error *err);
-/* Requests are begun again. Idempotent. */
+/* Requests are begun again. Idempotent. An init that is not replayed makes the group NORMAL, where no start is legal: its
+ * callback resumes. */
 COX_PUBLIC void cox_worker_resume(struct cox_worker *worker);
 COX_PUBLIC bool cox_worker_paused(const struct cox_worker *worker);
 /* A callback of the execute or of the transfer channel is inside. A thread that has stored what such a callback looks at

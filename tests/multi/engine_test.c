@@ -41,6 +41,7 @@ static uint64_t window_size(uint32_t rank_count)
 
 struct cox_init_request {
     const char *model;
+    const char *block_count;
     uint64_t sequence;
     bool replayed;
     const struct cox_worker *worker;
@@ -81,6 +82,8 @@ bool cox_worker_busy(const struct cox_worker *worker)
 
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
 {
+    if (strcmp(key, "block_count") == 0)
+        return request->block_count;
     return strcmp(key, "model") == 0 ? request->model : NULL;
 }
 
@@ -613,6 +616,58 @@ static void m12_reinit_makes_the_cache_anew_and_the_same_is_computed(void **stat
     }
 }
 
+/* An init after others, of which some failed, is to this rank what it is to one that was replaced and knows of none. */
+static int init_after_others(struct crew *crew, uint32_t rank, struct crew_rank *self,
+                             void *context)
+{
+    static const struct {
+        const char *model, *block_count;
+        int expected;
+        uint32_t blocks;
+        bool replayed;
+    } rows[] = {
+        {NULL, NULL, 0, 16, false}, {NULL, "32", 0, 32, false},
+        {NULL, NULL, 0, 16, false}, {NULL, "32", 0, 32, false},
+        {NULL, "32", 0, 32, true},  {"/nowhere", "8", COX_NOT_FOUND, 0, false},
+        {NULL, NULL, 0, 16, true},
+    };
+    struct seat seat;
+    int r = seat_open(&seat, crew, rank, self, context);
+
+    for (size_t i = 0; r == 0 && i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const struct cox_init_request request = {.model = rows[i].model,
+                                                 .block_count = rows[i].block_count,
+                                                 .replayed = rows[i].replayed,
+                                                 .sequence = 1 + i,
+                                                 .worker = &seat.worker,
+                                                 .crew = crew};
+        struct cox_init_result result = {0};
+        int got;
+
+        /* A replacement is not paused, and one that is may not stay so where nobody would say start. */
+        seat.worker.paused = true;
+        got = cox_engine_callbacks.init(seat.engine, &request, &result, &self->err);
+        if (got != rows[i].expected || (got == 0 && result.npu_block_count != rows[i].blocks))
+            r = cox_fail(&self->err, COX_STATE, "init %zu: %d, %d blocks", i, got,
+                         (int)result.npu_block_count);
+        else if (seat.worker.paused != rows[i].replayed)
+            r = cox_fail(&self->err, COX_STATE, "init %zu: paused or not", i);
+    }
+    cox_engine_free(seat.engine);
+    return r;
+}
+
+static void m12_p8_an_init_does_not_depend_on_those_before(void **state)
+{
+    struct plan plan = {PLAN};
+    struct crew crew;
+
+    (void)state;
+    run_all(&crew, 1, init_after_others, &plan);
+    expect_ended(&crew, 0, 0);
+    crew_close(&crew);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -624,6 +679,7 @@ int main(void)
         cmocka_unit_test(an_init_that_fails_on_one_rank_fails_on_all_and_the_next_is_fine),
         cmocka_unit_test(s2_a_step_that_fails_on_one_rank_fails_on_all_and_is_computed_anew),
         cmocka_unit_test(m12_reinit_makes_the_cache_anew_and_the_same_is_computed),
+        cmocka_unit_test(m12_p8_an_init_does_not_depend_on_those_before),
         cmocka_unit_test(p1_a_rank_that_is_stopped_waits_no_longer),
         cmocka_unit_test(b3_a_rank_killed_in_init_or_a_step_is_named_by_the_others),
     };

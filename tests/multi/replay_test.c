@@ -5,6 +5,7 @@
 #include "channel/geometry.h"
 #include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"
+#include "proto/operation.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -201,6 +202,39 @@ static void k25_a_failed_init_takes_a_life(void **state)
     test_group_free(g);
 }
 
+/* A ring of those would be one window after the other, at last that in which the ranks are. */
+static void k25_an_init_that_reaches_no_rank_takes_no_life(void **state)
+{
+    (void)state;
+    const struct cox_executor_options options = {.depth = 4};
+    struct test_group *g = test_group_start(RANK_COUNT, &options);
+    struct test_pipe *pipe = test_pipe_new();
+    struct cox_error err;
+    struct step s;
+    init_group(g);
+    assert_int_equal(test_call(g, NULL, "step block 1 %s", test_pipe_path(pipe)), 0);
+    assert_int_equal(
+        cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    const struct cox_submit_options step = {.gather = COX_GATHER_RANK0, .deadline_ns = patience()};
+    assert_int_equal(cox_executor_submit(test_group_executor(g), step_empty(&s), &step, NULL, &err),
+                     0);
+    test_await_lines(g, -1, "blocked", RANK_COUNT);
+    for (int i = 0; i < COX_GROUP_WINDOW_COUNT + 2; i++) {
+        assert_int_equal(init_with(g, TELLING, cox_deadline_after_ms(5), &err), COX_TIMEOUT);
+        assert_int_equal(
+            cox_executor_replay_init(test_group_executor(g), cox_deadline_after_ms(5), &err),
+            COX_TIMEOUT);
+        assert_in_range(group_bytes(), 1, 2 * window_of(RANK_COUNT));
+    }
+    test_pipe_release(pipe, RANK_COUNT);
+    assert_int_equal(test_await(g, 0)->status, 0);
+    assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+    init_group(g);
+    test_await_lines(g, 0, "init life 2 ", 1);
+    test_await_lines(g, 1, "init life 2 ", 1);
+    test_group_free(g);
+}
+
 /* In a mount namespace of its own, where /dev/shm has room for the group and half a window. */
 static int helper_full_shm(void)
 {
@@ -284,7 +318,7 @@ static void p8_a_replaced_rank_gets_the_same_init(void **state)
         init_group(g);
         kill_rank(g, n - 1);
         assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
-        assert_int_equal(replay(g, &err), COX_PEER_DEAD);
+        assert_int_equal(replay(g, &err), COX_PEER_DEAD); /* it reaches no rank */
         restart(g, n - 1);
         assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
         assert_int_equal(replay(g, &err), 0);
@@ -292,7 +326,7 @@ static void p8_a_replaced_rank_gets_the_same_init(void **state)
         expect_step(g);
         /* "tell" was in it. */
         for (uint32_t rank = 0; rank < n; rank++)
-            test_await_lines(g, (int)rank, "init life 3", 1);
+            test_await_lines(g, (int)rank, "init life 2", 1);
         test_group_free(g);
     }
 }
@@ -446,6 +480,74 @@ static void m12_a_replay_leaves_a_paused_group_paused(void **state)
     }
 }
 
+/* The ranks have let go of what they had: nothing but an init makes them able to run steps. */
+static void m12_an_init_that_failed_leaves_no_group_normal(void **state)
+{
+    (void)state;
+    static const struct cox_config_entry failing[] = {{"fail", "1"}};
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    struct cox_error err;
+    init_group(g);
+    assert_int_equal(init_with(g, failing, 1, patience(), &err), COX_REJECTED);
+    assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
+    /* One that is not sent changes nothing. */
+    assert_int_equal(init_with(g, TELLING, 1, &err), COX_TIMEOUT);
+    assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
+    assert_int_equal(replay(g, &err), 0);
+    assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+    assert_int_equal(init_with(g, TELLING, 1, &err), COX_TIMEOUT);
+    assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+    /* Nor does a start. */
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
+    assert_int_equal(init_with(g, failing, 1, patience(), &err), COX_REJECTED);
+    assert_int_equal(state_of(g), COX_ENGINE_PAUSE);
+    assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
+    assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
+    init_group(g);
+    assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+    expect_step(g);
+    test_group_free(g);
+}
+
+/* The new process knows of no init. */
+static void m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    struct cox_error err;
+    init_group(g);
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
+    kill_rank(g, 1);
+    restart(g, 1);
+    assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
+    assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
+    assert_int_equal(replay(g, &err), 0);
+    assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+    test_group_free(g);
+}
+
+/* One rank does not pause, and is replaced; the others are paused until somebody says start. */
+static void m12_a_pause_that_failed_outlives_a_replay_until_a_start(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(RANK_COUNT, NULL);
+    struct cox_error err;
+    init_group(g);
+    assert_false(cox_executor_half_paused(test_group_executor(g)));
+    assert_int_equal(test_call(g, NULL, "only 1 recover pause 5 no"), 0);
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), COX_REJECTED);
+    kill_rank(g, 1);
+    restart(g, 1);
+    assert_int_equal(replay(g, &err), 0);
+    assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+    assert_true(cox_executor_half_paused(test_group_executor(g)));
+    assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
+    assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+    assert_false(cox_executor_half_paused(test_group_executor(g)));
+    assert_int_equal(recover(g, COX_RECOVER_START, &err), COX_STATE);
+    test_group_free(g);
+}
+
 static void m12_a_group_with_a_death_can_be_paused(void **state)
 {
     (void)state;
@@ -596,6 +698,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(k25_every_init_has_memory_of_its_own),
         TEST(k25_a_failed_init_takes_a_life),
+        TEST(k25_an_init_that_reaches_no_rank_takes_no_life),
         TEST(b51_k26_an_init_without_memory_for_the_rank_group_says_so),
         TEST(p8_without_an_init_nothing_can_be_said_again),
         TEST(p8_a_replaced_rank_gets_the_same_init),
@@ -604,6 +707,9 @@ int main(int argc, char **argv)
         TEST(m15_a_stop_ends_inits_that_wait),
         TEST(k28_an_init_waits_for_the_steps_before_it),
         TEST(m12_a_replay_leaves_a_paused_group_paused),
+        TEST(m12_an_init_that_failed_leaves_no_group_normal),
+        TEST(m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced),
+        TEST(m12_a_pause_that_failed_outlives_a_replay_until_a_start),
         TEST(m12_a_group_with_a_death_can_be_paused),
         TEST(m12_steps_are_refused_while_the_engine_is_paused),
         TEST(m12_no_step_slips_in_behind_a_pause),
