@@ -76,7 +76,7 @@ def await_lines(process, number, text, count):
     end = time.monotonic() + remains.PATIENCE
     while process.text(number).count(text) < count:
         remains.reap()
-        check(process.pid not in remains.statuses, "it ended before it said '%s'" % text)
+        check(not process.ended, "it ended before it said '%s'" % text)
         check(time.monotonic() < end, "it never said '%s'" % text)
         time.sleep(0.002)
 
@@ -262,7 +262,7 @@ def test_p7_b54_cleaners_and_starters_at_once():
         starters = [process for kind, process in racers if kind == "start"]
         # One has the name, or both had it one after the other; whoever has not was told so.
         end = time.monotonic() + remains.PATIENCE
-        while not all(process.out.startswith("name ") or process.pid in remains.statuses for process in starters):
+        while not all(process.out.startswith("name ") or process.ended for process in starters):
             check(time.monotonic() < end, "a start does not get anywhere")
             remains.reap()
             time.sleep(0.002)

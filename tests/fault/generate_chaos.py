@@ -113,11 +113,11 @@ def pause(process, until):
     """False: it has ended."""
     while time.monotonic() < until:
         remains.reap()
-        if process.pid in remains.statuses:
+        if process.ended:
             return False
         time.sleep(LOOK_SECONDS)
     remains.reap()
-    return process.pid not in remains.statuses
+    return not process.ended
 
 
 def send(pid, number):

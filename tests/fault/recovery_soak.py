@@ -82,7 +82,7 @@ def close(process):
 
 def ended(process):
     remains.reap()
-    if process.pid in remains.statuses:
+    if process.ended:
         return True
     check(time.monotonic() - process.begun < options.deadline,
           "no end after %.0f s: %s" % (options.deadline, " ".join(process.arguments)), Hang)
@@ -93,7 +93,7 @@ def in_time(process, *expected):
     """Outside of the loop of main, where nothing else is to be done meanwhile."""
     while not ended(process):
         time.sleep(0.002)
-    status = remains.statuses[process.pid]
+    status = process.status
     check(status in expected, "status %d, expected %s: %s" % (status, expected, process.describe()))
     return process
 
@@ -139,7 +139,7 @@ clients, jobs, client_seconds = [], [], []
 
 
 def client_done(client):
-    status = remains.statuses[client.pid]
+    status = client.status
     check(status == 0, "a client ended with status %d: %s" % (status, client.err[-2000:]))
     out = client.out
     if out != client.job.out:
@@ -170,12 +170,12 @@ class Group:
         self.process.begun = float("inf")  # it has no deadline
         while self.process.out.count("\n") < 2 + options.ranks:
             remains.reap()
-            check(self.process.pid not in remains.statuses, "the group did not start: " + self.process.describe())
+            check(not self.process.ended, "the group did not start: " + self.process.describe())
             time.sleep(0.005)
 
     def alive(self):
         remains.reap()
-        check(self.process.pid not in remains.statuses, "the group has ended")
+        check(not self.process.ended, "the group has ended")
 
     def status(self):
         process = in_time(command("status", "--name", NAME, "--json", "--timeout", "%g" % options.deadline), 0)
@@ -224,7 +224,7 @@ def recover(what, *arguments):
     while True:
         process = command("recover", what, "--name", NAME, *arguments, "--timeout", "%g" % options.deadline)
         yield process
-        status = remains.statuses[process.pid]
+        status = process.status
         note("recover %s %s: %d", what, " ".join(arguments), status)
         if status == 0:
             close(process)
@@ -552,9 +552,9 @@ def told_soak():
 def describe():
     text = "\n".join(history) + "\n"
     for process in now:
-        text += "%s\nstatus %s\n%s\n" % (" ".join(process.arguments), remains.statuses.get(process.pid, "none yet"),
+        text += "%s\nstatus %s\n%s\n" % (" ".join(process.arguments), process.status,
                                          process.err[-6000:])
-    if group and group.process.pid not in remains.statuses:
+    if group and not group.process.ended:
         process = Process([COXSWAIN, "status", "--name", NAME, "--timeout", "5"])
         process.wait()
         text += process.out + process.err

@@ -19,7 +19,7 @@ SHM = "/dev/shm"
 PATIENCE = 60
 
 PR_SET_CHILD_SUBREAPER = 36
-statuses = {}  # of all that ended: pid to exit status, or minus the signal
+running = {}  # of all whose end was not seen: pid to process; numbers come again
 
 
 class Failure(Exception):
@@ -50,7 +50,12 @@ class Process:
         actions = [(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0)]
         actions += [(os.POSIX_SPAWN_DUP2, file.fileno(), number + 1) for number, file in enumerate(self.files)]
         self.pid = os.posix_spawn(arguments[0], arguments, environment(**env), file_actions=actions, setsigmask=[])
-        statuses.pop(self.pid, None)
+        self.status = None  # once it has ended: exit status, or minus the signal
+        running[self.pid] = self
+
+    @property
+    def ended(self):
+        return self.status is not None
 
     def text(self, number):
         size = os.fstat(self.files[number].fileno()).st_size
@@ -67,21 +72,21 @@ class Process:
     def kill(self, number):
         """False: it has ended already."""
         reap()
-        if self.pid in statuses:
+        if self.ended:
             return False
         os.kill(self.pid, number)
         return True
 
     def wait(self, patience=PATIENCE):
         end = time.monotonic() + patience
-        while self.pid not in statuses:
+        while not self.ended:
             reap()
             left = end - time.monotonic()
-            if self.pid not in statuses and left <= 0:
+            if not self.ended and left <= 0:
                 raise Failure("no end after %d s" % patience)
-            if self.pid not in statuses:
+            if not self.ended:
                 signal.sigtimedwait([signal.SIGCHLD], left)
-        return statuses[self.pid]
+        return self.status
 
     def close(self):
         for file in self.files:
@@ -89,7 +94,7 @@ class Process:
 
     def describe(self):
         return "%s\nstatus %s\n--- stdout\n%s\n--- stderr\n%s" % (
-            " ".join(self.arguments), statuses.get(self.pid, "none yet"), self.out[-4000:], self.err[-8000:])
+            " ".join(self.arguments), "none yet" if self.status is None else self.status, self.out[-4000:], self.err[-8000:])
 
 
 def reap():
@@ -99,7 +104,9 @@ def reap():
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return True
-            statuses[pid] = os.waitstatus_to_exitcode(status)
+            process = running.pop(pid, None)
+            if process:  # not one whose parent has died, of which it is enough that it is gone
+                process.status = os.waitstatus_to_exitcode(status)
     except ChildProcessError:
         return False
 

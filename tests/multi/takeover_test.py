@@ -86,7 +86,7 @@ class Group:
         self.process = command("run", "-n", str(ranks), "--name", name, *arguments, *(["--external"] if hand else []),
                                *workers)
         if hand:
-            wait_until(lambda: "waiting for" in self.process.err or self.process.pid in remains.statuses,
+            wait_until(lambda: "waiting for" in self.process.err or self.process.ended,
                        "it waits for workers")
             self.hands = [self.worker() for _ in range(ranks)]
 
@@ -97,7 +97,7 @@ class Group:
 
     def ready(self):
         def all_lines():
-            check(self.process.pid not in remains.statuses, "the group ended: " + self.process.describe())
+            check(not self.process.ended, "the group ended: " + self.process.describe())
             return len(self.process.out.splitlines()) == 2 + self.ranks
         wait_until(all_lines, "the group is ready")
         lines = [line.split() for line in self.process.out.splitlines()]
@@ -328,7 +328,7 @@ def test_a24_clients_come_and_go_through_many_coordinators():
         if len(clients) < 2:
             clients.append(command("generate", "--join", "--name", name, "27+58=", "1+2="))
         remains.reap()
-        for client in [client for client in clients if client.pid in remains.statuses]:
+        for client in [client for client in clients if client.ended]:
             status = client.wait()
             if status == 0:
                 check(client.out == "27+58=85\n1+2=3\n", "another text: " + client.describe())
