@@ -90,7 +90,7 @@ struct cox_init_record *cox_init_record_free(struct cox_init_record *record); /*
 /* An init has succeeded. unless_paused: PAUSE and READY stay. */
 void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused);
 /* An init was published. */
-void cox_executor_note_init(struct cox_executor *executor);
+void cox_executor_note_sent(struct cox_executor *executor);
 /* A rank is another process, which knows of no init. */
 void cox_executor_note_replaced(struct cox_executor *executor);
 /* A rank has died, which is in the truth: NORMAL no more. */

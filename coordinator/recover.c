@@ -103,7 +103,7 @@ void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused)
     pthread_mutex_unlock(&executor->recover_lock);
 }
 
-void cox_executor_note_init(struct cox_executor *executor)
+void cox_executor_note_sent(struct cox_executor *executor)
 {
     pthread_mutex_lock(&executor->recover_lock);
     executor->init_sent = true;

@@ -1,10 +1,8 @@
 /* coxswain recover: pauses, reinitializes and resumes a running group, and replaces its ranks. */
 #include "command.h"
 
-#include "../channel/geometry.h"
-#include "client.h"
-#include "options.h"
 #include "proto/control.pb-c.h"
+#include "target.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -17,8 +15,7 @@
 #define COMMAND_RESTART 5
 
 enum {
-    OPTION_DOOR = COX_OPTION_COMMAND,
-    OPTION_RANK,
+    OPTION_RANK = COX_OPTION_TARGET_COMMAND,
     OPTION_KILL,
     OPTION_JSON,
 };
@@ -28,13 +25,11 @@ typedef CoxswainControl__RecoverResult recover_result;
 
 struct choice {
     uint32_t command;
-    const char *name;
-    const char *door;
+    struct cox_target target;
     bool rank_given;
     uint32_t rank;
     bool kill;
     bool json;
-    uint64_t timeout_ms;
 };
 
 static void help(FILE *file)
@@ -67,13 +62,10 @@ static void help(FILE *file)
 }
 
 static const struct option long_options[] = {
-    {"name", required_argument, NULL, COX_OPTION_NAME},
-    {"door", required_argument, NULL, OPTION_DOOR},
+    COX_TARGET_LONG_OPTIONS,
     {"rank", required_argument, NULL, OPTION_RANK},
     {"kill", no_argument, NULL, OPTION_KILL},
-    {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},
     {"json", no_argument, NULL, OPTION_JSON},
-    {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
 
@@ -158,17 +150,16 @@ static int ask(const struct choice *choice, struct cox_client *client, recover_r
     CoxswainControl__RecoverRequest recover = COXSWAIN_CONTROL__RECOVER_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     CoxswainControl__ControlReply *reply;
-    uint64_t deadline_ns = cox_deadline_after_ms(choice->timeout_ms + ANSWER_MS);
+    uint64_t deadline_ns = cox_deadline_after_ms(choice->target.timeout_ms + ANSWER_MS);
     recover.has_command = recover.has_timeout_ms = true;
     recover.command = choice->command;
-    recover.timeout_ms = choice->timeout_ms;
+    recover.timeout_ms = choice->target.timeout_ms;
     recover.has_rank = choice->rank_given;
     recover.rank = choice->rank;
     recover.has_kill = recover.kill = choice->kill;
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER;
     request.recover = &recover;
-    int r = choice->door ? cox_client_open_path(client, choice->door, deadline_ns, err)
-                         : cox_client_open(client, choice->name, deadline_ns, err);
+    int r = cox_target_open(&choice->target, client, deadline_ns, err);
     if (!r)
         r = cox_client_ask(client, &request, deadline_ns, &reply, err);
     if (r)
@@ -222,16 +213,9 @@ static int take_command(struct choice *choice, int count, char *const *words, st
 
 static int take_option(struct choice *choice, int option, char *const *argv, struct cox_error *err)
 {
-    struct cox_group_choice other;
     uint64_t number;
     int r;
     switch (option) {
-    case COX_OPTION_NAME:
-        choice->name = optarg;
-        return cox_name_check(optarg, err);
-    case OPTION_DOOR:
-        choice->door = optarg;
-        return 0;
     case OPTION_RANK:
         r = cox_parse_number("--rank", optarg, 0, COX_RANK_COUNT_MAX - 1, &number, err);
         if (!r)
@@ -244,19 +228,18 @@ static int take_option(struct choice *choice, int option, char *const *argv, str
     case OPTION_JSON:
         choice->json = true;
         return 0;
-    case COX_OPTION_TIMEOUT:
-        return cox_parse_seconds("--timeout", optarg, &choice->timeout_ms, err);
-    default: /* what getopt_long did not understand */
-        return cox_group_choice_take(&other, option, optarg, argv, err);
+    default:
+        return cox_target_take(&choice->target, option, argv, err);
     }
 }
 
 int cox_command_recover(int argc, char **argv)
 {
-    struct choice choice = {.timeout_ms = TIMEOUT_MS};
+    struct choice choice = {.target = {.timeout_ms = TIMEOUT_MS}};
     struct cox_error error = {0};
     int option, r = 0;
-    while (!r && (option = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
+    while (!r &&
+           (option = getopt_long(argc, argv, COX_TARGET_SHORT_OPTIONS, long_options, NULL)) != -1) {
         if (option == 'h') {
             help(stdout);
             return cox_exit_flushed(COX_EXIT_OK);
@@ -265,7 +248,7 @@ int cox_command_recover(int argc, char **argv)
     }
     if (!r)
         r = take_command(&choice, argc - optind, argv + optind, &error);
-    if (!r && choice.name && choice.door)
-        r = cox_fail(&error, COX_INVALID, "a group has either a --name or a --door");
+    if (!r)
+        r = cox_target_check(&choice.target, &error);
     return r ? cox_exit_usage("recover", &error) : cox_exit_flushed(recover(&choice));
 }

@@ -1,13 +1,11 @@
 /* coxswain status: how a running group is. */
 #include "command.h"
 
-#include "../channel/geometry.h"
-#include "client.h"
 #include "console.h"
 #include "executor.h"
-#include "options.h"
 #include "recovery.h"
 #include "proto/control.pb-c.h"
+#include "target.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -18,17 +16,14 @@
 #define TIMEOUT_MS 10000
 
 enum {
-    OPTION_DOOR = COX_OPTION_COMMAND,
-    OPTION_JSON,
+    OPTION_JSON = COX_OPTION_TARGET_COMMAND,
 };
 
 typedef CoxswainControl__StatusReply status_reply;
 
 struct choice {
-    const char *name;
-    const char *door;
+    struct cox_target target;
     bool json;
-    uint64_t timeout_ms;
 };
 
 static void help(FILE *file)
@@ -55,11 +50,8 @@ static void help(FILE *file)
 }
 
 static const struct option long_options[] = {
-    {"name", required_argument, NULL, COX_OPTION_NAME},
-    {"door", required_argument, NULL, OPTION_DOOR},
+    COX_TARGET_LONG_OPTIONS,
     {"json", no_argument, NULL, OPTION_JSON},
-    {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},
-    {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
 
@@ -473,9 +465,8 @@ static int status(const struct choice *choice)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     struct cox_error error = {0};
-    uint64_t deadline_ns = cox_deadline_after_ms(choice->timeout_ms);
-    int r = choice->door ? cox_client_open_path(&client, choice->door, deadline_ns, &error)
-                         : cox_client_open(&client, choice->name, deadline_ns, &error);
+    uint64_t deadline_ns = cox_deadline_after_ms(choice->target.timeout_ms);
+    int r = cox_target_open(&choice->target, &client, deadline_ns, &error);
     status_reply *reply;
     if (!r)
         r = cox_client_status(&client, deadline_ns, &reply, &error);
@@ -489,41 +480,25 @@ static int status(const struct choice *choice)
     return COX_EXIT_OK;
 }
 
-static int take_option(struct choice *choice, int option, char *const *argv, struct cox_error *err)
-{
-    struct cox_group_choice other;
-    switch (option) {
-    case COX_OPTION_NAME:
-        choice->name = optarg;
-        return cox_name_check(optarg, err);
-    case OPTION_DOOR:
-        choice->door = optarg;
-        return 0;
-    case OPTION_JSON:
-        choice->json = true;
-        return 0;
-    case COX_OPTION_TIMEOUT:
-        return cox_parse_seconds("--timeout", optarg, &choice->timeout_ms, err);
-    default: /* what getopt_long did not understand */
-        return cox_group_choice_take(&other, option, optarg, argv, err);
-    }
-}
-
 int cox_command_status(int argc, char **argv)
 {
-    struct choice choice = {.timeout_ms = TIMEOUT_MS};
+    struct choice choice = {.target = {.timeout_ms = TIMEOUT_MS}};
     struct cox_error error = {0};
     int option, r = 0;
-    while (!r && (option = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
+    while (!r &&
+           (option = getopt_long(argc, argv, COX_TARGET_SHORT_OPTIONS, long_options, NULL)) != -1) {
         if (option == 'h') {
             help(stdout);
             return cox_exit_flushed(COX_EXIT_OK);
         }
-        r = take_option(&choice, option, argv, &error);
+        if (option == OPTION_JSON)
+            choice.json = true;
+        else
+            r = cox_target_take(&choice.target, option, argv, &error);
     }
     if (!r && optind < argc)
         r = cox_fail(&error, COX_INVALID, "'%.64s' is not expected here", argv[optind]);
-    if (!r && choice.name && choice.door)
-        r = cox_fail(&error, COX_INVALID, "a group has either a --name or a --door");
+    if (!r)
+        r = cox_target_check(&choice.target, &error);
     return r ? cox_exit_usage("status", &error) : cox_exit_flushed(status(&choice));
 }

@@ -1,12 +1,10 @@
 /* coxswain stop: ends a running group in order, and waits until it is gone. */
 #include "command.h"
 
-#include "../channel/geometry.h"
 #include "../channel/peer.h"
 #include "../channel/socket.h"
-#include "client.h"
-#include "options.h"
 #include "proto/control.pb-c.h"
+#include "target.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -14,16 +12,6 @@
 
 /* A group that is stuck is given 3 s to leave, 2 s after SIGTERM, and then killed. */
 #define TIMEOUT_MS 30000
-
-enum {
-    OPTION_DOOR = COX_OPTION_COMMAND,
-};
-
-struct choice {
-    const char *name;
-    const char *door;
-    uint64_t timeout_ms;
-};
 
 static void help(FILE *file)
 {
@@ -41,10 +29,7 @@ static void help(FILE *file)
 }
 
 static const struct option long_options[] = {
-    {"name", required_argument, NULL, COX_OPTION_NAME},
-    {"door", required_argument, NULL, OPTION_DOOR},
-    {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},
-    {"help", no_argument, NULL, 'h'},
+    COX_TARGET_LONG_OPTIONS,
     {NULL, 0, NULL, 0},
 };
 
@@ -91,14 +76,13 @@ static int await_end(struct cox_client *client, const struct cox_peer *peer, uin
     }
 }
 
-static int stop(const struct choice *choice)
+static int stop(const struct cox_target *target)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     struct cox_error error = {0};
-    uint64_t deadline_ns = cox_deadline_after_ms(choice->timeout_ms);
-    int r = choice->door ? cox_client_open_path(&client, choice->door, deadline_ns, &error)
-                         : cox_client_open(&client, choice->name, deadline_ns, &error);
+    uint64_t deadline_ns = cox_deadline_after_ms(target->timeout_ms);
+    int r = cox_target_open(target, &client, deadline_ns, &error);
     if (r)
         return cox_exit_with(&error);
     /* Before it is told: it answers after this, so the number is still its own. */
@@ -111,38 +95,22 @@ static int stop(const struct choice *choice)
     return r ? cox_exit_with(&error) : COX_EXIT_OK;
 }
 
-static int take_option(struct choice *choice, int option, char *const *argv, struct cox_error *err)
-{
-    struct cox_group_choice other;
-    switch (option) {
-    case COX_OPTION_NAME:
-        choice->name = optarg;
-        return cox_name_check(optarg, err);
-    case OPTION_DOOR:
-        choice->door = optarg;
-        return 0;
-    case COX_OPTION_TIMEOUT:
-        return cox_parse_seconds("--timeout", optarg, &choice->timeout_ms, err);
-    default: /* what getopt_long did not understand */
-        return cox_group_choice_take(&other, option, optarg, argv, err);
-    }
-}
-
 int cox_command_stop(int argc, char **argv)
 {
-    struct choice choice = {.timeout_ms = TIMEOUT_MS};
+    struct cox_target target = {.timeout_ms = TIMEOUT_MS};
     struct cox_error error = {0};
     int option, r = 0;
-    while (!r && (option = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
+    while (!r &&
+           (option = getopt_long(argc, argv, COX_TARGET_SHORT_OPTIONS, long_options, NULL)) != -1) {
         if (option == 'h') {
             help(stdout);
             return cox_exit_flushed(COX_EXIT_OK);
         }
-        r = take_option(&choice, option, argv, &error);
+        r = cox_target_take(&target, option, argv, &error);
     }
     if (!r && optind < argc)
         r = cox_fail(&error, COX_INVALID, "'%.64s' is not expected here", argv[optind]);
-    if (!r && choice.name && choice.door)
-        r = cox_fail(&error, COX_INVALID, "a group has either a --name or a --door");
-    return r ? cox_exit_usage("stop", &error) : cox_exit_flushed(stop(&choice));
+    if (!r)
+        r = cox_target_check(&target, &error);
+    return r ? cox_exit_usage("stop", &error) : cox_exit_flushed(stop(&target));
 }

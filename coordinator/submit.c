@@ -77,7 +77,7 @@ static int executor_publish(struct cox_executor *executor, const struct payload 
     if (r == 0)
         cox_collector_publish(collector, entry, length);
     if (r == 0 && entry->type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT)
-        cox_executor_note_init(executor);
+        cox_executor_note_sent(executor);
     pthread_mutex_unlock(&collector->submit_lock);
     return r;
 }
