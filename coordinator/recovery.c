@@ -500,7 +500,9 @@ static void look(struct cox_recovery *recovery)
 
 /* ---- orders, on the thread, with the lock held ---- */
 
-static bool is_done_already(enum cox_recover_command command, enum cox_engine_state state)
+/* unready: no rank is dead, and the init that makes the state NORMAL is due; a start has nothing to add to it. */
+static bool is_done_already(enum cox_recover_command command, enum cox_engine_state state,
+                            bool unready)
 {
     switch (command) {
     case COX_RECOVER_PAUSE:
@@ -509,7 +511,8 @@ static bool is_done_already(enum cox_recover_command command, enum cox_engine_st
     case COX_RECOVER_REINIT:
         return state == COX_ENGINE_READY;
     case COX_RECOVER_START:
-        return state == COX_ENGINE_NORMAL || state == COX_ENGINE_BUSY;
+        return state == COX_ENGINE_NORMAL || state == COX_ENGINE_BUSY ||
+               (state == COX_ENGINE_ABNORMAL && unready);
     default:
         return false;
     }
@@ -519,11 +522,13 @@ static void order_command(struct cox_recovery *recovery, struct order *order)
 {
     snprintf(recovery->doing, sizeof recovery->doing, "carrying out %s",
              cox_recover_command_name(order->command));
+    const bool unready = recovery->unready && !first_dead(recovery);
     enter(recovery);
     int r = 0;
     bool half_paused = cox_executor_half_paused(recovery->executor);
-    bool already = is_done_already(order->command, cox_executor_engine_state(recovery->executor)) &&
-                   !(order->command == COX_RECOVER_START && half_paused);
+    bool already =
+        is_done_already(order->command, cox_executor_engine_state(recovery->executor), unready) &&
+        !(order->command == COX_RECOVER_START && half_paused);
     for (uint32_t rank = 0; already && rank < recovery->rank_count; rank++)
         order->results[rank] = (struct cox_recover_result){.device = -1, .text = "already"};
     if (!already)
