@@ -242,8 +242,9 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
                         rank, (intmax_t)cox_supervisor_pid(executor->supervisor, rank));
     restart_note(executor, rank);
     int r = restart_await_end(executor, rank, left, deadline_ns, err);
-    if (r == 0)
-        r = restart_leave_out(executor, rank, deadline_ns, err);
+    if (r) /* one that a restart before has killed, and that still would not go, stays left out */
+        return r;
+    r = restart_leave_out(executor, rank, deadline_ns, err);
     if (r == 0) {
         r = restart_vacate(executor, rank, deadline_ns, err);
         if (r == 0)
