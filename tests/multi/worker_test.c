@@ -4,6 +4,8 @@
  */
 #include "testing.h"
 
+#include "channel/control.h"
+
 #include "channel/peer.h"
 #include "channel/truth.h"
 #include "coordinator/operations.h"
@@ -560,6 +562,10 @@ static void p1_an_orphan_ends_before_and_after_it_serves(void **state)
         if (!ended)
             fail_msg("a %s lives on", modes[i]);
         test_sweep_doors(1);
+        char name[32];
+        uint32_t count;
+        snprintf(name, sizeof name, "%jd_0", (intmax_t)helper.pid);
+        assert_int_equal(cox_control_sweep(name, &count, NULL), 0);
     }
 }
 
