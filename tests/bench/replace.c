@@ -414,13 +414,17 @@ static int watch_death(struct group *group, uint32_t victim, struct watcher *wat
 {
     pid_t pid = cox_executor_pid(group->executor, victim);
     pthread_t thread;
+    /* All are in the step: the others wait in the group. */
+    const uint64_t deadline_ns = cox_deadline_after_ms(60000);
+    while (atomic_load(&group->shared->inside) < group->rank_count) {
+        if (cox_now_ns() >= deadline_ns)
+            return cox_fail(err, COX_TIMEOUT, "a rank did not come into the step");
+        usleep(50);
+    }
     watcher->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
     int r = watcher->pidfd < 0 ? -errno : -pthread_create(&thread, NULL, watcher_main, watcher);
     if (r)
         return cox_fail(err, r, "watching a worker: %s", cox_status_text(r));
-    /* All are in the step: the others wait in the group. */
-    while (atomic_load(&group->shared->inside) < group->rank_count)
-        usleep(50);
     atomic_store(&group->shared->victim, 0);
     kill(pid, SIGKILL);
     sem_wait_through(&group->ended);
