@@ -141,7 +141,10 @@
     X(GROUP_ALIGNED, "group.aligned")                                                              \
     X(GROUP_BOUND, "group.bound")       /* a socket for fds */                                     \
     X(GROUP_OFFERED, "group.offered")   /* an fd, to one member */                                 \
-    X(GROUP_ACCEPTED, "group.accepted") /* one of a member */
+    X(GROUP_ACCEPTED, "group.accepted") /* one of a member */                                      \
+    /* Memory that is reserved on demand (memory/domain.h). */                                     \
+    X(DOMAIN_COMMITTED, "domain.committed")                                                        \
+    X(DOMAIN_RETURNED, "domain.returned")
 
 enum cox_fault_point {
 #define COX_FAULT_CONSTANT(constant, name) COX_FAULT_##constant,

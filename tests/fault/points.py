@@ -131,7 +131,7 @@ def calls_of(body):
 
 def sources():
     files = {}
-    for folder in ("channel", "worker", "coordinator"):
+    for folder in ("channel", "channel/memory", "worker", "coordinator"):
         for path in sorted((ROOT / folder).glob("*.[ch]")):
             files[f"{folder}/{path.name}"] = path.read_text()
     return files
