@@ -26,7 +26,7 @@
 #else
 #define ROUNDS 20000
 #endif
-#define KILLS 60
+#define KILLS 40
 
 struct stress {
     int fds[2];
@@ -230,7 +230,7 @@ static void b37_b24_many_at_once_and_killed(void **state)
         for (int kills = 0; kills < KILLS; kills++) {
             const uint32_t rank = (uint32_t)(random_next(&random) % 4);
             const uint64_t until =
-                atomic_load(&stress->progress[rank]) + 1 + random_next(&random) % 3000;
+                atomic_load(&stress->progress[rank]) + 1 + random_next(&random) % 1000;
             while (atomic_load(&stress->progress[rank]) < until)
                 sched_yield();
             kill(forks.pids[ranks[rank]], SIGKILL);
