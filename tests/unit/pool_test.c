@@ -99,6 +99,8 @@ static void h18_h21_h22_allocated_and_given_back(void **state)
     }
     for (uint32_t i = 0; i < BLOCK_COUNT; i++)
         assert_int_equal(cox_pool_unref(pool, &refs[i], NULL), 0);
+    assert_int_equal(pool_stats(pool).allocated, 3 * BLOCK_COUNT);
+    assert_int_equal(pool_stats(pool).freed, 3 * BLOCK_COUNT);
     pool_is_whole(pool);
     cox_pool_free(pool);
 }
