@@ -26,6 +26,7 @@
 static struct cox_domains *domains;
 static struct cox_pool *host, *staged;
 static uint64_t slowest_ns;
+static size_t where; /* what was written over */
 
 struct world {
     struct cox_queue *queue, *again;
@@ -47,6 +48,9 @@ static const struct cox_queue_options small = {.depth = 2,
         call;                                                                                      \
         const uint64_t took_ns = cox_now_ns() - begin_ns;                                          \
         slowest_ns = took_ns > slowest_ns ? took_ns : slowest_ns;                                  \
+        if (took_ns > 1000 * COX_NSEC_PER_MSEC)                                                    \
+            print_message("%zu: %s took %" PRIu64 " ms\n", where, #call,                           \
+                          took_ns / COX_NSEC_PER_MSEC);                                            \
         if (took_ns > CALL_MS * COX_NSEC_PER_MSEC)                                                 \
             fail_msg("%s took %" PRIu64 " ms", #call, took_ns / COX_NSEC_PER_MSEC);                \
     } while (0)
@@ -157,6 +161,7 @@ static void with_each_byte(unsigned char bits)
     const size_t size = world.queue->region.size;
     world_free(&world);
     for (size_t i = 0; i < size; i++) {
+        where = i;
         world = world_make();
         ((unsigned char *)world.queue->region.base)[i] ^= bits;
         call_everything(&world);
@@ -186,6 +191,7 @@ static void b14_any_word_of_a_queue_may_be_any_other(void **state)
     const uint32_t values[] = {0, 1, 2, 3, 5, 0x7fffffff, UINT32_MAX};
     for (size_t i = 0; i < words; i++)
         for (size_t k = 0; k < sizeof values / sizeof values[0]; k++) {
+            where = 4 * i;
             world = world_make();
             ((_Atomic uint32_t *)world.queue->region.base)[i] = values[k];
             call_everything(&world);
