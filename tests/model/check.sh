@@ -178,7 +178,7 @@ pool_queue_crash  short  all     pass        pool -DQUEUE -DPROCESSES=3 -DCRASHE
 -pool_COUNT_FIRST short  all     assert      pool -DLOOK_BEFORE_COUNT
 -pool_COUNT_KV    short  all     assert      pool -DKV -DLOOK_BEFORE_COUNT
 -pool_PUT_BACK    short  all     assert      pool -DNO_PUT_BACK
--pool_LOOK_AGAIN  short  all     assert      pool -DNO_LOOK_AGAIN
+-pool_TAKE_OVER   short  all     assert      pool -DNO_TAKE_OVER
 -pool_SWAP_FREE   short  all     assert      pool -DSTORE_FREE
 -pool_SCAN        short  all     assert      pool -DNO_CLOSING_SCAN
 -pool_REFUSAL     short  all     assert      pool -DNO_RECLAIM_AFTER_REFUSAL

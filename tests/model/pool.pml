@@ -81,15 +81,16 @@ inline scan()
 /* After a count of this process went to 0, or one that was given back. */
 inline reclaim()
 {
+    scan();
     S(w = word);
     do
-    :: G(PHASE(w) != USED, break)
-    :: G(PHASE(w) == USED, skip);
-       scan();
-       if
-       :: G(found, break)
-       :: G(!found, skip)
-       fi;
+    :: G(found || PHASE(w) == FREE || PHASE(w) == CLAIMED, break)
+#ifdef NO_TAKE_OVER
+    :: G(!found && PHASE(w) == CLOSING, break)
+    :: G(!found && PHASE(w) == USED, skip);
+#else
+    :: G(!found && (PHASE(w) == USED || PHASE(w) == CLOSING), skip);
+#endif
        swap(w, W(GENERATION(w), CLOSING, me));
        if
        :: G(!swapped, w = word)
@@ -101,22 +102,18 @@ inline reclaim()
 #endif
           if
           :: G(found, skip);
-             swap(w, W(GENERATION(w), USED, 0));
-#ifdef NO_LOOK_AGAIN
-             S(break)
-#else
-             S(w = word)
-#endif
-          :: G(!found, skip);
+             swap(w, W(GENERATION(w), USED, 0))
 #ifdef STORE_FREE
-             S(word = W(GENERATION(w) + 1, FREE, 0); break)
+          :: G(!found, word = W(GENERATION(w) + 1, FREE, 0))
 #else
-             swap(w, W(GENERATION(w) + 1, FREE, 0));
-             S(w = word)
+          :: G(!found, skip);
+             swap(w, W(GENERATION(w) + 1, FREE, 0))
 #endif
-          fi
+          fi;
+          S(break)
        fi
-    od
+    od;
+    S(found = false)
 }
 
 /* ref: `generation` is what was told. Sets got. */
