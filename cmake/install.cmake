@@ -7,6 +7,7 @@ set(public_headers
     channel/base.h
     channel/handle.h
     channel/memory/domain.h
+    channel/memory/domain_cuda.h
     proto/wire.h
     proto/operation.h
     proto/executor.proto
