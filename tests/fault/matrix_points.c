@@ -64,6 +64,8 @@ static const struct row {
     {COX_FAULT_GROUP_BOUND, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_OFFERED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_ACCEPTED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_DOMAIN_COMMITTED, ELSEWHERE, "tests/multi/domain_test.c"},
+    {COX_FAULT_DOMAIN_RETURNED, ELSEWHERE, "tests/multi/domain_test.c"},
 };
 
 static const char *const kind_texts[] = {[BOTH] = "both kinds of groups",
