@@ -76,12 +76,15 @@ static void cuda_destroy(struct cox_domain_memory *base)
 {
     struct cuda_memory *memory = cuda_of(base);
     const struct cox_cuda_driver *driver = &memory->cuda->driver;
-    if (memory->context && enter(memory, NULL) == 0) {
+    if (memory->context && memory->cuda->pid == getpid()) {
+        /* What follows may do without a current context; it is tried in any case. */
+        bool entered = enter(memory, NULL) == 0;
         if (memory->mapped)
             driver->unmap(memory->base, memory->rounded);
         if (memory->base)
             driver->unreserve(memory->base, memory->rounded);
-        leave(memory);
+        if (entered)
+            leave(memory);
         driver->context_release(memory->cuda->devices[memory->device]);
     }
     cox_close_fd(&memory->fd);
