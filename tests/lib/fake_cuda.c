@@ -31,6 +31,7 @@ struct place {
     size_t size;
     bool mapped;
     bool readable, writable;
+    int device; /* that may */
 };
 
 /* A copy that has returned and is not done. */
@@ -319,6 +320,7 @@ FAKE(cuMemSetAccess, cox_cuda_pointer pointer, size_t size, const struct cox_cud
         (access->flags != 1 && access->flags != 3))
         return INVALID_VALUE;
     place->readable = true;
+    place->device = current_device();
     place->writable = access->flags == 3;
     mprotect(place->base, size, PROT_READ | (place->writable ? PROT_WRITE : 0));
     return 0;
@@ -330,7 +332,7 @@ static cox_cuda_result later(cox_cuda_pointer to, const void *from, int value, s
 {
     const struct place *place = place_of(to, size);
     struct pending *made = malloc(sizeof *made + size), **last = &pending;
-    if (!made || !place || !place->writable) {
+    if (!made || !place || !place->writable || place->device != current_device()) {
         free(made);
         return INVALID_VALUE;
     }
@@ -385,7 +387,7 @@ FAKE(cuMemcpyDtoH_v2, void *to, cox_cuda_pointer from, size_t size)
     MAY_FAIL();
     NEEDS_CONTEXT();
     const struct place *place = place_of(from, size);
-    if (!place || !place->readable)
+    if (!place || !place->readable || place->device != current_device())
         return INVALID_VALUE;
     settle();
     memcpy(to, (const void *)(uintptr_t)from, size);
@@ -397,7 +399,7 @@ FAKE(cuMemcpyDtoD_v2, cox_cuda_pointer to, cox_cuda_pointer from, size_t size)
     MAY_FAIL();
     NEEDS_CONTEXT();
     const struct place *place = place_of(from, size);
-    if (!place || !place->readable)
+    if (!place || !place->readable || place->device != current_device())
         return INVALID_VALUE;
     settle();
     return later(to, (const void *)(uintptr_t)from, 0, size);

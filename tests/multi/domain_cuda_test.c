@@ -262,14 +262,14 @@ static void in_a_child_of_fork(void *context)
     struct cox_error err = {0};
     const struct cox_domain_functions *functions = memory->functions;
     void *cuda;
+    const int fds = fd_count(), contexts = fake ? fake->contexts : 0;
+    const int mappings = fake ? fake->mappings : 0;
     CHECK(cox_domain_copy_from(memory, 0, seen, 1, &err) == COX_STATE);
     CHECK(strstr(err.text, "fork"));
     CHECK(cox_domain_copy_to(memory, 0, seen, 1, NULL) == COX_STATE);
     CHECK(cox_domains_find(domains, cuda_id, &functions, &cuda, NULL) == 0);
     CHECK(functions->create(cuda, 0, SIZE, false, &none, NULL) == COX_STATE);
     CHECK(functions->attach(cuda, 0, memory->fd, SIZE, true, &none, NULL) == COX_STATE);
-    int fds = fd_count(), contexts = fake ? fake->contexts : 0,
-        mappings = fake ? fake->mappings : 0;
     destroy(memory);
     CHECK(fd_count() == fds - 1);
     CHECK(!fake || (fake->contexts == contexts && fake->mappings == mappings));

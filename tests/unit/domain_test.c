@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/sysinfo.h>
 
 #include "../lib/inverted_domain.h"
 #include "channel_fixture.h"
@@ -75,6 +76,17 @@ static void destroy(struct cox_domain_memory *memory)
         if (refused_r != (expected) || err.code != (expected) || !strstr(err.text, word))          \
             fail_msg("expected %d with '%s', got %d '%s'", expected, word, refused_r, err.text);   \
     } while (0)
+
+/* More than this machine has, really reserved, would end other programs. */
+#define RESERVED_MAX (UINT64_C(1) << 30)
+int __real_posix_fallocate(int fd, off_t offset, off_t size);
+int __wrap_posix_fallocate(int fd, off_t offset, off_t size);
+int __wrap_posix_fallocate(int fd, off_t offset, off_t size)
+{
+    if ((uint64_t)size > RESERVED_MAX)
+        return ENOTRECOVERABLE;
+    return __real_posix_fallocate(fd, offset, size);
+}
 
 /* ---- the table ---- */
 
@@ -372,6 +384,26 @@ static void h28_memory_that_is_not_there_is_told_with_what_was_needed(void **sta
         }
 }
 
+/* Pages that are in use somewhere are not there to be reserved. */
+static void h28_memory_that_others_use_is_no_memory_to_reserve(void **state)
+{
+    (void)state;
+    struct sysinfo info;
+    assert_int_equal(sysinfo(&info), 0);
+    const uint64_t all = ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;
+    for (size_t i = 0; i < 2; i++) {
+        struct cox_domain_memory *memory = NULL;
+        REFUSED(COX_NO_SPACE, "are available", create(*ids[i], all, false, &memory, &err));
+        assert_int_equal(create(*ids[i], all, true, &memory, NULL), 0);
+        REFUSED(COX_NO_SPACE, "are available",
+                memory->functions->commit(memory, 0, memory->size, &err));
+        assert_int_equal(reserved(memory), 0);
+        assert_int_equal(memory->functions->commit(memory, memory->size - 1, 1, NULL), 0);
+        assert_int_equal(reserved(memory), PAGE);
+        destroy(memory);
+    }
+}
+
 /* One byte beyond it, and SIGXFSZ would end the process. */
 static void beyond_the_limit(void *context)
 {
@@ -508,6 +540,7 @@ int main(void)
         DOMAIN_TEST(h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec),
         DOMAIN_TEST(h28_all_pages_are_there_unless_they_are_to_come_on_demand),
         DOMAIN_TEST(h28_memory_that_is_not_there_is_told_with_what_was_needed),
+        DOMAIN_TEST(h28_memory_that_others_use_is_no_memory_to_reserve),
         DOMAIN_TEST(h28_a_limit_of_file_sizes_is_an_error_and_no_signal),
         DOMAIN_TEST(h27_a_domain_from_outside_is_asked_for_every_byte),
         DOMAIN_TEST(h27_a_domain_that_fails_to_allocate_says_so),
