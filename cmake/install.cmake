@@ -8,6 +8,7 @@ set(public_headers
     channel/handle.h
     channel/memory/domain.h
     channel/memory/domain_cuda.h
+    channel/memory/pool.h
     proto/wire.h
     proto/operation.h
     proto/executor.proto
