@@ -352,6 +352,13 @@ WRAP(ssize_t, pread, int fd, void *buffer, size_t size, off_t offset)
     return __real_pread(fd, buffer, size, offset);
 }
 
+WRAP(ssize_t, pwrite, int fd, const void *bytes, size_t size, off_t offset)
+{
+    if (FAILS("pwrite", ENOSPC, COX_NO_SPACE, COUNTDOWN_INTERRUPTIBLE))
+        return -1;
+    return __real_pwrite(fd, bytes, size, offset);
+}
+
 /* Into a file. A pipe or an eventfd of ours, far from full, takes what it gets. */
 WRAP(ssize_t, write, int fd, const void *bytes, size_t size)
 {

@@ -86,6 +86,8 @@ static const struct row {
     {COX_FAULT_POOL_SWEEPING, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_SWEPT, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_LEFT, ELSEWHERE, "tests/fault/pool_kill_test.c"},
+    {COX_FAULT_DOMAIN_COMMITTED, ELSEWHERE, "tests/multi/domain_test.c"},
+    {COX_FAULT_DOMAIN_RETURNED, ELSEWHERE, "tests/multi/domain_test.c"},
 };
 
 static const char *const kind_texts[] = {[BOTH] = "both kinds of groups",
