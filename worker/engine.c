@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "exchange.h"
-#include "model/model.h"
+#include "worker/model/model.h"
 
 /* Longest wait for other ranks, in an init and in a step; the coordinator gives up either long before. */
 #define WAIT_MS (UINT64_C(10) * 60 * 1000)

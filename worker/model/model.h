@@ -14,9 +14,9 @@
 
 #include "worker/batch.h"
 #include "worker/model/cache.h"
-#include "worker/model/config.h"
+#include "model/config.h"
 #include "worker/model/forward.h"
-#include "worker/model/weights.h"
+#include "model/weights.h"
 
 struct cox_model;
 
