@@ -277,6 +277,13 @@ WRAP(int, memfd_create, const char *name, unsigned flags)
     return FAILS("memfd_create", EMFILE, 0, 0) ? -1 : __real_memfd_create(name, flags);
 }
 
+WRAP(ssize_t, getrandom, void *buffer, size_t size, unsigned flags)
+{
+    return FAILS("getrandom", ENOSYS, 0, COUNTDOWN_INTERRUPTIBLE)
+               ? -1
+               : __real_getrandom(buffer, size, flags);
+}
+
 WRAP(int, linkat, int from, const char *old, int to, const char *path, int flags)
 {
     return FAILS("linkat", ENOSPC, 0, 0) ? -1 : __real_linkat(from, old, to, path, flags);

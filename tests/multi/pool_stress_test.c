@@ -7,6 +7,7 @@
 #include "testing.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -19,14 +20,15 @@
 #define BOX_COUNT 16
 #define OWN_COUNT 8
 #define HOLDER 77
+#define THREAD_COUNT 2 /* of each process, which share its row */
 #define BLOCK_SIZE 1024
 
 #ifdef COX_TSAN
-#define ROUNDS 2000
+#define ROUNDS 1000
 #else
-#define ROUNDS 20000
+#define ROUNDS 10000
 #endif
-#define KILLS 60
+#define KILLS 25
 
 struct stress {
     int fds[2];
@@ -35,6 +37,8 @@ struct stress {
     _Atomic uint64_t boxes[BOX_COUNT]; /* what somebody has allocated: box_of */
     _Atomic uint64_t progress[FORKS_MAX];
     _Atomic uint64_t shared, stale, full;
+    _Atomic uint32_t dropped,
+        looked; /* ranks that have nothing any more, and that have been told so */
 };
 
 /* {generation:32, class:8, block:24} */
@@ -59,13 +63,14 @@ static uint64_t random_next(uint64_t *state)
     return *state ^= *state << 17;
 }
 
-/* One reference of each, and perhaps a hold. */
+/* Of a thread: one reference of each, and perhaps a hold. */
 struct own {
     struct cox_block_ref refs[OWN_COUNT];
     uint64_t tags[OWN_COUNT]; /* 0: not held */
     uint64_t tag;
     uint64_t random;
     struct cox_pool *pool;
+    const struct forks_self *self;
 };
 
 static void check_bytes(const struct forks_self *self, const struct own *own,
@@ -134,19 +139,11 @@ static void share(const struct forks_self *self, struct own *own, uint32_t at)
     own->refs[at] = ref;
 }
 
-static void stress_main(const struct forks_self *self)
+static void *thread_main(void *argument)
 {
+    struct own *own = argument;
+    const struct forks_self *self = own->self;
     struct stress *stress = self->context;
-    struct cox_error err = {0};
-    struct own *own = calloc(1, sizeof *own);
-    FORK_CHECK(own, "calloc");
-    int r = cox_pool_attach(stress->fds, NULL, &own->pool, &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
-    r = cox_pool_holder_join(own->pool, HOLDER, &err);
-    FORK_CHECK(r == 0, "%d %s", r, err.text);
-    /* Tags of all lives of all ranks differ. */
-    own->tag = (atomic_load(&stress->progress[self->rank]) * UINT64_C(64) + self->rank) << 20;
-    own->random = own->tag + cox_now_ns() + self->rank + 1;
     for (uint64_t round = 0; stress->for_ever || round < ROUNDS; round++) {
         const uint32_t at = (uint32_t)(random_next(&own->random) % OWN_COUNT);
         drop(self, own, at);
@@ -158,10 +155,56 @@ static void stress_main(const struct forks_self *self)
             cox_pool_sweep(own->pool);
         atomic_fetch_add(&stress->progress[self->rank], 1);
     }
-    for (uint32_t at = 0; at < OWN_COUNT / 2; at++) /* the others, by leaving */
+    for (uint32_t at = 0; at < OWN_COUNT; at++)
         drop(self, own, at);
-    cox_pool_free(own->pool);
-    free(own);
+    return NULL;
+}
+
+/* Everybody has given back all, and nobody has left, which looks at every block: all are free. */
+static void check_all_free(const struct forks_self *self, const struct cox_pool *pool)
+{
+    struct stress *stress = self->context;
+    struct cox_pool_stats stats;
+    atomic_fetch_add(&stress->dropped, 1);
+    while (atomic_load(&stress->dropped) < self->rank_count)
+        sched_yield();
+    cox_pool_stats(pool, &stats);
+    FORK_CHECK(stats.free_count == stats.block_count && stats.reference_count == 0 &&
+                   stats.allocated == stats.freed,
+               "%" PRIu32 " of %" PRIu32 " free", stats.free_count, stats.block_count);
+    atomic_fetch_add(&stress->looked, 1);
+    while (atomic_load(&stress->looked) < self->rank_count)
+        sched_yield();
+}
+
+static void stress_main(const struct forks_self *self)
+{
+    struct stress *stress = self->context;
+    struct cox_error err = {0};
+    struct cox_pool *pool = NULL;
+    struct own *owns = calloc(THREAD_COUNT, sizeof *owns);
+    pthread_t threads[THREAD_COUNT];
+    FORK_CHECK(owns, "calloc");
+    int r = cox_pool_attach(stress->fds, NULL, &pool, &err);
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    r = cox_pool_holder_join(pool, HOLDER, &err);
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    for (uint32_t i = 0; i < THREAD_COUNT; i++) {
+        struct own *own = &owns[i];
+        *own = (struct own){.pool = pool, .self = self};
+        /* Tags of all lives of all ranks differ. */
+        own->tag = ((atomic_load(&stress->progress[self->rank]) * UINT64_C(64) + self->rank) *
+                        THREAD_COUNT +
+                    i)
+                   << 16;
+        own->random = own->tag + cox_now_ns() + self->rank + 1;
+        FORK_CHECK(pthread_create(&threads[i], NULL, thread_main, own) == 0, "thread");
+    }
+    for (uint32_t i = 0; i < THREAD_COUNT; i++)
+        pthread_join(threads[i], NULL);
+    check_all_free(self, pool);
+    cox_pool_free(pool);
+    free(owns);
 }
 
 static const struct cox_pool_options kinds[] = {
@@ -230,7 +273,7 @@ static void b37_b24_many_at_once_and_killed(void **state)
         for (int kills = 0; kills < KILLS; kills++) {
             const uint32_t rank = (uint32_t)(random_next(&random) % 4);
             const uint64_t until =
-                atomic_load(&stress->progress[rank]) + 1 + random_next(&random) % 3000;
+                atomic_load(&stress->progress[rank]) + 1 + random_next(&random) % 1000;
             while (atomic_load(&stress->progress[rank]) < until)
                 sched_yield();
             kill(forks.pids[ranks[rank]], SIGKILL);
