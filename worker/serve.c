@@ -9,6 +9,7 @@
 #include "../channel/truth.h"
 #include "../proto/operation.h"
 #include "group.h"
+#include "lora_uses.h"
 #include "proto/executor.pb-c.h"
 #include "worker_internal.h"
 
@@ -20,6 +21,8 @@ typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
 /* How long a failing answer may wait to be announced on the error channel; the collector looks by
  * itself anyway. */
 #define NOTICE_MS 100
+/* How long sequences of an adapter that goes are waited for, where the request does not say. */
+#define LORA_RETIRE_MS 5000
 /* How soon a wait for a legacy coordinator's token notices that the worker leaves. */
 #define SLICE_MS 50
 
@@ -510,8 +513,36 @@ static int serve_lora(struct cox_lane *lane, const struct cox_request *request,
     response->lora_operation_response = body;
     if (!worker->callbacks->lora)
         return 0; /* the protocol has a status for this */
+    lane->deadline_ns = message->deadline_ns;
     return worker->callbacks->lora(worker->context, message->lora_operation_request, &lane->arena,
                                    body, &lane->error);
+}
+
+static bool lora_given_up(void *context)
+{
+    const struct cox_lane *lane = context;
+    const struct cox_worker *worker = lane->worker;
+    return atomic_load_explicit(&worker->stopping, memory_order_acquire) ||
+           cox_truth_ended(cox_truth_channel(&worker->control, lane->channel.id)) >= lane->taken;
+}
+
+int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struct cox_error *err)
+{
+    struct cox_lane *lane = &worker->lanes[COX_CHANNEL_LINK];
+    uint32_t count = 0;
+    uint64_t deadline_ns =
+        lane->deadline_ns ? lane->deadline_ns : cox_deadline_after_ms(LORA_RETIRE_MS);
+    int r = cox_lora_uses_close(cox_table_lora_uses(worker->table), lora_id, deadline_ns,
+                                lora_given_up, lane, &count);
+    if (r == COX_BUSY)
+        return cox_fail(err, r, "the LoRA adapter '%.*s' is still in use by %" PRIu32 " sequence%s",
+                        COX_LORA_NAME_LENGTH_MAX, lora_id, count, count == 1 ? "" : "s");
+    return r ? cox_fail(err, r, "no memory to unload a LoRA adapter") : 0;
+}
+
+void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id)
+{
+    cox_lora_uses_open(cox_table_lora_uses(worker->table), lora_id);
 }
 
 struct pull_call {
