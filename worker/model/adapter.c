@@ -1,8 +1,8 @@
 #include "worker/model/adapter.h"
-#include "worker/model/file.h"
-#include "worker/model/safetensors.h"
+#include "model/file.h"
+#include "model/safetensors.h"
 #include "worker/model/tile.h"
-#include "worker/model/weights.h"
+#include "model/weights.h"
 
 #include <math.h>
 #include <stdio.h>

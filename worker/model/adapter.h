@@ -17,7 +17,7 @@
 #ifndef COX_WORKER_MODEL_ADAPTER_H
 #define COX_WORKER_MODEL_ADAPTER_H
 
-#include "worker/model/share.h"
+#include "model/share.h"
 
 #define COX_ADAPTER_RANK_MAX 64u
 #define COX_ADAPTER_RANK_STEP 8u
