@@ -23,6 +23,7 @@ typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
 #define NOTICE_MS 100
 /* How long sequences of an adapter that goes are waited for, where the request does not say. */
 #define LORA_RETIRE_MS 5000
+#define LORA_ANSWER_MS 500
 /* How soon a wait for a legacy coordinator's token notices that the worker leaves. */
 #define SLICE_MS 50
 
@@ -526,12 +527,21 @@ static bool lora_given_up(void *context)
            cox_truth_ended(cox_truth_channel(&worker->control, lane->channel.id)) >= lane->taken;
 }
 
+/* A little before the coordinator gives up: the answer takes its time. */
+static uint64_t lora_deadline(uint64_t deadline_ns)
+{
+    uint64_t now = cox_now_ns(), least = LORA_ANSWER_MS * COX_NSEC_PER_MSEC;
+    if (deadline_ns == 0)
+        return cox_deadline_after_ms(LORA_RETIRE_MS);
+    uint64_t left = deadline_ns > now ? deadline_ns - now : 0;
+    return deadline_ns - (left / 4 < least ? left / 4 : least);
+}
+
 int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struct cox_error *err)
 {
     struct cox_lane *lane = &worker->lanes[COX_CHANNEL_LINK];
     uint32_t count = 0;
-    uint64_t deadline_ns =
-        lane->deadline_ns ? lane->deadline_ns : cox_deadline_after_ms(LORA_RETIRE_MS);
+    uint64_t deadline_ns = lora_deadline(lane->deadline_ns);
     int r = cox_lora_uses_close(cox_table_lora_uses(worker->table), lora_id, deadline_ns,
                                 lora_given_up, lane, &count);
     if (r == COX_BUSY)
