@@ -290,9 +290,16 @@ int cox_roster_announce(struct cox_roster *roster, uint32_t slot, int64_t id,
     return 0;
 }
 
-int cox_roster_set_lora(struct cox_roster *roster, struct cox_sequence *sequence, const char *name)
+int cox_roster_set_lora(struct cox_roster *roster, uint32_t slot, const char *name)
 {
+    struct cox_sequence *sequence = roster->slots[slot].now;
+    const struct cox_sequence *before = roster->slots[slot].before;
     COX_ASSERT(!sequence->lora);
+    if (before && before != sequence && before->id == sequence->id && before->lora &&
+        strcmp(before->lora->name, name) == 0) {
+        sequence->lora = cox_lora_uses_again(roster->lora_uses, before->lora);
+        return 0;
+    }
     return cox_lora_uses_take(roster->lora_uses, name, &sequence->lora);
 }
 

@@ -104,8 +104,9 @@ void cox_roster_touch(struct cox_roster *roster, uint32_t slot);
  * COX_REQUEST_ID_LENGTH_MAX long. Returns 0 or -ENOMEM. */
 int cox_roster_announce(struct cox_roster *roster, uint32_t slot, int64_t id,
                         const char *request_id, struct cox_sequence **ret_sequence);
-/* The sequence, announced in this step, is computed with an adapter. Returns what cox_lora_uses_take does. */
-int cox_roster_set_lora(struct cox_roster *roster, struct cox_sequence *sequence, const char *name);
+/* The sequence that was announced into the slot in this step is computed with an adapter. One that was there before, with the same,
+ * keeps it also when it is closed: it is no new use. Returns what cox_lora_uses_take does. */
+int cox_roster_set_lora(struct cox_roster *roster, uint32_t slot, const char *name);
 /* The sequence of a live slot as one that this step may overwrite: what it holds if that is new in
  * this step, or a copy in its place. Returns 0 or -ENOMEM. */
 int cox_roster_own(struct cox_roster *roster, uint32_t slot, struct cox_sequence **ret_sequence);

@@ -24,12 +24,12 @@ struct cox_sampling cox_step_sampling(const struct ModelExecuteData__SamplingPar
     return sampling;
 }
 
-int cox_step_lora(struct cox_roster *roster, struct cox_sequence *sequence, const char *name,
-                  const char *where, size_t index, struct cox_error *err)
+int cox_step_lora(struct cox_roster *roster, uint32_t slot, const char *name, const char *where,
+                  size_t index, struct cox_error *err)
 {
     if (!name || !*name)
         return 0;
-    int r = cox_roster_set_lora(roster, sequence, name);
+    int r = cox_roster_set_lora(roster, slot, name);
     if (r == COX_BUSY)
         return cox_fail(err, r, "%s %zu: the LoRA adapter '%.*s' is being unloaded", where, index,
                         COX_LORA_NAME_LENGTH_MAX, name);
@@ -137,7 +137,7 @@ static int announced_read(struct cox_roster *roster, uint32_t table_count,
     sequence->table_count = table_count;
     sequence->announced_count = sequence->tokens.count;
     sequence->sampling = cox_step_sampling(from->sampling);
-    return cox_step_lora(roster, sequence, from->lora_id, "announced", index, err);
+    return cox_step_lora(roster, slot, from->lora_id, "announced", index, err);
 }
 
 static int appends_read(struct cox_roster *roster, uint32_t table_count,
