@@ -40,6 +40,7 @@ static void batch_run(struct cox_executor *executor, const struct cox_batch *bat
     for (uint32_t i = 0; i < batch->row_count; i++) {
         row_compute(executor, &batch->rows[i], &outputs[i]);
         token_count += batch->rows[i].token_count;
+        executor->lora_row_count += batch->rows[i].lora_id != NULL;
     }
     executor->row_count += batch->row_count;
     if (batch->row_count > executor->row_count_max)
