@@ -401,6 +401,27 @@ static void m13_a_load_before_init_is_an_error(void **state)
     test_group_free(g);
 }
 
+/* They belong to the model; what is said again changes nothing. */
+static void m13_another_init_begins_without_adapters(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    load(g, "a");
+    assert_int_equal(cox_executor_replay_init(test_group_executor(g), patience(), &err), 0);
+    expect_status(g, LOAD, "a", path_of("a"), STATUS(DUPLICATED_LORA_ID), "loaded already");
+    assert_int_equal(cox_executor_init(test_group_executor(g), NULL, 0, patience(), &summary, &err),
+                     0);
+    expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
+    const struct cox_config_entry nowhere = {"model", "/nonexistent"};
+    load(g, "a");
+    assert_int_not_equal(
+        cox_executor_init(test_group_executor(g), &nowhere, 1, patience(), &summary, &err), 0);
+    expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
+    test_group_free(g);
+}
+
 /* ---- steps ---- */
 
 static void m13_s5_sequences_of_any_adapters_in_one_batch_are_each_as_alone(void **state)
@@ -803,6 +824,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(m13_the_7_statuses_come_from_every_rank),
         TEST(m13_a_load_before_init_is_an_error),
+        TEST(m13_another_init_begins_without_adapters),
         TEST(m13_s5_sequences_of_any_adapters_in_one_batch_are_each_as_alone),
         TEST(m13_a_step_with_an_unknown_adapter_is_refused_and_no_harm),
         TEST(m13_unload_waits_until_no_sequence_has_the_adapter),
