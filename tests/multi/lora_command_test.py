@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import commands_test as base  # pylint: disable=wrong-import-position
@@ -220,8 +221,10 @@ def test_m13_a_group_that_stops_does_not_wait_for_an_unload():
         wait_until(lambda: adapters(group)["a"][1] > 0, "prompts that use the adapter")
         unload = start(["lora", "unload", "a", "--name", group.name])
         wait_until(lambda: adapters(group)["a"][0] == "unloading", "an unload that waits")
+        begin = time.monotonic()
         expect(group.stop(), 0)
-        check(finish(unload).status != 0, "it was unloaded")
+        finish(unload)  # the prompts are given up: it may still have been unloaded
+        check(time.monotonic() - begin < 30, "it has waited")  # its own timeout is 60 s
         check(finish(process).status != 0, "it was completed")
         group.process.communicate(timeout=base.TIMEOUT)
         group.left_nothing()

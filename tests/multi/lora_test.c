@@ -498,8 +498,9 @@ static void m13_unload_waits_until_no_sequence_has_the_adapter(void **state)
     load(g, "a");
     steps(g, &base, streams, 2, 2);
     /* At its deadline it is still there, and takes sequences. */
-    assert_int_equal(operate_until(g, UNLOAD, "a", NULL, cox_deadline_after_ms(300), results, &err),
-                     COX_REJECTED);
+    assert_int_equal(
+        operate_until(g, UNLOAD, "a", NULL, cox_deadline_after_ms(2000), results, &err),
+        COX_REJECTED);
     assert_non_null(strstr(err.text, "still in use by 1 sequence"));
     steps(g, &base, streams, 2, 1);
     assert_int_equal(pthread_create(&unloading.thread, NULL, unload_main, &unloading), 0);
