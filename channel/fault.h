@@ -156,6 +156,7 @@
     X(POOL_USED, "pool.used")                                                                      \
     X(POOL_UNCOUNTED, "pool.uncounted") /* one reference less, or all of a dead owner */           \
     X(POOL_CLOSING, "pool.closing")     /* about to look whether anybody counts it */              \
+    X(POOL_LOOKED, "pool.looked")       /* once, or again */                                       \
     X(POOL_REOPENED, "pool.reopened")   /* somebody does */                                        \
     X(POOL_FREED, "pool.freed")                                                                    \
     X(POOL_HINTED, "pool.hinted") /* where a free one may be */                                    \

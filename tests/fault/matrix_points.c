@@ -74,6 +74,7 @@ static const struct row {
     {COX_FAULT_POOL_USED, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_UNCOUNTED, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_CLOSING, ELSEWHERE, "tests/fault/pool_kill_test.c"},
+    {COX_FAULT_POOL_LOOKED, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_REOPENED, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_FREED, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_HINTED, ELSEWHERE, "tests/fault/pool_kill_test.c"},
