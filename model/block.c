@@ -62,7 +62,7 @@ static void head_write(const struct cox_model_config *config, uint64_t digest, v
 }
 
 int cox_model_block_fill(const struct cox_model_config *config, const char *directory, void *block,
-                         struct cox_error *err)
+                         bool (*cancelled)(void *context), void *context, struct cox_error *err)
 {
     float *weights = (float *)((char *)block + COX_MODEL_BLOCK_HEAD_SIZE);
     uint64_t digest;
@@ -71,7 +71,7 @@ int cox_model_block_fill(const struct cox_model_config *config, const char *dire
     memset(block, 0, COX_MODEL_BLOCK_HEAD_SIZE);
     r = cox_model_digest_folder(directory, &digest, err);
     if (!r)
-        r = cox_weights_fill(config, directory, weights, err);
+        r = cox_weights_fill_until(config, directory, weights, cancelled, context, err);
     if (!r)
         head_write(config, digest, block);
     return r;

@@ -27,10 +27,11 @@ uint64_t cox_model_block_size(const struct cox_model_config *config);
 int cox_model_folder_config(const char *directory, struct cox_model_config *ret_config,
                             struct cox_error *err);
 
-/* Fills block, of cox_model_block_size bytes aligned to COX_WEIGHTS_ALIGNMENT, from the folder that config was loaded from; the head comes
- * last. Returns as cox_weights_fill and cox_model_digest_folder. */
+/* Fills block, of cox_model_block_size bytes aligned to COX_WEIGHTS_ALIGNMENT, from the folder that config was loaded from; the
+ * head comes last. cancelled (NULL: never) is asked now and then. Returns as cox_weights_fill_until and
+ * cox_model_digest_folder. */
 int cox_model_block_fill(const struct cox_model_config *config, const char *directory, void *block,
-                         struct cox_error *err);
+                         bool (*cancelled)(void *context), void *context, struct cox_error *err);
 
 /* What is in a block of size bytes, aligned as above. Returns 0; COX_CORRUPT, COX_VERSION: no such block, err says
  * why. */

@@ -495,23 +495,31 @@ static int digest_piece(const struct cox_safetensors *file, uint64_t offset, siz
     return r;
 }
 
+/* Of the piece number i. */
+static uint64_t sample_offset(const struct cox_safetensors *file, uint64_t i)
+{
+    const uint64_t count = COX_DIGEST_SAMPLE_SIZE / DIGEST_PIECE_SIZE;
+
+    /* The last one ends with the file. A tensor file is far below 2^56 bytes. */
+    return file->data_size <= COX_DIGEST_SAMPLE_SIZE
+               ? i * DIGEST_PIECE_SIZE
+               : (file->data_size - DIGEST_PIECE_SIZE) * i / (count - 1);
+}
+
 int cox_safetensors_digest(const struct cox_safetensors *file, uint64_t *digest,
                            struct cox_error *err)
 {
     const uint64_t count = COX_DIGEST_SAMPLE_SIZE / DIGEST_PIECE_SIZE;
-    const bool whole = file->data_size <= COX_DIGEST_SAMPLE_SIZE;
-    const uint64_t stride =
-        whole ? DIGEST_PIECE_SIZE : (file->data_size - DIGEST_PIECE_SIZE) / (count - 1);
-    const uint64_t end = file->data_offset + file->data_size;
     uint64_t sum = cox_digest_bytes(*digest, &file->data_size, sizeof(file->data_size));
     int r = 0;
 
     for (uint64_t at = 0; !r && at < file->data_offset; at += DIGEST_PIECE_SIZE)
         r = digest_piece(file, at, (size_t)least(DIGEST_PIECE_SIZE, file->data_offset - at), &sum,
                          err);
-    for (uint64_t i = 0, at = file->data_offset; !r && at < end && (whole || i < count);
-         i++, at += stride)
-        r = digest_piece(file, at, (size_t)least(DIGEST_PIECE_SIZE, end - at), &sum, err);
+    for (uint64_t i = 0; !r && i < count && sample_offset(file, i) < file->data_size; i++)
+        r = digest_piece(file, file->data_offset + sample_offset(file, i),
+                         (size_t)least(DIGEST_PIECE_SIZE, file->data_size - sample_offset(file, i)),
+                         &sum, err);
     if (!r)
         *digest = sum;
     return r;
