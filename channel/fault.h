@@ -148,7 +148,74 @@
     X(GROUP_ALIGNED, "group.aligned")                                                              \
     X(GROUP_BOUND, "group.bound")       /* a socket for fds */                                     \
     X(GROUP_OFFERED, "group.offered")   /* an fd, to one member */                                 \
-    X(GROUP_ACCEPTED, "group.accepted") /* one of a member */
+    X(GROUP_ACCEPTED, "group.accepted") /* one of a member */                                      \
+    /* Memory that is reserved on demand (memory/domain.h). */                                     \
+    X(DOMAIN_COMMITTED, "domain.committed")                                                        \
+    X(DOMAIN_RETURNED, "domain.returned")                                                          \
+    /* Blocks that processes share (memory/pool.h). */                                             \
+    X(POOL_MADE, "pool.made")       /* whole, nobody else's yet */                                 \
+    X(POOL_JOINED, "pool.joined")   /* a row is its own, or it says more of itself */              \
+    X(POOL_CLAIMED, "pool.claimed") /* a block, before anybody was told of it */                   \
+    X(POOL_COUNTED, "pool.counted") /* one reference more, or its number */                        \
+    X(POOL_USED, "pool.used")                                                                      \
+    X(POOL_UNCOUNTED, "pool.uncounted") /* one reference less, or all of a dead owner */           \
+    X(POOL_CLOSING, "pool.closing")     /* about to look whether anybody counts it */              \
+    X(POOL_REOPENED, "pool.reopened")   /* somebody does */                                        \
+    X(POOL_FREED, "pool.freed")                                                                    \
+    X(POOL_HINTED, "pool.hinted") /* where a free one may be */                                    \
+    X(POOL_PAGES, "pool.pages")   /* of a block or slab, about to be there or not, or so */        \
+    X(POOL_RETAINED, "pool.retained")                                                              \
+    X(POOL_SLAB, "pool.slab") /* another phase of a slab */                                        \
+    X(POOL_RENEWED, "pool.renewed")                                                                \
+    X(POOL_SETTLING, "pool.settling") /* a process sleeps until a block is its own, or no more */  \
+    X(POOL_RUNG, "pool.rung")                                                                      \
+    X(POOL_HOLDER, "pool.holder") /* one step of joining or leaving a holder */                    \
+    X(POOL_HELD, "pool.held")                                                                      \
+    X(POOL_UNHELD, "pool.unheld")                                                                  \
+    X(POOL_SWEEPING,                                                                               \
+      "pool.sweeping")          /* the row of a dead owner, or its own, is its to give back */     \
+    X(POOL_SWEPT, "pool.swept") /* all of it */                                                    \
+    X(POOL_LEFT, "pool.left")   /* the row is nobody's */                                          \
+    /* A queue of blocks (channel/memory/queue.h). */                                              \
+    X(QUEUE_FILLED, "queue.filled")                                                                \
+    X(QUEUE_LOCKED, "queue.locked") /* nothing is done, or repaired, yet */                        \
+    X(QUEUE_UNLOCKED, "queue.unlocked")                                                            \
+    X(QUEUE_DOMAIN_ENTERED, "queue.domain_entered")                                                \
+    X(QUEUE_DOMAIN_CLEARED, "queue.domain_cleared")                                                \
+    X(QUEUE_POOL_ENTERED, "queue.pool_entered")                                                    \
+    X(QUEUE_POOL_CLEARED, "queue.pool_cleared")                                                    \
+    X(QUEUE_POOL_CLOSED, "queue.pool_closed")                                                      \
+    X(QUEUE_PUBLISHER_JOINED, "queue.publisher_joined")                                            \
+    X(QUEUE_PUBLISHER_LEFT, "queue.publisher_left")                                                \
+    X(QUEUE_SUBSCRIBER_JOINED, "queue.subscriber_joined")                                          \
+    X(QUEUE_SUBSCRIBER_LEFT, "queue.subscriber_left") /* its messages are not let go yet */        \
+    X(QUEUE_INTENDED, "queue.intended")               /* a block is about to be held */            \
+    X(QUEUE_HELD, "queue.held")                       /* and no row says so */                     \
+    X(QUEUE_SETTLED, "queue.settled")                 /* a row does, or nothing is held */         \
+    X(QUEUE_ANNOUNCED, "queue.announced")             /* who sleeps is about to be woken */        \
+    X(QUEUE_RUNG, "queue.rung")                       /* one of them is */                         \
+    X(QUEUE_COPY_FILLED, "queue.copy_filled")         /* where a copy is; it does not count yet */ \
+    X(QUEUE_ROW_FILLED, "queue.row_filled")           /* the message is there, not published */    \
+    X(QUEUE_PUBLISHED, "queue.published")                                                          \
+    X(QUEUE_PUBLISH_DONE, "queue.publish_done")                                                    \
+    X(QUEUE_SKIPPED, "queue.skipped")                                                              \
+    X(QUEUE_TAKEN, "queue.taken")               /* it waits for the next message */                \
+    X(QUEUE_TAKE_COUNTED, "queue.take_counted") /* one fewer waits for this one */                 \
+    X(QUEUE_COPYING, "queue.copying")           /* this process makes the copy */                  \
+    X(QUEUE_COPIED, "queue.copied")             /* its bytes are there, nobody is told */          \
+    X(QUEUE_COPY_SHARED, "queue.copy_shared")                                                      \
+    X(QUEUE_COPY_OVER, "queue.copy_over") /* who waited for it is woken */                         \
+    X(QUEUE_LET_GO, "queue.let_go")       /* a copy; the row still has it */                       \
+    X(QUEUE_ROW_ENDED, "queue.row_ended")                                                          \
+    X(QUEUE_COUNTED, "queue.counted")                                                              \
+    X(QUEUE_DEFERRED, "queue.deferred")                                                            \
+    X(QUEUE_DRAINED, "queue.drained")                                                              \
+    X(QUEUE_BURIED, "queue.buried") /* a dead endpoint is out */                                   \
+    X(QUEUE_REPAIRING, "queue.repairing")                                                          \
+    X(QUEUE_REPAIRED, "queue.repaired")                                                            \
+    X(QUEUE_ARMED, "queue.armed") /* about to sleep */                                             \
+    X(QUEUE_DISARMED, "queue.disarmed")                                                            \
+    X(QUEUE_PUBLISHER_AWAITED, "queue.publisher_awaited")
 
 enum cox_fault_point {
 #define COX_FAULT_CONSTANT(constant, name) COX_FAULT_##constant,
