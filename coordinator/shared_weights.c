@@ -344,7 +344,7 @@ int cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t life,
     pthread_mutex_lock(&weights->lock);
     struct version *newest = weights->next.number ? &weights->next : &weights->present;
     /* A rank that was started again since it was published may not have heard of it, except from its init. */
-    if (newest->life && newest->life != life && newest->number != weights->told)
+    if (newest->life && newest->life < life && newest->number != weights->told)
         r = version_publish(weights, newest, err);
     *ret_version = newest->number;
     pthread_mutex_unlock(&weights->lock);
