@@ -144,7 +144,7 @@ static int layout_fill(struct cox_queue_layout *layout, const struct cox_queue_g
                        struct cox_error *err)
 {
     struct cox_queue_layout_header *header = &layout->header;
-    uint64_t id, system;
+    uint64_t id = 0, system = 0;
     int r = random_id(&id, err);
     if (r == 0)
         r = cox_handle_system(&system, err);
