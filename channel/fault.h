@@ -85,6 +85,12 @@
     X(RANK_DONE, "rank.done")                                                                      \
     X(REPORT_CLAIMED, "report.claimed") /* the slot of the error channel is its own */             \
     X(REPORT_WRITTEN, "report.written")                                                            \
+    /* The model's weights: the coordinator's block, and what ranks do with it. */                 \
+    X(WEIGHTS_FILLED, "weights.filled")       /* nobody else knows of it */                        \
+    X(WEIGHTS_PUBLISHED, "weights.published") /* no step is of this version yet */                 \
+    X(WEIGHTS_RETIRED, "weights.retired")     /* the coordinator has let the version before go */  \
+    X(WEIGHTS_TAKEN, "weights.taken")         /* a rank has both */                                \
+    X(WEIGHTS_SWITCHED, "weights.switched")   /* and computes with the new one alone */            \
     /* The coordinator gathers. */                                                                 \
     X(REPORT_FETCHED, "report.fetched")                                                            \
     X(REPLY_FETCHED, "reply.fetched")                                                              \

@@ -49,6 +49,8 @@ void cox_service_serve_with(struct cox_service *service, struct cox_serving *ser
 void cox_service_recover_with(struct cox_service *service, struct cox_recovery *recovery);
 /* From now on LoRA operations are. */
 void cox_service_lora_with(struct cox_service *service, struct cox_lora *lora);
+/* What status tells of, and a request replaces, from now on; NULL: ranks have loaded their own. Borrowed until free. */
+void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights);
 void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */
 
 /* Serves a connection, a stream socket. Returns 0; COX_FULL: there are too many; -ENOMEM; -errno. Unless
