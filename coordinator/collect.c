@@ -675,11 +675,13 @@ static void gather_note_complaints(struct cox_collector *collector, const struct
 }
 
 /* Memory that only large requests and answers take. The ranks that answered in a block give it back when they are awake next,
- * which may be never: so they are woken. */
+ * which may be never: so they are woken, and those as well whose answer has just come too late to be looked at. */
 static void gather_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        if (gathering->ranks[rank].in_block)
+        if (gathering->ranks[rank].in_block ||
+            (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
+             collector->blocks->intake.size_max > 0))
             cox_gate_post(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
     cox_gathering_let_go(gathering);
     cox_collector_release_blocks(collector);

@@ -66,7 +66,7 @@ static void answer_release(struct cox_lane *lane, struct cox_lane_answer *answer
 }
 
 int cox_lane_reserve_block(struct cox_lane *lane, uint64_t sequence, uint64_t size,
-                           uint8_t **ret_bytes)
+                           uint8_t **ret_bytes, struct cox_error *err)
 {
     struct cox_lane_answer *answer = lane_answer_block(lane, sequence);
     struct cox_error why = {0};
@@ -75,7 +75,7 @@ int cox_lane_reserve_block(struct cox_lane *lane, uint64_t sequence, uint64_t si
     int r = cox_bulk_reserve(&lane->worker->bulk, worker_depot(lane->worker), size, &answer->block,
                              &why);
     if (r)
-        return cox_fail(&lane->error, r, "an answer of %" PRIu64 " bytes: %s", size, why.text);
+        return cox_fail(err, r, "an answer of %" PRIu64 " bytes: %s", size, why.text);
     answer->sequence = sequence;
     *ret_bytes = answer->block.region.base;
     return 0;
@@ -128,16 +128,11 @@ int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_
     if (!cox_lane_has_blocks(lane))
         return cox_fail(err, COX_TOO_LARGE, "the answer has %zu bytes, a slot holds %zu", size,
                         answer->slot_capacity);
-    struct cox_error before = lane->error;
     cox_visit_hold(); /* left in between, it would leave its locks behind */
-    int r = cox_lane_reserve_block(lane, answer->sequence, size, ret_reply);
+    int r = cox_lane_reserve_block(lane, answer->sequence, size, ret_reply, err);
     cox_visit_release();
-    if (r) {
-        cox_fail(err, r, "%s", lane->error.text);
-        if (err != &lane->error)
-            lane->error = before;
+    if (r)
         return r;
-    }
     answer->bytes = *ret_reply;
     answer->capacity = size;
     return 0;

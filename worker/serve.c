@@ -178,7 +178,7 @@ static int lane_answer_in_block(struct cox_lane *lane, uint64_t sequence, uint32
         return cox_fail(&lane->error, COX_TOO_LARGE,
                         "the answer has %zu bytes, a slot holds %zu: use a larger response region",
                         size, capacity);
-    int r = cox_lane_reserve_block(lane, sequence, size, &block);
+    int r = cox_lane_reserve_block(lane, sequence, size, &block, &lane->error);
     if (r)
         return r;
     r = cox_wire_response_pack(response, block, size, &length);

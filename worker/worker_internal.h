@@ -143,10 +143,9 @@ int cox_lane_open_block(struct cox_lane *lane, uint64_t sequence,
                         const struct ModelExecuteData__BulkRef *message, const uint8_t **ret_bytes,
                         size_t *ret_size);
 void cox_lane_close_block(struct cox_lane *lane, uint64_t sequence);
-/* Where the answer to a request goes that does not fit its slot. Returns 0, or what cox_bulk_reserve returns, in the lane's
- * error. */
+/* Where the answer to a request goes that does not fit its slot. Returns as cox_bulk_reserve. */
 int cox_lane_reserve_block(struct cox_lane *lane, uint64_t sequence, uint64_t size,
-                           uint8_t **ret_bytes);
+                           uint8_t **ret_bytes, struct cox_error *err);
 /* It is written. */
 struct cox_bulk_ref cox_lane_refer_block(struct cox_lane *lane, uint64_t sequence, uint64_t size);
 /* Of an answer that is not sent in it. */
