@@ -284,7 +284,7 @@ def test_m3_p3_status_tells_what_went_in_blocks():
                 check(re.search(r"^bulk, execute: 0 requests of 0 ?B, %d answers of [0-9.]+ ?[KM]?i?B; 0 ?B held$" %
                                 execute["bulk_replies"], human.out, re.M), "no bulk line", human)
             else:
-                check("bulk" not in human.out, "a bulk line", human)
+                check("\nbulk, " not in human.out, "a bulk line", human)
             check(execute["bulk_requests"] == execute["bulk_request_bytes"] == execute["bulk_held_bytes"] == 0,
                   "wrong: %s" % execute)
             check(link["bulk_requests"] == link["bulk_replies"] == 0, "wrong: %s" % link)
