@@ -31,21 +31,39 @@ void cox_bulk_sender_init(struct cox_bulk_sender *sender)
 void cox_bulk_sender_deinit(struct cox_bulk_sender *sender)
 {
     sender->exporter = cox_exporter_free(sender->exporter);
+    sender->plain = cox_exporter_free(sender->plain);
     pthread_mutex_destroy(&sender->lock);
 }
 
-/* With a door, as long as that answers; without it readers who may take fds can read all the same. */
-static int sender_exporter(struct cox_bulk_sender *sender, const char *door_path,
-                           struct cox_exporter **ret_exporter, struct cox_error *err)
+/* A door that does not answer the first time is not tried again. */
+static int sender_open(struct cox_bulk_sender *sender, const char *door_path, struct cox_error *err)
 {
     const struct cox_exporter_options options = {.door_path = door_path};
     int r = 0;
     pthread_mutex_lock(&sender->lock);
-    if (!sender->exporter && door_path)
-        r = cox_exporter_new(&options, &sender->exporter, NULL);
-    if (!sender->exporter)
-        r = cox_exporter_new(NULL, &sender->exporter, err);
-    *ret_exporter = sender->exporter;
+    if (!sender->exporter && !sender->plain && door_path)
+        cox_exporter_new(&options, &sender->exporter, NULL);
+    if (!sender->exporter && !sender->plain)
+        r = cox_exporter_new(NULL, &sender->plain, err);
+    pthread_mutex_unlock(&sender->lock);
+    return r;
+}
+
+/* Without the door readers who may take fds can read all the same: it may be full, or gone. */
+static int sender_export(struct cox_bulk_sender *sender, int fd, struct cox_bulk_block *block,
+                         struct cox_error *err)
+{
+    int r = -EINVAL;
+    pthread_mutex_lock(&sender->lock);
+    block->exporter = sender->exporter;
+    if (block->exporter)
+        r = cox_exporter_export(block->exporter, fd, 0, 0, &block->handle, NULL);
+    if (r) {
+        r = sender->plain ? 0 : cox_exporter_new(NULL, &sender->plain, err);
+        block->exporter = sender->plain;
+        if (r == 0)
+            r = cox_exporter_export(block->exporter, fd, 0, 0, &block->handle, err);
+    }
     pthread_mutex_unlock(&sender->lock);
     return r;
 }
@@ -65,8 +83,8 @@ bool cox_bulk_is_large(const struct cox_bulk_block *block)
 }
 
 /* FUTURE_WRITE: from here on the mapping of this process is the only way to write it. */
-static int block_make(struct cox_bulk_sender *sender, struct cox_exporter *exporter, uint64_t size,
-                      struct cox_bulk_block *block, struct cox_error *err)
+static int block_make(struct cox_bulk_sender *sender, uint64_t size, struct cox_bulk_block *block,
+                      struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
     _cox_cleanup_(cox_close_fd) int reader = -1;
@@ -78,7 +96,7 @@ static int block_make(struct cox_bulk_sender *sender, struct cox_exporter *expor
         return cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text);
     r = cox_region_open_reader(fd, "cox_bulk", &reader, err);
     if (r == 0)
-        r = cox_exporter_export(exporter, reader, 0, 0, &made.handle, err);
+        r = sender_export(sender, reader, &made, err);
     cox_fault_point(COX_FAULT_BULK_EXPORTED);
     if (r) {
         cox_region_detach(&made.region);
@@ -100,9 +118,8 @@ int cox_bulk_reserve(struct cox_bulk_sender *sender, const char *door_path, uint
     if (size > COX_BULK_SIZE_MAX)
         return cox_fail(err, COX_NO_SPACE, "a block of %" PRIu64 " bytes: at most %" PRIu64, size,
                         COX_BULK_SIZE_MAX);
-    struct cox_exporter *exporter;
-    int r = sender_exporter(sender, door_path, &exporter, err);
-    return r ? r : block_make(sender, exporter, block_size_for(size), block, err);
+    int r = sender_open(sender, door_path, err);
+    return r ? r : block_make(sender, block_size_for(size), block, err);
 }
 
 struct cox_bulk_ref cox_bulk_refer(const struct cox_bulk_block *block, uint64_t size)
@@ -118,7 +135,7 @@ void cox_bulk_drop(struct cox_bulk_sender *sender, struct cox_bulk_block *block)
     /* relaxed: for display. */
     atomic_fetch_sub_explicit(&sender->block_count, 1, memory_order_relaxed);
     atomic_fetch_sub_explicit(&sender->block_bytes, block->region.size, memory_order_relaxed);
-    cox_exporter_put(sender->exporter, &block->handle);
+    cox_exporter_put(block->exporter, &block->handle);
     cox_region_detach(&block->region);
     memset(block, 0, sizeof *block);
     cox_fault_point(COX_FAULT_BULK_DROPPED);
@@ -132,7 +149,8 @@ static int check_seals(int fd, struct cox_error *err)
 {
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0)
-        return cox_fail(err, COX_CORRUPT, "the block is no memory that can be sealed");
+        return cox_fail(err, errno == EINVAL ? COX_CORRUPT : -errno,
+                        "the block is no memory that can be sealed: %s", cox_status_text(-errno));
     if (((unsigned)seals & SEALS_SIZE) != SEALS_SIZE)
         return cox_fail(err, COX_CORRUPT, "the block has the seals %#x: it could shrink or grow",
                         (unsigned)seals);

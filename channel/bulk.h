@@ -42,8 +42,9 @@ struct cox_bulk_ref {
 
 /* One process that sends; all its blocks have been dropped before deinit. */
 struct cox_bulk_sender {
-    pthread_mutex_t lock;          /* of exporter */
-    struct cox_exporter *exporter; /* made by the first reserve */
+    pthread_mutex_t lock;          /* of the exporters, which the first reserve makes */
+    struct cox_exporter *exporter; /* leaves what it exports at the door; NULL: there is none */
+    struct cox_exporter *plain;    /* for what the door does not take */
     _Atomic uint64_t block_count;  /* that it has, kept ones too; for display */
     _Atomic uint64_t block_bytes;
 };
@@ -54,10 +55,12 @@ void cox_bulk_sender_deinit(struct cox_bulk_sender *sender);
 struct cox_bulk_block {
     struct cox_region region; /* where the sender writes; base NULL: there is none */
     struct cox_handle handle;
+    struct cox_exporter *exporter; /* whose the handle is */
 };
 
 /* Afterwards the block has room for size bytes, each reserved; what was in it is lost. door_path: of the group, NULL: none; looked
- * at by the first reserve of a sender. Returns 0; COX_NO_SPACE; what cox_exporter_new and _export return. Unless 0 there
+ * at by the first reserve of a sender. Where the door does not take it, readers have the
+ * kernel's way alone. Returns 0; COX_NO_SPACE; what cox_exporter_new and _export return. Unless 0 there
  * is no block. */
 int cox_bulk_reserve(struct cox_bulk_sender *sender, const char *door_path, uint64_t size,
                      struct cox_bulk_block *block, struct cox_error *err);

@@ -5,7 +5,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${countdown_list}
 file(STRINGS ${countdown_list} countdown_wrapped REGEX "^wrap ")
 list(TRANSFORM countdown_wrapped REPLACE "^wrap " "-Wl,--wrap=")
 
-foreach(part channel group files door handle rank_group control recovery restart sealed windows pool)
+foreach(part bulk channel group files door handle rank_group control recovery restart sealed windows pool)
     cox_test_program(test_fault_countdown_${part}
         SOURCES countdown_${part}_test.c countdown.c countdown_wraps.c
         LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_coordinator coxswain_worker_lib
