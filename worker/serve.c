@@ -73,7 +73,7 @@ int cox_init_request_weights(const struct cox_init_request *request,
 {
     const ExecuteRequest *message = request->request;
     const struct cox_worker_options *options = &request->worker->options;
-    const ModelExecuteData__BulkRef *block = message->weights;
+    const ModelExecuteData__PoolBlock *block = message->weights;
     struct cox_weights_offer offer = {.version = message->weights_version};
     if (!message->has_weights_queue)
         return COX_EMPTY;
