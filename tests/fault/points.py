@@ -24,7 +24,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CALLERS = object()
 # The structs of shared memory.
-LAYOUTS = ("channel/layout.h", "worker/group_layout.h")
+LAYOUTS = ("channel/layout.h", "channel/memory/pool_layout.h", "worker/group_layout.h")
 
 EFFECTS = [
     # names
@@ -131,7 +131,7 @@ def calls_of(body):
 
 def sources():
     files = {}
-    for folder in ("channel", "model", "worker", "coordinator"):
+    for folder in ("channel", "channel/memory", "model", "worker", "worker/model", "coordinator"):
         for path in sorted((ROOT / folder).glob("*.[ch]")):
             files[f"{folder}/{path.name}"] = path.read_text()
     return files
