@@ -271,6 +271,18 @@ static void engine_publish(struct cox_engine *engine, const struct cox_group_opt
     cox_transfer_open(engine->transfer, engine->cache, &engine->layout);
 }
 
+static void engine_host_cache(struct cox_engine *engine)
+{
+    const struct cox_cache_host host = {
+        .given_up = given_up,
+        .context = engine,
+        .hold = cox_visit_hold,
+        .release = cox_visit_release,
+    };
+
+    cox_cache_use_host(engine->cache, &host);
+}
+
 /* Model and cache. */
 static int engine_load(struct cox_engine *engine, const struct engine_source *source,
                        const struct cox_share *share, struct cox_error *err)
@@ -295,7 +307,7 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
     else
         engine_unload(engine);
     if (r == 0)
-        cox_cache_wait_while(engine->cache, given_up, engine);
+        engine_host_cache(engine);
     return r;
 }
 
@@ -576,7 +588,7 @@ static int engine_rebuild(struct cox_engine *engine, struct cox_error *err)
                           why.text);
         r = engine_replace_cache(engine, err);
         if (r == 0)
-            cox_cache_wait_while(engine->cache, given_up, engine);
+            engine_host_cache(engine);
     }
     if (r == 0 && engine->layout.block_bytes)
         cox_transfer_open(engine->transfer, engine->cache, &engine->layout);

@@ -108,8 +108,15 @@ bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block);
 /* What the block holds is this sequence's. The block must have been taken. */
 void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation);
 
-/* Who is asked whether a step that waits is given up; before the first step. */
-void cox_cache_wait_while(struct cox_cache *cache, bool (*given_up)(void *context), void *context);
+/* Who runs the steps; all NULL at first. hold and release are called around what must not be left in between, where the
+ * step's thread may be left by a jump. */
+struct cox_cache_host {
+    bool (*given_up)(void *context); /* asked every 50 ms while a step waits */
+    void *context;
+    void (*hold)(void);
+    void (*release)(void);
+};
+void cox_cache_use_host(struct cox_cache *cache, const struct cox_cache_host *host);
 /* A step: what ended, or begins anew, loses its blocks; the blocks that it moves to or writes are taken; and
  * the moves are done. The batch was checked. Returns as cox_cache_take; COX_NO_SPACE. */
 int cox_cache_begin(struct cox_cache *cache, const struct cox_batch *batch, struct cox_error *err);
