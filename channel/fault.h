@@ -174,10 +174,9 @@
     X(POOL_HOLDER, "pool.holder") /* one step of joining or leaving a holder */                    \
     X(POOL_HELD, "pool.held")                                                                      \
     X(POOL_UNHELD, "pool.unheld")                                                                  \
-    X(POOL_SWEEPING,                                                                               \
-      "pool.sweeping")          /* the row of a dead owner, or its own, is its to give back */     \
-    X(POOL_SWEPT, "pool.swept") /* all of it */                                                    \
-    X(POOL_LEFT, "pool.left")   /* the row is nobody's */
+    X(POOL_SWEEPING, "pool.sweeping") /* a row, of the dead or its own */                          \
+    X(POOL_SWEPT, "pool.swept")       /* all of it */                                              \
+    X(POOL_LEFT, "pool.left")         /* the row is nobody's */
 
 enum cox_fault_point {
 #define COX_FAULT_CONSTANT(constant, name) COX_FAULT_##constant,
