@@ -46,6 +46,8 @@ void cox_service_attach(struct cox_service *service, struct cox_executor *execut
 void cox_service_serve_with(struct cox_service *service, struct cox_serving *serving);
 /* From now on recovery commands are taken. */
 void cox_service_recover_with(struct cox_service *service, struct cox_recovery *recovery);
+/* What status tells of, and a request replaces, from now on; NULL: ranks have loaded their own. Borrowed until free. */
+void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights);
 void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */
 
 /* Serves a connection, a stream socket. Returns 0; COX_FULL: there are too many; -ENOMEM; -errno. Unless

@@ -7,6 +7,9 @@
  * thousands of prompts delays another one's by a step or two. A client that takes nothing stops getting
  * anything, and nobody else does. Between prompts the thread sleeps without a timeout.
  *
+ * Other weights (shared_weights.h, of the scheduler's options) wake the scheduler, so that the ranks switch also when nobody asks
+ * anything.
+ *
  * A failure that ends the scheduler ends all that it was given, with that failure; the next prompt gets a
  * new one on the same group.
  *
