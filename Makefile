@@ -2,7 +2,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: all demo test gcc clang asan tsan fuzz bench bench-ranks bench-deaths bench-replace format-check format install clean
+.PHONY: all demo test gcc clang asan tsan fuzz bench bench-ranks bench-deaths bench-replace bench-pull format-check format install clean
 
 all:
 	@sh tools/compile release
@@ -31,6 +31,10 @@ bench-deaths:
 bench-replace:
 	@sh tools/compile bench coxswain-replace
 	build/bench/bin/coxswain-replace
+
+bench-pull:
+	@sh tools/compile bench coxswain-pull
+	build/bench/bin/coxswain-pull
 
 format-check:
 	@sh tools/packages format

@@ -87,8 +87,7 @@
     X(WEIGHTS_PUBLISHED, "weights.published") /* no step is of this version yet */                 \
     X(WEIGHTS_RETIRED, "weights.retired")     /* the coordinator has let the version before go */  \
     X(WEIGHTS_TAKEN, "weights.taken")         /* a rank has both */                                \
-    X(WEIGHTS_SWITCHED,                                                                            \
-      "weights.switched") /* and the former one no more; it computes with the new one */           \
+    X(WEIGHTS_SWITCHED, "weights.switched")   /* and computes with the new one alone */            \
     /* The coordinator gathers. */                                                                 \
     X(REPORT_FETCHED, "report.fetched")                                                            \
     X(REPLY_FETCHED, "reply.fetched")                                                              \

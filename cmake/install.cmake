@@ -7,6 +7,8 @@ set(public_headers
     channel/base.h
     channel/handle.h
     channel/memory/domain.h
+    channel/memory/domain_cuda.h
+    channel/memory/pool.h
     proto/wire.h
     proto/operation.h
     proto/executor.proto

@@ -225,6 +225,18 @@ static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *
     return 0;
 }
 
+/* Where there is no memory that all may use, every rank loads its own, and that is said. What is wrong with the model is wrong
+ * for them, too. */
+static int weights_or_not(struct cox_crew *crew, int r, const struct cox_error *error,
+                          struct cox_error *err)
+{
+    if (r != COX_DENIED && r != COX_UNSUPPORTED && r != COX_NO_SPACE)
+        return r ? cox_fail(err, r, "%s", error->text) : 0;
+    cox_console_say("every rank loads its own part of the model: %s", error->text);
+    crew->weights = cox_shared_weights_free(crew->weights);
+    return 0;
+}
+
 /* Legacy workers know nothing of it. */
 static int weights_load(struct cox_crew *crew, const struct cox_crew_options *options,
                         struct cox_error *err)
@@ -232,7 +244,16 @@ static int weights_load(struct cox_crew *crew, const struct cox_crew_options *op
     if (!options->share_weights || !options->init || !options->model ||
         options->group->own_weights || options->group->legacy_workers)
         return 0;
-    return cox_shared_weights_load(options->model, on_cancelled, crew, &crew->weights, err);
+    struct cox_error error = {0};
+    int r = cox_shared_weights_load(options->model, on_cancelled, crew, &crew->weights, &error);
+    return weights_or_not(crew, r, &error, err);
+}
+
+static int weights_publish(struct cox_crew *crew, struct cox_error *err)
+{
+    struct cox_error error = {0};
+    int r = crew->weights ? cox_shared_weights_publish(crew->weights, crew->executor, &error) : 0;
+    return weights_or_not(crew, r, &error, err);
 }
 
 static int group_start(struct cox_crew *crew, const struct cox_crew_options *options,
@@ -267,8 +288,8 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
     int r = weights_load(crew, options, err);
     if (!r)
         r = cox_executor_start(&executor_options, &crew->executor, err);
-    if (!r && crew->weights)
-        r = cox_shared_weights_publish(crew->weights, crew->executor, err);
+    if (!r)
+        r = weights_publish(crew, err);
     if (r)
         return r;
     /* From here on it can be asked how it is, whatever init comes to. */

@@ -22,6 +22,7 @@
 #define FDS_OF_RANK 3
 #define FDS_OF_SEALED_GROUP 19
 #define FDS_OF_SEALED_RANK 5
+#define FDS_OF_WEIGHTS 8 /* that all ranks share; in both numbers told */
 #define THREADS_OF_COORDINATOR 10
 #define THREADS_OF_WORKER 7
 /* A process with its libraries and buffers, without weights and a KV cache. */
@@ -229,14 +230,18 @@ static void check_limits(struct doctor *doctor)
 {
     struct rlimit limit;
     char text[32];
-    uint64_t fds = FDS_OF_GROUP + FDS_OF_RANK * (uint64_t)doctor->rank_count;
-    uint64_t sealed = FDS_OF_SEALED_GROUP + FDS_OF_SEALED_RANK * (uint64_t)doctor->rank_count;
+    uint64_t fds = FDS_OF_WEIGHTS + FDS_OF_GROUP + FDS_OF_RANK * (uint64_t)doctor->rank_count;
+    uint64_t sealed =
+        FDS_OF_WEIGHTS + FDS_OF_SEALED_GROUP + FDS_OF_SEALED_RANK * (uint64_t)doctor->rank_count;
     getrlimit(RLIMIT_NOFILE, &limit);
     finding(doctor,
-            shortage(doctor, limit.rlim_cur >= fds, limit.rlim_cur >= FDS_OF_GROUP + FDS_OF_RANK),
+            shortage(doctor, limit.rlim_cur >= fds,
+                     limit.rlim_cur >= FDS_OF_WEIGHTS + FDS_OF_GROUP + FDS_OF_RANK),
             "open files", "ulimit -n 1024",
-            "%s; a coordinator of %" PRIu32 " ranks takes %" PRIu64 ", sealed %" PRIu64,
-            at_most(text, sizeof text, limit.rlim_cur), doctor->rank_count, fds, sealed);
+            "%s; a coordinator of %" PRIu32 " ranks takes %" PRIu64 ", sealed %" PRIu64
+            ", with %d for a model's weights",
+            at_most(text, sizeof text, limit.rlim_cur), doctor->rank_count, fds, sealed,
+            FDS_OF_WEIGHTS);
     uint64_t threads = THREADS_OF_COORDINATOR + THREADS_OF_WORKER * (uint64_t)doctor->rank_count;
     getrlimit(RLIMIT_NPROC, &limit);
     finding(doctor, limit.rlim_cur < threads ? NOTE : GOOD, "processes",

@@ -172,10 +172,19 @@ static void on_init(void *context, struct cox_weights_told *ret_told)
     pthread_mutex_unlock(&weights->lock);
 }
 
+/* Where the door takes nothing, ranks come to the fds by themselves, or not at all. */
+static int exporter_make(struct cox_shared_weights *weights, const char *door,
+                         struct cox_error *err)
+{
+    const struct cox_exporter_options with = {.door_path = door}, without = {0};
+    return cox_exporter_new(&with, &weights->exporter, NULL) == 0
+               ? 0
+               : cox_exporter_new(&without, &weights->exporter, err);
+}
+
 int cox_shared_weights_publish(struct cox_shared_weights *weights, struct cox_executor *executor,
                                struct cox_error *err)
 {
-    const struct cox_exporter_options exporting = {.door_path = cox_executor_door(executor)};
     const struct cox_queue_options queue = {
         .depth = QUEUE_DEPTH,
         .domain_count_max = 1,
@@ -185,15 +194,15 @@ int cox_shared_weights_publish(struct cox_shared_weights *weights, struct cox_ex
     };
     struct cox_error why = {0};
     weights->executor = executor;
-    int r = cox_exporter_new(&exporting, &weights->exporter, &why);
+    int r = exporter_make(weights, cox_executor_door(executor), &why);
     if (!r)
         r = cox_pool_export(weights->pool, weights->exporter, true, &weights->pool_handle, &why);
     if (!r)
         r = cox_queue_create(&queue, &weights->queue, &why);
     if (!r)
         r = cox_queue_export(weights->queue, weights->exporter, &weights->queue_handle, &why);
-    const struct cox_publisher_options publishing = {
-        .pool = weights->pool, .exporter = weights->exporter, .read_only = true};
+    /* Whoever subscribes has the pool from its init. */
+    const struct cox_publisher_options publishing = {.pool = weights->pool};
     if (!r)
         r = cox_publisher_new(weights->queue, &publishing, &weights->publisher, &why);
     if (r)

@@ -37,7 +37,10 @@ static int weights_open(struct cox_rank_weights *weights, const struct cox_weigh
     int r = cox_queue_open(&offer->queue, door, deadline_ns, NULL, &weights->queue, &why);
 
     if (r)
-        return cox_fail(err, r, "the queue of the model's weights: %s", why.text);
+        return cox_fail(err, r,
+                        "the queue of the model's weights: %s (with --no-shared-weights every rank "
+                        "loads its own)",
+                        why.text);
     r = cox_pool_open(&offer->pool, door, deadline_ns, &attach, &weights->pool, &why);
     if (r)
         return cox_fail(err, r, "the memory of the model's weights: %s", why.text);

@@ -7,9 +7,8 @@
 #include "domain_table.h"
 
 /* What goes through the host at a time: large enough that a device's latency does not count, small enough to
- * stay in a cache. Without memory for it, SMALL_PIECE does. */
+ * stay in a cache. */
 #define PIECE ((size_t)256 << 10)
-#define SMALL_PIECE ((size_t)4096)
 
 struct domain {
     uint32_t kind;
@@ -161,13 +160,11 @@ static int copy_in_pieces(struct cox_domain_memory *to, uint64_t to_offset,
                           struct cox_domain_memory *from, uint64_t from_offset, uint64_t size,
                           struct cox_error *err)
 {
-    uint8_t small[SMALL_PIECE];
-    uint64_t piece_size = size < PIECE ? size : PIECE;
-    _cox_cleanup_(cox_free_ptr) uint8_t *large =
-        piece_size > sizeof small ? malloc(piece_size) : NULL;
-    uint8_t *piece = large ? large : small;
-    if (!large && piece_size > sizeof small)
-        piece_size = sizeof small;
+    const uint64_t piece_size = size < PIECE ? size : PIECE;
+    _cox_cleanup_(cox_free_ptr) uint8_t *piece = malloc(piece_size);
+    if (!piece)
+        return cox_fail(err, -ENOMEM, "%" PRIu64 " bytes to copy through: %s", piece_size,
+                        cox_status_text(-ENOMEM));
     int r = 0;
     for (uint64_t done = 0; r == 0 && done < size; done += piece_size) {
         uint64_t n = size - done < piece_size ? size - done : piece_size;

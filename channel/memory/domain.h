@@ -79,7 +79,7 @@ struct cox_domain_functions {
     int (*copy)(struct cox_domain_memory *to, uint64_t to_offset, struct cox_domain_memory *from,
                 uint64_t from_offset, size_t size, struct cox_error *err);
     /* Reserves, and gives back, the pages of a range of a memory made on_demand; what was given back
-     * reads as zeros. NULL: the domain reserves everything at create. */
+     * reads as zeros (pages that are only in part in the range are emptied there, and kept). NULL: the domain reserves everything at create. */
     int (*commit)(struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
                   struct cox_error *err);
     void (*decommit)(struct cox_domain_memory *memory, uint64_t offset, uint64_t size);

@@ -14,6 +14,9 @@
 #include "../region.h"
 #include "domain_table.h"
 
+#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 #define SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 #define LABEL "cox_blocks"
 
@@ -30,26 +33,70 @@ static struct host_memory *host_of(struct cox_domain_memory *memory)
 
 /* ---- checks, for staged memory too ---- */
 
-int cox_domain_check_host_size(uint64_t size, struct cox_error *err)
+/* The value of a line of /proc/meminfo. */
+static uint64_t meminfo_value(const char *text, const char *name)
+{
+    const char *line = strstr(text, name);
+    return line ? strtoull(line + strlen(name), NULL, 10) * 1024 : 0;
+}
+
+/* What can be had without killing anybody, by the kernel's own estimate; UINT64_MAX: it does not tell. */
+static int available(uint64_t *ret_size, struct cox_error *err)
+{
+    char text[4096];
+    _cox_cleanup_(cox_close_fd) int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+    if (fd < 0 && (errno == ENOENT || errno == EACCES)) {
+        *ret_size = UINT64_MAX;
+        return 0;
+    }
+    ssize_t n = -1;
+    while (fd >= 0 && (n = read(fd, text, sizeof text - 1)) < 0 && errno == EINTR)
+        ;
+    if (n < 0)
+        return cox_fail(err, -errno, "/proc/meminfo: %s", cox_status_text(-errno));
+    text[n] = '\0';
+    uint64_t size = meminfo_value(text, "MemAvailable:");
+    *ret_size = size ? size + meminfo_value(text, "SwapFree:") : UINT64_MAX;
+    return 0;
+}
+
+int cox_domain_check_host_free(uint64_t size, struct cox_error *err)
+{
+    struct sysinfo info;
+    uint64_t present;
+    /* Where much is free there is no need to look closer, which takes its time. */
+    if (sysinfo(&info) == 0 && size < (uint64_t)info.freeram * info.mem_unit / 2)
+        return 0;
+    int r = available(&present, err);
+    if (r == 0 && size > present)
+        r = cox_fail(err, COX_NO_SPACE,
+                     "%" PRIu64 " bytes of memory are needed, %" PRIu64 " are available", size,
+                     present);
+    return r;
+}
+
+int cox_domain_check_host_size(uint64_t size, bool on_demand, struct cox_error *err)
 {
     struct rlimit limit;
     struct sysinfo info;
     if (size == 0)
         return cox_fail(err, COX_INVALID, "memory of 0 bytes");
+    if (size > INT64_MAX)
+        return cox_fail(err, COX_NO_SPACE, "%" PRIu64 " bytes of memory are needed", size);
     if (sysinfo(&info) == 0) {
         uint64_t present = ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;
         if (size > present)
             return cox_fail(err, COX_NO_SPACE,
-                            "memory of %" PRIu64 " bytes is needed, this machine has %" PRIu64,
+                            "%" PRIu64 " bytes of memory are needed, this machine has %" PRIu64,
                             size, present);
     }
     /* Not tried: the signal would end the host. */
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         size > limit.rlim_cur)
         return cox_fail(err, COX_NO_SPACE,
-                        "memory of %" PRIu64 " bytes is needed, a file may have %ju (ulimit -f)",
+                        "%" PRIu64 " bytes of memory are needed, a file may have %ju (ulimit -f)",
                         size, (uintmax_t)limit.rlim_cur);
-    return 0;
+    return on_demand ? 0 : cox_domain_check_host_free(size, err);
 }
 
 int cox_domain_check_host_fd(int fd, uint64_t size, bool writable, struct cox_error *err)
@@ -131,7 +178,7 @@ static int host_create(void *context, uint32_t device, uint64_t size, bool on_de
 {
     (void)context;
     (void)device;
-    int r = cox_domain_check_host_size(size, err);
+    int r = cox_domain_check_host_size(size, on_demand, err);
     if (r)
         return r;
     _cox_cleanup_(host_drop) struct host_memory *host = host_alloc(err);
@@ -189,7 +236,9 @@ static int host_copy_from(struct cox_domain_memory *memory, uint64_t offset, voi
 static int host_commit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
                        struct cox_error *err)
 {
-    int e;
+    int r = cox_domain_check_host_free(size, err), e;
+    if (r)
+        return r;
     do
         e = posix_fallocate(memory->fd, (off_t)offset, (off_t)size);
     while (e == EINTR);

@@ -58,7 +58,7 @@ static int staged_create(void *context, uint32_t device, uint64_t size, bool on_
 {
     (void)context;
     (void)device;
-    int r = cox_domain_check_host_size(size, err);
+    int r = cox_domain_check_host_size(size, on_demand, err);
     if (r)
         return r;
     _cox_cleanup_(cox_close_fd) int fd =
@@ -94,7 +94,7 @@ static int staged_copy_to(struct cox_domain_memory *memory, uint64_t offset, con
                           size_t size, struct cox_error *err)
 {
     /* Writing beyond the limit ends a process by a signal; it is another one's than the creator's. */
-    int r = cox_domain_check_host_size(offset + size, err);
+    int r = cox_domain_check_host_size(offset + size, true, err);
     for (size_t done = 0; r == 0 && done < size;) {
         ssize_t n =
             pwrite(memory->fd, (const uint8_t *)host + done, size - done, (off_t)(offset + done));
@@ -125,7 +125,9 @@ static int staged_copy_from(struct cox_domain_memory *memory, uint64_t offset, v
 static int staged_commit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
                          struct cox_error *err)
 {
-    int e;
+    int r = cox_domain_check_host_free(size, err), e;
+    if (r)
+        return r;
     do
         e = posix_fallocate(memory->fd, (off_t)offset, (off_t)size);
     while (e == EINTR);

@@ -119,14 +119,14 @@ static int pool_join(struct cox_pool *pool, uint32_t generation, struct cox_erro
 
 /* The file that the blocks are in, where they are in one: so that nobody attaches the words of one pool with the blocks of
  * another. */
-static void blocks_file(int fd, uint64_t *ret_dev, uint64_t *ret_ino)
+static int blocks_file(int fd, uint64_t *ret_dev, uint64_t *ret_ino, struct cox_error *err)
 {
-    struct stat st;
-    *ret_dev = *ret_ino = 0;
-    if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
-        *ret_dev = st.st_dev;
-        *ret_ino = st.st_ino;
-    }
+    struct stat st = {0};
+    if (fd >= 0 && fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "a pool's blocks: fstat: %s", cox_status_text(-errno));
+    *ret_dev = S_ISREG(st.st_mode) ? st.st_dev : 0;
+    *ret_ino = S_ISREG(st.st_mode) ? st.st_ino : 0;
+    return 0;
 }
 
 /* ---- create ---- */
@@ -142,7 +142,7 @@ static int pool_make_id(uint64_t *ret_id, struct cox_error *err)
 }
 
 /* Nobody else has it yet. */
-static void pool_fill(struct cox_pool *pool, uint64_t system)
+static int pool_fill(struct cox_pool *pool, uint64_t system, struct cox_error *err)
 {
     struct cox_pool_layout_header *header = pool->header;
     const uint32_t count = pool->geometry.block_count;
@@ -158,10 +158,13 @@ static void pool_fill(struct cox_pool *pool, uint64_t system)
     cox_pool_geometry_store(&pool->geometry, header);
     header->id = pool->id;
     header->system = system;
-    blocks_file(pool->memory->fd, &header->blocks_dev, &header->blocks_ino);
+    int r = blocks_file(pool->memory->fd, &header->blocks_dev, &header->blocks_ino, err);
+    if (r)
+        return r;
     header->constants_crc = cox_pool_geometry_crc(header);
     atomic_store_explicit(&header->pool_magic, COX_POOL_MAGIC, memory_order_release);
     cox_fault_point(COX_FAULT_POOL_MADE);
+    return 0;
 }
 
 static int pool_make_memory(struct cox_pool *pool, const struct cox_domains *domains,
@@ -199,8 +202,9 @@ int cox_pool_create(const struct cox_pool_options *options, struct cox_pool **re
     if (r)
         return r;
     pool_point(pool);
-    pool_fill(pool, system);
-    r = pool_join(pool, options->generation, err);
+    r = pool_fill(pool, system, err);
+    if (r == 0)
+        r = pool_join(pool, options->generation, err);
     if (r)
         return r;
     *ret_pool = cox_steal_ptr(&pool);
@@ -255,7 +259,9 @@ static int pool_attach_memory(struct cox_pool *pool, const struct cox_pool_layou
     int r = pool_find_domain(pool, domains, &functions, &context, err);
     if (r)
         return r;
-    blocks_file(fd, &dev, &ino);
+    r = blocks_file(fd, &dev, &ino, err);
+    if (r)
+        return r;
     if (dev != header->blocks_dev || ino != header->blocks_ino)
         return cox_fail(err, COX_CORRUPT, "these are not the blocks of this pool");
     r = functions->attach(context, pool->geometry.domain.device, fd, pool->geometry.memory_size,

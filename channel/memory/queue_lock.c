@@ -34,13 +34,20 @@ int cox_queue_identity(uint64_t *ret_identity, struct cox_error *err)
 
 bool cox_queue_identity_alive(uint64_t identity)
 {
+    const pid_t pid = (pid_t)cox_queue_identity_pid(identity);
+    const uint64_t start = identity & START_MAX;
     struct cox_peer peer = COX_PEER_NONE;
+    uint64_t seen = start;
     /* A start time of 0 would be that of whoever has the pid. */
-    if (cox_queue_identity_pid(identity) == 0 || (identity & START_MAX) == 0)
+    if (pid == 0 || start == 0)
         return false;
-    int r = cox_peer_open((pid_t)cox_queue_identity_pid(identity), identity & START_MAX, &peer);
+    int r = cox_peer_open(pid, start, &peer);
     cox_peer_close(&peer);
-    return r != COX_PEER_DEAD; /* who cannot be asked has not died */
+    if (r == 0 || r == COX_PEER_DEAD)
+        return r == 0;
+    /* No fd is free, or the number is that of a thread, which is no process: /proc tells by the start time. Who
+     * cannot be asked has not died. */
+    return cox_peer_start_time(pid, &seen) != COX_PEER_DEAD && seen == start;
 }
 
 /* seq_cst, here and in unlock: either who gives the lock back sees that somebody waits, or who waits

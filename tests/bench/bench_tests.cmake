@@ -8,4 +8,6 @@ if(COX_BUILD_BENCH)
         COMMAND $<TARGET_FILE:coxswain-deaths> --kills 8 --coordinators 2 --sizes 0,4)
     cox_command_test(NAME bench/replace_smoke LABEL bench TIMEOUT 60 PROCESSORS 2
         COMMAND $<TARGET_FILE:coxswain-replace> --ranks 1,2 --runs 3 --json replace_smoke.json)
+    cox_command_test(NAME bench/pull_smoke LABEL bench TIMEOUT 60 PROCESSORS 2
+        COMMAND $<TARGET_FILE:coxswain-pull> --bytes 4194304 --pairs 2 --json pull_smoke.json)
 endif()

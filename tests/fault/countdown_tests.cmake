@@ -5,7 +5,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${countdown_list}
 file(STRINGS ${countdown_list} countdown_wrapped REGEX "^wrap ")
 list(TRANSFORM countdown_wrapped REPLACE "^wrap " "-Wl,--wrap=")
 
-foreach(part channel group files door handle rank_group control recovery restart sealed windows)
+foreach(part channel group files weights door handle rank_group control recovery restart sealed windows pool queue)
     cox_test_program(test_fault_countdown_${part}
         SOURCES countdown_${part}_test.c countdown.c countdown_wraps.c
         LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_coordinator coxswain_worker_lib
@@ -13,6 +13,7 @@ foreach(part channel group files door handle rank_group control recovery restart
     target_link_options(test_fault_countdown_${part} PRIVATE ${countdown_wrapped})
     cox_command_test(NAME fault/countdown_${part} LABEL fault TIMEOUT 120 COMMAND test_fault_countdown_${part})
 endforeach()
+target_sources(test_fault_countdown_queue PRIVATE ${CMAKE_CURRENT_LIST_DIR}/../unit/queue_fixture.c)
 add_dependencies(test_fault_countdown_group scripted_worker)
 add_dependencies(test_fault_countdown_recovery scripted_worker)
 add_dependencies(test_fault_countdown_sealed scripted_worker)
@@ -25,6 +26,16 @@ cox_test_program(test_fault_countdown_exchange
          PkgConfig::JANSSON)
 target_link_options(test_fault_countdown_exchange PRIVATE ${countdown_wrapped})
 cox_command_test(NAME fault/countdown_exchange LABEL fault TIMEOUT 120 COMMAND test_fault_countdown_exchange)
+
+# With a stand-in for the driver.
+cox_test_program(test_fault_countdown_domain
+    SOURCES countdown_domain_test.c countdown.c countdown_wraps.c
+    LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_coordinator coxswain_worker_lib
+         PkgConfig::JANSSON)
+target_link_options(test_fault_countdown_domain PRIVATE ${countdown_wrapped})
+add_dependencies(test_fault_countdown_domain fake_cuda)
+cox_command_test(NAME fault/countdown_domain LABEL fault TIMEOUT 120
+    COMMAND test_fault_countdown_domain ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/libfake_cuda.so)
 
 cox_command_test(NAME fault/countdown_symbols LABEL fault
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/countdown_symbols.py ${CMAKE_NM} ${countdown_list}

@@ -277,6 +277,13 @@ WRAP(int, memfd_create, const char *name, unsigned flags)
     return FAILS("memfd_create", EMFILE, 0, 0) ? -1 : __real_memfd_create(name, flags);
 }
 
+WRAP(ssize_t, getrandom, void *buffer, size_t size, unsigned flags)
+{
+    return FAILS("getrandom", ENOSYS, 0, COUNTDOWN_INTERRUPTIBLE)
+               ? -1
+               : __real_getrandom(buffer, size, flags);
+}
+
 WRAP(int, linkat, int from, const char *old, int to, const char *path, int flags)
 {
     return FAILS("linkat", ENOSPC, 0, 0) ? -1 : __real_linkat(from, old, to, path, flags);
@@ -350,6 +357,13 @@ WRAP(ssize_t, pread, int fd, void *buffer, size_t size, off_t offset)
     if (FAILS("pread", EIO, 0, COUNTDOWN_INTERRUPTIBLE))
         return -1;
     return __real_pread(fd, buffer, size, offset);
+}
+
+WRAP(ssize_t, pwrite, int fd, const void *bytes, size_t size, off_t offset)
+{
+    if (FAILS("pwrite", ENOSPC, COX_NO_SPACE, COUNTDOWN_INTERRUPTIBLE))
+        return -1;
+    return __real_pwrite(fd, bytes, size, offset);
 }
 
 /* Into a file. A pipe or an eventfd of ours, far from full, takes what it gets. */

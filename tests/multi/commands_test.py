@@ -857,12 +857,14 @@ def test_b15_doctor_counts_the_fds_of_a_group():
         """A group that may open so many, and does what it is for."""
         if ranks <= 8:
             return generate("-n", str(ranks), "1+1=", preexec_fn=limit(count))
-        process = start(["run", "-n", str(ranks), *ANY_COUNT], preexec_fn=limit(count))
+        # These have no model.
+        process = start(["run", "-n", str(ranks), *ANY_COUNT], preexec_fn=limit(count - weights))
         if process.stdout.readline():  # else it ends by itself
             process.terminate()
         return finish(process)
     for ranks in (1, 32, 2, 128, 8):
         told = findings("-n", str(ranks))["open files"][1]
+        weights = int(re.search(r"with (\d+) for a model's weights", told).group(1))
         count = int(re.search(r"sealed (\d+)" if SEALED else r"ranks takes (\d+)", told).group(1))
         expect(group(ranks, count), 0)
         if SEALED:
@@ -986,7 +988,10 @@ def test_p6_doctor_and_start_agree_on_the_size_of_files():
         return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     size = int(re.search(r"largest region has (\d+)", findings()["size of a file"][1]).group(1))
     found_mark(findings(preexec_fn=limit(size)), "size of a file", "ok")
-    expect(generate("1+1=", preexec_fn=limit(size)), 0)
+    # What does not fit are the weights of the model, all versions of them in one file.
+    expect(generate("1+1=", preexec_fn=limit(size)), 0, "every rank loads its own part of the model", "ulimit -f")
+    quiet = expect(generate("1+1=", "--quiet", "--no-shared-weights", preexec_fn=limit(size)), 0)
+    check(quiet.err == "", "it speaks of something", quiet)
     found_mark(findings(preexec_fn=limit(size - 1)), "size of a file", "BAD", str(size), str(size - 1), "ulimit -f")
     expect(generate("1+1=", preexec_fn=limit(size - 1)), 1, str(size), str(size - 1), "ulimit -f")
 

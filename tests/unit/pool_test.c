@@ -99,6 +99,8 @@ static void h18_h21_h22_allocated_and_given_back(void **state)
     }
     for (uint32_t i = 0; i < BLOCK_COUNT; i++)
         assert_int_equal(cox_pool_unref(pool, &refs[i], NULL), 0);
+    assert_int_equal(pool_stats(pool).allocated, 3 * BLOCK_COUNT);
+    assert_int_equal(pool_stats(pool).freed, 3 * BLOCK_COUNT);
     pool_is_whole(pool);
     cox_pool_free(pool);
 }
@@ -334,6 +336,7 @@ static void h19_b23_what_is_no_pool_is_refused(void **state)
     assert_int_equal(attach_result(fds[1], fds[0], "no pool"), COX_CORRUPT);
     assert_int_equal(attach_result(-1, fds[1], ""), -EBADF);
     assert_int_equal(attach_result(fds[0], -1, ""), COX_CORRUPT);
+    assert_int_equal(attach_result(fds[0], 1 << 20, ""), -EBADF);
     /* Memory that could shrink under who has mapped it. */
     int loose = memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_int_equal(ftruncate(loose, 1 << 20), 0);

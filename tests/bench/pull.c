@@ -1,0 +1,494 @@
+/* coxswain-pull: what pulling KV blocks out of another process's pool costs beside memcpy. Prints, judges nothing.
+ *
+ * Another process makes a pool, takes all blocks and exports it by handle; this one opens it, for reading only, and
+ * has a pool of its own of the same shape. Pulling a block is: a reference (counted in this process's row, then the
+ * generation is checked), the copy into a block of the own pool, the reference given back. That is done
+ *
+ *   pull      block by block
+ *   batch     for some blocks at a time: references to all, all copies, all given back. A count that is changed
+ *             waits until every byte written before is out of the processor's store buffer; this way the copies
+ *             do not wait for it
+ *   memcpy    without the pool: the same blocks in the same order, between the same memory
+ *   private   memcpy between two blocks of malloc, as large, touched before: what there would be without sharing
+ *
+ * A slice is all blocks once, in an order that is no order of addresses. The four are interleaved; slices that
+ * stand side by side give a ratio, of which the median is told: 1.00 is memcpy's speed. */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../../channel/memory/pool.h"
+#include "measure.h"
+
+#define SIZE_COUNT_MAX 16
+#define PAIR_COUNT_MAX 10000
+#define GENERATION 7
+
+enum kind { KIND_PULL, KIND_BATCH, KIND_SAME, KIND_PRIVATE, KIND_COUNT };
+static const char *const kind_names[KIND_COUNT] = {"pull", "batch", "memcpy_same",
+                                                   "memcpy_private"};
+
+struct pull_options {
+    uint64_t sizes[SIZE_COUNT_MAX]; /* of a block */
+    size_t size_count;
+    uint64_t pool_size;
+    uint32_t batch; /* blocks that are referred to at a time */
+    size_t pairs;
+    const char *json_path; /* NULL: none */
+};
+
+static const char usage_text[] =
+    "usage: coxswain-pull [--sizes LIST] [--bytes N] [--batch N] [--pairs N] [--json FILE]\n"
+    "Copies blocks of another process's pool into one of its own, beside memcpy of the same "
+    "blocks.\n"
+    "  --sizes LIST  bytes of a block (16384,65536,1048576)\n"
+    "  --bytes N     bytes of a pool (134217728)\n"
+    "  --batch N     blocks that are referred to at a time, in a batch (64)\n"
+    "  --pairs N     slices of each kind (31)\n"
+    "  --json FILE   also writes every slice to FILE\n";
+
+/* One size of blocks. */
+struct run {
+    uint64_t block_size;
+    uint32_t block_count;
+    uint32_t batch;
+    struct cox_pool *theirs, *own;
+    uint8_t *from, *to; /* private */
+    uint32_t *order;
+    pid_t owner;
+    int owner_fd; /* closed: it ends */
+};
+
+/* ---- the owner ---- */
+
+/* Differs between blocks, and within one. */
+static void block_fill(uint8_t *block, uint64_t size, uint32_t number)
+{
+    for (uint64_t i = 0; i < size; i += sizeof number) {
+        const uint32_t word = number * UINT32_C(2654435761) + (uint32_t)i;
+        memcpy(block + i, &word, sizeof word);
+    }
+}
+
+static int pool_make(uint64_t block_size, uint32_t block_count, struct cox_pool **ret_pool,
+                     struct cox_error *err)
+{
+    const struct cox_pool_options options = {
+        .strategy = COX_POOL_FIXED, .block_size = block_size, .block_count = block_count};
+    struct cox_pool *pool;
+    int r = cox_pool_create(&options, &pool, err);
+    if (r == 0 && (r = cox_pool_take_all(pool, GENERATION, err)))
+        pool = cox_pool_free(pool);
+    if (r == 0)
+        *ret_pool = pool;
+    return r;
+}
+
+static struct cox_block_ref ref_of(const struct run *run, const struct cox_pool *pool,
+                                   uint32_t block)
+{
+    return (struct cox_block_ref){.pool = cox_pool_id(pool),
+                                  .generation = GENERATION,
+                                  .size = run->block_size,
+                                  .block = block};
+}
+
+/* Until the other side has let go of the socket. */
+static _Noreturn void owner_main(const struct run *run, int fd)
+{
+    struct cox_pool_handle handle;
+    struct cox_exporter *exporter = NULL;
+    struct cox_pool *pool = NULL;
+    struct cox_error err = {0};
+    char byte;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    int r = pool_make(run->block_size, run->block_count, &pool, &err);
+    for (uint32_t b = 0; r == 0 && b < run->block_count; b++) {
+        const struct cox_block_ref ref = ref_of(run, pool, b);
+        block_fill(cox_pool_pointer(pool, &ref), run->block_size, b);
+    }
+    if (r == 0)
+        r = cox_exporter_new(NULL, &exporter, &err);
+    if (r == 0)
+        r = cox_pool_export(pool, exporter, true, &handle, &err);
+    if (r)
+        fprintf(stderr, "coxswain-pull: the pool's owner: %s\n", err.text);
+    else if (write(fd, &handle, sizeof handle) == sizeof handle)
+        while (read(fd, &byte, 1) < 0 && errno == EINTR)
+            ;
+    cox_exporter_free(exporter);
+    cox_pool_free(pool);
+    _exit(r != 0);
+}
+
+/* Before this process has a pool: none survives a fork. */
+static int owner_start(struct run *run, struct cox_pool_handle *ret_handle, struct cox_error *err)
+{
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+        return cox_fail(err, -errno, "socketpair: %s", cox_status_text(-errno));
+    run->owner_fd = pair[0];
+    run->owner = fork();
+    if (run->owner == 0) {
+        close(pair[0]);
+        owner_main(run, pair[1]);
+    }
+    int e = errno;
+    close(pair[1]);
+    if (run->owner < 0)
+        return cox_fail(err, -e, "fork: %s", cox_status_text(-e));
+    ssize_t n;
+    while ((n = read(run->owner_fd, ret_handle, sizeof *ret_handle)) < 0 && errno == EINTR)
+        ;
+    return n == sizeof *ret_handle ? 0 : cox_fail(err, COX_PEER_DEAD, "the pool's owner has ended");
+}
+
+/* ---- a run ---- */
+
+static int run_deinit(struct run *run)
+{
+    int status = 0;
+    cox_pool_free(run->own);
+    cox_pool_free(run->theirs);
+    free(run->from);
+    free(run->to);
+    free(run->order);
+    cox_close_fd(&run->owner_fd);
+    if (run->owner > 0)
+        while (waitpid(run->owner, &status, 0) < 0 && errno == EINTR)
+            ;
+    return status;
+}
+
+/* The same in every run. */
+static void order_shuffle(uint32_t *order, uint32_t count)
+{
+    uint64_t random = 88172645463325252u;
+    for (uint32_t i = 0; i < count; i++)
+        order[i] = i;
+    for (uint32_t i = count - 1; i > 0; i--) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        const uint32_t k = (uint32_t)(random % (i + 1)), kept = order[i];
+        order[i] = order[k];
+        order[k] = kept;
+    }
+}
+
+static int run_init(struct run *run, const struct pull_options *options, uint64_t block_size,
+                    struct cox_error *err)
+{
+    const struct cox_pool_attach_options reading = {.read_only = true};
+    struct cox_pool_handle handle;
+    *run = (struct run){.block_size = block_size,
+                        .block_count = (uint32_t)(options->pool_size / block_size),
+                        .batch = options->batch,
+                        .owner_fd = -1};
+    const size_t size = run->block_count * block_size;
+    int r = owner_start(run, &handle, err);
+    if (r == 0)
+        r = cox_pool_open(&handle, NULL, COX_DEADLINE_NEVER, &reading, &run->theirs, err);
+    if (r == 0)
+        r = pool_make(block_size, run->block_count, &run->own, err);
+    if (r)
+        return r;
+    run->from = aligned_alloc(4096, size);
+    run->to = aligned_alloc(4096, size);
+    run->order = calloc(run->block_count, sizeof *run->order);
+    if (!run->from || !run->to || !run->order)
+        return cox_fail(err, -ENOMEM, "no memory for %zu bytes", size);
+    for (uint32_t b = 0; b < run->block_count; b++)
+        block_fill(run->from + b * block_size, block_size, b);
+    memset(run->to, 0, size);
+    order_shuffle(run->order, run->block_count);
+    return 0;
+}
+
+/* Blocks go where others are: a table of blocks maps to another one. */
+static uint32_t target_of(const struct run *run, uint32_t i)
+{
+    return run->order[run->block_count - 1 - i];
+}
+
+/* Blocks first to last of the order: all are referred to, copied, and given back. */
+static int pull_some(const struct run *run, uint32_t first, uint32_t end, struct cox_error *err)
+{
+    uint32_t held = first;
+    int r = 0;
+    for (; r == 0 && held < end; held += r == 0) {
+        const struct cox_block_ref from = ref_of(run, run->theirs, run->order[held]);
+        r = cox_pool_ref(run->theirs, &from, err);
+    }
+    for (uint32_t i = first; r == 0 && i < end; i++) {
+        const struct cox_block_ref from = ref_of(run, run->theirs, run->order[i]);
+        const struct cox_block_ref to = ref_of(run, run->own, target_of(run, i));
+        r = cox_pool_copy(run->own, &to, run->theirs, &from, run->block_size, err);
+    }
+    for (uint32_t i = first; i < held; i++) {
+        const struct cox_block_ref from = ref_of(run, run->theirs, run->order[i]);
+        int unref = cox_pool_unref(run->theirs, &from, err);
+        r = r ? r : unref;
+    }
+    return r;
+}
+
+static int slice_pull(const struct run *run, uint32_t batch, struct cox_error *err)
+{
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < run->block_count; i += batch) {
+        const uint32_t left = run->block_count - i;
+        r = pull_some(run, i, i + (left < batch ? left : batch), err);
+    }
+    return r;
+}
+
+static void slice_copy(const struct run *run, const uint8_t *from, uint8_t *to)
+{
+    for (uint32_t i = 0; i < run->block_count; i++)
+        memcpy(to + target_of(run, i) * run->block_size, from + run->order[i] * run->block_size,
+               run->block_size);
+}
+
+static int slice_run(const struct run *run, enum kind kind, uint64_t *ret_ns, struct cox_error *err)
+{
+    const uint8_t *theirs = cox_pool_memory(run->theirs)->address;
+    uint8_t *own = cox_pool_memory(run->own)->address;
+    int r = 0;
+    const uint64_t begin = measure_now_ns();
+    if (kind == KIND_PULL || kind == KIND_BATCH)
+        r = slice_pull(run, kind == KIND_PULL ? 1 : run->batch, err);
+    else
+        slice_copy(run, kind == KIND_SAME ? theirs : run->from, kind == KIND_SAME ? own : run->to);
+    *ret_ns = measure_now_ns() - begin;
+    return r;
+}
+
+/* Every block has come where it belongs. */
+static int run_check(const struct run *run, struct cox_error *err)
+{
+    _cox_cleanup_(cox_free_ptr) uint8_t *block = malloc(run->block_size);
+    if (!block)
+        return cox_fail(err, -ENOMEM, "no memory for a block");
+    for (uint32_t i = 0; i < run->block_count; i++) {
+        const struct cox_block_ref ref = ref_of(run, run->own, target_of(run, i));
+        block_fill(block, run->block_size, run->order[i]);
+        if (memcmp(cox_pool_pointer(run->own, &ref), block, run->block_size) != 0)
+            return cox_fail(err, -EBADMSG, "block %" PRIu32 " has other bytes", target_of(run, i));
+    }
+    return 0;
+}
+
+/* ---- many ---- */
+
+/* One kind's speed by another's. */
+static double ratio_median(uint64_t *const samples[KIND_COUNT], enum kind kind, enum kind base,
+                           size_t pairs, double *scratch)
+{
+    for (size_t p = 0; p < pairs; p++)
+        scratch[p] = (double)samples[base][p] / (double)samples[kind][p];
+    return measure_median(scratch, pairs);
+}
+
+static double speed_median(const struct run *run, const uint64_t *samples, size_t pairs,
+                           double *scratch)
+{
+    for (size_t p = 0; p < pairs; p++)
+        scratch[p] = (double)run->block_count * (double)run->block_size / (double)samples[p];
+    return measure_median(scratch, pairs);
+}
+
+static void row_write(FILE *file, const struct run *run, uint64_t *const samples[KIND_COUNT],
+                      size_t pairs)
+{
+    fprintf(file, "{\"block_bytes\": %" PRIu64 ", \"blocks\": %" PRIu32, run->block_size,
+            run->block_count);
+    for (int k = 0; k < KIND_COUNT; k++) {
+        fprintf(file, ",\n   \"%s_ns\": [", kind_names[k]);
+        for (size_t p = 0; p < pairs; p++)
+            fprintf(file, "%s%" PRIu64, p ? ", " : "", samples[k][p]);
+        fputc(']', file);
+    }
+    fputc('}', file);
+}
+
+static int measure_slices(const struct run *run, size_t pairs, uint64_t *const samples[KIND_COUNT],
+                          struct cox_error *err)
+{
+    uint64_t unused;
+    int r = 0;
+    /* Not counted: page tables, caches. What was pulled is looked at. */
+    for (int k = 0; r == 0 && k < KIND_COUNT; k++) {
+        memset(cox_pool_memory(run->own)->address, 0, run->block_count * run->block_size);
+        r = slice_run(run, (enum kind)k, &unused, err);
+        if (r == 0 && k <= KIND_BATCH)
+            r = run_check(run, err);
+    }
+    /* Who is first takes turns. */
+    for (size_t p = 0; r == 0 && p < pairs; p++)
+        for (size_t k = 0; r == 0 && k < KIND_COUNT; k++) {
+            const enum kind kind = (enum kind)((p + k) % KIND_COUNT);
+            r = slice_run(run, kind, &samples[kind][p], err);
+        }
+    return r;
+}
+
+static int measure_row(const struct pull_options *options, uint64_t block_size, FILE *json,
+                       struct cox_error *err)
+{
+    struct run run;
+    uint64_t *samples[KIND_COUNT] = {0};
+    _cox_cleanup_(cox_free_ptr) double *scratch = calloc(options->pairs, sizeof *scratch);
+    int r = scratch ? 0 : cox_fail(err, -ENOMEM, "no memory for samples");
+    for (int k = 0; r == 0 && k < KIND_COUNT; k++)
+        if (!(samples[k] = calloc(options->pairs, sizeof **samples)))
+            r = cox_fail(err, -ENOMEM, "no memory for samples");
+    if (r == 0) {
+        r = run_init(&run, options, block_size, err);
+        if (r == 0)
+            r = measure_slices(&run, options->pairs, samples, err);
+        if (run_deinit(&run) && r == 0)
+            r = cox_fail(err, COX_PEER_DEAD, "the pool's owner has failed");
+    }
+    if (r == 0) {
+        printf("%8" PRIu64 "  %7" PRIu32, block_size, run.block_count);
+        for (int k = 0; k < KIND_COUNT; k++)
+            printf("  %8.2f", speed_median(&run, samples[k], options->pairs, scratch));
+        for (int base = KIND_SAME; base < KIND_COUNT; base++)
+            for (int k = KIND_PULL; k <= KIND_BATCH; k++)
+                printf("  %7.2f", ratio_median(samples, (enum kind)k, (enum kind)base,
+                                               options->pairs, scratch));
+        putchar('\n');
+        fflush(stdout);
+        if (json)
+            row_write(json, &run, samples, options->pairs);
+    }
+    for (int k = 0; k < KIND_COUNT; k++)
+        free(samples[k]);
+    return r;
+}
+
+static int measure_all(const struct pull_options *options, FILE *json, struct cox_error *err)
+{
+    int r = 0;
+    printf("blocks of another process's pool are copied into an own one; GB/s, medians of %zu "
+           "slices of %" PRIu64 " MiB;\nbehind that pull's and batch's speed by memcpy's, and by "
+           "that of private memory\n"
+           "%8s  %7s  %8s  %8s  %8s  %8s  %7s  %7s  %7s  %7s\n",
+           options->pairs, options->pool_size >> 20, "block", "blocks", "pull", "batch", "memcpy",
+           "private", "pull", "batch", "pull/p", "batch/p");
+    if (json)
+        fprintf(json, "{\"pairs\": %zu, \"rows\": [", options->pairs);
+    for (size_t i = 0; r == 0 && i < options->size_count; i++) {
+        if (json)
+            fputs(i ? ",\n  " : "\n  ", json);
+        r = measure_row(options, options->sizes[i], json, err);
+    }
+    if (json)
+        fputs("\n]}\n", json);
+    return r;
+}
+
+/* ---- options ---- */
+
+static bool parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret_number)
+{
+    char *end;
+    errno = 0;
+    *ret_number = strtoull(text, &end, 10);
+    return !errno && end != text && !*end && text[0] != '-' && *ret_number >= min &&
+           *ret_number <= max;
+}
+
+static bool parse_sizes(char *text, struct pull_options *options)
+{
+    options->size_count = 0;
+    for (char *item; (item = strsep(&text, ",")) != NULL;) {
+        uint64_t size;
+        if (options->size_count == SIZE_COUNT_MAX ||
+            !parse_number(item, COX_POOL_BLOCK_SIZE_MIN, UINT64_C(1) << 30, &size) || size % 64)
+            return false;
+        options->sizes[options->size_count++] = size;
+    }
+    return options->size_count > 0;
+}
+
+/* Each pool has a block at least, and not too many. */
+static bool sizes_fit(const struct pull_options *options)
+{
+    for (size_t i = 0; i < options->size_count; i++)
+        if (options->sizes[i] > options->pool_size ||
+            options->pool_size / options->sizes[i] > COX_POOL_BLOCK_COUNT_MAX)
+            return false;
+    return true;
+}
+
+/* Returns -1 to go on, or the exit status. */
+static int parse_options(int argc, char **argv, struct pull_options *options)
+{
+    static const struct option names[] = {
+        {"sizes", required_argument, NULL, 's'},
+        {"bytes", required_argument, NULL, 'b'},
+        {"batch", required_argument, NULL, 'n'},
+        {"pairs", required_argument, NULL, 'p'},
+        {"json", required_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
+    };
+    *options = (struct pull_options){.sizes = {16384, 65536, 1048576},
+                                     .size_count = 3,
+                                     .pool_size = UINT64_C(128) << 20,
+                                     .batch = 64,
+                                     .pairs = 31};
+    for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
+        uint64_t pairs = options->pairs, batch = options->batch;
+        bool good = option == 's' ? parse_sizes(optarg, options)
+                    : option == 'b'
+                        ? parse_number(optarg, 4096, UINT64_C(1) << 36, &options->pool_size)
+                    : option == 'n' ? parse_number(optarg, 1, UINT16_MAX, &batch)
+                    : option == 'p' ? parse_number(optarg, 1, PAIR_COUNT_MAX, &pairs)
+                                    : option == 'j';
+        options->pairs = (size_t)pairs;
+        options->batch = (uint32_t)batch;
+        if (option == 'j')
+            options->json_path = optarg;
+        if (!good) {
+            fputs(usage_text, option == 'h' ? stdout : stderr);
+            return option == 'h' ? 0 : 2;
+        }
+    }
+    if (optind < argc || !sizes_fit(options))
+        fputs(usage_text, stderr);
+    return optind < argc || !sizes_fit(options) ? 2 : -1;
+}
+
+int main(int argc, char **argv)
+{
+    struct pull_options options;
+    struct cox_error err = {0};
+    int r = parse_options(argc, argv, &options);
+    if (r >= 0)
+        return r;
+    FILE *json = options.json_path ? fopen(options.json_path, "we") : NULL;
+    if (options.json_path && !json) {
+        fprintf(stderr, "coxswain-pull: %s: %s\n", options.json_path, strerror(errno));
+        return 1;
+    }
+    r = measure_all(&options, json, &err);
+    if (r)
+        fprintf(stderr, "coxswain-pull: %s\n", err.text);
+    bool failed = json && ferror(json);
+    if (json && (fclose(json) || failed)) {
+        fprintf(stderr, "coxswain-pull: %s could not be written\n", options.json_path);
+        r = 1;
+    }
+    return r != 0;
+}

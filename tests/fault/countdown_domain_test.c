@@ -1,0 +1,233 @@
+/* Domains: the table, memory of host and staged, and CUDA memory with a stand-in for the driver, with each of
+ * their calls failing in turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <string.h>
+
+#include "channel/memory/domain.h"
+#include "channel/memory/domain_cuda.h"
+
+#define SIZE 20000
+
+static const struct cox_domain_id host_id = {COX_DOMAIN_HOST, 0};
+static const struct cox_domain_id staged_id = {COX_DOMAIN_STAGED, 0};
+static const struct cox_domain_id cuda_id = {COX_DOMAIN_CUDA, 0};
+
+static const char *library; /* the stand-in */
+static struct cox_domains *domains, *without;
+static struct cox_domain_memory *host, *staged, *cuda, *sparse_host, *sparse_staged;
+static uint8_t bytes[SIZE];
+
+static int create(struct cox_domain_id id, bool on_demand, void *object, struct cox_error *err)
+{
+    const struct cox_domain_functions *functions;
+    void *context;
+    COX_ASSERT(cox_domains_find(domains, id, &functions, &context, NULL) == 0);
+    return functions->create(context, 0, SIZE, on_demand, object, err);
+}
+
+static int attach(struct cox_domain_id id, int fd, bool writable, void *object,
+                  struct cox_error *err)
+{
+    const struct cox_domain_functions *functions;
+    void *context;
+    COX_ASSERT(cox_domains_find(domains, id, &functions, &context, NULL) == 0);
+    return functions->attach(context, 0, fd, SIZE, writable, object, err);
+}
+
+static void destroy(void *object)
+{
+    struct cox_domain_memory *memory = *(struct cox_domain_memory **)object;
+    memory->functions->destroy(memory);
+}
+
+/* ---- constructors ---- */
+
+static int table_new(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_domains_new(object);
+}
+
+static void table_free(void *object)
+{
+    cox_domains_free(*(struct cox_domains **)object);
+}
+
+static int add_cuda(void *object, struct cox_error *err)
+{
+    (void)object;
+    return cox_domains_add_cuda_library(without, library, err);
+}
+
+static void without_prepare(void)
+{
+    COX_ASSERT(cox_domains_new(&without) == 0);
+}
+
+static void without_restore(void)
+{
+    without = cox_domains_free(without);
+}
+
+static int create_host(void *object, struct cox_error *err)
+{
+    return create(host_id, false, object, err);
+}
+
+static int create_host_on_demand(void *object, struct cox_error *err)
+{
+    return create(host_id, true, object, err);
+}
+
+static int attach_host(void *object, struct cox_error *err)
+{
+    return attach(host_id, host->fd, true, object, err);
+}
+
+static int attach_host_to_read(void *object, struct cox_error *err)
+{
+    return attach(host_id, host->fd, false, object, err);
+}
+
+static int commit_host(void *object, struct cox_error *err)
+{
+    (void)object;
+    return sparse_host->functions->commit(sparse_host, 0, SIZE, err);
+}
+
+static int create_staged(void *object, struct cox_error *err)
+{
+    return create(staged_id, false, object, err);
+}
+
+static int create_staged_on_demand(void *object, struct cox_error *err)
+{
+    return create(staged_id, true, object, err);
+}
+
+static int attach_staged(void *object, struct cox_error *err)
+{
+    return attach(staged_id, staged->fd, true, object, err);
+}
+
+static int commit_staged(void *object, struct cox_error *err)
+{
+    (void)object;
+    return sparse_staged->functions->commit(sparse_staged, 0, SIZE, err);
+}
+
+static int copy_to_staged(void *object, struct cox_error *err)
+{
+    (void)object;
+    return cox_domain_copy_to(staged, 0, bytes, SIZE, err);
+}
+
+static int copy_from_staged(void *object, struct cox_error *err)
+{
+    (void)object;
+    return cox_domain_copy_from(staged, 0, bytes, SIZE, err);
+}
+
+static int copy_in_staged(void *object, struct cox_error *err)
+{
+    (void)object;
+    return cox_domain_copy(staged, 0, sparse_staged, 0, SIZE, err);
+}
+
+static int create_cuda(void *object, struct cox_error *err)
+{
+    return create(cuda_id, false, object, err);
+}
+
+static int attach_cuda(void *object, struct cox_error *err)
+{
+    return attach(cuda_id, cuda->fd, true, object, err);
+}
+
+#define MEMORY(function)                                                                           \
+    {                                                                                              \
+        .name = #function, .size = sizeof(struct cox_domain_memory *), .construct = function,      \
+        .destroy = destroy                                                                         \
+    }
+
+/* What is free in /dev/shm is asked for, and need not be known. */
+#define HOST_MEMORY(function)                                                                      \
+    {                                                                                              \
+        .name = #function, .size = sizeof(struct cox_domain_memory *), .construct = function,      \
+        .destroy = destroy, .lenient = true                                                        \
+    }
+
+static const struct countdown_subject subjects[] = {
+    {.name = "domains_new",
+     .size = sizeof(struct cox_domains *),
+     .construct = table_new,
+     .destroy = table_free,
+     .wordless = true},
+    {.name = "add_cuda",
+     .construct = add_cuda,
+     .prepare = without_prepare,
+     .restore = without_restore},
+    HOST_MEMORY(create_host),
+    HOST_MEMORY(create_host_on_demand),
+    MEMORY(attach_host),
+    MEMORY(attach_host_to_read),
+    {.name = "commit_host", .construct = commit_host},
+    MEMORY(create_staged),
+    MEMORY(create_staged_on_demand),
+    MEMORY(attach_staged),
+    {.name = "commit_staged", .construct = commit_staged},
+    {.name = "copy_to_staged", .construct = copy_to_staged},
+    {.name = "copy_from_staged", .construct = copy_from_staged},
+    {.name = "copy_in_staged", .construct = copy_in_staged},
+    MEMORY(create_cuda),
+    MEMORY(attach_cuda),
+};
+
+static void b15_b29_any_call_may_fail_once(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_once(&subjects[i]);
+}
+
+static void b19_the_first_of_many_failures_is_reported(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_sticky(&subjects[i]);
+}
+
+static void b47_interruptions_stay_inside(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_interrupted(&subjects[i]);
+}
+
+int main(int argc, char **argv)
+{
+    COX_ASSERT(argc == 2);
+    library = argv[1];
+    COX_ASSERT(cox_domains_new(&domains) == 0);
+    COX_ASSERT(cox_domains_add_cuda_library(domains, library, NULL) == 0);
+    COX_ASSERT(create(host_id, false, &host, NULL) == 0);
+    COX_ASSERT(create(host_id, true, &sparse_host, NULL) == 0);
+    COX_ASSERT(create(staged_id, false, &staged, NULL) == 0);
+    COX_ASSERT(create(staged_id, true, &sparse_staged, NULL) == 0);
+    COX_ASSERT(create(cuda_id, false, &cuda, NULL) == 0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(b15_b29_any_call_may_fail_once),
+        cmocka_unit_test(b19_the_first_of_many_failures_is_reported),
+        cmocka_unit_test(b47_interruptions_stay_inside),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    destroy(&host);
+    destroy(&sparse_host);
+    destroy(&staged);
+    destroy(&sparse_staged);
+    destroy(&cuda);
+    cox_domains_free(domains);
+    return failed;
+}

@@ -1,0 +1,177 @@
+/* Pools: made, attached, opened by handle, exported, and memory on demand, with each of their calls failing in turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <string.h>
+
+#include "channel/memory/pool.h"
+
+static const struct cox_pool_options fixed = {.block_size = 4096, .block_count = 16};
+static const struct cox_pool_options slabs = {.strategy = COX_POOL_SLAB,
+                                              .block_size = 1024,
+                                              .slab_size = 4096,
+                                              .size = 16 * 4096,
+                                              .on_demand = true};
+
+static struct cox_pool *pool;
+static struct cox_exporter *exporter;
+static struct cox_pool_handle handle;
+static const struct cox_pool_options *options;
+
+/* ---- constructors ---- */
+
+static int create_fixed(void *object, struct cox_error *err)
+{
+    return cox_pool_create(&fixed, object, err);
+}
+
+static int create_slabs(void *object, struct cox_error *err)
+{
+    return cox_pool_create(&slabs, object, err);
+}
+
+static int attach(void *object, struct cox_error *err)
+{
+    int fds[2];
+    cox_pool_fds(pool, fds);
+    return cox_pool_attach(fds, NULL, object, err);
+}
+
+static int open_handle(void *object, struct cox_error *err)
+{
+    return cox_pool_open(&handle, NULL, 0, NULL, object, err);
+}
+
+static void destroy(void *object)
+{
+    cox_pool_free(*(struct cox_pool **)object);
+}
+
+static int export_to_read(void *object, struct cox_error *err)
+{
+    return cox_pool_export(pool, exporter, true, object, err);
+}
+
+static void unexport(void *object)
+{
+    cox_pool_unexport(exporter, object);
+}
+
+/* A run of slabs, with pages. */
+static int allocate(void *object, struct cox_error *err)
+{
+    return cox_pool_allocate(pool, 3 * 4096, object, err);
+}
+
+static void unref(void *object)
+{
+    assert_int_equal(cox_pool_unref(pool, object, NULL), 0);
+}
+
+/* ---- around them ---- */
+
+static void pool_prepare(void)
+{
+    assert_int_equal(cox_pool_create(options, &pool, NULL), 0);
+}
+
+/* What failed has left nothing behind. */
+static void pool_restore(void)
+{
+    struct cox_pool_stats stats;
+    cox_pool_stats(pool, &stats);
+    assert_int_equal(stats.free_count, stats.block_count);
+    assert_int_equal(stats.owner_count, 1);
+    pool = cox_pool_free(pool);
+}
+
+static void handle_prepare(void)
+{
+    pool_prepare();
+    assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
+    assert_int_equal(cox_pool_export(pool, exporter, false, &handle, NULL), 0);
+}
+
+static void handle_restore(void)
+{
+    cox_pool_unexport(exporter, &handle);
+    exporter = cox_exporter_free(exporter);
+    pool_restore();
+}
+
+static const int codes[] = {COX_NO_SPACE,  COX_DENIED, COX_NOT_FOUND, COX_UNSUPPORTED, COX_CORRUPT,
+                            COX_PEER_DEAD, 0};
+
+static const struct {
+    struct countdown_subject subject;
+    const struct cox_pool_options *options;
+} subjects[] = {
+    {{.name = "pool_create, fixed",
+      .size = sizeof(struct cox_pool *),
+      .construct = create_fixed,
+      .destroy = destroy,
+      .codes = codes,
+      .lenient = true},
+     NULL},
+    {{.name = "pool_create, slabs on demand",
+      .size = sizeof(struct cox_pool *),
+      .construct = create_slabs,
+      .destroy = destroy,
+      .codes = codes,
+      .lenient = true},
+     NULL},
+    {{.name = "pool_attach",
+      .size = sizeof(struct cox_pool *),
+      .construct = attach,
+      .destroy = destroy,
+      .prepare = pool_prepare,
+      .restore = pool_restore,
+      .codes = codes,
+      .lenient = true},
+     &fixed},
+    {{.name = "pool_open",
+      .size = sizeof(struct cox_pool *),
+      .construct = open_handle,
+      .destroy = destroy,
+      .prepare = handle_prepare,
+      .restore = handle_restore,
+      .codes = codes,
+      .lenient = true},
+     &fixed},
+    {{.name = "pool_export",
+      .size = sizeof(struct cox_pool_handle),
+      .construct = export_to_read,
+      .destroy = unexport,
+      .prepare = handle_prepare,
+      .restore = handle_restore,
+      .codes = codes,
+      .lenient = true},
+     &fixed},
+    {{.name = "pool_allocate",
+      .size = sizeof(struct cox_block_ref),
+      .construct = allocate,
+      .destroy = unref,
+      .prepare = pool_prepare,
+      .restore = pool_restore,
+      .codes = codes},
+     &slabs},
+};
+
+static void b15_b19_h28_a_pool_is_made_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++) {
+        options = subjects[i].options;
+        countdown_once(&subjects[i].subject);
+        countdown_sticky(&subjects[i].subject);
+        countdown_interrupted(&subjects[i].subject);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b15_b19_h28_a_pool_is_made_whole_or_not_at_all),
+    };
+    return cmocka_run_group_tests_name("countdown_pool", tests, NULL, NULL);
+}

@@ -1,0 +1,385 @@
+/*
+ * pool_kill_test: a process that uses a pool is killed at each passage of each step, beside one that lives and one that
+ * was dead before: after a sweep everything that the dead had is free, nothing that the living have is lost, and every
+ * block, row and holder can be had.
+ */
+#include "forks.h"
+#include "testing.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../unit/pool_fixture.h"
+#include "channel/fault.h"
+#include "channel/memory/pool_layout.h"
+
+#if COX_TESTING
+
+#define KEPT_COUNT 3
+#define BOTH 5  /* a holder that the survivor has joined, too */
+#define ALONE 6 /* one that it has not */
+/* Of a victim that was not struck. */
+#define SPARED 9
+
+static const char *const points[] = {
+    "pool.made",      "pool.joined",   "pool.claimed",     "pool.counted",    "pool.used",
+    "pool.uncounted", "pool.closing",  "pool.reopened",    "pool.freed",      "pool.hinted",
+    "pool.pages",     "pool.retained", "pool.slab",        "pool.renewed",    "pool.settling",
+    "pool.rung",      "pool.holder",   "pool.held",        "pool.unheld",     "pool.sweeping",
+    "pool.swept",     "pool.left",     "domain.committed", "domain.returned", "memory.created",
+};
+#define POINT_COUNT (sizeof points / sizeof points[0])
+
+struct run {
+    struct cox_pool_options options;
+    int fds[2];
+    bool owner_is_survivor; /* which takes all; the victim only reads */
+    struct cox_block_ref kept[KEPT_COUNT];
+    struct cox_block_ref left; /* by the dead one as it was about to be freed */
+    const char *point;
+    uint32_t passage;
+};
+
+static uint64_t size_of(const struct run *run)
+{
+    return run->options.block_size;
+}
+
+/* ---- who is dead before ---- */
+
+static void mess_main(const struct forks_self *self)
+{
+    struct run *run = self->context;
+    struct cox_pool *pool = NULL;
+    struct cox_block_ref ref;
+    FORK_CHECK(cox_pool_attach(run->fds, NULL, &pool, NULL) == 0, "attach");
+    FORK_CHECK(cox_pool_ref(pool, &run->kept[0], NULL) == 0, "ref");
+    FORK_CHECK(cox_pool_holder_join(pool, BOTH, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_holder_join(pool, ALONE, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_hold(pool, &run->kept[0], BOTH, 50, NULL) == 0, "hold");
+    if (!run->owner_is_survivor) {
+        for (int i = 0; i < 2; i++) {
+            FORK_CHECK(cox_pool_allocate(pool, size_of(run), &ref, NULL) == 0, "allocate");
+            FORK_CHECK(cox_pool_hold(pool, &ref, i ? ALONE : BOTH, 51, NULL) == 0, "hold");
+        }
+        if (run->options.slab_size)
+            FORK_CHECK(cox_pool_allocate(pool, 2 * run->options.slab_size, &ref, NULL) == 0, "run");
+        FORK_CHECK(cox_pool_allocate(pool, size_of(run), &run->left, NULL) == 0, "allocate");
+        cox_fault_arm("pool.closing:kill:0:1");
+        cox_pool_unref(pool, &run->left, NULL);
+    }
+    kill(getpid(), SIGKILL);
+}
+
+/* ---- who is killed ---- */
+
+static void use_references(const struct forks_self *self, struct cox_pool *pool)
+{
+    struct run *run = self->context;
+    for (int i = 0; i < KEPT_COUNT; i++)
+        FORK_CHECK(cox_pool_ref(pool, &run->kept[i], NULL) == 0, "ref");
+    FORK_CHECK(cox_pool_ref(pool, &run->kept[1], NULL) == 0, "ref");
+    FORK_CHECK(cox_pool_unref(pool, &run->kept[1], NULL) == 0, "unref");
+    FORK_CHECK(cox_pool_unref(pool, &run->kept[2], NULL) == 0, "unref");
+    struct cox_block_ref stale = run->kept[2];
+    stale.generation++;
+    FORK_CHECK(cox_pool_ref(pool, &stale, NULL) == COX_STALE, "stale");
+}
+
+static void use_blocks(const struct forks_self *self, struct cox_pool *pool)
+{
+    struct run *run = self->context;
+    const uint64_t sizes[] = {size_of(run), size_of(run), run->options.slab_size,
+                              2 * run->options.slab_size};
+    struct cox_block_ref refs[4];
+    const int count = run->options.slab_size ? 4 : 2;
+    for (int i = 0; i < count; i++) {
+        FORK_CHECK(cox_pool_allocate(pool, sizes[i], &refs[i], NULL) == 0, "allocate %d", i);
+        block_fill(cox_pool_pointer(pool, &refs[i]), sizes[i], refs[i].block, refs[i].generation);
+    }
+    for (int i = 1; i < count; i++) {
+        FORK_CHECK(cox_pool_ref(pool, &refs[i], NULL) == 0, "ref");
+        FORK_CHECK(cox_pool_unref(pool, &refs[i], NULL) == 0, "unref");
+        FORK_CHECK(cox_pool_unref(pool, &refs[i], NULL) == 0, "unref");
+        FORK_CHECK(cox_pool_ref(pool, &refs[i], NULL) == COX_STALE, "stale");
+    }
+}
+
+static void use_holds(const struct forks_self *self, struct cox_pool *pool)
+{
+    struct run *run = self->context;
+    struct cox_block_ref ref;
+    FORK_CHECK(cox_pool_holder_join(pool, BOTH, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_holder_join(pool, ALONE, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_hold(pool, &run->kept[0], ALONE, 1, NULL) == 0, "hold");
+    FORK_CHECK(cox_pool_hold(pool, &run->kept[1], BOTH, 2, NULL) == 0, "hold");
+    if (!run->owner_is_survivor) { /* one that nobody but a message has, and then nobody */
+        FORK_CHECK(cox_pool_allocate(pool, size_of(run), &ref, NULL) == 0, "allocate");
+        FORK_CHECK(cox_pool_hold(pool, &ref, BOTH, 3, NULL) == 0, "hold");
+        FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
+        FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == 0, "ref");
+        FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
+        cox_pool_unhold(pool, &ref, BOTH, 3);
+        FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == COX_STALE, "stale");
+    }
+    cox_pool_unhold(pool, &run->kept[1], BOTH, 2);
+    cox_pool_holder_leave(pool, ALONE);
+}
+
+/* Asked while the owner settles: now the reader gives back. */
+struct late {
+    struct cox_pool *reader;
+    struct cox_block_ref ref;
+};
+
+static bool give_back(void *context)
+{
+    struct late *late = context;
+    cox_pool_unref(late->reader, &late->ref, NULL);
+    return false;
+}
+
+/* A pool of the victim's own, with a reader that it has itself. */
+static void use_numbers(const struct forks_self *self)
+{
+    struct run *run = self->context;
+    struct cox_pool_options options = run->options;
+    struct cox_pool *pool = NULL;
+    struct late late = {0};
+    int fds[2];
+    options.strategy = COX_POOL_FIXED;
+    options.block_size = 4096;
+    options.slab_size = options.size = 0;
+    options.block_count = 4;
+    FORK_CHECK(cox_pool_create(&options, &pool, NULL) == 0, "create");
+    cox_pool_fds(pool, fds);
+    FORK_CHECK(cox_pool_attach(fds, NULL, &late.reader, NULL) == 0, "attach");
+    FORK_CHECK(cox_pool_take_all(pool, 7, NULL) == 0, "take_all");
+    late.ref = (struct cox_block_ref){cox_pool_id(pool), 7, 4096, 2, 0};
+    FORK_CHECK(cox_pool_ref(late.reader, &late.ref, NULL) == 0, "ref");
+    FORK_CHECK(cox_pool_renew(pool, 2, 8) == 0, "renew");
+    FORK_CHECK(cox_pool_settle(pool, 2, 0, NULL, NULL, NULL) == COX_TIMEOUT, "settle");
+    FORK_CHECK(cox_pool_settle(pool, 2, COX_DEADLINE_NEVER, give_back, &late, NULL) == 0, "settle");
+    cox_pool_free(late.reader);
+    cox_pool_free(pool);
+}
+
+static void victim_main(const struct forks_self *self)
+{
+    struct run *run = self->context;
+    struct cox_pool *pool = NULL;
+    char plan[64];
+    snprintf(plan, sizeof plan, "%s:kill:%" PRIu32 ":%" PRIu32, run->point, self->rank,
+             run->passage);
+    cox_fault_arm(plan);
+    FORK_CHECK(cox_pool_attach(run->fds, NULL, &pool, NULL) == 0, "attach");
+    /* Nobody has looked whether it is free; unless the row was taken, which looks. */
+    if (!run->owner_is_survivor && cox_pool_ref(pool, &run->left, NULL) == 0)
+        FORK_CHECK(cox_pool_unref(pool, &run->left, NULL) == 0, "unref");
+    cox_pool_sweep(pool);
+    use_references(self, pool);
+    if (!run->owner_is_survivor)
+        use_blocks(self, pool);
+    use_holds(self, pool);
+    use_numbers(self);
+    cox_pool_free(pool);
+    _exit(SPARED);
+}
+
+/* ---- who survives ---- */
+
+static uint64_t pages_of(const struct run *run)
+{
+    struct stat st;
+    assert_int_equal(fstat(run->fds[1], &st), 0);
+    return (uint64_t)st.st_blocks * 512;
+}
+
+static void check_kept(struct cox_pool *pool, struct run *run)
+{
+    for (int i = 0; i < KEPT_COUNT; i++) {
+        const struct cox_block_ref *ref = &run->kept[i];
+        assert_true(
+            block_is(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->generation));
+        assert_int_equal(cox_pool_ref(pool, ref, NULL), 0);
+        assert_int_equal(cox_pool_unref(pool, ref, NULL), 0);
+        if (!run->owner_is_survivor)
+            assert_int_equal(cox_pool_unref(pool, ref, NULL), 0);
+        assert_int_equal(cox_pool_unref(pool, ref, NULL), COX_STALE);
+    }
+}
+
+static void check_rows_and_holders(struct cox_pool *pool, const struct run *run)
+{
+    struct cox_pool *others[8];
+    assert_int_equal(pool_stats(pool).owner_count, 1);
+    for (uint32_t i = 0; i + 1 < run->options.owner_count_max; i++)
+        others[i] = pool_attached(pool);
+    for (uint32_t i = 0; i + 1 < run->options.owner_count_max; i++)
+        cox_pool_free(others[i]);
+    for (uint64_t i = 0; i < COX_POOL_HOLDER_COUNT_MAX; i++)
+        assert_int_equal(cox_pool_holder_join(pool, 100 + i, NULL), 0);
+    for (uint64_t i = 0; i < COX_POOL_HOLDER_COUNT_MAX; i++)
+        cox_pool_holder_leave(pool, 100 + i);
+}
+
+static void check_survivor(struct cox_pool *pool, struct run *run)
+{
+    cox_pool_sweep(pool);
+    if (run->owner_is_survivor) {
+        const struct cox_pool_stats stats = pool_stats(pool);
+        assert_int_equal(stats.reference_count, stats.block_count);
+        cox_pool_holder_leave(pool, BOTH);
+        check_kept(pool, run);
+        for (uint32_t block = 0; block < stats.block_count; block++) {
+            assert_int_equal(cox_pool_renew(pool, block, 9), 0);
+            assert_int_equal(cox_pool_settle(pool, block, 0, NULL, NULL, NULL), 0);
+        }
+    } else {
+        assert_int_equal(pool_stats(pool).reference_count, KEPT_COUNT);
+        check_kept(pool, run);
+        /* What messages of both still hold, they hold. */
+        assert_true(pool_stats(pool).hold_count >= 2);
+        cox_pool_holder_leave(pool, BOTH);
+        assert_int_equal(pool_stats(pool).hold_count, 0);
+        if (run->options.on_demand)
+            assert_true(pages_of(run) <= run->options.retain_size);
+        pool_is_whole(pool);
+        if (run->options.on_demand)
+            assert_true(pages_of(run) <= run->options.retain_size);
+    }
+    check_rows_and_holders(pool, run);
+}
+
+/* Returns whether the victim was struck. */
+static bool strike(const struct run *kind, const char *point, uint32_t passage)
+{
+    struct run *run = forks_share(sizeof *run);
+    struct forks forks;
+    *run = *kind;
+    run->point = point;
+    run->passage = passage;
+    struct cox_pool *pool = pool_made(&run->options);
+    cox_pool_fds(pool, run->fds);
+    if (run->owner_is_survivor)
+        assert_int_equal(cox_pool_take_all(pool, 7, NULL), 0);
+    for (uint32_t i = 0; i < KEPT_COUNT; i++) {
+        struct cox_block_ref *ref = &run->kept[i];
+        if (run->owner_is_survivor)
+            *ref = (struct cox_block_ref){cox_pool_id(pool), 7, size_of(run), i, 0};
+        else
+            *ref = pool_allocated(pool, size_of(run));
+        block_fill(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->generation);
+    }
+    assert_int_equal(cox_pool_holder_join(pool, BOTH, NULL), 0);
+    forks_start(&forks, 1, mess_main, run);
+    assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
+    forks_add(&forks, 1, 2, victim_main, run);
+    const int status = forks_end(&forks, 1);
+    if (status != 128 + SIGKILL && status != SPARED)
+        fail_msg("%s:%" PRIu32 ": the victim ended with %d", point, passage, status);
+    check_survivor(pool, run);
+    cox_pool_free(pool);
+    munmap(run, sizeof *run);
+    return status != SPARED;
+}
+
+static bool struck[POINT_COUNT];
+
+static void strike_everywhere(const struct run *kind)
+{
+    uint32_t count = 0;
+    for (size_t i = 0; i < POINT_COUNT; i++)
+        for (uint32_t passage = 1; strike(kind, points[i], passage); passage++, count++)
+            struck[i] = true;
+    print_message("%" PRIu32 " deaths\n", count);
+}
+
+static void b37_b24_h20_killed_with_fixed_blocks(void **state)
+{
+    (void)state;
+    /* As many rows as processes live: the victim takes that of the dead one. */
+    const struct run kind = {
+        .options = {.block_size = 1024, .block_count = 12, .owner_count_max = 2}};
+    strike_everywhere(&kind);
+}
+
+static void b37_b24_killed_with_fixed_blocks_on_demand(void **state)
+{
+    (void)state;
+    const struct run kind = {.options = {.block_size = 4096,
+                                         .block_count = 12,
+                                         .owner_count_max = 4,
+                                         .on_demand = true,
+                                         .retain_size = 8192}};
+    strike_everywhere(&kind);
+}
+
+static void b37_b24_a30_killed_with_slabs(void **state)
+{
+    (void)state;
+    const struct run kind = {.options = {.strategy = COX_POOL_SLAB,
+                                         .block_size = 1024,
+                                         .slab_size = 4096,
+                                         .size = 12 * 4096,
+                                         .owner_count_max = 4}};
+    strike_everywhere(&kind);
+}
+
+static void b37_b24_a30_killed_with_slabs_on_demand(void **state)
+{
+    (void)state;
+    const struct run kind = {.options = {.strategy = COX_POOL_SLAB,
+                                         .block_size = 1024,
+                                         .slab_size = 4096,
+                                         .size = 12 * 4096,
+                                         .owner_count_max = 4,
+                                         .on_demand = true,
+                                         .retain_size = 4096}};
+    strike_everywhere(&kind);
+}
+
+static void p9_b37_a_reader_killed_while_the_owner_lives(void **state)
+{
+    (void)state;
+    const struct run kind = {
+        .options = {.block_size = 1024, .block_count = 12, .owner_count_max = 4},
+        .owner_is_survivor = true};
+    strike_everywhere(&kind);
+}
+
+static void b37_every_step_was_struck(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < POINT_COUNT; i++)
+        if (!struck[i])
+            fail_msg("nobody was killed at %s", points[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b37_b24_h20_killed_with_fixed_blocks),
+        TEST(b37_b24_killed_with_fixed_blocks_on_demand),
+        TEST(b37_b24_a30_killed_with_slabs),
+        TEST(b37_b24_a30_killed_with_slabs_on_demand),
+        TEST(p9_b37_a_reader_killed_while_the_owner_lives),
+        TEST(b37_every_step_was_struck),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+int main(void)
+{
+    return 77; /* no fault points in this build */
+}
+
+#endif

@@ -1,0 +1,26 @@
+/*
+ * inverted_domain: a domain from outside of the library, that keeps every bit turned over.
+ *
+ * Who takes its bytes past its functions, or forgets a conversion, has bytes that are all wrong. It includes the
+ * public header alone, as any domain of a user's would.
+ *
+ * Threads, ownership, blocks, deaths: as channel/memory/domain.h says; the context is the caller's.
+ */
+#ifndef COX_TESTS_LIB_INVERTED_DOMAIN_H
+#define COX_TESTS_LIB_INVERTED_DOMAIN_H
+
+#include "channel/memory/domain.h"
+
+#define INVERTED_KIND 77
+
+/* The context that it is registered with. */
+struct inverted_context {
+    uint64_t size_max;               /* of all memories together; 0: as much as there is */
+    uint64_t size;                   /* of those that are there */
+    uint32_t created, attached;      /* so often */
+    uint32_t copied_to, copied_from; /* so often */
+};
+
+extern const struct cox_domain_functions inverted_domain_functions;
+
+#endif

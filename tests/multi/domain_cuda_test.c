@@ -1,0 +1,608 @@
+/*
+ * CUDA memory, in one process and between two: domain_cuda_test LIBRARY [stand-in].
+ *
+ * With the driver that is there (libcuda.so.1) it skips, and says why, where there is none or no device. With the
+ * stand-in (tests/lib/fake_cuda.h) it shows what our side does with a driver, and no more. Another process is
+ * always another program: a driver does not survive a fork.
+ */
+#include "channel/memory/domain_cuda.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "../lib/fake_cuda.h"
+#include "../lib/inverted_domain.h"
+#include "../unit/channel_fixture.h"
+
+/* No whole number of units, of any driver. */
+#define SIZE (UINT64_C(300) * 1024 + 13)
+#define IMPORT_FD 40
+
+extern char **environ;
+
+static const char *library;
+static struct fake_cuda *fake; /* NULL: a real driver */
+static int fds_before;
+static struct cox_domains *domains;
+static uint8_t pattern[SIZE], seen[SIZE];
+static struct inverted_context inverted;
+
+static const struct cox_domain_id cuda_id = {COX_DOMAIN_CUDA, 0};
+static const struct cox_domain_id other_id = {COX_DOMAIN_CUDA, 1};
+
+static void fill(void)
+{
+    uint64_t random = 99;
+    for (size_t i = 0; i < SIZE; i++)
+        pattern[i] = (uint8_t)(random_next(&random) >> 32);
+}
+
+static void expect_nothing_left(void)
+{
+    if (fake) {
+        assert_int_equal(fake->contexts, 0);
+        assert_int_equal(fake->depth, 0);
+        assert_int_equal(fake->allocations, 0);
+        assert_int_equal(fake->reservations, 0);
+        assert_int_equal(fake->mappings, 0);
+        assert_int_equal(fd_count(), fds_before);
+    }
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    if (fake)
+        *fake = (struct fake_cuda){.device_count = 2, .virtual_memory = 1, .fd_handles = 1};
+    fds_before = fd_count();
+    memset(&inverted, 0, sizeof inverted);
+    struct cox_error err = {0};
+    if (cox_domains_new(&domains) ||
+        cox_domains_add(domains, INVERTED_KIND, 1, &inverted_domain_functions, &inverted, NULL))
+        return -1;
+    if (cox_domains_add_cuda_library(domains, library, &err))
+        fail_msg("%s", err.text);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    domains = cox_domains_free(domains);
+    expect_nothing_left();
+    return 0;
+}
+#define DOMAIN_TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
+
+static int create(struct cox_domain_id id, uint64_t size, struct cox_domain_memory **ret_memory,
+                  struct cox_error *err)
+{
+    const struct cox_domain_functions *functions;
+    void *context;
+    assert_int_equal(cox_domains_find(domains, id, &functions, &context, NULL), 0);
+    return functions->create(context, id.device, size, false, ret_memory, err);
+}
+
+static int attach(struct cox_domain_id id, int fd, uint64_t size, bool writable,
+                  struct cox_domain_memory **ret_memory, struct cox_error *err)
+{
+    const struct cox_domain_functions *functions;
+    void *context;
+    assert_int_equal(cox_domains_find(domains, id, &functions, &context, NULL), 0);
+    return functions->attach(context, id.device, fd, size, writable, ret_memory, err);
+}
+
+static struct cox_domain_memory *created(struct cox_domain_id id, uint64_t size)
+{
+    struct cox_domain_memory *memory;
+    struct cox_error err = {0};
+    if (create(id, size, &memory, &err))
+        fail_msg("%s", err.text);
+    return memory;
+}
+
+static struct cox_domain_memory *attached(int fd, bool writable)
+{
+    struct cox_domain_memory *memory;
+    struct cox_error err = {0};
+    if (attach(cuda_id, fd, SIZE, writable, &memory, &err))
+        fail_msg("%s", err.text);
+    return memory;
+}
+
+static void destroy(struct cox_domain_memory *memory)
+{
+    memory->functions->destroy(memory);
+}
+
+static void expect(struct cox_domain_memory *memory, const uint8_t *bytes)
+{
+    memset(seen, 0x5a, SIZE);
+    assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
+    assert_memory_equal(seen, bytes, SIZE);
+}
+
+/* ---- one process ---- */
+
+static void h24_h25_h28_device_memory_is_zeros_and_then_what_was_copied(void **state)
+{
+    (void)state;
+    static const uint8_t zeros[SIZE];
+    struct cox_domain_memory *memory = created(cuda_id, SIZE);
+    assert_int_equal(memory->size, SIZE);
+    assert_null(memory->address);
+    assert_int_not_equal(memory->device_address, 0);
+    assert_true(memory->fd > STDERR_FILENO && (fcntl(memory->fd, F_GETFD) & FD_CLOEXEC));
+    expect(memory, zeros);
+    assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
+    expect(memory, pattern);
+    assert_int_equal(cox_domain_copy_to(memory, 4093, pattern, 10, NULL), 0);
+    assert_int_equal(cox_domain_copy_from(memory, 4092, seen, 12, NULL), 0);
+    assert_int_equal(seen[0], pattern[4092]);
+    assert_memory_equal(seen + 1, pattern, 10);
+    assert_int_equal(seen[11], pattern[4103]);
+    assert_int_equal(cox_domain_copy_to(memory, SIZE - 1, pattern, 2, NULL), COX_INVALID);
+    destroy(memory);
+}
+
+static void h26_h28_every_domain_copies_to_the_device_and_back(void **state)
+{
+    (void)state;
+    const struct cox_domain_id others[] = {{COX_DOMAIN_HOST, 0},
+                                           {COX_DOMAIN_STAGED, 0},
+                                           {INVERTED_KIND, 0},
+                                           {COX_DOMAIN_CUDA, 0},
+                                           {COX_DOMAIN_CUDA, 1}};
+    const struct cox_domain_functions *functions;
+    void *context;
+    struct cox_domain_memory *memory = created(cuda_id, SIZE);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        if (cox_domains_find(domains, others[i], &functions, &context, NULL))
+            continue; /* the machine has one device */
+        struct cox_domain_memory *from = created(others[i], SIZE), *to = created(others[i], SIZE);
+        static const uint8_t zeros[SIZE];
+        assert_int_equal(cox_domain_copy_to(memory, 0, zeros, SIZE, NULL), 0);
+        assert_int_equal(cox_domain_copy_to(from, 0, pattern, SIZE, NULL), 0);
+        assert_int_equal(cox_domain_copy(memory, 0, from, 0, SIZE, NULL), 0);
+        expect(memory, pattern);
+        assert_int_equal(cox_domain_copy(to, 0, memory, 0, SIZE, NULL), 0);
+        expect(to, pattern);
+        destroy(to);
+        destroy(from);
+    }
+    destroy(memory);
+}
+
+static void h28_what_one_process_exports_it_may_import(void **state)
+{
+    (void)state;
+    struct cox_domain_memory *memory = created(cuda_id, SIZE), *view = attached(memory->fd, true);
+    assert_int_not_equal(view->fd, memory->fd);
+    assert_int_not_equal(view->device_address, memory->device_address);
+    assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
+    expect(view, pattern);
+    /* It is there while one of them is. */
+    destroy(memory);
+    expect(view, pattern);
+    struct cox_domain_memory *reader = attached(view->fd, false);
+    destroy(view);
+    expect(reader, pattern);
+    assert_int_equal(cox_domain_copy_to(reader, 0, pattern, 1, NULL), COX_DENIED);
+    destroy(reader);
+}
+
+static void h28_the_hosts_current_context_stays(void **state)
+{
+    (void)state;
+    void *driver = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(driver);
+    int (*current)(void **ret), (*push)(void *), (*pop)(void **), (*retain)(void **, int),
+        (*release)(int);
+    *(void **)&current = dlsym(driver, "cuCtxGetCurrent");
+    *(void **)&push = dlsym(driver, "cuCtxPushCurrent_v2");
+    *(void **)&pop = dlsym(driver, "cuCtxPopCurrent_v2");
+    *(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain");
+    *(void **)&release = dlsym(driver, "cuDevicePrimaryCtxRelease_v2");
+    assert_true(current && push && pop && retain && release);
+    const int device = fake ? 11 : 0;
+    void *own = NULL, *seen_context = NULL;
+    assert_int_equal(retain(&own, device), 0);
+    for (int has_own = 0; has_own < 2; has_own++) {
+        void *expected = has_own ? own : NULL;
+        if (has_own)
+            assert_int_equal(push(own), 0);
+        struct cox_domain_memory *memory = created(cuda_id, SIZE);
+        struct cox_domain_memory *view = attached(memory->fd, true), *none = NULL;
+        assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
+        assert_int_equal(cox_domain_copy(view, 0, memory, 1, 100000, NULL), 0);
+        expect(view, seen);
+        assert_int_not_equal(attach(cuda_id, STDOUT_FILENO, SIZE, true, &none, NULL), 0);
+        destroy(view);
+        destroy(memory);
+        assert_int_equal(current(&seen_context), 0);
+        assert_ptr_equal(seen_context, expected);
+    }
+    assert_int_equal(pop(&seen_context), 0);
+    assert_int_equal(release(device), 0);
+    dlclose(driver);
+}
+
+static void h28_what_is_no_device_memory_is_refused(void **state)
+{
+    (void)state;
+    struct cox_domain_memory *memory = NULL;
+    struct cox_error err = {0};
+    int fd = memfd_create("no device memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(fd, SIZE), 0);
+    assert_int_equal(attach(cuda_id, fd, SIZE, true, &memory, &err), COX_CORRUPT);
+    assert_true(strstr(err.text, "importing"));
+    close(fd);
+    assert_int_equal(attach(cuda_id, -1, SIZE, true, &memory, NULL), -EBADF);
+    assert_int_equal(create(cuda_id, 0, &memory, NULL), COX_INVALID);
+    assert_int_equal(create(cuda_id, UINT64_MAX, &memory, NULL), COX_NO_SPACE);
+    err = (struct cox_error){0};
+    assert_int_equal(create(cuda_id, UINT64_C(1) << 50, &memory, &err), COX_NO_SPACE);
+    assert_true(strstr(err.text, "1125899906842624 bytes of memory are needed"));
+    struct cox_domain_memory *small = created(cuda_id, 1);
+    err = (struct cox_error){0};
+    assert_int_equal(attach(cuda_id, small->fd, UINT64_C(64) << 20, true, &memory, &err),
+                     COX_CORRUPT);
+    assert_true(strstr(err.text, "smaller"));
+    assert_null(memory);
+    destroy(small);
+}
+
+static void in_a_child_of_fork(void *context)
+{
+    struct cox_domain_memory *memory = context, *none = NULL;
+    struct cox_error err = {0};
+    const struct cox_domain_functions *functions = memory->functions;
+    void *cuda;
+    const int fds = fd_count(), contexts = fake ? fake->contexts : 0;
+    const int mappings = fake ? fake->mappings : 0;
+    CHECK(cox_domain_copy_from(memory, 0, seen, 1, &err) == COX_STATE);
+    CHECK(strstr(err.text, "fork"));
+    CHECK(cox_domain_copy_to(memory, 0, seen, 1, NULL) == COX_STATE);
+    CHECK(cox_domains_find(domains, cuda_id, &functions, &cuda, NULL) == 0);
+    CHECK(functions->create(cuda, 0, SIZE, false, &none, NULL) == COX_STATE);
+    CHECK(functions->attach(cuda, 0, memory->fd, SIZE, true, &none, NULL) == COX_STATE);
+    destroy(memory);
+    CHECK(fd_count() == fds - 1);
+    CHECK(!fake || (fake->contexts == contexts && fake->mappings == mappings));
+    _exit(0); /* not through a driver's handlers */
+}
+
+static void h28_a_child_of_fork_is_told_so_and_lets_go(void **state)
+{
+    (void)state;
+    struct cox_domain_memory *memory = created(cuda_id, SIZE);
+    assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
+    child_run(in_a_child_of_fork, memory);
+    expect(memory, pattern);
+    destroy(memory);
+}
+
+static void h27_cuda_is_added_once(void **state)
+{
+    (void)state;
+    struct cox_error err = {0};
+    assert_int_equal(cox_domains_add_cuda_library(domains, library, &err), COX_BUSY);
+    assert_true(strstr(err.text, "'CUDA'"));
+    if (!fake)
+        return;
+    struct cox_domains *other;
+    assert_int_equal(cox_domains_new(&other), 0);
+    assert_int_equal(cox_domains_add(other, 64, 29, &inverted_domain_functions, &inverted, NULL),
+                     0);
+    assert_int_equal(cox_domains_add_cuda_library(other, library, NULL), COX_FULL);
+    cox_domains_free(other);
+}
+
+/* ---- two processes ---- */
+
+/* Memory under IMPORT_FD in another program, which does what `order` says. */
+static pid_t import_start(int fd, const char *order)
+{
+    posix_spawn_file_actions_t actions;
+    const char *const arguments[] = {"/proc/self/exe", library, fake ? "stand-in" : "driver", order,
+                                     NULL};
+    pid_t pid;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, fd, IMPORT_FD);
+    assert_int_equal(posix_spawn(&pid, arguments[0], &actions, NULL,
+                                 (char *const *)(uintptr_t)arguments, environ),
+                     0);
+    posix_spawn_file_actions_destroy(&actions);
+    return pid;
+}
+
+/* The other program. Exit status 0: all was as it should be. */
+static int import_main(const char *order)
+{
+    struct cox_domain_memory *memory = NULL;
+    struct cox_error err = {0};
+    CHECK(cox_domains_new(&domains) == 0);
+    if (cox_domains_add_cuda_library(domains, library, &err) ||
+        attach(cuda_id, IMPORT_FD, SIZE, true, &memory, &err)) {
+        fprintf(stderr, "%s\n", err.text);
+        return 1;
+    }
+    close(IMPORT_FD);
+    CHECK(cox_domain_copy_from(memory, 0, seen, SIZE, NULL) == 0);
+    CHECK(memcmp(seen, pattern, SIZE) == 0);
+    CHECK(cox_domain_copy_to(memory, 7, pattern + 1000, 100000, NULL) == 0);
+    if (strcmp(order, "die") == 0)
+        kill(getpid(), SIGKILL);
+    destroy(memory);
+    cox_domains_free(domains);
+    return 0;
+}
+
+static void h19_h28_another_process_imports_device_memory(void **state)
+{
+    (void)state;
+    struct cox_domain_memory *memory = created(cuda_id, SIZE);
+    assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
+    child_join(import_start(memory->fd, "leave"));
+    assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
+    assert_memory_equal(seen, pattern, 7);
+    assert_memory_equal(seen + 7, pattern + 1000, 100000);
+    assert_memory_equal(seen + 100007, pattern + 100007, SIZE - 100007);
+    destroy(memory);
+}
+
+static void h20_h28_an_importer_that_is_killed_takes_nothing_along(void **state)
+{
+    (void)state;
+    struct cox_domain_memory *memory = created(cuda_id, SIZE);
+    assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
+    int status = child_status(import_start(memory->fd, "die"));
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
+    assert_memory_equal(seen + 7, pattern + 1000, 100000);
+    assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
+    expect(memory, pattern);
+    destroy(memory);
+}
+
+/* ---- the stand-in alone ---- */
+
+static void h28_stand_in_bytes_are_there_when_a_copy_returns(void **state)
+{
+    (void)state;
+    struct cox_domain_memory *from = created(cuda_id, SIZE), *to = created(cuda_id, SIZE);
+    assert_int_equal(pread(from->fd, seen, SIZE, 0), (ssize_t)SIZE);
+    for (size_t i = 0; i < SIZE; i++)
+        assert_int_equal(seen[i], 0);
+    assert_int_equal(cox_domain_copy_to(from, 0, pattern, SIZE, NULL), 0);
+    assert_int_equal(pread(from->fd, seen, SIZE, 0), (ssize_t)SIZE);
+    assert_memory_equal(seen, pattern, SIZE);
+    assert_int_equal(cox_domain_copy(to, 0, from, 0, SIZE, NULL), 0);
+    assert_int_equal(pread(to->fd, seen, SIZE, 0), (ssize_t)SIZE);
+    assert_memory_equal(seen, pattern, SIZE);
+    destroy(to);
+    destroy(from);
+}
+
+/* What is done, with each call of the driver failing in turn. */
+struct job {
+    const char *name;
+    int (*run)(struct cox_domain_memory *memory, struct cox_error *err);
+};
+
+static int job_add(struct cox_domain_memory *memory, struct cox_error *err)
+{
+    (void)memory;
+    struct cox_domains *other;
+    assert_int_equal(cox_domains_new(&other), 0);
+    int r = cox_domains_add_cuda_library(other, library, err);
+    cox_domains_free(other);
+    return r;
+}
+
+static int job_create(struct cox_domain_memory *memory, struct cox_error *err)
+{
+    struct cox_domain_memory *made = NULL;
+    int r = create(other_id, SIZE, &made, err);
+    (void)memory;
+    assert_true((r == 0) == (made != NULL));
+    fake->fail_call = 0;
+    if (made)
+        destroy(made);
+    return r;
+}
+
+static int job_attach(struct cox_domain_memory *memory, struct cox_error *err)
+{
+    struct cox_domain_memory *made = NULL;
+    int r = attach(cuda_id, memory->fd, SIZE, true, &made, err);
+    assert_true((r == 0) == (made != NULL));
+    fake->fail_call = 0;
+    if (made)
+        destroy(made);
+    return r;
+}
+
+static int job_copy_to(struct cox_domain_memory *memory, struct cox_error *err)
+{
+    return cox_domain_copy_to(memory, 0, pattern, SIZE, err);
+}
+
+static int job_copy_from(struct cox_domain_memory *memory, struct cox_error *err)
+{
+    return cox_domain_copy_from(memory, 0, seen, SIZE, err);
+}
+
+static int job_copy(struct cox_domain_memory *memory, struct cox_error *err)
+{
+    return cox_domain_copy(memory, 0, memory, 200000, 100000, err);
+}
+
+static const struct job jobs[] = {
+    {"add", job_add},         {"create", job_create},       {"attach", job_attach},
+    {"copy to", job_copy_to}, {"copy from", job_copy_from}, {"copy", job_copy}};
+
+static void b15_h28_stand_in_whatever_fails_in_the_driver_is_told_and_undone(void **state)
+{
+    (void)state;
+    struct cox_domain_memory *memory = created(cuda_id, SIZE);
+    const struct fake_cuda before = *fake;
+    const int fds = fd_count();
+    for (size_t j = 0; j < sizeof jobs / sizeof jobs[0]; j++) {
+        int k = 0;
+        do {
+            struct cox_error err = {0};
+            fake->calls = 0;
+            fake->failed = NULL;
+            fake->fail_call = ++k;
+            fake->fail_result = 999;
+            int r = jobs[j].run(memory, &err);
+            fake->fail_call = 0;
+            if (fake->failed && (r == 0 || err.code != r || !err.text[0]))
+                fail_msg("%s, call %d (%s): %d '%s'", jobs[j].name, k, fake->failed, r, err.text);
+            if (!fake->failed)
+                assert_int_equal(r, 0);
+            if (fake->contexts != before.contexts || fake->depth != before.depth ||
+                fake->allocations != before.allocations || fake->mappings != before.mappings ||
+                fake->reservations != before.reservations || fd_count() != fds)
+                fail_msg("%s, call %d (%s): something is left", jobs[j].name, k, fake->failed);
+        } while (fake->failed);
+        assert_true(k > 2); /* some call was there to fail */
+    }
+    fake->calls = 0;
+    fake->fail_call =
+        1; /* the context, which destroy makes the current one; the rest is undone all the same */
+    destroy(memory);
+    assert_string_equal(fake->failed, "cuCtxPushCurrent_v2");
+}
+
+static int failing(const char *name, int result, struct cox_error *err)
+{
+    struct cox_domain_memory *memory = NULL;
+    fake->calls = 0;
+    fake->fail_name = name;
+    fake->fail_call = 1;
+    fake->fail_result = result;
+    int r = create(cuda_id, SIZE, &memory, err);
+    fake->fail_call = 0;
+    fake->fail_name = NULL;
+    assert_null(memory);
+    return r;
+}
+
+static void h28_stand_in_results_become_codes_of_ours(void **state)
+{
+    (void)state;
+    struct cox_error err = {0};
+    assert_int_equal(failing("cuMemCreate", 2, &err), COX_NO_SPACE);
+    assert_true(strstr(err.text, "327680 bytes") && strstr(err.text, "out of memory"));
+    assert_int_equal(failing("cuMemMap", 2, NULL), COX_NO_SPACE);
+    assert_int_equal(failing("cuMemExportToShareableHandle", 800, NULL), COX_DENIED);
+    assert_int_equal(failing("cuMemCreate", 801, NULL), COX_UNSUPPORTED);
+    err = (struct cox_error){0};
+    assert_int_equal(failing("cuMemCreate", 719, &err), -EIO);
+    assert_true(strstr(err.text, "719") && strstr(err.text, "device 0"));
+    /* A device without memory for reading alone. */
+    struct cox_domain_memory *memory = created(cuda_id, SIZE), *reader;
+    fake->calls = 0;
+    fake->fail_name = "cuMemSetAccess";
+    fake->fail_call = 1;
+    fake->fail_result = 801;
+    assert_int_equal(attach(cuda_id, memory->fd, SIZE, false, &reader, NULL), 0);
+    fake->fail_call = 0;
+    assert_int_equal(cox_domain_copy_to(reader, 0, pattern, 1, NULL), COX_DENIED);
+    destroy(reader);
+    fake->calls = 0;
+    fake->fail_call = 1;
+    assert_int_equal(attach(cuda_id, memory->fd, SIZE, true, &reader, NULL), COX_UNSUPPORTED);
+    fake->fail_call = 0;
+    fake->fail_name = NULL;
+    destroy(memory);
+}
+
+static void unsupported(const char *path, const char *word)
+{
+    struct cox_domains *other;
+    struct cox_error err = {0};
+    const struct cox_domain_functions *functions;
+    void *context;
+    assert_int_equal(cox_domains_new(&other), 0);
+    int r = cox_domains_add_cuda_library(other, path, &err);
+    if (r != COX_UNSUPPORTED || err.code != r || !strstr(err.text, word))
+        fail_msg("expected '%s', got %d '%s'", word, r, err.text);
+    assert_int_equal(cox_domains_find(other, cuda_id, &functions, &context, NULL), COX_INVALID);
+    cox_domains_free(other);
+}
+
+static void h28_stand_in_what_is_missing_is_named(void **state)
+{
+    (void)state;
+    unsupported("/nonexistent/libcuda.so.1", "/nonexistent");
+    unsupported("libc.so.6", "cuInit");
+    fake->device_count = 0;
+    unsupported(library, "no device");
+    fake->device_count = 1;
+    fake->virtual_memory = 0;
+    unsupported(library, "virtual memory management");
+    fake->virtual_memory = 1;
+    fake->fd_handles = 0;
+    unsupported(library, "exported as an fd");
+    fake->fd_handles = 1;
+    fake->calls = 0;
+    fake->fail_name = "cuInit";
+    fake->fail_call = 1;
+    fake->fail_result = 100;
+    unsupported(library, "(100)");
+    fake->fail_call = 0;
+    fake->fail_name = NULL;
+}
+
+int main(int argc, char **argv)
+{
+    struct cox_error err = {0};
+    COX_ASSERT(argc >= 2);
+    library = argv[1];
+    fill();
+    if (argc > 2 && strcmp(argv[2], "stand-in") == 0) {
+        void *opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+        fake_cuda_fn *get = NULL;
+        COX_ASSERT(opened);
+        *(void **)&get = dlsym(opened, "fake_cuda");
+        COX_ASSERT(get);
+        fake = get();
+    }
+    if (argc > 3)
+        return import_main(argv[3]);
+    if (!fake) {
+        COX_ASSERT(cox_domains_new(&domains) == 0);
+        int r = cox_domains_add_cuda_library(domains, library, &err);
+        domains = cox_domains_free(domains);
+        if (r == COX_UNSUPPORTED) {
+            printf("skipped: %s\n", err.text);
+            return 77;
+        }
+    }
+    const struct CMUnitTest tests[] = {
+        DOMAIN_TEST(h24_h25_h28_device_memory_is_zeros_and_then_what_was_copied),
+        DOMAIN_TEST(h26_h28_every_domain_copies_to_the_device_and_back),
+        DOMAIN_TEST(h28_what_one_process_exports_it_may_import),
+        DOMAIN_TEST(h28_the_hosts_current_context_stays),
+        DOMAIN_TEST(h28_what_is_no_device_memory_is_refused),
+        DOMAIN_TEST(h28_a_child_of_fork_is_told_so_and_lets_go),
+        DOMAIN_TEST(h27_cuda_is_added_once),
+        DOMAIN_TEST(h19_h28_another_process_imports_device_memory),
+        DOMAIN_TEST(h20_h28_an_importer_that_is_killed_takes_nothing_along),
+    };
+    const struct CMUnitTest stand_in_tests[] = {
+        DOMAIN_TEST(h28_stand_in_bytes_are_there_when_a_copy_returns),
+        DOMAIN_TEST(b15_h28_stand_in_whatever_fails_in_the_driver_is_told_and_undone),
+        DOMAIN_TEST(h28_stand_in_results_become_codes_of_ours),
+        DOMAIN_TEST(h28_stand_in_what_is_missing_is_named),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return failed + (fake ? cmocka_run_group_tests(stand_in_tests, NULL, NULL) : 0);
+}

@@ -1,0 +1,483 @@
+/* Pools between processes: attached by fd and by handle, freed by others, left by the killed. */
+#include "forks.h"
+#include "ranks.h"
+#include "testing.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "../unit/pool_fixture.h"
+#include "channel/fault.h"
+#include "channel/memory/pool_layout.h"
+#include "channel/peer.h"
+
+#define RANK_COUNT 4
+#define BLOCK_SIZE 4096
+#define BLOCK_COUNT 64
+
+static const struct cox_pool_options fixed = {.block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
+
+struct shared {
+    int fds[2];
+    struct cox_pool_handle handles[2]; /* the second one for reading only */
+    struct cox_block_ref refs[BLOCK_COUNT];
+    _Atomic uint32_t step;
+    _Atomic uint32_t count;
+};
+
+static void step_await(struct shared *shared, uint32_t step)
+{
+    while (atomic_load(&shared->step) < step)
+        sched_yield();
+}
+
+static struct cox_pool *attached(const struct forks_self *self, const struct shared *shared)
+{
+    struct cox_pool *pool = NULL;
+    struct cox_error err = {0};
+    FORK_CHECK(cox_pool_attach(shared->fds, NULL, &pool, &err) == 0, "%s", err.text);
+    return pool;
+}
+
+/* ---- handles ---- */
+
+static void by_handle_main(const struct forks_self *self)
+{
+    struct shared *shared = self->context;
+    const bool reads = self->rank % 2;
+    const struct cox_pool_attach_options options = {.read_only = reads};
+    const struct cox_pool_attach_options writes = {.read_only = false};
+    struct cox_pool *pool = NULL, *none = NULL;
+    struct cox_error err = {0};
+    int r = cox_pool_open(&shared->handles[reads], NULL, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                          &options, &pool, &err);
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    if (reads) {
+        r = cox_pool_open(&shared->handles[1], NULL, 0, &writes, &none, &err);
+        FORK_CHECK(r == COX_DENIED, "%d %s", r, err.text);
+    }
+    const struct cox_block_ref *ref = &shared->refs[self->rank];
+    FORK_CHECK(cox_pool_ref(pool, ref, &err) == 0, "%s", err.text);
+    FORK_CHECK(block_is(cox_pool_pointer(pool, ref), BLOCK_SIZE, ref->block, ref->generation),
+               "bytes");
+    atomic_fetch_add(&shared->count, 1);
+    while (atomic_load(&shared->count) < RANK_COUNT) /* nobody gives back before all have one */
+        sched_yield();
+    step_await(shared, 1);
+    FORK_CHECK(cox_pool_unref(pool, ref, &err) == 0, "%s", err.text);
+    if (self->rank == 0)
+        FORK_CHECK(cox_pool_allocate(pool, 1, &shared->refs[60], &err) == 0, "%s", err.text);
+    cox_pool_free(pool);
+}
+
+static void h19_h22_h23_attached_by_handle_and_freed_by_others(void **state)
+{
+    (void)state;
+    struct shared *shared = forks_share(sizeof *shared);
+    struct cox_pool *pool = pool_made(&fixed);
+    struct cox_exporter *exporter = NULL;
+    const struct cox_exporter_options options = {.consent = COX_CONSENT_ANY};
+    assert_int_equal(cox_exporter_new(&options, &exporter, NULL), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(cox_pool_export(pool, exporter, i == 1, &shared->handles[i], NULL), 0);
+    for (uint32_t i = 0; i < RANK_COUNT; i++) {
+        shared->refs[i] = pool_allocated(pool, BLOCK_SIZE);
+        block_fill(cox_pool_pointer(pool, &shared->refs[i]), BLOCK_SIZE, shared->refs[i].block,
+                   shared->refs[i].generation);
+    }
+    struct forks forks;
+    forks_start(&forks, RANK_COUNT, by_handle_main, shared);
+    while (atomic_load(&shared->count) < RANK_COUNT)
+        sched_yield();
+    /* The allocator's references go first: nothing is freed by that. */
+    for (uint32_t i = 0; i < RANK_COUNT; i++)
+        assert_int_equal(cox_pool_unref(pool, &shared->refs[i], NULL), 0);
+    assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT - RANK_COUNT);
+    atomic_store(&shared->step, 1);
+    forks_wait(&forks);
+    pool_is_whole(pool);
+    assert_int_equal(pool_stats(pool).owner_count, 1);
+    for (int i = 0; i < 2; i++)
+        cox_pool_unexport(exporter, &shared->handles[i]);
+    struct cox_pool *none = NULL;
+    assert_int_not_equal(cox_pool_open(&shared->handles[0], NULL, 0, NULL, &none, NULL), 0);
+    cox_exporter_free(exporter);
+    cox_pool_free(pool);
+}
+
+/* ---- the last one out ---- */
+
+static void owner_main(const struct forks_self *self)
+{
+    struct shared *shared = self->context;
+    struct cox_pool *pool = attached(self, shared);
+    struct cox_block_ref ref;
+    FORK_CHECK(cox_pool_allocate(pool, 1, &ref, NULL) == 0, "allocate");
+    atomic_fetch_add(&shared->count, 1);
+    if (self->rank == 0) { /* leaves in order */
+        cox_pool_free(pool);
+        close(shared->fds[0]);
+        close(shared->fds[1]);
+        return;
+    }
+    for (;;)
+        pause();
+}
+
+static bool is_gone(int notify_fd)
+{
+    struct pollfd p = {.fd = notify_fd, .events = POLLIN};
+    return poll(&p, 1, 0) > 0;
+}
+
+static void h20_the_last_one_out_destroys_also_when_killed(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    struct shared *shared = forks_share(sizeof *shared);
+    struct cox_pool *pool = pool_made(&fixed);
+    struct forks forks;
+    char path[64];
+    int notify_fds[2];
+    cox_pool_fds(pool, shared->fds);
+    /* Tells when the last reference of the memory is gone, without being one. */
+    for (int i = 0; i < 2; i++) {
+        notify_fds[i] = inotify_init1(IN_CLOEXEC);
+        snprintf(path, sizeof path, "/proc/self/fd/%d", shared->fds[i]);
+        assert_true(inotify_add_watch(notify_fds[i], path, IN_DELETE_SELF) >= 0);
+    }
+    forks_start(&forks, 3, owner_main, shared);
+    while (atomic_load(&shared->count) < 3)
+        sched_yield();
+    pool = cox_pool_free(pool);
+    assert_int_equal(forks_end(&forks, 0), 0);
+    kill(forks.pids[1], SIGKILL);
+    assert_int_equal(forks_end(&forks, 1), 128 + SIGKILL);
+    assert_false(is_gone(notify_fds[0]));
+    assert_false(is_gone(notify_fds[1]));
+    kill(forks.pids[2], SIGKILL);
+    assert_int_equal(forks_end(&forks, 2), 128 + SIGKILL);
+    for (int i = 0; i < 2; i++) {
+        struct pollfd p = {.fd = notify_fds[i], .events = POLLIN};
+        assert_int_equal(poll(&p, 1, TEST_PATIENCE_MS), 1);
+        close(notify_fds[i]);
+    }
+}
+
+/* ---- the dead ---- */
+
+static void victim_main(const struct forks_self *self)
+{
+    struct shared *shared = self->context;
+    struct cox_pool *pool = attached(self, shared);
+    for (uint32_t i = 0; i < 20; i++) {
+        FORK_CHECK(cox_pool_ref(pool, &shared->refs[i], NULL) == 0, "ref");
+        FORK_CHECK(cox_pool_ref(pool, &shared->refs[i], NULL) == 0, "ref");
+    }
+    for (uint32_t i = 20; i < 30; i++)
+        FORK_CHECK(cox_pool_allocate(pool, 1, &shared->refs[i], NULL) == 0, "allocate");
+    FORK_CHECK(cox_pool_holder_join(pool, 5, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_hold(pool, &shared->refs[0], 5, 1, NULL) == 0, "hold");
+    atomic_fetch_add(&shared->count, 1);
+    for (;;)
+        pause();
+}
+
+static void b37_b24_the_dead_give_back_when_nothing_is_free(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    struct shared *shared = forks_share(sizeof *shared);
+    struct cox_pool *pool = pool_made(&fixed);
+    struct cox_block_ref rest[BLOCK_COUNT], none;
+    struct forks forks;
+    uint32_t count = 0;
+    cox_pool_fds(pool, shared->fds);
+    for (uint32_t i = 0; i < 20; i++)
+        shared->refs[i] = pool_allocated(pool, 1);
+    forks_start(&forks, 1, victim_main, shared);
+    while (atomic_load(&shared->count) < 1)
+        sched_yield();
+    for (uint32_t i = 0; i < 20; i++)
+        assert_int_equal(cox_pool_unref(pool, &shared->refs[i], NULL), 0);
+    while (cox_pool_allocate(pool, 1, &rest[count], NULL) == 0)
+        count++;
+    assert_int_equal(count, BLOCK_COUNT - 30); /* it lives: what it has is its own */
+    assert_int_equal(cox_pool_sweep(pool), 0);
+    assert_int_equal(pool_stats(pool).reference_count, BLOCK_COUNT - 30 + 50);
+    kill(forks.pids[0], SIGKILL);
+    assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
+    while (cox_pool_allocate(pool, 1, &rest[count], NULL) == 0)
+        count++;
+    assert_int_equal(count, BLOCK_COUNT);
+    assert_int_equal(pool_stats(pool).swept, 51);
+    assert_int_equal(pool_stats(pool).owner_count, 1);
+    assert_int_equal(cox_pool_sweep(pool), 0);
+    assert_int_equal(cox_pool_allocate(pool, 1, &none, NULL), COX_FULL);
+    for (uint32_t i = 0; i < BLOCK_COUNT; i++)
+        assert_int_equal(cox_pool_unref(pool, &rest[i], NULL), 0);
+    pool_is_whole(pool);
+    cox_pool_free(pool);
+}
+
+static void h20_b37_the_rows_of_the_dead_are_taken(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    struct shared *shared = forks_share(sizeof *shared);
+    struct cox_pool_options options = fixed;
+    options.owner_count_max = 2;
+    struct cox_pool *pool = pool_made(&options);
+    cox_pool_fds(pool, shared->fds);
+    for (int life = 0; life < 5; life++) {
+        struct forks forks;
+        for (uint32_t i = 0; i < 20; i++)
+            shared->refs[i] = pool_allocated(pool, 1);
+        atomic_store(&shared->count, 0);
+        forks_start(&forks, 1, victim_main, shared);
+        while (atomic_load(&shared->count) < 1)
+            sched_yield();
+        kill(forks.pids[0], SIGKILL);
+        assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
+        for (uint32_t i = 0; i < 20; i++)
+            assert_int_equal(cox_pool_unref(pool, &shared->refs[i], NULL), 0);
+    }
+    struct cox_pool *other = pool_attached(pool);
+    pool_is_whole(other);
+    cox_pool_free(other);
+    cox_pool_free(pool);
+}
+
+/* A pid alone says nothing: it may be another process by now. */
+static void b25_a_row_whose_pid_is_another_process_is_swept(void **state)
+{
+    (void)state;
+    struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
+    struct cox_block_ref ref = pool_allocated(other, 1);
+    int fds[2];
+    uint64_t start;
+    cox_pool_fds(pool, fds);
+    assert_int_equal(cox_peer_start_time(getppid(), &start), 0);
+    uint8_t *words =
+        mmap(NULL, 2 * COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    assert_ptr_not_equal(words, MAP_FAILED);
+    struct cox_pool_layout_owner *owners =
+        (struct cox_pool_layout_owner *)(words + COX_POOL_PAGE_SIZE);
+    atomic_store(&owners[1].owner_life, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
+    assert_int_equal(cox_pool_sweep(pool), 0);
+    assert_int_equal(pool_stats(pool).reference_count, 1);
+    atomic_store(&owners[1].owner_life, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start + 1));
+    assert_int_equal(cox_pool_sweep(pool), 1);
+    assert_int_equal(cox_pool_ref(pool, &ref, NULL), COX_STALE);
+    /* Somebody alive sweeps a row: nobody else does. Once that one is dead, the next one begins anew. */
+    struct cox_block_ref again = pool_allocated(other, 1); /* counted in the row that is nobody's */
+    atomic_store(&owners[1].owner_life, cox_pool_life(COX_POOL_OWNER_SWEEPING, getppid(), start));
+    assert_int_equal(cox_pool_sweep(pool), 0);
+    atomic_store(&owners[1].owner_life,
+                 cox_pool_life(COX_POOL_OWNER_SWEEPING, getppid(), start + 1));
+    assert_int_equal(cox_pool_sweep(pool), 1);
+    assert_int_equal(cox_pool_ref(pool, &again, NULL), COX_STALE);
+    munmap(words, 2 * COX_POOL_PAGE_SIZE);
+    cox_pool_free(other);
+    pool_is_whole(pool);
+    cox_pool_free(pool);
+}
+
+/* ---- readers of blocks that are renewed ---- */
+
+#define SETTLE_ROUNDS 20
+
+static void reader_main(const struct forks_self *self)
+{
+    struct shared *shared = self->context;
+    struct cox_pool *pool = attached(self, shared);
+    int fds[2];
+    cox_pool_fds(pool, fds);
+    struct cox_pool_layout_header *header =
+        mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ, MAP_SHARED, fds[0], 0);
+    for (uint32_t round = 0; round < SETTLE_ROUNDS; round++) {
+        const struct cox_block_ref ref = {cox_pool_id(pool), round + 1, BLOCK_SIZE, 0, 0};
+        FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == 0, "ref");
+        atomic_store(&shared->step, round + 1);
+        /* Once the owner settles. */
+        while (atomic_load(&header->settling[0]) == 0)
+            sched_yield();
+        FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
+        while (atomic_load(&shared->count) < round + 1)
+            sched_yield();
+    }
+    munmap(header, COX_POOL_PAGE_SIZE);
+    cox_pool_free(pool);
+}
+
+static void p9_who_settles_is_woken(void **state)
+{
+    (void)state;
+    struct shared *shared = forks_share(sizeof *shared);
+    struct cox_pool *pool = pool_made(&fixed);
+    struct forks forks;
+    struct cox_error err = {0};
+    uint64_t shortest_ns = UINT64_MAX;
+    cox_pool_fds(pool, shared->fds);
+    assert_int_equal(cox_pool_take_all(pool, 1, NULL), 0);
+    forks_start(&forks, 1, reader_main, shared);
+    for (uint32_t round = 0; round < SETTLE_ROUNDS; round++) {
+        step_await(shared, round + 1);
+        assert_int_equal(cox_pool_renew(pool, 0, round + 2), 0);
+        const uint64_t begun_ns = cox_now_ns();
+        int r = cox_pool_settle(pool, 0, cox_deadline_after_ms(TEST_PATIENCE_MS), NULL, NULL, &err);
+        const uint64_t ns = cox_now_ns() - begun_ns;
+        if (r)
+            fail_msg("%d %s", r, err.text);
+        shortest_ns = ns < shortest_ns ? ns : shortest_ns;
+        atomic_store(&shared->count, round + 1);
+    }
+    forks_wait(&forks);
+    /* Without the bell each round would last a slice of 50 ms. */
+    assert_true(shortest_ns < 40 * COX_NSEC_PER_MSEC);
+    cox_pool_free(pool);
+}
+
+static void doomed_reader_main(const struct forks_self *self)
+{
+    struct shared *shared = self->context;
+    struct cox_pool *pool = attached(self, shared);
+    const struct cox_block_ref ref = {cox_pool_id(pool), 1, BLOCK_SIZE, 9, 0};
+    FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == 0, "ref");
+    atomic_store(&shared->step, 1);
+    for (;;)
+        pause();
+}
+
+static bool kill_reader(void *context)
+{
+    kill(*(pid_t *)context, SIGKILL);
+    return false;
+}
+
+static void p9_b37_a_reader_that_is_killed_is_in_nobodys_way(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    struct shared *shared = forks_share(sizeof *shared);
+    struct cox_pool *pool = pool_made(&fixed);
+    struct forks forks;
+    char text[64];
+    struct cox_error err = {0};
+    cox_pool_fds(pool, shared->fds);
+    assert_int_equal(cox_pool_take_all(pool, 1, NULL), 0);
+    forks_start(&forks, 1, doomed_reader_main, shared);
+    step_await(shared, 1);
+    assert_int_equal(cox_pool_renew(pool, 9, 2), 0);
+    snprintf(text, sizeof text, "process %d", (int)forks.pids[0]);
+    assert_int_equal(cox_pool_settle(pool, 9, cox_deadline_after_ms(120), NULL, NULL, &err),
+                     COX_TIMEOUT);
+    assert_non_null(strstr(err.text, text));
+    /* Killed while the owner waits for it, without any deadline. */
+    pid_t pid = forks.pids[0];
+    assert_int_equal(cox_pool_settle(pool, 9, COX_DEADLINE_NEVER, kill_reader, &pid, NULL), 0);
+    assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
+    assert_int_equal(pool_stats(pool).reference_count, BLOCK_COUNT);
+    cox_pool_free(pool);
+}
+
+/* The owner takes all, and is killed: what a reader has pinned stays until it says so. */
+static void doomed_owner_main(const struct forks_self *self)
+{
+    struct shared *shared = self->context;
+    struct cox_pool *pool = attached(self, shared);
+    FORK_CHECK(cox_pool_take_all(pool, 1, NULL) == 0, "take_all");
+    const struct cox_block_ref ref = {cox_pool_id(pool), 1, BLOCK_SIZE, 9, 0};
+    block_fill(cox_pool_pointer(pool, &ref), BLOCK_SIZE, 9, 1);
+    atomic_store(&shared->step, 1);
+    for (;;)
+        pause();
+}
+
+static void p9_b37_an_owner_that_is_killed_takes_no_reader_along(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    struct shared *shared = forks_share(sizeof *shared);
+    struct cox_pool *pool = pool_made(&fixed);
+    struct forks forks;
+    cox_pool_fds(pool, shared->fds);
+    forks_start(&forks, 1, doomed_owner_main, shared);
+    step_await(shared, 1);
+    const struct cox_block_ref ref = {cox_pool_id(pool), 1, BLOCK_SIZE, 9, 0};
+    const struct cox_block_ref other = {cox_pool_id(pool), 1, BLOCK_SIZE, 8, 0};
+    assert_int_equal(cox_pool_ref(pool, &ref, NULL), 0);
+    kill(forks.pids[0], SIGKILL);
+    assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
+    assert_int_equal(cox_pool_sweep(pool), BLOCK_COUNT);
+    assert_true(block_is(cox_pool_pointer(pool, &ref), BLOCK_SIZE, 9, 1));
+    assert_int_equal(cox_pool_ref(pool, &other, NULL), COX_STALE);
+    assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT - 1);
+    assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
+    pool_is_whole(pool);
+    cox_pool_free(pool);
+}
+
+/* ---- coming and going ---- */
+
+static void visitor_main(const struct forks_self *self)
+{
+    struct shared *shared = self->context;
+    for (int visit = 0; visit < 50; visit++) {
+        struct cox_pool *pool = NULL;
+        struct cox_block_ref ref;
+        struct cox_error err = {0};
+        int r = cox_pool_attach(shared->fds, NULL, &pool, &err);
+        if (r == COX_FULL) {
+            atomic_fetch_add(&shared->count, 1);
+            continue;
+        }
+        FORK_CHECK(r == 0, "%d %s", r, err.text);
+        r = cox_pool_allocate(pool, BLOCK_SIZE, &ref, &err);
+        FORK_CHECK(r == 0, "%d %s", r, err.text);
+        block_fill(cox_pool_pointer(pool, &ref), BLOCK_SIZE, ref.block, ref.generation);
+        FORK_CHECK(block_is(cox_pool_pointer(pool, &ref), BLOCK_SIZE, ref.block, ref.generation),
+                   "bytes");
+        if (visit % 2)
+            FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
+        cox_pool_free(pool);
+    }
+}
+
+static void b24_b31_rows_have_one_owner_at_a_time(void **state)
+{
+    (void)state;
+    struct shared *shared = forks_share(sizeof *shared);
+    struct cox_pool_options options = fixed;
+    options.owner_count_max = 4;
+    struct cox_pool *pool = pool_made(&options);
+    cox_pool_fds(pool, shared->fds);
+    forks_run(6, visitor_main, shared);
+    pool_is_whole(pool);
+    assert_int_equal(pool_stats(pool).owner_count, 1);
+    cox_pool_free(pool);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(h19_h22_h23_attached_by_handle_and_freed_by_others),
+        TEST(h20_the_last_one_out_destroys_also_when_killed),
+        TEST(b37_b24_the_dead_give_back_when_nothing_is_free),
+        TEST(h20_b37_the_rows_of_the_dead_are_taken),
+        TEST(b25_a_row_whose_pid_is_another_process_is_swept),
+        TEST(p9_who_settles_is_woken),
+        TEST(p9_b37_a_reader_that_is_killed_is_in_nobodys_way),
+        TEST(p9_b37_an_owner_that_is_killed_takes_no_reader_along),
+        TEST(b24_b31_rows_have_one_owner_at_a_time),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,552 @@
+/* Domains: the table, memory of host, staged and a domain from outside, and copies between them. */
+#include "channel/memory/domain.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+
+#include "../lib/inverted_domain.h"
+#include "channel_fixture.h"
+
+#define PAGE UINT64_C(4096)
+/* No whole number of pages, nor of the pieces that go through the host. */
+#define SIZE (UINT64_C(700) * 1024 + 13)
+
+static struct cox_domains *domains;
+static struct inverted_context inverted;
+static uint8_t pattern[SIZE], seen[SIZE];
+
+static const struct cox_domain_id host_id = {COX_DOMAIN_HOST, 0};
+static const struct cox_domain_id staged_id = {COX_DOMAIN_STAGED, 0};
+static const struct cox_domain_id inverted_id = {INVERTED_KIND, 1};
+static const struct cox_domain_id *const ids[] = {&host_id, &staged_id, &inverted_id};
+#define ID_COUNT (sizeof ids / sizeof ids[0])
+
+static int setup(void **state)
+{
+    if (leak_setup(state))
+        return -1;
+    memset(&inverted, 0, sizeof inverted);
+    uint64_t random = 42;
+    for (size_t i = 0; i < SIZE; i++)
+        pattern[i] = (uint8_t)(random_next(&random) >> 32);
+    return cox_domains_new(&domains) ||
+           cox_domains_add(domains, INVERTED_KIND, 2, &inverted_domain_functions, &inverted, NULL);
+}
+
+static int teardown(void **state)
+{
+    domains = cox_domains_free(domains);
+    return inverted.size || leak_teardown(state) ? -1 : 0;
+}
+#define DOMAIN_TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
+
+static int create(struct cox_domain_id id, uint64_t size, bool on_demand,
+                  struct cox_domain_memory **ret_memory, struct cox_error *err)
+{
+    const struct cox_domain_functions *functions;
+    void *context;
+    assert_int_equal(cox_domains_find(domains, id, &functions, &context, NULL), 0);
+    return functions->create(context, id.device, size, on_demand, ret_memory, err);
+}
+
+static struct cox_domain_memory *created(struct cox_domain_id id, uint64_t size)
+{
+    struct cox_domain_memory *memory;
+    struct cox_error err = {0};
+    if (create(id, size, false, &memory, &err))
+        fail_msg("%s", err.text);
+    assert_int_equal(memory->size, size);
+    assert_true(memory->writable);
+    return memory;
+}
+
+static void destroy(struct cox_domain_memory *memory)
+{
+    memory->functions->destroy(memory);
+}
+
+#define REFUSED(expected, word, call)                                                              \
+    do {                                                                                           \
+        struct cox_error err = {0};                                                                \
+        int refused_r = (call);                                                                    \
+        if (refused_r != (expected) || err.code != (expected) || !strstr(err.text, word))          \
+            fail_msg("expected %d with '%s', got %d '%s'", expected, word, refused_r, err.text);   \
+    } while (0)
+
+/* More than this machine has, really reserved, would end other programs. */
+#define RESERVED_MAX (UINT64_C(1) << 30)
+int __real_posix_fallocate(int fd, off_t offset, off_t size);
+int __wrap_posix_fallocate(int fd, off_t offset, off_t size);
+int __wrap_posix_fallocate(int fd, off_t offset, off_t size)
+{
+    if ((uint64_t)size > RESERVED_MAX)
+        return ENOTRECOVERABLE;
+    return __real_posix_fallocate(fd, offset, size);
+}
+
+/* ---- the table ---- */
+
+static void h27_a_domain_is_found_by_numbers_that_are_checked(void **state)
+{
+    (void)state;
+    const struct cox_domain_functions *functions = NULL;
+    void *context = NULL;
+    assert_int_equal(cox_domains_find(domains, inverted_id, &functions, &context, NULL), 0);
+    assert_ptr_equal(functions, &inverted_domain_functions);
+    assert_ptr_equal(context, &inverted);
+    assert_int_equal(cox_domains_find(domains, host_id, &functions, &context, NULL), 0);
+    assert_string_equal(functions->name, "host");
+    assert_int_equal(cox_domains_find(domains, staged_id, &functions, &context, NULL), 0);
+    assert_string_equal(functions->name, "staged");
+
+    const struct cox_domain_id wrong[] = {
+        {0, 0},   {COX_DOMAIN_CUDA, 0}, {4, 0},         {63, 0}, {76, 0},
+        {128, 0}, {UINT32_MAX, 0},      {0, UINT32_MAX}};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        REFUSED(COX_INVALID, "no domains of kind",
+                cox_domains_find(domains, wrong[i], &functions, &context, &err));
+    const struct cox_domain_id beyond[] = {
+        {COX_DOMAIN_HOST, 1}, {COX_DOMAIN_STAGED, UINT32_MAX}, {INVERTED_KIND, 2}};
+    for (size_t i = 0; i < sizeof beyond / sizeof beyond[0]; i++)
+        REFUSED(COX_INVALID, "of them",
+                cox_domains_find(domains, beyond[i], &functions, &context, &err));
+    assert_string_equal(functions->name, "staged"); /* untouched */
+}
+
+static int add(uint32_t kind, uint32_t device_count, const struct cox_domain_functions *functions,
+               struct cox_error *err)
+{
+    return cox_domains_add(domains, kind, device_count, functions, NULL, err);
+}
+
+static void h27_only_whole_domains_of_the_users_kinds_are_added_once(void **state)
+{
+    (void)state;
+    const struct cox_domain_functions *good = &inverted_domain_functions;
+    const uint32_t kinds[] = {0,   COX_DOMAIN_HOST, COX_DOMAIN_STAGED, COX_DOMAIN_CUDA, 63,
+                              128, UINT32_MAX};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        REFUSED(COX_INVALID, "64 to 127", add(kinds[i], 1, good, &err));
+    REFUSED(COX_BUSY, "'inverted'", add(INVERTED_KIND, 1, good, &err));
+    REFUSED(COX_INVALID, "without a device", add(64, 0, good, &err));
+    REFUSED(COX_INVALID, "without any function", add(64, 1, NULL, &err));
+
+    static const char *const missing[] = {"name",    "create",  "attach",
+                                          "destroy", "copy_to", "copy_from"};
+    for (size_t i = 0; i < sizeof missing / sizeof missing[0]; i++) {
+        struct cox_domain_functions part = *good;
+        if (i == 0)
+            part.name = NULL;
+        else if (i == 1)
+            part.create = NULL;
+        else if (i == 2)
+            part.attach = NULL;
+        else if (i == 3)
+            part.destroy = NULL;
+        else if (i == 4)
+            part.copy_to = NULL;
+        else
+            part.copy_from = NULL;
+        REFUSED(COX_INVALID, missing[i], add(64, 1, &part, &err));
+    }
+    const struct cox_domain_functions *host;
+    void *context;
+    assert_int_equal(cox_domains_find(domains, host_id, &host, &context, NULL), 0);
+    struct cox_domain_functions half = *good;
+    half.commit = host->commit;
+    REFUSED(COX_INVALID, "without decommit", add(64, 1, &half, &err));
+    half.commit = NULL;
+    half.decommit = host->decommit;
+    REFUSED(COX_INVALID, "without commit", add(64, 1, &half, &err));
+
+    assert_int_equal(add(64, 1, good, NULL), 0);
+    assert_int_equal(add(127, 1, good, NULL), 0);
+}
+
+/* host, staged, two inverted: 28 are left of 32. */
+static void h12_h27_a_full_table_says_so(void **state)
+{
+    (void)state;
+    const struct cox_domain_functions *good = &inverted_domain_functions;
+    const struct cox_domain_functions *functions;
+    void *context;
+    REFUSED(COX_FULL, "at most 32", add(64, 29, good, &err));
+    REFUSED(COX_FULL, "at most 32", add(64, UINT32_MAX, good, &err));
+    assert_int_equal(add(64, 27, good, NULL), 0);
+    REFUSED(COX_FULL, "at most 32", add(65, 2, good, &err));
+    assert_int_equal(add(65, 1, good, NULL), 0);
+    REFUSED(COX_FULL, "at most 32", add(66, 1, good, &err));
+    assert_int_equal(
+        cox_domains_find(domains, (struct cox_domain_id){64, 26}, &functions, &context, NULL), 0);
+    assert_int_equal(
+        cox_domains_find(domains, (struct cox_domain_id){66, 0}, &functions, &context, NULL),
+        COX_INVALID);
+}
+
+static void h27_freeing_no_table_is_nothing(void **state)
+{
+    (void)state;
+    assert_null(cox_domains_free(NULL));
+}
+
+/* ---- bytes ---- */
+
+static void h24_h25_what_is_copied_in_comes_out(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ID_COUNT; i++) {
+        struct cox_domain_memory *memory = created(*ids[i], SIZE);
+        memset(seen, 0x5a, SIZE);
+        assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
+        for (size_t k = 0; k < SIZE; k++)
+            assert_int_equal(seen[k], 0); /* as it was made */
+        assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
+        assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
+        assert_memory_equal(seen, pattern, SIZE);
+        /* A part, at odd places; what is beside it stays. */
+        assert_int_equal(cox_domain_copy_to(memory, 4093, pattern, 10, NULL), 0);
+        memset(seen, 0x5a, SIZE);
+        assert_int_equal(cox_domain_copy_from(memory, 4092, seen, 12, NULL), 0);
+        assert_int_equal(seen[0], pattern[4092]);
+        assert_memory_equal(seen + 1, pattern, 10);
+        assert_int_equal(seen[11], pattern[4103]);
+        assert_int_equal(seen[12], 0x5a);
+        destroy(memory);
+    }
+}
+
+static void h24_h25_ranges_are_checked_also_where_their_end_is_beyond_64_bits(void **state)
+{
+    (void)state;
+    const struct {
+        uint64_t offset, size;
+    } wrong[] = {{0, SIZE + 1},       {SIZE, 1},
+                 {SIZE + 1, 0},       {1, SIZE},
+                 {UINT64_MAX, 1},     {UINT64_MAX, 0},
+                 {1, UINT64_MAX},     {0, UINT64_MAX},
+                 {8, UINT64_MAX - 7}, {UINT64_MAX - SIZE + 1, SIZE}};
+    for (size_t i = 0; i < ID_COUNT; i++) {
+        struct cox_domain_memory *memory = created(*ids[i], SIZE), *other = created(host_id, SIZE);
+        for (size_t k = 0; k < sizeof wrong / sizeof wrong[0]; k++) {
+            const uint64_t offset = wrong[k].offset, size = wrong[k].size;
+            REFUSED(COX_INVALID, "bytes from offset",
+                    cox_domain_copy_to(memory, offset, pattern, size, &err));
+            REFUSED(COX_INVALID, "bytes from offset",
+                    cox_domain_copy_from(memory, offset, seen, size, &err));
+            REFUSED(COX_INVALID, "bytes from offset",
+                    cox_domain_copy(memory, offset, other, 0, size, &err));
+            REFUSED(COX_INVALID, "bytes from offset",
+                    cox_domain_copy(other, 0, memory, offset, size, &err));
+        }
+        /* Nothing at the very end is something that is there. */
+        assert_int_equal(cox_domain_copy_to(memory, SIZE, pattern, 0, NULL), 0);
+        assert_int_equal(cox_domain_copy_from(memory, SIZE, seen, 0, NULL), 0);
+        assert_int_equal(cox_domain_copy(memory, SIZE, other, SIZE, 0, NULL), 0);
+        destroy(memory);
+        destroy(other);
+    }
+}
+
+static void h26_any_two_domains_copy_to_each_other(void **state)
+{
+    (void)state;
+    for (size_t t = 0; t < ID_COUNT; t++)
+        for (size_t f = 0; f < ID_COUNT; f++) {
+            struct cox_domain_memory *to = created(*ids[t], SIZE), *from = created(*ids[f], SIZE);
+            assert_int_equal(cox_domain_copy_to(from, 0, pattern, SIZE, NULL), 0);
+            assert_int_equal(cox_domain_copy(to, 0, from, 0, SIZE, NULL), 0);
+            assert_int_equal(cox_domain_copy_from(to, 0, seen, SIZE, NULL), 0);
+            assert_memory_equal(seen, pattern, SIZE);
+            /* Other offsets, nothing beside them. */
+            assert_int_equal(cox_domain_copy(to, 100001, from, 3, 300000, NULL), 0);
+            assert_int_equal(cox_domain_copy_from(to, 0, seen, SIZE, NULL), 0);
+            assert_memory_equal(seen, pattern, 100001);
+            assert_memory_equal(seen + 100001, pattern + 3, 300000);
+            assert_memory_equal(seen + 400001, pattern + 400001, SIZE - 400001);
+            destroy(to);
+            destroy(from);
+        }
+}
+
+static void h26_within_one_memory_what_overlaps_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ID_COUNT; i++) {
+        struct cox_domain_memory *memory = created(*ids[i], SIZE);
+        assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
+        REFUSED(COX_INVALID, "overlap", cox_domain_copy(memory, 0, memory, 99, 100, &err));
+        REFUSED(COX_INVALID, "overlap", cox_domain_copy(memory, 99, memory, 0, 100, &err));
+        assert_int_equal(cox_domain_copy(memory, 7, memory, 7, 100, NULL), 0);
+        assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
+        assert_memory_equal(seen, pattern, SIZE);
+        assert_int_equal(cox_domain_copy(memory, 0, memory, 100, 100, NULL), 0);
+        assert_int_equal(cox_domain_copy_from(memory, 0, seen, 200, NULL), 0);
+        assert_memory_equal(seen, pattern + 100, 100);
+        assert_memory_equal(seen + 100, pattern + 100, 100);
+        destroy(memory);
+    }
+}
+
+/* ---- each domain ---- */
+
+static void h28_host_memory_has_an_address_and_staged_memory_none(void **state)
+{
+    (void)state;
+    struct cox_domain_memory *host = created(host_id, SIZE), *staged = created(staged_id, SIZE);
+    assert_non_null(host->address);
+    assert_null(staged->address);
+    assert_int_equal(staged->device_address, 0);
+    memcpy((uint8_t *)host->address + 5, pattern, 1000);
+    assert_int_equal(cox_domain_copy_from(host, 5, seen, 1000, NULL), 0);
+    assert_memory_equal(seen, pattern, 1000);
+    /* The kernel knows of no mapping either. */
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps))
+        assert_null(strstr(line, "cox_staged"));
+    fclose(maps);
+    destroy(staged);
+    destroy(host);
+}
+
+static void h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        struct cox_domain_memory *memory = created(*ids[i], SIZE);
+        assert_true(memory->fd > STDERR_FILENO);
+        assert_int_equal(ftruncate(memory->fd, SIZE - 1), -1);
+        assert_int_equal(ftruncate(memory->fd, SIZE + 1), -1);
+        assert_int_equal(fcntl(memory->fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+        assert_true(fcntl(memory->fd, F_GETFD) & FD_CLOEXEC);
+        destroy(memory);
+    }
+}
+
+static uint64_t reserved(const struct cox_domain_memory *memory)
+{
+    struct stat st;
+    assert_int_equal(fstat(memory->fd, &st), 0);
+    return (uint64_t)st.st_blocks * 512;
+}
+
+static void h28_all_pages_are_there_unless_they_are_to_come_on_demand(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        struct cox_domain_memory *memory = created(*ids[i], 64 * PAGE), *sparse;
+        assert_int_equal(reserved(memory), 64 * PAGE);
+        destroy(memory);
+
+        assert_int_equal(create(*ids[i], 64 * PAGE, true, &sparse, NULL), 0);
+        const struct cox_domain_functions *functions = sparse->functions;
+        assert_int_equal(reserved(sparse), 0);
+        assert_int_equal(functions->commit(sparse, 8 * PAGE, 4 * PAGE, NULL), 0);
+        assert_int_equal(reserved(sparse), 4 * PAGE);
+        assert_int_equal(functions->commit(sparse, 10 * PAGE, 4 * PAGE, NULL), 0);
+        assert_int_equal(reserved(sparse), 6 * PAGE);
+        assert_int_equal(cox_domain_copy_to(sparse, 8 * PAGE, pattern, 6 * PAGE, NULL), 0);
+        functions->decommit(sparse, 9 * PAGE, PAGE);
+        assert_int_equal(reserved(sparse), 5 * PAGE);
+        assert_int_equal(cox_domain_copy_from(sparse, 8 * PAGE, seen, 6 * PAGE, NULL), 0);
+        assert_memory_equal(seen, pattern, PAGE);
+        for (size_t k = 0; k < PAGE; k++)
+            assert_int_equal(seen[PAGE + k], 0);
+        assert_memory_equal(seen + 2 * PAGE, pattern + 2 * PAGE, 4 * PAGE);
+        functions->decommit(sparse, 0, 64 * PAGE);
+        assert_int_equal(reserved(sparse), 0);
+        struct stat st;
+        assert_int_equal(fstat(sparse->fd, &st), 0);
+        assert_int_equal(st.st_size, 64 * PAGE);
+        destroy(sparse);
+    }
+}
+
+static void h28_memory_that_is_not_there_is_told_with_what_was_needed(void **state)
+{
+    (void)state;
+    const uint64_t sizes[] = {UINT64_C(1) << 50, UINT64_C(1) << 63, UINT64_MAX};
+    for (size_t i = 0; i < 2; i++)
+        for (int on_demand = 0; on_demand < 2; on_demand++) {
+            struct cox_domain_memory *memory = NULL;
+            for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+                char number[32];
+                snprintf(number, sizeof number, "%ju", (uintmax_t)sizes[k]);
+                REFUSED(COX_NO_SPACE, number, create(*ids[i], sizes[k], on_demand, &memory, &err));
+            }
+            REFUSED(COX_INVALID, "0 bytes", create(*ids[i], 0, on_demand, &memory, &err));
+            assert_null(memory);
+        }
+}
+
+/* Pages that are in use somewhere are not there to be reserved. */
+static void h28_memory_that_others_use_is_no_memory_to_reserve(void **state)
+{
+    (void)state;
+    struct sysinfo info;
+    assert_int_equal(sysinfo(&info), 0);
+    const uint64_t all = ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;
+    for (size_t i = 0; i < 2; i++) {
+        struct cox_domain_memory *memory = NULL;
+        REFUSED(COX_NO_SPACE, "are available", create(*ids[i], all, false, &memory, &err));
+        assert_int_equal(create(*ids[i], all, true, &memory, NULL), 0);
+        REFUSED(COX_NO_SPACE, "are available",
+                memory->functions->commit(memory, 0, memory->size, &err));
+        assert_int_equal(reserved(memory), 0);
+        assert_int_equal(memory->functions->commit(memory, memory->size - 1, 1, NULL), 0);
+        assert_int_equal(reserved(memory), PAGE);
+        destroy(memory);
+    }
+}
+
+/* One byte beyond it, and SIGXFSZ would end the process. */
+static void beyond_the_limit(void *context)
+{
+    struct rlimit limit = {65536, 65536};
+    struct cox_domain_memory *memory = NULL, *staged = context;
+    struct cox_error err = {0};
+    CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    for (size_t i = 0; i < 2; i++) {
+        const struct cox_domain_functions *functions;
+        void *own;
+        CHECK(cox_domains_find(domains, *ids[i], &functions, &own, NULL) == 0);
+        CHECK(functions->create(own, 0, 65537, false, &memory, &err) == COX_NO_SPACE);
+        CHECK(strstr(err.text, "ulimit -f"));
+        CHECK(functions->create(own, 0, 65536, false, &memory, NULL) == 0);
+        CHECK(cox_domain_copy_to(memory, 0, pattern, 65536, NULL) == 0);
+    }
+    /* It was made where there was no limit. */
+    CHECK(cox_domain_copy_to(staged, 0, pattern, 65536, NULL) == 0);
+    CHECK(cox_domain_copy_to(staged, 1, pattern, 65536, NULL) == COX_NO_SPACE);
+}
+
+static void h28_a_limit_of_file_sizes_is_an_error_and_no_signal(void **state)
+{
+    (void)state;
+    struct cox_domain_memory *staged = created(staged_id, SIZE);
+    child_run(beyond_the_limit, staged);
+    destroy(staged);
+}
+
+/* ---- a domain from outside ---- */
+
+static void h27_a_domain_from_outside_is_asked_for_every_byte(void **state)
+{
+    (void)state;
+    struct cox_domain_memory *from = created(inverted_id, SIZE), *to = created(inverted_id, SIZE);
+    struct cox_domain_memory *host = created(host_id, SIZE);
+    assert_int_equal(inverted.created, 2);
+    assert_int_equal(cox_domain_copy_to(from, 0, pattern, SIZE, NULL), 0);
+    /* What lies there is not what was copied. */
+    assert_int_equal(pread(from->fd, seen, SIZE, 0), (ssize_t)SIZE);
+    for (size_t k = 0; k < SIZE; k++)
+        assert_int_equal((uint8_t)~seen[k], pattern[k]);
+    /* From host memory in one go, without a piece between. */
+    inverted.copied_to = 0;
+    memcpy(host->address, pattern, SIZE);
+    assert_int_equal(cox_domain_copy(to, 0, host, 0, SIZE, NULL), 0);
+    assert_int_equal(inverted.copied_to, 1);
+    /* Within the domain through the host, piece by piece. */
+    inverted.copied_to = inverted.copied_from = 0;
+    assert_int_equal(cox_domain_copy(to, 0, from, 0, SIZE, NULL), 0);
+    assert_true(inverted.copied_to > 1);
+    assert_int_equal(inverted.copied_to, inverted.copied_from);
+    assert_int_equal(pread(to->fd, seen, SIZE, 0), (ssize_t)SIZE);
+    for (size_t k = 0; k < SIZE; k++)
+        assert_int_equal((uint8_t)~seen[k], pattern[k]);
+    destroy(host);
+    destroy(to);
+    destroy(from);
+}
+
+static void h27_a_domain_that_fails_to_allocate_says_so(void **state)
+{
+    (void)state;
+    struct cox_domain_memory *memory = NULL, *first;
+    inverted.size_max = 3 * PAGE;
+    assert_int_equal(create(inverted_id, 2 * PAGE, false, &first, NULL), 0);
+    REFUSED(COX_NO_SPACE, "4096 left", create(inverted_id, 2 * PAGE, false, &memory, &err));
+    assert_null(memory);
+    destroy(first);
+    assert_int_equal(create(inverted_id, 2 * PAGE, false, &memory, NULL), 0);
+    destroy(memory);
+}
+
+/* ---- copies that fail ---- */
+
+static int copies_left;
+
+static int failing_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
+                           size_t size, struct cox_error *err)
+{
+    return copies_left-- > 0 ? inverted_domain_functions.copy_to(memory, offset, host, size, err)
+                             : cox_fail(err, -EIO, "the device is gone");
+}
+
+static int unable_copy(struct cox_domain_memory *to, uint64_t to_offset,
+                       struct cox_domain_memory *from, uint64_t from_offset, size_t size,
+                       struct cox_error *err)
+{
+    (void)to, (void)to_offset, (void)from, (void)from_offset, (void)size, (void)err;
+    return COX_UNSUPPORTED;
+}
+
+static void h26_a_copy_that_fails_ends_there_with_its_reason(void **state)
+{
+    (void)state;
+    struct cox_domain_functions failing = inverted_domain_functions;
+    struct cox_domain_memory *from = created(staged_id, SIZE), *to = created(inverted_id, SIZE);
+    failing.copy_to = failing_copy_to;
+    to->functions = &failing;
+    copies_left = 1;
+    REFUSED(-EIO, "the device is gone", cox_domain_copy(to, 0, from, 0, SIZE, &err));
+    assert_int_equal(copies_left, -1);
+    destroy(to);
+    destroy(from);
+}
+
+static void h26_what_a_domain_cannot_copy_itself_goes_through_the_host(void **state)
+{
+    (void)state;
+    struct cox_domain_functions unable = inverted_domain_functions;
+    struct cox_domain_memory *from = created(inverted_id, SIZE), *to = created(inverted_id, SIZE);
+    unable.copy = unable_copy;
+    to->functions = from->functions = &unable;
+    assert_int_equal(cox_domain_copy_to(from, 0, pattern, SIZE, NULL), 0);
+    assert_int_equal(cox_domain_copy(to, 0, from, 0, SIZE, NULL), 0);
+    assert_int_equal(cox_domain_copy_from(to, 0, seen, SIZE, NULL), 0);
+    assert_memory_equal(seen, pattern, SIZE);
+    destroy(to);
+    destroy(from);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        DOMAIN_TEST(h27_a_domain_is_found_by_numbers_that_are_checked),
+        DOMAIN_TEST(h27_only_whole_domains_of_the_users_kinds_are_added_once),
+        DOMAIN_TEST(h12_h27_a_full_table_says_so),
+        DOMAIN_TEST(h27_freeing_no_table_is_nothing),
+        DOMAIN_TEST(h24_h25_what_is_copied_in_comes_out),
+        DOMAIN_TEST(h24_h25_ranges_are_checked_also_where_their_end_is_beyond_64_bits),
+        DOMAIN_TEST(h26_any_two_domains_copy_to_each_other),
+        DOMAIN_TEST(h26_within_one_memory_what_overlaps_is_refused),
+        DOMAIN_TEST(h28_host_memory_has_an_address_and_staged_memory_none),
+        DOMAIN_TEST(h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec),
+        DOMAIN_TEST(h28_all_pages_are_there_unless_they_are_to_come_on_demand),
+        DOMAIN_TEST(h28_memory_that_is_not_there_is_told_with_what_was_needed),
+        DOMAIN_TEST(h28_memory_that_others_use_is_no_memory_to_reserve),
+        DOMAIN_TEST(h28_a_limit_of_file_sizes_is_an_error_and_no_signal),
+        DOMAIN_TEST(h27_a_domain_from_outside_is_asked_for_every_byte),
+        DOMAIN_TEST(h27_a_domain_that_fails_to_allocate_says_so),
+        DOMAIN_TEST(h26_a_copy_that_fails_ends_there_with_its_reason),
+        DOMAIN_TEST(h26_what_a_domain_cannot_copy_itself_goes_through_the_host),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
