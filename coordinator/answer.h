@@ -3,7 +3,7 @@
  *
  * Threads: any.
  * Ownership: the message lives in the arena.
- * Blocks: status nothing, see cox_executor_status; recover until its deadline.
+ * Blocks: status nothing, see cox_executor_status; recover and lora until their deadline.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_ANSWER_H
@@ -13,6 +13,9 @@
 #include "serving.h"
 
 struct cox_arena;
+struct cox_lora;
+struct CoxswainControl__LoraReply;
+struct CoxswainControl__LoraRequest;
 struct CoxswainControl__RecoverReply;
 struct CoxswainControl__RecoverRequest;
 struct CoxswainControl__RecoveryStatus;
@@ -23,6 +26,7 @@ struct cox_answer_source {
     struct cox_serving *serving;   /* NULL: it takes no prompts, */
     const char *refusal;           /* because */
     struct cox_recovery *recovery; /* NULL: the group is being started */
+    struct cox_lora *lora;         /* NULL: as recovery */
     const char *model;             /* NULL: none is known */
 };
 
@@ -38,5 +42,9 @@ int cox_answer_recover(const struct cox_answer_source *source,
                        const struct CoxswainControl__RecoverRequest *request,
                        struct cox_arena *arena, struct CoxswainControl__RecoverReply **ret_reply,
                        struct cox_error *err);
+/* The same for a LoRA request; source->lora is there. */
+int cox_answer_lora(const struct cox_answer_source *source,
+                    const struct CoxswainControl__LoraRequest *request, struct cox_arena *arena,
+                    struct CoxswainControl__LoraReply **ret_reply, struct cox_error *err);
 
 #endif

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "adapters.h"
+#include "engine_lora.h"
 #include "exchange.h"
 #include "worker/model/model.h"
 
@@ -25,6 +27,7 @@ struct cox_engine {
     struct cox_worker *worker;
     struct cox_model *model;
     struct cox_cache *cache;
+    struct cox_adapters *adapters;
     struct engine_source source; /* of model and cache, while there is a cache */
     struct cox_group *group;     /* NULL: this rank computes everything */
     uint64_t group_life;
@@ -43,6 +46,10 @@ int cox_engine_new(const struct cox_engine_options *options, struct cox_engine *
 
     if (!engine)
         return -ENOMEM;
+    if (cox_adapters_new(options->lora_slot_count, &engine->adapters)) {
+        free(engine);
+        return -ENOMEM;
+    }
     engine->given = engine->options = *options;
     *ret_engine = engine;
     return 0;
@@ -50,6 +57,7 @@ int cox_engine_new(const struct cox_engine_options *options, struct cox_engine *
 
 static void engine_unload(struct cox_engine *engine)
 {
+    cox_adapters_set_model(engine->adapters, NULL, NULL);
     engine->cache = cox_cache_free(engine->cache);
     engine->model = cox_model_free(engine->model);
 }
@@ -61,6 +69,7 @@ struct cox_engine *cox_engine_free(struct cox_engine *engine)
     cox_exchange_free(engine->exchange);
     engine_unload(engine);
     cox_group_leave(engine->group);
+    cox_adapters_free(engine->adapters);
     free(engine);
     return NULL;
 }
@@ -179,7 +188,10 @@ static bool source_equal(const struct engine_source *a, const struct engine_sour
 static int engine_load(struct cox_engine *engine, const struct engine_source *source,
                        const struct cox_share *share, struct cox_error *err)
 {
-    struct cox_model_options options = {.share = *share};
+    struct cox_model_options options = {
+        .share = *share,
+        .adapters = {cox_adapters_find, engine->adapters},
+    };
     int r;
 
     if (share->slice_count) {
@@ -194,11 +206,13 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
                   share->slice_first + cox_share_slice_count(share) - 1, COX_SLICE_COUNT);
     r = cox_model_cache_new(engine->model, source->block_count, source->block_size,
                             source->swap_block_count, NULL, &engine->cache, err);
-    if (r == 0)
-        engine->source = *source;
-    else
+    if (r) {
         engine_unload(engine);
-    return r;
+        return r;
+    }
+    engine->source = *source;
+    cox_adapters_set_model(engine->adapters, cox_model_config(engine->model), share);
+    return 0;
 }
 
 static void engine_describe(const struct cox_engine *engine, struct cox_init_result *result)
@@ -387,6 +401,15 @@ static int on_pause(void *context, struct cox_error *err)
     return cox_worker_pause(engine->worker, 0, err);
 }
 
+static int on_lora(void *context, const struct ModelExecuteData__LoraOperationRequest *request,
+                   struct cox_arena *arena,
+                   struct ModelExecuteData__LoraOperationResponse *response, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_engine_lora(engine->adapters, engine->worker, request, arena, response, err);
+}
+
 /* Blocks move inside of steps alone, and a worker without pull_kv takes none from elsewhere. */
 static int on_clear(void *context, struct cox_error *err)
 {
@@ -434,6 +457,7 @@ static int on_start(void *context, struct cox_error *err)
 const struct cox_worker_callbacks cox_engine_callbacks = {
     .init = on_init,
     .execute = on_execute,
+    .lora = on_lora,
     .pause = on_pause,
     .pause_net = on_pause,
     .clear = on_clear,

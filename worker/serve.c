@@ -9,6 +9,7 @@
 #include "../channel/truth.h"
 #include "../proto/operation.h"
 #include "group.h"
+#include "lora_uses.h"
 #include "proto/executor.pb-c.h"
 #include "worker_internal.h"
 
@@ -20,6 +21,9 @@ typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
 /* How long a failing answer may wait to be announced on the error channel; the collector looks by
  * itself anyway. */
 #define NOTICE_MS 100
+/* How long sequences of an adapter that goes are waited for, where the request does not say. */
+#define LORA_RETIRE_MS 5000
+#define LORA_ANSWER_MS 500
 /* How soon a wait for a legacy coordinator's token notices that the worker leaves. */
 #define SLICE_MS 50
 
@@ -510,8 +514,45 @@ static int serve_lora(struct cox_lane *lane, const struct cox_request *request,
     response->lora_operation_response = body;
     if (!worker->callbacks->lora)
         return 0; /* the protocol has a status for this */
+    lane->deadline_ns = message->deadline_ns;
     return worker->callbacks->lora(worker->context, message->lora_operation_request, &lane->arena,
                                    body, &lane->error);
+}
+
+static bool lora_given_up(void *context)
+{
+    const struct cox_lane *lane = context;
+    const struct cox_worker *worker = lane->worker;
+    return atomic_load_explicit(&worker->stopping, memory_order_acquire) ||
+           cox_truth_ended(cox_truth_channel(&worker->control, lane->channel.id)) >= lane->taken;
+}
+
+/* A little before the coordinator gives up: the answer takes its time. */
+static uint64_t lora_deadline(uint64_t deadline_ns)
+{
+    uint64_t now = cox_now_ns(), least = LORA_ANSWER_MS * COX_NSEC_PER_MSEC;
+    if (deadline_ns == 0)
+        return cox_deadline_after_ms(LORA_RETIRE_MS);
+    uint64_t left = deadline_ns > now ? deadline_ns - now : 0;
+    return deadline_ns - (left / 4 < least ? left / 4 : least);
+}
+
+int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struct cox_error *err)
+{
+    struct cox_lane *lane = &worker->lanes[COX_CHANNEL_LINK];
+    uint32_t count = 0;
+    uint64_t deadline_ns = lora_deadline(lane->deadline_ns);
+    int r = cox_lora_uses_close(cox_table_lora_uses(worker->table), lora_id, deadline_ns,
+                                lora_given_up, lane, &count);
+    if (r == COX_BUSY)
+        return cox_fail(err, r, "the LoRA adapter '%.*s' is still in use by %" PRIu32 " sequence%s",
+                        COX_LORA_NAME_LENGTH_MAX, lora_id, count, count == 1 ? "" : "s");
+    return r ? cox_fail(err, r, "no memory to unload a LoRA adapter") : 0;
+}
+
+void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id)
+{
+    cox_lora_uses_open(cox_table_lora_uses(worker->table), lora_id);
 }
 
 struct pull_call {

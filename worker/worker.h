@@ -161,6 +161,7 @@ struct cox_worker_callbacks {
     int (*link_status)(void *context, struct cox_arena *arena,
                        struct ModelExecuteData__PDLinkStatusResponse *response,
                        struct cox_error *err);
+    /* lora_op_status is UNSUPPORT_CMD unless the callback sets another; text goes with a failure. */
     int (*lora)(void *context, const struct ModelExecuteData__LoraOperationRequest *request,
                 struct cox_arena *arena, struct ModelExecuteData__LoraOperationResponse *response,
                 struct cox_error *err);
@@ -228,6 +229,17 @@ COX_PUBLIC bool cox_worker_paused(const struct cox_worker *worker);
 /* A callback of the execute or of the transfer channel is inside. A thread that has stored what such a callback looks at
  * first, and then finds none here, will not be missed by the next one (both seq_cst). */
 COX_PUBLIC bool cox_worker_busy(const struct cox_worker *worker);
+
+/* ---- for the lora callback ---- */
+
+/* Before an adapter is taken away: steps that announce a sequence with it are refused (COX_BUSY) from now on, until admit,
+ * and those that live are waited for: until the request's deadline, or 5 s where it has none, until the coordinator has given it
+ * up, or the worker leaves. A step's rows with this lora_id are rows of sequences that live, so on success none is
+ * looking at the adapter, and none will. Inside the lora callback only. Returns 0; COX_BUSY: some live still, err says how
+ * many, and they are admitted again; -ENOMEM. */
+COX_PUBLIC int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id,
+                                      struct cox_error *err);
+COX_PUBLIC void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id);
 
 /* Tells the coordinator of a fault outside any answer, on the error channel; text is cut to what
  * fits. Waits for the slot until deadline_ns; when that has passed, it is taken if it is free.

@@ -28,6 +28,7 @@ struct cox_lane {
     struct cox_arena arena; /* the request at hand and the answer to it */
     struct cox_error error; /* of the request at hand */
     struct cox_visit visit; /* the callback under way */
+    uint64_t deadline_ns;   /* of a LoRA request at hand; 0: not told */
 };
 
 struct cox_worker {

@@ -14,6 +14,9 @@
 #include "../region.h"
 #include "domain_table.h"
 
+#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 #define SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 #define LABEL "cox_blocks"
 

@@ -1,0 +1,199 @@
+/* Queues and their endpoints, with each of the calls that make them failing in turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <stdlib.h>
+
+#include "../unit/queue_fixture.h"
+
+static struct cox_domains *domains;
+static struct cox_pool *host, *staged;
+static struct cox_exporter *exporter;
+static struct cox_queue *queue;
+static struct cox_handle handle;
+
+static const struct cox_queue_options options = {.depth = 4};
+
+static int queue_create(void *object, struct cox_error *err)
+{
+    return cox_queue_create(&options, object, err);
+}
+
+static void queue_free(void *object)
+{
+    cox_queue_free(*(struct cox_queue **)object);
+}
+
+static int queue_attach(void *object, struct cox_error *err)
+{
+    return cox_queue_attach(cox_queue_fd(queue), &options, object, err);
+}
+
+static int queue_open(void *object, struct cox_error *err)
+{
+    return cox_queue_open(&handle, NULL, 0, NULL, object, err);
+}
+
+static int publisher_new(void *object, struct cox_error *err)
+{
+    const struct cox_publisher_options with = {
+        .pool = host, .exporter = exporter, .domains = domains, .door_path = "/nonexistent"};
+    return cox_publisher_new(queue, &with, object, err);
+}
+
+static void publisher_free(void *object)
+{
+    cox_publisher_free(*(struct cox_publisher **)object);
+}
+
+static int subscriber_new(void *object, struct cox_error *err)
+{
+    const struct cox_subscriber_options with = {.pool = staged,
+                                                .pools = &host,
+                                                .pool_count = 1,
+                                                .exporter = exporter,
+                                                .domains = domains,
+                                                .door_path = "/nonexistent"};
+    return cox_subscriber_new(queue, &with, object, err);
+}
+
+static void subscriber_free(void *object)
+{
+    cox_subscriber_free(*(struct cox_subscriber **)object);
+}
+
+static int set_new(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_queue_set_new(object);
+}
+
+static void set_free(void *object)
+{
+    cox_queue_set_free(*(struct cox_queue_set **)object);
+}
+
+static const struct countdown_subject subjects[] = {
+    {.name = "queue_create",
+     .size = sizeof(struct cox_queue *),
+     .lenient = true,
+     .construct = queue_create,
+     .destroy = queue_free},
+    {.name = "queue_attach",
+     .size = sizeof(struct cox_queue *),
+     .construct = queue_attach,
+     .destroy = queue_free},
+    {.name = "queue_open",
+     .size = sizeof(struct cox_queue *),
+     .construct = queue_open,
+     .destroy = queue_free},
+    {.name = "publisher_new",
+     .size = sizeof(struct cox_publisher *),
+     .lenient = true, /* the number that is its turn may be too high */
+     .construct = publisher_new,
+     .destroy = publisher_free},
+    {.name = "subscriber_new",
+     .size = sizeof(struct cox_subscriber *),
+     .lenient = true,
+     .construct = subscriber_new,
+     .destroy = subscriber_free},
+    {.name = "queue_set_new",
+     .size = sizeof(struct cox_queue_set *),
+     .wordless = true,
+     .construct = set_new,
+     .destroy = set_free},
+};
+
+#define EACH(how)                                                                                  \
+    do {                                                                                           \
+        for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)                          \
+            how(&subjects[i]);                                                                     \
+    } while (0)
+
+static void h15_b15_nothing_stays_of_a_queue_when_any_call_fails(void **state)
+{
+    (void)state;
+    EACH(countdown_once);
+    assert_int_equal(fixture_used(host), 0);
+}
+
+static void h15_b19_a_queue_reports_the_first_of_many_failures(void **state)
+{
+    (void)state;
+    EACH(countdown_sticky);
+}
+
+static void h15_b47_a_queue_is_made_through_interruptions(void **state)
+{
+    (void)state;
+    EACH(countdown_interrupted);
+}
+
+/* ---- taking: the message is had, or it stays, or what is missing is told; nothing is lost ---- */
+
+static struct cox_publisher *publisher;
+static struct cox_subscriber *taker;
+
+static void take_prepare(void)
+{
+    publisher = fixture_publisher(queue, host, domains, exporter);
+    taker = fixture_subscriber(queue, staged, NULL, 0, domains, exporter);
+    assert_int_equal(fixture_publish(publisher, host, 100, 5, NULL), 0);
+}
+
+static void take_restore(void)
+{
+    taker = cox_subscriber_free(taker);
+    publisher = cox_publisher_free(publisher);
+    assert_int_equal(fixture_used(host), 0);
+    assert_int_equal(fixture_used(staged), 0);
+}
+
+static int take(void *object, struct cox_error *err)
+{
+    return cox_subscriber_take(taker, object, err);
+}
+
+static void let_go(void *object)
+{
+    assert_true(fixture_is_sound(object));
+    fixture_let_go(object);
+}
+
+static void h5_b15_a_take_leaves_nothing_behind_when_any_call_fails(void **state)
+{
+    (void)state;
+    static const int codes[] = {COX_PEER_DEAD, COX_EMPTY, COX_FULL, 0};
+    const struct countdown_subject subject = {.name = "subscriber_take",
+                                              .size = sizeof(struct cox_message),
+                                              .lenient = true,
+                                              .codes = codes,
+                                              .construct = take,
+                                              .destroy = let_go,
+                                              .prepare = take_prepare,
+                                              .restore = take_restore};
+    countdown_once(&subject);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(h15_b15_nothing_stays_of_a_queue_when_any_call_fails),
+        cmocka_unit_test(h15_b19_a_queue_reports_the_first_of_many_failures),
+        cmocka_unit_test(h15_b47_a_queue_is_made_through_interruptions),
+        cmocka_unit_test(h5_b15_a_take_leaves_nothing_behind_when_any_call_fails),
+    };
+    COX_ASSERT(cox_domains_new(&domains) == 0);
+    COX_ASSERT(cox_exporter_new(NULL, &exporter, NULL) == 0);
+    host = fixture_pool(domains, COX_DOMAIN_HOST, 8);
+    staged = fixture_pool(domains, COX_DOMAIN_STAGED, 8);
+    COX_ASSERT(cox_queue_create(&options, &queue, NULL) == 0);
+    COX_ASSERT(cox_queue_export(queue, exporter, &handle, NULL) == 0);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    cox_queue_free(queue);
+    cox_pool_free(host);
+    cox_pool_free(staged);
+    cox_exporter_free(exporter);
+    cox_domains_free(domains);
+    return failed;
+}
