@@ -35,6 +35,7 @@
  *   dup'd. Pointers into blocks are lent while a reference is held.
  * Blocks: renew and settle, until their deadline; the rest nothing. A full pool is COX_FULL, and nothing is
  *   ever overwritten.
+ * In the child of a fork everything that changes something is COX_STATE: the row is its parent's.
  * Bytes: the words are input, for every process that has them may have spoilt them: numbers out of range are
  *   COX_CORRUPT. A spoilt count can free a block too early or never; it crashes nobody.
  * If the process dies, at any instruction: its row stays until sweep, which every allocate that finds
@@ -76,7 +77,7 @@ struct cox_pool_options {
     uint64_t size;            /* slab: bytes of all slabs */
     uint32_t owner_count_max; /* 0: 16 */
     /* Pages are reserved when a block is allocated, and given back when it is freed beyond retain_size bytes
-     * of free ones; allocate may then answer COX_NO_SPACE. */
+     * of free ones; allocate may then answer COX_NO_SPACE. Fixed: block_size is a multiple of 4096. */
     bool on_demand;
     uint64_t retain_size;
     uint32_t generation; /* of this process as an owner, in its messages; 0: 1 */
@@ -102,8 +103,8 @@ struct cox_pool_attach_options {
                             against malice as well */
     uint32_t generation; /* 0: 1 */
 };
-/* fds: words, blocks, as cox_pool_fds gives them. Returns 0; COX_DENIED: memory that could shrink, or is
- * another user's; COX_VERSION; COX_CORRUPT; COX_FULL: no row is free (of the dead, rows are taken);
+/* fds: words, blocks, as cox_pool_fds gives them. Returns 0; COX_DENIED: memory that could shrink, is
+ * another user's, or was made where pids mean other processes (another boot, pid or time namespace); COX_VERSION; COX_CORRUPT; COX_FULL: no row is free (of the dead, rows are taken);
  * COX_INVALID: a domain that this process does not know; what the domain says; -errno. */
 COX_PUBLIC int cox_pool_attach(const int fds[2], const struct cox_pool_attach_options *options,
                                struct cox_pool **ret_pool, struct cox_error *err);
@@ -185,7 +186,9 @@ COX_PUBLIC int cox_pool_copy(struct cox_pool *to, const struct cox_block_ref *to
  * The process that created the pool takes all blocks of a fixed one and says itself what each is for; others pin them
  * with cox_pool_ref. Generations are then its own numbers (the sequence that a block is of), any but the one before. */
 
-/* Every block becomes USED with this generation, counted by this process. Of a fresh fixed pool only: COX_STATE. */
+/* Every block becomes USED with this generation, counted by this process. Of a fresh fixed pool only: COX_STATE. A block
+ * taken so is no reference to unref: it stays this process's until free. All or none; what the domain says, on demand:
+ * then the pool is not fresh any more. */
 COX_PUBLIC int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err);
 /* The generation of a block that this process took; 0: no such block. Not ordered with anything. */
 COX_PUBLIC uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
@@ -202,7 +205,7 @@ COX_PUBLIC int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t d
 /* ---- holds, for queues ---- */
 
 /* The owner joins a holder (a queue's id, not 0), so that its holds stay while this process lives. Idempotent. Returns 0;
- * COX_FULL. */
+ * COX_FULL; COX_INVALID; COX_BUSY: a process is stopped, for a second now, in the midst of the same. */
 COX_PUBLIC int cox_pool_holder_join(struct cox_pool *pool, uint64_t holder, struct cox_error *err);
 COX_PUBLIC void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder);
 /* The block is held by {holder, tag}; the process has a reference of its own. tag: 1 to 2^48 - 1. Idempotent. Returns 0; COX_STALE;

@@ -192,6 +192,46 @@ static void b24_b31_a_reference_after_the_last_look_keeps_the_block(void **state
     race_ends(race, &forks, pool);
 }
 
+/* ---- a slab that goes while somebody wants a block of it ---- */
+
+static void wanting_main(const struct forks_self *self)
+{
+    struct race *race = self->context;
+    struct cox_pool *pool = attached(self);
+    struct cox_block_ref ref;
+    FORK_CHECK(cox_pool_allocate(pool, 64, &ref, NULL) == 0, "allocate");
+    FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
+    signal(SIGCONT, go_on);
+    cox_fault_arm("pool.hinted:stop:0:1");
+    int r = cox_pool_allocate(pool, 64, &ref, NULL);
+    FORK_CHECK(r == COX_FULL, "%d", r);
+    atomic_fetch_add(&race->step, 1);
+    wait_until_over(race);
+    cox_pool_free(pool);
+}
+
+static void a30_b31_no_block_of_a_slab_that_is_gone(void **state)
+{
+    (void)state;
+    static const struct cox_pool_options options = {
+        .strategy = COX_POOL_SLAB, .block_size = 64, .slab_size = 4096, .size = 4 * 4096};
+    struct cox_pool *pool = pool_made(&options);
+    struct race *race = forks_share(sizeof *race);
+    struct forks forks;
+    cox_pool_fds(pool, race->fds);
+    forks_start(&forks, 1, wanting_main, race);
+    await_stop(forks.pids[0]); /* it knows of a free block, and has not claimed it */
+    struct cox_block_ref all = pool_allocated(pool, 4 * 4096);
+    kill(forks.pids[0], SIGCONT);
+    await_step(race, 1);
+    assert_int_equal(cox_pool_unref(pool, &all, NULL), 0);
+    assert_int_equal(pool_stats(pool).free_count, 4);
+    atomic_store(&race->is_over, true);
+    forks_wait(&forks);
+    pool_is_whole(pool);
+    cox_pool_free(pool);
+}
+
 /* ---- threads of one process ---- */
 
 struct closer {
@@ -278,6 +318,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(b24_b31_who_stops_counting_takes_the_last_look_over),
         TEST(b24_b31_a_reference_after_the_last_look_keeps_the_block),
+        TEST(a30_b31_no_block_of_a_slab_that_is_gone),
         TEST(b31_b24_threads_of_a_process_close_one_after_the_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
