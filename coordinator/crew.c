@@ -2,6 +2,7 @@
 
 #include "../channel/thread.h"
 #include "console.h"
+#include "links.h"
 #include "recovery.h"
 #include "scheduler.h"
 #include "service.h"
@@ -18,6 +19,7 @@
 struct cox_crew {
     struct cox_executor *executor;
     struct cox_init_summary summary;
+    struct cox_links *links;
     uint32_t rank_count;
     bool quiet;
 
@@ -200,6 +202,12 @@ static int group_init(struct cox_crew *crew, const struct cox_crew_options *opti
     return r;
 }
 
+static void on_replayed(void *context, uint64_t deadline_ns)
+{
+    const struct cox_crew *crew = context;
+    cox_links_resend(crew->links, deadline_ns);
+}
+
 static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *options,
                           struct cox_error *err)
 {
@@ -209,8 +217,12 @@ static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *
     recovery.log = (struct cox_log){.fn = on_recovery_log, .context = crew};
     recovery.failed = on_failed;
     recovery.context = crew;
+    recovery.replayed = on_replayed;
+    recovery.replayed_context = crew;
     struct cox_recovery *started;
-    int r = cox_recovery_start(crew->executor, &recovery, &started, err);
+    int r = cox_links_new(crew->executor, &recovery.log, &crew->links, err);
+    if (!r)
+        r = cox_recovery_start(crew->executor, &recovery, &started, err);
     if (r)
         return r;
     pthread_mutex_lock(&crew->lock);
@@ -316,6 +328,7 @@ struct cox_crew *cox_crew_free(struct cox_crew *crew)
             cox_recovery_stop(crew->recovery);
         service_end(crew);
         recovery_end(crew);
+        cox_links_free(crew->links);
         crew->executor = cox_executor_free(crew->executor);
         cox_signals_end(&crew->signals);
         pthread_cond_destroy(&crew->wake);
@@ -343,6 +356,11 @@ struct cox_executor *cox_crew_executor(struct cox_crew *crew)
 struct cox_recovery *cox_crew_recovery(struct cox_crew *crew)
 {
     return crew->recovery;
+}
+
+struct cox_links *cox_crew_links(struct cox_crew *crew)
+{
+    return crew->links;
 }
 
 static int scheduler_recover(void *context, struct cox_error *err)

@@ -15,6 +15,8 @@
 #define RESTART_MS_DEFAULT 60000
 /* Whoever waits for a dead rank knows of the death a little before the hook is called. */
 #define NEWS_MS 5000
+/* The hook for what ranks have to know beside the init has so long. */
+#define REPLAYED_MS 5000
 
 /* Tries of one thing, and when the next one is due. */
 struct backoff {
@@ -278,6 +280,10 @@ static int init_replay(struct cox_recovery *recovery, uint64_t deadline_ns, stru
     backoff_try(&recovery->replay);
     enter(recovery);
     int r = cox_executor_replay_init(recovery->executor, deadline_ns, err);
+    if (!r && recovery->options.replayed)
+        recovery->options.replayed(
+            recovery->options.replayed_context,
+            cox_deadline_min(deadline_ns, cox_deadline_after_ms(REPLAYED_MS)));
     leave(recovery, r);
     if (r == COX_STATE) /* they were never initialized */
         r = 0;

@@ -42,6 +42,10 @@ struct cox_recovery_options {
         restart_ms; /* one try: start, attach, init; default 60,000; hand-started: no limit on who logs on */
     bool external;      /* workers are started by hand */
     struct cox_log log; /* 4: something went wrong; 5: something was made good */
+    /* The ranks were initialized again, and nobody was told yet: what else they have to know. On recovery's thread, which it may
+     * hold up until deadline_ns. NULL: nothing. */
+    void (*replayed)(void *replayed_context, uint64_t deadline_ns);
+    void *replayed_context;
     /* The group has failed, and why; once, on recovery's thread. */
     void (*failed)(void *context, const struct cox_error *error);
     void *context;

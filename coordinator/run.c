@@ -1,6 +1,7 @@
 #include "command.h"
 #include "console.h"
 #include "crew.h"
+#include "links.h"
 #include "service.h"
 #include "tokenizer.h"
 
@@ -13,7 +14,11 @@ enum {
     OPTION_NO_FLAGS,
     OPTION_QUIET,
     OPTION_EXTERNAL,
+    OPTION_ROLE,
 };
+
+/* The ranks hear of their role. */
+#define ROLE_MS 10000
 
 #define NOT_INITIALIZED "its workers were not told to initialize (--no-init)"
 
@@ -37,6 +42,9 @@ static void help(FILE *file)
         "      --external            start none: wait for workers that somebody starts by hand,\n"
         "                            as long as that takes; standard error tells how they come\n"
         "                            (coxswain-worker --door NAME)\n"
+        "      --role ROLE           prefill: computes prompts, and holds their keys and values for a\n"
+        "                            group that decodes; decode: goes on with them; standard, the\n"
+        "                            default: both (coxswain role changes it)\n"
         "      --quiet               nothing of what the workers write\n");
     cox_recovery_options_help(file);
     cox_group_choice_help(file);
@@ -50,6 +58,7 @@ static const struct option long_options[] = {
     {"no-flags", no_argument, NULL, OPTION_NO_FLAGS},
     {"quiet", no_argument, NULL, OPTION_QUIET},
     {"external", no_argument, NULL, OPTION_EXTERNAL},
+    {"role", required_argument, NULL, OPTION_ROLE},
     {NULL, 0, NULL, 0},
 };
 
@@ -71,10 +80,13 @@ static int print_group(struct cox_crew *crew, struct cox_error *err)
 }
 
 /* Clients' prompts, on a group of reference workers. */
-static int serve(struct cox_crew *crew, const struct cox_crew_options *options,
+static int serve(struct cox_crew *crew, const struct cox_crew_options *options, enum cox_role role,
                  struct cox_serving **ret_serving, struct cox_error *err)
 {
+    struct cox_executor *executor = cox_crew_executor(crew);
+    bool legacy = cox_executor_legacy(executor);
     struct cox_serving_options serving = {
+        .name = legacy ? NULL : cox_executor_name(executor),
         .scheduler = {.step_ms = options->group->step_ms, .log = cox_crew_log()},
     };
     int r = cox_vocab_size_load(options->model, &serving.vocab_size, err);
@@ -82,13 +94,17 @@ static int serve(struct cox_crew *crew, const struct cox_crew_options *options,
         r = cox_scheduler_fit(&serving.scheduler, cox_crew_summary(crew), err);
     cox_crew_recovers(crew, &serving.scheduler);
     if (!r)
-        r = cox_serving_start(cox_crew_executor(crew), &serving, ret_serving, err);
+        r = cox_serving_start(executor, &serving, ret_serving, err);
+    if (!r && role != COX_ROLE_STANDARD)
+        r = cox_links_set_role(cox_crew_links(crew), role, cox_deadline_after_ms(ROLE_MS), err);
+    if (!r && !legacy)
+        cox_service_link_with(cox_crew_service(crew), cox_crew_links(crew));
     if (!r)
         cox_service_serve_with(cox_crew_service(crew), *ret_serving);
     return r;
 }
 
-static int keep(const struct cox_crew_options *options)
+static int keep(const struct cox_crew_options *options, enum cox_role role)
 {
     struct cox_error error = {0};
     /* The crew's connections end before the serving. */
@@ -99,7 +115,7 @@ static int keep(const struct cox_crew_options *options)
     if (r == COX_CLOSED)
         return cox_exit_interrupted(number);
     if (!r && !options->refusal)
-        r = serve(crew, options, &serving, &error);
+        r = serve(crew, options, role, &serving, &error);
     if (!r)
         r = print_group(crew, &error);
     if (r) {
@@ -126,6 +142,7 @@ int cox_command_run(int argc, char **argv)
 {
     struct cox_group_choice group;
     struct cox_crew_options options = {.group = &group, .init = true, .need_door = true};
+    enum cox_role role = COX_ROLE_STANDARD;
     struct cox_error error = {0};
     cox_group_choice_init(&group);
     int option, r = 0;
@@ -135,7 +152,9 @@ int cox_command_run(int argc, char **argv)
             help(stdout);
             return cox_exit_flushed(COX_EXIT_OK);
         }
-        if (option == OPTION_NO_INIT)
+        if (option == OPTION_ROLE)
+            r = cox_role_parse(optarg, &role, &error);
+        else if (option == OPTION_NO_INIT)
             options.init = false;
         else if (option == OPTION_NO_FLAGS)
             options.no_flags = true;
@@ -179,7 +198,10 @@ int cox_command_run(int argc, char **argv)
         if (!options.init)
             options.refusal = NOT_INITIALIZED;
     }
+    if (!r && role != COX_ROLE_STANDARD && (options.refusal || group.legacy_workers))
+        r = cox_fail(&error, COX_INVALID, "--role is for groups that take prompts: %s",
+                     options.refusal ? options.refusal : "legacy workers hold and pull nothing");
     if (r)
         return r > 0 ? cox_exit_usage("run", &error) : cox_exit_with(&error);
-    return cox_exit_flushed(keep(&options));
+    return cox_exit_flushed(keep(&options, role));
 }

@@ -1,13 +1,13 @@
 /*
  * service: the coordinator's end of its control connections (proto/control.proto): status, stop,
- * prompts, recovery.
+ * prompts, recovery, links and pulls.
  *
  * Every connection has a thread of its own and touches no worker: status is answered also when all of
  * them are stuck or dead. Of COX_SERVICE_CONNECTION_MAX connections at a time, the last few are kept for
  * those that bring no prompts, so that clients that read nothing never take status and stop away.
  *
- * Threads: new, attach, serve_with, recover_with, refuse and free from one thread; take from any, it does not block.
- * Ownership: fds are taken; executor, recovery and serving are borrowed until free, model and the refusal are
+ * Threads: new, attach, serve_with, recover_with, link_with, refuse and free from one thread; take from any, it does not block.
+ * Ownership: fds are taken; executor, recovery, links and serving are borrowed until free, model and the refusal are
  *   dup'd.
  * Blocks: free until every connection's thread has ended, which is at once, except that one inside recovery ends when that
  *   is stopped; the rest nothing.
@@ -23,6 +23,7 @@
 #define COX_SERVICE_CONNECTION_MAX 32
 #define COX_SERVICE_PROMPTS_MAX 24
 
+struct cox_links;
 struct cox_recovery;
 struct cox_service;
 
@@ -46,6 +47,8 @@ void cox_service_attach(struct cox_service *service, struct cox_executor *execut
 void cox_service_serve_with(struct cox_service *service, struct cox_serving *serving);
 /* From now on recovery commands are taken. */
 void cox_service_recover_with(struct cox_service *service, struct cox_recovery *recovery);
+/* From now on links are made, and prompts held and pulled. */
+void cox_service_link_with(struct cox_service *service, struct cox_links *links);
 void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */
 
 /* Serves a connection, a stream socket. Returns 0; COX_FULL: there are too many; -ENOMEM; -errno. Unless
