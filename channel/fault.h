@@ -115,6 +115,15 @@
     X(DOOR_ASKED, "door.asked")         /* the logon is sent */                                    \
     X(DOOR_WELCOMED, "door.welcomed")                                                              \
     X(DOOR_UNNAMED, "door.unnamed")                                                                \
+    /* KV blocks, of one's own and of other groups (worker/model/cache.h, worker/pulls.h). */     \
+    X(CACHE_EXPORTED, "cache.exported")                                                            \
+    X(CACHE_TAKEN, "cache.taken") /* a block is nobody's, and nobody reads it */                   \
+    X(CACHE_GIVEN, "cache.given")                                                                  \
+    X(LINK_ATTACHED, "link.attached") /* to the blocks of another group */                         \
+    X(LINK_DETACHED, "link.detached")                                                              \
+    X(PULL_PINNED, "pull.pinned") /* one block of it */                                            \
+    X(PULL_COPIED, "pull.copied")                                                                  \
+    X(PULL_RELEASED, "pull.released")                                                              \
     /* The end. */                                                                                 \
     X(STOP, "stop")                                                                                \
     X(ABORT_STORED, "abort.stored") /* the time to leave in order is over */                       \
@@ -141,7 +150,34 @@
     X(GROUP_ALIGNED, "group.aligned")                                                              \
     X(GROUP_BOUND, "group.bound")       /* a socket for fds */                                     \
     X(GROUP_OFFERED, "group.offered")   /* an fd, to one member */                                 \
-    X(GROUP_ACCEPTED, "group.accepted") /* one of a member */
+    X(GROUP_ACCEPTED, "group.accepted") /* one of a member */                                      \
+    /* Memory that is reserved on demand (memory/domain.h). */                                     \
+    X(DOMAIN_COMMITTED, "domain.committed")                                                        \
+    X(DOMAIN_RETURNED, "domain.returned")                                                          \
+    /* Blocks that processes share (memory/pool.h). */                                             \
+    X(POOL_MADE, "pool.made")       /* whole, nobody else's yet */                                 \
+    X(POOL_JOINED, "pool.joined")   /* a row is its own, or it says more of itself */              \
+    X(POOL_CLAIMED, "pool.claimed") /* a block, before anybody was told of it */                   \
+    X(POOL_COUNTED, "pool.counted") /* one reference more, or its number */                        \
+    X(POOL_USED, "pool.used")                                                                      \
+    X(POOL_UNCOUNTED, "pool.uncounted") /* one reference less, or all of a dead owner */           \
+    X(POOL_CLOSING, "pool.closing")     /* about to look whether anybody counts it */              \
+    X(POOL_REOPENED, "pool.reopened")   /* somebody does */                                        \
+    X(POOL_FREED, "pool.freed")                                                                    \
+    X(POOL_HINTED, "pool.hinted") /* where a free one may be */                                    \
+    X(POOL_PAGES, "pool.pages")   /* of a block or slab, about to be there or not, or so */        \
+    X(POOL_RETAINED, "pool.retained")                                                              \
+    X(POOL_SLAB, "pool.slab") /* another phase of a slab */                                        \
+    X(POOL_RENEWED, "pool.renewed")                                                                \
+    X(POOL_SETTLING, "pool.settling") /* a process sleeps until a block is its own, or no more */  \
+    X(POOL_RUNG, "pool.rung")                                                                      \
+    X(POOL_HOLDER, "pool.holder") /* one step of joining or leaving a holder */                    \
+    X(POOL_HELD, "pool.held")                                                                      \
+    X(POOL_UNHELD, "pool.unheld")                                                                  \
+    X(POOL_SWEEPING,                                                                               \
+      "pool.sweeping")          /* the row of a dead owner, or its own, is its to give back */     \
+    X(POOL_SWEPT, "pool.swept") /* all of it */                                                    \
+    X(POOL_LEFT, "pool.left")   /* the row is nobody's */
 
 enum cox_fault_point {
 #define COX_FAULT_CONSTANT(constant, name) COX_FAULT_##constant,

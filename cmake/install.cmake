@@ -6,6 +6,7 @@ include(CMakePackageConfigHelpers)
 set(public_headers
     channel/base.h
     channel/handle.h
+    channel/memory/domain.h
     proto/wire.h
     proto/operation.h
     proto/executor.proto

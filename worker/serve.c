@@ -9,6 +9,7 @@
 #include "../channel/truth.h"
 #include "../proto/operation.h"
 #include "group.h"
+#include "kv_layout.h"
 #include "proto/executor.pb-c.h"
 #include "worker_internal.h"
 
@@ -201,6 +202,7 @@ struct init_answer {
     char numbers[8][24];
     ModelExecuteData__KVCacheDesc descs[COX_KV_CACHE_DESC_COUNT_MAX];
     ModelExecuteData__KVCacheDesc *desc_pointers[COX_KV_CACHE_DESC_COUNT_MAX];
+    struct cox_kv_pool_message kv_pool;
 };
 
 static void init_put_text(struct init_answer *answer, const char *key, const char *value)
@@ -248,6 +250,8 @@ static void init_fill(struct init_answer *answer, const struct cox_init_result *
         desc->cache_type = result->kv_caches[i].cache_type;
         answer->desc_pointers[i] = desc;
     }
+    if (result->kv_pool.block_count)
+        answer->results.kv_pool = cox_kv_pool_fill(&answer->kv_pool, &result->kv_pool);
 }
 
 struct init_call {

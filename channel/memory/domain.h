@@ -35,7 +35,7 @@ enum cox_domain_kind {
     COX_DOMAIN_USER_LAST = 127,
 };
 
-/* Domains in one table, and of one queue, at most. */
+/* Domains in one table, each device counted, and of one queue, at most. */
 #define COX_DOMAIN_COUNT_MAX 32
 
 struct cox_domain_id {
@@ -74,7 +74,8 @@ struct cox_domain_functions {
                    struct cox_error *err);
     int (*copy_from)(struct cox_domain_memory *memory, uint64_t offset, void *host, size_t size,
                      struct cox_error *err);
-    /* Within the domain, also between two memories. NULL: through the host. */
+    /* Within the domain, also between two memories; they do not overlap. NULL, or COX_UNSUPPORTED for
+     * these two: through the host. */
     int (*copy)(struct cox_domain_memory *to, uint64_t to_offset, struct cox_domain_memory *from,
                 uint64_t from_offset, size_t size, struct cox_error *err);
     /* Reserves, and gives back, the pages of a range of a memory made on_demand; what was given back
@@ -90,8 +91,8 @@ struct cox_domains;
 COX_PUBLIC int cox_domains_new(struct cox_domains **ret_domains);
 COX_PUBLIC struct cox_domains *cox_domains_free(struct cox_domains *domains); /* NULL-safe */
 /* functions and context are borrowed until free. device_count: devices 0 to this - 1 exist. Returns
- * 0; COX_INVALID: kind is not one of yours, or a required function is missing; COX_BUSY: there is
- * such a kind; COX_FULL. */
+ * 0; COX_INVALID: kind is not one of yours, no device, or a required function is missing (all are but
+ * copy, and the pair of commit and decommit); COX_BUSY: there is such a kind; COX_FULL. */
 COX_PUBLIC int cox_domains_add(struct cox_domains *domains, uint32_t kind, uint32_t device_count,
                                const struct cox_domain_functions *functions, void *context,
                                struct cox_error *err);
@@ -101,7 +102,8 @@ COX_PUBLIC int cox_domains_find(const struct cox_domains *domains, struct cox_do
                                 void **ret_context, struct cox_error *err);
 
 /* Between memories of any two domains: directly where they are one and it can, else through the
- * host, a piece at a time. Ranges are checked: COX_INVALID. */
+ * host, a piece at a time. Ranges are checked: COX_INVALID, also where two of the same memory
+ * overlap without being one; COX_DENIED: the target is attached for reading only. */
 COX_PUBLIC int cox_domain_copy(struct cox_domain_memory *to, uint64_t to_offset,
                                struct cox_domain_memory *from, uint64_t from_offset, uint64_t size,
                                struct cox_error *err);

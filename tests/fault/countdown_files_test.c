@@ -17,10 +17,10 @@
 #include "coordinator/plan.h"
 #include "coordinator/prompts.h"
 #include "coordinator/tokenizer.h"
-#include "worker/model/checkpoint.h"
-#include "worker/model/file.h"
+#include "model/checkpoint.h"
+#include "model/file.h"
 #include "worker/model/model.h"
-#include "worker/model/safetensors.h"
+#include "model/safetensors.h"
 #include "worker/model/sample.h"
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"

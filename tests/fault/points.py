@@ -6,7 +6,7 @@ strings left out:
 
   1. Each constant of COX_FAULT_POINTS is passed somewhere.
   2. channel/truth.h: behind each run of stores a point follows before the function ends.
-  3. Elsewhere in channel/, worker/ and coordinator/: behind each EFFECT (below) a point follows before the function
+  3. Elsewhere in channel/, model/, worker/ and coordinator/: behind each EFFECT (below) a point follows before the function
      ends: its own, or that of a function it calls which passes one itself; in the same file also over several calls.
      A store to an atomic word is one when a header of LAYOUTS has a word of that name; so is an assignment through a pointer to a
      struct of channel/layout.h, and whatever fills a frame or a slot.
@@ -24,7 +24,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CALLERS = object()
 # The structs of shared memory.
-LAYOUTS = ("channel/layout.h", "worker/group_layout.h")
+LAYOUTS = ("channel/layout.h", "channel/memory/pool_layout.h", "worker/group_layout.h")
 
 EFFECTS = [
     # names
@@ -131,7 +131,7 @@ def calls_of(body):
 
 def sources():
     files = {}
-    for folder in ("channel", "worker", "coordinator"):
+    for folder in ("channel", "channel/memory", "model", "worker", "worker/model", "coordinator"):
         for path in sorted((ROOT / folder).glob("*.[ch]")):
             files[f"{folder}/{path.name}"] = path.read_text()
     return files

@@ -6,6 +6,7 @@
 #include "channel/fault.h"
 #include "tests/multi/crew.h"
 #include "worker/engine.h"
+#include "worker/pause.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -78,6 +79,21 @@ void cox_worker_resume(struct cox_worker *worker)
 bool cox_worker_busy(const struct cox_worker *worker)
 {
     return worker->busy;
+}
+
+/* There are no pulls here, and no signals. */
+bool cox_worker_pull_aborted(const struct cox_worker *worker)
+{
+    (void)worker;
+    return false;
+}
+
+void cox_visit_hold(void)
+{
+}
+
+void cox_visit_release(void)
+{
 }
 
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key)

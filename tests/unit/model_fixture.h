@@ -6,7 +6,7 @@
 #ifndef COX_TESTS_UNIT_MODEL_FIXTURE_H
 #define COX_TESTS_UNIT_MODEL_FIXTURE_H
 
-#include "worker/model/config.h"
+#include "model/config.h"
 
 #define FIXTURE_PATH_SIZE 64
 

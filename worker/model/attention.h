@@ -14,7 +14,7 @@
 #define COX_WORKER_MODEL_ATTENTION_H
 
 #include "worker/model/cache.h"
-#include "worker/model/config.h"
+#include "model/config.h"
 
 /* Fills cosines and sines, head_dim / 2 each, for one position. */
 void cox_rotary_angles(const struct cox_model_config *config, uint32_t position, float *cosines,

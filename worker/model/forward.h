@@ -21,7 +21,7 @@
 #define COX_WORKER_MODEL_FORWARD_H
 
 #include "worker/model/cache.h"
-#include "worker/model/weights.h"
+#include "model/weights.h"
 
 /* Tiles computed together, where the caller does not say: longer prompts go through in chunks of
  * them. */

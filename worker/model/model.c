@@ -123,6 +123,33 @@ uint64_t cox_model_weights_size(const struct cox_model *model)
     return model->own_weights ? cox_weights_size(&model->layout) : 0;
 }
 
+struct cox_kv_heads cox_model_kv_heads(const struct cox_model *model)
+{
+    return cox_share_kv_heads(&model->config, &model->share);
+}
+
+static uint64_t digest_add(uint64_t digest, const void *bytes, size_t size)
+{
+    for (size_t i = 0; i < size; i++)
+        digest = (digest ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0x100000001b3);
+    return digest;
+}
+
+/* FNV-1a over the numbers of the configuration. */
+uint64_t cox_model_digest(const struct cox_model *model)
+{
+    const struct cox_model_config *c = &model->config;
+    const uint32_t numbers[] = {
+        c->hidden_size, c->intermediate_size,  c->layer_count,
+        c->head_count,  c->kv_head_count,      c->head_dim,
+        c->vocab_size,  c->position_count_max, c->tied_embeddings,
+    };
+    uint64_t digest = digest_add(UINT64_C(0xcbf29ce484222325), numbers, sizeof(numbers));
+
+    digest = digest_add(digest, &c->rms_norm_eps, sizeof(c->rms_norm_eps));
+    return digest_add(digest, &c->rope_theta, sizeof(c->rope_theta));
+}
+
 size_t cox_model_slice_length_max(const struct cox_model *model)
 {
     return cox_forward_slice_length_max(model->forward);
@@ -258,10 +285,13 @@ int cox_model_step(struct cox_model *model, struct cox_cache *cache, const struc
         return r;
     if (cox_batch_aborted(batch))
         return cox_fail(err, COX_ABORTED, "the step was given up before it began");
-    r = cox_cache_move(cache, batch, err);
+    r = cox_cache_begin(cache, batch, err);
     if (r)
         return r;
     for (uint32_t i = 0; i < batch->row_count; i++)
         outputs[i] = (struct cox_batch_output){.token = -1, .logprob = 0};
-    return cox_forward_run(model->forward, cache, batch, logits != NULL, take_logits, &step, err);
+    r = cox_forward_run(model->forward, cache, batch, logits != NULL, take_logits, &step, err);
+    if (r == 0)
+        cox_cache_end(cache, batch);
+    return r;
 }

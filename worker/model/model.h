@@ -14,9 +14,9 @@
 
 #include "worker/batch.h"
 #include "worker/model/cache.h"
-#include "worker/model/config.h"
+#include "model/config.h"
 #include "worker/model/forward.h"
-#include "worker/model/weights.h"
+#include "model/weights.h"
 
 struct cox_model;
 
@@ -46,6 +46,10 @@ const struct cox_model_config *cox_model_config(const struct cox_model *model);
 
 /* Bytes of weights in private memory; 0 when they are lent. */
 uint64_t cox_model_weights_size(const struct cox_model *model);
+
+/* The KV heads of the share; and a number that models have in common alone whose keys and values are the same. */
+struct cox_kv_heads cox_model_kv_heads(const struct cox_model *model);
+uint64_t cox_model_digest(const struct cox_model *model);
 
 /* The longest slice, in floats, that the share's gather is called with. */
 size_t cox_model_slice_length_max(const struct cox_model *model);

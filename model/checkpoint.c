@@ -1,6 +1,6 @@
-#include "worker/model/checkpoint.h"
-#include "worker/model/file.h"
-#include "worker/model/safetensors.h"
+#include "model/checkpoint.h"
+#include "model/file.h"
+#include "model/safetensors.h"
 
 #include <stdio.h>
 #include <stdlib.h>

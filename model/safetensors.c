@@ -1,5 +1,5 @@
-#include "worker/model/safetensors.h"
-#include "worker/model/file.h"
+#include "model/safetensors.h"
+#include "model/file.h"
 
 #include <assert.h>
 #include <math.h>

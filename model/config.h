@@ -7,8 +7,8 @@
  * Any process, any thread; nothing is shared, nothing is owned. Blocks only on reading the file. If
  * the process dies nothing is left.
  */
-#ifndef COX_WORKER_MODEL_CONFIG_H
-#define COX_WORKER_MODEL_CONFIG_H
+#ifndef COX_MODEL_CONFIG_H
+#define COX_MODEL_CONFIG_H
 
 #include "channel/base.h"
 

@@ -8,10 +8,10 @@
  * Threads: any; values. Ownership: context is lent. Nothing blocks but gather, which is the
  * caller's. If the process dies nothing is left.
  */
-#ifndef COX_WORKER_MODEL_SHARE_H
-#define COX_WORKER_MODEL_SHARE_H
+#ifndef COX_MODEL_SHARE_H
+#define COX_MODEL_SHARE_H
 
-#include "worker/model/config.h"
+#include "model/config.h"
 
 /* The slices of one rank. All zero: one process owns them all. */
 struct cox_share {

@@ -8,8 +8,8 @@
  * close-on-exec, a JSON tree ends with json_decref (or the cleanup below). Blocks only on the file.
  * If the process dies nothing is left.
  */
-#ifndef COX_WORKER_MODEL_FILE_H
-#define COX_WORKER_MODEL_FILE_H
+#ifndef COX_MODEL_FILE_H
+#define COX_MODEL_FILE_H
 
 #include "channel/base.h"
 

@@ -1,4 +1,4 @@
-#include "worker/model/file.h"
+#include "model/file.h"
 
 #include <fcntl.h>
 #include <stdlib.h>

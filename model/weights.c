@@ -1,5 +1,5 @@
-#include "worker/model/weights.h"
-#include "worker/model/checkpoint.h"
+#include "model/weights.h"
+#include "model/checkpoint.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,10 +5,10 @@
  * Any process, any thread; private to the process. The object owns its open files. Blocks only on
  * the files. If the process dies nothing is left.
  */
-#ifndef COX_WORKER_MODEL_CHECKPOINT_H
-#define COX_WORKER_MODEL_CHECKPOINT_H
+#ifndef COX_MODEL_CHECKPOINT_H
+#define COX_MODEL_CHECKPOINT_H
 
-#include "worker/model/safetensors.h"
+#include "model/safetensors.h"
 
 /* Files of one checkpoint, at most; each is kept open. */
 #define COX_SHARD_COUNT_MAX 256

@@ -1,5 +1,5 @@
-#include "worker/model/config.h"
-#include "worker/model/file.h"
+#include "model/config.h"
+#include "model/file.h"
 
 #include <string.h>
 

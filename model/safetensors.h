@@ -11,8 +11,8 @@
  * while it is open: that gives other numbers or COX_CORRUPT, never a crash. If the process dies
  * nothing is left.
  */
-#ifndef COX_WORKER_MODEL_SAFETENSORS_H
-#define COX_WORKER_MODEL_SAFETENSORS_H
+#ifndef COX_MODEL_SAFETENSORS_H
+#define COX_MODEL_SAFETENSORS_H
 
 #include "channel/base.h"
 

@@ -1,4 +1,4 @@
-#include "worker/model/share.h"
+#include "model/share.h"
 
 int cox_share_of_rank(uint32_t rank, uint32_t rank_count, struct cox_share *ret_share,
                       struct cox_error *err)

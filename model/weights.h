@@ -18,10 +18,10 @@
  * process dies half-way through a fill the block holds rubbish: who shares it publishes it only
  * after the fill returned.
  */
-#ifndef COX_WORKER_MODEL_WEIGHTS_H
-#define COX_WORKER_MODEL_WEIGHTS_H
+#ifndef COX_MODEL_WEIGHTS_H
+#define COX_MODEL_WEIGHTS_H
 
-#include "worker/model/share.h"
+#include "model/share.h"
 
 #define COX_WEIGHTS_ALIGNMENT 64
 

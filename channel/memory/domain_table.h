@@ -1,0 +1,30 @@
+/*
+ * domain_table: what the domains that the library brings along need of the table, beyond domain.h.
+ *
+ * Threads, blocks, deaths: as domain.h says.
+ * Ownership: a context that comes with a release belongs to the table.
+ */
+#ifndef COX_CHANNEL_MEMORY_DOMAIN_TABLE_H
+#define COX_CHANNEL_MEMORY_DOMAIN_TABLE_H
+
+#include "domain.h"
+
+extern const struct cox_domain_functions cox_domain_host_functions;
+extern const struct cox_domain_functions cox_domain_staged_functions;
+
+/* As cox_domains_add, for any kind. release (NULL: nothing to do) is called with context by
+ * cox_domains_free; after a failure context stays the caller's. */
+int cox_domains_add_builtin(struct cox_domains *domains, uint32_t kind, uint32_t device_count,
+                            const struct cox_domain_functions *functions, void *context,
+                            void (*release)(void *context), struct cox_error *err);
+
+/* Whether host memory of that size may be asked for at all. Reserving more than there is on the machine
+ * does not fail: it takes all, and processes are killed for it. Returns 0; COX_INVALID: 0 bytes;
+ * COX_NO_SPACE: what is needed and what there is. */
+int cox_domain_check_host_size(uint64_t size, struct cox_error *err);
+/* Whether fd is memory of this user that can neither shrink nor grow, of size bytes or more, and may be
+ * written if that is asked for. Returns 0; COX_INVALID: 0 bytes; COX_DENIED; COX_CORRUPT: too small;
+ * -errno. */
+int cox_domain_check_host_fd(int fd, uint64_t size, bool writable, struct cox_error *err);
+
+#endif

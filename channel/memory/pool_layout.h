@@ -1,0 +1,277 @@
+/*
+ * pool_layout: the words of a pool in shared memory. Private to the library.
+ *
+ * All zero is the start of everything but block words (FREE, generation 1) and the header. Areas follow
+ * one another, each from a line of 128 bytes on (struct cox_pool_geometry has the offsets):
+ *
+ *   offset 0     header     constants, written before magic; the settle bell; holders. 4096 bytes
+ *          4096  owners[]   one line per process: who it is, and its own counters
+ *          ...   blocks[]   a word per block: {generation, phase, owner}. Slab: per unit of block_size
+ *                holds[]    four per block: which message holds it
+ *                hints[]    a bit per block: may be free. Only a hint; the block's word is the truth
+ *                slabs[]    slab: what each slab is cut into
+ *                pages[]    on_demand: whether a block's (slab's) pages are there; a byte each
+ *                rows[]     one per owner: counts, u16 per block, written by that process alone, and by
+ *                           who sweeps it when it is dead
+ *
+ * Every word is seq_cst where nothing else is said: the protocol (pool.h) is that two processes each
+ * write one word and then read the other's.
+ */
+#ifndef COX_CHANNEL_MEMORY_POOL_LAYOUT_H
+#define COX_CHANNEL_MEMORY_POOL_LAYOUT_H
+
+#include "pool.h"
+
+#include <stdatomic.h>
+
+#define COX_POOL_LINE_SIZE 128
+#define COX_POOL_PAGE_SIZE 4096
+#define COX_POOL_MAGIC UINT64_C(0x314C4F4F50584F43) /* "COXPOOL1" */
+#define COX_POOL_VERSION 1
+#define COX_POOL_ON_DEMAND 1u /* in flags */
+
+/* A holder is there while an owner's `joined` has its bit. Changed under `holders_lock`. */
+struct cox_pool_layout_holder {
+    _Atomic uint64_t holder_id;    /* 0: none */
+    _Atomic uint64_t holder_epoch; /* another one each time that the place is taken */
+};
+
+struct cox_pool_layout_header {
+    _Atomic uint64_t pool_magic; /* release, last */
+    uint32_t version;
+    uint32_t strategy;
+    uint64_t id;
+    uint64_t system; /* the machine's boot and the namespaces that pids and start times are of */
+    uint32_t domain_kind;
+    uint32_t domain_device;
+    uint64_t block_size;
+    uint32_t block_count; /* slab: units of block_size */
+    uint32_t owner_count;
+    uint64_t slab_size; /* fixed: 0 */
+    uint32_t slab_count;
+    uint32_t flags;
+    uint64_t retain_size;
+    uint64_t memory_size; /* bytes of the blocks */
+    uint64_t words_size;  /* bytes of all this */
+    uint64_t blocks_ino;  /* of the blocks' file; 0: it is no file */
+    uint64_t blocks_dev;
+    uint8_t padding[COX_POOL_LINE_SIZE - 112];
+    /* Written by many: a line each. */
+    _Atomic uint32_t owner_high; /* no row from here on was ever used; only grows */
+    uint8_t padding_0[COX_POOL_LINE_SIZE - 4];
+    _Atomic uint32_t settle_bell; /* futex: a count went to 0 while somebody settles */
+    uint8_t padding_1[COX_POOL_LINE_SIZE - 4];
+    _Atomic uint64_t settling[COX_POOL_OWNER_COUNT_MAX / 64]; /* by owner: sleeps on the bell */
+    _Atomic uint64_t holders_lock; /* 0, or cox_pool_life of who has it */
+    uint8_t padding_2[COX_POOL_LINE_SIZE - 8];
+    _Atomic int64_t retained; /* bytes of free blocks whose pages are there; about */
+    uint8_t padding_3[COX_POOL_LINE_SIZE - 8];
+    struct cox_pool_layout_holder holders[COX_POOL_HOLDER_COUNT_MAX];
+    uint8_t padding_4[COX_POOL_PAGE_SIZE - 6 * COX_POOL_LINE_SIZE - 16 * COX_POOL_HOLDER_COUNT_MAX];
+};
+
+/* EMPTY -> LIVE                  by compare-and-swap: the process that is now the owner
+ * LIVE, SWEEPING -> SWEEPING     by compare-and-swap, when who stands there is dead, or by itself as it leaves:
+ *                                whoever wins has the row, and finishes or dies
+ * SWEEPING -> EMPTY, LIVE        by who sweeps, when the row is all zero
+ */
+enum cox_pool_owner_state {
+    COX_POOL_OWNER_EMPTY = 0,
+    COX_POOL_OWNER_LIVE = 5,
+    COX_POOL_OWNER_SWEEPING = 10, /* pid and start are of who sweeps */
+};
+
+struct cox_pool_layout_owner {
+    _Atomic uint64_t owner_life;       /* cox_pool_life */
+    _Atomic uint64_t owner_joined;     /* a bit per holder */
+    _Atomic uint32_t owner_generation; /* for display */
+    uint32_t reserved;
+    /* For display; never set back, whoever the row is of. */
+    _Atomic uint64_t owner_allocated;
+    _Atomic uint64_t owner_freed;
+    _Atomic uint64_t owner_swept;
+    uint8_t padding[COX_POOL_LINE_SIZE - 48];
+};
+
+struct cox_pool_layout_block {
+    _Atomic uint64_t block_word; /* cox_pool_word */
+};
+
+struct cox_pool_layout_holds {
+    _Atomic uint64_t hold_word[COX_POOL_HOLD_COUNT_MAX]; /* cox_pool_hold_word; 0: none */
+};
+
+struct cox_pool_layout_hints {
+    _Atomic uint64_t hint_bits;
+};
+
+struct cox_pool_layout_slab {
+    _Atomic uint64_t slab_word; /* cox_pool_slab_word */
+    _Atomic uint32_t slab_used; /* blocks; a hint */
+    uint32_t reserved;
+};
+
+/* Changed only by who has the block (slab) in CLAIMED. */
+enum cox_pool_pages {
+    COX_POOL_PAGES_NONE = 0,
+    COX_POOL_PAGES_SOME = 1, /* perhaps: being reserved or given back */
+    COX_POOL_PAGES_ALL = 2,
+};
+
+struct cox_pool_layout_pages {
+    _Atomic uint8_t page_state;
+};
+
+struct cox_pool_layout_count {
+    _Atomic uint16_t row_count;
+};
+#define COX_POOL_COUNT_MAX UINT16_MAX
+
+#define COX_POOL_AT(type, member, offset)                                                          \
+    _Static_assert(offsetof(struct type, member) == (offset), #type "." #member " moved")
+
+COX_POOL_AT(cox_pool_layout_holder, holder_epoch, 8);
+_Static_assert(sizeof(struct cox_pool_layout_holder) == 16, "holder size");
+COX_POOL_AT(cox_pool_layout_header, pool_magic, 0);
+COX_POOL_AT(cox_pool_layout_header, version, 8);
+COX_POOL_AT(cox_pool_layout_header, strategy, 12);
+COX_POOL_AT(cox_pool_layout_header, id, 16);
+COX_POOL_AT(cox_pool_layout_header, system, 24);
+COX_POOL_AT(cox_pool_layout_header, domain_kind, 32);
+COX_POOL_AT(cox_pool_layout_header, domain_device, 36);
+COX_POOL_AT(cox_pool_layout_header, block_size, 40);
+COX_POOL_AT(cox_pool_layout_header, block_count, 48);
+COX_POOL_AT(cox_pool_layout_header, owner_count, 52);
+COX_POOL_AT(cox_pool_layout_header, slab_size, 56);
+COX_POOL_AT(cox_pool_layout_header, slab_count, 64);
+COX_POOL_AT(cox_pool_layout_header, flags, 68);
+COX_POOL_AT(cox_pool_layout_header, retain_size, 72);
+COX_POOL_AT(cox_pool_layout_header, memory_size, 80);
+COX_POOL_AT(cox_pool_layout_header, words_size, 88);
+COX_POOL_AT(cox_pool_layout_header, blocks_ino, 96);
+COX_POOL_AT(cox_pool_layout_header, blocks_dev, 104);
+COX_POOL_AT(cox_pool_layout_header, owner_high, 128);
+COX_POOL_AT(cox_pool_layout_header, settle_bell, 256);
+COX_POOL_AT(cox_pool_layout_header, settling, 384);
+COX_POOL_AT(cox_pool_layout_header, holders_lock, 512);
+COX_POOL_AT(cox_pool_layout_header, retained, 640);
+COX_POOL_AT(cox_pool_layout_header, holders, 768);
+_Static_assert(sizeof(struct cox_pool_layout_header) == COX_POOL_PAGE_SIZE, "header size");
+COX_POOL_AT(cox_pool_layout_owner, owner_life, 0);
+COX_POOL_AT(cox_pool_layout_owner, owner_joined, 8);
+COX_POOL_AT(cox_pool_layout_owner, owner_generation, 16);
+COX_POOL_AT(cox_pool_layout_owner, owner_allocated, 24);
+COX_POOL_AT(cox_pool_layout_owner, owner_freed, 32);
+COX_POOL_AT(cox_pool_layout_owner, owner_swept, 40);
+_Static_assert(sizeof(struct cox_pool_layout_owner) == COX_POOL_LINE_SIZE, "owner line size");
+_Static_assert(sizeof(struct cox_pool_layout_block) == 8, "block size");
+_Static_assert(sizeof(struct cox_pool_layout_holds) == 32, "holds size");
+_Static_assert(sizeof(struct cox_pool_layout_hints) == 8, "hints size");
+COX_POOL_AT(cox_pool_layout_slab, slab_used, 8);
+_Static_assert(sizeof(struct cox_pool_layout_slab) == 16, "slab size");
+_Static_assert(sizeof(struct cox_pool_layout_pages) == 1, "pages size");
+_Static_assert(sizeof(struct cox_pool_layout_count) == 2, "count size");
+
+/* ---- words ---- */
+
+/* Of a block: {generation:48, phase:4, owner:12}. */
+enum cox_pool_phase {
+    COX_POOL_FREE = 0,
+    COX_POOL_CLAIMED = 1, /* by owner, before anybody was told of it */
+    COX_POOL_USED = 2,
+    COX_POOL_CLOSING = 3, /* by owner, which is to look whether somebody counts it */
+};
+#define COX_POOL_GENERATION_MAX ((UINT64_C(1) << 48) - 1)
+
+struct cox_pool_word {
+    uint64_t generation;
+    uint32_t phase;
+    uint32_t owner;
+};
+
+static inline uint64_t cox_pool_word(uint64_t generation, enum cox_pool_phase phase, uint32_t owner)
+{
+    return generation << 16 | (uint64_t)phase << 12 | owner;
+}
+
+static inline struct cox_pool_word cox_pool_word_split(uint64_t word)
+{
+    return (struct cox_pool_word){word >> 16, word >> 12 & 0xf, word & 0xfff};
+}
+
+/* 0 is no generation. */
+static inline uint64_t cox_pool_generation_next(uint64_t generation)
+{
+    return generation >= COX_POOL_GENERATION_MAX ? 1 : generation + 1;
+}
+
+/* Of an owner, and of the holders' lock: {state:4, pid:22, start:38}. pids have 22 bits (PID_MAX_LIMIT), 38 bits
+ * of clock ticks last 87 years. */
+static inline uint64_t cox_pool_life(enum cox_pool_owner_state state, int32_t pid, uint64_t start)
+{
+    return (uint64_t)state << 60 | ((uint64_t)pid & 0x3fffff) << 38 |
+           (start & ((UINT64_C(1) << 38) - 1));
+}
+
+static inline uint32_t cox_pool_life_state(uint64_t life)
+{
+    return (uint32_t)(life >> 60);
+}
+
+static inline int32_t cox_pool_life_pid(uint64_t life)
+{
+    return (int32_t)(life >> 38 & 0x3fffff);
+}
+
+static inline uint64_t cox_pool_life_start(uint64_t life)
+{
+    return life & ((UINT64_C(1) << 38) - 1);
+}
+
+/* {tag:48, epoch of the holder's place:10, place:6}: what was held for a holder that is gone is never taken for
+ * what the next one in its place holds. */
+static inline uint64_t cox_pool_hold_word(uint64_t tag, uint64_t epoch, uint32_t place)
+{
+    return tag << 16 | (epoch & 0x3ff) << 6 | place;
+}
+
+/* Of a slab: {turn:24, value:24, phase:4, owner:12}. turn: another one each time that it stops being
+ * EMPTY, so that who looked long ago changes nothing.
+ *
+ *   EMPTY -> CLAIMED(owner)           -> CUT(class)     it is blocks of block_size << class
+ *            CUT -> LEAVING(owner)    -> EMPTY          all of them are free, and stay so
+ *                                     -> CUT            they are not
+ *   EMPTY -> CLAIMED(owner)           -> RUN(length)    one block of as many slabs; the others are TAIL(first)
+ *            RUN -> CLAIMED(owner)    -> EMPTY          the block is free
+ *   EMPTY -> TAIL(first)              -> EMPTY          by who has the first one in CLAIMED
+ */
+enum cox_pool_slab_phase {
+    COX_POOL_SLAB_EMPTY = 0,
+    COX_POOL_SLAB_CLAIMED = 1,
+    COX_POOL_SLAB_CUT = 2,
+    COX_POOL_SLAB_LEAVING = 3,
+    COX_POOL_SLAB_RUN = 4,
+    COX_POOL_SLAB_TAIL = 5,
+};
+
+struct cox_pool_slab_word {
+    uint32_t turn;
+    uint32_t value;
+    uint32_t phase;
+    uint32_t owner;
+};
+
+static inline uint64_t cox_pool_slab_word(uint32_t turn, uint32_t value,
+                                          enum cox_pool_slab_phase phase, uint32_t owner)
+{
+    return (uint64_t)(turn & 0xffffff) << 40 | (uint64_t)(value & 0xffffff) << 16 |
+           (uint64_t)phase << 12 | owner;
+}
+
+static inline struct cox_pool_slab_word cox_pool_slab_word_split(uint64_t word)
+{
+    return (struct cox_pool_slab_word){(uint32_t)(word >> 40), (uint32_t)(word >> 16) & 0xffffff,
+                                       (uint32_t)(word >> 12) & 0xf, (uint32_t)word & 0xfff};
+}
+
+#endif

@@ -1,0 +1,161 @@
+/*
+ * pool_ledger: what this process holds, block by block and by generation, in private memory: a reference that it does not
+ * have cannot be given back, also when it has another one of the same block.
+ *
+ * One word per block, {generation:48, count:16}, and a list for what does not fit there: references of an
+ * older generation of a block that was renewed. In the child of a fork all of it reads as zeros.
+ */
+#include "pool_internal.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+struct older {
+    struct older *next;
+    uint64_t generation;
+    uint32_t block;
+    uint32_t count;
+};
+
+struct cox_pool_ledger {
+    pthread_mutex_t lock; /* of olders */
+    struct older *olders;
+    _Atomic uint32_t older_count; /* so that the lock is seldom asked for */
+    _Atomic uint64_t *words;      /* words[0]: 1; then one per block */
+};
+
+static size_t ledger_size(uint32_t block_count)
+{
+    return (block_count + (size_t)1) * sizeof(uint64_t);
+}
+
+int cox_pool_ledger_new(uint32_t block_count, struct cox_pool_ledger **ret_ledger,
+                        struct cox_error *err)
+{
+    struct cox_pool_ledger *ledger = calloc(1, sizeof *ledger);
+    if (!ledger)
+        return cox_fail(err, -ENOMEM, "no memory for the pool's ledger");
+    void *map = mmap(NULL, ledger_size(block_count), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    int r = map == MAP_FAILED ? -errno : 0;
+    if (r) {
+        free(ledger);
+        return cox_fail(err, r, "the pool's ledger of %zu bytes: %s", ledger_size(block_count),
+                        cox_status_text(r));
+    }
+    /* A kernel that cannot is older than any with pidfds; the child is then trusted not to use it. */
+    madvise(map, ledger_size(block_count), MADV_WIPEONFORK);
+    ledger->words = map;
+    atomic_store_explicit(&ledger->words[0], 1, memory_order_relaxed); /* nobody else has it yet */
+    pthread_mutex_init(&ledger->lock, NULL);
+    *ret_ledger = ledger;
+    return 0;
+}
+
+struct cox_pool_ledger *cox_pool_ledger_free(struct cox_pool_ledger *ledger, uint32_t block_count)
+{
+    if (!ledger)
+        return NULL;
+    while (ledger->olders) {
+        struct older *older = ledger->olders;
+        ledger->olders = older->next;
+        free(older);
+    }
+    munmap(ledger->words, ledger_size(block_count));
+    pthread_mutex_destroy(&ledger->lock);
+    free(ledger);
+    return NULL;
+}
+
+bool cox_pool_ledger_is_here(const struct cox_pool_ledger *ledger)
+{
+    return atomic_load_explicit(&ledger->words[0], memory_order_relaxed) == 1;
+}
+
+/* ---- of another generation ---- */
+
+static struct older **older_find(struct cox_pool_ledger *ledger, uint32_t block,
+                                 uint64_t generation)
+{
+    struct older **link = &ledger->olders;
+    while (*link && ((*link)->block != block || (*link)->generation != generation))
+        link = &(*link)->next;
+    return link;
+}
+
+static int older_add(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation)
+{
+    int r = 0;
+    pthread_mutex_lock(&ledger->lock);
+    struct older *older = *older_find(ledger, block, generation);
+    if (!older && (older = calloc(1, sizeof *older))) {
+        *older = (struct older){ledger->olders, generation, block, 0};
+        ledger->olders = older;
+        atomic_fetch_add(&ledger->older_count, 1);
+    }
+    if (!older)
+        r = -ENOMEM;
+    else
+        older->count++;
+    pthread_mutex_unlock(&ledger->lock);
+    return r;
+}
+
+static bool older_drop(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation)
+{
+    if (atomic_load(&ledger->older_count) == 0)
+        return false;
+    pthread_mutex_lock(&ledger->lock);
+    struct older **link = older_find(ledger, block, generation), *older = *link;
+    if (older && --older->count == 0) {
+        *link = older->next;
+        free(older);
+        atomic_fetch_sub(&ledger->older_count, 1);
+    }
+    pthread_mutex_unlock(&ledger->lock);
+    return older != NULL;
+}
+
+/* ---- references ---- */
+
+/* The words are relaxed: what orders threads is whatever passes a reference from one to the other. */
+int cox_pool_ledger_add(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation)
+{
+    _Atomic uint64_t *word = &ledger->words[block + 1];
+    uint64_t seen = atomic_load_explicit(word, memory_order_relaxed), next;
+    do {
+        const uint64_t count = seen & 0xffff;
+        if (count && seen >> 16 != generation)
+            return older_add(ledger, block, generation);
+        if (count == 0xffff)
+            return COX_FULL;
+        next = generation << 16 | (count + 1);
+    } while (!atomic_compare_exchange_weak_explicit(word, &seen, next, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return 0;
+}
+
+bool cox_pool_ledger_drop(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation)
+{
+    _Atomic uint64_t *word = &ledger->words[block + 1];
+    uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
+    do
+        if ((seen & 0xffff) == 0 || seen >> 16 != generation)
+            return older_drop(ledger, block, generation);
+    while (!atomic_compare_exchange_weak_explicit(word, &seen, seen - 1, memory_order_relaxed,
+                                                  memory_order_relaxed));
+    return true;
+}
+
+bool cox_pool_ledger_has(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation)
+{
+    const uint64_t seen = atomic_load_explicit(&ledger->words[block + 1], memory_order_relaxed);
+    if ((seen & 0xffff) && seen >> 16 == generation)
+        return true;
+    if (atomic_load(&ledger->older_count) == 0)
+        return false;
+    pthread_mutex_lock(&ledger->lock);
+    const bool found = *older_find(ledger, block, generation) != NULL;
+    pthread_mutex_unlock(&ledger->lock);
+    return found;
+}
