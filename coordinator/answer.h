@@ -9,7 +9,7 @@
 #ifndef COX_COORDINATOR_ANSWER_H
 #define COX_COORDINATOR_ANSWER_H
 
-#include "links.h"
+#include "group_links.h"
 #include "recovery.h"
 #include "serving.h"
 
@@ -26,7 +26,7 @@ struct cox_answer_source {
     struct cox_serving *serving;   /* NULL: it takes no prompts, */
     const char *refusal;           /* because */
     struct cox_recovery *recovery; /* NULL: the group is being started */
-    struct cox_links *links;       /* NULL: it takes no part in transfers */
+    struct cox_group_links *links; /* NULL: it takes no part in transfers */
     const char *model;             /* NULL: none is known */
 };
 

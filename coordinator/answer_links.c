@@ -24,7 +24,8 @@ static uint64_t deadline_of(bool given, uint64_t timeout_ms)
 
 /* ---- lists of links ---- */
 
-static int link_fill(link_message *message, const struct cox_link *link, struct cox_arena *arena)
+static int link_fill(link_message *message, const struct cox_group_link *link,
+                     struct cox_arena *arena)
 {
     coxswain_control__link_state__init(message);
     message->cluster_id = cox_arena_strdup(arena, link->cluster_id);
@@ -32,12 +33,12 @@ static int link_fill(link_message *message, const struct cox_link *link, struct 
     SET(message, state, (uint32_t)link->state);
     if (link->life)
         SET(message, life, link->life);
-    if (link->state == COX_LINK_FAILED)
+    if (link->state == COX_GROUP_LINK_FAILED)
         SET(message, code, link->code);
     return message->cluster_id && (message->text || !link->text) ? 0 : -ENOMEM;
 }
 
-static int list_fill(const struct cox_link *list, size_t count, struct cox_arena *arena,
+static int list_fill(const struct cox_group_link *list, size_t count, struct cox_arena *arena,
                      link_message ***ret_links, size_t *ret_count)
 {
     link_message *messages = cox_arena_alloc(arena, (count + 1) * sizeof *messages);
@@ -57,13 +58,13 @@ int cox_answer_transfer_status(const struct cox_answer_source *source, struct co
 {
     struct cox_serving_status status;
     CoxswainControl__TransferStatus *message = cox_arena_alloc(arena, sizeof *message);
-    struct cox_link *list = NULL;
+    struct cox_group_link *list = NULL;
     size_t count = 0;
     if (!message)
         return -ENOMEM;
     coxswain_control__transfer_status__init(message);
     cox_serving_status(source->serving, &status);
-    SET(message, role, (uint32_t)cox_links_role(source->links));
+    SET(message, role, (uint32_t)cox_group_links_role(source->links));
     SET(message, holds, status.holds);
     SET(message, held_blocks, status.held_blocks);
     SET(message, recomputed, status.recomputed);
@@ -75,13 +76,13 @@ int cox_answer_transfer_status(const struct cox_answer_source *source, struct co
     SET(message, late_results, status.transfer.late_results);
     SET(message, bytes, status.transfer.bytes);
     SET(message, quarantined_blocks, status.transfer.quarantined_blocks);
-    int r = cox_links_list(source->links, &list, &count);
+    int r = cox_group_links_list(source->links, &list, &count);
     if (!r)
         r = list_fill(list, count, arena, &message->links, &message->n_links);
     /* Nobody was asked how they are. */
     for (size_t i = 0; !r && i < count; i++)
         message->links[i]->has_state = false;
-    cox_link_list_free(list, count);
+    cox_group_link_list_free(list, count);
     *ret_status = message;
     return r;
 }
@@ -122,9 +123,8 @@ static int kv_info_answer(const struct cox_answer_source *source,
     if (!message)
         return -ENOMEM;
     coxswain_control__kv_info_reply__init(message);
-    SET(message, life,
-        cox_executor_kv_life(source->executor, cox_executor_life(source->executor)));
-    SET(message, role, (uint32_t)cox_links_role(source->links));
+    SET(message, life, cox_executor_kv_life(source->executor, cox_executor_life(source->executor)));
+    SET(message, role, (uint32_t)cox_group_links_role(source->links));
     int r = cox_executor_remote_info(source->executor, &bytes, &size, err);
     if (!r && request->has_hold)
         r = hold_fill(source, request->hold, arena, message, err);
@@ -160,10 +160,10 @@ static int link_answer(const struct cox_answer_source *source,
     if (request->has_remote_info == (request->unlink != NULL))
         return cox_fail(err, COX_INVALID, "a link needs either a group or one to unlink");
     if (request->unlink)
-        r = cox_links_unlink(source->links, request->unlink, deadline_ns, err);
+        r = cox_group_links_unlink(source->links, request->unlink, deadline_ns, err);
     else
-        r = cox_links_link(source->links, request->remote_info.data, request->remote_info.len,
-                           deadline_ns, err);
+        r = cox_group_links_link(source->links, request->remote_info.data, request->remote_info.len,
+                                 deadline_ns, err);
     return r ? r : done_answer(arena, reply);
 }
 
@@ -172,18 +172,18 @@ static int link_status_answer(const struct cox_answer_source *source,
                               struct cox_arena *arena, control_reply *reply, struct cox_error *err)
 {
     CoxswainControl__LinkStatusReply *message = cox_arena_alloc(arena, sizeof *message);
-    struct cox_link *list;
+    struct cox_group_link *list;
     size_t count;
     if (!message)
         return -ENOMEM;
     coxswain_control__link_status_reply__init(message);
-    int r = cox_links_status(source->links,
-                             deadline_of(request->has_timeout_ms, request->timeout_ms), &list,
-                             &count, err);
+    int r = cox_group_links_status(source->links,
+                                   deadline_of(request->has_timeout_ms, request->timeout_ms), &list,
+                                   &count, err);
     if (r)
         return r;
     r = list_fill(list, count, arena, &message->links, &message->n_links);
-    cox_link_list_free(list, count);
+    cox_group_link_list_free(list, count);
     reply->reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_LINK_STATUS;
     reply->link_status = message;
     return r;
@@ -205,8 +205,8 @@ int cox_answer_links(const struct cox_answer_source *source,
         return link_status_answer(source, request->link_status, arena, reply, err);
     default: {
         const CoxswainControl__RoleRequest *role = request->role;
-        int r = cox_links_set_role(source->links, role->role,
-                                   deadline_of(role->has_timeout_ms, role->timeout_ms), err);
+        int r = cox_group_links_set_role(source->links, role->role,
+                                         deadline_of(role->has_timeout_ms, role->timeout_ms), err);
         return r ? r : done_answer(arena, reply);
     }
     }

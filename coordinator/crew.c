@@ -2,7 +2,7 @@
 
 #include "../channel/thread.h"
 #include "console.h"
-#include "links.h"
+#include "group_links.h"
 #include "recovery.h"
 #include "scheduler.h"
 #include "service.h"
@@ -19,7 +19,7 @@
 struct cox_crew {
     struct cox_executor *executor;
     struct cox_init_summary summary;
-    struct cox_links *links;
+    struct cox_group_links *links;
     uint32_t rank_count;
     bool quiet;
 
@@ -205,7 +205,7 @@ static int group_init(struct cox_crew *crew, const struct cox_crew_options *opti
 static void on_replayed(void *context, uint64_t deadline_ns)
 {
     const struct cox_crew *crew = context;
-    cox_links_resend(crew->links, deadline_ns);
+    cox_group_links_resend(crew->links, deadline_ns);
 }
 
 static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *options,
@@ -220,7 +220,7 @@ static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *
     recovery.replayed = on_replayed;
     recovery.replayed_context = crew;
     struct cox_recovery *started;
-    int r = cox_links_new(crew->executor, &recovery.log, &crew->links, err);
+    int r = cox_group_links_new(crew->executor, &recovery.log, &crew->links, err);
     if (!r)
         r = cox_recovery_start(crew->executor, &recovery, &started, err);
     if (r)
@@ -328,7 +328,7 @@ struct cox_crew *cox_crew_free(struct cox_crew *crew)
             cox_recovery_stop(crew->recovery);
         service_end(crew);
         recovery_end(crew);
-        cox_links_free(crew->links);
+        cox_group_links_free(crew->links);
         crew->executor = cox_executor_free(crew->executor);
         cox_signals_end(&crew->signals);
         pthread_cond_destroy(&crew->wake);
@@ -358,7 +358,7 @@ struct cox_recovery *cox_crew_recovery(struct cox_crew *crew)
     return crew->recovery;
 }
 
-struct cox_links *cox_crew_links(struct cox_crew *crew)
+struct cox_group_links *cox_crew_links(struct cox_crew *crew)
 {
     return crew->links;
 }

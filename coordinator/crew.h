@@ -20,7 +20,7 @@
 #include "options.h"
 
 struct cox_crew;
-struct cox_links;
+struct cox_group_links;
 struct cox_service;
 
 struct cox_crew_options {
@@ -51,7 +51,7 @@ struct cox_executor *cox_crew_executor(struct cox_crew *crew);
 /* Of the group's ranks, from start to free; what it does with a death is in the group's choice. */
 struct cox_recovery *cox_crew_recovery(struct cox_crew *crew);
 /* Of the group with others; told again to ranks that were replaced. */
-struct cox_links *cox_crew_links(struct cox_crew *crew);
+struct cox_group_links *cox_crew_links(struct cox_crew *crew);
 struct cox_scheduler_options;
 /* A scheduler with these goes on when the group was recovered. */
 void cox_crew_recovers(struct cox_crew *crew, struct cox_scheduler_options *options);

@@ -1,7 +1,7 @@
 #include "command.h"
 #include "../channel/geometry.h"
 #include "console.h"
-#include "links.h"
+#include "group_links.h"
 #include "proto/control.pb-c.h"
 #include "remote.h"
 #include "signals.h"
@@ -93,7 +93,8 @@ static void help(FILE *file)
         "computes the prompts, and B pulls their keys and values and generates. The text is the\n"
         "same. They are linked where they are not.\n"
         "      --lease SEC           A holds a prompt's keys and values so long (default 60)\n"
-        "      --no-recompute        what B cannot pull is computed by A again, and then an error;\n"
+        "      --no-recompute        what B cannot pull is computed by A again, and then an "
+        "error;\n"
         "                            otherwise B computes it, and says so\n"
         "\n"
         "      --nested              the form of legacy workers on the wire\n");
@@ -549,7 +550,8 @@ static int generate_split(struct generate *g)
     const char *model = NULL;
     uint64_t deadline_ns = cox_deadline_after_ms(CONNECT_MS);
     uint32_t window = g->complete.scheduler.sequence_count_max;
-    int r = split_side(g, &prefill, g->split.prefill, deadline_ns, COX_ROLE_DECODE, &window, &error);
+    int r =
+        split_side(g, &prefill, g->split.prefill, deadline_ns, COX_ROLE_DECODE, &window, &error);
     if (!r)
         r = split_side(g, &decode, g->split.decode, deadline_ns, COX_ROLE_PREFILL, &window, &error);
     if (!r)

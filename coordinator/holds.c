@@ -10,8 +10,7 @@ struct cox_hold *cox_holds_add(struct cox_holds *holds, int64_t id, uint64_t own
     struct cox_hold *hold = malloc(sizeof *hold + count * sizeof *blocks);
     if (!hold)
         return NULL;
-    *hold =
-        (struct cox_hold){.id = id, .owner = owner, .lease_ns = lease_ns, .block_count = count};
+    *hold = (struct cox_hold){.id = id, .owner = owner, .lease_ns = lease_ns, .block_count = count};
     memcpy(hold->blocks, blocks, count * sizeof *blocks);
     while (*end)
         end = &(*end)->next;
@@ -22,23 +21,21 @@ struct cox_hold *cox_holds_add(struct cox_holds *holds, int64_t id, uint64_t own
     return hold;
 }
 
-void cox_holds_end(struct cox_holds *holds, struct cox_blocks *blocks, uint64_t owner, int64_t id,
-                   uint64_t now_ns)
+struct cox_hold *cox_holds_take(struct cox_holds *holds, uint64_t owner, int64_t id,
+                                uint64_t now_ns)
 {
     struct cox_hold **link = &holds->first;
-    while (*link) {
-        struct cox_hold *hold = *link;
-        if ((owner && hold->owner != owner) || (id && hold->id != id) || hold->lease_ns > now_ns) {
-            link = &hold->next;
-            continue;
-        }
-        *link = hold->next;
-        holds->count--;
-        holds->block_count -= hold->block_count;
-        holds->changes++;
-        cox_blocks_give(blocks, hold->blocks, hold->block_count);
-        free(hold);
-    }
+    while (*link && ((owner && (*link)->owner != owner) || (id && (*link)->id != id) ||
+                     (*link)->lease_ns > now_ns))
+        link = &(*link)->next;
+    struct cox_hold *hold = *link;
+    if (!hold)
+        return NULL;
+    *link = hold->next;
+    holds->count--;
+    holds->block_count -= hold->block_count;
+    holds->changes++;
+    return hold;
 }
 
 uint64_t cox_holds_due_ns(const struct cox_holds *holds)

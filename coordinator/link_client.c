@@ -1,6 +1,6 @@
 #include "link_client.h"
 
-#include "links.h"
+#include "group_links.h"
 #include "proto/control.pb-c.h"
 
 #include <inttypes.h>
@@ -65,21 +65,21 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
     return r;
 }
 
-/* The state of one link, COX_LINK_WAITING where it is not mentioned. */
+/* The state of one link, COX_GROUP_LINK_WAITING where it is not mentioned. */
 static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t deadline_ns,
-                     enum cox_link_state *ret_state, struct cox_error *err)
+                     enum cox_group_link_state *ret_state, struct cox_error *err)
 {
     CoxswainControl__LinkStatusReply *status;
     int r = cox_client_link_status(reader, deadline_ns, &status, err);
     if (r)
         return r;
-    *ret_state = COX_LINK_WAITING;
+    *ret_state = COX_GROUP_LINK_WAITING;
     for (size_t i = 0; i < status->n_links; i++) {
         const CoxswainControl__LinkState *link = status->links[i];
         if (!link->cluster_id || strcmp(link->cluster_id, owner_name) != 0)
             continue;
-        *ret_state = (enum cox_link_state)link->state;
-        if (link->state != COX_LINK_FAILED)
+        *ret_state = (enum cox_group_link_state)link->state;
+        if (link->state != COX_GROUP_LINK_FAILED)
             continue;
         if (link->text)
             cox_client_clean_text(link->text);
@@ -93,13 +93,13 @@ static int link_await(struct cox_client *reader, const char *owner_name, uint64_
                       struct cox_error *err)
 {
     for (;;) {
-        enum cox_link_state state;
+        enum cox_group_link_state state;
         int r = state_ask(reader, owner_name, deadline_ns, &state, err);
-        if (r || state == COX_LINK_SUCCESS)
+        if (r || state == COX_GROUP_LINK_SUCCESS)
             return r;
         if (cox_now_ns() >= deadline_ns)
             return cox_fail(err, COX_TIMEOUT, "'%s' is not linked in time: %s", owner_name,
-                            cox_link_state_name(state));
+                            cox_group_link_state_name(state));
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
     }
 }

@@ -3,7 +3,7 @@
 
 #include "../channel/geometry.h"
 #include "link_client.h"
-#include "links.h"
+#include "group_links.h"
 #include "proto/control.pb-c.h"
 #include "target.h"
 
@@ -87,8 +87,8 @@ static void links_print(const CoxswainControl__LinkStatusReply *status)
     for (size_t i = 0; i < status->n_links; i++) {
         const link_message *link = status->links[i];
         printf("%s %s", link->cluster_id ? link->cluster_id : "?",
-               cox_link_state_name(link->state));
-        if (link->state == COX_LINK_FAILED)
+               cox_group_link_state_name(link->state));
+        if (link->state == COX_GROUP_LINK_FAILED)
             printf(" %" PRId32 ": %s", link->code, link->text ? link->text : "no reason was given");
         putchar('\n');
     }
@@ -101,10 +101,10 @@ static void links_print_json(const CoxswainControl__LinkStatusReply *status)
     json_t *root = json_object(), *links = json_array();
     for (size_t i = 0; i < status->n_links; i++) {
         const link_message *link = status->links[i];
-        bool failed = link->state == COX_LINK_FAILED;
+        bool failed = link->state == COX_GROUP_LINK_FAILED;
         json_t *object = json_object();
         json_object_set_new(object, "name", json_string(link->cluster_id ? link->cluster_id : "?"));
-        json_object_set_new(object, "state", json_string(cox_link_state_name(link->state)));
+        json_object_set_new(object, "state", json_string(cox_group_link_state_name(link->state)));
         json_object_set_new(object, "code", failed ? json_integer(link->code) : json_null());
         json_object_set_new(object, "text", link->text ? json_string(link->text) : json_null());
         json_array_append_new(links, object);
@@ -126,8 +126,9 @@ static void status_clean(const CoxswainControl__LinkStatusReply *status, uint32_
             cox_client_clean_text(link->cluster_id);
         if (link->text)
             cox_client_clean_text(link->text);
-        *ret_pending += link->state == COX_LINK_WAITING || link->state == COX_LINK_RUNNING;
-        if (link->state == COX_LINK_FAILED)
+        *ret_pending +=
+            link->state == COX_GROUP_LINK_WAITING || link->state == COX_GROUP_LINK_RUNNING;
+        if (link->state == COX_GROUP_LINK_FAILED)
             *ret_failed = link;
     }
 }
@@ -192,9 +193,12 @@ static const struct verb link_verb = {
     "link",
     "Usage: coxswain link [--name NAME | --door PATH] [OPTION]... OWNER\n"
     "\n"
-    "The ranks of a running group attach the KV caches of the running group OWNER, and may then pull\n"
-    "from it (coxswain generate --prefill OWNER --decode NAME). Both have the same model and as many\n"
-    "ranks. Waits until every rank has attached. A link ends with `unlink`; when OWNER has replaced a\n"
+    "The ranks of a running group attach the KV caches of the running group OWNER, and may then "
+    "pull\n"
+    "from it (coxswain generate --prefill OWNER --decode NAME). Both have the same model and as "
+    "many\n"
+    "ranks. Waits until every rank has attached. A link ends with `unlink`; when OWNER has "
+    "replaced a\n"
     "rank, it is made again.\n"
     "\n"
     "      --no-wait      do not wait: link-status tells how it goes\n",
@@ -211,7 +215,8 @@ static const struct verb link_status_verb = {
     "Usage: coxswain link-status [--name NAME | --door PATH] [OPTION]...\n"
     "\n"
     "Asks every rank of a running group how its links are, and prints a line for each: waiting,\n"
-    "running, success, or failed with a code and a reason. One that failed at any rank has failed;\n"
+    "running, success, or failed with a code and a reason. One that failed at any rank has "
+    "failed;\n"
     "success is that of all ranks.\n"
     "\n"
     "      --wait         until nothing waits or runs any more\n"
@@ -244,7 +249,7 @@ static void help(const struct verb *verb)
 static int take_option(struct choice *choice, const struct verb *verb, int option,
                        char *const *argv, struct cox_error *err)
 {
-    bool fits = option == OPTION_NO_WAIT                          ? verb == &link_verb
+    bool fits = option == OPTION_NO_WAIT                         ? verb == &link_verb
                 : option == OPTION_WAIT || option == OPTION_JSON ? verb == &link_status_verb
                                                                  : true;
     if (!fits)

@@ -182,10 +182,8 @@ static int link_fill(struct link_visit *visit, struct cox_link_status *status)
                                                                                    : cluster->worst;
         char *id = cox_steal_ptr(&cluster->id);
         if (state == LINK_FAILED)
-            status->failed[status->failed_count++] =
-                (struct cox_link_failure){.cluster_id = id,
-                                          .code = cluster->code,
-                                          .text = cox_steal_ptr(&cluster->text)};
+            status->failed[status->failed_count++] = (struct cox_link_failure){
+                .cluster_id = id, .code = cluster->code, .text = cox_steal_ptr(&cluster->text)};
         else if (state == LINK_RUNNING)
             status->running[status->running_count++] = id;
         else if (state == LINK_WAITING)

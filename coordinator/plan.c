@@ -100,9 +100,16 @@ static size_t row_cost(const struct cox_plan *plan, uint32_t token_count, uint32
     return ROW_COST + ANNOUNCE_COST + NUMBER_COST * ((size_t)token_count + block_count);
 }
 
+/* Of those that run and those that are held. */
+static uint32_t slot_count_max(const struct cox_plan_options *options)
+{
+    return options->sequence_count_max + options->hold_count_max;
+}
+
 static size_t empty_cost(const struct cox_plan_options *options)
 {
-    return STEP_COST + FINISHED_COST * (size_t)options->sequence_count_max;
+    return STEP_COST + FINISHED_COST * (size_t)options->sequence_count_max +
+           NUMBER_COST * (size_t)options->hold_count_max;
 }
 
 /* ---- constructor and destructor ---- */
@@ -129,11 +136,11 @@ int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_p
     list_init(&plan->done);
     list_init(&plan->pulling);
     plan->last_id = options->last_id;
-    uint32_t count = options->sequence_count_max;
+    uint32_t count = options->sequence_count_max, slot_count = slot_count_max(options);
     plan->running = calloc(count, sizeof *plan->running);
-    plan->slots = calloc(count, sizeof *plan->slots);
-    plan->untold_slots = calloc(count, sizeof *plan->untold_slots);
-    plan->untold_ids = calloc(count, sizeof *plan->untold_ids);
+    plan->slots = calloc(slot_count, sizeof *plan->slots);
+    plan->untold_slots = calloc(slot_count, sizeof *plan->untold_slots);
+    plan->untold_ids = calloc(slot_count, sizeof *plan->untold_ids);
     plan->rows = calloc(count, sizeof *plan->rows);
     if (!plan->running || !plan->slots || !plan->untold_slots || !plan->untold_ids || !plan->rows ||
         cox_blocks_init(&plan->blocks, options->block_count)) {
@@ -141,8 +148,8 @@ int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_p
         return cox_fail(err, -ENOMEM, "no memory for a schedule of %u sequences and %u blocks",
                         count, options->block_count);
     }
-    for (; plan->slot_count < count; plan->slot_count++)
-        plan->slots[plan->slot_count] = count - 1 - plan->slot_count;
+    for (; plan->slot_count < slot_count; plan->slot_count++)
+        plan->slots[plan->slot_count] = slot_count - 1 - plan->slot_count;
     *ret_plan = plan;
     return 0;
 }
@@ -155,7 +162,9 @@ struct cox_plan *cox_plan_free(struct cox_plan *plan)
     while ((sequence = list_pop(&plan->waiting)) || (sequence = list_pop(&plan->done)) ||
            (sequence = list_pop(&plan->pulling)))
         cox_sequence_free(sequence);
-    cox_holds_end(&plan->holds, &plan->blocks, 0, 0, COX_DEADLINE_NEVER);
+    struct cox_hold *hold;
+    while ((hold = cox_holds_take(&plan->holds, 0, 0, COX_DEADLINE_NEVER)))
+        free(hold);
     for (uint32_t i = 0; i < plan->running_count; i++)
         cox_sequence_free(plan->running[i]);
     cox_blocks_deinit(&plan->blocks);
@@ -282,29 +291,32 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_request *request)
 
 /* ---- the next step ---- */
 
-/* Nobody has the blocks of the sequence any more, or only who held it for others. */
-static void blocks_leave(struct cox_plan *plan, struct cox_sequence *sequence)
+/* The slot and the blocks of a sequence that the ranks knew are free, the slot as soon as they were told. */
+static void slot_leave(struct cox_plan *plan, uint32_t slot, int64_t id)
 {
-    if (!sequence->hold)
-        cox_blocks_give(&plan->blocks, sequence->blocks, sequence->block_count);
-    sequence->block_count = sequence->told_count = sequence->computed = 0;
+    COX_ASSERT(plan->untold_count < slot_count_max(&plan->options));
+    plan->slots[plan->slot_count++] = slot;
+    plan->untold_slots[plan->untold_count] = slot;
+    plan->untold_ids[plan->untold_count++] = id;
 }
 
 /* Takes the sequence out of the running ones: its blocks are free, and its slot is as soon as the
- * ranks were told. */
+ * ranks were told; or both are the hold's. */
 static void running_remove(struct cox_plan *plan, uint32_t index)
 {
     struct cox_sequence *sequence = plan->running[index];
     memmove(&plan->running[index], &plan->running[index + 1],
             (plan->running_count - index - 1) * sizeof(struct cox_sequence *));
     plan->running_count--;
-    plan->slots[plan->slot_count++] = sequence->slot;
-    if (sequence->known) {
-        COX_ASSERT(plan->untold_count < plan->options.sequence_count_max);
-        plan->untold_slots[plan->untold_count] = sequence->slot;
-        plan->untold_ids[plan->untold_count++] = sequence->id;
-    }
-    blocks_leave(plan, sequence);
+    if (sequence->hold)
+        sequence->hold->slot = sequence->slot;
+    else if (sequence->known)
+        slot_leave(plan, sequence->slot, sequence->id);
+    else
+        plan->slots[plan->slot_count++] = sequence->slot;
+    if (!sequence->hold)
+        cox_blocks_give(&plan->blocks, sequence->blocks, sequence->block_count);
+    sequence->block_count = sequence->told_count = sequence->computed = 0;
     sequence->known = false;
 }
 
@@ -394,11 +406,11 @@ static void rows_of_running(struct cox_plan *plan, bool prefills, bool decodes)
  * for ever. */
 static void rows_of_waiting(struct cox_plan *plan)
 {
-    while (plan->waiting.first && plan->slot_count) {
+    while (plan->waiting.first && plan->slot_count &&
+           plan->running_count + plan->pulling.count < plan->options.sequence_count_max) {
         struct cox_sequence *sequence = plan->waiting.first;
-        uint32_t blocks = sequence->request.pull_only
-                              ? sequence->source->block_count
-                              : blocks_for(plan, sequence->token_count);
+        uint32_t blocks = sequence->request.pull_only ? sequence->source->block_count
+                                                      : blocks_for(plan, sequence->token_count);
         uint32_t count = sequence->source ? 1 : row_room(plan, sequence, blocks);
         /* One block to spare for each that runs: else the next step would take back what this one
          * gives. */
@@ -502,10 +514,10 @@ int cox_plan_commit(struct cox_plan *plan, uint64_t sequence, const int32_t *tok
         if (!stop && (!row->emit || s->token_count < s->token_end))
             continue;
         s->finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH;
-        if (!stop && s->request.hold_ms)
-            s->hold = cox_holds_add(&plan->holds, s->id, s->request.owner,
-                                    cox_deadline_after_ms(s->request.hold_ms), s->blocks,
-                                    s->block_count);
+        if (!stop && s->request.hold_ms && plan->holds.count < plan->options.hold_count_max)
+            s->hold =
+                cox_holds_add(&plan->holds, s->id, s->request.owner,
+                              cox_deadline_after_ms(s->request.hold_ms), s->blocks, s->block_count);
         uint32_t index = 0;
         while (plan->running[index] != s)
             index++;
@@ -515,10 +527,21 @@ int cox_plan_commit(struct cox_plan *plan, uint64_t sequence, const int32_t *tok
     return 0;
 }
 
+static void holds_end(struct cox_plan *plan, uint64_t owner, int64_t id, uint64_t now_ns)
+{
+    struct cox_hold *hold;
+    while ((hold = cox_holds_take(&plan->holds, owner, id, now_ns))) {
+        cox_blocks_give(&plan->blocks, hold->blocks, hold->block_count);
+        slot_leave(plan, hold->slot, hold->id);
+        free(hold);
+    }
+}
+
 void cox_plan_revert(struct cox_plan *plan)
 {
     plan->in_flight = false;
     plan->base = 0;
+    holds_end(plan, 0, 0, COX_DEADLINE_NEVER);
     if (!plan->options.nested)
         plan->untold_count = 0; /* base 0 empties the ranks' tables */
     for (uint32_t i = 0; i < plan->running_count; i++) {
@@ -572,7 +595,7 @@ static void pulling_leave(struct cox_plan *plan, struct cox_sequence *sequence, 
 {
     plan->slots[plan->slot_count++] = sequence->slot;
     if (quiet)
-        blocks_leave(plan, sequence);
+        cox_blocks_give(&plan->blocks, sequence->blocks, sequence->block_count);
     sequence->block_count = 0;
 }
 
@@ -680,12 +703,14 @@ void cox_plan_give(struct cox_plan *plan, const int32_t *blocks, uint32_t count)
 
 void cox_plan_release(struct cox_plan *plan, uint64_t owner, int64_t id)
 {
-    cox_holds_end(&plan->holds, &plan->blocks, owner, id, COX_DEADLINE_NEVER);
+    COX_ASSERT(!plan->in_flight);
+    holds_end(plan, owner, id, COX_DEADLINE_NEVER);
 }
 
 void cox_plan_expire(struct cox_plan *plan, uint64_t now_ns)
 {
-    cox_holds_end(&plan->holds, &plan->blocks, 0, 0, now_ns);
+    COX_ASSERT(!plan->in_flight);
+    holds_end(plan, 0, 0, now_ns);
 }
 
 const struct cox_holds *cox_plan_holds(const struct cox_plan *plan)

@@ -9,8 +9,8 @@
  *             | '-----(not pulled)---------' '--------|-------(pull_only, or it must not be computed)-> DONE
  *             '------(pool dry: youngest first)-------'
  *
- * The blocks of one that was asked to hold them stay taken when it is done: a hold, until it is released, its lease ends,
- * or all holds are dropped. Blocks that a rank may still write to although their pull has ended are nobody's until they are
+ * The blocks of one that was asked to hold them stay taken when it is done, and its slot known to the ranks: a hold, until it is
+ * released, its lease ends, or a step is reverted, with which the ranks' tables are emptied. Blocks that a rank may still write to although their pull has ended are nobody's until they are
  * given back.
  *
  * next fills a step; exactly one of commit or revert follows before the next one. After a revert
@@ -27,6 +27,7 @@
 #ifndef COX_COORDINATOR_PLAN_H
 #define COX_COORDINATOR_PLAN_H
 
+#include "blocks.h"
 #include "holds.h"
 #include "source.h"
 
@@ -41,7 +42,8 @@ struct cox_plan_options {
     uint32_t block_size;         /* positions per block */
     uint32_t position_count_max; /* positions 0 to this - 1 exist */
     size_t request_size_max;     /* bytes of one step on the wire, at most; 0: no limit */
-    int64_t last_id; /* ids begin after it */
+    uint32_t hold_count_max;     /* at a time, besides those that run */
+    int64_t last_id;             /* ids begin after it */
     bool nested; /* the form of legacy workers: a step is all prefill or all decode, and no prompt
                     is cut */
 };
@@ -97,15 +99,15 @@ struct cox_sequence {
     uint32_t computed;  /* positions whose keys and values are in the cache */
     int32_t *blocks;    /* its table */
     uint32_t block_count;
-    uint32_t told_count;    /* blocks the ranks know of */
-    uint32_t slot;          /* while running */
-    bool known;             /* the ranks' tables hold it */
+    uint32_t told_count;       /* blocks the ranks know of */
+    uint32_t slot;             /* while running */
+    bool known;                /* the ranks' tables hold it */
     struct cox_source *source; /* NULL: none, or given up */
     uint32_t pulls;            /* started so far */
     bool fresh;                /* to be pulled, and nobody was told */
     bool recomputed;           /* its source was given up */
-    struct cox_hold *hold; /* where it ended so: in the plan's list, lent until it is released */
-    void *report;          /* of its last pull; the caller's, freed with free */
+    struct cox_hold *hold;  /* where it ended so: in the plan's list, lent until it is released */
+    void *report;           /* of its last pull; the caller's, freed with free */
     enum cox_finish finish; /* when done */
     struct cox_error error; /* COX_FINISH_ERROR */
 };

@@ -33,21 +33,24 @@ struct choice {
 
 static void help(FILE *file)
 {
-    fprintf(file,
-            "Usage: coxswain pull-kv --from OWNER --hold ID [--name NAME | --door PATH] [OPTION]...\n"
-            "\n"
-            "Pulls the keys and values that the running group OWNER holds as ID into free blocks of the\n"
-            "running group NAME, prints a line `rank R: ok: BYTES bytes in T ms` or `rank R: CODE: TEXT`\n"
-            "for each, and gives the blocks back. The hold stays its client's. NAME has to be linked\n"
-            "with OWNER (coxswain link).\n"
-            "\n"
-            "      --from OWNER   the group that holds it\n"
-            "      --hold ID      of the hold there\n"
-            "      --name NAME    of the group that pulls (default: the only one that is alive)\n"
-            "      --door PATH    the same by its door, as `run` prints it\n"
-            "      --timeout SEC  give up after so long (default 10)\n"
-            "      --json         one JSON object\n"
-            "  -h, --help         this text\n");
+    fprintf(
+        file,
+        "Usage: coxswain pull-kv --from OWNER --hold ID [--name NAME | --door PATH] [OPTION]...\n"
+        "\n"
+        "Pulls the keys and values that the running group OWNER holds as ID into free blocks of "
+        "the\n"
+        "running group NAME, prints a line `rank R: ok: BYTES bytes in T ms` or `rank R: CODE: "
+        "TEXT`\n"
+        "for each, and gives the blocks back. The hold stays its client's. NAME has to be linked\n"
+        "with OWNER (coxswain link).\n"
+        "\n"
+        "      --from OWNER   the group that holds it\n"
+        "      --hold ID      of the hold there\n"
+        "      --name NAME    of the group that pulls (default: the only one that is alive)\n"
+        "      --door PATH    the same by its door, as `run` prints it\n"
+        "      --timeout SEC  give up after so long (default 10)\n"
+        "      --json         one JSON object\n"
+        "  -h, --help         this text\n");
     cox_exit_help(file);
 }
 

@@ -10,7 +10,7 @@
 #define COX_COORDINATOR_PULL_MESSAGE_H
 
 #include "../proto/wire.h"
-#include "transfer.h"
+#include "transfers.h"
 
 struct ModelExecuteData__ExecuteRequest;
 

@@ -54,7 +54,8 @@ void cox_remote_fill(const struct cox_complete_options *options,
     complete->has_new_count_max = complete->has_shorten = true;
     complete->new_count_max = cox_complete_new_count(options);
     complete->shorten = options->new_count_max == 0;
-    complete->has_temperature = complete->has_top_p = complete->has_top_k = complete->has_seed = true;
+    complete->has_temperature = complete->has_top_p = complete->has_top_k = complete->has_seed =
+        true;
     complete->temperature = options->sampling.temperature;
     complete->top_p = options->sampling.top_p;
     complete->top_k = options->sampling.top_k;

@@ -53,7 +53,8 @@ struct cox_kv_caches *cox_kv_caches_new(const struct cox_completion *completion)
         caches->ranks[rank].bytes = malloc(size + 1);
         if (!caches->ranks[rank].bytes)
             return cox_kv_caches_free(caches);
-        caches->ranks[rank].size = model_execute_data__kv_pool__pack(pool, caches->ranks[rank].bytes);
+        caches->ranks[rank].size =
+            model_execute_data__kv_pool__pack(pool, caches->ranks[rank].bytes);
     }
     return caches;
 }

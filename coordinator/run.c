@@ -1,7 +1,7 @@
 #include "command.h"
 #include "console.h"
 #include "crew.h"
-#include "links.h"
+#include "group_links.h"
 #include "service.h"
 #include "tokenizer.h"
 
@@ -42,7 +42,8 @@ static void help(FILE *file)
         "      --external            start none: wait for workers that somebody starts by hand,\n"
         "                            as long as that takes; standard error tells how they come\n"
         "                            (coxswain-worker --door NAME)\n"
-        "      --role ROLE           prefill: computes prompts, and holds their keys and values for a\n"
+        "      --role ROLE           prefill: computes prompts, and holds their keys and values "
+        "for a\n"
         "                            group that decodes; decode: goes on with them; standard, the\n"
         "                            default: both (coxswain role changes it)\n"
         "      --quiet               nothing of what the workers write\n");
@@ -96,7 +97,8 @@ static int serve(struct cox_crew *crew, const struct cox_crew_options *options, 
     if (!r)
         r = cox_serving_start(executor, &serving, ret_serving, err);
     if (!r && role != COX_ROLE_STANDARD)
-        r = cox_links_set_role(cox_crew_links(crew), role, cox_deadline_after_ms(ROLE_MS), err);
+        r = cox_group_links_set_role(cox_crew_links(crew), role, cox_deadline_after_ms(ROLE_MS),
+                                     err);
     if (!r && !legacy)
         cox_service_link_with(cox_crew_service(crew), cox_crew_links(crew));
     if (!r)

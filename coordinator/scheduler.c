@@ -152,6 +152,7 @@ static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err
         .position_count_max = options->position_count_max,
         .request_size_max = cox_executor_request_size_max(scheduler->executor, COX_CHANNEL_EXECUTE),
         .last_id = options->last_id,
+        .hold_count_max = options->hold_count_max,
         .nested = scheduler->nested,
     };
     int r = cox_plan_new(&plan_options, &scheduler->plan, err);
@@ -173,8 +174,8 @@ static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err
         return cox_fail(err, r, "the execute channel takes no handler: %s", cox_status_text(r));
     if (options->transfer) {
         /* Pulls of the scheduler before may still be written. */
-        cox_transfer_abandon(options->transfer);
-        cox_transfer_quarantine(options->transfer, on_quarantine, scheduler->plan);
+        cox_transfers_abandon(options->transfer);
+        cox_transfers_quarantine(options->transfer, on_quarantine, scheduler->plan);
     }
     return 0;
 }
@@ -239,7 +240,7 @@ struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler)
         /* On return the old handler runs no more. */
         cox_executor_replace(scheduler->executor, COX_CHANNEL_EXECUTE, on_completion_dropped, NULL);
         if (scheduler->options.transfer)
-            cox_transfer_abandon(scheduler->options.transfer);
+            cox_transfers_abandon(scheduler->options.transfer);
         scheduler_destroy(scheduler);
     }
     return NULL;
@@ -354,17 +355,17 @@ static int pulls_start(struct cox_scheduler *scheduler, struct cox_error *err)
             .blocks = sequence->blocks,
             .not_before_ns =
                 sequence->pulls > 1 ? now + (PULL_PAUSE_NS << 2 * (sequence->pulls - 2)) : 0,
-            .deadline_ns = cox_deadline_min(
-                cox_deadline_after_ms(sequence->request.pull_ms ? sequence->request.pull_ms
-                                                                : scheduler->options.pull_ms),
-                sequence->source->lease_ns),
+            .deadline_ns = cox_deadline_min(cox_deadline_after_ms(sequence->request.pull_ms
+                                                                      ? sequence->request.pull_ms
+                                                                      : scheduler->options.pull_ms),
+                                            sequence->source->lease_ns),
             .life = scheduler->life,
         };
-        r = cox_transfer_start(scheduler->options.transfer, &request);
+        r = cox_transfers_start(scheduler->options.transfer, &request);
         any = true;
     }
     if (any)
-        cox_transfer_turn(scheduler->options.transfer);
+        cox_transfers_turn(scheduler->options.transfer);
     return r ? cox_fail(err, r, "no memory for a pull") : 0;
 }
 
@@ -413,7 +414,7 @@ static void pull_end(struct cox_scheduler *scheduler, struct cox_pull_outcome *r
 /* Holds and pulls that have ended. Not 0: the group may have to be recovered first. */
 static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err)
 {
-    struct cox_transfer *transfer = scheduler->options.transfer;
+    struct cox_transfers *transfer = scheduler->options.transfer;
     struct cox_pull_outcome result;
     int32_t *blocks;
     uint32_t count;
@@ -424,12 +425,12 @@ static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err
         cox_plan_expire(scheduler->plan, lost ? COX_DEADLINE_NEVER : cox_now_ns());
     if (!transfer)
         return 0;
-    cox_transfer_turn(transfer);
-    while (cox_transfer_take_quiet(transfer, &blocks, &count) == 0) {
+    cox_transfers_turn(transfer);
+    while (cox_transfers_take_quiet(transfer, &blocks, &count) == 0) {
         cox_plan_give(scheduler->plan, blocks, count);
         free(blocks);
     }
-    while (cox_transfer_take(transfer, &result) == 0) {
+    while (cox_transfers_take(transfer, &result) == 0) {
         /* Of a life that is over it was seen before. */
         if (result.own_death && result.life == scheduler->life)
             r = cox_fail(err, result.report->error.code, "%s", result.report->error.text);
@@ -443,7 +444,7 @@ static uint64_t transfers_due_ns(const struct cox_scheduler *scheduler)
 {
     uint64_t due_ns = cox_holds_due_ns(cox_plan_holds(scheduler->plan));
     return scheduler->options.transfer
-               ? cox_deadline_min(due_ns, cox_transfer_due_ns(scheduler->options.transfer))
+               ? cox_deadline_min(due_ns, cox_transfers_due_ns(scheduler->options.transfer))
                : due_ns;
 }
 
@@ -532,8 +533,7 @@ static int idle(struct cox_scheduler *scheduler, struct cox_error *err)
     int r = tell(scheduler, err);
     if (r)
         return r;
-    return options->feed &&
-                   options->feed(options->feed_context, true, transfers_due_ns(scheduler))
+    return options->feed && options->feed(options->feed_context, true, transfers_due_ns(scheduler))
                ? 0
                : COX_EMPTY;
 }
@@ -621,7 +621,7 @@ void cox_scheduler_cancel(struct cox_scheduler *scheduler, const void *context)
         return;
     }
     int64_t id = sequence->id;
-    bool quiet = cox_transfer_cancel(scheduler->options.transfer, id);
+    bool quiet = cox_transfers_cancel(scheduler->options.transfer, id);
     cox_plan_pulled(scheduler->plan, id, COX_PULL_END_FAIL, quiet, NULL, &error);
 }
 

@@ -18,7 +18,7 @@
  *   other failure ends all requests with its text.
  * Pulls: while a sequence is pulled, others run. A pull that failed is tried again while the lease lasts, three
  *   times in all, and then the sequence is computed here like any other, unless it must not.
- * Holds end with the life of the group in which they were computed.
+ * Holds end with the life of the group in which they were computed, and with a step that failed.
  * If the process dies: private memory; the ranks end with the coordinator.
  */
 #ifndef COX_COORDINATOR_SCHEDULER_H
@@ -26,7 +26,7 @@
 
 #include "operations.h"
 #include "plan.h"
-#include "transfer.h"
+#include "transfers.h"
 
 struct cox_scheduler;
 
@@ -40,10 +40,11 @@ struct cox_scheduler_options {
     uint32_t block_count;        /* required */
     uint32_t block_size;         /* required */
     uint32_t position_count_max; /* required */
+    uint32_t hold_count_max;     /* sequences that are held, at a time; default 0 */
     int64_t last_id;             /* of the scheduler before: ids of sequences do not come again */
     /* Pulls what requests with a source need, and is this scheduler's alone until free; feed is required then. NULL: no
      * request has one. */
-    struct cox_transfer *transfer;
+    struct cox_transfers *transfer;
     uint64_t pull_ms; /* one attempt has so long, and not longer than the lease; default 10,000 */
     /* The source of a request is not needed any more. error: why it is computed here, or fails; NULL: it was pulled. */
     void (*pulled)(void *context, const struct cox_sequence *sequence,

@@ -60,7 +60,7 @@ struct cox_service {
     struct cox_executor *executor;
     struct cox_serving *serving;
     struct cox_recovery *recovery;
-    struct cox_links *links;
+    struct cox_group_links *links;
     const char *refusal;
     uint32_t prompts_count; /* connections that brought some */
     struct connection connections[COX_SERVICE_CONNECTION_MAX];
@@ -227,7 +227,7 @@ static int transfer_check(const complete_request *complete, const struct cox_ans
     if (hold && (complete->new_count_max != 1 || complete->hold_ms > HOLD_MS_MAX))
         return cox_fail(err, COX_INVALID,
                         "a prompt is held for an hour at most, when one token was generated");
-    if (!hold && source->links && cox_links_role(source->links) == COX_ROLE_PREFILL)
+    if (!hold && source->links && cox_group_links_role(source->links) == COX_ROLE_PREFILL)
         return cox_fail(err, COX_UNSUPPORTED,
                         "the role of this group is prefill: it computes prompts for a group that "
                         "decodes (coxswain generate --prefill %s --decode NAME), or give it "
@@ -651,7 +651,7 @@ void cox_service_recover_with(struct cox_service *service, struct cox_recovery *
     pthread_mutex_unlock(&service->lock);
 }
 
-void cox_service_link_with(struct cox_service *service, struct cox_links *links)
+void cox_service_link_with(struct cox_service *service, struct cox_group_links *links)
 {
     pthread_mutex_lock(&service->lock);
     service->links = links;

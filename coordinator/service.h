@@ -23,7 +23,7 @@
 #define COX_SERVICE_CONNECTION_MAX 32
 #define COX_SERVICE_PROMPTS_MAX 24
 
-struct cox_links;
+struct cox_group_links;
 struct cox_recovery;
 struct cox_service;
 
@@ -48,7 +48,7 @@ void cox_service_serve_with(struct cox_service *service, struct cox_serving *ser
 /* From now on recovery commands are taken. */
 void cox_service_recover_with(struct cox_service *service, struct cox_recovery *recovery);
 /* From now on links are made, and prompts held and pulled. */
-void cox_service_link_with(struct cox_service *service, struct cox_links *links);
+void cox_service_link_with(struct cox_service *service, struct cox_group_links *links);
 void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */
 
 /* Serves a connection, a stream socket. Returns 0; COX_FULL: there are too many; -ENOMEM; -errno. Unless

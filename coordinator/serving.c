@@ -12,6 +12,8 @@
 #define SEQUENCE_COUNT_DEFAULT 64
 /* Given to the scheduler beyond what it can run at a time, so that a step is never short of prompts. */
 #define AHEAD_FACTOR 2
+/* Slots of the ranks' tables for sequences that are held. */
+#define HOLD_COUNT_MAX 512
 
 /* One prompt. It is in one list: its client's inbox, the serving's running, its client's done. */
 struct item {
@@ -20,7 +22,7 @@ struct item {
     struct cox_request request;        /* its tokens are the item's until the scheduler has them */
     int32_t *tokens;
     struct cox_source *source; /* the same */
-    uint32_t token_count; /* of the prompt, for the client's share */
+    uint32_t token_count;      /* of the prompt, for the client's share */
     struct cox_serving_result result;
 };
 
@@ -62,13 +64,13 @@ struct cox_serving {
     struct cox_serving_client *clients;
     struct cox_serving_client *turn; /* whose prompt is next, NULL: the first one's */
     struct item *running;
-    bool cancelled; /* of the running ones some */
-    bool woken;     /* the transfer has news, or there is something to release */
-    struct cox_transfer *transfer; /* NULL: nothing is pulled */
-    struct release *releases;      /* in any order */
-    uint64_t client_number;        /* of the last one */
-    int64_t last_id;               /* of the schedulers before this one */
-    struct cox_source **holds;     /* what is held, as others are told */
+    bool cancelled;                 /* of the running ones some */
+    bool woken;                     /* the transfer has news, or there is something to release */
+    struct cox_transfers *transfer; /* NULL: nothing is pulled */
+    struct release *releases;       /* in any order */
+    uint64_t client_number;         /* of the last one */
+    int64_t last_id;                /* of the schedulers before this one */
+    struct cox_source **holds;      /* what is held, as others are told */
     size_t hold_count;
     uint64_t hold_changes; /* of the scheduler, when they were copied */
     struct cox_serving_status status;
@@ -146,7 +148,8 @@ static void item_fill(const struct cox_serving *serving, struct item *item,
     item->result.recomputed = sequence->recomputed;
     if (sequence->report) {
         item->result.report = sequence->report;
-        ((struct cox_sequence *)(uintptr_t)sequence)->report = NULL; /* the scheduler only frees it */
+        ((struct cox_sequence *)(uintptr_t)sequence)->report =
+            NULL; /* the scheduler only frees it */
     }
     if (sequence->finish == COX_FINISH_ERROR) {
         bool told = sequence->error.code == COX_CLOSED && serving->cause.code;
@@ -220,8 +223,8 @@ static void on_pulled(void *context, const struct cox_sequence *sequence,
     struct cox_serving *serving = context;
     struct item *item = sequence->request.context;
     pthread_mutex_lock(&serving->lock);
-    serving->status.recomputed += error && !sequence->request.no_recompute &&
-                                  !sequence->request.pull_only;
+    serving->status.recomputed +=
+        error && !sequence->request.no_recompute && !sequence->request.pull_only;
     /* Without memory the client keeps what it holds until the end. */
     struct item *word = item->client ? calloc(1, sizeof *word) : NULL;
     if (word) {
@@ -450,15 +453,17 @@ int cox_serving_start(struct cox_executor *executor, const struct cox_serving_op
     pthread_mutex_init(&serving->lock, NULL);
     pthread_cond_init(&serving->wake, &attributes);
     pthread_condattr_destroy(&attributes);
-    const struct cox_transfer_options transfer = {
+    const struct cox_transfers_options transfer = {
         .log = scheduler->log, .wake = on_transfer_news, .wake_context = serving};
-    int r = options->name ? cox_transfer_new(executor, &transfer, &serving->transfer, err) : 0;
+    int r = options->name ? cox_transfers_new(executor, &transfer, &serving->transfer, err) : 0;
     if (r) {
         serving->joined = true;
         cox_serving_free(serving);
         return r;
     }
     scheduler->transfer = serving->transfer;
+    if (options->name)
+        scheduler->hold_count_max = HOLD_COUNT_MAX;
     r = cox_thread_start(&serving->thread, serving_main, serving);
     if (r) {
         serving->joined = true;
@@ -482,6 +487,13 @@ void cox_serving_stop(struct cox_serving *serving, const struct cox_error *cause
     if (!serving->joined)
         pthread_join(serving->thread, NULL);
     serving->joined = true;
+    /* The executor may be gone after this. */
+    pthread_mutex_lock(&serving->lock);
+    struct cox_transfers *transfer = cox_steal_ptr(&serving->transfer);
+    if (transfer)
+        cox_transfers_status(transfer, &serving->status.transfer);
+    pthread_mutex_unlock(&serving->lock);
+    cox_transfers_free(transfer);
 }
 
 struct cox_serving *cox_serving_free(struct cox_serving *serving)
@@ -491,7 +503,6 @@ struct cox_serving *cox_serving_free(struct cox_serving *serving)
         COX_ASSERT(!serving->clients);
         releases_do(serving);
         holds_clear(serving);
-        cox_transfer_free(serving->transfer);
         pthread_cond_destroy(&serving->wake);
         pthread_mutex_destroy(&serving->lock);
         free(serving);
@@ -508,9 +519,9 @@ void cox_serving_status(struct cox_serving *serving, struct cox_serving_status *
 {
     pthread_mutex_lock(&serving->lock);
     *ret_status = serving->status;
-    pthread_mutex_unlock(&serving->lock);
     if (serving->transfer)
-        cox_transfer_status(serving->transfer, &ret_status->transfer);
+        cox_transfers_status(serving->transfer, &ret_status->transfer);
+    pthread_mutex_unlock(&serving->lock);
 }
 
 int cox_serving_find_hold(struct cox_serving *serving, int64_t sequence,

@@ -37,7 +37,8 @@ struct cox_serving_options {
     /* Limits; block numbers as cox_scheduler_fit left them. transfer, done, pulled and feed are the serving's own. */
     struct cox_scheduler_options scheduler;
     uint32_t vocab_size; /* of the model: tokens are below it; 0: not known */
-    const char *name;    /* of the group, for holds; borrowed. NULL: nothing is held, and nothing pulled */
+    const char
+        *name; /* of the group, for holds; borrowed. NULL: nothing is held, and nothing pulled */
 };
 
 struct cox_serving_status {
@@ -53,7 +54,7 @@ struct cox_serving_status {
     uint64_t holds; /* now */
     uint64_t held_blocks;
     uint64_t recomputed; /* sequences that could not be pulled, so far */
-    struct cox_transfer_status transfer;
+    struct cox_transfers_status transfer;
 };
 
 /* Returns 0; COX_INVALID; -ENOMEM; -errno. */

@@ -27,7 +27,7 @@ enum place { PLACE_UNSENT = 0, PLACE_PREFILL, PLACE_DECODE, PLACE_DONE };
 struct part {
     enum place place;
     uint32_t tries;
-    bool ready;                /* in DECODE: the first group is done with it, and it was not sent to the second */
+    bool ready; /* in DECODE: the first group is done with it, and it was not sent to the second */
     int32_t first;             /* the token that the first group generated */
     struct cox_source *source; /* NULL: nothing is held for it */
 };
@@ -369,8 +369,8 @@ static int wait(struct split *split, bool ret_ends[2], struct cox_error *err)
     if (fds[0].revents)
         return cox_fail(err, COX_CLOSED, "stopped");
     for (int side = 0; side < 2; side++) {
-        int r = fds[side + 1].revents & ~POLLOUT ? cox_stream_fill(&split->clients[side]->stream)
-                                                 : 0;
+        int r =
+            fds[side + 1].revents & ~POLLOUT ? cox_stream_fill(&split->clients[side]->stream) : 0;
         ret_ends[side] = r == COX_CLOSED;
         if (r && !ret_ends[side])
             return cox_fail(err, r, "the connection to a group: %s", cox_status_text(r));

@@ -16,9 +16,11 @@
 struct cox_split_options {
     const char *prefill; /* names of the groups */
     const char *decode;
-    uint64_t lease_ms;   /* keys and values of a prompt are held so long */
-    bool no_recompute;   /* what cannot be pulled is computed again in the first group, twice at most, and then fails */
-    uint32_t window;     /* prompts under way at a time, at least 1, and not more than either group takes */
+    uint64_t lease_ms; /* keys and values of a prompt are held so long */
+    bool
+        no_recompute; /* what cannot be pulled is computed again in the first group, twice at most, and then fails */
+    uint32_t
+        window; /* prompts under way at a time, at least 1, and not more than either group takes */
     uint64_t connect_ms; /* to link the groups */
 };
 

@@ -4,7 +4,7 @@
 #include "console.h"
 #include "executor.h"
 #include "recovery.h"
-#include "links.h"
+#include "group_links.h"
 #include "proto/control.pb-c.h"
 #include "target.h"
 
@@ -285,7 +285,8 @@ static void print_transfer(const CoxswainControl__TransferStatus *transfer)
     char text[TEXT_SIZE];
     if (!transfer)
         return;
-    uint64_t pulls = transfer->running + transfer->succeeded + transfer->failed + transfer->cancelled;
+    uint64_t pulls =
+        transfer->running + transfer->succeeded + transfer->failed + transfer->cancelled;
     if (transfer->role == COX_ROLE_STANDARD && !transfer->n_links && !transfer->holds && !pulls)
         return;
     printf("role %s", cox_role_name(transfer->role));

@@ -1,4 +1,4 @@
-#include "transfer.h"
+#include "transfers.h"
 
 #include "pull_message.h"
 
@@ -40,9 +40,9 @@ struct quiet {
     uint32_t count;
 };
 
-struct cox_transfer {
+struct cox_transfers {
     struct cox_executor *executor;
-    struct cox_transfer_options options;
+    struct cox_transfers_options options;
     uint32_t rank_count;
     uint64_t flight; /* of the last request */
 
@@ -50,7 +50,7 @@ struct cox_transfer {
     struct pull *pulls;   /* oldest first */
     struct quiet *quiets;
     uint64_t retry_ns; /* when what could not be sent is tried again */
-    struct cox_transfer_status status;
+    struct cox_transfers_status status;
 };
 
 static const char *const state_names[COX_PULL_STATE_COUNT] = {
@@ -67,8 +67,8 @@ bool cox_pull_may_move(enum cox_pull_state from, enum cox_pull_state to)
 #define TO(state) (1u << COX_PULL_##state)
     static const unsigned moves[COX_PULL_STATE_COUNT] = {
         [COX_PULL_QUEUED] = TO(SENT) | TO(FAILED) | TO(TIMEOUT) | TO(PEER_DEAD) | TO(CANCELLED),
-        [COX_PULL_SENT] = TO(QUEUED) | TO(SUCCESS) | TO(FAILED) | TO(TIMEOUT) | TO(PEER_DEAD) |
-                          TO(CANCELLED),
+        [COX_PULL_SENT] =
+            TO(QUEUED) | TO(SUCCESS) | TO(FAILED) | TO(TIMEOUT) | TO(PEER_DEAD) | TO(CANCELLED),
     };
 #undef TO
     return (size_t)from < COX_PULL_STATE_COUNT && (size_t)to < COX_PULL_STATE_COUNT &&
@@ -85,7 +85,7 @@ static void pull_check(const struct pull *pull)
     COX_ASSERT(!pull->told || cox_pull_has_ended(pull->state));
 }
 
-static void pull_move(struct cox_transfer *transfer, struct pull *pull, enum cox_pull_state to)
+static void pull_move(struct cox_transfers *transfer, struct pull *pull, enum cox_pull_state to)
 {
     COX_ASSERT(cox_pull_may_move(pull->state, to));
     pull->state = to;
@@ -108,7 +108,7 @@ static void pull_move(struct cox_transfer *transfer, struct pull *pull, enum cox
     pull_check(pull);
 }
 
-static void pull_fail(struct cox_transfer *transfer, struct pull *pull, enum cox_pull_state to,
+static void pull_fail(struct cox_transfers *transfer, struct pull *pull, enum cox_pull_state to,
                       int code, const char *text)
 {
     cox_fail(&pull->report->error, code, "%s", text);
@@ -123,7 +123,7 @@ static void pull_free(struct pull *pull)
     free(pull);
 }
 
-static void pull_remove(struct cox_transfer *transfer, struct pull *pull)
+static void pull_remove(struct cox_transfers *transfer, struct pull *pull)
 {
     struct pull **link = &transfer->pulls;
     while (*link != pull)
@@ -133,7 +133,7 @@ static void pull_remove(struct cox_transfer *transfer, struct pull *pull)
 }
 
 /* Nobody writes to the blocks any more. If its owner has left them here, they are to be given back. */
-static void pull_becomes_quiet(struct cox_transfer *transfer, struct pull *pull)
+static void pull_becomes_quiet(struct cox_transfers *transfer, struct pull *pull)
 {
     if (pull->quiet)
         return;
@@ -165,7 +165,7 @@ static bool is_quiet(const struct cox_completion *completion)
     return quiet;
 }
 
-static void pull_complete(struct cox_transfer *transfer, struct pull *pull,
+static void pull_complete(struct cox_transfers *transfer, struct pull *pull,
                           const struct cox_completion *completion)
 {
     bool quiet = is_quiet(completion);
@@ -186,7 +186,7 @@ static void pull_complete(struct cox_transfer *transfer, struct pull *pull,
 
 static void on_completion(void *context, const struct cox_completion *completion)
 {
-    struct cox_transfer *transfer = context;
+    struct cox_transfers *transfer = context;
     uint64_t flight = (uintptr_t)completion->request_context;
     pthread_mutex_lock(&transfer->lock);
     for (struct pull *pull = transfer->pulls, *next; pull; pull = next) {
@@ -208,10 +208,10 @@ static void on_completion_dropped(void *context, const struct cox_completion *co
 
 /* ---- constructor and destructor ---- */
 
-int cox_transfer_new(struct cox_executor *executor, const struct cox_transfer_options *options,
-                     struct cox_transfer **ret_transfer, struct cox_error *err)
+int cox_transfers_new(struct cox_executor *executor, const struct cox_transfers_options *options,
+                      struct cox_transfers **ret_transfer, struct cox_error *err)
 {
-    struct cox_transfer *transfer = calloc(1, sizeof *transfer);
+    struct cox_transfers *transfer = calloc(1, sizeof *transfer);
     if (!transfer)
         return cox_fail(err, -ENOMEM, "no memory for transfers");
     transfer->executor = executor;
@@ -228,7 +228,7 @@ int cox_transfer_new(struct cox_executor *executor, const struct cox_transfer_op
     return 0;
 }
 
-struct cox_transfer *cox_transfer_free(struct cox_transfer *transfer)
+struct cox_transfers *cox_transfers_free(struct cox_transfers *transfer)
 {
     int32_t *blocks;
     uint32_t count;
@@ -238,7 +238,7 @@ struct cox_transfer *cox_transfer_free(struct cox_transfer *transfer)
     cox_executor_replace(transfer->executor, COX_CHANNEL_TRANSFER, on_completion_dropped, NULL);
     while (transfer->pulls)
         pull_remove(transfer, transfer->pulls);
-    while (cox_transfer_take_quiet(transfer, &blocks, &count) == 0)
+    while (cox_transfers_take_quiet(transfer, &blocks, &count) == 0)
         free(blocks);
     pthread_mutex_destroy(&transfer->lock);
     free(transfer);
@@ -247,7 +247,7 @@ struct cox_transfer *cox_transfer_free(struct cox_transfer *transfer)
 
 /* ---- begin and end ---- */
 
-int cox_transfer_start(struct cox_transfer *transfer, const struct cox_pull_request *request)
+int cox_transfers_start(struct cox_transfers *transfer, const struct cox_pull_request *request)
 {
     uint32_t count = request->source->block_count;
     struct pull *pull = calloc(1, sizeof *pull);
@@ -260,8 +260,8 @@ int cox_transfer_start(struct cox_transfer *transfer, const struct cox_pull_requ
         .not_before_ns = request->not_before_ns,
         .deadline_ns = request->deadline_ns,
         .life = request->life,
-        .report = calloc(1, sizeof *pull->report +
-                                transfer->rank_count * sizeof pull->report->ranks[0]),
+        .report =
+            calloc(1, sizeof *pull->report + transfer->rank_count * sizeof pull->report->ranks[0]),
     };
     if (!pull->source || !pull->blocks || !pull->report) {
         pull_free(pull);
@@ -283,7 +283,7 @@ int cox_transfer_start(struct cox_transfer *transfer, const struct cox_pull_requ
 }
 
 /* Returns whether it is quiet; it may be gone then. */
-static bool pull_cancel(struct cox_transfer *transfer, struct pull *pull)
+static bool pull_cancel(struct cox_transfers *transfer, struct pull *pull)
 {
     if (!cox_pull_has_ended(pull->state))
         pull_fail(transfer, pull, COX_PULL_CANCELLED, COX_CLOSED, "cancelled");
@@ -294,7 +294,7 @@ static bool pull_cancel(struct cox_transfer *transfer, struct pull *pull)
     return quiet;
 }
 
-bool cox_transfer_cancel(struct cox_transfer *transfer, int64_t sequence)
+bool cox_transfers_cancel(struct cox_transfers *transfer, int64_t sequence)
 {
     bool quiet = true;
     pthread_mutex_lock(&transfer->lock);
@@ -307,7 +307,7 @@ bool cox_transfer_cancel(struct cox_transfer *transfer, int64_t sequence)
     return quiet;
 }
 
-void cox_transfer_abandon(struct cox_transfer *transfer)
+void cox_transfers_abandon(struct cox_transfers *transfer)
 {
     int32_t *blocks;
     uint32_t count;
@@ -318,14 +318,14 @@ void cox_transfer_abandon(struct cox_transfer *transfer)
             pull_cancel(transfer, pull);
     }
     pthread_mutex_unlock(&transfer->lock);
-    while (cox_transfer_take_quiet(transfer, &blocks, &count) == 0)
+    while (cox_transfers_take_quiet(transfer, &blocks, &count) == 0)
         free(blocks);
 }
 
 /* ---- sending ---- */
 
 /* The next pulls that go together. They are SENT from now on: the answer may come before submit returns. */
-static size_t batch_take(struct cox_transfer *transfer, size_t count_max, uint64_t now,
+static size_t batch_take(struct cox_transfers *transfer, size_t count_max, uint64_t now,
                          struct pull **batch)
 {
     size_t count = 0;
@@ -340,7 +340,7 @@ static size_t batch_take(struct cox_transfer *transfer, size_t count_max, uint64
     return count;
 }
 
-static int batch_submit(struct cox_transfer *transfer, struct pull *const *batch, size_t count,
+static int batch_submit(struct cox_transfers *transfer, struct pull *const *batch, size_t count,
                         uint64_t flight, struct cox_error *err)
 {
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
@@ -375,7 +375,7 @@ static int batch_submit(struct cox_transfer *transfer, struct pull *const *batch
 }
 
 /* A batch was refused: nothing of it is under way, and no handler knows of it. */
-static void batch_refused(struct cox_transfer *transfer, struct pull *const *batch, size_t count,
+static void batch_refused(struct cox_transfers *transfer, struct pull *const *batch, size_t count,
                           int r, const struct cox_error *error)
 {
     bool again = r == COX_FULL || r == COX_LATE || (r == COX_TOO_LARGE && count > 1);
@@ -391,7 +391,7 @@ static void batch_refused(struct cox_transfer *transfer, struct pull *const *bat
     }
 }
 
-static void batches_send(struct cox_transfer *transfer)
+static void batches_send(struct cox_transfers *transfer)
 {
     size_t count_max = BATCH_COUNT_MAX;
     for (;;) {
@@ -400,8 +400,7 @@ static void batches_send(struct cox_transfer *transfer)
         uint64_t now = cox_now_ns();
         pthread_mutex_lock(&transfer->lock);
         uint64_t flight = ++transfer->flight;
-        size_t count =
-            transfer->retry_ns > now ? 0 : batch_take(transfer, count_max, now, batch);
+        size_t count = transfer->retry_ns > now ? 0 : batch_take(transfer, count_max, now, batch);
         pthread_mutex_unlock(&transfer->lock);
         if (count == 0)
             return;
@@ -419,7 +418,7 @@ static void batches_send(struct cox_transfer *transfer)
 }
 
 /* Ranks are told to leave pulls that have ended without them. */
-static void leave_send(struct cox_transfer *transfer)
+static void leave_send(struct cox_transfers *transfer)
 {
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     const char *ids[BATCH_COUNT_MAX];
@@ -454,7 +453,7 @@ static void leave_send(struct cox_transfer *transfer)
 
 /* ---- the clock ---- */
 
-static void deadlines_look(struct cox_transfer *transfer)
+static void deadlines_look(struct cox_transfers *transfer)
 {
     uint64_t now = cox_now_ns();
     pthread_mutex_lock(&transfer->lock);
@@ -462,7 +461,8 @@ static void deadlines_look(struct cox_transfer *transfer)
         if (pull->state == COX_PULL_QUEUED && pull->deadline_ns <= now)
             pull_fail(transfer, pull, COX_PULL_TIMEOUT, COX_TIMEOUT,
                       "its deadline passed before it could be sent");
-        else if (pull->state == COX_PULL_SENT && pull->deadline_ns < COX_DEADLINE_NEVER - SLACK_NS &&
+        else if (pull->state == COX_PULL_SENT &&
+                 pull->deadline_ns < COX_DEADLINE_NEVER - SLACK_NS &&
                  pull->deadline_ns + SLACK_NS <= now)
             pull_fail(transfer, pull, COX_PULL_TIMEOUT, COX_TIMEOUT,
                       "its deadline passed, and ranks have not answered");
@@ -477,7 +477,7 @@ static bool is_owed(const struct pull *pull)
 }
 
 /* The channel is in order: who owes nothing has left everything. */
-static void late_look(struct cox_transfer *transfer)
+static void late_look(struct cox_transfers *transfer)
 {
     bool owed = false;
     pthread_mutex_lock(&transfer->lock);
@@ -507,7 +507,7 @@ static void late_look(struct cox_transfer *transfer)
     pthread_mutex_unlock(&transfer->lock);
 }
 
-void cox_transfer_turn(struct cox_transfer *transfer)
+void cox_transfers_turn(struct cox_transfers *transfer)
 {
     deadlines_look(transfer);
     late_look(transfer);
@@ -515,7 +515,7 @@ void cox_transfer_turn(struct cox_transfer *transfer)
     leave_send(transfer);
 }
 
-uint64_t cox_transfer_due_ns(struct cox_transfer *transfer)
+uint64_t cox_transfers_due_ns(struct cox_transfers *transfer)
 {
     uint64_t due_ns = COX_DEADLINE_NEVER, now = cox_now_ns();
     pthread_mutex_lock(&transfer->lock);
@@ -538,7 +538,7 @@ uint64_t cox_transfer_due_ns(struct cox_transfer *transfer)
 
 /* ---- results ---- */
 
-int cox_transfer_take(struct cox_transfer *transfer, struct cox_pull_outcome *ret_result)
+int cox_transfers_take(struct cox_transfers *transfer, struct cox_pull_outcome *ret_result)
 {
     pthread_mutex_lock(&transfer->lock);
     struct pull *pull = transfer->pulls;
@@ -560,8 +560,8 @@ int cox_transfer_take(struct cox_transfer *transfer, struct cox_pull_outcome *re
     return pull ? 0 : COX_EMPTY;
 }
 
-int cox_transfer_take_quiet(struct cox_transfer *transfer, int32_t **ret_blocks,
-                            uint32_t *ret_count)
+int cox_transfers_take_quiet(struct cox_transfers *transfer, int32_t **ret_blocks,
+                             uint32_t *ret_count)
 {
     pthread_mutex_lock(&transfer->lock);
     struct quiet *quiet = transfer->quiets;
@@ -575,9 +575,9 @@ int cox_transfer_take_quiet(struct cox_transfer *transfer, int32_t **ret_blocks,
     return quiet ? 0 : COX_EMPTY;
 }
 
-void cox_transfer_quarantine(struct cox_transfer *transfer,
-                             void (*visit)(void *context, const int32_t *blocks, uint32_t count),
-                             void *context)
+void cox_transfers_quarantine(struct cox_transfers *transfer,
+                              void (*visit)(void *context, const int32_t *blocks, uint32_t count),
+                              void *context)
 {
     pthread_mutex_lock(&transfer->lock);
     for (const struct pull *pull = transfer->pulls; pull; pull = pull->next)
@@ -585,7 +585,7 @@ void cox_transfer_quarantine(struct cox_transfer *transfer,
     pthread_mutex_unlock(&transfer->lock);
 }
 
-void cox_transfer_status(struct cox_transfer *transfer, struct cox_transfer_status *ret_status)
+void cox_transfers_status(struct cox_transfers *transfer, struct cox_transfers_status *ret_status)
 {
     pthread_mutex_lock(&transfer->lock);
     *ret_status = transfer->status;

@@ -1,5 +1,5 @@
 /*
- * transfer: pulls of KV blocks from other groups into the blocks of this one, over the transfer channel.
+ * transfers: pulls of KV blocks from other groups into the blocks of this one, over the transfer channel.
  *
  * A pull copies the blocks of one sequence that another group holds. It goes through these states, and ends once:
  *
@@ -24,13 +24,13 @@
  * Blocks (threads): nothing waits.
  * If the process dies: private memory; the ranks end with the coordinator.
  */
-#ifndef COX_COORDINATOR_TRANSFER_H
-#define COX_COORDINATOR_TRANSFER_H
+#ifndef COX_COORDINATOR_TRANSFERS_H
+#define COX_COORDINATOR_TRANSFERS_H
 
 #include "executor.h"
 #include "source.h"
 
-struct cox_transfer;
+struct cox_transfers;
 
 enum cox_pull_state {
     COX_PULL_QUEUED = 0,
@@ -68,7 +68,7 @@ struct cox_pull_report {
     struct cox_pull_rank ranks[];
 };
 
-struct cox_transfer_options {
+struct cox_transfers_options {
     struct cox_log log;
     /* A pull has ended, or may have: turn and take. Must not block. NULL: nobody is told. */
     void (*wake)(void *context);
@@ -76,12 +76,13 @@ struct cox_transfer_options {
 };
 
 /* Becomes the handler of the transfer channel. Returns 0; -ENOMEM; what cox_executor_replace returns. */
-int cox_transfer_new(struct cox_executor *executor, const struct cox_transfer_options *options,
-                     struct cox_transfer **ret_transfer, struct cox_error *err);
-struct cox_transfer *cox_transfer_free(struct cox_transfer *transfer); /* NULL-safe */
+int cox_transfers_new(struct cox_executor *executor, const struct cox_transfers_options *options,
+                      struct cox_transfers **ret_transfer, struct cox_error *err);
+struct cox_transfers *cox_transfers_free(struct cox_transfers *transfer); /* NULL-safe */
 
 struct cox_pull_request {
-    int64_t sequence; /* of ours: the name of the pull while it lasts, and the generation of its blocks */
+    int64_t
+        sequence; /* of ours: the name of the pull while it lasts, and the generation of its blocks */
     uint32_t attempt; /* 1 and up: each has a name of its own on the wire */
     const struct cox_source *source;
     const int32_t *blocks;  /* of ours, source->block_count of them */
@@ -90,35 +91,35 @@ struct cox_pull_request {
     uint64_t life; /* cox_executor_life: in another one it fails with COX_STALE */
 };
 /* Queues a pull. Returns 0 or -ENOMEM. */
-int cox_transfer_start(struct cox_transfer *transfer, const struct cox_pull_request *request);
+int cox_transfers_start(struct cox_transfers *transfer, const struct cox_pull_request *request);
 /* It ends as CANCELLED, if it has not ended, and nobody is told how. Returns whether it is quiet. */
-bool cox_transfer_cancel(struct cox_transfer *transfer, int64_t sequence);
+bool cox_transfers_cancel(struct cox_transfers *transfer, int64_t sequence);
 /* All of them; results that were not taken are dropped. Blocks that are quiet are forgotten. */
-void cox_transfer_abandon(struct cox_transfer *transfer);
+void cox_transfers_abandon(struct cox_transfers *transfer);
 
 /* Sends, gives up, looks who is late. */
-void cox_transfer_turn(struct cox_transfer *transfer);
+void cox_transfers_turn(struct cox_transfers *transfer);
 /* When the next turn is due at the latest; COX_DEADLINE_NEVER: when the hook is called. */
-uint64_t cox_transfer_due_ns(struct cox_transfer *transfer);
+uint64_t cox_transfers_due_ns(struct cox_transfers *transfer);
 
 struct cox_pull_outcome {
     int64_t sequence;
     bool quiet;
-    uint64_t life;                  /* as requested */
+    uint64_t life;  /* as requested */
     bool own_death; /* a rank of this group died, or cannot be asked, or is of another life */
     struct cox_pull_report *report; /* the caller's */
 };
 /* The oldest pull that has ended. Returns 0 or COX_EMPTY. */
-int cox_transfer_take(struct cox_transfer *transfer, struct cox_pull_outcome *ret_result);
+int cox_transfers_take(struct cox_transfers *transfer, struct cox_pull_outcome *ret_result);
 /* Blocks of a pull that was taken or cancelled before it was quiet, and now is. Returns 0 and gives them (free); COX_EMPTY. */
-int cox_transfer_take_quiet(struct cox_transfer *transfer, int32_t **ret_blocks,
-                            uint32_t *ret_count);
+int cox_transfers_take_quiet(struct cox_transfers *transfer, int32_t **ret_blocks,
+                             uint32_t *ret_count);
 /* Every block in quarantine, for who begins to give out blocks anew. */
-void cox_transfer_quarantine(struct cox_transfer *transfer,
-                             void (*visit)(void *context, const int32_t *blocks, uint32_t count),
-                             void *context);
+void cox_transfers_quarantine(struct cox_transfers *transfer,
+                              void (*visit)(void *context, const int32_t *blocks, uint32_t count),
+                              void *context);
 
-struct cox_transfer_status {
+struct cox_transfers_status {
     uint64_t running;   /* pulls that have not ended */
     uint64_t succeeded; /* so far */
     uint64_t failed;    /* TIMEOUT and PEER_DEAD, too */
@@ -128,6 +129,6 @@ struct cox_transfer_status {
     uint64_t bytes; /* copied, by all ranks */
     uint64_t quarantined_blocks;
 };
-void cox_transfer_status(struct cox_transfer *transfer, struct cox_transfer_status *ret_status);
+void cox_transfers_status(struct cox_transfers *transfer, struct cox_transfers_status *ret_status);
 
 #endif

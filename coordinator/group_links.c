@@ -1,4 +1,4 @@
-#include "links.h"
+#include "group_links.h"
 
 #include "../channel/geometry.h"
 #include "proto/executor.pb-c.h"
@@ -22,7 +22,7 @@ struct known {
     RemoteInfo *info;
 };
 
-struct cox_links {
+struct cox_group_links {
     struct cox_executor *executor;
     struct cox_log log;
     pthread_mutex_t order; /* one order at a time; taken before lock */
@@ -47,11 +47,11 @@ int cox_role_parse(const char *text, enum cox_role *ret_role, struct cox_error *
             *ret_role = (enum cox_role)role;
             return 0;
         }
-    return cox_fail(err, COX_INVALID,
-                    "'%.64s' is no role: expected prefill, decode or standard", text);
+    return cox_fail(err, COX_INVALID, "'%.64s' is no role: expected prefill, decode or standard",
+                    text);
 }
 
-const char *cox_link_state_name(uint32_t state)
+const char *cox_group_link_state_name(uint32_t state)
 {
     static const char *const names[] = {"waiting", "running", "success", "failed"};
     return state < sizeof names / sizeof names[0] ? names[state] : "unknown";
@@ -70,10 +70,10 @@ static void info_freep(RemoteInfo **info)
     info_free(*info);
 }
 
-int cox_links_new(struct cox_executor *executor, const struct cox_log *log,
-                  struct cox_links **ret_links, struct cox_error *err)
+int cox_group_links_new(struct cox_executor *executor, const struct cox_log *log,
+                        struct cox_group_links **ret_links, struct cox_error *err)
 {
-    struct cox_links *links = calloc(1, sizeof *links);
+    struct cox_group_links *links = calloc(1, sizeof *links);
     if (!links)
         return cox_fail(err, -ENOMEM, "no memory for the links");
     links->executor = executor;
@@ -85,7 +85,7 @@ int cox_links_new(struct cox_executor *executor, const struct cox_log *log,
     return 0;
 }
 
-static void known_remove(struct cox_links *links, struct known **link)
+static void known_remove(struct cox_group_links *links, struct known **link)
 {
     struct known *known = *link;
     *link = known->next;
@@ -94,7 +94,7 @@ static void known_remove(struct cox_links *links, struct known **link)
     free(known);
 }
 
-struct cox_links *cox_links_free(struct cox_links *links)
+struct cox_group_links *cox_group_links_free(struct cox_group_links *links)
 {
     if (links) {
         while (links->known)
@@ -106,9 +106,9 @@ struct cox_links *cox_links_free(struct cox_links *links)
     return NULL;
 }
 
-void cox_links_freep(struct cox_links **links)
+void cox_group_links_freep(struct cox_group_links **links)
 {
-    cox_links_free(*links);
+    cox_group_links_free(*links);
 }
 
 /* ---- what another group says of itself ---- */
@@ -155,8 +155,8 @@ static int layout_check(const char *cluster, uint32_t rank, const KvLayout *thei
     return 0;
 }
 
-static int info_check(const struct cox_links *links, const RemoteInfo *info, const RemoteInfo *own,
-                      struct cox_error *err)
+static int info_check(const struct cox_group_links *links, const RemoteInfo *info,
+                      const RemoteInfo *own, struct cox_error *err)
 {
     const char *cluster = cluster_of(info);
     struct cox_error error = {0};
@@ -175,7 +175,8 @@ static int info_check(const struct cox_links *links, const RemoteInfo *info, con
     return r;
 }
 
-static int own_info(const struct cox_links *links, RemoteInfo **ret_own, struct cox_error *err)
+static int own_info(const struct cox_group_links *links, RemoteInfo **ret_own,
+                    struct cox_error *err)
 {
     _cox_cleanup_(cox_free_ptr) uint8_t *bytes = NULL;
     size_t size;
@@ -188,7 +189,7 @@ static int own_info(const struct cox_links *links, RemoteInfo **ret_own, struct 
 
 /* ---- orders ---- */
 
-static int info_send(const struct cox_links *links, LinkInfo *info, uint64_t deadline_ns,
+static int info_send(const struct cox_group_links *links, LinkInfo *info, uint64_t deadline_ns,
                      struct cox_error *err)
 {
     LinkRequest request = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
@@ -197,7 +198,7 @@ static int info_send(const struct cox_links *links, LinkInfo *info, uint64_t dea
     return cox_executor_link(links->executor, &request, deadline_ns, err);
 }
 
-static int link_send(const struct cox_links *links, RemoteInfo *remote, uint64_t deadline_ns,
+static int link_send(const struct cox_group_links *links, RemoteInfo *remote, uint64_t deadline_ns,
                      struct cox_error *err)
 {
     LinkInfo info = MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
@@ -209,7 +210,7 @@ static int link_send(const struct cox_links *links, RemoteInfo *remote, uint64_t
     return info_send(links, &info, deadline_ns, err);
 }
 
-static int role_send(const struct cox_links *links, uint32_t role, uint64_t deadline_ns,
+static int role_send(const struct cox_group_links *links, uint32_t role, uint64_t deadline_ns,
                      struct cox_error *err)
 {
     LinkInfo info = MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
@@ -219,7 +220,7 @@ static int role_send(const struct cox_links *links, uint32_t role, uint64_t dead
 }
 
 /* Where the group is in the list, or belongs. */
-static struct known **known_find(struct cox_links *links, const char *cluster)
+static struct known **known_find(struct cox_group_links *links, const char *cluster)
 {
     struct known **link = &links->known;
     while (*link && strcmp(cluster_of((*link)->info), cluster) < 0)
@@ -227,7 +228,7 @@ static struct known **known_find(struct cox_links *links, const char *cluster)
     return link;
 }
 
-static bool is_known(struct cox_links *links, const char *cluster)
+static bool is_known(struct cox_group_links *links, const char *cluster)
 {
     pthread_mutex_lock(&links->lock);
     const struct known *known = *known_find(links, cluster);
@@ -236,7 +237,7 @@ static bool is_known(struct cox_links *links, const char *cluster)
     return is;
 }
 
-static void known_put(struct cox_links *links, struct known *known)
+static void known_put(struct cox_group_links *links, struct known *known)
 {
     pthread_mutex_lock(&links->lock);
     struct known **link = known_find(links, cluster_of(known->info));
@@ -249,7 +250,7 @@ static void known_put(struct cox_links *links, struct known *known)
 }
 
 /* The order lock is held, which keeps the list as it is. */
-static int link_order(struct cox_links *links, RemoteInfo **info, uint64_t deadline_ns,
+static int link_order(struct cox_group_links *links, RemoteInfo **info, uint64_t deadline_ns,
                       struct cox_error *err)
 {
     if (links->count >= LINK_COUNT_MAX && !is_known(links, cluster_of(*info)))
@@ -267,8 +268,8 @@ static int link_order(struct cox_links *links, RemoteInfo **info, uint64_t deadl
     return 0;
 }
 
-int cox_links_link(struct cox_links *links, const void *bytes, size_t size, uint64_t deadline_ns,
-                   struct cox_error *err)
+int cox_group_links_link(struct cox_group_links *links, const void *bytes, size_t size,
+                         uint64_t deadline_ns, struct cox_error *err)
 {
     _cox_cleanup_(info_freep) RemoteInfo *own = NULL;
     _cox_cleanup_(info_freep) RemoteInfo *info =
@@ -286,8 +287,8 @@ int cox_links_link(struct cox_links *links, const void *bytes, size_t size, uint
     return r;
 }
 
-int cox_links_unlink(struct cox_links *links, const char *cluster_id, uint64_t deadline_ns,
-                     struct cox_error *err)
+int cox_group_links_unlink(struct cox_group_links *links, const char *cluster_id,
+                           uint64_t deadline_ns, struct cox_error *err)
 {
     RemoteInfo remote = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT, *remotes = &remote;
     ModelExecuteData__HostInfo host = MODEL_EXECUTE_DATA__HOST_INFO__INIT, *hosts = &host;
@@ -314,8 +315,8 @@ int cox_links_unlink(struct cox_links *links, const char *cluster_id, uint64_t d
     return r;
 }
 
-int cox_links_set_role(struct cox_links *links, uint32_t role, uint64_t deadline_ns,
-                       struct cox_error *err)
+int cox_group_links_set_role(struct cox_group_links *links, uint32_t role, uint64_t deadline_ns,
+                             struct cox_error *err)
 {
     if (role < COX_ROLE_PREFILL || role > COX_ROLE_STANDARD)
         return cox_fail(err, COX_INVALID, "no such role: expected 1 to 3");
@@ -330,7 +331,7 @@ int cox_links_set_role(struct cox_links *links, uint32_t role, uint64_t deadline
     return r;
 }
 
-enum cox_role cox_links_role(struct cox_links *links)
+enum cox_role cox_group_links_role(struct cox_group_links *links)
 {
     pthread_mutex_lock(&links->lock);
     enum cox_role role = links->role;
@@ -340,7 +341,7 @@ enum cox_role cox_links_role(struct cox_links *links)
 
 /* ---- how they are ---- */
 
-void cox_link_list_free(struct cox_link *list, size_t count)
+void cox_group_link_list_free(struct cox_group_link *list, size_t count)
 {
     for (size_t i = 0; list && i < count; i++) {
         free(list[i].cluster_id);
@@ -349,12 +350,13 @@ void cox_link_list_free(struct cox_link *list, size_t count)
     free(list);
 }
 
-int cox_links_list(struct cox_links *links, struct cox_link **ret_list, size_t *ret_count)
+int cox_group_links_list(struct cox_group_links *links, struct cox_group_link **ret_list,
+                         size_t *ret_count)
 {
     size_t count = 0;
     int r = 0;
     pthread_mutex_lock(&links->lock);
-    struct cox_link *list = calloc(links->count + 1, sizeof *list);
+    struct cox_group_link *list = calloc(links->count + 1, sizeof *list);
     for (const struct known *known = links->known; list && !r && known; known = known->next) {
         list[count].cluster_id = strdup(cluster_of(known->info));
         list[count].life = known->info->life;
@@ -362,7 +364,7 @@ int cox_links_list(struct cox_links *links, struct cox_link **ret_list, size_t *
     }
     pthread_mutex_unlock(&links->lock);
     if (!list || r) {
-        cox_link_list_free(list, count);
+        cox_group_link_list_free(list, count);
         return -ENOMEM;
     }
     *ret_list = list;
@@ -371,17 +373,17 @@ int cox_links_list(struct cox_links *links, struct cox_link **ret_list, size_t *
 }
 
 /* A list with room for `more`. */
-static struct cox_link *link_of(struct cox_link *list, size_t *count, char **name)
+static struct cox_group_link *link_of(struct cox_group_link *list, size_t *count, char **name)
 {
     for (size_t i = 0; i < *count; i++)
         if (strcmp(list[i].cluster_id, *name) == 0)
             return &list[i];
-    list[*count] = (struct cox_link){.cluster_id = cox_steal_ptr(name)};
+    list[*count] = (struct cox_group_link){.cluster_id = cox_steal_ptr(name)};
     return &list[(*count)++];
 }
 
-static void status_add(struct cox_link *list, size_t *count, char **names, size_t name_count,
-                       enum cox_link_state state)
+static void status_add(struct cox_group_link *list, size_t *count, char **names, size_t name_count,
+                       enum cox_group_link_state state)
 {
     for (size_t i = 0; i < name_count; i++)
         link_of(list, count, &names[i])->state = state;
@@ -389,35 +391,36 @@ static void status_add(struct cox_link *list, size_t *count, char **names, size_
 
 static int link_compare(const void *a, const void *b)
 {
-    return strcmp(((const struct cox_link *)a)->cluster_id,
-                  ((const struct cox_link *)b)->cluster_id);
+    return strcmp(((const struct cox_group_link *)a)->cluster_id,
+                  ((const struct cox_group_link *)b)->cluster_id);
 }
 
-int cox_links_status(struct cox_links *links, uint64_t deadline_ns, struct cox_link **ret_list,
-                     size_t *ret_count, struct cox_error *err)
+int cox_group_links_status(struct cox_group_links *links, uint64_t deadline_ns,
+                           struct cox_group_link **ret_list, size_t *ret_count,
+                           struct cox_error *err)
 {
     _cox_cleanup_(cox_link_status_deinit) struct cox_link_status status = {0};
-    struct cox_link *list;
+    struct cox_group_link *list;
     size_t count;
     int r = cox_executor_link_status(links->executor, deadline_ns, &status, err);
     if (r)
         return r;
-    r = cox_links_list(links, &list, &count);
+    r = cox_group_links_list(links, &list, &count);
     size_t more =
         status.failed_count + status.success_count + status.running_count + status.waiting_count;
-    struct cox_link *grown = r ? NULL : reallocarray(list, count + more + 1, sizeof *list);
+    struct cox_group_link *grown = r ? NULL : reallocarray(list, count + more + 1, sizeof *list);
     if (!grown) {
         if (!r)
-            cox_link_list_free(list, count);
+            cox_group_link_list_free(list, count);
         return cox_fail(err, -ENOMEM, "no memory for the link status");
     }
     list = grown;
-    status_add(list, &count, status.waiting, status.waiting_count, COX_LINK_WAITING);
-    status_add(list, &count, status.running, status.running_count, COX_LINK_RUNNING);
-    status_add(list, &count, status.success, status.success_count, COX_LINK_SUCCESS);
+    status_add(list, &count, status.waiting, status.waiting_count, COX_GROUP_LINK_WAITING);
+    status_add(list, &count, status.running, status.running_count, COX_GROUP_LINK_RUNNING);
+    status_add(list, &count, status.success, status.success_count, COX_GROUP_LINK_SUCCESS);
     for (size_t i = 0; i < status.failed_count; i++) {
-        struct cox_link *link = link_of(list, &count, &status.failed[i].cluster_id);
-        link->state = COX_LINK_FAILED;
+        struct cox_group_link *link = link_of(list, &count, &status.failed[i].cluster_id);
+        link->state = COX_GROUP_LINK_FAILED;
         link->code = status.failed[i].code;
         if (!link->text)
             link->text = cox_steal_ptr(&status.failed[i].text);
@@ -431,18 +434,18 @@ int cox_links_status(struct cox_links *links, uint64_t deadline_ns, struct cox_l
 /* ---- once more ---- */
 
 /* Until none of ours waits or runs. */
-static int links_await(struct cox_links *links, uint64_t deadline_ns, struct cox_error *err)
+static int links_await(struct cox_group_links *links, uint64_t deadline_ns, struct cox_error *err)
 {
     for (;;) {
-        struct cox_link *list;
+        struct cox_group_link *list;
         size_t count;
         bool pending = false;
-        int r = cox_links_status(links, deadline_ns, &list, &count, err);
+        int r = cox_group_links_status(links, deadline_ns, &list, &count, err);
         if (r)
             return r;
         for (size_t i = 0; i < count; i++)
-            pending = pending || (list[i].life && list[i].state <= COX_LINK_RUNNING);
-        cox_link_list_free(list, count);
+            pending = pending || (list[i].life && list[i].state <= COX_GROUP_LINK_RUNNING);
+        cox_group_link_list_free(list, count);
         if (!pending)
             return 0;
         if (cox_now_ns() >= deadline_ns)
@@ -451,13 +454,12 @@ static int links_await(struct cox_links *links, uint64_t deadline_ns, struct cox
     }
 }
 
-void cox_links_resend(struct cox_links *links, uint64_t deadline_ns)
+void cox_group_links_resend(struct cox_group_links *links, uint64_t deadline_ns)
 {
     struct cox_error error = {0};
     pthread_mutex_lock(&links->order);
-    int r = links->role == COX_ROLE_STANDARD
-                ? 0
-                : role_send(links, links->role, deadline_ns, &error);
+    int r =
+        links->role == COX_ROLE_STANDARD ? 0 : role_send(links, links->role, deadline_ns, &error);
     for (const struct known *known = links->known; !r && known; known = known->next)
         r = link_send(links, known->info, deadline_ns, &error);
     bool any = links->known != NULL;
