@@ -575,11 +575,11 @@ static int steps_run(struct cox_scheduler *scheduler, struct cox_error *err)
         done_report(scheduler); /* of holds, before somebody releases them */
         if (scheduler->options.feed)
             scheduler->options.feed(scheduler->options.feed_context, false, 0);
-        done_report(scheduler);
         if (is_stopped(scheduler))
             return cox_fail(err, COX_CLOSED, "stopped");
         struct cox_error error = {0};
         int r = transfers_look(scheduler, &error);
+        done_report(scheduler);
         if (!r && scheduler->nested)
             r = tell(scheduler, &error);
         if (!r)
