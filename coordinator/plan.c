@@ -264,6 +264,9 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_request *request)
     sequence->prompt_count = sequence->token_count = request->token_count;
     uint32_t token_end = request->token_count;
     int r = request_fit(plan, request, &token_end, &sequence->error);
+    /* Another group generates the rest, which is to fit all the same. */
+    if (!r && request->hold_ms)
+        token_end = request->token_count + 1;
     sequence->token_end = token_end;
     sequence->tokens = calloc((size_t)token_end + 1, sizeof *sequence->tokens);
     sequence->blocks = calloc(r                    ? 1

@@ -70,7 +70,7 @@ struct cox_request {
     bool pull_only;    /* done when it was pulled, or not; tokens are not looked at */
     uint64_t pull_ms;  /* not 0: it is given up after so long */
     bool no_recompute; /* what cannot be pulled fails */
-    uint64_t hold_ms;  /* not 0: when it ends with new_count_max, its blocks are held so long */
+    uint64_t hold_ms;  /* not 0: it ends with its first token, and its blocks are held so long */
     uint64_t owner;    /* of the hold: a number of the caller's */
 };
 

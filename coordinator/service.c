@@ -224,9 +224,8 @@ static int transfer_check(const complete_request *complete, const struct cox_ans
     }
     if (hold && !source->links)
         return cox_fail(err, COX_UNSUPPORTED, "this group holds nothing");
-    if (hold && (complete->new_count_max != 1 || complete->hold_ms > HOLD_MS_MAX))
-        return cox_fail(err, COX_INVALID,
-                        "a prompt is held for an hour at most, when one token was generated");
+    if (hold && complete->hold_ms > HOLD_MS_MAX)
+        return cox_fail(err, COX_INVALID, "a prompt is held for an hour at most");
     if (!hold && source->links && cox_group_links_role(source->links) == COX_ROLE_PREFILL)
         return cox_fail(err, COX_UNSUPPORTED,
                         "the role of this group is prefill: it computes prompts for a group that "

@@ -131,7 +131,6 @@ static int prefill_send(struct split *split)
 {
     struct chunk chunk;
     chunk_init(&chunk, split);
-    chunk.complete.new_count_max = 1;
     chunk.complete.has_hold_ms = true;
     chunk.complete.hold_ms = split->how->lease_ms;
     for (size_t i = 0; i < split->prompts->count && split->unsent_count && chunk_has_room(&chunk) &&

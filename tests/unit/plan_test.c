@@ -771,6 +771,25 @@ static void m11_a_pull_that_nobody_began_is_cancelled_like_any_other(void **stat
     cox_plan_free(plan);
 }
 
+static void m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(with_holds());
+    int32_t tokens[6] = {0};
+    struct cox_request request = {
+        .tokens = tokens, .token_count = 6, .new_count_max = 59, .hold_ms = 60000, .owner = 1};
+    assert_int_equal(cox_plan_add(plan, &request), 0);
+    request.new_count_max = 60; /* one more than there are positions */
+    assert_int_equal(cox_plan_add(plan, &request), 0);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(done->error.code, COX_TOO_LARGE);
+    cox_sequence_free(done);
+    next(plan);
+    commit(plan, 1, 50);
+    held_id(plan, true);
+    cox_plan_free(plan);
+}
+
 static void m10_ids_go_on_where_the_plan_before_ended(void **state)
 {
     (void)state;
@@ -808,6 +827,7 @@ int main(void)
         cmocka_unit_test(m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back),
         cmocka_unit_test(m11_sources_that_do_not_fit_are_refused),
         cmocka_unit_test(m11_a_pull_that_nobody_began_is_cancelled_like_any_other),
+        cmocka_unit_test(m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit),
         cmocka_unit_test(m10_ids_go_on_where_the_plan_before_ended),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
