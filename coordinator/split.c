@@ -16,6 +16,8 @@
 #define CHUNK_TOKENS 65536
 /* Times that a prompt is computed in the first group. */
 #define TRY_COUNT_MAX 3
+/* Between two tries to link groups of which a rank is being replaced. */
+#define LINK_PAUSE_MS 50
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
@@ -50,11 +52,10 @@ struct split {
 /* ---- links ---- */
 
 /* Over connections of its own: replies to prompts come in between on the others. */
-static int groups_link(struct split *split, struct cox_error *err)
+static int link_try(struct split *split, uint64_t deadline_ns, struct cox_error *err)
 {
     _cox_cleanup_(cox_client_close) struct cox_client owner = COX_CLIENT_NONE;
     _cox_cleanup_(cox_client_close) struct cox_client reader = COX_CLIENT_NONE;
-    uint64_t deadline_ns = cox_deadline_after_ms(split->how->connect_ms);
     int r = cox_client_open(&owner, split->how->prefill, deadline_ns, err);
     if (!r)
         r = cox_client_open(&reader, split->how->decode, deadline_ns, err);
@@ -63,6 +64,29 @@ static int groups_link(struct split *split, struct cox_error *err)
                             err);
     split->stats.links += r == 0;
     return r;
+}
+
+/* A rank of one of the groups is dead, and may be about to be replaced. */
+static bool may_pass(int r)
+{
+    return r == COX_REJECTED || r == COX_PEER_DEAD || r == COX_STATE || r == COX_STALE ||
+           r == COX_ABORTED;
+}
+
+static int groups_link(struct split *split, struct cox_error *err)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(split->how->connect_ms);
+    for (;;) {
+        struct cox_error error = {0};
+        struct pollfd fd = {.fd = split->stop_fd, .events = POLLIN};
+        int r = link_try(split, deadline_ns, &error);
+        if (r && (!may_pass(r) || cox_now_ns() >= deadline_ns))
+            return cox_fail(err, r, "%s", error.text);
+        if (r == 0)
+            return 0;
+        if (poll(&fd, 1, LINK_PAUSE_MS) > 0)
+            return cox_fail(err, COX_CLOSED, "stopped");
+    }
 }
 
 /* ---- out ---- */
