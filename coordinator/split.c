@@ -14,6 +14,8 @@
 /* Of one message; the group has to read it whole before it begins. */
 #define CHUNK_COUNT 64
 #define CHUNK_TOKENS 65536
+/* Nothing more is sent to a group that has not read so many bytes. */
+#define PENDING_MAX ((size_t)64 << 10)
 /* Times that a prompt is computed in the first group. */
 #define TRY_COUNT_MAX 3
 /* Between two tries to link groups of which a rank is being replaced. */
@@ -401,14 +403,28 @@ static int wait(struct split *split, bool ret_ends[2], struct cox_error *err)
     return 0;
 }
 
+static int both_flush(struct split *split)
+{
+    int r = cox_stream_flush(&split->clients[0]->stream);
+    return r && r != COX_CLOSED ? r : cox_stream_flush(&split->clients[1]->stream);
+}
+
+static bool has_room(const struct cox_client *client)
+{
+    return cox_stream_pending(&client->stream) < PENDING_MAX;
+}
+
 static int turn(struct split *split, struct cox_error *err)
 {
     bool ends[2];
-    int r = cox_stream_pending(&split->clients[0]->stream) ? 0 : prefill_send(split);
-    if (!r && !cox_stream_pending(&split->clients[1]->stream))
+    /* First what is queued: where there is no room after that, the poll tells when there is. */
+    int r = both_flush(split);
+    if ((!r || r == COX_CLOSED) && has_room(split->clients[0]))
+        r = prefill_send(split);
+    if ((!r || r == COX_CLOSED) && has_room(split->clients[1]))
         r = decode_send(split);
-    for (int side = 0; side < 2 && (r == 0 || r == COX_CLOSED); side++)
-        r = cox_stream_flush(&split->clients[side]->stream);
+    if (!r || r == COX_CLOSED)
+        r = both_flush(split);
     /* One that reads no more may still have said why. */
     if (r && r != COX_CLOSED)
         return cox_fail(err, r, "the connection to a group: %s", cox_status_text(r));
