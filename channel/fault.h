@@ -82,6 +82,13 @@
     X(RANK_DONE, "rank.done")                                                                      \
     X(REPORT_CLAIMED, "report.claimed") /* the slot of the error channel is its own */             \
     X(REPORT_WRITTEN, "report.written")                                                            \
+    /* The model's weights: the coordinator's block, and what ranks do with it. */                 \
+    X(WEIGHTS_FILLED, "weights.filled")       /* nobody else knows of it */                        \
+    X(WEIGHTS_PUBLISHED, "weights.published") /* no step is of this version yet */                 \
+    X(WEIGHTS_RETIRED, "weights.retired")     /* the coordinator has let the version before go */  \
+    X(WEIGHTS_TAKEN, "weights.taken")         /* a rank has both */                                \
+    X(WEIGHTS_SWITCHED,                                                                            \
+      "weights.switched") /* and the former one no more; it computes with the new one */           \
     /* The coordinator gathers. */                                                                 \
     X(REPORT_FETCHED, "report.fetched")                                                            \
     X(REPLY_FETCHED, "reply.fetched")                                                              \
@@ -132,6 +139,46 @@
     X(GROUP_LEFT, "group.left") /* said; the process may live on */                                \
     X(LEFT, "left")                                                                                \
     X(STOPPED, "stopped")                                                                          \
+    /* A queue of blocks (channel/memory/queue.h). */                                              \
+    X(QUEUE_FILLED, "queue.filled")                                                                \
+    X(QUEUE_LOCKED, "queue.locked") /* nothing is done, or repaired, yet */                        \
+    X(QUEUE_UNLOCKED, "queue.unlocked")                                                            \
+    X(QUEUE_DOMAIN_ENTERED, "queue.domain_entered")                                                \
+    X(QUEUE_DOMAIN_CLEARED, "queue.domain_cleared")                                                \
+    X(QUEUE_POOL_ENTERED, "queue.pool_entered")                                                    \
+    X(QUEUE_POOL_CLEARED, "queue.pool_cleared")                                                    \
+    X(QUEUE_POOL_CLOSED, "queue.pool_closed")                                                      \
+    X(QUEUE_PUBLISHER_JOINED, "queue.publisher_joined")                                            \
+    X(QUEUE_PUBLISHER_LEFT, "queue.publisher_left")                                                \
+    X(QUEUE_SUBSCRIBER_JOINED, "queue.subscriber_joined")                                          \
+    X(QUEUE_SUBSCRIBER_LEFT, "queue.subscriber_left") /* its messages are not let go yet */        \
+    X(QUEUE_INTENDED, "queue.intended")               /* a block is about to be held */            \
+    X(QUEUE_HELD, "queue.held")                       /* and no row says so */                     \
+    X(QUEUE_SETTLED, "queue.settled")                 /* a row does, or nothing is held */         \
+    X(QUEUE_ANNOUNCED, "queue.announced")             /* who sleeps is about to be woken */        \
+    X(QUEUE_RUNG, "queue.rung")                       /* one of them is */                         \
+    X(QUEUE_COPY_FILLED, "queue.copy_filled")         /* where a copy is; it does not count yet */ \
+    X(QUEUE_ROW_FILLED, "queue.row_filled")           /* the message is there, not published */    \
+    X(QUEUE_PUBLISHED, "queue.published")                                                          \
+    X(QUEUE_PUBLISH_DONE, "queue.publish_done")                                                    \
+    X(QUEUE_SKIPPED, "queue.skipped")                                                              \
+    X(QUEUE_TAKEN, "queue.taken")               /* it waits for the next message */                \
+    X(QUEUE_TAKE_COUNTED, "queue.take_counted") /* one fewer waits for this one */                 \
+    X(QUEUE_COPYING, "queue.copying")           /* this process makes the copy */                  \
+    X(QUEUE_COPIED, "queue.copied")             /* its bytes are there, nobody is told */          \
+    X(QUEUE_COPY_SHARED, "queue.copy_shared")                                                      \
+    X(QUEUE_COPY_OVER, "queue.copy_over") /* who waited for it is woken */                         \
+    X(QUEUE_LET_GO, "queue.let_go")       /* a copy; the row still has it */                       \
+    X(QUEUE_ROW_ENDED, "queue.row_ended")                                                          \
+    X(QUEUE_COUNTED, "queue.counted")                                                              \
+    X(QUEUE_DEFERRED, "queue.deferred")                                                            \
+    X(QUEUE_DRAINED, "queue.drained")                                                              \
+    X(QUEUE_BURIED, "queue.buried") /* a dead endpoint is out */                                   \
+    X(QUEUE_REPAIRING, "queue.repairing")                                                          \
+    X(QUEUE_REPAIRED, "queue.repaired")                                                            \
+    X(QUEUE_ARMED, "queue.armed") /* about to sleep */                                             \
+    X(QUEUE_DISARMED, "queue.disarmed")                                                            \
+    X(QUEUE_PUBLISHER_AWAITED, "queue.publisher_awaited")                                          \
     /* Ranks form a group of their own (worker/group.h). */                                        \
     X(GROUP_FILLED, "group.filled") /* whole and locked, without a name */                         \
     X(GROUP_LINKED, "group.linked")                                                                \
@@ -174,10 +221,9 @@
     X(POOL_HOLDER, "pool.holder") /* one step of joining or leaving a holder */                    \
     X(POOL_HELD, "pool.held")                                                                      \
     X(POOL_UNHELD, "pool.unheld")                                                                  \
-    X(POOL_SWEEPING,                                                                               \
-      "pool.sweeping")          /* the row of a dead owner, or its own, is its to give back */     \
-    X(POOL_SWEPT, "pool.swept") /* all of it */                                                    \
-    X(POOL_LEFT, "pool.left")   /* the row is nobody's */
+    X(POOL_SWEEPING, "pool.sweeping") /* a row, of the dead or its own */                          \
+    X(POOL_SWEPT, "pool.swept")       /* all of it */                                              \
+    X(POOL_LEFT, "pool.left")         /* the row is nobody's */
 
 enum cox_fault_point {
 #define COX_FAULT_CONSTANT(constant, name) COX_FAULT_##constant,

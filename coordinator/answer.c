@@ -181,6 +181,8 @@ int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *
         r = channels_fill(reply, &status, arena);
     if (!r && source->recovery)
         r = cox_answer_recovery(source, arena, &reply->recovery);
+    if (!r && source->weights)
+        r = cox_answer_weights_status(source, arena, &reply->weights);
     if (!r && source->serving)
         r = serving_fill(reply, source->serving, arena);
     if (!r && source->serving && source->links)

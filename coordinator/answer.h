@@ -3,7 +3,8 @@
  *
  * Threads: any.
  * Ownership: the message lives in the arena.
- * Blocks: status nothing, see cox_executor_status; recover and what asks ranks of links until their deadlines.
+ * Blocks: status nothing, see cox_executor_status; recover, weights and what asks ranks of links until their deadlines, weights
+ *   also while files are read.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_ANSWER_H
@@ -16,18 +17,23 @@
 struct cox_arena;
 struct CoxswainControl__ControlReply;
 struct CoxswainControl__ControlRequest;
+struct cox_shared_weights;
 struct CoxswainControl__RecoverReply;
 struct CoxswainControl__RecoverRequest;
 struct CoxswainControl__RecoveryStatus;
 struct CoxswainControl__StatusReply;
+struct CoxswainControl__WeightsReply;
+struct CoxswainControl__WeightsRequest;
+struct CoxswainControl__WeightsStatus;
 
 struct cox_answer_source {
     struct cox_executor *executor;
-    struct cox_serving *serving;   /* NULL: it takes no prompts, */
-    const char *refusal;           /* because */
-    struct cox_recovery *recovery; /* NULL: the group is being started */
-    struct cox_group_links *links; /* NULL: it takes no part in transfers */
-    const char *model;             /* NULL: none is known */
+    struct cox_serving *serving;        /* NULL: it takes no prompts, */
+    const char *refusal;                /* because */
+    struct cox_recovery *recovery;      /* NULL: the group is being started */
+    struct cox_group_links *links;      /* NULL: it takes no part in transfers */
+    const char *model;                  /* NULL: none is known */
+    struct cox_shared_weights *weights; /* NULL: ranks have loaded their own */
 };
 
 /* Returns 0 or -ENOMEM. */
@@ -41,6 +47,14 @@ int cox_answer_recovery(const struct cox_answer_source *source, struct cox_arena
 int cox_answer_recover(const struct cox_answer_source *source,
                        const struct CoxswainControl__RecoverRequest *request,
                        struct cox_arena *arena, struct CoxswainControl__RecoverReply **ret_reply,
+                       struct cox_error *err);
+/* Which weights are in use; source->weights are there. */
+int cox_answer_weights_status(const struct cox_answer_source *source, struct cox_arena *arena,
+                              struct CoxswainControl__WeightsStatus **ret_status);
+/* Carries the request out; source->weights are there. Returns as cox_answer_recover. */
+int cox_answer_weights(const struct cox_answer_source *source,
+                       const struct CoxswainControl__WeightsRequest *request,
+                       struct cox_arena *arena, struct CoxswainControl__WeightsReply **ret_reply,
                        struct cox_error *err);
 
 /* Part of the status; source->serving is there. Returns 0 or -ENOMEM. */

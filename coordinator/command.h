@@ -33,6 +33,7 @@ int cox_command_pull_kv(int argc, char **argv);
 int cox_command_layout(int argc, char **argv);
 int cox_command_clean(int argc, char **argv);
 int cox_command_doctor(int argc, char **argv);
+int cox_command_weights(int argc, char **argv);
 int cox_command_handle(int argc, char **argv);
 
 /* The lines of --help that tell the exit statuses. */

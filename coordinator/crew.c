@@ -6,6 +6,7 @@
 #include "recovery.h"
 #include "scheduler.h"
 #include "service.h"
+#include "shared_weights.h"
 #include "signals.h"
 
 #include <inttypes.h>
@@ -20,6 +21,7 @@ struct cox_crew {
     struct cox_executor *executor;
     struct cox_init_summary summary;
     struct cox_group_links *links;
+    struct cox_shared_weights *weights; /* NULL: ranks load their own */
     uint32_t rank_count;
     bool quiet;
 
@@ -235,6 +237,16 @@ static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *
     return 0;
 }
 
+/* Legacy workers know nothing of it. */
+static int weights_load(struct cox_crew *crew, const struct cox_crew_options *options,
+                        struct cox_error *err)
+{
+    if (!options->share_weights || !options->init || !options->model ||
+        options->group->own_weights || options->group->legacy_workers)
+        return 0;
+    return cox_shared_weights_load(options->model, on_cancelled, crew, &crew->weights, err);
+}
+
 static int group_start(struct cox_crew *crew, const struct cox_crew_options *options,
                        struct cox_error *err)
 {
@@ -263,12 +275,18 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
     };
     memcpy(executor_options.request_size, group->request_size, sizeof group->request_size);
     memcpy(executor_options.response_size, group->response_size, sizeof group->response_size);
-    int r = cox_executor_start(&executor_options, &crew->executor, err);
+    /* First, since a model that cannot be loaded needs no processes. */
+    int r = weights_load(crew, options, err);
+    if (!r)
+        r = cox_executor_start(&executor_options, &crew->executor, err);
+    if (!r && crew->weights)
+        r = cox_shared_weights_publish(crew->weights, crew->executor, err);
     if (r)
         return r;
     /* From here on it can be asked how it is, whatever init comes to. */
     cox_service_refuse(crew->service, options->refusal);
     cox_service_attach(crew->service, crew->executor);
+    cox_service_weights_with(crew->service, crew->weights);
     r = options->init ? group_init(crew, options, err) : 0;
     return r ? r : recovery_start(crew, options, err);
 }
@@ -326,10 +344,13 @@ struct cox_crew *cox_crew_free(struct cox_crew *crew)
             cox_executor_stop(crew->executor);
         if (crew->recovery) /* after which no connection waits for it any more */
             cox_recovery_stop(crew->recovery);
+        if (crew->weights) /* the same */
+            cox_shared_weights_stop(crew->weights);
         service_end(crew);
         recovery_end(crew);
         cox_group_links_free(crew->links);
         crew->executor = cox_executor_free(crew->executor);
+        cox_shared_weights_free(crew->weights);
         cox_signals_end(&crew->signals);
         pthread_cond_destroy(&crew->wake);
         pthread_mutex_destroy(&crew->lock);
@@ -378,6 +399,7 @@ void cox_crew_recovers(struct cox_crew *crew, struct cox_scheduler_options *opti
     options->recover = scheduler_recover;
     options->recover_context = crew->recovery;
     options->recover_cancel = scheduler_recover_cancel;
+    options->weights = crew->weights;
 }
 
 const struct cox_init_summary *cox_crew_summary(const struct cox_crew *crew)

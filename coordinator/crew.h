@@ -31,6 +31,7 @@ struct cox_crew_options {
     bool no_flags;              /* append none to command */
     const char *model;          /* told at init; NULL: not told */
     bool init;                  /* send MODEL_INIT */
+    bool share_weights;         /* load model here, once, for all ranks (shared_weights.h) */
     bool quiet;                 /* what workers write is not shown */
     const char *refusal;        /* of prompts of others: why; static storage */
 };
@@ -53,7 +54,7 @@ struct cox_recovery *cox_crew_recovery(struct cox_crew *crew);
 /* Of the group with others; told again to ranks that were replaced. */
 struct cox_group_links *cox_crew_links(struct cox_crew *crew);
 struct cox_scheduler_options;
-/* A scheduler with these goes on when the group was recovered. */
+/* A scheduler with these goes on when the group was recovered, and tells of other weights. */
 void cox_crew_recovers(struct cox_crew *crew, struct cox_scheduler_options *options);
 /* All zero without init. */
 const struct cox_init_summary *cox_crew_summary(const struct cox_crew *crew);

@@ -120,6 +120,7 @@ static int evaluate(struct eval *e)
         .command = command,
         .model = model,
         .init = true,
+        .share_weights = true,
         .quiet = e->quiet,
         .refusal = "it was started by coxswain eval, for its own prompts",
     };

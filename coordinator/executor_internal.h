@@ -82,7 +82,10 @@ struct cox_executor {
     bool init_void;
     struct cox_init_record *init_record; /* of the last that succeeded; of who is in init */
     struct cox_kv_caches *kv_caches;     /* as the last init that succeeded told them; NULL: none */
-    _Atomic uint64_t group_life;         /* of the last init that was sent; 0: none was */
+    void (*tell_weights)(void *context,
+                         struct cox_weights_told *ret_told); /* NULL: ranks load them */
+    void *tell_context;          /* both are set before the first init */
+    _Atomic uint64_t group_life; /* of the last init that was sent; 0: none was */
 };
 
 /* ---- init.c, recover.c ---- */

@@ -416,6 +416,8 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
         return conflict(g, "--attach", err);
     if (group->keep_names || group->huge_pages)
         return conflict(g, "--keep-names and --huge-pages", err);
+    if (group->own_weights)
+        return conflict(g, "--no-shared-weights", err);
     if (group->recovery_given)
         return conflict(g, "--on-death", err);
     if (group->worker || group->start_timeout_ms || group->step_ms)
@@ -611,6 +613,7 @@ static int generate_own(struct generate *g)
         .command = command,
         .model = model,
         .init = true,
+        .share_weights = true,
         .quiet = g->quiet,
         .refusal = "it was started by coxswain generate, for its own prompts",
     };

@@ -297,6 +297,32 @@ static void init_keep_group(struct cox_executor *executor, uint64_t life)
                       cox_status_text(r));
 }
 
+/* What init tells of the weights; all of it is lent to the request. */
+struct weights_words {
+    struct cox_weights_told told;
+    ModelExecuteData__BulkRef block;
+};
+
+static void weights_fill(const struct cox_executor *executor, struct weights_words *words,
+                         ExecuteRequest *request)
+{
+    struct cox_weights_told *told = &words->told;
+    if (!executor->tell_weights || executor->geometry.legacy)
+        return;
+    executor->tell_weights(executor->tell_context, told);
+    model_execute_data__bulk_ref__init(&words->block);
+    words->block.has_handle = words->block.has_ref = 1;
+    words->block.handle =
+        (ProtobufCBinaryData){.data = (uint8_t *)&told->pool, .len = sizeof told->pool};
+    words->block.ref =
+        (ProtobufCBinaryData){.data = (uint8_t *)&told->ref, .len = sizeof told->ref};
+    request->has_weights_queue = request->has_weights_version = 1;
+    request->weights_queue =
+        (ProtobufCBinaryData){.data = told->queue.bytes, .len = sizeof told->queue};
+    request->weights_version = told->version;
+    request->weights = &words->block;
+}
+
 static int init_send(struct cox_executor *executor, const struct cox_init_record *record,
                      bool replayed, uint64_t deadline_ns, struct cox_init_summary *ret_summary,
                      struct cox_error *err)
@@ -323,6 +349,8 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     /* Legacy workers have no group, and an init said again is the same to them. */
     request.has_group_life = !executor->geometry.legacy;
     request.has_replayed = request.replayed = replayed && !executor->geometry.legacy;
+    struct weights_words words;
+    weights_fill(executor, &words, &request);
     struct init_visit visit = {.err = err,
                                .summary = {.cpu_block_count = INT64_MAX,
                                            .npu_block_count = INT64_MAX,
@@ -349,6 +377,14 @@ uint64_t cox_executor_life(const struct cox_executor *executor)
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         life += atomic_load_explicit(&executor->restarts[rank], memory_order_relaxed);
     return life;
+}
+
+void cox_executor_tell_weights(struct cox_executor *executor,
+                               void (*tell)(void *context, struct cox_weights_told *ret_told),
+                               void *context)
+{
+    executor->tell_weights = tell;
+    executor->tell_context = context;
 }
 
 int cox_executor_init(struct cox_executor *executor, const struct cox_config_entry *config,

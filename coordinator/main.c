@@ -30,6 +30,7 @@ static const struct {
     {"unlink", cox_command_unlink, "take that back"},
     {"link-status", cox_command_link_status, "tell how every rank's links are"},
     {"pull-kv", cox_command_pull_kv, "try a pull of what another group holds"},
+    {"weights", cox_command_weights, "give a running group other weights, between two steps"},
     {"stop", cox_command_stop, "end a running group and wait until it is gone"},
     {"layout", cox_command_layout, "print what a group would create in shared memory"},
     {"clean", cox_command_clean, "remove what dead groups left in shared memory"},

@@ -377,6 +377,12 @@ int cox_message_fill(struct cox_message *message, const struct cox_step *step,
     return 0;
 }
 
+void cox_message_weights(struct cox_message *message, uint64_t version)
+{
+    message->request.has_weights_version = version != 0;
+    message->request.weights_version = version;
+}
+
 int cox_message_read(const struct cox_message *message, uint64_t sequence,
                      const struct ModelExecuteData__ExecuteResponse *response, int32_t *ret_tokens,
                      uint8_t *ret_ended, struct cox_error *err)

@@ -27,6 +27,9 @@ struct cox_message *cox_message_free(struct cox_message *message); /* NULL-safe 
 int cox_message_fill(struct cox_message *message, const struct cox_step *step,
                      const struct ModelExecuteData__ExecuteRequest **ret_request);
 
+/* The version of the weights in every request from now on; 0: none, as at the start. */
+void cox_message_weights(struct cox_message *message, uint64_t version);
+
 /* Reads the answer of the step filled last, which ran as number `sequence`: one token per row, -1
  * where the row emits none, and whether the worker ended the sequence. Returns 0; COX_CORRUPT: not
  * the answer of this step, err says why; COX_UNSUPPORTED: several tokens for one sequence. */

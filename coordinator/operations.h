@@ -11,6 +11,7 @@
 #ifndef COX_COORDINATOR_OPERATIONS_H
 #define COX_COORDINATOR_OPERATIONS_H
 
+#include "../channel/memory/pool.h"
 #include "executor.h"
 
 #ifdef __cplusplus
@@ -54,6 +55,20 @@ COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
                                  const struct cox_config_entry *config, size_t config_count,
                                  uint64_t deadline_ns, struct cox_init_summary *ret_summary,
                                  struct cox_error *err);
+
+/* What an init tells the ranks of the model's weights: a queue that later versions are published in, and the present one. */
+struct cox_weights_told {
+    struct cox_handle queue;
+    struct cox_pool_handle pool; /* that all versions are in; blocks for reading only */
+    struct cox_block_ref ref;    /* the caller has it until another version was used by all */
+    uint64_t version;            /* from 1 */
+};
+/* tell is called in every init from now on, also in one that is said again, on its thread and before it goes out. Before the
+ * first init; legacy workers are told nothing. */
+COX_PUBLIC void cox_executor_tell_weights(struct cox_executor *executor,
+                                          void (*tell)(void *context,
+                                                       struct cox_weights_told *ret_told),
+                                          void *context);
 
 /* The last init that succeeded once more, word for word and marked as such, on every rank: after a rank was
  * replaced. The ranks form their group anew; who has what it asks for keeps it. To legacy workers it is the same init

@@ -173,6 +173,9 @@ int cox_group_choice_take(struct cox_group_choice *options, int option, const ch
     case COX_OPTION_HUGE_PAGES:
         options->huge_pages = true;
         return 0;
+    case COX_OPTION_NO_SHARED_WEIGHTS:
+        options->own_weights = true;
+        return 0;
     case COX_OPTION_REQUEST_SIZE:
         return channel_size("--request-size", value, options->request_size, err);
     case COX_OPTION_RESPONSE_SIZE:
@@ -274,6 +277,9 @@ void cox_group_choice_help(FILE *file)
     fprintf(
         file,
         "      --model DIR           model folder (default: the model that came with the program)\n"
+        "      --no-shared-weights   every worker loads its own part of the model, in private "
+        "memory,\n"
+        "                            instead of all using one copy that this program loads\n"
         "      --worker PATH         worker program (default: $COXSWAIN_WORKER, coxswain-worker\n"
         "                            beside this program, or in PATH)\n"
         "      --huge-pages          sealed memory on huge pages, if there are any\n"

@@ -30,6 +30,7 @@ struct cox_group_choice {
     bool keep_names;
     enum cox_attach attach;
     bool huge_pages;
+    bool own_weights; /* every rank loads its own */
     uint64_t request_size[COX_CHANNEL_COUNT];
     uint64_t response_size[COX_CHANNEL_COUNT];
     uint64_t start_timeout_ms; /* 0: default */
@@ -51,6 +52,7 @@ enum cox_option {
     COX_OPTION_KEEP_NAMES,
     COX_OPTION_ATTACH,
     COX_OPTION_HUGE_PAGES,
+    COX_OPTION_NO_SHARED_WEIGHTS,
     COX_OPTION_REQUEST_SIZE,
     COX_OPTION_RESPONSE_SIZE,
     COX_OPTION_START_TIMEOUT,
@@ -79,6 +81,7 @@ enum cox_option {
 #define COX_GROUP_CHOICE_LONG_OPTIONS                                                              \
     COX_LAYOUT_LONG_OPTIONS, {"keep-names", no_argument, NULL, COX_OPTION_KEEP_NAMES},             \
         {"huge-pages", no_argument, NULL, COX_OPTION_HUGE_PAGES},                                  \
+        {"no-shared-weights", no_argument, NULL, COX_OPTION_NO_SHARED_WEIGHTS},                    \
         {"start-timeout", required_argument, NULL, COX_OPTION_START_TIMEOUT},                      \
         {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},                                  \
         {"worker", required_argument, NULL, COX_OPTION_WORKER},                                    \

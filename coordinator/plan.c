@@ -436,6 +436,18 @@ static void rows_of_waiting(struct cox_plan *plan)
     }
 }
 
+/* The step has its rows; the rest of it, and out. */
+static void step_give(struct cox_plan *plan, const struct cox_step **ret_step)
+{
+    plan->step.finished_slots = plan->untold_slots;
+    /* The nested form has no place for them: cox_plan_untold. */
+    plan->step.finished_count = plan->options.nested ? 0 : plan->untold_count;
+    plan->step.running_count = plan->running_count;
+    plan->step.waiting_count = plan->waiting.count;
+    plan->in_flight = true;
+    *ret_step = &plan->step;
+}
+
 int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step)
 {
     COX_ASSERT(!plan->in_flight);
@@ -466,14 +478,15 @@ int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step)
     plan->step.kind = decode_count == plan->step.row_count ? COX_STEP_DECODE
                       : decode_count == 0                  ? COX_STEP_PREFILL
                                                            : COX_STEP_MIXED;
-    plan->step.finished_slots = plan->untold_slots;
-    /* The nested form has no place for them: cox_plan_untold. */
-    plan->step.finished_count = plan->options.nested ? 0 : plan->untold_count;
-    plan->step.running_count = plan->running_count;
-    plan->step.waiting_count = plan->waiting.count;
-    plan->in_flight = true;
-    *ret_step = &plan->step;
+    step_give(plan, ret_step);
     return 0;
+}
+
+void cox_plan_next_empty(struct cox_plan *plan, const struct cox_step **ret_step)
+{
+    COX_ASSERT(!plan->in_flight);
+    plan->step = (struct cox_step){.base = plan->base, .rows = plan->rows, .kind = COX_STEP_DUMMY};
+    step_give(plan, ret_step);
 }
 
 /* ---- what became of it ---- */

@@ -118,6 +118,7 @@ enum cox_step_kind {
     COX_STEP_PREFILL = 0,
     COX_STEP_DECODE = 1,
     COX_STEP_MIXED = 3,
+    COX_STEP_DUMMY = 5, /* no rows */
 };
 
 struct cox_step_row {
@@ -159,6 +160,8 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_request *request);
 /* Gives the next step. Returns 0; COX_EMPTY: nothing waits, runs or is pulled; COX_BUSY: nothing can be computed before a pull
  * ends or blocks are given back. Also then sequences may be to be pulled (cox_plan_pull). */
 int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step);
+/* Gives a step without rows, which tells the ranks what a step tells beside them. */
+void cox_plan_next_empty(struct cox_plan *plan, const struct cox_step **ret_step);
 /* The step ran as number `sequence`. tokens: one per row, looked at where the row emits; ended: not
  * 0 where the worker ended the sequence (NULL: nowhere). Returns 0, or COX_CORRUPT: a token below
  * 0; nothing is done then. */

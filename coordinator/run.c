@@ -184,6 +184,7 @@ int cox_command_run(int argc, char **argv)
         else
             options.refusal = NOT_INITIALIZED;
         options.model = model;
+        options.share_weights = true;
     } else if (!r && optind < argc) {
         options.command = (const char *const *)(argv + optind);
         options.model = group.model;
@@ -197,6 +198,7 @@ int cox_command_run(int argc, char **argv)
         reference[2] = model;
         options.command = reference;
         options.model = model;
+        options.share_weights = true;
         if (!options.init)
             options.refusal = NOT_INITIALIZED;
     }

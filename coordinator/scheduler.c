@@ -2,6 +2,7 @@
 
 #include "message.h"
 #include "proto/executor.pb-c.h"
+#include "shared_weights.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -450,15 +451,51 @@ static uint64_t transfers_due_ns(const struct cox_scheduler *scheduler)
 
 /* ---- the step ---- */
 
+/* What the step is to be computed with. */
+static int step_weights(struct cox_scheduler *scheduler, uint64_t *ret_version,
+                        struct cox_error *err)
+{
+    struct cox_shared_weights *weights = scheduler->options.weights;
+    *ret_version = 0;
+    int r = weights ? cox_shared_weights_step(weights, scheduler->life, ret_version, err) : 0;
+    if (!r)
+        cox_message_weights(scheduler->message, *ret_version);
+    return r;
+}
+
+/* The step came to r. */
+static void step_weights_end(struct cox_scheduler *scheduler, uint64_t version, int r,
+                             const struct cox_error *err)
+{
+    struct cox_shared_weights *weights = scheduler->options.weights;
+    if (weights && r)
+        cox_shared_weights_failed(weights, version, r, err->text);
+    else if (weights)
+        cox_shared_weights_used(weights, version);
+}
+
+/* There is nothing to run, and the ranks have to hear of something. */
+static bool needs_empty_step(const struct cox_scheduler *scheduler)
+{
+    return scheduler->options.weights && cox_shared_weights_pending(scheduler->options.weights);
+}
+
 /* Plans and runs one step. Returns 0, COX_EMPTY, COX_BUSY, or the failure of the step. */
 static int step_run(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const struct cox_step *step;
+    uint64_t version;
     int r = cox_plan_next(scheduler->plan, &step);
     if (r != COX_EMPTY && scheduler->options.transfer) {
         int started = pulls_start(scheduler, err);
         r = started ? started : r;
     }
+    if ((r == COX_EMPTY || r == COX_BUSY) && needs_empty_step(scheduler)) {
+        cox_plan_next_empty(scheduler->plan, &step);
+        r = 0;
+    }
+    if (!r)
+        r = step_weights(scheduler, &version, err);
     if (r)
         return r;
     const struct ModelExecuteData__ExecuteRequest *request;
@@ -469,6 +506,7 @@ static int step_run(struct cox_scheduler *scheduler, struct cox_error *err)
     r = step_submit(scheduler, request, &submitted_ns, &deadline_ns, err);
     if (!r)
         r = step_wait(scheduler, deadline_ns, err);
+    step_weights_end(scheduler, version, r, err);
     if (!r)
         r = cox_plan_commit(scheduler->plan, scheduler->outcome.sequence, scheduler->outcome.tokens,
                             scheduler->outcome.ended, err);

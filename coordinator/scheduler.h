@@ -29,6 +29,7 @@
 #include "transfers.h"
 
 struct cox_scheduler;
+struct cox_shared_weights;
 
 /* 0 everywhere means default, except where required. */
 struct cox_scheduler_options {
@@ -65,6 +66,9 @@ struct cox_scheduler_options {
      * recomputed, without counting; otherwise a status: run ends with it and what err says then. NULL: a death ends run. */
     int (*recover)(void *context, struct cox_error *err);
     void *recover_context;
+    /* What ranks compute with: every step tells its version, and a new one gets a step without rows where there is nothing to
+     * run. NULL: they have loaded their own. */
+    struct cox_shared_weights *weights;
     /* From stop: makes recover return soon, now and whenever it is called again. Must not block. NULL: recover ends
      * by itself. */
     void (*recover_cancel)(void *context);

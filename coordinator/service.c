@@ -61,6 +61,7 @@ struct cox_service {
     struct cox_serving *serving;
     struct cox_recovery *recovery;
     struct cox_group_links *links;
+    struct cox_shared_weights *weights;
     const char *refusal;
     uint32_t prompts_count; /* connections that brought some */
     struct connection connections[COX_SERVICE_CONNECTION_MAX];
@@ -197,6 +198,24 @@ static int recover_put(struct connection *c, const struct cox_answer_source *sou
     if (r == COX_INVALID)
         return error_put(c, r, error.text);
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECOVER;
+    return r ? r : reply_put(c, &reply);
+}
+
+static int weights_put(struct connection *c, const struct cox_answer_source *source,
+                       const CoxswainControl__WeightsRequest *request)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    struct cox_error error = {0};
+    if (!source->weights)
+        return error_put(c, COX_UNSUPPORTED,
+                         "every rank has loaded its own weights: the group shares none");
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_weights(source, request, &arena, &reply.weights, &error);
+    if (r == COX_INVALID)
+        return error_put(c, r, error.text);
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_WEIGHTS;
     return r ? r : reply_put(c, &reply);
 }
 
@@ -417,6 +436,7 @@ static struct cox_answer_source source_of(struct cox_service *service)
         .links = service->links,
         .refusal = service->refusal,
         .model = service->model,
+        .weights = service->weights,
     };
     pthread_mutex_unlock(&service->lock);
     return source;
@@ -462,10 +482,12 @@ static int request_serve(struct connection *c, const control_request *request)
                 r = cox_serving_release(c->client, request->release->holds[i]);
         return r;
     }
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
+        return weights_put(c, &source, request->weights);
     default:
         return error_put(c, COX_UNSUPPORTED,
                          "no such request: expected status, stop, complete, cancel, recover, "
-                         "kv_info, link, link_status, role, pull or release");
+                         "kv_info, link, link_status, role, pull, release or weights");
     }
 }
 
@@ -654,6 +676,13 @@ void cox_service_link_with(struct cox_service *service, struct cox_group_links *
 {
     pthread_mutex_lock(&service->lock);
     service->links = links;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights)
+{
+    pthread_mutex_lock(&service->lock);
+    service->weights = weights;
     pthread_mutex_unlock(&service->lock);
 }
 

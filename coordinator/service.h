@@ -49,6 +49,8 @@ void cox_service_serve_with(struct cox_service *service, struct cox_serving *ser
 void cox_service_recover_with(struct cox_service *service, struct cox_recovery *recovery);
 /* From now on links are made, and prompts held and pulled. */
 void cox_service_link_with(struct cox_service *service, struct cox_group_links *links);
+/* What status tells of, and a request replaces, from now on; NULL: ranks have loaded their own. Borrowed until free. */
+void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights);
 void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */
 
 /* Serves a connection, a stream socket. Returns 0; COX_FULL: there are too many; -ENOMEM; -errno. Unless

@@ -1,6 +1,7 @@
 #include "serving.h"
 
 #include "../channel/thread.h"
+#include "shared_weights.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -282,6 +283,21 @@ static void give(struct cox_serving *serving, struct item *item)
     serving->status.running++;
 }
 
+/* With the lock held: the ranks have to be told of other weights. */
+static bool has_news(const struct cox_serving *serving)
+{
+    struct cox_shared_weights *weights = serving->options.scheduler.weights;
+    return weights && cox_shared_weights_pending(weights);
+}
+
+static void on_weights(void *context)
+{
+    struct cox_serving *serving = context;
+    pthread_mutex_lock(&serving->lock);
+    pthread_cond_signal(&serving->wake);
+    pthread_mutex_unlock(&serving->lock);
+}
+
 static void holds_clear(struct cox_serving *serving)
 {
     for (size_t i = 0; i < serving->hold_count; i++)
@@ -342,7 +358,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     look(serving);
     /* All that there is to do is done between two steps, also what comes while this one sleeps. */
     while (idle && !serving->stopped && !is_hungry(serving) && !serving->woken &&
-           !serving->cancelled && r != ETIMEDOUT)
+           !serving->cancelled && !has_news(serving) && r != ETIMEDOUT)
         r = until_ns == COX_DEADLINE_NEVER
                 ? pthread_cond_wait(&serving->wake, &serving->lock)
                 : pthread_cond_timedwait(&serving->wake, &serving->lock, &until);
@@ -379,6 +395,14 @@ static void fail_waiting(struct cox_serving *serving, const struct cox_error *er
     pthread_mutex_unlock(&serving->lock);
 }
 
+/* No scheduler will tell of them: whoever waits for that hears why. */
+static void news_fail(struct cox_serving *serving, const struct cox_error *error)
+{
+    struct cox_shared_weights *weights = serving->options.scheduler.weights;
+    if (weights)
+        cox_shared_weights_give_up(weights, error->code, error->text);
+}
+
 /* One scheduler, as long as it lives. */
 static void serve(struct cox_serving *serving)
 {
@@ -388,6 +412,7 @@ static void serve(struct cox_serving *serving)
     int r = cox_scheduler_new(serving->executor, &serving->options.scheduler, &scheduler, &error);
     if (r) {
         fail_waiting(serving, &error);
+        news_fail(serving, &error);
         return;
     }
     pthread_mutex_lock(&serving->lock);
@@ -403,6 +428,8 @@ static void serve(struct cox_serving *serving)
     bool stopped = serving->stopped;
     pthread_mutex_unlock(&serving->lock);
     cox_scheduler_free(scheduler);
+    if (r)
+        news_fail(serving, &error);
     if (r && !stopped)
         cox_log_write(&serving->options.scheduler.log, 4,
                       "all prompts that were running have failed: %s", error.text);
@@ -413,7 +440,7 @@ static void *serving_main(void *context)
     struct cox_serving *serving = context;
     for (;;) {
         pthread_mutex_lock(&serving->lock);
-        while (!serving->stopped && !serving->status.waiting)
+        while (!serving->stopped && !serving->status.waiting && !has_news(serving))
             pthread_cond_wait(&serving->wake, &serving->lock);
         bool stopped = serving->stopped;
         pthread_mutex_unlock(&serving->lock);
@@ -470,6 +497,8 @@ int cox_serving_start(struct cox_executor *executor, const struct cox_serving_op
         cox_serving_free(serving);
         return cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
     }
+    if (scheduler->weights)
+        cox_shared_weights_on_next(scheduler->weights, on_weights, serving);
     *ret_serving = serving;
     return 0;
 }
@@ -484,6 +513,8 @@ void cox_serving_stop(struct cox_serving *serving, const struct cox_error *cause
         cox_scheduler_stop(serving->scheduler);
     pthread_cond_signal(&serving->wake);
     pthread_mutex_unlock(&serving->lock);
+    if (!serving->joined && serving->options.scheduler.weights)
+        cox_shared_weights_on_next(serving->options.scheduler.weights, NULL, NULL);
     if (!serving->joined)
         pthread_join(serving->thread, NULL);
     serving->joined = true;

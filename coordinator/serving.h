@@ -10,6 +10,9 @@
  * Prompts whose keys and values another group holds are pulled from there; prompts may be held for other groups: a hold is its
  * client's, who releases it, at the latest by going.
  *
+ * Other weights (shared_weights.h, of the scheduler's options) wake the scheduler, so that the ranks switch also when nobody asks
+ * anything.
+ *
  * A failure that ends the scheduler ends all that it was given, with that failure; the next prompt gets a
  * new one on the same group.
  *

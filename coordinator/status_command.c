@@ -142,6 +142,18 @@ static void print_prompts(const status_reply *status)
     putchar('\n');
 }
 
+static void print_weights(const status_reply *status)
+{
+    const CoxswainControl__WeightsStatus *weights = status->weights;
+    if (!weights)
+        return;
+    char size[TEXT_SIZE], next[TEXT_SIZE] = "";
+    if (weights->next)
+        snprintf(next, sizeof next, ", version %" PRIu64 " is on its way", weights->next);
+    printf("weights: version %" PRIu64 " for all ranks, %s; %" PRIu32 " in memory%s\n",
+           weights->version, format_bytes(size, weights->size), weights->block_count, next);
+}
+
 static void print_group(const status_reply *status)
 {
     char text[TEXT_SIZE];
@@ -161,6 +173,7 @@ static void print_group(const status_reply *status)
     if (status->model)
         printf("model %s\n", status->model);
     print_prompts(status);
+    print_weights(status);
 }
 
 static void print_recovery(const CoxswainControl__RecoveryStatus *recovery)
@@ -449,6 +462,21 @@ static json_t *recovery_json(const CoxswainControl__RecoveryStatus *recovery)
     return root;
 }
 
+static json_t *weights_json(const CoxswainControl__WeightsStatus *weights)
+{
+    char digest[TEXT_SIZE];
+    if (!weights)
+        return json_null();
+    json_t *root = json_object();
+    snprintf(digest, sizeof digest, "%016" PRIx64, weights->digest);
+    json_object_set_new(root, "version", number_json(weights->version));
+    json_object_set_new(root, "next", number_json(weights->next));
+    json_object_set_new(root, "digest", json_string(digest));
+    json_object_set_new(root, "size", number_json(weights->size));
+    json_object_set_new(root, "block_count", number_json(weights->block_count));
+    return root;
+}
+
 static void print_json(const status_reply *status)
 {
     json_t *root = json_object(), *channels = json_array(), *ranks = json_array();
@@ -473,6 +501,7 @@ static void print_json(const status_reply *status)
     json_object_set_new(root, "channels", channels);
     json_object_set_new(root, "serving", serving_json(status->serving));
     json_object_set_new(root, "refusal", text_json(status->refusal));
+    json_object_set_new(root, "weights", weights_json(status->weights));
     json_object_set_new(root, "recovery", recovery_json(status->recovery));
     json_object_set_new(root, "transfer", transfer_json(status->transfer));
     json_dumpf(root, stdout, JSON_COMPACT);

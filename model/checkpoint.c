@@ -1,4 +1,5 @@
 #include "model/checkpoint.h"
+#include "model/digest.h"
 #include "model/file.h"
 #include "model/safetensors.h"
 
@@ -175,4 +176,22 @@ int cox_checkpoint_read_part(const struct cox_checkpoint *checkpoint, const char
     int r = choose_file(checkpoint, name, &file, err);
 
     return r ? r : cox_safetensors_read_part(file, name, rows, columns, part, buffer, err);
+}
+
+int cox_checkpoint_digest(const struct cox_checkpoint *checkpoint, uint64_t *digest,
+                          struct cox_error *err)
+{
+    uint64_t sum = *digest;
+
+    for (uint32_t i = 0; i < checkpoint->shard_count; i++) {
+        const struct shard *shard = &checkpoint->shards[i];
+        int r;
+
+        sum = cox_digest_bytes(sum, shard->name, strlen(shard->name) + 1);
+        r = cox_safetensors_digest(shard->file, &sum, err);
+        if (r)
+            return r;
+    }
+    *digest = sum;
+    return 0;
 }

@@ -32,5 +32,8 @@ int cox_checkpoint_read(const struct cox_checkpoint *checkpoint, const char *nam
 int cox_checkpoint_read_part(const struct cox_checkpoint *checkpoint, const char *name,
                              uint64_t rows, uint64_t columns, const struct cox_tensor_part *part,
                              float *buffer, struct cox_error *err);
+/* Goes on with a digest (digest.h), by what the files hold. Returns as cox_safetensors_digest. */
+int cox_checkpoint_digest(const struct cox_checkpoint *checkpoint, uint64_t *digest,
+                          struct cox_error *err);
 
 #endif

@@ -1,4 +1,5 @@
 #include "model/safetensors.h"
+#include "model/digest.h"
 #include "model/file.h"
 
 #include <assert.h>
@@ -21,6 +22,9 @@ enum dtype {
     DTYPE_F16,
     DTYPE_BF16,
 };
+
+/* Of a file that is sampled, so much at each place. */
+#define DIGEST_PIECE_SIZE UINT64_C(4096)
 
 struct dtype_entry {
     const char *name;
@@ -53,6 +57,11 @@ struct cox_safetensors {
     size_t tensor_count;
     struct tensor *tensors; /* sorted by name once opened */
 };
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
 
 static int compare_begin(const void *a, const void *b)
 {
@@ -471,5 +480,47 @@ int cox_safetensors_read_part(const struct cox_safetensors *file, const char *na
     for (uint64_t row = 0; !r && row < part->row_count; row++)
         r = read_run(file, tensor, (part->row_first + row) * columns + part->column_first,
                      part->column_count, buffer + row * part->column_count, err);
+    return r;
+}
+
+/* Bytes of the file at offset, whatever they mean. */
+static int digest_piece(const struct cox_safetensors *file, uint64_t offset, size_t size,
+                        uint64_t *digest, struct cox_error *err)
+{
+    unsigned char piece[DIGEST_PIECE_SIZE];
+    int r = cox_file_read(file->fd, file->path, offset, piece, size, err);
+
+    if (!r)
+        *digest = cox_digest_bytes(*digest, piece, size);
+    return r;
+}
+
+/* Of the piece number i. */
+static uint64_t sample_offset(const struct cox_safetensors *file, uint64_t i)
+{
+    const uint64_t count = COX_DIGEST_SAMPLE_SIZE / DIGEST_PIECE_SIZE;
+
+    /* The last one ends with the file. A tensor file is far below 2^56 bytes. */
+    return file->data_size <= COX_DIGEST_SAMPLE_SIZE
+               ? i * DIGEST_PIECE_SIZE
+               : (file->data_size - DIGEST_PIECE_SIZE) * i / (count - 1);
+}
+
+int cox_safetensors_digest(const struct cox_safetensors *file, uint64_t *digest,
+                           struct cox_error *err)
+{
+    const uint64_t count = COX_DIGEST_SAMPLE_SIZE / DIGEST_PIECE_SIZE;
+    uint64_t sum = cox_digest_bytes(*digest, &file->data_size, sizeof(file->data_size));
+    int r = 0;
+
+    for (uint64_t at = 0; !r && at < file->data_offset; at += DIGEST_PIECE_SIZE)
+        r = digest_piece(file, at, (size_t)least(DIGEST_PIECE_SIZE, file->data_offset - at), &sum,
+                         err);
+    for (uint64_t i = 0; !r && i < count && sample_offset(file, i) < file->data_size; i++)
+        r = digest_piece(file, file->data_offset + sample_offset(file, i),
+                         (size_t)least(DIGEST_PIECE_SIZE, file->data_size - sample_offset(file, i)),
+                         &sum, err);
+    if (!r)
+        *digest = sum;
     return r;
 }

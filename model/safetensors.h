@@ -54,4 +54,9 @@ int cox_safetensors_read_part(const struct cox_safetensors *file, const char *na
                               uint64_t columns, const struct cox_tensor_part *part, float *buffer,
                               struct cox_error *err);
 
+/* Goes on with a digest (digest.h): the header, the size, and a sample of the data. Returns 0; COX_CORRUPT the file became
+ * shorter; a negative errno. */
+int cox_safetensors_digest(const struct cox_safetensors *file, uint64_t *digest,
+                           struct cox_error *err);
+
 #endif

@@ -228,8 +228,9 @@ static int read_layer(const struct cox_checkpoint *checkpoint,
     return r;
 }
 
-int cox_weights_share_fill(const struct cox_model_config *config, const struct cox_share *share,
-                           const char *directory, float *memory, struct cox_error *err)
+static int fill(const struct cox_model_config *config, const struct cox_share *share,
+                const char *directory, float *memory, bool (*cancelled)(void *context),
+                void *context, struct cox_error *err)
 {
     _cox_cleanup_(cox_checkpoint_freep) struct cox_checkpoint *checkpoint = NULL;
     const struct cox_weights_layout layout = cox_weights_share_layout(config, share);
@@ -250,6 +251,8 @@ int cox_weights_share_fill(const struct cox_model_config *config, const struct c
     /* Layers first: a configuration that is not that of the checkpoint shows before much was read.
      */
     for (uint32_t layer = 0; layer < config->layer_count; layer++) {
+        if (cancelled && cancelled(context))
+            return cox_fail(err, COX_ABORTED, "%s: loading was given up", directory);
         r = read_layer(checkpoint, config, &layout, layer, memory, err);
         if (r)
             return r;
@@ -268,5 +271,18 @@ int cox_weights_share_fill(const struct cox_model_config *config, const struct c
 int cox_weights_fill(const struct cox_model_config *config, const char *directory, float *memory,
                      struct cox_error *err)
 {
-    return cox_weights_share_fill(config, &whole, directory, memory, err);
+    return fill(config, &whole, directory, memory, NULL, NULL, err);
+}
+
+int cox_weights_fill_until(const struct cox_model_config *config, const char *directory,
+                           float *memory, bool (*cancelled)(void *context), void *context,
+                           struct cox_error *err)
+{
+    return fill(config, &whole, directory, memory, cancelled, context, err);
+}
+
+int cox_weights_share_fill(const struct cox_model_config *config, const struct cox_share *share,
+                           const char *directory, float *memory, struct cox_error *err)
+{
+    return fill(config, share, directory, memory, NULL, NULL, err);
 }

@@ -73,6 +73,10 @@ static inline uint64_t cox_weights_size(const struct cox_weights_layout *layout)
  * COX_CORRUPT; a negative errno. */
 int cox_weights_fill(const struct cox_model_config *config, const char *directory, float *memory,
                      struct cox_error *err);
+/* The same, asked after every layer whether it is to go on: COX_ABORTED. */
+int cox_weights_fill_until(const struct cox_model_config *config, const char *directory,
+                           float *memory, bool (*cancelled)(void *context), void *context,
+                           struct cox_error *err);
 /* The same for a share: of every tensor only what the share holds is read. */
 int cox_weights_share_fill(const struct cox_model_config *config, const struct cox_share *share,
                            const char *directory, float *memory, struct cox_error *err);

@@ -82,6 +82,8 @@ struct cox_batch {
     /* Sequences that ended since the last step: forget what is kept for these slots. */
     const uint32_t *finished_slots;
     uint32_t finished_count;
+    /* Of the model's weights, with which all ranks compute this step; 0: the coordinator publishes none. */
+    uint64_t weights_version;
     const void *void_word; /* private to the worker library */
     const void *told_word; /* the same; NULL: never paused */
 };

@@ -9,7 +9,9 @@
 #include "../channel/fault.h"
 #include "../channel/memory/pool.h"
 #include "exchange.h"
+#include "model/block.h"
 #include "pause.h"
+#include "rank_weights.h"
 #include "transfer.h"
 #include "worker/model/model.h"
 
@@ -23,12 +25,14 @@ struct engine_source {
     char directory[sizeof((struct cox_engine_options *)NULL)->model_dir];
     uint32_t block_size, block_count, swap_block_count;
     uint32_t slice_first, slice_count;
+    struct cox_handle queue; /* of the weights, where the coordinator publishes them; else zeros */
 };
 
 struct cox_engine {
     struct cox_engine_options given;   /* what holds where an init says nothing */
     struct cox_engine_options options; /* as the last init has it */
     struct cox_worker *worker;
+    struct cox_rank_weights *weights; /* what the model borrows; NULL: it has loaded its own */
     struct cox_model *model;
     struct cox_cache *cache;
     struct cox_transfer *transfer;
@@ -88,6 +92,7 @@ static void engine_unload(struct cox_engine *engine)
 {
     engine_drop_cache(engine);
     engine->model = cox_model_free(engine->model);
+    engine->weights = cox_rank_weights_free(engine->weights);
 }
 
 struct cox_engine *cox_engine_free(struct cox_engine *engine)
@@ -191,8 +196,10 @@ static int engine_gather(void *context, float *slices, size_t slice_length, stru
     return cox_exchange_gather(engine->exchange, slices, slice_length, err);
 }
 
+/* offer NULL: the model is loaded here. */
 static struct engine_source engine_source(const struct cox_engine *engine, const char *directory,
-                                          const struct cox_share *share)
+                                          const struct cox_share *share,
+                                          const struct cox_weights_offer *offer)
 {
     struct engine_source source = {
         .block_size = engine->options.block_size,
@@ -203,6 +210,8 @@ static struct engine_source engine_source(const struct cox_engine *engine, const
     };
 
     snprintf(source.directory, sizeof source.directory, "%s", directory);
+    if (offer)
+        source.queue = offer->queue;
     return source;
 }
 
@@ -210,7 +219,8 @@ static bool source_equal(const struct engine_source *a, const struct engine_sour
 {
     return strcmp(a->directory, b->directory) == 0 && a->block_size == b->block_size &&
            a->block_count == b->block_count && a->swap_block_count == b->swap_block_count &&
-           a->slice_first == b->slice_first && a->slice_count == b->slice_count;
+           a->slice_first == b->slice_first && a->slice_count == b->slice_count &&
+           memcmp(&a->queue, &b->queue, sizeof a->queue) == 0;
 }
 
 /* With the door, where there is one that takes it. */
@@ -283,21 +293,112 @@ static void engine_host_cache(struct cox_engine *engine)
     cox_cache_use_host(engine->cache, &host);
 }
 
-/* Model and cache. */
-static int engine_load(struct cox_engine *engine, const struct engine_source *source,
-                       const struct cox_share *share, struct cox_error *err)
+static struct cox_model_options engine_model_options(struct cox_engine *engine,
+                                                     const struct cox_share *share)
 {
     struct cox_model_options options = {.share = *share};
-    int r;
 
     if (share->slice_count) {
         options.share.gather = engine_gather;
         options.share.context = engine;
     }
-    r = cox_model_load(source->directory, &options, &engine->model, err);
+    return options;
+}
+
+/* Computes with this version of the published weights from now on: a model that borrows its block takes the place of
+ * the former one. Caches stay: they were made for the same shapes, which is checked. Failed, everything is as before. */
+static int engine_borrow(struct cox_engine *engine, const struct cox_share *share, uint64_t version,
+                         struct cox_error *err)
+{
+    const struct cox_model_options options = engine_model_options(engine, share);
+    struct cox_error why = {0};
+    struct cox_model *model = NULL;
+    const void *block;
+    uint64_t length;
+    int r = cox_rank_weights_take(engine->weights, version, &block, &length, err);
+
     if (r)
         return r;
-    cox_log_write(&engine->options.log, 7, "%" PRIu64 " bytes of weights, slices %u to %u of %d",
+    r = cox_model_borrow(block, length, &options, &model, &why);
+    if (!r && engine->model)
+        r = cox_model_config_compare(cox_model_config(engine->model), cox_model_config(model),
+                                     &why);
+    if (r) {
+        cox_model_free(model);
+        return cox_fail(err, r, "version %" PRIu64 " of the model's weights: %s", version,
+                        why.text);
+    }
+    cox_model_free(engine->model);
+    engine->model = model;
+    cox_rank_weights_keep(engine->weights);
+    cox_log_write(&engine->options.log, 7, "computes with version %" PRIu64 " of the weights",
+                  version);
+    return 0;
+}
+
+/* The model is another one, between two steps. Keys and values of the former are no other group's to take any more, nor of another
+ * group that computes with it to be taken here. */
+static void engine_renew_digest(struct cox_engine *engine)
+{
+    const uint64_t digest = cox_model_digest(engine->model);
+    struct cox_error err = {0};
+
+    /* In an init all of that is done anyway. */
+    if (!engine->ready || digest == engine->layout.model_digest)
+        return;
+    engine->layout.model_digest = digest;
+    cox_cache_forget_all(engine->cache);
+    if (cox_transfer_close(engine->transfer, cox_deadline_after_ms(CLEAR_MS), &err) == 0)
+        cox_transfer_open(engine->transfer, engine->cache, &engine->layout);
+    else
+        cox_log_write(&engine->options.log, 4, "until the next init nothing is pulled: %s",
+                      err.text);
+}
+
+/* The version of a step, or of an init. The queue has a lock, and what is allocated here is to be known to somebody: so a
+ * pause does not leave this, which takes no longer than the scratch of a model. */
+static int engine_switch(struct cox_engine *engine, uint64_t version, struct cox_error *err)
+{
+    int r;
+
+    if (!engine->weights)
+        return cox_fail(err, COX_STATE,
+                        "version %" PRIu64
+                        " of the model's weights is asked for, and init told of no queue of them",
+                        version);
+    if (version == cox_rank_weights_version(engine->weights))
+        return 0;
+    const struct cox_share share = {.slice_first = engine->source.slice_first,
+                                    .slice_count = engine->source.slice_count};
+    cox_visit_hold();
+    r = engine_borrow(engine, &share, version, err);
+    if (r == 0)
+        engine_renew_digest(engine);
+    cox_visit_release();
+    return r;
+}
+
+static int engine_model(struct cox_engine *engine, const struct engine_source *source,
+                        const struct cox_share *share, const struct cox_weights_offer *offer,
+                        struct cox_error *err)
+{
+    const struct cox_model_options options = engine_model_options(engine, share);
+
+    return offer ? engine_borrow(engine, share, offer->version, err)
+                 : cox_model_load(source->directory, &options, &engine->model, err);
+}
+
+/* Model and cache. */
+static int engine_load(struct cox_engine *engine, const struct engine_source *source,
+                       const struct cox_share *share, const struct cox_weights_offer *offer,
+                       struct cox_error *err)
+{
+    int r = engine_model(engine, source, share, offer, err);
+
+    if (r)
+        return r;
+    cox_log_write(&engine->options.log, 7,
+                  "%" PRIu64 " bytes of weights of its own, slices %u to %u of %d",
                   cox_model_weights_size(engine->model), share->slice_first,
                   share->slice_first + cox_share_slice_count(share) - 1, COX_SLICE_COUNT);
     r = cox_model_cache_new(engine->model, source->block_count, source->block_size,
@@ -309,6 +410,14 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
     if (r == 0)
         engine_host_cache(engine);
     return r;
+}
+
+/* Where the weights come from, if from elsewhere. */
+static int engine_subscribe(struct cox_engine *engine, const struct cox_weights_offer *offer,
+                            uint64_t deadline_ns, struct cox_error *err)
+{
+    return engine->weights ? cox_rank_weights_offer(engine->weights, offer, err)
+                           : cox_rank_weights_open(offer, deadline_ns, &engine->weights, err);
 }
 
 static void engine_describe(const struct cox_engine *engine, struct cox_init_result *result)
@@ -335,12 +444,16 @@ static void engine_describe(const struct cox_engine *engine, struct cox_init_res
  * in vain. */
 static int engine_form(struct cox_engine *engine, const struct cox_group_options *options,
                        const struct engine_source *source, const struct cox_share *share,
-                       struct cox_error *err)
+                       const struct cox_weights_offer *offer, struct cox_error *err)
 {
     int r = share->slice_count ? engine_join(engine, options, err) : 0;
 
+    if (r == 0 && offer)
+        r = engine_subscribe(engine, offer, options->deadline_ns, err);
+    if (r == 0 && engine->cache && offer)
+        r = engine_switch(engine, offer->version, err);
     if (r == 0 && !engine->cache)
-        r = engine_load(engine, source, share, err);
+        r = engine_load(engine, source, share, offer, err);
     if (r == 0 && share->slice_count)
         r = cox_exchange_new(engine->group, share->slice_count,
                              cox_model_slice_length_max(engine->model), options->deadline_ns,
@@ -372,18 +485,24 @@ static int engine_renew(struct cox_engine *engine, const struct cox_init_request
     const bool replayed = cox_init_request_replayed(request);
     const char *directory = NULL;
     struct cox_share share = {0};
+    struct cox_weights_offer told;
+    const struct cox_weights_offer *offer = NULL;
     struct engine_source source;
     int r = engine_read(engine, request, &directory, err);
 
     if (r == 0)
         r = engine_place(engine, options, &share, err);
-    if (r)
+    if (r == 0)
+        r = cox_init_request_weights(request, &told, err);
+    if (r == 0)
+        offer = &told;
+    else if (r != COX_EMPTY)
         return r;
-    source = engine_source(engine, directory, &share);
+    source = engine_source(engine, directory, &share, offer);
     /* Its memory goes before the new one is taken. A reinit that failed has left a model without a cache. */
     if (!replayed || !engine->cache || !source_equal(&source, &engine->source))
         engine_unload(engine);
-    r = engine_form(engine, options, &source, &share, err);
+    r = engine_form(engine, options, &source, &share, offer, err);
     if (r && !replayed)
         engine_unload(engine);
     return r;
@@ -459,11 +578,13 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     if (!engine->ready || !engine->cache)
         return cox_fail(err, COX_STATE, "a step before an init that succeeded");
     if (batch->forward_type == COX_FORWARD_DUMMY)
-        return 0;
+        return batch->weights_version ? engine_switch(engine, batch->weights_version, err) : 0;
     engine->batch = batch;
     /* Before anything can fail: what is told to the others is about this step. */
     if (engine->exchange)
         r = engine_begin(engine, batch, err);
+    if (r == 0 && batch->weights_version)
+        r = engine_switch(engine, batch->weights_version, err);
     if (r == 0)
         r = cox_model_step(engine->model, engine->cache, batch, outputs, NULL, err);
     engine->batch = NULL;

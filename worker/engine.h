@@ -6,6 +6,10 @@
  * computed. Without one (a single rank, or a legacy coordinator, which has no memory for it) every
  * rank computes everything.
  *
+ * Weights: where an init names a queue (rank_weights.h) the model borrows the block that the coordinator has filled, all of it, and
+ *   uses its slices in place; else the rank loads its slices by itself. A step that names another version of them is computed with
+ *   that one: the switch comes after the ranks are in step and before the first row.
+ *
  * Recovery: pause and pause_net stop at the next layer or exchange, or leave the step wherever it is (cox_worker_pause,
  *   with half a second for each way: a rank that is stuck answers after one). A step that was left has locks of the C
  *   library only if it was inside of one, and it neither allocates nor prints; what it may keep is one of OpenBLAS's

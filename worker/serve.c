@@ -11,6 +11,7 @@
 #include "group.h"
 #include "kv_layout.h"
 #include "proto/executor.pb-c.h"
+#include "rank_weights.h"
 #include "worker_internal.h"
 
 typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
@@ -53,6 +54,42 @@ void cox_init_request_group(const struct cox_init_request *request,
     options->rank = worker->options.rank;
     options->rank_count = worker->options.rank_count;
     options->life = life;
+}
+
+static bool bytes_copy(const ProtobufCBinaryData *bytes, void *to, size_t size)
+{
+    if (bytes->len != size)
+        return false;
+    memcpy(to, bytes->data, size);
+    return true;
+}
+
+int cox_init_request_weights(const struct cox_init_request *request,
+                             struct cox_weights_offer *ret_offer, struct cox_error *err)
+{
+    const ExecuteRequest *message = request->request;
+    const struct cox_worker_options *options = &request->worker->options;
+    const ModelExecuteData__BulkRef *block = message->weights;
+    struct cox_weights_offer offer = {.version = message->weights_version};
+    if (!message->has_weights_queue)
+        return COX_EMPTY;
+    if (!block || !offer.version ||
+        !bytes_copy(&message->weights_queue, &offer.queue, sizeof offer.queue) ||
+        !bytes_copy(&block->handle, &offer.pool, sizeof offer.pool) ||
+        !bytes_copy(&block->ref, &offer.ref, sizeof offer.ref))
+        return cox_fail(
+            err, COX_CORRUPT,
+            "init: the weights are told as a queue of %zu bytes, version %" PRIu64
+            ", a pool of %zu bytes and a block of %zu: expected %zu, a version, %zu and %zu",
+            message->weights_queue.len, offer.version, block ? block->handle.len : 0,
+            block ? block->ref.len : 0, sizeof offer.queue, sizeof offer.pool, sizeof offer.ref);
+    /* A group that nobody could visit has none: then only what can be opened without it is opened. */
+    if (strchr(options->door, '/'))
+        snprintf(offer.door, sizeof offer.door, "%s", options->door);
+    else if (cox_door_find(options->prefix + (options->prefix[0] == '/'), offer.door, NULL))
+        offer.door[0] = '\0';
+    *ret_offer = offer;
+    return 0;
 }
 
 /* It is no step, and void_through says nothing of it; but it has ended without this rank's answer. */
@@ -397,6 +434,7 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
         r = cox_table_apply(table, request->sequence, step, &batch, &outputs, &lane->error);
     if (r == 0) {
         uint64_t begin = cox_now_ns();
+        cox_table_weights(table, message->weights_version);
         cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, begin);
         cox_fault_point(COX_FAULT_EXECUTE);
         struct step_call call = {worker, batch, outputs, &lane->error};

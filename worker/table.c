@@ -95,6 +95,12 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
     return 0;
 }
 
+void cox_table_weights(struct cox_table *table, uint64_t version)
+{
+    COX_ASSERT(table->pending);
+    table->builder.batch.weights_version = version;
+}
+
 void cox_table_commit(struct cox_table *table)
 {
     COX_ASSERT(table->pending);

@@ -159,6 +159,7 @@ static void pool_fill(struct cox_pool *pool, uint64_t system)
     header->id = pool->id;
     header->system = system;
     blocks_file(pool->memory->fd, &header->blocks_dev, &header->blocks_ino);
+    header->constants_crc = cox_pool_geometry_crc(header);
     atomic_store_explicit(&header->pool_magic, COX_POOL_MAGIC, memory_order_release);
     cox_fault_point(COX_FAULT_POOL_MADE);
 }

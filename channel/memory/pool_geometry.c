@@ -2,6 +2,8 @@
 
 #include <inttypes.h>
 
+#include "../handle_internal.h"
+
 #define SLAB_SIZE_DEFAULT (UINT64_C(64) << 10)
 #define OWNER_COUNT_DEFAULT 16
 /* The value of a slab's word has 24 bits, a length among them. */
@@ -130,6 +132,13 @@ int cox_pool_geometry_resolve(const struct cox_pool_options *options,
     return 0;
 }
 
+uint32_t cox_pool_geometry_crc(const struct cox_pool_layout_header *header)
+{
+    const size_t from = offsetof(struct cox_pool_layout_header, version);
+    return cox_handle_crc((const uint8_t *)header + from,
+                          offsetof(struct cox_pool_layout_header, constants_crc) - from);
+}
+
 int cox_pool_geometry_load(const struct cox_pool_layout_header *header, uint64_t size,
                            struct cox_pool_geometry *ret_geometry, struct cox_error *err)
 {
@@ -149,7 +158,9 @@ int cox_pool_geometry_load(const struct cox_pool_layout_header *header, uint64_t
         .on_demand = header->flags & COX_POOL_ON_DEMAND,
         .retain_size = header->retain_size,
     };
-    if (header->strategy == 0 || header->owner_count == 0 || header->domain_kind == 0)
+    /* What fits into the same number of pages would else pass for it. */
+    if (header->constants_crc != cox_pool_geometry_crc(header) || header->strategy == 0 ||
+        header->owner_count == 0 || header->domain_kind == 0)
         return cox_fail(err, COX_CORRUPT, "the pool's words make no sense");
     if (cox_pool_geometry_resolve(&options, &geometry, &reason))
         return cox_fail(err, COX_CORRUPT, "the pool's words make no sense: %s", reason.text);

@@ -36,7 +36,9 @@ int cox_pool_geometry_resolve(const struct cox_pool_options *options,
 /* header: a private copy of what stands there; size: of the words' file. Returns 0; COX_VERSION; COX_CORRUPT. */
 int cox_pool_geometry_load(const struct cox_pool_layout_header *header, uint64_t size,
                            struct cox_pool_geometry *ret_geometry, struct cox_error *err);
-/* The constants, but for id, system and the blocks' file. */
+/* Of a header's constants. */
+uint32_t cox_pool_geometry_crc(const struct cox_pool_layout_header *header);
+/* The constants, but for id, system, the blocks' file, and the crc of all of them. */
 void cox_pool_geometry_store(const struct cox_pool_geometry *geometry,
                              struct cox_pool_layout_header *ret_header);
 

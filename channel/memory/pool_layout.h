@@ -55,7 +55,8 @@ struct cox_pool_layout_header {
     uint64_t words_size;  /* bytes of all this */
     uint64_t blocks_ino;  /* of the blocks' file; 0: it is no file */
     uint64_t blocks_dev;
-    uint8_t padding[COX_POOL_LINE_SIZE - 112];
+    uint32_t constants_crc; /* cox_handle_crc of the bytes from version to here */
+    uint8_t padding[COX_POOL_LINE_SIZE - 116];
     /* Written by many: a line each. */
     _Atomic uint32_t owner_high; /* no row from here on was ever used; only grows */
     uint8_t padding_0[COX_POOL_LINE_SIZE - 4];
@@ -150,6 +151,7 @@ COX_POOL_AT(cox_pool_layout_header, memory_size, 80);
 COX_POOL_AT(cox_pool_layout_header, words_size, 88);
 COX_POOL_AT(cox_pool_layout_header, blocks_ino, 96);
 COX_POOL_AT(cox_pool_layout_header, blocks_dev, 104);
+COX_POOL_AT(cox_pool_layout_header, constants_crc, 112);
 COX_POOL_AT(cox_pool_layout_header, owner_high, 128);
 COX_POOL_AT(cox_pool_layout_header, settle_bell, 256);
 COX_POOL_AT(cox_pool_layout_header, settling, 384);

@@ -121,8 +121,8 @@ static bool older_drop(struct cox_pool_ledger *ledger, uint32_t block, uint64_t 
 /* The words are relaxed: what orders threads is whatever passes a reference from one to the other. */
 int cox_pool_ledger_add(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation)
 {
-    _Atomic uint64_t *word = &ledger->words[block + 1];
-    uint64_t seen = atomic_load_explicit(word, memory_order_relaxed), next;
+    _Atomic uint64_t *record = &ledger->words[block + 1];
+    uint64_t seen = atomic_load_explicit(record, memory_order_relaxed), next;
     do {
         const uint64_t count = seen & 0xffff;
         if (count && seen >> 16 != generation)
@@ -130,19 +130,19 @@ int cox_pool_ledger_add(struct cox_pool_ledger *ledger, uint32_t block, uint64_t
         if (count == 0xffff)
             return COX_FULL;
         next = generation << 16 | (count + 1);
-    } while (!atomic_compare_exchange_weak_explicit(word, &seen, next, memory_order_relaxed,
+    } while (!atomic_compare_exchange_weak_explicit(record, &seen, next, memory_order_relaxed,
                                                     memory_order_relaxed));
     return 0;
 }
 
 bool cox_pool_ledger_drop(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation)
 {
-    _Atomic uint64_t *word = &ledger->words[block + 1];
-    uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
+    _Atomic uint64_t *record = &ledger->words[block + 1];
+    uint64_t seen = atomic_load_explicit(record, memory_order_relaxed);
     do
         if ((seen & 0xffff) == 0 || seen >> 16 != generation)
             return older_drop(ledger, block, generation);
-    while (!atomic_compare_exchange_weak_explicit(word, &seen, seen - 1, memory_order_relaxed,
+    while (!atomic_compare_exchange_weak_explicit(record, &seen, seen - 1, memory_order_relaxed,
                                                   memory_order_relaxed));
     return true;
 }

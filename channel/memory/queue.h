@@ -69,6 +69,9 @@ struct cox_publisher_options {
      * other ways (cox_subscriber_options.pools) can take. */
     struct cox_exporter *exporter;
     bool read_only; /* others get the blocks for reading only */
+    /* For the pools of others: publish lets copies go that lie there. What cannot be opened is left to those that have it. */
+    const struct cox_domains *domains; /* NULL: host memory only */
+    const char *door_path;
 };
 /* Returns 0; COX_FULL: too many publishers, pools or domains, err says which and the limit; as cox_pool_export. */
 COX_PUBLIC int cox_publisher_new(struct cox_queue *queue,
@@ -92,6 +95,9 @@ struct cox_subscriber_options {
     uint32_t pool_count;
     const struct cox_domains *domains;
     const char *door_path; /* where handles are opened else (handle.h) */
+    /* How others of its domain come to the copies that it makes in pool. NULL: those alone that are told the pool by other
+     * ways; who cannot come to it makes a copy of its own. */
+    struct cox_exporter *exporter;
 };
 /* Sees messages from now on. Returns 0; COX_FULL; -errno. */
 COX_PUBLIC int cox_subscriber_new(struct cox_queue *queue,

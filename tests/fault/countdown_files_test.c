@@ -271,6 +271,7 @@ static const struct countdown_subject model_cache = {
     .construct = cache_new,
     .destroy = cache_free,
     .codes = no_space,
+    .lenient = true,
 };
 static const struct countdown_subject model_own_cache = {
     .name = "model_cache_new",
@@ -278,6 +279,7 @@ static const struct countdown_subject model_own_cache = {
     .construct = model_cache_new,
     .destroy = cache_free,
     .codes = no_space,
+    .lenient = true,
 };
 
 /* ---- texts ---- */

@@ -166,6 +166,26 @@ group_lives_cycle short  cycles  pass        group -DRANKS=2 -DEPOCHS=1 -DCRASHE
 -group_KEEP       short  all     assert      group -DRANKS=2 -DEPOCHS=1 -DCRASHES=1 -DSLICE -DLIVES=2 -DKEEP_EARLY
 -group_LEAVE      short  all     deadlock    group -DEPOCHS=1 -DOPS=1 -DCRASHES=1 -DCRASH_LAST -DSLICE -DLIVES=2 -DNO_LEAVE
 -group_INIT       short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DOPS=1 -DCRASHES=2 -DSLICE -DLIVES=3 -DCRASH_LAST -DNO_INIT_ABORTED
+pool_share        short  all     pass        pool
+pool_share_3      short  all     pass        pool -DPROCESSES=3 -DOPS=1
+pool_crash        short  all     pass        pool -DCRASHES=1
+pool_crash_both   short  all     pass        pool -DCRASHES=2 -DOPS=1
+pool_kv           short  all     pass        pool -DKV -DPROCESSES=3
+pool_kv_crash     short  all     pass        pool -DKV -DCRASHES=1 -DRENEWALS=3
+pool_kv_crash_3   short  all     pass        pool -DKV -DPROCESSES=3 -DCRASHES=2 -DOPS=1 -DRENEWALS=1
+pool_queue        short  all     pass        pool -DQUEUE -DPROCESSES=3
+pool_queue_crash  short  all     pass        pool -DQUEUE -DPROCESSES=3 -DCRASHES=2
+-pool_COUNT_FIRST short  all     assert      pool -DLOOK_BEFORE_COUNT
+-pool_COUNT_KV    short  all     assert      pool -DKV -DLOOK_BEFORE_COUNT
+-pool_PUT_BACK    short  all     assert      pool -DNO_PUT_BACK
+-pool_TAKE_OVER   short  all     assert      pool -DNO_TAKE_OVER
+-pool_SWAP_FREE   short  all     assert      pool -DSTORE_FREE
+-pool_SCAN        short  all     assert      pool -DNO_CLOSING_SCAN
+-pool_REFUSAL     short  all     assert      pool -DNO_RECLAIM_AFTER_REFUSAL
+-pool_UNDO        short  all     assert      pool -DNO_UNDO -DCRASHES=1 -DOPS=1
+-pool_EVERY_BLOCK short  all     assert      pool -DRECLAIM_COUNTED -DCRASHES=1 -DOPS=1
+-pool_SETTLE      short  all     assert      pool -DKV -DNO_SETTLE
+pool_crash_3      long   bits    pass        pool -DPROCESSES=3 -DCRASHES=1 -DOPS=1
 no_cycle_crash    long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DCRASHES=1
 no_cycle_spurious long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DLOSSES=1 -DSPURS=1 -DDEADLINES=1
 loss_spurious     long   all     pass        gate -DREQUESTS=2 -DSLICE -DLOSSES=1 -DSPURS=1

@@ -4,3 +4,5 @@ cox_command_test(NAME model/futex_gate LABEL model TIMEOUT 1800 PROCESSORS 2
     COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/check.sh short 2 futex_gate)
 cox_command_test(NAME model/group LABEL model TIMEOUT 1800 PROCESSORS 2
     COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/check.sh short 2 group)
+cox_command_test(NAME model/pool LABEL model TIMEOUT 1800 PROCESSORS 2
+    COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/check.sh short 2 pool)

@@ -7,6 +7,7 @@
 #include "tests/multi/crew.h"
 #include "worker/engine.h"
 #include "worker/pause.h"
+#include "worker/rank_weights.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -32,6 +33,9 @@ struct cox_worker {
     bool paused, busy;
 };
 
+/* A callback that a pause may not leave now. */
+static int held;
+
 /* As large as a window of an executor is at least, and with a page boundary at its end. */
 static uint64_t window_size(uint32_t rank_count)
 {
@@ -45,6 +49,7 @@ struct cox_init_request {
     const char *block_count;
     uint64_t sequence;
     bool replayed;
+    const struct cox_weights_offer *offer; /* NULL: there are no weights but one's own */
     const struct cox_worker *worker;
     struct crew *crew;
 };
@@ -88,14 +93,6 @@ bool cox_worker_pull_aborted(const struct cox_worker *worker)
     return false;
 }
 
-void cox_visit_hold(void)
-{
-}
-
-void cox_visit_release(void)
-{
-}
-
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
 {
     if (strcmp(key, "block_count") == 0)
@@ -106,6 +103,26 @@ const char *cox_init_request_get(const struct cox_init_request *request, const c
 uint64_t cox_init_request_sequence(const struct cox_init_request *request)
 {
     return request->sequence;
+}
+
+int cox_init_request_weights(const struct cox_init_request *request,
+                             struct cox_weights_offer *ret_offer, struct cox_error *err)
+{
+    (void)err;
+    if (!request->offer)
+        return COX_EMPTY;
+    *ret_offer = *request->offer;
+    return 0;
+}
+
+void cox_visit_hold(void)
+{
+    held++;
+}
+
+void cox_visit_release(void)
+{
+    held--;
 }
 
 /* The same word as for steps. */

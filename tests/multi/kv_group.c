@@ -118,7 +118,10 @@ static void take_pools(struct kv_group *g)
 int kv_try(struct kv_group *g, const struct kv_options *options, struct cox_error *err)
 {
     static const char *command[] = {program, "worker", NULL};
-    const struct cox_executor_options start = {.command = command, .depth = 4};
+    static const char *denied[] = {COX_TEST_BIN_DIR "/without", "pidfd_getfd=EPERM", program,
+                                   "worker", NULL};
+    const struct cox_executor_options start = {.command = options->denied ? denied : command,
+                                               .depth = 4};
     struct cox_init_summary summary;
     char number[16];
     *g = (struct kv_group){.rank_count = options->rank_count};

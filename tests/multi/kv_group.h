@@ -38,6 +38,7 @@ struct kv_options {
     uint32_t rank_count;
     uint32_t block_size; /* 0: KV_BLOCK_SIZE */
     const char *plan;    /* a fault from the start of its processes on; NULL: none */
+    bool denied;         /* they may take no fd out of another process */
 };
 /* Started, and its model loaded. */
 void kv_start(struct kv_group *g, const struct kv_options *options);

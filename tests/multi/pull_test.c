@@ -659,6 +659,28 @@ static void m10_the_roles_of_a_live_group_are_switched(void **state)
     pair_stop(&pair);
 }
 
+/* Then the blocks are had at the door of their group. */
+static void m10_a_rank_that_may_not_take_fds_fetches_them_at_the_door(void **state)
+{
+    (void)state;
+    struct kv_sequence reference;
+    struct pair pair;
+    reference_of(&reference, 2);
+    kv_start(&pair.a, &(struct kv_options){.rank_count = 2});
+    kv_start(&pair.b, &(struct kv_options){.rank_count = 2, .denied = true});
+    kv_sequence(&pair.s, 7, prompt_blocks);
+    kv_step(&pair.a, &pair.s, 0, true, -1);
+    kv_link_all(&pair.b, &pair.a, "A", 1);
+    expect_pulled(&pair, "r1");
+    expect_decodes(&pair, &reference, -1);
+    /* Without a door there is no way. */
+    struct kv_group doorless = {.rank_count = 2};
+    memcpy(doorless.pools, pair.a.pools, sizeof doorless.pools);
+    kv_link(&pair.b, &doorless, &(struct kv_link){.cluster = "D", .life = 1, .role = -1});
+    assert_non_null(strstr(kv_link_state(&pair.b, 0, "D"), "failed"));
+    pair_stop(&pair);
+}
+
 static void m10_unlinking_gives_the_readers_row_back(void **state)
 {
     (void)state;
@@ -837,6 +859,7 @@ int main(int argc, char **argv)
         TEST(m10_a_group_that_is_gone_fails_on_every_rank),
         TEST(m10_a_group_that_was_restarted_is_linked_anew),
         TEST(m10_the_roles_of_a_live_group_are_switched),
+        TEST(m10_a_rank_that_may_not_take_fds_fetches_them_at_the_door),
         TEST(m10_unlinking_gives_the_readers_row_back),
 #if COX_TESTING
         TEST(p9_m11_a_reader_killed_at_any_point_leaves_nothing),

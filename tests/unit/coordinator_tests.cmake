@@ -6,6 +6,10 @@ foreach(name scheduler serving transfers)
     cox_unit_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         ${CMAKE_CURRENT_LIST_DIR}/scheduler_fixture.c LIBS coxswain_commands coxswain_worker_lib)
 endforeach()
+cox_unit_test(NAME shared_weights
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/shared_weights_test.c ${CMAKE_CURRENT_LIST_DIR}/scheduler_fixture.c
+            ${CMAKE_CURRENT_LIST_DIR}/model_fixture.c
+    LIBS coxswain_commands coxswain_worker_lib coxswain_model)
 foreach(name latency complaints)
     cox_unit_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c LIBS coxswain_coordinator)
 endforeach()

@@ -3,6 +3,7 @@
  * sequence computed alone, in one prefill, by one rank.
  */
 #include "tests/unit/model_fixture.h"
+#include "model/block.h"
 #include "worker/model/model.h"
 
 #include <pthread.h>
@@ -333,7 +334,20 @@ static void *run_rank(void *context)
     return NULL;
 }
 
-static void check_ranks(struct bench *bench, uint32_t rank_count, const float *weights,
+static struct cox_model *borrow(const void *block, const struct bench *bench,
+                                const struct cox_model_options *options)
+{
+    struct cox_model *model;
+    struct cox_error err = {0};
+
+    if (cox_model_borrow(block, cox_model_block_size(cox_model_config(bench->model)), options,
+                         &model, &err))
+        fail_msg("%s", err.text);
+    return model;
+}
+
+/* weights NULL: each loads its own; of size 0: they are a block. */
+static void check_ranks(struct bench *bench, uint32_t rank_count, const void *weights,
                         uint64_t weights_size)
 {
     struct rank ranks[COX_SLICE_COUNT] = {0};
@@ -357,7 +371,9 @@ static void check_ranks(struct bench *bench, uint32_t rank_count, const float *w
                               .group = &group,
                               .slice_first = r * slice_count,
                               .slice_count = slice_count};
-        rank->model = load(bench->directory, &options);
+        rank->model = weights && !weights_size ? borrow(weights, bench, &options)
+                                               : load(bench->directory, &options);
+        assert_true(cox_model_digest(rank->model) == cox_model_digest(bench->model));
         layout = cox_weights_share_layout(cox_model_config(rank->model), &options.share);
         assert_int_equal(cox_model_weights_size(rank->model),
                          weights ? 0 : cox_weights_size(&layout));
@@ -382,6 +398,19 @@ static void check_ranks(struct bench *bench, uint32_t rank_count, const float *w
     pthread_barrier_destroy(&group.barrier);
 }
 
+/* The whole model in a block that describes itself; the caller frees it. */
+static void *fill_block(const struct bench *bench)
+{
+    struct cox_model_config config;
+    void *block;
+
+    assert_int_equal(cox_model_folder_config(bench->directory, &config, NULL), 0);
+    block = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_model_block_size(&config));
+    assert_non_null(block);
+    assert_int_equal(cox_model_block_fill(&config, bench->directory, block, NULL, NULL, NULL), 0);
+    return block;
+}
+
 static void s5_logits_same_bits_for_1_2_4_8_ranks(void **state)
 {
     (void)state;
@@ -389,6 +418,7 @@ static void s5_logits_same_bits_for_1_2_4_8_ranks(void **state)
         struct bench bench;
         struct cox_weights_layout layout;
         float *weights;
+        void *block;
 
         open_bench(&bench, &configs[c]);
         layout = cox_weights_layout(cox_model_config(bench.model));
@@ -396,11 +426,15 @@ static void s5_logits_same_bits_for_1_2_4_8_ranks(void **state)
         assert_non_null(weights);
         assert_int_equal(
             cox_weights_fill(cox_model_config(bench.model), bench.directory, weights, NULL), 0);
+        block = fill_block(&bench);
         clear_rows(&bench);
         add_row(&bench, bench.noise, 0, 6, 80);
         add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 3);
         for (uint32_t rank_count = 1; rank_count <= COX_SLICE_COUNT; rank_count *= 2)
             check_ranks(&bench, rank_count, weights, cox_weights_size(&layout));
+        for (uint32_t rank_count = 1; rank_count <= COX_SLICE_COUNT; rank_count *= 2)
+            check_ranks(&bench, rank_count, block, 0);
+        free(block);
         free(weights);
         close_bench(&bench);
     }

@@ -42,6 +42,7 @@ static void batch_run(struct cox_executor *executor, const struct cox_batch *bat
         token_count += batch->rows[i].token_count;
     }
     executor->row_count += batch->row_count;
+    executor->empty_count += batch->row_count == 0;
     if (batch->row_count > executor->row_count_max)
         executor->row_count_max = batch->row_count;
     if (token_count > executor->token_count_max)
@@ -120,6 +121,7 @@ static void step_take(struct cox_executor *executor, struct cox_arena *arena)
     cox_arena_reset(arena);
     int r = cox_wire_request_unpack(arena, executor->frame, executor->frame_size, &request);
     COX_ASSERT(r == 0);
+    executor->weights_version = request->weights_version;
     bool nested = request->execute_model_request->step == NULL;
     r = aside ? 0
               : cox_table_apply(executor->table, executor->sequence, request->execute_model_request,
@@ -354,9 +356,24 @@ int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, 
     return 0;
 }
 
+/* No rank of it ever forgets, unless a test says so. */
 uint64_t cox_executor_life(const struct cox_executor *executor)
 {
-    return 1 + atomic_load(&executor->life);
+    return atomic_load(&executor->life);
+}
+
+void cox_executor_tell_weights(struct cox_executor *executor,
+                               void (*tell)(void *context, struct cox_weights_told *ret_told),
+                               void *context)
+{
+    executor->tell = tell;
+    executor->tell_context = context;
+}
+
+const char *cox_executor_door(const struct cox_executor *executor)
+{
+    (void)executor;
+    return NULL;
 }
 
 bool cox_executor_legacy(const struct cox_executor *executor)
@@ -376,6 +393,7 @@ struct cox_executor *executor_new(void)
     struct cox_executor *executor = calloc(1, sizeof *executor);
     COX_ASSERT(executor);
     executor->request_size_max = FRAME_SIZE;
+    executor->life = 1;
     pthread_mutex_init(&executor->lock, NULL);
     pthread_cond_init(&executor->wake, NULL);
     COX_ASSERT(cox_table_new(4096, 4096, &executor->table) == 0);

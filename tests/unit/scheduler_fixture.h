@@ -51,7 +51,6 @@ struct cox_executor {
     bool legacy;
     size_t request_size_max;
     struct script script;
-    _Atomic uint64_t life; /* since the first one */
     /* What the other group had at a position of a pull. */
     int32_t (*remote_token)(const struct ModelExecuteData__PullKVRequest__PullKVInfo *info,
                             uint32_t position);
@@ -83,6 +82,12 @@ struct cox_executor {
     uint64_t row_count_max;
     uint64_t token_count_max;
     uint64_t cleanup_count;
+    uint64_t empty_count; /* steps without rows */
+
+    _Atomic uint64_t life;            /* what cox_executor_life says; starts at 1 */
+    _Atomic uint64_t weights_version; /* of the last step */
+    void (*tell)(void *context, struct cox_weights_told *ret_told); /* what an init would call */
+    void *tell_context;
 };
 
 /* What follows tokens; 0 is STOP. */

@@ -1,4 +1,6 @@
 #include "worker/model/model.h"
+#include "model/block.h"
+#include "model/digest.h"
 #include "worker/model/sample.h"
 
 #include <stdio.h>
@@ -12,6 +14,7 @@ struct cox_model {
     struct cox_sampler *sampler;
     struct cox_share share;
     struct cox_weights_layout layout; /* of the share where the weights are own, else of all */
+    uint64_t digest;
 };
 
 /* A step under way, for the callback that gets its logits. */
@@ -50,47 +53,79 @@ static int check_lent_weights(const struct cox_model *model,
     return 0;
 }
 
-static int load_config(struct cox_model *model, const char *directory, struct cox_error *err)
+/* Configuration, digest and weights are there. */
+static int complete(struct cox_model *model, const float *weights,
+                    const struct cox_model_options *options, struct cox_error *err)
 {
-    _cox_cleanup_(cox_free_ptr) char *path = NULL;
+    int r = cox_forward_new(&model->config, &model->layout, weights, &options->share,
+                            options->tile_count_max, &model->forward, err);
 
-    if (asprintf(&path, "%s/config.json", directory) < 0) {
-        path = NULL;
-        return cox_fail(err, -ENOMEM, "no memory to load %s", directory);
-    }
-    return cox_model_config_load(path, &model->config, err);
+    return r ? r : cox_sampler_new(model->config.vocab_size, &model->sampler, err);
 }
+
+static int model_new(const struct cox_model_options *options, const char *what,
+                     struct cox_model **ret_model, struct cox_error *err)
+{
+    struct cox_model *model;
+    int r = cox_share_check(&options->share, err);
+
+    if (r)
+        return r;
+    model = calloc(1, sizeof(*model));
+    if (!model)
+        return cox_fail(err, COX_NO_SPACE, "no memory to load %s", what);
+    model->share = options->share;
+    *ret_model = model;
+    return 0;
+}
+
+static const struct cox_model_options defaults;
 
 int cox_model_load(const char *directory, const struct cox_model_options *options,
                    struct cox_model **ret_model, struct cox_error *err)
 {
-    static const struct cox_model_options defaults;
-    _cox_cleanup_(cox_model_freep) struct cox_model *model = calloc(1, sizeof(*model));
+    _cox_cleanup_(cox_model_freep) struct cox_model *model = NULL;
     int r;
 
-    if (!model)
-        return cox_fail(err, COX_NO_SPACE, "no memory to load %s", directory);
     if (!options)
         options = &defaults;
-    model->share = options->share;
-    r = cox_share_check(&options->share, err);
-    if (r)
-        return r;
-    r = load_config(model, directory, err);
+    r = model_new(options, directory, &model, err);
+    if (!r)
+        r = cox_model_folder_config(directory, &model->config, err);
     if (r)
         return r;
     model->layout = options->weights ? cox_weights_layout(&model->config)
                                      : cox_weights_share_layout(&model->config, &model->share);
     r = options->weights ? check_lent_weights(model, options, err)
                          : load_weights(model, directory, err);
+    if (!r)
+        r = cox_model_digest_folder(directory, &model->digest, err);
+    if (!r)
+        r = complete(model, options->weights ? options->weights : model->own_weights, options, err);
     if (r)
         return r;
-    r = cox_forward_new(&model->config, &model->layout,
-                        options->weights ? options->weights : model->own_weights, &options->share,
-                        options->tile_count_max, &model->forward, err);
+    *ret_model = cox_steal_ptr(&model);
+    return 0;
+}
+
+int cox_model_borrow(const void *block, uint64_t size, const struct cox_model_options *options,
+                     struct cox_model **ret_model, struct cox_error *err)
+{
+    _cox_cleanup_(cox_model_freep) struct cox_model *model = NULL;
+    struct cox_model_block found;
+    int r;
+
+    if (!options)
+        options = &defaults;
+    r = cox_model_block_read(block, size, &found, err);
+    if (!r)
+        r = model_new(options, "a model out of its block", &model, err);
     if (r)
         return r;
-    r = cox_sampler_new(model->config.vocab_size, &model->sampler, err);
+    model->config = found.config;
+    model->digest = found.digest;
+    model->layout = cox_weights_layout(&found.config);
+    r = complete(model, found.weights, options, err);
     if (r)
         return r;
     *ret_model = cox_steal_ptr(&model);
@@ -118,6 +153,11 @@ const struct cox_model_config *cox_model_config(const struct cox_model *model)
     return &model->config;
 }
 
+uint64_t cox_model_digest(const struct cox_model *model)
+{
+    return model->digest;
+}
+
 uint64_t cox_model_weights_size(const struct cox_model *model)
 {
     return model->own_weights ? cox_weights_size(&model->layout) : 0;
@@ -126,28 +166,6 @@ uint64_t cox_model_weights_size(const struct cox_model *model)
 struct cox_kv_heads cox_model_kv_heads(const struct cox_model *model)
 {
     return cox_share_kv_heads(&model->config, &model->share);
-}
-
-static uint64_t digest_add(uint64_t digest, const void *bytes, size_t size)
-{
-    for (size_t i = 0; i < size; i++)
-        digest = (digest ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0x100000001b3);
-    return digest;
-}
-
-/* FNV-1a over the numbers of the configuration. */
-uint64_t cox_model_digest(const struct cox_model *model)
-{
-    const struct cox_model_config *c = &model->config;
-    const uint32_t numbers[] = {
-        c->hidden_size, c->intermediate_size,  c->layer_count,
-        c->head_count,  c->kv_head_count,      c->head_dim,
-        c->vocab_size,  c->position_count_max, c->tied_embeddings,
-    };
-    uint64_t digest = digest_add(UINT64_C(0xcbf29ce484222325), numbers, sizeof(numbers));
-
-    digest = digest_add(digest, &c->rms_norm_eps, sizeof(c->rms_norm_eps));
-    return digest_add(digest, &c->rope_theta, sizeof(c->rope_theta));
 }
 
 size_t cox_model_slice_length_max(const struct cox_model *model)

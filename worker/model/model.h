@@ -38,18 +38,26 @@ struct cox_model_options {
  * negative errno. err says which and why. */
 int cox_model_load(const char *directory, const struct cox_model_options *options,
                    struct cox_model **ret_model, struct cox_error *err);
+/* The same on a model's block (model/block.h), all of it, aligned to COX_WEIGHTS_ALIGNMENT and lent for reading until free;
+ * options->weights are not looked at. Returns 0 and gives the model; COX_CORRUPT, COX_VERSION: the block holds none;
+ * COX_INVALID, COX_NO_SPACE as above. */
+int cox_model_borrow(const void *block, uint64_t size, const struct cox_model_options *options,
+                     struct cox_model **ret_model, struct cox_error *err);
 struct cox_model *cox_model_free(struct cox_model *model);
 void cox_model_freep(struct cox_model **model); /* for _cox_cleanup_ */
 
 /* Vocabulary, end tokens, positions and sizes; lent until free. */
 const struct cox_model_config *cox_model_config(const struct cox_model *model);
 
+/* Of configuration and weights (model/digest.h), not 0: the same for all that were made from the same folder, whether they loaded it or
+ * borrow its block. Keys and values that one model has computed are of use to another one of the same digest alone. */
+uint64_t cox_model_digest(const struct cox_model *model);
+
 /* Bytes of weights in private memory; 0 when they are lent. */
 uint64_t cox_model_weights_size(const struct cox_model *model);
 
-/* The KV heads of the share; and a number that models have in common alone whose keys and values are the same. */
+/* The KV heads of the share. */
 struct cox_kv_heads cox_model_kv_heads(const struct cox_model *model);
-uint64_t cox_model_digest(const struct cox_model *model);
 
 /* The longest slice, in floats, that the share's gather is called with. */
 size_t cox_model_slice_length_max(const struct cox_model *model);

@@ -1,0 +1,264 @@
+/* The pools that this process knows of a queue's, and how an endpoint comes to others. */
+#include "queue_internal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What could not be opened is tried again after so long. */
+#define RETRY_MS 1000
+
+/* Grows *array so that one more fits. Returns 0 or -ENOMEM. */
+static int grow(void **array, uint32_t count, uint32_t *capacity, size_t item_size)
+{
+    if (count < *capacity)
+        return 0;
+    uint32_t larger = *capacity ? *capacity * 2 : 4;
+    void *grown = realloc(*array, larger * item_size);
+    if (!grown)
+        return -ENOMEM;
+    *array = grown;
+    *capacity = larger;
+    return 0;
+}
+
+/* ---- the queue's ---- */
+
+static struct cox_queue_pool *pools_find(struct cox_queue *queue, const struct cox_pool *pool)
+{
+    for (uint32_t i = 0; i < queue->pool_count; i++)
+        if (queue->pools[i].pool == pool)
+            return &queue->pools[i];
+    return NULL;
+}
+
+/* One use more of a pool that was opened here. NULL: there is none. */
+static struct cox_pool *pools_use_opened(struct cox_queue *queue, uint64_t id)
+{
+    struct cox_pool *pool = NULL;
+    pthread_mutex_lock(&queue->mutex);
+    for (uint32_t i = 0; !pool && i < queue->pool_count; i++)
+        if (queue->pools[i].id == id && queue->pools[i].owned) {
+            queue->pools[i].users++;
+            pool = queue->pools[i].pool;
+        }
+    pthread_mutex_unlock(&queue->mutex);
+    return pool;
+}
+
+/* One use more. The first one joins: from then on messages in it stay while this process lives. */
+static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
+                     struct cox_error *err)
+{
+    pthread_mutex_lock(&queue->mutex);
+    struct cox_queue_pool *found = pools_find(queue, pool);
+    int r = 0;
+    if (found) {
+        found->users++;
+    } else if ((r = grow((void **)&queue->pools, queue->pool_count, &queue->pool_capacity,
+                         sizeof *queue->pools)) == 0 &&
+               (r = cox_pool_holder_join(pool, queue->id, err)) == 0) {
+        queue->pools[queue->pool_count++] =
+            (struct cox_queue_pool){pool, cox_pool_id(pool), 1, owned};
+        queue->pool_turn++;
+    }
+    pthread_mutex_unlock(&queue->mutex);
+    return r ? cox_fail(err, r, "pool %016" PRIx64 " for queue %016" PRIx64 ": %s",
+                        cox_pool_id(pool), queue->id, cox_status_text(r))
+             : 0;
+}
+
+static void pools_unuse(struct cox_queue *queue, struct cox_pool *pool)
+{
+    bool over = false, owned = false;
+    pthread_mutex_lock(&queue->mutex);
+    struct cox_queue_pool *found = pools_find(queue, pool);
+    COX_ASSERT(found && found->users > 0);
+    over = --found->users == 0;
+    owned = found->owned;
+    if (over) {
+        *found = queue->pools[--queue->pool_count];
+        queue->pool_turn++;
+        /* Within the mutex: another one of this process may join again. */
+        if (queue->pid == getpid())
+            cox_pool_holder_leave(pool, queue->id);
+    }
+    pthread_mutex_unlock(&queue->mutex);
+    if (over && owned)
+        cox_pool_free(pool);
+}
+
+bool cox_queue_pools_unhold(struct cox_queue *queue, const struct cox_block_ref *ref, uint64_t tag)
+{
+    bool found = false;
+    pthread_mutex_lock(&queue->mutex);
+    for (uint32_t i = 0; !found && i < queue->pool_count; i++)
+        if (queue->pools[i].id == ref->pool) {
+            cox_pool_unhold(queue->pools[i].pool, ref, queue->id, tag);
+            found = true;
+        }
+    pthread_mutex_unlock(&queue->mutex);
+    return found;
+}
+
+void cox_queue_pools_sweep(struct cox_queue *queue)
+{
+    pthread_mutex_lock(&queue->mutex);
+    for (uint32_t i = 0; i < queue->pool_count; i++)
+        cox_pool_sweep(queue->pools[i].pool);
+    pthread_mutex_unlock(&queue->mutex);
+}
+
+uint32_t cox_queue_pools_turn(struct cox_queue *queue)
+{
+    pthread_mutex_lock(&queue->mutex);
+    uint32_t turn = queue->pool_turn;
+    pthread_mutex_unlock(&queue->mutex);
+    return turn;
+}
+
+/* ---- an endpoint's ---- */
+
+int cox_queue_reach_begin(struct cox_queue_reach *reach, struct cox_queue *queue,
+                          const struct cox_domains *domains, const char *door_path,
+                          struct cox_error *err)
+{
+    *reach = (struct cox_queue_reach){.queue = queue, .domains = domains};
+    reach->failed = calloc(queue->geometry.pool_count_max, sizeof *reach->failed);
+    reach->door_path = door_path ? strdup(door_path) : NULL;
+    if (reach->failed && (reach->door_path || !door_path))
+        return 0;
+    cox_queue_reach_end(reach);
+    return cox_fail(err, -ENOMEM, "endpoint: %s", cox_status_text(-ENOMEM));
+}
+
+void cox_queue_reach_end(struct cox_queue_reach *reach)
+{
+    for (uint32_t i = 0; i < reach->count; i++)
+        pools_unuse(reach->queue, reach->pools[i]);
+    reach->count = reach->capacity = 0;
+    free(reach->pools);
+    free(reach->failed);
+    free(reach->door_path);
+    reach->pools = NULL;
+    reach->failed = NULL;
+    reach->door_path = NULL;
+}
+
+static int reach_keep(struct cox_queue_reach *reach, struct cox_pool *pool)
+{
+    int r = grow((void **)&reach->pools, reach->count, &reach->capacity, sizeof *reach->pools);
+    if (r == 0)
+        reach->pools[reach->count++] = pool;
+    return r;
+}
+
+int cox_queue_reach_add(struct cox_queue_reach *reach, struct cox_pool *pool, struct cox_error *err)
+{
+    int r = pools_use(reach->queue, pool, false, err);
+    if (r)
+        return r;
+    r = reach_keep(reach, pool);
+    if (r == 0)
+        return 0;
+    pools_unuse(reach->queue, pool);
+    return cox_fail(err, r, "endpoint: %s", cox_status_text(r));
+}
+
+struct cox_pool *cox_queue_reach_find(const struct cox_queue_reach *reach, uint64_t id)
+{
+    for (uint32_t i = 0; i < reach->count; i++)
+        if (cox_pool_id(reach->pools[i]) == id)
+            return reach->pools[i];
+    return NULL;
+}
+
+int cox_queue_reach_failed(const struct cox_queue_reach *reach, uint32_t index,
+                           const struct cox_queue_entry *entry)
+{
+    const struct cox_queue_failed *failed = &reach->failed[index];
+    return failed->stamp == entry->stamp && cox_now_ns() < failed->until_ns ? failed->code : 0;
+}
+
+/* Is it what the entry says? Whoever has the queue's memory may have written there. */
+static int reach_check(struct cox_queue_reach *reach, const struct cox_pool *pool,
+                       const struct cox_queue_entry *entry, struct cox_error *err)
+{
+    const struct cox_domain_id domain = cox_pool_domain(pool);
+    const uint64_t word = COX_QUEUE_LOAD(reach->queue->layout->queue_domains[entry->domain]);
+    if (cox_pool_id(pool) == entry->id && word == ((uint64_t)domain.kind << 32 | domain.device))
+        return 0;
+    return cox_fail(err, COX_CORRUPT,
+                    "queue %016" PRIx64 ": the handle of pool %016" PRIx64 " opens pool %016" PRIx64
+                    ", or one of another domain",
+                    reach->queue->id, entry->id, cox_pool_id(pool));
+}
+
+/* *ret_pool has a use. */
+static int reach_attach(struct cox_queue_reach *reach, const struct cox_queue_entry *entry,
+                        struct cox_pool **ret_pool, struct cox_error *err)
+{
+    struct cox_pool *pool = pools_use_opened(reach->queue, entry->id);
+    if (pool) { /* by another endpoint of this process */
+        *ret_pool = pool;
+        return 0;
+    }
+    if (!(entry->flags & COX_QUEUE_POOL_HANDLE))
+        return cox_fail(
+            err, COX_PEER_DEAD,
+            "pool %016" PRIx64
+            ": this process does not have it, and nobody says (any more) how to open it",
+            entry->id);
+    const struct cox_pool_attach_options options = {
+        .domains = reach->domains,
+        .read_only = (entry->flags & COX_QUEUE_POOL_READ_ONLY) != 0,
+    };
+    int r = cox_pool_open(&entry->handle, reach->door_path,
+                          cox_deadline_after_ms(COX_QUEUE_DOOR_MS), &options, &pool, err);
+    if (r)
+        return r;
+    r = reach_check(reach, pool, entry, err);
+    if (r == 0)
+        r = pools_use(reach->queue, pool, true, err);
+    if (r) {
+        cox_pool_free(pool);
+        return r;
+    }
+    *ret_pool = pool;
+    return 0;
+}
+
+int cox_queue_reach_open(struct cox_queue_reach *reach, uint32_t index,
+                         const struct cox_queue_entry *entry, struct cox_error *err)
+{
+    struct cox_pool *pool = NULL;
+    int r = reach_attach(reach, entry, &pool, err);
+    if (r == 0) {
+        r = reach_keep(reach, pool);
+        if (r)
+            pools_unuse(reach->queue, pool);
+    }
+    /* Not tried again with every message. What the importer or the pool lacks may be there later; an
+     * exporter that is gone does not come back. */
+    if (r)
+        reach->failed[index] = (struct cox_queue_failed){
+            entry->stamp, r,
+            r == COX_PEER_DEAD ? COX_DEADLINE_NEVER : cox_deadline_after_ms(RETRY_MS)};
+    return r ? cox_fail(err, r, "pool %016" PRIx64 ": %s", entry->id, cox_status_text(r)) : 0;
+}
+
+void cox_queue_reach_open_all(struct cox_queue_reach *reach)
+{
+    struct cox_queue *queue = reach->queue;
+    for (uint32_t i = 0; i < queue->geometry.pool_count_max; i++) {
+        struct cox_queue_entry entry;
+        if (cox_queue_enter(queue, NULL))
+            return;
+        bool there = cox_queue_entry_read(queue, i, &entry);
+        cox_queue_leave(queue);
+        if (there && !cox_queue_reach_find(reach, entry.id) &&
+            !cox_queue_reach_failed(reach, i, &entry))
+            cox_queue_reach_open(reach, i, &entry, NULL);
+    }
+}

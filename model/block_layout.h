@@ -1,0 +1,65 @@
+/*
+ * block_layout: the head of a model's block, in shared memory; what follows it are the weights.
+ *
+ *   0    magic, version, head_size
+ *   16   digest
+ *   24   weights_offset, weights_size
+ *   40   the configuration: sizes
+ *   72   flags and tokens
+ *   116  rms_norm_eps, rope_theta
+ *   128  nothing, zero
+ *   248  check
+ *
+ * Written by the publisher before anybody else knows of the block, and never again: no word of it is atomic.
+ * Private to block.c.
+ */
+#ifndef COX_MODEL_BLOCK_LAYOUT_H
+#define COX_MODEL_BLOCK_LAYOUT_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define COX_MODEL_BLOCK_MAGIC UINT64_C(0x6b636f6c62786f63) /* "coxblock" */
+#define COX_MODEL_BLOCK_VERSION 1u
+#define COX_MODEL_BLOCK_HEAD_SIZE 256u
+
+struct cox_model_block_head {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t head_size;
+    uint64_t digest;         /* of the model: digest.h */
+    uint64_t weights_offset; /* from the beginning of the block */
+    uint64_t weights_size;   /* bytes */
+    uint32_t hidden_size;
+    uint32_t intermediate_size;
+    uint32_t layer_count;
+    uint32_t head_count;
+    uint32_t kv_head_count;
+    uint32_t head_dim;
+    uint32_t vocab_size;
+    uint32_t position_count_max;
+    uint32_t tied_embeddings;
+    int32_t bos_token;
+    uint32_t eos_token_count;
+    int32_t eos_tokens[8];
+    float rms_norm_eps;
+    double rope_theta;
+    uint8_t reserved[120];
+    uint64_t check; /* FNV-1a of all before */
+};
+
+static_assert(offsetof(struct cox_model_block_head, digest) == 16, "layout");
+static_assert(offsetof(struct cox_model_block_head, weights_offset) == 24, "layout");
+static_assert(offsetof(struct cox_model_block_head, weights_size) == 32, "layout");
+static_assert(offsetof(struct cox_model_block_head, hidden_size) == 40, "layout");
+static_assert(offsetof(struct cox_model_block_head, position_count_max) == 68, "layout");
+static_assert(offsetof(struct cox_model_block_head, tied_embeddings) == 72, "layout");
+static_assert(offsetof(struct cox_model_block_head, eos_tokens) == 84, "layout");
+static_assert(offsetof(struct cox_model_block_head, rms_norm_eps) == 116, "layout");
+static_assert(offsetof(struct cox_model_block_head, rope_theta) == 120, "layout");
+static_assert(offsetof(struct cox_model_block_head, reserved) == 128, "layout");
+static_assert(offsetof(struct cox_model_block_head, check) == 248, "layout");
+static_assert(sizeof(struct cox_model_block_head) == COX_MODEL_BLOCK_HEAD_SIZE, "layout");
+
+#endif

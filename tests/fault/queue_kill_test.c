@@ -1,0 +1,681 @@
+/*
+ * queue_kill_test: a process is killed at each step of a queue; those that are left go on, no block is lost, and nobody
+ * waits for the dead.
+ *
+ * The parent has a publisher and two subscribers of its own, in two domains. A child does everything that a process can do
+ * with a queue, and is killed at the n-th passage of a point, for each n until it gets through.
+ */
+#include <inttypes.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "../unit/queue_fixture.h"
+#include "channel/fault.h"
+#include "channel/memory/queue_internal.h"
+#include "channel/memory/queue_lock.h"
+
+#if COX_TESTING
+
+#define DEPTH 4
+#define BLOCKS 24
+/* What a survivor may take for all that it does after a death; a slice is 50 ms. */
+#define SURVIVAL_MS 3000
+#define PASSAGES_MAX 6
+
+static struct cox_domains *domains;
+static struct cox_pool *host, *staged;
+static struct cox_queue *queue;
+static struct cox_publisher *publisher;
+static struct cox_subscriber *near, *far;
+static uint64_t notes; /* the last one that the parent gave */
+
+/* ---- children ---- */
+
+/* What a child has of its own. */
+struct own {
+    struct cox_pool *host, *staged;
+    struct cox_queue *queue;
+};
+
+static struct own attach(bool with_staged)
+{
+    struct own own = {0};
+    const struct cox_pool_attach_options options = {.domains = domains};
+    int fds[2];
+    cox_pool_fds(host, fds);
+    COX_ASSERT(cox_pool_attach(fds, &options, &own.host, NULL) == 0);
+    cox_pool_fds(staged, fds);
+    if (with_staged)
+        COX_ASSERT(cox_pool_attach(fds, &options, &own.staged, NULL) == 0);
+    COX_ASSERT(cox_queue_attach(cox_queue_fd(queue), NULL, &own.queue, NULL) == 0);
+    return own;
+}
+
+static void detach(struct own *own)
+{
+    cox_queue_free(own->queue);
+    cox_pool_free(own->host);
+    cox_pool_free(own->staged);
+}
+
+static void take_all(struct cox_subscriber *subscriber, uint32_t count_max)
+{
+    for (uint32_t i = 0; i < count_max; i++) {
+        struct cox_message message;
+        struct cox_error err = {0};
+        int r = cox_subscriber_take(subscriber, &message, &err);
+        if (r == COX_EMPTY)
+            return;
+        if (r)
+            fprintf(stderr, "take: %s: %s\n", cox_status_text(r), err.text);
+        COX_ASSERT(r == 0);
+        COX_ASSERT(fixture_is_sound(&message));
+        fixture_let_go(&message);
+    }
+}
+
+static void child_publish(struct cox_publisher *of_child, struct cox_pool *pool, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        COX_ASSERT(fixture_publish(of_child, pool, 100, 1000 + i, NULL) == 0);
+}
+
+/* Everything that one process can do by itself. */
+static void do_everything(void)
+{
+    struct own own = attach(true);
+    struct cox_exporter *exporter;
+    struct cox_queue_set *set;
+    struct cox_subscriber *ready;
+    const struct cox_exporter_options consent = {.consent = COX_CONSENT_ANY};
+    COX_ASSERT(cox_exporter_new(&consent, &exporter, NULL) == 0);
+    struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, exporter);
+    struct cox_subscriber *child_near =
+        fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
+    struct cox_subscriber *child_far =
+        fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, exporter);
+    COX_ASSERT(cox_queue_set_new(&set) == 0);
+    COX_ASSERT(cox_queue_set_add(set, child_near, NULL) == 0);
+    COX_ASSERT(cox_queue_set_wait(set, cox_deadline_after_ms(1), &ready) == COX_TIMEOUT);
+    child_publish(of_child, own.host, 2);
+    COX_ASSERT(cox_queue_set_wait(set, cox_deadline_after_ms(1000), &ready) == 0);
+    take_all(child_far, 1);
+    take_all(child_near, 1);
+    child_publish(of_child, own.host, DEPTH + 1);
+    take_all(child_far, UINT32_MAX);
+    take_all(child_near, UINT32_MAX);
+    child_publish(of_child, own.host, 1);
+    cox_queue_set_remove(set, child_near);
+    cox_queue_set_free(set);
+    cox_queue_sweep(own.queue);
+    cox_subscriber_free(child_far);
+    cox_subscriber_free(child_near);
+    cox_publisher_free(of_child);
+    cox_exporter_free(exporter);
+    detach(&own);
+    struct cox_queue *made = fixture_queue(2);
+    cox_queue_free(made);
+}
+
+/* The last taker of a message that has a copy where it cannot come to. */
+static void leave_a_copy_to_others(void)
+{
+    struct own own = attach(false);
+    struct cox_subscriber *child_near =
+        fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
+    struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
+    /* The parent's objects are not for this process; what it does, another child does. */
+    pid_t pid = fork();
+    COX_ASSERT(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        cox_fault_arm(NULL);
+        struct own other = attach(true);
+        struct cox_subscriber *other_far =
+            fixture_subscriber(other.queue, other.staged, &other.host, 1, domains, NULL);
+        struct cox_publisher *of_other = fixture_publisher(other.queue, other.host, domains, NULL);
+        child_publish(of_other, other.host, 3);
+        take_all(other_far, UINT32_MAX);
+        cox_subscriber_free(other_far);
+        cox_publisher_free(of_other);
+        detach(&other);
+        _exit(0);
+    }
+    int status;
+    COX_ASSERT(waitpid(pid, &status, 0) == pid && status == 0);
+    child_publish(of_child, own.host, DEPTH + 2);
+    cox_subscriber_free(child_near);
+    cox_publisher_free(of_child);
+    detach(&own);
+}
+
+static void sweep_only(void)
+{
+    struct own own = attach(true);
+    struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
+    struct cox_subscriber *child_far =
+        fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, NULL);
+    cox_queue_sweep(own.queue);
+    cox_subscriber_free(child_far);
+    cox_publisher_free(of_child);
+    detach(&own);
+}
+
+/* With room for one domain and one pool, which another one's are in. */
+static void reclaim(void)
+{
+    const struct cox_queue_options options = {.domain_count_max = 1, .pool_count_max = 1};
+    struct own own = attach(true);
+    struct cox_queue *small;
+    COX_ASSERT(cox_queue_create(&options, &small, NULL) == 0);
+    struct cox_publisher *first = fixture_publisher(small, own.staged, domains, NULL);
+    cox_publisher_free(first);
+    struct cox_publisher *second = fixture_publisher(small, own.host, domains, NULL);
+    cox_publisher_free(second);
+    cox_queue_free(small);
+    detach(&own);
+}
+
+typedef void (*scenario_fn)(void);
+
+/* Returns its pid. plan NULL: nothing happens to it. */
+static pid_t child_start(scenario_fn scenario, const char *plan)
+{
+    fflush(NULL);
+    pid_t parent = getpid(), pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(1);
+        alarm(60);
+        cox_fault_arm(plan);
+        scenario();
+        _exit(0);
+    }
+    return pid;
+}
+
+/* True: it was killed; false: it got through. */
+static bool child_end(pid_t pid, const char *what)
+{
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+        return true;
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        fail_msg("%s: the child ended with %#x", what, (unsigned)status);
+    return false;
+}
+
+/* ---- the parent ---- */
+
+static void setup_queue(void)
+{
+    host = fixture_pool(domains, COX_DOMAIN_HOST, BLOCKS);
+    staged = fixture_pool(domains, COX_DOMAIN_STAGED, BLOCKS);
+    queue = fixture_queue(DEPTH);
+    publisher = fixture_publisher(queue, host, domains, NULL);
+    near = fixture_subscriber(queue, NULL, &host, 1, domains, NULL);
+    far = fixture_subscriber(queue, staged, &host, 1, domains, NULL);
+}
+
+/* Also what was published by the dead, if it was. */
+static uint64_t take_rest(struct cox_subscriber *subscriber, const char *what)
+{
+    uint64_t last = 0;
+    for (;;) {
+        struct cox_message message;
+        struct cox_error err = {0};
+        int r = cox_subscriber_take(subscriber, &message, &err);
+        if (r == COX_EMPTY)
+            return last;
+        if (r)
+            fail_msg("%s: %s: %s", what, cox_status_text(r), err.text);
+        if (!fixture_is_sound(&message))
+            fail_msg("%s: message %" PRIu64 " is not what was published", what, message.number);
+        last = message.note;
+        fixture_let_go(&message);
+    }
+}
+
+static void complain(void *context, const char *text)
+{
+    (void)context;
+    print_message("  %s\n", text);
+}
+
+/* Everybody alive goes on at once, and in the end nothing is held. */
+static void survive(const char *what)
+{
+    const uint64_t begin_ns = cox_now_ns();
+    for (int i = 0; i < DEPTH + 2; i++) {
+        int r = fixture_publish(publisher, host, 100, ++notes, NULL);
+        if (r)
+            fail_msg("%s: publish: %s", what, cox_status_text(r));
+        if (i % 2 == 0)
+            assert_int_equal(take_rest(far, what), notes);
+        if (i % 3 == 0)
+            assert_int_equal(take_rest(near, what), notes);
+    }
+    cox_queue_sweep(queue);
+    assert_int_equal(take_rest(near, what), notes % 1 + notes);
+    take_rest(far, what);
+    cox_pool_sweep(host);
+    cox_pool_sweep(staged);
+    const uint64_t took_ms = (cox_now_ns() - begin_ns) / COX_NSEC_PER_MSEC;
+    if (fixture_used(host) || fixture_used(staged)) {
+        cox_queue_dump(queue, complain, NULL);
+        cox_pool_dump(host, complain, NULL);
+        cox_pool_dump(staged, complain, NULL);
+        fail_msg("%s: %u blocks of host memory, %u others are held for nobody", what,
+                 fixture_used(host), fixture_used(staged));
+    }
+    if (took_ms > SURVIVAL_MS)
+        fail_msg("%s: going on took %" PRIu64 " ms", what, took_ms);
+}
+
+static void teardown_queue(const char *what)
+{
+    survive(what);
+    near = cox_subscriber_free(near);
+    far = cox_subscriber_free(far);
+    publisher = cox_publisher_free(publisher);
+    queue = cox_queue_free(queue);
+    assert_int_equal(fixture_used(host), 0);
+    assert_int_equal(fixture_used(staged), 0);
+    host = cox_pool_free(host);
+    staged = cox_pool_free(staged);
+}
+
+/* Strikes at the n-th passage, for each n until the child gets through. Returns how often it struck. */
+static uint32_t strike(const char *point, scenario_fn scenario, void (*before)(void))
+{
+    for (uint32_t passage = 1; passage <= PASSAGES_MAX; passage++) {
+        char plan[128];
+        snprintf(plan, sizeof plan, "%s:kill:coordinator:%" PRIu32, point, passage);
+        setup_queue();
+        if (before)
+            before();
+        bool killed = child_end(child_start(scenario, plan), plan);
+        teardown_queue(plan);
+        if (!killed)
+            return passage - 1;
+    }
+    return PASSAGES_MAX;
+}
+
+static void strike_each(const char *const *points, size_t count, scenario_fn scenario,
+                        void (*before)(void))
+{
+    for (size_t i = 0; i < count; i++)
+        if (strike(points[i], scenario, before) == 0)
+            fail_msg("%s: the scenario does not pass it", points[i]);
+}
+
+#define STRIKE(points, scenario, before)                                                           \
+    strike_each(points, sizeof points / sizeof points[0], scenario, before)
+
+/* ---- tests ---- */
+
+static void b37_h20_a_process_dies_at_each_step_and_nothing_is_lost(void **state)
+{
+    (void)state;
+    static const char *const points[] = {
+        "queue.locked",
+        "queue.unlocked",
+        "queue.domain_entered",
+        "queue.pool_entered",
+        "queue.pool_closed",
+        "queue.publisher_joined",
+        "queue.publisher_left",
+        "queue.subscriber_joined",
+        "queue.subscriber_left",
+        "queue.intended",
+        "queue.held",
+        "queue.settled",
+        "queue.announced",
+        "queue.copy_filled",
+        "queue.row_filled",
+        "queue.published",
+        "queue.publish_done",
+        "queue.skipped",
+        "queue.taken",
+        "queue.take_counted",
+        "queue.copying",
+        "queue.copied",
+        "queue.copy_shared",
+        "queue.copy_over",
+        "queue.let_go",
+        "queue.row_ended",
+        "queue.counted",
+        "queue.armed",
+        "queue.disarmed",
+        "queue.filled",
+    };
+    /* Only a queue's first process enters a domain. */
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
+        if (strcmp(points[i], "queue.domain_entered") != 0 &&
+            strike(points[i], do_everything, NULL) == 0)
+            fail_msg("%s: the scenario does not pass it", points[i]);
+    assert_true(strike("queue.domain_entered", reclaim, NULL) > 0);
+}
+
+static void h12_a_process_dies_while_it_makes_room(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"queue.pool_cleared", "queue.domain_cleared"};
+    STRIKE(points, reclaim, NULL);
+}
+
+static void h9_a_process_dies_that_leaves_a_copy_to_others(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"queue.deferred"};
+    STRIKE(points, leave_a_copy_to_others, NULL);
+    /* And when nobody dies, too. */
+    setup_queue();
+    assert_false(child_end(child_start(leave_a_copy_to_others, NULL), "no death"));
+    teardown_queue("a copy left to others");
+}
+
+static void defer_before(void)
+{
+    assert_false(child_end(child_start(leave_a_copy_to_others, NULL), "before"));
+}
+
+static void h9_a_process_dies_while_it_lets_go_what_was_left_to_it(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"queue.drained"};
+    STRIKE(points, do_everything, defer_before);
+}
+
+/* Dead endpoints, which have not taken what there is. */
+static void leave_endpoints(void)
+{
+    struct own own = attach(true);
+    fixture_publisher(own.queue, own.host, domains, NULL);
+    fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, NULL);
+    struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
+    fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
+    child_publish(of_child, own.host, 2);
+    raise(SIGKILL);
+}
+
+static void leave_before(void)
+{
+    assert_true(child_end(child_start(leave_endpoints, NULL), "before"));
+}
+
+static void b37_a_process_dies_while_it_takes_out_the_dead(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"queue.buried", "queue.counted", "queue.let_go"};
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
+        strike(points[i], sweep_only, leave_before);
+    assert_true(strike("queue.buried", sweep_only, leave_before) > 0);
+}
+
+static void die_with_the_lock(void)
+{
+    cox_fault_arm("queue.row_filled:kill:coordinator:2");
+    do_everything();
+}
+
+static void die_with_an_intent(void)
+{
+    cox_fault_arm("queue.held:kill:coordinator:3");
+    do_everything();
+}
+
+static void lock_before(void)
+{
+    assert_true(child_end(child_start(die_with_the_lock, NULL), "before"));
+}
+
+static void intent_before(void)
+{
+    assert_true(child_end(child_start(die_with_an_intent, NULL), "before"));
+}
+
+static void b37_a_process_dies_while_it_repairs_what_another_left(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"queue.repairing", "queue.repaired", "queue.counted",
+                                         "queue.row_ended", "queue.locked"};
+    STRIKE(points, sweep_only, lock_before);
+    static const char *const more[] = {"queue.settled", "queue.repairing", "queue.repaired"};
+    STRIKE(more, sweep_only, intent_before);
+}
+
+/* ---- who sleeps meanwhile ---- */
+
+static int told[2];
+
+static void sleep_and_tell(void)
+{
+    struct own own = attach(true);
+    struct cox_queue_set *set;
+    struct cox_subscriber *ready;
+    struct cox_message message;
+    struct cox_subscriber *sleeper =
+        fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
+    COX_ASSERT(cox_queue_set_new(&set) == 0 && cox_queue_set_add(set, sleeper, NULL) == 0);
+    COX_ASSERT(write(told[1], "j", 1) == 1);
+    COX_ASSERT(cox_queue_set_wait(set, COX_DEADLINE_NEVER, &ready) == 0);
+    COX_ASSERT(cox_subscriber_take(ready, &message, NULL) == 0 && fixture_is_sound(&message));
+    fixture_let_go(&message);
+    cox_queue_set_remove(set, sleeper);
+    cox_queue_set_free(set);
+    cox_subscriber_free(sleeper);
+    detach(&own);
+}
+
+static void publish_one(void)
+{
+    struct own own = attach(true);
+    struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
+    child_publish(of_child, own.host, 1);
+    cox_publisher_free(of_child);
+    detach(&own);
+}
+
+/* The sleeper, beside the parent's two: it is the third. */
+static struct cox_queue_layout_subscriber *sleeper_line(void)
+{
+    return cox_queue_subscriber_at(queue, 2);
+}
+
+static void await_asleep(void)
+{
+    char byte;
+    assert_int_equal(read(told[0], &byte, 1), 1);
+    const uint64_t end_ns = cox_deadline_after_ms(10000);
+    while (!atomic_load(&sleeper_line()->subscriber_sleeping)) {
+        assert_true(cox_now_ns() < end_ns);
+        sched_yield();
+    }
+}
+
+static bool ends_soon(pid_t pid)
+{
+    const uint64_t end_ns = cox_deadline_after_ms(SURVIVAL_MS);
+    siginfo_t info = {0};
+    while (cox_now_ns() < end_ns) {
+        assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT | WNOHANG), 0);
+        if (info.si_pid)
+            return true;
+        sched_yield();
+    }
+    return false;
+}
+
+/* A message that is there is slept through by nobody, though the one who was to wake them is dead. */
+static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void **state)
+{
+    (void)state;
+    static const char *const points[] = {
+        "queue.held",    "queue.announced", "queue.rung",         "queue.row_filled",
+        "queue.settled", "queue.published", "queue.publish_done", "queue.unlocked",
+    };
+    assert_int_equal(pipe(told), 0);
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
+        for (uint32_t passage = 1; passage <= 4; passage++) {
+            char plan[128];
+            snprintf(plan, sizeof plan, "%s:kill:coordinator:%" PRIu32, points[i], passage);
+            setup_queue();
+            pid_t sleeper = child_start(sleep_and_tell, NULL);
+            await_asleep();
+            bool killed = child_end(child_start(publish_one, plan), plan);
+            if (cox_subscriber_pending(near) > 0) {
+                if (!ends_soon(sleeper))
+                    fail_msg("%s: the message is there, and who waited for it sleeps", plan);
+            } else {
+                assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+            }
+            assert_false(child_end(sleeper, plan));
+            teardown_queue(plan);
+            if (!killed) {
+                if (passage == 1)
+                    fail_msg("%s: the scenario does not pass it", plan);
+                break;
+            }
+        }
+    close(told[0]);
+    close(told[1]);
+}
+
+/* Who is about to sleep sees a message announced, and waits for the lock of a dead publisher. */
+static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
+{
+    (void)state;
+    for (int strikes = 0; strikes < 2; strikes++) {
+        int status;
+        setup_queue();
+        assert_int_equal(pipe(told), 0);
+        pid_t stuck = child_start(publish_one, "queue.announced:stop:coordinator:1");
+        assert_int_equal(waitpid(stuck, &status, WUNTRACED), stuck);
+        assert_true(WIFSTOPPED(status));
+        /* It cannot join before the lock is free: an endpoint of the parent's, in a child of its own set. */
+        kill(stuck, SIGKILL);
+        assert_int_equal(waitpid(stuck, &status, 0), stuck);
+        pid_t sleeper = child_start(sleep_and_tell,
+                                    strikes ? "queue.publisher_awaited:kill:coordinator:1" : NULL);
+        char byte;
+        assert_int_equal(read(told[0], &byte, 1), 1);
+        /* The lie of a queue that somebody spoilt: it is put right by who looks. */
+        atomic_store(&queue->layout->state.queue_publishing, 7);
+        cox_queue_ring(sleeper_line());
+        const uint64_t end_ns = cox_deadline_after_ms(10000);
+        while (atomic_load(&queue->layout->state.queue_publishing)) {
+            assert_true(cox_now_ns() < end_ns);
+            cox_queue_ring(sleeper_line());
+            sched_yield();
+        }
+        if (!strikes)
+            assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+        assert_int_equal(child_end(sleeper, "sleeper"), strikes != 0);
+        teardown_queue("publisher awaited");
+        close(told[0]);
+        close(told[1]);
+    }
+}
+
+/* ---- who copies ---- */
+
+static void take_far(void)
+{
+    struct own own = attach(true);
+    struct cox_subscriber *child_far =
+        fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, NULL);
+    char byte = 'j';
+    COX_ASSERT(write(told[1], &byte, 1) == 1);
+    while (cox_subscriber_pending(child_far) == 0)
+        sched_yield();
+    take_all(child_far, 1);
+    cox_subscriber_free(child_far);
+    detach(&own);
+}
+
+/* One copies and is stopped, another one waits for the copy; when the first is dead the second makes it. */
+static void h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"pool.claimed:stop", "queue.copied:stop"};
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+        char byte;
+        int status;
+        assert_int_equal(pipe(told), 0);
+        setup_queue();
+        pid_t copier = child_start(take_far, points[i]);
+        assert_int_equal(read(told[0], &byte, 1), 1);
+        pid_t waiter = child_start(take_far, "queue.copying:stop:coordinator:1000");
+        assert_int_equal(read(told[0], &byte, 1), 1);
+        /* Which of the two copies is chance, but only one is stopped there. */
+        kill(waiter, SIGSTOP);
+        assert_int_equal(waitpid(waiter, &status, WUNTRACED), waiter);
+        assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+        assert_int_equal(waitpid(copier, &status, WUNTRACED), copier);
+        assert_true(WIFSTOPPED(status));
+        kill(waiter, SIGCONT);
+        const uint64_t end_ns = cox_deadline_after_ms(10000);
+        while (!atomic_load(&queue->layout->state.queue_copy_wait)) {
+            assert_true(cox_now_ns() < end_ns);
+            sched_yield();
+        }
+        kill(copier, SIGKILL);
+        assert_int_equal(waitpid(copier, &status, 0), copier);
+        if (!ends_soon(waiter))
+            fail_msg("%s: who waits for the copy of a dead process waits on", points[i]);
+        assert_false(child_end(waiter, points[i]));
+        teardown_queue(points[i]);
+        close(told[0]);
+        close(told[1]);
+    }
+}
+
+#else
+
+static void skipped(void **state)
+{
+    (void)state;
+    skip();
+}
+
+#endif
+
+int main(void)
+{
+#if COX_TESTING
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(b37_h20_a_process_dies_at_each_step_and_nothing_is_lost),
+        cmocka_unit_test(h12_a_process_dies_while_it_makes_room),
+        cmocka_unit_test(h9_a_process_dies_that_leaves_a_copy_to_others),
+        cmocka_unit_test(h9_a_process_dies_while_it_lets_go_what_was_left_to_it),
+        cmocka_unit_test(b37_a_process_dies_while_it_takes_out_the_dead),
+        cmocka_unit_test(b37_a_process_dies_while_it_repairs_what_another_left),
+        cmocka_unit_test(b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher),
+        cmocka_unit_test(b36_a_process_dies_that_waited_for_a_publisher),
+        cmocka_unit_test(h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it),
+    };
+    assert_int_equal(cox_domains_new(&domains), 0);
+#else
+    const struct CMUnitTest tests[] = {cmocka_unit_test(skipped)};
+#endif
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+#if COX_TESTING
+    cox_domains_free(domains);
+#endif
+    return failed;
+}

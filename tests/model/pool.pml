@@ -1,0 +1,447 @@
+/*
+ * pool: one block of channel/memory/pool.h: references counted by owner, pins, holds, renewal, and what sweep gives back for the
+ * dead.
+ *
+ * `word` is {generation, phase, by}, changed by compare-and-swap only; `count` has one byte per process, which it alone
+ * writes (of a dead one: who sweeps). `data` is what the block's bytes say, TORN while they are written. README.md tells what is left out;
+ * check.sh runs this file in several sizes, and once more for each rule with that rule removed (the NO_ switches), which must fail.
+ *
+ * Kinds of runs (-D): by default every process allocates the block, writes it, tells the others its generation, lets go; or takes
+ * a reference that it was told, reads, lets go; OPS times.
+ * KV: process 0 has the block for good and renews it RENEWALS times, the others pin what it told last.
+ * QUEUE: process 0 publishes the block as a message that holds it, and lets go at once; the others take it, each once, under the
+ * queue's lock; the last one ends the hold.
+ * PROCESSES; CRASHES: so many processes are killed, between any two steps; survivors sweep.
+ */
+#ifndef PROCESSES
+#define PROCESSES 2
+#endif
+#ifndef OPS
+#define OPS 2
+#endif
+#ifndef CRASHES
+#define CRASHES 0
+#endif
+#ifndef RENEWALS
+#define RENEWALS 2
+#endif
+
+#define TORN 255
+#define NONE 255
+
+#define FREE 0
+#define CLAIMED 1
+#define USED 2
+#define CLOSING 3
+#define W(generation, phase, by) ((generation) * 16 + (phase) * 4 + (by))
+#define GENERATION(w) ((w) / 16)
+#define PHASE(w) (((w) / 4) % 4)
+#define BY(w) ((w) % 4)
+
+byte word;
+byte count[PROCESSES];
+byte data;
+byte told; /* generation that a process with a reference told the others; 0: none */
+bool hold;
+byte interest;     /* takers that have not taken the message */
+byte lock = NONE;  /* of the queue; taken over from the dead */
+bool dead[PROCESSES];
+bool swept[PROCESSES]; /* nothing of the dead one is left here */
+bool ended[PROCESSES];
+byte crashes;
+
+/* ---- what must hold; no part of the protocol ---- */
+byte valid[PROCESSES]; /* generation of the reference that a process has; 0: none */
+
+#define LIVE(p) (!dead[p])
+/* One step of a process that lives; G: where the guard holds. */
+#define S(statement) atomic { LIVE(me) -> statement }
+#define G(guard, statement) atomic { LIVE(me) && (guard) -> statement }
+
+inline swap(from, to)
+{
+    atomic {
+        LIVE(me) ->
+        if
+        :: word == from -> word = to; swapped = true
+        :: else -> swapped = false
+        fi
+    }
+}
+
+inline scan()
+{
+    S(found = false; i = 0);
+    do
+    :: G(i < PROCESSES, found = found || count[i] > 0; i++)
+    :: G(i == PROCESSES, found = found || hold; i = 0; break)
+    od
+}
+
+/* After a count of this process went to 0, or one that was given back. */
+inline reclaim()
+{
+    scan();
+    S(w = word);
+    do
+    :: G(found || PHASE(w) == FREE || PHASE(w) == CLAIMED, break)
+#ifdef NO_TAKE_OVER
+    :: G(!found && PHASE(w) == CLOSING, break)
+    :: G(!found && PHASE(w) == USED, skip);
+#else
+    :: G(!found && (PHASE(w) == USED || PHASE(w) == CLOSING), skip);
+#endif
+       swap(w, W(GENERATION(w), CLOSING, me));
+       if
+       :: G(!swapped, w = word)
+       :: G(swapped, w = W(GENERATION(w), CLOSING, me));
+#ifdef NO_CLOSING_SCAN
+          S(found = false);
+#else
+          scan();
+#endif
+          if
+          :: G(found, skip);
+             swap(w, W(GENERATION(w), USED, 0))
+#ifdef STORE_FREE
+          :: G(!found, word = W(GENERATION(w) + 1, FREE, 0))
+#else
+          :: G(!found, skip);
+             swap(w, W(GENERATION(w) + 1, FREE, 0))
+#endif
+          fi;
+          S(break)
+       fi
+    od;
+    S(found = false)
+}
+
+/* ref: `generation` is what was told. Sets got. */
+inline take(generation)
+{
+#ifdef LOOK_BEFORE_COUNT
+    S(w = word);
+    S(count[me]++);
+#else
+    S(count[me]++);
+    S(w = word);
+#endif
+    do
+    :: G(PHASE(w) == USED && GENERATION(w) == generation, got = true; valid[me] = generation; break)
+#ifdef NO_PUT_BACK
+    :: G(!(PHASE(w) == USED && GENERATION(w) == generation), got = false; break)
+#else
+    :: G(PHASE(w) == CLOSING && GENERATION(w) == generation, skip);
+       swap(w, W(generation, USED, 0));
+       S(w = word)
+    :: G(!((PHASE(w) == USED || PHASE(w) == CLOSING) && GENERATION(w) == generation), got = false; break)
+#endif
+    od;
+    if
+    :: G(got, skip)
+    :: atomic {
+           LIVE(me) && !got ->
+#ifndef KV
+           /* Nobody is refused what another one has. */
+           i = 0;
+           do
+           :: i < PROCESSES -> assert(i == me || valid[i] != generation || dead[i]); i++
+           :: else -> i = 0; break
+           od;
+#endif
+           count[me]--
+       };
+#ifndef NO_RECLAIM_AFTER_REFUSAL
+       reclaim()
+#endif
+    fi
+}
+
+inline let_go()
+{
+    S(valid[me] = 0; count[me]--);
+    reclaim()
+}
+
+inline write(generation)
+{
+    atomic {
+        LIVE(me) -> i = 0;
+        do
+        :: i < PROCESSES -> assert(i == me || valid[i] == 0 || dead[i]); i++
+        :: else -> i = 0; break
+        od;
+        data = TORN
+    }
+    S(data = generation)
+}
+
+inline read(generation)
+{
+    S(assert(data == generation));
+    S(assert(data == generation))
+}
+
+/* The dead, one after the other: what sweep does for this block. Their rows are free for others only then. */
+inline sweep()
+{
+    S(j = 0);
+    do
+    :: G(j < PROCESSES && dead[j] && !swept[j], w = word);
+       if
+#ifndef NO_UNDO
+       :: G(PHASE(w) == CLOSING && BY(w) == j, skip);
+          swap(w, W(GENERATION(w), USED, 0))
+       :: G(PHASE(w) == CLAIMED && BY(w) == j, count[j] = 0);
+          swap(w, W(GENERATION(w) + 1, FREE, 0))
+       :: G(!((PHASE(w) == CLOSING || PHASE(w) == CLAIMED) && BY(w) == j), skip)
+#else
+       :: S(skip)
+#endif
+       fi;
+#ifdef RECLAIM_COUNTED
+       if
+       :: G(count[j] > 0, count[j] = 0);
+          reclaim()
+       :: G(count[j] == 0, skip)
+       fi;
+#else
+       S(count[j] = 0);
+       reclaim();
+#endif
+       S(swept[j] = true);
+       S(j++)
+    :: G(j < PROCESSES && (!dead[j] || swept[j]), j++)
+    :: G(j == PROCESSES, j = 0; break)
+    od
+}
+
+inline allocate()
+{
+    S(w = word; got = false);
+    if
+    :: G(PHASE(w) == FREE, skip);
+       swap(w, W(GENERATION(w), CLAIMED, me));
+       if
+       :: G(swapped, count[me]++);
+          swap(W(GENERATION(w), CLAIMED, me), W(GENERATION(w), USED, 0));
+          S(got = true; valid[me] = GENERATION(w))
+       :: G(!swapped, skip)
+       fi
+    :: G(PHASE(w) != FREE, skip)
+    fi
+}
+
+#if defined(KV)
+proctype user(byte me)
+{
+    byte i, j, w, n;
+    bool found, swapped, got;
+    byte generation;
+
+    {
+        if
+        :: me == 0 ->
+           do
+           :: G(n < RENEWALS, n++);
+              /* renew */
+              do
+              :: S(w = word);
+                 swap(w, W(GENERATION(w) + 1, USED, 0));
+                 if
+                 :: G(swapped, break)
+                 :: G(!swapped, skip)
+                 fi
+              od;
+              S(generation = GENERATION(w) + 1; valid[me] = generation);
+#ifndef NO_SETTLE
+              /* until nobody else counts it; of the dead it is given back */
+              S(j = 1);
+              do
+              :: G(j < PROCESSES && count[j] == 0, j++)
+              :: G(j < PROCESSES && count[j] > 0 && dead[j], count[j] = 0)
+              :: G(j == PROCESSES, break)
+              od;
+#endif
+              write(generation);
+              S(told = generation)
+           :: G(n == RENEWALS, break)
+           od
+        :: else ->
+           do
+           :: G(n < OPS, n++; generation = told);
+              take(generation);
+              if
+              :: G(got, skip); read(generation); let_go()
+              :: G(!got, skip)
+              fi
+           :: G(n == OPS, break)
+           od
+        fi;
+        sweep();
+        S(ended[me] = true)
+    } unless {
+        dead[me]
+    }
+}
+#elif defined(QUEUE)
+inline locked()
+{
+    atomic {
+        LIVE(me) && (lock == NONE || dead[lock]) ->
+        lock = me
+    }
+}
+
+proctype user(byte me)
+{
+    byte i, j, w;
+    bool found, swapped, got, last;
+    byte generation;
+
+    {
+        if
+        :: me == 0 ->
+           allocate();
+           S(assert(got); generation = GENERATION(w));
+           write(generation);
+           locked();
+           S(hold = true);
+           S(told = generation);
+           S(lock = NONE);
+           let_go()
+        :: else ->
+           atomic { LIVE(me) && (told > 0 || ended[0] || dead[0]) -> skip };
+           locked();
+           if
+           :: G(told > 0, generation = told);
+              take(generation);
+              S(assert(got)); /* held by the message, and nobody ends that without the lock */
+              S(interest--; last = interest == 0);
+              if
+              :: G(last, hold = false); reclaim()
+              :: G(!last, skip)
+              fi;
+              S(lock = NONE);
+              read(generation);
+              let_go()
+           :: G(told == 0, lock = NONE)
+           fi
+        fi;
+        sweep();
+        S(ended[me] = true)
+    } unless {
+        dead[me]
+    }
+}
+#else
+proctype user(byte me)
+{
+    byte i, j, w, n;
+    bool found, swapped, got;
+    byte generation;
+
+    {
+        do
+        :: G(n < OPS, n++);
+           if
+           :: S(skip); allocate();
+              if
+              :: G(got, generation = GENERATION(w));
+                 write(generation);
+                 S(told = generation);
+                 let_go()
+              :: G(!got, skip)
+              fi
+           :: G(told > 0, generation = told);
+              take(generation);
+              if
+              :: G(got, skip); read(generation); let_go()
+              :: G(!got, skip)
+              fi
+           fi
+        :: G(n == OPS, break)
+        od;
+        sweep();
+        S(ended[me] = true)
+    } unless {
+        dead[me]
+    }
+}
+#endif
+
+/* Kills. */
+active proctype killer()
+{
+end:
+    do
+    :: atomic { crashes < CRASHES && !dead[0] && !ended[0] -> dead[0] = true; crashes++ }
+    :: atomic { crashes < CRASHES && !dead[PROCESSES - 1] && !ended[PROCESSES - 1] -> dead[PROCESSES - 1] = true; crashes++ }
+    :: crashes == CRASHES -> break
+    od
+}
+
+#define OUT(p) (ended[p] || dead[p])
+#if PROCESSES == 2
+#define ALL_OUT (OUT(0) && OUT(1))
+#else
+#define ALL_OUT (OUT(0) && OUT(1) && OUT(2))
+#endif
+
+/* Once everybody has ended or is dead, one that lives on looks for the dead once more, and nothing is lost. */
+proctype judge()
+{
+    byte me, i, j, w;
+    bool found, swapped;
+
+    atomic {
+        ALL_OUT ->
+        do
+        :: me < PROCESSES && dead[me] -> me++
+        :: else -> break
+        od
+    }
+    if
+    :: me == PROCESSES -> skip /* nobody is left: the kernel frees it */
+    :: else ->
+#ifdef QUEUE
+       /* The queue's sweep: the dead take nothing any more. */
+       S(hold = false);
+       reclaim();
+#endif
+       sweep();
+       atomic {
+#ifdef KV
+           assert(PHASE(word) == (dead[0] -> FREE : USED));
+           assert(count[0] == (dead[0] -> 0 : 1));
+#else
+           assert(PHASE(word) == FREE);
+           assert(count[0] == 0);
+#endif
+           assert(count[1] == 0);
+           assert(count[PROCESSES - 1] == 0)
+       }
+    fi
+}
+
+init
+{
+    byte p;
+
+    atomic {
+#ifdef KV
+        word = W(1, USED, 0);
+        count[0] = 1;
+        data = 1;
+        told = 1;
+#else
+        word = W(1, FREE, 0);
+#endif
+        interest = PROCESSES - 1;
+        do
+        :: p < PROCESSES -> run user(p); p++
+        :: else -> break
+        od;
+        run judge()
+    }
+}

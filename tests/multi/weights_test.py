@@ -1,0 +1,500 @@
+#!/usr/bin/python3
+"""The model's weights, loaded once for all ranks, and other ones in their place while the group serves.
+
+Usage: weights_test.py BIN_DIR SOURCE_DIR [TEST...]
+"""
+
+import json
+import os
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+
+import numpy
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import commands_test as base  # pylint: disable=wrong-import-position
+import control_test as control  # pylint: disable=wrong-import-position
+from commands_test import MODEL, check, environment, expect, finish, run, start, sums, temporary, wait_until
+from control_test import Group
+
+base.tests.clear()  # theirs are other tests
+test = base.test
+
+RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff", "0.001-0.01")
+SAMPLED = ("--temperature", "1.5", "--seed", "11")
+FOLDER = tempfile.mkdtemp(prefix="cox_weights_")
+
+
+# ---- models ----
+
+
+def read_model(folder=MODEL):
+    with open(os.path.join(folder, "model.safetensors"), "rb") as file:
+        size = struct.unpack("<Q", file.read(8))[0]
+        header = file.read(size)
+        data = numpy.frombuffer(file.read(), dtype="<f4").copy()
+    return header, data
+
+
+def write_model(name, header, data, config=None):
+    folder = os.path.join(FOLDER, name)
+    os.mkdir(folder)
+    for file in ("config.json", "tokenizer.json"):
+        shutil.copy(os.path.join(MODEL, file), folder)
+    if config:
+        with open(os.path.join(folder, "config.json"), encoding="ascii") as file:
+            values = json.load(file)
+        values.update(config)
+        with open(os.path.join(folder, "config.json"), "w", encoding="ascii") as file:
+            json.dump(values, file)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header + data.tobytes())
+    return folder
+
+
+def make_other():
+    """Every number a little different, which changes most answers."""
+    header, data = read_model()
+    noise = numpy.random.default_rng(3).normal(0, 0.15, data.shape)
+    return write_model("other", header, (data * (1 + noise)).astype("<f4"))
+
+
+OTHER = make_other()
+texts = {}
+
+
+def prompts_of(count):
+    prompts, _ = sums(900)
+    return (prompts * (count // 900 + 1))[:count]
+
+
+def prompts_file(count):
+    return temporary("".join(prompt + "\n" for prompt in prompts_of(count)))
+
+
+def expected(model, count=100, *arguments):
+    """What a rank that loads the model by itself answers."""
+    key = (model, count, arguments)
+    if key not in texts:
+        result = expect(run(["generate", "-n", "1", "--no-shared-weights", "--model", model, "--quiet", "--max-tokens", "8",
+                             "--file", prompts_file(count), *arguments]), 0)
+        check(result.out.count("\n") == count, "not every prompt has an answer", result)
+        texts[key] = result.out
+    return texts[key]
+
+
+def answers(group, count=100, *arguments):
+    return expect(group.generate("--quiet", "--max-tokens", "8", "--file", prompts_file(count), *arguments), 0).out
+
+
+def weights(group, folder, *arguments):
+    return run(["weights", "--name", group.name, *arguments, folder])
+
+
+def replace(group, folder, version):
+    result = expect(weights(group, folder), 0)
+    check(result.out == "version %d\n" % version, "another version than %d" % version, result)
+
+
+def in_use(group):
+    return group.status()["weights"]
+
+
+def check_group(group, model, *arguments):
+    check(answers(group, 100, *arguments) == expected(model, 100, *arguments), "another text")
+
+
+def ends(group, *parts):
+    expect(group.stop(), 0)
+    expect(finish(group.process), 0, *parts)
+    group.left_nothing()
+
+
+# ---- the same text, in less memory ----
+
+
+@test
+def weights_the_same_text_shared_or_not():
+    for arguments in ((), SAMPLED):
+        for model in (MODEL, OTHER):
+            alone = expected(model, 100, *arguments)
+            for ranks in (1, 2, 4, 8):
+                for more in ((), ("--no-shared-weights",), ("--attach", "sealed"), ("--nested",)):
+                    result = expect(run(["generate", "-n", str(ranks), "--model", model, "--quiet", "--max-tokens", "8",
+                                         "--file", prompts_file(100), *arguments, *more]), 0)
+                    check(result.out == alone, "another text on %d ranks, %s" % (ranks, more), result)
+    check(expected(MODEL) != expected(OTHER), "two models with one text")
+
+
+@test
+def weights_without_pidfd_getfd_come_by_the_door():
+    for attach in ("named", "sealed"):
+        result = expect(run(["generate", "-n", "2", "--model", MODEL, "--attach", attach, "27+58="],
+                            under=base.without("pidfd_getfd=EPERM")), 0)
+        check(result.out == "27+58=85\n", "another text", result)
+
+
+def private_kib(pid):
+    """Proportional set size, and how much of it nobody shares."""
+    with open("/proc/%d/smaps_rollup" % pid, encoding="ascii") as file:
+        values = dict(line.split(":", 1) for line in file if ":" in line)
+    return int(values["Pss"].split()[0]), int(values["Private_Dirty"].split()[0])
+
+
+def memory(arguments):
+    """After some steps: of the ranks and of all, with the coordinator."""
+    with Group(4, arguments) as group:
+        answers(group)
+        ranks = [private_kib(pid) for pid in group.pids]
+        own = private_kib(group.process.pid)
+        ends(group)
+    return sum(pss for pss, _ in ranks) + own[0], max(dirty for _, dirty in ranks)
+
+
+@test
+def weights_are_in_memory_once():
+    size = os.path.getsize(os.path.join(MODEL, "model.safetensors")) >> 10
+    before, before_private = memory(("--no-shared-weights",))
+    after, after_private = memory(())
+    print("proportional set size of 4 ranks and their coordinator: %d KiB with a copy of its part in every rank, %d KiB with one "
+          "for all; private memory of a rank %d and %d KiB" % (before, after, before_private, after_private))
+    check(after_private < before_private - size // 8, "ranks have private weights: %d KiB, before %d KiB" %
+          (after_private, before_private))
+    check(after < before + size // 4, "more memory than before: %d KiB, before %d KiB" % (after, before))
+
+
+# ---- other weights ----
+
+
+@test
+def weights_switch_between_two_steps():
+    for ranks in (1, 2, 4, 8):
+        with Group(ranks) as group:
+            check_group(group, MODEL)
+            first = in_use(group)
+            check((first["version"], first["next"], first["block_count"]) == (1, 0, 1), "odd status: %s" % first)
+            replace(group, OTHER, 2)
+            second = in_use(group)
+            check((second["version"], second["next"]) == (2, 0) and second["digest"] != first["digest"],
+                  "odd status: %s" % second)
+            check(second["block_count"] == 1, "the old version is still in memory: %s" % second)
+            check_group(group, OTHER)
+            check_group(group, OTHER, *SAMPLED)
+            replace(group, MODEL, 3)
+            check(in_use(group)["digest"] == first["digest"], "another digest of the same model")
+            check_group(group, MODEL)
+            check_group(group, MODEL, *SAMPLED)
+            ends(group)
+
+
+@test
+def weights_switch_before_any_prompt_and_by_the_door():
+    with Group(2) as group:
+        result = expect(run(["weights", "--door", group.door, OTHER]), 0)
+        check(result.out == "version 2\n", "another version", result)
+        check_group(group, OTHER)
+        text = expect(run(["status", "--name", group.name]), 0).out
+        check("weights: version 2 for all ranks" in text, "status does not tell:\n" + text)
+        ends(group)
+
+
+@test
+def weights_switch_again_and_again_under_prompts():
+    """Every answer is whole, no rank computes with another version than the others (that would end the run), and after the
+    last switch all is as with a group of that model."""
+    count = 2700
+    for ranks, more in ((2, ()), (4, ("--attach", "sealed"))):
+        with Group(ranks, more) as group:
+            clients = [start(["generate", "--name", group.name, "--quiet", "--max-tokens", "8", "--file", prompts_file(count)])
+                       for _ in range(2)]
+            version, switched = 1, 0
+            while any(client.poll() is None for client in clients) and version < 60:
+                version += 1
+                replace(group, (MODEL, OTHER)[version % 2 == 0], version)
+                switched += any(client.poll() is None for client in clients)
+            check(switched >= 3, "only %d switches under prompts" % switched)
+            prompts = prompts_of(count)
+            for client in clients:
+                result = expect(finish(client), 0)
+                lines = result.out.splitlines()
+                check(len(lines) == len(prompts), "%d answers" % len(lines), result)
+                check(all(line.startswith(prompt) for line, prompt in zip(lines, prompts)), "other prompts", result)
+            check(in_use(group)["block_count"] == 1, "old versions are still in memory")
+            check_group(group, (MODEL, OTHER)[version % 2 == 0])
+            ends(group)
+
+
+@test
+def weights_switch_with_the_nested_form_and_in_a_generate_of_its_own():
+    name = "coxweights.%d.own" % os.getpid()
+    process = start(["generate", "--nested", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file(900),
+                     "--quiet", "--max-tokens", "8", "--temperature", "1"])
+
+    def serves():
+        return run(["status", "--name", name]).status == 0
+    wait_until(serves, "a group")
+    result = run(["weights", "--name", name, OTHER])
+    check(result.status in (0, 1, 2, 3), "odd status", result)
+    expect(finish(process), 0)
+
+
+# ---- what is wrong ----
+
+
+def refused(group, folder, status, *parts):
+    result = expect(weights(group, folder), status, *parts)
+    check(result.out == "", "it says something all the same", result)
+
+
+@test
+def weights_that_cannot_be_are_refused_and_the_group_goes_on():
+    header, data = read_model()
+    wrong = data.copy()
+    wrong[len(wrong) // 2] = numpy.nan
+    with Group(2) as group:
+        refused(group, os.path.join(FOLDER, "nowhere"), 2, "nowhere")
+        refused(group, FOLDER, 2, "config.json does not exist")
+        refused(group, write_model("shapes", header, data, {"num_hidden_layers": 3}), 2, "num_hidden_layers is 3",
+                "that of the model in use 4")
+        refused(group, write_model("more_positions", header, data, {"max_position_embeddings": 32}), 2,
+                "max_position_embeddings is 32")
+        refused(group, write_model("kind", header, data, {"model_type": "gpt2"}), 2, "gpt2")
+        refused(group, write_model("nan", header, wrong), 2, "not finite")
+        refused(group, write_model("short", header, data[:-1000]), 3, "model.safetensors")
+        refused(group, write_model("tensors", header.replace(b"lm_head.weight", b"lm_haed.weight"), data), 2, "lm_head.weight")
+        expect(run(["weights", "--name", group.name]), 2, "DIR")
+        expect(run(["weights", "--name", "coxweights.nobody", MODEL]), 2)
+        now = in_use(group)
+        check((now["version"], now["next"], now["block_count"]) == (1, 0, 1), "something is left of them: %s" % now)
+        check_group(group, MODEL)
+        replace(group, OTHER, 2)
+        check_group(group, OTHER)
+        ends(group)
+
+
+@test
+def weights_of_ranks_that_load_their_own_are_not_replaced():
+    with Group(2, ("--no-shared-weights",)) as group:
+        refused(group, OTHER, 1, "loaded its own weights")
+        check(group.status()["weights"] is None, "status tells of weights")
+        check_group(group, MODEL)
+        ends(group)
+
+
+@test
+def weights_that_ranks_cannot_compute_with_are_withdrawn():
+    """Numbers as they may be, but too large together: the first step with rows fails on every rank."""
+    header, data = read_model()
+    huge = write_model("huge", header, numpy.sign(data).astype("<f4") * numpy.float32(3e38))
+    count = 2700
+    for ranks in (1, 2, 4):
+        with Group(ranks) as group:
+            client = start(["generate", "--name", group.name, "--quiet", "--max-tokens", "8", "--file", prompts_file(count)])
+            wait_until(lambda g=group: g.status()["serving"]["running"] > 0, "prompts")
+            refused(group, huge, 3, "rank ", "not finite", "go on with the weights that they had")
+            check(client.poll() is None, "the client has ended before")
+            now = in_use(group)
+            check((now["version"], now["next"]) == (3, 0), "odd status: %s" % now)
+            result = expect(finish(client), 0)
+            check(result.out == expected(MODEL, count), "another text", result)
+            check(in_use(group)["block_count"] == 1, "what was withdrawn is still in memory: %s" % in_use(group))
+            replace(group, OTHER, 4)
+            check_group(group, OTHER)
+            ends(group)
+
+
+@test
+def weights_one_replacement_at_a_time_and_one_that_waits_comes_later():
+    with Group(2) as group:
+        check_group(group, MODEL)
+        group.stopped(1)
+        first = start(["weights", "--name", group.name, "--timeout", "2", OTHER])
+        wait_until(lambda: in_use(group)["next"] == 2, "the next version")
+        refused(group, MODEL, 1, "is on its way")
+        expect(finish(first), 3, "no step has ended with version 2 in time")
+        refused(group, MODEL, 1, "is on its way")
+        os.kill(group.pids[1], signal.SIGCONT)
+        wait_until(lambda: in_use(group)["version"] == 2, "the switch")
+        check_group(group, OTHER)
+        replace(group, MODEL, 3)
+        check_group(group, MODEL)
+        ends(group)
+
+
+@test
+def weights_a_replacement_that_waits_hears_that_the_group_stops():
+    with Group(2) as group:
+        group.stopped(1)
+        first = start(["weights", "--name", group.name, OTHER])
+        wait_until(lambda: in_use(group)["next"] == 2, "the next version")
+        expect(group.stop(), 0)
+        check(finish(first).status != 0, "it says that all is well")
+        finish(group.process)
+
+
+# ---- deaths ----
+
+
+class FaultyGroup(Group):
+    """A group of which a process meets a fault; in the life given."""
+
+    def __init__(self, ranks, plan, arguments=(), life="1"):
+        original = base.environment
+        more = {"COXSWAIN_FAULT": plan}
+        if life:
+            more["COXSWAIN_FAULT_LIFE"] = life
+        base.environment = lambda: original(**more)
+        try:
+            super().__init__(ranks, arguments)
+        finally:
+            base.environment = original
+
+
+def has_fault_points():
+    with open(os.path.join(base.BIN_DIR, "coxswain-worker"), "rb") as file:
+        return b"weights.taken" in file.read()
+
+
+@test
+def weights_a_rank_killed_in_the_switch_is_replaced_and_all_switch():
+    if not has_fault_points():
+        raise base.Skipped("this build has no fault points")
+    for ranks, rank in ((1, 0), (2, 1), (4, 0), (4, 2)):
+        for point in ("weights.taken", "weights.switched"):
+            # Its second passage: the first one is in init.
+            with FaultyGroup(ranks, "%s:kill:%d:2" % (point, rank), RESTART) as group:
+                check_group(group, MODEL)
+                result = expect(weights(group, OTHER), 0)
+                check(result.out.startswith("version "), "no version", result)
+                now = group.status()
+                check(now["ranks"][rank]["generation"] == 2, "rank %d was not killed: %s" % (rank, now["ranks"]))
+                check(now["weights"]["block_count"] == 1, "the dead one's reference is left: %s" % now["weights"])
+                check_group(group, OTHER)
+                check_group(group, OTHER, *SAMPLED)
+                ends(group, "killed by signal 9")
+
+
+@test
+def weights_a_rank_killed_when_it_takes_them_in_init_is_named():
+    if not has_fault_points():
+        raise base.Skipped("this build has no fault points")
+    for point in ("weights.taken", "weights.switched"):
+        for ranks in (1, 2, 4):
+            result = run(["generate", "-n", str(ranks), "--model", MODEL, "1+1="],
+                         env=environment(COXSWAIN_FAULT="%s:kill:%d" % (point, ranks - 1)))
+            expect(result, 3, "rank %d" % (ranks - 1), "killed by signal 9")
+
+
+@test
+def weights_whose_publisher_is_killed_end_the_ranks():
+    if not has_fault_points():
+        raise base.Skipped("this build has no fault points")
+    for point in ("weights.published", "weights.retired", "weights.filled"):
+        count = 2 if point == "weights.filled" else 1
+        with FaultyGroup(2, "%s:kill:coordinator:%d" % (point, count), life=None) as group:
+            check_group(group, MODEL)
+            result = weights(group, OTHER)
+            # Behind the last point all ranks have switched: that may have been told.
+            check(result.status != 0 or point == "weights.retired", "it says that all is well", result)
+            group.process.wait(base.TIMEOUT)
+            check(group.process.returncode == -signal.SIGKILL, "the coordinator was not killed")
+            wait_until(lambda g=group: not any(os.path.exists("/proc/%d" % pid) for pid in g.pids), "the end of the ranks")
+            group.process.communicate()
+            # What a killed one leaves goes with the next one of that name.
+            expect(run(["generate", "--name", group.name, "-n", "2", "--model", MODEL, "1+1="]), 0)
+
+
+@test
+def weights_of_a_rank_that_is_replaced_are_the_present_ones():
+    for ranks in (1, 2, 4):
+        with Group(ranks, RESTART) as group:
+            check_group(group, MODEL)
+            replace(group, OTHER, 2)
+            os.kill(group.pids[-1], signal.SIGKILL)
+            check_group(group, OTHER)
+            wait_until(lambda g=group: g.status()["ranks"][-1]["generation"] == 2, "a replacement")
+            check_group(group, OTHER)
+            version = in_use(group)["version"]
+            replace(group, MODEL, version + 1)
+            check_group(group, MODEL)
+            check(in_use(group)["block_count"] == 1, "old versions are still in memory")
+            ends(group)
+
+
+@test
+def weights_published_while_a_rank_is_dead_reach_its_replacement():
+    for ranks in (2, 4):
+        with Group(ranks, ("--on-death", "wait")) as group:
+            check_group(group, MODEL)
+            os.kill(group.pids[1], signal.SIGKILL)
+            wait_until(lambda g=group: g.status()["ranks"][1]["life"] == "dead", "the death")
+            command = start(["weights", "--name", group.name, OTHER])
+            wait_until(lambda g=group: in_use(g)["next"] == 2, "the next version")
+            expect(run(["recover", "restart", "--rank", "1", "--name", group.name]), 0)
+            result = expect(finish(command), 0)
+            check(result.out.startswith("version "), "no version", result)
+            check_group(group, OTHER)
+            check(in_use(group)["block_count"] == 1, "old versions are still in memory")
+            ends(group)
+
+
+@test
+def weights_published_while_a_replacement_is_in_init_reach_it():
+    """It has the request of the init, which tells of version 1, and has not subscribed yet."""
+    if not has_fault_points():
+        raise base.Skipped("this build has no fault points")
+    for ranks in (2, 4):
+        with FaultyGroup(ranks, "rank.taken:stop:1:1", ("--on-death", "wait"), life="2") as group:
+            check_group(group, MODEL)
+            os.kill(group.pids[1], signal.SIGKILL)
+            wait_until(lambda g=group: g.status()["ranks"][1]["life"] == "dead", "the death")
+            restart = start(["recover", "restart", "--rank", "1", "--name", group.name])
+
+            def stopped(g=group):
+                rank = g.status()["ranks"][1]
+                return rank["generation"] == 2 and rank["stopped"]
+            wait_until(stopped, "the stop")
+            command = start(["weights", "--name", group.name, OTHER])
+            wait_until(lambda g=group: in_use(g)["next"] >= 2, "the next version")
+            os.kill(group.status()["ranks"][1]["pid"], signal.SIGCONT)
+            expect(finish(restart), 0)
+            expect(finish(command), 0)
+            check_group(group, OTHER)
+            check(in_use(group)["block_count"] == 1, "old versions are still in memory")
+            ends(group)
+
+
+@test
+def weights_switch_of_a_paused_group_comes_with_the_start():
+    with Group(2) as group:
+        check_group(group, MODEL)
+        expect(run(["recover", "pause", "--name", group.name]), 0)
+        command = start(["weights", "--name", group.name, OTHER])
+        wait_until(lambda: in_use(group)["next"] == 2, "the next version")
+        expect(run(["recover", "reinit", "--name", group.name]), 0)
+        expect(run(["recover", "start", "--name", group.name]), 0)
+        expect(finish(command), 0)
+        check_group(group, OTHER)
+        ends(group)
+
+
+@test
+def weights_of_all_ranks_started_again_are_the_present_ones():
+    with Group(2, ("--on-death", "restart-all", "--restart-backoff", "0.001")) as group:
+        replace(group, OTHER, 2)
+        os.kill(group.pids[0], signal.SIGKILL)
+        wait_until(lambda: all(rank["generation"] == 2 for rank in group.status()["ranks"]), "all of them again")
+        check_group(group, OTHER)
+        ends(group)
+
+
+if __name__ == "__main__":
+    try:
+        exit_status = base.main()
+    finally:
+        shutil.rmtree(control.RUNTIME, ignore_errors=True)
+        shutil.rmtree(FOLDER, ignore_errors=True)
+    sys.exit(exit_status)

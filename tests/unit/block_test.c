@@ -1,0 +1,325 @@
+/*
+ * block: a model in one block of memory, and its digest.
+ */
+#include "model/block.h"
+#include "model/block_layout.h"
+#include "model/digest.h"
+#include "tests/unit/model_fixture.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const struct cox_model_config small = {
+    .hidden_size = 32,
+    .intermediate_size = 48,
+    .layer_count = 2,
+    .head_count = 8,
+    .kv_head_count = 4,
+    .head_dim = 4,
+    .vocab_size = 37,
+    .position_count_max = 64,
+    .rms_norm_eps = 1e-5f,
+    .rope_theta = 10000,
+    .bos_token = 1,
+    .eos_token_count = 2,
+    .eos_tokens = {2, 5},
+};
+
+static char directory[FIXTURE_PATH_SIZE];
+
+static int open_directory(void **state)
+{
+    (void)state;
+    fixture_directory_create(directory);
+    fixture_write_model(directory, &small, 7, 1);
+    return 0;
+}
+
+static int close_directory(void **state)
+{
+    (void)state;
+    fixture_directory_remove(directory);
+    return 0;
+}
+
+static uint64_t digest_of(const char *folder)
+{
+    struct cox_error err = {0};
+    uint64_t digest = 0;
+
+    if (cox_model_digest_folder(folder, &digest, &err))
+        fail_msg("%s", err.text);
+    assert_true(digest != 0);
+    return digest;
+}
+
+/* A block of the folder's model; the caller frees it. */
+static void *fill(struct cox_model_config *config, uint64_t *ret_size)
+{
+    struct cox_error err = {0};
+    void *block;
+
+    if (cox_model_folder_config(directory, config, &err))
+        fail_msg("%s", err.text);
+    *ret_size = cox_model_block_size(config);
+    block = aligned_alloc(COX_WEIGHTS_ALIGNMENT, *ret_size);
+    assert_non_null(block);
+    memset(block, 0xff, *ret_size);
+    if (cox_model_block_fill(config, directory, block, NULL, NULL, &err))
+        fail_msg("%s", err.text);
+    return block;
+}
+
+static void weights_block_is_a_whole_model(void **state)
+{
+    struct cox_model_config config;
+    struct cox_model_block found;
+    struct cox_error err = {0};
+    uint64_t size;
+    float *alone;
+    void *block = fill(&config, &size);
+
+    (void)state;
+    if (cox_model_block_read(block, size, &found, &err))
+        fail_msg("%s", err.text);
+    assert_int_equal(cox_model_config_compare(&config, &found.config, &err), 0);
+    assert_int_equal(found.config.eos_token_count, config.eos_token_count);
+    assert_memory_equal(found.config.eos_tokens, config.eos_tokens, sizeof config.eos_tokens);
+    assert_int_equal(found.config.bos_token, config.bos_token);
+    assert_true(found.config.rope_theta == config.rope_theta);
+    assert_true(found.config.rms_norm_eps == config.rms_norm_eps);
+    assert_true(found.digest == digest_of(directory));
+    assert_int_equal((uintptr_t)found.weights % COX_WEIGHTS_ALIGNMENT, 0);
+    alone = aligned_alloc(COX_WEIGHTS_ALIGNMENT, found.weights_size);
+    assert_non_null(alone);
+    assert_int_equal(cox_weights_fill(&config, directory, alone, &err), 0);
+    assert_memory_equal(alone, found.weights, found.weights_size);
+    free(alone);
+    free(block);
+}
+
+/* Any byte of the head, and any length too short, is refused; nothing is read behind the block. */
+static void weights_block_bad_heads_are_refused(void **state)
+{
+    struct cox_model_config config;
+    struct cox_model_block found;
+    uint64_t size;
+    unsigned char *block = fill(&config, &size);
+
+    (void)state;
+    for (size_t i = 0; i < COX_MODEL_BLOCK_HEAD_SIZE; i++)
+        for (unsigned bit = 0; bit < 8; bit += 7) {
+            block[i] ^= (unsigned char)(1u << bit);
+            assert_int_not_equal(cox_model_block_read(block, size, &found, NULL), 0);
+            block[i] ^= (unsigned char)(1u << bit);
+        }
+    assert_int_equal(cox_model_block_read(block, size - 1, &found, NULL), COX_CORRUPT);
+    assert_int_equal(cox_model_block_read(block, 10, &found, NULL), COX_CORRUPT);
+    assert_int_equal(cox_model_block_read(block, size, &found, NULL), 0);
+    free(block);
+}
+
+/* A head that is well formed and says what cannot be. */
+static void weights_block_impossible_configurations_are_refused(void **state)
+{
+    static const struct {
+        size_t offset;
+        uint32_t value;
+    } rows[] = {
+        {offsetof(struct cox_model_block_head, hidden_size), 0},
+        {offsetof(struct cox_model_block_head, hidden_size), 65537},
+        {offsetof(struct cox_model_block_head, hidden_size), 64},
+        {offsetof(struct cox_model_block_head, intermediate_size), 47},
+        {offsetof(struct cox_model_block_head, intermediate_size), UINT32_MAX},
+        {offsetof(struct cox_model_block_head, layer_count), 0},
+        {offsetof(struct cox_model_block_head, layer_count), 3},
+        {offsetof(struct cox_model_block_head, head_count), 7},
+        {offsetof(struct cox_model_block_head, kv_head_count), 0},
+        {offsetof(struct cox_model_block_head, kv_head_count), 3},
+        {offsetof(struct cox_model_block_head, head_dim), 3},
+        {offsetof(struct cox_model_block_head, vocab_size), 1},
+        {offsetof(struct cox_model_block_head, vocab_size), UINT32_MAX},
+        {offsetof(struct cox_model_block_head, position_count_max), 0},
+        {offsetof(struct cox_model_block_head, bos_token), 37},
+        {offsetof(struct cox_model_block_head, eos_token_count), 9},
+        {offsetof(struct cox_model_block_head, eos_tokens), 37},
+        {offsetof(struct cox_model_block_head, eos_tokens), UINT32_MAX},
+        {offsetof(struct cox_model_block_head, rms_norm_eps), 0},
+        {offsetof(struct cox_model_block_head, rms_norm_eps), 0x7fc00000}, /* no number */
+        {offsetof(struct cox_model_block_head, rope_theta) + 4, 0x7ff80000},
+        {offsetof(struct cox_model_block_head, weights_offset), 64},
+        {offsetof(struct cox_model_block_head, weights_offset) + 4, UINT32_MAX},
+        {offsetof(struct cox_model_block_head, weights_size) + 4, UINT32_MAX},
+    };
+    struct cox_model_config config;
+    struct cox_model_block found;
+    struct cox_model_block_head good, bad;
+    uint64_t size;
+    unsigned char *block = fill(&config, &size);
+
+    (void)state;
+    memcpy(&good, block, sizeof good);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        bad = good;
+        memcpy((unsigned char *)&bad + rows[i].offset, &rows[i].value, sizeof rows[i].value);
+        bad.check =
+            cox_digest_bytes(COX_DIGEST_START, &bad, offsetof(struct cox_model_block_head, check));
+        memcpy(block, &bad, sizeof bad);
+        if (cox_model_block_read(block, size, &found, NULL) != COX_CORRUPT)
+            fail_msg("row %zu was taken", i);
+    }
+    bad = good;
+    bad.version++;
+    bad.check =
+        cox_digest_bytes(COX_DIGEST_START, &bad, offsetof(struct cox_model_block_head, check));
+    memcpy(block, &bad, sizeof bad);
+    assert_int_equal(cox_model_block_read(block, size, &found, NULL), COX_VERSION);
+    free(block);
+}
+
+static void change_byte(const char *name, off_t offset)
+{
+    char path[FIXTURE_PATH_SIZE + 32];
+    unsigned char byte;
+    int fd;
+
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    if (offset < 0) {
+        struct stat st;
+        assert_int_equal(fstat(fd, &st), 0);
+        offset += st.st_size;
+    }
+    assert_int_equal(pread(fd, &byte, 1, offset), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, offset), 1);
+    close(fd);
+}
+
+/* Wherever the folder is, and however often it is asked; and another one as soon as a number is another one. */
+static void weights_digest_is_of_configuration_and_weights(void **state)
+{
+    const uint64_t first = digest_of(directory);
+    char other[FIXTURE_PATH_SIZE];
+    struct cox_model_config config = small;
+
+    (void)state;
+    assert_true(first == digest_of(directory));
+    fixture_directory_create(other);
+    fixture_write_model(other, &small, 7, 1);
+    assert_true(first == digest_of(other));
+    config.position_count_max = 63;
+    fixture_write_model(other, &config, 7, 1);
+    assert_true(first != digest_of(other));
+    fixture_write_model(other, &small, 8, 1);
+    assert_true(first != digest_of(other));
+    fixture_directory_remove(other);
+    change_byte("model.safetensors", -1);
+    assert_true(first != digest_of(directory));
+    change_byte("model.safetensors", -1);
+    assert_true(first == digest_of(directory));
+}
+
+static void weights_digest_of_several_files(void **state)
+{
+    char other[FIXTURE_PATH_SIZE];
+    uint64_t first;
+
+    (void)state;
+    fixture_directory_create(other);
+    fixture_write_model(other, &small, 7, 3);
+    first = digest_of(other);
+    assert_true(first == digest_of(other));
+    fixture_write_model(other, &small, 9, 3);
+    assert_true(first != digest_of(other));
+    fixture_directory_remove(other);
+}
+
+/* A sample, evenly spread: the beginning, the end and whatever is changed at many places. */
+static void weights_digest_of_a_large_file_is_of_a_sample(void **state)
+{
+    struct cox_model_config config = small;
+    uint64_t first;
+
+    (void)state;
+    config.hidden_size = 256;
+    config.intermediate_size = 1024;
+    config.head_dim = 32;
+    fixture_write_model(directory, &config, 7, 1);
+    first = digest_of(directory);
+    change_byte("model.safetensors", -1);
+    assert_true(first != digest_of(directory));
+    change_byte("model.safetensors", -1);
+    fixture_write_model(directory, &config, 8, 1);
+    assert_true(first != digest_of(directory));
+}
+
+static void weights_of_other_shapes_are_told_apart(void **state)
+{
+    struct cox_model_config other = small;
+    struct cox_error err = {0};
+
+    (void)state;
+    other.rope_theta = 5;
+    other.rms_norm_eps = 1e-3f;
+    other.bos_token = -1;
+    assert_int_equal(cox_model_config_compare(&small, &other, &err), 0);
+    other.vocab_size = 38;
+    assert_int_equal(cox_model_config_compare(&small, &other, &err), COX_INVALID);
+    assert_non_null(strstr(err.text, "vocab_size is 38, that of the model in use 37"));
+    err = (struct cox_error){0};
+    other = small;
+    other.tied_embeddings = true;
+    assert_int_equal(cox_model_config_compare(&small, &other, &err), COX_INVALID);
+    assert_non_null(strstr(err.text, "tie_word_embeddings"));
+}
+
+static bool yes(void *context)
+{
+    (*(int *)context)++;
+    return true;
+}
+
+static void weights_loading_can_be_given_up(void **state)
+{
+    struct cox_model_config config;
+    struct cox_model_block found;
+    struct cox_error err = {0};
+    uint64_t size;
+    int asked = 0;
+    void *block = fill(&config, &size);
+
+    (void)state;
+    assert_int_equal(cox_model_block_fill(&config, directory, block, yes, &asked, &err),
+                     COX_ABORTED);
+    assert_int_equal(asked, 1);
+    /* And what was there before is no model any more. */
+    assert_int_equal(cox_model_block_read(block, size, &found, NULL), COX_CORRUPT);
+    free(block);
+}
+
+int main(void)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, open_directory, close_directory)
+    const struct CMUnitTest tests[] = {
+        CASE(weights_block_is_a_whole_model),
+        CASE(weights_block_bad_heads_are_refused),
+        CASE(weights_block_impossible_configurations_are_refused),
+        CASE(weights_digest_is_of_configuration_and_weights),
+        CASE(weights_digest_of_several_files),
+        CASE(weights_digest_of_a_large_file_is_of_a_sample),
+        CASE(weights_of_other_shapes_are_told_apart),
+        CASE(weights_loading_can_be_given_up),
+    };
+
+    return cmocka_run_group_tests_name("block", tests, NULL, NULL);
+}

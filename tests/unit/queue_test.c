@@ -1,0 +1,674 @@
+/* A queue within one process: what is copied and what is not, who sees what, and what is let go when. */
+#include "queue_fixture.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "channel/memory/queue_internal.h"
+
+static struct cox_domains *domains;
+static struct cox_pool *host, *staged;
+static struct cox_queue *queue;
+static struct cox_publisher *publisher;
+
+static int setup(void **state)
+{
+    (void)state;
+    assert_int_equal(cox_domains_new(&domains), 0);
+    host = fixture_pool(domains, COX_DOMAIN_HOST, 32);
+    staged = fixture_pool(domains, COX_DOMAIN_STAGED, 32);
+    queue = fixture_queue(8);
+    publisher = fixture_publisher(queue, host, domains, NULL);
+    return 0;
+}
+
+/* Nothing is held when the last one is out, whatever the test did. */
+static int teardown(void **state)
+{
+    (void)state;
+    publisher = cox_publisher_free(publisher);
+    queue = cox_queue_free(queue);
+    const uint32_t in_host = fixture_used(host), in_staged = fixture_used(staged);
+    host = cox_pool_free(host);
+    staged = cox_pool_free(staged);
+    domains = cox_domains_free(domains);
+    return in_host == 0 && in_staged == 0 ? 0 : -1;
+}
+
+static struct cox_subscriber *host_subscriber(void)
+{
+    return fixture_subscriber(queue, NULL, &host, 1, domains, NULL);
+}
+
+static struct cox_subscriber *staged_subscriber(void)
+{
+    return fixture_subscriber(queue, staged, &host, 1, domains, NULL);
+}
+
+static void publish(uint64_t note)
+{
+    uint64_t number = 0;
+    assert_int_equal(fixture_publish(publisher, host, 100, note, &number), 0);
+    assert_true(number > 0);
+}
+
+static struct cox_message take(struct cox_subscriber *subscriber, uint64_t note)
+{
+    struct cox_message message = {0};
+    struct cox_error err = {0};
+    int r = cox_subscriber_take(subscriber, &message, &err);
+    if (r)
+        fail_msg("%s: %s", cox_status_text(r), err.text);
+    assert_int_equal(message.note, note);
+    assert_int_equal(message.length, 100);
+    assert_true(fixture_is_sound(&message));
+    return message;
+}
+
+static void take_nothing(struct cox_subscriber *subscriber)
+{
+    struct cox_message message;
+    assert_int_equal(cox_subscriber_pending(subscriber), 0);
+    assert_int_equal(cox_subscriber_take(subscriber, &message, NULL), COX_EMPTY);
+}
+
+/* ---- copies ---- */
+
+static void h4_h5_h13_the_same_domain_takes_the_very_block(void **state)
+{
+    (void)state;
+    struct cox_subscriber *a = host_subscriber(), *b = host_subscriber();
+    struct cox_block_ref ref;
+    uint64_t number;
+    assert_int_equal(cox_pool_allocate(host, 200, &ref, NULL), 0);
+    unsigned char *bytes = cox_pool_pointer(host, &ref);
+    fixture_fill(bytes, 100, 7);
+    assert_int_equal(cox_publisher_publish(publisher, &ref, 100, 7, &number, NULL), 0);
+    assert_int_equal(number, 1);
+    struct cox_message of_a = take(a, 7), of_b = take(b, 7);
+    assert_memory_equal(&of_a.ref, &ref, sizeof ref);
+    assert_memory_equal(&of_b.ref, &ref, sizeof ref);
+    assert_ptr_equal(of_a.bytes, bytes);
+    assert_ptr_equal(of_a.pool, host);
+    assert_false(of_a.copied);
+    assert_int_equal(fixture_used(host), 1);
+    fixture_let_go(&of_a);
+    fixture_let_go(&of_b);
+    assert_int_equal(fixture_used(host), 1); /* the publisher's own */
+    assert_int_equal(cox_pool_unref(host, &ref, NULL), 0);
+    assert_int_equal(fixture_used(host), 0);
+    cox_subscriber_free(a);
+    cox_subscriber_free(b);
+}
+
+static void h6_the_first_taker_of_another_domain_copies_for_all(void **state)
+{
+    (void)state;
+    struct cox_subscriber *takers[3];
+    struct cox_message messages[3];
+    for (int i = 0; i < 3; i++)
+        takers[i] = staged_subscriber();
+    publish(9);
+    for (int i = 0; i < 3; i++)
+        messages[i] = take(takers[i], 9);
+    assert_true(messages[0].copied);
+    assert_false(messages[1].copied);
+    assert_false(messages[2].copied);
+    assert_null(messages[0].bytes);
+    assert_ptr_equal(messages[1].pool, staged);
+    assert_memory_equal(&messages[1].ref, &messages[0].ref, sizeof messages[0].ref);
+    assert_memory_equal(&messages[2].ref, &messages[0].ref, sizeof messages[0].ref);
+    assert_int_equal(fixture_used(staged), 1);
+    assert_int_equal(fixture_used(host), 0); /* taken by all: over */
+    for (int i = 0; i < 3; i++) {
+        fixture_let_go(&messages[i]);
+        cox_subscriber_free(takers[i]);
+    }
+    assert_int_equal(fixture_used(staged), 0);
+}
+
+/* Another pool of the domain that this one has no way to come to. */
+static void h6_a_copy_out_of_reach_is_made_again(void **state)
+{
+    (void)state;
+    struct cox_pool *other = fixture_pool(domains, COX_DOMAIN_STAGED, 4);
+    struct cox_subscriber *first = staged_subscriber();
+    struct cox_subscriber *second = fixture_subscriber(queue, other, &host, 1, domains, NULL);
+    publish(3);
+    struct cox_message of_first = take(first, 3), of_second = take(second, 3);
+    assert_true(of_first.copied);
+    assert_true(of_second.copied);
+    assert_ptr_equal(of_second.pool, other);
+    fixture_let_go(&of_first);
+    fixture_let_go(&of_second);
+    cox_subscriber_free(second);
+    cox_subscriber_free(first);
+    assert_int_equal(fixture_used(other), 0);
+    cox_pool_free(other);
+}
+
+static void h6_no_room_for_the_copy_leaves_the_message(void **state)
+{
+    (void)state;
+    struct cox_pool *small = fixture_pool(domains, COX_DOMAIN_STAGED, 1);
+    struct cox_subscriber *taker = fixture_subscriber(queue, small, &host, 1, domains, NULL);
+    struct cox_message message;
+    struct cox_block_ref ref;
+    publish(1);
+    assert_int_equal(cox_pool_allocate(small, 10, &ref, NULL), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(cox_subscriber_take(taker, &message, NULL), COX_FULL);
+    assert_int_equal(cox_subscriber_pending(taker), 1);
+    assert_int_equal(cox_pool_unref(small, &ref, NULL), 0);
+    message = take(taker, 1);
+    assert_true(message.copied);
+    fixture_let_go(&message);
+    cox_subscriber_free(taker);
+    assert_int_equal(fixture_used(small), 0);
+    cox_pool_free(small);
+}
+
+static void h6_without_a_pool_other_domains_are_refused_with_words(void **state)
+{
+    (void)state;
+    struct cox_publisher *remote = fixture_publisher(queue, staged, domains, NULL);
+    struct cox_subscriber *taker = fixture_subscriber(queue, NULL, NULL, 0, domains, NULL);
+    struct cox_message message;
+    struct cox_error err = {0};
+    assert_int_equal(fixture_publish(remote, staged, 100, 5, NULL), 0);
+    assert_int_equal(cox_subscriber_take(taker, &message, &err), COX_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "no pool"));
+    take_nothing(taker); /* it counts as taken */
+    assert_int_equal(fixture_used(staged), 0);
+    cox_subscriber_free(taker);
+    cox_publisher_free(remote);
+}
+
+/* A pool that this one neither has nor can open. */
+static void h5_what_cannot_be_reached_is_told_once(void **state)
+{
+    (void)state;
+    struct cox_subscriber *stranger = fixture_subscriber(queue, NULL, NULL, 0, domains, NULL);
+    struct cox_message message;
+    struct cox_error err = {0};
+    publish(1);
+    publish(2);
+    assert_int_equal(cox_subscriber_take(stranger, &message, &err), COX_PEER_DEAD);
+    assert_int_equal(cox_subscriber_take(stranger, &message, NULL), COX_PEER_DEAD);
+    take_nothing(stranger);
+    assert_int_equal(fixture_used(host), 0);
+    cox_subscriber_free(stranger);
+}
+
+/* ---- who sees what ---- */
+
+static void h7_nothing_there_is_an_answer_of_its_own(void **state)
+{
+    (void)state;
+    struct cox_subscriber *taker = host_subscriber();
+    take_nothing(taker);
+    publish(1);
+    assert_int_equal(cox_subscriber_pending(taker), 1);
+    struct cox_message message = take(taker, 1);
+    fixture_let_go(&message);
+    take_nothing(taker);
+    cox_subscriber_free(taker);
+}
+
+static void h8_b32_a_slow_subscriber_skips_to_what_is_kept(void **state)
+{
+    (void)state;
+    struct cox_subscriber *slow = host_subscriber(), *fast = host_subscriber();
+    for (uint64_t note = 1; note <= 20; note++) {
+        publish(note);
+        struct cox_message message = take(fast, note);
+        assert_int_equal(message.number, note);
+        assert_int_equal(message.skipped, 0);
+        fixture_let_go(&message);
+    }
+    /* What was overwritten is let go. */
+    assert_int_equal(fixture_used(host), 8);
+    assert_int_equal(cox_subscriber_pending(slow), 8);
+    for (uint64_t note = 13; note <= 20; note++) {
+        struct cox_message message = take(slow, note);
+        assert_int_equal(message.skipped, note == 13 ? 12 : 0);
+        assert_int_equal(message.number, note);
+        fixture_let_go(&message);
+        assert_int_equal(fixture_used(host), 20 - note);
+    }
+    take_nothing(slow);
+    cox_subscriber_free(slow);
+    cox_subscriber_free(fast);
+}
+
+static void h9_the_last_taker_frees_all_copies_at_once(void **state)
+{
+    (void)state;
+    struct cox_subscriber *near = host_subscriber(), *far = staged_subscriber();
+    publish(4);
+    assert_int_equal(fixture_used(host), 1);
+    struct cox_message of_far = take(far, 4);
+    fixture_let_go(&of_far);
+    assert_int_equal(fixture_used(host), 1);
+    assert_int_equal(fixture_used(staged), 1);
+    struct cox_message of_near = take(near, 4);
+    assert_int_equal(fixture_used(host), 1); /* the taker's own reference */
+    assert_int_equal(fixture_used(staged), 0);
+    fixture_let_go(&of_near);
+    assert_int_equal(fixture_used(host), 0);
+    cox_subscriber_free(near);
+    cox_subscriber_free(far);
+}
+
+static void h9_leaving_counts_as_having_skipped_everything(void **state)
+{
+    (void)state;
+    struct cox_subscriber *stays = host_subscriber(), *leaves = host_subscriber();
+    for (uint64_t note = 1; note <= 5; note++)
+        publish(note);
+    for (uint64_t note = 1; note <= 3; note++) {
+        struct cox_message message = take(stays, note);
+        fixture_let_go(&message);
+    }
+    assert_int_equal(fixture_used(host), 5);
+    cox_subscriber_free(leaves);
+    assert_int_equal(fixture_used(host), 2);
+    cox_subscriber_free(stays);
+    assert_int_equal(fixture_used(host), 0);
+}
+
+static void h9_without_subscribers_nothing_is_kept(void **state)
+{
+    (void)state;
+    publish(1);
+    assert_int_equal(fixture_used(host), 0);
+    struct cox_subscriber *taker = host_subscriber();
+    publish(2);
+    struct cox_message message = take(taker, 2);
+    assert_int_equal(message.number, 2);
+    assert_int_equal(message.skipped, 0);
+    fixture_let_go(&message);
+    cox_subscriber_free(taker);
+}
+
+static void h10_a_late_subscriber_sees_only_what_is_new(void **state)
+{
+    (void)state;
+    struct cox_subscriber *early = host_subscriber();
+    publish(1);
+    publish(2);
+    struct cox_subscriber *late = host_subscriber();
+    take_nothing(late);
+    publish(3);
+    struct cox_message message = take(late, 3);
+    assert_int_equal(message.skipped, 0);
+    fixture_let_go(&message);
+    assert_int_equal(cox_subscriber_pending(early), 3);
+    cox_subscriber_free(late);
+    cox_subscriber_free(early);
+}
+
+static void h1_h4_several_publishers_share_one_order(void **state)
+{
+    (void)state;
+    struct cox_publisher *remote = fixture_publisher(queue, staged, domains, NULL);
+    struct cox_pool *both[] = {host, staged};
+    struct cox_pool *own = fixture_pool(domains, COX_DOMAIN_HOST, 4);
+    struct cox_subscriber *taker = fixture_subscriber(queue, own, both, 2, domains, NULL);
+    uint64_t number;
+    assert_int_equal(fixture_publish(publisher, host, 100, 1, &number), 0);
+    assert_int_equal(number, 1);
+    assert_int_equal(fixture_publish(remote, staged, 100, 2, &number), 0);
+    assert_int_equal(number, 2);
+    assert_int_equal(fixture_publish(publisher, host, 100, 3, &number), 0);
+    for (uint64_t note = 1; note <= 3; note++) {
+        struct cox_message message = take(taker, note);
+        assert_int_equal(message.number, note);
+        assert_int_equal(message.copied, note == 2);
+        assert_ptr_equal(message.pool, note == 2 ? own : host);
+        fixture_let_go(&message);
+    }
+    cox_subscriber_free(taker);
+    cox_publisher_free(remote);
+    assert_int_equal(fixture_used(own), 0);
+    cox_pool_free(own);
+}
+
+/* ---- what is refused ---- */
+
+static void h4_publish_refuses_what_is_no_block_of_its_pool(void **state)
+{
+    (void)state;
+    struct cox_subscriber *taker = host_subscriber();
+    struct cox_block_ref ref, foreign;
+    uint64_t number = 77;
+    assert_int_equal(cox_pool_allocate(host, 100, &ref, NULL), 0);
+    assert_int_equal(cox_pool_allocate(staged, 100, &foreign, NULL), 0);
+    assert_int_equal(cox_publisher_publish(publisher, &ref, 101, 0, &number, NULL), COX_INVALID);
+    assert_int_equal(cox_publisher_publish(publisher, &foreign, 1, 0, &number, NULL),
+                     COX_NOT_FOUND);
+    struct cox_block_ref wrong = ref;
+    wrong.block = 1000;
+    assert_int_equal(cox_publisher_publish(publisher, &wrong, 1, 0, &number, NULL), COX_INVALID);
+    wrong = ref;
+    wrong.generation++;
+    assert_int_equal(cox_publisher_publish(publisher, &wrong, 1, 0, &number, NULL), COX_STALE);
+    assert_int_equal(number, 77);
+    take_nothing(taker);
+    /* None of them kept the lock (B33), or a hold. */
+    assert_int_equal(atomic_load(&queue->layout->lock.lock_owner), 0);
+    assert_int_equal(cox_pool_unref(host, &ref, NULL), 0);
+    assert_int_equal(cox_pool_unref(staged, &foreign, NULL), 0);
+    assert_int_equal(fixture_used(host), 0);
+    cox_subscriber_free(taker);
+}
+
+/* A block that too many messages hold already: nothing is overwritten for it. */
+static void h4_b33_a_publish_that_fails_changes_nothing(void **state)
+{
+    (void)state;
+    struct cox_subscriber *taker = host_subscriber();
+    struct cox_block_ref ref;
+    uint64_t number;
+    for (uint64_t note = 1; note <= 4; note++)
+        publish(note);
+    assert_int_equal(cox_pool_allocate(host, 100, &ref, NULL), 0);
+    fixture_fill(cox_pool_pointer(host, &ref), 100, 5);
+    for (int i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
+        assert_int_equal(cox_publisher_publish(publisher, &ref, 100, 5, &number, NULL), 0);
+    assert_int_equal(cox_publisher_publish(publisher, &ref, 100, 5, &number, NULL), COX_FULL);
+    assert_int_equal(atomic_load(&queue->layout->lock.lock_owner), 0);
+    for (uint64_t note = 1; note <= 8; note++) {
+        struct cox_message message = take(taker, note <= 4 ? note : 5);
+        assert_int_equal(message.skipped, 0);
+        fixture_let_go(&message);
+    }
+    assert_int_equal(cox_pool_unref(host, &ref, NULL), 0);
+    cox_subscriber_free(taker);
+}
+
+static void h12_a29_limits_are_refused_with_their_numbers(void **state)
+{
+    (void)state;
+    const struct {
+        struct cox_queue_options options;
+        const char *limit;
+    } wrong[] = {
+        {{.depth = 3}, "power of two"},
+        {{.depth = 2 * COX_QUEUE_DEPTH_MAX}, "65536"},
+        {{.domain_count_max = 33}, "32"},
+        {{.publisher_count_max = 65536}, "65535"},
+        {{.subscriber_count_max = 65536}, "65535"},
+        {{.pool_count_max = 1025}, "1024"},
+    };
+    struct cox_queue *none = NULL;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        struct cox_error err = {0};
+        assert_int_equal(cox_queue_create(&wrong[i].options, &none, &err), COX_INVALID);
+        assert_non_null(strstr(err.text, wrong[i].limit));
+        assert_null(none);
+    }
+    const struct cox_queue_options largest = {.depth = 2,
+                                              .domain_count_max = 32,
+                                              .publisher_count_max = 65535,
+                                              .subscriber_count_max = 65535};
+    assert_int_equal(cox_queue_create(&largest, &none, NULL), 0);
+    cox_queue_free(none);
+}
+
+static void h12_one_endpoint_too_many_is_told_the_limit(void **state)
+{
+    (void)state;
+    const struct cox_queue_options options = {
+        .depth = 2, .domain_count_max = 1, .publisher_count_max = 1, .subscriber_count_max = 2};
+    const struct cox_subscriber_options near = {.pools = &host, .pool_count = 1};
+    const struct cox_subscriber_options far = {.pool = staged, .domains = domains};
+    const struct cox_publisher_options publishing = {.pool = host};
+    struct cox_queue *small;
+    struct cox_publisher *first, *none = NULL;
+    struct cox_subscriber *a, *b, *c = NULL;
+    struct cox_error err = {0};
+    assert_int_equal(cox_queue_create(&options, &small, NULL), 0);
+    assert_int_equal(cox_publisher_new(small, &publishing, &first, NULL), 0);
+    assert_int_equal(cox_publisher_new(small, &publishing, &none, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "1 publishers"));
+    assert_int_equal(cox_subscriber_new(small, &near, &a, NULL), 0);
+    err = (struct cox_error){0};
+    assert_int_equal(cox_subscriber_new(small, &far, &c, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "1 domains"));
+    assert_int_equal(cox_subscriber_new(small, &near, &b, NULL), 0);
+    err = (struct cox_error){0};
+    assert_int_equal(cox_subscriber_new(small, &near, &c, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "2 subscribers"));
+    assert_null(c);
+    /* A place that was left is another one's; and so is a domain. */
+    cox_subscriber_free(b);
+    assert_int_equal(cox_subscriber_new(small, &near, &b, NULL), 0);
+    cox_subscriber_free(a);
+    cox_subscriber_free(b);
+    cox_publisher_free(first);
+    assert_int_equal(cox_subscriber_new(small, &far, &c, NULL), 0);
+    cox_subscriber_free(c);
+    cox_queue_free(small);
+}
+
+/* Entries are reused, and those of a message are not. */
+static void h12_pools_come_and_go(void **state)
+{
+    (void)state;
+    const struct cox_queue_options options = {.depth = 4, .pool_count_max = 2};
+    struct cox_queue *small;
+    assert_int_equal(cox_queue_create(&options, &small, NULL), 0);
+    struct cox_publisher *of_host = fixture_publisher(small, host, domains, NULL);
+    struct cox_subscriber *taker = fixture_subscriber(small, NULL, &host, 1, domains, NULL);
+    uint64_t number;
+    assert_int_equal(fixture_publish(of_host, host, 100, 1, &number), 0);
+    cox_publisher_free(of_host);
+    for (int i = 0; i < 8; i++) {
+        struct cox_pool *passing = fixture_pool(domains, COX_DOMAIN_HOST, 1);
+        struct cox_publisher *of_passing = fixture_publisher(small, passing, domains, NULL);
+        cox_publisher_free(of_passing);
+        cox_pool_free(passing);
+    }
+    struct cox_pool *third = fixture_pool(domains, COX_DOMAIN_HOST, 1);
+    struct cox_publisher *of_third = fixture_publisher(small, third, domains, NULL);
+    struct cox_publisher *none = NULL;
+    const struct cox_publisher_options publishing = {.pool = staged, .domains = domains};
+    struct cox_error err = {0};
+    assert_int_equal(cox_publisher_new(small, &publishing, &none, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "2 pools"));
+    struct cox_message message = take(taker, 1);
+    fixture_let_go(&message);
+    cox_subscriber_free(taker);
+    cox_publisher_free(of_third);
+    cox_pool_free(third);
+    cox_queue_free(small);
+}
+
+static void h11_b35_a_queue_does_not_grow_under_others(void **state)
+{
+    (void)state;
+    struct cox_queue *again = NULL;
+    struct cox_error err = {0};
+    const struct cox_queue_options deeper = {.depth = 16};
+    assert_int_equal(cox_queue_attach(cox_queue_fd(queue), &deeper, &again, &err), COX_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "8 messages, expected 16"));
+    const struct cox_queue_options wider = {.depth = 8, .domain_count_max = 5};
+    err = (struct cox_error){0};
+    assert_int_equal(cox_queue_attach(cox_queue_fd(queue), &wider, &again, &err), COX_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "4 domains, expected 5"));
+    assert_null(again);
+    const struct cox_queue_options less = {.depth = 4, .domain_count_max = 1};
+    assert_int_equal(cox_queue_attach(cox_queue_fd(queue), &less, &again, NULL), 0);
+    assert_int_equal(cox_queue_id(again), cox_queue_id(queue));
+    cox_queue_free(again);
+}
+
+/* ---- attaching ---- */
+
+static int memory_of(const void *bytes, size_t size, int seals)
+{
+    int fd = memfd_create("queue_test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_true(fd >= 0);
+    assert_int_equal(fchmod(fd, 0600), 0);
+    assert_int_equal(write(fd, bytes, size), (ssize_t)size);
+    if (seals)
+        assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+static void attach_memory(const void *bytes, size_t size, int seals, int expected)
+{
+    struct cox_queue *none = NULL;
+    struct cox_error err = {0};
+    int fd = memory_of(bytes, size, seals);
+    int r = cox_queue_attach(fd, NULL, &none, &err);
+    if (r != expected)
+        fail_msg("%s (%s), expected %s", cox_status_text(r), err.text, cox_status_text(expected));
+    if (r)
+        assert_true(err.text[0] != '\0');
+    cox_queue_free(none);
+    close(fd);
+}
+
+#define BOTH_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+
+static void h2_a29_b16_attach_trusts_nothing_before_it_is_checked(void **state)
+{
+    (void)state;
+    const size_t size = queue->region.size;
+    struct cox_queue_layout *copy = malloc(size);
+    memcpy(copy, queue->layout, size);
+    attach_memory(copy, size, BOTH_SEALS, 0);
+    attach_memory(copy, size, 0, COX_DENIED);
+    attach_memory(copy, size, F_SEAL_GROW, COX_DENIED);
+    attach_memory(copy, sizeof *copy - 1, BOTH_SEALS, COX_CORRUPT);
+    attach_memory(copy, size - 1, BOTH_SEALS, COX_CORRUPT);
+    struct cox_queue_layout_header *header = &copy->header, good = copy->header;
+    atomic_store(&header->queue_magic, 0);
+    attach_memory(copy, size, BOTH_SEALS, COX_CORRUPT);
+    *header = good;
+    header->version++;
+    attach_memory(copy, size, BOTH_SEALS, COX_VERSION);
+    *header = good;
+    header->abi = 0x04030201;
+    attach_memory(copy, size, BOTH_SEALS, COX_VERSION);
+    *header = good;
+    header->system++;
+    attach_memory(copy, size, BOTH_SEALS, COX_DENIED);
+    uint32_t *const numbers[] = {&header->depth,
+                                 &header->domain_count_max,
+                                 &header->publisher_count_max,
+                                 &header->subscriber_count_max,
+                                 &header->pool_count_max,
+                                 &header->deferred_count_max};
+    const uint32_t values[] = {0, 1, 3, 64, 65535, 1 << 20, UINT32_MAX};
+    *header = good;
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        for (size_t k = 0; k < sizeof values / sizeof values[0]; k++) {
+            const uint32_t kept = *numbers[i];
+            if (values[k] != kept) {
+                *numbers[i] = values[k];
+                attach_memory(copy, size, BOTH_SEALS, COX_CORRUPT);
+            }
+            *numbers[i] = kept;
+        }
+    header->size++;
+    attach_memory(copy, size, BOTH_SEALS, COX_CORRUPT);
+    *header = good;
+    header->id = 0;
+    attach_memory(copy, size, BOTH_SEALS, COX_CORRUPT);
+    free(copy);
+    struct cox_queue *none = NULL;
+    assert_int_equal(cox_queue_attach(STDERR_FILENO, NULL, &none, NULL), COX_DENIED);
+    assert_int_equal(cox_queue_attach(-1, NULL, &none, NULL), -EBADF);
+}
+
+static void h3_h17_h20_nothing_has_a_name_and_the_last_one_out_leaves_nothing(void **state)
+{
+    (void)state;
+    struct cox_queue *again;
+    assert_int_equal(cox_queue_attach(cox_queue_fd(queue), NULL, &again, NULL), 0);
+    struct cox_subscriber *taker = fixture_subscriber(again, NULL, &host, 1, domains, NULL);
+    publish(6);
+    struct cox_message message = take(taker, 6);
+    fixture_let_go(&message);
+    char path[64], target[128] = "";
+    snprintf(path, sizeof path, "/proc/self/fd/%d", cox_queue_fd(queue));
+    assert_true(readlink(path, target, sizeof target - 1) > 0);
+    assert_non_null(strstr(target, "memfd:cox_queue (deleted)"));
+    cox_subscriber_free(taker);
+    cox_queue_free(again);
+}
+
+/* ---- display ---- */
+
+static void dump_append(void *context, const char *text)
+{
+    strcat(strcat(context, text), "\n");
+}
+
+static void h16_b39_dump_tells_what_is_there(void **state)
+{
+    (void)state;
+    static char text[65536];
+    struct cox_subscriber *near = host_subscriber(), *far = staged_subscriber();
+    text[0] = '\0';
+    publish(UINT64_C(0x2525256e25732500)); /* %%%n%s% */
+    struct cox_message message = take(far, UINT64_C(0x2525256e25732500));
+    fixture_let_go(&message);
+    cox_queue_dump(queue, dump_append, text);
+    const char *const expected[] = {"depth 8, last message 1",
+                                    "publisher 0: process",
+                                    "subscriber 0: process",
+                                    "subscriber 1: process",
+                                    "message 1: 100 bytes, note 2525256e25732500, 1 subscribers",
+                                    "domain 0: pool 0",
+                                    "domain 1: pool 1"};
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++)
+        if (!strstr(text, expected[i]))
+            fail_msg("'%s' is not in:\n%s", expected[i], text);
+    cox_subscriber_free(near);
+    cox_subscriber_free(far);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(h4_h5_h13_the_same_domain_takes_the_very_block),
+        TEST(h6_the_first_taker_of_another_domain_copies_for_all),
+        TEST(h6_a_copy_out_of_reach_is_made_again),
+        TEST(h6_no_room_for_the_copy_leaves_the_message),
+        TEST(h6_without_a_pool_other_domains_are_refused_with_words),
+        TEST(h5_what_cannot_be_reached_is_told_once),
+        TEST(h7_nothing_there_is_an_answer_of_its_own),
+        TEST(h8_b32_a_slow_subscriber_skips_to_what_is_kept),
+        TEST(h9_the_last_taker_frees_all_copies_at_once),
+        TEST(h9_leaving_counts_as_having_skipped_everything),
+        TEST(h9_without_subscribers_nothing_is_kept),
+        TEST(h10_a_late_subscriber_sees_only_what_is_new),
+        TEST(h1_h4_several_publishers_share_one_order),
+        TEST(h4_publish_refuses_what_is_no_block_of_its_pool),
+        TEST(h4_b33_a_publish_that_fails_changes_nothing),
+        TEST(h12_a29_limits_are_refused_with_their_numbers),
+        TEST(h12_one_endpoint_too_many_is_told_the_limit),
+        TEST(h12_pools_come_and_go),
+        TEST(h11_b35_a_queue_does_not_grow_under_others),
+        TEST(h2_a29_b16_attach_trusts_nothing_before_it_is_checked),
+        TEST(h3_h17_h20_nothing_has_a_name_and_the_last_one_out_leaves_nothing),
+        TEST(h16_b39_dump_tells_what_is_there),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,409 @@
+/*
+ * shared_weights: one version after the other, with the rank of scheduler_fixture.h, and a subscriber as the ranks have
+ * one.
+ */
+#include "coordinator/shared_weights.h"
+#include "channel/memory/queue.h"
+#include "coordinator/serving.h"
+#include "model/block.h"
+#include "model/digest.h"
+#include "tests/unit/model_fixture.h"
+
+#include "scheduler_fixture.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define PATIENCE_MS 60000
+
+static const struct cox_model_config small = {
+    .hidden_size = 16,
+    .intermediate_size = 16,
+    .layer_count = 1,
+    .head_count = 8,
+    .kv_head_count = 8,
+    .head_dim = 2,
+    .vocab_size = 17,
+    .position_count_max = 64,
+    .rms_norm_eps = 1e-5f,
+    .rope_theta = 10000,
+};
+
+struct fixture {
+    char folders[2][FIXTURE_PATH_SIZE]; /* of two models with the same shapes */
+    struct cox_executor *executor;
+    struct cox_shared_weights *weights;
+    struct cox_queue *queue;
+    struct cox_subscriber *subscriber;
+};
+static struct fixture f;
+static struct cox_error error;
+
+static struct cox_weights_told told_now(void)
+{
+    struct cox_weights_told told;
+    f.executor->tell(f.executor->tell_context, &told);
+    return told;
+}
+
+static int open_fixture(void **state)
+{
+    (void)state;
+    error = (struct cox_error){0};
+    for (uint32_t i = 0; i < 2; i++) {
+        fixture_directory_create(f.folders[i]);
+        fixture_write_model(f.folders[i], &small, 7 + i, 1);
+    }
+    f.executor = executor_new();
+    if (cox_shared_weights_load(f.folders[0], NULL, NULL, &f.weights, &error) ||
+        cox_shared_weights_publish(f.weights, f.executor, &error))
+        fail_msg("%s", error.text);
+    const struct cox_weights_told told = told_now();
+    const struct cox_subscriber_options options = {0};
+    if (cox_queue_open(&told.queue, NULL, cox_deadline_after_ms(PATIENCE_MS), NULL, &f.queue,
+                       &error) ||
+        cox_subscriber_new(f.queue, &options, &f.subscriber, &error))
+        fail_msg("%s", error.text);
+    return 0;
+}
+
+static int close_fixture(void **state)
+{
+    (void)state;
+    cox_subscriber_free(f.subscriber);
+    cox_queue_free(f.queue);
+    cox_shared_weights_free(f.weights);
+    executor_free(f.executor);
+    for (uint32_t i = 0; i < 2; i++)
+        fixture_directory_remove(f.folders[i]);
+    return 0;
+}
+
+static struct cox_shared_weights_status status_now(void)
+{
+    struct cox_shared_weights_status status;
+    cox_shared_weights_status(f.weights, &status);
+    return status;
+}
+
+static uint32_t used_blocks(void)
+{
+    const struct cox_shared_weights_status status = status_now();
+    return status.pool.block_count - status.pool.free_count;
+}
+
+static uint64_t digest_of(const char *folder)
+{
+    uint64_t digest = 0;
+    assert_int_equal(cox_model_digest_folder(folder, &digest, &error), 0);
+    return digest;
+}
+
+/* The next message is this version, and this folder's model. */
+static void expect_message(uint64_t version, const char *folder)
+{
+    struct cox_message message;
+    struct cox_model_block block;
+    if (cox_subscriber_take(f.subscriber, &message, &error))
+        fail_msg("%s", error.text);
+    assert_int_equal(message.note, version);
+    assert_int_equal(message.skipped, 0);
+    assert_int_equal(cox_model_block_read(message.bytes, message.length, &block, &error), 0);
+    assert_true(block.digest == digest_of(folder));
+    assert_int_equal(cox_pool_unref(message.pool, &message.ref, &error), 0);
+}
+
+static uint64_t step_version(uint64_t life)
+{
+    uint64_t version = 0;
+    if (cox_shared_weights_step(f.weights, life, &version, &error))
+        fail_msg("%s", error.text);
+    return version;
+}
+
+/* ---- replace, on a thread ---- */
+
+struct replacement {
+    pthread_t thread;
+    const char *folder;
+    uint64_t timeout_ms;
+    uint64_t version;
+    struct cox_error error;
+    int r;
+};
+
+static void *replace_main(void *context)
+{
+    struct replacement *replacement = context;
+    replacement->r = cox_shared_weights_replace(f.weights, replacement->folder,
+                                                cox_deadline_after_ms(replacement->timeout_ms),
+                                                &replacement->version, &replacement->error);
+    return NULL;
+}
+
+/* On return it is NEXT. */
+static void replace_start(struct replacement *replacement, const char *folder)
+{
+    const struct timespec pause = {.tv_nsec = 100000};
+    *replacement = (struct replacement){.folder = folder, .timeout_ms = PATIENCE_MS};
+    assert_int_equal(pthread_create(&replacement->thread, NULL, replace_main, replacement), 0);
+    while (!cox_shared_weights_pending(f.weights))
+        nanosleep(&pause, NULL);
+}
+
+static int replace_join(struct replacement *replacement)
+{
+    assert_int_equal(pthread_join(replacement->thread, NULL), 0);
+    return replacement->r;
+}
+
+/* ---- tests ---- */
+
+static void weights_an_init_tells_the_newest_version(void **state)
+{
+    struct replacement replacement;
+    (void)state;
+    struct cox_weights_told told = told_now();
+    assert_int_equal(told.version, 1);
+    assert_int_equal(step_version(1), 1);
+    replace_start(&replacement, f.folders[1]);
+    const struct cox_weights_told next = told_now();
+    assert_int_equal(next.version, 2);
+    assert_memory_equal(&next.queue, &told.queue, sizeof told.queue);
+    assert_memory_equal(&next.pool, &told.pool, sizeof told.pool);
+    assert_true(memcmp(&next.ref, &told.ref, sizeof told.ref) != 0);
+    expect_message(2, f.folders[1]);
+    cox_shared_weights_used(f.weights, 2);
+    assert_int_equal(replace_join(&replacement), 0);
+    assert_int_equal(replacement.version, 2);
+    told = told_now();
+    assert_int_equal(told.version, 2);
+    assert_int_equal(used_blocks(), 1);
+    assert_true(status_now().digest == digest_of(f.folders[1]));
+}
+
+static void weights_stay_until_a_step_has_used_the_next(void **state)
+{
+    struct replacement replacement;
+    (void)state;
+    replace_start(&replacement, f.folders[1]);
+    expect_message(2, f.folders[1]);
+    assert_int_equal(step_version(1), 2);
+    assert_int_equal(used_blocks(), 2);
+    /* A step that was submitted before, or failed for another reason, says nothing. */
+    cox_shared_weights_used(f.weights, 1);
+    cox_shared_weights_failed(f.weights, 1, COX_REJECTED, "before");
+    cox_shared_weights_failed(f.weights, 2, COX_PEER_DEAD, "rank 1 died");
+    cox_shared_weights_failed(f.weights, 2, COX_TIMEOUT, "late");
+    assert_true(cox_shared_weights_pending(f.weights));
+    assert_int_equal(used_blocks(), 2);
+    cox_shared_weights_used(f.weights, 2);
+    assert_int_equal(used_blocks(), 1);
+    assert_int_equal(replace_join(&replacement), 0);
+    assert_int_equal(step_version(1), 2);
+}
+
+static void weights_refused_by_a_rank_are_withdrawn(void **state)
+{
+    struct replacement replacement;
+    (void)state;
+    replace_start(&replacement, f.folders[1]);
+    cox_shared_weights_failed(f.weights, 2, COX_REJECTED, "rank 3: no memory");
+    assert_int_equal(replace_join(&replacement), COX_REJECTED);
+    assert_non_null(strstr(replacement.error.text, "rank 3: no memory"));
+    assert_false(cox_shared_weights_pending(f.weights));
+    expect_message(2, f.folders[1]);
+    expect_message(3, f.folders[0]);
+    assert_int_equal(step_version(1), 3);
+    assert_int_equal(told_now().version, 3);
+    assert_int_equal(used_blocks(), 1);
+    /* And again, with a number that was never there. */
+    replace_start(&replacement, f.folders[1]);
+    expect_message(4, f.folders[1]);
+    assert_int_equal(step_version(1), 4);
+    cox_shared_weights_used(f.weights, 4);
+    assert_int_equal(replace_join(&replacement), 0);
+    assert_int_equal(replacement.version, 4);
+}
+
+/* Whoever came in an init that was under way when it was published has not heard of it. */
+static void weights_published_during_an_init_are_published_again(void **state)
+{
+    struct replacement replacement;
+    (void)state;
+    assert_int_equal(told_now().version, 1);
+    replace_start(&replacement, f.folders[1]);
+    expect_message(2, f.folders[1]);
+    assert_int_equal(step_version(1), 2); /* all were there */
+    f.executor->life = 2;                 /* the init has ended */
+    assert_int_equal(step_version(2), 3);
+    expect_message(3, f.folders[1]);
+    assert_int_equal(step_version(2), 3);
+    assert_int_equal(step_version(1), 3); /* which will be refused */
+    f.executor->life = 3;                 /* another one, which told of it */
+    assert_int_equal(told_now().version, 3);
+    assert_int_equal(step_version(3), 3);
+    cox_shared_weights_used(f.weights, 3);
+    assert_int_equal(replace_join(&replacement), 0);
+    assert_int_equal(replacement.version, 3);
+    assert_int_equal(used_blocks(), 1);
+}
+
+static void weights_one_at_a_time_until_a_deadline_or_the_end(void **state)
+{
+    struct replacement replacement;
+    uint64_t version;
+    (void)state;
+    assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1], cox_deadline_after_ms(1),
+                                                &version, &error),
+                     COX_TIMEOUT);
+    assert_int_equal(status_now().next, 2);
+    error = (struct cox_error){0};
+    assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1], cox_deadline_after_ms(1),
+                                                &version, &error),
+                     COX_BUSY);
+    cox_shared_weights_used(f.weights, 2);
+    replace_start(&replacement, f.folders[0]);
+    cox_shared_weights_stop(f.weights);
+    assert_int_equal(replace_join(&replacement), COX_CLOSED);
+    assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1], cox_deadline_after_ms(1),
+                                                &version, NULL),
+                     COX_CLOSED);
+}
+
+static void weights_that_cannot_be_leave_nothing(void **state)
+{
+    struct cox_model_config other = small;
+    uint64_t version;
+    (void)state;
+    assert_int_equal(
+        cox_shared_weights_replace(f.weights, "/nowhere", COX_DEADLINE_NEVER, &version, &error),
+        COX_NOT_FOUND);
+    other.vocab_size = 18;
+    fixture_write_model(f.folders[1], &other, 1, 1);
+    error = (struct cox_error){0};
+    assert_int_equal(
+        cox_shared_weights_replace(f.weights, f.folders[1], COX_DEADLINE_NEVER, &version, &error),
+        COX_INVALID);
+    assert_non_null(strstr(error.text, "vocab_size is 18"));
+    assert_non_null(strstr(error.text, f.folders[1]));
+    assert_int_equal(used_blocks(), 1);
+    assert_int_equal(status_now().next, 0);
+    assert_int_equal(step_version(1), 1);
+}
+
+/* ---- with a scheduler ---- */
+
+static struct cox_serving *serving_new(void)
+{
+    const struct cox_serving_options options = {
+        .scheduler = {.block_count = BLOCK_COUNT_MAX,
+                      .block_size = BLOCK_SIZE,
+                      .position_count_max = 128,
+                      .sequence_count_max = 8,
+                      .weights = f.weights},
+    };
+    struct cox_serving *serving = NULL;
+    if (cox_serving_start(f.executor, &options, &serving, &error))
+        fail_msg("%s", error.text);
+    return serving;
+}
+
+/* Also before the first prompt, and after the last; and a prompt's steps tell of it. */
+static void weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows(void **state)
+{
+    const int32_t tokens[] = {3, 1, 4};
+    const struct cox_request request = {.tokens = tokens, .token_count = 3, .new_count_max = 5};
+    struct cox_serving_client *client;
+    struct cox_serving_result result;
+    uint64_t version = 0, count;
+    int wake_fd = eventfd(0, EFD_CLOEXEC);
+    (void)state;
+    struct cox_serving *serving = serving_new();
+    for (uint64_t turn = 0; turn < 3; turn++) {
+        if (cox_shared_weights_replace(f.weights, f.folders[(turn + 1) % 2],
+                                       cox_deadline_after_ms(PATIENCE_MS), &version, &error))
+            fail_msg("%s", error.text);
+        assert_int_equal(version, 2 + turn);
+        expect_message(2 + turn, f.folders[(turn + 1) % 2]);
+        assert_int_equal(f.executor->weights_version, 2 + turn);
+        assert_int_equal(used_blocks(), 1);
+        assert_int_equal(cox_serving_client_new(serving, wake_fd, &client), 0);
+        assert_int_equal(cox_serving_submit(client, &request, turn), 0);
+        assert_int_equal(read(wake_fd, &count, sizeof count), sizeof count);
+        assert_int_equal(cox_serving_take(client, &result), 0);
+        assert_int_equal(result.finish, COX_FINISH_LENGTH);
+        assert_int_equal(result.token_count, 5);
+        cox_serving_result_deinit(&result);
+        cox_serving_client_free(client);
+        assert_int_equal(f.executor->weights_version, 2 + turn);
+    }
+    cox_serving_stop(serving, NULL);
+    assert_int_equal(f.executor->empty_count, 3);
+    cox_serving_free(serving);
+    close(wake_fd);
+}
+
+/* What a step that never works comes to; the scheduler ends, and whoever waits is told. */
+static int diverged(uint64_t number)
+{
+    (void)number;
+    return COX_DIVERGED;
+}
+
+static int rejected_first(uint64_t number)
+{
+    return number == 1 ? COX_REJECTED : 0;
+}
+
+static void weights_that_no_step_comes_to_an_end_with_are_given_up(void **state)
+{
+    static const struct {
+        int (*status)(uint64_t number);
+        int expected;
+    } rows[] = {{diverged, COX_DIVERGED}, {rejected_first, COX_REJECTED}};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint64_t version;
+        f.executor->script.status = rows[i].status;
+        f.executor->script.loses_table = true;
+        f.executor->sequence = 0;
+        struct cox_serving *serving = serving_new();
+        error = (struct cox_error){0};
+        assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1],
+                                                    cox_deadline_after_ms(PATIENCE_MS), &version,
+                                                    &error),
+                         rows[i].expected);
+        assert_non_null(strstr(error.text, "rank 1 says no"));
+        assert_false(cox_shared_weights_pending(f.weights));
+        cox_serving_stop(serving, NULL);
+        cox_serving_free(serving);
+        expect_message(2 + 2 * i, f.folders[1]);
+        expect_message(3 + 2 * i, f.folders[0]);
+        assert_int_equal(used_blocks(), 1);
+    }
+}
+
+int main(void)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
+    const struct CMUnitTest tests[] = {
+        CASE(weights_an_init_tells_the_newest_version),
+        CASE(weights_stay_until_a_step_has_used_the_next),
+        CASE(weights_refused_by_a_rank_are_withdrawn),
+        CASE(weights_published_during_an_init_are_published_again),
+        CASE(weights_one_at_a_time_until_a_deadline_or_the_end),
+        CASE(weights_that_cannot_be_leave_nothing),
+        CASE(weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows),
+        CASE(weights_that_no_step_comes_to_an_end_with_are_given_up),
+    };
+
+    return cmocka_run_group_tests_name("shared_weights", tests, NULL, NULL);
+}
