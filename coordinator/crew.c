@@ -100,8 +100,8 @@ static int on_replayed(void *context, uint64_t deadline_ns, struct cox_error *er
     struct cox_crew *crew = context;
     int r = cox_lora_replay(crew->lora, deadline_ns, err);
     if (r == 0)
-        cox_group_links_resend(crew->links, cox_deadline_min(deadline_ns,
-                                                             cox_deadline_after_ms(RESEND_MS)));
+        cox_group_links_resend(crew->links,
+                               cox_deadline_min(deadline_ns, cox_deadline_after_ms(RESEND_MS)));
     return r;
 }
 

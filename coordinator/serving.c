@@ -679,7 +679,8 @@ static int request_check(const struct cox_serving *serving, const struct cox_req
     return 0;
 }
 
-static int item_new(const struct cox_request *request, uint64_t index, struct item **ret_item)
+static int item_new(const struct cox_serving *serving, const struct cox_request *request,
+                    uint64_t index, struct item **ret_item)
 {
     struct item *item = calloc(1, sizeof *item);
     if (!item)
@@ -717,7 +718,7 @@ int cox_serving_submit(struct cox_serving_client *client, const struct cox_reque
         return COX_FULL;
     struct item *item;
     struct cox_error error = {0};
-    int r = item_new(request, index, &item);
+    int r = item_new(serving, request, index, &item);
     if (r)
         return r;
     item->client = client;

@@ -415,12 +415,6 @@ void executor_free(struct cox_executor *executor)
     free(executor);
 }
 
-uint32_t cox_executor_rank_count(const struct cox_executor *executor)
-{
-    (void)executor;
-    return 1;
-}
-
 /* Its one rank does what it is told. */
 int cox_executor_lora_results(struct cox_executor *executor,
                               const struct ModelExecuteData__LoraOperationRequest *request,

@@ -480,7 +480,7 @@ static void m13_a_prompt_with_an_unknown_adapter_fails_alone(void **state)
     struct cox_executor *executor = executor_new();
     struct cox_lora *lora = lora_new(executor);
     for (int with = 0; with < 2; with++) {
-        struct cox_serving *serving = serving_with(executor, with ? lora : NULL);
+        struct cox_serving *serving = serving_with(executor, with ? lora : NULL, NULL);
         struct client client = client_new(serving);
         assert_int_equal(submit(&client, 1, 10, false), 0);
         assert_int_equal(submit_with(&client, 2, 10, false, "missing"), 0);
