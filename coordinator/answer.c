@@ -190,6 +190,8 @@ int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *
         r = cox_answer_weights_status(source, arena, &reply->weights);
     if (!r && source->serving)
         r = serving_fill(reply, source->serving, arena);
+    if (!r && source->serving && source->links)
+        r = cox_answer_transfer_status(source, arena, &reply->transfer);
     if (!r)
         *ret_status = reply;
     return r;

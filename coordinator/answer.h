@@ -3,17 +3,20 @@
  *
  * Threads: any.
  * Ownership: the message lives in the arena.
- * Blocks: status nothing, see cox_executor_status; recover, lora and weights until their deadline, weights also while files are
- *   read.
+ * Blocks: status nothing, see cox_executor_status; recover, lora, weights and what asks ranks of links until their deadlines,
+ *   weights also while files are read.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_ANSWER_H
 #define COX_COORDINATOR_ANSWER_H
 
+#include "group_links.h"
 #include "recovery.h"
 #include "serving.h"
 
 struct cox_arena;
+struct CoxswainControl__ControlReply;
+struct CoxswainControl__ControlRequest;
 struct cox_lora;
 struct cox_shared_weights;
 struct CoxswainControl__LoraReply;
@@ -32,6 +35,7 @@ struct cox_answer_source {
     const char *refusal;                /* because */
     struct cox_recovery *recovery;      /* NULL: the group is being started */
     struct cox_lora *lora;              /* NULL: as recovery */
+    struct cox_group_links *links;      /* NULL: it takes no part in transfers */
     const char *model;                  /* NULL: none is known */
     struct cox_shared_weights *weights; /* NULL: ranks have loaded their own */
 };
@@ -60,5 +64,19 @@ int cox_answer_weights(const struct cox_answer_source *source,
                        const struct CoxswainControl__WeightsRequest *request,
                        struct cox_arena *arena, struct CoxswainControl__WeightsReply **ret_reply,
                        struct cox_error *err);
+
+/* Part of the status; source->serving is there. Returns 0 or -ENOMEM. */
+struct CoxswainControl__TransferStatus;
+int cox_answer_transfer_status(const struct cox_answer_source *source, struct cox_arena *arena,
+                               struct CoxswainControl__TransferStatus **ret_status);
+/* kv_info, link, link_status or role: carried out, the answer filled in. Returns 0; what is told in place of an answer: it
+ * could not be done, err tells; -ENOMEM. */
+int cox_answer_links(const struct cox_answer_source *source,
+                     const struct CoxswainControl__ControlRequest *request, struct cox_arena *arena,
+                     struct CoxswainControl__ControlReply *reply, struct cox_error *err);
+/* What became of a pull; result is lent. Returns 0 or -ENOMEM. */
+struct CoxswainControl__PullReply;
+int cox_answer_pull(const struct cox_serving_result *result, struct cox_arena *arena,
+                    struct CoxswainControl__PullReply **ret_reply);
 
 #endif

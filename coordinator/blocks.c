@@ -38,6 +38,18 @@ bool cox_blocks_take(struct cox_blocks *blocks, uint32_t count, int32_t *ret_ids
     return true;
 }
 
+void cox_blocks_reserve(struct cox_blocks *blocks, const int32_t *ids, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (ids[i] >= 0 && (uint32_t)ids[i] < blocks->count)
+            blocks->taken[ids[i]] = true;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < blocks->free_count; i++)
+        if (!blocks->taken[blocks->free[i]])
+            blocks->free[kept++] = blocks->free[i];
+    blocks->free_count = kept;
+}
+
 void cox_blocks_give(struct cox_blocks *blocks, const int32_t *ids, uint32_t count)
 {
     /* From the end, so that the same ids come back in the same order. */

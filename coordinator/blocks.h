@@ -26,6 +26,8 @@ void cox_blocks_deinit(struct cox_blocks *blocks); /* idempotent; a zeroed struc
 
 /* Takes count blocks, or none. Returns false when fewer are free. */
 bool cox_blocks_take(struct cox_blocks *blocks, uint32_t count, int32_t *ret_ids);
+/* Takes these very blocks; of those that are taken, or do not exist, nothing. */
+void cox_blocks_reserve(struct cox_blocks *blocks, const int32_t *ids, uint32_t count);
 void cox_blocks_give(struct cox_blocks *blocks, const int32_t *ids, uint32_t count);
 
 #endif

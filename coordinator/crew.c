@@ -2,6 +2,7 @@
 
 #include "../channel/thread.h"
 #include "console.h"
+#include "group_links.h"
 #include "lora.h"
 #include "recovery.h"
 #include "scheduler.h"
@@ -20,6 +21,7 @@
 struct cox_crew {
     struct cox_executor *executor;
     struct cox_init_summary summary;
+    struct cox_group_links *links;
     struct cox_shared_weights *weights; /* NULL: ranks load their own */
     uint32_t rank_count;
     bool quiet;
@@ -89,11 +91,18 @@ static void on_recovery_log(void *context, int level, const char *text)
         cox_console_say("%s", text);
 }
 
+/* Links that are not told in time are asked for again by who needs them. */
+#define RESEND_MS 5000
+
 /* The ranks have their model again; what else they had. */
 static int on_replayed(void *context, uint64_t deadline_ns, struct cox_error *err)
 {
     struct cox_crew *crew = context;
-    return cox_lora_replay(crew->lora, deadline_ns, err);
+    int r = cox_lora_replay(crew->lora, deadline_ns, err);
+    if (r == 0)
+        cox_group_links_resend(crew->links,
+                               cox_deadline_min(deadline_ns, cox_deadline_after_ms(RESEND_MS)));
+    return r;
 }
 
 static void on_log(void *context, int level, const char *text)
@@ -225,7 +234,9 @@ static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *
     int r = cox_lora_new(crew->executor, &recovery.log, &crew->lora);
     if (r)
         return cox_fail(err, r, "no memory for the LoRA adapters");
-    r = cox_recovery_start(crew->executor, &recovery, &started, err);
+    r = cox_group_links_new(crew->executor, &recovery.log, &crew->links, err);
+    if (!r)
+        r = cox_recovery_start(crew->executor, &recovery, &started, err);
     if (r)
         return r;
     pthread_mutex_lock(&crew->lock);
@@ -376,6 +387,7 @@ struct cox_crew *cox_crew_free(struct cox_crew *crew)
             cox_shared_weights_stop(crew->weights);
         service_end(crew);
         recovery_end(crew);
+        cox_group_links_free(crew->links);
         crew->lora = cox_lora_free(crew->lora);
         crew->executor = cox_executor_free(crew->executor);
         cox_shared_weights_free(crew->weights);
@@ -410,6 +422,11 @@ struct cox_recovery *cox_crew_recovery(struct cox_crew *crew)
 struct cox_lora *cox_crew_lora(struct cox_crew *crew)
 {
     return crew->lora;
+}
+
+struct cox_group_links *cox_crew_links(struct cox_crew *crew)
+{
+    return crew->links;
 }
 
 static int scheduler_recover(void *context, struct cox_error *err)

@@ -21,6 +21,7 @@
 
 struct cox_crew;
 struct cox_lora;
+struct cox_group_links;
 struct cox_service;
 
 struct cox_crew_options {
@@ -53,6 +54,8 @@ struct cox_executor *cox_crew_executor(struct cox_crew *crew);
 struct cox_recovery *cox_crew_recovery(struct cox_crew *crew);
 /* The adapters of the ranks, likewise. */
 struct cox_lora *cox_crew_lora(struct cox_crew *crew);
+/* Of the group with others; told again to ranks that were replaced. */
+struct cox_group_links *cox_crew_links(struct cox_crew *crew);
 struct cox_scheduler_options;
 /* A scheduler with these goes on when the group was recovered, and tells of other weights. */
 void cox_crew_recovers(struct cox_crew *crew, struct cox_scheduler_options *options);

@@ -599,6 +599,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_inherit_close(&executor->inherit);
     cox_init_record_free(executor->init_record);
     cox_bulk_sender_deinit(&executor->blocks.sender);
+    cox_kv_caches_free(executor->kv_caches);
     pthread_mutex_destroy(&executor->memory_lock);
     cox_complaints_deinit(&executor->complaints);
     pthread_cond_destroy(&executor->recover_cond);

@@ -82,6 +82,7 @@ struct cox_executor {
      * succeeded since. */
     bool init_void;
     struct cox_init_record *init_record; /* of the last that succeeded; of who is in init */
+    struct cox_kv_caches *kv_caches;     /* as the last init that succeeded told them; NULL: none */
     void (*tell_weights)(void *context,
                          struct cox_weights_told *ret_told); /* NULL: ranks load them */
     void *tell_context;          /* both are set before the first init */
@@ -91,6 +92,14 @@ struct cox_executor {
 /* ---- init.c, recover.c ---- */
 
 struct cox_init_record *cox_init_record_free(struct cox_init_record *record); /* NULL-safe */
+/* ---- remote_info.c ---- */
+
+/* What the ranks say of their KV caches in one answer to init. NULL: no memory. */
+struct cox_kv_caches *cox_kv_caches_new(const struct cox_completion *completion);
+struct cox_kv_caches *cox_kv_caches_free(struct cox_kv_caches *caches); /* NULL-safe */
+/* From now on these are what is told, in this life. Takes them. */
+void cox_executor_set_kv_caches(struct cox_executor *executor, struct cox_kv_caches *caches);
+
 /* An init has succeeded. unless_paused: PAUSE and READY stay. */
 void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused);
 /* An init was published. */

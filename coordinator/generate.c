@@ -1,9 +1,12 @@
 #include "adapter_options.h"
 #include "command.h"
+#include "../channel/geometry.h"
 #include "console.h"
+#include "group_links.h"
 #include "proto/control.pb-c.h"
 #include "remote.h"
 #include "signals.h"
+#include "split.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -33,7 +36,14 @@ enum {
     OPTION_STEP_TOKENS,
     OPTION_LORA,
     OPTION_ADAPTER,
+    OPTION_PREFILL,
+    OPTION_DECODE,
+    OPTION_LEASE,
+    OPTION_NO_RECOMPUTE,
 };
+
+#define LEASE_MS_DEFAULT 60000
+#define LEASE_MS_MAX 3600000
 
 struct generate {
     struct cox_group_choice group;
@@ -44,6 +54,7 @@ struct generate {
     bool quiet;
     bool join;
     struct cox_adapter_choice adapters;
+    struct cox_split_options split;
     struct cox_prompts prompts;
     struct cox_tokenizer *tokenizer;
     char *model; /* that a running group told */
@@ -86,6 +97,15 @@ static void help(FILE *file)
         "lora\n"
         "                            load), or one of --adapter\n"
         "      --adapter NAME=DIR    load this adapter first; with a group of its own only\n"
+        "\n"
+        "With --prefill A --decode B, two running groups (coxswain run --role) complete them: A\n"
+        "computes the prompts, and B pulls their keys and values and generates. The text is the\n"
+        "same. They are linked where they are not.\n"
+        "      --lease SEC           A holds a prompt's keys and values so long (default 60)\n"
+        "      --no-recompute        what B cannot pull is computed by A again, and then an "
+        "error;\n"
+        "                            otherwise B computes it, and says so\n"
+        "\n"
         "      --nested              the form of legacy workers on the wire\n");
     cox_recovery_options_help(file);
     cox_group_choice_help(file);
@@ -111,6 +131,10 @@ static const struct option long_options[] = {
     {"step-tokens", required_argument, NULL, OPTION_STEP_TOKENS},
     {"lora", required_argument, NULL, OPTION_LORA},
     {"adapter", required_argument, NULL, OPTION_ADAPTER},
+    {"prefill", required_argument, NULL, OPTION_PREFILL},
+    {"decode", required_argument, NULL, OPTION_DECODE},
+    {"lease", required_argument, NULL, OPTION_LEASE},
+    {"no-recompute", no_argument, NULL, OPTION_NO_RECOMPUTE},
     {NULL, 0, NULL, 0},
 };
 
@@ -190,6 +214,21 @@ static int take_option(struct generate *g, int option, char **argv, struct cox_e
         return cox_adapter_choice_take(&g->adapters, optarg, err);
     case OPTION_JOIN:
         g->join = true;
+        return 0;
+    case OPTION_PREFILL:
+        g->split.prefill = optarg;
+        return cox_name_check(optarg, err);
+    case OPTION_DECODE:
+        g->split.decode = optarg;
+        return cox_name_check(optarg, err);
+    case OPTION_LEASE: {
+        int r = cox_parse_seconds("--lease", optarg, &g->split.lease_ms, err);
+        return !r && g->split.lease_ms > LEASE_MS_MAX
+                   ? cox_fail(err, COX_INVALID, "--lease is '%.32s': at most an hour", optarg)
+                   : r;
+    }
+    case OPTION_NO_RECOMPUTE:
+        g->split.no_recompute = true;
         return 0;
     default:
         return cox_group_choice_take(&g->group, option, optarg, argv, err);
@@ -436,8 +475,10 @@ static int choose_model(struct generate *g, const CoxswainControl__StatusReply *
     return 0;
 }
 
-static int remote_run(struct generate *g, struct cox_client *client, uint32_t window,
-                      struct interrupt *interrupt, struct cox_scheduler_stats *stats,
+/* prefill: the other group, NULL: there is one. */
+static int remote_run(struct generate *g, struct cox_client *client, struct cox_client *prefill,
+                      uint32_t window, struct interrupt *interrupt,
+                      struct cox_scheduler_stats *stats, struct cox_split_stats *split,
                       struct cox_error *err)
 {
     struct cox_signals signals = COX_SIGNALS_NONE;
@@ -445,7 +486,11 @@ static int remote_run(struct generate *g, struct cox_client *client, uint32_t wi
     int r = interrupt->fd < 0 ? cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno)) : 0;
     if (!r)
         r = cox_signals_start(&signals, on_signal, interrupt, err);
-    if (!r)
+    g->split.window = window;
+    if (!r && prefill)
+        r = cox_split_complete(&g->prompts, prefill, client, &g->split, interrupt->fd, &g->complete,
+                               stats, split, err);
+    else if (!r)
         r = cox_remote_complete(&g->prompts, client, window, interrupt->fd, &g->complete, stats,
                                 err);
     cox_signals_end(&signals);
@@ -480,8 +525,97 @@ static int generate_remote(struct generate *g, struct cox_client *client)
     struct cox_scheduler_stats stats = {0};
     struct interrupt interrupt = {.fd = -1};
     complete_prepare(g);
-    r = remote_run(g, client, window ? window : 1, &interrupt, &stats, &error);
+    r = remote_run(g, client, NULL, window ? window : 1, &interrupt, &stats, NULL, &error);
     return finish(g, r, interrupt.number, &stats, &error);
+}
+
+/* ---- two running groups ---- */
+
+/* What one of them says of itself; the status is gone after this. *ret_window: prompts that it takes at a time, at most the
+ * value before. */
+static int split_side(struct generate *g, struct cox_client *client, const char *name,
+                      uint64_t deadline_ns, uint32_t refused_role, uint32_t *window,
+                      struct cox_error *err)
+{
+    CoxswainControl__StatusReply *status;
+    g->group.name = name; /* for messages */
+    int r = cox_client_open(client, name, deadline_ns, err);
+    if (!r)
+        r = cox_client_status(client, deadline_ns, &status, err);
+    if (r)
+        return r;
+    if (status->refusal)
+        cox_client_clean_text(status->refusal);
+    r = check_conflicts(g, status, err);
+    if (!r && !status->transfer)
+        r = cox_fail(err, COX_UNSUPPORTED, "the group '%s' takes no part in transfers", name);
+    if (!r && status->transfer->role == refused_role)
+        r = cox_fail(err, COX_UNSUPPORTED, "the role of the group '%s' is %s (coxswain role)", name,
+                     cox_role_name(refused_role));
+    if (!r && !g->group.model)
+        r = choose_model(g, status, err);
+    uint32_t count_max = r ? 0 : status->serving->prompt_count_max;
+    *window = !*window || count_max < *window ? count_max : *window;
+    return r;
+}
+
+static void split_summarize(const struct generate *g, const struct cox_split_stats *stats)
+{
+    cox_console_say("'%s' pulled %" PRIu64 " prompts from '%s' and computed %" PRIu64
+                    " itself; linked %" PRIu64 " time%s",
+                    g->split.decode, stats->pulled, g->split.prefill, stats->recomputed,
+                    stats->links, stats->links == 1 ? "" : "s");
+}
+
+static int generate_split(struct generate *g)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client prefill = COX_CLIENT_NONE;
+    _cox_cleanup_(cox_client_close) struct cox_client decode = COX_CLIENT_NONE;
+    struct cox_error error = {0};
+    const char *model = NULL;
+    uint64_t deadline_ns = cox_deadline_after_ms(CONNECT_MS);
+    uint32_t window = g->complete.scheduler.sequence_count_max;
+    int r =
+        split_side(g, &prefill, g->split.prefill, deadline_ns, COX_ROLE_DECODE, &window, &error);
+    if (!r)
+        r = split_side(g, &decode, g->split.decode, deadline_ns, COX_ROLE_PREFILL, &window, &error);
+    if (!r)
+        r = prepare(g, &model, &error);
+    if (r)
+        return r == COX_INVALID || r == COX_NOT_FOUND ? cox_exit_usage("generate", &error)
+                                                      : cox_exit_with(&error);
+    struct cox_scheduler_stats stats = {0};
+    struct cox_split_stats split = {0};
+    struct interrupt interrupt = {.fd = -1};
+    g->split.connect_ms = CONNECT_MS;
+    if (!g->split.lease_ms)
+        g->split.lease_ms = LEASE_MS_DEFAULT;
+    complete_prepare(g);
+    r = remote_run(g, &decode, &prefill, window ? window : 1, &interrupt, &stats, &split, &error);
+    if (!g->quiet && !r)
+        split_summarize(g, &split);
+    return finish(g, r, interrupt.number, &stats, &error);
+}
+
+static int split_check(const struct generate *g, struct cox_error *err)
+{
+    const struct cox_split_options *split = &g->split;
+    if (!split->prefill && !split->decode)
+        return split->lease_ms || split->no_recompute
+                   ? cox_fail(err, COX_INVALID,
+                              "--lease and --no-recompute are for --prefill and --decode")
+                   : 0;
+    if (!split->prefill || !split->decode)
+        return cox_fail(err, COX_INVALID, "--prefill and --decode go together");
+    if (strcmp(split->prefill, split->decode) == 0)
+        return cox_fail(err, COX_INVALID,
+                        "--prefill and --decode are the same group: leave them out, and say --name "
+                        "%s",
+                        split->prefill);
+    if (g->group.name || g->join)
+        return cox_fail(err, COX_INVALID,
+                        "--prefill and --decode name the groups: leave out --name and --join");
+    return 0;
 }
 
 /* ---- a group of its own ---- */
@@ -537,6 +671,8 @@ static int generate(struct generate *g)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     struct cox_error error = {0};
+    if (g->split.decode)
+        return generate_split(g);
     if (!g->group.name)
         return generate_own(g);
     int r = cox_client_open(&client, g->group.name, cox_deadline_after_ms(CONNECT_MS), &error);
@@ -561,6 +697,8 @@ int cox_command_generate(int argc, char **argv)
     }
     if (!r && g.join && !g.group.name)
         r = cox_fail(&error, COX_INVALID, "--join needs the --name of a running group");
+    if (!r)
+        r = split_check(&g, &error);
     if (!r)
         r = take_prompts(&g, argc - optind, argv + optind, &error);
     int exit_status;

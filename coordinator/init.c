@@ -23,6 +23,7 @@ typedef ModelExecuteData__ExecuteRequest__ConfigEntry ConfigEntry;
 
 struct init_visit {
     struct cox_init_summary summary;
+    struct cox_kv_caches *kv_caches;
     uint32_t seen;
     int status;
     struct cox_error *err;
@@ -164,6 +165,11 @@ static void init_visit(void *context, const struct cox_completion *completion)
     for (uint32_t rank = 0;
          rank < completion->rank_count && completion->status == 0 && !visit->status; rank++)
         init_merge(visit, rank, completion->ranks[rank].response);
+    if (completion->status || visit->status)
+        return;
+    visit->kv_caches = cox_kv_caches_new(completion);
+    if (!visit->kv_caches)
+        visit->status = cox_fail(visit->err, -ENOMEM, "no memory for the init answers");
 }
 
 /* ---- what is said again ---- */
@@ -356,8 +362,11 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
         init_keep_group(executor, request.group_life);
     if (r == 0)
         r = visit.status;
-    if (r == 0)
+    if (r == 0) {
         *ret_summary = visit.summary;
+        cox_executor_set_kv_caches(executor, cox_steal_ptr(&visit.kv_caches));
+    }
+    cox_kv_caches_free(visit.kv_caches);
     return r;
 }
 

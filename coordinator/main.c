@@ -26,6 +26,11 @@ static const struct {
     {"recover", cox_command_recover,
      "pause, reinitialize or resume a running group, replace ranks"},
     {"lora", cox_command_lora, "load, unload and list LoRA adapters of a running group"},
+    {"role", cox_command_role, "say whether a running group computes prompts, decodes, or both"},
+    {"link", cox_command_link, "let a running group read the KV caches of another one"},
+    {"unlink", cox_command_unlink, "take that back"},
+    {"link-status", cox_command_link_status, "tell how every rank's links are"},
+    {"pull-kv", cox_command_pull_kv, "try a pull of what another group holds"},
     {"weights", cox_command_weights, "give a running group other weights, between two steps"},
     {"stop", cox_command_stop, "end a running group and wait until it is gone"},
     {"layout", cox_command_layout, "print what a group would create in shared memory"},
@@ -43,7 +48,7 @@ static void help(FILE *file)
             "Drives the worker processes of a multi-process inference engine on this machine.\n"
             "\n");
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
-        fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].summary);
+        fprintf(file, "  %-11s %s\n", commands[i].name, commands[i].summary);
     fprintf(file, "\ncoxswain COMMAND --help tells the options of a command.\n");
     cox_exit_help(file);
 }

@@ -63,6 +63,7 @@ struct link_mention {
     uint32_t rank;
     enum link_state worst; /* smaller is worse */
     int32_t code;
+    char *text;
     uint32_t rank_count; /* ranks that list it */
 };
 
@@ -75,7 +76,7 @@ struct link_visit {
 };
 
 static void link_add(struct link_visit *visit, uint32_t rank, const char *id, enum link_state state,
-                     int32_t code)
+                     int32_t code, const char *text)
 {
     if (visit->status)
         return;
@@ -89,13 +90,14 @@ static void link_add(struct link_visit *visit, uint32_t rank, const char *id, en
         visit->mentions = grown;
         visit->capacity = capacity;
     }
-    char *copy = strdup(id ? id : "");
-    if (!copy) {
+    char *copy = strdup(id ? id : ""), *reason = NULL;
+    if (!copy || (text && asprintf(&reason, "rank %" PRIu32 ": %s", rank, text) < 0)) {
+        free(copy);
         visit->status = cox_fail(visit->err, -ENOMEM, "no memory for the link status");
         return;
     }
     visit->mentions[visit->count++] = (struct link_mention){
-        .id = copy, .rank = rank, .worst = state, .code = code, .rank_count = 1};
+        .id = copy, .rank = rank, .worst = state, .code = code, .text = reason, .rank_count = 1};
 }
 
 static int link_compare(const void *a, const void *b)
@@ -123,8 +125,12 @@ static void link_merge(struct link_visit *visit)
         if (mention->worst < first->worst) {
             first->worst = mention->worst;
             first->code = mention->code;
+            char *text = first->text;
+            first->text = mention->text;
+            mention->text = text;
         }
         free(mention->id);
+        free(mention->text);
     }
     visit->count = kept;
 }
@@ -148,13 +154,14 @@ static void link_visit(void *context, const struct cox_completion *completion)
         visit->answers++;
         for (size_t i = 0; i < links->n_failed_link_info; i++)
             link_add(visit, rank, links->failed_link_info[i]->cluster_id, LINK_FAILED,
-                     (int32_t)links->failed_link_info[i]->pd_error_code);
+                     (int32_t)links->failed_link_info[i]->pd_error_code,
+                     links->failed_link_info[i]->text);
         for (size_t i = 0; i < links->n_running_link_info; i++)
-            link_add(visit, rank, links->running_link_info[i], LINK_RUNNING, 0);
+            link_add(visit, rank, links->running_link_info[i], LINK_RUNNING, 0, NULL);
         for (size_t i = 0; i < links->n_waiting_link_info; i++)
-            link_add(visit, rank, links->waiting_link_info[i], LINK_WAITING, 0);
+            link_add(visit, rank, links->waiting_link_info[i], LINK_WAITING, 0, NULL);
         for (size_t i = 0; i < links->n_success_link_info; i++)
-            link_add(visit, rank, links->success_link_info[i], LINK_SUCCESS, 0);
+            link_add(visit, rank, links->success_link_info[i], LINK_SUCCESS, 0, NULL);
     }
 }
 
@@ -175,8 +182,8 @@ static int link_fill(struct link_visit *visit, struct cox_link_status *status)
                                                                                    : cluster->worst;
         char *id = cox_steal_ptr(&cluster->id);
         if (state == LINK_FAILED)
-            status->failed[status->failed_count++] =
-                (struct cox_link_failure){.cluster_id = id, .code = cluster->code};
+            status->failed[status->failed_count++] = (struct cox_link_failure){
+                .cluster_id = id, .code = cluster->code, .text = cox_steal_ptr(&cluster->text)};
         else if (state == LINK_RUNNING)
             status->running[status->running_count++] = id;
         else if (state == LINK_WAITING)
@@ -203,8 +210,10 @@ int cox_executor_link_status(struct cox_executor *executor, uint64_t deadline_ns
     link_merge(&visit);
     if (r == 0)
         r = link_fill(&visit, &status);
-    for (size_t i = 0; i < visit.count; i++)
+    for (size_t i = 0; i < visit.count; i++) {
         free(visit.mentions[i].id);
+        free(visit.mentions[i].text);
+    }
     free(visit.mentions);
     if (r)
         cox_link_status_deinit(&status);
@@ -222,8 +231,10 @@ static void free_texts(char **texts, size_t count)
 
 void cox_link_status_deinit(struct cox_link_status *status)
 {
-    for (size_t i = 0; i < status->failed_count; i++)
+    for (size_t i = 0; i < status->failed_count; i++) {
         free(status->failed[i].cluster_id);
+        free(status->failed[i].text);
+    }
     free(status->failed);
     free_texts(status->success, status->success_count);
     free_texts(status->running, status->running_count);

@@ -78,6 +78,15 @@ COX_PUBLIC void cox_executor_tell_weights(struct cox_executor *executor,
 COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
+/* What other groups need to pull from this one: RemoteInfo of executor.proto, packed: its name, its door, and the KV cache of every
+ * rank, as the last init told them, with the life in which they are so. *ret_bytes is the caller's (free). Any thread, asks no worker. Returns
+ * 0; COX_UNSUPPORTED: ranks told of no KV cache that others could read; COX_STATE: there was no init; -ENOMEM. */
+COX_PUBLIC int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
+                                        size_t *ret_size, struct cox_error *err);
+/* The life of the group as others know it: of this one, by cox_executor_life. No other group of the same name has
+ * the same. */
+COX_PUBLIC uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life);
+
 /* TEXT_GENERATOR_CLEANUP: sequences ended without a further step. No answer. */
 COX_PUBLIC int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids,
                                     size_t count, uint64_t deadline_ns, struct cox_error *err);
@@ -91,6 +100,7 @@ struct cox_link_status {
     struct cox_link_failure {
         char *cluster_id;
         int32_t code; /* PDErrorCode */
+        char *text;   /* why, with the rank; NULL: it does not say */
     } * failed;
     size_t failed_count;
     char **success; /* linked on every rank */

@@ -1,5 +1,6 @@
 #include "plan.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +24,8 @@ struct cox_plan {
     struct cox_blocks blocks;
     struct list waiting; /* oldest first, those that were preempted in front */
     struct list done;
+    struct list pulling; /* oldest first; each has its slot */
+    struct cox_holds holds;
     struct cox_sequence **running; /* in order of admission */
     uint32_t running_count;
     uint32_t *slots; /* a stack of the free ones */
@@ -99,9 +102,16 @@ static size_t row_cost(const struct cox_plan *plan, const struct cox_request *re
     return ROW_COST + ANNOUNCE_COST + lora_cost + NUMBER_COST * ((size_t)token_count + block_count);
 }
 
+/* Of those that run and those that are held. */
+static uint32_t slot_count_max(const struct cox_plan_options *options)
+{
+    return options->sequence_count_max + options->hold_count_max;
+}
+
 static size_t empty_cost(const struct cox_plan_options *options)
 {
-    return STEP_COST + FINISHED_COST * (size_t)options->sequence_count_max;
+    return STEP_COST + FINISHED_COST * (size_t)options->sequence_count_max +
+           NUMBER_COST * (size_t)options->hold_count_max;
 }
 
 /* ---- constructor and destructor ---- */
@@ -126,11 +136,13 @@ int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_p
     plan->options = *options;
     list_init(&plan->waiting);
     list_init(&plan->done);
-    uint32_t count = options->sequence_count_max;
+    list_init(&plan->pulling);
+    plan->last_id = options->last_id;
+    uint32_t count = options->sequence_count_max, slot_count = slot_count_max(options);
     plan->running = calloc(count, sizeof *plan->running);
-    plan->slots = calloc(count, sizeof *plan->slots);
-    plan->untold_slots = calloc(count, sizeof *plan->untold_slots);
-    plan->untold_ids = calloc(count, sizeof *plan->untold_ids);
+    plan->slots = calloc(slot_count, sizeof *plan->slots);
+    plan->untold_slots = calloc(slot_count, sizeof *plan->untold_slots);
+    plan->untold_ids = calloc(slot_count, sizeof *plan->untold_ids);
     plan->rows = calloc(count, sizeof *plan->rows);
     if (!plan->running || !plan->slots || !plan->untold_slots || !plan->untold_ids || !plan->rows ||
         cox_blocks_init(&plan->blocks, options->block_count)) {
@@ -138,8 +150,8 @@ int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_p
         return cox_fail(err, -ENOMEM, "no memory for a schedule of %u sequences and %u blocks",
                         count, options->block_count);
     }
-    for (; plan->slot_count < count; plan->slot_count++)
-        plan->slots[plan->slot_count] = count - 1 - plan->slot_count;
+    for (; plan->slot_count < slot_count; plan->slot_count++)
+        plan->slots[plan->slot_count] = slot_count - 1 - plan->slot_count;
     *ret_plan = plan;
     return 0;
 }
@@ -149,8 +161,12 @@ struct cox_plan *cox_plan_free(struct cox_plan *plan)
     if (!plan)
         return NULL;
     struct cox_sequence *sequence;
-    while ((sequence = list_pop(&plan->waiting)) || (sequence = list_pop(&plan->done)))
+    while ((sequence = list_pop(&plan->waiting)) || (sequence = list_pop(&plan->done)) ||
+           (sequence = list_pop(&plan->pulling)))
         cox_sequence_free(sequence);
+    struct cox_hold *hold;
+    while ((hold = cox_holds_take(&plan->holds, 0, 0, COX_DEADLINE_NEVER)))
+        free(hold);
     for (uint32_t i = 0; i < plan->running_count; i++)
         cox_sequence_free(plan->running[i]);
     cox_blocks_deinit(&plan->blocks);
@@ -169,6 +185,8 @@ struct cox_sequence *cox_sequence_free(struct cox_sequence *sequence)
         free(sequence->tokens);
         free(sequence->blocks);
         free((char *)(uintptr_t)sequence->request.lora);
+        cox_source_free(sequence->source);
+        free(sequence->report);
         free(sequence);
     }
     return NULL;
@@ -181,6 +199,14 @@ static int request_fit(const struct cox_plan *plan, const struct cox_request *re
                        uint32_t *ret_token_end, struct cox_error *err)
 {
     const struct cox_plan_options *options = &plan->options;
+    if (request->source && options->nested)
+        return cox_fail(err, COX_UNSUPPORTED, "legacy workers pull nothing");
+    if (request->pull_only) {
+        if (request->source && request->source->block_count <= options->block_count)
+            return 0;
+        return cox_fail(err, COX_INVALID, "%" PRIu32 " blocks are to be pulled: here are %" PRIu32,
+                        request->source ? request->source->block_count : 0, options->block_count);
+    }
     if (request->token_count == 0 || request->new_count_max == 0)
         return cox_fail(err, COX_INVALID, "%s",
                         request->token_count ? "no token is to be generated"
@@ -190,7 +216,16 @@ static int request_fit(const struct cox_plan *plan, const struct cox_request *re
     uint64_t positions = (uint64_t)options->position_count_max + 1;
     uint64_t fits = positions < pool ? positions : pool;
     uint64_t wanted = (uint64_t)request->token_count + request->new_count_max;
-    if (request->shorten && wanted > fits && request->token_count < fits)
+    if (request->source &&
+        request->source->block_count != blocks_for(plan, request->token_count - 1))
+        return cox_fail(err, COX_INVALID,
+                        "%" PRIu32 " blocks for the first %" PRIu32
+                        " positions of a sequence: blocks of %" PRIu32 " make it %" PRIu32,
+                        request->source->block_count, request->token_count - 1, options->block_size,
+                        blocks_for(plan, request->token_count - 1));
+    /* Of a sequence that another group has begun, the limit may be reached. */
+    if (request->shorten && wanted > fits &&
+        request->token_count < fits + (request->source != NULL))
         wanted = fits;
     if (wanted > positions)
         return cox_fail(
@@ -229,20 +264,32 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_request *request)
     sequence->request = *request;
     sequence->request.tokens = NULL;
     sequence->request.lora = request->lora ? strdup(request->lora) : NULL;
+    sequence->request.source = NULL;
     sequence->prompt_count = sequence->token_count = request->token_count;
     uint32_t token_end = request->token_count;
     int r = request_fit(plan, request, &token_end, &sequence->error);
+    /* Another group generates the rest, which is to fit all the same. */
+    if (!r && request->hold_ms)
+        token_end = request->token_count + 1;
     sequence->token_end = token_end;
     sequence->tokens = calloc((size_t)token_end + 1, sizeof *sequence->tokens);
-    sequence->blocks = calloc(r ? 1 : table_size(plan, token_end), sizeof *sequence->blocks);
-    if (!sequence->tokens || !sequence->blocks || (request->lora && !sequence->request.lora)) {
+    sequence->blocks = calloc(r                    ? 1
+                              : request->pull_only ? request->source->block_count
+                                                   : table_size(plan, token_end),
+                              sizeof *sequence->blocks);
+    sequence->source = request->source ? cox_source_dup(request->source) : NULL;
+    if (!sequence->tokens || !sequence->blocks || (request->source && !sequence->source) ||
+        (request->lora && !sequence->request.lora)) {
         cox_sequence_free(sequence);
         return -ENOMEM;
     }
-    if (request->token_count)
+    if (request->token_count && !request->pull_only)
         memcpy(sequence->tokens, request->tokens, request->token_count * sizeof *sequence->tokens);
     if (r) {
         sequence->finish = COX_FINISH_ERROR;
+        list_append(&plan->done, sequence);
+    } else if (!request->pull_only && token_end == request->token_count) {
+        sequence->finish = COX_FINISH_LENGTH; /* the other group has generated the last one */
         list_append(&plan->done, sequence);
     } else {
         list_append(&plan->waiting, sequence);
@@ -252,21 +299,31 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_request *request)
 
 /* ---- the next step ---- */
 
+/* The slot and the blocks of a sequence that the ranks knew are free, the slot as soon as they were told. */
+static void slot_leave(struct cox_plan *plan, uint32_t slot, int64_t id)
+{
+    COX_ASSERT(plan->untold_count < slot_count_max(&plan->options));
+    plan->slots[plan->slot_count++] = slot;
+    plan->untold_slots[plan->untold_count] = slot;
+    plan->untold_ids[plan->untold_count++] = id;
+}
+
 /* Takes the sequence out of the running ones: its blocks are free, and its slot is as soon as the
- * ranks were told. */
+ * ranks were told; or both are the hold's. */
 static void running_remove(struct cox_plan *plan, uint32_t index)
 {
     struct cox_sequence *sequence = plan->running[index];
     memmove(&plan->running[index], &plan->running[index + 1],
             (plan->running_count - index - 1) * sizeof(struct cox_sequence *));
     plan->running_count--;
-    cox_blocks_give(&plan->blocks, sequence->blocks, sequence->block_count);
-    plan->slots[plan->slot_count++] = sequence->slot;
-    if (sequence->known) {
-        COX_ASSERT(plan->untold_count < plan->options.sequence_count_max);
-        plan->untold_slots[plan->untold_count] = sequence->slot;
-        plan->untold_ids[plan->untold_count++] = sequence->id;
-    }
+    if (sequence->hold)
+        sequence->hold->slot = sequence->slot;
+    else if (sequence->known)
+        slot_leave(plan, sequence->slot, sequence->id);
+    else
+        plan->slots[plan->slot_count++] = sequence->slot;
+    if (!sequence->hold)
+        cox_blocks_give(&plan->blocks, sequence->blocks, sequence->block_count);
     sequence->block_count = sequence->told_count = sequence->computed = 0;
     sequence->known = false;
 }
@@ -358,20 +415,28 @@ static void rows_of_running(struct cox_plan *plan, bool prefills, bool decodes)
  * for ever. */
 static void rows_of_waiting(struct cox_plan *plan)
 {
-    while (plan->waiting.first && plan->slot_count) {
+    while (plan->waiting.first && plan->slot_count &&
+           plan->running_count + plan->pulling.count < plan->options.sequence_count_max) {
         struct cox_sequence *sequence = plan->waiting.first;
-        uint32_t blocks = blocks_for(plan, sequence->token_count);
-        uint32_t count = row_room(plan, sequence, blocks);
+        uint32_t blocks = sequence->request.pull_only ? sequence->source->block_count
+                                                      : blocks_for(plan, sequence->token_count);
+        uint32_t count = sequence->source ? 1 : row_room(plan, sequence, blocks);
         /* One block to spare for each that runs: else the next step would take back what this one
          * gives. */
-        uint32_t spare = plan->running_count;
-        if (count == 0 || (plan->running_count && blocks + spare > plan->blocks.free_count))
+        uint32_t spare = plan->running_count + plan->pulling.count;
+        /* Alone it fits: request_fit saw to that. But blocks that are held or nobody's count, too. */
+        if (count == 0 || blocks + spare > plan->blocks.free_count)
             return;
-        /* Alone it fits: request_fit saw to that. */
         COX_ASSERT(cox_blocks_take(&plan->blocks, blocks, sequence->blocks));
         sequence->block_count = blocks;
         list_pop(&plan->waiting);
         sequence->slot = plan->slots[--plan->slot_count];
+        if (sequence->source) {
+            sequence->fresh = true;
+            sequence->pulls++;
+            list_append(&plan->pulling, sequence);
+            continue;
+        }
         plan->running[plan->running_count++] = sequence;
         row_add(plan, sequence, count);
     }
@@ -392,7 +457,7 @@ static void step_give(struct cox_plan *plan, const struct cox_step **ret_step)
 int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step)
 {
     COX_ASSERT(!plan->in_flight);
-    if (!plan->running_count && !plan->waiting.first)
+    if (!plan->running_count && !plan->waiting.first && !plan->pulling.first)
         return COX_EMPTY;
     uint64_t preemptions = plan->stats.preemptions;
     plan->step = (struct cox_step){.base = plan->base, .rows = plan->rows};
@@ -407,7 +472,11 @@ int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step)
         if (plan->stats.preemptions == preemptions)
             rows_of_waiting(plan);
     }
-    COX_ASSERT(plan->step.row_count > 0);
+    if (plan->step.row_count == 0) {
+        /* Otherwise the oldest would move. */
+        COX_ASSERT(plan->pulling.first || plan->blocks.free_count < plan->blocks.count);
+        return COX_BUSY;
+    }
 
     uint32_t decode_count = 0;
     for (uint32_t i = 0; i < plan->step.row_count; i++)
@@ -467,6 +536,10 @@ int cox_plan_commit(struct cox_plan *plan, uint64_t sequence, const int32_t *tok
         if (!stop && (!row->emit || s->token_count < s->token_end))
             continue;
         s->finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH;
+        if (!stop && s->request.hold_ms && plan->holds.count < plan->options.hold_count_max)
+            s->hold =
+                cox_holds_add(&plan->holds, s->id, s->request.owner,
+                              cox_deadline_after_ms(s->request.hold_ms), s->blocks, s->block_count);
         uint32_t index = 0;
         while (plan->running[index] != s)
             index++;
@@ -476,10 +549,21 @@ int cox_plan_commit(struct cox_plan *plan, uint64_t sequence, const int32_t *tok
     return 0;
 }
 
+static void holds_end(struct cox_plan *plan, uint64_t owner, int64_t id, uint64_t now_ns)
+{
+    struct cox_hold *hold;
+    while ((hold = cox_holds_take(&plan->holds, owner, id, now_ns))) {
+        cox_blocks_give(&plan->blocks, hold->blocks, hold->block_count);
+        slot_leave(plan, hold->slot, hold->id);
+        free(hold);
+    }
+}
+
 void cox_plan_revert(struct cox_plan *plan)
 {
     plan->in_flight = false;
     plan->base = 0;
+    holds_end(plan, 0, 0, COX_DEADLINE_NEVER);
     if (!plan->options.nested)
         plan->untold_count = 0; /* base 0 empties the ranks' tables */
     for (uint32_t i = 0; i < plan->running_count; i++) {
@@ -503,6 +587,8 @@ void cox_plan_fail(struct cox_plan *plan, int code, const char *text)
         running_remove(plan, plan->running_count - 1);
         list_prepend(&plan->waiting, sequence);
     }
+    while ((sequence = list_pop(&plan->pulling)))
+        list_prepend(&plan->waiting, sequence); /* their blocks stay nobody's */
     while ((sequence = list_pop(&plan->waiting))) {
         sequence->finish = COX_FINISH_ERROR;
         cox_fail(&sequence->error, code, "%s", text);
@@ -526,10 +612,22 @@ static struct cox_sequence *list_take(struct list *list, const void *context)
     return sequence;
 }
 
+/* It runs not, so it needs neither slot nor blocks; those that are not quiet nobody gets. */
+static void pulling_leave(struct cox_plan *plan, struct cox_sequence *sequence, bool quiet)
+{
+    plan->slots[plan->slot_count++] = sequence->slot;
+    if (quiet)
+        cox_blocks_give(&plan->blocks, sequence->blocks, sequence->block_count);
+    sequence->block_count = 0;
+}
+
 void cox_plan_cancel(struct cox_plan *plan, const void *context)
 {
     COX_ASSERT(!plan->in_flight);
     struct cox_sequence *sequence = list_take(&plan->waiting, context);
+    /* Nobody was told that it is to be pulled: cox_plan_pulling. */
+    if (!sequence && (sequence = list_take(&plan->pulling, context)))
+        pulling_leave(plan, sequence, true);
     for (uint32_t i = 0; !sequence && i < plan->running_count; i++)
         if (plan->running[i]->request.context == context) {
             sequence = plan->running[i];
@@ -541,6 +639,113 @@ void cox_plan_cancel(struct cox_plan *plan, const void *context)
     cox_fail(&sequence->error, COX_CLOSED, "cancelled");
     list_append(&plan->done, sequence);
 }
+
+/* ---- pulls ---- */
+
+const struct cox_sequence *cox_plan_pull(struct cox_plan *plan)
+{
+    struct cox_sequence *sequence = plan->pulling.first;
+    while (sequence && !sequence->fresh)
+        sequence = sequence->next;
+    if (sequence)
+        sequence->fresh = false;
+    return sequence;
+}
+
+/* Takes it out of those that are pulled. NULL: it is none. */
+static struct cox_sequence *pulling_take(struct cox_plan *plan, int64_t id)
+{
+    struct cox_sequence **link = &plan->pulling.first;
+    while (*link && (*link)->id != id)
+        link = &(*link)->next;
+    struct cox_sequence *sequence = *link;
+    if (!sequence)
+        return NULL;
+    *link = sequence->next;
+    if (!*link)
+        plan->pulling.end = link;
+    plan->pulling.count--;
+    return sequence;
+}
+
+int cox_plan_pulled(struct cox_plan *plan, int64_t id, enum cox_pull_end end, bool quiet,
+                    void *report, const struct cox_error *err)
+{
+    COX_ASSERT(!plan->in_flight);
+    struct cox_sequence *sequence = pulling_take(plan, id);
+    if (!sequence)
+        return COX_NOT_FOUND;
+    free(sequence->report);
+    sequence->report = report;
+    bool runs = end == COX_PULL_END_DONE && !sequence->request.pull_only;
+    COX_ASSERT(quiet || end != COX_PULL_END_DONE);
+    if (!runs)
+        pulling_leave(plan, sequence, quiet);
+    if (end == COX_PULL_END_RECOMPUTE) {
+        sequence->recomputed = true;
+        plan->stats.recomputed++;
+    }
+    if (end != COX_PULL_END_RETRY)
+        sequence->source = cox_source_free(sequence->source);
+    if (runs) {
+        sequence->computed = sequence->token_count - 1;
+        plan->running[plan->running_count++] = sequence;
+    } else if (end == COX_PULL_END_RETRY || end == COX_PULL_END_RECOMPUTE) {
+        list_prepend(&plan->waiting, sequence);
+    } else {
+        sequence->finish = end == COX_PULL_END_DONE ? COX_FINISH_LENGTH : COX_FINISH_ERROR;
+        if (end == COX_PULL_END_FAIL)
+            sequence->error = *err;
+        list_append(&plan->done, sequence);
+    }
+    return 0;
+}
+
+const struct cox_sequence *cox_plan_pulling(const struct cox_plan *plan, int64_t id,
+                                            const void *context)
+{
+    const struct cox_sequence *sequence = plan->pulling.first;
+    while (sequence &&
+           (sequence->fresh || (id ? sequence->id != id : sequence->request.context != context)))
+        sequence = sequence->next;
+    return sequence;
+}
+
+void cox_plan_reserve(struct cox_plan *plan, const int32_t *blocks, uint32_t count)
+{
+    cox_blocks_reserve(&plan->blocks, blocks, count);
+}
+
+void cox_plan_give(struct cox_plan *plan, const int32_t *blocks, uint32_t count)
+{
+    cox_blocks_give(&plan->blocks, blocks, count);
+}
+
+/* ---- holds ---- */
+
+void cox_plan_release(struct cox_plan *plan, uint64_t owner, int64_t id)
+{
+    COX_ASSERT(!plan->in_flight);
+    holds_end(plan, owner, id, COX_DEADLINE_NEVER);
+}
+
+void cox_plan_expire(struct cox_plan *plan, uint64_t now_ns)
+{
+    COX_ASSERT(!plan->in_flight);
+    holds_end(plan, 0, 0, now_ns);
+}
+
+const struct cox_holds *cox_plan_holds(const struct cox_plan *plan)
+{
+    return &plan->holds;
+}
+
+int64_t cox_plan_last_id(const struct cox_plan *plan)
+{
+    return plan->last_id;
+}
+
+/* ---- what was not told ---- */
 
 uint32_t cox_plan_untold(const struct cox_plan *plan, const int64_t **ret_ids)
 {

@@ -1,11 +1,17 @@
 /*
  * plan: which sequences the next step computes. Continuous batching without any input or output.
  *
- * A sequence waits, runs, and is done:
+ * A sequence waits, runs, and is done; one with a source is pulled before it runs:
  *
  *     add -> WAITING -(admitted: slot and blocks)-> RUNNING -(end token, length, failure)-> DONE
- *               ^                                      |
- *               '------(pool dry: youngest first)------'
+ *             ^ ^ |                                   | ^
+ *             | | '-(it has a source)-> PULLING ------|-'
+ *             | '-----(not pulled)---------' '--------|-------(pull_only, or it must not be computed)-> DONE
+ *             '------(pool dry: youngest first)-------'
+ *
+ * The blocks of one that was asked to hold them stay taken when it is done, and its slot known to the ranks: a hold, until it is
+ * released, its lease ends, or a step is reverted, with which the ranks' tables are emptied. Blocks that a rank may still write to although their pull has ended are nobody's until they are
+ * given back.
  *
  * next fills a step; exactly one of commit or revert follows before the next one. After a revert
  * the ranks' tables count for nothing: the next step has base 0, and every running sequence is
@@ -22,6 +28,8 @@
 #define COX_COORDINATOR_PLAN_H
 
 #include "blocks.h"
+#include "holds.h"
+#include "source.h"
 
 #define COX_STOP_COUNT_MAX 8
 
@@ -34,6 +42,8 @@ struct cox_plan_options {
     uint32_t block_size;         /* positions per block */
     uint32_t position_count_max; /* positions 0 to this - 1 exist */
     size_t request_size_max;     /* bytes of one step on the wire, at most; 0: no limit */
+    uint32_t hold_count_max;     /* at a time, besides those that run */
+    int64_t last_id;             /* ids begin after it */
     bool nested; /* the form of legacy workers: a step is all prefill or all decode, and no prompt
                     is cut */
 };
@@ -56,6 +66,21 @@ struct cox_request {
     uint32_t stop_count;
     const char *lora; /* the adapter that computes it; NULL: none. Copied */
     void *context;    /* handed back with the result */
+    /* The positions of all tokens but the last one are pulled from there. NULL: they are computed. */
+    const struct cox_source *source;
+    bool pull_only;    /* done when it was pulled, or not; tokens are not looked at */
+    uint64_t pull_ms;  /* not 0: it is given up after so long */
+    bool no_recompute; /* what cannot be pulled fails */
+    uint64_t hold_ms;  /* not 0: it ends with its first token, and its blocks are held so long */
+    uint64_t owner;    /* of the hold: a number of the caller's */
+};
+
+/* What became of a pull. */
+enum cox_pull_end {
+    COX_PULL_END_DONE,      /* the keys and values are in its blocks */
+    COX_PULL_END_RETRY,     /* it is to be pulled again */
+    COX_PULL_END_RECOMPUTE, /* it is to be computed here */
+    COX_PULL_END_FAIL,
 };
 
 enum cox_finish {
@@ -75,9 +100,15 @@ struct cox_sequence {
     uint32_t computed;  /* positions whose keys and values are in the cache */
     int32_t *blocks;    /* its table */
     uint32_t block_count;
-    uint32_t told_count;    /* blocks the ranks know of */
-    uint32_t slot;          /* while running */
-    bool known;             /* the ranks' tables hold it */
+    uint32_t told_count;       /* blocks the ranks know of */
+    uint32_t slot;             /* while running */
+    bool known;                /* the ranks' tables hold it */
+    struct cox_source *source; /* NULL: none, or given up */
+    uint32_t pulls;            /* started so far */
+    bool fresh;                /* to be pulled, and nobody was told */
+    bool recomputed;           /* its source was given up */
+    struct cox_hold *hold;  /* where it ended so: in the plan's list, lent until it is released */
+    void *report;           /* of its last pull; the caller's, freed with free */
     enum cox_finish finish; /* when done */
     struct cox_error error; /* COX_FINISH_ERROR */
 };
@@ -116,6 +147,7 @@ struct cox_plan_stats {
     uint64_t prompt_tokens; /* computed, recomputed ones included */
     uint64_t generated_tokens;
     uint64_t preemptions;
+    uint64_t recomputed; /* sequences whose source was given up */
 };
 
 /* Returns 0; COX_INVALID: a limit of 0, or a frame too small for any step; -ENOMEM. */
@@ -126,7 +158,8 @@ struct cox_plan *cox_plan_free(struct cox_plan *plan); /* NULL-safe; frees every
 /* Queues a request. One that can never run is done at once, with an error. Returns 0 or -ENOMEM. */
 int cox_plan_add(struct cox_plan *plan, const struct cox_request *request);
 
-/* Gives the next step. Returns 0, or COX_EMPTY: nothing waits or runs. */
+/* Gives the next step. Returns 0; COX_EMPTY: nothing waits, runs or is pulled; COX_BUSY: nothing can be computed before a pull
+ * ends or blocks are given back. Also then sequences may be to be pulled (cox_plan_pull). */
 int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step);
 /* Gives a step without rows, which tells the ranks what a step tells beside them. */
 void cox_plan_next_empty(struct cox_plan *plan, const struct cox_step **ret_step);
@@ -143,9 +176,33 @@ struct cox_sequence *cox_plan_done(struct cox_plan *plan);
 /* Ends everything that waits or runs with an error; a step in flight counts as reverted. */
 void cox_plan_fail(struct cox_plan *plan, int code, const char *text);
 
-/* Ends what waits or runs for this context, if there is any, with COX_CLOSED; it is done then. Not
- * between next and commit or revert. */
+/* Ends what waits or runs for this context, if there is any, with COX_CLOSED; it is done then. One that is being
+ * pulled is ended by cox_plan_pulled instead. Not between next and commit or revert. */
 void cox_plan_cancel(struct cox_plan *plan, const void *context);
+
+/* ---- pulls and holds; not between next and commit or revert, but for pull ---- */
+
+/* The next admitted sequence that nobody was told is to be pulled, NULL: none. The first source->block_count of its blocks
+ * are for what is pulled. Lent until pulled. */
+const struct cox_sequence *cox_plan_pull(struct cox_plan *plan);
+/* Its pull has ended. quiet: nobody writes to its blocks any more; otherwise they are nobody's until given back by
+ * cox_plan_give. report (may be NULL) is taken. err: why, of FAIL. Returns 0; COX_NOT_FOUND: no such sequence is being
+ * pulled, and report is not taken. */
+int cox_plan_pulled(struct cox_plan *plan, int64_t id, enum cox_pull_end end, bool quiet,
+                    void *report, const struct cox_error *err);
+/* The sequence of this id (0: of this context) that is being pulled, and somebody was told; NULL: there is none. */
+const struct cox_sequence *cox_plan_pulling(const struct cox_plan *plan, int64_t id,
+                                            const void *context);
+/* Blocks that are nobody's, before the first step or given back when they are quiet. */
+void cox_plan_reserve(struct cox_plan *plan, const int32_t *blocks, uint32_t count);
+void cox_plan_give(struct cox_plan *plan, const int32_t *blocks, uint32_t count);
+
+/* Releases the hold of this id and owner (id 0: all of that owner). Idempotent. */
+void cox_plan_release(struct cox_plan *plan, uint64_t owner, int64_t id);
+/* Ends those whose leases are over by now_ns; COX_DEADLINE_NEVER: all. */
+void cox_plan_expire(struct cox_plan *plan, uint64_t now_ns);
+const struct cox_holds *cox_plan_holds(const struct cox_plan *plan); /* lent */
+int64_t cox_plan_last_id(const struct cox_plan *plan);
 
 /* Sequences that ended and of which no step has told (nested: none ever does); *ret_ids is lent
  * until the next call. told forgets them, when the ranks have heard otherwise. With the nested form

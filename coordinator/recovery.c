@@ -15,6 +15,7 @@
 #define RESTART_MS_DEFAULT 60000
 /* Whoever waits for a dead rank knows of the death a little before the hook is called. */
 #define NEWS_MS 5000
+/* The hook for what ranks have to know beside the init has so long. */
 
 /* Tries of one thing, and when the next one is due. */
 struct backoff {

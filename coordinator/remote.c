@@ -47,6 +47,24 @@ static void chunk_fill(struct remote *remote, CoxswainControl__Prompt *messages,
     }
 }
 
+void cox_remote_fill(const struct cox_complete_options *options,
+                     struct CoxswainControl__CompleteRequest *complete, int32_t *stop_tokens)
+{
+    memcpy(stop_tokens, options->stop_tokens, sizeof options->stop_tokens);
+    complete->has_new_count_max = complete->has_shorten = true;
+    complete->new_count_max = cox_complete_new_count(options);
+    complete->shorten = options->new_count_max == 0;
+    complete->has_temperature = complete->has_top_p = complete->has_top_k = complete->has_seed =
+        true;
+    complete->temperature = options->sampling.temperature;
+    complete->top_p = options->sampling.top_p;
+    complete->top_k = options->sampling.top_k;
+    complete->seed = options->sampling.seed;
+    complete->stop_tokens = stop_tokens;
+    complete->n_stop_tokens = options->stop_count;
+    complete->lora = (char *)(uintptr_t)options->lora;
+}
+
 /* The next prompts, as far as the window goes. */
 static int chunk_send(struct remote *remote)
 {
@@ -59,18 +77,7 @@ static int chunk_send(struct remote *remote)
     chunk_fill(remote, messages, &complete);
     if (complete.n_prompts == 0)
         return 0;
-    memcpy(stop_tokens, options->stop_tokens, sizeof stop_tokens);
-    complete.has_new_count_max = complete.has_shorten = true;
-    complete.new_count_max = cox_complete_new_count(options);
-    complete.shorten = options->new_count_max == 0;
-    complete.has_temperature = complete.has_top_p = complete.has_top_k = complete.has_seed = true;
-    complete.temperature = options->sampling.temperature;
-    complete.top_p = options->sampling.top_p;
-    complete.top_k = options->sampling.top_k;
-    complete.seed = options->sampling.seed;
-    complete.stop_tokens = stop_tokens;
-    complete.n_stop_tokens = options->stop_count;
-    complete.lora = (char *)(uintptr_t)options->lora;
+    cox_remote_fill(options, &complete, stop_tokens);
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE;
     request.complete = &complete;
     return cox_stream_put(&remote->client->stream, &request.base);

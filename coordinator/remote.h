@@ -20,4 +20,9 @@ int cox_remote_complete(struct cox_prompts *prompts, struct cox_client *client, 
                         int stop_fd, const struct cox_complete_options *options,
                         struct cox_scheduler_stats *ret_stats, struct cox_error *err);
 
+/* What options say of every prompt, into a request. stop_tokens: room for COX_EOS_COUNT_MAX of them, lent to it. */
+struct CoxswainControl__CompleteRequest;
+void cox_remote_fill(const struct cox_complete_options *options,
+                     struct CoxswainControl__CompleteRequest *complete, int32_t *stop_tokens);
+
 #endif

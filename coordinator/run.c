@@ -2,6 +2,7 @@
 #include "command.h"
 #include "console.h"
 #include "crew.h"
+#include "group_links.h"
 #include "service.h"
 #include "tokenizer.h"
 
@@ -15,7 +16,11 @@ enum {
     OPTION_QUIET,
     OPTION_ADAPTER,
     OPTION_EXTERNAL,
+    OPTION_ROLE,
 };
+
+/* The ranks hear of their role. */
+#define ROLE_MS 10000
 
 #define NOT_INITIALIZED "its workers were not told to initialize (--no-init)"
 
@@ -40,6 +45,10 @@ static void help(FILE *file)
         "                            as long as that takes; standard error tells how they come\n"
         "                            (coxswain-worker --door NAME)\n"
         "      --adapter NAME=DIR    load this LoRA adapter at the start (see coxswain lora)\n"
+        "      --role ROLE           prefill: computes prompts, and holds their keys and values "
+        "for a\n"
+        "                            group that decodes; decode: goes on with them; standard, the\n"
+        "                            default: both (coxswain role changes it)\n"
         "      --quiet               nothing of what the workers write\n");
     cox_recovery_options_help(file);
     cox_group_choice_help(file);
@@ -54,6 +63,7 @@ static const struct option long_options[] = {
     {"quiet", no_argument, NULL, OPTION_QUIET},
     {"external", no_argument, NULL, OPTION_EXTERNAL},
     {"adapter", required_argument, NULL, OPTION_ADAPTER},
+    {"role", required_argument, NULL, OPTION_ROLE},
     {NULL, 0, NULL, 0},
 };
 
@@ -75,10 +85,13 @@ static int print_group(struct cox_crew *crew, struct cox_error *err)
 }
 
 /* Clients' prompts, on a group of reference workers. */
-static int serve(struct cox_crew *crew, const struct cox_crew_options *options,
+static int serve(struct cox_crew *crew, const struct cox_crew_options *options, enum cox_role role,
                  struct cox_serving **ret_serving, struct cox_error *err)
 {
+    struct cox_executor *executor = cox_crew_executor(crew);
+    bool legacy = cox_executor_legacy(executor);
     struct cox_serving_options serving = {
+        .name = legacy ? NULL : cox_executor_name(executor),
         .scheduler = {.step_ms = options->group->step_ms, .log = cox_crew_log()},
     };
     serving.lora = cox_crew_lora(crew);
@@ -87,13 +100,19 @@ static int serve(struct cox_crew *crew, const struct cox_crew_options *options,
         r = cox_scheduler_fit(&serving.scheduler, cox_crew_summary(crew), err);
     cox_crew_recovers(crew, &serving.scheduler);
     if (!r)
-        r = cox_serving_start(cox_crew_executor(crew), &serving, ret_serving, err);
+        r = cox_serving_start(executor, &serving, ret_serving, err);
+    if (!r && role != COX_ROLE_STANDARD)
+        r = cox_group_links_set_role(cox_crew_links(crew), role, cox_deadline_after_ms(ROLE_MS),
+                                     err);
+    if (!r && !legacy)
+        cox_service_link_with(cox_crew_service(crew), cox_crew_links(crew));
     if (!r)
         cox_service_serve_with(cox_crew_service(crew), *ret_serving);
     return r;
 }
 
-static int keep(const struct cox_crew_options *options, const struct cox_adapter_choice *adapters)
+static int keep(const struct cox_crew_options *options, enum cox_role role,
+                const struct cox_adapter_choice *adapters)
 {
     struct cox_error error = {0};
     /* The crew's connections end before the serving. */
@@ -107,7 +126,7 @@ static int keep(const struct cox_crew_options *options, const struct cox_adapter
         r = cox_adapter_choice_load(adapters, cox_crew_lora(crew), options->group->rank_count,
                                     options->group->start_timeout_ms, &error);
     if (!r && !options->refusal)
-        r = serve(crew, options, &serving, &error);
+        r = serve(crew, options, role, &serving, &error);
     if (!r)
         r = print_group(crew, &error);
     if (r) {
@@ -135,6 +154,7 @@ int cox_command_run(int argc, char **argv)
     struct cox_group_choice group;
     struct cox_crew_options options = {.group = &group, .init = true, .need_door = true};
     _cox_cleanup_(cox_adapter_choice_deinit) struct cox_adapter_choice adapters = {0};
+    enum cox_role role = COX_ROLE_STANDARD;
     struct cox_error error = {0};
     cox_group_choice_init(&group);
     int option, r = 0;
@@ -144,7 +164,9 @@ int cox_command_run(int argc, char **argv)
             help(stdout);
             return cox_exit_flushed(COX_EXIT_OK);
         }
-        if (option == OPTION_NO_INIT)
+        if (option == OPTION_ROLE)
+            r = cox_role_parse(optarg, &role, &error);
+        else if (option == OPTION_NO_INIT)
             options.init = false;
         else if (option == OPTION_NO_FLAGS)
             options.no_flags = true;
@@ -192,7 +214,10 @@ int cox_command_run(int argc, char **argv)
         if (!options.init)
             options.refusal = NOT_INITIALIZED;
     }
+    if (!r && role != COX_ROLE_STANDARD && (options.refusal || group.legacy_workers))
+        r = cox_fail(&error, COX_INVALID, "--role is for groups that take prompts: %s",
+                     options.refusal ? options.refusal : "legacy workers hold and pull nothing");
     if (r)
         return r > 0 ? cox_exit_usage("run", &error) : cox_exit_with(&error);
-    return cox_exit_flushed(keep(&options, &adapters));
+    return cox_exit_flushed(keep(&options, role, &adapters));
 }

@@ -15,6 +15,10 @@
 #define TOKEN_COUNT_DEFAULT 512
 #define STEP_MS_DEFAULT 30000
 #define RETRY_MAX_DEFAULT 3
+#define PULL_MS_DEFAULT 10000
+/* Attempts to pull one sequence; each waits four times as long as the one before. */
+#define PULL_COUNT_MAX 3
+#define PULL_PAUSE_NS (20 * COX_NSEC_PER_MSEC)
 /* Times of the last so many steps are kept for the percentiles. */
 #define SAMPLE_COUNT 16384
 /* Every submit is completed by its deadline; beyond it by so much, the executor itself is broken.
@@ -133,6 +137,11 @@ static void on_completion_dropped(void *context, const struct cox_completion *co
 
 /* ---- constructor and destructor ---- */
 
+static void on_quarantine(void *context, const int32_t *blocks, uint32_t count)
+{
+    cox_plan_reserve(context, blocks, count);
+}
+
 static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const struct cox_scheduler_options *options = &scheduler->options;
@@ -143,6 +152,8 @@ static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err
         .block_size = options->block_size,
         .position_count_max = options->position_count_max,
         .request_size_max = cox_executor_request_size_max(scheduler->executor, COX_CHANNEL_EXECUTE),
+        .last_id = options->last_id,
+        .hold_count_max = options->hold_count_max,
         .nested = scheduler->nested,
     };
     int r = cox_plan_new(&plan_options, &scheduler->plan, err);
@@ -162,6 +173,11 @@ static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err
     r = cox_executor_replace(scheduler->executor, COX_CHANNEL_EXECUTE, on_completion, scheduler);
     if (r)
         return cox_fail(err, r, "the execute channel takes no handler: %s", cox_status_text(r));
+    if (options->transfer) {
+        /* Pulls of the scheduler before may still be written. */
+        cox_transfers_abandon(options->transfer);
+        cox_transfers_quarantine(options->transfer, on_quarantine, scheduler->plan);
+    }
     return 0;
 }
 
@@ -197,6 +213,9 @@ int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_
         scheduler->options.step_ms = STEP_MS_DEFAULT;
     if (!options->retry_max)
         scheduler->options.retry_max = RETRY_MAX_DEFAULT;
+    if (!options->pull_ms)
+        scheduler->options.pull_ms = PULL_MS_DEFAULT;
+    COX_ASSERT(!options->transfer || options->feed);
     scheduler->nested = options->nested || cox_executor_legacy(executor);
     scheduler->life = cox_executor_life(executor);
 
@@ -221,6 +240,8 @@ struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler)
     if (scheduler) {
         /* On return the old handler runs no more. */
         cox_executor_replace(scheduler->executor, COX_CHANNEL_EXECUTE, on_completion_dropped, NULL);
+        if (scheduler->options.transfer)
+            cox_transfers_abandon(scheduler->options.transfer);
         scheduler_destroy(scheduler);
     }
     return NULL;
@@ -228,6 +249,7 @@ struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler)
 
 int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_request *request)
 {
+    COX_ASSERT(!request->source || scheduler->options.transfer);
     return cox_plan_add(scheduler->plan, request);
 }
 
@@ -317,6 +339,118 @@ static void step_count(struct cox_scheduler *scheduler, uint64_t submitted_ns)
             step_ns > outcome->model_ns ? step_ns - outcome->model_ns : 0;
 }
 
+/* ---- pulls ---- */
+
+/* What was admitted with a source is pulled, beside the steps. */
+static int pulls_start(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    const struct cox_sequence *sequence;
+    bool any = false;
+    int r = 0;
+    while (!r && (sequence = cox_plan_pull(scheduler->plan))) {
+        uint64_t now = cox_now_ns();
+        const struct cox_pull_request request = {
+            .sequence = sequence->id,
+            .attempt = sequence->pulls,
+            .source = sequence->source,
+            .blocks = sequence->blocks,
+            .not_before_ns =
+                sequence->pulls > 1 ? now + (PULL_PAUSE_NS << 2 * (sequence->pulls - 2)) : 0,
+            .deadline_ns = cox_deadline_min(cox_deadline_after_ms(sequence->request.pull_ms
+                                                                      ? sequence->request.pull_ms
+                                                                      : scheduler->options.pull_ms),
+                                            sequence->source->lease_ns),
+            .life = scheduler->life,
+        };
+        r = cox_transfers_start(scheduler->options.transfer, &request);
+        any = true;
+    }
+    if (any)
+        cox_transfers_turn(scheduler->options.transfer);
+    return r ? cox_fail(err, r, "no memory for a pull") : 0;
+}
+
+static enum cox_pull_end pull_judge(const struct cox_scheduler *scheduler,
+                                    const struct cox_sequence *sequence,
+                                    const struct cox_pull_outcome *result)
+{
+    const struct cox_pull_report *report = result->report;
+    if (report->state == COX_PULL_SUCCESS && result->life == scheduler->life)
+        return COX_PULL_END_DONE;
+    if (sequence->request.pull_only)
+        return COX_PULL_END_FAIL;
+    if (sequence->pulls < PULL_COUNT_MAX && cox_now_ns() < sequence->source->lease_ns &&
+        report->error.code != COX_INVALID)
+        return COX_PULL_END_RETRY;
+    return sequence->request.no_recompute ? COX_PULL_END_FAIL : COX_PULL_END_RECOMPUTE;
+}
+
+static void pull_end(struct cox_scheduler *scheduler, struct cox_pull_outcome *result)
+{
+    const struct cox_scheduler_options *options = &scheduler->options;
+    const struct cox_sequence *sequence = cox_plan_pulling(scheduler->plan, result->sequence, NULL);
+    COX_ASSERT(sequence); /* one that was cancelled has no result */
+    struct cox_error error = {0};
+    const struct cox_error *said = &result->report->error;
+    enum cox_pull_end end = pull_judge(scheduler, sequence, result);
+    if (end != COX_PULL_END_DONE)
+        cox_fail(&error, said->code ? said->code : COX_STALE,
+                 "sequence %" PRId64 " of the group '%s' could not be pulled in %" PRIu32
+                 " tr%s: %.700s",
+                 sequence->source->sequence, sequence->source->cluster_id, sequence->pulls,
+                 sequence->pulls == 1 ? "y" : "ies",
+                 said->text[0] ? said->text : "ranks were replaced meanwhile");
+    if (end == COX_PULL_END_RECOMPUTE)
+        cox_log_write(&options->log, 4, "%s: it is computed here", error.text);
+    if (end != COX_PULL_END_RETRY && options->pulled)
+        options->pulled(options->pulled_context, sequence,
+                        end == COX_PULL_END_DONE ? NULL : &error);
+    bool wanted = sequence->request.pull_only;
+    cox_plan_pulled(scheduler->plan, result->sequence, end, result->quiet,
+                    wanted ? result->report : NULL, &error);
+    if (!wanted)
+        free(result->report);
+}
+
+/* Holds and pulls that have ended. Not 0: the group may have to be recovered first. */
+static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    struct cox_transfers *transfer = scheduler->options.transfer;
+    struct cox_pull_outcome result;
+    int32_t *blocks;
+    uint32_t count;
+    int r = 0;
+    /* Ranks may have forgotten what is held. */
+    bool lost = cox_executor_life(scheduler->executor) != scheduler->life;
+    if (cox_plan_holds(scheduler->plan)->count)
+        cox_plan_expire(scheduler->plan, lost ? COX_DEADLINE_NEVER : cox_now_ns());
+    if (!transfer)
+        return 0;
+    cox_transfers_turn(transfer);
+    while (cox_transfers_take_quiet(transfer, &blocks, &count) == 0) {
+        cox_plan_give(scheduler->plan, blocks, count);
+        free(blocks);
+    }
+    while (cox_transfers_take(transfer, &result) == 0) {
+        /* Of a life that is over it was seen before. */
+        if (result.own_death && result.life == scheduler->life)
+            r = cox_fail(err, result.report->error.code, "%s", result.report->error.text);
+        pull_end(scheduler, &result);
+    }
+    return r;
+}
+
+/* When there is something to look at although nobody wakes. */
+static uint64_t transfers_due_ns(const struct cox_scheduler *scheduler)
+{
+    uint64_t due_ns = cox_holds_due_ns(cox_plan_holds(scheduler->plan));
+    return scheduler->options.transfer
+               ? cox_deadline_min(due_ns, cox_transfers_due_ns(scheduler->options.transfer))
+               : due_ns;
+}
+
+/* ---- the step ---- */
+
 /* What the step is to be computed with. */
 static int step_weights(struct cox_scheduler *scheduler, uint64_t *ret_version,
                         struct cox_error *err)
@@ -346,13 +480,17 @@ static bool needs_empty_step(const struct cox_scheduler *scheduler)
     return scheduler->options.weights && cox_shared_weights_pending(scheduler->options.weights);
 }
 
-/* Plans and runs one step. Returns 0, COX_EMPTY, or the failure of the step. */
+/* Plans and runs one step. Returns 0, COX_EMPTY, COX_BUSY, or the failure of the step. */
 static int step_run(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const struct cox_step *step;
     uint64_t version;
     int r = cox_plan_next(scheduler->plan, &step);
-    if (r == COX_EMPTY && needs_empty_step(scheduler)) {
+    if (r != COX_EMPTY && scheduler->options.transfer) {
+        int started = pulls_start(scheduler, err);
+        r = started ? started : r;
+    }
+    if ((r == COX_EMPTY || r == COX_BUSY) && needs_empty_step(scheduler)) {
         cox_plan_next_empty(scheduler->plan, &step);
         r = 0;
     }
@@ -425,7 +563,7 @@ static bool is_stopped(struct cox_scheduler *scheduler)
     return stopped;
 }
 
-/* Nothing is left to run: the ranks are told, before a sleep of any length. Returns 0: there is more;
+/* Nothing can be computed now: the ranks are told, before a sleep of any length. Returns 0: there is more;
  * COX_EMPTY: that is all; the failure of telling. */
 static int idle(struct cox_scheduler *scheduler, struct cox_error *err)
 {
@@ -433,7 +571,9 @@ static int idle(struct cox_scheduler *scheduler, struct cox_error *err)
     int r = tell(scheduler, err);
     if (r)
         return r;
-    return options->feed && options->feed(options->feed_context, true) ? 0 : COX_EMPTY;
+    return options->feed && options->feed(options->feed_context, true, transfers_due_ns(scheduler))
+               ? 0
+               : COX_EMPTY;
 }
 
 /* A step, or telling, has failed with r. Returns 0: once more; the status that run ends with, which err has
@@ -470,16 +610,19 @@ static int step_failed(struct cox_scheduler *scheduler, int r, struct cox_error 
 static int steps_run(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     for (;;) {
+        done_report(scheduler); /* of holds, before somebody releases them */
         if (scheduler->options.feed)
-            scheduler->options.feed(scheduler->options.feed_context, false);
-        done_report(scheduler);
+            scheduler->options.feed(scheduler->options.feed_context, false, 0);
         if (is_stopped(scheduler))
             return cox_fail(err, COX_CLOSED, "stopped");
         struct cox_error error = {0};
-        int r = scheduler->nested ? tell(scheduler, &error) : 0;
+        int r = transfers_look(scheduler, &error);
+        done_report(scheduler);
+        if (!r && scheduler->nested)
+            r = tell(scheduler, &error);
         if (!r)
             r = step_run(scheduler, &error);
-        if (r == COX_EMPTY && (r = idle(scheduler, &error)) == COX_EMPTY)
+        if ((r == COX_EMPTY || r == COX_BUSY) && (r = idle(scheduler, &error)) == COX_EMPTY)
             return 0;
         if (r)
             r = step_failed(scheduler, r, &error);
@@ -509,7 +652,35 @@ int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err)
 
 void cox_scheduler_cancel(struct cox_scheduler *scheduler, const void *context)
 {
-    cox_plan_cancel(scheduler->plan, context);
+    const struct cox_error error = {.code = COX_CLOSED, .text = "cancelled"};
+    const struct cox_sequence *sequence = cox_plan_pulling(scheduler->plan, 0, context);
+    if (!sequence) {
+        cox_plan_cancel(scheduler->plan, context);
+        return;
+    }
+    int64_t id = sequence->id;
+    bool quiet = cox_transfers_cancel(scheduler->options.transfer, id);
+    cox_plan_pulled(scheduler->plan, id, COX_PULL_END_FAIL, quiet, NULL, &error);
+}
+
+void cox_scheduler_release(struct cox_scheduler *scheduler, uint64_t owner, int64_t id)
+{
+    cox_plan_release(scheduler->plan, owner, id);
+}
+
+const struct cox_holds *cox_scheduler_holds(const struct cox_scheduler *scheduler)
+{
+    return cox_plan_holds(scheduler->plan);
+}
+
+uint64_t cox_scheduler_life(const struct cox_scheduler *scheduler)
+{
+    return scheduler->life;
+}
+
+int64_t cox_scheduler_last_id(const struct cox_scheduler *scheduler)
+{
+    return cox_plan_last_id(scheduler->plan);
 }
 
 void cox_scheduler_stop(struct cox_scheduler *scheduler)

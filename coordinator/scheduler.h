@@ -16,6 +16,9 @@
  *   rank owes the answer of an earlier step, submitting is tried again until a step's time has
  *   passed. Where there is a recover hook, it is asked before, and also for COX_PEER_DEAD, COX_STATE and COX_LATE. Any
  *   other failure ends all requests with its text.
+ * Pulls: while a sequence is pulled, others run. A pull that failed is tried again while the lease lasts, three
+ *   times in all, and then the sequence is computed here like any other, unless it must not.
+ * Holds end with the life of the group in which they were computed, and with a step that failed.
  * If the process dies: private memory; the ranks end with the coordinator.
  */
 #ifndef COX_COORDINATOR_SCHEDULER_H
@@ -23,6 +26,7 @@
 
 #include "operations.h"
 #include "plan.h"
+#include "transfers.h"
 
 struct cox_scheduler;
 struct cox_shared_weights;
@@ -37,14 +41,25 @@ struct cox_scheduler_options {
     uint32_t block_count;        /* required */
     uint32_t block_size;         /* required */
     uint32_t position_count_max; /* required */
+    uint32_t hold_count_max;     /* sequences that are held, at a time; default 0 */
+    int64_t last_id;             /* of the scheduler before: ids of sequences do not come again */
+    /* Pulls what requests with a source need, and is this scheduler's alone until free; feed is required then. NULL: no
+     * request has one. */
+    struct cox_transfers *transfer;
+    uint64_t pull_ms; /* one attempt has so long, and not longer than the lease; default 10,000 */
+    /* The source of a request is not needed any more. error: why it is computed here, or fails; NULL: it was pulled. */
+    void (*pulled)(void *context, const struct cox_sequence *sequence,
+                   const struct cox_error *error);
+    void *pulled_context;
     struct cox_log log;
     /* A request is done, in any order. Also called for those that fail. */
     void (*done)(void *context, const struct cox_sequence *sequence);
     void *done_context;
-    /* On the thread of run, before each step is planned; may add and cancel. idle: nothing is left to
-     * run, and the ranks know it: sleeps until there is something, or returns false: run ends. Not
-     * idle, what it returns is not looked at. NULL: run ends when nothing is left. */
-    bool (*feed)(void *context, bool idle);
+    /* On the thread of run, before each step is planned; may add, cancel and release. idle: nothing can be
+     * computed now, and the ranks know what has ended: sleeps until there is something to add or do, the transfer's hook is
+     * called, or until_ns; or returns false: run ends. Not idle, what it returns is not looked at. NULL: run ends when
+     * nothing is left. */
+    bool (*feed)(void *context, bool idle, uint64_t until_ns);
     void *feed_context;
     /* On the thread of run, when a step has failed or was refused (err: how): sleeps until the group can run steps
      * again. Returns 0: it can, as before (retry_max counts); 1: it can, and was recovered meanwhile: everything is announced and
@@ -88,6 +103,15 @@ int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_request 
 /* Inside feed: ends the request with this context, which is then done, with COX_CLOSED. One that is
  * done, or never was, is fine. */
 void cox_scheduler_cancel(struct cox_scheduler *scheduler, const void *context);
+
+/* Inside feed and done: ends the hold of this owner and id (0: all of the owner). One that is over is fine. */
+void cox_scheduler_release(struct cox_scheduler *scheduler, uint64_t owner, int64_t id);
+/* On the thread of run: what is held now, lent until anything else is called. */
+const struct cox_holds *cox_scheduler_holds(const struct cox_scheduler *scheduler);
+/* cox_executor_life in which the ranks have what is held. */
+uint64_t cox_scheduler_life(const struct cox_scheduler *scheduler);
+/* Sequences had ids up to this. */
+int64_t cox_scheduler_last_id(const struct cox_scheduler *scheduler);
 
 /* Runs steps until nothing is left, then tells the ranks of the sequences that ended last (after a recovery, the
  * next step tells that there is nothing). Returns 0, also when single requests failed; COX_CLOSED: stopped, nothing can be run any more; the status

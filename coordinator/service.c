@@ -21,8 +21,13 @@
 #define REQUEST_ARENA_MAX ((size_t)96 << 20)
 #define REPLY_ARENA_MAX ((size_t)4 << 20)
 #define TEMPERATURE_MAX 100.0f
+#define HOLD_MS_MAX UINT64_C(3600000)
+#define PULL_MS_DEFAULT 10000
 #define STARTING "the group is still being started"
 #define INITIALIZING "the group is still being initialized"
+
+/* Of pulls by order; of prompts it is refused. */
+#define PULL_INDEX UINT64_MAX
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
@@ -39,6 +44,7 @@ struct connection {
     const complete_request *complete; /* its prompts from next_prompt on wait for room */
     size_t next_prompt;
     struct cox_serving_client *client; /* NULL: it brought no prompts so far */
+    uint32_t pull_count;               /* pulls of its own, without an answer */
     int wake_fd;
     bool stopping; /* it asked for the end */
     bool last;     /* nothing more is read, and it ends when all is written */
@@ -55,6 +61,7 @@ struct cox_service {
     struct cox_serving *serving;
     struct cox_recovery *recovery;
     struct cox_lora *lora;
+    struct cox_group_links *links;
     struct cox_shared_weights *weights;
     const char *refusal;
     uint32_t prompts_count; /* connections that brought some */
@@ -106,6 +113,12 @@ static int item_put(struct connection *c, const struct cox_serving_result *resul
     item.finish = finishes[result->finish];
     item.tokens = result->tokens;
     item.n_tokens = result->token_count;
+    CoxswainControl__KvSource hold;
+    if (result->hold) {
+        cox_source_write(result->hold, &hold);
+        item.hold = &hold;
+    }
+    item.has_recomputed = item.recomputed = result->recomputed;
     if (result->finish == COX_FINISH_ERROR) {
         error.has_code = true;
         error.code = result->error ? result->error->code : -ENOMEM;
@@ -115,6 +128,50 @@ static int item_put(struct connection *c, const struct cox_serving_result *resul
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ITEM;
     reply.item = &item;
     return reply_put(c, &reply);
+}
+
+/* The source of a prompt is not needed any more. */
+static int pulled_put(struct connection *c, const struct cox_serving_result *result)
+{
+    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    CoxswainControl__PulledReply pulled = COXSWAIN_CONTROL__PULLED_REPLY__INIT;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    pulled.has_index = true;
+    pulled.index = result->index;
+    if (result->error) {
+        error.has_code = true;
+        error.code = result->error->code;
+        error.text = result->error->text;
+        pulled.error = &error;
+    }
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULLED;
+    reply.pulled = &pulled;
+    return reply_put(c, &reply);
+}
+
+static int pull_put(struct connection *c, const struct cox_serving_result *result)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_pull(result, &arena, &reply.pull);
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULL;
+    return r ? r : reply_put(c, &reply);
+}
+
+static int links_put(struct connection *c, const struct cox_answer_source *source,
+                     const control_request *request)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    struct cox_error error = {0};
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_links(source, request, &arena, &reply, &error);
+    if (r && error.code)
+        return error_put(c, r, error.text);
+    return r ? r : reply_put(c, &reply);
 }
 
 static int status_put(struct connection *c, const struct cox_answer_source *source)
@@ -182,6 +239,39 @@ static int weights_put(struct connection *c, const struct cox_answer_source *sou
 
 /* ---- prompts ---- */
 
+/* What the group's role and links say of the prompts. */
+static int transfer_check(const complete_request *complete, const struct cox_answer_source *source,
+                          struct cox_error *err)
+{
+    bool hold = complete->has_hold_ms && complete->hold_ms;
+    for (size_t i = 0; i < complete->n_prompts; i++) {
+        struct cox_source read;
+        const CoxswainControl__Prompt *prompt = complete->prompts[i];
+        if (prompt->index == PULL_INDEX)
+            return cox_fail(err, COX_INVALID, "a prompt's index is too large");
+        if (!prompt->source)
+            continue;
+        if (!source->links)
+            return cox_fail(err, COX_UNSUPPORTED, "this group pulls nothing");
+        if (hold)
+            return cox_fail(err, COX_INVALID, "a prompt is either pulled or held");
+        int r = cox_source_read(prompt->source, &read, err);
+        if (r)
+            return r;
+    }
+    if (hold && !source->links)
+        return cox_fail(err, COX_UNSUPPORTED, "this group holds nothing");
+    if (hold && complete->hold_ms > HOLD_MS_MAX)
+        return cox_fail(err, COX_INVALID, "a prompt is held for an hour at most");
+    if (!hold && source->links && cox_group_links_role(source->links) == COX_ROLE_PREFILL)
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "the role of this group is prefill: it computes prompts for a group that "
+                        "decodes (coxswain generate --prefill %s --decode NAME), or give it "
+                        "another role (coxswain role --name %s standard)",
+                        cox_executor_name(source->executor), cox_executor_name(source->executor));
+    return 0;
+}
+
 static int complete_check(const complete_request *complete, struct cox_error *err)
 {
     if (!complete->has_new_count_max || complete->new_count_max == 0)
@@ -203,8 +293,10 @@ static int complete_check(const complete_request *complete, struct cox_error *er
     return 0;
 }
 
+/* source: room for the prompt's. */
 static struct cox_request request_make(const complete_request *complete,
-                                       const CoxswainControl__Prompt *prompt)
+                                       const CoxswainControl__Prompt *prompt,
+                                       struct cox_source *source)
 {
     struct cox_request request = {
         .tokens = prompt->tokens,
@@ -220,6 +312,11 @@ static struct cox_request request_make(const complete_request *complete,
     };
     for (size_t i = 0; i < complete->n_stop_tokens; i++)
         request.stop_tokens[i] = complete->stop_tokens[i];
+    request.hold_ms = complete->hold_ms;
+    request.no_recompute = complete->no_recompute;
+    /* It was read before, and made sense. */
+    if (prompt->source && cox_source_read(prompt->source, source, NULL) == 0)
+        request.source = source;
     return request;
 }
 
@@ -234,7 +331,8 @@ static int prompts_submit(struct connection *c)
 {
     while (c->complete && c->next_prompt < c->complete->n_prompts) {
         const CoxswainControl__Prompt *prompt = c->complete->prompts[c->next_prompt];
-        const struct cox_request request = request_make(c->complete, prompt);
+        struct cox_source source;
+        const struct cox_request request = request_make(c->complete, prompt, &source);
         int r = cox_serving_submit(c->client, &request, prompt->index);
         if (r == COX_FULL)
             return 0;
@@ -252,7 +350,11 @@ static int results_put(struct connection *c)
     struct cox_serving_result result;
     while (c->client && cox_stream_pending(&c->stream) < PENDING_MAX &&
            cox_serving_take(c->client, &result) == 0) {
-        int r = item_put(c, &result);
+        bool is_pull = !result.is_pulled && result.index == PULL_INDEX && c->pull_count > 0;
+        c->pull_count -= is_pull;
+        int r = is_pull            ? pull_put(c, &result)
+                : result.is_pulled ? (result.index == PULL_INDEX ? 0 : pulled_put(c, &result))
+                                   : item_put(c, &result);
         cox_serving_result_deinit(&result);
         if (r)
             return r;
@@ -300,6 +402,8 @@ static int complete_take(struct connection *c, const struct cox_answer_source *s
     if (!source->serving)
         return error_put(c, COX_UNSUPPORTED, source->refusal);
     int r = complete_check(complete, &error);
+    if (!r)
+        r = transfer_check(complete, source, &error);
     if (r)
         return error_put(c, r, error.text);
     r = client_make(c, source->serving);
@@ -309,6 +413,33 @@ static int complete_take(struct connection *c, const struct cox_answer_source *s
                                        : cox_status_text(r));
     c->complete = complete;
     c->next_prompt = 0;
+    return 0;
+}
+
+static int pull_take(struct connection *c, const struct cox_answer_source *source,
+                     const CoxswainControl__PullRequest *pull)
+{
+    struct cox_error error = {0};
+    struct cox_source read;
+    if (!source->serving)
+        return error_put(c, COX_UNSUPPORTED, source->refusal);
+    int r = !source->links ? cox_fail(&error, COX_UNSUPPORTED, "this group pulls nothing")
+            : pull->source ? cox_source_read(pull->source, &read, &error)
+                           : cox_fail(&error, COX_INVALID, "nothing to pull was named");
+    if (!r)
+        r = client_make(c, source->serving);
+    uint64_t timeout_ms = pull->has_timeout_ms ? pull->timeout_ms : PULL_MS_DEFAULT;
+    const struct cox_request request = {
+        .source = &read,
+        .pull_only = true,
+        .pull_ms = timeout_ms < HOLD_MS_MAX ? timeout_ms : HOLD_MS_MAX,
+        .new_count_max = 1,
+    };
+    if (!r)
+        r = cox_serving_submit(c->client, &request, PULL_INDEX);
+    if (r)
+        return error_put(c, r, error.code ? error.text : cox_status_text(r));
+    c->pull_count++;
     return 0;
 }
 
@@ -322,6 +453,7 @@ static struct cox_answer_source source_of(struct cox_service *service)
         .serving = service->serving,
         .recovery = service->recovery,
         .lora = service->lora,
+        .links = service->links,
         .refusal = service->refusal,
         .model = service->model,
         .weights = service->weights,
@@ -358,12 +490,26 @@ static int request_serve(struct connection *c, const control_request *request)
         return recover_put(c, &source, request->recover);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
         return lora_put(c, &source, request->lora);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO:
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK:
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK_STATUS:
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_ROLE:
+        return links_put(c, &source, request);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_PULL:
+        return pull_take(c, &source, request->pull);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RELEASE: {
+        int r = 0;
+        for (size_t i = 0; !r && c->client && i < request->release->n_holds; i++)
+            if (request->release->holds[i] > 0)
+                r = cox_serving_release(c->client, request->release->holds[i]);
+        return r;
+    }
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
         return weights_put(c, &source, request->weights);
     default:
         return error_put(c, COX_UNSUPPORTED,
-                         "no such request: expected status, stop, complete, cancel, recover, lora "
-                         "or weights");
+                         "no such request: expected status, stop, complete, cancel, recover, "
+                         "kv_info, link, link_status, role, pull, release, lora or weights");
     }
 }
 
@@ -552,6 +698,13 @@ void cox_service_lora_with(struct cox_service *service, struct cox_lora *lora)
 {
     pthread_mutex_lock(&service->lock);
     service->lora = lora;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_link_with(struct cox_service *service, struct cox_group_links *links)
+{
+    pthread_mutex_lock(&service->lock);
+    service->links = links;
     pthread_mutex_unlock(&service->lock);
 }
 

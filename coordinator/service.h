@@ -1,13 +1,13 @@
 /*
  * service: the coordinator's end of its control connections (proto/control.proto): status, stop,
- * prompts, recovery.
+ * prompts, recovery, links and pulls.
  *
  * Every connection has a thread of its own and touches no worker: status is answered also when all of
  * them are stuck or dead. Of COX_SERVICE_CONNECTION_MAX connections at a time, the last few are kept for
  * those that bring no prompts, so that clients that read nothing never take status and stop away.
  *
- * Threads: new, attach, serve_with, recover_with, lora_with, refuse and free from one thread; take from any, it does not block.
- * Ownership: fds are taken; executor, recovery, lora and serving are borrowed until free, model and the refusal are
+ * Threads: new, attach, serve_with, recover_with, lora_with, link_with, refuse and free from one thread; take from any, it does not block.
+ * Ownership: fds are taken; executor, recovery, lora, links and serving are borrowed until free, model and the refusal are
  *   dup'd.
  * Blocks: free until every connection's thread has ended, which is at once, except that one inside recovery or lora ends when that
  *   is stopped; the rest nothing.
@@ -24,6 +24,7 @@
 #define COX_SERVICE_PROMPTS_MAX 24
 
 struct cox_lora;
+struct cox_group_links;
 struct cox_recovery;
 struct cox_service;
 
@@ -49,6 +50,8 @@ void cox_service_serve_with(struct cox_service *service, struct cox_serving *ser
 void cox_service_recover_with(struct cox_service *service, struct cox_recovery *recovery);
 /* From now on LoRA operations are. */
 void cox_service_lora_with(struct cox_service *service, struct cox_lora *lora);
+/* From now on links are made, and prompts held and pulled. */
+void cox_service_link_with(struct cox_service *service, struct cox_group_links *links);
 /* What status tells of, and a request replaces, from now on; NULL: ranks have loaded their own. Borrowed until free. */
 void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights);
 void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */

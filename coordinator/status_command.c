@@ -4,6 +4,7 @@
 #include "console.h"
 #include "executor.h"
 #include "recovery.h"
+#include "group_links.h"
 #include "proto/control.pb-c.h"
 #include "target.h"
 
@@ -307,9 +308,33 @@ static void print_rank(const status_reply *status, const CoxswainControl__RankSt
     print_troubles(rank);
 }
 
+/* "role decode, linked with A, B; holds 3 (12 blocks); pulls: ..." Nothing of a group that has taken no part so far. */
+static void print_transfer(const CoxswainControl__TransferStatus *transfer)
+{
+    char text[TEXT_SIZE];
+    if (!transfer)
+        return;
+    uint64_t pulls =
+        transfer->running + transfer->succeeded + transfer->failed + transfer->cancelled;
+    if (transfer->role == COX_ROLE_STANDARD && !transfer->n_links && !transfer->holds && !pulls)
+        return;
+    printf("role %s", cox_role_name(transfer->role));
+    for (size_t i = 0; i < transfer->n_links; i++)
+        printf("%s%s", i ? ", " : ", linked with ", text_or(transfer->links[i]->cluster_id, "?"));
+    printf("; holds %" PRIu64 " (%" PRIu64 " blocks)\n", transfer->holds, transfer->held_blocks);
+    if (pulls)
+        printf("pulls: %" PRIu64 " run, %" PRIu64 " succeeded (%s), %" PRIu64 " failed, %" PRIu64
+               " cancelled, %" PRIu64 " tried again; %" PRIu64 " computed instead; %" PRIu64
+               " late results, %" PRIu64 " blocks in quarantine\n",
+               transfer->running, transfer->succeeded, format_bytes(text, transfer->bytes),
+               transfer->failed, transfer->cancelled, transfer->retries, transfer->recomputed,
+               transfer->late_results, transfer->quarantined_blocks);
+}
+
 static void print_status(const status_reply *status)
 {
     print_group(status);
+    print_transfer(status->transfer);
     print_recovery(status->recovery);
     print_channels(status);
     print_times(status);
@@ -424,6 +449,29 @@ static json_t *serving_json(const CoxswainControl__ServingStatus *serving)
     return root;
 }
 
+static json_t *transfer_json(const CoxswainControl__TransferStatus *transfer)
+{
+    if (!transfer)
+        return json_null();
+    json_t *root = json_object(), *links = json_array();
+    for (size_t i = 0; i < transfer->n_links; i++)
+        json_array_append_new(links, text_json(transfer->links[i]->cluster_id));
+    json_object_set_new(root, "role", json_string(cox_role_name(transfer->role)));
+    json_object_set_new(root, "links", links);
+    json_object_set_new(root, "holds", number_json(transfer->holds));
+    json_object_set_new(root, "held_blocks", number_json(transfer->held_blocks));
+    json_object_set_new(root, "running", number_json(transfer->running));
+    json_object_set_new(root, "succeeded", number_json(transfer->succeeded));
+    json_object_set_new(root, "failed", number_json(transfer->failed));
+    json_object_set_new(root, "cancelled", number_json(transfer->cancelled));
+    json_object_set_new(root, "retries", number_json(transfer->retries));
+    json_object_set_new(root, "recomputed", number_json(transfer->recomputed));
+    json_object_set_new(root, "late_results", number_json(transfer->late_results));
+    json_object_set_new(root, "bytes", number_json(transfer->bytes));
+    json_object_set_new(root, "quarantined_blocks", number_json(transfer->quarantined_blocks));
+    return root;
+}
+
 static json_t *recovery_json(const CoxswainControl__RecoveryStatus *recovery)
 {
     if (!recovery)
@@ -477,6 +525,7 @@ static void print_json(const status_reply *status)
     json_object_set_new(root, "refusal", text_json(status->refusal));
     json_object_set_new(root, "weights", weights_json(status->weights));
     json_object_set_new(root, "recovery", recovery_json(status->recovery));
+    json_object_set_new(root, "transfer", transfer_json(status->transfer));
     json_dumpf(root, stdout, JSON_COMPACT);
     putchar('\n');
     json_decref(root);
@@ -500,6 +549,8 @@ static void clean_texts(status_reply *status)
     clean(status->refusal);
     if (status->recovery)
         clean(status->recovery->doing);
+    for (size_t i = 0; status->transfer && i < status->transfer->n_links; i++)
+        clean(status->transfer->links[i]->cluster_id);
     for (size_t c = 0; c < status->n_channels; c++) {
         clean(status->channels[c]->name);
         for (size_t i = 0; i < status->channels[c]->n_phases; i++)

@@ -80,7 +80,8 @@ struct cox_worker_options {
      * inside the C library (malloc, stdio; out of scanf glibc cannot be left at all, the process ends), no destructor runs, threads it has started go on. Only for callbacks that
      * can stand it, which run on the stack they were called on; false: such a rank stays stuck until it is replaced. */
     bool leave_stuck;
-    size_t request_size_max;     /* cap on an unpacked request; 0: 256 MiB, and of one that did not fit its frame twice its
+    size_t
+        request_size_max; /* cap on an unpacked request; 0: 256 MiB, and of one that did not fit its frame twice its
                                   * size beside */
     uint32_t sequence_count_max; /* live sequences; 0: 4096 */
     uint32_t token_count_max;    /* tokens of one sequence; 0: 131072 */

@@ -448,6 +448,361 @@ static void a_failure_ends_all(void **state)
     cox_plan_free(plan);
 }
 
+/* ---- holds and pulls ---- */
+
+static struct cox_plan_options with_holds(void)
+{
+    struct cox_plan_options options = defaults;
+    options.hold_count_max = 4;
+    options.token_count_max = 64;
+    return options;
+}
+
+/* Of 6 tokens, which are 2 blocks. */
+static void add_held(struct cox_plan *plan, uint64_t owner, uint64_t hold_ms)
+{
+    int32_t tokens[6] = {1, 2, 3, 4, 5, 6};
+    struct cox_request request = {.tokens = tokens,
+                                  .token_count = 6,
+                                  .new_count_max = 1,
+                                  .hold_ms = hold_ms,
+                                  .owner = owner,
+                                  .stop_tokens = {99},
+                                  .stop_count = 1};
+    assert_int_equal(cox_plan_add(plan, &request), 0);
+}
+
+static int64_t held_id(struct cox_plan *plan, bool held)
+{
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_non_null(done);
+    assert_int_equal(done->hold != NULL, held);
+    int64_t id = done->id;
+    if (held) {
+        assert_int_equal(done->finish, COX_FINISH_LENGTH);
+        assert_int_equal(done->hold->id, id);
+        assert_int_equal(done->hold->block_count, 2);
+    }
+    cox_sequence_free(done);
+    return id;
+}
+
+static void m10_a_held_sequence_keeps_its_blocks_until_it_is_released(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(with_holds());
+    const int64_t *ids;
+    add_held(plan, 7, 60000);
+    next(plan);
+    commit(plan, 1, 50);
+    int64_t id = held_id(plan, true);
+    assert_int_equal(cox_plan_free_blocks(plan), 14);
+    assert_int_equal(cox_plan_holds(plan)->count, 1);
+    /* The ranks still know it, so that nobody else gets its blocks. */
+    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    const struct cox_step *step;
+    assert_int_equal(cox_plan_next(plan, &step), COX_EMPTY);
+    cox_plan_release(plan, 8, id); /* another one's */
+    cox_plan_release(plan, 7, id + 1);
+    cox_plan_expire(plan, cox_now_ns());
+    assert_int_equal(cox_plan_free_blocks(plan), 14);
+    cox_plan_release(plan, 7, id);
+    cox_plan_release(plan, 7, id);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    assert_int_equal(cox_plan_untold(plan, &ids), 1);
+    assert_int_equal(ids[0], id);
+    /* The next step tells. */
+    add(plan, 3, 2);
+    step = next(plan);
+    assert_int_equal(step->finished_count, 1);
+    commit(plan, 2, 50);
+    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    cox_plan_free(plan);
+}
+
+static void m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(with_holds());
+    add_held(plan, 1, 1);
+    add_held(plan, 2, 60000);
+    add_held(plan, 3, 60000);
+    next(plan);
+    commit(plan, 1, 50);
+    held_id(plan, true);
+    held_id(plan, true);
+    held_id(plan, true);
+    assert_int_equal(cox_plan_free_blocks(plan), 10);
+    uint64_t due_ns = cox_holds_due_ns(cox_plan_holds(plan));
+    cox_plan_expire(plan, due_ns - 1);
+    assert_int_equal(cox_plan_holds(plan)->count, 3);
+    cox_plan_expire(plan, due_ns);
+    assert_int_equal(cox_plan_holds(plan)->count, 2);
+    cox_plan_release(plan, 2, 0);
+    assert_int_equal(cox_plan_holds(plan)->count, 1);
+    add(plan, 3, 2);
+    next(plan);
+    cox_plan_revert(plan);
+    assert_int_equal(cox_plan_holds(plan)->count, 0);
+    const int64_t *ids;
+    assert_int_equal(cox_plan_untold(plan, &ids), 0); /* the tables are emptied */
+    cox_plan_free(plan);
+}
+
+static void m10_a_prompt_that_stops_or_finds_no_room_is_not_held(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = with_holds();
+    options.hold_count_max = 1;
+    struct cox_plan *plan = plan_new(options);
+    add_held(plan, 1, 60000);
+    next(plan);
+    commit(plan, 1, 99);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(done->finish, COX_FINISH_STOP);
+    assert_null(done->hold);
+    cox_sequence_free(done);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    add_held(plan, 1, 60000);
+    add_held(plan, 1, 60000);
+    next(plan);
+    commit(plan, 2, 50);
+    held_id(plan, true);
+    held_id(plan, false);
+    assert_int_equal(cox_plan_free_blocks(plan), 14);
+    cox_plan_free(plan);
+}
+
+static const int32_t remote_blocks[] = {8, 9, 3, 4};
+
+/* token_count tokens, the last of them generated elsewhere. */
+static void add_pulled(struct cox_plan *plan, uint32_t token_count, uint32_t new_count_max,
+                       const struct cox_request *like)
+{
+    int32_t tokens[64];
+    for (int i = 0; i < 64; i++)
+        tokens[i] = i;
+    const struct cox_source source = {.cluster_id = "other",
+                                      .life = 5,
+                                      .sequence = 77,
+                                      .lease_ns = COX_DEADLINE_NEVER,
+                                      .blocks = remote_blocks,
+                                      .block_count = (token_count + 2) / 4};
+    struct cox_request request = *like;
+    request.tokens = tokens;
+    request.token_count = token_count;
+    request.new_count_max = new_count_max;
+    request.source = &source;
+    assert_int_equal(cox_plan_add(plan, &request), 0);
+}
+
+static void m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    const struct cox_step *step;
+    add(plan, 3, 9);
+    add_pulled(plan, 6, 3, &(struct cox_request){0});
+    step = next(plan);
+    assert_int_equal(step->row_count, 1);
+    const struct cox_sequence *pulled = cox_plan_pull(plan);
+    assert_non_null(pulled);
+    assert_null(cox_plan_pull(plan));
+    assert_int_equal(pulled->id, 2);
+    assert_int_equal(pulled->source->sequence, 77);
+    assert_int_equal(pulled->source->blocks[1], 9);
+    assert_int_equal(pulled->block_count, 2);
+    commit(plan, 1, 50);
+    /* It has no row until it is there. */
+    step = next(plan);
+    expect_row(step, 0, 1, 3, 1, false, true);
+    assert_int_equal(step->row_count, 1);
+    commit(plan, 2, 50);
+    assert_int_equal(cox_plan_pulled(plan, 3, COX_PULL_END_DONE, true, NULL, NULL), COX_NOT_FOUND);
+    assert_int_equal(cox_plan_pulled(plan, 2, COX_PULL_END_DONE, true, NULL, NULL), 0);
+    step = next(plan);
+    assert_int_equal(step->row_count, 2);
+    expect_row(step, 1, 2, 5, 1, true, true);
+    commit(plan, 3, 51);
+    step = next(plan);
+    expect_row(step, 1, 2, 6, 1, false, true);
+    /* A step that fails takes it back to the beginning, like any other. */
+    cox_plan_revert(plan);
+    step = next(plan);
+    expect_row(step, 1, 2, 0, 7, true, true);
+    commit(plan, 4, 52);
+    cox_plan_free(plan);
+}
+
+static void m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    const struct cox_step *step;
+    struct cox_error error = {.code = COX_STALE, .text = "gone"};
+    add_pulled(plan, 6, 3, &(struct cox_request){0});
+    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
+    assert_int_equal(cox_plan_pull(plan)->pulls, 1);
+    assert_int_equal(cox_plan_pulled(plan, 1, COX_PULL_END_RETRY, true, NULL, &error), 0);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
+    assert_int_equal(cox_plan_pull(plan)->pulls, 2);
+    assert_int_equal(cox_plan_pulled(plan, 1, COX_PULL_END_RECOMPUTE, true, NULL, &error), 0);
+    step = next(plan);
+    expect_row(step, 0, 1, 0, 6, true, true);
+    assert_null(cox_plan_pull(plan));
+    assert_true(step->rows[0].sequence->recomputed);
+    commit(plan, 1, 50);
+    add_pulled(plan, 6, 3, &(struct cox_request){.context = &error});
+    step = next(plan);
+    assert_non_null(cox_plan_pull(plan));
+    commit(plan, 2, 51);
+    assert_int_equal(cox_plan_pulling(plan, 0, &error)->id, 2);
+    assert_null(cox_plan_pulling(plan, 0, plan));
+    assert_int_equal(cox_plan_pulled(plan, 2, COX_PULL_END_FAIL, true, NULL, &error), 0);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(done->finish, COX_FINISH_ERROR);
+    assert_int_equal(done->error.code, COX_STALE);
+    cox_sequence_free(done);
+    cox_plan_free(plan);
+}
+
+static void m11_blocks_that_a_late_rank_may_write_are_nobodys(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.block_count = 3;
+    struct cox_plan *plan = plan_new(options);
+    const struct cox_step *step;
+    const struct cox_error error = {.code = COX_TIMEOUT, .text = "late"};
+    int32_t blocks[2];
+    add_pulled(plan, 6, 3, &(struct cox_request){0});
+    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
+    memcpy(blocks, cox_plan_pull(plan)->blocks, sizeof blocks);
+    assert_int_equal(cox_plan_pulled(plan, 1, COX_PULL_END_RECOMPUTE, false, NULL, &error), 0);
+    assert_int_equal(cox_plan_free_blocks(plan), 1);
+    /* It needs two, and waits for them. */
+    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
+    cox_plan_give(plan, blocks, 2);
+    step = next(plan);
+    expect_row(step, 0, 1, 0, 6, true, true);
+    commit(plan, 1, 50);
+    cox_plan_free(plan);
+
+    /* A plan that comes after leaves them alone. */
+    plan = plan_new(options);
+    cox_plan_reserve(plan, blocks, 2);
+    cox_plan_reserve(plan, blocks, 1);
+    assert_int_equal(cox_plan_free_blocks(plan), 1);
+    add(plan, 2, 2);
+    step = next(plan);
+    assert_int_equal(step->rows[0].sequence->blocks[0], 2);
+    commit(plan, 1, 50);
+    cox_plan_give(plan, blocks, 2);
+    assert_int_equal(cox_plan_free_blocks(plan), 2);
+    cox_plan_free(plan);
+}
+
+static void m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    const struct cox_step *step;
+    int report = 0;
+    add_pulled(plan, 6, 1, &(struct cox_request){.pull_only = true});
+    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
+    assert_non_null(cox_plan_pull(plan));
+    assert_int_equal(cox_plan_free_blocks(plan), 14);
+    assert_int_equal(
+        cox_plan_pulled(plan, 1, COX_PULL_END_DONE, true, memcpy(malloc(4), &report, 4), NULL), 0);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(done->finish, COX_FINISH_LENGTH);
+    assert_non_null(done->report);
+    cox_sequence_free(done);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    assert_int_equal(cox_plan_next(plan, &step), COX_EMPTY);
+    cox_plan_free(plan);
+}
+
+static void m11_sources_that_do_not_fit_are_refused(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    const struct cox_source source = {
+        .cluster_id = "other", .blocks = remote_blocks, .block_count = 3};
+    int32_t tokens[6] = {0};
+    struct cox_request request = {
+        .tokens = tokens, .token_count = 6, .new_count_max = 1, .source = &source};
+    assert_int_equal(cox_plan_add(plan, &request), 0);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(done->error.code, COX_INVALID);
+    cox_sequence_free(done);
+    /* The last position that there is was generated elsewhere: nothing is left to do, and that is no error. */
+    struct cox_plan_options options = defaults;
+    options.position_count_max = 5;
+    cox_plan_free(plan);
+    plan = plan_new(options);
+    add_pulled(plan, 6, 9, &(struct cox_request){.shorten = true});
+    done = cox_plan_done(plan);
+    assert_int_equal(done->finish, COX_FINISH_LENGTH);
+    assert_int_equal(done->token_count, 6);
+    cox_sequence_free(done);
+    add_pulled(plan, 6, 9, &(struct cox_request){0});
+    done = cox_plan_done(plan);
+    assert_int_equal(done->error.code, COX_TOO_LARGE);
+    cox_sequence_free(done);
+    cox_plan_free(plan);
+}
+
+static void m11_a_pull_that_nobody_began_is_cancelled_like_any_other(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    const struct cox_step *step;
+    int mine;
+    add_pulled(plan, 6, 3, &(struct cox_request){.context = &mine});
+    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
+    cox_plan_cancel(plan, &mine);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(done->error.code, COX_CLOSED);
+    cox_sequence_free(done);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    assert_null(cox_plan_pull(plan));
+    cox_plan_free(plan);
+}
+
+static void m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(with_holds());
+    int32_t tokens[6] = {0};
+    struct cox_request request = {
+        .tokens = tokens, .token_count = 6, .new_count_max = 59, .hold_ms = 60000, .owner = 1};
+    assert_int_equal(cox_plan_add(plan, &request), 0);
+    request.new_count_max = 60; /* one more than there are positions */
+    assert_int_equal(cox_plan_add(plan, &request), 0);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(done->error.code, COX_TOO_LARGE);
+    cox_sequence_free(done);
+    next(plan);
+    commit(plan, 1, 50);
+    held_id(plan, true);
+    cox_plan_free(plan);
+}
+
+static void m10_ids_go_on_where_the_plan_before_ended(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.last_id = 41;
+    struct cox_plan *plan = plan_new(options);
+    add(plan, 2, 2);
+    assert_int_equal(next(plan)->rows[0].sequence->id, 42);
+    commit(plan, 1, 50);
+    assert_int_equal(cox_plan_last_id(plan), 42);
+    cox_plan_free(plan);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -463,6 +818,17 @@ int main(void)
         cmocka_unit_test(nested_steps_are_all_prefill_or_all_decode),
         cmocka_unit_test(who_is_cancelled_gives_everything_back),
         cmocka_unit_test(a_failure_ends_all),
+        cmocka_unit_test(m10_a_held_sequence_keeps_its_blocks_until_it_is_released),
+        cmocka_unit_test(m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed),
+        cmocka_unit_test(m10_a_prompt_that_stops_or_finds_no_room_is_not_held),
+        cmocka_unit_test(m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run),
+        cmocka_unit_test(m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails),
+        cmocka_unit_test(m11_blocks_that_a_late_rank_may_write_are_nobodys),
+        cmocka_unit_test(m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back),
+        cmocka_unit_test(m11_sources_that_do_not_fit_are_refused),
+        cmocka_unit_test(m11_a_pull_that_nobody_began_is_cancelled_like_any_other),
+        cmocka_unit_test(m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit),
+        cmocka_unit_test(m10_ids_go_on_where_the_plan_before_ended),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }

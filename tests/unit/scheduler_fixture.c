@@ -168,6 +168,129 @@ static void *rank_main(void *context)
     return NULL;
 }
 
+/* ---- pulls: the test completes them, or they are done at once ---- */
+
+/* The cells of the blocks pulled: as if the first tokens of the sequence had been computed into them. The tokens
+ * are those that the test says the other group had. */
+static void pull_copy(struct cox_executor *executor,
+                      const ModelExecuteData__PullKVRequest__PullKVInfo *info)
+{
+    const ProtobufCBinaryData *to = info->dst_block_tables;
+    for (uint32_t p = 0; p < to->len / 8 * BLOCK_SIZE; p++) {
+        int64_t block = cox_wire_int64_get(to->data, p / BLOCK_SIZE);
+        COX_ASSERT(block >= 0 && block < BLOCK_COUNT_MAX);
+        executor->cells[block][p % BLOCK_SIZE] = (struct cell){
+            .id = info->dst_sequence, .position = p, .token = executor->remote_token(info, p)};
+    }
+}
+
+void executor_complete_pull(struct cox_executor *executor, const struct fixture_pull *pull,
+                            int status, enum cox_outcome outcome, int32_t code, int32_t pull_status)
+{
+    ModelExecuteData__PullKVResponse__PullKVResult results[16], *list[16];
+    ModelExecuteData__PullKVResponse pulls = MODEL_EXECUTE_DATA__PULL_KVRESPONSE__INIT;
+    ModelExecuteData__ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    struct cox_rank_result rank = {.outcome = outcome,
+                                   .response = outcome == COX_OUTCOME_OK ? &response : NULL,
+                                   .text = "not in time"};
+    struct cox_completion completion = {
+        .channel = COX_CHANNEL_TRANSFER,
+        .status = status,
+        .text = "the test says so",
+        .rank_count = 1,
+        .ranks = &rank,
+        .request_context = pull->context,
+    };
+    for (uint32_t i = 0; i < pull->count; i++) {
+        model_execute_data__pull_kvresponse__pull_kvresult__init(&results[i]);
+        results[i].request_id = (char *)(uintptr_t)pull->ids[i];
+        results[i].has_pd_error_code = results[i].has_status = results[i].has_copied_bytes = true;
+        results[i].pd_error_code = (ModelExecuteData__PDErrorCode)code;
+        results[i].status = pull_status;
+        results[i].copied_bytes = 100;
+        list[i] = &results[i];
+    }
+    pulls.pull_kv_results = list;
+    pulls.n_pull_kv_results = pull->count;
+    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_PULL_KV_RESPONSE;
+    response.pull_kv_response = &pulls;
+    pthread_mutex_lock(&executor->lock);
+    cox_completion_fn handler = executor->pull_handler;
+    void *context = executor->pull_context;
+    pthread_mutex_unlock(&executor->lock);
+    handler(context, &completion);
+}
+
+static int pull_submit(struct cox_executor *executor,
+                       const struct ModelExecuteData__ExecuteRequest *request,
+                       const struct cox_submit_options *options, uint64_t *ret_sequence,
+                       struct cox_error *err)
+{
+    const ModelExecuteData__PullKVRequest *pulls = request->pull_kv_request;
+    struct fixture_pull pull = {.context = options->request_context,
+                                .count = (uint32_t)pulls->n_pull_kv_infos};
+    pthread_mutex_lock(&executor->lock);
+    uint64_t number = ++executor->pull_count;
+    int r = executor->script.pull_submit ? executor->script.pull_submit(number) : 0;
+    bool held = executor->script.pulls_held;
+    int32_t code = executor->script.pull_code ? executor->script.pull_code(number) : 0;
+    for (uint32_t i = 0; !r && i < pull.count; i++) {
+        snprintf(pull.ids[i], sizeof pull.ids[i], "%s",
+                 pulls->pull_kv_infos[i]->seq_group_metadata->request_id);
+        if (!held && !code)
+            pull_copy(executor, pulls->pull_kv_infos[i]);
+    }
+    if (!r && held) {
+        COX_ASSERT(executor->held_count < FIXTURE_PULLS_MAX);
+        executor->held[executor->held_count++] = pull;
+        pthread_cond_broadcast(&executor->wake);
+    }
+    *ret_sequence = number;
+    pthread_mutex_unlock(&executor->lock);
+    if (r)
+        return cox_fail(err, r, "submit of a pull says %s", cox_status_text(r));
+    if (!held)
+        executor_complete_pull(executor, &pull, 0, COX_OUTCOME_OK, code, code ? COX_STALE : 0);
+    return 0;
+}
+
+struct fixture_pull executor_await_pull(struct cox_executor *executor)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 30;
+    pthread_mutex_lock(&executor->lock);
+    while (executor->held_count == 0)
+        COX_ASSERT(pthread_cond_timedwait(&executor->wake, &executor->lock, &until) == 0);
+    struct fixture_pull pull = executor->held[0];
+    memmove(executor->held, executor->held + 1, --executor->held_count * sizeof pull);
+    pthread_mutex_unlock(&executor->lock);
+    return pull;
+}
+
+uint32_t cox_executor_rank_count(const struct cox_executor *executor)
+{
+    (void)executor;
+    return 1;
+}
+
+void cox_executor_status(struct cox_executor *executor, struct cox_executor_status *ret_status,
+                         struct cox_rank_status *ret_ranks)
+{
+    *ret_status = (struct cox_executor_status){0};
+    memset(ret_ranks, 0, sizeof *ret_ranks);
+    pthread_mutex_lock(&executor->lock);
+    if (executor->late)
+        cox_rank_set_add(&ret_status->channels[COX_CHANNEL_TRANSFER].late, 0);
+    pthread_mutex_unlock(&executor->lock);
+}
+
+uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life)
+{
+    (void)executor;
+    return 1000 + life;
+}
+
 /* ---- the executor's functions ---- */
 
 int cox_executor_submit(struct cox_executor *executor,
@@ -175,6 +298,14 @@ int cox_executor_submit(struct cox_executor *executor,
                         const struct cox_submit_options *options, uint64_t *ret_sequence,
                         struct cox_error *err)
 {
+    if (request->execute_type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__KV_TRANSFER)
+        return pull_submit(executor, request, options, ret_sequence, err);
+    if (request->execute_type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__PD_LINK) {
+        pthread_mutex_lock(&executor->lock);
+        executor->leave_count += (uint32_t)request->pd_link_request->n_cancelled_pulls;
+        pthread_mutex_unlock(&executor->lock);
+        return 0;
+    }
     pthread_mutex_lock(&executor->lock);
     uint64_t number = ++executor->submit_count;
     int r = executor->script.submit ? executor->script.submit(number) : 0;
@@ -189,7 +320,7 @@ int cox_executor_submit(struct cox_executor *executor,
     executor->request_context = options->request_context;
     *ret_sequence = ++executor->sequence;
     executor->pending = true;
-    pthread_cond_signal(&executor->wake);
+    pthread_cond_broadcast(&executor->wake);
     pthread_mutex_unlock(&executor->lock);
     return 0;
 }
@@ -197,10 +328,14 @@ int cox_executor_submit(struct cox_executor *executor,
 int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
                          cox_completion_fn handler, void *context)
 {
-    COX_ASSERT(channel == COX_CHANNEL_EXECUTE);
     pthread_mutex_lock(&executor->lock);
-    executor->handler = handler;
-    executor->handler_context = context;
+    if (channel == COX_CHANNEL_TRANSFER) {
+        executor->pull_handler = handler;
+        executor->pull_context = context;
+    } else {
+        executor->handler = handler;
+        executor->handler_context = context;
+    }
     pthread_mutex_unlock(&executor->lock);
     return 0;
 }
@@ -225,7 +360,7 @@ int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, 
 /* No rank of it ever forgets, unless a test says so. */
 uint64_t cox_executor_life(const struct cox_executor *executor)
 {
-    return executor->life;
+    return atomic_load(&executor->life);
 }
 
 void cox_executor_tell_weights(struct cox_executor *executor,
@@ -271,19 +406,13 @@ void executor_free(struct cox_executor *executor)
 {
     pthread_mutex_lock(&executor->lock);
     executor->stop = true;
-    pthread_cond_signal(&executor->wake);
+    pthread_cond_broadcast(&executor->wake);
     pthread_mutex_unlock(&executor->lock);
     pthread_join(executor->thread, NULL);
     cox_table_free(executor->table);
     pthread_mutex_destroy(&executor->lock);
     pthread_cond_destroy(&executor->wake);
     free(executor);
-}
-
-uint32_t cox_executor_rank_count(const struct cox_executor *executor)
-{
-    (void)executor;
-    return 1;
 }
 
 /* Its one rank does what it is told. */

@@ -11,6 +11,7 @@
 #include "worker/table.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #define BLOCK_SIZE 4
 #define BLOCK_COUNT_MAX 512
@@ -30,14 +31,29 @@ struct script {
     int (*cleanup)(void); /* what a cleanup returns, which is not done unless 0; NULL: 0 */
     bool loses_table;     /* a step that failed was applied by this rank all the same */
     bool bad_reply;
-    bool silent; /* never completes */
+    bool silent;                           /* never completes */
+    int (*pull_submit)(uint64_t number);   /* what the n-th submit of pulls returns; NULL: 0 */
+    int32_t (*pull_code)(uint64_t number); /* PDErrorCode of all of it; NULL: 0 */
+    bool pulls_held;                       /* the test completes them (executor_await_pull) */
 };
+
+/* A submit of pulls that is under way. */
+#define FIXTURE_PULLS_MAX 32
+struct fixture_pull {
+    void *context;
+    uint32_t count;
+    char ids[16][192];
+};
+struct ModelExecuteData__PullKVRequest__PullKVInfo;
 
 /* The executor of these tests. */
 struct cox_executor {
     bool legacy;
     size_t request_size_max;
     struct script script;
+    /* What the other group had at a position of a pull. */
+    int32_t (*remote_token)(const struct ModelExecuteData__PullKVRequest__PullKVInfo *info,
+                            uint32_t position);
     struct cox_table *table;
     struct cell cells[BLOCK_COUNT_MAX][BLOCK_SIZE];
 
@@ -46,6 +62,13 @@ struct cox_executor {
     pthread_t thread;
     cox_completion_fn handler;
     void *handler_context;
+    cox_completion_fn pull_handler;
+    void *pull_context;
+    struct fixture_pull held[FIXTURE_PULLS_MAX];
+    uint32_t held_count;
+    uint64_t pull_count;
+    uint32_t leave_count; /* pulls that the rank was told to leave */
+    bool late;            /* the rank owes an answer on the transfer channel */
     bool stop;
     bool pending;
     uint8_t frame[FRAME_SIZE];
@@ -70,6 +93,11 @@ struct cox_executor {
 
 /* What follows tokens; 0 is STOP. */
 int32_t model(const int32_t *tokens, uint32_t count);
+/* The oldest held submit of pulls, waited for; and its completion, on the caller's thread. */
+struct fixture_pull executor_await_pull(struct cox_executor *executor);
+void executor_complete_pull(struct cox_executor *executor, const struct fixture_pull *pull,
+                            int status, enum cox_outcome outcome, int32_t code,
+                            int32_t pull_status);
 struct cox_executor *executor_new(void);
 void executor_free(struct cox_executor *executor);
 

@@ -436,8 +436,9 @@ struct feeder {
     struct cox_executor *executor;
 };
 
-static bool on_feed(void *context, bool idle)
+static bool on_feed(void *context, bool idle, uint64_t until_ns)
 {
+    (void)until_ns;
     struct feeder *feeder = context;
     uint32_t free_count = cox_scheduler_free_blocks(feeder->scheduler);
     feeder->free_min = free_count < feeder->free_min ? free_count : feeder->free_min;

@@ -4,6 +4,7 @@
 #include "coordinator/lora.h"
 #include "coordinator/serving.h"
 
+#include "proto/executor.pb-c.h"
 #include "scheduler_fixture.h"
 
 #include <poll.h>
@@ -23,7 +24,8 @@ struct client {
     int wake_fd;
 };
 
-static struct cox_serving *serving_with(struct cox_executor *executor, struct cox_lora *lora)
+static struct cox_serving *serving_with(struct cox_executor *executor, struct cox_lora *lora,
+                                        const char *name)
 {
     const struct cox_serving_options options = {
         .scheduler = {.block_count = BLOCK_COUNT_MAX,
@@ -32,6 +34,7 @@ static struct cox_serving *serving_with(struct cox_executor *executor, struct co
                       .sequence_count_max = 8},
         .vocab_size = 100,
         .lora = lora,
+        .name = name,
     };
     struct cox_serving *serving = NULL;
     struct cox_error error = {0};
@@ -42,7 +45,7 @@ static struct cox_serving *serving_with(struct cox_executor *executor, struct co
 
 static struct cox_serving *serving_new(struct cox_executor *executor)
 {
-    return serving_with(executor, NULL);
+    return serving_with(executor, NULL, NULL);
 }
 
 static struct client client_new(struct cox_serving *serving)
@@ -441,7 +444,7 @@ static void m13_prompts_count_as_uses_until_they_are_done(void **state)
     (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_lora *lora = lora_new(executor);
-    struct cox_serving *serving = serving_with(executor, lora);
+    struct cox_serving *serving = serving_with(executor, lora, NULL);
     struct client client = client_new(serving), other = client_new(serving);
     for (uint64_t i = 0; i < 60; i++)
         assert_int_equal(submit_with(&client, i, 10, false,
@@ -477,7 +480,7 @@ static void m13_a_prompt_with_an_unknown_adapter_fails_alone(void **state)
     struct cox_executor *executor = executor_new();
     struct cox_lora *lora = lora_new(executor);
     for (int with = 0; with < 2; with++) {
-        struct cox_serving *serving = serving_with(executor, with ? lora : NULL);
+        struct cox_serving *serving = serving_with(executor, with ? lora : NULL, NULL);
         struct client client = client_new(serving);
         assert_int_equal(submit(&client, 1, 10, false), 0);
         assert_int_equal(submit_with(&client, 2, 10, false, "missing"), 0);
@@ -504,7 +507,7 @@ static void m13_the_end_gives_all_adapters_back(void **state)
     (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_lora *lora = lora_new(executor);
-    struct cox_serving *serving = serving_with(executor, lora);
+    struct cox_serving *serving = serving_with(executor, lora, NULL);
     struct client client = client_new(serving);
     for (uint64_t i = 0; i < 50; i++)
         assert_int_equal(submit_with(&client, i, 100, true, "a"), 0);
@@ -514,6 +517,232 @@ static void m13_the_end_gives_all_adapters_back(void **state)
     client_free(&client);
     cox_serving_free(serving);
     cox_lora_free(lora);
+    executor_free(executor);
+}
+
+/* ---- holds and pulls ---- */
+
+/* The prompt of the index that the sequence there is called by. */
+static int32_t remote_token(const struct ModelExecuteData__PullKVRequest__PullKVInfo *info,
+                            uint32_t position)
+{
+    int32_t tokens[PROMPT_MAX];
+    uint32_t count = prompt_of((uint64_t)info->src_sequence, tokens);
+    return position < count ? tokens[position] : -1;
+}
+
+static struct cox_executor *executor_of_two_groups(void)
+{
+    struct cox_executor *executor = executor_new();
+    executor->remote_token = remote_token;
+    return executor;
+}
+
+/* What the other group makes of the prompt: its first token, and a source. */
+static void submit_pulled(struct client *client, uint64_t index, uint32_t new_count,
+                          bool no_recompute)
+{
+    int32_t tokens[PROMPT_MAX + 1];
+    static const int32_t blocks[] = {1, 2, 3, 4};
+    uint32_t count = prompt_of(index, tokens);
+    tokens[count] = model(tokens, count);
+    const struct cox_source source = {.cluster_id = "other",
+                                      .life = 1,
+                                      .sequence = (int64_t)index,
+                                      .lease_ns = cox_deadline_after_ms(60000),
+                                      .blocks = blocks,
+                                      .block_count = (count + BLOCK_SIZE - 1) / BLOCK_SIZE};
+    struct cox_request request = {
+        .tokens = tokens,
+        .token_count = count + 1,
+        .new_count_max = new_count,
+        .source = &source,
+        .no_recompute = no_recompute,
+    };
+    assert_int_equal(cox_serving_submit(client->client, &request, index), 0);
+}
+
+static struct cox_serving_result take_word(struct client *client, uint64_t index, int code)
+{
+    struct cox_serving_result word = take(client);
+    assert_true(word.is_pulled);
+    assert_int_equal(word.index, index);
+    assert_int_equal(word.error ? word.error->code : 0, code);
+    cox_serving_result_deinit(&word);
+    return take(client);
+}
+
+static void expect_rest(const struct cox_serving_result *result, uint32_t new_count)
+{
+    int32_t tokens[PROMPT_MAX + 64];
+    uint32_t count = prompt_of(result->index, tokens);
+    tokens[count] = model(tokens, count);
+    count++;
+    assert_null(result->error);
+    assert_int_equal(result->token_count, new_count);
+    for (uint32_t i = 0; i < new_count; i++, count++) {
+        tokens[count] = model(tokens, count);
+        assert_int_equal(result->tokens[i], tokens[count]);
+    }
+}
+
+static void await_free(struct cox_serving *serving)
+{
+    struct cox_serving_status status;
+    uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
+    do {
+        cox_serving_status(serving, &status);
+        if (cox_now_ns() > deadline_ns)
+            fail_msg("%u blocks are free", status.free_blocks);
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    } while (status.free_blocks != status.block_count || status.holds);
+}
+
+static void m11_a_pulled_prompt_goes_on_with_the_same_text(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_of_two_groups();
+    struct cox_serving *serving = serving_with(executor, NULL, "this");
+    struct client client = client_new(serving);
+    struct cox_serving_status status;
+    for (uint64_t index = 3; index < 14; index++) {
+        submit_pulled(&client, index, 5, false);
+        struct cox_serving_result result = take_word(&client, index, 0);
+        expect_rest(&result, 5);
+        assert_false(result.recomputed);
+        cox_serving_result_deinit(&result);
+    }
+    assert_int_equal(executor->token_count_max, 1); /* of no prompt was anything computed */
+    cox_serving_status(serving, &status);
+    assert_int_equal(status.transfer.succeeded, 11);
+    await_free(serving);
+    client_free(&client);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static int32_t fails_twice(uint64_t number)
+{
+    return number <= 2 ? 2003 : 0;
+}
+
+static int32_t fails(uint64_t number)
+{
+    (void)number;
+    return 2003;
+}
+
+static void m11_a_pull_that_fails_is_tried_again_and_then_computed(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_of_two_groups();
+    struct cox_serving *serving = serving_with(executor, NULL, "this");
+    struct client client = client_new(serving);
+    struct cox_serving_status status;
+    executor->script.pull_code = fails_twice;
+    submit_pulled(&client, 9, 5, false);
+    struct cox_serving_result result = take_word(&client, 9, 0);
+    expect_rest(&result, 5);
+    cox_serving_result_deinit(&result);
+    cox_serving_status(serving, &status);
+    assert_int_equal(status.transfer.retries, 2);
+    assert_int_equal(status.transfer.failed, 2);
+    executor->script.pull_code = fails;
+    submit_pulled(&client, 10, 5, false);
+    result = take_word(&client, 10, COX_STALE);
+    expect_rest(&result, 5);
+    assert_true(result.recomputed);
+    cox_serving_result_deinit(&result);
+    cox_serving_status(serving, &status);
+    assert_int_equal(status.recomputed, 1);
+    submit_pulled(&client, 11, 5, true);
+    result = take_word(&client, 11, COX_STALE);
+    assert_int_equal(result.error->code, COX_STALE);
+    cox_serving_result_deinit(&result);
+    assert_int_equal(executor->pull_count, 9);
+    await_free(serving);
+    client_free(&client);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static void p9_who_goes_in_the_midst_of_a_pull_leaves_no_block(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_of_two_groups();
+    struct cox_serving *serving = serving_with(executor, NULL, "this");
+    struct client client = client_new(serving);
+    struct cox_serving_status status;
+    executor->script.pulls_held = true;
+    submit_pulled(&client, 9, 5, false);
+    struct fixture_pull pull = executor_await_pull(executor);
+    client_free(&client);
+    do
+        cox_serving_status(serving, &status);
+    while (status.transfer.cancelled == 0 || status.running);
+    assert_int_equal(status.transfer.quarantined_blocks, 3);
+    executor_complete_pull(executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    await_free(serving);
+    cox_serving_status(serving, &status);
+    assert_int_equal(status.transfer.late_results, 1);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static void m10_a_hold_is_its_clients(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_of_two_groups();
+    struct cox_serving *serving = serving_with(executor, NULL, "this");
+    struct client client = client_new(serving), other = client_new(serving);
+    struct cox_source *found;
+    struct cox_error error = {0};
+    int32_t tokens[PROMPT_MAX];
+    struct cox_request request = {.tokens = tokens,
+                                  .new_count_max = 4,
+                                  .hold_ms = 60000,
+                                  .token_count = prompt_of(9, tokens)};
+    assert_int_equal(cox_serving_submit(client.client, &request, 9), 0);
+    struct cox_serving_result result = take(&client);
+    assert_int_equal(result.token_count, 1);
+    assert_non_null(result.hold);
+    assert_string_equal(result.hold->cluster_id, "this");
+    assert_int_equal(result.hold->block_count, 3);
+    assert_int_equal(result.hold->life, 1001);
+    int64_t id = result.hold->sequence;
+    assert_int_equal(cox_serving_release(other.client, id), 0);
+    assert_int_equal(cox_serving_find_hold(serving, id + 1, &found, &error), COX_NOT_FOUND);
+    while (cox_serving_find_hold(serving, id, &found, NULL))
+        ;
+    assert_int_equal(found->blocks[2], result.hold->blocks[2]);
+    cox_source_free(found);
+    cox_serving_result_deinit(&result);
+    assert_int_equal(cox_serving_release(client.client, id), 0);
+    await_free(serving);
+    /* And what it has not released goes with it. */
+    assert_int_equal(cox_serving_submit(client.client, &request, 10), 0);
+    result = take(&client);
+    assert_non_null(result.hold);
+    cox_serving_result_deinit(&result);
+    client_free(&client);
+    await_free(serving);
+    client_free(&other);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static void m10_who_takes_no_part_in_transfers_says_so(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_serving *serving = serving_new(executor);
+    struct client client = client_new(serving);
+    submit_pulled(&client, 9, 5, false);
+    struct cox_serving_result result = take(&client);
+    assert_int_equal(result.error->code, COX_UNSUPPORTED);
+    cox_serving_result_deinit(&result);
+    client_free(&client);
+    cox_serving_free(serving);
     executor_free(executor);
 }
 
@@ -531,6 +760,11 @@ int main(void)
         cmocka_unit_test(m13_prompts_count_as_uses_until_they_are_done),
         cmocka_unit_test(m13_a_prompt_with_an_unknown_adapter_fails_alone),
         cmocka_unit_test(m13_the_end_gives_all_adapters_back),
+        cmocka_unit_test(m11_a_pulled_prompt_goes_on_with_the_same_text),
+        cmocka_unit_test(m11_a_pull_that_fails_is_tried_again_and_then_computed),
+        cmocka_unit_test(p9_who_goes_in_the_midst_of_a_pull_leaves_no_block),
+        cmocka_unit_test(m10_a_hold_is_its_clients),
+        cmocka_unit_test(m10_who_takes_no_part_in_transfers_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

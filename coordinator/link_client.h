@@ -1,0 +1,34 @@
+/*
+ * link_client: two running groups brought together by a third process: what one says of itself is handed to the other.
+ *
+ * Threads: one.
+ * Ownership: clients are the caller's; what replies point to is lent by them as client.h says.
+ * Blocks: until the deadline.
+ * If the process dies: what was linked stays linked.
+ */
+#ifndef COX_COORDINATOR_LINK_CLIENT_H
+#define COX_COORDINATOR_LINK_CLIENT_H
+
+#include "client.h"
+
+struct CoxswainControl__KvInfoReply;
+struct CoxswainControl__LinkStatusReply;
+
+/* cox_client_ask for one kind of answer (a reply_case). COX_CORRUPT: it is another one. */
+int cox_client_expect(struct cox_client *client,
+                      const struct CoxswainControl__ControlRequest *request, int reply_case,
+                      uint64_t deadline_ns, struct CoxswainControl__ControlReply **ret_reply,
+                      struct cox_error *err);
+/* hold: of a sequence, 0: none. */
+int cox_client_kv_info(struct cox_client *client, int64_t hold, uint64_t deadline_ns,
+                       struct CoxswainControl__KvInfoReply **ret_info, struct cox_error *err);
+int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
+                           struct CoxswainControl__LinkStatusReply **ret_status,
+                           struct cox_error *err);
+
+/* The ranks of `reader` link the KV caches of `owner`. *ret_life: of the owner, that was linked. wait: until every rank of the reader
+ * has linked. Returns 0; what either group says; COX_REJECTED: a rank could not, err tells; COX_TIMEOUT: one has not yet. */
+int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const char *owner_name,
+                    bool wait, uint64_t deadline_ns, uint64_t *ret_life, struct cox_error *err);
+
+#endif

@@ -1,0 +1,141 @@
+/* remote_info: what other groups need to pull KV blocks from this one, out of the ranks' answers to init. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "executor_internal.h"
+#include "proto/executor.pb-c.h"
+
+typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
+typedef ModelExecuteData__KvPool KvPool;
+
+/* Each rank's answer, packed: what a rank wrote is passed on, and not looked at. */
+struct cox_kv_caches {
+    uint32_t rank_count;
+    struct {
+        uint8_t *bytes; /* NULL: the rank tells of none */
+        size_t size;
+    } ranks[];
+};
+
+struct cox_kv_caches *cox_kv_caches_free(struct cox_kv_caches *caches)
+{
+    for (uint32_t rank = 0; caches && rank < caches->rank_count; rank++)
+        free(caches->ranks[rank].bytes);
+    free(caches);
+    return NULL;
+}
+
+static const KvPool *pool_of(const struct cox_rank_result *answer)
+{
+    const ExecuteResponse *response = answer->response;
+    return response &&
+                   response->result_case ==
+                       MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_INIT_RESULTS &&
+                   response->init_results
+               ? response->init_results->kv_pool
+               : NULL;
+}
+
+struct cox_kv_caches *cox_kv_caches_new(const struct cox_completion *completion)
+{
+    struct cox_kv_caches *caches =
+        calloc(1, sizeof *caches + completion->rank_count * sizeof caches->ranks[0]);
+    if (!caches)
+        return NULL;
+    caches->rank_count = completion->rank_count;
+    for (uint32_t rank = 0; rank < caches->rank_count; rank++) {
+        const KvPool *pool = pool_of(&completion->ranks[rank]);
+        if (!pool)
+            continue;
+        size_t size = model_execute_data__kv_pool__get_packed_size(pool);
+        caches->ranks[rank].bytes = malloc(size + 1);
+        if (!caches->ranks[rank].bytes)
+            return cox_kv_caches_free(caches);
+        caches->ranks[rank].size =
+            model_execute_data__kv_pool__pack(pool, caches->ranks[rank].bytes);
+    }
+    return caches;
+}
+
+void cox_executor_set_kv_caches(struct cox_executor *executor, struct cox_kv_caches *caches)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    struct cox_kv_caches *before = executor->kv_caches;
+    executor->kv_caches = caches;
+    pthread_mutex_unlock(&executor->recover_lock);
+    cox_kv_caches_free(before);
+}
+
+uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life)
+{
+    /* Lives of one coordinator are small numbers; where they begin is mixed from who it is (splitmix64). */
+    uint64_t mixed = executor->started_ns + ((uint64_t)getpid() << 40);
+    mixed = (mixed ^ (mixed >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    mixed = (mixed ^ (mixed >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return (mixed ^ (mixed >> 31)) + life;
+}
+
+/* The lock is held. Every rank has a cache to tell of. */
+static int caches_check(const struct cox_executor *executor, struct cox_error *err)
+{
+    const struct cox_kv_caches *caches = executor->kv_caches;
+    if (!caches)
+        return cox_fail(err, COX_STATE, "the group's ranks were not initialized");
+    for (uint32_t rank = 0; rank < caches->rank_count; rank++)
+        if (!caches->ranks[rank].bytes)
+            return cox_fail(err, COX_UNSUPPORTED,
+                            "the workers of the group '%s' tell of no KV cache that others could "
+                            "pull from (rank %" PRIu32 ")",
+                            executor->name, rank);
+    return 0;
+}
+
+/* The pools as messages; they are the caller's, also in part. The lock is held. */
+static int pools_unpack(const struct cox_kv_caches *caches, KvPool **pools)
+{
+    for (uint32_t rank = 0; rank < caches->rank_count; rank++) {
+        pools[rank] = model_execute_data__kv_pool__unpack(NULL, caches->ranks[rank].size,
+                                                          caches->ranks[rank].bytes);
+        if (!pools[rank])
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes, size_t *ret_size,
+                             struct cox_error *err)
+{
+    ModelExecuteData__RemoteInfo info = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT;
+    ModelExecuteData__HostInfo host = MODEL_EXECUTE_DATA__HOST_INFO__INIT, *hosts = &host;
+    KvPool *pools[COX_RANK_COUNT_MAX] = {NULL};
+    host.cluster_id = executor->name;
+    info.host_info = &hosts;
+    info.n_host_info = 1;
+    info.door = (char *)(uintptr_t)cox_executor_door(executor);
+    info.has_life = true;
+    /* Before the caches: those that are newer than the life say so by not being found. */
+    info.life = cox_executor_kv_life(executor, cox_executor_life(executor));
+    info.kv_pools = pools;
+    pthread_mutex_lock(&executor->recover_lock);
+    int r = caches_check(executor, err);
+    if (!r && pools_unpack(executor->kv_caches, pools))
+        r = cox_fail(err, -ENOMEM, "no memory for the group's KV caches");
+    pthread_mutex_unlock(&executor->recover_lock);
+    info.n_kv_pools = executor->geometry.rank_count;
+    if (!r) {
+        size_t size = model_execute_data__remote_info__get_packed_size(&info);
+        uint8_t *bytes = malloc(size + 1);
+        if (bytes) {
+            *ret_size = model_execute_data__remote_info__pack(&info, bytes);
+            *ret_bytes = bytes;
+        } else {
+            r = cox_fail(err, -ENOMEM, "no memory for the group's KV caches");
+        }
+    }
+    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++)
+        if (pools[rank])
+            model_execute_data__kv_pool__free_unpacked(pools[rank], NULL);
+    return r;
+}

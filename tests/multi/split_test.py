@@ -1,0 +1,511 @@
+#!/usr/bin/python3
+"""Prefill and decode as users see them: links, roles, holds, pulls, and prompts over two groups.
+
+Usage: split_test.py BIN_DIR SOURCE_DIR [TEST...]
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import commands_test as base  # pylint: disable=wrong-import-position
+import control_test as control  # pylint: disable=wrong-import-position
+from commands_test import MODEL, check, expect, finish, run, start, sums, temporary, wait_until
+from control_test import Group, Stranger, field, varint
+
+base.tests.clear()  # theirs are other tests
+test = base.test
+
+RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff", "0.001-0.01")
+PROMPT_COUNT = 100
+
+
+def prefill(*arguments, ranks=2):
+    return Group(ranks, ("--role", "prefill", *arguments))
+
+
+def decode(*arguments, ranks=2):
+    return Group(ranks, ("--role", "decode", *arguments))
+
+
+def split(a, b, *arguments, **options):
+    return run(["generate", "--prefill", a.name, "--decode", b.name, *arguments], **options)
+
+
+def prompts_file(count=PROMPT_COUNT):
+    prompts, _ = sums(count)
+    return temporary("".join(prompt + "\n" for prompt in prompts))
+
+
+undisturbed = {}
+
+
+def expected(*arguments, count=PROMPT_COUNT):
+    if (arguments, count) not in undisturbed:
+        result = expect(run(["generate", "-n", "1", "--model", MODEL, "--quiet", "--file", prompts_file(count), *arguments]), 0)
+        undisturbed[(arguments, count)] = result.out
+    return undisturbed[(arguments, count)]
+
+
+def transfer(group):
+    return group.status()["transfer"]
+
+
+def all_is_given_back(*groups):
+    """Nothing is held, nobody's or taken, once their clients are gone."""
+    for group in groups:
+        def is_free(group=group):
+            now = group.status()
+            return (now["transfer"]["holds"] == now["transfer"]["running"] == now["transfer"]["quarantined_blocks"] == 0 and
+                    now["serving"]["free_blocks"] == now["serving"]["block_count"] and now["serving"]["clients"] == 0)
+        wait_until(is_free, "all blocks of %s to be free: %s" % (group.name, group.status()["transfer"]))
+
+
+def stop(*groups):
+    for group in groups:
+        expect(group.stop(), 0)
+        finish(group.process)
+        group.left_nothing()
+
+
+def links(group):
+    told = json.loads(run(["link-status", "--name", group.name, "--json"]).out)
+    return {link["name"]: link["state"] for link in told["links"]}
+
+
+# ---- by hand ----
+
+
+def packed(numbers):
+    return b"".join(varint(number) for number in numbers)
+
+
+class Holder(Stranger):
+    """A client that has prompts held, and says when they are not needed any more."""
+
+    def hold(self, tokens, hold_ms=60000):
+        prompt = field(1, field(1, 1) + field(2, packed(tokens)))
+        self.send(field(3, prompt + field(2, 1) + field(20, hold_ms)))
+        number, fields = self.reply()
+        check(number == 2, "no item: %s" % fields)
+        source = dict(fields)[20]
+        return dict(control.parse(source))
+
+    def release(self, *holds):
+        self.send(field(11, field(1, packed(holds))))
+
+
+def pull_kv(reader, owner, hold, *arguments):
+    return run(["pull-kv", "--name", reader.name, "--from", owner.name, "--hold", str(hold), *arguments])
+
+
+# ---- the same text ----
+
+
+@test
+def test_m11_the_text_of_two_groups_is_that_of_one():
+    with prefill() as a, decode() as b:
+        result = expect(split(a, b, "--file", prompts_file()), 0, "pulled %d prompts" % PROMPT_COUNT, "computed 0 itself")
+        check(result.out == expected(), "another text", result)
+        now = transfer(b)
+        check(now["succeeded"] == PROMPT_COUNT and now["failed"] == now["recomputed"] == now["late_results"] == 0, "%s" % now)
+        check(now["bytes"] > 0 and now["role"] == "decode" and now["links"] == [a.name], "%s" % now)
+        all_is_given_back(a, b)
+        check(a.status()["serving"]["generated_tokens"] == PROMPT_COUNT, "the first group has decoded")
+        stop(a, b)
+
+
+@test
+def test_m11_groups_of_1_4_and_8_ranks_and_sealed_ones():
+    for ranks, arguments in ((1, ()), (4, ()), (8, ()), (2, ("--attach", "sealed"))):
+        with prefill(*arguments, ranks=ranks) as a, decode(*arguments, ranks=ranks) as b:
+            result = expect(split(a, b, "--file", prompts_file(20)), 0, "pulled 20 prompts")
+            check(result.out == expected(count=20), "another text on %d ranks" % ranks, result)
+            all_is_given_back(a, b)
+            stop(a, b)
+
+
+@test
+def test_m11_sampled_tokens_few_tokens_and_one_token_are_the_same():
+    with prefill() as a, decode() as b:
+        for arguments in (("--temperature", "2", "--seed", "5"), ("--max-tokens", "1"), ("--max-tokens", "2"),
+                          ("--json", "--max-tokens", "3"), ("--temperature", "1.5", "--top-k", "4", "--one-at-a-time")):
+            result = expect(split(a, b, "--file", prompts_file(20), *arguments), 0)
+            wanted = expect(run(["generate", "--name", b.name, "--file", prompts_file(20), *arguments]), 0)
+            check(result.out == wanted.out, "another text with %s" % (arguments,), result)
+        all_is_given_back(a, b)
+        stop(a, b)
+
+
+@test
+def test_m11_prompts_of_any_length_up_to_the_limit():
+    with prefill() as a, decode() as b:
+        for length in (1, 15, 16, 17, 31, 32, 33, 62, 63, 64, 65):
+            tokens = " ".join(str(3 + k % 10) for k in range(length))
+            for more in ((), ("--max-tokens", "2")):
+                one = run(["generate", "--name", b.name, "--tokens", "--quiet", *more, tokens])
+                two = split(a, b, "--tokens", "--quiet", *more, tokens)
+                check(two.out == one.out and two.status == one.status, "%d tokens: %s and %s" % (length, one.out, two.out), two)
+        all_is_given_back(a, b)
+        stop(a, b)
+
+
+@test
+def test_m11_several_clients_at_once_and_plain_prompts_between():
+    with prefill() as a, decode() as b:
+        file = prompts_file()
+        clients = [start(["generate", "--prefill", a.name, "--decode", b.name, "--file", file]) for _ in range(3)]
+        plain = start(["generate", "--name", b.name, "--file", file])
+        for client in [*clients, plain]:
+            result = expect(finish(client), 0)
+            check(result.out == expected(), "another text", result)
+        all_is_given_back(a, b)
+        stop(a, b)
+
+
+# ---- disturbed ----
+
+
+@test
+def test_p9_clients_that_go_at_random_leave_nothing_and_disturb_nobody():
+    chance = random.Random(4)
+    with prefill() as a, decode() as b:
+        file = prompts_file()
+        steady = start(["generate", "--prefill", a.name, "--decode", b.name, "--file", file])
+        for _ in range(12):
+            client = start(["generate", "--prefill", a.name, "--decode", b.name, "--file", file])
+            count = chance.randrange(0, 40)
+            for _ in range(count):
+                if not client.stdout.readline():
+                    break
+            client.send_signal(chance.choice((signal.SIGKILL, signal.SIGINT)))
+            client.communicate()
+        result = expect(finish(steady), 0)
+        check(result.out == expected(), "another text", result)
+        all_is_given_back(a, b)
+        result = expect(split(a, b, "--file", file), 0)
+        check(result.out == expected(), "another text afterwards", result)
+        stop(a, b)
+
+
+def over_killed_rank(victims, no_recompute=False):
+    with prefill(*RESTART) as a, decode(*RESTART) as b:
+        groups = {"a": a, "b": b}
+        process = start(["generate", "--prefill", a.name, "--decode", b.name, "--file", prompts_file(), "--sequences", "8",
+                         *(["--no-recompute"] if no_recompute else [])])
+        lines = []
+        for name, rank in victims:
+            group = groups[name]
+            for _ in range(10):
+                lines.append(process.stdout.readline())
+            before = group.status()["ranks"][rank]
+            os.kill(before["pid"], signal.SIGKILL)
+            wait_until(lambda group=group, rank=rank, before=before:
+                       group.status()["ranks"][rank]["generation"] > before["generation"] and
+                       not group.status()["recovery"]["doing"], "a replacement")
+        out, err = process.stdout.read(), process.stderr.read()  # behind what readline has taken
+        process.wait(timeout=base.TIMEOUT)
+        result = base.Result(process.returncode, "".join(lines) + out, err, process.pid)
+        expect(result, 0)
+        check(result.out == expected(), "another text: %s" % sorted(set(result.out.splitlines()) ^ set(expected().splitlines())), result)
+        all_is_given_back(a, b)
+        # And what is linked was told to the new ranks.
+        result = expect(split(a, b, "--file", prompts_file(20)), 0, "pulled 20 prompts", "computed 0 itself")
+        check(result.out == expected(count=20), "another text afterwards", result)
+        check(links(b) == {a.name: "success"}, "%s" % links(b))
+        stop(a, b)
+
+
+@test
+def test_p9_a_rank_of_the_prefill_group_is_killed_and_replaced():
+    over_killed_rank([("a", 0), ("a", 1)])
+
+
+@test
+def test_p9_a_rank_of_the_decode_group_is_killed_and_replaced():
+    over_killed_rank([("b", 1), ("b", 0)])
+
+
+@test
+def test_p9_ranks_of_both_groups_are_killed_and_replaced():
+    over_killed_rank([("a", 1), ("b", 0), ("a", 0), ("b", 1)])
+
+
+@test
+def test_p9_what_cannot_be_pulled_is_computed_again_in_the_first_group():
+    over_killed_rank([("a", 1)], no_recompute=True)
+
+
+@test
+def test_m10_links_are_made_again_by_generate_when_somebody_takes_them_away():
+    with prefill() as a, decode() as b:
+        stopped = threading.Event()
+
+        def meddle():
+            while not stopped.wait(0.02):
+                run(["unlink", "--name", b.name, a.name])
+        meddler = threading.Thread(target=meddle)
+        meddler.start()
+        try:
+            result = split(a, b, "--file", prompts_file())
+        finally:
+            stopped.set()
+            meddler.join()
+        # Between two looks a link may be gone: that is told, and not a wrong text.
+        check(result.status in (0, 3), "neither done nor told", result)
+        if result.status == 0:
+            check(result.out == expected(), "another text", result)
+        result = expect(split(a, b, "--file", prompts_file()), 0)
+        check(result.out == expected(), "another text afterwards", result)
+        all_is_given_back(a, b)
+        stop(a, b)
+
+
+@test
+def test_p9_the_prefill_group_ends_and_comes_again():
+    with decode() as b:
+        with prefill() as a:
+            expect(split(a, b, "27+58="), 0)
+            client = start(["generate", "--prefill", a.name, "--decode", b.name, "--file", prompts_file(100)])
+            a.process.kill()
+            a.process.communicate()
+            wait_until(lambda: not any(os.path.exists("/proc/%d" % pid) for pid in a.pids), "the end of its workers")
+            result = finish(client)
+            check(result.status != 0 or result.out == expected(), "another text", result)
+            expect(split(a, b, "1+1="), 2, "no group '%s' is alive" % a.name)
+            wait_until(lambda: links(b) == {a.name: "failed"}, "a failed link")
+            name = a.name
+        again = start(["run", "-n", "2", "--name", name, "--model", MODEL, "--role", "prefill"])
+        for _ in range(4):
+            again.stdout.readline()
+        result = expect(run(["generate", "--prefill", name, "--decode", b.name, "27+58="]), 0, "pulled 1 prompts")
+        check(result.out == "27+58=85\n", "another text", result)
+        expect(run(["stop", "--name", name]), 0)
+        finish(again)
+        stop(b)
+
+
+# ---- links and roles ----
+
+
+@test
+def test_m10_link_unlink_and_status():
+    with prefill() as a, decode() as b, Group() as c:
+        check(expect(run(["link-status", "--name", b.name]), 0).out == "no group is linked\n", "another line")
+        expect(run(["link", "--name", b.name, a.name]), 0)
+        expect(run(["link", "--name", b.name, a.name]), 0)
+        expect(run(["link", "--name", b.name, "--no-wait", c.name]), 0)
+        expect(run(["link-status", "--name", b.name, "--wait"]), 0)
+        check(links(b) == {a.name: "success", c.name: "success"}, "%s" % links(b))
+        out = expect(run(["status", "--name", b.name]), 0).out
+        check("role decode, linked with %s, %s" % (a.name, c.name) in out, "no such line: %s" % out)
+        expect(run(["unlink", "--name", b.name, a.name]), 0)
+        check(links(b) == {c.name: "success"}, "%s" % links(b))
+        expect(run(["unlink", "--name", b.name, a.name]), 2, "is not linked with")
+        stop(a, b, c)
+
+
+@test
+def test_m10_role_is_switched_on_a_live_group():
+    with Group() as a:
+        check(expect(run(["role", "--name", a.name]), 0).out == "standard\n", "another role")
+        expect(a.generate("1+1="), 0)
+        expect(run(["role", "--name", a.name, "prefill"]), 0)
+        check(transfer(a)["role"] == "prefill", "another role")
+        expect(a.generate("1+1="), 1, "the role of this group is prefill", "--prefill %s" % a.name)
+        with decode() as b:
+            expect(split(a, b, "1+1="), 0, "pulled 1 prompts")
+            expect(split(b, a, "1+1="), 1, "the role of the group '%s' is decode" % b.name)
+            expect(run(["role", "--name", b.name, "standard"]), 0)
+            expect(run(["role", "--name", a.name, "standard"]), 0)
+            expect(split(b, a, "1+1="), 0, "pulled 1 prompts")
+            check(expect(a.generate("1+1="), 0).out == "1+1=2\n", "another text")
+            stop(b)
+        stop(a)
+
+
+@test
+def test_m10_wrong_words():
+    with prefill() as a, decode() as b:
+        for words, status, part in (
+                (["link", "--name", b.name], 2, "name the group to pull from"),
+                (["link", "--name", b.name, a.name, a.name], 2, "is not expected here"),
+                (["link", "--name", b.name, b.name], 2, "cannot be linked with itself"),
+                (["link", "--name", b.name, "coxsplit.nobody"], 2, "no group 'coxsplit.nobody' is alive"),
+                (["link", "--name", "coxsplit.nobody", a.name], 2, "no group 'coxsplit.nobody' is alive"),
+                (["link", "--name", b.name, "a/b"], 2, "a/b"),
+                (["link", "--wait", "--name", b.name, a.name], 2, "is not an option of link"),
+                (["link-status", "--name", b.name, a.name], 2, "is not expected here"),
+                (["role", "--name", b.name, "boss"], 2, "'boss' is no role: expected prefill, decode or standard"),
+                (["run", "--role", "boss"], 2, "'boss' is no role"),
+                (["run", "--role", "prefill", "--legacy-workers", "--model", MODEL], 2, "--role"),
+                (["run", "--role", "prefill", "--model", MODEL, "--", "/bin/true"], 2, "--role"),
+                (["pull-kv", "--name", b.name, "--from", a.name], 2, "--hold ID"),
+                (["pull-kv", "--name", b.name, "--from", a.name, "--hold", "0"], 2, "--hold is '0'"),
+                (["generate", "--prefill", a.name, "1+1="], 2, "go together"),
+                (["generate", "--prefill", a.name, "--decode", a.name, "1+1="], 2, "are the same group"),
+                (["generate", "--prefill", a.name, "--decode", b.name, "--name", b.name, "1+1="], 2, "leave out --name"),
+                (["generate", "--prefill", a.name, "--decode", b.name, "-n", "4", "1+1="], 2, "-n 4"),
+                (["generate", "--lease", "3", "1+1="], 2, "--lease and --no-recompute are for"),
+                (["generate", "--prefill", a.name, "--decode", b.name, "--lease", "9999", "1+1="], 2, "at most an hour")):
+            expect(run(words), status, part)
+        for word in ("link", "unlink", "link-status", "role", "pull-kv"):
+            expect(run([word, "--help"]), 0)
+            check("  %s " % word in expect(run(["--help"]), 0).out, "not in the list")
+        stop(a, b)
+
+
+@test
+def test_m10_groups_of_another_size_being_started_or_of_other_workers():
+    with prefill(ranks=4) as a, decode() as b:
+        expect(run(["link", "--name", b.name, a.name]), 2, "has 4 ranks, this one 2")
+        expect(split(a, b, "1+1="), 2, "has 4 ranks, this one 2")
+        check(links(b) == {}, "%s" % links(b))
+        name = b.name + ".waits"
+        waits = start(["run", "--external", "-n", "2", "--name", name, "--model", MODEL])
+        waits.stderr.readline()
+        expect(run(["link", "--name", b.name, name]), 1, "waits for its workers")
+        expect(run(["role", "--name", name, "prefill"]), 1, "waits for its workers")
+        waits.send_signal(signal.SIGINT)
+        waits.communicate()
+        name = b.name + ".sleeps"
+        sleeps = start(["run", "-n", "2", "--name", name, "--no-init", "--model", MODEL])
+        for _ in range(4):
+            sleeps.stdout.readline()
+        expect(run(["link", "--name", b.name, name]), 1, "takes no part in transfers")
+        sleeps.send_signal(signal.SIGINT)
+        sleeps.communicate()
+        stop(a, b)
+
+
+# ---- holds ----
+
+
+@test
+def test_p9_pull_kv_of_what_is_held_and_of_what_is_not():
+    with prefill() as a, decode() as b, Group() as c:
+        expect(run(["link", "--name", b.name, a.name]), 0)
+        expect(pull_kv(b, a, 1), 2, "holds no sequence 1")
+        with Holder(a.door) as holder:
+            told = holder.hold(list(range(3, 13)) * 4)
+            hold = told[3]
+            wait_until(lambda: transfer(a)["holds"] == 1, "a hold")
+            result = expect(pull_kv(b, a, hold), 0)
+            check(result.out.startswith("rank 0: ok: ") and "\nrank 1: ok: " in result.out, "other lines", result)
+            answer = json.loads(expect(pull_kv(b, a, hold, "--json"), 0).out)
+            check(answer["ok"] and answer["state"] == "success" and [r["code"] for r in answer["ranks"]] == [0, 0] and
+                  all(r["bytes"] > 0 for r in answer["ranks"]), "%s" % answer)
+            result = expect(pull_kv(c, a, hold), 2)
+            check("rank 0: 2004: there is no link" in result.out, "no reason of each rank", result)
+            answer = json.loads(expect(pull_kv(c, a, hold, "--json"), 2).out)
+            check(not answer["ok"] and answer["state"] == "failed" and answer["error"], "%s" % answer)
+            expect(pull_kv(b, a, hold + 1), 2, "holds no sequence")
+            with Holder(a.door) as other:
+                other.send(field(1, b""))
+                other.reply()
+                other.release(hold)  # not its own
+                other.send(field(1, b""))
+                other.reply()
+                expect(pull_kv(b, a, hold), 0)
+            holder.release(hold, hold, 12345)
+            wait_until(lambda: transfer(a)["holds"] == 0, "no hold")
+            expect(pull_kv(b, a, hold), 2, "holds no sequence %d" % hold)
+            # It ends with its lease, and with its client.
+            short = holder.hold([5, 6, 7], hold_ms=1)
+            wait_until(lambda: transfer(a)["holds"] == 0, "an end of the lease")
+            expect(pull_kv(b, a, short[3]), 2, "holds no sequence")
+            holder.hold([5, 6, 7])
+            wait_until(lambda: transfer(a)["holds"] == 1, "a hold")
+        wait_until(lambda: transfer(a)["holds"] == 0, "no hold")
+        all_is_given_back(a, b, c)
+        stop(a, b, c)
+
+
+def pull_by_hand(door, **changes):
+    """A pull of a source that the test makes up. Returns the error's text."""
+    source = field(1, changes["cluster"].encode()) + field(2, changes["life"]) + field(3, changes["sequence"])
+    source += field(4, packed(changes["blocks"])) + field(5, changes["lease"])
+    with Stranger(door) as stranger:
+        stranger.send(field(10, field(1, source) + field(2, 5000)))
+        number, fields = stranger.reply()
+        check(number in (4, 8), "another answer: %d" % number)
+        error = dict(fields) if number == 4 else dict(control.parse(dict(fields)[2])) if 2 in dict(fields) else {}
+        return error.get(2, b"").decode()
+
+
+@test
+def test_p9_sources_that_are_made_up_are_refused_with_words():
+    with prefill() as a, decode() as b:
+        expect(run(["link", "--name", b.name, a.name]), 0)
+        with Holder(a.door) as holder:
+            told = holder.hold(list(range(3, 13)) * 4)
+            true = {"cluster": a.name, "life": told[2], "sequence": told[3], "blocks": list(told[4]), "lease": told[5]}
+            check(pull_by_hand(b.door, **true) == "", "the true one is refused: %s" % pull_by_hand(b.door, **true))
+            for change in ({"life": told[2] + 1}, {"sequence": told[3] + 1}, {"blocks": [400, 401, 402]}, {"lease": 1},
+                           {"blocks": [1 << 30]}, {"cluster": "coxsplit.nobody"}, {"cluster": ""}, {"blocks": []},
+                           {"sequence": 0}, {"blocks": [-1]}, {"blocks": list(range(600))}, {"cluster": "x" * 300}):
+                text = pull_by_hand(b.door, **{**true, **change})
+                check(text, "%s was pulled" % change)
+            check(pull_by_hand(b.door, **true) == "", "the true one is refused afterwards")
+            holder.release(told[3])
+            wait_until(lambda: transfer(a)["holds"] == 0, "no hold")
+            check("another sequence" in pull_by_hand(b.door, **true), "a released one was pulled")
+        all_is_given_back(a, b)
+        stop(a, b)
+
+
+@test
+def test_p9_holds_end_when_a_rank_is_replaced():
+    with prefill(*RESTART) as a, decode() as b:
+        expect(run(["link", "--name", b.name, a.name]), 0)
+        with Holder(a.door) as holder:
+            told = holder.hold([5, 6, 7, 8, 9])
+            wait_until(lambda: transfer(a)["holds"] == 1, "a hold")
+            os.kill(a.pids[1], signal.SIGKILL)
+            wait_until(lambda: a.status()["ranks"][1]["generation"] == 2 and not a.status()["recovery"]["doing"],
+                       "a replacement")
+            holder.send(field(3, field(1, field(1, 2) + field(2, packed([5, 6]))) + field(2, 1) + field(20, 60000)))
+            number, fields = holder.reply()
+            again = dict(control.parse(dict(fields)[20]))
+            check(number == 2 and again[2] != told[2], "the same life: %s" % again)
+            wait_until(lambda: transfer(a)["holds"] == 1, "the new hold alone")
+            expect(pull_kv(b, a, told[3]), 2, "holds no sequence")
+            result = pull_kv(b, a, again[3])
+            check(result.status == 3, "of another life than was linked, and pulled", result)
+            expect(run(["link", "--name", b.name, a.name]), 0)
+            expect(pull_kv(b, a, again[3]), 0)
+        all_is_given_back(a, b)
+        stop(a, b)
+
+
+@test
+def test_p9_a_stuck_rank_times_out_and_its_blocks_are_in_quarantine():
+    with prefill() as a, decode() as b:
+        expect(run(["link", "--name", b.name, a.name]), 0)
+        with Holder(a.door) as holder:
+            hold = holder.hold(list(range(3, 13)) * 4)[3]
+            wait_until(lambda: transfer(a)["holds"] == 1, "a hold")
+            b.stopped(1)
+            result = expect(pull_kv(b, a, hold, "--timeout", "0.3"), 3)
+            now = b.status()
+            check(now["transfer"]["quarantined_blocks"] > 0, "%s" % now["transfer"])
+            check(now["serving"]["free_blocks"] + now["transfer"]["quarantined_blocks"] == now["serving"]["block_count"],
+                  "%s" % now["serving"], result)
+            os.kill(b.pids[1], signal.SIGCONT)
+            wait_until(lambda: transfer(b)["quarantined_blocks"] == 0, "the end of the quarantine")
+            expect(pull_kv(b, a, hold), 0)
+        all_is_given_back(a, b)
+        stop(a, b)
+
+
+if __name__ == "__main__":
+    try:
+        exit_status = base.main()
+    finally:
+        shutil.rmtree(control.RUNTIME, ignore_errors=True)
+    sys.exit(exit_status)

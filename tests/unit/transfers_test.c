@@ -1,0 +1,416 @@
+/*
+ * transfers: the states of a pull, one end each, blocks in quarantine, on the executor of scheduler_fixture.h, whose pulls the
+ * test completes.
+ */
+#include "coordinator/transfers.h"
+
+#include "proto/executor.pb-c.h"
+#include "scheduler_fixture.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define PULL_ERROR MODEL_EXECUTE_DATA__PDERROR_CODE__PD_PULL_KV_ERROR
+
+struct fixture {
+    struct cox_executor *executor;
+    struct cox_transfers *transfers;
+    _Atomic int wakes;
+};
+
+static void on_wake(void *context)
+{
+    struct fixture *f = context;
+    atomic_fetch_add(&f->wakes, 1);
+}
+
+static int32_t no_token(const struct ModelExecuteData__PullKVRequest__PullKVInfo *info,
+                        uint32_t position)
+{
+    (void)info;
+    return (int32_t)position;
+}
+
+static void setup(struct fixture *f)
+{
+    struct cox_error error = {0};
+    *f = (struct fixture){.executor = executor_new()};
+    f->executor->script.pulls_held = true;
+    f->executor->remote_token = no_token;
+    const struct cox_transfers_options options = {.wake = on_wake, .wake_context = f};
+    assert_int_equal(cox_transfers_new(f->executor, &options, &f->transfers, &error), 0);
+}
+
+static void teardown(struct fixture *f)
+{
+    cox_transfers_free(f->transfers);
+    executor_free(f->executor);
+}
+
+static const int32_t theirs[] = {7, 8, 9};
+
+static void begin_with(struct fixture *f, int64_t sequence, uint64_t deadline_ns,
+                       uint64_t not_before_ns)
+{
+    const struct cox_source source = {.cluster_id = "other",
+                                      .life = 3,
+                                      .sequence = 70 + sequence,
+                                      .lease_ns = COX_DEADLINE_NEVER,
+                                      .blocks = theirs,
+                                      .block_count = 3};
+    const int32_t ours[] = {(int32_t)sequence * 3, (int32_t)sequence * 3 + 1,
+                            (int32_t)sequence * 3 + 2};
+    const struct cox_pull_request request = {.sequence = sequence,
+                                             .attempt = 1,
+                                             .source = &source,
+                                             .blocks = ours,
+                                             .deadline_ns = deadline_ns,
+                                             .not_before_ns = not_before_ns,
+                                             .life = 1};
+    assert_int_equal(cox_transfers_start(f->transfers, &request), 0);
+}
+
+static void begin(struct fixture *f, int64_t sequence)
+{
+    begin_with(f, sequence, COX_DEADLINE_NEVER, 0);
+}
+
+static struct fixture_pull sent(struct fixture *f, const char *id)
+{
+    cox_transfers_turn(f->transfers);
+    struct fixture_pull pull = executor_await_pull(f->executor);
+    if (id)
+        assert_string_equal(pull.ids[0], id);
+    return pull;
+}
+
+static void expect_end(struct fixture *f, int64_t sequence, enum cox_pull_state state, int code,
+                       bool quiet)
+{
+    struct cox_pull_outcome outcome;
+    assert_int_equal(cox_transfers_take(f->transfers, &outcome), 0);
+    assert_int_equal(outcome.sequence, sequence);
+    assert_string_equal(cox_pull_state_name(outcome.report->state), cox_pull_state_name(state));
+    assert_int_equal(outcome.report->error.code, code);
+    assert_int_equal(outcome.quiet, quiet);
+    free(outcome.report);
+}
+
+static void expect_none(struct fixture *f)
+{
+    struct cox_pull_outcome outcome;
+    assert_int_equal(cox_transfers_take(f->transfers, &outcome), COX_EMPTY);
+}
+
+static struct cox_transfers_status status(struct fixture *f)
+{
+    struct cox_transfers_status status;
+    cox_transfers_status(f->transfers, &status);
+    return status;
+}
+
+static void expect_quiet(struct fixture *f, int32_t first)
+{
+    int32_t *blocks;
+    uint32_t count;
+    assert_int_equal(cox_transfers_take_quiet(f->transfers, &blocks, &count), 0);
+    assert_int_equal(count, 3);
+    assert_int_equal(blocks[0], first);
+    free(blocks);
+    assert_int_equal(cox_transfers_take_quiet(f->transfers, &blocks, &count), COX_EMPTY);
+}
+
+static void expect_not_quiet(struct fixture *f)
+{
+    int32_t *blocks;
+    uint32_t count;
+    assert_int_equal(cox_transfers_take_quiet(f->transfers, &blocks, &count), COX_EMPTY);
+}
+
+static void m11_the_table_of_moves_has_one_end_for_each_pull(void **state)
+{
+    (void)state;
+    for (int from = 0; from < COX_PULL_STATE_COUNT; from++)
+        for (int to = 0; to < COX_PULL_STATE_COUNT; to++) {
+            bool may = cox_pull_may_move((enum cox_pull_state)from, (enum cox_pull_state)to);
+            if (cox_pull_has_ended((enum cox_pull_state)from) || from == to)
+                assert_false(may);
+            else
+                assert_true(may || (from == COX_PULL_QUEUED && to == COX_PULL_SUCCESS));
+        }
+    assert_false(cox_pull_may_move(COX_PULL_QUEUED, COX_PULL_SUCCESS));
+    assert_false(cox_pull_may_move(COX_PULL_STATE_COUNT, COX_PULL_SENT));
+    assert_string_equal(cox_pull_state_name(COX_PULL_STATE_COUNT), "unknown");
+}
+
+static void m11_pulls_that_wait_go_together_and_each_has_its_own_end(void **state)
+{
+    (void)state;
+    struct fixture f;
+    setup(&f);
+    begin(&f, 1);
+    begin(&f, 2);
+    begin_with(&f, 3, COX_DEADLINE_NEVER, COX_DEADLINE_NEVER); /* not yet */
+    struct fixture_pull pull = sent(&f, "other.1.1");
+    assert_int_equal(pull.count, 2);
+    assert_int_equal(status(&f).running, 3);
+    expect_none(&f);
+    pull.count = 1; /* the rank does not mention the second */
+    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    assert_int_equal(atomic_load(&f.wakes), 1);
+    expect_end(&f, 1, COX_PULL_SUCCESS, 0, true);
+    expect_end(&f, 2, COX_PULL_FAILED, COX_REJECTED, true);
+    expect_none(&f);
+    assert_int_equal(status(&f).succeeded, 1);
+    assert_int_equal(status(&f).failed, 1);
+    assert_int_equal(status(&f).bytes, 100);
+    assert_int_equal(status(&f).quarantined_blocks, 0);
+    teardown(&f);
+}
+
+static void p9_what_a_rank_says_becomes_the_end(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t status;
+        enum cox_pull_state state;
+    } cases[] = {{COX_STALE, COX_PULL_FAILED},        {COX_NOT_FOUND, COX_PULL_FAILED},
+                 {COX_INVALID, COX_PULL_FAILED},      {COX_TIMEOUT, COX_PULL_TIMEOUT},
+                 {COX_PEER_DEAD, COX_PULL_PEER_DEAD}, {COX_ABORTED, COX_PULL_FAILED}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct fixture f;
+        struct cox_pull_outcome outcome;
+        setup(&f);
+        begin(&f, 1);
+        struct fixture_pull pull = sent(&f, NULL);
+        executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, PULL_ERROR, cases[i].status);
+        assert_int_equal(cox_transfers_take(f.transfers, &outcome), 0);
+        assert_int_equal(outcome.report->state, cases[i].state);
+        assert_int_equal(outcome.report->error.code, cases[i].status);
+        assert_int_equal(outcome.report->ranks[0].code, PULL_ERROR);
+        assert_false(outcome.own_death); /* that is the other group's */
+        free(outcome.report);
+        teardown(&f);
+    }
+}
+
+static void p9_late_answers_are_dropped_and_their_blocks_wait(void **state)
+{
+    (void)state;
+    struct fixture f;
+    setup(&f);
+    begin_with(&f, 1, cox_now_ns() + 1000000, 0);
+    struct fixture_pull pull = sent(&f, NULL);
+    expect_none(&f);
+    while (status(&f).running) {
+        cox_transfers_turn(f.transfers);
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
+    expect_end(&f, 1, COX_PULL_TIMEOUT, COX_TIMEOUT, false);
+    assert_int_equal(status(&f).quarantined_blocks, 3);
+    cox_transfers_turn(f.transfers);
+    assert_int_equal(f.executor->leave_count, 1); /* told once */
+    expect_not_quiet(&f);
+    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    assert_int_equal(status(&f).late_results, 1);
+    assert_int_equal(status(&f).succeeded, 0);
+    assert_int_equal(status(&f).quarantined_blocks, 0);
+    expect_none(&f);
+    expect_quiet(&f, 3);
+    cox_transfers_turn(f.transfers);
+    assert_int_equal(f.executor->leave_count, 1);
+    teardown(&f);
+}
+
+static void p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order(void **state)
+{
+    (void)state;
+    struct fixture f;
+    setup(&f);
+    begin(&f, 1);
+    struct fixture_pull pull = sent(&f, NULL);
+    f.executor->late = true;
+    /* Another rank's death ends the request at once; this one copies on. */
+    executor_complete_pull(f.executor, &pull, COX_PEER_DEAD, COX_OUTCOME_LATE, 0, 0);
+    struct cox_pull_outcome outcome;
+    assert_int_equal(cox_transfers_take(f.transfers, &outcome), 0);
+    assert_int_equal(outcome.report->state, COX_PULL_PEER_DEAD);
+    assert_true(outcome.own_death);
+    assert_false(outcome.quiet);
+    free(outcome.report);
+    cox_transfers_turn(f.transfers);
+    cox_transfers_turn(f.transfers);
+    expect_not_quiet(&f);
+    assert_true(cox_transfers_due_ns(f.transfers) < cox_now_ns() + COX_NSEC_PER_SEC);
+    f.executor->late = false;
+    cox_transfers_turn(f.transfers);
+    expect_quiet(&f, 3);
+    assert_int_equal(cox_transfers_due_ns(f.transfers), COX_DEADLINE_NEVER);
+    teardown(&f);
+}
+
+static void p9_a_cancelled_pull_is_told_to_nobody_and_quiet_when_it_is_over(void **state)
+{
+    (void)state;
+    struct fixture f;
+    setup(&f);
+    begin_with(&f, 1, COX_DEADLINE_NEVER, COX_DEADLINE_NEVER);
+    assert_true(cox_transfers_cancel(f.transfers, 1)); /* never sent */
+    begin(&f, 2);
+    struct fixture_pull pull = sent(&f, NULL);
+    assert_false(cox_transfers_cancel(f.transfers, 2));
+    assert_true(cox_transfers_cancel(f.transfers, 2)); /* there is no such any more */
+    assert_int_equal(status(&f).cancelled, 2);
+    assert_int_equal(status(&f).running, 0);
+    cox_transfers_turn(f.transfers);
+    assert_int_equal(f.executor->leave_count, 1);
+    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, PULL_ERROR, COX_ABORTED);
+    expect_none(&f);
+    expect_quiet(&f, 6);
+    /* One that had ended before the cancel came. */
+    begin(&f, 3);
+    pull = sent(&f, NULL);
+    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    assert_true(cox_transfers_cancel(f.transfers, 3));
+    expect_none(&f);
+    expect_not_quiet(&f);
+    assert_int_equal(status(&f).cancelled, 2);
+    teardown(&f);
+}
+
+static int submit_result;
+
+static int refuse(uint64_t number)
+{
+    (void)number;
+    return submit_result;
+}
+
+static void m11_what_cannot_be_sent_waits_or_fails(void **state)
+{
+    (void)state;
+    static const int waits[] = {COX_FULL, COX_LATE};
+    static const struct {
+        int result;
+        enum cox_pull_state state;
+        bool own_death;
+    } fails[] = {{COX_PEER_DEAD, COX_PULL_PEER_DEAD, true},
+                 {COX_STALE, COX_PULL_FAILED, true},
+                 {COX_TOO_LARGE, COX_PULL_FAILED, false},
+                 {COX_CLOSED, COX_PULL_FAILED, false}};
+    for (size_t i = 0; i < sizeof waits / sizeof waits[0]; i++) {
+        struct fixture f;
+        setup(&f);
+        submit_result = waits[i];
+        f.executor->script.pull_submit = refuse;
+        begin(&f, 1);
+        cox_transfers_turn(f.transfers);
+        cox_transfers_turn(f.transfers);
+        assert_int_equal(f.executor->pull_count, 1); /* not again at once */
+        expect_none(&f);
+        assert_true(cox_transfers_due_ns(f.transfers) <= cox_now_ns() + 50 * COX_NSEC_PER_MSEC);
+        submit_result = 0;
+        while (f.executor->held_count == 0)
+            cox_transfers_turn(f.transfers);
+        struct fixture_pull pull = sent(&f, "other.1.1");
+        executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+        expect_end(&f, 1, COX_PULL_SUCCESS, 0, true);
+        /* One that never finds room ends at its deadline, and nobody wrote anything. */
+        submit_result = waits[i];
+        begin_with(&f, 2, cox_now_ns() + 1000000, 0);
+        while (status(&f).running)
+            cox_transfers_turn(f.transfers);
+        expect_end(&f, 2, COX_PULL_TIMEOUT, COX_TIMEOUT, true);
+        teardown(&f);
+    }
+    for (size_t i = 0; i < sizeof fails / sizeof fails[0]; i++) {
+        struct fixture f;
+        struct cox_pull_outcome outcome;
+        setup(&f);
+        submit_result = fails[i].result;
+        f.executor->script.pull_submit = refuse;
+        begin(&f, 1);
+        begin(&f, 2);
+        cox_transfers_turn(f.transfers);
+        for (int k = 0; k < 2; k++) {
+            assert_int_equal(cox_transfers_take(f.transfers, &outcome), 0);
+            assert_int_equal(outcome.report->state, fails[i].state);
+            assert_int_equal(outcome.report->error.code, fails[i].result);
+            assert_int_equal(outcome.own_death, fails[i].own_death);
+            assert_true(outcome.quiet);
+            free(outcome.report);
+        }
+        teardown(&f);
+    }
+}
+
+static int too_large_for_two(uint64_t number)
+{
+    return number == 1 ? COX_TOO_LARGE : 0;
+}
+
+static void m11_a_batch_that_is_too_large_goes_in_parts(void **state)
+{
+    (void)state;
+    struct fixture f;
+    setup(&f);
+    f.executor->script.pull_submit = too_large_for_two;
+    for (int64_t sequence = 1; sequence <= 4; sequence++)
+        begin(&f, sequence);
+    struct fixture_pull pull = sent(&f, "other.1.1");
+    assert_int_equal(pull.count, 2);
+    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    pull = sent(&f, "other.3.1");
+    assert_int_equal(pull.count, 2);
+    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    for (int64_t sequence = 1; sequence <= 4; sequence++)
+        expect_end(&f, sequence, COX_PULL_SUCCESS, 0, true);
+    teardown(&f);
+}
+
+static void count_blocks(void *context, const int32_t *blocks, uint32_t count)
+{
+    (void)blocks;
+    *(uint32_t *)context += count;
+}
+
+static void p9_who_begins_anew_finds_the_blocks_that_are_still_written(void **state)
+{
+    (void)state;
+    struct fixture f;
+    uint32_t count = 0;
+    setup(&f);
+    begin(&f, 1);
+    struct fixture_pull first = sent(&f, NULL);
+    begin(&f, 2);
+    struct fixture_pull second = sent(&f, NULL);
+    begin_with(&f, 3, COX_DEADLINE_NEVER, COX_DEADLINE_NEVER);
+    executor_complete_pull(f.executor, &second, 0, COX_OUTCOME_OK, 0, 0);
+    cox_transfers_abandon(f.transfers);
+    expect_none(&f);
+    cox_transfers_quarantine(f.transfers, count_blocks, &count);
+    assert_int_equal(count, 3); /* of the first alone */
+    executor_complete_pull(f.executor, &first, 0, COX_OUTCOME_OK, 0, 0);
+    expect_quiet(&f, 3);
+    teardown(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(m11_the_table_of_moves_has_one_end_for_each_pull),
+        cmocka_unit_test(m11_pulls_that_wait_go_together_and_each_has_its_own_end),
+        cmocka_unit_test(p9_what_a_rank_says_becomes_the_end),
+        cmocka_unit_test(p9_late_answers_are_dropped_and_their_blocks_wait),
+        cmocka_unit_test(p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order),
+        cmocka_unit_test(p9_a_cancelled_pull_is_told_to_nobody_and_quiet_when_it_is_over),
+        cmocka_unit_test(m11_what_cannot_be_sent_waits_or_fails),
+        cmocka_unit_test(m11_a_batch_that_is_too_large_goes_in_parts),
+        cmocka_unit_test(p9_who_begins_anew_finds_the_blocks_that_are_still_written),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
