@@ -264,22 +264,22 @@ def test_p3_status_tells_counters_bytes_and_times_of_what_was_generated():
 
 @test
 def test_m3_p3_status_tells_what_went_in_blocks():
-    prompts, _ = sums(60)
+    prompts, _ = sums(200)
     results = []
-    for arguments in ([], ["--response-size", "execute=4K"], ["--response-size", "execute=4K", "--no-bulk"]):
+    for arguments in ([], ["--response-size", "execute=2K"], ["--response-size", "execute=2K", "--no-bulk"]):
         with Group(2, arguments) as group:
             result = group.generate(text="\n".join(prompts) + "\n")
             execute, link, *_ = group.status()["channels"]
             human = expect(run(["status"]), 0)
             if "--no-bulk" in arguments:
-                check(result.status == 1 and "a slot holds 508, and there are no blocks" in result.err, "not refused", result)
+                check(result.status == 3 and "a slot holds 252, and there are no blocks" in result.err, "not refused", result)
                 check(execute["bulk_replies"] == 0, "wrong: %s" % execute)
             else:
                 expect(result, 0)
                 results.append(result.out)
                 check((execute["bulk_replies"] > 0) == bool(arguments), "wrong: %s" % execute)
             if execute["bulk_replies"]:
-                check(508 * execute["bulk_replies"] < execute["bulk_reply_bytes"] <= execute["reply_bytes"],
+                check(252 * execute["bulk_replies"] < execute["bulk_reply_bytes"] <= execute["reply_bytes"],
                       "wrong: %s" % execute)
                 check(re.search(r"^bulk, execute: 0 requests of 0 ?B, %d answers of [0-9.]+ ?[KM]?i?B; 0 ?B held$" %
                                 execute["bulk_replies"], human.out, re.M), "no bulk line", human)

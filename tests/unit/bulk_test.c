@@ -71,6 +71,19 @@ static void m3_a_block_is_read_by_copy_and_in_place(void **state)
     assert_int_equal(errno, EACCES);
     cox_bulk_view_drop(&view);
     cox_bulk_view_drop(&view);
+    int fd = -1;
+    char path[64];
+    assert_int_equal(cox_handle_open(&ref.handle, NULL, 0, &fd, NULL), 0);
+    assert_int_equal(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int writer = open(path, O_RDWR | O_CLOEXEC); /* the owner may; it is no use */
+    assert_true(writer >= 0);
+    assert_int_equal(pwrite(writer, "x", 1, 0), -1);
+    assert_int_equal(errno, EPERM);
+    assert_ptr_equal(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, writer, 0), MAP_FAILED);
+    assert_int_equal(errno, EPERM);
+    close(writer);
+    close(fd);
     end(&block);
 }
 
