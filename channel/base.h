@@ -47,6 +47,8 @@ enum cox_channel_id {
 /* Type of a request whose bytes only the two ends understand; every other type is an ExecuteType of
  * executor.proto. */
 #define COX_TYPE_OPAQUE 0xffffffffu
+/* In the record of a frame alone: opaque bytes that are in a block; the frame has an ExecuteRequest that says where. */
+#define COX_TYPE_OPAQUE_BLOCK 0xfffffffeu
 
 /* How workers come to the memory of their group. */
 enum cox_attach {

@@ -55,6 +55,12 @@
     X(RECORD_WRITTEN, "record.written")                                                            \
     X(REQUEST_PUBLISHED, "request.published")                                                      \
     X(GATE_OPENED, "gate.opened")                                                                  \
+    /* Bytes that do not fit their frame or slot (bulk.h). */                                      \
+    X(BULK_EXPORTED, "bulk.exported") /* a block, with nothing in it */                            \
+    X(BULK_WRITTEN, "bulk.written")   /* nobody knows of it yet */                                 \
+    X(BULK_OPENED, "bulk.opened")     /* by a reader */                                            \
+    X(BULK_COPIED, "bulk.copied")     /* an answer, by the coordinator */                          \
+    X(BULK_DROPPED, "bulk.dropped")   /* by its sender */                                          \
     /* Tokens, of each bell in the order of enum cox_bell. */                                      \
     X(POSTED_REQUEST_PRODUCE, "posted.request_produce")                                            \
     X(POSTED_REQUEST_CONSUME, "posted.request_consume")                                            \
@@ -75,6 +81,9 @@
     X(EXCHANGE_MADE, "exchange.made")       /* sealed memory for slices, nobody else's yet */      \
     X(EXCHANGE_WRITTEN, "exchange.written") /* own slices, in a step */                            \
     X(EXCHANGE_READ, "exchange.read")       /* those of all ranks */                               \
+    X(LORA_READ, "lora.read")               /* an adapter, not yet published to steps */           \
+    X(LORA_LOADED, "lora.loaded")           /* and published; not answered */                      \
+    X(LORA_REMOVED, "lora.removed")         /* no step finds it any more */                        \
     X(EXECUTED, "executed")                 /* nothing is committed */                             \
     X(STEP_COMMITTED, "step.committed")                                                            \
     X(REPLY_WRITTEN, "reply.written")                                                              \
@@ -199,6 +208,7 @@
     X(POOL_USED, "pool.used")                                                                      \
     X(POOL_UNCOUNTED, "pool.uncounted") /* one reference less, or all of a dead owner */           \
     X(POOL_CLOSING, "pool.closing")     /* about to look whether anybody counts it */              \
+    X(POOL_LOOKED, "pool.looked")       /* once, or again */                                       \
     X(POOL_REOPENED, "pool.reopened")   /* somebody does */                                        \
     X(POOL_FREED, "pool.freed")                                                                    \
     X(POOL_HINTED, "pool.hinted") /* where a free one may be */                                    \

@@ -86,7 +86,7 @@ struct cox_layout_abort {
  * release; a reader loads sequence, the fields with acquire, and sequence again. */
 struct cox_layout_frame {
     _Atomic uint64_t sequence;
-    _Atomic uint32_t type;   /* ExecuteType, or COX_TYPE_OPAQUE */
+    _Atomic uint32_t type;   /* ExecuteType, COX_TYPE_OPAQUE or COX_TYPE_OPAQUE_BLOCK */
     _Atomic uint32_t length; /* payload bytes, the prefix not counted */
     _Atomic uint64_t asked[COX_RANK_COUNT_MAX / 64];
 };
@@ -116,8 +116,8 @@ struct cox_layout_rank_line {
     _Atomic uint64_t base;     /* the sequence table stands at this step */
     _Atomic uint32_t epoch;
     _Atomic uint32_t generation;
-    _Atomic uint64_t tags[COX_DEPTH_MAX]; /* the sequence whose reply a slot holds; bit 63: it tells
-                                             of a failure */
+    _Atomic uint64_t tags[COX_DEPTH_MAX]; /* the sequence whose reply a slot holds; bit 63: it is an
+                                             ExecuteResponse in any case */
     uint64_t reserved;
 };
 

@@ -367,6 +367,19 @@ int cox_region_create_unnamed(struct cox_region *region, const char *label, uint
     return region_create_memfd(region, label, size, 0, seals, ret_fd, err);
 }
 
+int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_error *err)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int reader = open(path, O_RDONLY | O_CLOEXEC);
+    int r = reader < 0 ? -errno : cox_fd_raise(&reader);
+    if (r)
+        return cox_fail(err, r, "memory '%s': opening it for reading (is /proc there?): %s", label,
+                        cox_status_text(r));
+    *ret_fd = reader;
+    return 0;
+}
+
 int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned seals, int *ret_fd,
                                      struct cox_error *err)
 {

@@ -64,6 +64,8 @@ int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *
  * COX_NO_SPACE; -errno. */
 int cox_region_create_unnamed(struct cox_region *region, const char *label, uint64_t size,
                               unsigned seals, bool huge, int *ret_fd, struct cox_error *err);
+/* The same object, open for reading only: what has no right to write cannot be mapped for it. label is for err. */
+int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_error *err);
 /* Of that size and with nothing in it, not mapped: what is touched takes memory then, unless it was reserved before.
  * The first has a name, the second is a memfd with these seals. *ret_fd is open for reading and writing, the caller's.
  * Returns as the functions above. */

@@ -16,7 +16,7 @@
 
 struct cox_request {
     uint64_t sequence;
-    uint32_t type;        /* ExecuteType or COX_TYPE_OPAQUE */
+    uint32_t type;        /* as in the record (layout.h) */
     bool lowest;          /* no lower rank was asked: this one sends the payload */
     const uint8_t *bytes; /* in shared memory */
     size_t size;

@@ -36,20 +36,6 @@ void cox_sealed_close(struct cox_sealed *sealed)
     }
 }
 
-/* The same object, open for reading only: what has no right to write cannot be mapped for it. */
-static int open_for_reading(int fd, int *ret_fd, struct cox_error *err)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    int reader = open(path, O_RDONLY | O_CLOEXEC);
-    int r = reader < 0 ? -errno : cox_fd_raise(&reader);
-    if (r)
-        return cox_fail(err, r, "request memory: opening it for reading (is /proc there?): %s",
-                        cox_status_text(r));
-    *ret_fd = reader;
-    return 0;
-}
-
 static int create_request(struct cox_sealed *sealed, struct cox_control *control,
                           const struct cox_geometry *geometry, bool huge_pages,
                           struct cox_error *err)
@@ -67,7 +53,7 @@ static int create_request(struct cox_sealed *sealed, struct cox_control *control
         return cox_fail(err, r, "own start time: %s", cox_status_text(r));
     cox_fault_point(COX_FAULT_CONTROL_FILLED);
     control->epoch = control->layout->header.epoch;
-    return open_for_reading(fd, &sealed->request_fd, err);
+    return cox_region_open_reader(fd, "cox_request", &sealed->request_fd, err);
 }
 
 /* Never on huge pages: who may write may punch holes, and a hole is filled again only while there are

@@ -278,7 +278,7 @@ static inline void cox_truth_set_returned(struct cox_layout_rank_line *line, uin
     cox_fault_point(COX_FAULT_RANK_RETURNED);
 }
 
-/* The reply is an ExecuteResponse that tells of a failure, also where replies are opaque. */
+/* The reply is an ExecuteResponse, also where replies are opaque: it tells of a failure, or where the reply is (bulk.h). */
 #define COX_TAG_FAILED (UINT64_C(1) << 63)
 
 /* relaxed tag before the release of done. */

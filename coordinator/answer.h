@@ -3,7 +3,8 @@
  *
  * Threads: any.
  * Ownership: the message lives in the arena.
- * Blocks: status nothing, see cox_executor_status; recover and weights until their deadline, weights also while files are read.
+ * Blocks: status nothing, see cox_executor_status; recover, lora and weights until their deadline, weights also while files are
+ *   read.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_ANSWER_H
@@ -13,7 +14,10 @@
 #include "serving.h"
 
 struct cox_arena;
+struct cox_lora;
 struct cox_shared_weights;
+struct CoxswainControl__LoraReply;
+struct CoxswainControl__LoraRequest;
 struct CoxswainControl__RecoverReply;
 struct CoxswainControl__RecoverRequest;
 struct CoxswainControl__RecoveryStatus;
@@ -27,6 +31,7 @@ struct cox_answer_source {
     struct cox_serving *serving;        /* NULL: it takes no prompts, */
     const char *refusal;                /* because */
     struct cox_recovery *recovery;      /* NULL: the group is being started */
+    struct cox_lora *lora;              /* NULL: as recovery */
     const char *model;                  /* NULL: none is known */
     struct cox_shared_weights *weights; /* NULL: ranks have loaded their own */
 };
@@ -43,6 +48,10 @@ int cox_answer_recover(const struct cox_answer_source *source,
                        const struct CoxswainControl__RecoverRequest *request,
                        struct cox_arena *arena, struct CoxswainControl__RecoverReply **ret_reply,
                        struct cox_error *err);
+/* The same for a LoRA request; source->lora is there. */
+int cox_answer_lora(const struct cox_answer_source *source,
+                    const struct CoxswainControl__LoraRequest *request, struct cox_arena *arena,
+                    struct CoxswainControl__LoraReply **ret_reply, struct cox_error *err);
 /* Which weights are in use; source->weights are there. */
 int cox_answer_weights_status(const struct cox_answer_source *source, struct cox_arena *arena,
                               struct CoxswainControl__WeightsStatus **ret_status);

@@ -45,6 +45,12 @@ static struct cox_entry *collector_entry(struct cox_collector *collector, uint64
     return &collector->entries[sequence % collector_geometry(collector)->depth];
 }
 
+static struct cox_frame_block *collector_frame_block(struct cox_collector *collector,
+                                                     uint64_t sequence)
+{
+    return &collector->frame_blocks[sequence % collector_geometry(collector)->depth];
+}
+
 /* It has left by itself, and not because its process ends: that would be told in a moment, and better. */
 static bool collector_left(struct cox_collector *collector, uint32_t rank)
 {
@@ -268,12 +274,22 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
     }
     if (entry->replies)
         cox_gate_arm(gate, entry->sequence, asked_count(collector, &entry->asked));
-    cox_request_publish(collector->channel, entry->sequence, entry->type, length, &entry->asked);
+    cox_request_publish(collector->channel, entry->sequence,
+                        entry->block_size && entry->type == COX_TYPE_OPAQUE ? COX_TYPE_OPAQUE_BLOCK
+                                                                            : entry->type,
+                        length, &entry->asked);
     collector->claim_ring_ns = slot->published_ns + COX_SLICE_NS;
     if (collector->ended == collector->published) /* the first in flight */
         collector->ring_ns = collector->claim_ring_ns;
     collector->published = entry->sequence;
-    cox_stats_publish(&collector->stats, length);
+    cox_stats_publish(&collector->stats, entry->block_size ? entry->block_size : length,
+                      entry->block_size > 0);
+    if (entry->block_size) {
+        struct cox_frame_block *behind = collector_frame_block(collector, entry->sequence);
+        /* relaxed: under the lock, where it is decided by. */
+        atomic_fetch_add_explicit(&collector->blocks_used, !behind->used, memory_order_relaxed);
+        behind->used = true;
+    }
     slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
     collector_advance(collector);
     /* The collector planned its sleep without this one. */
@@ -289,6 +305,63 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
     pthread_cond_signal(&collector->work);
     if (early)
         cox_collector_wake(collector);
+}
+
+int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
+                                struct cox_bulk_block **ret_block, struct cox_error *err)
+{
+    struct cox_blocks_choice *blocks = collector->blocks;
+    /* Whoever releases only looks at those in use. */
+    struct cox_frame_block *behind = collector_frame_block(collector, sequence);
+    int r = cox_bulk_reserve(&blocks->sender, blocks->intake.door_path, size, &behind->block, err);
+    if (r == 0)
+        *ret_block = &behind->block;
+    return r;
+}
+
+/* Nobody that its request asked will open it any more. lock is held. */
+static bool collector_block_is_free(struct cox_collector *collector, const struct cox_entry *entry)
+{
+    bool free = entry->ended;
+    for (uint32_t rank = 0; free && rank < collector->rank_count; rank++)
+        free = !cox_rank_set_has(&entry->asked, rank) ||
+               collector_returned(collector, rank, entry->sequence) ||
+               collector_dead(collector, rank);
+    return free;
+}
+
+void cox_collector_release_blocks(struct cox_collector *collector)
+{
+    struct cox_bulk_block large[COX_DEPTH_MAX];
+    uint32_t count = 0;
+    /* relaxed: whoever claims has seen the request in that frame published. */
+    if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) == 0)
+        return;
+    pthread_mutex_lock(&collector->lock);
+    for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++) {
+        struct cox_frame_block *behind = &collector->frame_blocks[frame];
+        if (!behind->used || !collector_block_is_free(collector, &collector->entries[frame]))
+            continue;
+        behind->used = false;
+        atomic_fetch_sub_explicit(&collector->blocks_used, 1, memory_order_relaxed);
+        if (cox_bulk_is_large(&behind->block)) {
+            large[count++] = behind->block;
+            behind->block = (struct cox_bulk_block){0};
+        }
+    }
+    pthread_mutex_unlock(&collector->lock);
+    /* Not under the lock: it may take a while to give a gigabyte back. */
+    for (uint32_t i = 0; i < count; i++)
+        cox_bulk_drop(&collector->blocks->sender, &large[i]);
+}
+
+uint64_t cox_collector_held_bytes(const struct cox_collector *collector)
+{
+    uint64_t bytes = 0;
+    for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++)
+        if (collector->frame_blocks[frame].used)
+            bytes += collector->frame_blocks[frame].block.region.size;
+    return bytes;
 }
 
 int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
@@ -502,11 +575,21 @@ static void gather_look_rank(struct cox_collector *collector, struct cox_entry *
     /* Dead first, then the answer: an answer that was complete before the death counts. */
     bool dead = collector_dead(collector, rank);
     if (collector_answered(collector, rank, entry->sequence)) {
-        if (collector->legacy && !entry->operation->legacy_slotted && rank > 0)
+        int r = 0;
+        if (collector->legacy && !entry->operation->legacy_slotted && rank > 0) {
             cox_gathering_take_empty(gathering, rank);
-        else
-            cox_gathering_take(gathering, collector->channel, rank, entry->sequence, entry->type,
-                               collector->ranks[rank].generation);
+        } else if (cox_gathering_take(gathering, collector->channel, rank, entry->sequence,
+                                      entry->type, collector->ranks[rank].generation)) {
+            /* Not under the lock: a large answer takes a while to copy, and only this thread looks at it. */
+            pthread_mutex_unlock(&collector->lock);
+            r = cox_gathering_take_block(gathering, &collector->blocks->intake, rank, entry->type);
+            pthread_mutex_lock(&collector->lock);
+        }
+        /* The answer went with its rank. If that is not known to be dead it is about to be, which wakes. */
+        if (r == COX_PEER_DEAD && dead)
+            cox_gathering_bury(gathering, rank, collector->supervisor);
+        if (r == COX_PEER_DEAD)
+            return;
         cox_fault_point(COX_FAULT_REPLY_FETCHED);
         collector_consume(collector, entry, rank);
     } else if (dead) {
@@ -591,9 +674,23 @@ static void gather_note_complaints(struct cox_collector *collector, const struct
     }
 }
 
+/* Memory that only large requests and answers take. The ranks that answered in a block give it back when they are awake next,
+ * which may be never: so they are woken, and those as well whose answer has just come too late to be looked at. */
+static void gather_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
+{
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (gathering->ranks[rank].in_block ||
+            (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
+             collector->blocks->intake.size_max > 0))
+            cox_gate_post(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
+    cox_gathering_let_go(gathering);
+    cox_collector_release_blocks(collector);
+}
+
 /* Hands the completion over. lock is held on entry and on return, not over the handler. */
 static void gather_finish(struct cox_collector *collector, struct cox_entry *entry, int status)
 {
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
     pthread_mutex_unlock(&collector->lock);
     struct cox_completion completion;
     gather_complete(collector, entry, status, &completion);
@@ -606,8 +703,7 @@ static void gather_finish(struct cox_collector *collector, struct cox_entry *ent
                            collector->published);
     entry->ended = true;
     collector_advance(collector);
-    cox_stats_end(&collector->stats, completion.status,
-                  collector_gathering(collector, entry)->reply_size);
+    cox_stats_end(&collector->stats, completion.status, &gathering->taken);
     struct cox_waiter *waiter = entry->waiter;
     entry->waiter = NULL;
     cox_completion_fn handler = waiter ? waiter->visit : collector->handler;
@@ -639,6 +735,7 @@ static void gather_finish(struct cox_collector *collector, struct cox_entry *ent
     /* From here on the waiter may be gone. Not under the lock, which the caller would only wake up
      * to wait for. */
     pthread_cond_broadcast(&collector->ended_cond);
+    gather_let_go(collector, gathering);
     pthread_mutex_lock(&collector->lock);
 }
 
@@ -784,6 +881,20 @@ void cox_collector_gather(struct cox_collector *collector, uint64_t sequence)
     pthread_mutex_unlock(&collector->lock);
 }
 
+/* Releases what can be, or sleeps a slice. lock is held on entry and on return, and given up meanwhile. */
+static void collector_await_blocks(struct cox_collector *collector)
+{
+    const struct timespec until = cox_deadline_timespec(cox_deadline_after_ns(COX_SLICE_NS));
+    const uint64_t published = collector->published;
+    pthread_mutex_unlock(&collector->lock);
+    cox_collector_release_blocks(collector);
+    pthread_mutex_lock(&collector->lock);
+    if (collector->published == published &&
+        !atomic_load_explicit(&collector->stopping, memory_order_acquire) &&
+        atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
+        pthread_cond_timedwait(&collector->work, &collector->lock, &until);
+}
+
 static void *collector_main(void *argument)
 {
     struct cox_collector *collector = argument;
@@ -792,18 +903,23 @@ static void *collector_main(void *argument)
         collector_gather(collector, 0);
         if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
             break;
-        /* Nothing is owed: sleep without a timeout. */
-        pthread_cond_wait(&collector->work, &collector->lock);
+        /* A block that a late rank may still read is owed; otherwise nothing: sleep without a timeout. */
+        if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
+            collector_await_blocks(collector);
+        else
+            pthread_cond_wait(&collector->work, &collector->lock);
     }
     pthread_mutex_unlock(&collector->lock);
     return NULL;
 }
 
 int cox_collector_init(struct cox_collector *collector, struct cox_channel *channel,
-                       const void *owner, const struct cox_log *log)
+                       const void *owner, struct cox_blocks_choice *blocks,
+                       const struct cox_log *log)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
     memset(collector, 0, sizeof *collector);
+    collector->blocks = blocks;
     collector->channel = channel;
     collector->sleep_rank = -1;
     collector->rank_count = geometry->rank_count;
@@ -833,8 +949,10 @@ void cox_collector_deinit(struct cox_collector *collector)
 {
     if (!collector->channel)
         return;
-    for (uint32_t frame = 0; frame < COX_DEPTH_MAX; frame++)
+    for (uint32_t frame = 0; frame < COX_DEPTH_MAX; frame++) {
         cox_gathering_deinit(&collector->gatherings[frame]);
+        cox_bulk_drop(&collector->blocks->sender, &collector->frame_blocks[frame].block);
+    }
     free(collector->ranks);
     pthread_cond_destroy(&collector->work);
     pthread_cond_destroy(&collector->ended_cond);

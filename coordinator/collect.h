@@ -49,6 +49,19 @@
 
 struct cox_operation;
 
+/* What a group's channels have in common where bytes go in blocks (channel/bulk.h). */
+struct cox_blocks_choice {
+    struct cox_bulk_sender sender;
+    uint64_t request_size_max; /* 0: requests do not */
+    struct cox_block_intake intake;
+};
+
+/* The block behind a frame. */
+struct cox_frame_block {
+    struct cox_bulk_block block; /* under submit_lock while not in use */
+    bool used;                   /* by the request in the frame; under lock */
+};
+
 struct cox_waiter {
     cox_completion_fn visit; /* NULL: nobody looks */
     void *visit_context;
@@ -69,7 +82,9 @@ struct cox_entry {
     uint64_t deadline_ns;
     uint64_t submitted_ns;
     uint64_t published_ns;
-    uint64_t life;     /* of the group, in which it was planned; 0: in any */
+    uint64_t life; /* of the group, in which it was planned; 0: in any */
+    uint64_t
+        block_size;    /* bytes of it that are in the frame's block; 0: it is in the frame itself */
     uint64_t dying_ns; /* it has failed, and waits until then for a death; 0: not yet */
     void *request_context;
     struct cox_waiter *waiter; /* a call; NULL: the registered handler */
@@ -92,6 +107,7 @@ struct cox_collector {
     bool legacy;
     const void *owner; /* the executor, for cox_inside */
     const struct cox_log *log;
+    struct cox_blocks_choice *blocks; /* borrowed */
 
     pthread_mutex_t submit_lock;
     pthread_mutex_t lock;
@@ -122,6 +138,8 @@ struct cox_collector {
     _Atomic uint32_t
         sleeping; /* rank + 1 whose response_consume the collector sleeps on, 0: awake */
 
+    struct cox_frame_block frame_blocks[COX_DEPTH_MAX];
+    _Atomic uint32_t blocks_used; /* of these; relaxed: spares every request the lock */
     /* The answers to the request in each frame; the gathering thread's alone. */
     struct cox_gathering gatherings[COX_DEPTH_MAX];
 
@@ -130,7 +148,8 @@ struct cox_collector {
 };
 
 int cox_collector_init(struct cox_collector *collector, struct cox_channel *channel,
-                       const void *owner, const struct cox_log *log);
+                       const void *owner, struct cox_blocks_choice *blocks,
+                       const struct cox_log *log);
 void cox_collector_deinit(struct cox_collector *collector);
 /* Starts the response thread. Returns 0 or -errno. */
 int cox_collector_start(struct cox_collector *collector);
@@ -146,6 +165,15 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
 /* Under submit_lock, after claim and with the frame filled: publishes and opens the gate. */
 void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
                            size_t length);
+/* Under submit_lock, after claim: the block of the frame, with room for size bytes. Returns as cox_bulk_reserve. */
+int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
+                                struct cox_bulk_block **ret_block, struct cox_error *err);
+/* Lets go of blocks that nobody reads any more: their requests have ended, and every asked rank has returned the frame
+ * or is dead. Takes the lock. Idempotent; done after every claim, and where there
+ * is a response thread every slice until they are all released. */
+void cox_collector_release_blocks(struct cox_collector *collector);
+/* Of blocks in use. The lock is held. */
+uint64_t cox_collector_held_bytes(const struct cox_collector *collector);
 /* Waits until the completion of `sequence`, published for `waiter`, was handed over. Returns its
  * status; COX_TIMEOUT when from deadline_ns on the response thread is held up in one handler for a
  * slice: the completion then goes to nobody. */

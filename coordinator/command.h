@@ -25,6 +25,7 @@ int cox_command_run(int argc, char **argv);
 int cox_command_status(int argc, char **argv);
 int cox_command_stop(int argc, char **argv);
 int cox_command_recover(int argc, char **argv);
+int cox_command_lora(int argc, char **argv);
 int cox_command_layout(int argc, char **argv);
 int cox_command_clean(int argc, char **argv);
 int cox_command_doctor(int argc, char **argv);

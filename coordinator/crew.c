@@ -2,6 +2,7 @@
 
 #include "../channel/thread.h"
 #include "console.h"
+#include "lora.h"
 #include "recovery.h"
 #include "scheduler.h"
 #include "service.h"
@@ -24,6 +25,7 @@ struct cox_crew {
     bool quiet;
 
     struct cox_signals signals;
+    struct cox_lora *lora; /* before there is a recovery, until after */
 
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t wake;
@@ -85,6 +87,13 @@ static void on_recovery_log(void *context, int level, const char *text)
     const struct cox_crew *crew = context;
     if (level <= 4 || !crew->quiet)
         cox_console_say("%s", text);
+}
+
+/* The ranks have their model again; what else they had. */
+static int on_replayed(void *context, uint64_t deadline_ns, struct cox_error *err)
+{
+    struct cox_crew *crew = context;
+    return cox_lora_replay(crew->lora, deadline_ns, err);
 }
 
 static void on_log(void *context, int level, const char *text)
@@ -210,9 +219,13 @@ static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *
     recovery.restart_ms = options->group->start_timeout_ms;
     recovery.log = (struct cox_log){.fn = on_recovery_log, .context = crew};
     recovery.failed = on_failed;
+    recovery.replayed = on_replayed;
     recovery.context = crew;
     struct cox_recovery *started;
-    int r = cox_recovery_start(crew->executor, &recovery, &started, err);
+    int r = cox_lora_new(crew->executor, &recovery.log, &crew->lora);
+    if (r)
+        return cox_fail(err, r, "no memory for the LoRA adapters");
+    r = cox_recovery_start(crew->executor, &recovery, &started, err);
     if (r)
         return r;
     pthread_mutex_lock(&crew->lock);
@@ -222,6 +235,7 @@ static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *
             cox_recovery_death(started, rank, crew->death.text);
     pthread_mutex_unlock(&crew->lock);
     cox_service_recover_with(crew->service, started);
+    cox_service_lora_with(crew->service, crew->lora);
     return 0;
 }
 
@@ -270,6 +284,9 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
         .keep_names = group->keep_names,
         .attach = group->attach,
         .huge_pages = group->huge_pages,
+        .no_bulk = group->no_bulk,
+        .bulk_size_max = group->bulk_size,
+        .reply_size_max = group->bulk_size,
         .external_workers = options->external,
         .need_door = options->need_door,
         .start_timeout_ms = group->start_timeout_ms,
@@ -353,10 +370,13 @@ struct cox_crew *cox_crew_free(struct cox_crew *crew)
             cox_executor_stop(crew->executor);
         if (crew->recovery) /* after which no connection waits for it any more */
             cox_recovery_stop(crew->recovery);
+        if (crew->lora) /* the same */
+            cox_lora_stop(crew->lora);
         if (crew->weights) /* the same */
             cox_shared_weights_stop(crew->weights);
         service_end(crew);
         recovery_end(crew);
+        crew->lora = cox_lora_free(crew->lora);
         crew->executor = cox_executor_free(crew->executor);
         cox_shared_weights_free(crew->weights);
         cox_signals_end(&crew->signals);
@@ -385,6 +405,11 @@ struct cox_executor *cox_crew_executor(struct cox_crew *crew)
 struct cox_recovery *cox_crew_recovery(struct cox_crew *crew)
 {
     return crew->recovery;
+}
+
+struct cox_lora *cox_crew_lora(struct cox_crew *crew)
+{
+    return crew->lora;
 }
 
 static int scheduler_recover(void *context, struct cox_error *err)

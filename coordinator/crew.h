@@ -20,6 +20,7 @@
 #include "options.h"
 
 struct cox_crew;
+struct cox_lora;
 struct cox_service;
 
 struct cox_crew_options {
@@ -50,6 +51,8 @@ struct cox_service *cox_crew_service(struct cox_crew *crew);
 struct cox_executor *cox_crew_executor(struct cox_crew *crew);
 /* Of the group's ranks, from start to free; what it does with a death is in the group's choice. */
 struct cox_recovery *cox_crew_recovery(struct cox_crew *crew);
+/* The adapters of the ranks, likewise. */
+struct cox_lora *cox_crew_lora(struct cox_crew *crew);
 struct cox_scheduler_options;
 /* A scheduler with these goes on when the group was recovered, and tells of other weights. */
 void cox_crew_recovers(struct cox_crew *crew, struct cox_scheduler_options *options);

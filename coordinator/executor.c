@@ -22,6 +22,8 @@
 #define START_TIMEOUT_MS 60000
 #define FINALIZE_MS 3000
 #define TERM_MS 2000
+#define BULK_SIZE_MAX (UINT64_C(2) << 30)
+#define REPLY_SIZE_MAX ((UINT64_C(1) << 30) + (UINT64_C(64) << 20))
 /* Once a millisecond. */
 #define DEATH_ATTEMPTS 1000
 /* How long the processes of a dead group may take to give their memory back. */
@@ -296,7 +298,7 @@ static int executor_create_collectors(struct cox_executor *executor, struct cox_
     int r = 0;
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
         r = cox_collector_init(&executor->collectors[c], &executor->channels[c], executor,
-                               &executor->options.log);
+                               &executor->blocks, &executor->options.log);
     return r ? cox_fail(err, r, "memory for replies: %s", cox_status_text(r)) : 0;
 }
 
@@ -405,6 +407,19 @@ static void executor_unlink(struct cox_executor *executor)
     executor->named = false;
 }
 
+/* Nothing is made before it is needed. */
+static void executor_choose_blocks(struct cox_executor *executor)
+{
+    const struct cox_executor_options *options = &executor->options;
+    cox_bulk_sender_init(&executor->blocks.sender);
+    if (options->no_bulk || executor->geometry.legacy)
+        return;
+    executor->blocks.request_size_max =
+        options->bulk_size_max ? options->bulk_size_max : BULK_SIZE_MAX;
+    executor->blocks.intake.size_max =
+        options->reply_size_max ? options->reply_size_max : REPLY_SIZE_MAX;
+}
+
 int cox_executor_start(const struct cox_executor_options *options,
                        struct cox_executor **ret_executor, struct cox_error *err)
 {
@@ -436,6 +451,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     pthread_cond_init(&executor->recover_cond, &monotonic);
     pthread_condattr_destroy(&monotonic);
     memcpy(executor->name, name, sizeof name);
+    executor_choose_blocks(executor);
     r = executor_create_memory(executor, err);
     if (r == 0)
         r = executor_create_collectors(executor, err);
@@ -452,6 +468,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     }
     if (!geometry.legacy && !options->keep_names)
         executor_unlink(executor);
+    executor->blocks.intake.door_path = cox_executor_door(executor); /* before any request */
     cox_fault_point(COX_FAULT_STARTED);
     *ret_executor = executor; /* before any hook */
     /* seq_cst, as `dead` is stored and this is loaded by the supervisor thread: of a death meanwhile at least
@@ -581,6 +598,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_control_close(&executor->control);
     cox_inherit_close(&executor->inherit);
     cox_init_record_free(executor->init_record);
+    cox_bulk_sender_deinit(&executor->blocks.sender);
     pthread_mutex_destroy(&executor->memory_lock);
     cox_complaints_deinit(&executor->complaints);
     pthread_cond_destroy(&executor->recover_cond);
@@ -626,6 +644,7 @@ void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id chann
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
     cox_stats_read(&collector->stats, ret_stats);
+    ret_stats->bulk_held_bytes = cox_collector_held_bytes(collector);
     pthread_mutex_unlock(&collector->lock);
 }
 

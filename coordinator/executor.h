@@ -98,6 +98,13 @@ struct cox_executor_options {
                                                   together */
     uint64_t response_size[COX_CHANNEL_COUNT]; /* bytes of a channel's response region, all slots
                                                   together */
+    /* What is larger than its frame or slot goes in memory of its own, made when it is needed and not before: requests
+     * up to bulk_size_max bytes (default 2 GiB; a message has 2 GiB - 1 at most), answers of one rank up to reply_size_max
+     * (default 1 GiB + 64 MiB). The coordinator has a private copy of every such answer until its handler has returned. Legacy
+     * workers know nothing of it. no_bulk: it is refused as too large. */
+    bool no_bulk;
+    uint64_t bulk_size_max;
+    uint64_t reply_size_max;
     const char *
         door_folder; /* NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; only during start */
     bool no_door;    /* no socket; not with sealed attach or external workers */
@@ -207,7 +214,8 @@ COX_PUBLIC uint64_t cox_executor_life(const struct cox_executor *executor);
  * handler (NONE: no completion, ret_sequence may be NULL). Returns 0; COX_FULL: depth requests are
  * in flight, or a rank still reads the frame; or an init, while a step is in flight; COX_LATE: a rank still owes an answer to a request
  * that has ended (err names rank and sequence); COX_PEER_DEAD: a rank it asks is dead;
- * COX_STALE: options->life is over; COX_TOO_LARGE: over the frame (err has both sizes); COX_STATE: no handler is registered, or a step while the
+ * COX_STALE: options->life is over; COX_TOO_LARGE: over the frame, and over what may go in a block (err has the sizes); COX_NO_SPACE: no
+ * memory for a block, -errno: it cannot be told to others; COX_STATE: no handler is registered, or a step while the
  * engine is paused (a recovery command runs, or the state is PAUSE or READY);
  * COX_CLOSED; COX_INVALID: no such type, or not for submit. */
 COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,
@@ -235,7 +243,7 @@ COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const voi
                                         cox_completion_fn visit, void *visit_context,
                                         struct cox_error *err);
 
-/* The largest request, in bytes, that fits a frame of the channel. */
+/* The largest request, in bytes, that fits a frame of the channel. What is larger goes in a block. */
 COX_PUBLIC size_t cox_executor_request_size_max(const struct cox_executor *executor,
                                                 enum cox_channel_id channel);
 
@@ -265,6 +273,11 @@ struct cox_channel_stats {
     uint64_t wakeups;       /* times a collector woke up */
     uint64_t request_bytes; /* of requests published: each once, however many ranks read it */
     uint64_t reply_bytes;   /* of answers taken, of all ranks; late ones are dropped unread */
+    uint64_t bulk_requests; /* of these, in blocks: they did not fit their frame or slot */
+    uint64_t bulk_request_bytes;
+    uint64_t bulk_replies;
+    uint64_t bulk_reply_bytes;
+    uint64_t bulk_held_bytes; /* of blocks whose request some rank may still read */
     struct cox_phase_stats phases[COX_PHASE_COUNT];
 };
 COX_PUBLIC void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,

@@ -44,6 +44,7 @@ struct cox_executor {
     struct cox_seat seats[COX_RANK_COUNT_MAX];
     pthread_mutex_t memory_lock; /* protects the fds in `sealed`, and next_lives */
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
+    struct cox_blocks_choice blocks;
     struct cox_complaints complaints;
     struct cox_supervisor *supervisor;
     _Atomic bool supervised; /* the supervisor is there, for the door's thread */

@@ -5,12 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../channel/fault.h"
 #include "../channel/reply.h"
+#include "../proto/bulk_ref.h"
 #include "proto/executor.pb-c.h"
 #include "report.h"
 
 #define ARENA_FIRST_SIZE (16u << 10)
 #define ARENA_SIZE_MAX (UINT64_C(512) << 20)
+/* An arena that answers of usual size have grown to is kept. */
+#define ARENA_KEEP_SIZE (UINT64_C(64) << 20)
 
 int cox_gathering_init(struct cox_gathering *gathering, const struct cox_geometry *geometry,
                        enum cox_channel_id channel)
@@ -39,6 +43,8 @@ void cox_gathering_deinit(struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; gathering->ranks && rank < gathering->rank_count; rank++)
         free(gathering->ranks[rank].buffer);
+    for (uint32_t rank = 0; gathering->ranks && rank < gathering->rank_count; rank++)
+        free(gathering->ranks[rank].block);
     free(gathering->ranks);
     free(gathering->results);
     cox_arena_deinit(&gathering->arena);
@@ -50,7 +56,7 @@ void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_
 {
     cox_arena_reset(&gathering->arena);
     gathering->text[0] = '\0';
-    gathering->reply_size = 0;
+    gathering->taken = (struct cox_stats_taken){0};
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
         gathering->results[rank] = (struct cox_rank_result){
             .outcome = cox_rank_set_has(asked, rank) ? COX_OUTCOME_LATE : COX_OUTCOME_NOT_ASKED,
@@ -84,19 +90,54 @@ static const char *response_text(const ModelExecuteData__ExecuteResponse *respon
     return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
 }
 
-/* Each rank has its share of the arena, so that none can use up what the next one needs. */
-static int gathering_unpack(struct cox_gathering *gathering, const struct cox_gathering_rank *own,
-                            size_t length, ModelExecuteData__ExecuteResponse **ret_response)
+/* Each rank has its share of the arena, so that none can use up what the next one needs; what is in a block has
+ * twice its size beside. */
+static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *bytes, size_t length,
+                            size_t beside, ModelExecuteData__ExecuteResponse **ret_response)
 {
     struct cox_arena *arena = &gathering->arena;
     size_t size_max = arena->size_max;
-    arena->size_max = arena->used + ARENA_SIZE_MAX / gathering->rank_count;
-    int r = cox_wire_response_unpack(arena, own->buffer, length, ret_response);
+    arena->size_max = arena->used + ARENA_SIZE_MAX / gathering->rank_count + beside;
+    int r = cox_wire_response_unpack(arena, bytes, length, ret_response);
     arena->size_max = size_max;
     return r;
 }
 
-void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
+/* What an unpacked answer says. */
+static void gathering_accept(struct cox_gathering *gathering, uint32_t rank, bool legacy,
+                             const ModelExecuteData__ExecuteResponse *response,
+                             const uint8_t *bytes, size_t length)
+{
+    struct cox_rank_result *result = &gathering->results[rank];
+    char text[128];
+    if (response->status != 0) {
+        gathering_error(gathering, rank, response->status, response_text(response));
+    } else if (!legacy && (uint32_t)response->rank != rank) {
+        snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds an answer of rank %" PRId32,
+                 rank, response->rank);
+        gathering_error(gathering, rank, COX_CORRUPT, text);
+    } else {
+        result->outcome = COX_OUTCOME_OK;
+        result->response = response;
+        result->bytes = bytes;
+        result->size = length;
+    }
+}
+
+static void gathering_error_unpack(struct cox_gathering *gathering, uint32_t rank, int r,
+                                   uint64_t length)
+{
+    char text[128];
+    snprintf(text, sizeof text,
+             r == COX_TOO_LARGE ? "rank %" PRIu32 " replied with %" PRIu64
+                                  " bytes that take too much memory unpacked"
+                                : "rank %" PRIu32 " replied with %" PRIu64
+                                  " bytes that are no ExecuteResponse",
+             rank, length);
+    gathering_error(gathering, rank, r, text);
+}
+
+bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
                         uint32_t rank, uint64_t sequence, uint32_t type, uint32_t generation)
 {
     struct cox_rank_result *result = &gathering->results[rank];
@@ -104,7 +145,6 @@ void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
     const struct cox_operation *operation = cox_operation_find(type);
     bool legacy = channel->control->geometry.legacy;
     bool whole = legacy && !operation->legacy_slotted;
-    char text[128];
     size_t length = 0;
     bool failed = false;
     struct cox_error why = {0};
@@ -113,37 +153,104 @@ void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
                             own->buffer_size, &length, &failed, &why);
     if (r) {
         gathering_error(gathering, rank, r, why.text);
-        return;
+        return false;
     }
-    gathering->reply_size += length;
     if (type == COX_TYPE_OPAQUE && !failed) {
+        gathering->taken.bytes += length;
         result->outcome = COX_OUTCOME_OK;
         result->bytes = own->buffer;
         result->size = length;
-        return;
+        return false;
     }
     ModelExecuteData__ExecuteResponse *response = NULL;
-    r = gathering_unpack(gathering, own, length, &response);
-    if (r) {
-        snprintf(text, sizeof text,
-                 r == COX_TOO_LARGE
-                     ? "rank %" PRIu32 " replied with %zu bytes that take too much memory unpacked"
-                     : "rank %" PRIu32 " replied with %zu bytes that are no ExecuteResponse",
-                 rank, length);
-        gathering_error(gathering, rank, r, text);
-    } else if (response->status != 0 || failed) {
-        gathering_error(gathering, rank, response->status ? response->status : COX_REJECTED,
-                        response_text(response));
-    } else if (!legacy && (uint32_t)response->rank != rank) {
-        snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds an answer of rank %" PRId32,
-                 rank, response->rank);
-        gathering_error(gathering, rank, COX_CORRUPT, text);
-    } else {
-        result->outcome = COX_OUTCOME_OK;
-        result->response = response;
-        result->bytes = own->buffer;
-        result->size = length;
+    r = gathering_unpack(gathering, own->buffer, length, 0, &response);
+    if (r == 0 && !legacy && response->status == 0 && response->bulk) {
+        r = cox_bulk_ref_read(response->bulk, &own->ref, &why);
+        if (r)
+            gathering_error(gathering, rank, r, why.text);
+        return own->in_block = r == 0;
     }
+    gathering->taken.bytes += length;
+    if (r)
+        gathering_error_unpack(gathering, rank, r, length);
+    else if (failed && response->status == 0)
+        gathering_error(gathering, rank, COX_REJECTED, response_text(response));
+    else
+        gathering_accept(gathering, rank, legacy, response, own->buffer, length);
+    return false;
+}
+
+/* The bytes of the block, in private memory. */
+static int block_fetch(struct cox_gathering_rank *own, const struct cox_block_intake *intake,
+                       uint32_t rank, pid_t pid, struct cox_error *err)
+{
+    const uint64_t size = own->ref.size;
+    const struct cox_bulk_peer peer = {.pid = pid, .door_path = intake->door_path};
+    if (size > intake->size_max)
+        return cox_fail(err, COX_TOO_LARGE,
+                        intake->size_max ? "rank %" PRIu32 " replied with %" PRIu64
+                                           " bytes, a slot holds %zu and a block %" PRIu64
+                                           " at most"
+                                         : "rank %" PRIu32 " replied with %" PRIu64
+                                           " bytes, a slot holds %zu, and there are no blocks",
+                        rank, size, own->buffer_size, intake->size_max);
+    own->block = malloc(size ? size : 1);
+    if (!own->block)
+        return cox_fail(err, COX_NO_SPACE, "no memory for %" PRIu64 " bytes of rank %" PRIu32, size,
+                        rank);
+    struct cox_error why = {0};
+    int r = cox_bulk_read(&own->ref, &peer, own->block, &why);
+    /* Of what a rank says of itself there is nothing that could be anywhere else. */
+    if (r == COX_NOT_FOUND || r == COX_INVALID)
+        r = COX_CORRUPT;
+    return r ? cox_fail(err, r, "rank %" PRIu32 " replied in a block: %s", rank, why.text) : 0;
+}
+
+int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_block_intake *intake,
+                             uint32_t rank, uint32_t type)
+{
+    struct cox_rank_result *result = &gathering->results[rank];
+    struct cox_gathering_rank *own = &gathering->ranks[rank];
+    const uint64_t size = own->ref.size;
+    struct cox_error why = {0};
+    int r = block_fetch(own, intake, rank, result->pid, &why);
+    if (r) {
+        free(own->block);
+        own->block = NULL;
+        if (r != COX_PEER_DEAD)
+            gathering_error(gathering, rank, r, why.text);
+        return r == COX_PEER_DEAD ? r : 0;
+    }
+    cox_fault_point(COX_FAULT_BULK_COPIED);
+    gathering->taken.bytes += size;
+    gathering->taken.block_bytes += size;
+    gathering->taken.block_count++;
+    if (type == COX_TYPE_OPAQUE) {
+        result->outcome = COX_OUTCOME_OK;
+        result->bytes = own->block;
+        result->size = size;
+        return 0;
+    }
+    ModelExecuteData__ExecuteResponse *response = NULL;
+    r = gathering_unpack(gathering, own->block, size, 2 * size, &response);
+    if (r)
+        gathering_error_unpack(gathering, rank, r, size);
+    else
+        gathering_accept(gathering, rank, false, response, own->block, size);
+    return 0;
+}
+
+void cox_gathering_let_go(struct cox_gathering *gathering)
+{
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
+        free(gathering->ranks[rank].block);
+        gathering->ranks[rank].block = NULL;
+        gathering->ranks[rank].in_block = false;
+    }
+    if (gathering->arena.used <= ARENA_KEEP_SIZE)
+        return;
+    cox_arena_deinit(&gathering->arena);
+    cox_arena_init(&gathering->arena, 0, ARENA_SIZE_MAX); /* of no bytes: cannot fail */
 }
 
 void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank)

@@ -5,21 +5,32 @@
  * There is one for every frame of a channel, so that a request whose deadline passes can end while
  * the one before it still waits.
  *
+ * An answer in a block (channel/bulk.h) is taken in two steps: its reference out of the slot, and then, which may take a
+ * while, the bytes out of the block.
+ *
  * Threads: the collector's, one at a time.
- * Ownership: results point into the gathering and live until it begins again.
- * Blocks: nothing; allocates only when an arena passes its high-water mark.
+ * Ownership: results point into the gathering and live until it begins again, or lets go.
+ * Blocks: nothing but a visit at the door for a block; allocates when an arena passes its high-water mark, and for blocks.
  * If the process dies: private memory.
  */
 #ifndef COX_COORDINATOR_GATHERING_H
 #define COX_COORDINATOR_GATHERING_H
 
+#include "../channel/bulk.h"
 #include "../channel/channel.h"
 #include "../proto/operation.h"
 #include "../proto/wire.h"
 #include "executor.h"
+#include "stats.h"
 #include "supervise.h"
 
 #define COX_RANK_TEXT_SIZE 1024
+
+/* How answers in blocks are taken. */
+struct cox_block_intake {
+    uint64_t size_max;     /* 0: not at all */
+    const char *door_path; /* NULL: none */
+};
 
 struct cox_gathering {
     uint32_t rank_count;
@@ -27,10 +38,13 @@ struct cox_gathering {
     struct cox_gathering_rank {
         uint8_t *buffer; /* private copy of its answer */
         size_t buffer_size;
+        struct cox_bulk_ref ref; /* of the block that the answer is in */
+        uint8_t *block;          /* private copy of it; NULL: none */
+        bool in_block;
         char text[COX_RANK_TEXT_SIZE];
     } * ranks;
     struct cox_arena arena;
-    uint64_t reply_size; /* bytes taken out of slots, of all ranks together */
+    struct cox_stats_taken taken;
     char text[2048];
 };
 
@@ -42,9 +56,15 @@ void cox_gathering_deinit(struct cox_gathering *gathering); /* idempotent; a zer
 void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
                          struct cox_supervisor *supervisor);
 /* Takes the answer of a rank out of its slot; its result becomes OK or ERROR. generation 0: a rank
- * without lines. */
-void cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
+ * without lines. Returns true: it is in a block; the result stays LATE until take_block. */
+bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
                         uint32_t rank, uint64_t sequence, uint32_t type, uint32_t generation);
+/* After take has returned true: copies and checks it; the result becomes OK or ERROR. Returns 0; COX_PEER_DEAD: the rank died before
+ * its block could be opened, so there is no answer, and the result stays LATE. */
+int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_block_intake *intake,
+                             uint32_t rank, uint32_t type);
+/* Nobody looks at the results any more: gives back the memory that only large ones need. */
+void cox_gathering_let_go(struct cox_gathering *gathering);
 /* A legacy rank that only waited and posted. */
 void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank);
 /* A rank that will not answer any more; its result becomes DEAD. */

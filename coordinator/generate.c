@@ -1,3 +1,4 @@
+#include "adapter_options.h"
 #include "command.h"
 #include "console.h"
 #include "proto/control.pb-c.h"
@@ -30,6 +31,8 @@ enum {
     OPTION_SEQUENCES,
     OPTION_JOIN,
     OPTION_STEP_TOKENS,
+    OPTION_LORA,
+    OPTION_ADAPTER,
 };
 
 struct generate {
@@ -40,6 +43,7 @@ struct generate {
     bool json;
     bool quiet;
     bool join;
+    struct cox_adapter_choice adapters;
     struct cox_prompts prompts;
     struct cox_tokenizer *tokenizer;
     char *model; /* that a running group told */
@@ -77,6 +81,11 @@ static void help(FILE *file)
         "      --one-at-a-time       one prompt after the other instead of batches\n"
         "      --sequences N         run so many prompts at a time, 1 to 4096 (default 64)\n"
         "      --step-tokens N       compute so many tokens in one step (default 512)\n"
+        "      --lora ADAPTER        compute with this LoRA adapter: of the running group "
+        "(coxswain "
+        "lora\n"
+        "                            load), or one of --adapter\n"
+        "      --adapter NAME=DIR    load this adapter first; with a group of its own only\n"
         "      --nested              the form of legacy workers on the wire\n");
     cox_recovery_options_help(file);
     cox_group_choice_help(file);
@@ -100,6 +109,8 @@ static const struct option long_options[] = {
     {"nested", no_argument, NULL, OPTION_NESTED},
     {"sequences", required_argument, NULL, OPTION_SEQUENCES},
     {"step-tokens", required_argument, NULL, OPTION_STEP_TOKENS},
+    {"lora", required_argument, NULL, OPTION_LORA},
+    {"adapter", required_argument, NULL, OPTION_ADAPTER},
     {NULL, 0, NULL, 0},
 };
 
@@ -172,6 +183,11 @@ static int take_option(struct generate *g, int option, char **argv, struct cox_e
     case OPTION_QUIET:
         g->quiet = true;
         return 0;
+    case OPTION_LORA:
+        g->complete.lora = optarg;
+        return *optarg ? 0 : cox_fail(err, COX_INVALID, "--lora: no adapter was named");
+    case OPTION_ADAPTER:
+        return cox_adapter_choice_take(&g->adapters, optarg, err);
     case OPTION_JOIN:
         g->join = true;
         return 0;
@@ -379,10 +395,17 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
         return conflict(g, "--keep-names and --huge-pages", err);
     if (group->own_weights)
         return conflict(g, "--no-shared-weights", err);
+    if (group->no_bulk || group->bulk_size)
+        return conflict(g, "--no-bulk and --bulk-size", err);
     if (group->recovery_given)
         return conflict(g, "--on-death", err);
     if (group->worker || group->start_timeout_ms || group->step_ms)
         return conflict(g, "--worker, --start-timeout and --timeout", err);
+    if (g->adapters.count)
+        return cox_fail(err, COX_INVALID,
+                        "the group '%s' runs already: load an adapter with coxswain lora load, and "
+                        "leave out --adapter",
+                        group->name);
     if (scheduler->token_count_max || scheduler->nested)
         return conflict(g, "--step-tokens and --nested", err);
     g->group.rank_count = status->rank_count;
@@ -468,6 +491,11 @@ static int generate_own(struct generate *g)
     struct cox_error error = {0};
     const char *model = NULL, *worker = NULL;
     int r = prepare(g, &model, &error);
+    if (!r && g->complete.lora && !cox_adapter_choice_has(&g->adapters, g->complete.lora))
+        r = cox_fail(&error, COX_INVALID,
+                     "--lora %.128s: name its folder with --adapter %.128s=DIR, or a running group "
+                     "that has it with --name",
+                     g->complete.lora, g->complete.lora);
     if (r)
         return r > 0 ? cox_exit_usage("generate", &error) : cox_exit_with(&error);
     r = cox_worker_find(&g->group, &worker, &error);
@@ -493,6 +521,13 @@ static int generate_own(struct generate *g)
 
     struct cox_scheduler_stats stats = {0};
     complete_prepare(g);
+    r = cox_adapter_choice_load(&g->adapters, cox_crew_lora(crew), g->group.rank_count,
+                                g->group.start_timeout_ms, &error);
+    if (!r && g->complete.lora) /* so that nobody else unloads it */
+        r = cox_lora_take(cox_crew_lora(crew), g->complete.lora, &error);
+    if (r)
+        return cox_crew_signal(crew) ? cox_exit_interrupted(cox_crew_signal(crew))
+                                     : cox_exit_with(&error);
     r = cox_prompts_complete(&g->prompts, crew, &g->complete, &stats, &error);
     return finish(g, r, cox_crew_signal(crew), &stats, &error);
 }
@@ -536,6 +571,7 @@ int cox_command_generate(int argc, char **argv)
     else
         exit_status = generate(&g);
     cox_prompts_deinit(&g.prompts);
+    cox_adapter_choice_deinit(&g.adapters);
     cox_tokenizer_free(g.tokenizer);
     free(g.model);
     return g.write_error ? exit_status : cox_exit_flushed(exit_status);

@@ -1,5 +1,6 @@
 #include "command.h"
 
+#include "../channel/bulk.h"
 #include "../channel/geometry.h"
 #include "../channel/region.h"
 #include "options.h"
@@ -115,6 +116,15 @@ static void print_sealed(const struct cox_geometry *geometry)
     printf("total %" PRIu64 " (%.2f MiB), no names\n", bytes, (double)bytes / 1048576);
 }
 
+/* Not reserved: made when it is needed, and given back. */
+static void print_bulk(const struct cox_geometry *geometry)
+{
+    if (!geometry->legacy)
+        printf("bulk 0, until something does not fit; then %" PRIu64
+               " at most are kept per frame and slot\n",
+               COX_BULK_KEEP_SIZE);
+}
+
 int cox_command_layout(int argc, char **argv)
 {
     struct cox_group_choice group;
@@ -145,5 +155,6 @@ int cox_command_layout(int argc, char **argv)
         print_bells(&geometry, name);
         print_totals(&geometry);
     }
+    print_bulk(&geometry);
     return cox_exit_flushed(COX_EXIT_OK);
 }

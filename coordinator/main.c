@@ -25,6 +25,7 @@ static const struct {
     {"status", cox_command_status, "tell how a running group is"},
     {"recover", cox_command_recover,
      "pause, reinitialize or resume a running group, replace ranks"},
+    {"lora", cox_command_lora, "load, unload and list LoRA adapters of a running group"},
     {"weights", cox_command_weights, "give a running group other weights, between two steps"},
     {"stop", cox_command_stop, "end a running group and wait until it is gone"},
     {"layout", cox_command_layout, "print what a group would create in shared memory"},

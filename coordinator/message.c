@@ -165,6 +165,7 @@ static void packed_announce(struct announcement *a, const struct cox_sequence *s
     a->sequence.tokens = sequence->tokens;
     a->table.n_blocks = sequence->block_count;
     a->table.blocks = sequence->blocks;
+    a->sequence.lora_id = (char *)(uintptr_t)sequence->request.lora;
     sampling_fill(&a->sampling, sequence);
 }
 
@@ -276,6 +277,7 @@ static void nested_group(struct group *g, const struct cox_step_row *row, uint8_
     group->do_sample = sequence->request.sampling.temperature > 0;
     group->n_stop_token_ids = sequence->request.stop_count;
     group->stop_token_ids = (int32_t *)sequence->request.stop_tokens; /* only read */
+    group->lora_id = (char *)(uintptr_t)sequence->request.lora;
     sampling_fill(&g->sampling, sequence);
     group->sampling_params = &g->sampling;
 }

@@ -313,7 +313,7 @@ void cox_pull_results_free(struct cox_pull_result *results, size_t count)
 /* ---- LoRA ---- */
 
 struct lora_visit {
-    int32_t *statuses;
+    struct cox_lora_result *results;
     int status;
     struct cox_error *err;
 };
@@ -327,7 +327,7 @@ static void lora_visit(void *context, const struct cox_completion *completion)
         if (result->outcome != COX_OUTCOME_OK)
             continue; /* the call tells */
         if (!response && rank > 0) {
-            visit->statuses[rank] = visit->statuses[0]; /* a legacy rank that rank 0 speaks for */
+            visit->results[rank] = visit->results[0]; /* a legacy rank that rank 0 speaks for */
         } else if (!response || response->result_case != RESULT(LORA_OPERATION_RESPONSE) ||
                    !response->lora_operation_response) {
             if (completion->status)
@@ -336,40 +336,83 @@ static void lora_visit(void *context, const struct cox_completion *completion)
                 visit->err, COX_CORRUPT,
                 "rank %" PRIu32 ": the answer to a LoRA operation has no LoRA status", rank);
         } else {
-            visit->statuses[rank] = (int32_t)response->lora_operation_response->lora_op_status;
+            const ModelExecuteData__LoraOperationResponse *lora = response->lora_operation_response;
+            visit->results[rank].status = (int32_t)lora->lora_op_status;
+            snprintf(visit->results[rank].text, sizeof visit->results[rank].text, "%s",
+                     lora->text ? lora->text : "");
+            cox_text_trim(visit->results[rank].text);
         }
     }
 }
 
-int cox_executor_lora(struct cox_executor *executor,
-                      const ModelExecuteData__LoraOperationRequest *lora, uint64_t deadline_ns,
-                      int32_t *ret_statuses, struct cox_error *err)
+const char *cox_lora_status_name(int32_t status)
+{
+    const ProtobufCEnumValue *value = protobuf_c_enum_descriptor_get_value(
+        &model_execute_data__lora_operation_status__descriptor, status);
+    return value ? value->name : status == -1 ? "no answer" : "an unknown status";
+}
+
+/* Of ranks that say the same in the same words, the first one's are enough. */
+static bool lora_said(const struct cox_lora_result *results, uint32_t rank)
+{
+    bool said = !results[rank].text[0];
+    for (uint32_t other = 0; !said && other < rank; other++)
+        said = strcmp(results[other].text, results[rank].text) == 0;
+    return said;
+}
+
+int cox_executor_lora_results(struct cox_executor *executor,
+                              const ModelExecuteData__LoraOperationRequest *lora,
+                              uint64_t deadline_ns, struct cox_lora_result *ret_results,
+                              struct cox_error *err)
 {
     ExecuteRequest request = request_of(TYPE(LORA_OPERATION));
     request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
     request.lora_operation_request = (ModelExecuteData__LoraOperationRequest *)(uintptr_t)lora;
     /* Now: behind the call the executor may be freed. */
     uint32_t rank_count = cox_executor_rank_count(executor);
+    request.has_deadline_ns = !cox_executor_legacy(executor);
+    request.deadline_ns = deadline_ns;
     for (uint32_t rank = 0; rank < rank_count; rank++)
-        ret_statuses[rank] = -1;
-    struct lora_visit visit = {.statuses = ret_statuses, .err = err};
+        ret_results[rank] = (struct cox_lora_result){.status = -1};
+    struct lora_visit visit = {.results = ret_results, .err = err};
     struct cox_submit_options options = submit_all(deadline_ns);
     int r = cox_executor_call(executor, &request, &options, lora_visit, &visit, err);
     if (r == 0)
         r = visit.status;
     if (r)
         return r;
-    char text[512] = "";
+    char text[768] = "";
     for (uint32_t rank = 0; rank < rank_count; rank++) {
-        if (ret_statuses[rank] == MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__LORA_CMD_SUCCESS)
+        const struct cox_lora_result *result = &ret_results[rank];
+        if (result->status == MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__LORA_CMD_SUCCESS)
             continue;
-        const ProtobufCEnumValue *value = protobuf_c_enum_descriptor_get_value(
-            &model_execute_data__lora_operation_status__descriptor, ret_statuses[rank]);
         size_t used = strlen(text);
-        snprintf(text + used, sizeof text - used, "%srank %" PRIu32 " says %s", used ? ", " : "",
-                 rank, value ? value->name : "an unknown status");
+        snprintf(text + used, sizeof text - used, "%srank %" PRIu32 " says %s%s%s%s",
+                 used ? ", " : "", rank, cox_lora_status_name(result->status),
+                 lora_said(ret_results, rank) ? "" : " (",
+                 lora_said(ret_results, rank) ? "" : result->text,
+                 lora_said(ret_results, rank) ? "" : ")");
     }
+    cox_text_trim(text);
     return text[0] ? cox_fail(err, COX_REJECTED, "LoRA operation on '%s': %s",
                               lora->lora_name ? lora->lora_name : "", text)
                    : 0;
+}
+
+int cox_executor_lora(struct cox_executor *executor,
+                      const ModelExecuteData__LoraOperationRequest *lora, uint64_t deadline_ns,
+                      int32_t *ret_statuses, struct cox_error *err)
+{
+    uint32_t rank_count = cox_executor_rank_count(executor);
+    _cox_cleanup_(cox_free_ptr) struct cox_lora_result *results =
+        calloc(rank_count, sizeof *results);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        ret_statuses[rank] = -1;
+    if (!results)
+        return cox_fail(err, -ENOMEM, "no memory for a LoRA operation");
+    int r = cox_executor_lora_results(executor, lora, deadline_ns, results, err);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        ret_statuses[rank] = results[rank].status;
+    return r;
 }

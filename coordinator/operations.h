@@ -127,6 +127,18 @@ COX_PUBLIC int cox_executor_lora(struct cox_executor *executor,
                                  uint64_t deadline_ns, int32_t *ret_statuses,
                                  struct cox_error *err);
 
+/* What one rank says to a LoRA operation. */
+struct cox_lora_result {
+    int32_t status; /* LoraOperationStatus; -1: it gave no answer */
+    char text[256]; /* why, in its words; "": it says none */
+};
+/* The same with the words of every rank; and the ranks are told until when they are waited for. */
+COX_PUBLIC int cox_executor_lora_results(
+    struct cox_executor *executor, const struct ModelExecuteData__LoraOperationRequest *request,
+    uint64_t deadline_ns, struct cox_lora_result *ret_results, struct cox_error *err);
+/* "SLOTS_FULL"; "no answer" for -1; "an unknown status". Static storage. */
+COX_PUBLIC const char *cox_lora_status_name(int32_t status);
+
 /* States of a group, for recovery. */
 enum cox_engine_state {
     COX_ENGINE_READY = 0,

@@ -31,6 +31,8 @@ struct cox_group_choice {
     enum cox_attach attach;
     bool huge_pages;
     bool own_weights; /* every rank loads its own */
+    bool no_bulk;
+    uint64_t bulk_size; /* 0: default; requests and answers alike */
     uint64_t request_size[COX_CHANNEL_COUNT];
     uint64_t response_size[COX_CHANNEL_COUNT];
     uint64_t start_timeout_ms; /* 0: default */
@@ -53,6 +55,8 @@ enum cox_option {
     COX_OPTION_ATTACH,
     COX_OPTION_HUGE_PAGES,
     COX_OPTION_NO_SHARED_WEIGHTS,
+    COX_OPTION_NO_BULK,
+    COX_OPTION_BULK_SIZE,
     COX_OPTION_REQUEST_SIZE,
     COX_OPTION_RESPONSE_SIZE,
     COX_OPTION_START_TIMEOUT,
@@ -82,6 +86,8 @@ enum cox_option {
     COX_LAYOUT_LONG_OPTIONS, {"keep-names", no_argument, NULL, COX_OPTION_KEEP_NAMES},             \
         {"huge-pages", no_argument, NULL, COX_OPTION_HUGE_PAGES},                                  \
         {"no-shared-weights", no_argument, NULL, COX_OPTION_NO_SHARED_WEIGHTS},                    \
+        {"no-bulk", no_argument, NULL, COX_OPTION_NO_BULK},                                        \
+        {"bulk-size", required_argument, NULL, COX_OPTION_BULK_SIZE},                              \
         {"start-timeout", required_argument, NULL, COX_OPTION_START_TIMEOUT},                      \
         {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},                                  \
         {"worker", required_argument, NULL, COX_OPTION_WORKER},                                    \

@@ -86,15 +86,17 @@ static uint32_t table_size(const struct cox_plan *plan, uint32_t token_end)
 }
 
 /* What a row of the sequence adds to the step, at most. */
-static size_t row_cost(const struct cox_plan *plan, uint32_t token_count, uint32_t block_count,
-                       bool announce)
+static size_t row_cost(const struct cox_plan *plan, const struct cox_request *request,
+                       uint32_t token_count, uint32_t block_count, bool announce)
 {
+    const size_t lora_cost =
+        request->lora ? strlen(request->lora) : 0; /* its key is in the heads */
     if (plan->options.nested)
-        return NESTED_ROW_COST + NESTED_NUMBER_COST * (size_t)block_count +
+        return NESTED_ROW_COST + NESTED_NUMBER_COST * (size_t)block_count + lora_cost +
                (announce ? NESTED_NUMBER_COST * (size_t)token_count : 0);
     if (!announce)
         return ROW_COST;
-    return ROW_COST + ANNOUNCE_COST + NUMBER_COST * ((size_t)token_count + block_count);
+    return ROW_COST + ANNOUNCE_COST + lora_cost + NUMBER_COST * ((size_t)token_count + block_count);
 }
 
 static size_t empty_cost(const struct cox_plan_options *options)
@@ -166,6 +168,7 @@ struct cox_sequence *cox_sequence_free(struct cox_sequence *sequence)
     if (sequence) {
         free(sequence->tokens);
         free(sequence->blocks);
+        free((char *)(uintptr_t)sequence->request.lora);
         free(sequence);
     }
     return NULL;
@@ -206,7 +209,7 @@ static int request_fit(const struct cox_plan *plan, const struct cox_request *re
             options->block_count);
     uint32_t token_end = (uint32_t)wanted;
     size_t cost =
-        empty_cost(options) + row_cost(plan, token_end, table_size(plan, token_end), true);
+        empty_cost(options) + row_cost(plan, request, token_end, table_size(plan, token_end), true);
     if (options->request_size_max && cost > options->request_size_max)
         return cox_fail(
             err, COX_TOO_LARGE,
@@ -225,13 +228,14 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_request *request)
     sequence->id = ++plan->last_id;
     sequence->request = *request;
     sequence->request.tokens = NULL;
+    sequence->request.lora = request->lora ? strdup(request->lora) : NULL;
     sequence->prompt_count = sequence->token_count = request->token_count;
     uint32_t token_end = request->token_count;
     int r = request_fit(plan, request, &token_end, &sequence->error);
     sequence->token_end = token_end;
     sequence->tokens = calloc((size_t)token_end + 1, sizeof *sequence->tokens);
     sequence->blocks = calloc(r ? 1 : table_size(plan, token_end), sizeof *sequence->blocks);
-    if (!sequence->tokens || !sequence->blocks) {
+    if (!sequence->tokens || !sequence->blocks || (request->lora && !sequence->request.lora)) {
         cox_sequence_free(sequence);
         return -ENOMEM;
     }
@@ -297,7 +301,8 @@ static uint32_t row_room(const struct cox_plan *plan, const struct cox_sequence 
                         ? options->token_count_max - plan->step.token_count
                         : 0;
     uint32_t wanted = sequence->token_count - sequence->computed;
-    size_t cost = row_cost(plan, sequence->token_count, block_count, !sequence->known);
+    size_t cost =
+        row_cost(plan, &sequence->request, sequence->token_count, block_count, !sequence->known);
     if (plan->step.row_count == options->sequence_count_max ||
         (options->request_size_max && plan->step_cost + cost > options->request_size_max))
         return 0;
@@ -319,8 +324,8 @@ static void row_add(struct cox_plan *plan, struct cox_sequence *sequence, uint32
         .emit = sequence->computed + count == sequence->token_count,
     };
     plan->step.token_count += count;
-    plan->step_cost +=
-        row_cost(plan, sequence->token_count, sequence->block_count, !sequence->known);
+    plan->step_cost += row_cost(plan, &sequence->request, sequence->token_count,
+                                sequence->block_count, !sequence->known);
 }
 
 static bool is_decode(const struct cox_sequence *sequence)

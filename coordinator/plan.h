@@ -54,7 +54,8 @@ struct cox_request {
     struct cox_sampling_choice sampling;
     int32_t stop_tokens[COX_STOP_COUNT_MAX];
     uint32_t stop_count;
-    void *context; /* handed back with the result */
+    const char *lora; /* the adapter that computes it; NULL: none. Copied */
+    void *context;    /* handed back with the result */
 };
 
 enum cox_finish {
@@ -65,7 +66,7 @@ enum cox_finish {
 
 struct cox_sequence {
     struct cox_sequence *next;  /* in the waiting or the done list */
-    struct cox_request request; /* tokens is NULL: they are below */
+    struct cox_request request; /* tokens is NULL: they are below; lora is the sequence's own */
     int64_t id;                 /* from 1 */
     int32_t *tokens;            /* prompt, then what was generated */
     uint32_t prompt_count;

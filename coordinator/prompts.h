@@ -50,6 +50,7 @@ struct cox_complete_options {
     uint32_t new_count_max; /* 0: 256, or what fits */
     int32_t stop_tokens[COX_EOS_COUNT_MAX];
     uint32_t stop_count;
+    const char *lora;                      /* the adapter that computes them; NULL: none */
     const struct cox_tokenizer *tokenizer; /* NULL: no text */
     bool progress;
     /* The prompts in order, each as soon as it and all before it are done; when the group fails or a

@@ -278,9 +278,11 @@ static int init_replay(struct cox_recovery *recovery, uint64_t deadline_ns, stru
     backoff_try(&recovery->replay);
     enter(recovery);
     int r = cox_executor_replay_init(recovery->executor, deadline_ns, err);
-    leave(recovery, r);
-    if (r == COX_STATE) /* they were never initialized */
+    if (r == 0 && recovery->options.replayed)
+        r = recovery->options.replayed(recovery->options.context, deadline_ns, err);
+    else if (r == COX_STATE) /* they were never initialized */
         r = 0;
+    leave(recovery, r);
     if (r)
         return r;
     recovery->unready = false;

@@ -44,6 +44,9 @@ struct cox_recovery_options {
     struct cox_log log; /* 4: something went wrong; 5: something was made good */
     /* The group has failed, and why; once, on recovery's thread. */
     void (*failed)(void *context, const struct cox_error *error);
+    /* On recovery's thread, after an init was replayed: gives the ranks what else they had. Not 0: the group is not able to run
+     * steps yet, as when the init had failed so. NULL: they had nothing else. */
+    int (*replayed)(void *context, uint64_t deadline_ns, struct cox_error *err);
     void *context;
 };
 

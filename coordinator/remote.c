@@ -70,6 +70,7 @@ static int chunk_send(struct remote *remote)
     complete.seed = options->sampling.seed;
     complete.stop_tokens = stop_tokens;
     complete.n_stop_tokens = options->stop_count;
+    complete.lora = (char *)(uintptr_t)options->lora;
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE;
     request.complete = &complete;
     return cox_stream_put(&remote->client->stream, &request.base);

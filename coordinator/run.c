@@ -1,3 +1,4 @@
+#include "adapter_options.h"
 #include "command.h"
 #include "console.h"
 #include "crew.h"
@@ -12,6 +13,7 @@ enum {
     OPTION_NO_INIT = COX_OPTION_COMMAND,
     OPTION_NO_FLAGS,
     OPTION_QUIET,
+    OPTION_ADAPTER,
     OPTION_EXTERNAL,
 };
 
@@ -37,6 +39,7 @@ static void help(FILE *file)
         "      --external            start none: wait for workers that somebody starts by hand,\n"
         "                            as long as that takes; standard error tells how they come\n"
         "                            (coxswain-worker --door NAME)\n"
+        "      --adapter NAME=DIR    load this LoRA adapter at the start (see coxswain lora)\n"
         "      --quiet               nothing of what the workers write\n");
     cox_recovery_options_help(file);
     cox_group_choice_help(file);
@@ -50,6 +53,7 @@ static const struct option long_options[] = {
     {"no-flags", no_argument, NULL, OPTION_NO_FLAGS},
     {"quiet", no_argument, NULL, OPTION_QUIET},
     {"external", no_argument, NULL, OPTION_EXTERNAL},
+    {"adapter", required_argument, NULL, OPTION_ADAPTER},
     {NULL, 0, NULL, 0},
 };
 
@@ -77,6 +81,7 @@ static int serve(struct cox_crew *crew, const struct cox_crew_options *options,
     struct cox_serving_options serving = {
         .scheduler = {.step_ms = options->group->step_ms, .log = cox_crew_log()},
     };
+    serving.lora = cox_crew_lora(crew);
     int r = cox_vocab_size_load(options->model, &serving.vocab_size, err);
     if (!r)
         r = cox_scheduler_fit(&serving.scheduler, cox_crew_summary(crew), err);
@@ -88,7 +93,7 @@ static int serve(struct cox_crew *crew, const struct cox_crew_options *options,
     return r;
 }
 
-static int keep(const struct cox_crew_options *options)
+static int keep(const struct cox_crew_options *options, const struct cox_adapter_choice *adapters)
 {
     struct cox_error error = {0};
     /* The crew's connections end before the serving. */
@@ -98,6 +103,9 @@ static int keep(const struct cox_crew_options *options)
     int r = cox_crew_start(options, &crew, &number, &error);
     if (r == COX_CLOSED)
         return cox_exit_interrupted(number);
+    if (!r)
+        r = cox_adapter_choice_load(adapters, cox_crew_lora(crew), options->group->rank_count,
+                                    options->group->start_timeout_ms, &error);
     if (!r && !options->refusal)
         r = serve(crew, options, &serving, &error);
     if (!r)
@@ -126,6 +134,7 @@ int cox_command_run(int argc, char **argv)
 {
     struct cox_group_choice group;
     struct cox_crew_options options = {.group = &group, .init = true, .need_door = true};
+    _cox_cleanup_(cox_adapter_choice_deinit) struct cox_adapter_choice adapters = {0};
     struct cox_error error = {0};
     cox_group_choice_init(&group);
     int option, r = 0;
@@ -141,6 +150,8 @@ int cox_command_run(int argc, char **argv)
             options.no_flags = true;
         else if (option == OPTION_EXTERNAL)
             options.external = true;
+        else if (option == OPTION_ADAPTER)
+            r = cox_adapter_choice_take(&adapters, optarg, &error);
         else if (option == OPTION_QUIET)
             options.quiet = true;
         else
@@ -183,5 +194,5 @@ int cox_command_run(int argc, char **argv)
     }
     if (r)
         return r > 0 ? cox_exit_usage("run", &error) : cox_exit_with(&error);
-    return cox_exit_flushed(keep(&options));
+    return cox_exit_flushed(keep(&options, &adapters));
 }

@@ -54,6 +54,7 @@ struct cox_service {
     struct cox_executor *executor;
     struct cox_serving *serving;
     struct cox_recovery *recovery;
+    struct cox_lora *lora;
     struct cox_shared_weights *weights;
     const char *refusal;
     uint32_t prompts_count; /* connections that brought some */
@@ -144,6 +145,23 @@ static int recover_put(struct connection *c, const struct cox_answer_source *sou
     return r ? r : reply_put(c, &reply);
 }
 
+static int lora_put(struct connection *c, const struct cox_answer_source *source,
+                    const CoxswainControl__LoraRequest *request)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    struct cox_error error = {0};
+    if (!source->lora)
+        return error_put(c, COX_STATE, INITIALIZING);
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_lora(source, request, &arena, &reply.lora, &error);
+    if (r == COX_INVALID)
+        return error_put(c, r, error.text);
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_LORA;
+    return r ? r : reply_put(c, &reply);
+}
+
 static int weights_put(struct connection *c, const struct cox_answer_source *source,
                        const CoxswainControl__WeightsRequest *request)
 {
@@ -198,6 +216,7 @@ static struct cox_request request_make(const complete_request *complete,
                      .top_k = complete->top_k,
                      .seed = complete->seed},
         .stop_count = (uint32_t)complete->n_stop_tokens,
+        .lora = complete->lora && *complete->lora ? complete->lora : NULL,
     };
     for (size_t i = 0; i < complete->n_stop_tokens; i++)
         request.stop_tokens[i] = complete->stop_tokens[i];
@@ -302,6 +321,7 @@ static struct cox_answer_source source_of(struct cox_service *service)
         .executor = service->executor,
         .serving = service->serving,
         .recovery = service->recovery,
+        .lora = service->lora,
         .refusal = service->refusal,
         .model = service->model,
         .weights = service->weights,
@@ -336,12 +356,14 @@ static int request_serve(struct connection *c, const control_request *request)
         return done_put(c);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER:
         return recover_put(c, &source, request->recover);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
+        return lora_put(c, &source, request->lora);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
         return weights_put(c, &source, request->weights);
     default:
         return error_put(c, COX_UNSUPPORTED,
-                         "no such request: expected status, stop, complete, cancel, recover or "
-                         "weights");
+                         "no such request: expected status, stop, complete, cancel, recover, lora "
+                         "or weights");
     }
 }
 
@@ -523,6 +545,13 @@ void cox_service_recover_with(struct cox_service *service, struct cox_recovery *
 {
     pthread_mutex_lock(&service->lock);
     service->recovery = recovery;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_lora_with(struct cox_service *service, struct cox_lora *lora)
+{
+    pthread_mutex_lock(&service->lock);
+    service->lora = lora;
     pthread_mutex_unlock(&service->lock);
 }
 

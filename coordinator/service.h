@@ -6,10 +6,10 @@
  * them are stuck or dead. Of COX_SERVICE_CONNECTION_MAX connections at a time, the last few are kept for
  * those that bring no prompts, so that clients that read nothing never take status and stop away.
  *
- * Threads: new, attach, serve_with, recover_with, refuse and free from one thread; take from any, it does not block.
- * Ownership: fds are taken; executor, recovery and serving are borrowed until free, model and the refusal are
+ * Threads: new, attach, serve_with, recover_with, lora_with, refuse and free from one thread; take from any, it does not block.
+ * Ownership: fds are taken; executor, recovery, lora and serving are borrowed until free, model and the refusal are
  *   dup'd.
- * Blocks: free until every connection's thread has ended, which is at once, except that one inside recovery ends when that
+ * Blocks: free until every connection's thread has ended, which is at once, except that one inside recovery or lora ends when that
  *   is stopped; the rest nothing.
  * A connection that asks nothing, or takes no answer, for 10 s is closed; one that brought prompts, and one
  *   that asked for the end, live as long as the service or their other side.
@@ -23,6 +23,7 @@
 #define COX_SERVICE_CONNECTION_MAX 32
 #define COX_SERVICE_PROMPTS_MAX 24
 
+struct cox_lora;
 struct cox_recovery;
 struct cox_service;
 
@@ -46,6 +47,8 @@ void cox_service_attach(struct cox_service *service, struct cox_executor *execut
 void cox_service_serve_with(struct cox_service *service, struct cox_serving *serving);
 /* From now on recovery commands are taken. */
 void cox_service_recover_with(struct cox_service *service, struct cox_recovery *recovery);
+/* From now on LoRA operations are. */
+void cox_service_lora_with(struct cox_service *service, struct cox_lora *lora);
 /* What status tells of, and a request replaces, from now on; NULL: ranks have loaded their own. Borrowed until free. */
 void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights);
 void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */

@@ -1,6 +1,7 @@
 #include "serving.h"
 
 #include "../channel/thread.h"
+#include "lora.h"
 #include "shared_weights.h"
 
 #include <inttypes.h>
@@ -21,6 +22,7 @@ struct item {
     struct cox_request request;        /* its tokens are the item's until the scheduler has them */
     int32_t *tokens;
     uint32_t token_count; /* of the prompt, for the client's share */
+    char *lora;           /* the name of its adapter, taken; NULL: none, or given */
     struct cox_serving_result result;
 };
 
@@ -89,8 +91,18 @@ void cox_serving_result_deinit(struct cox_serving_result *result)
     result->error = NULL;
 }
 
-static void item_free(struct item *item)
+/* Nothing of it is computed any more. */
+static void item_give_lora(const struct cox_serving *serving, struct item *item)
 {
+    if (item->lora)
+        cox_lora_give(serving->options.lora, item->lora);
+    free(item->lora);
+    item->lora = NULL;
+}
+
+static void item_free(const struct cox_serving *serving, struct item *item)
+{
+    item_give_lora(serving, item);
     cox_serving_result_deinit(&item->result);
     free(item->tokens);
     free(item);
@@ -136,6 +148,7 @@ static void client_wake(const struct cox_serving_client *client)
 
 static void item_hand_over(struct cox_serving *serving, struct item *item)
 {
+    item_give_lora(serving, item);
     serving->status.completed++;
     serving->status.unread++;
     serving->status.generated_tokens += item->result.token_count;
@@ -160,7 +173,7 @@ static void on_done(void *context, const struct cox_sequence *sequence)
         item_hand_over(serving, item);
     } else {
         serving->status.cancelled++;
-        item_free(item);
+        item_free(serving, item);
     }
     pthread_mutex_unlock(&serving->lock);
 }
@@ -419,6 +432,27 @@ struct cox_serving_client *cox_serving_client_free(struct cox_serving_client *cl
     return NULL;
 }
 
+/* The item's request names its own copy. */
+static int item_take_lora(const struct cox_serving *serving, struct item *item,
+                          struct cox_error *err)
+{
+    const char *name = item->request.lora;
+    item->request.lora = NULL;
+    if (!name)
+        return 0;
+    if (!serving->options.lora)
+        return cox_fail(err, COX_UNSUPPORTED, "this group has no LoRA adapters");
+    char *copy = strdup(name);
+    if (!copy)
+        return cox_fail(err, -ENOMEM, "no memory for the prompt");
+    int r = cox_lora_take(serving->options.lora, copy, err);
+    if (r)
+        free(copy);
+    else
+        item->request.lora = item->lora = copy;
+    return r;
+}
+
 /* What the ranks would refuse a whole step for. */
 static int request_check(const struct cox_serving *serving, const struct cox_request *request,
                          struct cox_error *err)
@@ -444,7 +478,7 @@ static int item_new(const struct cox_request *request, uint64_t index, struct it
     item->result.index = index;
     item->tokens = calloc((size_t)request->token_count + 1, sizeof *item->tokens);
     if (!item->tokens) {
-        item_free(item);
+        free(item);
         return -ENOMEM;
     }
     if (request->token_count)
@@ -470,6 +504,8 @@ int cox_serving_submit(struct cox_serving_client *client, const struct cox_reque
         return r;
     item->client = client;
     r = request_check(serving, request, &error);
+    if (!r)
+        r = item_take_lora(serving, item, &error);
     pthread_mutex_lock(&serving->lock);
     client->outstanding++;
     client->token_count += item->token_count;
@@ -503,7 +539,7 @@ int cox_serving_take(struct cox_serving_client *client, struct cox_serving_resul
         return COX_EMPTY;
     *ret_result = item->result;
     item->result = (struct cox_serving_result){0};
-    item_free(item);
+    item_free(serving, item);
     return 0;
 }
 
@@ -523,11 +559,11 @@ void cox_serving_cancel(struct cox_serving_client *client)
     while ((item = queue_pop(&client->inbox))) {
         serving->status.waiting--;
         serving->status.cancelled++;
-        item_free(item);
+        item_free(serving, item);
     }
     while ((item = queue_pop(&client->done))) {
         serving->status.unread--;
-        item_free(item);
+        item_free(serving, item);
     }
     for (item = serving->running; item; item = item->next)
         if (item->client == client) {

@@ -25,6 +25,7 @@
 
 #include "scheduler.h"
 
+struct cox_lora;
 struct cox_serving;
 struct cox_serving_client;
 
@@ -36,6 +37,8 @@ struct cox_serving_client;
 struct cox_serving_options {
     /* Limits; block numbers as cox_scheduler_fit left them. done and feed are the serving's own. */
     struct cox_scheduler_options scheduler;
+    struct cox_lora
+        *lora;           /* adapters that prompts may name; borrowed as the executor; NULL: none */
     uint32_t vocab_size; /* of the model: tokens are below it; 0: not known */
 };
 

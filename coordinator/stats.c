@@ -1,17 +1,21 @@
 #include "stats.h"
 
-void cox_stats_publish(struct cox_stats *stats, size_t request_size)
+void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool in_block)
 {
     stats->counts.submitted++;
     stats->counts.request_bytes += request_size;
+    stats->counts.bulk_requests += in_block;
+    stats->counts.bulk_request_bytes += in_block ? request_size : 0;
 }
 
-void cox_stats_end(struct cox_stats *stats, int status, uint64_t reply_size)
+void cox_stats_end(struct cox_stats *stats, int status, const struct cox_stats_taken *taken)
 {
     stats->counts.completed++;
     stats->counts.failed += status != 0;
     stats->counts.timeouts += status == COX_TIMEOUT;
-    stats->counts.reply_bytes += reply_size;
+    stats->counts.reply_bytes += taken->bytes;
+    stats->counts.bulk_replies += taken->block_count;
+    stats->counts.bulk_reply_bytes += taken->block_bytes;
 }
 
 void cox_stats_return(struct cox_stats *stats, const struct cox_completion *completion,

@@ -17,9 +17,15 @@ struct cox_stats {
     struct cox_latency phases[COX_PHASE_COUNT];
 };
 
-void cox_stats_publish(struct cox_stats *stats, size_t request_size);
-/* A request ends: reply_size bytes were taken out of slots for it. */
-void cox_stats_end(struct cox_stats *stats, int status, uint64_t reply_size);
+/* in_block: it did not fit its frame. */
+void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool in_block);
+/* What was taken for a request, of all ranks together. */
+struct cox_stats_taken {
+    uint64_t bytes;
+    uint64_t block_count; /* of these, in blocks */
+    uint64_t block_bytes;
+};
+void cox_stats_end(struct cox_stats *stats, int status, const struct cox_stats_taken *taken);
 /* And its completion, with all its times, was handed to who returned at returned_ns. */
 void cox_stats_return(struct cox_stats *stats, const struct cox_completion *completion,
                       uint64_t returned_ns);

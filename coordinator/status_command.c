@@ -234,6 +234,22 @@ static void print_times(const status_reply *status)
     }
 }
 
+/* What did not fit its frame or slot; nothing where that was never so. */
+static void print_bulk(const status_reply *status)
+{
+    char sent[TEXT_SIZE], received[TEXT_SIZE], held[TEXT_SIZE];
+    for (size_t c = 0; c < status->n_channels; c++) {
+        const CoxswainControl__ChannelStatus *channel = status->channels[c];
+        if (channel->bulk_requests == 0 && channel->bulk_replies == 0)
+            continue;
+        printf("bulk, %s: %" PRIu64 " requests of %s, %" PRIu64 " answers of %s; %s held\n",
+               text_or(channel->name, "?"), channel->bulk_requests,
+               format_bytes(sent, channel->bulk_request_bytes), channel->bulk_replies,
+               format_bytes(received, channel->bulk_reply_bytes),
+               format_bytes(held, channel->bulk_held_bytes));
+    }
+}
+
 /* "execute running 17 for 3.214 s" */
 static const char *format_state(char text[2 * TEXT_SIZE], const char *channel,
                                 const CoxswainControl__RankChannelStatus *state)
@@ -297,6 +313,7 @@ static void print_status(const status_reply *status)
     print_recovery(status->recovery);
     print_channels(status);
     print_times(status);
+    print_bulk(status);
     putchar('\n');
     for (size_t i = 0; i < status->n_ranks; i++)
         print_rank(status, status->ranks[i]);
@@ -381,6 +398,11 @@ static json_t *channel_json(const CoxswainControl__ChannelStatus *channel)
     json_object_set_new(root, "wakeups", number_json(channel->wakeups));
     json_object_set_new(root, "request_bytes", number_json(channel->request_bytes));
     json_object_set_new(root, "reply_bytes", number_json(channel->reply_bytes));
+    json_object_set_new(root, "bulk_requests", number_json(channel->bulk_requests));
+    json_object_set_new(root, "bulk_request_bytes", number_json(channel->bulk_request_bytes));
+    json_object_set_new(root, "bulk_replies", number_json(channel->bulk_replies));
+    json_object_set_new(root, "bulk_reply_bytes", number_json(channel->bulk_reply_bytes));
+    json_object_set_new(root, "bulk_held_bytes", number_json(channel->bulk_held_bytes));
     json_object_set_new(root, "phases", phases_json(channel));
     return root;
 }

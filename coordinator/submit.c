@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "../channel/request.h"
+#include "../channel/fault.h"
+#include "../proto/bulk_ref.h"
 #include "../proto/operation.h"
 #include "../proto/wire.h"
 #include "collect.h"
@@ -13,7 +15,7 @@
 #include "proto/executor.pb-c.h"
 
 /* A number that is no ExecuteType. */
-#define NO_TYPE (COX_TYPE_OPAQUE - 1)
+#define NO_TYPE (COX_TYPE_OPAQUE_BLOCK - 1)
 
 /* What goes into a frame: a message, or bytes. */
 struct payload {
@@ -22,24 +24,62 @@ struct payload {
     size_t size;
 };
 
-static int payload_pack(const struct payload *payload, const char *channel_name, uint8_t *frame,
-                        size_t capacity, size_t *ret_length, struct cox_error *err)
+/* Returns 0; COX_TOO_LARGE. */
+static int payload_pack(const struct payload *payload, uint8_t *frame, size_t capacity,
+                        size_t *ret_length)
 {
-    if (payload->request) {
-        int r = cox_wire_request_pack(payload->request, frame, capacity, ret_length);
-        return r ? cox_fail(
-                       err, r,
-                       "%s: a request of %zu bytes, a frame holds %zu: use a larger request region",
-                       channel_name, cox_wire_request_size(payload->request), capacity)
-                 : 0;
-    }
+    if (payload->request)
+        return cox_wire_request_pack(payload->request, frame, capacity, ret_length);
     if (payload->size > capacity)
-        return cox_fail(
-            err, COX_TOO_LARGE,
-            "%s: a request of %zu bytes, a frame holds %zu: use a larger request region",
-            channel_name, payload->size, capacity);
+        return COX_TOO_LARGE;
     memcpy(frame, payload->bytes, payload->size);
     *ret_length = payload->size;
+    return 0;
+}
+
+/* What does not fit the frame goes into the block behind it, and the frame says where that is. */
+static int payload_pack_block(struct cox_collector *collector, const struct payload *payload,
+                              struct cox_entry *entry, uint8_t *frame, size_t capacity,
+                              size_t *ret_length, struct cox_error *err)
+{
+    const char *name = cox_channel_name(collector->channel->id);
+    const size_t size = payload->request ? cox_wire_request_size(payload->request) : payload->size;
+    uint64_t size_max = collector->blocks->request_size_max;
+    if (payload->request && size_max > INT32_MAX) /* protobuf's own limit */
+        size_max = INT32_MAX;
+    if (size_max == 0)
+        return cox_fail(
+            err, COX_TOO_LARGE,
+            "%s: a request of %zu bytes, a frame holds %zu: use a larger request region", name,
+            size, capacity);
+    if (size > size_max)
+        return cox_fail(err, COX_TOO_LARGE,
+                        "%s: a request of %zu bytes, a frame holds %zu and a block %" PRIu64
+                        " at most",
+                        name, size, capacity, size_max);
+    struct cox_bulk_block *block;
+    struct cox_error why = {0};
+    size_t packed;
+    int r = cox_collector_reserve_block(collector, entry->sequence, size, &block, &why);
+    if (r)
+        return cox_fail(err, r, "%s: a request of %zu bytes: %s", name, size, why.text);
+    r = payload_pack(payload, block->region.base, block->region.size, &packed);
+    COX_ASSERT(r == 0);
+    cox_fault_point(COX_FAULT_BULK_WRITTEN);
+    struct cox_bulk_ref ref = cox_bulk_refer(block, packed);
+    ModelExecuteData__BulkRef bulk;
+    ModelExecuteData__ExecuteRequest outer = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    cox_bulk_ref_fill(&bulk, &ref);
+    outer.bulk = &bulk;
+    if (payload->request) {
+        outer.has_execute_type = payload->request->has_execute_type;
+        outer.execute_type = payload->request->execute_type;
+        outer.has_deadline_ns = payload->request->has_deadline_ns;
+        outer.deadline_ns = payload->request->deadline_ns;
+    }
+    r = cox_wire_request_pack(&outer, frame, capacity, ret_length);
+    COX_ASSERT(r == 0); /* the smallest frame has room for it */
+    entry->block_size = packed;
     return 0;
 }
 
@@ -51,6 +91,7 @@ static int executor_publish(struct cox_executor *executor, const struct payload 
     if (!entry->submitted_ns) /* a call that waits for room comes again */
         entry->submitted_ns = cox_now_ns();
     pthread_mutex_lock(&collector->submit_lock);
+    entry->block_size = 0;
     int r = 0;
     if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
         r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped",
@@ -64,6 +105,8 @@ static int executor_publish(struct cox_executor *executor, const struct payload 
                      cox_channel_name(collector->channel->id));
     if (r == 0)
         r = cox_collector_claim(collector, &entry->asked, &entry->sequence, err);
+    if (r == 0)
+        cox_collector_release_blocks(collector); /* the one behind this frame among them */
     /* After claim, which a rank that was started again passes only when it has been counted. */
     if (r == 0 && entry->life && entry->life != cox_executor_life(executor))
         r = cox_fail(err, COX_STALE,
@@ -71,8 +114,9 @@ static int executor_publish(struct cox_executor *executor, const struct payload 
                      cox_channel_name(collector->channel->id));
     if (r == 0) {
         uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
-        r = payload_pack(payload, cox_channel_name(collector->channel->id), frame, capacity,
-                         &length, err);
+        r = payload_pack(payload, frame, capacity, &length);
+        if (r)
+            r = payload_pack_block(collector, payload, entry, frame, capacity, &length, err);
     }
     if (r == 0)
         cox_collector_publish(collector, entry, length);

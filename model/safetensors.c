@@ -343,6 +343,19 @@ bool cox_safetensors_has(const struct cox_safetensors *file, const char *name)
     return find_tensor(file, name) != NULL;
 }
 
+int cox_safetensors_shape(const struct cox_safetensors *file, const char *name,
+                          uint64_t ret_shape[COX_TENSOR_DIMENSION_COUNT_MAX], size_t *ret_count,
+                          struct cox_error *err)
+{
+    const struct tensor *tensor = find_tensor(file, name);
+
+    if (!tensor)
+        return cox_fail(err, COX_NOT_FOUND, "%s has no tensor %s", file->path, name);
+    memcpy(ret_shape, tensor->shape, tensor->dimension_count * sizeof(ret_shape[0]));
+    *ret_count = tensor->dimension_count;
+    return 0;
+}
+
 /* "[2, 3]" for the text of an error. */
 static void shape_text(const uint64_t *shape, size_t count, char *text, size_t size)
 {

@@ -30,6 +30,10 @@ void cox_safetensors_freep(struct cox_safetensors **file); /* for _cox_cleanup_ 
 
 size_t cox_safetensors_count(const struct cox_safetensors *file);
 bool cox_safetensors_has(const struct cox_safetensors *file, const char *name);
+/* Returns 0 and writes the ret_count dimensions of a tensor; COX_NOT_FOUND no tensor of that name. */
+int cox_safetensors_shape(const struct cox_safetensors *file, const char *name,
+                          uint64_t ret_shape[COX_TENSOR_DIMENSION_COUNT_MAX], size_t *ret_count,
+                          struct cox_error *err);
 
 /* Reads a tensor of dtype F32, F16 or BF16 and exactly that shape, as F32, in row order, into the
  * caller's buffer of the product of the shape. Numbers that are not finite are refused: they would

@@ -58,6 +58,7 @@ struct cox_batch_row {
         *tokens; /* all tokens of the sequence from position 0; position + token_count of them */
     const struct cox_block_table *tables; /* cox_batch.table_count of them; [0] is the main one */
     const struct cox_sampling *sampling;
+    const char *lora_id; /* the adapter it is computed with; NULL: none */
 };
 
 struct cox_block_pair {

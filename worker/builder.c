@@ -165,6 +165,7 @@ int cox_builder_seal(struct cox_builder *builder, struct cox_roster *roster, str
         row->tokens = sequence->tokens.items;
         row->tables = views;
         row->sampling = &sequence->sampling;
+        row->lora_id = sequence->lora ? sequence->lora->name : NULL;
         builder->outputs[i] = (struct cox_batch_output){.token = -1};
     }
     builder->batch.rows = builder->rows;

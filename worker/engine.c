@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "adapters.h"
+#include "engine_lora.h"
 #include "exchange.h"
 #include "model/block.h"
 #include "pause.h"
@@ -30,6 +32,7 @@ struct cox_engine {
     struct cox_rank_weights *weights; /* what the model borrows; NULL: it has loaded its own */
     struct cox_model *model;
     struct cox_cache *cache;
+    struct cox_adapters *adapters;
     struct engine_source source; /* of model and cache, while there is a cache */
     struct cox_group *group;     /* NULL: this rank computes everything */
     uint64_t group_life;
@@ -48,6 +51,10 @@ int cox_engine_new(const struct cox_engine_options *options, struct cox_engine *
 
     if (!engine)
         return -ENOMEM;
+    if (cox_adapters_new(options->lora_slot_count, &engine->adapters)) {
+        free(engine);
+        return -ENOMEM;
+    }
     engine->given = engine->options = *options;
     *ret_engine = engine;
     return 0;
@@ -55,6 +62,7 @@ int cox_engine_new(const struct cox_engine_options *options, struct cox_engine *
 
 static void engine_unload(struct cox_engine *engine)
 {
+    cox_adapters_set_model(engine->adapters, NULL, NULL);
     engine->cache = cox_cache_free(engine->cache);
     engine->model = cox_model_free(engine->model);
     engine->weights = cox_rank_weights_free(engine->weights);
@@ -67,6 +75,7 @@ struct cox_engine *cox_engine_free(struct cox_engine *engine)
     cox_exchange_free(engine->exchange);
     engine_unload(engine);
     cox_group_leave(engine->group);
+    cox_adapters_free(engine->adapters);
     free(engine);
     return NULL;
 }
@@ -189,7 +198,10 @@ static bool source_equal(const struct engine_source *a, const struct engine_sour
 static struct cox_model_options engine_model_options(struct cox_engine *engine,
                                                      const struct cox_share *share)
 {
-    struct cox_model_options options = {.share = *share};
+    struct cox_model_options options = {
+        .share = *share,
+        .adapters = {cox_adapters_find, engine->adapters},
+    };
 
     if (share->slice_count) {
         options.share.gather = engine_gather;
@@ -275,11 +287,13 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
                   share->slice_first + cox_share_slice_count(share) - 1, COX_SLICE_COUNT);
     r = cox_model_cache_new(engine->model, source->block_count, source->block_size,
                             source->swap_block_count, NULL, &engine->cache, err);
-    if (r == 0)
-        engine->source = *source;
-    else
+    if (r) {
         engine_unload(engine);
-    return r;
+        return r;
+    }
+    engine->source = *source;
+    cox_adapters_set_model(engine->adapters, cox_model_config(engine->model), share);
+    return 0;
 }
 
 /* Where the weights come from, if from elsewhere. */
@@ -488,6 +502,15 @@ static int on_pause(void *context, struct cox_error *err)
     return cox_worker_pause(engine->worker, 0, err);
 }
 
+static int on_lora(void *context, const struct ModelExecuteData__LoraOperationRequest *request,
+                   struct cox_arena *arena,
+                   struct ModelExecuteData__LoraOperationResponse *response, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_engine_lora(engine->adapters, engine->worker, request, arena, response, err);
+}
+
 /* Blocks move inside of steps alone, and a worker without pull_kv takes none from elsewhere. */
 static int on_clear(void *context, struct cox_error *err)
 {
@@ -535,6 +558,7 @@ static int on_start(void *context, struct cox_error *err)
 const struct cox_worker_callbacks cox_engine_callbacks = {
     .init = on_init,
     .execute = on_execute,
+    .lora = on_lora,
     .pause = on_pause,
     .pause_net = on_pause,
     .clear = on_clear,

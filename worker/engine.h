@@ -18,6 +18,9 @@
  *   new epoch of the group, which needs nothing of what the rank was in before. start goes on. All may be repeated, also
  *   on a rank that has loaded nothing yet.
  *
+ * LoRA adapters (adapters.h) are loaded and taken away on the link thread while steps run. They belong to the model: an init that
+ * loads one begins without any; an init that is replayed on a rank that keeps its model keeps them.
+ *
  * Threads: callbacks on the worker's execute thread, recovery on that of its own channel; new and free on the thread of
  *   run; stop from anywhere, signal handlers included.
  * Ownership: the caller owns the engine; worker and options are lent until free.
@@ -39,6 +42,7 @@ struct cox_engine_options {
     uint32_t block_size;
     uint32_t block_count;
     uint32_t swap_block_count;
+    uint32_t lora_slot_count; /* adapters at a time; 0: COX_ADAPTER_SLOT_COUNT_DEFAULT */
     struct cox_log log;
 };
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "adapters.h"
 #include "engine.h"
 #include "worker.h"
 
@@ -38,7 +39,7 @@ static void print_help(FILE *to)
     fprintf(
         to,
         "Usage: coxswain-worker [--model DIR] [--block-count N] [--block-size N] "
-        "[--swap-block-count N]\n"
+        "[--swap-block-count N] [--lora-slots N]\n"
         "\n"
         "The reference inference worker: one rank of a group, running a Llama-architecture model\n"
         "(config.json and model.safetensors) on the CPU. A coordinator starts it, for example\n"
@@ -57,10 +58,12 @@ static void print_help(FILE *to)
         "  --block-count N       KV blocks (default %d)\n"
         "  --block-size N        positions per KV block (default %d)\n"
         "  --swap-block-count N  blocks of swap space (default %d)\n"
+        "  --lora-slots N        LoRA adapters at a time, 1 to %u (default %u)\n"
         "  --help                this text\n"
         "\n"
         "Exit status: 0 told to end, 1 failure, 2 usage, 70 the coordinator died.\n",
-        BLOCK_COUNT_DEFAULT, BLOCK_SIZE_DEFAULT, SWAP_BLOCK_COUNT_DEFAULT);
+        BLOCK_COUNT_DEFAULT, BLOCK_SIZE_DEFAULT, SWAP_BLOCK_COUNT_DEFAULT,
+        COX_ADAPTER_SLOT_COUNT_MAX, COX_ADAPTER_SLOT_COUNT_DEFAULT);
 }
 
 static int parse_count(const char *flag, const char *text, uint32_t *ret_count)
@@ -83,6 +86,7 @@ static int parse_arguments(struct cox_engine_options *engine, int argc, char **a
         {"block-count", required_argument, NULL, 'c'},
         {"block-size", required_argument, NULL, 's'},
         {"swap-block-count", required_argument, NULL, 'w'},
+        {"lora-slots", required_argument, NULL, 'l'},
         {NULL, 0, NULL, 0},
     };
     int o, r = 0;
@@ -99,6 +103,15 @@ static int parse_arguments(struct cox_engine_options *engine, int argc, char **a
             break;
         case 'w':
             r = parse_count("--swap-block-count", optarg, &engine->swap_block_count);
+            break;
+        case 'l':
+            r = parse_count("--lora-slots", optarg, &engine->lora_slot_count);
+            if (r == 0 && (engine->lora_slot_count < 1 ||
+                           engine->lora_slot_count > COX_ADAPTER_SLOT_COUNT_MAX)) {
+                fprintf(stderr, "coxswain-worker: --lora-slots is '%s': expected 1 to %u\n", optarg,
+                        COX_ADAPTER_SLOT_COUNT_MAX);
+                r = EXIT_USAGE;
+            }
             break;
         default:
             return EXIT_USAGE;

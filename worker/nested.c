@@ -195,7 +195,9 @@ static int prompt_read(struct cox_roster *roster, struct cox_builder *builder,
 
     uint32_t position = 0;
     uint32_t token_count = 0;
-    r = chunk_read(group, sequence, &position, &token_count, err);
+    r = cox_step_lora(roster, slot, metadata->lora_id, "metadata", group->index, err);
+    if (!r)
+        r = chunk_read(group, sequence, &position, &token_count, err);
     if (r)
         return r;
     bool emit = metadata->n_is_req_last_chunk == 0 || metadata->is_req_last_chunk[0];

@@ -118,6 +118,8 @@ static void slot_set(struct cox_roster *roster, uint32_t slot, struct cox_sequen
 
 static void spare_put(struct cox_roster *roster, struct cox_sequence *sequence)
 {
+    cox_lora_uses_give(roster->lora_uses, sequence->lora);
+    sequence->lora = NULL;
     sequence->next_spare = roster->spares;
     roster->spares = sequence;
 }
@@ -166,7 +168,8 @@ int cox_roster_init(struct cox_roster *roster, uint32_t sequence_count_max,
         .cells = calloc(cell_count, sizeof *roster->cells),
         .cell_mask = (uint32_t)(cell_count - 1),
     };
-    if (!roster->slots || !roster->live_words || !roster->touched || !roster->cells) {
+    int r = cox_lora_uses_new(&roster->lora_uses);
+    if (r || !roster->slots || !roster->live_words || !roster->touched || !roster->cells) {
         cox_roster_deinit(roster);
         return -ENOMEM;
     }
@@ -180,6 +183,7 @@ void cox_roster_deinit(struct cox_roster *roster)
         for (uint32_t slot = 0; slot < roster->sequence_count_max; slot++)
             sequence_free(roster->slots[slot].now);
     }
+    cox_lora_uses_free(roster->lora_uses);
     while (roster->spares) {
         struct cox_sequence *next = roster->spares->next_spare;
         sequence_free(roster->spares);
@@ -286,6 +290,19 @@ int cox_roster_announce(struct cox_roster *roster, uint32_t slot, int64_t id,
     return 0;
 }
 
+int cox_roster_set_lora(struct cox_roster *roster, uint32_t slot, const char *name)
+{
+    struct cox_sequence *sequence = roster->slots[slot].now;
+    const struct cox_sequence *before = roster->slots[slot].before;
+    COX_ASSERT(!sequence->lora);
+    if (before && before != sequence && before->id == sequence->id && before->lora &&
+        strcmp(before->lora->name, name) == 0) {
+        sequence->lora = cox_lora_uses_again(roster->lora_uses, before->lora);
+        return 0;
+    }
+    return cox_lora_uses_take(roster->lora_uses, name, &sequence->lora);
+}
+
 int cox_roster_own(struct cox_roster *roster, uint32_t slot, struct cox_sequence **ret_sequence)
 {
     cox_roster_touch(roster, slot);
@@ -302,6 +319,7 @@ int cox_roster_own(struct cox_roster *roster, uint32_t slot, struct cox_sequence
         copy->table_count = old->table_count;
         copy->announced_count = old->announced_count;
         copy->sampling = old->sampling;
+        copy->lora = cox_lora_uses_again(roster->lora_uses, old->lora);
     }
     *ret_sequence = copy;
     return 0;

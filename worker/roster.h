@@ -17,6 +17,7 @@
 #define COX_WORKER_ROSTER_H
 
 #include "batch.h"
+#include "lora_uses.h"
 
 /* Bytes of a request id, at most. */
 #define COX_REQUEST_ID_LENGTH_MAX 128
@@ -39,6 +40,7 @@ struct cox_sequence {
     uint32_t announced_count; /* tokens it was announced with; those that follow were generated or
                                  forced */
     struct cox_sampling sampling;
+    struct cox_lora_use *lora; /* the adapter it is computed with; NULL: none */
     struct cox_sequence *next_spare;
     char request_id[COX_REQUEST_ID_LENGTH_MAX +
                     1]; /* "": has none, the packed form knows no requests */
@@ -71,6 +73,7 @@ struct cox_roster {
         *cells; /* open addressing; two cells per live slot: by id and by request id */
     uint32_t cell_mask;
     struct cox_sequence *spares;
+    struct cox_lora_uses *lora_uses;
 };
 
 /* Returns 0 or -ENOMEM. */
@@ -101,6 +104,9 @@ void cox_roster_touch(struct cox_roster *roster, uint32_t slot);
  * COX_REQUEST_ID_LENGTH_MAX long. Returns 0 or -ENOMEM. */
 int cox_roster_announce(struct cox_roster *roster, uint32_t slot, int64_t id,
                         const char *request_id, struct cox_sequence **ret_sequence);
+/* The sequence that was announced into the slot in this step is computed with an adapter. One that was there before, with the same,
+ * keeps it also when it is closed: it is no new use. Returns what cox_lora_uses_take does. */
+int cox_roster_set_lora(struct cox_roster *roster, uint32_t slot, const char *name);
 /* The sequence of a live slot as one that this step may overwrite: what it holds if that is new in
  * this step, or a copy in its place. Returns 0 or -ENOMEM. */
 int cox_roster_own(struct cox_roster *roster, uint32_t slot, struct cox_sequence **ret_sequence);

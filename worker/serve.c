@@ -7,8 +7,10 @@
 #include "../channel/fault.h"
 #include "../channel/reply.h"
 #include "../channel/truth.h"
+#include "../proto/bulk_ref.h"
 #include "../proto/operation.h"
 #include "group.h"
+#include "lora_uses.h"
 #include "proto/executor.pb-c.h"
 #include "rank_weights.h"
 #include "worker_internal.h"
@@ -21,6 +23,9 @@ typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
 /* How long a failing answer may wait to be announced on the error channel; the collector looks by
  * itself anyway. */
 #define NOTICE_MS 100
+/* How long sequences of an adapter that goes are waited for, where the request does not say. */
+#define LORA_RETIRE_MS 5000
+#define LORA_ANSWER_MS 500
 /* How soon a wait for a legacy coordinator's token notices that the worker leaves. */
 #define SLICE_MS 50
 
@@ -117,10 +122,11 @@ static void lane_return(struct cox_lane *lane, uint64_t sequence)
     cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_REQUEST_PRODUCE);
 }
 
-/* The bytes are in the slot. */
-static void lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool failed)
+/* The bytes are in the slot. message: an ExecuteResponse, also where answers are opaque. */
+static void lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool message,
+                      bool failed)
 {
-    cox_reply_commit(&lane->channel, lane->worker->options.rank, sequence, length, failed);
+    cox_reply_commit(&lane->channel, lane->worker->options.rank, sequence, length, message);
     cox_lane_set_done(lane, sequence);
     cox_gate_reply(&lane->channel.gate, lane->worker->options.rank, sequence, failed);
 }
@@ -183,6 +189,45 @@ static bool lane_whole(const struct cox_lane *lane, uint32_t type)
     return operation && operation->channel == lane->channel.id && !operation->legacy_slotted;
 }
 
+/* The answer is in the block: says so in the slot. */
+static void lane_send_block(struct cox_lane *lane, uint64_t sequence, uint32_t type, uint64_t size)
+{
+    struct cox_bulk_ref ref = cox_lane_refer_block(lane, sequence, size);
+    ModelExecuteData__BulkRef bulk;
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    cox_bulk_ref_fill(&bulk, &ref);
+    response.bulk = &bulk;
+    response.has_msg_type = response.has_rank = response.has_status = 1;
+    response.msg_type = (int32_t)type;
+    response.rank = (int32_t)lane->worker->options.rank;
+    size_t capacity, length;
+    uint8_t *slot = lane_slot(lane, sequence, false, &capacity);
+    int r = cox_wire_response_pack(&response, slot, capacity, &length);
+    COX_ASSERT(r == 0); /* the smallest slot has room for it */
+    lane_send(lane, sequence, length, type == COX_TYPE_OPAQUE, false);
+}
+
+/* What does not fit the slot. Returns 0: it is sent; or why not, in the lane's error. */
+static int lane_answer_in_block(struct cox_lane *lane, uint64_t sequence, uint32_t type,
+                                const ExecuteResponse *response, size_t capacity)
+{
+    const size_t size = cox_wire_response_size(response);
+    uint8_t *block;
+    size_t length;
+    lane->error.code = 0;
+    if (!cox_lane_has_blocks(lane))
+        return cox_fail(&lane->error, COX_TOO_LARGE,
+                        "the answer has %zu bytes, a slot holds %zu: use a larger response region",
+                        size, capacity);
+    int r = cox_lane_reserve_block(lane, sequence, size, &block, &lane->error);
+    if (r)
+        return r;
+    r = cox_wire_response_pack(response, block, size, &length);
+    COX_ASSERT(r == 0);
+    lane_send_block(lane, sequence, type, length);
+    return 0;
+}
+
 static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
                         ExecuteResponse *response)
 {
@@ -204,11 +249,10 @@ static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
         response->has_status = 1;
         int r = cox_wire_response_pack(response, slot, capacity, &length);
         if (r == COX_TOO_LARGE && !failed) {
-            lane->error.code = 0;
-            cox_fail(&lane->error, COX_TOO_LARGE,
-                     "the answer has %zu bytes, a slot holds %zu: use a larger response region",
-                     cox_wire_response_size(response), capacity);
-            response_fail(lane, response, COX_TOO_LARGE);
+            r = lane_answer_in_block(lane, sequence, type, response, capacity);
+            if (r == 0)
+                return;
+            response_fail(lane, response, r);
             failed = true;
             r = cox_wire_response_pack(response, slot, capacity, &length);
         }
@@ -219,7 +263,7 @@ static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
             response->error_text = lane->error.text;
             r = cox_wire_response_pack(response, slot, capacity, &length);
         }
-        lane_send(lane, sequence, length, failed);
+        lane_send(lane, sequence, length, failed, failed);
     }
     /* Where the rank has no answer of its own, the report is all there is: then it is about no
      * request. Where all ranks share a bell, the failed answer itself has rung it. */
@@ -548,8 +592,45 @@ static int serve_lora(struct cox_lane *lane, const struct cox_request *request,
     response->lora_operation_response = body;
     if (!worker->callbacks->lora)
         return 0; /* the protocol has a status for this */
+    lane->deadline_ns = message->deadline_ns;
     return worker->callbacks->lora(worker->context, message->lora_operation_request, &lane->arena,
                                    body, &lane->error);
+}
+
+static bool lora_given_up(void *context)
+{
+    const struct cox_lane *lane = context;
+    const struct cox_worker *worker = lane->worker;
+    return atomic_load_explicit(&worker->stopping, memory_order_acquire) ||
+           cox_truth_ended(cox_truth_channel(&worker->control, lane->channel.id)) >= lane->taken;
+}
+
+/* A little before the coordinator gives up: the answer takes its time. */
+static uint64_t lora_deadline(uint64_t deadline_ns)
+{
+    uint64_t now = cox_now_ns(), least = LORA_ANSWER_MS * COX_NSEC_PER_MSEC;
+    if (deadline_ns == 0)
+        return cox_deadline_after_ms(LORA_RETIRE_MS);
+    uint64_t left = deadline_ns > now ? deadline_ns - now : 0;
+    return deadline_ns - (left / 4 < least ? left / 4 : least);
+}
+
+int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struct cox_error *err)
+{
+    struct cox_lane *lane = &worker->lanes[COX_CHANNEL_LINK];
+    uint32_t count = 0;
+    uint64_t deadline_ns = lora_deadline(lane->deadline_ns);
+    int r = cox_lora_uses_close(cox_table_lora_uses(worker->table), lora_id, deadline_ns,
+                                lora_given_up, lane, &count);
+    if (r == COX_BUSY)
+        return cox_fail(err, r, "the LoRA adapter '%.*s' is still in use by %" PRIu32 " sequence%s",
+                        COX_LORA_NAME_LENGTH_MAX, lora_id, count, count == 1 ? "" : "s");
+    return r ? cox_fail(err, r, "no memory to unload a LoRA adapter") : 0;
+}
+
+void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id)
+{
+    cox_lora_uses_open(cox_table_lora_uses(worker->table), lora_id);
 }
 
 struct pull_call {
@@ -649,8 +730,8 @@ static void serve_with(struct cox_lane *lane, const struct cox_request *request,
 struct opaque_call {
     struct cox_lane *lane;
     const struct cox_request *request;
-    uint8_t *slot;
-    size_t capacity, length;
+    struct cox_opaque_answer answer;
+    size_t length;
 };
 
 static int call_opaque(void *argument)
@@ -658,7 +739,8 @@ static int call_opaque(void *argument)
     struct opaque_call *call = argument;
     const struct cox_worker *worker = call->lane->worker;
     return worker->callbacks->opaque(worker->context, call->request->bytes, call->request->size,
-                                     call->slot, call->capacity, &call->length, &call->lane->error);
+                                     call->answer.slot, call->answer.slot_capacity, &call->length,
+                                     &call->lane->error);
 }
 
 static void serve_opaque(struct cox_lane *lane, const struct cox_request *request)
@@ -666,21 +748,37 @@ static void serve_opaque(struct cox_lane *lane, const struct cox_request *reques
     const struct cox_worker *worker = lane->worker;
     struct opaque_call call = {.lane = lane, .request = request};
     cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_ns());
-    call.slot = cox_reply_slot(&lane->channel, worker->options.rank, request->sequence, false,
-                               &call.capacity);
+    struct cox_opaque_answer *answer = &call.answer;
+    answer->thread = pthread_self();
+    answer->sequence = request->sequence;
+    answer->slot = answer->bytes = cox_reply_slot(&lane->channel, worker->options.rank,
+                                                  request->sequence, false, &answer->slot_capacity);
+    answer->capacity = answer->slot_capacity;
+    lane->opaque = answer;
     cox_fault_point(COX_FAULT_EXECUTE);
     int r = worker->callbacks->opaque
                 ? cox_lane_call(lane, request, COX_VISIT_STOPPED, call_opaque, &call)
                 : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no opaque callback");
+    lane->opaque = NULL;
     lane_return(lane, request->sequence);
-    if (r == 0 && call.length > call.capacity)
-        r = cox_fail(&lane->error, COX_TOO_LARGE, "the answer has %zu bytes, a slot holds %zu",
-                     call.length, call.capacity);
-    if (r == 0) {
-        lane_slot(lane, request->sequence, false, &call.capacity);
-        lane_send(lane, request->sequence, call.length, false);
+    if (r == 0 && call.length > answer->capacity)
+        r = cox_fail(&lane->error, COX_TOO_LARGE, "the answer has %zu bytes, there is room for %zu",
+                     call.length, answer->capacity);
+    if (r == 0 && call.length > answer->slot_capacity) {
+        lane_send_block(lane, request->sequence, COX_TYPE_OPAQUE, call.length);
         return;
     }
+    if (r == 0) {
+        uint8_t *slot = lane_slot(lane, request->sequence, false, &answer->slot_capacity);
+        if (answer->bytes != answer->slot) { /* it was to be longer */
+            memcpy(slot, answer->bytes, call.length);
+            cox_lane_release_block(lane, request->sequence);
+        }
+        lane_send(lane, request->sequence, call.length, false, false);
+        return;
+    }
+    if (answer->bytes != answer->slot)
+        cox_lane_release_block(lane, request->sequence);
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
     response_fail(lane, &response, r);
     lane_answer(lane, request->sequence, request->type, &response);
@@ -773,12 +871,45 @@ void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, i
 {
     struct cox_request typed = *request;
     /* A stand-in's record has no type, and the message that has one cannot be read. */
-    if (lane->worker->stands_in)
+    if (lane->worker->stands_in || typed.type == COX_TYPE_OPAQUE_BLOCK)
         typed.type = COX_TYPE_OPAQUE;
     lane->error = (struct cox_error){0};
     cox_fail(&lane->error, status, "%s", text);
     lane_return(lane, request->sequence);
     lane_reject(lane, &typed, status);
+}
+
+static void lane_serve_opaque_block(struct cox_lane *lane, const struct cox_request *typed,
+                                    bool in_block, int r)
+{
+    if (r == 0 && !in_block)
+        r = cox_fail(&lane->error, COX_CORRUPT, "opaque bytes in a block that is not told");
+    if (r) {
+        lane_return(lane, typed->sequence);
+        lane_reject(lane, typed, r);
+    } else {
+        serve_opaque(lane, typed);
+    }
+    cox_lane_close_block(lane, typed->sequence);
+}
+
+/* The message itself is in the block that this one tells of. */
+static int lane_unpack_block(struct cox_lane *lane, const struct cox_request *block,
+                             ExecuteRequest **message)
+{
+    if (lane->worker->request_size_default)
+        lane->arena.size_max += 2 * block->size;
+    int r = cox_wire_request_unpack(&lane->arena, block->bytes, block->size, message);
+    return r ? cox_fail(&lane->error, r, "a request of %zu bytes that is no ExecuteRequest",
+                        block->size)
+             : 0;
+}
+
+/* An arena that has grown for one large request is not kept. */
+static void lane_trim(struct cox_lane *lane)
+{
+    cox_arena_deinit(&lane->arena);
+    cox_arena_init(&lane->arena, 0, lane->worker->options.request_size_max); /* cannot fail */
 }
 
 bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
@@ -797,17 +928,29 @@ bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
     if (r == 0 &&
         !cox_truth_frame_holds(truth, lane->worker->control.geometry.depth, request->sequence))
         r = cox_fail(&lane->error, COX_CORRUPT, "the frame was written again while it was read");
-    lane_return(lane, request->sequence);
     ExecuteRequest *message = NULL;
+    struct cox_request typed = *request;
     if (r == 0) {
         r = cox_wire_request_unpack(&lane->arena, lane->copy, request->size, &message);
         if (r)
             cox_fail(&lane->error, r, "a request of %zu bytes that is no ExecuteRequest",
                      request->size);
     }
+    const bool in_block = r == 0 && message->bulk && cox_lane_has_blocks(lane);
+    if (in_block)
+        r = cox_lane_open_block(lane, request->sequence, message->bulk, &typed.bytes, &typed.size);
+    if (request->type == COX_TYPE_OPAQUE_BLOCK) {
+        typed.type = COX_TYPE_OPAQUE;
+        lane_serve_opaque_block(lane, &typed, in_block, r);
+        return false;
+    }
+    if (in_block && r == 0)
+        r = lane_unpack_block(lane, &typed, &message);
+    lane_return(lane, request->sequence);
+    if (in_block)
+        cox_lane_close_block(lane, request->sequence);
     const struct cox_operation *operation =
         r == 0 ? cox_operation_find((uint32_t)message->execute_type) : NULL;
-    struct cox_request typed = *request;
     if (r == 0 && lane->worker->stands_in)
         typed.type = (uint32_t)message->execute_type;
     /* The record says it as well: bytes written over in a frame end nobody. */
@@ -826,5 +969,7 @@ bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
         lane_reject(lane, &typed, r);
     else
         lane_dispatch(lane, &typed, message);
+    if (in_block)
+        lane_trim(lane);
     return false;
 }

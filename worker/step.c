@@ -24,6 +24,21 @@ struct cox_sampling cox_step_sampling(const struct ModelExecuteData__SamplingPar
     return sampling;
 }
 
+int cox_step_lora(struct cox_roster *roster, uint32_t slot, const char *name, const char *where,
+                  size_t index, struct cox_error *err)
+{
+    if (!name || !*name)
+        return 0;
+    int r = cox_roster_set_lora(roster, slot, name);
+    if (r == COX_BUSY)
+        return cox_fail(err, r, "%s %zu: the LoRA adapter '%.*s' is being unloaded", where, index,
+                        COX_LORA_NAME_LENGTH_MAX, name);
+    if (r == COX_TOO_LARGE)
+        return cox_fail(err, r, "%s %zu: lora_id of %zu bytes, at most %d", where, index,
+                        strlen(name), COX_LORA_NAME_LENGTH_MAX);
+    return r ? cox_fail(err, r, "%s %zu: no memory", where, index) : 0;
+}
+
 /* Behind what is there. Neither tokens nor blocks are ever negative. */
 static int numbers_append(struct cox_numbers *numbers, const int32_t *items, size_t count,
                           uint32_t limit)
@@ -122,7 +137,7 @@ static int announced_read(struct cox_roster *roster, uint32_t table_count,
     sequence->table_count = table_count;
     sequence->announced_count = sequence->tokens.count;
     sequence->sampling = cox_step_sampling(from->sampling);
-    return 0;
+    return cox_step_lora(roster, slot, from->lora_id, "announced", index, err);
 }
 
 static int appends_read(struct cox_roster *roster, uint32_t table_count,

@@ -35,6 +35,10 @@ int cox_step_nested(struct cox_roster *roster, struct cox_builder *builder,
                     const struct ModelExecuteData__ExecuteModelRequest *request,
                     struct cox_error *err);
 
+/* The adapter of the sequence that was announced into a slot in this step; where: for the text. An empty name is none. */
+int cox_step_lora(struct cox_roster *roster, uint32_t slot, const char *name, const char *where,
+                  size_t index, struct cox_error *err);
+
 /* NULL, absent, not finite or out of range: greedy, and no filter. */
 struct cox_sampling cox_step_sampling(const struct ModelExecuteData__SamplingParams *params);
 

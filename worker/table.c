@@ -161,3 +161,8 @@ uint32_t cox_table_count(const struct cox_table *table)
 {
     return table->roster.live_count;
 }
+
+struct cox_lora_uses *cox_table_lora_uses(const struct cox_table *table)
+{
+    return table->roster.lora_uses;
+}

@@ -67,6 +67,7 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
         uint32_t ticket = cox_gate_ticket(&lane->channel.gate, COX_BELL_REQUEST_CONSUME);
         if (lane_leaving(lane))
             return false;
+        cox_lane_release_blocks(lane);
         uint64_t published = cox_truth_published(truth);
         /* A frame that names this rank is not reused before it is returned: what is older than the
          * ring was for others. */
@@ -372,6 +373,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
         return cox_fail(err, -ENOMEM, "no memory for the worker");
     cox_fault_rank((int)options->rank);
     worker->options = *options;
+    worker->request_size_default = !worker->options.request_size_max;
+    cox_bulk_sender_init(&worker->bulk);
     if (!worker->options.request_size_max)
         worker->options.request_size_max = REQUEST_SIZE_MAX;
     if (!worker->options.sequence_count_max)
@@ -491,10 +494,13 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     }
     cox_table_free(worker->table);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        if (worker->lanes[c].worker)
+            cox_lane_drop_blocks(&worker->lanes[c]);
         cox_channel_close(&worker->lanes[c].channel);
         cox_arena_deinit(&worker->lanes[c].arena);
         free(worker->lanes[c].copy);
     }
+    cox_bulk_sender_deinit(&worker->bulk);
     cox_channel_close(&worker->error_channel);
     cox_sealed_close(&worker->sealed);
     cox_close_fd(&worker->group_fd);

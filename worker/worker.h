@@ -67,6 +67,9 @@ struct cox_worker_options {
      * rank_count and generation is left open: rank COX_WORKER_RANK_ANY, the others 0. prefix is then
      * for messages only. Empty: by names, or by fds. */
     char door[4096];
+    /* Path of the group's door, where fds are left and fetched that the kernel does not let one process take out of another (Yama,
+     * seccomp): what is too large for its frame or slot. Empty: as door. */
+    char depot[4096];
     int fd_first;       /* with fd_count > 0: the group's memory as open fds (channel/inherit.h), */
     uint32_t fd_count;  /* which new takes; a rank that is started again has no names to go by */
     int32_t parent_pid; /* coordinator; checked against the group; a legacy one is known by this
@@ -77,15 +80,16 @@ struct cox_worker_options {
      * inside the C library (malloc, stdio; out of scanf glibc cannot be left at all, the process ends), no destructor runs, threads it has started go on. Only for callbacks that
      * can stand it, which run on the stack they were called on; false: such a rank stays stuck until it is replaced. */
     bool leave_stuck;
-    size_t request_size_max;     /* cap on an unpacked request; 0: 256 MiB */
+    size_t request_size_max;     /* cap on an unpacked request; 0: 256 MiB, and of one that did not fit its frame twice its
+                                  * size beside */
     uint32_t sequence_count_max; /* live sequences; 0: 4096 */
     uint32_t token_count_max;    /* tokens of one sequence; 0: 131072 */
     struct cox_log log;
 };
 
 /* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
- * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS, which is removed from it, and, where
- * _ATTACH is sealed, _DOOR) and
+ * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS, which is removed from it, and _DOOR, the depot, which is the
+ * door as well where _ATTACH is sealed) and
  * then from the flags --door, --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id,
  * --parent_pid, --shm_name_prefix (value in the next argument or after '='). When
  * --npu_num_per_dp is smaller than the world size, the node has several groups: rank is taken
@@ -152,7 +156,8 @@ struct cox_worker_callbacks {
     /* Sequences ended without a further step: forget what is kept for these slots. No answer. */
     void (*cleanup)(void *context, const uint32_t *slots, uint32_t count);
     /* Bytes only the two ends understand. Bytes are lent in place, in shared memory that other
-     * ranks of a named group could write: read once, or copy. */
+     * ranks of a named group could write: read once, or copy. What did not fit its frame is in memory that the coordinator
+     * alone can write, the same for every rank. A longer answer than reply_capacity: cox_worker_reply_grow. */
     int (*opaque)(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
                   size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err);
     /* Starts linking, unlinking or a switch of role; the state is told by link_status. No answer.
@@ -161,6 +166,7 @@ struct cox_worker_callbacks {
     int (*link_status)(void *context, struct cox_arena *arena,
                        struct ModelExecuteData__PDLinkStatusResponse *response,
                        struct cox_error *err);
+    /* lora_op_status is UNSUPPORT_CMD unless the callback sets another; text goes with a failure. */
     int (*lora)(void *context, const struct ModelExecuteData__LoraOperationRequest *request,
                 struct cox_arena *arena, struct ModelExecuteData__LoraOperationResponse *response,
                 struct cox_error *err);
@@ -207,6 +213,13 @@ COX_PUBLIC int cox_worker_run(struct cox_worker *worker, struct cox_error *err);
 /* Asks run to return once running callbacks have. Async-signal-safe, idempotent. */
 COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
 
+/* In an opaque callback, on its thread: memory for an answer of up to size bytes, instead of what the callback was given; it is
+ * to be there whole when the callback returns, and nothing is copied to it from before. Again: another
+ * one instead. Lent until the callback returns. Returns 0; COX_STATE: no such callback; COX_NO_SPACE; COX_TOO_LARGE: legacy coordinators
+ * take no more than fits a slot; -errno. */
+COX_PUBLIC int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_reply,
+                                     struct cox_error *err);
+
 /* ---- for the recovery callbacks ---- */
 
 /* No step, pull or opaque request is begun from now on until resume: they are answered with COX_ABORTED at once; init and
@@ -228,6 +241,17 @@ COX_PUBLIC bool cox_worker_paused(const struct cox_worker *worker);
 /* A callback of the execute or of the transfer channel is inside. A thread that has stored what such a callback looks at
  * first, and then finds none here, will not be missed by the next one (both seq_cst). */
 COX_PUBLIC bool cox_worker_busy(const struct cox_worker *worker);
+
+/* ---- for the lora callback ---- */
+
+/* Before an adapter is taken away: steps that announce a sequence with it are refused (COX_BUSY) from now on, until admit,
+ * and those that live are waited for: until the request's deadline, or 5 s where it has none, until the coordinator has given it
+ * up, or the worker leaves. A step's rows with this lora_id are rows of sequences that live, so on success none is
+ * looking at the adapter, and none will. Inside the lora callback only. Returns 0; COX_BUSY: some live still, err says how
+ * many, and they are admitted again; -ENOMEM. */
+COX_PUBLIC int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id,
+                                      struct cox_error *err);
+COX_PUBLIC void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id);
 
 /* Tells the coordinator of a fault outside any answer, on the error channel; text is cut to what
  * fits. Waits for the slot until deadline_ns; when that has passed, it is taken if it is free.

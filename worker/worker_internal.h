@@ -2,6 +2,7 @@
 #ifndef COX_WORKER_WORKER_INTERNAL_H
 #define COX_WORKER_WORKER_INTERNAL_H
 
+#include "../channel/bulk.h"
 #include "../channel/channel.h"
 #include "../channel/door.h"
 #include "../channel/inherit.h"
@@ -15,6 +16,24 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+struct ModelExecuteData__BulkRef;
+
+/* The block of an answer that does not fit its slot. */
+struct cox_lane_answer {
+    struct cox_bulk_block block;
+    uint64_t sequence; /* whose answer is in it, and the coordinator may read it; 0: of none */
+};
+
+/* What an opaque callback writes to. */
+struct cox_opaque_answer {
+    pthread_t thread;
+    uint64_t sequence;
+    uint8_t *slot;
+    size_t slot_capacity;
+    uint8_t *bytes; /* the slot, or the block */
+    size_t capacity;
+};
+
 /* One two-way channel and the thread that serves it. */
 struct cox_lane {
     struct cox_worker *worker;
@@ -25,9 +44,13 @@ struct cox_lane {
     pthread_t thread;
     uint8_t *copy; /* private copy of a request, grown to what was needed */
     size_t copy_size;
-    struct cox_arena arena; /* the request at hand and the answer to it */
-    struct cox_error error; /* of the request at hand */
-    struct cox_visit visit; /* the callback under way */
+    struct cox_arena arena;           /* the request at hand and the answer to it */
+    struct cox_error error;           /* of the request at hand */
+    struct cox_visit visit;           /* the callback under way */
+    uint64_t deadline_ns;             /* of a LoRA request at hand; 0: not told */
+    struct cox_opaque_answer *opaque; /* of the opaque callback under way; NULL: there is none */
+    struct cox_bulk_view views[COX_DEPTH_MAX];     /* the blocks behind the frames */
+    struct cox_lane_answer answers[COX_DEPTH_MAX]; /* and those behind the slots */
 };
 
 struct cox_worker {
@@ -52,6 +75,8 @@ struct cox_worker {
     bool reporting;            /* one report at a time from this process */
     _Atomic uint32_t tellers;  /* threads inside a report; free waits for them */
     struct cox_table *table;   /* the execute lane's */
+    struct cox_bulk_sender bulk;
+    bool request_size_default; /* request_size_max was not chosen */
     struct cox_pause pause;
     int wake_fd;  /* eventfd: stop was called, or a lane ended */
     int guard_fd; /* eventfd: free wants the guard */
@@ -110,6 +135,25 @@ bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request);
 /* Answers a request whose bytes could not even be read, if it is one that is answered. */
 void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, int status,
                      const char *text);
+
+/* ---- bulk.c: requests and answers in blocks ---- */
+
+bool cox_lane_has_blocks(const struct cox_lane *lane);
+/* The bytes of a request, in place, lent until close. Returns 0, or what cox_bulk_view_map returns, in the lane's error. */
+int cox_lane_open_block(struct cox_lane *lane, uint64_t sequence,
+                        const struct ModelExecuteData__BulkRef *message, const uint8_t **ret_bytes,
+                        size_t *ret_size);
+void cox_lane_close_block(struct cox_lane *lane, uint64_t sequence);
+/* Where the answer to a request goes that does not fit its slot. Returns as cox_bulk_reserve. */
+int cox_lane_reserve_block(struct cox_lane *lane, uint64_t sequence, uint64_t size,
+                           uint8_t **ret_bytes, struct cox_error *err);
+/* It is written. */
+struct cox_bulk_ref cox_lane_refer_block(struct cox_lane *lane, uint64_t sequence, uint64_t size);
+/* Of an answer that is not sent in it. */
+void cox_lane_release_block(struct cox_lane *lane, uint64_t sequence);
+/* Of all requests that have ended. */
+void cox_lane_release_blocks(struct cox_lane *lane);
+void cox_lane_drop_blocks(struct cox_lane *lane); /* idempotent */
 
 /* Tells of a fault; channel < 0: about no request. */
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,

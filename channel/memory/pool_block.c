@@ -151,6 +151,7 @@ static bool block_close(struct cox_pool *pool, uint32_t block, uint32_t as)
     } while (!atomic_compare_exchange_weak(block_word, &word, closing));
     cox_fault_point(COX_FAULT_POOL_CLOSING);
     const bool counted = cox_pool_block_is_counted(pool, block);
+    cox_fault_point(COX_FAULT_POOL_LOOKED);
     word = closing;
     const uint64_t next =
         counted ? cox_pool_word(seen.generation, COX_POOL_USED, 0)
@@ -164,6 +165,7 @@ void cox_pool_block_reclaim(struct cox_pool *pool, uint32_t block, uint32_t as)
 {
     if (cox_pool_block_is_counted(pool, block))
         return;
+    cox_fault_point(COX_FAULT_POOL_LOOKED);
     /* Of a dead owner this thread is the only one. */
     pthread_mutex_t *lock = as == pool->owner ? &pool->locks[block % COX_POOL_LOCK_COUNT] : NULL;
     if (lock)

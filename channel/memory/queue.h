@@ -14,9 +14,12 @@
  * Threads: an endpoint (publisher or subscriber) is used by one thread at a time; different ones by different threads.
  * Ownership: publish leaves the caller's reference the caller's. What take gives is the caller's until it says
  *   cox_pool_unref on the pool it was told. Pools are borrowed until the endpoint is freed.
- * Blocks: wait, until its deadline; publish and take for the lock, which ends by itself.
+ * Blocks: wait, until its deadline; all that changes the queue for the lock, which ends by itself: when one live process keeps
+ *   it for 5 s (it is stopped, or lies), the call ends with COX_TIMEOUT. take also for another process that makes the copy it needs, while that
+ *   one lives, 10 s at most; then it makes its own. Opening a pool may visit a door, 1 s at most.
  * Bytes: what is in the queue's memory is input: COX_CORRUPT, never a crash.
- * If the process dies: its subscribers count as having skipped everything, from the next publish or sweep on; its messages
+ * Forks: in the child nothing works but the frees, which let go of memory and fds alone; COX_STATE.
+ * If the process dies: its subscribers count as having skipped everything, from the next publish (one in 50 ms looks) or sweep on; its messages
  *   stay for those that have their pool, and are skipped (COX_PEER_DEAD, once each) by those that cannot get it any more. The last one out destroys the
  *   queue; there is no daemon, and no name.
  */
@@ -77,8 +80,8 @@ struct cox_publisher_options {
 COX_PUBLIC int cox_publisher_new(struct cox_queue *queue,
                                  const struct cox_publisher_options *options,
                                  struct cox_publisher **ret_publisher, struct cox_error *err);
-COX_PUBLIC struct cox_publisher *
-cox_publisher_free(struct cox_publisher *publisher); /* NULL-safe */
+/* Its messages stay for those that have their pool by then, as if it had died. NULL-safe, returns NULL. */
+COX_PUBLIC struct cox_publisher *cox_publisher_free(struct cox_publisher *publisher);
 /* The block becomes a message for every subscriber of now; ref is of the publisher's pool, with a reference that the caller
  * has. length: bytes of it that are meant, at most ref->size; note: 8 bytes of the caller's own. Never waits for subscribers: what is depth messages
  * old is let go. Returns 0 and the message's number, from 1; COX_STALE, COX_NOT_FOUND, COX_INVALID, COX_FULL: as cox_pool_hold; COX_CORRUPT. */
@@ -91,7 +94,7 @@ struct cox_subscriber_options {
      * lies elsewhere is COX_UNSUPPORTED. */
     struct cox_pool *pool;
     /* Pools that this process has already; others are opened by the queue's handles. */
-    struct cox_pool *const *pools;
+    struct cox_pool *const *pools; /* borrowed until it is freed */
     uint32_t pool_count;
     const struct cox_domains *domains;
     const char *door_path; /* where handles are opened else (handle.h) */
@@ -116,7 +119,8 @@ struct cox_message {
     uint64_t skipped; /* messages that this subscriber missed before it */
     bool copied;      /* this call made the copy */
 };
-/* The oldest message not taken. Returns 0; COX_EMPTY: none; COX_FULL: no room for the copy in its pool, the message stays;
+/* The oldest message not taken. Returns 0; COX_EMPTY: none; COX_FULL, COX_NO_SPACE, -ENOMEM: no room for the copy in its pool, or
+ * its reference, the message stays;
  * COX_PEER_DEAD, COX_DENIED, COX_UNSUPPORTED, ...: this one cannot be had, err says why, and it counts as taken; COX_CORRUPT. */
 COX_PUBLIC int cox_subscriber_take(struct cox_subscriber *subscriber,
                                    struct cox_message *ret_message, struct cox_error *err);
@@ -133,8 +137,9 @@ COX_PUBLIC struct cox_queue_set *cox_queue_set_free(struct cox_queue_set *set); 
 COX_PUBLIC int cox_queue_set_add(struct cox_queue_set *set, struct cox_subscriber *subscriber,
                                  struct cox_error *err);
 COX_PUBLIC void cox_queue_set_remove(struct cox_queue_set *set, struct cox_subscriber *subscriber);
-/* Waits until one has something to take; of several, one after the other gets its turn. Sleeps without waking up. Returns 0; COX_TIMEOUT;
- * COX_ABORTED: triggered, once per trigger; COX_EMPTY: the set is empty. */
+/* Waits until one has something to take; of several, one after the other gets its turn. Sleeps without waking up, but where the
+ * kernel can sleep on one word alone (before Linux 5.16): there it looks every 10 ms. Returns 0; COX_TIMEOUT;
+ * COX_ABORTED: triggered, once per trigger; COX_EMPTY: the set is empty; COX_CORRUPT, -errno. */
 COX_PUBLIC int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
                                   struct cox_subscriber **ret_subscriber);
 /* From any thread, and from signal handlers. */

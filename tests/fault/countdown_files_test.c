@@ -21,7 +21,9 @@
 #include "model/file.h"
 #include "worker/model/model.h"
 #include "model/safetensors.h"
+#include "worker/lora_uses.h"
 #include "worker/model/sample.h"
+#include "tests/unit/model_fixture.h"
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"
 #define JSON_SIZE_MAX 65536
@@ -236,6 +238,37 @@ static void cache_free(void *object)
     cox_cache_freep(object);
 }
 
+/* Of a model that is smaller than the shipped one. */
+static const struct cox_model_config adapter_model = {.hidden_size = 16,
+                                                      .intermediate_size = 16,
+                                                      .layer_count = 1,
+                                                      .head_count = 8,
+                                                      .kv_head_count = 8,
+                                                      .head_dim = 2,
+                                                      .vocab_size = 16,
+                                                      .position_count_max = 16};
+static char adapter_folder[FIXTURE_PATH_SIZE];
+
+static int adapter_load(void *object, struct cox_error *err)
+{
+    const struct cox_share all = {0};
+
+    return cox_adapter_load(adapter_folder, &adapter_model, &all, object, err);
+}
+
+static void adapter_free(void *object)
+{
+    cox_adapter_freep(object);
+}
+
+static const struct countdown_subject model_adapter = {
+    .name = "adapter_load",
+    .word = NOT_JSON,
+    .codes = no_space,
+    .size = sizeof(struct cox_adapter *),
+    .construct = adapter_load,
+    .destroy = adapter_free,
+};
 static const struct countdown_subject model_whole = {
     .name = "model_load",
     .own_only = true,
@@ -459,7 +492,7 @@ static int plan_new(void *object, struct cox_error *err)
     };
     static const int32_t tokens[] = {1, 2, 3};
     static const struct cox_request request = {
-        .tokens = tokens, .token_count = 3, .new_count_max = 4};
+        .tokens = tokens, .token_count = 3, .new_count_max = 4, .lora = "adapter"};
     struct cox_plan *plan = NULL;
     int r = cox_plan_new(&options, &plan, err);
     if (r)
@@ -513,6 +546,27 @@ static const struct countdown_subject plan_message = {
     .wordless = true,
 };
 
+/* ---- adapters ---- */
+
+static int uses_new(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_lora_uses_new(object);
+}
+
+static void uses_free(void *object)
+{
+    cox_lora_uses_free(*(struct cox_lora_uses **)object);
+}
+
+static const struct countdown_subject lora_names = {
+    .name = "lora_uses_new",
+    .size = sizeof(struct cox_lora_uses *),
+    .construct = uses_new,
+    .destroy = uses_free,
+    .wordless = true,
+};
+
 /* ---- tests ---- */
 
 static void thrice(const struct countdown_subject *subject)
@@ -547,6 +601,11 @@ static void b15_b19_a_model_is_loaded_whole_or_not_at_all(void **state)
     weights_restore();
     thrice(&model_sampler);
     thrice(&model_cache);
+    const struct fixture_adapter kind = {.rank = 3};
+    fixture_directory_create(adapter_folder);
+    fixture_write_adapter(adapter_folder, &adapter_model, &kind);
+    thrice(&model_adapter);
+    fixture_directory_remove(adapter_folder);
     assert_int_equal(model_load(&own_model, NULL), 0);
     thrice(&model_own_cache);
     own_model = cox_model_free(own_model);
@@ -576,6 +635,7 @@ static void b19_look_ups_tell_the_first_failure(void **state)
 static void b19_a_plan_is_made_whole_or_not_at_all(void **state)
 {
     (void)state;
+    thrice(&lora_names);
     thrice(&plan_blocks);
     thrice(&plan_whole);
     message_nested = false;

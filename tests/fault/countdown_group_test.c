@@ -67,6 +67,8 @@ static void memory_restore(void)
     cox_control_close(&control);
 }
 
+static struct cox_blocks_choice blocks;
+
 static int gathering_init(void *object, struct cox_error *err)
 {
     (void)err;
@@ -82,7 +84,7 @@ static int collector_start(void *object, struct cox_error *err)
 {
     (void)err;
     struct cox_collector *collector = object;
-    int r = cox_collector_init(collector, &channels[COX_CHANNEL_EXECUTE], NULL, &no_log);
+    int r = cox_collector_init(collector, &channels[COX_CHANNEL_EXECUTE], NULL, &blocks, &no_log);
     if (r)
         return r;
     r = cox_collector_start(collector);

@@ -2,6 +2,7 @@
 #include "countdown.h"
 #include "testing.h"
 
+#include "coordinator/lora.h"
 #include "coordinator/recovery.h"
 
 static struct test_group *group;
@@ -24,12 +25,34 @@ static const struct countdown_subject subject = {
     .destroy = recovery_free,
 };
 
+static int lora_new(void *object, struct cox_error *err)
+{
+    static const struct cox_log log;
+    (void)err;
+    return cox_lora_new(test_group_executor(group), &log, object);
+}
+
+static void lora_free(void *object)
+{
+    cox_lora_free(*(struct cox_lora **)object);
+}
+
+static const struct countdown_subject lora = {
+    .name = "lora_new",
+    .size = sizeof(struct cox_lora *),
+    .construct = lora_new,
+    .destroy = lora_free,
+    .wordless = true,
+};
+
 static void b15_every_call_of_recovery_may_fail(void **state)
 {
     (void)state;
     group = test_group_start(2, NULL);
     countdown_once(&subject);
     countdown_sticky(&subject);
+    countdown_once(&lora);
+    countdown_sticky(&lora);
     group = test_group_free(group);
 }
 

@@ -5,9 +5,10 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${countdown_list}
 file(STRINGS ${countdown_list} countdown_wrapped REGEX "^wrap ")
 list(TRANSFORM countdown_wrapped REPLACE "^wrap " "-Wl,--wrap=")
 
-foreach(part channel group files weights door handle rank_group control recovery restart sealed windows pool queue)
+foreach(part bulk channel group files weights door handle queue rank_group control recovery restart sealed windows pool)
     cox_test_program(test_fault_countdown_${part}
         SOURCES countdown_${part}_test.c countdown.c countdown_wraps.c
+                ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
         LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_coordinator coxswain_worker_lib
              PkgConfig::JANSSON)
     target_link_options(test_fault_countdown_${part} PRIVATE ${countdown_wrapped})
@@ -21,7 +22,8 @@ add_dependencies(test_fault_countdown_restart scripted_worker legacy_native)
 
 # Above the libraries, in the worker's program alone.
 cox_test_program(test_fault_countdown_exchange
-    SOURCES countdown_exchange_test.c countdown.c countdown_wraps.c ${PROJECT_SOURCE_DIR}/worker/engine.c
+    SOURCES countdown_exchange_test.c countdown.c countdown_wraps.c ${PROJECT_SOURCE_DIR}/worker/engine.c ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
+            ${PROJECT_SOURCE_DIR}/worker/adapters.c
     LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_coordinator coxswain_worker_lib
          PkgConfig::JANSSON)
 target_link_options(test_fault_countdown_exchange PRIVATE ${countdown_wrapped})

@@ -1,5 +1,6 @@
 #include "matrix.h"
 
+#include "channel/bulk.h"
 #include "channel/channel.h"
 #include "channel/door.h"
 #include "channel/fault.h"
@@ -177,6 +178,24 @@ static int call_first(struct driver *d, const struct operation *operation, struc
     return r;
 }
 
+/* Neither the request nor the answers fit; of one of them the block is too large to be kept. */
+static int call_bulk(struct driver *d, const struct operation *operation, struct cox_error *err)
+{
+    const size_t large = COX_BULK_KEEP_SIZE + (64 << 10), small = 20000;
+    const bool sends = operation->type;
+    const size_t size = sends ? large : small;
+    char *text = malloc(size);
+    if (!text)
+        return cox_fail(err, -ENOMEM, "no memory for a request");
+    memset(text, 'x', size);
+    int length = snprintf(text, size, "size %zu", sends ? small : large);
+    text[length] = ' ';
+    const struct cox_submit_options options = how(d, COX_GATHER_ALL);
+    int r = cox_executor_call_opaque(d->executor, text, size, &options, visit, &d->record, err);
+    free(text);
+    return r;
+}
+
 static int call_type(struct driver *d, const struct operation *operation, struct cox_error *err)
 {
     ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
@@ -341,6 +360,8 @@ static bool flights_do(struct driver *d)
 static const struct operation operations[] = {
     {"init", call_type, NULL, TYPE(MODEL_INIT)},
     {"echo", call_opaque, "echo all", 0},
+    {"bulk-answer", call_bulk, NULL, 0},
+    {"bulk-request", call_bulk, NULL, 1},
     {"first", call_first, "echo one", 0}, /* the others pass it by */
     {"announce", call_step, NULL, 0},
     {"delta", call_step, NULL, 0},

@@ -90,6 +90,7 @@ EXEMPT = {
     ("coordinator/faults.c", "faults_main_sealed", "atomic ended"): "for stop to sleep on, private memory",
     ("coordinator/submit.c", "payload_pack", "memcpy(frame"): CALLERS,
     ("coordinator/submit.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
+    ("coordinator/submit.c", "payload_pack_block", "cox_wire_request_pack("): CALLERS,
     ("coordinator/launch.c", "launch_fork", "SYS_clone"): CALLERS,
     ("coordinator/launch.c", "child_main", "execve("): "behind it is another program; attach.control is its first",
     ("coordinator/launch.c", "cox_launch_kill_group", "SYS_pidfd_send_signal"): "what others see of it is the end of a process",

@@ -28,11 +28,12 @@
 #define SPARED 9
 
 static const char *const points[] = {
-    "pool.made",      "pool.joined",   "pool.claimed",     "pool.counted",    "pool.used",
-    "pool.uncounted", "pool.closing",  "pool.reopened",    "pool.freed",      "pool.hinted",
-    "pool.pages",     "pool.retained", "pool.slab",        "pool.renewed",    "pool.settling",
-    "pool.rung",      "pool.holder",   "pool.held",        "pool.unheld",     "pool.sweeping",
-    "pool.swept",     "pool.left",     "domain.committed", "domain.returned", "memory.created",
+    "pool.made",      "pool.joined",  "pool.claimed",  "pool.counted",     "pool.used",
+    "pool.uncounted", "pool.closing", "pool.looked",   "pool.reopened",    "pool.freed",
+    "pool.hinted",    "pool.pages",   "pool.retained", "pool.slab",        "pool.renewed",
+    "pool.settling",  "pool.rung",    "pool.holder",   "pool.held",        "pool.unheld",
+    "pool.sweeping",  "pool.swept",   "pool.left",     "domain.committed", "domain.returned",
+    "memory.created",
 };
 #define POINT_COUNT (sizeof points / sizeof points[0])
 
@@ -90,15 +91,19 @@ static void use_references(const struct forks_self *self, struct cox_pool *pool)
     struct cox_block_ref stale = run->kept[2];
     stale.generation++;
     FORK_CHECK(cox_pool_ref(pool, &stale, NULL) == COX_STALE, "stale");
+    FORK_CHECK(cox_pool_settle(pool, run->kept[0].block, 0, NULL, NULL, NULL) == COX_TIMEOUT,
+               "settle");
 }
 
 static void use_blocks(const struct forks_self *self, struct cox_pool *pool)
 {
     struct run *run = self->context;
-    const uint64_t sizes[] = {size_of(run), size_of(run), run->options.slab_size,
-                              2 * run->options.slab_size};
-    struct cox_block_ref refs[4];
-    const int count = run->options.slab_size ? 4 : 2;
+    uint64_t sizes[] = {size_of(run), size_of(run), run->options.slab_size,
+                        2 * run->options.slab_size, 0};
+    struct cox_block_ref refs[5];
+    const int count = run->options.slab_size ? 4 : 5;
+    for (int i = 2; run->options.slab_size == 0 && i < count; i++)
+        sizes[i] = size_of(run); /* more than the dead have left with pages */
     for (int i = 0; i < count; i++) {
         FORK_CHECK(cox_pool_allocate(pool, sizes[i], &refs[i], NULL) == 0, "allocate %d", i);
         block_fill(cox_pool_pointer(pool, &refs[i]), sizes[i], refs[i].block, refs[i].generation);
@@ -215,6 +220,32 @@ static void check_kept(struct cox_pool *pool, struct run *run)
     }
 }
 
+/* Those that are free are to be had, each of them. */
+static void check_free(struct cox_pool *pool, const struct run *run)
+{
+    const uint64_t count = pool_stats(pool).size / size_of(run);
+    struct cox_block_ref *refs = calloc(count, sizeof *refs);
+    uint64_t had = 0;
+    assert_non_null(refs);
+    while (had < count && cox_pool_allocate(pool, size_of(run), &refs[had], NULL) == 0)
+        had++;
+    assert_int_equal(had, count - KEPT_COUNT);
+    while (had > 0)
+        assert_int_equal(cox_pool_unref(pool, &refs[--had], NULL), 0);
+    free(refs);
+}
+
+/* Nobody sleeps, so nobody need be woken. */
+static void check_settling(const struct run *run)
+{
+    const struct cox_pool_layout_header *header =
+        mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ, MAP_SHARED, run->fds[0], 0);
+    assert_ptr_not_equal(header, MAP_FAILED);
+    assert_int_equal(atomic_load(&header->settling[0]), 0);
+    assert_int_equal(atomic_load(&header->holders_lock), 0);
+    munmap((void *)header, COX_POOL_PAGE_SIZE);
+}
+
 static void check_rows_and_holders(struct cox_pool *pool, const struct run *run)
 {
     struct cox_pool *others[8];
@@ -232,6 +263,7 @@ static void check_rows_and_holders(struct cox_pool *pool, const struct run *run)
 static void check_survivor(struct cox_pool *pool, struct run *run)
 {
     cox_pool_sweep(pool);
+    check_settling(run);
     if (run->owner_is_survivor) {
         const struct cox_pool_stats stats = pool_stats(pool);
         assert_int_equal(stats.reference_count, stats.block_count);
@@ -243,11 +275,14 @@ static void check_survivor(struct cox_pool *pool, struct run *run)
         }
     } else {
         assert_int_equal(pool_stats(pool).reference_count, KEPT_COUNT);
-        check_kept(pool, run);
         /* What messages of both still hold, they hold. */
         assert_true(pool_stats(pool).hold_count >= 2);
+        if (run->options.on_demand) /* 3 that are kept, 4 more that are held, or as many slabs */
+            assert_true(pages_of(run) <= run->options.retain_size + 7 * 4096);
         cox_pool_holder_leave(pool, BOTH);
         assert_int_equal(pool_stats(pool).hold_count, 0);
+        check_free(pool, run);
+        check_kept(pool, run);
         if (run->options.on_demand)
             assert_true(pages_of(run) <= run->options.retain_size);
         pool_is_whole(pool);

@@ -1,12 +1,15 @@
 #!/usr/bin/python3
 """Reference forward pass of a Llama checkpoint in float64 numpy.
 
-    reference_llama.py logits DIR 1,5,6,7
+    reference_llama.py logits DIR 1,5,6,7 [--adapter ADAPTER_DIR]
     reference_llama.py random DIR --hidden 32 --layers 2 --heads 8 --kv-heads 4 \\
         --ffn 64 --vocab 16 --dtype bf16 --seed 3
+    reference_llama.py adapter ADAPTER_DIR --model DIR --rank 4 --modules q_proj,v_proj --seed 3
 
 `logits` prints one line of logits per position.  `random` writes a checkpoint
 with random weights, config.json and model.safetensors, without a tokenizer.
+`adapter` writes a random LoRA adapter for a checkpoint, in the naming of PEFT;
+`logits --adapter` adds scale * B A to the weights before anything is computed.
 """
 
 import argparse
@@ -34,11 +37,8 @@ def encode(values, dtype):
     return values.astype({"F32": "<f4", "F16": "<f2"}[dtype]).tobytes()
 
 
-def load_model(path):
-    """Return the config and the weights of a checkpoint, the weights as float64."""
-    path = Path(path)
-    config = json.loads((path / "config.json").read_text())
-    raw = (path / "model.safetensors").read_bytes()
+def load_tensors(path):
+    raw = Path(path).read_bytes()
     (size,) = struct.unpack_from("<Q", raw)
     header = json.loads(raw[8 : 8 + size])
     header.pop("__metadata__", None)
@@ -47,7 +47,60 @@ def load_model(path):
         begin, end = (8 + size + offset for offset in entry["data_offsets"])
         values = decode(raw[begin:end], entry["dtype"]).astype(np.float64)
         weights[name] = values.reshape(entry["shape"])
-    return config, weights
+    return weights
+
+
+def load_model(path):
+    """Return the config and the weights of a checkpoint, the weights as float64."""
+    path = Path(path)
+    config = json.loads((path / "config.json").read_text())
+    return config, load_tensors(path / "model.safetensors")
+
+
+def apply_adapter(weights, path):
+    """Add a LoRA adapter to the weights."""
+    path = Path(path)
+    config = json.loads((path / "adapter_config.json").read_text())
+    tensors = load_tensors(path / "adapter_model.safetensors")
+    for name, a in tensors.items():
+        if ".lora_A." not in name:
+            continue
+        b = tensors[name.replace(".lora_A.", ".lora_B.")]
+        plain = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
+        weights[plain] = weights[plain] + config["lora_alpha"] / config["r"] * (b @ a)
+
+
+def write_tensors(path, tensors, dtype):
+    header, blobs, offset = {"__metadata__": {"format": "pt"}}, [], 0
+    for name, values in tensors.items():
+        blobs.append(encode(values, dtype.upper()))
+        end = offset + len(blobs[-1])
+        header[name] = {"dtype": dtype.upper(), "shape": values.shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    Path(path).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+def write_random_adapter(path, model, rank, alpha, modules, seed, dtype, scale=1.0):
+    """Write a LoRA adapter for the attention projections of a checkpoint; scale 0: one that changes nothing."""
+    config = json.loads((Path(model) / "config.json").read_text())
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    dim = config.get("head_dim") or hidden // heads
+    width, kv = heads * dim, config.get("num_key_value_heads", heads) * dim
+    shapes = {"q_proj": (width, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, width)}
+    rng, tensors = np.random.default_rng(seed), {}
+    for layer in range(config["num_hidden_layers"]):
+        for module in modules:
+            out, into = shapes[module]
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{module}.lora_"
+            tensors[prefix + "A.weight"] = rng.standard_normal((rank, into)) / np.sqrt(into)
+            tensors[prefix + "B.weight"] = scale * rng.standard_normal((out, rank)) / np.sqrt(rank)
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "adapter_config.json").write_text(json.dumps(
+        {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": list(modules), "bias": "none"}) + "\n")
+    write_tensors(path / "adapter_model.safetensors", tensors, dtype)
 
 
 def write_random_model(path, config, seed, dtype):
@@ -88,8 +141,7 @@ def write_random_model(path, config, seed, dtype):
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
 
-    rng = np.random.default_rng(seed)
-    header, blobs, offset = {"__metadata__": {"format": "pt"}}, [], 0
+    rng, tensors = np.random.default_rng(seed), {}
     for name, shape in shapes.items():
         values = rng.standard_normal(shape)
         if len(shape) == 1:
@@ -97,16 +149,11 @@ def write_random_model(path, config, seed, dtype):
         elif name != "model.embed_tokens.weight":
             # This scale keeps activations near one, so that no part of the model fades.
             values /= np.sqrt(shape[1])
-        blobs.append(encode(values, dtype.upper()))
-        end = offset + len(blobs[-1])
-        header[name] = {"dtype": dtype.upper(), "shape": shape, "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+        tensors[name] = values
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+    write_tensors(path / "model.safetensors", tensors, dtype)
 
 
 def rms_norm(x, weight, eps):
@@ -172,6 +219,16 @@ def main():
     logits = commands.add_parser("logits")
     logits.add_argument("dir")
     logits.add_argument("ids", help="token ids, separated by commas")
+    logits.add_argument("--adapter", help="folder of a LoRA adapter")
+    adapter = commands.add_parser("adapter")
+    adapter.add_argument("dir")
+    adapter.add_argument("--model", required=True)
+    adapter.add_argument("--rank", type=int, required=True)
+    adapter.add_argument("--alpha", type=float, default=16)
+    adapter.add_argument("--modules", default="q_proj,k_proj,v_proj,o_proj")
+    adapter.add_argument("--scale", type=float, default=1, help="of B; 0: the adapter changes nothing")
+    adapter.add_argument("--dtype", choices=DTYPES, default="f32")
+    adapter.add_argument("--seed", type=int, default=0)
     random = commands.add_parser("random")
     random.add_argument("dir")
     for name in ("hidden", "layers", "heads", "kv-heads", "ffn", "vocab"):
@@ -185,8 +242,13 @@ def main():
 
     if args.command == "logits":
         config, weights = load_model(args.dir)
+        if args.adapter:
+            apply_adapter(weights, args.adapter)
         for row in forward(config, weights, [int(i) for i in args.ids.split(",")]):
             print(" ".join(f"{value:.9g}" for value in row))
+    elif args.command == "adapter":
+        write_random_adapter(args.dir, args.model, args.rank, args.alpha, args.modules.split(","), args.seed,
+                             args.dtype, args.scale)
     else:
         config = {
             "hidden_size": args.hidden,

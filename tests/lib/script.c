@@ -166,11 +166,16 @@ static int answer_text(const struct command *c, const char *text)
     return answer(c, text, strlen(text));
 }
 
+/* More than fits the slot is asked for. */
 static int command_size(const struct command *c, const char *rest)
 {
     size_t size = strtoull(rest, NULL, 10);
-    for (size_t i = 0; i < size && i < c->capacity; i++)
-        c->reply[i] = (uint8_t)(7 * i + c->script->options.rank);
+    uint8_t *reply = c->reply;
+    int r = size > c->capacity ? cox_worker_reply_grow(c->script->worker, size, &reply, c->err) : 0;
+    if (r)
+        return r;
+    for (size_t i = 0; i < size; i++)
+        reply[i] = (uint8_t)(7 * i + c->script->options.rank);
     *c->ret_size = size;
     return 0;
 }

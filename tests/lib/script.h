@@ -4,7 +4,7 @@
  * An opaque request is a command in words:
  *   echo BYTES          the bytes, again
  *   sum BYTES           a digest of the whole request
- *   size N              N bytes, the i-th is 7 i + rank
+ *   size N              N bytes, the i-th is 7 i + rank; in a block where they do not fit the slot
  *   fail CODE TEXT      an error
  *   lie N               says that it wrote N bytes
  *   raw LENGTH failed|ok|other

@@ -42,6 +42,16 @@ RANDOM_MODELS = [
 ]
 
 
+# arguments of `reference_llama.py adapter`, for each random model
+ADAPTERS = [
+    "--rank 4",
+    "--rank 13 --modules q_proj,o_proj --alpha 5 --dtype bf16",
+    "--rank 8 --modules k_proj,v_proj --dtype f16",
+    "--rank 64 --alpha 32",
+    "--rank 1 --modules o_proj",
+]
+
+
 def read_logits(command):
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
@@ -59,11 +69,12 @@ def largest_difference(ours, theirs):
     )
 
 
-def check(name, program, reference, directory, ids):
+def check(name, program, reference, directory, ids, adapter=None):
     tokens = ",".join(str(i) for i in ids)
-    prefill_text, prefill = read_logits([program, directory, tokens, "prefill"])
-    decode_text, _ = read_logits([program, directory, tokens, "decode"])
-    _, expected = read_logits([sys.executable, reference, "logits", directory, tokens])
+    ours, theirs = ([adapter], ["--adapter", adapter]) if adapter else ([], [])
+    prefill_text, prefill = read_logits([program, directory, tokens, "prefill", *ours])
+    decode_text, _ = read_logits([program, directory, tokens, "decode", *ours])
+    _, expected = read_logits([sys.executable, reference, "logits", directory, tokens, *theirs])
     difference = largest_difference(prefill, expected)
     same = prefill_text == decode_text
     print(f"{name}: {len(ids)} positions, largest relative difference {difference:.3g}, "
@@ -92,6 +103,11 @@ def main():
             command = [sys.executable, reference, "random", directory, "--seed", str(seed), *words]
             subprocess.run(command, check=True)
             good &= check(name, program, reference, directory, ids)
+            adapter = directory + "/adapter"
+            words = ADAPTERS[seed].split()
+            command = [sys.executable, reference, "adapter", adapter, "--model", directory, "--seed", str(seed), *words]
+            subprocess.run(command, check=True)
+            good &= check(f"{name}, adapter {ADAPTERS[seed]}", program, reference, directory, ids, adapter)
     if not good:
         sys.exit(f"FAILED: allowed is a relative difference of {TOLERANCE:g}, and none between "
                  "prefill and decode")

@@ -1,5 +1,5 @@
 /*
- * print_logits DIR 1,5,6 [prefill|decode]
+ * print_logits DIR 1,5,6 [prefill|decode [ADAPTER_DIR]]
  *
  * Prints the logits after each token of a list, one line of numbers per position, as
  * tests/lib/reference_llama.py does. prefill (the default) computes every prefix of the list as a
@@ -31,8 +31,17 @@ struct printer {
     struct cox_block_table tables[TOKEN_COUNT_MAX];
     struct cox_batch_row rows[TOKEN_COUNT_MAX];
     struct cox_batch_output outputs[TOKEN_COUNT_MAX];
-    float *logits; /* [token_count][vocab_size] */
+    float *logits;               /* [token_count][vocab_size] */
+    struct cox_adapter *adapter; /* of all rows; NULL: none */
 };
+
+static const struct cox_adapter *find_adapter(void *context, const char *lora_id)
+{
+    const struct printer *p = context;
+
+    (void)lora_id;
+    return p->adapter;
+}
 
 static uint32_t parse_tokens(const char *text, int32_t *tokens)
 {
@@ -61,6 +70,7 @@ static void set_row(struct printer *p, uint32_t row, uint32_t position, uint32_t
         .token_count = token_count,
         .tokens = p->tokens,
         .tables = &p->tables[table],
+        .lora_id = p->adapter ? "adapter" : NULL,
     };
 }
 
@@ -102,6 +112,8 @@ static void print(const struct printer *p)
 int main(int argc, char **argv)
 {
     static struct printer printer;
+    const struct cox_model_options options = {.adapters = {find_adapter, &printer}};
+    const struct cox_share all = {0};
     struct cox_error err = {0};
     int r;
 
@@ -109,7 +121,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: print_logits DIR 1,5,6 [prefill|decode]\n");
         return 2;
     }
-    r = cox_model_load(argv[1], NULL, &printer.model, &err);
+    r = cox_model_load(argv[1], &options, &printer.model, &err);
+    if (!r && argc > 4)
+        r = cox_adapter_load(argv[4], cox_model_config(printer.model), &all, &printer.adapter,
+                             &err);
     if (!r)
         r = cox_model_cache_new(printer.model, printer.token_count * TABLE_LENGTH, BLOCK_SIZE, 0,
                                 NULL, &printer.cache, &err);
@@ -126,5 +141,6 @@ int main(int argc, char **argv)
     free(printer.logits);
     cox_cache_free(printer.cache);
     cox_model_free(printer.model);
+    cox_adapter_free(printer.adapter);
     return r ? 1 : 0;
 }

@@ -24,6 +24,13 @@ cox_command_test(NAME sealed/recover LABEL sealed TIMEOUT 300 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/recover_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
+cox_command_test(NAME multi/lora_command LABEL multi TIMEOUT 300 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/lora_command_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR})
+cox_command_test(NAME sealed/lora_command LABEL sealed TIMEOUT 300 PROCESSORS 2
+    ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/lora_command_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME multi/weights LABEL multi TIMEOUT 600 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/weights_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})

@@ -263,6 +263,37 @@ def test_p3_status_tells_counters_bytes_and_times_of_what_was_generated():
 
 
 @test
+def test_m3_p3_status_tells_what_went_in_blocks():
+    prompts, _ = sums(60)
+    results = []
+    for arguments in ([], ["--response-size", "execute=4K"], ["--response-size", "execute=4K", "--no-bulk"]):
+        with Group(2, arguments) as group:
+            result = group.generate(text="\n".join(prompts) + "\n")
+            execute, link, *_ = group.status()["channels"]
+            human = expect(run(["status"]), 0)
+            if "--no-bulk" in arguments:
+                check(result.status == 1 and "a slot holds 508, and there are no blocks" in result.err, "not refused", result)
+                check(execute["bulk_replies"] == 0, "wrong: %s" % execute)
+            else:
+                expect(result, 0)
+                results.append(result.out)
+                check((execute["bulk_replies"] > 0) == bool(arguments), "wrong: %s" % execute)
+            if execute["bulk_replies"]:
+                check(508 * execute["bulk_replies"] < execute["bulk_reply_bytes"] <= execute["reply_bytes"],
+                      "wrong: %s" % execute)
+                check(re.search(r"^bulk, execute: 0 requests of 0 ?B, %d answers of [0-9.]+ ?[KM]?i?B; 0 ?B held$" %
+                                execute["bulk_replies"], human.out, re.M), "no bulk line", human)
+            else:
+                check("\nbulk, " not in human.out, "a bulk line", human)
+            check(execute["bulk_requests"] == execute["bulk_request_bytes"] == execute["bulk_held_bytes"] == 0,
+                  "wrong: %s" % execute)
+            check(link["bulk_requests"] == link["bulk_replies"] == 0, "wrong: %s" % link)
+            if "--no-bulk" not in arguments:
+                expect(group.stop(), 0)
+    check(results[0] == results[1], "another text")
+
+
+@test
 def test_p3_status_answers_while_every_worker_is_stuck_and_names_who_is_late():
     with Group(2, ["--timeout", "1"]) as group:
         for rank in range(2):

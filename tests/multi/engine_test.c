@@ -81,6 +81,18 @@ void cox_worker_resume(struct cox_worker *worker)
     worker->paused = false;
 }
 
+/* Nobody asks for adapters here. */
+int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struct cox_error *err)
+{
+    (void)worker, (void)lora_id, (void)err;
+    return 0;
+}
+
+void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id)
+{
+    (void)worker, (void)lora_id;
+}
+
 bool cox_worker_busy(const struct cox_worker *worker)
 {
     return worker->busy;

@@ -291,6 +291,34 @@ static void b25_a_row_whose_pid_is_another_process_is_swept(void **state)
     cox_pool_free(pool);
 }
 
+/* Who has the holders' lock lives, when a holder's last process is found dead: the next sweep drops what was held. */
+static void b33_b37_a_lock_that_is_taken_delays_a_sweep(void **state)
+{
+    (void)state;
+    struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
+    struct cox_block_ref ref = pool_allocated(other, 1);
+    int fds[2];
+    uint64_t start;
+    cox_pool_fds(pool, fds);
+    assert_int_equal(cox_peer_start_time(getppid(), &start), 0);
+    assert_int_equal(cox_pool_holder_join(other, 5, NULL), 0);
+    assert_int_equal(cox_pool_hold(other, &ref, 5, 1, NULL), 0);
+    struct cox_pool_layout_header *header =
+        mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    assert_ptr_not_equal(header, MAP_FAILED);
+    atomic_store(&header->holders_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
+    assert_int_equal(cox_pool_holder_join(pool, 6, NULL), COX_BUSY);
+    cox_pool_free(other);
+    assert_int_equal(pool_stats(pool).hold_count, 1);
+    assert_int_equal(cox_pool_sweep(pool), 0);
+    atomic_store(&header->holders_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start + 1));
+    assert_int_equal(cox_pool_sweep(pool), 1);
+    assert_int_equal(atomic_load(&header->holders_lock), 0);
+    munmap(header, COX_POOL_PAGE_SIZE);
+    pool_is_whole(pool);
+    cox_pool_free(pool);
+}
+
 /* ---- readers of blocks that are renewed ---- */
 
 #define SETTLE_ROUNDS 20
@@ -474,6 +502,7 @@ int main(void)
         TEST(b37_b24_the_dead_give_back_when_nothing_is_free),
         TEST(h20_b37_the_rows_of_the_dead_are_taken),
         TEST(b25_a_row_whose_pid_is_another_process_is_swept),
+        TEST(b33_b37_a_lock_that_is_taken_delays_a_sweep),
         TEST(p9_who_settles_is_woken),
         TEST(p9_b37_a_reader_that_is_killed_is_in_nobodys_way),
         TEST(p9_b37_an_owner_that_is_killed_takes_no_reader_along),

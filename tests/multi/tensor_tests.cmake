@@ -10,11 +10,25 @@ cox_multi_test(NAME engine
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/engine_test.c
             ${CMAKE_CURRENT_LIST_DIR}/crew.c
             ${PROJECT_SOURCE_DIR}/worker/engine.c
+            ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
+            ${PROJECT_SOURCE_DIR}/worker/adapters.c
     LIBS coxswain_model coxswain_worker_lib TIMEOUT 120)
 
 # A coordinator and ranks of the reference model, of which some are replaced.
 cox_multi_test(NAME replace
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/replace_test.c
             ${PROJECT_SOURCE_DIR}/worker/engine.c
+            ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
+            ${PROJECT_SOURCE_DIR}/worker/adapters.c
     LIBS coxswain_testlib coxswain_model coxswain_worker_lib TIMEOUT 240)
 cox_sealed_test(replace TIMEOUT 240)
+
+# LoRA adapters in such a group.
+cox_multi_test(NAME lora
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/lora_test.c
+            ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
+            ${PROJECT_SOURCE_DIR}/worker/engine.c
+            ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
+            ${PROJECT_SOURCE_DIR}/worker/adapters.c
+    LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_worker_lib TIMEOUT 120)
+cox_sealed_test(lora TIMEOUT 240)

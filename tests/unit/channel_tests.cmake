@@ -13,3 +13,5 @@ cox_unit_test(NAME gate_futex TIMEOUT 120
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/gate_futex_test.c ${channel_fixture}
     LIBS coxswain_channel)
 target_link_options(test_unit_gate_futex PRIVATE -Wl,--wrap=syscall)
+
+cox_unit_test(NAME bulk SOURCES ${CMAKE_CURRENT_LIST_DIR}/bulk_test.c LIBS coxswain_testlib TIMEOUT 60)

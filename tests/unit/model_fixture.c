@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -162,6 +163,86 @@ static void write_config(const char *directory, const struct cox_model_config *c
                  config->position_count_max, config->tied_embeddings ? "true" : "false");
 
     fixture_write(directory, "config.json", text, (size_t)size);
+}
+
+static void write_adapter_config(const char *directory, const struct fixture_adapter *adapter)
+{
+    const char *modules = adapter->modules ? adapter->modules : "qkvo";
+    char text[512];
+    size_t size =
+        (size_t)snprintf(text, sizeof(text),
+                         "{\"peft_type\":\"LORA\",\"r\":%u,\"lora_alpha\":%u,\"target_modules\":[",
+                         adapter->rank, adapter->alpha ? adapter->alpha : 16);
+
+    for (size_t i = 0; modules[i]; i++)
+        size += (size_t)snprintf(text + size, sizeof(text) - size, "%s\"%c_proj\"", i ? "," : "",
+                                 modules[i]);
+    size += (size_t)snprintf(text + size, sizeof(text) - size, "]}");
+    if (adapter->config)
+        fixture_write(directory, "adapter_config.json", adapter->config, strlen(adapter->config));
+    else
+        fixture_write(directory, "adapter_config.json", text, size);
+}
+
+static void add_adapter_tensors(struct writer *writer, const struct cox_model_config *config,
+                                const struct fixture_adapter *adapter)
+{
+    const char *modules = adapter->modules ? adapter->modules : "qkvo";
+    const size_t heads = (size_t)config->head_count * config->head_dim;
+    const size_t kv = (size_t)config->kv_head_count * config->head_dim;
+    struct shard *shard = &writer->shards[0];
+
+    for (uint32_t layer = 0; layer < config->layer_count; layer++)
+        for (const char *module = modules; *module; module++) {
+            const size_t in = *module == 'o' ? heads : config->hidden_size;
+            const size_t out = *module == 'o' ? config->hidden_size : *module == 'q' ? heads : kv;
+            const bool last = layer + 1 == config->layer_count && !module[1];
+            char name[TENSOR_NAME_SIZE];
+
+            for (int side = 0; side < 2; side++) {
+                const size_t before = shard->length;
+
+                snprintf(name, sizeof(name),
+                         "base_model.model.model.layers.%u.self_attn.%c_proj.lora_%c.weight", layer,
+                         *module, 'A' + side);
+                if (adapter->skip && strstr(name, adapter->skip))
+                    continue;
+                if (side == 0)
+                    add_tensor(writer, name, adapter->rank,
+                               adapter->vector && last ? 0 : in + adapter->a_more_columns);
+                else
+                    add_tensor(writer, name, out + adapter->b_more_rows,
+                               adapter->b_rank ? adapter->b_rank : adapter->rank);
+                if (side == 1 && adapter->zero_b)
+                    memset(shard->data + before, 0, (shard->length - before) * sizeof(float));
+            }
+        }
+    if (adapter->extra)
+        add_tensor(writer, "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight",
+                   adapter->rank, config->hidden_size);
+    if (adapter->not_finite)
+        shard->data[shard->length - 1] = INFINITY;
+}
+
+void fixture_write_adapter(const char *directory, const struct cox_model_config *config,
+                           const struct fixture_adapter *adapter)
+{
+    struct shard shard = {.name = "adapter", .header = malloc(HEADER_SIZE_MAX)};
+    struct writer writer = {.shards = &shard,
+                            .shard_count = 1,
+                            .noise = adapter->seed + 1,
+                            .index = malloc(HEADER_SIZE_MAX)};
+
+    assert_true(shard.header && writer.index);
+    append(shard.header, &shard.header_size, "{");
+    add_adapter_tensors(&writer, config, adapter);
+    append(shard.header, &shard.header_size, "}");
+    write_adapter_config(directory, adapter);
+    fixture_write_safetensors(directory, "adapter_model.safetensors", shard.header, shard.data,
+                              shard.length * sizeof(float));
+    free(shard.header);
+    free(shard.data);
+    free(writer.index);
 }
 
 void fixture_write_model(const char *directory, const struct cox_model_config *config,

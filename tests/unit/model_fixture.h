@@ -27,6 +27,28 @@ void fixture_write_safetensors(const char *directory, const char *name, const ch
 void fixture_write_model(const char *directory, const struct cox_model_config *config,
                          uint32_t seed, uint32_t shard_count);
 
+/* A LoRA adapter. All zero but rank: alpha 16, all four projections, nothing wrong with it. */
+struct fixture_adapter {
+    uint32_t rank;
+    uint32_t alpha;
+    uint32_t seed;
+    const char *modules; /* letters of q, k, v, o; NULL: all */
+    bool zero_b;
+    /* What may be wrong. */
+    const char *config;      /* whole text of adapter_config.json */
+    uint32_t b_rank;         /* of every B */
+    uint32_t a_more_columns; /* of every A */
+    uint32_t b_more_rows;    /* of every B */
+    const char *skip;        /* a tensor whose name has this is left out */
+    bool extra;              /* a tensor of another module */
+    bool not_finite;         /* the last number of the last tensor */
+    bool vector;             /* the last A has one dimension */
+};
+
+/* adapter_config.json and adapter_model.safetensors, of a noise. */
+void fixture_write_adapter(const char *directory, const struct cox_model_config *config,
+                           const struct fixture_adapter *adapter);
+
 /* The next number of a noise in [-1, 1). */
 float fixture_noise(uint32_t *state);
 

@@ -13,6 +13,9 @@ cox_unit_test(NAME config
 cox_unit_test(NAME forward
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/forward_test.c ${model_fixture}
     LIBS coxswain_model m)
+cox_unit_test(NAME adapter
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapter_test.c ${model_fixture}
+    LIBS coxswain_model m)
 cox_unit_test(NAME block
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/block_test.c ${model_fixture}
     LIBS coxswain_model m)

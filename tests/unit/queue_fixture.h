@@ -1,9 +1,8 @@
 /*
  * queue_fixture: what tests of queues share: pools of known blocks, and short ways to publish and take.
  *
- * Threads and processes: assertions are cmocka's where FIXTURE_CHECK is not replaced; the functions here end the
- *   process by COX_ASSERT instead, so that forked processes may use them, too.
- * Ownership: the fixture's until freed.
+ * Threads and processes: any; what goes wrong ends the process by COX_ASSERT, so that forked processes may use it, too.
+ * Ownership: what is returned is the caller's.
  * Blocks: nothing.
  */
 #ifndef COX_TESTS_UNIT_QUEUE_FIXTURE_H

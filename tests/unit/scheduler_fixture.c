@@ -40,6 +40,7 @@ static void batch_run(struct cox_executor *executor, const struct cox_batch *bat
     for (uint32_t i = 0; i < batch->row_count; i++) {
         row_compute(executor, &batch->rows[i], &outputs[i]);
         token_count += batch->rows[i].token_count;
+        executor->lora_row_count += batch->rows[i].lora_id != NULL;
     }
     executor->row_count += batch->row_count;
     executor->empty_count += batch->row_count == 0;
@@ -277,4 +278,21 @@ void executor_free(struct cox_executor *executor)
     pthread_mutex_destroy(&executor->lock);
     pthread_cond_destroy(&executor->wake);
     free(executor);
+}
+
+uint32_t cox_executor_rank_count(const struct cox_executor *executor)
+{
+    (void)executor;
+    return 1;
+}
+
+/* Its one rank does what it is told. */
+int cox_executor_lora_results(struct cox_executor *executor,
+                              const struct ModelExecuteData__LoraOperationRequest *request,
+                              uint64_t deadline_ns, struct cox_lora_result *ret_results,
+                              struct cox_error *err)
+{
+    (void)executor, (void)request, (void)deadline_ns, (void)err;
+    ret_results[0] = (struct cox_lora_result){.status = 0};
+    return 0;
 }

@@ -56,6 +56,7 @@ struct cox_executor {
     /* Only the test's thread touches these while the rank is idle. */
     uint64_t submit_count;
     uint64_t row_count;
+    uint64_t lora_row_count; /* with an adapter */
     uint64_t row_count_max;
     uint64_t token_count_max;
     uint64_t cleanup_count;

@@ -1,6 +1,7 @@
 /*
  * serving: clients that come, ask, stay silent and go, on the rank of scheduler_fixture.h.
  */
+#include "coordinator/lora.h"
 #include "coordinator/serving.h"
 
 #include "scheduler_fixture.h"
@@ -22,7 +23,7 @@ struct client {
     int wake_fd;
 };
 
-static struct cox_serving *serving_new(struct cox_executor *executor)
+static struct cox_serving *serving_with(struct cox_executor *executor, struct cox_lora *lora)
 {
     const struct cox_serving_options options = {
         .scheduler = {.block_count = BLOCK_COUNT_MAX,
@@ -30,12 +31,18 @@ static struct cox_serving *serving_new(struct cox_executor *executor)
                       .position_count_max = 128,
                       .sequence_count_max = 8},
         .vocab_size = 100,
+        .lora = lora,
     };
     struct cox_serving *serving = NULL;
     struct cox_error error = {0};
     if (cox_serving_start(executor, &options, &serving, &error))
         fail_msg("%s", error.text);
     return serving;
+}
+
+static struct cox_serving *serving_new(struct cox_executor *executor)
+{
+    return serving_with(executor, NULL);
 }
 
 static struct client client_new(struct cox_serving *serving)
@@ -61,7 +68,8 @@ static uint32_t prompt_of(uint64_t index, int32_t tokens[PROMPT_MAX])
     return count;
 }
 
-static int submit(struct client *client, uint64_t index, uint32_t new_count, bool endless)
+static int submit_with(struct client *client, uint64_t index, uint32_t new_count, bool endless,
+                       const char *lora)
 {
     int32_t tokens[PROMPT_MAX];
     struct cox_request request = {
@@ -70,8 +78,14 @@ static int submit(struct client *client, uint64_t index, uint32_t new_count, boo
         .new_count_max = new_count,
         .stop_tokens = {STOP},
         .stop_count = endless ? 0 : 1,
+        .lora = lora,
     };
     return cox_serving_submit(client->client, &request, index);
+}
+
+static int submit(struct client *client, uint64_t index, uint32_t new_count, bool endless)
+{
+    return submit_with(client, index, new_count, endless, NULL);
 }
 
 /* Waits for it. */
@@ -394,6 +408,115 @@ static void the_end_is_told_with_its_cause(void **state)
     }
 }
 
+/* ---- adapters ---- */
+
+static struct cox_lora *lora_new(struct cox_executor *executor)
+{
+    const struct cox_log log = {0};
+    struct cox_lora *lora = NULL;
+    struct cox_lora_result result;
+    struct cox_error error = {0};
+    assert_int_equal(cox_lora_new(executor, &log, &lora), 0);
+    for (const char *name = "a\0b\0"; *name; name += 2)
+        if (cox_lora_load(lora, name, "/folder", COX_DEADLINE_NEVER, &result, &error))
+            fail_msg("%s", error.text);
+    return lora;
+}
+
+static uint64_t uses_of(struct cox_lora *lora, const char *name)
+{
+    struct cox_lora_info *infos;
+    size_t count;
+    uint64_t uses = UINT64_MAX;
+    assert_int_equal(cox_lora_list(lora, &infos, &count), 0);
+    for (size_t i = 0; i < count; i++)
+        if (!strcmp(infos[i].name, name))
+            uses = infos[i].uses;
+    cox_lora_infos_free(infos, count);
+    return uses;
+}
+
+static void m13_prompts_count_as_uses_until_they_are_done(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_lora *lora = lora_new(executor);
+    struct cox_serving *serving = serving_with(executor, lora);
+    struct client client = client_new(serving), other = client_new(serving);
+    for (uint64_t i = 0; i < 60; i++)
+        assert_int_equal(submit_with(&client, i, 10, false,
+                                     i % 3 == 0   ? "a"
+                                     : i % 3 == 1 ? "b"
+                                                  : NULL),
+                         0);
+    for (uint64_t i = 0; i < 60; i++) {
+        struct cox_serving_result result = take(&client);
+        expect_text(&result, 10);
+        cox_serving_result_deinit(&result);
+    }
+    assert_true(executor->lora_row_count > 0);
+    assert_int_equal(uses_of(lora, "a"), 0);
+    assert_int_equal(uses_of(lora, "b"), 0);
+    /* Those that are given up, running or waiting, do not stay uses. */
+    for (uint64_t i = 0; i < 40; i++)
+        assert_int_equal(submit_with(&other, i, 100, true, "a"), 0);
+    assert_int_equal(uses_of(lora, "a"), 40);
+    await_status(serving, is_busy);
+    client_free(&other);
+    await_status(serving, is_all_free);
+    assert_int_equal(uses_of(lora, "a"), 0);
+    client_free(&client);
+    cox_serving_free(serving);
+    cox_lora_free(lora);
+    executor_free(executor);
+}
+
+static void m13_a_prompt_with_an_unknown_adapter_fails_alone(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_lora *lora = lora_new(executor);
+    for (int with = 0; with < 2; with++) {
+        struct cox_serving *serving = serving_with(executor, with ? lora : NULL);
+        struct client client = client_new(serving);
+        assert_int_equal(submit(&client, 1, 10, false), 0);
+        assert_int_equal(submit_with(&client, 2, 10, false, "missing"), 0);
+        for (int i = 0; i < 2; i++) {
+            struct cox_serving_result result = take(&client);
+            if (result.index == 1)
+                expect_text(&result, 10);
+            else
+                assert_int_equal(result.error->code, with ? COX_INVALID : COX_UNSUPPORTED);
+            if (result.index == 2 && with)
+                assert_non_null(strstr(result.error->text, "'missing' is loaded; there are: a, b"));
+            cox_serving_result_deinit(&result);
+        }
+        client_free(&client);
+        cox_serving_free(serving);
+    }
+    cox_lora_free(lora);
+    executor_free(executor);
+}
+
+/* Every prompt ends, and none stays a use. */
+static void m13_the_end_gives_all_adapters_back(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_lora *lora = lora_new(executor);
+    struct cox_serving *serving = serving_with(executor, lora);
+    struct client client = client_new(serving);
+    for (uint64_t i = 0; i < 50; i++)
+        assert_int_equal(submit_with(&client, i, 100, true, "a"), 0);
+    await_status(serving, is_busy);
+    cox_serving_stop(serving, NULL);
+    assert_int_equal(uses_of(lora, "a"), 0);
+    client_free(&client);
+    cox_serving_free(serving);
+    cox_lora_free(lora);
+    executor_free(executor);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -405,6 +528,9 @@ int main(void)
         cmocka_unit_test(bad_prompts_fail_alone),
         cmocka_unit_test(after_a_failure_the_next_prompt_gets_another_scheduler),
         cmocka_unit_test(the_end_is_told_with_its_cause),
+        cmocka_unit_test(m13_prompts_count_as_uses_until_they_are_done),
+        cmocka_unit_test(m13_a_prompt_with_an_unknown_adapter_fails_alone),
+        cmocka_unit_test(m13_the_end_gives_all_adapters_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,3 +11,7 @@ cox_unit_test(NAME table_random
 cox_unit_test(NAME pause
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/pause_test.c
     LIBS coxswain_worker_lib)
+cox_unit_test(NAME lora_uses
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/lora_uses_test.c
+            ${CMAKE_CURRENT_LIST_DIR}/table_request.c
+    LIBS coxswain_worker_lib)

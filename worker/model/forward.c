@@ -10,8 +10,16 @@ struct token_row {
     uint32_t row; /* in the batch */
     uint32_t position;
     uint32_t token;
+    const struct cox_adapter *adapter; /* NULL: none */
     uint32_t place; /* among the rows of the pass whose tokens are in the same slice */
     bool last;      /* of its batch row, and its logits are wanted */
+};
+
+/* Rows of a pass with the same adapter. */
+struct adapted {
+    const struct cox_adapter *adapter;
+    uint32_t first; /* in adapted_rows */
+    uint32_t count;
 };
 
 struct cox_forward {
@@ -26,25 +34,32 @@ struct cox_forward {
     size_t kv_width;
     /* Scratch. A row count is that of the pass, rounded up to tiles. */
     struct token_row *tokens;
-    float *memory;   /* the one allocation that all below point into */
-    float *hidden;   /* [row][hidden]: the residual stream */
-    float *normed;   /* [row][hidden] */
-    float *query;    /* [row][head_width] */
-    float *key;      /* [row][kv_width] */
-    float *value;    /* [row][kv_width] */
-    float *attended; /* [row][head_width] */
-    float *gate;     /* [row][intermediate] */
-    float *up;       /* [row][intermediate] */
-    float *parts;    /* [slice][row][hidden] */
-    float *cosines;  /* [row][head_dim / 2] */
-    float *sines;    /* [row][head_dim / 2] */
-    float *scores;   /* [position_count_max] */
-    float *head;     /* [COX_TILE_ROWS][hidden]: rows whose logits are wanted */
-    float *sliced;   /* [slice][COX_TILE_ROWS][vocab_slice] */
-    float *logits;   /* [vocab_padded] */
+    float *memory;         /* the one allocation that all below point into */
+    float *hidden;         /* [row][hidden]: the residual stream */
+    float *normed;         /* [row][hidden] */
+    float *query;          /* [row][head_width] */
+    float *key;            /* [row][kv_width] */
+    float *value;          /* [row][kv_width] */
+    float *attended;       /* [row][head_width] */
+    float *gate;           /* [row][intermediate] */
+    float *up;             /* [row][intermediate] */
+    float *parts;          /* [slice][row][hidden] */
+    float *cosines;        /* [row][head_dim / 2] */
+    float *sines;          /* [row][head_dim / 2] */
+    float *scores;         /* [position_count_max] */
+    float *head;           /* [COX_TILE_ROWS][hidden]: rows whose logits are wanted */
+    float *sliced;         /* [slice][COX_TILE_ROWS][vocab_slice] */
+    float *logits;         /* [vocab_padded] */
+    float *adapter_input;  /* [COX_TILE_ROWS][hidden or head_width] */
+    float *adapter_low;    /* [COX_TILE_ROWS][COX_ADAPTER_RANK_MAX] */
+    float *adapter_output; /* [COX_TILE_ROWS][the widest of hidden, head slice and head_dim] */
+    struct adapted *adapted;
+    uint32_t *adapted_rows; /* token rows, those of one adapter together */
+    struct cox_adapter_source adapters;
     /* The pass under way. */
     uint32_t token_count;
     uint32_t tile_count;
+    uint32_t adapted_count; /* adapters of the pass */
 };
 
 /* How far the batch has been gathered into passes. */
@@ -115,19 +130,169 @@ static int gather_slices(const struct cox_forward *forward, float *slices, size_
     return forward->share.gather(forward->share.context, slices, slice_length, err);
 }
 
-/* Adds weights * input to the residual stream, where the columns of the weights are in slices. */
-static int add_row_parallel(struct cox_forward *forward, const float *tensor, uint64_t stride,
-                            const float *input, size_t width, struct cox_error *err)
+/* ---- adapters ---- */
+
+/* Brings the rows of the pass together by adapter; there are few of those. */
+static void gather_adapted(struct cox_forward *forward)
+{
+    uint32_t done = 0;
+
+    forward->adapted_count = 0;
+    for (uint32_t i = 0; i < forward->token_count; i++) {
+        const struct cox_adapter *adapter = forward->tokens[i].adapter;
+        struct adapted *adapted = &forward->adapted[forward->adapted_count];
+        bool known = !adapter;
+
+        for (uint32_t k = 0; !known && k < forward->adapted_count; k++)
+            known = forward->adapted[k].adapter == adapter;
+        if (known)
+            continue;
+        *adapted = (struct adapted){adapter, done, 0};
+        forward->adapted_count++;
+        for (uint32_t row = i; row < forward->token_count; row++)
+            if (forward->tokens[row].adapter == adapter)
+                forward->adapted_rows[done++] = row;
+        adapted->count = done - adapted->first;
+    }
+}
+
+/* Copies up to a tile of rows to adapter_input, filled up with zeros. Returns how many. */
+static uint32_t take_tile(struct cox_forward *forward, const struct adapted *adapted, uint32_t from,
+                          const float *input, size_t width)
+{
+    const uint32_t left = adapted->count - from;
+    const uint32_t count = left < COX_TILE_ROWS ? left : COX_TILE_ROWS;
+    const uint32_t *rows = forward->adapted_rows + adapted->first + from;
+
+    for (uint32_t i = 0; i < count; i++)
+        memcpy(forward->adapter_input + i * width, input + rows[i] * width, width * sizeof(float));
+    memset(forward->adapter_input + count * width, 0,
+           (COX_TILE_ROWS - count) * width * sizeof(float));
+    return count;
+}
+
+/* low = A * the columns of adapter_input from `column` on. */
+static void multiply_a(struct cox_forward *forward, const struct cox_adapter *adapter,
+                       const float *a, size_t column, size_t in, size_t width)
+{
+    const struct cox_matrix matrix = matrix_of(a, adapter->rank, in);
+
+    cox_tile_multiply(&matrix, forward->adapter_input + column, width, forward->adapter_low,
+                      adapter->rank, forward->rows_apart || adapter->rows_apart);
+}
+
+/* Adds scale * B * low to the columns of output from `column` on, in the rows that the tile was taken from. */
+static void add_b(struct cox_forward *forward, const struct cox_adapter *adapter, const float *b,
+                  size_t out, const uint32_t *rows, uint32_t count, float *output, size_t column,
+                  size_t width)
+{
+    const struct cox_matrix matrix = matrix_of(b, out, adapter->rank);
+    const float scale = adapter->scale;
+
+    cox_tile_multiply(&matrix, forward->adapter_low, adapter->rank, forward->adapter_output, out,
+                      forward->rows_apart || adapter->rows_apart);
+    for (uint32_t row = 0; row < count; row++) {
+        float *to = output + rows[row] * width + column;
+        const float *from = forward->adapter_output + row * out;
+
+        for (size_t i = 0; i < out; i++)
+            to[i] += scale * from[i];
+    }
+}
+
+/* To query, key and value of a tile of rows, of which adapter_input has the normed ones. */
+static void adapt_tile(struct cox_forward *forward, const struct cox_adapter *adapter,
+                       uint32_t layer, const uint32_t *rows, uint32_t count)
+{
+    static const enum cox_projection projections[] = {COX_PROJECTION_KEY, COX_PROJECTION_VALUE};
+    float *const outputs[] = {forward->key, forward->value};
+    const size_t hidden = forward->config.hidden_size, head_dim = forward->config.head_dim;
+    const size_t piece = forward->head_width / COX_SLICE_COUNT;
+    const struct cox_kv_heads kv = forward->kv_heads;
+
+    if (adapter->has[COX_PROJECTION_QUERY]) {
+        multiply_a(forward, adapter, cox_adapter_a(adapter, layer, COX_PROJECTION_QUERY, 0), 0,
+                   hidden, hidden);
+        for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++)
+            add_b(forward, adapter,
+                  cox_adapter_b(adapter, layer, COX_PROJECTION_QUERY, slice - adapter->slice_first),
+                  piece, rows, count, forward->query, slice * piece, forward->head_width);
+    }
+    for (size_t p = 0; p < 2; p++) {
+        if (!adapter->has[projections[p]])
+            continue;
+        multiply_a(forward, adapter, cox_adapter_a(adapter, layer, projections[p], 0), 0, hidden,
+                   hidden);
+        for (uint32_t head = kv.first; head < kv.first + kv.count; head++)
+            add_b(forward, adapter,
+                  cox_adapter_b(adapter, layer, projections[p], head - adapter->kv_head_first),
+                  head_dim, rows, count, outputs[p], head * head_dim, forward->kv_width);
+    }
+}
+
+static void adapt_projections(struct cox_forward *forward, uint32_t layer)
+{
+    for (uint32_t g = 0; g < forward->adapted_count; g++) {
+        const struct adapted *adapted = &forward->adapted[g];
+        uint32_t count;
+
+        for (uint32_t from = 0; from < adapted->count; from += count) {
+            count = take_tile(forward, adapted, from, forward->normed, forward->config.hidden_size);
+            adapt_tile(forward, adapted->adapter, layer,
+                       forward->adapted_rows + adapted->first + from, count);
+        }
+    }
+}
+
+/* To the slices' parts of the attention output, before they are summed. */
+static void adapt_output(struct cox_forward *forward, uint32_t layer)
+{
+    const size_t hidden = forward->config.hidden_size, width = forward->head_width;
+    const size_t length = (size_t)forward->tile_count * COX_TILE_ROWS * hidden;
+    const size_t piece = width / COX_SLICE_COUNT;
+
+    for (uint32_t g = 0; g < forward->adapted_count; g++) {
+        const struct adapted *adapted = &forward->adapted[g];
+        const struct cox_adapter *adapter = adapted->adapter;
+        uint32_t count;
+
+        if (!adapter->has[COX_PROJECTION_OUTPUT])
+            continue;
+        for (uint32_t from = 0; from < adapted->count; from += count) {
+            count = take_tile(forward, adapted, from, forward->attended, width);
+            for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++) {
+                multiply_a(forward, adapter,
+                           cox_adapter_a(adapter, layer, COX_PROJECTION_OUTPUT,
+                                         slice - adapter->slice_first),
+                           slice * piece, piece, width);
+                add_b(forward, adapter, cox_adapter_b(adapter, layer, COX_PROJECTION_OUTPUT, 0),
+                      hidden, forward->adapted_rows + adapted->first + from, count,
+                      forward->parts + slice * length, 0, hidden);
+            }
+        }
+    }
+}
+
+/* ---- layers ---- */
+
+/* Weights * input, where the columns of the weights are in slices: this rank's parts. */
+static void multiply_row_parallel(struct cox_forward *forward, const float *tensor, uint64_t stride,
+                                  const float *input, size_t width)
 {
     const size_t hidden = forward->config.hidden_size;
     const size_t length = (size_t)forward->tile_count * COX_TILE_ROWS * hidden;
     const size_t piece = width / COX_SLICE_COUNT;
-    int r;
 
     for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++)
         multiply_tiles(forward, matrix_of(slice_of(forward, tensor, stride, slice), hidden, piece),
                        input + slice * piece, width, forward->parts + slice * length, hidden);
-    r = gather_slices(forward, forward->parts, length, err);
+}
+
+/* Adds the parts of all ranks to the residual stream. */
+static int add_row_parallel(struct cox_forward *forward, struct cox_error *err)
+{
+    const size_t length = (size_t)forward->tile_count * COX_TILE_ROWS * forward->config.hidden_size;
+    int r = gather_slices(forward, forward->parts, length, err);
     if (r)
         return r;
     cox_tile_add_parts(forward->hidden, forward->parts, COX_SLICE_COUNT, length, length);
@@ -222,11 +387,13 @@ static int run_attention(struct cox_forward *forward, struct cox_cache *cache,
 {
     norm_tiles(forward, layer_tensor(forward, layer, forward->layout.attention_norm));
     project(forward, layer);
+    adapt_projections(forward, layer);
     store_keys(forward, cache, batch, layer);
     attend(forward, cache, batch, layer);
-    return add_row_parallel(forward, layer_tensor(forward, layer, forward->layout.attention_output),
-                            forward->layout.head_stride, forward->attended, forward->head_width,
-                            err);
+    multiply_row_parallel(forward, layer_tensor(forward, layer, forward->layout.attention_output),
+                          forward->layout.head_stride, forward->attended, forward->head_width);
+    adapt_output(forward, layer);
+    return add_row_parallel(forward, err);
 }
 
 static int run_feed_forward(struct cox_forward *forward, uint32_t layer, struct cox_error *err)
@@ -249,8 +416,9 @@ static int run_feed_forward(struct cox_forward *forward, uint32_t layer, struct 
             cox_tile_silu_multiply(forward->gate + offset, forward->up + offset, piece, width);
         }
     }
-    return add_row_parallel(forward, layer_tensor(forward, layer, forward->layout.down), stride,
-                            forward->gate, width, err);
+    multiply_row_parallel(forward, layer_tensor(forward, layer, forward->layout.down), stride,
+                          forward->gate, width);
+    return add_row_parallel(forward, err);
 }
 
 /* Fills the next pass with token rows. */
@@ -258,6 +426,8 @@ static void fill_pass(struct cox_forward *forward, const struct cox_batch *batch
                       struct cursor *cursor)
 {
     const uint32_t half = forward->config.head_dim / 2;
+    const struct cox_adapter *adapter = NULL;
+    const char *lora_id = NULL; /* whose adapter that is */
     uint32_t count = 0;
 
     while (count < forward->row_count_max && cursor->row < batch->row_count) {
@@ -265,12 +435,17 @@ static void fill_pass(struct cox_forward *forward, const struct cox_batch *batch
         uint32_t position = row->position + cursor->done++;
         bool last = cursor->done == row->token_count;
 
+        if (row->lora_id != lora_id) {
+            lora_id = row->lora_id;
+            adapter = lora_id ? forward->adapters.find(forward->adapters.context, lora_id) : NULL;
+        }
         cox_rotary_angles(&forward->config, position, forward->cosines + (size_t)count * half,
                           forward->sines + (size_t)count * half);
         forward->tokens[count++] = (struct token_row){
             .row = cursor->row,
             .position = position,
             .token = (uint32_t)row->tokens[position],
+            .adapter = adapter,
             .last = last && (all_rows || row->emit),
         };
         if (last)
@@ -278,6 +453,7 @@ static void fill_pass(struct cox_forward *forward, const struct cox_batch *batch
     }
     forward->token_count = count;
     forward->tile_count = (count + COX_TILE_ROWS - 1) / COX_TILE_ROWS;
+    gather_adapted(forward);
 }
 
 /* Starts the residual stream with the embeddings of the pass and pads the last tile with zeros.
@@ -407,6 +583,11 @@ int cox_forward_run(struct cox_forward *forward, struct cox_cache *cache,
     return 0;
 }
 
+void cox_forward_set_adapters(struct cox_forward *forward, const struct cox_adapter_source *source)
+{
+    forward->adapters = source ? *source : (struct cox_adapter_source){0};
+}
+
 bool cox_forward_rows_apart(const struct cox_forward *forward)
 {
     return forward->rows_apart;
@@ -463,6 +644,13 @@ static int probe_kernels(struct cox_forward *forward, struct cox_error *err)
     return 0;
 }
 
+static size_t longest(size_t a, size_t b, size_t c)
+{
+    const size_t most = a > b ? a : b;
+
+    return most > c ? most : c;
+}
+
 static int allocate_scratch(struct cox_forward *forward, struct cox_error *err)
 {
     const struct cox_model_config *config = &forward->config;
@@ -486,6 +674,10 @@ static int allocate_scratch(struct cox_forward *forward, struct cox_error *err)
         {&forward->head, COX_TILE_ROWS * hidden},
         {&forward->sliced, (size_t)COX_TILE_ROWS * forward->layout.vocab_padded},
         {&forward->logits, forward->layout.vocab_padded},
+        {&forward->adapter_input, COX_TILE_ROWS * longest(hidden, forward->head_width, 0)},
+        {&forward->adapter_low, (size_t)COX_TILE_ROWS * COX_ADAPTER_RANK_MAX},
+        {&forward->adapter_output,
+         COX_TILE_ROWS * longest(hidden, forward->head_width / COX_SLICE_COUNT, config->head_dim)},
     };
     const size_t step = COX_WEIGHTS_ALIGNMENT / sizeof(float);
     size_t length = 0, used = 0;
@@ -494,7 +686,9 @@ static int allocate_scratch(struct cox_forward *forward, struct cox_error *err)
         length += (buffers[i].length + step - 1) / step * step;
     forward->tokens = calloc(rows, sizeof(forward->tokens[0]));
     forward->memory = aligned_alloc(COX_WEIGHTS_ALIGNMENT, length * sizeof(float));
-    if (!forward->tokens || !forward->memory)
+    forward->adapted = calloc(rows, sizeof(forward->adapted[0]));
+    forward->adapted_rows = calloc(rows, sizeof(forward->adapted_rows[0]));
+    if (!forward->tokens || !forward->memory || !forward->adapted || !forward->adapted_rows)
         return cox_fail(err, COX_NO_SPACE,
                         "no memory for %zu bytes of scratch; use fewer tiles than %u",
                         length * sizeof(float), forward->row_count_max / COX_TILE_ROWS);
@@ -548,6 +742,8 @@ struct cox_forward *cox_forward_free(struct cox_forward *forward)
     if (!forward)
         return NULL;
     free(forward->tokens);
+    free(forward->adapted);
+    free(forward->adapted_rows);
     free(forward->memory);
     free(forward);
     return NULL;

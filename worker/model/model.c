@@ -13,6 +13,7 @@ struct cox_model {
     struct cox_forward *forward;
     struct cox_sampler *sampler;
     struct cox_share share;
+    struct cox_adapter_source adapters;
     struct cox_weights_layout layout; /* of the share where the weights are own, else of all */
     uint64_t digest;
 };
@@ -60,7 +61,11 @@ static int complete(struct cox_model *model, const float *weights,
     int r = cox_forward_new(&model->config, &model->layout, weights, &options->share,
                             options->tile_count_max, &model->forward, err);
 
-    return r ? r : cox_sampler_new(model->config.vocab_size, &model->sampler, err);
+    if (r)
+        return r;
+    model->adapters = options->adapters;
+    cox_forward_set_adapters(model->forward, &options->adapters);
+    return cox_sampler_new(model->config.vocab_size, &model->sampler, err);
 }
 
 static int model_new(const struct cox_model_options *options, const char *what,
@@ -252,6 +257,10 @@ static int check_row(const struct cox_model *model, const struct cox_cache *cach
                             "sequence %lld: token %d at position %llu; allowed: 0 to %u",
                             (long long)row->id, row->tokens[i], (unsigned long long)i,
                             model->config.vocab_size - 1);
+    if (row->lora_id &&
+        (!model->adapters.find || !model->adapters.find(model->adapters.context, row->lora_id)))
+        return cox_fail(err, COX_INVALID, "sequence %lld: there is no LoRA adapter '%.128s' here",
+                        (long long)row->id, row->lora_id);
     r = check_blocks(row, end, cox_cache_geometry(cache), err);
     if (!r && row->emit)
         r = cox_sampling_check(row->sampling, err);

@@ -29,7 +29,8 @@ struct cox_model_options {
     /* A block that cox_weights_fill has filled from the same folder, lent until free; NULL: load.
      */
     const float *weights;
-    uint64_t weights_size; /* bytes; checked against config.json */
+    uint64_t weights_size;              /* bytes; checked against config.json */
+    struct cox_adapter_source adapters; /* lent until free; without find rows name none */
 };
 
 /* Loads config.json and the weights of a folder. options NULL: all zero.
@@ -81,7 +82,7 @@ int cox_model_cache_new(const struct cox_model *model, uint32_t block_count, uin
  * none. The whole batch is checked before anything happens: COX_INVALID then had no effect. After
  * any other failure the outputs are undefined and the cache holds some of the step; repeating the
  * step, with its moves if blocks they name still hold what they did, writes the same. Returns 0;
- * COX_INVALID a token, position, block, count or sampling value outside what is allowed, or logits
+ * COX_INVALID a token, position, block, count or sampling value outside what is allowed, an adapter that is not there, or logits
  * that are not finite; COX_ABORTED given up by the coordinator meanwhile; what gather returned. */
 int cox_model_step(struct cox_model *model, struct cox_cache *cache, const struct cox_batch *batch,
                    struct cox_batch_output *outputs, float *logits, struct cox_error *err);

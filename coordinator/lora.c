@@ -1,0 +1,484 @@
+#include "lora.h"
+
+#include "proto/executor.pb-c.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STATUS(name) MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__##name
+#define OPERATION(name) MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__##name
+/* What has to be taken back is, also when the order's own deadline has passed. */
+#define SETTLE_MS 10000
+
+enum state { LOADING, LOADED, UNLOADING, UNSETTLED };
+
+struct entry {
+    struct entry *next;
+    enum state state;
+    bool wanted; /* UNSETTLED: ranks are to have it, or to have it no more */
+    uint64_t uses;
+    char *path;
+    char name[COX_LORA_NAME_MAX + 1];
+};
+
+struct cox_lora {
+    struct cox_executor *executor;
+    struct cox_log log;
+    uint32_t rank_count;
+    pthread_mutex_t lock; /* everything below; not held over anything that waits */
+    pthread_cond_t wake;  /* on CLOCK_MONOTONIC; anything below has changed */
+    bool stopped;
+    bool busy; /* an order is under way: entries come, go and change state by it alone */
+    struct entry *entries;
+};
+
+int cox_lora_new(struct cox_executor *executor, const struct cox_log *log,
+                 struct cox_lora **ret_lora)
+{
+    struct cox_lora *lora = calloc(1, sizeof *lora);
+    pthread_condattr_t attributes;
+    if (!lora)
+        return -ENOMEM;
+    lora->executor = executor;
+    lora->log = *log;
+    lora->rank_count = cox_executor_rank_count(executor);
+    pthread_mutex_init(&lora->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&lora->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+    *ret_lora = lora;
+    return 0;
+}
+
+static void entry_free(struct entry *entry)
+{
+    free(entry->path);
+    free(entry);
+}
+
+void cox_lora_stop(struct cox_lora *lora)
+{
+    pthread_mutex_lock(&lora->lock);
+    lora->stopped = true;
+    pthread_cond_broadcast(&lora->wake);
+    pthread_mutex_unlock(&lora->lock);
+}
+
+struct cox_lora *cox_lora_free(struct cox_lora *lora)
+{
+    if (lora) {
+        while (lora->entries) {
+            struct entry *entry = lora->entries;
+            lora->entries = entry->next;
+            entry_free(entry);
+        }
+        pthread_cond_destroy(&lora->wake);
+        pthread_mutex_destroy(&lora->lock);
+        free(lora);
+    }
+    return NULL;
+}
+
+/* ---- entries ---- */
+
+static struct entry *entry_find(const struct cox_lora *lora, const char *name)
+{
+    struct entry *entry = lora->entries;
+    while (entry && strcmp(entry->name, name) != 0)
+        entry = entry->next;
+    return entry;
+}
+
+/* The new one is last. NULL: no memory. */
+static struct entry *entry_add(struct cox_lora *lora, const char *name, const char *path)
+{
+    struct entry *entry = calloc(1, sizeof *entry), **link = &lora->entries;
+    if (!entry || !(entry->path = strdup(path))) {
+        free(entry);
+        return NULL;
+    }
+    snprintf(entry->name, sizeof entry->name, "%s", name);
+    pthread_mutex_lock(&lora->lock);
+    while (*link)
+        link = &(*link)->next;
+    *link = entry;
+    pthread_mutex_unlock(&lora->lock);
+    return entry;
+}
+
+static void entry_set(struct cox_lora *lora, struct entry *entry, enum state state, bool wanted)
+{
+    pthread_mutex_lock(&lora->lock);
+    entry->state = state;
+    entry->wanted = wanted;
+    pthread_mutex_unlock(&lora->lock);
+}
+
+static void entry_remove(struct cox_lora *lora, struct entry *entry)
+{
+    struct entry **link = &lora->entries;
+    pthread_mutex_lock(&lora->lock);
+    while (*link != entry)
+        link = &(*link)->next;
+    *link = entry->next;
+    pthread_mutex_unlock(&lora->lock);
+    entry_free(entry);
+}
+
+/* ---- orders, one at a time ---- */
+
+static int order_enter(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    int r = 0;
+    pthread_mutex_lock(&lora->lock);
+    while (lora->busy && !lora->stopped && r != ETIMEDOUT)
+        r = pthread_cond_timedwait(&lora->wake, &lora->lock, &until);
+    r = lora->stopped ? COX_CLOSED : lora->busy ? COX_TIMEOUT : 0;
+    lora->busy = lora->busy || r == 0;
+    pthread_mutex_unlock(&lora->lock);
+    if (r == COX_CLOSED)
+        return cox_fail(err, r, "the group stops");
+    return r ? cox_fail(err, r, "another LoRA operation was under way until the deadline") : 0;
+}
+
+static void order_leave(struct cox_lora *lora)
+{
+    pthread_mutex_lock(&lora->lock);
+    lora->busy = false;
+    pthread_cond_broadcast(&lora->wake);
+    pthread_mutex_unlock(&lora->lock);
+}
+
+static int ask(struct cox_lora *lora, ModelExecuteData__LoraOperationType operation,
+               const char *name, const char *path, uint64_t deadline_ns,
+               struct cox_lora_result *results, struct cox_error *err)
+{
+    ModelExecuteData__LoraOperationRequest request =
+        MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+    request.lora_name = (char *)(uintptr_t)name;
+    request.lora_path = (char *)(uintptr_t)path;
+    request.has_lora_op_type = 1;
+    request.lora_op_type = operation;
+    return cox_executor_lora_results(lora->executor, &request, deadline_ns, results, err);
+}
+
+/* Some rank may have done what was asked. */
+static bool any_did(const struct cox_lora *lora, const struct cox_lora_result *results)
+{
+    bool did = false;
+    for (uint32_t rank = 0; rank < lora->rank_count; rank++)
+        did = did || results[rank].status == STATUS(LORA_CMD_SUCCESS) || results[rank].status < 0;
+    return did;
+}
+
+/* Every rank has the adapter, or none. Returns 0; what kept a rank from it. */
+static int settle(struct cox_lora *lora, struct entry *entry, bool wanted, uint64_t deadline_ns,
+                  struct cox_error *err)
+{
+    const int32_t already = wanted ? STATUS(DUPLICATED_LORA_ID) : STATUS(INVALID_LORA_ID);
+    _cox_cleanup_(cox_free_ptr) struct cox_lora_result *results =
+        calloc(lora->rank_count, sizeof *results);
+    if (!results)
+        return cox_fail(err, -ENOMEM, "no memory for a LoRA operation");
+    struct cox_error error = {0};
+    int r = ask(lora, wanted ? OPERATION(LOAD) : OPERATION(UNLOAD), entry->name, entry->path,
+                deadline_ns, results, &error);
+    bool settled = r == 0 || r == COX_REJECTED;
+    for (uint32_t rank = 0; settled && rank < lora->rank_count; rank++)
+        settled =
+            results[rank].status == STATUS(LORA_CMD_SUCCESS) || results[rank].status == already;
+    return settled ? 0 : cox_fail(err, r, "%s", error.text);
+}
+
+/* Takes back what an order came to on some ranks only; wanted: it was an unload. err has what went wrong. */
+static void take_back(struct cox_lora *lora, struct entry *entry, bool wanted,
+                      struct cox_error *err)
+{
+    struct cox_error error = {0};
+    entry_set(lora, entry, UNSETTLED, wanted);
+    int r = settle(lora, entry, wanted, cox_deadline_after_ms(SETTLE_MS), &error);
+    if (r) {
+        struct cox_error first = *err;
+        *err = (struct cox_error){0};
+        cox_fail(
+            err, first.code,
+            "%.600s; ranks may disagree on '%s' until the group was recovered or another order "
+            "was given: %.200s",
+            first.text, entry->name, error.text);
+    } else if (wanted) {
+        entry_set(lora, entry, LOADED, false);
+    } else {
+        entry_remove(lora, entry);
+    }
+}
+
+/* What earlier orders left open; who cannot be asked now, will be later. */
+static void settle_open(struct cox_lora *lora, uint64_t deadline_ns)
+{
+    struct entry *next;
+    for (struct entry *entry = lora->entries; entry; entry = next) {
+        next = entry->next;
+        if (entry->state != UNSETTLED || settle(lora, entry, entry->wanted, deadline_ns, NULL) != 0)
+            continue;
+        if (entry->wanted)
+            entry_set(lora, entry, LOADED, false);
+        else
+            entry_remove(lora, entry);
+    }
+}
+
+static void results_clear(const struct cox_lora *lora, struct cox_lora_result *results)
+{
+    for (uint32_t rank = 0; rank < lora->rank_count; rank++)
+        results[rank] = (struct cox_lora_result){.status = -1};
+}
+
+static int name_check(const char *name, struct cox_error *err)
+{
+    bool plain = name && *name && strlen(name) <= COX_LORA_NAME_MAX;
+    for (const char *c = name; plain && *c; c++)
+        plain = (unsigned char)*c >= ' ' && *c != 127;
+    return plain ? 0
+                 : cox_fail(err, COX_INVALID,
+                            "the name of an adapter has 1 to %d bytes, and no control characters",
+                            COX_LORA_NAME_MAX);
+}
+
+/* ---- load ---- */
+
+static int load_new(struct cox_lora *lora, const char *name, const char *path, uint64_t deadline_ns,
+                    struct cox_lora_result *results, struct cox_error *err)
+{
+    struct entry *entry = entry_add(lora, name, path);
+    struct cox_error error = {0};
+    if (!entry)
+        return cox_fail(err, -ENOMEM, "no memory for a LoRA adapter");
+    int r = ask(lora, OPERATION(LOAD), name, path, deadline_ns, results, &error);
+    if (r == 0) {
+        entry_set(lora, entry, LOADED, false);
+        return 0;
+    }
+    if (any_did(lora, results))
+        take_back(lora, entry, false, &error);
+    else
+        entry_remove(lora, entry);
+    return cox_fail(err, r, "%s", error.text);
+}
+
+int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uint64_t deadline_ns,
+                  struct cox_lora_result *ret_results, struct cox_error *err)
+{
+    results_clear(lora, ret_results);
+    int r = name_check(name, err);
+    if (!r && (!path || path[0] != '/'))
+        r = cox_fail(err, COX_INVALID, "the folder of an adapter is named by an absolute path");
+    if (!r)
+        r = order_enter(lora, deadline_ns, err);
+    if (r)
+        return r;
+    settle_open(lora, deadline_ns);
+    /* Of one that there is, the ranks say so themselves; and what they have stays. */
+    r = entry_find(lora, name)
+            ? ask(lora, OPERATION(LOAD), name, path, deadline_ns, ret_results, err)
+            : load_new(lora, name, path, deadline_ns, ret_results, err);
+    order_leave(lora);
+    return r;
+}
+
+/* ---- unload ---- */
+
+static int await_unused(struct cox_lora *lora, struct entry *entry, uint64_t deadline_ns,
+                        struct cox_error *err)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    int r = 0;
+    pthread_mutex_lock(&lora->lock);
+    entry->state = UNLOADING; /* and from now on it is not taken */
+    while (entry->uses && !lora->stopped && r != ETIMEDOUT)
+        r = pthread_cond_timedwait(&lora->wake, &lora->lock, &until);
+    const uint64_t uses = entry->uses;
+    r = lora->stopped ? COX_CLOSED : uses ? COX_BUSY : 0;
+    if (r)
+        entry->state = LOADED;
+    pthread_mutex_unlock(&lora->lock);
+    if (r == COX_CLOSED)
+        return cox_fail(err, r, "the group stops");
+    return r ? cox_fail(err, r, "the LoRA adapter '%s' is still in use by %" PRIu64 " prompt%s",
+                        entry->name, uses, uses == 1 ? "" : "s")
+             : 0;
+}
+
+static int unload_known(struct cox_lora *lora, struct entry *entry, uint64_t deadline_ns,
+                        struct cox_lora_result *results, struct cox_error *err)
+{
+    struct cox_error error = {0};
+    int r = await_unused(lora, entry, deadline_ns, err);
+    if (r)
+        return r;
+    r = ask(lora, OPERATION(UNLOAD), entry->name, NULL, deadline_ns, results, &error);
+    if (r == 0) {
+        entry_remove(lora, entry);
+        return 0;
+    }
+    if (any_did(lora, results))
+        take_back(lora, entry, true, &error);
+    else
+        entry_set(lora, entry, LOADED, false);
+    return cox_fail(err, r, "%s", error.text);
+}
+
+int cox_lora_unload(struct cox_lora *lora, const char *name, uint64_t deadline_ns,
+                    struct cox_lora_result *ret_results, struct cox_error *err)
+{
+    results_clear(lora, ret_results);
+    int r = name_check(name, err);
+    if (!r)
+        r = order_enter(lora, deadline_ns, err);
+    if (r)
+        return r;
+    settle_open(lora, deadline_ns);
+    struct entry *entry = entry_find(lora, name);
+    if (entry && entry->state != LOADED)
+        r = cox_fail(err, COX_STATE,
+                     "ranks may disagree on the LoRA adapter '%s', and cannot be asked now", name);
+    else if (entry)
+        r = unload_known(lora, entry, deadline_ns, ret_results, err);
+    else /* the ranks say so themselves */
+        r = ask(lora, OPERATION(UNLOAD), name, NULL, deadline_ns, ret_results, err);
+    order_leave(lora);
+    return r;
+}
+
+/* ---- a rank was replaced ---- */
+
+static int replay_entry(struct cox_lora *lora, struct entry *entry, uint64_t deadline_ns,
+                        struct cox_error *err)
+{
+    struct cox_error error = {0};
+    const bool wanted = entry->state == UNSETTLED ? entry->wanted : true;
+    int r = settle(lora, entry, wanted, deadline_ns, &error);
+    if (r == 0 && wanted) {
+        entry_set(lora, entry, LOADED, false);
+        return 0;
+    }
+    if (r == 0) {
+        entry_remove(lora, entry);
+        return 0;
+    }
+    pthread_mutex_lock(&lora->lock);
+    /* Files that are gone are no reason to lose the group, if nobody needs them. */
+    const bool dispensable = wanted && r == COX_REJECTED && entry->uses == 0;
+    if (dispensable) {
+        entry->state = UNSETTLED;
+        entry->wanted = false;
+    }
+    pthread_mutex_unlock(&lora->lock);
+    if (!dispensable)
+        return cox_fail(err, r, "the LoRA adapter '%s' is not loaded again: %.800s", entry->name,
+                        error.text);
+    cox_log_write(&lora->log, 4,
+                  "the LoRA adapter '%s' cannot be loaded again and is unloaded: %.800s",
+                  entry->name, error.text);
+    if (settle(lora, entry, false, deadline_ns, NULL) == 0)
+        entry_remove(lora, entry);
+    return 0;
+}
+
+int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
+{
+    struct entry *next;
+    /* An order that was under way has ended with the rank's death, or soon will. */
+    int r = order_enter(lora, deadline_ns, err);
+    if (r)
+        return r;
+    for (struct entry *entry = lora->entries; entry && !r; entry = next) {
+        next = entry->next;
+        r = replay_entry(lora, entry, deadline_ns, err);
+    }
+    order_leave(lora);
+    return r;
+}
+
+/* ---- prompts ---- */
+
+/* With the lock held. */
+static int fail_unknown(const struct cox_lora *lora, const char *name, struct cox_error *err)
+{
+    char list[512] = "";
+    for (const struct entry *entry = lora->entries; entry; entry = entry->next) {
+        size_t used = strlen(list);
+        if (entry->state == LOADED)
+            snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", entry->name);
+    }
+    return cox_fail(err, COX_INVALID, "no LoRA adapter '%.*s' is loaded%s%s", COX_LORA_NAME_MAX,
+                    name, list[0] ? "; there are: " : "", list);
+}
+
+int cox_lora_take(struct cox_lora *lora, const char *name, struct cox_error *err)
+{
+    int r = 0;
+    pthread_mutex_lock(&lora->lock);
+    struct entry *entry = entry_find(lora, name);
+    if (!entry)
+        r = fail_unknown(lora, name, err);
+    else if (entry->state == LOADED)
+        entry->uses++;
+    else
+        r = cox_fail(err, COX_STATE, "the LoRA adapter '%s' is %s", name,
+                     entry->state == LOADING     ? "still being loaded"
+                     : entry->state == UNLOADING ? "being unloaded"
+                                                 : "not loaded by all ranks");
+    pthread_mutex_unlock(&lora->lock);
+    return r;
+}
+
+void cox_lora_give(struct cox_lora *lora, const char *name)
+{
+    pthread_mutex_lock(&lora->lock);
+    struct entry *entry = entry_find(lora, name);
+    COX_ASSERT(entry && entry->uses); /* one that is used does not go */
+    if (--entry->uses == 0)
+        pthread_cond_broadcast(&lora->wake);
+    pthread_mutex_unlock(&lora->lock);
+}
+
+/* ---- how it is ---- */
+
+void cox_lora_infos_free(struct cox_lora_info *infos, size_t count)
+{
+    for (size_t i = 0; infos && i < count; i++) {
+        free(infos[i].name);
+        free(infos[i].path);
+    }
+    free(infos);
+}
+
+int cox_lora_list(struct cox_lora *lora, struct cox_lora_info **ret_infos, size_t *ret_count)
+{
+    static const char *const names[] = {"loading", "loaded", "unloading", "unsettled"};
+    size_t count = 0, filled = 0;
+    bool whole = true;
+    pthread_mutex_lock(&lora->lock);
+    for (const struct entry *entry = lora->entries; entry; entry = entry->next)
+        count++;
+    struct cox_lora_info *infos = calloc(count + 1, sizeof *infos);
+    for (const struct entry *entry = lora->entries; infos && whole && entry; entry = entry->next) {
+        struct cox_lora_info *info = &infos[filled++];
+        *info = (struct cox_lora_info){strdup(entry->name), strdup(entry->path),
+                                       names[entry->state], entry->uses};
+        whole = info->name && info->path;
+    }
+    pthread_mutex_unlock(&lora->lock);
+    if (!infos || !whole) {
+        cox_lora_infos_free(infos, filled);
+        return -ENOMEM;
+    }
+    *ret_infos = infos;
+    *ret_count = count;
+    return 0;
+}

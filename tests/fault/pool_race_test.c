@@ -1,0 +1,293 @@
+/*
+ * pool_race_test: two processes between whose steps everything is stopped, so that what seldom happens does: a block that
+ * is being closed while somebody counts it for a moment.
+ */
+#include "forks.h"
+#include "testing.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../unit/pool_fixture.h"
+#include "channel/fault.h"
+
+#if COX_TESTING
+
+#define BLOCK_COUNT 8
+
+struct race {
+    int fds[2];
+    struct cox_block_ref ref;
+    _Atomic uint32_t step;
+    _Atomic bool is_over;
+};
+
+static struct cox_pool *attached(const struct forks_self *self)
+{
+    const struct race *race = self->context;
+    struct cox_pool *pool = NULL;
+    FORK_CHECK(cox_pool_attach(race->fds, NULL, &pool, NULL) == 0, "attach");
+    return pool;
+}
+
+/* Nobody leaves, which would look at every block, before the test has looked. */
+static void wait_until_over(struct race *race)
+{
+    while (!atomic_load(&race->is_over))
+        sched_yield();
+}
+
+/* Runs before the stopped process does anything else. */
+static void stop_again(int signal_number)
+{
+    (void)signal_number;
+    cox_fault_arm("pool.looked:stop:0:1");
+}
+
+static void go_on(int signal_number)
+{
+    (void)signal_number;
+    cox_fault_arm(NULL);
+}
+
+static void closer_main(const struct forks_self *self)
+{
+    struct race *race = self->context;
+    struct cox_pool *pool = attached(self);
+    FORK_CHECK(cox_pool_allocate(pool, 1, &race->ref, NULL) == 0, "allocate");
+    signal(SIGCONT, stop_again);
+    cox_fault_arm("pool.closing:stop:0:1");
+    FORK_CHECK(cox_pool_unref(pool, &race->ref, NULL) == 0, "unref");
+    atomic_fetch_add(&race->step, 1);
+    wait_until_over(race);
+    cox_pool_free(pool);
+}
+
+/* Counts the block for a moment, by a reference that is stale. */
+static void visitor_main(const struct forks_self *self)
+{
+    struct race *race = self->context;
+    struct cox_pool *pool = attached(self);
+    struct cox_block_ref stale = race->ref;
+    stale.generation++;
+    signal(SIGCONT, go_on);
+    cox_fault_arm("pool.counted:stop:1:1");
+    FORK_CHECK(cox_pool_ref(pool, &stale, NULL) == COX_STALE, "ref");
+    atomic_fetch_add(&race->step, 1);
+    wait_until_over(race);
+    cox_pool_free(pool);
+}
+
+static void await_stop(pid_t pid)
+{
+    int status = 0;
+    while (waitpid(pid, &status, WUNTRACED) < 0)
+        assert_int_equal(errno, EINTR);
+    if (!WIFSTOPPED(status))
+        fail_msg("it ended with %#x", (unsigned)status);
+}
+
+static void await_step(struct race *race, uint32_t step)
+{
+    while (atomic_load(&race->step) < step)
+        sched_yield();
+}
+
+static struct race *race_new(struct cox_pool **ret_pool)
+{
+    static const struct cox_pool_options options = {.block_size = 64, .block_count = BLOCK_COUNT};
+    struct race *race = forks_share(sizeof *race);
+    *ret_pool = pool_made(&options);
+    cox_pool_fds(*ret_pool, race->fds);
+    return race;
+}
+
+static void race_ends(struct race *race, struct forks *forks, struct cox_pool *pool)
+{
+    assert_int_equal(pool_stats(pool).reference_count, 0);
+    assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT);
+    atomic_store(&race->is_over, true);
+    forks_wait(forks);
+    pool_is_whole(pool);
+    cox_pool_free(pool);
+}
+
+/* The closer sees the visitor's count and would leave the block in use; the visitor has stopped counting by then. */
+static void b24_b31_who_stops_counting_takes_the_last_look_over(void **state)
+{
+    (void)state;
+    struct cox_pool *pool;
+    struct race *race = race_new(&pool);
+    struct forks forks;
+    forks_start(&forks, 1, closer_main, race);
+    await_stop(forks.pids[0]); /* it has said CLOSING, and has not looked */
+    forks_add(&forks, 1, 2, visitor_main, race);
+    await_stop(forks.pids[1]); /* it counts, and has not looked */
+    kill(forks.pids[0], SIGCONT);
+    await_stop(forks.pids[0]); /* it has seen that somebody counts, and has not said so */
+    kill(forks.pids[1], SIGCONT);
+    await_step(race, 1);
+    /* Its last step finds another word than it left. */
+    kill(forks.pids[0], SIGCONT);
+    await_step(race, 2);
+    race_ends(race, &forks, pool);
+}
+
+/* The other way round: the closer has seen nobody, then somebody takes a reference: the block is not freed. */
+static void reader_main(const struct forks_self *self)
+{
+    struct race *race = self->context;
+    struct cox_pool *pool = attached(self);
+    FORK_CHECK(cox_pool_ref(pool, &race->ref, NULL) == 0, "ref");
+    atomic_fetch_add(&race->step, 1);
+    while (atomic_load(&race->step) < 3)
+        sched_yield();
+    FORK_CHECK(cox_pool_unref(pool, &race->ref, NULL) == 0, "unref");
+    atomic_fetch_add(&race->step, 1);
+    wait_until_over(race);
+    cox_pool_free(pool);
+}
+
+static void looker_main(const struct forks_self *self)
+{
+    struct race *race = self->context;
+    struct cox_pool *pool = attached(self);
+    FORK_CHECK(cox_pool_allocate(pool, 1, &race->ref, NULL) == 0, "allocate");
+    cox_fault_arm("pool.looked:stop:0:2");
+    FORK_CHECK(cox_pool_unref(pool, &race->ref, NULL) == 0, "unref");
+    atomic_fetch_add(&race->step, 1);
+    wait_until_over(race);
+    cox_pool_free(pool);
+}
+
+static void b24_b31_a_reference_after_the_last_look_keeps_the_block(void **state)
+{
+    (void)state;
+    struct cox_pool *pool;
+    struct race *race = race_new(&pool);
+    struct forks forks;
+    forks_start(&forks, 1, looker_main, race);
+    await_stop(forks.pids[0]);
+    forks_add(&forks, 1, 2, reader_main, race);
+    await_step(race, 1);
+    kill(forks.pids[0], SIGCONT);
+    await_step(race, 2);
+    assert_int_equal(pool_stats(pool).reference_count, 1);
+    assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT - 1);
+    struct cox_block_ref rest[BLOCK_COUNT];
+    for (int i = 0; i < BLOCK_COUNT - 1; i++) {
+        rest[i] = pool_allocated(pool, 1);
+        assert_int_not_equal(rest[i].block, race->ref.block);
+    }
+    for (int i = 0; i < BLOCK_COUNT - 1; i++)
+        assert_int_equal(cox_pool_unref(pool, &rest[i], NULL), 0);
+    atomic_fetch_add(&race->step, 1);
+    await_step(race, 4);
+    race_ends(race, &forks, pool);
+}
+
+/* ---- threads of one process ---- */
+
+struct closer {
+    struct cox_pool *pool;
+    struct cox_block_ref ref;
+    _Atomic pid_t tid;
+    int result;
+};
+
+static _Atomic uint32_t woken;
+
+static void wake(int signal_number)
+{
+    (void)signal_number;
+    atomic_fetch_add(&woken, 1);
+}
+
+static void *closer_thread(void *argument)
+{
+    struct closer *closer = argument;
+    atomic_store(&closer->tid, (pid_t)syscall(SYS_gettid));
+    closer->result = cox_pool_unref(closer->pool, &closer->ref, NULL);
+    return NULL;
+}
+
+/* At its point, or waiting for a lock. */
+static void await_sleep(const struct closer *closer)
+{
+    char path[64], state = 0;
+    while (state != 'S') {
+        snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)atomic_load(&closer->tid));
+        FILE *file = fopen(path, "re");
+        if (file && fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+            state = 0;
+        if (file)
+            fclose(file);
+        sched_yield();
+    }
+}
+
+/* One thread has seen nobody and is about to free; another one takes a reference, gives it back, and is about to look,
+ * when somebody else takes one: the first one must not take the other's word for its own. */
+static void b31_b24_threads_of_a_process_close_one_after_the_other(void **state)
+{
+    (void)state;
+    static const struct cox_pool_options options = {.block_size = 64, .block_count = BLOCK_COUNT};
+    struct cox_pool *pool = pool_made(&options), *other = pool_attached(pool);
+    struct closer first = {.pool = pool, .ref = pool_allocated(pool, 1)}, second = first;
+    const struct sigaction action = {.sa_handler = wake};
+    pthread_t threads[2];
+    assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
+    cox_fault_arm("pool.looked:read:coordinator:2");
+    assert_int_equal(pthread_create(&threads[0], NULL, closer_thread, &first), 0);
+    await_sleep(&first);
+    assert_int_equal(cox_pool_ref(pool, &second.ref, NULL), 0);
+    cox_fault_arm("pool.looked:read:coordinator:1");
+    assert_int_equal(pthread_create(&threads[1], NULL, closer_thread, &second), 0);
+    await_sleep(&second);
+    assert_int_equal(cox_pool_ref(other, &second.ref, NULL), 0);
+    cox_fault_arm("pool.closing:read:coordinator:1");
+    pthread_kill(threads[1], SIGUSR1);
+    while (atomic_load(&woken) < 1)
+        sched_yield();
+    await_sleep(&second);
+    pthread_kill(threads[0], SIGUSR1);
+    pthread_join(threads[0], NULL);
+    while (pthread_tryjoin_np(threads[1], NULL)) { /* it may get there only now */
+        pthread_kill(threads[1], SIGUSR1);
+        sched_yield();
+    }
+    cox_fault_arm(NULL);
+    assert_int_equal(first.result, 0);
+    assert_int_equal(second.result, 0);
+    assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT - 1);
+    assert_int_equal(cox_pool_unref(other, &second.ref, NULL), 0);
+    assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT);
+    cox_pool_free(other);
+    pool_is_whole(pool);
+    cox_pool_free(pool);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b24_b31_who_stops_counting_takes_the_last_look_over),
+        TEST(b24_b31_a_reference_after_the_last_look_keeps_the_block),
+        TEST(b31_b24_threads_of_a_process_close_one_after_the_other),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+int main(void)
+{
+    return 77; /* no fault points in this build */
+}
+
+#endif

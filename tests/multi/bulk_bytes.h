@@ -1,0 +1,37 @@
+/* bulk_bytes: what bulk_test.c and its worker both know: a quick digest, and bytes that tell where they are from. */
+#ifndef COX_TESTS_MULTI_BULK_BYTES_H
+#define COX_TESTS_MULTI_BULK_BYTES_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Any byte that is another one, or elsewhere, gives another digest. */
+static inline uint64_t bulk_digest(const void *bytes, size_t size)
+{
+    const uint8_t *at = bytes;
+    uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ size;
+    for (; size >= 8; size -= 8, at += 8) {
+        uint64_t word;
+        memcpy(&word, at, 8);
+        hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+        hash ^= hash >> 29;
+    }
+    for (; size > 0; size--, at++)
+        hash = (hash ^ *at) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+/* Never 0, and no '\n'. */
+static inline uint8_t bulk_byte(uint64_t i, uint32_t salt)
+{
+    return (uint8_t)(33 + (i * 7 + (i >> 12) + (i >> 21) + 13 * salt) % 90);
+}
+
+static inline void bulk_fill(uint8_t *bytes, size_t size, uint32_t salt)
+{
+    for (size_t i = 0; i < size; i++)
+        bytes[i] = bulk_byte(i, salt);
+}
+
+#endif

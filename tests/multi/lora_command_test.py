@@ -1,0 +1,296 @@
+#!/usr/bin/python3
+"""LoRA adapters as users see them: load, unload and list on a running group, and prompts that name one.
+
+Usage: lora_command_test.py BIN_DIR SOURCE_DIR [TEST...]
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import commands_test as base  # pylint: disable=wrong-import-position
+import control_test as control  # pylint: disable=wrong-import-position
+from commands_test import MODEL, check, expect, finish, run, start, sums, temporary, wait_until
+from control_test import Group
+
+base.tests.clear()  # theirs are other tests
+test = base.test
+
+RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff", "0.001-0.01")
+FOLDER = tempfile.mkdtemp(prefix="cox_lora_command_")
+PROMPT_COUNT = 60
+
+
+def adapter(name, rank=4, seed=1, scale=0.4, modules=("q_proj", "k_proj", "v_proj", "o_proj")):
+    """A folder as PEFT writes it, for the shipped model."""
+    with open(os.path.join(MODEL, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    dim = config.get("head_dim") or hidden // heads
+    width, kv = heads * dim, config["num_key_value_heads"] * dim
+    shapes = {"q_proj": (width, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, width)}
+    noise, header, data = random.Random(seed), {}, b""
+    for layer in range(config["num_hidden_layers"]):
+        for module in modules:
+            out, into = shapes[module]
+            for side, shape, factor in (("A", (rank, into), into ** -0.5), ("B", (out, rank), scale * rank ** -0.5)):
+                numbers = [noise.gauss(0, 1) * factor for _ in range(shape[0] * shape[1])]
+                tensor = "base_model.model.model.layers.%d.self_attn.%s.lora_%s.weight" % (layer, module, side)
+                header[tensor] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * len(numbers)]}
+                data += struct.pack("<%df" % len(numbers), *numbers)
+    text = json.dumps(header).encode()
+    folder = os.path.join(FOLDER, name)
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as file:
+        json.dump({"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(modules)}, file)
+    with open(os.path.join(folder, "adapter_model.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+    return folder
+
+
+FOLDERS = {"a": adapter("a"), "b": adapter("b", 8, 2), "zero": adapter("zero", 3, 3, 0.0)}
+
+
+def prompts_file():
+    prompts, _ = sums(PROMPT_COUNT)
+    return temporary("".join(prompt + "\n" for prompt in prompts))
+
+
+ALONE = {}
+SHORT = ["--max-tokens", "6", "--quiet"]
+
+
+def alone(name):
+    """What a group of one rank gives for the prompts, with the adapter or none."""
+    if name not in ALONE:
+        own = ["--adapter", "%s=%s" % (name, FOLDERS[name]), "--lora", name] if name else []
+        ALONE[name] = expect(run(["generate", "-n", "1", "--model", MODEL, *SHORT, *own, "--file", prompts_file()]), 0).out
+    return ALONE[name]
+
+
+def lora(group, *words):
+    return run(["lora", *words, "--name", group.name])
+
+
+def load(group, *names):
+    for name in names:
+        expect(lora(group, "load", name, FOLDERS[name]), 0)
+
+
+def adapters(group):
+    listed = json.loads(expect(lora(group, "list", "--json"), 0).out)
+    return {entry["name"]: (entry["state"], entry["uses"]) for entry in listed["adapters"]}
+
+
+def generate_start(group, name):
+    return start(["generate", "--name", group.name, *SHORT, *(["--lora", name] if name else []), "--file", prompts_file()])
+
+
+def expect_text(result, name):
+    expect(result, 0)
+    check(result.out == alone(name), "another text than alone with %s" % name, result)
+
+
+@test
+def test_m13_adapters_give_other_text_and_one_of_zeros_does_not():
+    check(alone("a") != alone(None), "the adapter a changes nothing")
+    check(alone("b") not in (alone(None), alone("a")), "the adapter b changes nothing")
+    check(alone("zero") == alone(None), "an adapter of zeros changes something")
+
+
+@test
+def test_m13_an_own_group_of_any_size_gives_the_same():
+    all_of_them = [word for name, folder in FOLDERS.items() for word in ("--adapter", "%s=%s" % (name, folder))]
+    for ranks in (2, 4, 8):
+        expect_text(run(["generate", "-n", str(ranks), "--model", MODEL, *SHORT, *all_of_them, "--lora", "b", "--file",
+                         prompts_file()]), "b")
+    expect_text(run(["generate", "-n", "2", "--nested", "--model", MODEL, *SHORT, *all_of_them, "--lora", "a", "--file",
+                     prompts_file()]), "a")
+
+
+@test
+def test_m13_load_list_and_unload_on_a_running_group():
+    for ranks in (1, 2, 4):
+        with Group(ranks) as group:
+            check(expect(lora(group, "list"), 0).out == "", "there is something")
+            result = expect(lora(group, "load", "a", FOLDERS["a"]), 0)
+            check(result.out == "".join("rank %d: LORA_CMD_SUCCESS\n" % r for r in range(ranks)), "odd output", result)
+            load(group, "b")
+            result = expect(lora(group, "list"), 0)
+            check(result.out == "a loaded 0 %s\nb loaded 0 %s\n" % (FOLDERS["a"], FOLDERS["b"]), "odd list", result)
+            for name in ("a", "b", None):
+                expect_text(finish(generate_start(group, name)), name)
+            result = expect(lora(group, "load", "a", FOLDERS["b"]), 3, "DUPLICATED_LORA_ID")
+            check(result.out.count("DUPLICATED_LORA_ID: an adapter of that name") == ranks, "not of all ranks", result)
+            result = expect(lora(group, "unload", "a", "--json"), 0)
+            answer = json.loads(result.out)
+            check(answer["ok"] and answer["error"] is None and [r["status"] for r in answer["ranks"]] == [0] * ranks and
+                  [entry["name"] for entry in answer["adapters"]] == ["b"], "odd answer", result)
+            expect(lora(group, "unload", "a"), 3, "INVALID_LORA_ID")
+            expect(finish(generate_start(group, "a")), 1, "no LoRA adapter 'a' is loaded; there are: b")
+            expect_text(finish(generate_start(group, "b")), "b")
+            expect(group.stop(), 0)
+
+
+@test
+def test_m13_a_group_starts_with_adapters():
+    with Group(2, ["--adapter", "x=" + FOLDERS["b"]]) as group:
+        check(adapters(group) == {"x": ("loaded", 0)}, "it is not there: %s" % adapters(group))
+        result = run(["generate", "--name", group.name, *SHORT, "--lora", "x", "--file", prompts_file()])
+        expect_text(result, "b")
+        expect(run(["generate", "--name", group.name, "--adapter", "y=" + FOLDERS["a"], "1+1="]), 2, "leave out --adapter")
+        expect(group.stop(), 0)
+
+
+@test
+def test_m13_what_cannot_be_loaded_is_refused_by_every_rank():
+    broken = os.path.join(FOLDER, "broken")
+    shutil.copytree(FOLDERS["a"], broken, dirs_exist_ok=True)
+    with open(os.path.join(broken, "adapter_model.safetensors"), "r+b") as file:
+        file.truncate(100)
+    wide = adapter("wide", 65)
+    with Group(2) as group:
+        for folder, status in ((broken, "INVALID_LORA_PATH"), (FOLDER, "INVALID_LORA_PATH"), (MODEL, "INVALID_LORA_PATH"),
+                               (wide, "INVALID_LORA_RANK")):
+            result = expect(lora(group, "load", "x", folder), 3, status)
+            check(result.out.count(status) == 2, "not of every rank", result)
+        check(not adapters(group), "something is left: %s" % adapters(group))
+        for slot in range(8):
+            expect(lora(group, "load", "slot %d" % slot, FOLDERS["zero"]), 0)
+        result = expect(lora(group, "load", "b", FOLDERS["b"]), 3, "SLOTS_FULL")
+        check(len(adapters(group)) == 8, "another number of adapters: %s" % adapters(group))
+        expect(group.stop(), 0)
+
+
+@test
+def test_m13_prompts_of_all_adapters_share_a_group():
+    with Group(2) as group:
+        load(group, "a", "b", "zero")
+        running = [(generate_start(group, name), name) for name in ("a", None, "b", "zero", "a", "b")]
+        for process, name in running:
+            expect_text(finish(process), name)
+        expect(group.stop(), 0)
+
+
+@test
+def test_m13_adapters_come_and_go_while_prompts_run():
+    with Group(2) as group:
+        load(group, "a")
+        running = [generate_start(group, "a") for _ in range(3)]
+        for _ in range(5):
+            load(group, "b")
+            expect(lora(group, "unload", "b"), 0)
+        for process in running:
+            expect_text(finish(process), "a")
+        expect(group.stop(), 0)
+
+
+@test
+def test_m13_unload_waits_for_prompts():
+    with Group(2) as group:
+        load(group, "a", "b")
+        expect(run(["recover", "pause", "--name", group.name]), 0)
+        process = generate_start(group, "a")
+        wait_until(lambda: adapters(group)["a"][1] > 0, "prompts that use the adapter")
+        expect(lora(group, "unload", "a", "--timeout", "0.2"), 1, "still in use by %d prompts" % adapters(group)["a"][1])
+        check(adapters(group)["a"][0] == "loaded", "it is not loaded any more")
+        unload = start(["lora", "unload", "a", "--name", group.name])
+        wait_until(lambda: adapters(group)["a"][0] == "unloading", "an unload that waits")
+        expect(finish(generate_start(group, "a")), 1, "the LoRA adapter 'a' is being unloaded")
+        check(unload.poll() is None, "it has not waited")
+        expect(run(["recover", "start", "--name", group.name]), 0)
+        expect_text(finish(process), "a")
+        expect(finish(unload), 0)
+        check(adapters(group) == {"b": ("loaded", 0)}, "another list: %s" % adapters(group))
+        expect(group.stop(), 0)
+
+
+@test
+def test_m13_a_group_that_stops_does_not_wait_for_an_unload():
+    with Group(2) as group:
+        load(group, "a")
+        expect(run(["recover", "pause", "--name", group.name]), 0)
+        process = generate_start(group, "a")
+        wait_until(lambda: adapters(group)["a"][1] > 0, "prompts that use the adapter")
+        unload = start(["lora", "unload", "a", "--name", group.name])
+        wait_until(lambda: adapters(group)["a"][0] == "unloading", "an unload that waits")
+        begin = time.monotonic()
+        expect(group.stop(), 0)
+        finish(unload)  # the prompts are given up: it may still have been unloaded
+        check(time.monotonic() - begin < 30, "it has waited")  # its own timeout is 60 s
+        check(finish(process).status != 0, "it was completed")
+        group.process.communicate(timeout=base.TIMEOUT)
+        group.left_nothing()
+
+
+@test
+def test_m13_p8_replaced_ranks_have_the_adapters_again():
+    with Group(2, RESTART) as group:
+        load(group, "a", "b")
+        for rank in (1, 0):
+            running = [(generate_start(group, name), name) for name in ("a", "b", None)]
+            pid = group.status()["ranks"][rank]["pid"]
+            os.kill(pid, signal.SIGKILL)
+            for process, name in running:
+                expect_text(finish(process), name)
+            wait_until(lambda r=rank, p=pid: group.status()["ranks"][r]["pid"] != p and
+                       group.status()["ranks"][r]["life"] == "alive", "a new rank")
+            expect_text(finish(generate_start(group, "a")), "a")
+            check(adapters(group) == {"a": ("loaded", 0), "b": ("loaded", 0)}, "another list: %s" % adapters(group))
+        expect(group.stop(), 0)
+
+
+@test
+def test_m13_p8_a_rank_that_dies_in_a_load_is_replaced_and_ranks_agree():
+    for point in ("lora.read", "lora.loaded"):
+        worker = temporary("#!/bin/sh\nCOXSWAIN_FAULT=%s:kill:1:2 COXSWAIN_FAULT_LIFE=1 exec %s \"$@\"\n" % (
+            point, os.path.join(base.BIN_DIR, "coxswain-worker")), 0o700)
+        with Group(2, ["--worker", worker, *RESTART]) as group:
+            load(group, "a")
+            process = generate_start(group, "a")
+            expect(lora(group, "load", "b", FOLDERS["b"]), 3, "rank 1", "killed by signal 9")
+            expect_text(finish(process), "a")
+            wait_until(lambda: adapters(group) == {"a": ("loaded", 0)}, "ranks that agree")
+            expect_text(finish(generate_start(group, "a")), "a")
+            load(group, "b")
+            expect_text(finish(generate_start(group, "b")), "b")
+            expect(group.stop(), 0)
+
+
+@test
+def test_m13_what_makes_no_sense_is_refused():
+    folder = FOLDERS["a"]
+    for arguments, words in ((["lora"], "say what"), (["lora", "drop"], "'drop' is no LoRA operation"),
+                             (["lora", "load", "a"], "an adapter's name and its folder"),
+                             (["lora", "unload"], "an adapter's name"), (["lora", "list", "a"], "list takes nothing"),
+                             (["lora", "load", "a", "/nonexistent"], "/nonexistent does not exist"),
+                             (["lora", "list", "--name", "x", "--door", "y"], "either a --name or a --door"),
+                             (["generate", "--adapter", "a", "1+1="], "expected NAME=DIR"),
+                             (["generate", "--adapter", "=x", "1+1="], "expected NAME=DIR"),
+                             (["generate", "--adapter", "a=" + folder, "--adapter", "a=" + folder, "1+1="], "twice"),
+                             (["generate", "--adapter", "a=/nonexistent", "1+1="], "does not exist"),
+                             (["generate", "--model", MODEL, "--lora", "a", "1+1="], "--adapter a=DIR"),
+                             (["run", "--adapter", "a"], "expected NAME=DIR")):
+        expect(run(arguments), 2, words)
+    expect(run(["lora", "list", "--name", "nobody.is.here"]), 2, "nobody.is.here")
+    result = expect(run(["lora", "--help"]), 0)
+    check(result.out.startswith("Usage: coxswain lora") and "Exit status" in result.out, "odd help", result)
+    with Group(2) as group:
+        expect(lora(group, "load", "x" * 129, folder), 2, "1 to 128 bytes")
+        expect(group.stop(), 0)
+
+
+if __name__ == "__main__":
+    try:
+        exit_status = base.main()
+    finally:
+        shutil.rmtree(control.RUNTIME, ignore_errors=True)
+        shutil.rmtree(FOLDER, ignore_errors=True)
+    sys.exit(exit_status)

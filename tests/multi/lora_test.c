@@ -1,0 +1,845 @@
+/*
+ * LoRA adapters in a group of real ranks: row M13. The workers are this program, with the engine of coxswain-worker on
+ * models/sums and two slots; each rank has a working directory of its own, so that one rank can be refused what others get.
+ */
+#include "testing.h"
+
+#include "coordinator/lora.h"
+#include "model/config.h"
+#include "proto/executor.pb-c.h"
+#include "tests/unit/model_fixture.h"
+#include "worker/engine.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
+#define RANK_COUNT_MAX 4
+#define SLOT_COUNT 2
+#define PROMPT_LENGTH 6u
+#define STEP_COUNT 8u
+#define BLOCK_SIZE 4u
+#define BLOCK_COUNT ((PROMPT_LENGTH + STEP_COUNT) / BLOCK_SIZE + 1)
+#define STREAM_COUNT_MAX 4
+
+#define LOAD MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD
+#define UNLOAD MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__UNLOAD
+#define STATUS(name) MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__##name
+
+/* ---- the worker ---- */
+
+static int worker_main(int argc, char **argv)
+{
+    static const struct cox_engine_options engine_options = {
+        .model_dir = SHIPPED,
+        .block_size = BLOCK_SIZE,
+        .block_count = STREAM_COUNT_MAX * BLOCK_COUNT,
+        .lora_slot_count = SLOT_COUNT,
+    };
+    struct cox_worker_options options = {0};
+    struct cox_worker *worker = NULL;
+    struct cox_engine *engine = NULL;
+    struct cox_error err = {0};
+    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    if (r == 0)
+        r = cox_engine_new(&engine_options, &engine);
+    if (r == 0)
+        r = cox_worker_new(&options, &cox_engine_callbacks, engine, &worker, &err);
+    if (r == 0) {
+        cox_engine_serve(engine, worker);
+        r = cox_worker_run(worker, &err);
+    }
+    if (r)
+        fprintf(stderr, "%s\n", err.text);
+    cox_worker_free(worker);
+    cox_engine_free(engine);
+    return r != 0;
+}
+
+/* ---- files ---- */
+
+static char program[4096];
+static char root[64]; /* rank folders, and adapters a, b, c, wrong, ranks */
+
+static const struct {
+    const char *name;
+    struct fixture_adapter kind;
+} adapters[] = {
+    {"a", {.rank = 4, .seed = 1}},
+    {"b", {.rank = 7, .seed = 2}},
+    {"c", {.rank = 2, .seed = 3, .modules = "q"}},
+    {"wrong", {.rank = 4, .a_more_columns = 1}},
+    {"ranks", {.rank = 4, .b_rank = 5}},
+};
+#define ADAPTER_COUNT (sizeof adapters / sizeof adapters[0])
+
+static const char *path_of(const char *name)
+{
+    static char path[128];
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    return path;
+}
+
+static void adapter_write(const char *name)
+{
+    struct cox_model_config config;
+    struct cox_error err = {0};
+    if (cox_model_config_load(SHIPPED "/config.json", &config, &err))
+        fail_msg("%s", err.text);
+    assert_true(mkdir(path_of(name), 0700) == 0 || errno == EEXIST);
+    for (size_t i = 0; i < ADAPTER_COUNT; i++)
+        if (!strcmp(adapters[i].name, name))
+            fixture_write_adapter(path_of(name), &config, &adapters[i].kind);
+}
+
+static int files_create(void **state)
+{
+    (void)state;
+    strcpy(root, "/tmp/cox_lora_XXXXXX");
+    assert_non_null(mkdtemp(root));
+    for (size_t i = 0; i < ADAPTER_COUNT; i++)
+        adapter_write(adapters[i].name);
+    for (int rank = 0; rank < RANK_COUNT_MAX; rank++) {
+        char name[8];
+        snprintf(name, sizeof name, "%d", rank);
+        assert_int_equal(mkdir(path_of(name), 0700), 0);
+    }
+    return 0;
+}
+
+static int files_remove(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ADAPTER_COUNT; i++)
+        fixture_directory_remove(path_of(adapters[i].name));
+    for (int rank = 0; rank < RANK_COUNT_MAX; rank++) {
+        char name[8];
+        snprintf(name, sizeof name, "%d", rank);
+        fixture_directory_remove(path_of(name));
+    }
+    return rmdir(root);
+}
+
+/* ---- a group ---- */
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static struct test_group *group_start(uint32_t rank_count)
+{
+    static char line[5000];
+    static const char *command[] = {"sh", "-c", line, "worker", NULL};
+    const struct cox_executor_options options = {.command = command};
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    snprintf(line, sizeof line, "cd %s/$COXSWAIN_RANK && exec %s worker \"$@\"", root, program);
+    struct test_group *group = test_group_start(rank_count, &options);
+    if (cox_executor_init(test_group_executor(group), NULL, 0, patience(), &summary, &err))
+        fail_msg("init: %s", err.text);
+    return group;
+}
+
+static int operate_until(struct test_group *group, int operation, const char *name,
+                         const char *path, uint64_t deadline_ns, struct cox_lora_result *results,
+                         struct cox_error *err)
+{
+    ModelExecuteData__LoraOperationRequest lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+    lora.lora_name = (char *)(uintptr_t)name;
+    lora.lora_path = (char *)(uintptr_t)path;
+    lora.has_lora_op_type = 1;
+    lora.lora_op_type = (ModelExecuteData__LoraOperationType)operation;
+    *err = (struct cox_error){0};
+    return cox_executor_lora_results(test_group_executor(group), &lora, deadline_ns, results, err);
+}
+
+/* Every rank says the status, with these words. */
+static void expect_status(struct test_group *group, int operation, const char *name,
+                          const char *path, int status, const char *words)
+{
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    int r = operate_until(group, operation, name, path, patience(), results, &err);
+    if (r != (status ? COX_REJECTED : 0))
+        fail_msg("%d: %s", r, err.text);
+    for (uint32_t rank = 0; rank < cox_executor_rank_count(test_group_executor(group)); rank++) {
+        if (results[rank].status != status)
+            fail_msg("rank %" PRIu32 " says %s to '%s', not %s", rank,
+                     cox_lora_status_name(results[rank].status), name,
+                     cox_lora_status_name(status));
+        if (!strstr(results[rank].text, words))
+            fail_msg("'%s' does not speak of '%s'", results[rank].text, words);
+        assert_int_equal(results[rank].text[0] != '\0', status != 0);
+    }
+    if (status)
+        assert_non_null(strstr(err.text, cox_lora_status_name(status)));
+}
+
+static void load(struct test_group *group, const char *name)
+{
+    expect_status(group, LOAD, name, path_of(name), STATUS(LORA_CMD_SUCCESS), "");
+}
+
+static void unload(struct test_group *group, const char *name)
+{
+    expect_status(group, UNLOAD, name, NULL, STATUS(LORA_CMD_SUCCESS), "");
+}
+
+/* ---- streams of steps ---- */
+
+struct stream {
+    const char *lora;
+    uint32_t slot; /* and its blocks */
+    int64_t id;
+    bool known; /* the ranks' tables have it */
+    uint32_t count;
+    int32_t tokens[PROMPT_LENGTH + STEP_COUNT];
+    float logprobs[STEP_COUNT];
+};
+
+static struct stream stream_of(uint32_t slot, const char *lora)
+{
+    static const int32_t prompt[PROMPT_LENGTH] = {1, 5, 10, 13, 8, 11};
+    static int64_t last_id;
+    struct stream stream = {.lora = lora, .slot = slot, .id = ++last_id};
+    memcpy(stream.tokens, prompt, sizeof prompt);
+    return stream;
+}
+
+struct answer {
+    uint64_t sequence;
+    size_t count;
+    int32_t tokens[STREAM_COUNT_MAX];
+    float logprobs[STREAM_COUNT_MAX];
+};
+
+static void take_answer(void *context, const struct cox_completion *completion)
+{
+    struct answer *answer = context;
+    const ModelExecuteData__ExecuteResponse *response =
+        completion->payload ? completion->payload->response : NULL;
+    answer->sequence = completion->sequence;
+    if (!response || !response->execute_model_response || !response->execute_model_response->step)
+        return;
+    const ModelExecuteData__StepResult *result = response->execute_model_response->step;
+    if (result->n_tokens > STREAM_COUNT_MAX || result->n_tokens != result->n_logprobs)
+        return;
+    answer->count = result->n_tokens;
+    for (size_t i = 0; i < answer->count; i++) {
+        answer->tokens[i] = result->tokens[i];
+        answer->logprobs[i] = result->logprobs[i];
+    }
+}
+
+/* The next token of each stream, in one step on *base, which moves when it succeeds. finished: a slot that is given up
+ * first, -1: none. */
+static int step(struct test_group *group, uint64_t *base, int finished, struct stream **streams,
+                uint32_t count, struct cox_error *err)
+{
+    ModelExecuteData__StepBlockTable tables[STREAM_COUNT_MAX], *table_pointers[STREAM_COUNT_MAX];
+    ModelExecuteData__StepSequence sequences[STREAM_COUNT_MAX], *announced[STREAM_COUNT_MAX];
+    int32_t blocks[STREAM_COUNT_MAX][BLOCK_COUNT];
+    uint32_t slots[STREAM_COUNT_MAX], positions[STREAM_COUNT_MAX], counts[STREAM_COUNT_MAX];
+    uint32_t finished_slot = (uint32_t)finished;
+    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
+    delta.has_base_sequence = 1;
+    delta.base_sequence = *base;
+    delta.n_finished = finished >= 0;
+    delta.finished = &finished_slot;
+    delta.announced = announced;
+    for (uint32_t i = 0; i < count; i++) {
+        struct stream *stream = streams[i];
+        const uint32_t length = PROMPT_LENGTH + stream->count;
+        stream->known = stream->known && *base;
+        slots[i] = stream->slot;
+        positions[i] = stream->known ? length - 1 : 0;
+        counts[i] = length - positions[i];
+        if (stream->known)
+            continue;
+        size_t k = delta.n_announced++;
+        for (uint32_t b = 0; b < BLOCK_COUNT; b++)
+            blocks[k][b] = (int32_t)(stream->slot * BLOCK_COUNT + b);
+        model_execute_data__step_block_table__init(&tables[k]);
+        tables[k].n_blocks = BLOCK_COUNT;
+        tables[k].blocks = blocks[k];
+        table_pointers[k] = &tables[k];
+        model_execute_data__step_sequence__init(&sequences[k]);
+        sequences[k].has_seq_id = sequences[k].has_slot = 1;
+        sequences[k].seq_id = stream->id;
+        sequences[k].slot = stream->slot;
+        sequences[k].n_tokens = length;
+        sequences[k].tokens = stream->tokens;
+        sequences[k].n_tables = 1;
+        sequences[k].tables = &table_pointers[k];
+        sequences[k].lora_id = (char *)(uintptr_t)stream->lora;
+        announced[k] = &sequences[k];
+    }
+    delta.n_row_slot = delta.n_row_position = delta.n_row_token_count = count;
+    delta.row_slot = slots;
+    delta.row_position = positions;
+    delta.row_token_count = counts;
+    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
+    model.has_forward_type = 1;
+    model.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__MIXED;
+    model.step = &delta;
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    request.execute_model_request = &model;
+    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+                                               .deadline_ns = patience()};
+    struct answer answer = {0};
+    *err = (struct cox_error){0};
+    int r = cox_executor_call(test_group_executor(group), &request, &options, take_answer, &answer,
+                              err);
+    if (r)
+        return r;
+    assert_int_equal(answer.count, count);
+    *base = answer.sequence;
+    for (uint32_t i = 0; i < count; i++) {
+        streams[i]->known = true;
+        streams[i]->tokens[PROMPT_LENGTH + streams[i]->count] = answer.tokens[i];
+        streams[i]->logprobs[streams[i]->count++] = answer.logprobs[i];
+    }
+    return 0;
+}
+
+static void steps(struct test_group *group, uint64_t *base, struct stream **streams, uint32_t count,
+                  uint32_t step_count)
+{
+    struct cox_error err;
+    for (uint32_t i = 0; i < step_count; i++) {
+        int r = step(group, base, -1, streams, count, &err);
+        if (r)
+            fail_msg("step %" PRIu32 ": %d: %s", i, r, err.text);
+    }
+}
+
+/* What one rank gives for a sequence alone, with the adapter. */
+static const struct stream *alone(const char *lora)
+{
+    static struct stream references[3]; /* none, a, b */
+    struct stream *reference = &references[lora ? lora[0] - 'a' + 1 : 0];
+    if (reference->count == 0) {
+        struct test_group *group = group_start(1);
+        struct stream stream = stream_of(0, lora), *streams[] = {&stream};
+        uint64_t base = 0;
+        if (lora)
+            load(group, lora);
+        steps(group, &base, streams, 1, STEP_COUNT);
+        *reference = stream;
+        test_group_free(group);
+    }
+    return reference;
+}
+
+/* Bit by bit. */
+static void expect_alone(const struct stream *stream)
+{
+    const struct stream *reference = alone(stream->lora);
+    assert_int_equal(stream->count, STEP_COUNT);
+    assert_memory_equal(stream->tokens, reference->tokens, sizeof stream->tokens);
+    assert_memory_equal(stream->logprobs, reference->logprobs, sizeof stream->logprobs);
+}
+
+/* ---- every rank's status ---- */
+
+static void m13_the_7_statuses_come_from_every_rank(void **state)
+{
+    (void)state;
+    char long_name[130];
+    memset(long_name, 'x', sizeof long_name - 1);
+    long_name[sizeof long_name - 1] = '\0';
+    for (uint32_t n = 1; n <= RANK_COUNT_MAX; n *= 2) {
+        struct test_group *g = group_start(n);
+        expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
+        load(g, "a");
+        expect_status(g, LOAD, "a", path_of("a"), STATUS(DUPLICATED_LORA_ID), "loaded already");
+        expect_status(g, LOAD, "a", path_of("b"), STATUS(DUPLICATED_LORA_ID), "loaded already");
+        expect_status(g, LOAD, "x", path_of("wrong"), STATUS(INVALID_LORA_PATH), "has the shape");
+        expect_status(g, LOAD, "x", path_of("ranks"), STATUS(INVALID_LORA_RANK), "has rank 5");
+        expect_status(g, LOAD, "x", path_of("nowhere"), STATUS(INVALID_LORA_PATH),
+                      "does not exist");
+        expect_status(g, LOAD, "x", "", STATUS(INVALID_LORA_PATH), "no folder");
+        expect_status(g, LOAD, "x", NULL, STATUS(INVALID_LORA_PATH), "no folder");
+        expect_status(g, LOAD, "", path_of("b"), STATUS(INVALID_LORA_ID), "1 to 128 bytes");
+        expect_status(g, LOAD, "b\n", path_of("b"), STATUS(INVALID_LORA_ID), "control characters");
+        expect_status(g, LOAD, long_name, path_of("b"), STATUS(INVALID_LORA_ID), "128 bytes");
+        expect_status(g, 9, "a", path_of("a"), STATUS(UNSUPPORT_CMD), "no such operation: 9");
+        load(g, "b");
+        expect_status(g, LOAD, "c", path_of("c"), STATUS(SLOTS_FULL), "all 2 slots");
+        unload(g, "a");
+        load(g, "c");
+        expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
+        test_group_free(g);
+    }
+}
+
+static void m13_a_load_before_init_is_an_error(void **state)
+{
+    (void)state;
+    static char line[5000];
+    static const char *command[] = {line, "worker", NULL};
+    const struct cox_executor_options options = {.command = command};
+    struct cox_lora_result results[2];
+    struct cox_error err;
+    snprintf(line, sizeof line, "%s", program);
+    struct test_group *g = test_group_start(2, &options);
+    assert_int_equal(operate_until(g, LOAD, "a", path_of("a"), patience(), results, &err),
+                     COX_REJECTED);
+    assert_non_null(strstr(err.text, "no model is loaded yet"));
+    test_group_free(g);
+}
+
+/* They belong to the model; what is said again changes nothing. */
+static void m13_another_init_begins_without_adapters(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    load(g, "a");
+    assert_int_equal(cox_executor_replay_init(test_group_executor(g), patience(), &err), 0);
+    expect_status(g, LOAD, "a", path_of("a"), STATUS(DUPLICATED_LORA_ID), "loaded already");
+    assert_int_equal(cox_executor_init(test_group_executor(g), NULL, 0, patience(), &summary, &err),
+                     0);
+    expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
+    const struct cox_config_entry nowhere = {"model", "/nonexistent"};
+    load(g, "a");
+    assert_int_not_equal(
+        cox_executor_init(test_group_executor(g), &nowhere, 1, patience(), &summary, &err), 0);
+    expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
+    test_group_free(g);
+}
+
+/* ---- steps ---- */
+
+static void m13_s5_sequences_of_any_adapters_in_one_batch_are_each_as_alone(void **state)
+{
+    (void)state;
+    /* Otherwise nothing is said. */
+    assert_memory_not_equal(alone(NULL)->logprobs, alone("a")->logprobs, sizeof(float));
+    assert_memory_not_equal(alone("b")->logprobs, alone("a")->logprobs, sizeof(float));
+    for (uint32_t n = 1; n <= RANK_COUNT_MAX; n *= 2) {
+        struct test_group *g = group_start(n);
+        struct stream own[] = {stream_of(0, "a"), stream_of(1, NULL), stream_of(2, "b"),
+                               stream_of(3, "a")};
+        struct stream *streams[] = {&own[0], &own[1], &own[2], &own[3]};
+        uint64_t base = 0;
+        load(g, "a");
+        load(g, "b");
+        steps(g, &base, streams, 4, 3);
+        base = 0; /* computed anew, and announced again */
+        steps(g, &base, streams, 4, STEP_COUNT - 3);
+        for (int i = 0; i < 4; i++)
+            expect_alone(&own[i]);
+        test_group_free(g);
+    }
+}
+
+static void m13_a_step_with_an_unknown_adapter_is_refused_and_no_harm(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct stream good = stream_of(0, "a"), bad = stream_of(1, "missing");
+    struct stream *both[] = {&good, &bad};
+    struct cox_error err;
+    uint64_t base = 0;
+    load(g, "a");
+    steps(g, &base, both, 1, 2);
+    assert_int_equal(step(g, &base, -1, both, 2, &err), COX_REJECTED);
+    assert_non_null(strstr(err.text, "there is no LoRA adapter 'missing' here"));
+    /* The tables are as they were. */
+    steps(g, &base, both, 1, STEP_COUNT - 2);
+    expect_alone(&good);
+    test_group_free(g);
+}
+
+/* ---- unload waits ---- */
+
+struct unloading {
+    pthread_t thread;
+    struct test_group *group;
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    _Atomic int result; /* -1: not yet */
+};
+
+static void *unload_main(void *context)
+{
+    struct unloading *unloading = context;
+    int r = operate_until(unloading->group, UNLOAD, "a", NULL, patience(), unloading->results,
+                          &unloading->err);
+    atomic_store(&unloading->result, r);
+    return NULL;
+}
+
+static void m13_unload_waits_until_no_sequence_has_the_adapter(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct stream old = stream_of(0, "a"), other = stream_of(1, "a"), plain = stream_of(2, NULL);
+    struct stream *streams[] = {&old, &plain, &other};
+    struct unloading unloading = {.group = g, .result = -1};
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    uint64_t base = 0;
+    alone("a");
+    load(g, "a");
+    steps(g, &base, streams, 2, 2);
+    /* At its deadline it is still there, and takes sequences. */
+    assert_int_equal(
+        operate_until(g, UNLOAD, "a", NULL, cox_deadline_after_ms(2000), results, &err),
+        COX_REJECTED);
+    assert_non_null(strstr(err.text, "still in use by 1 sequence"));
+    steps(g, &base, streams, 2, 1);
+    assert_int_equal(pthread_create(&unloading.thread, NULL, unload_main, &unloading), 0);
+    /* A new one is refused as soon as the ranks have begun. */
+    int r;
+    uint64_t deadline_ns = patience();
+    do {
+        r = step(g, &base, -1, streams + 2, 1, &err);
+        if (r == 0) {
+            other = stream_of(1, "a");
+            r = step(g, &base, 1, streams + 1, 1, &err);
+            assert_int_equal(r, 0);
+            plain.count = 3;
+        }
+        assert_true(cox_now_ns() < deadline_ns);
+    } while (r == 0);
+    assert_int_equal(r, COX_REJECTED);
+    assert_non_null(strstr(err.text, "the LoRA adapter 'a' is being unloaded"));
+    /* The one that lives goes on, also when it is announced again. */
+    base = 0;
+    steps(g, &base, streams, 2, 2);
+    steps(g, &base, streams, 2, STEP_COUNT - 5);
+    expect_alone(&old);
+    assert_int_equal(atomic_load(&unloading.result), -1);
+    /* It ends, and nothing else is waited for. */
+    plain.count = 0;
+    plain.known = false;
+    plain.id = 1000;
+    plain.slot = 3;
+    assert_int_equal(step(g, &base, 0, streams + 1, 1, &err), 0);
+    pthread_join(unloading.thread, NULL);
+    if (unloading.result)
+        fail_msg("%s", unloading.err.text);
+    other.known = false;
+    assert_int_equal(step(g, &base, -1, streams + 2, 1, &err), COX_REJECTED);
+    assert_non_null(strstr(err.text, "there is no LoRA adapter 'a' here"));
+    load(g, "a");
+    test_group_free(g);
+}
+
+/* ---- loads beside steps ---- */
+
+struct loading {
+    pthread_t thread;
+    struct test_group *group;
+    struct cox_error err;
+    _Atomic bool over;
+    int result;
+};
+
+static void *loading_main(void *context)
+{
+    struct loading *loading = context;
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    char path[128];
+    snprintf(path, sizeof path, "%s/b", root);
+    for (int i = 0; loading->result == 0 && i < 40; i++) {
+        loading->result =
+            operate_until(loading->group, LOAD, "b", path, patience(), results, &loading->err);
+        if (loading->result == 0)
+            loading->result = operate_until(loading->group, UNLOAD, "b", NULL, patience(), results,
+                                            &loading->err);
+    }
+    atomic_store(&loading->over, true);
+    return NULL;
+}
+
+static void m13_adapters_come_and_go_while_steps_run(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct loading loading = {.group = g};
+    struct cox_error err;
+    uint64_t base = 0, rounds = 0;
+    alone("a");
+    alone(NULL);
+    load(g, "a");
+    assert_int_equal(pthread_create(&loading.thread, NULL, loading_main, &loading), 0);
+    while (!atomic_load(&loading.over)) {
+        struct stream own[] = {stream_of(0, "a"), stream_of(1, NULL)};
+        struct stream *streams[] = {&own[0], &own[1]};
+        base = 0;
+        for (uint32_t i = 0; i < STEP_COUNT; i++)
+            if (step(g, &base, -1, streams, 2, &err))
+                fail_msg("%s", err.text);
+        expect_alone(&own[0]);
+        expect_alone(&own[1]);
+        rounds++;
+    }
+    pthread_join(loading.thread, NULL);
+    if (loading.result)
+        fail_msg("%s", loading.err.text);
+    assert_true(rounds > 0);
+    test_group_free(g);
+}
+
+/* ---- ranks that agree ---- */
+
+static struct cox_lora *lora_of(struct test_group *group)
+{
+    const struct cox_log log = {0};
+    struct cox_lora *lora = NULL;
+    assert_int_equal(cox_lora_new(test_group_executor(group), &log, &lora), 0);
+    return lora;
+}
+
+static void expect_list(struct cox_lora *lora, const char *expected)
+{
+    struct cox_lora_info *infos;
+    size_t count;
+    char text[256] = "";
+    assert_int_equal(cox_lora_list(lora, &infos, &count), 0);
+    for (size_t i = 0; i < count; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s %s %" PRIu64, i ? ", " : "",
+                 infos[i].name, infos[i].state, infos[i].uses);
+    cox_lora_infos_free(infos, count);
+    assert_string_equal(text, expected);
+}
+
+static int lora_load(struct cox_lora *lora, const char *name, const char *path,
+                     struct cox_lora_result *results, struct cox_error *err)
+{
+    *err = (struct cox_error){0};
+    return cox_lora_load(lora, name, path, patience(), results, err);
+}
+
+static void m13_what_one_rank_refuses_no_rank_keeps(void **state)
+{
+    (void)state;
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    char link[80];
+    for (uint32_t has = 0; has < 2; has++) {
+        struct test_group *g = group_start(2);
+        struct cox_lora *lora = lora_of(g);
+        snprintf(link, sizeof link, "%s/%" PRIu32 "/adapter", root, has);
+        assert_int_equal(symlink(path_of("a"), link), 0);
+        assert_int_equal(lora_load(lora, "a", "/proc/self/cwd/adapter", results, &err),
+                         COX_REJECTED);
+        assert_int_equal(results[has].status, STATUS(LORA_CMD_SUCCESS));
+        assert_int_equal(results[1 - has].status, STATUS(INVALID_LORA_PATH));
+        expect_list(lora, "");
+        expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "");
+        /* What there was stays where its name is asked for again. */
+        assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
+        assert_int_equal(lora_load(lora, "a", path_of("b"), results, &err), COX_REJECTED);
+        assert_int_equal(results[0].status, STATUS(DUPLICATED_LORA_ID));
+        expect_list(lora, "a loaded 0");
+        assert_int_equal(lora_load(lora, "b", "relative", results, &err), COX_INVALID);
+        assert_int_equal(unlink(link), 0);
+        cox_lora_free(lora);
+        test_group_free(g);
+    }
+}
+
+static void *give_main(void *context)
+{
+    cox_lora_give(context, "a");
+    return NULL;
+}
+
+static void m13_an_adapter_that_prompts_use_stays(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct cox_lora *lora = lora_of(g);
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err = {0};
+    pthread_t thread;
+    assert_int_equal(cox_lora_take(lora, "a", &err), COX_INVALID);
+    assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
+    assert_int_equal(cox_lora_take(lora, "a", &err), 0);
+    expect_list(lora, "a loaded 1");
+    assert_int_equal(cox_lora_unload(lora, "a", cox_deadline_after_ms(50), results, &err),
+                     COX_BUSY);
+    assert_non_null(strstr(err.text, "still in use by 1 prompt"));
+    assert_int_equal(results[0].status, -1);
+    expect_list(lora, "a loaded 1");
+    assert_int_equal(pthread_create(&thread, NULL, give_main, lora), 0);
+    err = (struct cox_error){0};
+    if (cox_lora_unload(lora, "a", patience(), results, &err))
+        fail_msg("%s", err.text);
+    pthread_join(thread, NULL);
+    expect_list(lora, "");
+    cox_lora_stop(lora);
+    assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), COX_CLOSED);
+    cox_lora_free(lora);
+    test_group_free(g);
+}
+
+/* ---- ranks that die ---- */
+
+static void rank_replace(struct test_group *group, uint32_t rank)
+{
+    struct cox_error err = {0};
+    test_await_death(group, rank);
+    if (cox_executor_restart(test_group_executor(group), rank, patience(), &err) ||
+        cox_executor_replay_init(test_group_executor(group), patience(), &err))
+        fail_msg("%s", err.text);
+}
+
+static void lora_replay(struct cox_lora *lora)
+{
+    struct cox_error err = {0};
+    if (cox_lora_replay(lora, patience(), &err))
+        fail_msg("%s", err.text);
+}
+
+static void m13_p8_a_replaced_rank_gets_the_adapters_again(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct cox_lora *lora = lora_of(g);
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    alone("a");
+    alone("b");
+    assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
+    assert_int_equal(lora_load(lora, "b", path_of("b"), results, &err), 0);
+    for (uint32_t victim = 0; victim < 2; victim++) {
+        struct stream own[] = {stream_of(0, "a"), stream_of(1, "b")};
+        struct stream *streams[] = {&own[0], &own[1]};
+        uint64_t base = 0;
+        steps(g, &base, streams, 2, 3);
+        assert_int_equal(kill(cox_executor_pid(test_group_executor(g), victim), SIGKILL), 0);
+        rank_replace(g, victim);
+        base = 0;
+        /* The rank that has none says so, or the other one first that it was left alone. */
+        int r = step(g, &base, -1, streams, 2, &err);
+        assert_true(r == COX_REJECTED || r == COX_ABORTED);
+        lora_replay(lora);
+        expect_list(lora, "a loaded 0, b loaded 0");
+        steps(g, &base, streams, 2, STEP_COUNT - 3);
+        expect_alone(&own[0]);
+        expect_alone(&own[1]);
+    }
+    cox_lora_free(lora);
+    test_group_free(g);
+}
+
+static void m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct cox_lora *lora = lora_of(g);
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    for (int used = 1; used >= 0; used--) {
+        assert_int_equal(lora_load(lora, "c", path_of("c"), results, &err), 0);
+        if (used)
+            assert_int_equal(cox_lora_take(lora, "c", &err), 0);
+        fixture_directory_remove(path_of("c"));
+        const uint32_t victim = used ? 1 : 0;
+        assert_int_equal(kill(cox_executor_pid(test_group_executor(g), victim), SIGKILL), 0);
+        rank_replace(g, victim);
+        err = (struct cox_error){0};
+        if (used) {
+            assert_int_equal(cox_lora_replay(lora, patience(), &err), COX_REJECTED);
+            assert_non_null(strstr(err.text, "'c' is not loaded again"));
+            cox_lora_give(lora, "c");
+        }
+        lora_replay(lora);
+        expect_list(lora, "");
+        expect_status(g, UNLOAD, "c", NULL, STATUS(INVALID_LORA_ID), "");
+        adapter_write("c");
+    }
+    cox_lora_free(lora);
+    test_group_free(g);
+}
+
+/* In a load, read or published, and in an unload. What there was before is there again, what was not is not. */
+static void m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *plan;
+        bool unloads;
+    } cases[] = {
+        {"lora.read:kill:1:2", false},   {"lora.loaded:kill:1:2", false},
+        {"lora.read:kill:0:2", false},   {"lora.removed:kill:1:1", true},
+        {"lora.removed:kill:0:1", true},
+    };
+#if !COX_TESTING
+    skip();
+#endif
+    alone("a");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct cox_lora_result results[RANK_COUNT_MAX];
+        struct cox_error err = {0};
+        const uint32_t victim = strstr(cases[i].plan, "kill:1") ? 1 : 0;
+        setenv("COXSWAIN_FAULT", cases[i].plan, 1);
+        setenv("COXSWAIN_FAULT_LIFE", "1", 1);
+        struct test_group *g = group_start(2);
+        unsetenv("COXSWAIN_FAULT");
+        unsetenv("COXSWAIN_FAULT_LIFE");
+        struct cox_lora *lora = lora_of(g);
+        assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
+        int r = cases[i].unloads ? cox_lora_unload(lora, "a", patience(), results, &err)
+                                 : lora_load(lora, "b", path_of("b"), results, &err);
+        if (r != COX_PEER_DEAD)
+            fail_msg("%s: %d: %s", cases[i].plan, r, err.text);
+        expect_list(lora, cases[i].unloads ? "a unsettled 0" : "a loaded 0, b unsettled 0");
+        assert_int_equal(cox_lora_take(lora, cases[i].unloads ? "a" : "b", &err), COX_STATE);
+        rank_replace(g, victim);
+        lora_replay(lora);
+        expect_list(lora, "a loaded 0");
+        struct stream stream = stream_of(0, "a"), *streams[] = {&stream};
+        uint64_t base = 0;
+        steps(g, &base, streams, 1, STEP_COUNT);
+        expect_alone(&stream);
+        /* Nobody has b: there is room for it, and it is not there twice. */
+        err = (struct cox_error){0};
+        if (lora_load(lora, "b", path_of("b"), results, &err))
+            fail_msg("%s: %s", cases[i].plan, err.text);
+        cox_lora_free(lora);
+        test_group_free(g);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(m13_the_7_statuses_come_from_every_rank),
+        TEST(m13_a_load_before_init_is_an_error),
+        TEST(m13_another_init_begins_without_adapters),
+        TEST(m13_s5_sequences_of_any_adapters_in_one_batch_are_each_as_alone),
+        TEST(m13_a_step_with_an_unknown_adapter_is_refused_and_no_harm),
+        TEST(m13_unload_waits_until_no_sequence_has_the_adapter),
+        TEST(m13_adapters_come_and_go_while_steps_run),
+        TEST(m13_what_one_rank_refuses_no_rank_keeps),
+        TEST(m13_an_adapter_that_prompts_use_stays),
+        TEST(m13_p8_a_replaced_rank_gets_the_adapters_again),
+        TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used),
+        TEST(m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree),
+    };
+    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+        return worker_main(argc, argv);
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length < 0)
+        return 1;
+    return cmocka_run_group_tests_name("lora", tests, files_create, files_remove);
+}

@@ -1,0 +1,600 @@
+/*
+ * LoRA adapters: what is loaded of a folder, what is refused, and what they add to rows of a step. The reference for every
+ * comparison of bits is the sequence computed alone, in one prefill, by one rank.
+ */
+#include "tests/unit/model_fixture.h"
+#include "worker/model/adapter.h"
+#include "worker/model/model.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define LENGTH 21u
+#define BLOCK_COUNT 128u
+#define ROW_COUNT_MAX 12u
+#define TABLE_LENGTH 8u
+#define ADAPTER_COUNT 3u
+/* The adapter whose B is zero. */
+#define ZERO 2
+
+/* The worker library's function; nobody gives a batch up here. */
+bool cox_batch_aborted(const struct cox_batch *batch)
+{
+    (void)batch;
+    return false;
+}
+
+static const struct cox_model_config configs[] = {
+    {.hidden_size = 64,
+     .intermediate_size = 176,
+     .layer_count = 2,
+     .head_count = 8,
+     .kv_head_count = 4,
+     .head_dim = 8,
+     .vocab_size = 61,
+     .position_count_max = 64},
+    {.hidden_size = 60,
+     .intermediate_size = 88,
+     .layer_count = 2,
+     .head_count = 8,
+     .kv_head_count = 1,
+     .head_dim = 10,
+     .vocab_size = 33,
+     .position_count_max = 64,
+     .tied_embeddings = true},
+    {.hidden_size = 128,
+     .intermediate_size = 256,
+     .layer_count = 1,
+     .head_count = 24,
+     .kv_head_count = 6,
+     .head_dim = 12,
+     .vocab_size = 200,
+     .position_count_max = 64},
+};
+#define CONFIG_COUNT (sizeof(configs) / sizeof(configs[0]))
+
+static const struct fixture_adapter kinds[ADAPTER_COUNT] = {
+    {.rank = 4, .seed = 11},
+    {.rank = 13, .alpha = 5, .seed = 12, .modules = "vo"},
+    {.rank = 8, .seed = 13, .zero_b = true},
+};
+static const char *const names[ADAPTER_COUNT] = {"first", "second", "zero"};
+static const struct cox_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
+
+/* ---- what is loaded ---- */
+
+static struct cox_adapter *load(const char *directory, const struct cox_model_config *config,
+                                const struct cox_share *share)
+{
+    struct cox_adapter *adapter = NULL;
+    struct cox_error err = {0};
+
+    if (cox_adapter_load(directory, config, share, &adapter, &err))
+        fail_msg("%s", err.text);
+    return adapter;
+}
+
+static void expect_refused(const struct cox_model_config *config,
+                           const struct fixture_adapter *kind, int code, const char *words)
+{
+    char directory[FIXTURE_PATH_SIZE];
+    const struct cox_share share = {0};
+    struct cox_adapter *adapter = NULL;
+    struct cox_error err = {0};
+
+    fixture_directory_create(directory);
+    fixture_write_adapter(directory, config, kind);
+    assert_int_equal(cox_adapter_load(directory, config, &share, &adapter, &err), code);
+    assert_null(adapter);
+    if (!strstr(err.text, words))
+        fail_msg("'%s' does not speak of '%s'", err.text, words);
+    fixture_directory_remove(directory);
+}
+
+#define CONFIG_OF(more) "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]" more "}"
+
+static void m13_an_adapter_of_another_shape_or_kind_is_refused(void **state)
+{
+    static const struct {
+        struct fixture_adapter kind;
+        int code;
+        const char *words;
+    } cases[] = {
+        {{.rank = 4, .b_rank = 5}, COX_DIVERGED, "has rank 5; adapter_config.json says 4"},
+        {{.rank = 4, .config = "{\"r\":6,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}"},
+         COX_DIVERGED,
+         "has rank 4; adapter_config.json says 6"},
+        {{.rank = 65}, COX_DIVERGED, "r is 65; allowed: 1 to 64"},
+        {{.rank = 4, .config = "{\"r\":0,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}"},
+         COX_DIVERGED,
+         "r is 0"},
+        {{.rank = 4, .config = "{\"r\":-1,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}"},
+         COX_DIVERGED,
+         "r is -1"},
+        {{.rank = 4, .config = "{\"r\":\"4\",\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}"},
+         COX_DIVERGED,
+         "r is no whole number"},
+        {{.rank = 4, .config = "{\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}"},
+         COX_DIVERGED,
+         "r is no whole number"},
+        {{.rank = 4, .a_more_columns = 1}, COX_INVALID, "has the shape"},
+        {{.rank = 4, .b_more_rows = 1}, COX_INVALID, "has the shape"},
+        {{.rank = 4, .vector = true}, COX_INVALID, "has the shape"},
+        {{.rank = 4, .skip = "layers.0.self_attn.k_proj.lora_B"}, COX_NOT_FOUND, "has no tensor"},
+        {{.rank = 4, .extra = true}, COX_INVALID, "tensors; target_modules and the model imply"},
+        {{.rank = 4, .not_finite = true}, COX_INVALID, "not finite"},
+        {{.rank = 4, .config = "{"}, COX_CORRUPT, "adapter_config.json"},
+        {{.rank = 4, .config = "[]"}, COX_CORRUPT, "adapter_config.json"},
+        {{.rank = 4, .config = "{\"r\":4,\"target_modules\":[\"q_proj\"]}"},
+         COX_INVALID,
+         "lora_alpha is no number"},
+        {{.rank = 4, .config = "{\"r\":4,\"lora_alpha\":1e300,\"target_modules\":[\"q_proj\"]}"},
+         COX_INVALID,
+         "lora_alpha is 1e+300"},
+        {{.rank = 4, .config = "{\"r\":4,\"lora_alpha\":8,\"target_modules\":\"all-linear\"}"},
+         COX_INVALID,
+         "target_modules"},
+        {{.rank = 4, .config = "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[]}"},
+         COX_INVALID,
+         "target_modules"},
+        {{.rank = 4, .config = "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[\"up_proj\"]}"},
+         COX_INVALID,
+         "'up_proj'"},
+        {{.rank = 4, .config = "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[7]}"},
+         COX_INVALID,
+         "no name"},
+        {{.rank = 4, .config = CONFIG_OF(",\"peft_type\":\"LOHA\"")}, COX_INVALID, "LOHA"},
+        {{.rank = 4, .config = CONFIG_OF(",\"use_dora\":true")}, COX_INVALID, "use_dora"},
+        {{.rank = 4, .config = CONFIG_OF(",\"bias\":\"all\"")}, COX_INVALID, "bias"},
+        {{.rank = 4, .config = CONFIG_OF(",\"rank_pattern\":{\"a\":1}")},
+         COX_INVALID,
+         "rank_pattern"},
+        {{.rank = 4, .config = CONFIG_OF(",\"modules_to_save\":[\"lm_head\"]")},
+         COX_INVALID,
+         "modules_to_save"},
+        {{.rank = 4, .config = CONFIG_OF(",\"layers_to_transform\":0")},
+         COX_INVALID,
+         "layers_to_transform"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        expect_refused(&configs[0], &cases[i].kind, cases[i].code, cases[i].words);
+}
+
+static void m13_missing_or_broken_files_are_refused(void **state)
+{
+    static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors"};
+    const struct cox_share share = {0};
+    struct cox_adapter *adapter = NULL;
+    char directory[FIXTURE_PATH_SIZE], path[FIXTURE_PATH_SIZE + 64];
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        struct cox_error err = {0};
+
+        fixture_directory_create(directory);
+        fixture_write_adapter(directory, &configs[0], &kinds[0]);
+        fixture_write(directory, files[i], "nothing", 7);
+        assert_int_equal(cox_adapter_load(directory, &configs[0], &share, &adapter, &err),
+                         COX_CORRUPT);
+        assert_non_null(strstr(err.text, files[i]));
+        snprintf(path, sizeof(path), "%s/%s", directory, files[i]);
+        assert_int_equal(unlink(path), 0);
+        err = (struct cox_error){0};
+        assert_int_equal(cox_adapter_load(directory, &configs[0], &share, &adapter, &err),
+                         COX_NOT_FOUND);
+        assert_non_null(strstr(err.text, files[i]));
+        /* A folder, and a pipe that nobody writes to: neither is waited for. */
+        assert_int_equal(mkfifo(path, 0600), 0);
+        assert_int_not_equal(cox_adapter_load(directory, &configs[0], &share, &adapter, NULL), 0);
+        fixture_directory_remove(directory);
+    }
+    assert_int_equal(cox_adapter_load("/nonexistent", &configs[0], &share, &adapter, NULL),
+                     COX_NOT_FOUND);
+    assert_null(adapter);
+}
+
+/* Each part is that of the whole, and padding is zero. */
+static void m13_a_share_has_its_parts_of_the_whole(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+        const struct cox_model_config *config = &configs[c];
+        const struct cox_share all = {0};
+        const size_t piece = (size_t)config->head_count * config->head_dim / COX_SLICE_COUNT;
+        char directory[FIXTURE_PATH_SIZE];
+        struct cox_adapter *whole;
+
+        fixture_directory_create(directory);
+        fixture_write_adapter(directory, config, &kinds[0]);
+        whole = load(directory, config, &all);
+        assert_int_equal(whole->rank, 8);
+        for (uint32_t n = 1; n <= COX_SLICE_COUNT; n *= 2)
+            for (uint32_t rank = 0; rank < n; rank++) {
+                struct cox_share share;
+                struct cox_adapter *part;
+                struct cox_kv_heads kv;
+
+                assert_int_equal(cox_share_of_rank(rank, n, &share, NULL), 0);
+                kv = cox_share_kv_heads(config, &share);
+                part = load(directory, config, &share);
+                for (uint32_t layer = 0; layer < config->layer_count; layer++) {
+                    for (uint32_t i = 0; i < share.slice_count; i++) {
+                        const uint32_t slice = share.slice_first + i;
+
+                        assert_memory_equal(
+                            cox_adapter_b(part, layer, COX_PROJECTION_QUERY, i),
+                            cox_adapter_b(whole, layer, COX_PROJECTION_QUERY, slice),
+                            piece * whole->rank * sizeof(float));
+                        assert_memory_equal(
+                            cox_adapter_a(part, layer, COX_PROJECTION_OUTPUT, i),
+                            cox_adapter_a(whole, layer, COX_PROJECTION_OUTPUT, slice),
+                            piece * whole->rank * sizeof(float));
+                    }
+                    for (uint32_t i = 0; i < kv.count; i++)
+                        assert_memory_equal(
+                            cox_adapter_b(part, layer, COX_PROJECTION_VALUE, i),
+                            cox_adapter_b(whole, layer, COX_PROJECTION_VALUE, kv.first + i),
+                            (size_t)config->head_dim * whole->rank * sizeof(float));
+                    for (size_t i = 4 * (size_t)config->hidden_size;
+                         i < 8 * (size_t)config->hidden_size; i++)
+                        assert_true(cox_adapter_a(part, layer, COX_PROJECTION_KEY, 0)[i] == 0);
+                }
+                cox_adapter_free(part);
+            }
+        cox_adapter_free(whole);
+        fixture_directory_remove(directory);
+    }
+}
+
+/* ---- in a step ---- */
+
+/* One model of one share, with its adapters. */
+struct bench {
+    struct cox_model *model;
+    struct cox_cache *cache;
+    struct cox_adapter *adapters[ADAPTER_COUNT];
+    uint32_t vocab_size;
+    int32_t tokens[LENGTH];
+    float *logits; /* [ROW_COUNT_MAX][vocab_size] */
+    struct cox_batch_row rows[ROW_COUNT_MAX];
+    struct cox_block_table tables[ROW_COUNT_MAX];
+    int32_t blocks[ROW_COUNT_MAX][TABLE_LENGTH];
+    struct cox_batch_output outputs[ROW_COUNT_MAX];
+    struct cox_batch batch;
+};
+
+/* Of all benches. */
+static char model_directory[FIXTURE_PATH_SIZE],
+    adapter_directories[ADAPTER_COUNT][FIXTURE_PATH_SIZE];
+
+static const struct cox_adapter *find(void *context, const char *lora_id)
+{
+    const struct bench *bench = context;
+
+    for (size_t i = 0; i < ADAPTER_COUNT; i++)
+        if (!strcmp(lora_id, names[i]))
+            return bench->adapters[i];
+    return NULL;
+}
+
+static void files_create(const struct cox_model_config *config)
+{
+    fixture_directory_create(model_directory);
+    fixture_write_model(model_directory, config, 3, 1);
+    for (size_t i = 0; i < ADAPTER_COUNT; i++) {
+        fixture_directory_create(adapter_directories[i]);
+        fixture_write_adapter(adapter_directories[i], config, &kinds[i]);
+    }
+}
+
+static void files_remove(void)
+{
+    fixture_directory_remove(model_directory);
+    for (size_t i = 0; i < ADAPTER_COUNT; i++)
+        fixture_directory_remove(adapter_directories[i]);
+}
+
+static void bench_open(struct bench *bench, const struct cox_share *share)
+{
+    const struct cox_model_options options = {
+        .tile_count_max = 2, .share = *share, .adapters = {find, bench}};
+    struct cox_error err = {0};
+    uint32_t noise = 7;
+
+    memset(bench, 0, sizeof(*bench));
+    if (cox_model_load(model_directory, &options, &bench->model, &err) ||
+        cox_model_cache_new(bench->model, BLOCK_COUNT, 4, 0, NULL, &bench->cache, &err))
+        fail_msg("%s", err.text);
+    bench->vocab_size = cox_model_config(bench->model)->vocab_size;
+    for (size_t i = 0; i < ADAPTER_COUNT; i++)
+        bench->adapters[i] = load(adapter_directories[i], cox_model_config(bench->model), share);
+    for (uint32_t i = 0; i < LENGTH; i++)
+        bench->tokens[i] = (int32_t)((fixture_noise(&noise) + 1) / 2 * (float)bench->vocab_size) %
+                           (int32_t)bench->vocab_size;
+    bench->logits = calloc((size_t)bench->vocab_size * ROW_COUNT_MAX, sizeof(float));
+    assert_non_null(bench->logits);
+    bench->batch = (struct cox_batch){.rows = bench->rows, .table_count = 1};
+}
+
+static void bench_close(struct bench *bench)
+{
+    cox_cache_free(bench->cache);
+    cox_model_free(bench->model);
+    for (size_t i = 0; i < ADAPTER_COUNT; i++)
+        cox_adapter_free(bench->adapters[i]);
+    free(bench->logits);
+}
+
+/* Tokens [position, position + count) in blocks of a place of their own. adapter -1: none. */
+static void add_row(struct bench *bench, uint32_t place, uint32_t position, uint32_t count,
+                    int adapter)
+{
+    uint32_t row = bench->batch.row_count++;
+
+    assert_true(row < ROW_COUNT_MAX);
+    for (uint32_t i = 0; i < TABLE_LENGTH; i++)
+        bench->blocks[row][i] = (int32_t)(place * TABLE_LENGTH + i);
+    bench->tables[row] = (struct cox_block_table){bench->blocks[row], TABLE_LENGTH};
+    bench->rows[row] = (struct cox_batch_row){
+        .id = (int64_t)row + 100,
+        .position = position,
+        .token_count = count,
+        .emit = true,
+        .tokens = bench->tokens,
+        .tables = &bench->tables[row],
+        .sampling = &greedy,
+        .lora_id = adapter < 0 ? NULL : names[adapter],
+    };
+}
+
+static void step(struct bench *bench)
+{
+    struct cox_error err = {0};
+
+    if (cox_model_step(bench->model, bench->cache, &bench->batch, bench->outputs, bench->logits,
+                       &err))
+        fail_msg("%s", err.text);
+}
+
+static void clear_rows(struct bench *bench)
+{
+    bench->batch.row_count = 0;
+}
+
+/* The logits of the sequence with each adapter alone, none last. */
+static float *references_new(struct bench *bench)
+{
+    const size_t size = bench->vocab_size * sizeof(float);
+    float *references = calloc(ADAPTER_COUNT + 1, size);
+
+    assert_non_null(references);
+    for (int adapter = 0; adapter <= (int)ADAPTER_COUNT; adapter++) {
+        clear_rows(bench);
+        add_row(bench, 0, 0, LENGTH, adapter == ADAPTER_COUNT ? -1 : adapter);
+        step(bench);
+        memcpy(references + (size_t)adapter * bench->vocab_size, bench->logits, size);
+    }
+    clear_rows(bench);
+    return references;
+}
+
+static const float *reference_of(const struct bench *bench, const float *references, int adapter)
+{
+    return references + (adapter < 0 ? ADAPTER_COUNT : (size_t)adapter) * bench->vocab_size;
+}
+
+static void expect_row(const struct bench *bench, const float *references, uint32_t row,
+                       int adapter)
+{
+    assert_memory_equal(bench->logits + (size_t)row * bench->vocab_size,
+                        reference_of(bench, references, adapter),
+                        bench->vocab_size * sizeof(float));
+}
+
+static void m13_an_adapter_changes_logits_and_one_of_zeros_does_not(void **state)
+{
+    const struct cox_share all = {0};
+
+    (void)state;
+    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+        struct bench bench;
+        float *references;
+        size_t size;
+
+        files_create(&configs[c]);
+        bench_open(&bench, &all);
+        size = bench.vocab_size * sizeof(float);
+        references = references_new(&bench);
+        assert_memory_equal(reference_of(&bench, references, ZERO),
+                            reference_of(&bench, references, -1), size);
+        assert_memory_not_equal(reference_of(&bench, references, 0),
+                                reference_of(&bench, references, -1), size);
+        assert_memory_not_equal(reference_of(&bench, references, 1),
+                                reference_of(&bench, references, -1), size);
+        assert_memory_not_equal(reference_of(&bench, references, 0),
+                                reference_of(&bench, references, 1), size);
+        free(references);
+        bench_close(&bench);
+        files_remove();
+    }
+}
+
+/* Every row with an adapter of its own or none, at every place of a tile, decoding or whole. */
+static void m13_s5_rows_of_any_adapters_have_the_bits_of_each_alone(void **state)
+{
+    const struct cox_share all = {0};
+
+    (void)state;
+    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+        struct bench bench;
+        float *references;
+
+        files_create(&configs[c]);
+        bench_open(&bench, &all);
+        references = references_new(&bench);
+        for (uint32_t before = 0; before < 9; before++) {
+            static const int order[] = {0, -1, 1, 0, 2, -1, 1, 1, 0, 2, 0, -1};
+            clear_rows(&bench);
+            /* Rows of 1 to 3 tokens move the whole ones through all places. */
+            for (uint32_t i = 0; i < before; i++)
+                add_row(&bench, i, 0, 1 + i % 3, order[i]);
+            for (uint32_t i = 0; i < 3; i++)
+                add_row(&bench, before + i, 0, LENGTH, order[before + i]);
+            step(&bench);
+            for (uint32_t i = 0; i < 3; i++)
+                expect_row(&bench, references, before + i, order[before + i]);
+        }
+        /* Prefill in chunks, then decode, all together. */
+        for (uint32_t done = 0; done < LENGTH; done += done < 12 ? 5 : 1) {
+            clear_rows(&bench);
+            for (uint32_t i = 0; i < 5; i++) {
+                uint32_t left = LENGTH - done, count = done < 12 ? 5 : 1;
+
+                add_row(&bench, i, done, left < count ? left : count, (int)(i % 4) - 1);
+            }
+            step(&bench);
+        }
+        for (uint32_t i = 0; i < 5; i++)
+            expect_row(&bench, references, i, (int)(i % 4) - 1);
+        free(references);
+        bench_close(&bench);
+        files_remove();
+    }
+}
+
+/* Ranks as threads: one shared block of slices stands for the group's exchange. */
+struct group {
+    pthread_barrier_t barrier;
+    float *slices;
+};
+
+struct rank {
+    struct bench bench;
+    struct group *group;
+    struct cox_share share;
+    int result;
+};
+
+static int exchange(void *context, float *slices, size_t slice_length, struct cox_error *err)
+{
+    struct rank *rank = context;
+    const size_t offset = rank->share.slice_first * slice_length;
+    const size_t size = rank->share.slice_count * slice_length * sizeof(float);
+
+    (void)err;
+    memcpy(rank->group->slices + offset, slices + offset, size);
+    /* What this rank did not compute must not matter. */
+    for (size_t i = 0; i < COX_SLICE_COUNT * slice_length; i++)
+        slices[i] = 1e30f;
+    pthread_barrier_wait(&rank->group->barrier);
+    memcpy(slices, rank->group->slices, COX_SLICE_COUNT * slice_length * sizeof(float));
+    pthread_barrier_wait(&rank->group->barrier);
+    return 0;
+}
+
+static void *run_rank(void *context)
+{
+    struct rank *rank = context;
+    struct bench *bench = &rank->bench;
+
+    rank->result = cox_model_step(bench->model, bench->cache, &bench->batch, bench->outputs,
+                                  bench->logits, NULL);
+    return NULL;
+}
+
+static void check_ranks(const float *references, uint32_t rank_count)
+{
+    struct rank *ranks = calloc(rank_count, sizeof(*ranks));
+    pthread_t threads[COX_SLICE_COUNT];
+    struct group group;
+
+    assert_int_equal(pthread_barrier_init(&group.barrier, NULL, rank_count), 0);
+    group.slices = calloc((size_t)1 << 20, sizeof(float));
+    assert_true(ranks && group.slices);
+    for (uint32_t r = 0; r < rank_count; r++) {
+        ranks[r].group = &group;
+        assert_int_equal(cox_share_of_rank(r, rank_count, &ranks[r].share, NULL), 0);
+        ranks[r].share.gather = exchange;
+        ranks[r].share.context = &ranks[r];
+        bench_open(&ranks[r].bench, &ranks[r].share);
+        for (uint32_t i = 0; i < 4; i++)
+            add_row(&ranks[r].bench, i, 0, LENGTH, (int)i - 1);
+    }
+    for (uint32_t r = 0; r < rank_count; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+    for (uint32_t r = 0; r < rank_count; r++) {
+        assert_int_equal(pthread_join(threads[r], NULL), 0);
+        assert_int_equal(ranks[r].result, 0);
+        for (uint32_t i = 0; i < 4; i++)
+            expect_row(&ranks[r].bench, references, i, (int)i - 1);
+    }
+    for (uint32_t r = 0; r < rank_count; r++)
+        bench_close(&ranks[r].bench);
+    free(group.slices);
+    free(ranks);
+    pthread_barrier_destroy(&group.barrier);
+}
+
+static void m13_s5_adapters_give_the_same_bits_for_1_2_4_8_ranks(void **state)
+{
+    const struct cox_share all = {0};
+
+    (void)state;
+    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+        struct bench bench;
+        float *references;
+
+        files_create(&configs[c]);
+        bench_open(&bench, &all);
+        references = references_new(&bench);
+        for (uint32_t rank_count = 1; rank_count <= COX_SLICE_COUNT; rank_count *= 2)
+            check_ranks(references, rank_count);
+        free(references);
+        bench_close(&bench);
+        files_remove();
+    }
+}
+
+static void m13_an_unknown_adapter_is_refused_before_anything_happens(void **state)
+{
+    const struct cox_share all = {0};
+    struct cox_error err = {0};
+    struct bench bench;
+
+    (void)state;
+    files_create(&configs[0]);
+    bench_open(&bench, &all);
+    add_row(&bench, 0, 0, 3, 0);
+    add_row(&bench, 1, 0, 3, 0);
+    bench.rows[1].lora_id = "missing";
+    assert_int_equal(
+        cox_model_step(bench.model, bench.cache, &bench.batch, bench.outputs, NULL, &err),
+        COX_INVALID);
+    assert_non_null(strstr(err.text, "sequence 101: there is no LoRA adapter 'missing' here"));
+    bench_close(&bench);
+    files_remove();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(m13_an_adapter_of_another_shape_or_kind_is_refused),
+        cmocka_unit_test(m13_missing_or_broken_files_are_refused),
+        cmocka_unit_test(m13_a_share_has_its_parts_of_the_whole),
+        cmocka_unit_test(m13_an_adapter_changes_logits_and_one_of_zeros_does_not),
+        cmocka_unit_test(m13_s5_rows_of_any_adapters_have_the_bits_of_each_alone),
+        cmocka_unit_test(m13_s5_adapters_give_the_same_bits_for_1_2_4_8_ranks),
+        cmocka_unit_test(m13_an_unknown_adapter_is_refused_before_anything_happens),
+    };
+    return cmocka_run_group_tests_name("adapter", tests, NULL, NULL);
+}

@@ -1,0 +1,348 @@
+/*
+ * lora_uses: names are counted by the sequences that have them, from their announcement until nothing can bring them back;
+ * alone, and in the table.
+ */
+#include "table_request.h"
+
+#include "worker/lora_uses.h"
+#include "worker/table.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define PATIENCE_MS 30000
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(PATIENCE_MS);
+}
+
+static bool at_once(void *context)
+{
+    (void)context;
+    return true;
+}
+
+/* ---- alone ---- */
+
+static void m13_a_name_is_one_as_long_as_somebody_has_it(void **state)
+{
+    (void)state;
+    struct cox_lora_uses *uses;
+    struct cox_lora_use *first, *second, *other;
+    char name[COX_LORA_NAME_LENGTH_MAX + 2];
+    assert_int_equal(cox_lora_uses_new(&uses), 0);
+    assert_int_equal(cox_lora_uses_take(uses, "a", &first), 0);
+    assert_int_equal(cox_lora_uses_take(uses, "a", &second), 0);
+    assert_int_equal(cox_lora_uses_take(uses, "b", &other), 0);
+    assert_ptr_equal(first, second);
+    assert_ptr_not_equal(first, other);
+    assert_string_equal(other->name, "b");
+    assert_ptr_equal(cox_lora_uses_again(uses, first), first);
+    assert_null(cox_lora_uses_again(uses, NULL));
+    assert_int_equal(cox_lora_uses_count(uses, "a"), 3);
+    assert_int_equal(cox_lora_uses_count(uses, "c"), 0);
+    for (int i = 0; i < 3; i++)
+        cox_lora_uses_give(uses, first);
+    cox_lora_uses_give(uses, NULL);
+    assert_int_equal(cox_lora_uses_count(uses, "a"), 0);
+    assert_int_equal(cox_lora_uses_count(uses, "b"), 1);
+    memset(name, 'x', sizeof name);
+    name[sizeof name - 1] = '\0';
+    assert_int_equal(cox_lora_uses_take(uses, name, &first), COX_TOO_LARGE);
+    name[sizeof name - 2] = '\0';
+    assert_int_equal(cox_lora_uses_take(uses, name, &first), 0);
+    cox_lora_uses_free(uses);
+}
+
+static void m13_a_closed_name_is_not_taken_until_it_is_open(void **state)
+{
+    (void)state;
+    struct cox_lora_uses *uses;
+    struct cox_lora_use *use;
+    uint32_t count = 0;
+    assert_int_equal(cox_lora_uses_new(&uses), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(cox_lora_uses_close(uses, "a", 0, NULL, NULL, &count), 0);
+        assert_int_equal(cox_lora_uses_take(uses, "a", &use), COX_BUSY);
+        assert_int_equal(cox_lora_uses_take(uses, "b", &use), 0);
+        cox_lora_uses_give(uses, use);
+        cox_lora_uses_open(uses, "a");
+        cox_lora_uses_open(uses, "never there");
+        assert_int_equal(cox_lora_uses_take(uses, "a", &use), 0);
+        cox_lora_uses_give(uses, use);
+    }
+    cox_lora_uses_free(uses);
+}
+
+static void m13_a_close_that_is_given_up_opens_the_name_again(void **state)
+{
+    (void)state;
+    struct cox_lora_uses *uses;
+    struct cox_lora_use *use;
+    uint32_t count = 0;
+    assert_int_equal(cox_lora_uses_new(&uses), 0);
+    assert_int_equal(cox_lora_uses_take(uses, "a", &use), 0);
+    assert_ptr_equal(cox_lora_uses_again(uses, use), use);
+    assert_int_equal(cox_lora_uses_close(uses, "a", cox_now_ns(), NULL, NULL, &count), COX_BUSY);
+    assert_int_equal(count, 2);
+    count = 0;
+    assert_int_equal(cox_lora_uses_close(uses, "a", patience(), at_once, NULL, &count), COX_BUSY);
+    assert_int_equal(count, 2);
+    assert_ptr_equal(cox_lora_uses_again(uses, use), use);
+    assert_int_equal(cox_lora_uses_take(uses, "a", &use), 0);
+    cox_lora_uses_free(uses);
+}
+
+struct closing {
+    struct cox_lora_uses *uses;
+    int result;
+    _Atomic bool over;
+};
+
+static void *close_main(void *context)
+{
+    struct closing *closing = context;
+    uint32_t count;
+    closing->result = cox_lora_uses_close(closing->uses, "a", patience(), NULL, NULL, &count);
+    atomic_store(&closing->over, true);
+    return NULL;
+}
+
+static void m13_a_close_waits_for_the_last_one(void **state)
+{
+    (void)state;
+    struct closing closing = {.result = -1};
+    struct cox_lora_use *use, *more;
+    pthread_t thread;
+    assert_int_equal(cox_lora_uses_new(&closing.uses), 0);
+    assert_int_equal(cox_lora_uses_take(closing.uses, "a", &use), 0);
+    assert_int_equal(pthread_create(&thread, NULL, close_main, &closing), 0);
+    while (cox_lora_uses_take(closing.uses, "a", &more) == 0)
+        cox_lora_uses_give(closing.uses, more);
+    /* Closed, and a copy of one that there is is not refused. */
+    assert_ptr_equal(cox_lora_uses_again(closing.uses, use), use);
+    cox_lora_uses_give(closing.uses, use);
+    assert_false(atomic_load(&closing.over));
+    cox_lora_uses_give(closing.uses, use);
+    pthread_join(thread, NULL);
+    assert_int_equal(closing.result, 0);
+    assert_int_equal(cox_lora_uses_take(closing.uses, "a", &use), COX_BUSY);
+    cox_lora_uses_free(closing.uses);
+}
+
+/* ---- in the table ---- */
+
+static struct cox_table *table;
+static struct cox_lora_uses *table_uses;
+static const struct cox_batch *batch;
+static struct cox_error err;
+static uint64_t sequence;
+static const int32_t numbers[] = {3, 4, 5, 6, 7};
+
+static int table_setup(void **state)
+{
+    (void)state;
+    request_reset();
+    sequence = 0;
+    if (cox_table_new(8, 64, &table))
+        return -1;
+    table_uses = cox_table_lora_uses(table);
+    return 0;
+}
+
+static int table_teardown(void **state)
+{
+    (void)state;
+    table = cox_table_free(table);
+    return 0;
+}
+
+static int apply(const Request *request)
+{
+    struct cox_batch_output *outputs;
+    err = (struct cox_error){0};
+    int r = cox_table_apply(table, ++sequence, request, &batch, &outputs, &err);
+    for (uint32_t i = 0; r == 0 && i < batch->row_count; i++)
+        outputs[i].token = 1;
+    return r;
+}
+
+static void announce(Request *request, uint32_t slot, int64_t id, const char *lora)
+{
+    StepSequence *announced = packed_announce(request, slot, id, numbers, 3);
+    packed_table(announced, numbers, 2);
+    announced->lora_id = (char *)(uintptr_t)lora;
+    packed_row(request, slot, 0, 3);
+}
+
+static uint32_t count_of(const char *name)
+{
+    return cox_lora_uses_count(table_uses, name);
+}
+
+static void m13_rows_name_the_adapter_they_were_announced_with(void **state)
+{
+    (void)state;
+    Request *request = packed_new(COX_FORWARD_PREFILL, 0);
+    announce(request, 0, 10, "a");
+    announce(request, 1, 11, NULL);
+    announce(request, 2, 12, "b");
+    announce(request, 3, 13, "a");
+    announce(request, 4, 14, "");
+    assert_int_equal(apply(request), 0);
+    assert_string_equal(batch->rows[0].lora_id, "a");
+    assert_null(batch->rows[1].lora_id);
+    assert_string_equal(batch->rows[2].lora_id, "b");
+    assert_ptr_equal(batch->rows[3].lora_id, batch->rows[0].lora_id);
+    assert_null(batch->rows[4].lora_id);
+    assert_int_equal(count_of("a"), 2);
+    cox_table_commit(table);
+    request = packed_new(COX_FORWARD_DECODE, sequence);
+    packed_finish(request, 0);
+    packed_row(request, 3, 3, 1);
+    assert_int_equal(apply(request), 0);
+    assert_string_equal(batch->rows[0].lora_id, "a");
+    /* It can come back until the step has succeeded. */
+    assert_int_equal(count_of("a"), 2);
+    cox_table_commit(table);
+    assert_int_equal(count_of("a"), 1);
+    cox_table_clear(table);
+    assert_int_equal(count_of("a") + count_of("b"), 0);
+}
+
+static void m13_a_step_that_is_reverted_changes_no_count(void **state)
+{
+    (void)state;
+    Request *request = packed_new(COX_FORWARD_PREFILL, 0);
+    announce(request, 0, 10, "a");
+    assert_int_equal(apply(request), 0);
+    cox_table_commit(table);
+    request = packed_new(COX_FORWARD_PREFILL, sequence);
+    packed_finish(request, 0);
+    announce(request, 1, 11, "a");
+    announce(request, 2, 12, "b");
+    assert_int_equal(apply(request), 0);
+    assert_int_equal(count_of("a"), 2);
+    cox_table_revert(table);
+    assert_int_equal(count_of("a"), 1);
+    assert_int_equal(count_of("b"), 0);
+    const uint32_t *slots;
+    const int64_t ids[] = {10};
+    uint32_t count;
+    cox_table_cleanup(table, ids, 1, &slots, &count);
+    assert_int_equal(count_of("a"), 0);
+}
+
+static void m13_sequences_of_a_closed_name_are_refused_but_those_there_are(void **state)
+{
+    (void)state;
+    uint32_t count;
+    Request *request = packed_new(COX_FORWARD_PREFILL, 0);
+    announce(request, 0, 10, "a");
+    assert_int_equal(apply(request), 0);
+    cox_table_commit(table);
+    /* Closed for good is only what has none; so that it stays closed, one is closed that nobody has. */
+    assert_int_equal(cox_lora_uses_close(table_uses, "b", 0, NULL, NULL, &count), 0);
+    request = packed_new(COX_FORWARD_PREFILL, sequence);
+    announce(request, 1, 11, "b");
+    assert_int_equal(apply(request), COX_BUSY);
+    assert_non_null(strstr(err.text, "announced 0: the LoRA adapter 'b' is being unloaded"));
+    assert_int_equal(count_of("b"), 0);
+    cox_lora_uses_open(table_uses, "b");
+    request = packed_new(COX_FORWARD_PREFILL, cox_table_base(table));
+    announce(request, 1, 11, "b");
+    assert_int_equal(apply(request), 0);
+    cox_table_commit(table);
+    char name[COX_LORA_NAME_LENGTH_MAX + 2];
+    memset(name, 'x', sizeof name);
+    name[sizeof name - 1] = '\0';
+    request = packed_new(COX_FORWARD_PREFILL, cox_table_base(table));
+    announce(request, 2, 12, name);
+    assert_int_equal(apply(request), COX_TOO_LARGE);
+    assert_non_null(strstr(err.text, "lora_id of 129 bytes"));
+}
+
+/* All is announced anew while the adapter is waited for: what lives goes on, with the same or it is a new use. */
+static void m13_what_lives_is_announced_again_under_a_closed_name(void **state)
+{
+    (void)state;
+    struct closing closing = {.uses = table_uses, .result = -1};
+    pthread_t thread;
+    struct cox_lora_use *use;
+    Request *request = packed_new(COX_FORWARD_PREFILL, 0);
+    announce(request, 0, 10, "a");
+    announce(request, 1, 11, "b");
+    assert_int_equal(apply(request), 0);
+    cox_table_commit(table);
+    assert_int_equal(pthread_create(&thread, NULL, close_main, &closing), 0);
+    while (cox_lora_uses_take(table_uses, "a", &use) == 0)
+        cox_lora_uses_give(table_uses, use);
+    request = packed_new(COX_FORWARD_PREFILL, 0);
+    announce(request, 0, 10, "a");
+    announce(request, 1, 11, "a");
+    assert_int_equal(apply(request), COX_BUSY);
+    request = packed_new(COX_FORWARD_PREFILL, 0);
+    announce(request, 0, 10, "a");
+    announce(request, 1, 11, "b");
+    assert_int_equal(apply(request), 0);
+    assert_string_equal(batch->rows[0].lora_id, "a");
+    cox_table_commit(table);
+    assert_int_equal(count_of("a"), 1);
+    assert_false(atomic_load(&closing.over));
+    cox_table_clear(table);
+    pthread_join(thread, NULL);
+    assert_int_equal(closing.result, 0);
+}
+
+/* The nested form, and a sequence that is copied because its tables change. */
+static void m13_nested_prompts_name_adapters(void **state)
+{
+    (void)state;
+    Request *request = request_new(COX_FORWARD_PREFILL);
+    Metadata *metadata = nested_add(request, "r1", 10, true);
+    metadata->has_prompt_token_ids = 1;
+    metadata->prompt_token_ids = nested_bytes(numbers, 3);
+    nested_table(metadata, numbers, 2);
+    metadata->lora_id = (char *)(uintptr_t) "a";
+    assert_int_equal(apply(request), 0);
+    assert_string_equal(batch->rows[0].lora_id, "a");
+    cox_table_commit(table);
+    request = request_new(COX_FORWARD_DECODE);
+    metadata = nested_add(request, "r1", 10, false);
+    nested_table(metadata, numbers + 2, 2);
+    assert_int_equal(apply(request), 0);
+    assert_string_equal(batch->rows[0].lora_id, "a");
+    assert_int_equal(count_of("a"), 2); /* the one before is kept */
+    cox_table_commit(table);
+    assert_int_equal(count_of("a"), 1);
+    request = request_new(COX_FORWARD_DECODE);
+    nested_finish(request, "r1");
+    assert_int_equal(apply(request), 0);
+    cox_table_commit(table);
+    assert_int_equal(count_of("a"), 0);
+}
+
+#define TABLE_TEST(name) cmocka_unit_test_setup_teardown(name, table_setup, table_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(m13_a_name_is_one_as_long_as_somebody_has_it),
+        cmocka_unit_test(m13_a_closed_name_is_not_taken_until_it_is_open),
+        cmocka_unit_test(m13_a_close_that_is_given_up_opens_the_name_again),
+        cmocka_unit_test(m13_a_close_waits_for_the_last_one),
+        TABLE_TEST(m13_rows_name_the_adapter_they_were_announced_with),
+        TABLE_TEST(m13_a_step_that_is_reverted_changes_no_count),
+        TABLE_TEST(m13_sequences_of_a_closed_name_are_refused_but_those_there_are),
+        TABLE_TEST(m13_what_lives_is_announced_again_under_a_closed_name),
+        TABLE_TEST(m13_nested_prompts_name_adapters),
+    };
+    return cmocka_run_group_tests_name("lora_uses", tests, NULL, NULL);
+}
