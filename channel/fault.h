@@ -130,6 +130,15 @@
     X(DOOR_ASKED, "door.asked")         /* the logon is sent */                                    \
     X(DOOR_WELCOMED, "door.welcomed")                                                              \
     X(DOOR_UNNAMED, "door.unnamed")                                                                \
+    /* KV blocks, of one's own and of other groups (worker/model/cache.h, worker/pulls.h). */     \
+    X(CACHE_EXPORTED, "cache.exported")                                                            \
+    X(CACHE_TAKEN, "cache.taken") /* a block is nobody's, and nobody reads it */                   \
+    X(CACHE_GIVEN, "cache.given")                                                                  \
+    X(LINK_ATTACHED, "link.attached") /* to the blocks of another group */                         \
+    X(LINK_DETACHED, "link.detached")                                                              \
+    X(PULL_PINNED, "pull.pinned") /* one block of it */                                            \
+    X(PULL_COPIED, "pull.copied")                                                                  \
+    X(PULL_RELEASED, "pull.released")                                                              \
     /* The end. */                                                                                 \
     X(STOP, "stop")                                                                                \
     X(ABORT_STORED, "abort.stored") /* the time to leave in order is over */                       \

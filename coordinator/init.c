@@ -294,7 +294,7 @@ static void init_keep_group(struct cox_executor *executor, uint64_t life)
 /* What init tells of the weights; all of it is lent to the request. */
 struct weights_words {
     struct cox_weights_told told;
-    ModelExecuteData__BulkRef block;
+    ModelExecuteData__PoolBlock block;
 };
 
 static void weights_fill(const struct cox_executor *executor, struct weights_words *words,
@@ -304,7 +304,7 @@ static void weights_fill(const struct cox_executor *executor, struct weights_wor
     if (!executor->tell_weights || executor->geometry.legacy)
         return;
     executor->tell_weights(executor->tell_context, told);
-    model_execute_data__bulk_ref__init(&words->block);
+    model_execute_data__pool_block__init(&words->block);
     words->block.has_handle = words->block.has_ref = 1;
     words->block.handle =
         (ProtobufCBinaryData){.data = (uint8_t *)&told->pool, .len = sizeof told->pool};

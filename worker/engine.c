@@ -6,16 +6,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../channel/fault.h"
+#include "../channel/memory/pool.h"
 #include "adapters.h"
 #include "engine_lora.h"
 #include "exchange.h"
 #include "model/block.h"
 #include "pause.h"
 #include "rank_weights.h"
+#include "transfer.h"
 #include "worker/model/model.h"
 
 /* Longest wait for other ranks, in an init and in a step; the coordinator gives up either long before. */
 #define WAIT_MS (UINT64_C(10) * 60 * 1000)
+/* For a pull to come out: it looks at each block, and each 50 ms. */
+#define CLEAR_MS 5000
 
 /* What model and cache were made from: of the same they need not be made again. */
 struct engine_source {
@@ -33,8 +38,13 @@ struct cox_engine {
     struct cox_model *model;
     struct cox_cache *cache;
     struct cox_adapters *adapters;
-    struct engine_source source; /* of model and cache, while there is a cache */
-    struct cox_group *group;     /* NULL: this rank computes everything */
+    struct cox_transfer *transfer;
+    struct cox_exporter *exporter;
+    bool exported;
+    struct cox_pool_handle handle; /* of the cache's pool, while exported */
+    struct cox_kv_layout layout;   /* of the cache, since the last init that succeeded */
+    struct engine_source source;   /* of model and cache, while there is a cache */
+    struct cox_group *group;       /* NULL: this rank computes everything */
     uint64_t group_life;
     struct cox_exchange *exchange;
     bool ready;             /* the last init succeeded: there is all that a step needs */
@@ -45,9 +55,20 @@ struct cox_engine {
     _Atomic bool rebuilding;             /* reinit has cache and model; seq_cst, see engine_enter */
 };
 
+static bool pull_aborted(void *context)
+{
+    const struct cox_engine *engine = context;
+
+    return atomic_load_explicit(&engine->stopping, memory_order_relaxed) ||
+           cox_worker_pull_aborted(engine->worker);
+}
+
 int cox_engine_new(const struct cox_engine_options *options, struct cox_engine **ret_engine)
 {
     struct cox_engine *engine = calloc(1, sizeof *engine);
+    const struct cox_transfer_options transfer = {
+        .aborted = pull_aborted, .context = engine, .log = options->log};
+    int r;
 
     if (!engine)
         return -ENOMEM;
@@ -56,14 +77,29 @@ int cox_engine_new(const struct cox_engine_options *options, struct cox_engine *
         return -ENOMEM;
     }
     engine->given = engine->options = *options;
+    r = cox_transfer_new(&transfer, &engine->transfer);
+    if (r) {
+        cox_adapters_free(engine->adapters);
+        free(engine);
+        return r;
+    }
     *ret_engine = engine;
     return 0;
+}
+
+/* No pull is inside. */
+static void engine_drop_cache(struct cox_engine *engine)
+{
+    if (engine->exported)
+        cox_pool_unexport(engine->exporter, &engine->handle);
+    engine->exported = false;
+    engine->cache = cox_cache_free(engine->cache);
 }
 
 static void engine_unload(struct cox_engine *engine)
 {
     cox_adapters_set_model(engine->adapters, NULL, NULL);
-    engine->cache = cox_cache_free(engine->cache);
+    engine_drop_cache(engine);
     engine->model = cox_model_free(engine->model);
     engine->weights = cox_rank_weights_free(engine->weights);
 }
@@ -74,6 +110,8 @@ struct cox_engine *cox_engine_free(struct cox_engine *engine)
         return NULL;
     cox_exchange_free(engine->exchange);
     engine_unload(engine);
+    cox_exporter_free(engine->exporter);
+    cox_transfer_free(engine->transfer);
     cox_group_leave(engine->group);
     cox_adapters_free(engine->adapters);
     free(engine);
@@ -195,6 +233,76 @@ static bool source_equal(const struct engine_source *a, const struct engine_sour
            memcmp(&a->queue, &b->queue, sizeof a->queue) == 0;
 }
 
+/* With the door, where there is one that takes it. */
+static int engine_make_exporter(struct cox_engine *engine, struct cox_error *err)
+{
+    const struct cox_exporter_options options = {.door_path = engine->given.door};
+    struct cox_error why = {0};
+
+    if (engine->exporter)
+        return 0;
+    if (options.door_path[0] && cox_exporter_new(&options, &engine->exporter, &why) == 0)
+        return 0;
+    if (options.door_path[0])
+        cox_log_write(&engine->options.log, 4, "the KV cache is not left at the door: %s",
+                      why.text);
+    return cox_exporter_new(NULL, &engine->exporter, err);
+}
+
+static struct cox_kv_layout engine_layout(const struct cox_engine *engine,
+                                          const struct cox_group_options *options)
+{
+    const struct cox_cache_geometry *geometry = cox_cache_geometry(engine->cache);
+
+    return (struct cox_kv_layout){
+        .rank = options->rank,
+        .rank_count = options->rank_count,
+        .layer_count = geometry->layer_count,
+        .kv_head_first = cox_model_kv_heads(engine->model).first,
+        .kv_head_count = geometry->kv_head_count,
+        .head_dim = geometry->head_dim,
+        .block_size = geometry->block_size,
+        .element_bytes = sizeof(float),
+        .block_bytes = cox_cache_block_size(geometry),
+        .model_digest = cox_model_digest(engine->model),
+    };
+}
+
+/* Other groups may read the cache from now on, and pulls go into it. What goes wrong with the former is no matter of
+ * this group's own work. */
+static void engine_publish(struct cox_engine *engine, const struct cox_group_options *options)
+{
+    struct cox_error err = {0};
+
+    engine->layout = engine_layout(engine, options);
+    if (!engine->exported) {
+        int r = engine_make_exporter(engine, &err);
+        if (r == 0)
+            r = cox_pool_export(cox_cache_pool(engine->cache), engine->exporter, true,
+                                &engine->handle, &err);
+        if (r == 0) {
+            cox_fault_point(COX_FAULT_CACHE_EXPORTED);
+            engine->exported = true;
+        } else {
+            cox_log_write(&engine->options.log, 4, "no other group can read the KV cache: %s",
+                          err.text);
+        }
+    }
+    cox_transfer_open(engine->transfer, engine->cache, &engine->layout);
+}
+
+static void engine_host_cache(struct cox_engine *engine)
+{
+    const struct cox_cache_host host = {
+        .given_up = given_up,
+        .context = engine,
+        .hold = cox_visit_hold,
+        .release = cox_visit_release,
+    };
+
+    cox_cache_use_host(engine->cache, &host);
+}
+
 static struct cox_model_options engine_model_options(struct cox_engine *engine,
                                                      const struct cox_share *share)
 {
@@ -241,6 +349,25 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
     return 0;
 }
 
+/* The model is another one, between two steps. Keys and values of the former are no other group's to take any more, nor of another
+ * group that computes with it to be taken here. */
+static void engine_renew_digest(struct cox_engine *engine)
+{
+    const uint64_t digest = cox_model_digest(engine->model);
+    struct cox_error err = {0};
+
+    /* In an init all of that is done anyway. */
+    if (!engine->ready || digest == engine->layout.model_digest)
+        return;
+    engine->layout.model_digest = digest;
+    cox_cache_forget_all(engine->cache);
+    if (cox_transfer_close(engine->transfer, cox_deadline_after_ms(CLEAR_MS), &err) == 0)
+        cox_transfer_open(engine->transfer, engine->cache, &engine->layout);
+    else
+        cox_log_write(&engine->options.log, 4, "until the next init nothing is pulled: %s",
+                      err.text);
+}
+
 /* The version of a step, or of an init. The queue has a lock, and what is allocated here is to be known to somebody: so a
  * pause does not leave this, which takes no longer than the scratch of a model. */
 static int engine_switch(struct cox_engine *engine, uint64_t version, struct cox_error *err)
@@ -258,6 +385,8 @@ static int engine_switch(struct cox_engine *engine, uint64_t version, struct cox
                                     .slice_count = engine->source.slice_count};
     cox_visit_hold();
     r = engine_borrow(engine, &share, version, err);
+    if (r == 0)
+        engine_renew_digest(engine);
     cox_visit_release();
     return r;
 }
@@ -293,6 +422,7 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
     }
     engine->source = *source;
     cox_adapters_set_model(engine->adapters, cox_model_config(engine->model), share);
+    engine_host_cache(engine);
     return 0;
 }
 
@@ -317,6 +447,11 @@ static void engine_describe(const struct cox_engine *engine, struct cox_init_res
         .block_size = (int32_t)options->block_size,
         .compression_ratio = 1,
     };
+    if (engine->exported) {
+        result->kv_pool.block_count = options->block_count;
+        result->kv_pool.layout = engine->layout;
+        memcpy(result->kv_pool.handle, &engine->handle, sizeof result->kv_pool.handle);
+    }
 }
 
 /* The exchange comes last: all that can fail on this rank alone has not, and nobody waits for it
@@ -403,6 +538,12 @@ static int engine_init(void *context, const struct cox_init_request *request,
     /* However this ends, what was before is over: the others are in this init as well, or dead. And before
      * anything can fail: the memory of a former life is another one's in the end. */
     engine->ready = false;
+    r = cox_transfer_close(engine->transfer, cox_deadline_after_ms(CLEAR_MS), err);
+    if (r)
+        return r;
+    /* Nor does anybody know what a cache that stays holds: all sequences are forgotten. */
+    if (engine->cache)
+        cox_cache_forget_all(engine->cache);
     engine->exchange = cox_exchange_free(engine->exchange);
     if (engine->group && engine->group_life != options.life)
         engine->group = cox_group_leave(engine->group);
@@ -418,6 +559,7 @@ static int engine_init(void *context, const struct cox_init_request *request,
     if (r)
         return r;
     engine->ready = true;
+    engine_publish(engine, &options);
     engine_describe(engine, result);
     return 0;
 }
@@ -495,6 +637,49 @@ static int on_execute(void *context, const struct cox_batch *batch,
     return r ? r : engine_execute(context, batch, outputs, err);
 }
 
+static void on_cleanup(void *context, const uint32_t *slots, uint32_t count)
+{
+    struct cox_engine *engine = context;
+
+    if (engine_enter(engine, NULL) == 0 && engine->cache)
+        cox_cache_forget(engine->cache, slots, count);
+}
+
+/* ---- KV transfer ---- */
+
+static void on_link(void *context, const ModelExecuteData__PDLinkRequest *request)
+{
+    struct cox_engine *engine = context;
+
+    cox_transfer_link(engine->transfer, request);
+}
+
+static int on_link_status(void *context, struct cox_arena *arena,
+                          ModelExecuteData__PDLinkStatusResponse *response, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_transfer_status(engine->transfer, arena, response, err);
+}
+
+/* On guard as engine_enter is. It is not left, with its locks and pins; and comes out by itself. */
+static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *request,
+                      struct cox_arena *arena, ModelExecuteData__PullKVResponse *response,
+                      struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+    int r;
+
+    if (atomic_load_explicit(&engine->rebuilding, memory_order_seq_cst))
+        return cox_fail(err, COX_ABORTED, "a reinit is under way");
+    cox_visit_hold();
+    r = cox_transfer_pull(engine->transfer, request, arena, response, err);
+    cox_visit_release();
+    return r;
+}
+
+/* ---- recovery ---- */
+
 static int on_pause(void *context, struct cox_error *err)
 {
     struct cox_engine *engine = context;
@@ -511,24 +696,47 @@ static int on_lora(void *context, const struct ModelExecuteData__LoraOperationRe
     return cox_engine_lora(engine->adapters, engine->worker, request, arena, response, err);
 }
 
-/* Blocks move inside of steps alone, and a worker without pull_kv takes none from elsewhere. */
 static int on_clear(void *context, struct cox_error *err)
 {
-    (void)context;
-    (void)err;
-    return 0;
+    struct cox_engine *engine = context;
+
+    return cox_transfer_clear(engine->transfer, cox_deadline_after_ms(CLEAR_MS), err);
+}
+
+/* Where somebody reads a block and does not end: another pool, of which nobody was told. */
+static int engine_replace_cache(struct cox_engine *engine, struct cox_error *err)
+{
+    const struct cox_engine_options *options = &engine->options;
+
+    /* First the old one: there may be no room for two. */
+    engine_drop_cache(engine);
+    return cox_model_cache_new(engine->model, options->block_count, options->block_size,
+                               options->swap_block_count, NULL, &engine->cache, err);
 }
 
 static int engine_rebuild(struct cox_engine *engine, struct cox_error *err)
 {
-    const struct cox_engine_options *options = &engine->options;
+    const struct cox_cache_patience patience = {.deadline_ns = cox_deadline_after_ms(CLEAR_MS)};
+    struct cox_error why = {0};
+    int r;
 
     if (!engine->model) /* nothing was loaded yet, or an init has failed */
         return 0;
-    /* First the old one: there may be no room for two. */
-    engine->cache = cox_cache_free(engine->cache);
-    return cox_model_cache_new(engine->model, options->block_count, options->block_size,
-                               options->swap_block_count, NULL, &engine->cache, err);
+    r = cox_transfer_close(engine->transfer, patience.deadline_ns, err);
+    if (r)
+        return r;
+    if (!engine->cache || cox_cache_clear(engine->cache, &patience, &why)) {
+        if (why.code)
+            cox_log_write(&engine->options.log, 4,
+                          "the KV cache is another one, for other groups after an init: %s",
+                          why.text);
+        r = engine_replace_cache(engine, err);
+        if (r == 0)
+            engine_host_cache(engine);
+    }
+    if (r == 0 && engine->layout.block_bytes)
+        cox_transfer_open(engine->transfer, engine->cache, &engine->layout);
+    return r;
 }
 
 static int on_reinit(void *context, struct cox_error *err)
@@ -559,6 +767,10 @@ const struct cox_worker_callbacks cox_engine_callbacks = {
     .init = on_init,
     .execute = on_execute,
     .lora = on_lora,
+    .cleanup = on_cleanup,
+    .link = on_link,
+    .link_status = on_link_status,
+    .pull_kv = on_pull_kv,
     .pause = on_pause,
     .pause_net = on_pause,
     .clear = on_clear,

@@ -13,15 +13,19 @@
  * Recovery: pause and pause_net stop at the next layer or exchange, or leave the step wherever it is (cox_worker_pause,
  *   with half a second for each way: a rank that is stuck answers after one). A step that was left has locks of the C
  *   library only if it was inside of one, and it neither allocates nor prints; what it may keep is one of OpenBLAS's
- *   buffers, of which there are dozens. clear has nothing to drop: no transfer outlives the request that it is part of. reinit makes
- *   the KV cache anew, all zero; model, group and exchange stay, and the next step after one that was given up begins a
+ *   buffers, of which there are dozens. clear ends the pulls under way. A pull is never left, but looks
+ *   at each block, and each 50 ms, whether it is to end. reinit makes the KV cache anew, all zero, in the pool that others
+ *   know of; model, group and exchange stay, and the next step after one that was given up begins a
  *   new epoch of the group, which needs nothing of what the rank was in before. start goes on. All may be repeated, also
  *   on a rank that has loaded nothing yet.
  *
  * LoRA adapters (adapters.h) are loaded and taken away on the link thread while steps run. They belong to the model: an init that
  * loads one begins without any; an init that is replayed on a rank that keeps its model keeps them.
  *
- * Threads: callbacks on the worker's execute thread, recovery on that of its own channel; new and free on the thread of
+ * KV transfer: the cache is exported for reading, which init tells, with the group's door for those who may not look into
+ *   this process (links.h, pulls.h, transfer.h). Links outlive init and reinit; an init ends the pulls under way.
+ *
+ * Threads: callbacks on the worker's execute thread, those of links and pulls on the threads of their channels, recovery on that of its own channel; new and free on the thread of
  *   run; stop from anywhere, signal handlers included.
  * Ownership: the caller owns the engine; worker and options are lent until free.
  * Blocks: init and a step wait for the other ranks: until a rank is dead, the coordinator has given
@@ -43,6 +47,8 @@ struct cox_engine_options {
     uint32_t block_count;
     uint32_t swap_block_count;
     uint32_t lora_slot_count; /* adapters at a time; 0: COX_ADAPTER_SLOT_COUNT_DEFAULT */
+    char door
+        [4096]; /* path of the group's door, where the KV cache is left as well; empty: nowhere */
     struct cox_log log;
 };
 

@@ -177,6 +177,9 @@ int main(int argc, char **argv)
 
     struct cox_engine *engine = NULL;
     engine_options.log = options.log;
+    /* A worker that has logged on knows the door by its path or its name, one that was started by its environment. */
+    const char *door = strchr(options.door, '/') ? options.door : getenv("COXSWAIN_DOOR");
+    snprintf(engine_options.door, sizeof engine_options.door, "%s", door ? door : "");
     r = cox_engine_new(&engine_options, &engine);
     if (r)
         fprintf(stderr, "coxswain-worker: %s\n", cox_status_text(r));

@@ -376,6 +376,17 @@ bool cox_worker_paused(const struct cox_worker *worker)
     return atomic_load_explicit(&worker->pause.paused, memory_order_seq_cst);
 }
 
+/* Requests are answered in the order of their numbers: nothing before this one is outstanding here. */
+bool cox_worker_pull_aborted(const struct cox_worker *worker)
+{
+    const struct cox_visit *visit = &worker->lanes[COX_CHANNEL_TRANSFER].visit;
+    /* relaxed: this thread's own. */
+    const uint64_t sequence = atomic_load_explicit(&visit->inside, memory_order_relaxed);
+    return cox_truth_ended(cox_truth_channel(&worker->control, COX_CHANNEL_TRANSFER)) >= sequence ||
+           /* acquire; partner: wait_tell. */
+           atomic_load_explicit(&visit->told, memory_order_acquire) >= sequence;
+}
+
 bool cox_worker_busy(const struct cox_worker *worker)
 {
     bool busy = false;

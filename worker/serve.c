@@ -10,6 +10,7 @@
 #include "../proto/bulk_ref.h"
 #include "../proto/operation.h"
 #include "group.h"
+#include "kv_layout.h"
 #include "lora_uses.h"
 #include "proto/executor.pb-c.h"
 #include "rank_weights.h"
@@ -73,7 +74,7 @@ int cox_init_request_weights(const struct cox_init_request *request,
 {
     const ExecuteRequest *message = request->request;
     const struct cox_worker_options *options = &request->worker->options;
-    const ModelExecuteData__BulkRef *block = message->weights;
+    const ModelExecuteData__PoolBlock *block = message->weights;
     struct cox_weights_offer offer = {.version = message->weights_version};
     if (!message->has_weights_queue)
         return COX_EMPTY;
@@ -282,6 +283,7 @@ struct init_answer {
     char numbers[8][24];
     ModelExecuteData__KVCacheDesc descs[COX_KV_CACHE_DESC_COUNT_MAX];
     ModelExecuteData__KVCacheDesc *desc_pointers[COX_KV_CACHE_DESC_COUNT_MAX];
+    struct cox_kv_pool_message kv_pool;
 };
 
 static void init_put_text(struct init_answer *answer, const char *key, const char *value)
@@ -329,6 +331,8 @@ static void init_fill(struct init_answer *answer, const struct cox_init_result *
         desc->cache_type = result->kv_caches[i].cache_type;
         answer->desc_pointers[i] = desc;
     }
+    if (result->kv_pool.block_count)
+        answer->results.kv_pool = cox_kv_pool_fill(&answer->kv_pool, &result->kv_pool);
 }
 
 struct init_call {

@@ -107,6 +107,26 @@ struct cox_kv_cache_desc {
 
 #define COX_KV_CACHE_DESC_COUNT_MAX 8
 
+/* How the keys and values of a rank lie in the blocks of its KV cache. Ranks of two groups can take
+ * blocks from each other where all of it is the same. */
+struct cox_kv_layout {
+    uint32_t rank, rank_count;
+    uint32_t layer_count;
+    uint32_t kv_head_first, kv_head_count; /* of this rank */
+    uint32_t head_dim;
+    uint32_t block_size;    /* positions per block */
+    uint32_t element_bytes; /* 4: F32 */
+    uint64_t block_bytes;
+    uint64_t model_digest; /* of configuration and weights */
+};
+
+/* What other groups need to read the KV cache of a rank. */
+struct cox_kv_pool {
+    uint32_t block_count; /* 0: there is none for others */
+    uint8_t handle[128];  /* struct cox_pool_handle (channel/memory/pool.h), for reading only */
+    struct cox_kv_layout layout;
+};
+
 /* What a rank says of itself at init. */
 struct cox_init_result {
     int64_t cpu_block_count; /* blocks of the swap space */
@@ -119,6 +139,7 @@ struct cox_init_result {
     const char *early_stopping_ids; /* comma separated; NULL: none */
     struct cox_kv_cache_desc kv_caches[COX_KV_CACHE_DESC_COUNT_MAX];
     uint32_t kv_cache_count;
+    struct cox_kv_pool kv_pool;
 };
 
 /* Looks a key up in the init configuration; NULL when absent. */
@@ -145,6 +166,10 @@ COX_PUBLIC void cox_init_request_group(const struct cox_init_request *request,
  * pause (cox_worker_pause): a long callback may ask and return COX_ABORTED early. Lock-free, from the callback's thread, until it returns. */
 COX_PUBLIC bool cox_init_request_aborted(const struct cox_init_request *request);
 
+/* True once nobody waits for the answer to the pull_kv that is being called (timeout, another rank's failure), and
+ * once the worker is to pause: it should come out then. Lock-free, from that callback's thread. */
+COX_PUBLIC bool cox_worker_pull_aborted(const struct cox_worker *worker);
+
 /* Any callback may be NULL: the request is then answered with COX_UNSUPPORTED (no-reply requests
  * are dropped). */
 struct cox_worker_callbacks {
@@ -160,8 +185,13 @@ struct cox_worker_callbacks {
      * alone can write, the same for every rank. A longer answer than reply_capacity: cox_worker_reply_grow. */
     int (*opaque)(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
                   size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err);
-    /* Starts linking, unlinking or a switch of role; the state is told by link_status. No answer.
-     */
+    /* Starts linking, unlinking or a switch of role; the state is told by link_status. No answer. It also tells
+     * of pulls to end (cancelled_pulls), while pull_kv runs. How coxswain-worker does these four is in
+     * links.h, pulls.h and transfer.h; a worker of its own makes of its KV cache a pool (channel/memory/pool.h:
+     * create, take_all, export) and tells of it in kv_pool at init; link attaches to the pools of another group's
+     * ranks (cox_pool_open); pull_kv pins a block under the generation that the request names
+     * (cox_pool_ref), copies it (cox_pool_copy_from), and lets go (cox_pool_unref); and before a step
+     * writes a block that belonged to another sequence it has cox_pool_renew and cox_pool_settle called. */
     void (*link)(void *context, const struct ModelExecuteData__PDLinkRequest *request);
     int (*link_status)(void *context, struct cox_arena *arena,
                        struct ModelExecuteData__PDLinkStatusResponse *response,
@@ -170,6 +200,8 @@ struct cox_worker_callbacks {
     int (*lora)(void *context, const struct ModelExecuteData__LoraOperationRequest *request,
                 struct cox_arena *arena, struct ModelExecuteData__LoraOperationResponse *response,
                 struct cox_error *err);
+    /* A result per request, each with its code: one that fails is no failure of the others. A long one asks
+     * cox_worker_pull_aborted. */
     int (*pull_kv)(void *context, const struct ModelExecuteData__PullKVRequest *request,
                    struct cox_arena *arena, struct ModelExecuteData__PullKVResponse *response,
                    struct cox_error *err);

@@ -10,6 +10,9 @@
 
 #include "worker/engine.h"
 #include "worker/exchange.h"
+#include "worker/links.h"
+#include "worker/pulls.h"
+#include "worker/transfer.h"
 
 /* Documented for want of memory; and for a group, one call of whose operation failed. */
 static const int codes[] = {COX_NO_SPACE, COX_DENIED, COX_INVALID, 0};
@@ -62,6 +65,64 @@ static void engine_free(void *object)
     cox_engine_free(*(struct cox_engine **)object);
 }
 
+static int links_new(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_links_new(NULL, object);
+}
+
+static void links_free(void *object)
+{
+    cox_links_free(*(struct cox_links **)object);
+}
+
+static int pulls_new(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_pulls_new(object);
+}
+
+static void pulls_free(void *object)
+{
+    cox_pulls_free(*(struct cox_pulls **)object);
+}
+
+static int transfer_new(void *object, struct cox_error *err)
+{
+    static const struct cox_transfer_options options;
+
+    (void)err;
+    return cox_transfer_new(&options, object);
+}
+
+static void transfer_free(void *object)
+{
+    cox_transfer_free(*(struct cox_transfer **)object);
+}
+
+static const struct countdown_subject transfers[] = {
+    {
+        .name = "links_new",
+        .size = sizeof(struct cox_links *),
+        .construct = links_new,
+        .destroy = links_free,
+        .wordless = true,
+    },
+    {
+        .name = "pulls_new",
+        .size = sizeof(struct cox_pulls *),
+        .construct = pulls_new,
+        .destroy = pulls_free,
+        .wordless = true,
+    },
+    {
+        .name = "transfer_new",
+        .size = sizeof(struct cox_transfer *),
+        .construct = transfer_new,
+        .destroy = transfer_free,
+        .wordless = true,
+    },
+};
 static const struct countdown_subject exchange = {
     .name = "exchange_new",
     .size = sizeof(struct cox_exchange *),
@@ -97,11 +158,21 @@ static void b15_b19_an_engine_is_made_whole_or_not_at_all(void **state)
     countdown_sticky(&engine);
 }
 
+static void b15_b19_links_and_pulls_are_made_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof transfers / sizeof transfers[0]; i++) {
+        countdown_once(&transfers[i]);
+        countdown_sticky(&transfers[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(b15_b19_an_exchange_is_made_whole_or_not_at_all),
         TEST(b15_b19_an_engine_is_made_whole_or_not_at_all),
+        TEST(b15_b19_links_and_pulls_are_made_whole_or_not_at_all),
     };
     return cmocka_run_group_tests_name("countdown_exchange", tests, NULL, NULL);
 }

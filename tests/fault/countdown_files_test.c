@@ -304,6 +304,7 @@ static const struct countdown_subject model_cache = {
     .construct = cache_new,
     .destroy = cache_free,
     .codes = no_space,
+    .lenient = true,
 };
 static const struct countdown_subject model_own_cache = {
     .name = "model_cache_new",
@@ -311,6 +312,7 @@ static const struct countdown_subject model_own_cache = {
     .construct = model_cache_new,
     .destroy = cache_free,
     .codes = no_space,
+    .lenient = true,
 };
 
 /* ---- texts ---- */

@@ -24,7 +24,7 @@ add_dependencies(test_fault_countdown_restart scripted_worker legacy_native)
 cox_test_program(test_fault_countdown_exchange
     SOURCES countdown_exchange_test.c countdown.c countdown_wraps.c ${PROJECT_SOURCE_DIR}/worker/engine.c ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
             ${PROJECT_SOURCE_DIR}/worker/adapters.c
-    LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_coordinator coxswain_worker_lib
+    LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_coordinator coxswain_worker_lib
          PkgConfig::JANSSON)
 target_link_options(test_fault_countdown_exchange PRIVATE ${countdown_wrapped})
 cox_command_test(NAME fault/countdown_exchange LABEL fault TIMEOUT 120 COMMAND test_fault_countdown_exchange)
@@ -43,5 +43,5 @@ cox_command_test(NAME fault/countdown_symbols LABEL fault
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/countdown_symbols.py ${CMAKE_NM} ${countdown_list}
             ${CMAKE_CURRENT_LIST_DIR}
             $<TARGET_FILE:coxswain_channel> $<TARGET_FILE:coxswain_proto> $<TARGET_FILE:coxswain_coordinator>
-            $<TARGET_FILE:coxswain_worker_lib> $<TARGET_FILE:coxswain_model_files> $<TARGET_FILE:coxswain_model>
+            $<TARGET_FILE:coxswain_worker_lib> $<TARGET_FILE:coxswain_model_files> $<TARGET_FILE:coxswain_model> $<TARGET_FILE:coxswain_transfer>
             $<TARGET_FILE:coxswain_commands>)

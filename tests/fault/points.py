@@ -133,7 +133,7 @@ def calls_of(body):
 
 def sources():
     files = {}
-    for folder in ("channel", "channel/memory", "model", "worker", "coordinator"):
+    for folder in ("channel", "channel/memory", "model", "worker", "worker/model", "coordinator"):
         for path in sorted((ROOT / folder).glob("*.[ch]")):
             files[f"{folder}/{path.name}"] = path.read_text()
     return files

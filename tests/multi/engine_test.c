@@ -98,6 +98,13 @@ bool cox_worker_busy(const struct cox_worker *worker)
     return worker->busy;
 }
 
+/* There are no pulls here, and no signals. */
+bool cox_worker_pull_aborted(const struct cox_worker *worker)
+{
+    (void)worker;
+    return false;
+}
+
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
 {
     if (strcmp(key, "block_count") == 0)

@@ -12,7 +12,7 @@ cox_multi_test(NAME engine
             ${PROJECT_SOURCE_DIR}/worker/engine.c
             ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
             ${PROJECT_SOURCE_DIR}/worker/adapters.c
-    LIBS coxswain_model coxswain_worker_lib TIMEOUT 120)
+    LIBS coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
 
 # A coordinator and ranks of the reference model, of which some are replaced.
 cox_multi_test(NAME replace
@@ -20,7 +20,7 @@ cox_multi_test(NAME replace
             ${PROJECT_SOURCE_DIR}/worker/engine.c
             ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
             ${PROJECT_SOURCE_DIR}/worker/adapters.c
-    LIBS coxswain_testlib coxswain_model coxswain_worker_lib TIMEOUT 240)
+    LIBS coxswain_testlib coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 240)
 cox_sealed_test(replace TIMEOUT 240)
 
 # LoRA adapters in such a group.
@@ -30,5 +30,5 @@ cox_multi_test(NAME lora
             ${PROJECT_SOURCE_DIR}/worker/engine.c
             ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
             ${PROJECT_SOURCE_DIR}/worker/adapters.c
-    LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_worker_lib TIMEOUT 120)
+    LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
 cox_sealed_test(lora TIMEOUT 240)

@@ -1,5 +1,7 @@
 #include "worker/model/cache.h"
 
+#include "channel/memory/pool.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -193,6 +195,291 @@ static void new_refuses_absurd_geometry(void **state)
     assert_null(cache);
 }
 
+/* ---- whose blocks they are ---- */
+
+/* As another group's rank has it: a view of its own, for reading. */
+static struct cox_pool *open_reader(struct cox_cache *cache)
+{
+    const struct cox_pool_attach_options options = {.read_only = true};
+    struct cox_pool *reader = NULL;
+    struct cox_error err = {0};
+    int fds[2];
+
+    cox_pool_fds(cox_cache_pool(cache), fds);
+    if (cox_pool_attach(fds, &options, &reader, &err))
+        fail_msg("%s", err.text);
+    return reader;
+}
+
+static uint64_t owner_of(struct cox_cache *cache, uint32_t block)
+{
+    return cox_pool_generation(cox_cache_pool(cache), block);
+}
+
+static int pin(struct cox_pool *reader, uint32_t block, uint64_t generation)
+{
+    const struct cox_block_ref ref = {.pool = cox_pool_id(reader),
+                                      .generation = generation,
+                                      .size = cox_cache_block_size(&small),
+                                      .block = block};
+
+    return cox_pool_ref(reader, &ref, NULL);
+}
+
+static void unpin(struct cox_pool *reader, uint32_t block, uint64_t generation)
+{
+    const struct cox_block_ref ref = {.pool = cox_pool_id(reader),
+                                      .generation = generation,
+                                      .size = cox_cache_block_size(&small),
+                                      .block = block};
+
+    assert_int_equal(cox_pool_unref(reader, &ref, NULL), 0);
+}
+
+/* A step of one row, with blocks 0, 1, 2, ... from first on. */
+struct one_row {
+    int32_t blocks[4];
+    struct cox_block_table table;
+    struct cox_batch_row row;
+    struct cox_batch batch;
+};
+
+static struct cox_batch *row_of(struct one_row *one, int64_t id, uint32_t slot, int32_t first,
+                                uint32_t position, uint32_t count)
+{
+    *one = (struct one_row){.blocks = {first, first + 1, first + 2, first + 3}};
+    one->table = (struct cox_block_table){one->blocks, 4};
+    one->row = (struct cox_batch_row){
+        .id = id, .slot = slot, .position = position, .token_count = count, .tables = &one->table};
+    one->batch = (struct cox_batch){.row_count = 1, .rows = &one->row, .table_count = 1};
+    return &one->batch;
+}
+
+static void step(struct cox_cache *cache, const struct cox_batch *batch)
+{
+    struct cox_error err = {0};
+
+    if (cox_cache_begin(cache, batch, &err))
+        fail_msg("%s", err.text);
+    cox_cache_end(cache, batch);
+}
+
+static void generations_are_sequence_ids_where_they_can_be(void **state)
+{
+    static const int64_t odd[] = {0, -1, INT64_MIN, INT64_MAX, (INT64_C(1) << 47) + 1};
+
+    (void)state;
+    assert_int_equal(cox_cache_generation_of(1), 1);
+    assert_int_equal(cox_cache_generation_of(INT64_C(1) << 47), UINT64_C(1) << 47);
+    for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
+        assert_in_range(cox_cache_generation_of(odd[i]), (UINT64_C(1) << 47) + 1,
+                        COX_CACHE_NOBODY - 1);
+        for (size_t k = 0; k < i; k++)
+            assert_int_not_equal(cox_cache_generation_of(odd[i]), cox_cache_generation_of(odd[k]));
+    }
+}
+
+static void lent_memory_is_no_pool(void **state)
+{
+    char *memory = aligned_alloc(COX_CACHE_ALIGNMENT,
+                                 (size_t)cox_cache_block_size(&small) * small.block_count);
+    struct cox_cache *cache = NULL;
+    struct one_row one;
+
+    (void)state;
+    assert_int_equal(cox_cache_new(&small, memory, &cache, NULL), 0);
+    assert_null(cox_cache_pool(cache));
+    step(cache, row_of(&one, 7, 0, 0, 0, 6));
+    cox_cache_forget_all(cache);
+    cox_cache_free(cache);
+    free(memory);
+}
+
+static void p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded(void **state)
+{
+    struct cox_cache *cache = open_cache();
+    struct one_row one;
+
+    (void)state;
+    for (uint32_t block = 0; block < small.block_count; block++)
+        assert_int_equal(owner_of(cache, block), COX_CACHE_NOBODY);
+    /* 7 positions of 5 to a block. */
+    assert_int_equal(cox_cache_begin(cache, row_of(&one, 7, 0, 1, 0, 7), NULL), 0);
+    assert_int_equal(owner_of(cache, 1), COX_CACHE_NOBODY);
+    cox_cache_end(cache, &one.batch);
+    assert_int_equal(owner_of(cache, 0), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 1), 7);
+    assert_int_equal(owner_of(cache, 2), 7);
+    assert_int_equal(owner_of(cache, 3), COX_CACHE_NOBODY);
+    step(cache, row_of(&one, 7, 0, 1, 7, 4));
+    assert_int_equal(owner_of(cache, 3), 7);
+    assert_int_equal(owner_of(cache, 4), COX_CACHE_NOBODY);
+
+    /* Its slot ends, in the step in which another sequence gets it. */
+    const uint32_t slot = 0;
+    row_of(&one, 8, 0, 2, 0, 1)->finished_slots = &slot;
+    one.batch.finished_count = 1;
+    step(cache, &one.batch);
+    assert_int_equal(owner_of(cache, 1), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 2), 8);
+    assert_int_equal(owner_of(cache, 3), COX_CACHE_NOBODY);
+    cox_cache_forget(cache, &slot, 1);
+    assert_int_equal(owner_of(cache, 2), COX_CACHE_NOBODY);
+    /* Again, and of slots that never were. */
+    cox_cache_forget(cache, (const uint32_t[]){0, 1, UINT32_MAX}, 3);
+    cox_cache_free(cache);
+}
+
+static void p9_more_sequences_end_at_once_than_are_looked_for_at_a_time(void **state)
+{
+    struct cox_cache_geometry many = small;
+    struct cox_cache *cache = NULL;
+    uint32_t slots[200];
+    struct one_row one;
+
+    (void)state;
+    many.block_count = 204;
+    assert_int_equal(cox_cache_new(&many, NULL, &cache, NULL), 0);
+    for (uint32_t i = 0; i < 200; i++) {
+        slots[i] = i * 100; /* beyond what there are places for at first */
+        step(cache, row_of(&one, 1000 + i, slots[i], (int32_t)i, 0, 1));
+        assert_int_equal(owner_of(cache, i), 1000 + i);
+    }
+    cox_cache_forget(cache, slots, 199);
+    for (uint32_t i = 0; i < 199; i++)
+        assert_int_equal(owner_of(cache, i), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 199), 1199);
+    cox_cache_free(cache);
+}
+
+static void p9_a_sequence_that_begins_anew_has_no_blocks_of_before(void **state)
+{
+    struct cox_cache *cache = open_cache();
+    struct one_row one;
+
+    (void)state;
+    step(cache, row_of(&one, 7, 0, 0, 0, 10));
+    assert_int_equal(cox_cache_begin(cache, row_of(&one, 7, 0, 1, 0, 5), NULL), 0);
+    assert_int_equal(owner_of(cache, 0), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 1), COX_CACHE_NOBODY);
+    cox_cache_end(cache, &one.batch);
+    assert_int_equal(owner_of(cache, 0), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 1), 7);
+    cox_cache_free(cache);
+}
+
+static void p9_moved_blocks_are_their_sequences(void **state)
+{
+    const struct cox_block_pair out = {0, 0}, in = {0, 3}, copy = {3, 5};
+    struct cox_cache *cache = open_cache();
+    struct one_row one;
+
+    (void)state;
+    step(cache, row_of(&one, 7, 0, 0, 0, 1));
+    /* To block 3, which is in the table of the row, and to block 5, which is in no table. */
+    row_of(&one, 7, 0, 1, 9, 1);
+    one.batch.swap_out = &out;
+    one.batch.swap_in = &in;
+    one.batch.copy = &copy;
+    one.batch.swap_out_count = one.batch.swap_in_count = one.batch.copy_count = 1;
+    step(cache, &one.batch);
+    assert_int_equal(owner_of(cache, 2), 7);
+    assert_int_equal(owner_of(cache, 3), 7);
+    assert_int_equal(owner_of(cache, 5), COX_CACHE_NOBODY);
+    cox_cache_free(cache);
+}
+
+static bool yes(void *context)
+{
+    (void)context;
+    return true;
+}
+
+/* Every way to write a block waits for its readers, and does not write when it may not. */
+static void p9_a_pinned_block_is_never_written(void **state)
+{
+    const struct cox_block_pair in = {0, 0}, copy = {5, 0};
+    struct cox_cache *cache = open_cache();
+    struct cox_pool *reader;
+    struct one_row one;
+    struct cox_error err = {0};
+
+    (void)state;
+    cox_cache_use_host(cache, &(struct cox_cache_host){.given_up = yes});
+    reader = open_reader(cache);
+    for (int way = 0; way < 5; way++) {
+        const int64_t id = 10 + way;
+        struct cox_cache_patience patience = {.deadline_ns = cox_deadline_after_ms(20)};
+
+        mark_blocks(cache);
+        step(cache, row_of(&one, id, 0, 0, 0, 1));
+        assert_int_equal(pin(reader, 0, (uint64_t)id), 0);
+        assert_int_equal(pin(reader, 0, (uint64_t)id + 1), COX_STALE);
+        row_of(&one, 99, 1, way == 0 ? 0 : 2, way == 0 ? 1 : 0, 1);
+        one.batch.swap_in = &in;
+        one.batch.swap_in_count = way == 1;
+        one.batch.copy = &copy;
+        one.batch.copy_count = way == 2;
+        if (way < 3)
+            assert_int_equal(cox_cache_begin(cache, &one.batch, NULL), COX_ABORTED);
+        else if (way == 3)
+            assert_int_equal(cox_cache_take(cache, 0, &patience, &err), COX_TIMEOUT);
+        else
+            assert_int_equal(cox_cache_clear(cache, &patience, &err), COX_TIMEOUT);
+        assert_int_equal(mark_of(cache, 0), 'a');
+        assert_int_equal(owner_of(cache, 0), COX_CACHE_NOBODY);
+        /* Nobody can pin it any more, and then it goes. */
+        assert_int_equal(pin(reader, 0, (uint64_t)id), COX_STALE);
+        unpin(reader, 0, (uint64_t)id);
+        patience.deadline_ns = COX_DEADLINE_NEVER;
+        if (way < 3)
+            assert_int_equal(cox_cache_begin(cache, &one.batch, NULL), 0);
+        else if (way == 3)
+            assert_int_equal(cox_cache_take(cache, 0, &patience, NULL), 0);
+        else
+            assert_int_equal(cox_cache_clear(cache, &patience, NULL), 0);
+    }
+    cox_pool_free(reader);
+    cox_cache_free(cache);
+}
+
+/* The sequence itself writes on while it is read. */
+static void p9_the_owner_writes_on_behind_what_is_read(void **state)
+{
+    struct cox_cache *cache = open_cache();
+    struct cox_pool *reader;
+    struct one_row one;
+
+    (void)state;
+    step(cache, row_of(&one, 7, 0, 0, 0, 2));
+    reader = open_reader(cache);
+    assert_int_equal(pin(reader, 0, 7), 0);
+    cox_cache_use_host(cache, &(struct cox_cache_host){.given_up = yes});
+    step(cache, row_of(&one, 7, 0, 0, 2, 1));
+    assert_int_equal(owner_of(cache, 0), 7);
+    cox_pool_free(reader);
+    cox_cache_free(cache);
+}
+
+static void a_cleared_cache_is_as_a_new_one(void **state)
+{
+    const struct cox_cache_patience patience = {.deadline_ns = COX_DEADLINE_NEVER};
+    struct cox_cache *cache = open_cache();
+    struct one_row one;
+
+    (void)state;
+    mark_blocks(cache);
+    assert_int_equal(cox_cache_swap_out(cache, &(struct cox_block_pair){0, 3}, 1, NULL), 0);
+    step(cache, row_of(&one, 7, 0, 0, 0, 1));
+    assert_int_equal(cox_cache_clear(cache, &patience, NULL), 0);
+    assert_int_equal(cox_cache_swap_in(cache, &(struct cox_block_pair){3, 5}, 1, NULL), 0);
+    for (uint32_t block = 0; block < small.block_count; block++) {
+        assert_int_equal(mark_of(cache, (int)block), 0);
+        assert_int_equal(owner_of(cache, block), COX_CACHE_NOBODY);
+    }
+    cox_cache_free(cache);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -203,6 +490,15 @@ int main(void)
         cmocka_unit_test(bad_block_ids_move_nothing),
         cmocka_unit_test(host_blocks_have_their_own_count),
         cmocka_unit_test(new_refuses_absurd_geometry),
+        cmocka_unit_test(generations_are_sequence_ids_where_they_can_be),
+        cmocka_unit_test(lent_memory_is_no_pool),
+        cmocka_unit_test(p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded),
+        cmocka_unit_test(p9_more_sequences_end_at_once_than_are_looked_for_at_a_time),
+        cmocka_unit_test(p9_a_sequence_that_begins_anew_has_no_blocks_of_before),
+        cmocka_unit_test(p9_moved_blocks_are_their_sequences),
+        cmocka_unit_test(p9_a_pinned_block_is_never_written),
+        cmocka_unit_test(p9_the_owner_writes_on_behind_what_is_read),
+        cmocka_unit_test(a_cleared_cache_is_as_a_new_one),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

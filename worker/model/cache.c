@@ -1,19 +1,14 @@
 #include "worker/model/cache.h"
 
+#include "channel/memory/pool.h"
+#include "worker/model/cache_private.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #define BLOCK_SIZE_MAX 4096u
 #define BLOCK_COUNT_MAX (1u << 24)
-
-struct cox_cache {
-    struct cox_cache_geometry geometry;
-    size_t block_length; /* floats, padded to COX_CACHE_ALIGNMENT */
-    float *blocks;
-    float *host_blocks;
-    float *own_blocks; /* blocks, when they are ours to free */
-};
 
 /* Where a list moves blocks from or to. */
 struct side {
@@ -85,6 +80,39 @@ static void release(const struct cox_cache *cache, float *blocks, uint32_t count
         munmap(blocks, (size_t)cox_cache_block_size(&cache->geometry) * count);
 }
 
+/* As many sequences as a worker has room for, where nobody says otherwise. */
+#define SLOT_COUNT_DEFAULT 4096
+
+static int create_pool(struct cox_cache *cache, struct cox_error *err)
+{
+    const struct cox_pool_options options = {
+        .strategy = COX_POOL_FIXED,
+        .block_size = cox_cache_block_size(&cache->geometry),
+        .block_count = cache->geometry.block_count,
+        .owner_count_max = COX_CACHE_READER_COUNT_MAX + 1,
+    };
+    struct cox_error why = {0};
+    int r = 0;
+
+    /* The limits of a pool are on each number, and not on what they come to. */
+    if (options.block_size > SIZE_MAX / 2 / options.block_count)
+        r = cox_fail(&why, COX_NO_SPACE, "more bytes than there can be");
+    if (r == 0)
+        r = cox_pool_create(&options, &cache->pool, &why);
+    if (r == 0)
+        r = cox_pool_take_all(cache->pool, COX_CACHE_NOBODY, &why);
+    if (r)
+        return cox_fail(err, r,
+                        "KV cache: %u KV blocks of %llu bytes: %s; use fewer or smaller ones",
+                        options.block_count, (unsigned long long)options.block_size, why.text);
+    cache->slots = calloc(SLOT_COUNT_DEFAULT, sizeof(*cache->slots));
+    if (!cache->slots)
+        return cox_fail(err, COX_NO_SPACE, "KV cache: no memory");
+    cache->slot_count = SLOT_COUNT_DEFAULT;
+    cache->blocks = cox_pool_memory(cache->pool)->address;
+    return 0;
+}
+
 int cox_cache_new(const struct cox_cache_geometry *geometry, void *memory,
                   struct cox_cache **ret_cache, struct cox_error *err)
 {
@@ -100,13 +128,12 @@ int cox_cache_new(const struct cox_cache_geometry *geometry, void *memory,
         return cox_fail(err, COX_NO_SPACE, "KV cache: no memory");
     cache->geometry = *geometry;
     cache->block_length = (size_t)(cox_cache_block_size(geometry) / sizeof(float));
+    cache->blocks = memory;
     if (!memory) {
-        r = allocate(cox_cache_block_size(geometry), geometry->block_count, "KV",
-                     &cache->own_blocks, err);
+        r = create_pool(cache, err);
         if (r)
             return r;
     }
-    cache->blocks = memory ? memory : cache->own_blocks;
     if (geometry->swap_block_count) {
         r = allocate(cox_cache_block_size(geometry), geometry->swap_block_count, "host",
                      &cache->host_blocks, err);
@@ -121,7 +148,8 @@ struct cox_cache *cox_cache_free(struct cox_cache *cache)
 {
     if (!cache)
         return NULL;
-    release(cache, cache->own_blocks, cache->geometry.block_count);
+    cox_pool_free(cache->pool);
+    free(cache->slots);
     release(cache, cache->host_blocks, cache->geometry.swap_block_count);
     free(cache);
     return NULL;

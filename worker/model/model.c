@@ -168,6 +168,11 @@ uint64_t cox_model_weights_size(const struct cox_model *model)
     return model->own_weights ? cox_weights_size(&model->layout) : 0;
 }
 
+struct cox_kv_heads cox_model_kv_heads(const struct cox_model *model)
+{
+    return cox_share_kv_heads(&model->config, &model->share);
+}
+
 size_t cox_model_slice_length_max(const struct cox_model *model)
 {
     return cox_forward_slice_length_max(model->forward);
@@ -307,10 +312,13 @@ int cox_model_step(struct cox_model *model, struct cox_cache *cache, const struc
         return r;
     if (cox_batch_aborted(batch))
         return cox_fail(err, COX_ABORTED, "the step was given up before it began");
-    r = cox_cache_move(cache, batch, err);
+    r = cox_cache_begin(cache, batch, err);
     if (r)
         return r;
     for (uint32_t i = 0; i < batch->row_count; i++)
         outputs[i] = (struct cox_batch_output){.token = -1, .logprob = 0};
-    return cox_forward_run(model->forward, cache, batch, logits != NULL, take_logits, &step, err);
+    r = cox_forward_run(model->forward, cache, batch, logits != NULL, take_logits, &step, err);
+    if (r == 0)
+        cox_cache_end(cache, batch);
+    return r;
 }

@@ -57,6 +57,9 @@ uint64_t cox_model_digest(const struct cox_model *model);
 /* Bytes of weights in private memory; 0 when they are lent. */
 uint64_t cox_model_weights_size(const struct cox_model *model);
 
+/* The KV heads of the share. */
+struct cox_kv_heads cox_model_kv_heads(const struct cox_model *model);
+
 /* The longest slice, in floats, that the share's gather is called with. */
 size_t cox_model_slice_length_max(const struct cox_model *model);
 

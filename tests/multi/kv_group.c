@@ -1,0 +1,532 @@
+#include "kv_group.h"
+
+#include "channel/fault.h"
+#include "proto/executor.pb-c.h"
+#include "proto/wire.h"
+#include "worker/engine.h"
+#include "worker/kv_layout.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
+#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name
+
+typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
+typedef ModelExecuteData__PullKVRequest__PullKVInfo PullInfo;
+
+const int32_t kv_prompt[KV_PROMPT_LENGTH] = {1, 5, 10, 13, 8, 11};
+
+static char program[4096];
+
+void kv_program(const char *path)
+{
+    snprintf(program, sizeof program, "%s", path);
+}
+
+uint64_t kv_patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+/* ---- the worker ---- */
+
+static struct cox_kv_pool told;
+
+static int on_init(void *context, const struct cox_init_request *request,
+                   struct cox_init_result *result, struct cox_error *err)
+{
+    int r = cox_engine_callbacks.init(context, request, result, err);
+    told = result->kv_pool;
+    return r;
+}
+
+/* 'k': what init told of the KV cache. 'f': a plan. */
+static int on_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
+                     size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err)
+{
+    (void)context, (void)reply_capacity, (void)err;
+    *ret_reply_size = 0;
+    if (request_size && request[0] == 'k') {
+        memcpy(reply, &told, sizeof told);
+        *ret_reply_size = sizeof told;
+    }
+    if (request_size && request[0] == 'f') {
+        static char plan[256];
+        snprintf(plan, sizeof plan, "%.*s", (int)request_size - 1, (const char *)request + 1);
+        cox_fault_arm(plan[0] ? plan : NULL);
+    }
+    return 0;
+}
+
+static uint32_t number_of(const char *name, uint32_t otherwise)
+{
+    const char *text = getenv(name);
+    return text ? (uint32_t)atoi(text) : otherwise;
+}
+
+int kv_worker_main(int argc, char **argv)
+{
+    struct cox_worker_callbacks callbacks = cox_engine_callbacks;
+    struct cox_engine_options engine_options = {
+        .model_dir = SHIPPED,
+        .block_size = number_of("KV_BLOCK_SIZE", KV_BLOCK_SIZE),
+        .block_count = KV_BLOCK_COUNT,
+        .swap_block_count = 4,
+    };
+    struct cox_worker_options options = {0};
+    struct cox_engine *engine = NULL;
+    struct cox_worker *worker = NULL;
+    struct cox_error err = {0};
+    callbacks.init = on_init;
+    callbacks.opaque = on_opaque;
+    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    options.leave_stuck = true;
+    snprintf(engine_options.door, sizeof engine_options.door, "%s",
+             getenv("COXSWAIN_DOOR") ? getenv("COXSWAIN_DOOR") : "");
+    if (r == 0)
+        r = cox_engine_new(&engine_options, &engine);
+    if (r == 0)
+        r = cox_worker_new(&options, &callbacks, engine, &worker, &err);
+    if (r == 0) {
+        cox_engine_serve(engine, worker);
+        r = cox_worker_run(worker, &err);
+    }
+    if (r)
+        fprintf(stderr, "%s\n", err.text);
+    cox_worker_free(worker);
+    cox_engine_free(engine);
+    return r != 0;
+}
+
+/* ---- groups ---- */
+
+static void take_pools(struct kv_group *g)
+{
+    struct test_completion c;
+    if (test_call(g->group, &c, "k"))
+        fail_msg("%s", test_error_text(g->group));
+    for (uint32_t rank = 0; rank < g->rank_count; rank++) {
+        assert_int_equal(c.ranks[rank].size, sizeof g->pools[rank]);
+        memcpy(&g->pools[rank], c.ranks[rank].bytes, sizeof g->pools[rank]);
+    }
+    test_completion_deinit(&c);
+}
+
+int kv_try(struct kv_group *g, const struct kv_options *options, struct cox_error *err)
+{
+    static const char *command[] = {program, "worker", NULL};
+    static const char *denied[] = {COX_TEST_BIN_DIR "/without", "pidfd_getfd=EPERM", program,
+                                   "worker", NULL};
+    const struct cox_executor_options start = {.command = options->denied ? denied : command,
+                                               .depth = 4};
+    struct cox_init_summary summary;
+    char number[16];
+    *g = (struct kv_group){.rank_count = options->rank_count};
+    snprintf(number, sizeof number, "%u",
+             options->block_size ? options->block_size : KV_BLOCK_SIZE);
+    setenv("KV_BLOCK_SIZE", number, 1);
+    if (options->plan)
+        setenv("COXSWAIN_FAULT", options->plan, 1);
+    g->group = test_group_start(options->rank_count, &start);
+    unsetenv("COXSWAIN_FAULT");
+    unsetenv("KV_BLOCK_SIZE");
+    return cox_executor_init(test_group_executor(g->group), NULL, 0, kv_patience(), &summary, err);
+}
+
+void kv_start(struct kv_group *g, const struct kv_options *options)
+{
+    struct cox_error err = {0};
+    if (kv_try(g, options, &err))
+        fail_msg("init: %s", err.text);
+    take_pools(g);
+}
+
+void kv_stop(struct kv_group *g)
+{
+    g->group = g->group ? test_group_free(g->group) : NULL;
+}
+
+void kv_init(struct kv_group *g, bool replayed)
+{
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    struct cox_executor *executor = test_group_executor(g->group);
+    int r = replayed ? cox_executor_replay_init(executor, kv_patience(), &err)
+                     : cox_executor_init(executor, NULL, 0, kv_patience(), &summary, &err);
+    if (r)
+        fail_msg("init: %s", err.text);
+    g->base = 0;
+    take_pools(g);
+}
+
+void kv_arm(struct kv_group *g, uint32_t rank, const char *plan)
+{
+    struct test_completion c;
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
+    assert_int_equal(test_call_how(g->group, &c, &how, "f%s", plan), 0);
+    test_completion_deinit(&c);
+}
+
+/* ---- steps ---- */
+
+void kv_sequence(struct kv_sequence *s, int64_t id, const int32_t *blocks)
+{
+    *s = (struct kv_sequence){.id = id, .token_count = KV_PROMPT_LENGTH};
+    memcpy(s->tokens, kv_prompt, sizeof kv_prompt);
+    while (blocks[s->block_count] >= 0) {
+        s->blocks[s->block_count] = blocks[s->block_count];
+        s->block_count++;
+    }
+}
+
+struct stepped {
+    uint64_t sequence;
+    int32_t token;
+    float logprob;
+    bool done;
+};
+
+static void on_stepped(void *context, const struct cox_completion *completion)
+{
+    struct stepped *stepped = context;
+    const ModelExecuteData__ExecuteResponse *response =
+        completion->payload ? completion->payload->response : NULL;
+    stepped->sequence = completion->sequence;
+    if (completion->status || !response || !response->execute_model_response)
+        return;
+    const ModelExecuteData__StepResult *result = response->execute_model_response->step;
+    stepped->done = result && result->n_tokens == 1 && result->n_logprobs == 1;
+    stepped->token = stepped->done ? result->tokens[0] : -1;
+    stepped->logprob = stepped->done ? result->logprobs[0] : 0;
+}
+
+int kv_try_step(struct kv_group *g, struct kv_sequence *s, uint32_t position, bool announce,
+                int finished, struct cox_error *err)
+{
+    ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    ModelExecuteData__ExecuteModelRequest body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
+    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
+    ModelExecuteData__StepSequence sequence = MODEL_EXECUTE_DATA__STEP_SEQUENCE__INIT;
+    ModelExecuteData__StepSequence *announced = &sequence;
+    ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
+    ModelExecuteData__StepBlockTable *tables = &table;
+    uint32_t finished_slot = (uint32_t)finished;
+    uint32_t count = s->token_count - position;
+    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+                                               .deadline_ns = kv_patience()};
+    struct stepped stepped = {0};
+    sequence.has_seq_id = sequence.has_slot = 1;
+    sequence.seq_id = s->id;
+    sequence.slot = s->slot;
+    sequence.n_tokens = s->token_count;
+    sequence.tokens = s->tokens;
+    table.n_blocks = s->block_count;
+    table.blocks = s->blocks;
+    sequence.n_tables = 1;
+    sequence.tables = &tables;
+    delta.has_base_sequence = 1;
+    delta.base_sequence = g->base;
+    delta.n_finished = finished >= 0;
+    delta.finished = &finished_slot;
+    delta.n_announced = announce;
+    delta.announced = &announced;
+    delta.n_row_slot = delta.n_row_position = delta.n_row_token_count = 1;
+    delta.row_slot = &s->slot;
+    delta.row_position = &position;
+    delta.row_token_count = &count;
+    body.step = &delta;
+    body.has_forward_type = 1;
+    body.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__MIXED;
+    request.has_execute_type = 1;
+    request.execute_type = TYPE(MODEL_INFER);
+    request.request_case = REQUEST(EXECUTE_MODEL_REQUEST);
+    request.execute_model_request = &body;
+    int r = cox_executor_call(test_group_executor(g->group), &request, &options, on_stepped,
+                              &stepped, err);
+    g->base = r ? 0 : stepped.sequence;
+    if (r)
+        return r;
+    if (!stepped.done)
+        return cox_fail(err, COX_CORRUPT, "a step without a token");
+    s->tokens[s->token_count] = stepped.token;
+    s->logprobs[s->token_count++] = stepped.logprob;
+    return 0;
+}
+
+void kv_step(struct kv_group *g, struct kv_sequence *s, uint32_t position, bool announce,
+             int finished)
+{
+    struct cox_error err = {0};
+    if (kv_try_step(g, s, position, announce, finished, &err))
+        fail_msg("a step of sequence %lld: %s", (long long)s->id, err.text);
+}
+
+void kv_decode(struct kv_group *g, struct kv_sequence *s, uint32_t count)
+{
+    while (count--)
+        kv_step(g, s, s->token_count - 1, false, -1);
+}
+
+/* ---- links ---- */
+
+void kv_link(struct kv_group *g, const struct kv_group *other, const struct kv_link *how)
+{
+    ModelExecuteData__PDLinkRequest request = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
+    ModelExecuteData__PDLinkRequest__PDLinkInfo info =
+        MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    ModelExecuteData__PDLinkRequest__PDLinkInfo *infos = &info;
+    ModelExecuteData__RemoteInfo remote = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT;
+    ModelExecuteData__RemoteInfo *remotes = &remote;
+    ModelExecuteData__HostInfo host = MODEL_EXECUTE_DATA__HOST_INFO__INIT;
+    ModelExecuteData__HostInfo *hosts = &host;
+    static struct cox_kv_pool_message messages[KV_RANK_COUNT_MAX];
+    ModelExecuteData__KvPool *pools[KV_RANK_COUNT_MAX];
+    char *cancelled = (char *)(uintptr_t)how->cancelled;
+    struct cox_error err = {0};
+    host.cluster_id = (char *)(uintptr_t)how->cluster;
+    remote.n_host_info = 1;
+    remote.host_info = &hosts;
+    remote.has_life = how->life != 0;
+    remote.life = how->life;
+    if (other) {
+        remote.n_kv_pools = how->pool_count ? how->pool_count : other->rank_count;
+        remote.kv_pools = pools;
+        for (size_t rank = 0; rank < remote.n_kv_pools; rank++)
+            pools[rank] = cox_kv_pool_fill(&messages[rank],
+                                           how->pools ? &how->pools[rank] : &other->pools[rank]);
+        remote.door =
+            (char *)(uintptr_t)(other->group ? cox_executor_door(test_group_executor(other->group))
+                                             : NULL);
+    }
+    if (how->unlink) {
+        info.n_unlink_info = 1;
+        info.unlink_info = &remotes;
+    } else if (other) {
+        info.n_link_info = 1;
+        info.link_info = &remotes;
+    }
+    if (how->role >= 0) {
+        info.has_pd_role = info.has_change_role = 1;
+        info.pd_role = (ModelExecuteData__PDRole)how->role;
+        info.change_role = how->change_role;
+    }
+    request.n_pd_link_info = 1;
+    request.pd_link_info = &infos;
+    request.n_cancelled_pulls = how->cancelled != NULL;
+    request.cancelled_pulls = &cancelled;
+    if (cox_executor_link(test_group_executor(g->group), &request, kv_patience(), &err))
+        fail_msg("link: %s", err.text);
+}
+
+struct asked {
+    uint32_t rank;
+    const char *cluster;
+    char *text;
+    size_t size;
+    bool settled;
+};
+
+static bool lists(char **list, size_t count, const char *cluster)
+{
+    bool found = false;
+    for (size_t i = 0; i < count; i++)
+        found = found || strcmp(list[i], cluster) == 0;
+    return found;
+}
+
+static void on_status(void *context, const struct cox_completion *completion)
+{
+    struct asked *asked = context;
+    const ModelExecuteData__ExecuteResponse *response =
+        completion->status == 0 ? completion->ranks[asked->rank].response : NULL;
+    const ModelExecuteData__PDLinkStatusResponse *status =
+        response ? response->pd_link_status_response : NULL;
+    asked->text[0] = '\0';
+    asked->settled =
+        status && !lists(status->waiting_link_info, status->n_waiting_link_info, asked->cluster) &&
+        !lists(status->running_link_info, status->n_running_link_info, asked->cluster);
+    if (!asked->settled)
+        return;
+    if (lists(status->success_link_info, status->n_success_link_info, asked->cluster))
+        snprintf(asked->text, asked->size, "success");
+    for (size_t i = 0; i < status->n_failed_link_info; i++)
+        if (strcmp(status->failed_link_info[i]->cluster_id, asked->cluster) == 0)
+            snprintf(asked->text, asked->size, "failed %s", status->failed_link_info[i]->text);
+}
+
+const char *kv_link_state(struct kv_group *g, uint32_t rank, const char *cluster)
+{
+    static char text[2048];
+    ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    ModelExecuteData__PDLinkStatusRequest body = MODEL_EXECUTE_DATA__PDLINK_STATUS_REQUEST__INIT;
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                               .deadline_ns = kv_patience()};
+    struct asked asked = {.rank = rank, .cluster = cluster, .text = text, .size = sizeof text};
+    request.has_execute_type = 1;
+    request.execute_type = TYPE(PD_LINK_STATUS_QUERY);
+    request.request_case = REQUEST(PD_LINK_STATUS_REQUEST);
+    request.pd_link_status_request = &body;
+    while (!asked.settled && cox_now_ns() < options.deadline_ns) {
+        struct cox_error err = {0};
+        if (cox_executor_call(test_group_executor(g->group), &request, &options, on_status, &asked,
+                              &err))
+            fail_msg("link status: %s", err.text);
+    }
+    assert_true(asked.settled);
+    return text;
+}
+
+void kv_link_all(struct kv_group *g, const struct kv_group *other, const char *cluster,
+                 uint64_t life)
+{
+    kv_link(g, other, &(struct kv_link){.cluster = cluster, .life = life, .role = -1});
+    for (uint32_t rank = 0; rank < g->rank_count; rank++)
+        assert_string_equal(kv_link_state(g, rank, cluster), "success");
+}
+
+/* ---- pulls ---- */
+
+#define TABLES_MAX 6u
+
+struct packed {
+    PullInfo info;
+    ModelExecuteData__SequenceGroupMetadata metadata;
+    ProtobufCBinaryData from[TABLES_MAX], to[TABLES_MAX];
+    uint8_t from_bytes[8 * KV_BLOCKS_MAX], to_bytes[8 * KV_BLOCKS_MAX];
+};
+
+/* The blocks in order, as evenly as they go. */
+static void deal(ProtobufCBinaryData *tables, uint32_t table_count, uint8_t *bytes,
+                 const int64_t *blocks, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        cox_wire_int64_set(bytes, i, blocks[i]);
+    for (uint32_t t = 0; t < table_count; t++) {
+        const uint32_t first = count * t / table_count, end = count * (t + 1) / table_count;
+        tables[t] = (ProtobufCBinaryData){8 * (size_t)(end - first), bytes + 8 * (size_t)first};
+    }
+}
+
+static void pack(struct packed *packed, const struct kv_pull *pull)
+{
+    const uint32_t tables = pull->table_count ? pull->table_count : 1;
+    model_execute_data__pull_kvrequest__pull_kvinfo__init(&packed->info);
+    model_execute_data__sequence_group_metadata__init(&packed->metadata);
+    packed->metadata.request_id = (char *)(uintptr_t)pull->id;
+    deal(packed->from, tables, packed->from_bytes, pull->from, pull->from_count);
+    deal(packed->to, tables, packed->to_bytes, pull->to, pull->to_count);
+    packed->info.n_src_block_tables = packed->info.n_dst_block_tables = tables;
+    packed->info.src_block_tables = packed->from;
+    packed->info.dst_block_tables = packed->to;
+    packed->info.cluster_id = (char *)(uintptr_t)pull->cluster;
+    packed->info.seq_group_metadata = &packed->metadata;
+    packed->info.has_src_sequence = pull->from_sequence != 0;
+    packed->info.src_sequence = pull->from_sequence;
+    packed->info.has_dst_sequence = pull->to_sequence != 0;
+    packed->info.dst_sequence = pull->to_sequence;
+    packed->info.has_deadline_ns = pull->deadline_ns != 0;
+    packed->info.deadline_ns = pull->deadline_ns;
+    packed->info.has_lease_ns = pull->lease_ns != 0;
+    packed->info.lease_ns = pull->lease_ns;
+    packed->info.has_life = pull->life != 0;
+    packed->info.life = pull->life;
+}
+
+static void on_pulled(void *context, const struct cox_completion *completion)
+{
+    struct kv_answers *answers = context;
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        const ModelExecuteData__ExecuteResponse *response = completion->ranks[rank].response;
+        const ModelExecuteData__PullKVResponse *body = response ? response->pull_kv_response : NULL;
+        for (size_t i = 0; body && i < body->n_pull_kv_results && i < KV_PULLS_MAX; i++) {
+            const ModelExecuteData__PullKVResponse__PullKVResult *from = body->pull_kv_results[i];
+            struct kv_answer *to = &answers->ranks[rank][i];
+            to->code = (int32_t)from->pd_error_code;
+            to->status = from->status;
+            to->bytes = from->copied_bytes;
+            snprintf(to->text, sizeof to->text, "%s", from->text ? from->text : "");
+        }
+    }
+}
+
+void kv_pull(struct kv_group *g, const struct kv_pull *pulls, uint32_t count, uint64_t timeout_ms,
+             struct kv_answers *ret_answers)
+{
+    ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    ModelExecuteData__PullKVRequest body = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
+    struct packed packed[KV_PULLS_MAX];
+    PullInfo *infos[KV_PULLS_MAX];
+    const struct cox_submit_options options = {
+        .gather = COX_GATHER_ALL,
+        .deadline_ns = cox_deadline_after_ms(timeout_ms ? timeout_ms : TEST_PATIENCE_MS)};
+    *ret_answers = (struct kv_answers){0};
+    for (uint32_t rank = 0; rank < KV_RANK_COUNT_MAX; rank++)
+        for (uint32_t i = 0; i < KV_PULLS_MAX; i++)
+            ret_answers->ranks[rank][i].status = -1;
+    for (uint32_t i = 0; i < count; i++) {
+        pack(&packed[i], &pulls[i]);
+        infos[i] = &packed[i].info;
+    }
+    body.n_pull_kv_infos = count;
+    body.pull_kv_infos = infos;
+    request.has_execute_type = 1;
+    request.execute_type = TYPE(KV_TRANSFER);
+    request.request_case = REQUEST(PULL_KV_REQUEST);
+    request.pull_kv_request = &body;
+    ret_answers->status = cox_executor_call(test_group_executor(g->group), &request, &options,
+                                            on_pulled, ret_answers, &ret_answers->err);
+}
+
+int kv_pull_one(struct kv_group *g, const struct kv_pull *pull, int32_t *ret_code,
+                const char **ret_text)
+{
+    static struct kv_answers answers;
+    kv_pull(g, pull, 1, 0, &answers);
+    if (answers.status)
+        fail_msg("pull: %s", answers.err.text);
+    for (uint32_t rank = 1; rank < g->rank_count; rank++)
+        if (answers.ranks[rank][0].status != answers.ranks[0][0].status)
+            fail_msg("rank 0: %s; rank %u: %s", answers.ranks[0][0].text, rank,
+                     answers.ranks[rank][0].text);
+    *ret_code = answers.ranks[0][0].code;
+    *ret_text = answers.ranks[0][0].text;
+    return answers.ranks[0][0].status;
+}
+
+void kv_expect_pull(struct kv_group *g, const struct kv_pull *pull, int status, int32_t code,
+                    const char *text)
+{
+    const char *told_text;
+    int32_t told_code;
+    const int r = kv_pull_one(g, pull, &told_code, &told_text);
+    if (r != status || told_code != code || !strstr(told_text, text))
+        fail_msg("pull %s: expected %s, %d, '%s'; got %s, %d, '%s'", pull->id,
+                 cox_status_text(status), code, text, cox_status_text(r), told_code, told_text);
+}
+
+/* ---- the pools, from outside ---- */
+
+struct cox_pool *kv_attach(const struct kv_group *g, uint32_t rank)
+{
+    const struct cox_pool_attach_options options = {.read_only = true};
+    struct cox_pool_handle handle;
+    struct cox_pool *pool = NULL;
+    struct cox_error err = {0};
+    memcpy(&handle, g->pools[rank].handle, sizeof handle);
+    if (cox_pool_open(&handle, NULL, kv_patience(), &options, &pool, &err))
+        fail_msg("attach: %s", err.text);
+    return pool;
+}
+
+struct cox_block_ref kv_pin(struct cox_pool *pool, uint32_t block)
+{
+    struct cox_block_ref ref;
+    struct cox_error err = {0};
+    assert_int_equal(cox_pool_find(pool, block * cox_pool_block_size(pool), &ref), 0);
+    if (cox_pool_ref(pool, &ref, &err))
+        fail_msg("pin: %s", err.text);
+    return ref;
+}

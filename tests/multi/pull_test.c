@@ -1,0 +1,880 @@
+/*
+ * KV blocks pulled between two groups of the reference model, each rank from the one there that has its number: rows
+ * M10, M11 and P9. What the workers say is looked at rank by rank.
+ */
+#include "kv_group.h"
+
+#include "channel/fault.h"
+#include "proto/executor.pb-c.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CODE(name) MODEL_EXECUTE_DATA__PDERROR_CODE__##name
+#define ROLE(name) MODEL_EXECUTE_DATA__PDROLE__##name##_ROLE
+#define STEP_COUNT 8u
+
+static const int32_t prompt_blocks[] = {2, 4, -1};
+static const int32_t decode_blocks[] = {1, 8, 3, 5, -1};
+
+/* The prompt is in blocks 2 and 4 of A, as sequence 7, and B is linked to it as "A", life 1. */
+struct pair {
+    struct kv_group a, b;
+    struct kv_sequence s;
+};
+
+static void pair_start(struct pair *pair, uint32_t rank_count)
+{
+    const struct kv_options options = {.rank_count = rank_count};
+    kv_start(&pair->a, &options);
+    kv_start(&pair->b, &options);
+    kv_link_all(&pair->b, &pair->a, "A", 1);
+    kv_sequence(&pair->s, 7, prompt_blocks);
+    kv_step(&pair->a, &pair->s, 0, true, -1);
+}
+
+static void pair_stop(struct pair *pair)
+{
+    kv_stop(&pair->b);
+    kv_stop(&pair->a);
+}
+
+/* Of sequence 7 there into sequence 9 here. */
+static struct kv_pull pull_of(const char *id)
+{
+    return (struct kv_pull){.id = id,
+                            .cluster = "A",
+                            .from = {2, 4},
+                            .to = {1, 8},
+                            .from_count = 2,
+                            .to_count = 2,
+                            .from_sequence = 7,
+                            .to_sequence = 9,
+                            .life = 1};
+}
+
+static void expect_pulled(struct pair *pair, const char *id)
+{
+    const struct kv_pull pull = pull_of(id);
+    kv_expect_pull(&pair->b, &pull, 0, CODE(SUCCESS), "");
+}
+
+static void expect_refused(struct pair *pair, const struct kv_pull *pull, int status,
+                           const char *text)
+{
+    kv_expect_pull(&pair->b, pull, status, CODE(PD_PULL_KV_ERROR), text);
+}
+
+/* Bits, not values. */
+static void expect_same_bits(const struct kv_sequence *a, const struct kv_sequence *b)
+{
+    assert_int_equal(a->token_count, b->token_count);
+    assert_memory_equal(a->tokens, b->tokens, sizeof a->tokens);
+    assert_memory_equal(a->logprobs, b->logprobs, sizeof a->logprobs);
+}
+
+static void reference_of(struct kv_sequence *s, uint32_t rank_count)
+{
+    struct kv_group g;
+    kv_start(&g, &(struct kv_options){.rank_count = rank_count});
+    kv_sequence(s, 7, decode_blocks);
+    kv_step(&g, s, 0, true, -1);
+    kv_decode(&g, s, STEP_COUNT);
+    kv_stop(&g);
+}
+
+/* B goes on with what it has pulled. */
+static void expect_decodes(struct pair *pair, const struct kv_sequence *reference, int finished)
+{
+    struct kv_sequence t = pair->s;
+    t.id = 9;
+    memset(t.blocks, 0, sizeof t.blocks);
+    for (t.block_count = 0; decode_blocks[t.block_count] >= 0; t.block_count++)
+        t.blocks[t.block_count] = decode_blocks[t.block_count];
+    kv_step(&pair->b, &t, KV_PROMPT_LENGTH, true, finished);
+    kv_decode(&pair->b, &t, STEP_COUNT - 1);
+    expect_same_bits(&t, reference);
+}
+
+static void m11_pulled_blocks_decode_to_the_same_bits(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 4; n *= 2) {
+        struct kv_sequence reference;
+        struct pair pair;
+        reference_of(&reference, n);
+        pair_start(&pair, n);
+        expect_pulled(&pair, "r1");
+        expect_decodes(&pair, &reference, -1);
+        pair_stop(&pair);
+    }
+}
+
+/* Without what is ours of a request: the blocks are taken as they are, but for those of nobody. */
+static void m11_a_pull_without_sequences_takes_the_blocks_as_they_are(void **state)
+{
+    (void)state;
+    struct kv_sequence reference;
+    struct pair pair;
+    struct kv_pull pull = pull_of("r1");
+    reference_of(&reference, 2);
+    pair_start(&pair, 2);
+    pull.from_sequence = pull.to_sequence = 0;
+    pull.life = 0;
+    kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
+    expect_decodes(&pair, &reference, -1);
+    pull.from[0] = 11;
+    expect_refused(&pair, &pull, COX_STALE, "block 11 of A belongs to no sequence");
+    pair_stop(&pair);
+}
+
+static void m11_partial_success_is_kept(void **state)
+{
+    (void)state;
+    struct kv_sequence reference;
+    struct kv_answers answers;
+    struct pair pair;
+    struct kv_pull pulls[3] = {pull_of("foreign"), pull_of("good"), pull_of("unknown")};
+    reference_of(&reference, 2);
+    pair_start(&pair, 2);
+    pulls[0].from_sequence = 8;
+    pulls[0].to[0] = 12;
+    pulls[0].to[1] = 13;
+    pulls[2].cluster = "C";
+    kv_pull(&pair.b, pulls, 3, 0, &answers);
+    assert_int_equal(answers.status, 0);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        const struct kv_answer *a = answers.ranks[rank];
+        assert_int_equal(a[0].code, CODE(PD_PULL_KV_ERROR));
+        assert_int_equal(a[0].status, COX_STALE);
+        assert_int_equal(a[1].code, CODE(SUCCESS));
+        assert_int_equal(a[1].status, 0);
+        assert_int_equal(a[1].bytes, 2 * pair.a.pools[rank].layout.block_bytes);
+        assert_int_equal(a[2].code, CODE(PD_PULL_KV_UNKNOWN_ERROR));
+        assert_int_equal(a[2].status, COX_NOT_FOUND);
+    }
+    expect_decodes(&pair, &reference, -1);
+    pair_stop(&pair);
+}
+
+static void m11_tables_of_several_managers_are_all_copied(void **state)
+{
+    (void)state;
+    struct kv_sequence reference;
+    struct kv_answers answers;
+    struct pair pair;
+    struct kv_pull pull = pull_of("r1");
+    reference_of(&reference, 2);
+    pair_start(&pair, 2);
+    pull.table_count = 2;
+    kv_pull(&pair.b, &pull, 1, 0, &answers);
+    assert_int_equal(answers.ranks[0][0].status, 0);
+    assert_int_equal(answers.ranks[1][0].bytes, 2 * pair.a.pools[1].layout.block_bytes);
+    expect_decodes(&pair, &reference, -1);
+    /* Two tables of 1 and 1 there, of 1 and 2 here. */
+    pull.to_count = 3;
+    pull.to[2] = 12;
+    expect_refused(&pair, &pull, COX_INVALID, "block table 1 has 1 blocks there and 2 here");
+    pull.table_count = 6;
+    expect_refused(&pair, &pull, COX_TOO_LARGE, "6 block tables: at most 4");
+    pair_stop(&pair);
+}
+
+/* ---- what is refused ---- */
+
+static void p9_pulls_that_name_what_is_not_there_are_refused(void **state)
+{
+    (void)state;
+    struct pair pair;
+    struct kv_pull pull;
+    pair_start(&pair, 2);
+
+    pull = pull_of("unknown");
+    pull.cluster = "nowhere";
+    kv_expect_pull(&pair.b, &pull, COX_NOT_FOUND, CODE(PD_PULL_KV_UNKNOWN_ERROR), "nowhere");
+    pull = pull_of("life");
+    pull.life = 2;
+    expect_refused(&pair, &pull, COX_STALE, "linked in its life 1, and the pull is of its life 2");
+    pull = pull_of("source");
+    pull.from[1] = KV_BLOCK_COUNT;
+    expect_refused(&pair, &pull, COX_INVALID, "block 16 of A does not exist; there are 16");
+    pull = pull_of("destination");
+    pull.to[0] = KV_BLOCK_COUNT;
+    expect_refused(&pair, &pull, COX_INVALID, "KV block 16 does not exist; there are 16");
+    pull = pull_of("negative");
+    pull.from[0] = -1;
+    expect_refused(&pair, &pull, COX_INVALID, "such blocks do not exist");
+    pull = pull_of("huge");
+    pull.to[1] = INT64_C(1) << 40;
+    expect_refused(&pair, &pull, COX_INVALID, "such blocks do not exist");
+    pull = pull_of("twice");
+    pull.to[0] = pull.to[1];
+    expect_refused(&pair, &pull, COX_INVALID, "KV block 8 is a destination twice");
+    pull = pull_of("uneven");
+    pull.to_count = 1;
+    expect_refused(&pair, &pull, COX_INVALID, "block table 0 has 2 blocks there and 1 here");
+    pull = pull_of("empty");
+    pull.from_count = pull.to_count = 0;
+    expect_refused(&pair, &pull, COX_INVALID, "block tables of 0 blocks");
+
+    /* All of that has done nothing. */
+    expect_pulled(&pair, "r1");
+    pair_stop(&pair);
+}
+
+static void p9_blocks_of_another_sequence_are_stale(void **state)
+{
+    (void)state;
+    static const int32_t reused[] = {2, 6, -1};
+    struct kv_sequence other;
+    struct kv_pull pull;
+    struct pair pair;
+    pair_start(&pair, 2);
+
+    pull = pull_of("foreign");
+    pull.from_sequence = 8;
+    expect_refused(&pair, &pull, COX_STALE, "block 2 of A belongs to another sequence");
+    /* Block 6 was never written. */
+    pull = pull_of("unwritten");
+    pull.from[1] = 6;
+    expect_refused(&pair, &pull, COX_STALE, "block 6 of A belongs to another sequence, or to none");
+
+    /* Block 2 is another sequence's now. */
+    kv_sequence(&other, 8, reused);
+    other.slot = 1;
+    kv_step(&pair.a, &other, 0, true, -1);
+    pull = pull_of("reused");
+    expect_refused(&pair, &pull, COX_STALE, "block 2 of A belongs to another sequence");
+    pull.from_sequence = 8;
+    pull.from[1] = 6;
+    kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
+    pair_stop(&pair);
+}
+
+static void p9_blocks_of_a_sequence_that_was_cleaned_up_are_stale(void **state)
+{
+    (void)state;
+    const int64_t id = 7;
+    const struct kv_pull pull = pull_of("r2");
+    struct cox_error err = {0};
+    struct pair pair;
+    pair_start(&pair, 2);
+    expect_pulled(&pair, "r1");
+    assert_int_equal(
+        cox_executor_cleanup(test_group_executor(pair.a.group), &id, 1, kv_patience(), &err), 0);
+    /* It has no answer: a call on the same channel is behind it. */
+    kv_arm(&pair.a, 0, "");
+    kv_arm(&pair.a, 1, "");
+    expect_refused(&pair, &pull, COX_STALE, "belongs to another sequence, or to none");
+    pair_stop(&pair);
+}
+
+static void p9_blocks_of_a_sequence_that_has_finished_are_stale(void **state)
+{
+    (void)state;
+    static const int32_t elsewhere[] = {10, 11, -1};
+    const struct kv_pull pull = pull_of("r2");
+    struct kv_sequence other;
+    struct pair pair;
+    pair_start(&pair, 2);
+    expect_pulled(&pair, "r1");
+    kv_sequence(&other, 8, elsewhere);
+    other.slot = 1;
+    kv_step(&pair.a, &other, 0, true, 0);
+    expect_refused(&pair, &pull, COX_STALE, "belongs to another sequence, or to none");
+    pair_stop(&pair);
+}
+
+/* A sequence that is computed anew has nothing of what it had before. */
+static void p9_blocks_of_a_sequence_that_began_anew_are_stale(void **state)
+{
+    (void)state;
+    static const int32_t elsewhere[] = {10, 11, -1};
+    struct kv_pull pull = pull_of("r2");
+    struct pair pair;
+    pair_start(&pair, 2);
+    kv_sequence(&pair.s, 7, elsewhere);
+    pair.a.base = 0;
+    kv_step(&pair.a, &pair.s, 0, true, -1);
+    expect_refused(&pair, &pull, COX_STALE, "belongs to another sequence, or to none");
+    pull.from[0] = 10;
+    pull.from[1] = 11;
+    kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
+    pair_stop(&pair);
+}
+
+/* An init, also one that is said again, forgets all; a reinit as well. What others know of the pool holds. */
+static void p9_after_init_and_reinit_all_is_stale_and_the_link_holds(void **state)
+{
+    (void)state;
+    struct cox_recover_result results[2];
+    struct pair pair;
+    const struct kv_pull pull = pull_of("r2");
+    struct kv_sequence reference;
+    reference_of(&reference, 2);
+    pair_start(&pair, 2);
+    for (int way = 0; way < 2; way++) {
+        struct cox_executor *a = test_group_executor(pair.a.group);
+        struct cox_error err = {0};
+        if (way == 0)
+            kv_init(&pair.a, true);
+        for (int c = COX_RECOVER_PAUSE; way == 1 && c <= COX_RECOVER_START; c++)
+            if (c != COX_RECOVER_PAUSE_NET &&
+                cox_executor_recover(a, (enum cox_recover_command)c, kv_patience(), results, &err))
+                fail_msg("%s", err.text);
+        pair.a.base = 0;
+        expect_refused(&pair, &pull, COX_STALE, "belongs to another sequence, or to none");
+        kv_sequence(&pair.s, 7, prompt_blocks);
+        kv_step(&pair.a, &pair.s, 0, true, -1);
+        expect_pulled(&pair, "r1");
+        expect_decodes(&pair, &reference, way == 0 ? -1 : 0);
+    }
+    pair_stop(&pair);
+}
+
+/* ---- deadline, lease, cancel, and what else ends a pull ---- */
+
+static void p9_a_deadline_or_lease_that_is_over_refuses(void **state)
+{
+    (void)state;
+    struct pair pair;
+    struct kv_pull pull;
+    pair_start(&pair, 2);
+    pull = pull_of("deadline");
+    pull.deadline_ns = cox_now_ns();
+    expect_refused(&pair, &pull, COX_TIMEOUT, "its deadline has passed");
+    pull = pull_of("lease");
+    pull.lease_ns = cox_now_ns();
+    expect_refused(&pair, &pull, COX_STALE, "the time for which A keeps the blocks is over");
+    pull = pull_of("both in time");
+    pull.lease_ns = pull.deadline_ns = kv_patience();
+    kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
+    pair_stop(&pair);
+}
+
+/* Pulls into a block of B that this process reads, so that rank 0 waits for it; on a thread of its own. */
+struct waiting {
+    struct pair *pair;
+    struct kv_pull pull;
+    uint64_t timeout_ms;
+    struct kv_answers answers;
+    struct cox_pool *pool;
+    struct cox_block_ref ref;
+    pthread_t thread;
+};
+
+static void *waiting_main(void *argument)
+{
+    struct waiting *w = argument;
+    kv_pull(&w->pair->b, &w->pull, 1, w->timeout_ms, &w->answers);
+    return NULL;
+}
+
+static void waiting_start(struct waiting *w, struct pair *pair, struct kv_pull pull,
+                          uint64_t timeout_ms)
+{
+    *w = (struct waiting){.pair = pair, .pull = pull, .timeout_ms = timeout_ms};
+    w->pool = kv_attach(&pair->b, 0);
+    w->ref = kv_pin(w->pool, (uint32_t)pull.to[1]);
+    assert_int_equal(pthread_create(&w->thread, NULL, waiting_main, w), 0);
+    /* It waits once the block is nobody's. */
+    for (struct cox_block_ref now = w->ref; now.generation == w->ref.generation;)
+        cox_pool_find(w->pool, now.block * cox_pool_block_size(w->pool), &now);
+}
+
+/* Rank 0 has this result, and so has rank 1, or it was done before. */
+static void waiting_expect(struct waiting *w, int status, const char *text)
+{
+    assert_int_equal(pthread_join(w->thread, NULL), 0);
+    const struct kv_answer *a = &w->answers.ranks[0][0];
+    if (w->answers.status || a->status != status || !strstr(a->text, text))
+        fail_msg("expected %s, '%s'; got %d, %s, '%s'", cox_status_text(status), text,
+                 w->answers.status, cox_status_text(a->status), a->text);
+    w->pool = cox_pool_free(w->pool);
+}
+
+/* Something of B's own, so that there is what this process can read. */
+static void give_blocks(struct pair *pair)
+{
+    expect_pulled(pair, "first");
+}
+
+static void p9_a_pull_ends_at_its_deadline_while_it_waits(void **state)
+{
+    (void)state;
+    struct waiting w;
+    struct pair pair;
+    struct kv_pull pull = pull_of("r2");
+    pair_start(&pair, 2);
+    give_blocks(&pair);
+    pull.deadline_ns = cox_deadline_after_ms(300);
+    waiting_start(&w, &pair, pull, 0);
+    waiting_expect(&w, COX_TIMEOUT, "");
+    pull.id = "r3";
+    pull.deadline_ns = 0;
+    expect_pulled(&pair, "r4");
+    pair_stop(&pair);
+}
+
+static void p9_a_pull_is_cancelled_while_it_waits_and_before_it_comes(void **state)
+{
+    (void)state;
+    struct waiting w;
+    struct pair pair;
+    pair_start(&pair, 2);
+    give_blocks(&pair);
+    waiting_start(&w, &pair, pull_of("r2"), 0);
+    kv_link(&pair.b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "other"});
+    kv_link(&pair.b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "r2"});
+    waiting_expect(&w, COX_ABORTED, "cancelled");
+
+    kv_link(&pair.b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "r3"});
+    assert_string_equal(kv_link_state(&pair.b, 0, "A"), "success"); /* behind the cancel */
+    const struct kv_pull pull = pull_of("r3");
+    expect_refused(&pair, &pull, COX_ABORTED, "cancelled before it began");
+    /* It was for one pull. */
+    expect_pulled(&pair, "r3");
+    pair_stop(&pair);
+}
+
+static void p9_unlinking_and_linking_anew_end_a_pull_that_waits(void **state)
+{
+    (void)state;
+    struct waiting w;
+    struct pair pair;
+    pair_start(&pair, 2);
+    give_blocks(&pair);
+    waiting_start(&w, &pair, pull_of("r2"), 0);
+    kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 2, .role = -1});
+    waiting_expect(&w, COX_STALE, "A was linked anew meanwhile");
+    assert_string_equal(kv_link_state(&pair.b, 0, "A"), "success");
+
+    struct kv_pull pull = pull_of("r3");
+    pull.life = 2;
+    kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
+    waiting_start(&w, &pair, pull, 0);
+    kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .unlink = true, .role = -1});
+    waiting_expect(&w, COX_CLOSED, "A was unlinked meanwhile");
+    assert_string_equal(kv_link_state(&pair.b, 0, "A"), "");
+    pull.id = "r4";
+    kv_expect_pull(&pair.b, &pull, COX_NOT_FOUND, CODE(PD_PULL_KV_UNKNOWN_ERROR), "no link to A");
+    pair_stop(&pair);
+}
+
+static void recover(struct pair *pair, enum cox_recover_command command)
+{
+    struct cox_recover_result results[2];
+    struct cox_error err = {0};
+    if (cox_executor_recover(test_group_executor(pair->b.group), command, kv_patience(), results,
+                             &err))
+        fail_msg("%s", err.text);
+}
+
+static void p9_clear_ends_a_pull_that_waits_and_so_does_pause(void **state)
+{
+    (void)state;
+    struct waiting w;
+    struct pair pair;
+    pair_start(&pair, 2);
+    give_blocks(&pair);
+    waiting_start(&w, &pair, pull_of("r2"), 0);
+    recover(&pair, COX_RECOVER_CLEAR);
+    waiting_expect(&w, COX_ABORTED, "");
+    expect_pulled(&pair, "r3");
+
+    waiting_start(&w, &pair, pull_of("r4"), 0);
+    recover(&pair, COX_RECOVER_PAUSE_NET);
+    assert_int_equal(pthread_join(w.thread, NULL), 0);
+    assert_int_equal(w.answers.ranks[0][0].status, COX_ABORTED);
+    w.pool = cox_pool_free(w.pool);
+    recover(&pair, COX_RECOVER_START);
+    expect_pulled(&pair, "r5");
+    pair_stop(&pair);
+}
+
+/* The coordinator gives the transfer up: the rank is free at once for the next one. */
+static void p9_a_pull_that_nobody_waits_for_any_more_ends(void **state)
+{
+    (void)state;
+    struct waiting w;
+    struct pair pair;
+    pair_start(&pair, 2);
+    give_blocks(&pair);
+    waiting_start(&w, &pair, pull_of("r2"), 300);
+    assert_int_equal(pthread_join(w.thread, NULL), 0);
+    assert_int_equal(w.answers.status, COX_TIMEOUT);
+    /* The block is still being read: another one is pulled into. */
+    struct kv_pull pull = pull_of("r3");
+    pull.to[1] = 12;
+    kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
+    w.pool = cox_pool_free(w.pool);
+    pair_stop(&pair);
+}
+
+/* What a failed pull has written is nobody's. */
+static void p9_the_destination_of_a_failed_pull_is_nobodys(void **state)
+{
+    (void)state;
+    struct pair pair;
+    struct cox_block_ref ref;
+    struct kv_pull pull = pull_of("r2");
+    pair_start(&pair, 2);
+    expect_pulled(&pair, "r1");
+    struct cox_pool *pool = kv_attach(&pair.b, 0);
+    assert_int_equal(cox_pool_find(pool, 1 * cox_pool_block_size(pool), &ref), 0);
+    assert_int_equal(ref.generation, 9);
+    pull.from[1] = 6; /* the first block is copied, the second is not there */
+    expect_refused(&pair, &pull, COX_STALE, "");
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_int_equal(
+            cox_pool_find(pool, (uint64_t)pull.to[i] * cox_pool_block_size(pool), &ref), 0);
+        assert_int_equal(ref.generation, (UINT64_C(1) << 48) - 1);
+    }
+    cox_pool_free(pool);
+    pair_stop(&pair);
+}
+
+/* ---- links ---- */
+
+static void m10_groups_of_another_shape_are_refused_with_what_differs(void **state)
+{
+    (void)state;
+    struct pair pair;
+    struct kv_group c;
+    pair_start(&pair, 2);
+
+    kv_start(&c, &(struct kv_options){.rank_count = 2, .block_size = 8});
+    kv_link(&pair.b, &c, &(struct kv_link){.cluster = "C", .life = 1, .role = -1});
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        const char *text = kv_link_state(&pair.b, rank, "C");
+        assert_non_null(strstr(text, "failed"));
+        assert_non_null(strstr(text, "block_size 8 there, 4 here; block_bytes"));
+    }
+    kv_stop(&c);
+    struct kv_pull pull = pull_of("r1");
+    pull.cluster = "C";
+    expect_refused(&pair, &pull, COX_INVALID, "the link to C has failed: its KV blocks");
+
+    kv_start(&c, &(struct kv_options){.rank_count = 1});
+    kv_link(&pair.b, &c, &(struct kv_link){.cluster = "D", .life = 1, .role = -1});
+    assert_non_null(strstr(kv_link_state(&pair.b, 1, "D"), "rank_count 1 there, 2 here"));
+    kv_stop(&c);
+
+    /* Each other field, in what is told of A. */
+    for (int field = 0; field < 7; field++) {
+        static const char *const names[] = {"rank ",        "layer_count ", "kv_head_first ",
+                                            "kv_head_",     "head_dim ",    "element_bytes ",
+                                            "model_digest "};
+        struct cox_kv_pool pools[2] = {pair.a.pools[0], pair.a.pools[1]};
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            struct cox_kv_layout *l = &pools[rank].layout;
+            uint32_t *const numbers[] = {&l->rank,          &l->layer_count, &l->kv_head_first,
+                                         &l->kv_head_count, &l->head_dim,    &l->element_bytes};
+            if (field < 6)
+                *numbers[field] += 1;
+            else
+                l->model_digest ^= 1;
+        }
+        kv_link(&pair.b, &pair.a,
+                &(struct kv_link){
+                    .cluster = "E", .life = (uint64_t)field + 1, .role = -1, .pools = pools});
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            const char *text = kv_link_state(&pair.b, rank, "E");
+            if (!strstr(text, names[field]))
+                fail_msg("'%s' is not in: %s", names[field], text);
+        }
+    }
+    expect_pulled(&pair, "r1");
+    pair_stop(&pair);
+}
+
+static void m10_a_group_that_is_gone_fails_on_every_rank(void **state)
+{
+    (void)state;
+    struct pair pair;
+    const struct kv_pull pull = pull_of("r2");
+    pair_start(&pair, 2);
+    expect_pulled(&pair, "r1");
+    kv_stop(&pair.a);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_non_null(
+            strstr(kv_link_state(&pair.b, rank, "A"), "failed the rank there has died"));
+    expect_refused(&pair, &pull, COX_PEER_DEAD, "");
+    /* Nor can it be linked again. */
+    kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 1, .role = -1});
+    assert_non_null(strstr(kv_link_state(&pair.b, 0, "A"), "failed"));
+    pair_stop(&pair);
+}
+
+static void m10_a_group_that_was_restarted_is_linked_anew(void **state)
+{
+    (void)state;
+    struct pair pair;
+    struct kv_pull pull = pull_of("r1");
+    struct kv_sequence reference;
+    reference_of(&reference, 2);
+    pair_start(&pair, 2);
+    kv_stop(&pair.a);
+    kv_start(&pair.a, &(struct kv_options){.rank_count = 2});
+    kv_sequence(&pair.s, 7, prompt_blocks);
+    kv_step(&pair.a, &pair.s, 0, true, -1);
+    kv_link_all(&pair.b, &pair.a, "A", 2);
+    expect_refused(&pair, &pull, COX_STALE, "life 2, and the pull is of its life 1");
+    pull.life = 2;
+    kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
+    expect_decodes(&pair, &reference, -1);
+    pair_stop(&pair);
+}
+
+static void m10_the_roles_of_a_live_group_are_switched(void **state)
+{
+    (void)state;
+    struct pair pair;
+    struct kv_sequence reference;
+    const struct kv_pull pull = pull_of("r1");
+    reference_of(&reference, 2);
+    pair_start(&pair, 2);
+    kv_link(&pair.b, NULL,
+            &(struct kv_link){.cluster = "A", .role = ROLE(PREFILL), .change_role = true});
+    assert_string_equal(kv_link_state(&pair.b, 0, "A"),
+                        "success"); /* behind it, and the link stays */
+    expect_refused(&pair, &pull, COX_STATE, "role is prefill");
+    /* A role that does not exist changes nothing. */
+    kv_link(&pair.b, NULL, &(struct kv_link){.cluster = "A", .role = 17, .change_role = true});
+    assert_string_equal(kv_link_state(&pair.b, 0, "A"), "success");
+    expect_refused(&pair, &pull, COX_STATE, "role is prefill");
+    kv_link(&pair.b, NULL,
+            &(struct kv_link){.cluster = "A", .role = ROLE(DECODE), .change_role = true});
+    assert_string_equal(kv_link_state(&pair.b, 0, "A"), "success");
+    expect_pulled(&pair, "r2");
+    expect_decodes(&pair, &reference, -1);
+    kv_link(&pair.b, NULL,
+            &(struct kv_link){.cluster = "A", .role = ROLE(STANDARD), .change_role = true});
+    assert_string_equal(kv_link_state(&pair.b, 0, "A"), "success");
+    expect_pulled(&pair, "r3");
+    pair_stop(&pair);
+}
+
+/* Then the blocks are had at the door of their group. */
+static void m10_a_rank_that_may_not_take_fds_fetches_them_at_the_door(void **state)
+{
+    (void)state;
+    struct kv_sequence reference;
+    struct pair pair;
+    reference_of(&reference, 2);
+    kv_start(&pair.a, &(struct kv_options){.rank_count = 2});
+    kv_start(&pair.b, &(struct kv_options){.rank_count = 2, .denied = true});
+    kv_sequence(&pair.s, 7, prompt_blocks);
+    kv_step(&pair.a, &pair.s, 0, true, -1);
+    kv_link_all(&pair.b, &pair.a, "A", 1);
+    expect_pulled(&pair, "r1");
+    expect_decodes(&pair, &reference, -1);
+    /* Without a door there is no way. */
+    struct kv_group doorless = {.rank_count = 2};
+    memcpy(doorless.pools, pair.a.pools, sizeof doorless.pools);
+    kv_link(&pair.b, &doorless, &(struct kv_link){.cluster = "D", .life = 1, .role = -1});
+    assert_non_null(strstr(kv_link_state(&pair.b, 0, "D"), "failed"));
+    pair_stop(&pair);
+}
+
+static void m10_unlinking_gives_the_readers_row_back(void **state)
+{
+    (void)state;
+    struct pair pair;
+    struct cox_pool_stats stats;
+    pair_start(&pair, 2);
+    struct cox_pool *pool = kv_attach(&pair.a, 0);
+    cox_pool_stats(pool, &stats);
+    assert_int_equal(stats.owner_count, 3); /* A, B, and this process */
+    for (uint64_t life = 2; life < 50; life++)
+        kv_link_all(&pair.b, &pair.a, "A", life);
+    cox_pool_stats(pool, &stats);
+    assert_int_equal(stats.owner_count, 3);
+    kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .unlink = true, .role = -1});
+    assert_string_equal(kv_link_state(&pair.b, 0, "A"), "");
+    cox_pool_stats(pool, &stats);
+    assert_int_equal(stats.owner_count, 2);
+    assert_int_equal(stats.reference_count, KV_BLOCK_COUNT);
+    cox_pool_free(pool);
+    pair_stop(&pair);
+}
+
+/* ---- death ---- */
+
+#if COX_TESTING
+
+/* The blocks of the rank can all be written, and nothing of the dead is counted. */
+static void expect_nothing_left(struct kv_group *g, uint32_t rank)
+{
+    static const int32_t all[] = {0, 1, 2, 3, 4, 5, 6, 7, -1},
+                         others[] = {8, 9, 10, 11, 12, 13, 14, 15, -1};
+    struct cox_pool_stats stats;
+    struct kv_sequence s;
+    struct cox_pool *pool = kv_attach(g, rank);
+    kv_sequence(&s, 50, all);
+    g->base = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        s.token_count = KV_BLOCK_SIZE * KV_BLOCKS_MAX - 1;
+        memset(s.tokens, 0, sizeof s.tokens);
+        for (uint32_t k = 0; k < s.token_count; k++)
+            s.tokens[k] = kv_prompt[k % KV_PROMPT_LENGTH];
+        kv_step(g, &s, 0, true, i ? 0 : -1);
+        kv_sequence(&s, 51, others);
+    }
+    cox_pool_sweep(pool);
+    cox_pool_stats(pool, &stats);
+    assert_int_equal(stats.reference_count, KV_BLOCK_COUNT);
+    assert_int_equal(stats.owner_count, 2); /* the rank, and this process */
+    cox_pool_free(pool);
+}
+
+static void p9_m11_a_reader_killed_at_any_point_leaves_nothing(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"cache.taken",   "pull.pinned", "pull.copied",
+                                         "pull.released", "cache.given", "link.attached",
+                                         "link.detached"};
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+        for (int nth = 1; nth <= (i < 5 ? 2 : 1); nth++) {
+            struct kv_answers answers;
+            struct pair pair;
+            char plan[64];
+            const struct kv_pull pull = pull_of("r1");
+            print_message("%s, %d\n", points[i], nth);
+            pair_start(&pair, 2);
+            snprintf(plan, sizeof plan, "%s:kill:1:%d", points[i], nth);
+            kv_arm(&pair.b, 1, plan);
+            if (i < 5) {
+                kv_pull(&pair.b, &pull, 1, 0, &answers);
+                assert_int_equal(answers.status, COX_PEER_DEAD);
+            } else {
+                kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 2, .role = -1});
+            }
+            test_await_death(pair.b.group, 1);
+            expect_nothing_left(&pair.a, 1);
+            pair_stop(&pair);
+        }
+    }
+}
+
+static void p9_an_owner_killed_in_the_copy_ends_the_pull_once(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"pull.pinned", "pull.copied", "pull.released",
+                                         "cache.taken"};
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+        struct waiting w;
+        struct pair pair;
+        char plan[64];
+        pair_start(&pair, 2);
+        snprintf(plan, sizeof plan, "%s:stop:0", points[i]);
+        kv_arm(&pair.b, 0, plan);
+        w = (struct waiting){.pair = &pair, .pull = pull_of("r1")};
+        assert_int_equal(pthread_create(&w.thread, NULL, waiting_main, &w), 0);
+        const pid_t reader = cox_executor_pid(test_group_executor(pair.b.group), 0);
+        struct cox_executor_status status;
+        struct cox_rank_status ranks[2];
+        do
+            cox_executor_status(test_group_executor(pair.b.group), &status, ranks);
+        while (!ranks[0].stopped);
+        kill(cox_executor_pid(test_group_executor(pair.a.group), 0), SIGKILL);
+        test_await_death(pair.a.group, 0);
+        kill(reader, SIGCONT);
+        assert_int_equal(pthread_join(w.thread, NULL), 0);
+        assert_int_equal(w.answers.status, 0);
+        /* What was there is there: the memory stays. With less, it is the death. */
+        const struct kv_answer *a = &w.answers.ranks[0][0];
+        assert_true(a->status == 0 || a->status == COX_PEER_DEAD);
+        assert_int_equal(a->code, a->status ? CODE(PD_PULL_KV_ERROR) : CODE(SUCCESS));
+        assert_non_null(strstr(kv_link_state(&pair.b, 0, "A"), "failed the rank there has died"));
+        expect_nothing_left(&pair.b, 0);
+        pair_stop(&pair);
+    }
+}
+
+static void p9_an_owner_killed_in_its_step_fails_its_pulls_alone(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"cache.taken", "cache.given"};
+    const struct kv_pull pull = pull_of("r1");
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+        static const int32_t elsewhere[] = {10, 11, -1};
+        struct kv_sequence other;
+        struct cox_error err = {0};
+        struct pair pair;
+        char plan[64];
+        pair_start(&pair, 2);
+        snprintf(plan, sizeof plan, "%s:kill:0", points[i]);
+        kv_arm(&pair.a, 0, plan);
+        kv_sequence(&other, 8, elsewhere);
+        other.slot = 1;
+        assert_int_equal(kv_try_step(&pair.a, &other, 0, true, -1, &err), COX_PEER_DEAD);
+        struct kv_answers answers;
+        kv_pull(&pair.b, &pull, 1, 0, &answers);
+        assert_int_equal(answers.status, 0);
+        assert_int_equal(answers.ranks[0][0].status, COX_PEER_DEAD);
+        assert_int_equal(answers.ranks[1][0].status, 0); /* the one that lives has its blocks */
+        expect_nothing_left(&pair.b, 0);
+        pair_stop(&pair);
+    }
+}
+
+static void p9_an_owner_killed_as_it_exports_fails_its_init(void **state)
+{
+    (void)state;
+    struct kv_group g;
+    struct cox_error err = {0};
+    const struct kv_options options = {.rank_count = 2, .plan = "cache.exported:kill:1"};
+    assert_int_equal(kv_try(&g, &options, &err), COX_PEER_DEAD);
+    kv_stop(&g);
+}
+
+#endif
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(m11_pulled_blocks_decode_to_the_same_bits),
+        TEST(m11_a_pull_without_sequences_takes_the_blocks_as_they_are),
+        TEST(m11_partial_success_is_kept),
+        TEST(m11_tables_of_several_managers_are_all_copied),
+        TEST(p9_pulls_that_name_what_is_not_there_are_refused),
+        TEST(p9_blocks_of_another_sequence_are_stale),
+        TEST(p9_blocks_of_a_sequence_that_was_cleaned_up_are_stale),
+        TEST(p9_blocks_of_a_sequence_that_has_finished_are_stale),
+        TEST(p9_blocks_of_a_sequence_that_began_anew_are_stale),
+        TEST(p9_after_init_and_reinit_all_is_stale_and_the_link_holds),
+        TEST(p9_a_deadline_or_lease_that_is_over_refuses),
+        TEST(p9_a_pull_ends_at_its_deadline_while_it_waits),
+        TEST(p9_a_pull_is_cancelled_while_it_waits_and_before_it_comes),
+        TEST(p9_unlinking_and_linking_anew_end_a_pull_that_waits),
+        TEST(p9_clear_ends_a_pull_that_waits_and_so_does_pause),
+        TEST(p9_a_pull_that_nobody_waits_for_any_more_ends),
+        TEST(p9_the_destination_of_a_failed_pull_is_nobodys),
+        TEST(m10_groups_of_another_shape_are_refused_with_what_differs),
+        TEST(m10_a_group_that_is_gone_fails_on_every_rank),
+        TEST(m10_a_group_that_was_restarted_is_linked_anew),
+        TEST(m10_the_roles_of_a_live_group_are_switched),
+        TEST(m10_a_rank_that_may_not_take_fds_fetches_them_at_the_door),
+        TEST(m10_unlinking_gives_the_readers_row_back),
+#if COX_TESTING
+        TEST(p9_m11_a_reader_killed_at_any_point_leaves_nothing),
+        TEST(p9_an_owner_killed_in_the_copy_ends_the_pull_once),
+        TEST(p9_an_owner_killed_in_its_step_fails_its_pulls_alone),
+        TEST(p9_an_owner_killed_as_it_exports_fails_its_init),
+#endif
+    };
+    static char path[4096];
+    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+        return kv_worker_main(argc - 1, argv + 1);
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (length < 0)
+        return 1;
+    path[length] = '\0';
+    kv_program(path);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,454 @@
+/* Links to pools of this same process, and pulls through them: what needs no groups. */
+#include "worker/links.h"
+#include "worker/pulls.h"
+
+#include "channel/memory/pool.h"
+
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define PATIENCE_MS 30000
+
+static const struct cox_cache_geometry geometry = {
+    .layer_count = 1,
+    .kv_head_count = 1,
+    .head_dim = 4,
+    .block_size = 4,
+    .block_count = 8,
+};
+
+/* Another group's rank, in this process. */
+struct remote {
+    struct cox_cache *cache;
+    struct cox_exporter *exporter;
+    struct cox_kv_pool kv;
+};
+
+static void remote_open(struct remote *remote)
+{
+    struct cox_pool_handle handle;
+    struct cox_error err = {0};
+
+    *remote = (struct remote){0};
+    assert_int_equal(cox_cache_new(&geometry, NULL, &remote->cache, &err), 0);
+    assert_int_equal(cox_exporter_new(NULL, &remote->exporter, &err), 0);
+    if (cox_pool_export(cox_cache_pool(remote->cache), remote->exporter, true, &handle, &err))
+        fail_msg("%s", err.text);
+    memcpy(remote->kv.handle, &handle, sizeof(handle));
+    remote->kv.block_count = geometry.block_count;
+    remote->kv.layout = (struct cox_kv_layout){
+        .rank_count = 1,
+        .layer_count = 1,
+        .kv_head_count = 1,
+        .head_dim = 4,
+        .block_size = 4,
+        .element_bytes = 4,
+        .block_bytes = cox_cache_block_size(&geometry),
+    };
+}
+
+static void remote_close(struct remote *remote)
+{
+    cox_exporter_free(remote->exporter);
+    cox_cache_free(remote->cache);
+}
+
+static struct cox_links *links_open(const struct remote *remote)
+{
+    struct cox_links *links = NULL;
+
+    assert_int_equal(cox_links_new(NULL, &links), 0);
+    cox_links_use_layout(links, &remote->kv.layout);
+    return links;
+}
+
+static void set(struct cox_links *links, const char *cluster, uint64_t life,
+                const struct cox_kv_pool *kv)
+{
+    const struct cox_error bad = {.code = COX_CORRUPT, .text = "made no sense"};
+    const struct cox_link_target target = {
+        .cluster = cluster, .life = life, .kv = kv, .error = &bad};
+
+    assert_int_equal(cox_links_set(links, &target, NULL), 0);
+}
+
+struct looked {
+    const char *cluster;
+    bool found, settled;
+    enum cox_link_state state;
+    struct cox_error error;
+    uint32_t counts[4];
+};
+
+static void on_link(void *context, const struct cox_link *link)
+{
+    struct looked *looked = context;
+
+    looked->counts[link->state]++;
+    if (!looked->cluster || strcmp(link->cluster, looked->cluster) != 0)
+        return;
+    looked->found = true;
+    looked->state = link->state;
+    looked->error = link->error;
+}
+
+/* Once nothing is under way. */
+static struct looked look(struct cox_links *links, const char *cluster)
+{
+    const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
+    struct looked looked;
+
+    do {
+        looked = (struct looked){.cluster = cluster};
+        cox_links_each(links, on_link, &looked);
+        sched_yield();
+    } while (looked.counts[COX_LINK_WAITING] + looked.counts[COX_LINK_RUNNING] &&
+             cox_now_ns() < deadline_ns);
+    assert_int_equal(looked.counts[COX_LINK_WAITING] + looked.counts[COX_LINK_RUNNING], 0);
+    return looked;
+}
+
+static void expect_state(struct cox_links *links, const char *cluster, enum cox_link_state state,
+                         int code, const char *text)
+{
+    const struct looked looked = look(links, cluster);
+
+    assert_true(looked.found);
+    if (looked.state != state || looked.error.code != code || !strstr(looked.error.text, text))
+        fail_msg("%s: %s: %s", cluster, cox_link_state_name(looked.state), looked.error.text);
+}
+
+static uint32_t owner_count(const struct remote *remote)
+{
+    struct cox_pool_stats stats;
+
+    cox_pool_stats(cox_cache_pool(remote->cache), &stats);
+    return stats.owner_count;
+}
+
+static void m10_a_link_is_attached_taken_and_let_go_of(void **state)
+{
+    struct remote remote;
+    struct cox_link *link = NULL;
+
+    (void)state;
+    remote_open(&remote);
+    struct cox_links *links = links_open(&remote);
+
+    assert_int_equal(cox_links_take(links, "A", 0, &link, NULL), COX_NOT_FOUND);
+    set(links, "A", 1, &remote.kv);
+    expect_state(links, "A", COX_LINK_SUCCESS, 0, "");
+    assert_int_equal(owner_count(&remote), 2);
+    assert_int_equal(cox_links_take(links, "A", 2, &link, NULL), COX_STALE);
+    assert_int_equal(cox_links_take(links, "A", 1, &link, NULL), 0);
+    /* The same again is nothing; another life is another link. What is taken stays. */
+    set(links, "A", 1, &remote.kv);
+    assert_int_equal(atomic_load(&link->over), 0);
+    set(links, "A", 2, &remote.kv);
+    assert_int_equal(atomic_load(&link->over), COX_STALE);
+    expect_state(links, "A", COX_LINK_SUCCESS, 0, "");
+    assert_int_equal(owner_count(&remote), 3);
+    cox_links_release(links, link);
+    assert_int_equal(owner_count(&remote), 2);
+    assert_int_equal(cox_links_take(links, "A", 2, &link, NULL), 0);
+    assert_int_equal(cox_links_remove(links, "A"), 0);
+    assert_int_equal(cox_links_remove(links, "A"), COX_NOT_FOUND);
+    assert_int_equal(atomic_load(&link->over), COX_CLOSED);
+    assert_false(look(links, "A").found);
+    cox_links_release(links, link);
+    assert_int_equal(owner_count(&remote), 1);
+    cox_links_free(links);
+    remote_close(&remote);
+}
+
+static void m10_links_that_cannot_be_say_why(void **state)
+{
+    struct remote remote;
+    struct cox_kv_pool kv;
+    struct cox_link *link = NULL;
+    char name[COX_CLUSTER_ID_SIZE_MAX + 2];
+
+    (void)state;
+    remote_open(&remote);
+    struct cox_links *links = links_open(&remote);
+
+    memset(name, 'n', sizeof(name) - 1);
+    name[sizeof(name) - 1] = '\0';
+    struct cox_link_target target = {.cluster = "", .kv = &remote.kv};
+    assert_int_equal(cox_links_set(links, &target, NULL), COX_INVALID);
+    target.cluster = name;
+    assert_int_equal(cox_links_set(links, &target, NULL), COX_INVALID);
+    name[COX_CLUSTER_ID_SIZE_MAX] = '\0';
+    set(links, name, 1, &remote.kv);
+    expect_state(links, name, COX_LINK_SUCCESS, 0, "");
+
+    set(links, "nonsense", 1, NULL);
+    expect_state(links, "nonsense", COX_LINK_FAILED, COX_CORRUPT, "made no sense");
+    kv = remote.kv;
+    kv.handle[70] ^= 1;
+    set(links, "handle", 1, &kv);
+    expect_state(links, "handle", COX_LINK_FAILED, COX_CORRUPT, "");
+    kv = remote.kv;
+    kv.block_count++;
+    set(links, "count", 1, &kv);
+    expect_state(links, "count", COX_LINK_FAILED, COX_CORRUPT, "8 blocks of 128 bytes, and not 9");
+    kv = remote.kv;
+    kv.layout.head_dim = 5;
+    kv.layout.model_digest = 17;
+    set(links, "layout", 1, &kv);
+    expect_state(links, "layout", COX_LINK_FAILED, COX_INVALID,
+                 "head_dim 5 there, 4 here; model_digest 17 there, 0 here");
+    assert_int_equal(cox_links_take(links, "layout", 1, &link, NULL), COX_INVALID);
+    /* A failed one is tried again. */
+    set(links, "layout", 1, &remote.kv);
+    expect_state(links, "layout", COX_LINK_SUCCESS, 0, "");
+
+    /* Own blocks lie otherwise from now on, and nothing is kept of who does not fit. */
+    cox_links_use_layout(links, &kv.layout);
+    expect_state(links, "layout", COX_LINK_FAILED, COX_INVALID, "head_dim 4 there, 5 here");
+    assert_int_equal(owner_count(&remote), 1);
+    cox_links_use_layout(links, NULL);
+    set(links, "early", 1, &remote.kv);
+    expect_state(links, "early", COX_LINK_FAILED, COX_STATE, "no KV cache to pull into");
+    cox_links_free(links);
+    remote_close(&remote);
+}
+
+static void m10_a_closed_pool_is_stale_and_a_dead_owner_is_dead(void **state)
+{
+    struct remote remote;
+    struct cox_link *link = NULL;
+    int pipes[2], quits[2];
+
+    (void)state;
+    remote_open(&remote);
+    struct cox_links *links = links_open(&remote);
+    cox_exporter_free(remote.exporter);
+    remote.exporter = NULL;
+    set(links, "closed", 1, &remote.kv);
+    expect_state(links, "closed", COX_LINK_FAILED, COX_NOT_FOUND, "");
+    assert_int_equal(cox_links_take(links, "closed", 1, &link, NULL), COX_STALE);
+
+    assert_int_equal(pipe(pipes), 0);
+    assert_int_equal(pipe(quits), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        struct remote other;
+        char byte;
+
+        remote_open(&other);
+        close(quits[1]);
+        if (write(pipes[1], &other.kv, sizeof(other.kv)) != sizeof(other.kv))
+            _exit(1);
+        _exit(read(quits[0], &byte, 1) == 0 ? 0 : 1);
+    }
+    struct cox_kv_pool kv;
+    assert_int_equal(read(pipes[0], &kv, sizeof(kv)), sizeof(kv));
+    set(links, "other", 1, &kv);
+    expect_state(links, "other", COX_LINK_SUCCESS, 0, "");
+    kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(cox_links_take(links, "other", 1, &link, NULL), COX_PEER_DEAD);
+    expect_state(links, "other", COX_LINK_FAILED, COX_PEER_DEAD, "has died");
+    for (int i = 0; i < 2; i++) {
+        close(pipes[i]);
+        close(quits[i]);
+    }
+    cox_links_free(links);
+    remote_close(&remote);
+}
+
+/* 64 links live: one more is refused, of the refused the oldest are forgotten, and there is room once one is gone. */
+static void m10_there_are_64_links_and_no_more(void **state)
+{
+    struct remote remotes[3]; /* of 31 readers each */
+    char name[16];
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        remote_open(&remotes[i]);
+    struct cox_links *links = links_open(&remotes[0]);
+    for (int i = 0; i < COX_LINK_COUNT_MAX + 100; i++) {
+        snprintf(name, sizeof(name), "G%d", i);
+        set(links, name, 1, &remotes[i % 3].kv);
+    }
+    struct looked looked = look(links, "G63");
+    assert_int_equal(looked.counts[COX_LINK_SUCCESS], COX_LINK_COUNT_MAX);
+    assert_int_equal(looked.counts[COX_LINK_FAILED], COX_LINK_COUNT_MAX);
+    assert_int_equal(looked.state, COX_LINK_SUCCESS);
+    expect_state(links, "G163", COX_LINK_FAILED, COX_FULL, "there are 64 links");
+    assert_false(look(links, "G64").found);
+    assert_int_equal(cox_links_remove(links, "G5"), 0);
+    set(links, "G163", 1, &remotes[0].kv);
+    expect_state(links, "G163", COX_LINK_SUCCESS, 0, "");
+    cox_links_free(links);
+    for (int i = 0; i < 3; i++)
+        remote_close(&remotes[i]);
+}
+
+/* ---- pulls ---- */
+
+struct side {
+    struct remote remote;
+    struct cox_links *links;
+    struct cox_link *link;
+    struct cox_pulls *pulls;
+    struct cox_cache *cache;
+};
+
+static void side_open(struct side *side)
+{
+    remote_open(&side->remote);
+    side->links = links_open(&side->remote);
+    set(side->links, "A", 1, &side->remote.kv);
+    expect_state(side->links, "A", COX_LINK_SUCCESS, 0, "");
+    assert_int_equal(cox_links_take(side->links, "A", 1, &side->link, NULL), 0);
+    assert_int_equal(cox_pulls_new(&side->pulls), 0);
+    assert_int_equal(cox_cache_new(&geometry, NULL, &side->cache, NULL), 0);
+    cox_pulls_open(side->pulls, side->cache);
+    for (uint32_t block = 0; block < geometry.block_count; block++) {
+        memset(cox_cache_block(side->remote.cache, block), 'A' + (int)block,
+               (size_t)cox_cache_block_size(&geometry));
+        cox_cache_give(side->remote.cache, block, 7);
+    }
+}
+
+static void side_close(struct side *side)
+{
+    cox_links_release(side->links, side->link);
+    cox_pulls_free(side->pulls);
+    cox_cache_free(side->cache);
+    cox_links_free(side->links);
+    remote_close(&side->remote);
+}
+
+static const struct cox_pull_pair one_pair = {3, 5};
+
+static struct cox_pull pull_of(const struct side *side, const char *id)
+{
+    return (struct cox_pull){
+        .request_id = id,
+        .link = side->link,
+        .pairs = &one_pair,
+        .count = 1,
+        .from_generation = 7,
+        .to_generation = 9,
+        .deadline_ns = COX_DEADLINE_NEVER,
+        .lease_ns = COX_DEADLINE_NEVER,
+    };
+}
+
+static void m11_a_pull_copies_and_gives(void **state)
+{
+    struct side side;
+
+    (void)state;
+    side_open(&side);
+    struct cox_pull pull = pull_of(&side, "r");
+    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), 0);
+    assert_int_equal(pull.copied_bytes, cox_cache_block_size(&geometry));
+    assert_memory_equal(cox_cache_block(side.cache, 5), cox_cache_block(side.remote.cache, 3),
+                        (size_t)cox_cache_block_size(&geometry));
+    assert_int_equal(cox_pool_generation(cox_cache_pool(side.cache), 5), 9);
+    /* Nothing is held any more. */
+    const struct cox_cache_patience none = {.deadline_ns = 0};
+    assert_int_equal(cox_cache_take(side.remote.cache, 3, &none, NULL), 0);
+    side_close(&side);
+}
+
+static void p9_the_newest_1024_cancelled_ids_are_kept(void **state)
+{
+    struct side side;
+    char id[16], *longer = calloc(COX_REQUEST_ID_SIZE_MAX + 2, 1);
+
+    (void)state;
+    side_open(&side);
+    for (int i = 0; i <= COX_CANCELLED_COUNT_MAX; i++) {
+        snprintf(id, sizeof(id), "r%d", i);
+        assert_true(cox_pulls_cancel(side.pulls, id));
+    }
+    memset(longer, 'x', COX_REQUEST_ID_SIZE_MAX + 1);
+    assert_false(cox_pulls_cancel(side.pulls, longer));
+    struct cox_pull pull = pull_of(&side, "r0");
+    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), 0); /* forgotten */
+    pull.request_id = "r1";
+    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), COX_ABORTED);
+    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), 0);
+    pull.request_id = "r1024";
+    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), COX_ABORTED);
+    free(longer);
+    side_close(&side);
+}
+
+static void p9_without_a_cache_nothing_is_pulled(void **state)
+{
+    struct side side;
+
+    (void)state;
+    side_open(&side);
+    struct cox_pull pull = pull_of(&side, "r");
+    assert_int_equal(cox_pulls_close(side.pulls, 0, NULL), 0);
+    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), COX_STATE);
+    cox_pulls_open(side.pulls, side.cache);
+    assert_int_equal(cox_pulls_clear(side.pulls, 0, NULL), 0);
+    assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), 0);
+    side_close(&side);
+}
+
+static bool takes_it(void *context)
+{
+    struct side *side = context;
+
+    /* A step, between the copy of the first block and the second. */
+    if (cox_pool_generation(cox_cache_pool(side->remote.cache), 0) == 7) {
+        cox_cache_give(side->cache, 5, 33);
+        return false;
+    }
+    return false;
+}
+
+/* A coordinator that lets a step write where a pull goes gets an error, not what is neither. */
+static void p9_a_destination_that_was_taken_meanwhile_is_stale(void **state)
+{
+    static const struct cox_pull_pair pairs[] = {{3, 5}, {4, 6}};
+    struct side side;
+    struct cox_error err = {0};
+
+    (void)state;
+    side_open(&side);
+    struct cox_pull pull = pull_of(&side, "r");
+    pull.pairs = pairs;
+    pull.count = 2;
+    pull.aborted = takes_it;
+    pull.context = &side;
+    assert_int_equal(cox_pulls_run(side.pulls, &pull, &err), COX_STALE);
+    assert_non_null(strstr(err.text, "written KV block 5 meanwhile"));
+    assert_int_equal(cox_pool_generation(cox_cache_pool(side.cache), 6), COX_CACHE_NOBODY);
+    side_close(&side);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(m10_a_link_is_attached_taken_and_let_go_of),
+        cmocka_unit_test(m10_links_that_cannot_be_say_why),
+        cmocka_unit_test(m10_a_closed_pool_is_stale_and_a_dead_owner_is_dead),
+        cmocka_unit_test(m10_there_are_64_links_and_no_more),
+        cmocka_unit_test(m11_a_pull_copies_and_gives),
+        cmocka_unit_test(p9_the_newest_1024_cancelled_ids_are_kept),
+        cmocka_unit_test(p9_without_a_cache_nothing_is_pulled),
+        cmocka_unit_test(p9_a_destination_that_was_taken_meanwhile_is_stale),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
