@@ -41,6 +41,7 @@ struct fixture {
     struct cox_executor *executor;
     struct cox_shared_weights *weights;
     struct cox_queue *queue;
+    struct cox_pool *pool; /* as a rank has it */
     struct cox_subscriber *subscriber;
 };
 static struct fixture f;
@@ -66,9 +67,11 @@ static int open_fixture(void **state)
         cox_shared_weights_publish(f.weights, f.executor, &error))
         fail_msg("%s", error.text);
     const struct cox_weights_told told = told_now();
-    const struct cox_subscriber_options options = {0};
-    if (cox_queue_open(&told.queue, NULL, cox_deadline_after_ms(PATIENCE_MS), NULL, &f.queue,
-                       &error) ||
+    const struct cox_pool_attach_options attach = {.read_only = true};
+    const struct cox_subscriber_options options = {.pools = &f.pool, .pool_count = 1};
+    const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
+    if (cox_queue_open(&told.queue, NULL, deadline_ns, NULL, &f.queue, &error) ||
+        cox_pool_open(&told.pool, NULL, deadline_ns, &attach, &f.pool, &error) ||
         cox_subscriber_new(f.queue, &options, &f.subscriber, &error))
         fail_msg("%s", error.text);
     return 0;
@@ -79,6 +82,7 @@ static int close_fixture(void **state)
     (void)state;
     cox_subscriber_free(f.subscriber);
     cox_queue_free(f.queue);
+    cox_pool_free(f.pool);
     cox_shared_weights_free(f.weights);
     executor_free(f.executor);
     for (uint32_t i = 0; i < 2; i++)
