@@ -9,6 +9,7 @@ set(public_headers
     channel/memory/domain.h
     channel/memory/domain_cuda.h
     channel/memory/pool.h
+    channel/memory/queue.h
     proto/wire.h
     proto/operation.h
     proto/executor.proto
