@@ -10,6 +10,9 @@
 
 /* How often it is looked whether the other side lives: a system call, which each block would feel. */
 #define LOOK_NS (10 * COX_NSEC_PER_MSEC)
+/* Of the other side, pinned at a time. Of large blocks fewer: what a count costs is nothing beside their copy. */
+#define BATCH_COUNT_MAX 64
+#define BATCH_SIZE_MAX (UINT64_C(4) << 20)
 
 struct cox_pulls {
     pthread_mutex_t lock;
@@ -255,29 +258,67 @@ static int run_refer(const struct run *run, uint32_t block, struct cox_block_ref
     return 0;
 }
 
-static int run_copy(struct run *run, const struct cox_pull_pair *pair, struct cox_error *err)
+static int run_pin(const struct run *run, uint32_t block, struct cox_block_ref *ret_ref,
+                   struct cox_error *err)
 {
-    struct cox_pull *pull = run->pull;
-    struct cox_pool *pool = pull->link->pool;
-    const uint64_t size = pull->link->kv.layout.block_bytes;
+    const struct cox_pull *pull = run->pull;
     struct cox_block_ref ref;
     struct cox_error why = {0};
-    int r = run_refer(run, pair->from, &ref, err);
+    int r = run_refer(run, block, &ref, err);
     if (r)
         return r;
-    r = cox_pool_ref(pool, &ref, &why);
+    r = cox_pool_ref(pull->link->pool, &ref, &why);
     if (r == COX_STALE)
         return cox_fail(err, r, "block %u of %s belongs to another sequence, or to none, by now",
-                        pair->from, pull->link->cluster);
+                        block, pull->link->cluster);
     if (r)
-        return cox_fail(err, r, "block %u of %s: %s", pair->from, pull->link->cluster, why.text);
+        return cox_fail(err, r, "block %u of %s: %s", block, pull->link->cluster, why.text);
     cox_fault_point(COX_FAULT_PULL_PINNED);
-    r = cox_pool_copy_from(pool, &ref, 0, cox_cache_block(run->cache, pair->to), size, err);
-    cox_fault_point(COX_FAULT_PULL_COPIED);
-    cox_pool_unref(pool, &ref, NULL);
-    cox_fault_point(COX_FAULT_PULL_RELEASED);
+    *ret_ref = ref;
+    return 0;
+}
+
+static int run_copy(struct run *run, const struct cox_block_ref *ref, uint32_t to,
+                    struct cox_error *err)
+{
+    struct cox_pull *pull = run->pull;
+    const uint64_t size = pull->link->kv.layout.block_bytes;
+    int r = run_check(run, err);
     if (r == 0)
-        pull->copied_bytes += size;
+        r = cox_pool_copy_from(pull->link->pool, ref, 0, cox_cache_block(run->cache, to), size,
+                               err);
+    if (r)
+        return r;
+    cox_fault_point(COX_FAULT_PULL_COPIED);
+    pull->copied_bytes += size;
+    return 0;
+}
+
+/* How many blocks are pinned at a time: few enough that whoever there waits for them waits not long. */
+static uint32_t run_batch(const struct run *run)
+{
+    const uint64_t fit = BATCH_SIZE_MAX / run->pull->link->kv.layout.block_bytes;
+    return fit == 0 ? 1 : fit < BATCH_COUNT_MAX ? (uint32_t)fit : BATCH_COUNT_MAX;
+}
+
+/* All are pinned before any is copied: a count that is changed waits until all that was written before, a whole block,
+ * is out of the processor's store buffer. One that is stale stops it before the first is copied. */
+static int run_copy_some(struct run *run, const struct cox_pull_pair *pairs, uint32_t count,
+                         struct cox_error *err)
+{
+    struct cox_block_ref refs[BATCH_COUNT_MAX];
+    uint32_t held = 0;
+    int r = run_check(run, err);
+    while (r == 0 && held < count) {
+        r = run_pin(run, pairs[held].from, &refs[held], err);
+        held += r == 0;
+    }
+    for (uint32_t i = 0; r == 0 && i < count; i++)
+        r = run_copy(run, &refs[i], pairs[i].to, err);
+    for (uint32_t i = 0; i < held; i++) {
+        cox_pool_unref(run->pull->link->pool, &refs[i], NULL);
+        cox_fault_point(COX_FAULT_PULL_RELEASED);
+    }
     return r;
 }
 
@@ -305,10 +346,10 @@ static int run_all(struct run *run, struct cox_error *err)
         if (r == 0)
             r = run_take(run, pull->pairs[i].to, err);
     }
-    for (uint32_t i = 0; r == 0 && i < pull->count; i++) {
-        r = run_check(run, err);
-        if (r == 0)
-            r = run_copy(run, &pull->pairs[i], err);
+    const uint32_t batch = run_batch(run);
+    for (uint32_t i = 0; r == 0 && i < pull->count; i += batch) {
+        const uint32_t left = pull->count - i;
+        r = run_copy_some(run, &pull->pairs[i], left < batch ? left : batch, err);
     }
     if (r == 0)
         r = run_give(run, err);

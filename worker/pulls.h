@@ -2,7 +2,8 @@
  * pulls: KV blocks of another group's rank copied into the cache of this one, one request at a time, each with one end.
  *
  * Of each block: the destination is taken (nobody's, and nobody reads it), the source pinned under the generation that is
- * asked for, which fails where the block is another's by now, copied, and let go. Only when all blocks are there do they go to
+ * asked for, which fails where the block is another's by now, copied, and let go. Up to 64 sources, or 4 MiB of them, are
+ * pinned, then copied, then let go. Only when all blocks are there do they go to
  * the sequence; so what a pull that failed has written is nobody's. Before each block, and each 50 ms while one is waited for,
  * it is looked at whether the pull is to end: cancelled, unlinked, past its deadline or the lease of the
  * other group, given up by the coordinator, paused, cleared, or the process there is dead.

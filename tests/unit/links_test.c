@@ -24,7 +24,7 @@ static const struct cox_cache_geometry geometry = {
     .kv_head_count = 1,
     .head_dim = 4,
     .block_size = 4,
-    .block_count = 8,
+    .block_count = 80,
 };
 
 /* Another group's rank, in this process. */
@@ -201,7 +201,8 @@ static void m10_links_that_cannot_be_say_why(void **state)
     kv = remote.kv;
     kv.block_count++;
     set(links, "count", 1, &kv);
-    expect_state(links, "count", COX_LINK_FAILED, COX_CORRUPT, "8 blocks of 128 bytes, and not 9");
+    expect_state(links, "count", COX_LINK_FAILED, COX_CORRUPT,
+                 "80 blocks of 128 bytes, and not 81");
     kv = remote.kv;
     kv.layout.head_dim = 5;
     kv.layout.model_digest = 17;
@@ -437,6 +438,120 @@ static void p9_a_destination_that_was_taken_meanwhile_is_stale(void **state)
     side_close(&side);
 }
 
+/* ---- blocks that are pinned together ---- */
+
+#define PINNED_MAX 64u
+
+static uint64_t pinned(const struct side *side)
+{
+    struct cox_pool_stats stats;
+
+    cox_pool_stats(cox_cache_pool(side->remote.cache), &stats);
+    return stats.reference_count - geometry.block_count;
+}
+
+/* All blocks there, to as many here. */
+struct whole {
+    struct side *side;
+    struct cox_pull_pair pairs[80];
+    struct cox_pull pull;
+    uint64_t pinned_max, pinned_at_first_copy;
+    uint64_t cancel_at; /* bytes; 0: never */
+};
+
+static bool whole_look(void *context)
+{
+    struct whole *whole = context;
+    const uint64_t now = pinned(whole->side);
+
+    if (now > whole->pinned_max)
+        whole->pinned_max = now;
+    if (now && !whole->pinned_at_first_copy)
+        whole->pinned_at_first_copy = now;
+    return whole->cancel_at && whole->pull.copied_bytes == whole->cancel_at;
+}
+
+static void whole_open(struct whole *whole, struct side *side)
+{
+    side_open(side);
+    *whole = (struct whole){.side = side, .pull = pull_of(side, "r")};
+    for (uint32_t i = 0; i < geometry.block_count; i++)
+        whole->pairs[i] = (struct cox_pull_pair){i, geometry.block_count - 1 - i};
+    whole->pull.pairs = whole->pairs;
+    whole->pull.count = geometry.block_count;
+    whole->pull.aborted = whole_look;
+    whole->pull.context = whole;
+}
+
+static void expect_copied(const struct whole *whole, uint32_t count)
+{
+    const size_t size = (size_t)cox_cache_block_size(&geometry);
+    uint8_t *nothing = calloc(1, size);
+
+    assert_int_equal(whole->pull.copied_bytes, count * size);
+    for (uint32_t i = 0; i < geometry.block_count; i++)
+        assert_memory_equal(cox_cache_block(whole->side->cache, whole->pairs[i].to),
+                            i < count ? cox_cache_block(whole->side->remote.cache, i) : nothing,
+                            size);
+    free(nothing);
+    assert_int_equal(pinned(whole->side), 0);
+}
+
+static void m11_blocks_are_pinned_64_at_a_time_and_let_go(void **state)
+{
+    struct side side;
+    struct whole whole;
+
+    (void)state;
+    whole_open(&whole, &side);
+    assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, NULL), 0);
+    expect_copied(&whole, geometry.block_count);
+    assert_int_equal(whole.pinned_at_first_copy, PINNED_MAX);
+    assert_int_equal(whole.pinned_max, PINNED_MAX);
+    assert_int_equal(cox_pool_generation(cox_cache_pool(side.cache), 79), 9);
+    side_close(&side);
+}
+
+/* Nothing of what would be pinned with it is copied. */
+static void p9_a_stale_block_among_64_copies_none_of_them_and_lets_all_go(void **state)
+{
+    const struct cox_cache_patience none = {.deadline_ns = 0};
+
+    (void)state;
+    for (uint32_t stale = 10; stale < geometry.block_count; stale += 60) {
+        struct side side;
+        struct whole whole;
+        struct cox_error err = {0};
+        char text[40];
+        whole_open(&whole, &side);
+        assert_int_equal(cox_cache_take(side.remote.cache, stale, &none, NULL), 0);
+        assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, &err), COX_STALE);
+        snprintf(text, sizeof text, "block %u of A belongs to another", stale);
+        assert_non_null(strstr(err.text, text));
+        expect_copied(&whole, stale < PINNED_MAX ? 0 : PINNED_MAX);
+        assert_int_equal(cox_pool_generation(cox_cache_pool(side.cache), 79), COX_CACHE_NOBODY);
+        side_close(&side);
+    }
+}
+
+static void
+p9_a_pull_that_ends_between_two_copies_tells_what_it_copied_and_lets_all_go(void **state)
+{
+    (void)state;
+    for (uint32_t copied = 1; copied < geometry.block_count; copied += 13) {
+        struct side side;
+        struct whole whole;
+        whole_open(&whole, &side);
+        whole.cancel_at = copied * cox_cache_block_size(&geometry);
+        assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, NULL), COX_ABORTED);
+        expect_copied(&whole, copied);
+        whole.cancel_at = 0; /* and again, as if nothing had been */
+        assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, NULL), 0);
+        expect_copied(&whole, geometry.block_count);
+        side_close(&side);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -448,6 +563,10 @@ int main(void)
         cmocka_unit_test(p9_the_newest_1024_cancelled_ids_are_kept),
         cmocka_unit_test(p9_without_a_cache_nothing_is_pulled),
         cmocka_unit_test(p9_a_destination_that_was_taken_meanwhile_is_stale),
+        cmocka_unit_test(m11_blocks_are_pinned_64_at_a_time_and_let_go),
+        cmocka_unit_test(p9_a_stale_block_among_64_copies_none_of_them_and_lets_all_go),
+        cmocka_unit_test(
+            p9_a_pull_that_ends_between_two_copies_tells_what_it_copied_and_lets_all_go),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
