@@ -75,6 +75,8 @@ int cox_answer_transfer_status(const struct cox_answer_source *source, struct co
     SET(message, retries, status.transfer.retries);
     SET(message, late_results, status.transfer.late_results);
     SET(message, bytes, status.transfer.bytes);
+    SET(message, copy_ns, status.transfer.copy_ns);
+    SET(message, bytes_per_s, status.transfer.bytes_per_s);
     SET(message, quarantined_blocks, status.transfer.quarantined_blocks);
     int r = cox_group_links_list(source->links, &list, &count);
     if (!r)

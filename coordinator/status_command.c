@@ -323,12 +323,18 @@ static void print_transfer(const CoxswainControl__TransferStatus *transfer)
         printf("%s%s", i ? ", " : ", linked with ", text_or(transfer->links[i]->cluster_id, "?"));
     printf("; holds %" PRIu64 " (%" PRIu64 " blocks)\n", transfer->holds, transfer->held_blocks);
     if (pulls)
-        printf("pulls: %" PRIu64 " run, %" PRIu64 " succeeded (%s), %" PRIu64 " failed, %" PRIu64
+        printf("pulls: %" PRIu64 " run, %" PRIu64 " succeeded, %" PRIu64 " failed, %" PRIu64
                " cancelled, %" PRIu64 " tried again; %" PRIu64 " computed instead; %" PRIu64
                " late results, %" PRIu64 " blocks in quarantine\n",
-               transfer->running, transfer->succeeded, format_bytes(text, transfer->bytes),
-               transfer->failed, transfer->cancelled, transfer->retries, transfer->recomputed,
-               transfer->late_results, transfer->quarantined_blocks);
+               transfer->running, transfer->succeeded, transfer->failed, transfer->cancelled,
+               transfer->retries, transfer->recomputed, transfer->late_results,
+               transfer->quarantined_blocks);
+    if (transfer->bytes)
+        printf("pulled %s", format_bytes(text, transfer->bytes));
+    if (transfer->bytes && transfer->bytes_per_s)
+        printf(", median %s/s per rank", format_bytes(text, transfer->bytes_per_s));
+    if (transfer->bytes)
+        putchar('\n');
 }
 
 static void print_status(const status_reply *status)
@@ -468,6 +474,8 @@ static json_t *transfer_json(const CoxswainControl__TransferStatus *transfer)
     json_object_set_new(root, "recomputed", number_json(transfer->recomputed));
     json_object_set_new(root, "late_results", number_json(transfer->late_results));
     json_object_set_new(root, "bytes", number_json(transfer->bytes));
+    json_object_set_new(root, "copy_ns", number_json(transfer->copy_ns));
+    json_object_set_new(root, "bytes_per_s", number_json(transfer->bytes_per_s));
     json_object_set_new(root, "quarantined_blocks", number_json(transfer->quarantined_blocks));
     return root;
 }

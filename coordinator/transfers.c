@@ -1,5 +1,6 @@
 #include "transfers.h"
 
+#include "latency.h"
 #include "pull_message.h"
 
 #include <inttypes.h>
@@ -51,6 +52,7 @@ struct cox_transfers {
     struct quiet *quiets;
     uint64_t retry_ns; /* when what could not be sent is tried again */
     struct cox_transfers_status status;
+    struct cox_latency speeds; /* bytes per second, of each rank in each pull */
 };
 
 static const char *const state_names[COX_PULL_STATE_COUNT] = {
@@ -165,6 +167,19 @@ static bool is_quiet(const struct cox_completion *completion)
     return quiet;
 }
 
+/* What a rank says of itself is input. */
+static void speed_add(struct cox_transfers *transfer, const struct cox_pull_rank *rank)
+{
+    transfer->status.bytes += rank->copied_bytes;
+    transfer->status.copy_ns += rank->copy_ns;
+    if (!rank->answered || rank->code || !rank->copied_bytes || !rank->copy_ns)
+        return;
+    const double speed =
+        (double)rank->copied_bytes * (double)COX_NSEC_PER_SEC / (double)rank->copy_ns;
+    cox_latency_add(&transfer->speeds,
+                    speed < 1e18 ? (uint64_t)speed : UINT64_C(1000000000000000000));
+}
+
 static void pull_complete(struct cox_transfers *transfer, struct pull *pull,
                           const struct cox_completion *completion)
 {
@@ -173,7 +188,7 @@ static void pull_complete(struct cox_transfers *transfer, struct pull *pull,
     if (pull->state == COX_PULL_SENT) {
         cox_pull_read(completion, pull->id, pull->report);
         for (uint32_t rank = 0; rank < pull->report->rank_count; rank++)
-            transfer->status.bytes += pull->report->ranks[rank].copied_bytes;
+            speed_add(transfer, &pull->report->ranks[rank]);
         pull->own_death = completion->status == COX_PEER_DEAD;
         pull->quiet = quiet;
         pull_move(transfer, pull, pull->report->state);
@@ -589,5 +604,6 @@ void cox_transfers_status(struct cox_transfers *transfer, struct cox_transfers_s
 {
     pthread_mutex_lock(&transfer->lock);
     *ret_status = transfer->status;
+    ret_status->bytes_per_s = cox_latency_percentile(&transfer->speeds, 500);
     pthread_mutex_unlock(&transfer->lock);
 }

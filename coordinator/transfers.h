@@ -127,6 +127,10 @@ struct cox_transfers_status {
     uint64_t retries; /* pulls that were not the first attempt */
     uint64_t late_results;
     uint64_t bytes; /* copied, by all ranks */
+    /* That they took, of all ranks together: they copy side by side. With it what a destination was waited for. */
+    uint64_t copy_ns;
+    /* Of one rank in one pull of which it has copied all: the median, as latency.h has it; 0: of none. */
+    uint64_t bytes_per_s;
     uint64_t quarantined_blocks;
 };
 void cox_transfers_status(struct cox_transfers *transfer, struct cox_transfers_status *ret_status);

@@ -7,6 +7,7 @@ Usage: split_test.py BIN_DIR SOURCE_DIR [TEST...]
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -73,6 +74,12 @@ def stop(*groups):
         group.left_nothing()
 
 
+def pulled(group):
+    """What status says of the bytes that were pulled, for people."""
+    lines = expect(run(["status", "--name", group.name]), 0).out.splitlines()
+    return [line for line in lines if line.startswith("pulled ")]
+
+
 def links(group):
     told = json.loads(run(["link-status", "--name", group.name, "--json"]).out)
     return {link["name"]: link["state"] for link in told["links"]}
@@ -115,6 +122,13 @@ def test_m11_the_text_of_two_groups_is_that_of_one():
         now = transfer(b)
         check(now["succeeded"] == PROMPT_COUNT and now["failed"] == now["recomputed"] == now["late_results"] == 0, "%s" % now)
         check(now["bytes"] > 0 and now["role"] == "decode" and now["links"] == [a.name], "%s" % now)
+        check(now["copy_ns"] > 0, "%s" % now)
+        mean = now["bytes"] * 1e9 / now["copy_ns"]
+        check(now["bytes_per_s"] > mean / 100 and now["bytes_per_s"] < mean * 100, "%s: the mean is %.0f" % (now, mean))
+        told = pulled(b)
+        check(len(told) == 1 and re.fullmatch(r"pulled [0-9.]+[KMG]iB, median [0-9.]+[KMG]iB/s per rank", told[0]), "%s" % told)
+        check(transfer(a)["bytes"] == transfer(a)["copy_ns"] == transfer(a)["bytes_per_s"] == 0 and not pulled(a),
+              "the first group has pulled: %s" % transfer(a))
         all_is_given_back(a, b)
         check(a.status()["serving"]["generated_tokens"] == PROMPT_COUNT, "the first group has decoded")
         stop(a, b)

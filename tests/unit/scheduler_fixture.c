@@ -208,6 +208,8 @@ void executor_complete_pull(struct cox_executor *executor, const struct fixture_
         results[i].pd_error_code = (ModelExecuteData__PDErrorCode)code;
         results[i].status = pull_status;
         results[i].copied_bytes = 100;
+        results[i].has_copy_ns = true;
+        results[i].copy_ns = UINT64_C(25) << 2 * i;
         list[i] = &results[i];
     }
     pulls.pull_kv_results = list;

@@ -172,6 +172,34 @@ static void m11_pulls_that_wait_go_together_and_each_has_its_own_end(void **stat
     teardown(&f);
 }
 
+static void m11_the_median_of_what_ranks_copied_in_a_second(void **state)
+{
+    (void)state;
+    struct fixture f;
+    setup(&f);
+    assert_int_equal(status(&f).bytes_per_s, 0);
+    begin(&f, 1);
+    struct fixture_pull pull = sent(&f, NULL);
+    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, PULL_ERROR, COX_STALE);
+    expect_end(&f, 1, COX_PULL_FAILED, COX_STALE, true);
+    /* What failed was copied for nothing, and says nothing of speed. */
+    assert_int_equal(status(&f).bytes, 100);
+    assert_int_equal(status(&f).copy_ns, 25);
+    assert_int_equal(status(&f).bytes_per_s, 0);
+    for (int64_t sequence = 2; sequence <= 4; sequence++)
+        begin(&f, sequence);
+    pull = sent(&f, NULL);
+    assert_int_equal(pull.count, 3);
+    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    for (int64_t sequence = 2; sequence <= 4; sequence++)
+        expect_end(&f, sequence, COX_PULL_SUCCESS, 0, true);
+    /* 100 bytes in 25, 100 and 400 ns: 4, 1 and 0.25 GB/s. */
+    assert_int_equal(status(&f).bytes, 400);
+    assert_int_equal(status(&f).copy_ns, 550);
+    assert_in_range(status(&f).bytes_per_s, 937500000, 1062500000);
+    teardown(&f);
+}
+
 static void p9_what_a_rank_says_becomes_the_end(void **state)
 {
     (void)state;
@@ -404,6 +432,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(m11_the_table_of_moves_has_one_end_for_each_pull),
         cmocka_unit_test(m11_pulls_that_wait_go_together_and_each_has_its_own_end),
+        cmocka_unit_test(m11_the_median_of_what_ranks_copied_in_a_second),
         cmocka_unit_test(p9_what_a_rank_says_becomes_the_end),
         cmocka_unit_test(p9_late_answers_are_dropped_and_their_blocks_wait),
         cmocka_unit_test(p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order),
