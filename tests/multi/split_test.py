@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import commands_test as base  # pylint: disable=wrong-import-position
@@ -253,6 +254,70 @@ def test_p9_ranks_of_both_groups_are_killed_and_replaced():
 @test
 def test_p9_what_cannot_be_pulled_is_computed_again_in_the_first_group():
     over_killed_rank([("a", 1)], no_recompute=True)
+
+
+class Clearer(threading.Thread):
+    """Ends all pulls of a group that are under way, at random moments, until it is told to stop."""
+
+    def __init__(self, group, seed):
+        super().__init__()
+        self.group, self.chance, self.stopped = group, random.Random(seed), threading.Event()
+        self.count, self.failure = 0, None
+
+    def run(self):
+        try:
+            with Stranger(self.group.door) as stranger:
+                while not self.stopped.wait(self.chance.choice((0, 0, 0.0002, 0.001))):
+                    stranger.send(field(5, field(1, 2)))
+                    number, fields = stranger.reply()
+                    check(number == 5 and 2 not in dict(fields), "recover clear: %d, %s" % (number, fields))
+                    self.count += 1
+        except BaseException as error:  # pylint: disable=broad-except
+            self.failure = error
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *unused):
+        self.stopped.set()
+        self.join()
+
+
+def shuffled(chance):
+    """The prompts in another order, so that blocks hold others' keys and values than they did before, and their text."""
+    prompts, _ = sums(PROMPT_COUNT)
+    order = chance.sample(range(PROMPT_COUNT), PROMPT_COUNT)
+    lines = expected().splitlines(keepends=True)
+    return temporary("".join(prompts[i] + "\n" for i in order)), "".join(lines[i] for i in order)
+
+
+@test
+def test_p9_m11_the_text_is_the_same_while_pulls_are_cancelled_at_random_and_tried_again():
+    chance = random.Random(11)
+    with prefill() as a, decode() as b:
+        with Clearer(b, 12) as clearer:
+            deadline = time.monotonic() + base.TIMEOUT
+            turns = 0
+            # How many it meets is chance: enough of them, and some rounds at least.
+            while turns < 5 or transfer(b)["retries"] < 20 and time.monotonic() < deadline:
+                rounds = [shuffled(chance) for _ in range(1 + turns % 3)]
+                clients = [start(["generate", "--prefill", a.name, "--decode", b.name, "--file", file]) for file, _ in rounds]
+                for client, (_, text) in zip(clients, rounds):
+                    result = expect(finish(client), 0)
+                    check(result.out == text, "another text", result)
+                turns += 1
+        check(clearer.failure is None, "%r" % clearer.failure)
+        now = transfer(b)
+        check(now["retries"] >= 20 and now["failed"] >= now["retries"] and clearer.count > 0,
+              "%d clears in %d turns, and %s" % (clearer.count, turns, now))
+        all_is_given_back(a, b)
+        # Nothing is cancelled any more.
+        file, text = shuffled(chance)
+        result = expect(split(a, b, "--file", file), 0, "pulled %d prompts" % PROMPT_COUNT, "computed 0 itself")
+        check(result.out == text, "another text afterwards", result)
+        check(transfer(b)["retries"] == now["retries"], "%s, then %s" % (now, transfer(b)))
+        stop(a, b)
 
 
 @test
