@@ -93,6 +93,17 @@ def kill_all(pids):
     return count
 
 
+def objects_of(name):
+    """The very objects behind the names, not others of the same name."""
+    found = {}
+    for one in names_of(name):
+        try:
+            found[one] = os.stat(os.path.join(remains.SHM, one)).st_ino
+        except FileNotFoundError:
+            pass
+    return found
+
+
 def check_left(name, may_be_left):
     left = names_of(name)
     check((may_be_left and not SEALED) or not left, "left in /dev/shm: %s" % left)
@@ -119,7 +130,7 @@ def one_round(number, count):
     name = SAME if dice.random() < 0.5 else PREFIX + str(number)
     ranks, workers = dice.choice((1, 2, 4, 8)), dice.choice(("reference", "scripted", "wrapped"))
     keeps = not SEALED and dice.random() < 0.25
-    before = doors()
+    before, names_before = doors(), objects_of(name)
     process = start(name, ranks, workers, *(["--keep-names"] if keeps else []))
     until = time.monotonic() + instant()
     time.sleep(max(0, until - time.monotonic() - 0.0005))
@@ -157,8 +168,9 @@ def one_round(number, count):
     had_door = complete or status in (0, 3)
     own = [name + ".door", "starting.new"] if status == -signal.SIGKILL else []
     count["sockets left"] += check_doors([] if had_door else before, *own)
-    # Told to end before it asked for signals, a command has not looked at what others left.
-    may_be_left = status == -signal.SIGKILL and (keeps or not complete) or status == -signal.SIGTERM
+    # Told to end before it asked for signals, or while it loaded the model, a command has not looked at what others left.
+    untouched = status in (-signal.SIGTERM, 128 + signal.SIGTERM) and objects_of(name) == names_before
+    may_be_left = status == -signal.SIGKILL and (keeps or not complete) or untouched
     left = check_left(name, may_be_left)
     count["groups with names left"] += bool(left)
     process.close()
