@@ -9,6 +9,8 @@
 #include <string.h>
 
 #define LINK_COUNT_MAX 64
+/* Of another group: far more than its ranks come to. */
+#define REMOTE_INFO_SIZE_MAX ((size_t)1 << 20)
 /* Between two looks whether ranks have linked. */
 #define LOOK_NS (2 * COX_NSEC_PER_MSEC)
 
@@ -25,8 +27,9 @@ struct known {
 struct cox_group_links {
     struct cox_executor *executor;
     struct cox_log log;
-    pthread_mutex_t order; /* one order at a time; taken before lock */
-    pthread_mutex_t lock;  /* everything below; not held over a call of the executor */
+    pthread_mutex_t lock; /* everything below; not held over a call of the executor */
+    pthread_cond_t wake;  /* on CLOCK_MONOTONIC; an order has ended */
+    bool busy;            /* an order is under way: it alone changes what is known, and the role */
     struct known *known;
     size_t count;
     enum cox_role role;
@@ -79,8 +82,12 @@ int cox_group_links_new(struct cox_executor *executor, const struct cox_log *log
     links->executor = executor;
     links->log = *log;
     links->role = COX_ROLE_STANDARD;
-    pthread_mutex_init(&links->order, NULL);
     pthread_mutex_init(&links->lock, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&links->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
     *ret_links = links;
     return 0;
 }
@@ -99,7 +106,7 @@ struct cox_group_links *cox_group_links_free(struct cox_group_links *links)
     if (links) {
         while (links->known)
             known_remove(links, &links->known);
-        pthread_mutex_destroy(&links->order);
+        pthread_cond_destroy(&links->wake);
         pthread_mutex_destroy(&links->lock);
         free(links);
     }
@@ -189,6 +196,28 @@ static int own_info(const struct cox_group_links *links, RemoteInfo **ret_own,
 
 /* ---- orders ---- */
 
+/* The one before may wait for room on the channel, for as long as whoever gave it likes. */
+static int order_enter(struct cox_group_links *links, uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    int r = 0;
+    pthread_mutex_lock(&links->lock);
+    while (links->busy && r != ETIMEDOUT)
+        r = pthread_cond_timedwait(&links->wake, &links->lock, &until);
+    r = links->busy ? COX_TIMEOUT : 0;
+    links->busy = true;
+    pthread_mutex_unlock(&links->lock);
+    return r ? cox_fail(err, r, "another order about links was under way until the deadline") : 0;
+}
+
+static void order_leave(struct cox_group_links *links)
+{
+    pthread_mutex_lock(&links->lock);
+    links->busy = false;
+    pthread_cond_signal(&links->wake);
+    pthread_mutex_unlock(&links->lock);
+}
+
 static int info_send(const struct cox_group_links *links, LinkInfo *info, uint64_t deadline_ns,
                      struct cox_error *err)
 {
@@ -249,7 +278,7 @@ static void known_put(struct cox_group_links *links, struct known *known)
     pthread_mutex_unlock(&links->lock);
 }
 
-/* The order lock is held, which keeps the list as it is. */
+/* Inside an order, which keeps the list as it is. */
 static int link_order(struct cox_group_links *links, RemoteInfo **info, uint64_t deadline_ns,
                       struct cox_error *err)
 {
@@ -272,6 +301,9 @@ int cox_group_links_link(struct cox_group_links *links, const void *bytes, size_
                          uint64_t deadline_ns, struct cox_error *err)
 {
     _cox_cleanup_(info_freep) RemoteInfo *own = NULL;
+    if (size > REMOTE_INFO_SIZE_MAX)
+        return cox_fail(err, COX_TOO_LARGE, "a RemoteInfo of %zu bytes: at most %zu", size,
+                        REMOTE_INFO_SIZE_MAX);
     _cox_cleanup_(info_freep) RemoteInfo *info =
         model_execute_data__remote_info__unpack(NULL, size, bytes);
     if (!info)
@@ -279,11 +311,12 @@ int cox_group_links_link(struct cox_group_links *links, const void *bytes, size_
     int r = own_info(links, &own, err);
     if (!r)
         r = info_check(links, info, own, err);
+    if (!r)
+        r = order_enter(links, deadline_ns, err);
     if (r)
         return r;
-    pthread_mutex_lock(&links->order);
     r = link_order(links, &info, deadline_ns, err);
-    pthread_mutex_unlock(&links->order);
+    order_leave(links);
     return r;
 }
 
@@ -300,18 +333,20 @@ int cox_group_links_unlink(struct cox_group_links *links, const char *cluster_id
     info.unlink_num = 1;
     info.unlink_info = &remotes;
     info.n_unlink_info = 1;
-    pthread_mutex_lock(&links->order);
+    int r = order_enter(links, deadline_ns, err);
+    if (r)
+        return r;
     info.pd_role = (ModelExecuteData__PDRole)links->role;
-    int r = is_known(links, cluster_id)
-                ? info_send(links, &info, deadline_ns, err)
-                : cox_fail(err, COX_NOT_FOUND, "the group '%s' is not linked with '%.128s'",
-                           cox_executor_name(links->executor), cluster_id);
+    r = is_known(links, cluster_id)
+            ? info_send(links, &info, deadline_ns, err)
+            : cox_fail(err, COX_NOT_FOUND, "the group '%s' is not linked with '%.128s'",
+                       cox_executor_name(links->executor), cluster_id);
     if (!r) {
         pthread_mutex_lock(&links->lock);
         known_remove(links, known_find(links, cluster_id));
         pthread_mutex_unlock(&links->lock);
     }
-    pthread_mutex_unlock(&links->order);
+    order_leave(links);
     return r;
 }
 
@@ -320,14 +355,16 @@ int cox_group_links_set_role(struct cox_group_links *links, uint32_t role, uint6
 {
     if (role < COX_ROLE_PREFILL || role > COX_ROLE_STANDARD)
         return cox_fail(err, COX_INVALID, "no such role: expected 1 to 3");
-    pthread_mutex_lock(&links->order);
-    int r = role_send(links, role, deadline_ns, err);
+    int r = order_enter(links, deadline_ns, err);
+    if (r)
+        return r;
+    r = role_send(links, role, deadline_ns, err);
     if (!r) {
         pthread_mutex_lock(&links->lock);
         links->role = (enum cox_role)role;
         pthread_mutex_unlock(&links->lock);
     }
-    pthread_mutex_unlock(&links->order);
+    order_leave(links);
     return r;
 }
 
@@ -454,16 +491,27 @@ static int links_await(struct cox_group_links *links, uint64_t deadline_ns, stru
     }
 }
 
+/* *ret_any: there is something to wait for. */
+static int links_tell(struct cox_group_links *links, uint64_t deadline_ns, bool *ret_any,
+                      struct cox_error *err)
+{
+    int r = order_enter(links, deadline_ns, err);
+    if (r)
+        return r;
+    if (links->role != COX_ROLE_STANDARD)
+        r = role_send(links, links->role, deadline_ns, err);
+    for (const struct known *known = links->known; !r && known; known = known->next)
+        r = link_send(links, known->info, deadline_ns, err);
+    *ret_any = links->known != NULL;
+    order_leave(links);
+    return r;
+}
+
 void cox_group_links_resend(struct cox_group_links *links, uint64_t deadline_ns)
 {
     struct cox_error error = {0};
-    pthread_mutex_lock(&links->order);
-    int r =
-        links->role == COX_ROLE_STANDARD ? 0 : role_send(links, links->role, deadline_ns, &error);
-    for (const struct known *known = links->known; !r && known; known = known->next)
-        r = link_send(links, known->info, deadline_ns, &error);
-    bool any = links->known != NULL;
-    pthread_mutex_unlock(&links->order);
+    bool any = false;
+    int r = links_tell(links, deadline_ns, &any, &error);
     if (!r && any)
         r = links_await(links, deadline_ns, &error);
     if (r)

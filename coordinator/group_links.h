@@ -4,7 +4,8 @@
  * What was linked is remembered, and told again to ranks that were replaced. A link names one life of the other group; when that
  * has replaced a rank it has another one, pulls say so, and it is linked again.
  *
- * Threads: new and free from one thread; the rest from any, one order at a time.
+ * Threads: new and free from one thread; the rest from any. Orders wait for each other: COX_TIMEOUT, where another one was under
+ *   way until the deadline.
  * Ownership: the executor is borrowed until free.
  * Blocks: orders and status until their deadline; role and list nothing.
  * If the process dies: private memory; the ranks end with the coordinator.
@@ -42,7 +43,7 @@ struct cox_group_links *cox_group_links_free(struct cox_group_links *links); /* 
 void cox_group_links_freep(struct cox_group_links **links);                  /* for _cox_cleanup_ */
 
 /* bytes: RemoteInfo of the other group, another process's writing. The ranks are told to link; how that goes is in the status. A
- * link of the same group takes the place of the one before. Returns 0; COX_CORRUPT: no such bytes; COX_INVALID: this group
+ * link of the same group takes the place of the one before. Returns 0; COX_CORRUPT: no such bytes; COX_TOO_LARGE; COX_INVALID: this group
  * itself, other ranks or another layout, err says which; COX_FULL: too many links; what cox_executor_remote_info and
  * cox_executor_link return. */
 int cox_group_links_link(struct cox_group_links *links, const void *bytes, size_t size,

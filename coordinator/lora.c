@@ -31,7 +31,9 @@ struct cox_lora {
     pthread_mutex_t lock; /* everything below; not held over anything that waits */
     pthread_cond_t wake;  /* on CLOCK_MONOTONIC; anything below has changed */
     bool stopped;
-    bool busy; /* an order is under way: entries come, go and change state by it alone */
+    uint32_t
+        replay_count; /* replays that wait for their turn: no prompt is done before they had it */
+    bool busy;        /* an order is under way: entries come, go and change state by it alone */
     struct entry *entries;
 };
 
@@ -299,17 +301,19 @@ static int await_unused(struct cox_lora *lora, struct entry *entry, uint64_t dea
     int r = 0;
     pthread_mutex_lock(&lora->lock);
     entry->state = UNLOADING; /* and from now on it is not taken */
-    while (entry->uses && !lora->stopped && r != ETIMEDOUT)
+    while (entry->uses && !lora->stopped && !lora->replay_count && r != ETIMEDOUT)
         r = pthread_cond_timedwait(&lora->wake, &lora->lock, &until);
     const uint64_t uses = entry->uses;
+    const bool replays = lora->replay_count > 0;
     r = lora->stopped ? COX_CLOSED : uses ? COX_BUSY : 0;
     if (r)
         entry->state = LOADED;
     pthread_mutex_unlock(&lora->lock);
     if (r == COX_CLOSED)
         return cox_fail(err, r, "the group stops");
-    return r ? cox_fail(err, r, "the LoRA adapter '%s' is still in use by %" PRIu64 " prompt%s",
-                        entry->name, uses, uses == 1 ? "" : "s")
+    return r ? cox_fail(err, r, "the LoRA adapter '%s' is still in use by %" PRIu64 " prompt%s%s",
+                        entry->name, uses, uses == 1 ? "" : "s",
+                        replays ? ", and ranks were replaced meanwhile" : "")
              : 0;
 }
 
@@ -389,11 +393,22 @@ static int replay_entry(struct cox_lora *lora, struct entry *entry, uint64_t dea
     return 0;
 }
 
+static void replay_count_add(struct cox_lora *lora, int count)
+{
+    pthread_mutex_lock(&lora->lock);
+    lora->replay_count += (uint32_t)count;
+    pthread_cond_broadcast(&lora->wake);
+    pthread_mutex_unlock(&lora->lock);
+}
+
 int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
 {
     struct entry *next;
-    /* An order that was under way has ended with the rank's death, or soon will. */
+    /* An order that was under way has ended with the rank's death, or soon will; or it waits for prompts, which wait for
+     * this. */
+    replay_count_add(lora, 1);
     int r = order_enter(lora, deadline_ns, err);
+    replay_count_add(lora, -1);
     if (r)
         return r;
     for (struct entry *entry = lora->entries; entry && !r; entry = next) {

@@ -39,7 +39,7 @@ struct cox_lora *cox_lora_free(struct cox_lora *lora); /* NULL-safe; nobody is i
 int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uint64_t deadline_ns,
                   struct cox_lora_result *ret_results, struct cox_error *err);
 /* New prompts with it are refused at once; those that there are, waited for. Results as load; COX_BUSY: it is still in use at the
- * deadline, and stays. */
+ * deadline, or when ranks were replaced, and stays. */
 int cox_lora_unload(struct cox_lora *lora, const char *name, uint64_t deadline_ns,
                     struct cox_lora_result *ret_results, struct cox_error *err);
 

@@ -502,7 +502,10 @@ static int request_serve(struct connection *c, const control_request *request)
         for (size_t i = 0; !r && c->client && i < request->release->n_holds; i++)
             if (request->release->holds[i] > 0)
                 r = cox_serving_release(c->client, request->release->holds[i]);
-        return r;
+        return r ? error_put(c, r,
+                             r == COX_FULL ? "more holds are to be released than there can be"
+                                           : cox_status_text(r))
+                 : 0;
     }
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
         return weights_put(c, &source, request->weights);

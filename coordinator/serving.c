@@ -16,6 +16,8 @@
 #define AHEAD_FACTOR 2
 /* Slots of the ranks' tables for sequences that are held. */
 #define HOLD_COUNT_MAX 512
+/* Orders to release that a client may have waiting: all that it can hold, and as many that are over. */
+#define RELEASE_COUNT_MAX (2 * HOLD_COUNT_MAX)
 
 /* One prompt. It is in one list: its client's inbox, the serving's running, its client's done. */
 struct item {
@@ -49,7 +51,8 @@ struct cox_serving_client {
     int wake_fd;
     struct queue inbox, done;
     uint32_t outstanding;
-    uint64_t token_count; /* of the outstanding prompts */
+    uint64_t token_count;   /* of the outstanding prompts */
+    uint32_t release_count; /* in the serving's list, since it was carried out last */
 };
 
 struct cox_serving {
@@ -347,6 +350,32 @@ static void releases_do(struct cox_serving *serving)
             cox_scheduler_release(serving->scheduler, release->owner, release->sequence);
         free(release);
     }
+    for (struct cox_serving_client *client = serving->clients; client; client = client->next)
+        client->release_count = 0;
+}
+
+/* The next look between two steps carries it out. Takes release. */
+static void release_put(struct cox_serving *serving, struct release *release)
+{
+    release->next = serving->releases;
+    serving->releases = release;
+    if (!serving->scheduler)
+        releases_do(serving); /* nothing is held */
+    serving->woken = true;
+    pthread_cond_signal(&serving->wake);
+}
+
+/* Nobody will hear of what is held for it, so nobody would release it. Without memory it stays until the lease ends, or
+ * its client goes. */
+static void item_release(struct cox_serving *serving, const struct cox_serving_client *client,
+                         const struct item *item)
+{
+    struct release *release = item->result.hold ? calloc(1, sizeof *release) : NULL;
+    if (!release)
+        return;
+    release->owner = client->number;
+    release->sequence = item->result.hold->sequence;
+    release_put(serving, release);
 }
 
 /* Prompts that could be given now. */
@@ -631,12 +660,7 @@ struct cox_serving_client *cox_serving_client_free(struct cox_serving_client *cl
         serving->turn = client->next;
     serving->status.client_count--;
     client->last_release->owner = client->number;
-    client->last_release->next = serving->releases;
-    serving->releases = client->last_release;
-    if (!serving->scheduler)
-        releases_do(serving); /* nothing is held */
-    serving->woken = true;
-    pthread_cond_signal(&serving->wake);
+    release_put(serving, client->last_release);
     pthread_mutex_unlock(&serving->lock);
     free(client);
     return NULL;
@@ -670,6 +694,10 @@ static int request_check(const struct cox_serving *serving, const struct cox_req
     uint32_t vocab_size = serving->options.vocab_size;
     if ((request->source || request->hold_ms) && !serving->options.name)
         return cox_fail(err, COX_UNSUPPORTED, "this group takes no part in transfers");
+    /* Before it is copied: of what waits, nobody has counted the blocks. */
+    if (request->source && request->source->block_count > serving->options.scheduler.block_count)
+        return cox_fail(err, COX_INVALID, "%" PRIu32 " blocks are to be pulled: here are %" PRIu32,
+                        request->source->block_count, serving->options.scheduler.block_count);
     for (uint32_t i = 0; !request->pull_only && i < request->token_count; i++)
         if (request->tokens[i] < 0 || (vocab_size && (uint32_t)request->tokens[i] >= vocab_size))
             return cox_fail(err, COX_INVALID,
@@ -718,12 +746,15 @@ int cox_serving_submit(struct cox_serving_client *client, const struct cox_reque
         return COX_FULL;
     struct item *item;
     struct cox_error error = {0};
-    int r = item_new(serving, request, index, &item);
+    struct cox_request checked = *request;
+    int r = request_check(serving, request, &error);
     if (r)
-        return r;
+        checked.source = NULL; /* it only tells what is wrong */
+    const int made = item_new(serving, &checked, index, &item);
+    if (made)
+        return made;
     item->client = client;
     item->request.owner = client->number;
-    r = request_check(serving, request, &error);
     if (!r)
         r = item_take_lora(serving, item, &error);
     pthread_mutex_lock(&serving->lock);
@@ -783,6 +814,7 @@ void cox_serving_cancel(struct cox_serving_client *client)
     }
     while ((item = queue_pop(&client->done))) {
         serving->status.unread -= !item->result.is_pulled;
+        item_release(serving, client, item);
         item_free(serving, item);
     }
     for (item = serving->running; item; item = item->next)
@@ -805,10 +837,13 @@ int cox_serving_release(struct cox_serving_client *client, int64_t sequence)
     release->owner = client->number;
     release->sequence = sequence;
     pthread_mutex_lock(&serving->lock);
-    release->next = serving->releases;
-    serving->releases = release;
-    serving->woken = true;
-    pthread_cond_signal(&serving->wake);
+    const bool room = client->release_count < RELEASE_COUNT_MAX;
+    if (room) {
+        client->release_count++;
+        release_put(serving, release);
+    }
     pthread_mutex_unlock(&serving->lock);
-    return 0;
+    if (!room)
+        free(release);
+    return room ? 0 : COX_FULL;
 }

@@ -88,7 +88,8 @@ struct cox_serving_client *cox_serving_client_free(struct cox_serving_client *cl
  * first; -ENOMEM. */
 int cox_serving_submit(struct cox_serving_client *client, const struct cox_request *request,
                        uint64_t index);
-/* Ends a hold of this client; of another one, or one that is over, nothing. Returns 0 or -ENOMEM. */
+/* Ends a hold of this client; of another one, or one that is over, nothing. Returns 0; COX_FULL: more are waiting for the end
+ * of a step than it can hold; -ENOMEM. */
 int cox_serving_release(struct cox_serving_client *client, int64_t sequence);
 
 struct cox_serving_result {
@@ -108,7 +109,8 @@ void cox_serving_result_deinit(struct cox_serving_result *result); /* idempotent
 int cox_serving_take(struct cox_serving_client *client, struct cox_serving_result *ret_result);
 /* Prompts whose results were not taken. */
 uint32_t cox_serving_outstanding(struct cox_serving_client *client);
-/* All of them are given up, done or not; their blocks are free before the next step. */
+/* All of them are given up, done or not; their blocks are free before the next step, those too that are held for results that
+ * were not taken. */
 void cox_serving_cancel(struct cox_serving_client *client);
 
 #endif

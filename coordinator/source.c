@@ -40,8 +40,9 @@ int cox_source_read(const struct CoxswainControl__KvSource *message, struct cox_
         !message->has_lease_ns || message->n_blocks == 0)
         return cox_fail(err, COX_INVALID,
                         "a source needs a group, its life, a sequence, a lease and blocks");
-    if (strlen(message->cluster_id) > COX_NAME_SIZE_MAX || !message->cluster_id[0])
-        return cox_fail(err, COX_INVALID, "a source's group has a name of %zu bytes",
+    /* It is said in logs. */
+    if (cox_name_check(message->cluster_id, NULL))
+        return cox_fail(err, COX_INVALID, "a source's group has a name of %zu bytes that is none",
                         strlen(message->cluster_id));
     if (message->sequence < 1 || message->n_blocks > BLOCK_COUNT_MAX)
         return cox_fail(err, COX_INVALID,

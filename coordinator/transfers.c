@@ -157,6 +157,17 @@ static void pull_becomes_quiet(struct cox_transfers *transfer, struct pull *pull
     pull_remove(transfer, pull);
 }
 
+/* Who gives out blocks anew has no use for them. */
+static void quiets_forget(struct cox_transfers *transfer)
+{
+    while (transfer->quiets) {
+        struct quiet *quiet = transfer->quiets;
+        transfer->quiets = quiet->next;
+        free(quiet->blocks);
+        free(quiet);
+    }
+}
+
 /* ---- the handler, on the response thread ---- */
 
 static bool is_quiet(const struct cox_completion *completion)
@@ -245,16 +256,13 @@ int cox_transfers_new(struct cox_executor *executor, const struct cox_transfers_
 
 struct cox_transfers *cox_transfers_free(struct cox_transfers *transfer)
 {
-    int32_t *blocks;
-    uint32_t count;
     if (!transfer)
         return NULL;
     /* On return the old handler runs no more. */
     cox_executor_replace(transfer->executor, COX_CHANNEL_TRANSFER, on_completion_dropped, NULL);
     while (transfer->pulls)
         pull_remove(transfer, transfer->pulls);
-    while (cox_transfers_take_quiet(transfer, &blocks, &count) == 0)
-        free(blocks);
+    quiets_forget(transfer);
     pthread_mutex_destroy(&transfer->lock);
     free(transfer);
     return NULL;
@@ -324,17 +332,14 @@ bool cox_transfers_cancel(struct cox_transfers *transfer, int64_t sequence)
 
 void cox_transfers_abandon(struct cox_transfers *transfer)
 {
-    int32_t *blocks;
-    uint32_t count;
     pthread_mutex_lock(&transfer->lock);
     for (struct pull *pull = transfer->pulls, *next; pull; pull = next) {
         next = pull->next;
         if (!pull->told)
             pull_cancel(transfer, pull);
     }
+    quiets_forget(transfer);
     pthread_mutex_unlock(&transfer->lock);
-    while (cox_transfers_take_quiet(transfer, &blocks, &count) == 0)
-        free(blocks);
 }
 
 /* ---- sending ---- */
@@ -595,6 +600,8 @@ void cox_transfers_quarantine(struct cox_transfers *transfer,
                               void *context)
 {
     pthread_mutex_lock(&transfer->lock);
+    /* Those that became quiet before this look are not in it, and so nobody's to give back. */
+    quiets_forget(transfer);
     for (const struct pull *pull = transfer->pulls; pull; pull = pull->next)
         visit(context, pull->blocks, pull->source->block_count);
     pthread_mutex_unlock(&transfer->lock);

@@ -114,7 +114,7 @@ int cox_transfers_take(struct cox_transfers *transfer, struct cox_pull_outcome *
 /* Blocks of a pull that was taken or cancelled before it was quiet, and now is. Returns 0 and gives them (free); COX_EMPTY. */
 int cox_transfers_take_quiet(struct cox_transfers *transfer, int32_t **ret_blocks,
                              uint32_t *ret_count);
-/* Every block in quarantine, for who begins to give out blocks anew. */
+/* Every block in quarantine, for who begins to give out blocks anew: of these alone take_quiet tells from then on. */
 void cox_transfers_quarantine(struct cox_transfers *transfer,
                               void (*visit)(void *context, const int32_t *blocks, uint32_t count),
                               void *context);

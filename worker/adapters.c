@@ -9,20 +9,26 @@
 #include <string.h>
 
 struct entry {
+    struct entry *next; /* among those that are gone */
+    uint64_t finds;     /* what the counter said when it went */
     struct cox_adapter *adapter;
     char name[]; /* with its 0 */
 };
 
 struct cox_adapters {
     uint32_t slot_count;
-    /* Written under the lock, release; read by find, acquire: whoever sees an entry sees what is in it. */
+    /* Written under the lock, and read by find, which looks at the names of all: whoever sees an entry sees what is in it. seq_cst,
+     * with `finds`: a find that does not see that an entry is gone is seen by who took it away. */
     struct entry *_Atomic slots[COX_ADAPTER_SLOT_COUNT_MAX];
+    /* Odd while a find is inside; another number with every find. Written by find alone, which may be left inside. */
+    _Atomic uint64_t finds;
 
     pthread_mutex_t lock; /* everything below, and writing to slots */
     uint64_t model_count; /* how often there was another model */
     bool has_model;
     struct cox_model_config config;
     struct cox_share share;
+    struct entry *gone; /* whose names a find may still be looking at */
 };
 
 int cox_adapters_new(uint32_t slot_count, struct cox_adapters **ret_adapters)
@@ -58,12 +64,37 @@ struct cox_adapters *cox_adapters_free(struct cox_adapters *adapters)
 
 static struct entry *slot_get(const struct cox_adapters *adapters, uint32_t slot)
 {
-    return atomic_load_explicit(&adapters->slots[slot], memory_order_acquire);
+    return atomic_load_explicit(&adapters->slots[slot], memory_order_seq_cst);
 }
 
 static void slot_set(struct cox_adapters *adapters, uint32_t slot, struct entry *entry)
 {
-    atomic_store_explicit(&adapters->slots[slot], entry, memory_order_release);
+    atomic_store_explicit(&adapters->slots[slot], entry, memory_order_seq_cst);
+}
+
+/* With the lock held: those that no find can be looking at any more. */
+static void gone_free(struct cox_adapters *adapters)
+{
+    const uint64_t finds = atomic_load_explicit(&adapters->finds, memory_order_seq_cst);
+    for (struct entry **link = &adapters->gone; *link;) {
+        struct entry *entry = *link;
+        if (finds % 2 == 0 || entry->finds != finds) {
+            *link = entry->next;
+            entry_free(entry);
+        } else {
+            link = &entry->next;
+        }
+    }
+}
+
+/* With the lock held, and after it left its slot. The adapter goes at once: nobody computes with it. */
+static void entry_bury(struct cox_adapters *adapters, struct entry *entry)
+{
+    entry->adapter = cox_adapter_free(entry->adapter);
+    entry->finds = atomic_load_explicit(&adapters->finds, memory_order_seq_cst);
+    entry->next = adapters->gone;
+    adapters->gone = entry;
+    gone_free(adapters);
 }
 
 /* slot_count: none. */
@@ -87,6 +118,12 @@ void cox_adapters_set_model(struct cox_adapters *adapters, const struct cox_mode
         slot_set(adapters, slot, NULL);
         entry_free(entry);
     }
+    /* On this thread are the finds: none is inside. */
+    while (adapters->gone) {
+        struct entry *entry = adapters->gone;
+        adapters->gone = entry->next;
+        entry_free(entry);
+    }
     adapters->model_count++;
     adapters->has_model = config != NULL;
     if (config) {
@@ -98,9 +135,15 @@ void cox_adapters_set_model(struct cox_adapters *adapters, const struct cox_mode
 
 const struct cox_adapter *cox_adapters_find(void *context, const char *name)
 {
-    const struct cox_adapters *adapters = context;
-    uint32_t slot = slot_find(adapters, name);
-    return slot < adapters->slot_count ? slot_get(adapters, slot)->adapter : NULL;
+    struct cox_adapters *adapters = context;
+    const uint64_t finds = atomic_load_explicit(&adapters->finds, memory_order_relaxed);
+    const uint64_t inside = finds + 1 + finds % 2; /* one before may have been left */
+    atomic_store_explicit(&adapters->finds, inside, memory_order_seq_cst);
+    const uint32_t slot = slot_find(adapters, name);
+    const struct cox_adapter *adapter =
+        slot < adapters->slot_count ? slot_get(adapters, slot)->adapter : NULL;
+    atomic_store_explicit(&adapters->finds, inside + 1, memory_order_seq_cst);
+    return adapter;
 }
 
 /* With the lock held: the slot for another one. */
@@ -172,17 +215,17 @@ bool cox_adapters_has(struct cox_adapters *adapters, const char *name)
 
 int cox_adapters_remove(struct cox_adapters *adapters, const char *name, struct cox_error *err)
 {
-    struct entry *entry = NULL;
     pthread_mutex_lock(&adapters->lock);
     const uint32_t slot = slot_find(adapters, name);
-    if (slot < adapters->slot_count) {
-        entry = slot_get(adapters, slot);
+    const bool has = slot < adapters->slot_count;
+    if (has) {
+        struct entry *entry = slot_get(adapters, slot);
         slot_set(adapters, slot, NULL);
+        entry_bury(adapters, entry);
     }
     pthread_mutex_unlock(&adapters->lock);
-    if (!entry)
+    if (!has)
         return cox_fail(err, COX_NOT_FOUND, "no adapter of that name is loaded");
-    entry_free(entry);
     cox_fault_point(COX_FAULT_LORA_REMOVED);
     return 0;
 }

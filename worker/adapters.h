@@ -4,7 +4,8 @@
  * A load reads its files into memory of its own and is then published in one of the slots, while steps run on. find takes
  * no lock: a step may be left at any instruction (cox_worker_pause). What it found stays until the step's end, because who removes an
  * adapter has made sure that no sequence has it (cox_worker_lora_retire), and set_model is called on the
- * thread that computes steps.
+ * thread that computes steps. The names of all that are loaded are looked at meanwhile, also of one that is being removed: its name
+ * stays until that find is over.
  *
  * Threads: find and set_model on the execute thread; load, remove and has on the link thread; new and free when neither
  *   runs.

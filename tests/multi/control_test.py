@@ -631,6 +631,64 @@ def test_p10_garbage_at_the_control_connection_harms_nobody():
         group.left_nothing()
 
 
+def source(name=b"other", life=5, sequence=1, blocks=(0,), lease=(1 << 64) - 1):
+    return (field(1, name) + field(2, life) + field(3, sequence) + field(4, b"".join(varint(b) for b in blocks)) +
+            field(5, lease))
+
+
+@test
+def test_p10_m11_made_up_sources_and_groups_harm_nobody():
+    with Group(1) as group:
+        many = b"\0" * (4 << 20)
+        refused = [field(10, b""), field(10, field(1, b"")), field(10, field(1, source(name=b"\x1b[31mno\nname"))),
+                   field(10, field(1, source(name=b""))), field(10, field(1, source(name=b"x" * 100000))),
+                   field(10, field(1, source(sequence=0))), field(10, field(1, source(sequence=-3))),
+                   field(10, field(1, source(blocks=(0, -1)))), field(10, field(1, source(blocks=()))),
+                   field(7, b""), field(7, field(1, b"\xff" * 40)), field(7, field(1, b"")),
+                   field(7, field(1, field(1, b"x" * (2 << 20)))), field(7, field(2, b"nobody")),
+                   field(9, field(1, 7)), field(6, field(1, 77))]
+        for message in refused:
+            with Stranger(group.door) as stranger:
+                stranger.send(message)
+                number, error = stranger.reply()
+                check(number == 4 and dict(error)[1] and dict(error)[2], "no error for %r" % message[:80])
+        # These could be: what becomes of them is told.
+        for made_up, text in ((source(), b"there is no link to other"),
+                              (source(blocks=[2147483647] * 9), b"there is no link to other"),
+                              (source(lease=0), b"deadline passed"),
+                              (field(4, many) + source(), b"blocks are to be pulled: here are")):
+            with Stranger(group.door) as stranger:
+                stranger.send(field(10, field(1, made_up)))
+                number, reply = stranger.reply()
+                error = dict(parse(dict(reply)[2]))
+                check(number == 8 and text in error[2], "another end of %r: %r" % (made_up[-60:], reply))
+        check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
+        expect(group.stop(), 0)
+        group.left_nothing()
+
+
+@test
+def test_m10_an_order_about_links_waits_for_another_one_no_longer_than_it_may():
+    def role(timeout_ms):
+        return field(9, field(1, 3) + field(2, timeout_ms))
+    with Group(1) as group:
+        group.stopped(0)
+
+        def answer(message):
+            with Stranger(group.door) as stranger:
+                stranger.send(message)
+                number, reply = stranger.reply()
+                return number == 4 and dict(reply)[2]
+        while not answer(role(20)):
+            pass  # the worker takes no more
+        with Stranger(group.door) as patient:
+            patient.send(role(3600000))
+            wait_until(lambda: b"another order about links" in answer(role(20)), "an order that waits for another")
+        os.kill(group.pids[0], signal.SIGCONT)
+        expect(group.stop(), 0)
+        group.left_nothing()
+
+
 # ---- workers that are started by hand ----
 
 

@@ -741,6 +741,63 @@ static void m13_p8_a_replaced_rank_gets_the_adapters_again(void **state)
     test_group_free(g);
 }
 
+struct waiting_unload {
+    struct cox_lora *lora;
+    struct cox_error err;
+    int result;
+};
+
+static void *waiting_unload_main(void *context)
+{
+    struct waiting_unload *unloading = context;
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    unloading->result =
+        cox_lora_unload(unloading->lora, "a", COX_DEADLINE_NEVER, results, &unloading->err);
+    return NULL;
+}
+
+static void await_state(struct cox_lora *lora, const char *state)
+{
+    bool is = false;
+    while (!is) {
+        struct cox_lora_info *infos;
+        size_t count;
+        assert_int_equal(cox_lora_list(lora, &infos, &count), 0);
+        is = count == 1 && !strcmp(infos[0].state, state);
+        cox_lora_infos_free(infos, count);
+        sched_yield();
+    }
+}
+
+/* The prompt ends when the group is recovered, the recovery replays, and the unload waits for the prompt. */
+static void m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct waiting_unload unloading = {.lora = lora_of(g)};
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err = {0};
+    pthread_t thread;
+    assert_int_equal(lora_load(unloading.lora, "a", path_of("a"), results, &err), 0);
+    assert_int_equal(cox_lora_take(unloading.lora, "a", &err), 0);
+    assert_int_equal(pthread_create(&thread, NULL, waiting_unload_main, &unloading), 0);
+    await_state(unloading.lora, "unloading");
+    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
+    rank_replace(g, 1);
+    lora_replay(unloading.lora);
+    pthread_join(thread, NULL);
+    assert_int_equal(unloading.result, COX_BUSY);
+    assert_non_null(strstr(unloading.err.text, "by 1 prompt, and ranks were replaced meanwhile"));
+    expect_list(unloading.lora, "a loaded 1");
+    cox_lora_give(unloading.lora, "a");
+    err = (struct cox_error){0};
+    if (cox_lora_unload(unloading.lora, "a", patience(), results, &err))
+        fail_msg("%s", err.text);
+    expect_list(unloading.lora, "");
+    cox_lora_free(unloading.lora);
+    test_group_free(g);
+}
+
 static void m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used(void **state)
 {
     (void)state;
@@ -833,6 +890,7 @@ int main(int argc, char **argv)
         TEST(m13_what_one_rank_refuses_no_rank_keeps),
         TEST(m13_an_adapter_that_prompts_use_stays),
         TEST(m13_p8_a_replaced_rank_gets_the_adapters_again),
+        TEST(m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass),
         TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used),
         TEST(m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree),
     };

@@ -16,6 +16,10 @@ cox_unit_test(NAME forward
 cox_unit_test(NAME adapter
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapter_test.c ${model_fixture}
     LIBS coxswain_model m)
+cox_unit_test(NAME adapters
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapters_test.c ${model_fixture}
+            ${PROJECT_SOURCE_DIR}/worker/adapters.c
+    LIBS coxswain_model m)
 cox_unit_test(NAME block
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/block_test.c ${model_fixture}
     LIBS coxswain_model m)

@@ -731,6 +731,103 @@ static void m10_a_hold_is_its_clients(void **state)
     executor_free(executor);
 }
 
+static int submit_held(struct client *client, uint64_t index)
+{
+    int32_t tokens[PROMPT_MAX];
+    struct cox_request request = {.tokens = tokens,
+                                  .new_count_max = 4,
+                                  .hold_ms = 600000,
+                                  .token_count = prompt_of(index, tokens)};
+    return cox_serving_submit(client->client, &request, index);
+}
+
+static void m10_holds_that_a_cancel_dropped_unheard_are_released(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_of_two_groups();
+    struct cox_serving *serving = serving_with(executor, NULL, "this");
+    struct client client = client_new(serving);
+    struct cox_serving_status status;
+    for (uint64_t index = 0; index < 3; index++)
+        assert_int_equal(submit_held(&client, index), 0);
+    do
+        cox_serving_status(serving, &status);
+    while (status.unread < 3); /* done, and not taken */
+    cox_serving_cancel(client.client);
+    await_free(serving); /* although the client stays */
+    client_free(&client);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static void await_submit(struct cox_executor *executor)
+{
+    const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
+    bool submitted = false;
+    while (!submitted) {
+        assert_true(cox_now_ns() < deadline_ns);
+        pthread_mutex_lock(&executor->lock);
+        submitted = executor->submit_count > 0;
+        pthread_mutex_unlock(&executor->lock);
+    }
+}
+
+static void m10_orders_to_release_have_a_bound(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_of_two_groups();
+    struct cox_serving *serving = serving_with(executor, NULL, "this");
+    struct client client = client_new(serving), other = client_new(serving);
+    uint64_t count = 0;
+    /* While there is no scheduler, nothing is held, and so nothing is kept. */
+    for (int i = 0; i < 5000; i++)
+        assert_int_equal(cox_serving_release(client.client, 7), 0);
+    executor->script.silent = true; /* a step that does not end */
+    assert_int_equal(submit_held(&client, 1), 0);
+    await_submit(executor);
+    int r;
+    while ((r = cox_serving_release(client.client, 7)) == 0 && count < 100000)
+        count++;
+    assert_int_equal(r, COX_FULL);
+    assert_int_equal(count, 1024);
+    assert_int_equal(cox_serving_release(other.client, 7), 0);
+    client_free(&client);
+    client_free(&other);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
+static void m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_copied(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_of_two_groups();
+    struct cox_serving *serving = serving_with(executor, NULL, "this");
+    struct client client = client_new(serving);
+    int32_t token = 1;
+    /* Of so many, none is there to be copied. */
+    const struct cox_source source = {.cluster_id = "other",
+                                      .life = 1,
+                                      .sequence = 1,
+                                      .lease_ns = COX_DEADLINE_NEVER,
+                                      .blocks = &token,
+                                      .block_count = BLOCK_COUNT_MAX + 1};
+    for (int only = 0; only < 2; only++) {
+        const struct cox_request request = {.tokens = &token,
+                                            .token_count = !only,
+                                            .new_count_max = 1,
+                                            .source = &source,
+                                            .pull_only = only};
+        assert_int_equal(cox_serving_submit(client.client, &request, 1), 0);
+        struct cox_serving_result result = take(&client);
+        assert_int_equal(result.error->code, COX_INVALID);
+        assert_non_null(strstr(result.error->text, "blocks are to be pulled: here are"));
+        cox_serving_result_deinit(&result);
+    }
+    client_free(&client);
+    cox_serving_free(serving);
+    executor_free(executor);
+}
+
 static void m10_who_takes_no_part_in_transfers_says_so(void **state)
 {
     (void)state;
@@ -764,6 +861,9 @@ int main(void)
         cmocka_unit_test(m11_a_pull_that_fails_is_tried_again_and_then_computed),
         cmocka_unit_test(p9_who_goes_in_the_midst_of_a_pull_leaves_no_block),
         cmocka_unit_test(m10_a_hold_is_its_clients),
+        cmocka_unit_test(m10_holds_that_a_cancel_dropped_unheard_are_released),
+        cmocka_unit_test(m10_orders_to_release_have_a_bound),
+        cmocka_unit_test(m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_copied),
         cmocka_unit_test(m10_who_takes_no_part_in_transfers_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -427,6 +427,23 @@ static void p9_who_begins_anew_finds_the_blocks_that_are_still_written(void **st
     teardown(&f);
 }
 
+static void p9_what_becomes_quiet_before_the_look_is_not_given_back_after_it(void **state)
+{
+    (void)state;
+    struct fixture f;
+    uint32_t count = 0;
+    setup(&f);
+    begin(&f, 1);
+    struct fixture_pull pull = sent(&f, NULL);
+    cox_transfers_abandon(f.transfers);
+    /* The response thread comes in between. */
+    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    cox_transfers_quarantine(f.transfers, count_blocks, &count);
+    assert_int_equal(count, 0);
+    expect_not_quiet(&f);
+    teardown(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -440,6 +457,7 @@ int main(void)
         cmocka_unit_test(m11_what_cannot_be_sent_waits_or_fails),
         cmocka_unit_test(m11_a_batch_that_is_too_large_goes_in_parts),
         cmocka_unit_test(p9_who_begins_anew_finds_the_blocks_that_are_still_written),
+        cmocka_unit_test(p9_what_becomes_quiet_before_the_look_is_not_given_back_after_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

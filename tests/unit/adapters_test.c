@@ -1,0 +1,108 @@
+/*
+ * The adapters of a rank, by name: found by the thread that computes steps while another one loads and removes.
+ */
+#include "tests/unit/model_fixture.h"
+#include "worker/adapters.h"
+#include "worker/batch.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#define ROUND_COUNT 8000
+/* Names that begin alike take longest to tell apart. */
+#define ALIKE                                                                                      \
+    "a name that is as long as it may be, so that a look at it takes time, and another one that "  \
+    "begins as it does: "
+
+static const struct cox_model_config config = {
+    .hidden_size = 64,
+    .intermediate_size = 176,
+    .layer_count = 1,
+    .head_count = 8,
+    .kv_head_count = 4,
+    .head_dim = 8,
+    .vocab_size = 61,
+    .position_count_max = 64,
+};
+static const struct cox_share whole;
+
+/* The worker library's function; nobody gives a batch up here. */
+bool cox_batch_aborted(const struct cox_batch *batch)
+{
+    (void)batch;
+    return false;
+}
+
+struct finder {
+    struct cox_adapters *adapters;
+    const struct cox_adapter *kept;
+    _Atomic bool ends;
+    _Atomic uint64_t count, wrong;
+};
+
+/* The thread of the steps: an adapter that sequences have, and a name that nobody has loaded, so that all are looked at. */
+static void *find_main(void *context)
+{
+    struct finder *finder = context;
+    while (!atomic_load(&finder->ends)) {
+        bool right = cox_adapters_find(finder->adapters, ALIKE "kept") == finder->kept &&
+                     !cox_adapters_find(finder->adapters, ALIKE "nobody's");
+        atomic_fetch_add(&finder->wrong, !right);
+        atomic_fetch_add(&finder->count, 1);
+    }
+    return NULL;
+}
+
+static void load(struct cox_adapters *adapters, const char *name, const char *directory)
+{
+    struct cox_error err = {0};
+    if (cox_adapters_load(adapters, name, directory, &err))
+        fail_msg("%s", err.text);
+}
+
+/* The name of one that goes is looked at by who looks for another one (a sanitizer sees it where it is gone too early). */
+static void m13_adapters_go_while_others_are_looked_for(void **state)
+{
+    (void)state;
+    char directory[FIXTURE_PATH_SIZE];
+    const struct fixture_adapter kind = {.rank = 1, .modules = "q"};
+    struct finder finder = {0};
+    struct cox_error err = {0};
+    pthread_t thread;
+    fixture_directory_create(directory);
+    fixture_write_adapter(directory, &config, &kind);
+    assert_int_equal(cox_adapters_new(0, &finder.adapters), 0);
+    cox_adapters_set_model(finder.adapters, &config, &whole);
+    /* The one that goes is in front of the one that stays. */
+    load(finder.adapters, ALIKE "goes", directory);
+    load(finder.adapters, ALIKE "kept", directory);
+    finder.kept = cox_adapters_find(finder.adapters, ALIKE "kept");
+    assert_non_null(finder.kept);
+    assert_int_equal(pthread_create(&thread, NULL, find_main, &finder), 0);
+    while (atomic_load(&finder.count) == 0)
+        ;
+    for (int i = 0; i < ROUND_COUNT; i++) {
+        assert_int_equal(cox_adapters_remove(finder.adapters, ALIKE "goes", &err), 0);
+        assert_int_equal(cox_adapters_remove(finder.adapters, ALIKE "goes", NULL), COX_NOT_FOUND);
+        load(finder.adapters, ALIKE "goes", directory);
+    }
+    atomic_store(&finder.ends, true);
+    pthread_join(thread, NULL);
+    assert_int_equal(atomic_load(&finder.wrong), 0);
+    cox_adapters_free(finder.adapters);
+    fixture_directory_remove(directory);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(m13_adapters_go_while_others_are_looked_for),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
