@@ -287,6 +287,34 @@ static void h9_leaving_counts_as_having_skipped_everything(void **state)
     assert_int_equal(fixture_used(host), 0);
 }
 
+/* Two views of one queue in one process, with one pool: neither knows of the other. */
+static void h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing(void **state)
+{
+    (void)state;
+    struct cox_pool *pool = fixture_pool(domains, COX_DOMAIN_HOST, 8);
+    struct cox_queue *one = fixture_queue(4), *two = NULL;
+    struct cox_message message;
+    assert_int_equal(cox_queue_attach(cox_queue_fd(one), NULL, &two, NULL), 0);
+    struct cox_publisher *first = fixture_publisher(one, pool, domains, NULL);
+    struct cox_publisher *second = fixture_publisher(two, pool, domains, NULL);
+    struct cox_subscriber *subscriber = fixture_subscriber(two, NULL, &pool, 1, domains, NULL);
+    assert_int_equal(fixture_publish(second, pool, 100, 7, NULL), 0);
+    cox_publisher_free(first);
+    cox_queue_free(one);
+    assert_int_equal(fixture_used(pool), 1);
+    assert_int_equal(cox_subscriber_take(subscriber, &message, NULL), 0);
+    assert_true(fixture_is_sound(&message));
+    fixture_let_go(&message);
+    assert_int_equal(fixture_publish(second, pool, 100, 8, NULL), 0);
+    /* With the last one it ends. */
+    cox_publisher_free(second);
+    assert_int_equal(fixture_used(pool), 1);
+    cox_subscriber_free(subscriber);
+    assert_int_equal(fixture_used(pool), 0);
+    cox_queue_free(two);
+    cox_pool_free(pool);
+}
+
 static void h9_without_subscribers_nothing_is_kept(void **state)
 {
     (void)state;
@@ -657,6 +685,7 @@ int main(void)
         TEST(h8_b32_a_slow_subscriber_skips_to_what_is_kept),
         TEST(h9_the_last_taker_frees_all_copies_at_once),
         TEST(h9_leaving_counts_as_having_skipped_everything),
+        TEST(h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing),
         TEST(h9_without_subscribers_nothing_is_kept),
         TEST(h10_a_late_subscriber_sees_only_what_is_new),
         TEST(h1_h4_several_publishers_share_one_order),
