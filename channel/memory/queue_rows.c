@@ -83,7 +83,8 @@ static void deferred_add(struct cox_queue *queue, const struct cox_queue_copy *c
     if (COX_QUEUE_LOAD(state->deferred_end) <= slot)
         atomic_store_explicit(&state->deferred_end, slot + 1, memory_order_relaxed);
     atomic_store_explicit(&deferred->deferred_tag, tag, memory_order_release);
-    atomic_fetch_add_explicit(&state->deferred_turn, 1, memory_order_relaxed);
+    /* seq_cst: who goes to sleep either sees this, or is seen to sleep by tell (queue_set.c). */
+    atomic_fetch_add(&state->deferred_turn, 1);
     cox_fault_point(COX_FAULT_QUEUE_DEFERRED);
     deferred_tell(queue, copy->pool);
 }
