@@ -557,7 +557,10 @@ static void h24_what_is_no_file_is_not_shared_for_reading_only(void **state)
     assert_true(device >= 0);
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
     pool->memory->fd = device;
-    assert_int_equal(cox_pool_export(pool, exporter, true, &handle, NULL), COX_UNSUPPORTED);
+    struct cox_error err = {0};
+    assert_int_equal(cox_pool_export(pool, exporter, true, &handle, &err), COX_UNSUPPORTED);
+    assert_non_null(
+        strstr(err.text, "for reading only")); /* and not what the exporter says of the device */
     pool->memory->fd = kept;
     assert_int_equal(cox_pool_export(pool, exporter, true, &handle, NULL), 0);
     cox_pool_unexport(exporter, &handle);
