@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "fault.h"
@@ -145,8 +147,10 @@ void cox_bulk_drop(struct cox_bulk_sender *sender, struct cox_bulk_block *block)
 
 /* Whoever's memory it is cannot take the pages away under a reader. Answers only for memory of the kernel's own: nothing
  * else, whose reading may block, has seals. */
-static int check_seals(int fd, struct cox_error *err)
+static int check_seals(int fd, uint64_t size, struct cox_error *err)
 {
+    struct stat st;
+    struct statfs fs;
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0)
         return cox_fail(err, errno == EINVAL ? COX_CORRUPT : -errno,
@@ -154,6 +158,16 @@ static int check_seals(int fd, struct cox_error *err)
     if (((unsigned)seals & SEALS_SIZE) != SEALS_SIZE)
         return cox_fail(err, COX_CORRUPT, "the block has the seals %#x: it could shrink or grow",
                         (unsigned)seals);
+    /* A hole in huge pages may not be filled: there may be none left. */
+    if (fstatfs(fd, &fs) == 0 && fs.f_type != TMPFS_MAGIC)
+        return cox_fail(err, COX_CORRUPT, "the block is on pages of %ju bytes",
+                        (uintmax_t)fs.f_bsize);
+    /* Behind the seals: before them it may have been cut short. */
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "the block's size: %s", cox_status_text(-errno));
+    if ((uint64_t)st.st_size < size)
+        return cox_fail(err, COX_CORRUPT, "the block has %jd bytes, its handle says %" PRIu64,
+                        (intmax_t)st.st_size, size);
     return 0;
 }
 
@@ -198,7 +212,7 @@ static int bulk_open(const struct cox_bulk_ref *ref, const struct cox_bulk_peer 
                         ref->size, ret_info->size, ret_info->offset);
     r = cox_handle_open(&ref->handle, peer->door_path, cox_deadline_after_ms(DOOR_MS), &fd, err);
     if (r == 0)
-        r = check_seals(fd, err);
+        r = check_seals(fd, ret_info->size, err);
     if (r)
         return r;
     cox_fault_point(COX_FAULT_BULK_OPENED);

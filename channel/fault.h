@@ -130,7 +130,7 @@
     X(DOOR_ASKED, "door.asked")         /* the logon is sent */                                    \
     X(DOOR_WELCOMED, "door.welcomed")                                                              \
     X(DOOR_UNNAMED, "door.unnamed")                                                                \
-    /* KV blocks, of one's own and of other groups (worker/model/cache.h, worker/pulls.h). */     \
+    /* KV blocks, of one's own and of other groups (worker/model/cache.h, worker/pulls.h). */      \
     X(CACHE_EXPORTED, "cache.exported")                                                            \
     X(CACHE_TAKEN, "cache.taken") /* a block is nobody's, and nobody reads it */                   \
     X(CACHE_GIVEN, "cache.given")                                                                  \
@@ -164,9 +164,10 @@
     X(QUEUE_HELD, "queue.held")                       /* and no row says so */                     \
     X(QUEUE_SETTLED, "queue.settled")                 /* a row does, or nothing is held */         \
     X(QUEUE_ANNOUNCED, "queue.announced")             /* who sleeps is about to be woken */        \
-    X(QUEUE_RUNG, "queue.rung")                       /* one of them is */                         \
-    X(QUEUE_COPY_FILLED, "queue.copy_filled")         /* where a copy is; it does not count yet */ \
-    X(QUEUE_ROW_FILLED, "queue.row_filled")           /* the message is there, not published */    \
+    X(QUEUE_RINGING, "queue.ringing")         /* one of them counts as awake, and sleeps */        \
+    X(QUEUE_RUNG, "queue.rung")               /* one of them is */                                 \
+    X(QUEUE_COPY_FILLED, "queue.copy_filled") /* where a copy is; it does not count yet */         \
+    X(QUEUE_ROW_FILLED, "queue.row_filled")   /* the message is there, not published */            \
     X(QUEUE_PUBLISHED, "queue.published")                                                          \
     X(QUEUE_PUBLISH_DONE, "queue.publish_done")                                                    \
     X(QUEUE_SKIPPED, "queue.skipped")                                                              \

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../channel/fault.h"
+#include "../channel/memory/domain_table.h"
 #include "../channel/reply.h"
 #include "../proto/bulk_ref.h"
 #include "proto/executor.pb-c.h"
@@ -182,7 +183,7 @@ bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
 
 /* The bytes of the block, in private memory. */
 static int block_fetch(struct cox_gathering_rank *own, const struct cox_block_intake *intake,
-                       uint32_t rank, pid_t pid, struct cox_error *err)
+                       uint32_t rank, uint32_t type, pid_t pid, struct cox_error *err)
 {
     const uint64_t size = own->ref.size;
     const struct cox_bulk_peer peer = {.pid = pid, .door_path = intake->door_path};
@@ -194,12 +195,19 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_block_in
                                          : "rank %" PRIu32 " replied with %" PRIu64
                                            " bytes, a slot holds %zu, and there are no blocks",
                         rank, size, own->buffer_size, intake->size_max);
+    /* The limit is of one answer, of which all ranks may have one; and memory that is not there does not fail: the kernel
+     * kills for it. A message is there twice, as it came and unpacked. */
+    struct cox_error room = {0};
+    int r = cox_domain_check_host_free(type == COX_TYPE_OPAQUE ? size : 2 * size, &room);
+    if (r)
+        return cox_fail(err, r, "rank %" PRIu32 " replied with %" PRIu64 " bytes: %s", rank, size,
+                        room.text);
     own->block = malloc(size ? size : 1);
     if (!own->block)
         return cox_fail(err, COX_NO_SPACE, "no memory for %" PRIu64 " bytes of rank %" PRIu32, size,
                         rank);
     struct cox_error why = {0};
-    int r = cox_bulk_read(&own->ref, &peer, own->block, &why);
+    r = cox_bulk_read(&own->ref, &peer, own->block, &why);
     /* Of what a rank says of itself there is nothing that could be anywhere else. */
     if (r == COX_NOT_FOUND || r == COX_INVALID)
         r = COX_CORRUPT;
@@ -213,7 +221,7 @@ int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_b
     struct cox_gathering_rank *own = &gathering->ranks[rank];
     const uint64_t size = own->ref.size;
     struct cox_error why = {0};
-    int r = block_fetch(own, intake, rank, result->pid, &why);
+    int r = block_fetch(own, intake, rank, type, result->pid, &why);
     if (r) {
         free(own->block);
         own->block = NULL;

@@ -123,6 +123,9 @@ int cox_domain_check_host_fd(int fd, uint64_t size, bool writable, struct cox_er
     if (fstatfs(fd, &fs) == 0 && fs.f_type != TMPFS_MAGIC)
         return cox_fail(err, COX_DENIED, "memory on pages of %ju bytes, expected the usual ones",
                         (uintmax_t)fs.f_bsize);
+    /* Looked at behind the seals: before them it may have been cut short. */
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "fd %d: %s", fd, cox_status_text(-errno));
     if (st.st_size < 0 || (uint64_t)st.st_size < size)
         return cox_fail(err, COX_CORRUPT, "memory of %jd bytes, expected %" PRIu64,
                         (intmax_t)st.st_size, size);

@@ -38,6 +38,7 @@ static struct cox_pool *pool_new(struct cox_error *err)
     for (uint32_t i = 0; i < COX_POOL_LOCK_COUNT; i++)
         pthread_mutex_init(&pool->locks[i], NULL);
     pthread_mutex_init(&pool->settle_lock, NULL);
+    pthread_mutex_init(&pool->joined_lock, NULL);
     return pool;
 }
 
@@ -306,6 +307,7 @@ struct cox_pool *cox_pool_free(struct cox_pool *pool)
         for (uint32_t i = 0; i < COX_POOL_LOCK_COUNT; i++)
             pthread_mutex_destroy(&pool->locks[i]);
         pthread_mutex_destroy(&pool->settle_lock);
+        pthread_mutex_destroy(&pool->joined_lock);
     }
     pool_drop(pool);
     return NULL;
@@ -328,6 +330,13 @@ void cox_pool_fds(const struct cox_pool *pool, int ret_fds[2])
 static int blocks_reopen(const struct cox_pool *pool, int *ret_fd, struct cox_error *err)
 {
     char path[64];
+    struct stat st;
+    if (fstat(pool->memory->fd, &st) < 0)
+        return cox_fail(err, -errno, "the pool's blocks: fstat: %s", cox_status_text(-errno));
+    /* Opened anew, a device would be the device, and not this memory of it. */
+    if (!S_ISREG(st.st_mode))
+        return cox_fail(err, COX_UNSUPPORTED, "%s memory cannot be shared for reading only",
+                        pool->memory->functions->name);
     snprintf(path, sizeof path, "/proc/self/fd/%d", pool->memory->fd);
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
     int r = fd < 0 ? -errno : cox_fd_raise(&fd);

@@ -38,6 +38,7 @@
  * In the child of a fork everything that changes something is COX_STATE: the row is its parent's.
  * Bytes: the words are input, for every process that has them may have spoilt them: numbers out of range are
  *   COX_CORRUPT. A spoilt count can free a block too early or never; it crashes nobody.
+ * exec: a process that execs lives on, and so does its row, with all that it counts, until it ends: free first.
  * If the process dies, at any instruction: its row stays until sweep, which every allocate that finds
  *   nothing calls. The last process out destroys pool and blocks: both are memfds (or what the domain
  *   has) without names.
@@ -121,7 +122,7 @@ struct cox_pool_handle {
     struct cox_handle words, blocks;
 };
 /* read_only: the blocks' handle opens for reading only. Two puts at the exporter undo it (unexport). Returns as
- * cox_exporter_export. */
+ * cox_exporter_export; COX_UNSUPPORTED: the domain's memory has no fd, or, read_only, one that is no file (a device's). */
 COX_PUBLIC int cox_pool_export(struct cox_pool *pool, struct cox_exporter *exporter, bool read_only,
                                struct cox_pool_handle *ret_handle, struct cox_error *err);
 COX_PUBLIC void cox_pool_unexport(struct cox_exporter *exporter,
@@ -204,7 +205,8 @@ COX_PUBLIC int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t d
 
 /* ---- holds, for queues ---- */
 
-/* The owner joins a holder (a queue's id, not 0), so that its holds stay while this process lives. Idempotent. Returns 0;
+/* The owner joins a holder (a queue's id, not 0), so that its holds stay while this process lives. Each join takes a leave,
+ * for two users of one pool in one process know nothing of each other; free leaves all. Returns 0;
  * COX_FULL; COX_INVALID; COX_BUSY: a process is stopped, for a second now, in the midst of the same. */
 COX_PUBLIC int cox_pool_holder_join(struct cox_pool *pool, uint64_t holder, struct cox_error *err);
 COX_PUBLIC void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder);

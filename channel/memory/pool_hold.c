@@ -144,7 +144,10 @@ int cox_pool_holder_join(struct cox_pool *pool, uint64_t holder, struct cox_erro
     places_free(pool, pool->owner);
     r = place_take(pool, holder, &place);
     if (r == 0) {
+        pthread_mutex_lock(&pool->joined_lock);
+        pool->joined_counts[place]++;
         atomic_fetch_or(&pool->owners[pool->owner].owner_joined, UINT64_C(1) << place);
+        pthread_mutex_unlock(&pool->joined_lock);
         cox_fault_point(COX_FAULT_POOL_HOLDER);
     }
     lock_release(pool);
@@ -156,12 +159,18 @@ void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder)
 {
     if (cox_pool_check_here(pool, NULL) || holder == 0)
         return;
+    /* A place stays the holder's while this process has joined. */
     const uint32_t place = place_of(pool, holder);
     if (place == PLACE_NONE)
         return;
-    atomic_fetch_and(&pool->owners[pool->owner].owner_joined, ~(UINT64_C(1) << place));
+    pthread_mutex_lock(&pool->joined_lock);
+    const bool last = pool->joined_counts[place] > 0 && --pool->joined_counts[place] == 0;
+    if (last)
+        atomic_fetch_and(&pool->owners[pool->owner].owner_joined, ~(UINT64_C(1) << place));
+    pthread_mutex_unlock(&pool->joined_lock);
     cox_fault_point(COX_FAULT_POOL_HOLDER);
-    cox_pool_holders_sweep(pool, pool->owner);
+    if (last)
+        cox_pool_holders_sweep(pool, pool->owner);
 }
 
 /* ---- holds ---- */
@@ -172,9 +181,12 @@ static int hold_word_of(const struct cox_pool *pool, uint64_t holder, uint64_t t
     const uint32_t place = holder ? place_of(pool, holder) : PLACE_NONE;
     if (place == PLACE_NONE)
         return COX_NOT_FOUND;
+    const uint64_t epoch = atomic_load(&pool->header->holders[place].holder_epoch);
+    /* Who has not joined may find the place given to another one meanwhile, whose messages have the same tags. */
+    if (atomic_load(&pool->header->holders[place].holder_id) != holder)
+        return COX_NOT_FOUND;
     *ret_place = place;
-    *ret_word =
-        cox_pool_hold_word(tag, atomic_load(&pool->header->holders[place].holder_epoch), place);
+    *ret_word = cox_pool_hold_word(tag, epoch, place);
     return 0;
 }
 

@@ -57,7 +57,9 @@ struct cox_pool {
     struct cox_pool_ledger *ledger;
     pthread_mutex_t locks[COX_POOL_LOCK_COUNT];
     pthread_mutex_t settle_lock;
-    uint32_t settle_count;                          /* threads that settle */
+    uint32_t settle_count;                             /* threads that settle */
+    pthread_mutex_t joined_lock;                       /* of the next, and of this process's bits */
+    uint32_t joined_counts[COX_POOL_HOLDER_COUNT_MAX]; /* by place: joins that no leave undid */
     _Atomic uint32_t cursors[COX_POOL_CLASS_COUNT]; /* where the next block is looked for first */
 };
 

@@ -10,6 +10,7 @@
 
 #include "../fault.h"
 #include "../handle_internal.h"
+#include "domain_table.h"
 #include "queue_lock.h"
 
 #define SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
@@ -193,20 +194,6 @@ int cox_queue_create(const struct cox_queue_options *options, struct cox_queue *
     return 0;
 }
 
-/* Memory that could shrink would end this process with SIGBUS. */
-static int check_seals(int fd, struct cox_error *err)
-{
-    int present = fcntl(fd, F_GET_SEALS);
-    if (present < 0)
-        return cox_fail(err, errno == EINVAL ? COX_DENIED : -errno,
-                        "queue: the fd is no memory that can be sealed: %s",
-                        cox_status_text(-errno));
-    if (((unsigned)present & SEALS) != SEALS)
-        return cox_fail(err, COX_DENIED, "queue: its memory has the seals %#x, expected %#x",
-                        (unsigned)present, SEALS);
-    return 0;
-}
-
 /* What the header says, read once. */
 static int header_read(const struct cox_region *region, struct cox_queue_geometry *ret_geometry,
                        uint64_t *ret_id, struct cox_error *err)
@@ -266,7 +253,8 @@ int cox_queue_attach(int fd, const struct cox_queue_options *expected, struct co
     _cox_cleanup_(cox_close_fd) int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (own < 0)
         return cox_fail(err, -errno, "queue: dup: %s", cox_status_text(-errno));
-    int r = check_seals(own, err);
+    /* Memory that could shrink, or is of huge pages, would end this process with SIGBUS. */
+    int r = cox_domain_check_host_fd(own, sizeof(struct cox_queue_layout), true, err);
     if (r == 0)
         r = cox_region_attach_fd(&region, own, "cox_queue", sizeof(struct cox_queue_layout),
                                  COX_REGION_WRITE, err);
@@ -336,12 +324,12 @@ uint64_t cox_queue_id(const struct cox_queue *queue)
 
 /* ---- under the lock ---- */
 
-int cox_queue_enter(struct cox_queue *queue, struct cox_error *err)
+int cox_queue_enter_until(struct cox_queue *queue, uint64_t deadline_ns, struct cox_error *err)
 {
     bool repair;
     if (queue->pid != getpid())
         return cox_fail(err, COX_STATE, "queue: not in the child of a fork; attach there");
-    int r = cox_queue_lock(&queue->layout->lock, queue->identity, &repair, err);
+    int r = cox_queue_lock_until(&queue->layout->lock, queue->identity, deadline_ns, &repair, err);
     if (r)
         return r;
     if (COX_QUEUE_LOAD(queue->layout->state.queue_head) > COX_QUEUE_HEAD_MAX) {
@@ -351,6 +339,11 @@ int cox_queue_enter(struct cox_queue *queue, struct cox_error *err)
     if (repair)
         cox_queue_repair(queue);
     return 0;
+}
+
+int cox_queue_enter(struct cox_queue *queue, struct cox_error *err)
+{
+    return cox_queue_enter_until(queue, COX_DEADLINE_NEVER, err);
 }
 
 void cox_queue_leave(struct cox_queue *queue)

@@ -19,6 +19,7 @@
  *   one lives, 10 s at most; then it makes its own. Opening a pool may visit a door, 1 s at most.
  * Bytes: what is in the queue's memory is input: COX_CORRUPT, never a crash.
  * Forks: in the child nothing works but the frees, which let go of memory and fds alone; COX_STATE.
+ * exec: a process that execs lives on, and its endpoints count as its own until it ends: free first.
  * If the process dies: its subscribers count as having skipped everything, from the next publish (one in 50 ms looks) or sweep on; its messages
  *   stay for those that have their pool, and are skipped (COX_PEER_DEAD, once each) by those that cannot get it any more. The last one out destroys the
  *   queue; there is no daemon, and no name.

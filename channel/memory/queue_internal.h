@@ -112,6 +112,8 @@ static inline uint32_t cox_queue_bound(uint32_t end, uint32_t count_max)
 /* Takes the lock, and repairs what a dead owner left. Returns 0; COX_STATE: in the child of a fork; COX_TIMEOUT; COX_CORRUPT: the
  * head makes no sense; -errno. */
 int cox_queue_enter(struct cox_queue *queue, struct cox_error *err);
+/* The same, until the deadline at most. */
+int cox_queue_enter_until(struct cox_queue *queue, uint64_t deadline_ns, struct cox_error *err);
 void cox_queue_leave(struct cox_queue *queue);
 /* Takes out dead subscribers that are behind (all: any dead endpoint). Without the lock. Returns how many endpoints. */
 uint32_t cox_queue_look(struct cox_queue *queue, bool all);

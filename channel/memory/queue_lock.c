@@ -81,8 +81,8 @@ static int lock_watch(struct lock_watch *watch, uint64_t owner, uint64_t turns,
                     cox_queue_identity_pid(owner), COX_QUEUE_LOCK_PATIENCE_MS);
 }
 
-int cox_queue_lock(struct cox_queue_layout_lock *lock, uint64_t identity, bool *ret_repair,
-                   struct cox_error *err)
+int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
+                         uint64_t deadline_ns, bool *ret_repair, struct cox_error *err)
 {
     struct lock_watch watch = {0};
     *ret_repair = false;
@@ -96,7 +96,8 @@ int cox_queue_lock(struct cox_queue_layout_lock *lock, uint64_t identity, bool *
         atomic_store(&lock->lock_waiting, 1);
         if (lock_try(lock, 0, identity))
             return 0;
-        int r = cox_futex_wait(&lock->lock_wake, seen, cox_deadline_after_ns(slice));
+        int r = cox_futex_wait(&lock->lock_wake, seen,
+                               cox_deadline_min(cox_deadline_after_ns(slice), deadline_ns));
         if (r == 0)
             continue;
         if (r != COX_TIMEOUT)
@@ -115,9 +116,18 @@ int cox_queue_lock(struct cox_queue_layout_lock *lock, uint64_t identity, bool *
             continue;
         }
         r = lock_watch(&watch, owner, turns, err);
+        if (r == 0 && cox_now_ns() >= deadline_ns)
+            r = cox_fail(err, COX_TIMEOUT, "process %" PRIu32 " has the queue's lock",
+                         cox_queue_identity_pid(owner));
         if (r)
             return r;
     }
+}
+
+int cox_queue_lock(struct cox_queue_layout_lock *lock, uint64_t identity, bool *ret_repair,
+                   struct cox_error *err)
+{
+    return cox_queue_lock_until(lock, identity, COX_DEADLINE_NEVER, ret_repair, err);
 }
 
 void cox_queue_unlock(struct cox_queue_layout_lock *lock, uint64_t identity)

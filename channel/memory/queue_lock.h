@@ -34,6 +34,9 @@ static inline uint32_t cox_queue_identity_pid(uint64_t identity)
 /* *ret_repair: it was a dead one's. Returns 0; COX_TIMEOUT: not in all that time; -errno. */
 int cox_queue_lock(struct cox_queue_layout_lock *lock, uint64_t identity, bool *ret_repair,
                    struct cox_error *err);
+/* The same, until the deadline at most; one that is free is taken also after it. */
+int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
+                         uint64_t deadline_ns, bool *ret_repair, struct cox_error *err);
 void cox_queue_unlock(struct cox_queue_layout_lock *lock, uint64_t identity);
 
 #endif

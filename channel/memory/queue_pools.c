@@ -47,23 +47,45 @@ static struct cox_pool *pools_use_opened(struct cox_queue *queue, uint64_t id)
     return pool;
 }
 
-/* One use more. The first one joins: from then on messages in it stay while this process lives. */
-static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
-                     struct cox_error *err)
+/* One use more of a pool that is known. */
+static bool pools_use_known(struct cox_queue *queue, const struct cox_pool *pool)
 {
     pthread_mutex_lock(&queue->mutex);
     struct cox_queue_pool *found = pools_find(queue, pool);
-    int r = 0;
+    if (found)
+        found->users++;
+    pthread_mutex_unlock(&queue->mutex);
+    return found != NULL;
+}
+
+/* One use more. The first one joins: from then on messages in it stay while this process lives. Not within the mutex,
+ * which whoever has the queue's lock asks for: joining waits for others, who may be stopped. */
+static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
+                     struct cox_error *err)
+{
+    if (pools_use_known(queue, pool))
+        return 0;
+    int r = cox_pool_holder_join(pool, queue->id, err);
+    bool known = false;
+    pthread_mutex_lock(&queue->mutex);
+    struct cox_queue_pool *found = r ? NULL : pools_find(queue, pool);
     if (found) {
         found->users++;
-    } else if ((r = grow((void **)&queue->pools, queue->pool_count, &queue->pool_capacity,
-                         sizeof *queue->pools)) == 0 &&
-               (r = cox_pool_holder_join(pool, queue->id, err)) == 0) {
-        queue->pools[queue->pool_count++] =
-            (struct cox_queue_pool){pool, cox_pool_id(pool), 1, owned};
-        queue->pool_turn++;
+        known = true;
+    } else if (r == 0) {
+        r = grow((void **)&queue->pools, queue->pool_count, &queue->pool_capacity,
+                 sizeof *queue->pools);
+        if (r == 0) {
+            queue->pools[queue->pool_count++] =
+                (struct cox_queue_pool){pool, cox_pool_id(pool), 1, owned};
+            queue->pool_turn++;
+        } else {
+            known = true; /* nobody keeps what was joined */
+        }
     }
     pthread_mutex_unlock(&queue->mutex);
+    if (known)
+        cox_pool_holder_leave(pool, queue->id);
     return r ? cox_fail(err, r, "pool %016" PRIx64 " for queue %016" PRIx64 ": %s",
                         cox_pool_id(pool), queue->id, cox_status_text(r))
              : 0;
@@ -72,7 +94,10 @@ static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
 static void pools_unuse(struct cox_queue *queue, struct cox_pool *pool)
 {
     bool over = false, owned = false;
-    pthread_mutex_lock(&queue->mutex);
+    const bool here = queue->pid == getpid();
+    /* In the child of a fork a thread of its parent's may have the mutex, and nobody ever gives it back. */
+    if (here)
+        pthread_mutex_lock(&queue->mutex);
     struct cox_queue_pool *found = pools_find(queue, pool);
     COX_ASSERT(found && found->users > 0);
     over = --found->users == 0;
@@ -80,11 +105,11 @@ static void pools_unuse(struct cox_queue *queue, struct cox_pool *pool)
     if (over) {
         *found = queue->pools[--queue->pool_count];
         queue->pool_turn++;
-        /* Within the mutex: another one of this process may join again. */
-        if (queue->pid == getpid())
-            cox_pool_holder_leave(pool, queue->id);
     }
-    pthread_mutex_unlock(&queue->mutex);
+    if (here)
+        pthread_mutex_unlock(&queue->mutex);
+    if (over && here)
+        cox_pool_holder_leave(pool, queue->id);
     if (over && owned)
         cox_pool_free(pool);
 }
@@ -102,6 +127,7 @@ bool cox_queue_pools_unhold(struct cox_queue *queue, const struct cox_block_ref 
     return found;
 }
 
+/* Within the mutex: whoever lent a pool may free it once its endpoint is gone. It waits for nobody. */
 void cox_queue_pools_sweep(struct cox_queue *queue)
 {
     pthread_mutex_lock(&queue->mutex);

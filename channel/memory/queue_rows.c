@@ -16,6 +16,14 @@ static uint64_t tag_of(uint64_t number, uint32_t domain)
     return (number % TAG_NUMBER_MAX + 1) << TAG_DOMAIN_BITS | domain;
 }
 
+static void subscriber_wake(struct cox_queue_layout_subscriber *subscriber)
+{
+    /* relaxed: it only has to be another value than the one that was seen. */
+    atomic_fetch_add_explicit(&subscriber->subscriber_wake, 1, memory_order_relaxed);
+    cox_futex_wake(&subscriber->subscriber_wake);
+    cox_fault_point(COX_FAULT_QUEUE_RUNG);
+}
+
 void cox_queue_ring(struct cox_queue_layout_subscriber *subscriber)
 {
     /* seq_cst: either this sees that the subscriber is about to sleep, or that one sees what was stored
@@ -23,10 +31,18 @@ void cox_queue_ring(struct cox_queue_layout_subscriber *subscriber)
     if (!atomic_load(&subscriber->subscriber_sleeping) ||
         !atomic_exchange(&subscriber->subscriber_sleeping, 0))
         return;
-    /* relaxed: it only has to be another value than the one that was seen. */
-    atomic_fetch_add_explicit(&subscriber->subscriber_wake, 1, memory_order_relaxed);
-    cox_futex_wake(&subscriber->subscriber_wake);
-    cox_fault_point(COX_FAULT_QUEUE_RUNG);
+    cox_fault_point(COX_FAULT_QUEUE_RINGING);
+    subscriber_wake(subscriber);
+}
+
+/* Whoever died as it rang may have said that nobody sleeps there, and not woken who does: nobody would ring again. */
+static void repair_sleepers(struct cox_queue *queue)
+{
+    for (uint32_t i = 0; i < queue->geometry.subscriber_count_max; i++) {
+        struct cox_queue_layout_subscriber *subscriber = cox_queue_subscriber_at(queue, i);
+        if (COX_QUEUE_LOAD(subscriber->subscriber_process))
+            subscriber_wake(subscriber);
+    }
 }
 
 /* ---- what nobody here can let go ---- */
@@ -67,7 +83,8 @@ static void deferred_add(struct cox_queue *queue, const struct cox_queue_copy *c
     if (COX_QUEUE_LOAD(state->deferred_end) <= slot)
         atomic_store_explicit(&state->deferred_end, slot + 1, memory_order_relaxed);
     atomic_store_explicit(&deferred->deferred_tag, tag, memory_order_release);
-    atomic_fetch_add_explicit(&state->deferred_turn, 1, memory_order_relaxed);
+    /* seq_cst: who goes to sleep either sees this, or is seen to sleep by tell (queue_set.c). */
+    atomic_fetch_add(&state->deferred_turn, 1);
     cox_fault_point(COX_FAULT_QUEUE_DEFERRED);
     deferred_tell(queue, copy->pool);
 }
@@ -303,6 +320,7 @@ void cox_queue_repair(struct cox_queue *queue)
             atomic_store_explicit(&row->row_mask, 0, memory_order_relaxed);
     }
     atomic_store(&state->queue_publishing, 0);
+    repair_sleepers(queue);
     queue->drained = UINT64_MAX;
     cox_queue_drain(queue);
     cox_fault_point(COX_FAULT_QUEUE_REPAIRED);

@@ -14,6 +14,8 @@
 #define WAITER_SIZE_U32 2 /* FUTEX_32 */
 /* Where the kernel can sleep on one word only. */
 #define FALLBACK_SLICE_NS (10 * COX_NSEC_PER_MSEC)
+/* For the lock of one queue: who has it may be stopped, and the other queues, triggers and the deadline go on. */
+#define LOCK_SLICE_NS (10 * COX_NSEC_PER_MSEC)
 
 /* As the kernel has it (struct futex_waitv): its headers may be older than it is. */
 struct waiter {
@@ -103,16 +105,43 @@ static struct cox_subscriber *set_ready(struct cox_queue_set *set)
     return NULL;
 }
 
-static void set_drain(struct cox_queue_set *set)
+static int set_enter(struct cox_queue *queue, uint64_t deadline_ns)
+{
+    return cox_queue_enter_until(
+        queue, cox_deadline_min(cox_deadline_after_ns(LOCK_SLICE_NS), deadline_ns), NULL);
+}
+
+/* What others left to this process since it last looked. seq_cst: partner is deferred_add (queue_rows.c). */
+static bool is_behind(const struct cox_subscriber *subscriber, uint64_t *ret_turn)
+{
+    *ret_turn = atomic_load(&subscriber->queue->layout->state.deferred_turn);
+    return *ret_turn != subscriber->deferred_seen;
+}
+
+static bool set_is_behind(const struct cox_queue_set *set)
+{
+    uint64_t turn;
+    for (uint32_t i = 0; i < set->count; i++)
+        if (is_behind(set->subscribers[i], &turn))
+            return true;
+    return false;
+}
+
+static void set_drain(struct cox_queue_set *set, uint64_t deadline_ns)
 {
     for (uint32_t i = 0; i < set->count; i++) {
         struct cox_subscriber *subscriber = set->subscribers[i];
         struct cox_queue *queue = subscriber->queue;
-        uint64_t turn = COX_QUEUE_LOAD(queue->layout->state.deferred_turn);
-        if (turn == subscriber->deferred_seen || cox_queue_enter(queue, NULL))
+        uint64_t turn;
+        if (!is_behind(subscriber, &turn))
             continue;
-        cox_queue_drain(queue);
-        cox_queue_leave(queue);
+        int r = set_enter(queue, deadline_ns);
+        if (r == COX_TIMEOUT)
+            continue; /* again in the next round */
+        if (r == 0) {
+            cox_queue_drain(queue);
+            cox_queue_leave(queue);
+        }
         subscriber->deferred_seen = turn;
     }
 }
@@ -142,8 +171,8 @@ static void set_disarm(struct cox_queue_set *set)
     }
 }
 
-/* A message is being published somewhere: whether it comes is known once the lock is free. *ret_waited: one was. */
-static int set_await_publishers(struct cox_queue_set *set, bool *ret_waited)
+/* A message is being published somewhere: whether it comes is known once the lock is free. *ret_waited: one was, or is still. */
+static int set_await_publishers(struct cox_queue_set *set, uint64_t deadline_ns, bool *ret_waited)
 {
     *ret_waited = false;
     for (uint32_t i = 0; i < set->count; i++) {
@@ -152,14 +181,16 @@ static int set_await_publishers(struct cox_queue_set *set, bool *ret_waited)
         /* seq_cst: partner is the store of announce. */
         if (atomic_load(&state->queue_publishing) == 0)
             continue;
-        int r = cox_queue_enter(queue, NULL);
+        *ret_waited = true;
+        int r = set_enter(queue, deadline_ns);
+        if (r == COX_TIMEOUT)
+            continue;
         if (r)
             return r;
         /* Whoever has the lock does not publish: if the word still says so, somebody else wrote it. */
         atomic_store(&state->queue_publishing, 0);
         cox_fault_point(COX_FAULT_QUEUE_PUBLISHER_AWAITED);
         cox_queue_leave(queue);
-        *ret_waited = true;
     }
     return 0;
 }
@@ -200,7 +231,7 @@ int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
         }
         if (set->count == 0)
             return COX_EMPTY;
-        set_drain(set);
+        set_drain(set, deadline_ns);
         struct cox_subscriber *ready = set_ready(set);
         if (!ready && cox_now_ns() >= deadline_ns)
             return COX_TIMEOUT;
@@ -208,9 +239,9 @@ int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
         if (!ready) {
             bool waited;
             set_arm(set, waiters);
-            r = set_await_publishers(set, &waited);
+            r = set_await_publishers(set, deadline_ns, &waited);
             ready = r ? NULL : set_ready(set);
-            if (r == 0 && !ready && !waited)
+            if (r == 0 && !ready && !waited && !set_is_behind(set))
                 r = set_sleep(set, waiters, triggers, deadline_ns);
             set_disarm(set);
         }

@@ -189,6 +189,9 @@ static int taking_find(struct cox_subscriber *subscriber, struct taking *taking)
     const uint32_t depth = queue->geometry.depth;
     const uint64_t before = subscriber->next;
     int r = COX_EMPTY;
+    if (head >
+        COX_QUEUE_HEAD_MAX) /* spoilt since the lock was taken: there would be no end of looking */
+        return COX_CORRUPT;
     if (head >= depth && subscriber->next < head - depth + 1) {
         subscriber->skipped += head - depth + 1 - subscriber->next;
         subscriber->next = head - depth + 1;

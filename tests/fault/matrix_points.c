@@ -74,6 +74,7 @@ static const struct row {
     {COX_FAULT_QUEUE_HELD, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_SETTLED, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_ANNOUNCED, ELSEWHERE, "tests/fault/queue_kill_test.c"},
+    {COX_FAULT_QUEUE_RINGING, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_RUNG, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_COPY_FILLED, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_ROW_FILLED, ELSEWHERE, "tests/fault/queue_kill_test.c"},

@@ -526,8 +526,9 @@ static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void *
 {
     (void)state;
     static const char *const points[] = {
-        "queue.held",    "queue.announced", "queue.rung",         "queue.row_filled",
-        "queue.settled", "queue.published", "queue.publish_done", "queue.unlocked",
+        "queue.held",      "queue.announced",    "queue.ringing",
+        "queue.rung",      "queue.row_filled",   "queue.settled",
+        "queue.published", "queue.publish_done", "queue.unlocked",
     };
     assert_int_equal(pipe(told), 0);
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
@@ -543,6 +544,8 @@ static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void *
                     fail_msg("%s: the message is there, and who waited for it sleeps", plan);
             } else {
                 assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+                if (!ends_soon(sleeper))
+                    fail_msg("%s: the next message is there, and who waited sleeps", plan);
             }
             assert_false(child_end(sleeper, plan));
             teardown_queue(plan);

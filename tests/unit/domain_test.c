@@ -88,6 +88,24 @@ int __wrap_posix_fallocate(int fd, off_t offset, off_t size)
     return __real_posix_fallocate(fd, offset, size);
 }
 
+/* Cut short and sealed then, between two looks of whoever attaches: by the file's maker, who is not to be trusted. */
+static bool cuts;
+int __real_fcntl(int fd, int command, ...);
+int __wrap_fcntl(int fd, int command, ...);
+int __wrap_fcntl(int fd, int command, ...)
+{
+    va_list arguments;
+    va_start(arguments, command);
+    void *argument = va_arg(arguments, void *);
+    va_end(arguments);
+    if (command == F_GET_SEALS && cuts) {
+        cuts = false;
+        assert_int_equal(ftruncate(fd, 1), 0);
+        assert_int_equal(__real_fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    }
+    return __real_fcntl(fd, command, argument);
+}
+
 /* ---- the table ---- */
 
 static void h27_a_domain_is_found_by_numbers_that_are_checked(void **state)
@@ -328,6 +346,24 @@ static void h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec(void **st
     }
 }
 
+static void b14_h28_memory_that_is_cut_short_while_it_is_looked_at_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        const struct cox_domain_functions *functions;
+        struct cox_domain_memory *none = NULL;
+        void *context;
+        int fd = memfd_create("cut", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        assert_true(fd >= 0);
+        assert_int_equal(ftruncate(fd, SIZE), 0);
+        assert_int_equal(cox_domains_find(domains, *ids[i], &functions, &context, NULL), 0);
+        cuts = true;
+        assert_int_equal(functions->attach(context, 0, fd, SIZE, true, &none, NULL), COX_CORRUPT);
+        assert_false(cuts);
+        close(fd);
+    }
+}
+
 static uint64_t reserved(const struct cox_domain_memory *memory)
 {
     struct stat st;
@@ -538,6 +574,7 @@ int main(void)
         DOMAIN_TEST(h26_within_one_memory_what_overlaps_is_refused),
         DOMAIN_TEST(h28_host_memory_has_an_address_and_staged_memory_none),
         DOMAIN_TEST(h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec),
+        DOMAIN_TEST(b14_h28_memory_that_is_cut_short_while_it_is_looked_at_is_refused),
         DOMAIN_TEST(h28_all_pages_are_there_unless_they_are_to_come_on_demand),
         DOMAIN_TEST(h28_memory_that_is_not_there_is_told_with_what_was_needed),
         DOMAIN_TEST(h28_memory_that_others_use_is_no_memory_to_reserve),

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "channel/memory/pool_geometry.h"
+#include "channel/memory/pool_internal.h"
 
 #define BLOCK_SIZE 4096
 #define BLOCK_COUNT 100
@@ -546,10 +546,34 @@ static void h16_dump_and_stats(void **state)
     cox_pool_free(pool);
 }
 
+/* A device's fd, opened anew, is the device. */
+static void h24_what_is_no_file_is_not_shared_for_reading_only(void **state)
+{
+    (void)state;
+    struct cox_pool *pool = pool_made(&fixed);
+    struct cox_pool_handle handle;
+    struct cox_exporter *exporter = NULL;
+    const int kept = pool->memory->fd, device = open("/dev/zero", O_RDWR | O_CLOEXEC);
+    assert_true(device >= 0);
+    assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
+    pool->memory->fd = device;
+    struct cox_error err = {0};
+    assert_int_equal(cox_pool_export(pool, exporter, true, &handle, &err), COX_UNSUPPORTED);
+    assert_non_null(
+        strstr(err.text, "for reading only")); /* and not what the exporter says of the device */
+    pool->memory->fd = kept;
+    assert_int_equal(cox_pool_export(pool, exporter, true, &handle, NULL), 0);
+    cox_pool_unexport(exporter, &handle);
+    cox_exporter_free(exporter);
+    close(device);
+    cox_pool_free(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         LEAK_TEST(h18_bad_options_are_refused),
+        LEAK_TEST(h24_what_is_no_file_is_not_shared_for_reading_only),
         LEAK_TEST(h18_h21_h22_allocated_and_given_back),
         LEAK_TEST(h22_h23_a27_shared_and_freed_by_the_last_one),
         LEAK_TEST(p9_references_that_are_none_are_told_apart),

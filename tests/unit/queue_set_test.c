@@ -367,6 +367,36 @@ static void b31_b52_a_lock_that_a_live_process_keeps_is_given_up_with_words(void
     take(subscribers[0], 1);
 }
 
+/* Stopped in the midst of a publish, with the lock: that delays its own queue, not the deadline, nor another queue, nor a
+ * trigger. */
+static void h14_b36_a_stopped_publisher_delays_no_other_queue(void **state)
+{
+    (void)state;
+    struct cox_queue_layout *layout = queues[0]->layout;
+    struct cox_subscriber *ready = NULL;
+    uint64_t identity;
+    assert_int_equal(cox_queue_identity(&identity, NULL), 0);
+    for (int round = 0; round < 2; round++) {
+        atomic_store(&layout->lock.lock_owner, identity);
+        if (round == 0)
+            atomic_store(&layout->state.queue_publishing, 1);
+        else /* or as it leaves something to others */
+            atomic_fetch_add(&layout->state.deferred_turn, 1);
+        uint64_t begin_ns = cox_now_ns();
+        assert_int_equal(cox_queue_set_wait(set, cox_deadline_after_ms(20), &ready), COX_TIMEOUT);
+        publish(1, 1);
+        assert_int_equal(cox_queue_set_wait(set, COX_DEADLINE_NEVER, &ready), 0);
+        assert_ptr_equal(ready, subscribers[1]);
+        take(ready, 1);
+        cox_queue_set_trigger(set);
+        assert_int_equal(cox_queue_set_wait(set, COX_DEADLINE_NEVER, &ready), COX_ABORTED);
+        /* A fifth of the lock's patience. */
+        assert_true(cox_now_ns() - begin_ns < 1000 * COX_NSEC_PER_MSEC);
+        atomic_store(&layout->lock.lock_owner, 0);
+        atomic_store(&layout->state.queue_publishing, 0);
+    }
+}
+
 #define ROUNDS 20000
 
 struct counter {
@@ -419,6 +449,7 @@ int main(void)
         TEST(b31_b34_a_dead_owner_is_found_and_told),
         TEST(b31_a_lock_that_names_nobody_is_taken_over),
         TEST(b31_b52_a_lock_that_a_live_process_keeps_is_given_up_with_words),
+        TEST(h14_b36_a_stopped_publisher_delays_no_other_queue),
         TEST(b31_b34_threads_of_one_process_exclude_each_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

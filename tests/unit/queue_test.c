@@ -9,12 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "channel/memory/pool_layout.h"
 #include "channel/memory/queue_internal.h"
+#include "channel/peer.h"
 
 static struct cox_domains *domains;
 static struct cox_pool *host, *staged;
@@ -285,6 +288,91 @@ static void h9_leaving_counts_as_having_skipped_everything(void **state)
     assert_int_equal(fixture_used(host), 2);
     cox_subscriber_free(stays);
     assert_int_equal(fixture_used(host), 0);
+}
+
+/* Two views of one queue in one process, with one pool: neither knows of the other. */
+static void h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing(void **state)
+{
+    (void)state;
+    struct cox_pool *pool = fixture_pool(domains, COX_DOMAIN_HOST, 8);
+    struct cox_queue *one = fixture_queue(4), *two = NULL;
+    struct cox_message message;
+    assert_int_equal(cox_queue_attach(cox_queue_fd(one), NULL, &two, NULL), 0);
+    struct cox_publisher *first = fixture_publisher(one, pool, domains, NULL);
+    struct cox_publisher *second = fixture_publisher(two, pool, domains, NULL);
+    struct cox_subscriber *subscriber = fixture_subscriber(two, NULL, &pool, 1, domains, NULL);
+    assert_int_equal(fixture_publish(second, pool, 100, 7, NULL), 0);
+    cox_publisher_free(first);
+    cox_queue_free(one);
+    assert_int_equal(fixture_used(pool), 1);
+    assert_int_equal(cox_subscriber_take(subscriber, &message, NULL), 0);
+    assert_true(fixture_is_sound(&message));
+    fixture_let_go(&message);
+    assert_int_equal(fixture_publish(second, pool, 100, 8, NULL), 0);
+    /* With the last one it ends. */
+    cox_publisher_free(second);
+    assert_int_equal(fixture_used(pool), 1);
+    cox_subscriber_free(subscriber);
+    assert_int_equal(fixture_used(pool), 0);
+    cox_queue_free(two);
+    cox_pool_free(pool);
+}
+
+static void *thread_join_stuck(void *argument)
+{
+    struct cox_pool *pool = argument;
+    const struct cox_publisher_options options = {.pool = pool, .domains = domains};
+    struct cox_publisher *none = NULL;
+    int r = cox_publisher_new(queue, &options, &none, NULL);
+    cox_publisher_free(none);
+    return (void *)(intptr_t)r;
+}
+
+/* A process is stopped as it changes the holders of one pool: who wants to join there waits for it, others of the queue do
+ * not. */
+static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
+{
+    (void)state;
+    struct cox_pool *pool = fixture_pool(domains, COX_DOMAIN_HOST, 8);
+    uint64_t start, slowest_ns = 0;
+    pthread_t thread;
+    void *answer = NULL;
+    int fds[2];
+    cox_pool_fds(pool, fds);
+    assert_int_equal(cox_peer_start_time(getppid(), &start), 0);
+    struct cox_pool_layout_header *header =
+        mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    assert_ptr_not_equal(header, MAP_FAILED);
+    atomic_store(&header->holders_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
+    assert_int_equal(pthread_create(&thread, NULL, thread_join_stuck, pool), 0);
+    do {
+        const uint64_t begin_ns = cox_now_ns();
+        publish(1);
+        assert_int_equal(cox_queue_sweep(queue), 0);
+        const uint64_t took_ns = cox_now_ns() - begin_ns;
+        slowest_ns = took_ns > slowest_ns ? took_ns : slowest_ns;
+    } while (pthread_tryjoin_np(thread, &answer) != 0);
+    assert_int_equal((intptr_t)answer, COX_BUSY);
+    assert_true(slowest_ns < 500 * COX_NSEC_PER_MSEC); /* of the second that the other one waits */
+    atomic_store(&header->holders_lock, 0);
+    munmap(header, COX_POOL_PAGE_SIZE);
+    cox_pool_free(pool);
+}
+
+/* Of huge pages there may be none where somebody made a hole: reading there would end this process. */
+static void b14_memory_of_huge_pages_is_refused(void **state)
+{
+    (void)state;
+    struct cox_queue *none = NULL;
+    int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    if (fd < 0 || fchmod(fd, 0600) < 0 || ftruncate(fd, 64 << 20) < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0) {
+        if (fd >= 0)
+            close(fd);
+        skip();
+    }
+    assert_int_equal(cox_queue_attach(fd, NULL, &none, NULL), COX_DENIED);
+    close(fd);
 }
 
 static void h9_without_subscribers_nothing_is_kept(void **state)
@@ -657,6 +745,9 @@ int main(void)
         TEST(h8_b32_a_slow_subscriber_skips_to_what_is_kept),
         TEST(h9_the_last_taker_frees_all_copies_at_once),
         TEST(h9_leaving_counts_as_having_skipped_everything),
+        TEST(h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing),
+        TEST(b33_b36_who_waits_to_join_a_pool_delays_nobody),
+        TEST(b14_memory_of_huge_pages_is_refused),
         TEST(h9_without_subscribers_nothing_is_kept),
         TEST(h10_a_late_subscriber_sees_only_what_is_new),
         TEST(h1_h4_several_publishers_share_one_order),
