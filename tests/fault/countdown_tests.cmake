@@ -5,7 +5,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${countdown_list}
 file(STRINGS ${countdown_list} countdown_wrapped REGEX "^wrap ")
 list(TRANSFORM countdown_wrapped REPLACE "^wrap " "-Wl,--wrap=")
 
-foreach(part bulk channel group files weights door handle queue rank_group control recovery restart sealed windows pool)
+foreach(part bulk channel group files weights door handle queue rank_group control recovery restart sealed windows pool transfer)
     cox_test_program(test_fault_countdown_${part}
         SOURCES countdown_${part}_test.c countdown.c countdown_wraps.c
                 ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
@@ -18,6 +18,7 @@ target_sources(test_fault_countdown_queue PRIVATE ${CMAKE_CURRENT_LIST_DIR}/../u
 add_dependencies(test_fault_countdown_group scripted_worker)
 add_dependencies(test_fault_countdown_recovery scripted_worker)
 add_dependencies(test_fault_countdown_sealed scripted_worker)
+add_dependencies(test_fault_countdown_transfer scripted_worker)
 add_dependencies(test_fault_countdown_restart scripted_worker legacy_native)
 
 # Above the libraries, in the worker's program alone.

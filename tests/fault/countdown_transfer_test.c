@@ -1,0 +1,176 @@
+/* Links and pulls of a group, and what it remembers of its ranks' KV caches, with each of their calls failing in turn. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <errno.h>
+
+#include "coordinator/executor_internal.h"
+#include "coordinator/group_links.h"
+#include "coordinator/transfers.h"
+#include "proto/executor.pb-c.h"
+
+#define RANK_COUNT 2
+#define PULL 5
+
+static struct test_group *group;
+static struct cox_transfers *transfers;
+
+/* ---- the pulls of a group ---- */
+
+static int transfers_new(void *object, struct cox_error *err)
+{
+    static const struct cox_transfers_options options;
+    return cox_transfers_new(test_group_executor(group), &options, object, err);
+}
+
+static void transfers_free(void *object)
+{
+    cox_transfers_free(*(struct cox_transfers **)object);
+}
+
+static const struct countdown_subject all_pulls = {
+    .name = "transfers_new",
+    .size = sizeof(struct cox_transfers *),
+    .construct = transfers_new,
+    .destroy = transfers_free,
+};
+
+/* ---- one pull ---- */
+
+static uint64_t running(void)
+{
+    struct cox_transfers_status status;
+    cox_transfers_status(transfers, &status);
+    return status.running;
+}
+
+static void transfers_make(void)
+{
+    struct cox_error error = {0};
+    assert_int_equal(transfers_new(&transfers, &error), 0);
+}
+
+static void transfers_end(void)
+{
+    assert_int_equal(running(), 0); /* of one that failed nothing is queued */
+    transfers = cox_transfers_free(transfers);
+}
+
+static int pull_start(void *object, struct cox_error *err)
+{
+    static const int32_t theirs[] = {7, 8, 9}, ours[] = {1, 2, 3};
+    static const struct cox_source source = {
+        .cluster_id = "other",
+        .life = 3,
+        .sequence = 70,
+        .lease_ns = COX_DEADLINE_NEVER,
+        .blocks = theirs,
+        .block_count = 3,
+    };
+    const struct cox_pull_request request = {
+        .sequence = PULL,
+        .attempt = 1,
+        .source = &source,
+        .blocks = ours,
+        .deadline_ns = COX_DEADLINE_NEVER,
+    };
+    (void)object, (void)err;
+    return cox_transfers_start(transfers, &request);
+}
+
+static void pull_end(void *object)
+{
+    (void)object;
+    assert_int_equal(running(), 1);
+    assert_true(cox_transfers_cancel(transfers, PULL)); /* never sent: nobody writes */
+}
+
+static const struct countdown_subject one_pull = {
+    .name = "transfers_start",
+    .construct = pull_start,
+    .destroy = pull_end,
+    .prepare = transfers_make,
+    .restore = transfers_end,
+    .wordless = true,
+};
+
+/* ---- links to other groups ---- */
+
+static int links_new(void *object, struct cox_error *err)
+{
+    static const struct cox_log log;
+    return cox_group_links_new(test_group_executor(group), &log, object, err);
+}
+
+static void links_free(void *object)
+{
+    cox_group_links_freep(object);
+}
+
+static const struct countdown_subject links = {
+    .name = "group_links_new",
+    .size = sizeof(struct cox_group_links *),
+    .construct = links_new,
+    .destroy = links_free,
+};
+
+/* ---- what the ranks say of their caches ---- */
+
+static int caches_new(void *object, struct cox_error *err)
+{
+    ModelExecuteData__KvPool pool = MODEL_EXECUTE_DATA__KV_POOL__INIT;
+    ModelExecuteData__ExecuteResponse__InitResults init =
+        MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT_RESULTS__INIT;
+    ModelExecuteData__ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    const struct cox_rank_result ranks[RANK_COUNT] = {{.response = &response},
+                                                      {.response = &response}};
+    const struct cox_completion completion = {.rank_count = RANK_COUNT, .ranks = ranks};
+    struct cox_kv_caches *caches;
+    (void)err;
+    pool.has_block_count = true;
+    pool.block_count = 9;
+    init.kv_pool = &pool;
+    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_INIT_RESULTS;
+    response.init_results = &init;
+    caches = cox_kv_caches_new(&completion);
+    if (!caches)
+        return -ENOMEM;
+    *(struct cox_kv_caches **)object = caches;
+    return 0;
+}
+
+static void caches_free(void *object)
+{
+    cox_kv_caches_free(*(struct cox_kv_caches **)object);
+}
+
+static const struct countdown_subject caches = {
+    .name = "kv_caches_new",
+    .size = sizeof(struct cox_kv_caches *),
+    .construct = caches_new,
+    .destroy = caches_free,
+    .wordless = true,
+};
+
+static void m11_every_call_of_transfers_may_fail(void **state)
+{
+    (void)state;
+    group = test_group_start(RANK_COUNT, NULL);
+    countdown_once(&all_pulls);
+    countdown_sticky(&all_pulls);
+    countdown_once(&one_pull);
+    countdown_sticky(&one_pull);
+    countdown_once(&links);
+    countdown_sticky(&links);
+    group = test_group_free(group);
+    countdown_once(&caches);
+    countdown_sticky(&caches);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(m11_every_call_of_transfers_may_fail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
