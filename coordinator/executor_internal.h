@@ -83,6 +83,8 @@ struct cox_executor {
     bool init_void;
     struct cox_init_record *init_record; /* of the last that succeeded; of who is in init */
     struct cox_kv_caches *kv_caches;     /* as the last init that succeeded told them; NULL: none */
+    _Atomic uint64_t kv_digest;  /* of the model since the last renewal; 0: as the caches tell */
+    _Atomic uint64_t kv_changes; /* renewals; release after kv_digest, acquire before it is read */
     void (*tell_weights)(void *context,
                          struct cox_weights_told *ret_told); /* NULL: ranks load them */
     void *tell_context;          /* both are set before the first init */

@@ -129,6 +129,18 @@ static int number_check(const char *cluster, const char *what, uint32_t rank, ui
                           cluster, rank, what, theirs, ours);
 }
 
+static int model_check(const char *cluster, uint64_t theirs, uint64_t ours, struct cox_error *err)
+{
+    return theirs == ours
+               ? 0
+               : cox_fail(err, COX_INVALID,
+                          "the group '%s' computes with another model, or other weights: the "
+                          "model's digest is %016" PRIx64 " there and %016" PRIx64
+                          " here, and keys and values of one are none of the other's (coxswain "
+                          "weights switches a group that runs)",
+                          cluster, theirs, ours);
+}
+
 static int layout_check(const char *cluster, uint32_t rank, const KvLayout *theirs,
                         const KvLayout *ours, struct cox_error *err)
 {
@@ -136,7 +148,7 @@ static int layout_check(const char *cluster, uint32_t rank, const KvLayout *thei
         return cox_fail(err, COX_INVALID,
                         "the KV cache of rank %" PRIu32 " of the group %s'%s' has no layout", rank,
                         theirs ? "to be linked with " : "", cluster);
-    int r = number_check(cluster, "the model", rank, theirs->model_digest, ours->model_digest, err);
+    int r = model_check(cluster, theirs->model_digest, ours->model_digest, err);
     if (r)
         return r;
 #define CHECK(field, what)                                                                         \

@@ -83,9 +83,12 @@ COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t 
  * 0; COX_UNSUPPORTED: ranks told of no KV cache that others could read; COX_STATE: there was no init; -ENOMEM. */
 COX_PUBLIC int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
                                         size_t *ret_size, struct cox_error *err);
-/* The life of the group as others know it: of this one, by cox_executor_life. No other group of the same name has
- * the same. */
+/* The life of the group as others know it: of this one, by cox_executor_life, and of the present model. No other group of the same
+ * name has the same. */
 COX_PUBLIC uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life);
+/* All ranks compute with the model of this digest from now on, and with none of before: other groups are told of it, and of
+ * another life, so that they have to link anew. Keys and values computed since are told to nobody before this. Any thread. */
+COX_PUBLIC void cox_executor_renew_kv(struct cox_executor *executor, uint64_t model_digest);
 
 /* TEXT_GENERATOR_CLEANUP: sequences ended without a further step. No answer. */
 COX_PUBLIC int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids,

@@ -74,7 +74,17 @@ uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life
     uint64_t mixed = executor->started_ns + ((uint64_t)getpid() << 40);
     mixed = (mixed ^ (mixed >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     mixed = (mixed ^ (mixed >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return (mixed ^ (mixed >> 31)) + life;
+    /* acquire: partner is the release in renew; who reads the digest after this has that of this life, or a later one. */
+    const uint64_t changes = atomic_load_explicit(&executor->kv_changes, memory_order_acquire);
+    return (mixed ^ (mixed >> 31)) + life + (changes << 32);
+}
+
+void cox_executor_renew_kv(struct cox_executor *executor, uint64_t model_digest)
+{
+    /* In this order: a life told with a later digest is one in which nothing can be pulled; the other way round, new keys
+     * and values would be taken for old ones. relaxed: the release below is the one that counts. */
+    atomic_store_explicit(&executor->kv_digest, model_digest, memory_order_relaxed);
+    atomic_fetch_add_explicit(&executor->kv_changes, 1, memory_order_release);
 }
 
 /* The lock is held. Every rank has a cache to tell of. */
@@ -92,14 +102,21 @@ static int caches_check(const struct cox_executor *executor, struct cox_error *e
     return 0;
 }
 
-/* The pools as messages; they are the caller's, also in part. The lock is held. */
-static int pools_unpack(const struct cox_kv_caches *caches, KvPool **pools)
+/* The pools as messages, of the present model; they are the caller's, also in part. The lock is held. */
+static int pools_unpack(const struct cox_executor *executor, KvPool **pools)
 {
+    const struct cox_kv_caches *caches = executor->kv_caches;
+    /* relaxed: the life was read before, which has acquired it. */
+    const uint64_t digest = atomic_load_explicit(&executor->kv_digest, memory_order_relaxed);
     for (uint32_t rank = 0; rank < caches->rank_count; rank++) {
         pools[rank] = model_execute_data__kv_pool__unpack(NULL, caches->ranks[rank].size,
                                                           caches->ranks[rank].bytes);
         if (!pools[rank])
             return -ENOMEM;
+        if (digest && pools[rank]->layout) {
+            pools[rank]->layout->has_model_digest = true;
+            pools[rank]->layout->model_digest = digest;
+        }
     }
     return 0;
 }
@@ -115,12 +132,12 @@ int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
     info.n_host_info = 1;
     info.door = (char *)(uintptr_t)cox_executor_door(executor);
     info.has_life = true;
-    /* Before the caches: those that are newer than the life say so by not being found. */
+    /* Before the caches and their model: those that are newer than the life say so by not being found. */
     info.life = cox_executor_kv_life(executor, cox_executor_life(executor));
     info.kv_pools = pools;
     pthread_mutex_lock(&executor->recover_lock);
     int r = caches_check(executor, err);
-    if (!r && pools_unpack(executor->kv_caches, pools))
+    if (!r && pools_unpack(executor, pools))
         r = cox_fail(err, -ENOMEM, "no memory for the group's KV caches");
     pthread_mutex_unlock(&executor->recover_lock);
     info.n_kv_pools = executor->geometry.rank_count;

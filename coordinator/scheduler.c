@@ -51,7 +51,9 @@ struct cox_scheduler {
     uint64_t number; /* of the step in flight or the last one; tells a late handler from the awaited
                         one */
     uint32_t retry_count;
-    uint64_t life; /* of the group, in which the ranks were told what the plan builds on */
+    uint64_t life;    /* of the group, in which the ranks were told what the plan builds on */
+    uint64_t version; /* of the weights, of the last step; 0: there was none, or it has none */
+    bool switched;    /* it is another one than when what is held was computed */
 
     pthread_mutex_t lock; /* outcome and stopped */
     pthread_cond_t wake;
@@ -420,8 +422,9 @@ static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err
     int32_t *blocks;
     uint32_t count;
     int r = 0;
-    /* Ranks may have forgotten what is held. */
-    bool lost = cox_executor_life(scheduler->executor) != scheduler->life;
+    /* Ranks may have forgotten what is held, or it is of other weights. */
+    bool lost = cox_executor_life(scheduler->executor) != scheduler->life || scheduler->switched;
+    scheduler->switched = false;
     if (cox_plan_holds(scheduler->plan)->count)
         cox_plan_expire(scheduler->plan, lost ? COX_DEADLINE_NEVER : cox_now_ns());
     if (!transfer)
@@ -458,9 +461,13 @@ static int step_weights(struct cox_scheduler *scheduler, uint64_t *ret_version,
     struct cox_shared_weights *weights = scheduler->options.weights;
     *ret_version = 0;
     int r = weights ? cox_shared_weights_step(weights, scheduler->life, ret_version, err) : 0;
-    if (!r)
-        cox_message_weights(scheduler->message, *ret_version);
-    return r;
+    if (r)
+        return r;
+    /* Also where it is withdrawn later: some rank may have begun with it. */
+    scheduler->switched |= scheduler->version && *ret_version != scheduler->version;
+    scheduler->version = *ret_version;
+    cox_message_weights(scheduler->message, *ret_version);
+    return 0;
 }
 
 /* The step came to r. */

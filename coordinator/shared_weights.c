@@ -368,6 +368,8 @@ void cox_shared_weights_used(struct cox_shared_weights *weights, uint64_t versio
         former = weights->present.ref;
         weights->present = weights->next;
         weights->next = (struct version){0};
+        /* Before anybody hears that the ranks have switched, and before what they hold since is told. */
+        cox_executor_renew_kv(weights->executor, weights->present.digest);
         pthread_cond_broadcast(&weights->change);
     }
     pthread_mutex_unlock(&weights->lock);
@@ -390,6 +392,8 @@ static void next_withdraw(struct cox_shared_weights *weights, int status, const 
     /* Without a message the ranks that have switched cannot go back, and say so in the next step. */
     if (version_publish(weights, &weights->present, &error))
         weights->present.number = ++weights->newest;
+    /* Ranks that had switched have forgotten what other groups could pull. */
+    cox_executor_renew_kv(weights->executor, weights->present.digest);
     cox_pool_unref(weights->pool, &withdrawn, NULL);
     pthread_cond_broadcast(&weights->change);
 }

@@ -336,8 +336,9 @@ static int pulled_take(struct split *split, const CoxswainControl__PulledReply *
     if (r || !pulled->error)
         return r;
     cox_client_error(pulled->error, &told);
-    /* Somebody has unlinked the groups, or linked another life. Once for all that failed of it. */
-    bool links = told.code == COX_NOT_FOUND || told.code == COX_STALE;
+    /* Somebody has unlinked the groups, or linked another life; or one of them has another model, which linking says. Once for
+     * all that failed of it. */
+    bool links = told.code == COX_NOT_FOUND || told.code == COX_STALE || told.code == COX_INVALID;
     return links && life == split->life ? groups_link(split, err) : 0;
 }
 

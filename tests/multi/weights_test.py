@@ -17,6 +17,7 @@ import numpy
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import commands_test as base  # pylint: disable=wrong-import-position
 import control_test as control  # pylint: disable=wrong-import-position
+import split_test as two  # pylint: disable=wrong-import-position
 from commands_test import MODEL, check, environment, expect, finish, run, start, sums, temporary, wait_until
 from control_test import Group
 
@@ -333,6 +334,150 @@ def weights_a_replacement_that_waits_hears_that_the_group_stops():
         expect(group.stop(), 0)
         check(finish(first).status != 0, "it says that all is well")
         finish(group.process)
+
+
+# ---- prefill and decode ----
+
+
+PROMPT = list(range(3, 13)) * 4
+
+
+def hold(holder):
+    """Keys and values of PROMPT, held, as two.pull_by_hand names them."""
+    told = holder.hold(PROMPT)
+    return {"cluster": told[1].decode(), "life": told[2], "sequence": told[3], "blocks": list(told[4]), "lease": told[5]}
+
+
+def split(a, b, count=100, *arguments):
+    return two.split(a, b, "--quiet", "--max-tokens", "8", "--file", prompts_file(count), *arguments)
+
+
+def check_split(a, b, model):
+    result = expect(split(a, b), 0)
+    check(result.out == expected(model), "another text", result)
+
+
+OTHER_WEIGHTS = "computes with another model, or other weights"
+
+
+def refused_split(a, b):
+    for more in ((), ("--no-recompute",)):
+        result = expect(split(a, b, 100, *more), 2, "the group '%s' %s" % (a.name, OTHER_WEIGHTS))
+        check(result.out == "", "it says something all the same", result)
+    expect(run(["link", "--name", b.name, a.name]), 2, OTHER_WEIGHTS)
+
+
+@test
+def weights_of_two_groups_are_switched_one_after_the_other():
+    for ranks in (1, 2):
+        with two.prefill(ranks=ranks) as a, two.decode(ranks=ranks) as b:
+            check_split(a, b, MODEL)
+            replace(a, OTHER, 2)
+            refused_split(a, b)
+            replace(b, OTHER, 2)
+            check_split(a, b, OTHER)
+            replace(b, MODEL, 3)
+            refused_split(a, b)
+            check_group(b, MODEL)
+            replace(a, MODEL, 3)
+            check_split(a, b, MODEL)
+            now = two.transfer(b)
+            check(now["recomputed"] == 0 and now["succeeded"] >= 300, "not pulled: %s" % now)
+            two.all_is_given_back(a, b)
+            two.stop(a, b)
+
+
+@test
+def weights_that_are_switched_end_what_is_held_and_the_life_of_links():
+    with two.prefill() as a, two.decode() as b:
+        expect(run(["link", "--name", b.name, a.name]), 0)
+        with two.Holder(a.door) as holder:
+            old = hold(holder)
+            expect(two.pull_kv(b, a, old["sequence"]), 0)
+            replace(a, OTHER, 2)
+            wait_until(lambda: two.transfer(a)["holds"] == 0, "the end of what is held")
+            expect(two.pull_kv(b, a, old["sequence"]), 2, "holds no sequence")
+            check("belongs to" in two.pull_by_hand(b.door, **old), "old keys and values were pulled")
+            # What is held since is of another life than what is linked, and cannot be linked by who has other weights.
+            new = hold(holder)
+            check(new["life"] != old["life"], "the same life")
+            expect(two.pull_kv(b, a, new["sequence"]), 3, "is linked in its life")
+            expect(run(["link", "--name", b.name, a.name]), 2, OTHER_WEIGHTS)
+            check("is linked in its life" in two.pull_by_hand(b.door, **new), "pulled by other weights")
+            replace(b, OTHER, 2)
+            expect(run(["link", "--name", b.name, a.name]), 0)
+            expect(two.pull_kv(b, a, new["sequence"]), 0)
+            # A reader that switches reads no more until it links anew, and that only from who has the same.
+            replace(b, MODEL, 3)
+            expect(two.pull_kv(b, a, new["sequence"]), 2, "the link to %s has failed" % a.name, "model_digest")
+            expect(run(["link", "--name", b.name, a.name]), 2, OTHER_WEIGHTS)
+        two.all_is_given_back(a, b)
+        two.stop(a, b)
+
+
+@test
+def weights_that_are_withdrawn_end_what_is_held_and_the_life_of_links():
+    header, data = read_model()
+    huge = write_model("huge_held", header, numpy.sign(data).astype("<f4") * numpy.float32(3e38))
+    with Group() as a, two.decode() as b:
+        expect(run(["link", "--name", b.name, a.name]), 0)
+        with two.Holder(a.door) as holder:
+            old = hold(holder)
+            # With rows, or no rank could tell.
+            client = start(["generate", "--name", a.name, "--quiet", "--max-tokens", "8", "--file", prompts_file(2700)])
+            wait_until(lambda: a.status()["serving"]["running"] > 0, "prompts")
+            refused(a, huge, 3, "not finite", "go on with the weights that they had")
+            result = expect(finish(client), 0)
+            check(result.out == expected(MODEL, 2700), "another text", result)
+            expect(two.pull_kv(b, a, old["sequence"]), 2, "holds no sequence")
+            new = hold(holder)
+            check(new["life"] != old["life"], "the same life")
+            expect(run(["link", "--name", b.name, a.name]), 0)
+            expect(two.pull_kv(b, a, new["sequence"]), 0)
+        check_split(a, b, MODEL)
+        two.all_is_given_back(a, b)
+        two.stop(a, b)
+
+
+@test
+def weights_switched_under_prompts_of_two_groups_end_them_with_words():
+    count = 2700
+    texts_of = [expected(model, count).splitlines() for model in (MODEL, OTHER)]
+    for first in (0, 1):
+        with two.prefill() as a, two.decode() as b:
+            client = start(["generate", "--prefill", a.name, "--decode", b.name, "--quiet", "--max-tokens", "8", "--file",
+                            prompts_file(count)])
+            head = [client.stdout.readline() for _ in range(20)]
+            expect(weights((a, b)[first], OTHER), 0)
+            out, err = client.stdout.read(), client.stderr.read()
+            client.wait(timeout=base.TIMEOUT)
+            result = base.Result(client.returncode, "".join(head) + out, err, client.pid)
+            expect(result, 2, OTHER_WEIGHTS)
+            # Of the first group a prompt has either weights, and the second one continues none of the others'. Where the second one
+            # switches, a text that is being decoded goes on with the new ones, as in one group.
+            if first == 0:
+                for number, line in enumerate(result.out.splitlines()):
+                    check(line in (texts_of[0][number], texts_of[1][number]), "a text of two weights: %s" % line, result)
+            replace((b, a)[first], OTHER, 2)
+            check_split(a, b, OTHER)
+            two.all_is_given_back(a, b)
+            two.stop(a, b)
+
+
+@test
+def weights_of_a_group_that_has_a_rank_replaced_are_told_with_the_switch():
+    with two.prefill(*RESTART) as a, two.decode(*RESTART) as b:
+        replace(a, OTHER, 2)
+        for group in (a, b):
+            os.kill(group.pids[1], signal.SIGKILL)
+            wait_until(lambda g=group: g.status()["ranks"][1]["generation"] == 2 and not g.status()["recovery"]["doing"],
+                       "a replacement")
+        refused_split(a, b)
+        expect(weights(b, OTHER), 0)
+        check_split(a, b, OTHER)
+        check_split(a, b, OTHER)
+        two.all_is_given_back(a, b)
+        two.stop(a, b)
 
 
 # ---- deaths ----

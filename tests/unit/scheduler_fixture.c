@@ -289,8 +289,13 @@ void cox_executor_status(struct cox_executor *executor, struct cox_executor_stat
 
 uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life)
 {
-    (void)executor;
-    return 1000 + life;
+    return 1000 + life + atomic_load(&executor->kv_changes) * 1000000;
+}
+
+void cox_executor_renew_kv(struct cox_executor *executor, uint64_t model_digest)
+{
+    executor->kv_digest = model_digest;
+    atomic_fetch_add(&executor->kv_changes, 1);
 }
 
 /* ---- the executor's functions ---- */

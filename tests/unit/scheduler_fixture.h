@@ -85,7 +85,9 @@ struct cox_executor {
     uint64_t cleanup_count;
     uint64_t empty_count; /* steps without rows */
 
-    _Atomic uint64_t life;            /* what cox_executor_life says; starts at 1 */
+    _Atomic uint64_t life; /* what cox_executor_life says; starts at 1 */
+    _Atomic uint64_t kv_digest,
+        kv_changes;                   /* of cox_executor_renew_kv: the last one, and how many */
     _Atomic uint64_t weights_version; /* of the last step */
     void (*tell)(void *context, struct cox_weights_told *ret_told); /* what an init would call */
     void *tell_context;

@@ -124,6 +124,13 @@ static void expect_message(uint64_t version, const char *folder)
     assert_int_equal(cox_pool_unref(message.pool, &message.ref, &error), 0);
 }
 
+/* What other groups are told: so many other lives since the beginning, and the model of the folder. */
+static void expect_told(uint64_t changes, const char *folder)
+{
+    assert_int_equal(f.executor->kv_changes, changes);
+    assert_true(f.executor->kv_digest == (changes ? digest_of(folder) : 0));
+}
+
 static uint64_t step_version(uint64_t life)
 {
     uint64_t version = 0;
@@ -208,10 +215,14 @@ static void weights_stay_until_a_step_has_used_the_next(void **state)
     cox_shared_weights_failed(f.weights, 2, COX_TIMEOUT, "late");
     assert_true(cox_shared_weights_pending(f.weights));
     assert_int_equal(used_blocks(), 2);
+    expect_told(0, NULL);
     cox_shared_weights_used(f.weights, 2);
+    expect_told(1, f.folders[1]);
     assert_int_equal(used_blocks(), 1);
     assert_int_equal(replace_join(&replacement), 0);
     assert_int_equal(step_version(1), 2);
+    cox_shared_weights_used(f.weights, 2);
+    expect_told(1, f.folders[1]);
 }
 
 static void weights_refused_by_a_rank_are_withdrawn(void **state)
@@ -223,6 +234,7 @@ static void weights_refused_by_a_rank_are_withdrawn(void **state)
     assert_int_equal(replace_join(&replacement), COX_REJECTED);
     assert_non_null(strstr(replacement.error.text, "rank 3: no memory"));
     assert_false(cox_shared_weights_pending(f.weights));
+    expect_told(1, f.folders[0]);
     expect_message(2, f.folders[1]);
     expect_message(3, f.folders[0]);
     assert_int_equal(step_version(1), 3);
@@ -235,6 +247,7 @@ static void weights_refused_by_a_rank_are_withdrawn(void **state)
     cox_shared_weights_used(f.weights, 4);
     assert_int_equal(replace_join(&replacement), 0);
     assert_int_equal(replacement.version, 4);
+    expect_told(2, f.folders[1]);
 }
 
 /* Whoever came in an init that was under way when it was published has not heard of it. */
