@@ -227,10 +227,14 @@ static int prompt_done(struct split *split, size_t index, const struct cox_promp
     return r;
 }
 
-static int prompt_fail(struct split *split, size_t index, const struct cox_error *error)
+/* Which of the two says so is not in its words: one of them may lack what the other has. */
+static int prompt_fail(struct split *split, size_t index, int side, const struct cox_error *told)
 {
+    struct cox_error error = {0};
+    cox_fail(&error, told->code, "the group '%s': %.900s",
+             side ? split->how->decode : split->how->prefill, told->text);
     const struct cox_prompt_result result = {
-        .finish = COX_FINISH_ERROR, .code = error->code, .text = error->text};
+        .finish = COX_FINISH_ERROR, .code = error.code, .text = error.text};
     return prompt_done(split, index, &result);
 }
 
@@ -246,7 +250,7 @@ static int prefill_item(struct split *split, size_t index, const item_message *i
     struct cox_error told = {0};
     if (is_failure(item)) {
         cox_client_error(item->error, &told);
-        return prompt_fail(split, index, &told);
+        return prompt_fail(split, index, 0, &told);
     }
     bool stop = item->finish == COXSWAIN_CONTROL__FINISH__STOP;
     struct cox_source source;
@@ -286,7 +290,7 @@ static int decode_failed(struct split *split, size_t index, const item_message *
     struct cox_error told = {0};
     cox_client_error(item->error, &told);
     if (!may_try_again(split, part, told.code))
-        return prompt_fail(split, index, &told);
+        return prompt_fail(split, index, 1, &told);
     int r = release_put(split, part);
     if (!r)
         r = groups_link(split, err);

@@ -17,6 +17,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import commands_test as base  # pylint: disable=wrong-import-position
 import control_test as control  # pylint: disable=wrong-import-position
+import split_test as two  # pylint: disable=wrong-import-position
 from commands_test import MODEL, check, expect, finish, run, start, sums, temporary, wait_until
 from control_test import Group
 
@@ -285,6 +286,70 @@ def test_m13_what_makes_no_sense_is_refused():
     with Group(2) as group:
         expect(lora(group, "load", "x" * 129, folder), 2, "1 to 128 bytes")
         expect(group.stop(), 0)
+
+
+def split(a, b, name, *arguments):
+    return two.split(a, b, *SHORT, *(["--lora", name] if name else []), "--file", prompts_file(), *arguments)
+
+
+@test
+def test_m13_prefill_and_decode_with_an_adapter_give_the_text_of_one_group():
+    for ranks in (1, 2, 4):
+        with two.prefill(ranks=ranks) as a, two.decode(ranks=ranks) as b:
+            load(a, "a", "b", "zero")
+            load(b, "zero", "b", "a")  # in another order: other slots of the ranks
+            for name in ("a", "b", None, "zero"):
+                expect_text(split(a, b, name), name)
+            now = two.transfer(b)
+            check(now["succeeded"] == 4 * PROMPT_COUNT and now["recomputed"] == 0, "not pulled: %s" % now)
+            at_once = [start(["generate", "--prefill", a.name, "--decode", b.name, *SHORT, "--lora", name, "--file", prompts_file()])
+                       for name in ("a", "b")]
+            for client, name in zip(at_once, ("a", "b")):
+                expect_text(finish(client), name)
+            for group in (a, b):
+                check(set(adapters(group).values()) == {("loaded", 0)}, "still used: %s" % adapters(group))
+            two.all_is_given_back(a, b)
+            two.stop(a, b)
+
+
+@test
+def test_m13_prefill_and_decode_of_which_one_has_no_such_adapter():
+    with two.prefill() as a, two.decode() as b:
+        load(a, "a", "b")
+        load(b, "b")
+        for more in ((), ("--no-recompute",)):
+            for lacking, name in ((b, "a"), (a, "c")):
+                result = expect(split(a, b, name, *more), 1, "the group '%s': no LoRA adapter '%s' is loaded; there are:" %
+                                (lacking.name, name))
+                check(result.out == "", "it says something all the same", result)
+        two.all_is_given_back(a, b)
+        expect(lora(a, "unload", "a"), 0)
+        load(b, "a")
+        expect(split(a, b, "a"), 1, "the group '%s': no LoRA adapter 'a' is loaded; there are: b" % a.name)
+        load(a, "a")
+        expect_text(split(a, b, "a"), "a")
+        two.all_is_given_back(a, b)
+        two.stop(a, b)
+
+
+@test
+def test_m13_prefill_and_decode_whose_ranks_are_replaced_keep_the_adapter():
+    with two.prefill(*RESTART) as a, two.decode(*RESTART) as b:
+        load(a, "a")
+        load(b, "a")
+        for group in (a, b, a):
+            client = start(["generate", "--prefill", a.name, "--decode", b.name, *SHORT, "--lora", "a", "--file", prompts_file()])
+            head = client.stdout.readline()
+            generation = group.status()["ranks"][1]["generation"]
+            os.kill(group.status()["ranks"][1]["pid"], signal.SIGKILL)
+            out, err = client.stdout.read(), client.stderr.read()
+            client.wait(timeout=base.TIMEOUT)
+            expect_text(base.Result(client.returncode, head + out, err, client.pid), "a")
+            wait_until(lambda g=group, n=generation: g.status()["ranks"][1]["generation"] > n and
+                       not g.status()["recovery"]["doing"], "a replacement")
+            expect_text(split(a, b, "a"), "a")
+        two.all_is_given_back(a, b)
+        two.stop(a, b)
 
 
 if __name__ == "__main__":
