@@ -362,24 +362,21 @@ int cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t life,
 
 void cox_shared_weights_used(struct cox_shared_weights *weights, uint64_t version)
 {
-    struct cox_block_ref former = {0};
     pthread_mutex_lock(&weights->lock);
     if (weights->next.number && version >= weights->next.number) {
-        former = weights->present.ref;
+        const struct cox_block_ref former = weights->present.ref;
         weights->present = weights->next;
         weights->next = (struct version){0};
-        /* Before anybody hears that the ranks have switched, and before what they hold since is told. */
+        /* Before what ranks hold since is told; and all of it before a replace hears that it has succeeded. */
         cox_executor_renew_kv(weights->executor, weights->present.digest);
+        /* The last but for ranks that have died: those give theirs back in sweep. */
+        cox_pool_unref(weights->pool, &former, NULL);
+        cox_fault_point(COX_FAULT_WEIGHTS_RETIRED);
+        cox_queue_sweep(weights->queue);
+        cox_pool_sweep(weights->pool);
         pthread_cond_broadcast(&weights->change);
     }
     pthread_mutex_unlock(&weights->lock);
-    if (!former.pool)
-        return;
-    /* The last but for ranks that have died: those give theirs back in sweep. */
-    cox_pool_unref(weights->pool, &former, NULL);
-    cox_fault_point(COX_FAULT_WEIGHTS_RETIRED);
-    cox_queue_sweep(weights->queue);
-    cox_pool_sweep(weights->pool);
 }
 
 /* With the lock held. Ranks that have switched switch back in the next step. */

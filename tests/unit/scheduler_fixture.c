@@ -134,10 +134,13 @@ static void step_take(struct cox_executor *executor, struct cox_arena *arena)
         batch_run(executor, batch, outputs);
         struct cox_batch_row rows[256];
         struct cox_batch copy = *batch;
-        memcpy(rows, batch->rows, batch->row_count * sizeof *rows);
+        /* A step may have no rows, and an array of none no address. */
+        if (batch->row_count)
+            memcpy(rows, batch->rows, batch->row_count * sizeof *rows);
         copy.rows = rows;
         struct cox_batch_output tokens[256];
-        memcpy(tokens, outputs, batch->row_count * sizeof *tokens);
+        if (batch->row_count)
+            memcpy(tokens, outputs, batch->row_count * sizeof *tokens);
         cox_table_commit(executor->table);
         if (!status && !executor->script.silent)
             reply(executor, &copy, tokens, nested);
