@@ -136,7 +136,7 @@ static int layout_check(const char *cluster, uint32_t rank, const KvLayout *thei
         return cox_fail(err, COX_INVALID,
                         "the KV cache of rank %" PRIu32 " of the group %s'%s' has no layout", rank,
                         theirs ? "to be linked with " : "", cluster);
-    int r = number_check(cluster, "the model", rank, theirs->model_digest, ours->model_digest, err);
+    int r = number_check(cluster, "another model: digest", rank, theirs->model_digest, ours->model_digest, err);
     if (r)
         return r;
 #define CHECK(field, what)                                                                         \

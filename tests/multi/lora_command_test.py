@@ -270,7 +270,7 @@ def test_m13_what_makes_no_sense_is_refused():
     for arguments, words in ((["lora"], "say what"), (["lora", "drop"], "'drop' is no LoRA operation"),
                              (["lora", "load", "a"], "an adapter's name and its folder"),
                              (["lora", "unload"], "an adapter's name"), (["lora", "list", "a"], "list takes nothing"),
-                             (["lora", "load", "a", "/nonexistent"], "/nonexistent does not exist"),
+                             (["lora", "load", "a", "/nonexistent"], "'/nonexistent' does not exist"),
                              (["lora", "list", "--name", "x", "--door", "y"], "either a --name or a --door"),
                              (["generate", "--adapter", "a", "1+1="], "expected NAME=DIR"),
                              (["generate", "--adapter", "=x", "1+1="], "expected NAME=DIR"),
