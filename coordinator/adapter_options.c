@@ -24,7 +24,7 @@ int cox_adapter_path(const char *text, char **ret_path, struct cox_error *err)
     }
     int r = -errno;
     if (r == -ENOENT || r == -ENOTDIR)
-        return cox_fail(err, COX_NOT_FOUND, "the adapter folder %.512s does not exist", text);
+        return cox_fail(err, COX_NOT_FOUND, "the adapter folder '%.512s' does not exist", text);
     return cox_fail(err, r, "the adapter folder %.512s: %s", text, cox_status_text(r));
 }
 

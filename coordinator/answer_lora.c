@@ -95,7 +95,8 @@ static int order_run(const struct cox_answer_source *source, const lora_request 
                 ? cox_lora_load(source->lora, request->name, request->path, deadline_ns, results,
                                 &error)
                 : cox_lora_unload(source->lora, request->name, deadline_ns, results, &error);
-    int status = results_add(source, results, arena, reply);
+    /* What makes no sense was told to no rank. */
+    int status = r == COX_INVALID ? 0 : results_add(source, results, arena, reply);
     return r && !status ? error_add(reply, arena, &error) : status;
 }
 

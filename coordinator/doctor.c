@@ -127,11 +127,16 @@ static void check_shared_memory(struct doctor *doctor)
             "%s; a group of %" PRIu32 " ranks takes %" PRIu64,
             at_most(text, sizeof text, space.files), doctor->rank_count, names);
     uint64_t size = cox_geometry_region_size_max(&group);
-    finding(
-        doctor,
-        shortage(doctor, space.region >= size, space.region >= cox_geometry_region_size_max(&one)),
-        "size of a file", "ulimit -f unlimited", "%s; the largest region has %" PRIu64,
-        at_most(text, sizeof text, space.region), size);
+    /* How large a model and its KV cache are, nobody knows here. */
+    const bool limited = space.region != UINT64_MAX;
+    finding(doctor,
+            limited && space.region >= size
+                ? NOTE
+                : shortage(doctor, space.region >= size,
+                           space.region >= cox_geometry_region_size_max(&one)),
+            "size of a file", "ulimit -f unlimited", "%s; the largest region has %" PRIu64 "%s",
+            at_most(text, sizeof text, space.region), size,
+            limited ? ", a rank's KV cache is a file as well, and so are shared weights" : "");
     finding_call(doctor, BAD, "unnamed files there", cox_probe_unnamed_file(),
                  "O_TMPFILE and linkat work", "put a tmpfs on /dev/shm, not another file system",
                  "it takes a tmpfs on /dev/shm, /proc mounted, and a seccomp profile that allows "

@@ -548,10 +548,15 @@ static int split_side(struct generate *g, struct cox_client *client, const char 
         cox_client_clean_text(status->refusal);
     r = check_conflicts(g, status, err);
     if (!r && !status->transfer)
-        r = cox_fail(err, COX_UNSUPPORTED, "the group '%s' takes no part in transfers", name);
+        r = cox_fail(err, COX_UNSUPPORTED,
+                     "the group '%s' takes no part in transfers: it has legacy workers", name);
     if (!r && status->transfer->role == refused_role)
-        r = cox_fail(err, COX_UNSUPPORTED, "the role of the group '%s' is %s (coxswain role)", name,
-                     cox_role_name(refused_role));
+        r = cox_fail(
+            err, COX_UNSUPPORTED,
+            "the role of the group '%s' is %s: give it another one "
+            "(coxswain role --name %s %s), or turn --prefill and --decode round",
+            name, cox_role_name(refused_role), name,
+            cox_role_name(refused_role == COX_ROLE_DECODE ? COX_ROLE_PREFILL : COX_ROLE_DECODE));
     if (!r && !g->group.model)
         r = choose_model(g, status, err);
     uint32_t count_max = r ? 0 : status->serving->prompt_count_max;

@@ -139,7 +139,9 @@ static int ask(const struct choice *choice, struct cox_client *client, lora_repl
     CoxswainControl__LoraRequest lora = COXSWAIN_CONTROL__LORA_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     CoxswainControl__ControlReply *reply;
-    uint64_t deadline_ns = cox_deadline_after_ms(choice->target.timeout_ms + ANSWER_MS);
+    /* No rank is asked for a list. */
+    uint64_t deadline_ns = cox_deadline_after_ms(
+        choice->target.timeout_ms + (choice->action == ACTION(LORA_LIST) ? 0 : ANSWER_MS));
     lora.has_action = lora.has_timeout_ms = true;
     lora.action = choice->action;
     lora.timeout_ms = choice->target.timeout_ms;

@@ -22,6 +22,7 @@ enum {
 /* The ranks hear of their role. */
 #define ROLE_MS 10000
 
+#define LEGACY "legacy workers hold and pull nothing"
 #define NOT_INITIALIZED "its workers were not told to initialize (--no-init)"
 
 static void help(FILE *file)
@@ -106,6 +107,8 @@ static int serve(struct cox_crew *crew, const struct cox_crew_options *options, 
                                      err);
     if (!r && !legacy)
         cox_service_link_with(cox_crew_service(crew), cox_crew_links(crew));
+    else if (!r)
+        cox_service_refuse(cox_crew_service(crew), LEGACY);
     if (!r)
         cox_service_serve_with(cox_crew_service(crew), *ret_serving);
     return r;
@@ -216,7 +219,7 @@ int cox_command_run(int argc, char **argv)
     }
     if (!r && role != COX_ROLE_STANDARD && (options.refusal || group.legacy_workers))
         r = cox_fail(&error, COX_INVALID, "--role is for groups that take prompts: %s",
-                     options.refusal ? options.refusal : "legacy workers hold and pull nothing");
+                     options.refusal ? options.refusal : LEGACY);
     if (r)
         return r > 0 ? cox_exit_usage("run", &error) : cox_exit_with(&error);
     return cox_exit_flushed(keep(&options, role, &adapters));

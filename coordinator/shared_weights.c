@@ -249,7 +249,9 @@ static int replace_load(struct cox_shared_weights *weights, const char *director
     if (r)
         return cox_fail(err, r, "%s: %s", directory, why.text);
     r = block_load(weights, &config, directory, is_stopped, weights, ret_version, err);
-    return r == COX_ABORTED ? COX_CLOSED : r;
+    if (r == COX_CORRUPT && err)
+        err->code = COX_INVALID; /* the files that were named, and no other process's bytes */
+    return r == COX_ABORTED ? COX_CLOSED : r == COX_CORRUPT ? COX_INVALID : r;
 }
 
 static void wake_call(struct cox_shared_weights *weights)

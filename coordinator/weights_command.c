@@ -70,8 +70,8 @@ static int replace(const struct cox_target *target, const char *directory)
     struct cox_error error = {0};
     uint64_t version = 0;
     if (!absolute) {
-        cox_fail(&error, errno == ENOENT ? COX_NOT_FOUND : -errno, "%.900s: %s", directory,
-                 cox_status_text(-errno));
+        cox_fail(&error, errno == ENOENT ? COX_NOT_FOUND : -errno, "the model folder '%.900s': %s",
+                 directory, cox_status_text(-errno));
         return cox_exit_usage("weights", &error);
     }
     if (ask(target, absolute, &client, &version, &error)) {

@@ -62,7 +62,7 @@ symbols() {
 }
 
 examples_or_skip() {
-    for example in worker coordinator; do
+    for example in worker coordinator queue; do
         if [ ! -e "$SOURCE/examples/$example.c" ]; then
             echo "SKIP: examples/$example.c does not exist"
             exit 77
@@ -77,12 +77,18 @@ run_examples() {
     diff -u "$SOURCE/tests/install/expected_output.txt" "$scratch/output" || fail "output of $1"
 }
 
+run_queue() {
+    "$1" >"$scratch/output" || fail "$1 ended with status $?"
+    cat "$scratch/output"
+    [ "$(grep -c '^message [1-3]: block [0-9]* says [149]$' "$scratch/output")" = 3 ] || fail "output of $1"
+}
+
 pkg_config() {
     [ "$(pkg-config --modversion coxswain)" = "$VERSION" ] || fail "coxswain.pc has another version"
     examples_or_skip
     shared=$(pkg-config --cflags --libs coxswain)
     static=$(pkg-config --static --cflags --libs coxswain | sed 's/-lcoxswain/-l:libcoxswain.a/')
-    for example in worker coordinator; do
+    for example in worker coordinator queue; do
         "$CC" -o "$scratch/$example" "$SOURCE/examples/$example.c" $shared
         "$CC" -o "$scratch/${example}_static" "$SOURCE/examples/$example.c" $static
     done
@@ -91,6 +97,8 @@ pkg_config() {
     fi
     LD_LIBRARY_PATH=$LIBDIR run_examples "$scratch/coordinator" "$scratch/worker"
     run_examples "$scratch/coordinator_static" "$scratch/worker_static"
+    LD_LIBRARY_PATH=$LIBDIR run_queue "$scratch/queue"
+    run_queue "$scratch/queue_static"
 }
 
 find_package() {
@@ -101,6 +109,8 @@ find_package() {
     "$CMAKE" --build "$scratch/build"
     run_examples "$scratch/build/coordinator" "$scratch/build/worker"
     run_examples "$scratch/build/coordinator_static" "$scratch/build/worker_static"
+    run_queue "$scratch/build/queue"
+    run_queue "$scratch/build/queue_static"
 }
 
 case ${1-} in

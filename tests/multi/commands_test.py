@@ -986,12 +986,22 @@ def test_p6_doctor_and_start_agree_on_the_size_of_files():
         raise Skipped("the regions of named groups are meant")
     def limit(size):
         return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-    size = int(re.search(r"largest region has (\d+)", findings()["size of a file"][1]).group(1))
-    found_mark(findings(preexec_fn=limit(size)), "size of a file", "ok")
-    # What does not fit are the weights of the model, all versions of them in one file.
+    size = region = int(re.search(r"largest region has (\d+)", findings()["size of a file"][1]).group(1))
+    found_mark(findings(), "size of a file", "ok")
+    found_mark(findings(preexec_fn=limit(size)), "size of a file", "note", "KV cache", "ulimit -f")
+    process = start(["run", "-n", "2", *ANY_COUNT], preexec_fn=limit(size))
+    check(process.stdout.readline(), "the regions do not fit")
+    process.terminate()
+    expect(finish(process), 0)
+    # A rank's KV cache is one file.
+    result = expect(generate("1+1=", preexec_fn=limit(size)), 3, "KV cache", "ulimit -f")
+    size = int(re.search(r"KV cache: .*: (\d+) bytes of memory are needed", result.err).group(1))
+    expect(generate("1+1=", preexec_fn=limit(size - 1)), 3, "KV cache", str(size), str(size - 1), "ulimit -f")
+    # What does not fit then are the weights of the model, all versions of them in one file.
     expect(generate("1+1=", preexec_fn=limit(size)), 0, "every rank loads its own part of the model", "ulimit -f")
     quiet = expect(generate("1+1=", "--quiet", "--no-shared-weights", preexec_fn=limit(size)), 0)
     check(quiet.err == "", "it speaks of something", quiet)
+    size = region
     found_mark(findings(preexec_fn=limit(size - 1)), "size of a file", "BAD", str(size), str(size - 1), "ulimit -f")
     expect(generate("1+1=", preexec_fn=limit(size - 1)), 1, str(size), str(size - 1), "ulimit -f")
 

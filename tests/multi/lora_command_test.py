@@ -271,7 +271,7 @@ def test_m13_what_makes_no_sense_is_refused():
     for arguments, words in ((["lora"], "say what"), (["lora", "drop"], "'drop' is no LoRA operation"),
                              (["lora", "load", "a"], "an adapter's name and its folder"),
                              (["lora", "unload"], "an adapter's name"), (["lora", "list", "a"], "list takes nothing"),
-                             (["lora", "load", "a", "/nonexistent"], "/nonexistent does not exist"),
+                             (["lora", "load", "a", "/nonexistent"], "'/nonexistent' does not exist"),
                              (["lora", "list", "--name", "x", "--door", "y"], "either a --name or a --door"),
                              (["generate", "--adapter", "a", "1+1="], "expected NAME=DIR"),
                              (["generate", "--adapter", "=x", "1+1="], "expected NAME=DIR"),
@@ -284,7 +284,13 @@ def test_m13_what_makes_no_sense_is_refused():
     result = expect(run(["lora", "--help"]), 0)
     check(result.out.startswith("Usage: coxswain lora") and "Exit status" in result.out, "odd help", result)
     with Group(2) as group:
-        expect(lora(group, "load", "x" * 129, folder), 2, "1 to 128 bytes")
+        result = expect(lora(group, "load", "x" * 129, folder), 2, "1 to 128 bytes")
+        check(result.out == "", "lines of ranks that nobody has asked", result)
+        os.kill(group.process.pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        expect(lora(group, "list", "--timeout", "1"), 3, "in time")
+        check(time.monotonic() - begin < 15, "the deadline is not kept")
+        os.kill(group.process.pid, signal.SIGCONT)
         expect(group.stop(), 0)
 
 
