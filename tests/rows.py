@@ -60,8 +60,8 @@ def page():
     lines = [
         "# Rows and tests",
         "",
-        "Made by `tests/rows.py write`; a test fails when it is out of date. Rows without a test belong to parts that do",
-        "not exist yet (the door, handles, the rank group, memory domains), or are named with the place that shows them.",
+        "Made by `tests/rows.py write`; a test fails when it is out of date. Rows without a test are named with the reason, or",
+        "with the place that shows them.",
     ]
     for letter, count in COUNTS.items():
         lines += ["", f"## {letter}: {TITLES[letter]}"]
