@@ -236,8 +236,8 @@ static int host_copy_from(struct cox_domain_memory *memory, uint64_t offset, voi
     return 0;
 }
 
-static int host_commit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
-                       struct cox_error *err)
+int cox_domain_host_commit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
+                           struct cox_error *err)
 {
     int r = cox_domain_check_host_free(size, err), e;
     if (r)
@@ -249,11 +249,12 @@ static int host_commit(struct cox_domain_memory *memory, uint64_t offset, uint64
     if (e == 0)
         return 0;
     return cox_fail(err, e == ENOSPC || e == ENOMEM ? COX_NO_SPACE : -e,
-                    "reserving %" PRIu64 " bytes of host memory: %s", size, cox_status_text(-e));
+                    "reserving %" PRIu64 " bytes of %s memory: %s", size, memory->functions->name,
+                    cox_status_text(-e));
 }
 
 /* What is not given back now is so with the memory. */
-static void host_decommit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size)
+void cox_domain_host_decommit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size)
 {
     int r;
     do
@@ -270,6 +271,6 @@ const struct cox_domain_functions cox_domain_host_functions = {
     .destroy = host_destroy,
     .copy_to = host_copy_to,
     .copy_from = host_copy_from,
-    .commit = host_commit,
-    .decommit = host_decommit,
+    .commit = cox_domain_host_commit,
+    .decommit = cox_domain_host_decommit,
 };

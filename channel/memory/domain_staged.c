@@ -122,32 +122,6 @@ static int staged_copy_from(struct cox_domain_memory *memory, uint64_t offset, v
     return r;
 }
 
-static int staged_commit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
-                         struct cox_error *err)
-{
-    int r = cox_domain_check_host_free(size, err), e;
-    if (r)
-        return r;
-    do
-        e = posix_fallocate(memory->fd, (off_t)offset, (off_t)size);
-    while (e == EINTR);
-    cox_fault_point(COX_FAULT_DOMAIN_COMMITTED);
-    if (e == 0)
-        return 0;
-    return cox_fail(err, e == ENOSPC || e == ENOMEM ? COX_NO_SPACE : -e,
-                    "reserving %" PRIu64 " bytes of staged memory: %s", size, cox_status_text(-e));
-}
-
-static void staged_decommit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size)
-{
-    int r;
-    do
-        r = fallocate(memory->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
-                      (off_t)size);
-    while (r < 0 && errno == EINTR);
-    cox_fault_point(COX_FAULT_DOMAIN_RETURNED);
-}
-
 const struct cox_domain_functions cox_domain_staged_functions = {
     .name = "staged",
     .create = staged_create,
@@ -155,6 +129,6 @@ const struct cox_domain_functions cox_domain_staged_functions = {
     .destroy = staged_destroy,
     .copy_to = staged_copy_to,
     .copy_from = staged_copy_from,
-    .commit = staged_commit,
-    .decommit = staged_decommit,
+    .commit = cox_domain_host_commit,
+    .decommit = cox_domain_host_decommit,
 };

@@ -29,4 +29,9 @@ int cox_domain_check_host_free(uint64_t size, struct cox_error *err);
  * -errno. */
 int cox_domain_check_host_fd(int fd, uint64_t size, bool writable, struct cox_error *err);
 
+/* commit and decommit of any domain whose memory is a memfd. */
+int cox_domain_host_commit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
+                           struct cox_error *err);
+void cox_domain_host_decommit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size);
+
 #endif
