@@ -13,6 +13,8 @@
 #define BATCH_COUNT_MAX 16
 /* Ranks that keep the deadline say so themselves, a little later. */
 #define SLACK_NS (500 * COX_NSEC_PER_MSEC)
+/* Deadlines of the pulls of one request are no further apart. */
+#define SPREAD_NS COX_NSEC_PER_SEC
 /* Somebody who is owed something looks again this often. */
 #define SLICE_NS (50 * COX_NSEC_PER_MSEC)
 #define MESSAGE_ARENA_MAX ((size_t)256 << 20)
@@ -344,6 +346,13 @@ void cox_transfers_abandon(struct cox_transfers *transfer)
 
 /* ---- sending ---- */
 
+/* A request ends when its last pull does, and until then the blocks of all of them wait: so a short one does not go with one
+ * that may take an hour. */
+static bool deadlines_near(uint64_t a, uint64_t b)
+{
+    return (a > b ? a - b : b - a) <= SPREAD_NS;
+}
+
 /* The next pulls that go together. They are SENT from now on: the answer may come before submit returns. */
 static size_t batch_take(struct cox_transfers *transfer, size_t count_max, uint64_t now,
                          struct pull **batch)
@@ -351,7 +360,8 @@ static size_t batch_take(struct cox_transfers *transfer, size_t count_max, uint6
     size_t count = 0;
     for (struct pull *pull = transfer->pulls; pull && count < count_max; pull = pull->next) {
         if (pull->state != COX_PULL_QUEUED || pull->not_before_ns > now ||
-            (count && pull->life != batch[0]->life))
+            (count && (pull->life != batch[0]->life ||
+                       !deadlines_near(pull->deadline_ns, batch[0]->deadline_ns))))
             continue;
         pull->flight = transfer->flight;
         pull_move(transfer, pull, COX_PULL_SENT);

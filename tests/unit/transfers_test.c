@@ -172,6 +172,28 @@ static void m11_pulls_that_wait_go_together_and_each_has_its_own_end(void **stat
     teardown(&f);
 }
 
+static void m11_a_short_pull_does_not_wait_for_a_long_one(void **state)
+{
+    (void)state;
+    struct fixture f;
+    setup(&f);
+    const uint64_t soon_ns = cox_deadline_after_ms(60000);
+    begin_with(&f, 1, soon_ns, 0);
+    begin_with(&f, 2, cox_deadline_after_ms(3600000), 0);
+    begin_with(&f, 3, soon_ns + COX_NSEC_PER_SEC / 2, 0);
+    struct fixture_pull first = sent(&f, "other.1.1"), second = sent(&f, "other.2.1");
+    assert_int_equal(first.count, 2);
+    assert_string_equal(first.ids[1], "other.3.1");
+    assert_int_equal(second.count, 1);
+    executor_complete_pull(f.executor, &first, 0, COX_OUTCOME_OK, 0, 0);
+    expect_end(&f, 1, COX_PULL_SUCCESS, 0, true);
+    expect_end(&f, 3, COX_PULL_SUCCESS, 0, true);
+    expect_none(&f);
+    executor_complete_pull(f.executor, &second, 0, COX_OUTCOME_OK, 0, 0);
+    expect_end(&f, 2, COX_PULL_SUCCESS, 0, true);
+    teardown(&f);
+}
+
 static void m11_the_median_of_what_ranks_copied_in_a_second(void **state)
 {
     (void)state;
@@ -449,6 +471,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(m11_the_table_of_moves_has_one_end_for_each_pull),
         cmocka_unit_test(m11_pulls_that_wait_go_together_and_each_has_its_own_end),
+        cmocka_unit_test(m11_a_short_pull_does_not_wait_for_a_long_one),
         cmocka_unit_test(m11_the_median_of_what_ranks_copied_in_a_second),
         cmocka_unit_test(p9_what_a_rank_says_becomes_the_end),
         cmocka_unit_test(p9_late_answers_are_dropped_and_their_blocks_wait),
