@@ -173,6 +173,7 @@ bool cox_pool_ledger_is_here(const struct cox_pool_ledger *ledger);
 int cox_pool_ledger_add(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation);
 /* One less; false: there is none. */
 bool cox_pool_ledger_drop(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation);
+bool cox_pool_ledger_is_empty(const struct cox_pool_ledger *ledger, uint32_t block_count);
 bool cox_pool_ledger_has(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation);
 
 /* ---- pool_reference.c ---- */

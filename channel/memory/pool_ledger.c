@@ -159,3 +159,12 @@ bool cox_pool_ledger_has(struct cox_pool_ledger *ledger, uint32_t block, uint64_
     pthread_mutex_unlock(&ledger->lock);
     return found;
 }
+
+bool cox_pool_ledger_is_empty(const struct cox_pool_ledger *ledger, uint32_t block_count)
+{
+    bool empty = atomic_load(&ledger->older_count) == 0;
+    for (uint32_t block = 0; empty && block < block_count; block++)
+        empty =
+            (atomic_load_explicit(&ledger->words[block + 1], memory_order_relaxed) & 0xffff) == 0;
+    return empty;
+}

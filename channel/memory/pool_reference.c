@@ -177,6 +177,11 @@ int cox_pool_unref(struct cox_pool *pool, const struct cox_block_ref *ref, struc
                           ref->block);
 }
 
+bool cox_pool_is_idle(const struct cox_pool *pool)
+{
+    return cox_pool_ledger_is_empty(pool->ledger, pool->geometry.block_count);
+}
+
 /* ---- where it is ---- */
 
 int cox_pool_offset(const struct cox_pool *pool, const struct cox_block_ref *ref,

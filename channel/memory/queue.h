@@ -112,8 +112,9 @@ COX_PUBLIC struct cox_subscriber *cox_subscriber_free(struct cox_subscriber *sub
 
 struct cox_message {
     struct cox_block_ref ref; /* one reference is held; unref on pool */
-    struct cox_pool *pool;    /* lent until the subscriber is freed */
-    const void *bytes;        /* NULL: the domain has no addresses */
+    struct cox_pool *
+        pool; /* lent while a reference of it is held; one that was lent to the subscriber: as long as that */
+    const void *bytes; /* NULL: the domain has no addresses */
     uint64_t length;
     uint64_t note;
     uint64_t number;  /* of the message */

@@ -255,9 +255,49 @@ static int reach_attach(struct cox_queue_reach *reach, const struct cox_queue_en
     return 0;
 }
 
+static bool pools_opened(struct cox_queue *queue, const struct cox_pool *pool)
+{
+    pthread_mutex_lock(&queue->mutex);
+    const struct cox_queue_pool *found = pools_find(queue, pool);
+    const bool opened = found && found->owned;
+    pthread_mutex_unlock(&queue->mutex);
+    return opened;
+}
+
+/* With the queue's lock. */
+static bool entries_have(struct cox_queue *queue, uint64_t id)
+{
+    for (uint32_t i = 0; i < queue->geometry.pool_count_max; i++)
+        if (COX_QUEUE_LOAD(queue->layout->pools[i].pool_id) == id)
+            return true;
+    return false;
+}
+
+/* Where publishers come and go, their pools would pile up in who stays. One that was opened here, that no message can lie
+ * in any more, and of which nobody in this process has a reference, is let go before another one is opened. */
+static void reach_trim(struct cox_queue_reach *reach)
+{
+    uint32_t kept = 0;
+    if (cox_queue_enter(reach->queue, NULL))
+        return;
+    for (uint32_t i = 0; i < reach->count; i++) {
+        struct cox_pool *pool = reach->pools[i];
+        if (entries_have(reach->queue, cox_pool_id(pool)) || !pools_opened(reach->queue, pool) ||
+            !cox_pool_is_idle(pool)) {
+            reach->pools[i] = reach->pools[kept];
+            reach->pools[kept++] = pool;
+        }
+    }
+    cox_queue_leave(reach->queue);
+    /* Not with the lock: whoever else holds blocks for this queue may be stopped. */
+    while (reach->count > kept)
+        pools_unuse(reach->queue, reach->pools[--reach->count]);
+}
+
 int cox_queue_reach_open(struct cox_queue_reach *reach, uint32_t index,
                          const struct cox_queue_entry *entry, struct cox_error *err)
 {
+    reach_trim(reach);
     struct cox_pool *pool = NULL;
     int r = reach_attach(reach, entry, &pool, err);
     if (r == 0) {

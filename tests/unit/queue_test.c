@@ -1,6 +1,7 @@
 /* A queue within one process: what is copied and what is not, who sees what, and what is let go when. */
 #include "queue_fixture.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -211,6 +212,50 @@ static void h5_what_cannot_be_reached_is_told_once(void **state)
     take_nothing(stranger);
     assert_int_equal(fixture_used(host), 0);
     cox_subscriber_free(stranger);
+}
+
+static uint32_t fds_open(void)
+{
+    uint32_t count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    assert_non_null(folder);
+    while (readdir(folder))
+        count++;
+    closedir(folder);
+    return count;
+}
+
+/* Publishers that come and go, each with a pool of its own. */
+static void h13_b15_pools_that_are_over_do_not_pile_up(void **state)
+{
+    (void)state;
+    struct cox_subscriber *stays = fixture_subscriber(queue, NULL, NULL, 0, domains, NULL);
+    struct cox_message kept = {0};
+    uint32_t open = 0;
+    for (uint64_t turn = 1; turn <= 100; turn++) {
+        struct cox_exporter *exporter = NULL;
+        assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
+        struct cox_pool *pool = fixture_pool(domains, COX_DOMAIN_HOST, 4);
+        struct cox_publisher *comes = fixture_publisher(queue, pool, domains, exporter);
+        struct cox_message message;
+        assert_int_equal(fixture_publish(comes, pool, 64, turn, NULL), 0);
+        assert_int_equal(cox_subscriber_take(stays, &message, NULL), 0);
+        assert_int_equal(message.note, turn);
+        /* Of the tenth a reference is kept: its bytes stay. */
+        if (turn == 10)
+            kept = message;
+        else
+            fixture_let_go(&message);
+        cox_publisher_free(comes);
+        cox_pool_free(pool);
+        cox_exporter_free(exporter);
+        if (turn == 40)
+            open = fds_open();
+    }
+    assert_true(fds_open() <= open);
+    assert_true(fixture_is_sound(&kept));
+    fixture_let_go(&kept);
+    cox_subscriber_free(stays);
 }
 
 /* ---- who sees what ---- */
@@ -741,6 +786,7 @@ int main(void)
         TEST(h6_no_room_for_the_copy_leaves_the_message),
         TEST(h6_without_a_pool_other_domains_are_refused_with_words),
         TEST(h5_what_cannot_be_reached_is_told_once),
+        TEST(h13_b15_pools_that_are_over_do_not_pile_up),
         TEST(h7_nothing_there_is_an_answer_of_its_own),
         TEST(h8_b32_a_slow_subscriber_skips_to_what_is_kept),
         TEST(h9_the_last_taker_frees_all_copies_at_once),
