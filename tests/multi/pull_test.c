@@ -356,14 +356,13 @@ static void p9_a_deadline_or_lease_that_is_over_refuses(void **state)
     pair_stop(&pair);
 }
 
-/* Pulls into a block of B that this process reads, so that rank 0 waits for it; on a thread of its own. */
+/* Pulls into a block of B that this process reads in every rank, so that all wait for it; on a thread of its own. */
 struct waiting {
     struct pair *pair;
     struct kv_pull pull;
     uint64_t timeout_ms;
     struct kv_answers answers;
-    struct cox_pool *pool;
-    struct cox_block_ref ref;
+    struct cox_pool *pools[KV_RANK_COUNT_MAX];
     pthread_t thread;
 };
 
@@ -377,24 +376,40 @@ static void *waiting_main(void *argument)
 static void waiting_start(struct waiting *w, struct pair *pair, struct kv_pull pull,
                           uint64_t timeout_ms)
 {
+    const uint64_t until_ns = kv_patience();
+    struct cox_block_ref refs[KV_RANK_COUNT_MAX];
     *w = (struct waiting){.pair = pair, .pull = pull, .timeout_ms = timeout_ms};
-    w->pool = kv_attach(&pair->b, 0);
-    w->ref = kv_pin(w->pool, (uint32_t)pull.to[1]);
+    for (uint32_t rank = 0; rank < pair->b.rank_count; rank++) {
+        w->pools[rank] = kv_attach(&pair->b, rank);
+        refs[rank] = kv_pin(w->pools[rank], (uint32_t)pull.to[1]);
+    }
     assert_int_equal(pthread_create(&w->thread, NULL, waiting_main, w), 0);
-    /* It waits once the block is nobody's. */
-    for (struct cox_block_ref now = w->ref; now.generation == w->ref.generation;)
-        cox_pool_find(w->pool, now.block * cox_pool_block_size(w->pool), &now);
+    /* They wait once the block is nobody's; a pause fails a pull that has not begun in a rank as a whole. */
+    for (uint32_t rank = 0; rank < pair->b.rank_count; rank++)
+        for (struct cox_block_ref now = refs[rank]; now.generation == refs[rank].generation;) {
+            if (cox_now_ns() > until_ns)
+                fail_msg("rank %u does not begin to pull '%s'", rank, pull.id);
+            cox_pool_find(w->pools[rank], now.block * cox_pool_block_size(w->pools[rank]), &now);
+        }
 }
 
-/* Rank 0 has this result, and so has rank 1, or it was done before. */
+static void waiting_stop(struct waiting *w)
+{
+    for (uint32_t rank = 0; rank < w->pair->b.rank_count; rank++)
+        w->pools[rank] = cox_pool_free(w->pools[rank]);
+}
+
+/* All ranks have this result. */
 static void waiting_expect(struct waiting *w, int status, const char *text)
 {
     assert_int_equal(pthread_join(w->thread, NULL), 0);
-    const struct kv_answer *a = &w->answers.ranks[0][0];
-    if (w->answers.status || a->status != status || !strstr(a->text, text))
-        fail_msg("expected %s, '%s'; got %d, %s, '%s'", cox_status_text(status), text,
-                 w->answers.status, cox_status_text(a->status), a->text);
-    w->pool = cox_pool_free(w->pool);
+    for (uint32_t rank = 0; rank < w->pair->b.rank_count; rank++) {
+        const struct kv_answer *a = &w->answers.ranks[rank][0];
+        if (w->answers.status || a->status != status || !strstr(a->text, text))
+            fail_msg("rank %u: expected %s, '%s'; got %d, %s, '%s'", rank, cox_status_text(status),
+                     text, w->answers.status, cox_status_text(a->status), a->text);
+    }
+    waiting_stop(w);
 }
 
 /* Something of B's own, so that there is what this process can read. */
@@ -411,7 +426,7 @@ static void p9_a_pull_ends_at_its_deadline_while_it_waits(void **state)
     struct kv_pull pull = pull_of("r2");
     pair_start(&pair, 2);
     give_blocks(&pair);
-    pull.deadline_ns = cox_deadline_after_ms(300);
+    pull.deadline_ns = cox_deadline_after_ms(1000);
     waiting_start(&w, &pair, pull, 0);
     waiting_expect(&w, COX_TIMEOUT, "");
     pull.id = "r3";
@@ -488,9 +503,7 @@ static void p9_clear_ends_a_pull_that_waits_and_so_does_pause(void **state)
 
     waiting_start(&w, &pair, pull_of("r4"), 0);
     recover(&pair, COX_RECOVER_PAUSE_NET);
-    assert_int_equal(pthread_join(w.thread, NULL), 0);
-    assert_int_equal(w.answers.ranks[0][0].status, COX_ABORTED);
-    w.pool = cox_pool_free(w.pool);
+    waiting_expect(&w, COX_ABORTED, "");
     recover(&pair, COX_RECOVER_START);
     expect_pulled(&pair, "r5");
     pair_stop(&pair);
@@ -504,14 +517,14 @@ static void p9_a_pull_that_nobody_waits_for_any_more_ends(void **state)
     struct pair pair;
     pair_start(&pair, 2);
     give_blocks(&pair);
-    waiting_start(&w, &pair, pull_of("r2"), 300);
+    waiting_start(&w, &pair, pull_of("r2"), 1000);
     assert_int_equal(pthread_join(w.thread, NULL), 0);
     assert_int_equal(w.answers.status, COX_TIMEOUT);
     /* The block is still being read: another one is pulled into. */
     struct kv_pull pull = pull_of("r3");
     pull.to[1] = 12;
     kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
-    w.pool = cox_pool_free(w.pool);
+    waiting_stop(&w);
     pair_stop(&pair);
 }
 
