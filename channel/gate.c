@@ -23,11 +23,21 @@ static struct cox_gate_bell *gate_bell(struct cox_gate *gate, uint32_t rank, enu
     return &gate->bells[(rank - gate->rank_first) * COX_BELL_COUNT + (uint32_t)bell];
 }
 
+static bool bell_is_room(enum cox_bell bell)
+{
+    return bell == COX_BELL_REQUEST_PRODUCE || bell == COX_BELL_RESPONSE_PRODUCE;
+}
+
+/* Nobody sleeps on it, and its tokens are not the news. */
+static bool gate_is_silent(const struct cox_gate *gate, enum cox_bell bell)
+{
+    return !gate->rooms && bell_is_room(bell);
+}
+
 /* Tokens that a new bell holds. */
 static unsigned bell_start(enum cox_bell bell, unsigned depth)
 {
-    bool produce = bell == COX_BELL_REQUEST_PRODUCE || bell == COX_BELL_RESPONSE_PRODUCE;
-    return produce ? depth : 0;
+    return bell_is_room(bell) ? depth : 0;
 }
 
 static int gate_init(struct cox_gate *gate, uint32_t rank_first, uint32_t rank_count)
@@ -39,6 +49,7 @@ static int gate_init(struct cox_gate *gate, uint32_t rank_first, uint32_t rank_c
         .rank_first = rank_first,
         .rank_count = rank_count,
         .bells = bells,
+        .rooms = true,
     };
     return 0;
 }
@@ -250,6 +261,8 @@ void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
         futex_post(gate, bell);
         return;
     }
+    if (gate_is_silent(gate, bell))
+        return;
     cox_semaphore_post(&gate_bell(gate, rank, bell)->semaphore);
     cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
 }
@@ -285,7 +298,7 @@ bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 
 void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell which)
 {
-    if (cox_gate_shared(gate))
+    if (cox_gate_shared(gate) || gate_is_silent(gate, which))
         return;
     struct cox_gate_bell *bell = gate_bell(gate, rank, which);
     /* One token belongs to this event; more than one taken were debts, or spurious and are

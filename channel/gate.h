@@ -7,6 +7,9 @@
  * tokens cost one look at the truth each and are forgotten. With legacy ranks there are no truth
  * words and the token itself is the news: take and wait count.
  *
+ * The produce bells tell of room. Only legacy ranks, and the error channel, sleep on them; elsewhere room is read from
+ * the truth alone, and they stay at their starting values: gate.rooms.
+ *
  * Two kinds behind the same functions. Semaphores (named attach) are as said. Futexes (sealed attach)
  * have no tokens, only words that grow with every wake-up: one per channel that all ranks sleep on, in
  * memory that only the coordinator writes, so that one call wakes them all; and one per channel that the
@@ -37,6 +40,7 @@ struct cox_gate {
     struct cox_layout_ring *ring;         /* borrowed; NULL on the error channel */
     struct cox_layout_wake_channel *wake; /* borrowed */
     uint32_t depth;
+    bool rooms;       /* semaphores: the produce bells are posted and taken; true until the owner says else */
     bool coordinator; /* may write `ring` */
 };
 

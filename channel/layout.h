@@ -112,7 +112,7 @@ struct cox_layout_rank_line {
     _Atomic uint64_t returned; /* frames up to here are not read again */
     _Atomic uint64_t done;     /* last sequence answered; release, after slot and tag */
     _Atomic uint64_t word;     /* state in bits 56-63, sequence below */
-    _Atomic uint64_t stamp_ns; /* when word last changed, CLOCK_MONOTONIC; for display */
+    _Atomic uint64_t stamp_ns; /* when word last changed, CLOCK_MONOTONIC or _COARSE; for display */
     _Atomic uint64_t base;     /* the sequence table stands at this step */
     _Atomic uint32_t epoch;
     _Atomic uint32_t generation;

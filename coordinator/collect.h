@@ -86,8 +86,15 @@ struct cox_entry {
     uint64_t
         block_size;    /* bytes of it that are in the frame's block; 0: it is in the frame itself */
     uint64_t dying_ns; /* it has failed, and waits until then for a death; 0: not yet */
+    uint32_t causes;   /* of the collector, before its ranks were looked at by claim */
     void *request_context;
     struct cox_waiter *waiter; /* a call; NULL: the registered handler */
+};
+
+/* What there was to be seen before a look: whatever comes after it ends the sleep. */
+struct cox_look {
+    uint32_t causes;
+    uint32_t ticket;
 };
 
 struct cox_collector_rank {
@@ -121,6 +128,8 @@ struct cox_collector {
      * without whom there is no room by who is refused. One clock for both would ring for whoever
      * comes first in each slice, and never for the other. */
     uint64_t ring_ns, claim_ring_ns;
+    struct cox_look seen; /* before the last pass over what is in flight; the gathering thread's */
+    uint32_t claim_causes; /* causes, as the last claim began; under submit_lock */
     int sleep_rank;           /* the collector sleeps on its bell, -1: awake */
     uint64_t sleep_ns;        /* until then */
     struct cox_waiter nobody; /* in place of a caller that waits no longer */
@@ -210,11 +219,6 @@ void cox_collector_admit(struct cox_collector *collector, uint32_t rank);
 
 /* A cause was stored elsewhere: makes the collector look. From any thread. */
 void cox_collector_wake(struct cox_collector *collector);
-/* What there was to be seen before a look: whatever comes after it ends the sleep. */
-struct cox_look {
-    uint32_t causes;
-    uint32_t ticket;
-};
 struct cox_look cox_collector_look(const struct cox_collector *collector);
 /* With lock held, which it gives up meanwhile: sleeps on the reply bell of a rank (of all ranks, where
  * they share one) until it is rung, a wake since `before`, or the deadline. */

@@ -138,12 +138,12 @@ static void *lane_main(void *argument)
         /* Again for every request: an answer from another life is refused. */
         cox_truth_set_life(lane->line, worker->control.epoch, worker->options.generation);
         cox_lane_set_taken(lane, next);
-        cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, cox_now_ns());
+        cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, cox_now_coarse_ns());
         if (r)
             cox_lane_refuse(lane, &request, r, "the frame has an impossible length");
         else
             goodbye = cox_lane_serve(lane, &request);
-        cox_truth_set_state(lane->line, COX_RANK_IDLE, next, cox_now_ns());
+        cox_truth_set_state(lane->line, COX_RANK_IDLE, next, cox_now_coarse_ns());
         next++;
     }
     cox_lane_end(lane);
