@@ -163,10 +163,11 @@ void cox_gate_close(struct cox_gate *gate)
 }
 
 void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
-                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator)
+                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
+                   bool elides)
 {
-    *gate =
-        (struct cox_gate){.ring = ring, .wake = wake, .depth = depth, .coordinator = coordinator};
+    *gate = (struct cox_gate){
+        .ring = ring, .wake = wake, .depth = depth, .coordinator = coordinator, .elides = elides};
 }
 
 /* ---- futexes ---- */
@@ -179,13 +180,30 @@ static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_bell be
     return bell == COX_BELL_RESPONSE_CONSUME ? &gate->wake->bell : NULL;
 }
 
-static void word_ring(_Atomic uint32_t *word)
+/* asleep: says whether anybody sleeps on the word; NULL: not known. */
+static void word_ring(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
 {
-    /* release: what it is rung for before the word; partner: the acquire in cox_gate_ticket. Before
-     * the wake-up: who looked before that does not fall asleep. */
-    atomic_fetch_add_explicit(word, 1, memory_order_release);
+    /* seq_cst: what it is rung for before the word; partner: the acquire in cox_gate_ticket. Before
+     * the wake-up: who looked before that does not fall asleep. And before the look at `asleep`: who says so after
+     * that finds, in the kernel's look at the word, that it has moved. Partner: word_sleep. */
+    atomic_fetch_add_explicit(word, 1, memory_order_seq_cst);
     cox_fault_point(COX_FAULT_BELL_RUNG);
-    cox_futex_wake(word);
+    if (!asleep || atomic_load_explicit(asleep, memory_order_seq_cst) != 0)
+        cox_futex_wake(word);
+}
+
+static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, uint32_t ticket,
+                      uint64_t deadline_ns)
+{
+    if (!asleep)
+        return cox_futex_wait(word, ticket, deadline_ns);
+    /* seq_cst: see word_ring. A count, since many may sleep; whoever dies here stays in it. */
+    atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
+    cox_fault_point(COX_FAULT_SLEEP_TOLD);
+    const int r = cox_futex_wait(word, ticket, deadline_ns);
+    /* relaxed: counted too long costs a call. */
+    atomic_fetch_sub_explicit(asleep, 1, memory_order_relaxed);
+    return r;
 }
 
 static void futex_post(struct cox_gate *gate, enum cox_bell bell)
@@ -194,7 +212,7 @@ static void futex_post(struct cox_gate *gate, enum cox_bell bell)
     if (word && bell == COX_BELL_REQUEST_CONSUME && !gate->coordinator)
         cox_futex_wake(word);
     else if (word)
-        word_ring(word);
+        word_ring(word, NULL);
 }
 
 /* One answer less; true: that was the last one, and the request is still the one that it answers. */
@@ -232,7 +250,7 @@ void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, boo
     bool last = hint_count(&gate->wake->hints[sequence % gate->depth].word, sequence);
     cox_fault_point(COX_FAULT_HINT_COUNTED);
     if (last || failed)
-        word_ring(&gate->wake->bell);
+        word_ring(&gate->wake->bell, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
 }
 
 uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell)
@@ -247,7 +265,7 @@ uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell)
 void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
 {
     if (cox_gate_shared(gate)) {
-        futex_post(gate, COX_BELL_REQUEST_CONSUME);
+        word_ring(&gate->ring->word, gate->elides ? &gate->wake->ranks_asleep : NULL);
         return;
     }
     for (uint32_t rank = gate->rank_first; rank < gate->rank_first + gate->rank_count; rank++)
@@ -274,7 +292,10 @@ int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uin
     if (cox_gate_shared(gate)) {
         _Atomic uint32_t *word = gate_word(gate, which);
         COX_ASSERT(word);
-        return cox_futex_wait(word, ticket, deadline_ns);
+        _Atomic uint32_t *asleep = which == COX_BELL_RESPONSE_CONSUME
+                                       ? &gate->wake->coordinator_sleeps
+                                       : &gate->wake->ranks_asleep;
+        return word_sleep(word, gate->elides ? asleep : NULL, ticket, deadline_ns);
     }
     struct cox_gate_bell *bell = gate_bell(gate, rank, which);
     int r = cox_semaphore_wait(&bell->semaphore, deadline_ns);

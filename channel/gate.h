@@ -40,13 +40,17 @@ struct cox_gate {
     struct cox_layout_ring *ring;         /* borrowed; NULL on the error channel */
     struct cox_layout_wake_channel *wake; /* borrowed */
     uint32_t depth;
-    bool rooms;       /* semaphores: the produce bells are posted and taken; true until the owner says else */
+    bool
+        rooms; /* semaphores: the produce bells are posted and taken; true until the owner says else */
     bool coordinator; /* may write `ring` */
+    bool elides; /* futexes: who sleeps says so, and nobody is called to wake up who does not */
 };
 
-/* Futexes, whose words are borrowed. Closed as the others. */
+/* Futexes, whose words are borrowed. elides: where ranks look before they sleep, so that most wake-ups are for nobody.
+ * Closed as the others. */
 void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
-                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator);
+                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
+                   bool elides);
 /* True: one wake-up is for every rank at once, and the coordinator sleeps on all ranks at once. */
 static inline bool cox_gate_shared(const struct cox_gate *gate)
 {
@@ -77,7 +81,7 @@ void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks);
 /* A rank has answered `sequence` (its truth says so already). failed: the answer tells of a failure,
  * which nobody should wait for the others with. */
 void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed);
-/* With futexes: wakes who sleeps on the bell, whatever the rank; a rank that posts COX_BELL_REQUEST_
+/* With futexes: wakes who sleeps on the bell, whatever the rank and whatever is said of who sleeps; a rank that posts COX_BELL_REQUEST_
  * CONSUME, to wake its own threads, cannot change the word, and has to do it until they woke. */
 void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
 /* For wait; to be asked for before the look at the truth. */

@@ -70,7 +70,7 @@ struct cox_layout_header {
     uint32_t flags;
     uint64_t coordinator_start; /* /proc/<pid>/stat field 22, clock ticks since boot */
     uint32_t epoch;             /* another one for every group that ever had this name */
-    uint32_t reserved;
+    uint32_t spin_ns;           /* who waits looks for so long before it sleeps; see spin.h */
     uint64_t reserved2;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
     uint8_t padding[512 - 64 - 32 * COX_CHANNEL_COUNT];
@@ -173,9 +173,14 @@ struct cox_layout_hint {
     uint8_t padding[COX_LINE_SIZE - 8];
 };
 
+/* Where somebody looks before he sleeps, who wakes looks whether anybody does, and spares himself the call. */
 struct cox_layout_wake_channel {
     _Atomic uint32_t bell; /* the coordinator sleeps on it; grows with every wake-up */
-    uint8_t padding[COX_LINE_SIZE - 4];
+    _Atomic uint32_t coordinator_sleeps;
+    uint8_t padding[64 - 8];
+    _Atomic uint32_t
+        ranks_asleep; /* on the ring's word; a rank that was killed there is counted for ever, which costs calls */
+    uint8_t padding2[COX_LINE_SIZE - 64 - 4];
     struct cox_layout_hint hints[COX_DEPTH_MAX];
 };
 
@@ -196,6 +201,7 @@ COX_LAYOUT_AT(cox_layout_header, coordinator_pid, 32);
 COX_LAYOUT_AT(cox_layout_header, flags, 36);
 COX_LAYOUT_AT(cox_layout_header, coordinator_start, 40);
 COX_LAYOUT_AT(cox_layout_header, epoch, 48);
+COX_LAYOUT_AT(cox_layout_header, spin_ns, 52);
 COX_LAYOUT_AT(cox_layout_header, channels, 64);
 _Static_assert(sizeof(struct cox_layout_header) == 512, "header size");
 COX_LAYOUT_AT(cox_layout_frame, sequence, 0);
@@ -228,6 +234,7 @@ COX_LAYOUT_AT(cox_layout_control, channels, 640);
 COX_LAYOUT_AT(cox_layout_control, ranks, 2176);
 COX_LAYOUT_AT(cox_layout_rings, heard, 512);
 _Static_assert(sizeof(struct cox_layout_rings) == 1024, "rings size");
+COX_LAYOUT_AT(cox_layout_wake_channel, ranks_asleep, 64);
 COX_LAYOUT_AT(cox_layout_wake_channel, hints, COX_LINE_SIZE);
 _Static_assert(sizeof(struct cox_layout_wake_channel) == 9 * COX_LINE_SIZE, "wake channel size");
 _Static_assert(sizeof(struct cox_layout_control) + sizeof(struct cox_layout_rings) <= 4096,

@@ -290,6 +290,8 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
         atomic_fetch_add_explicit(&collector->blocks_used, !behind->used, memory_order_relaxed);
         behind->used = true;
     }
+    /* relaxed: whoever sees it takes the lock. */
+    atomic_store_explicit(&collector->news, entry->sequence, memory_order_relaxed);
     slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
     collector_advance(collector);
     /* The collector planned its sleep without this one. */
@@ -450,12 +452,44 @@ struct cox_look cox_collector_look(const struct cox_collector *collector)
     };
 }
 
-void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
+struct collector_gaze {
+    const struct cox_collector *collector;
+    const struct cox_layout_rank_line *line; /* NULL: the bell of all ranks */
+    uint64_t sequence;
+    const struct cox_look *before;
+};
+
+static bool collector_has_answer(const void *context)
+{
+    const struct collector_gaze *gaze = context;
+    const struct cox_collector *collector = gaze->collector;
+    const bool rung = gaze->line
+                          ? cox_truth_done(gaze->line) >= gaze->sequence
+                          : cox_gate_ticket(&collector->channel->gate, COX_BELL_RESPONSE_CONSUME) !=
+                                gaze->before->ticket;
+    return rung || atomic_load(&collector->causes) != gaze->before->causes;
+}
+
+void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
                          const struct cox_look *before, uint64_t deadline_ns)
 {
+    const struct cox_channel *channel = collector->channel;
+    const struct collector_gaze gaze = {
+        .collector = collector,
+        .line = cox_gate_shared(&channel->gate) || collector->legacy
+                    ? NULL
+                    : cox_truth_line(channel->control, rank, channel->id),
+        .sequence = sequence,
+        .before = before,
+    };
     collector->sleep_rank = (int)rank;
     collector->sleep_ns = deadline_ns;
     pthread_mutex_unlock(&collector->lock);
+    if (cox_spin_until(&collector->spinner, collector_has_answer, &gaze)) {
+        pthread_mutex_lock(&collector->lock);
+        collector->sleep_rank = -1;
+        return;
+    }
     int r = COX_TIMEOUT;
     atomic_store(&collector->sleeping, rank + 1); /* seq_cst: see cox_collector_wake */
     if (atomic_load(&collector->causes) == before->causes)
@@ -805,16 +839,19 @@ static void gathering_add_owing(const struct cox_gathering *gathering, struct co
  * sleep on, -1: nothing is in flight, and *ret_deadline_ns the next deadline. lock is held on entry
  * and on return, given up over a handler. */
 static bool gather_round(struct cox_collector *collector, const struct cox_look *before,
-                         bool *looked_again, int *ret_owing, uint64_t *ret_deadline_ns)
+                         bool *looked_again, int *ret_owing, uint64_t *ret_sequence,
+                         uint64_t *ret_deadline_ns)
 {
     uint64_t late_sequence;
     collector_drop_late(collector, &late_sequence);
     *ret_owing = -1;
+    *ret_sequence = 0;
     *ret_deadline_ns = COX_DEADLINE_NEVER;
     struct pass pass = {.now_ns = cox_now_ns()};
-    bool ring = collector->ended < collector->published && ring_due(&collector->ring_ns, pass.now_ns);
-    const bool news = before->causes != collector->seen.causes ||
-                      before->ticket != collector->seen.ticket;
+    bool ring =
+        collector->ended < collector->published && ring_due(&collector->ring_ns, pass.now_ns);
+    const bool news =
+        before->causes != collector->seen.causes || before->ticket != collector->seen.ticket;
     bool apart = false;               /* a request is not owed by the rank that is slept on */
     struct cox_rank_set owed = {{0}}; /* by whom, for the requests looked at */
     for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
@@ -849,8 +886,10 @@ static bool gather_round(struct cox_collector *collector, const struct cox_look 
         }
         if (ring)
             gather_ring(collector, entry);
-        if (*ret_owing < 0)
+        if (*ret_owing < 0) {
             *ret_owing = owing;
+            *ret_sequence = sequence;
+        }
         apart = apart || gathering->results[*ret_owing].outcome != COX_OUTCOME_LATE;
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->deadline_ns);
     }
@@ -869,12 +908,12 @@ static void collector_gather(struct cox_collector *collector, uint64_t sequence)
         /* Before the look: a cause stored after this is seen by the sleep. */
         const struct cox_look before = cox_collector_look(collector);
         int owing;
-        uint64_t deadline_ns;
-        if (gather_round(collector, &before, &looked_again, &owing, &deadline_ns))
+        uint64_t owed, deadline_ns;
+        if (gather_round(collector, &before, &looked_again, &owing, &owed, &deadline_ns))
             continue;
         if (owing < 0)
             return;
-        cox_collector_sleep(collector, (uint32_t)owing, &before,
+        cox_collector_sleep(collector, (uint32_t)owing, owed, &before,
                             cox_deadline_min(deadline_ns, collector->ring_ns));
         looked_again = false;
     }
@@ -921,6 +960,31 @@ static void collector_await_blocks(struct cox_collector *collector)
         pthread_cond_timedwait(&collector->work, &collector->lock, &until);
 }
 
+struct idle_gaze {
+    const struct cox_collector *collector;
+    uint64_t published;
+};
+
+static bool collector_has_work(const void *context)
+{
+    const struct idle_gaze *gaze = context;
+    return atomic_load_explicit(&gaze->collector->news, memory_order_relaxed) != gaze->published ||
+           atomic_load_explicit(&gaze->collector->stopping, memory_order_relaxed);
+}
+
+/* True: something was published while it looked. lock is held on entry and on return. */
+static bool collector_looks(struct cox_collector *collector)
+{
+    const struct idle_gaze gaze = {collector, collector->published};
+    if (collector->spinner.budget_ns == 0)
+        return false;
+    pthread_mutex_unlock(&collector->lock);
+    const bool found = cox_spin_until(&collector->spinner, collector_has_work, &gaze);
+    pthread_mutex_lock(&collector->lock);
+    return found || collector->published != gaze.published ||
+           atomic_load_explicit(&collector->stopping, memory_order_acquire);
+}
+
 static void *collector_main(void *argument)
 {
     struct cox_collector *collector = argument;
@@ -932,7 +996,7 @@ static void *collector_main(void *argument)
         /* A block that a late rank may still read is owed; otherwise nothing: sleep without a timeout. */
         if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
             collector_await_blocks(collector);
-        else
+        else if (!collector_looks(collector))
             pthread_cond_wait(&collector->work, &collector->lock);
     }
     pthread_mutex_unlock(&collector->lock);
@@ -948,6 +1012,7 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     collector->blocks = blocks;
     collector->channel = channel;
     collector->sleep_rank = -1;
+    collector->spinner.budget_ns = geometry->spin_ns;
     collector->rank_count = geometry->rank_count;
     collector->legacy = geometry->legacy;
     collector->owner = owner;

@@ -128,11 +128,12 @@ struct cox_collector {
      * without whom there is no room by who is refused. One clock for both would ring for whoever
      * comes first in each slice, and never for the other. */
     uint64_t ring_ns, claim_ring_ns;
-    struct cox_look seen; /* before the last pass over what is in flight; the gathering thread's */
+    struct cox_look seen;  /* before the last pass over what is in flight; the gathering thread's */
     uint32_t claim_causes; /* causes, as the last claim began; under submit_lock */
-    int sleep_rank;           /* the collector sleeps on its bell, -1: awake */
-    uint64_t sleep_ns;        /* until then */
-    struct cox_waiter nobody; /* in place of a caller that waits no longer */
+    struct cox_spinner spinner; /* of who gathers */
+    int sleep_rank;             /* the collector sleeps on its bell, -1: awake */
+    uint64_t sleep_ns;          /* until then */
+    struct cox_waiter nobody;   /* in place of a caller that waits no longer */
     struct cox_collector_rank *ranks;
     struct cox_stats stats;
     cox_completion_fn handler;
@@ -143,6 +144,7 @@ struct cox_collector {
     bool gathering; /* channels without a response thread: a caller gathers */
 
     _Atomic bool stopping;
+    _Atomic uint64_t news;   /* published, for who looks without the lock */
     _Atomic uint32_t causes; /* reasons to look that did not come through the gate */
     _Atomic uint32_t
         sleeping; /* rank + 1 whose response_consume the collector sleeps on, 0: awake */
@@ -220,9 +222,9 @@ void cox_collector_admit(struct cox_collector *collector, uint32_t rank);
 /* A cause was stored elsewhere: makes the collector look. From any thread. */
 void cox_collector_wake(struct cox_collector *collector);
 struct cox_look cox_collector_look(const struct cox_collector *collector);
-/* With lock held, which it gives up meanwhile: sleeps on the reply bell of a rank (of all ranks, where
- * they share one) until it is rung, a wake since `before`, or the deadline. */
-void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
+/* With lock held, which it gives up meanwhile: looks for a while, and then sleeps on the reply bell of a rank (of all ranks,
+ * where they share one), which owes the answer to `sequence`, until it is rung, a wake since `before`, or the deadline. */
+void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
                          const struct cox_look *before, uint64_t deadline_ns);
 
 /* A stay of this thread inside a handler or hook; frames are nested on the stack. */

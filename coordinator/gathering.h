@@ -41,7 +41,8 @@ struct cox_gathering {
         struct cox_bulk_ref ref; /* of the block that the answer is in */
         uint8_t *block;          /* private copy of it; NULL: none */
         bool in_block;
-        char *text; /* COX_RANK_TEXT_SIZE bytes of texts: apart, so that what every round touches lies together */
+        char *
+            text; /* COX_RANK_TEXT_SIZE bytes of texts: apart, so that what every round touches lies together */
     } * ranks;
     char *texts;
     uint32_t next; /* ranks before it have answered, or were not asked */
