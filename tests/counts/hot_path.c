@@ -1,11 +1,15 @@
-/* hot_path: the rounds whose instructions are counted (hot_path.py, which says how).
+/* hot_path: the rounds whose instructions (hot_path.py) and system calls (system_calls.py) are counted.
  *
  * A coordinator and its workers, all of them this program: WARM_UP rounds and then ROUNDS of opaque requests, the same of
- * decode steps. Each request is submitted from the handler of the one before, as in the benchmark. The handler waits until
- * all ranks have answered before it returns: so the response thread never sleeps, and how often it looks does not depend
- * on who runs when. What is not of the hot path is in functions of its own, whose instructions are left out:
- *   hot_path_await   that wait
- *   hot_path_mark    called where a part of the count begins or ends, in each process
+ * decode steps. Each request is submitted from the handler of the one before, as in the benchmark.
+ *
+ *   hot_path named|sealed          For instructions. The handler waits until all ranks have answered before it returns: so
+ *                                  the response thread never sleeps, and how often it looks does not depend on who runs
+ *                                  when. What is not of the hot path is in functions of its own:
+ *                                    hot_path_await   that wait
+ *                                    hot_path_mark    called where a part of the count begins or ends, in each process
+ *   hot_path named|sealed RANKS    For system calls. Nothing waits but the channel. Where a part begins or ends, the
+ *                                  coordinator calls getppid, reads the clock, and calls getppid again.
  *
  * HOT_PATH_COUNT: a command that the last rank's process becomes, before its own. */
 #include <errno.h>
@@ -21,11 +25,12 @@
 #include "proto/executor.pb-c.h"
 #include "worker/worker.h"
 
-#define RANK_COUNT 8
+#define RANK_COUNT 8 /* unless it is told */
+#define RANK_COUNT_MAX 64
 #define ROW_COUNT 16
 #define PAYLOAD_SIZE 64
 #define WARM_UP 32
-#define ROUNDS 64 /* hot_path.py divides by it */
+#define ROUNDS 64 /* as in the two programs that run this one */
 #define PATIENCE_MS 60000
 
 void hot_path_mark(void);
@@ -39,11 +44,13 @@ __attribute__((noinline)) void hot_path_mark(void)
 /* ---- a worker ---- */
 
 /* Of each kind of request so many: a mark before the first that is counted, and one behind the last. */
-static void count_round(uint32_t *rounds)
+static bool count_round(uint32_t *rounds)
 {
-    if (*rounds == WARM_UP || *rounds == WARM_UP + ROUNDS)
+    bool marks = *rounds == WARM_UP || *rounds == WARM_UP + ROUNDS;
+    if (marks)
         hot_path_mark();
     ++*rounds;
+    return marks;
 }
 
 struct worker_rounds {
@@ -115,8 +122,9 @@ static void become_counted(char **argv)
 
 struct path {
     struct cox_executor *executor;
+    bool awaits; /* hot_path_await, in the handler */
     int (*submit)(struct path *path, uint64_t *ret_sequence);
-    uint32_t rounds, ended;
+    uint32_t ended; /* rounds, of this kind of request */
     uint64_t base_sequence;
     int failure;
     struct cox_error err;
@@ -130,7 +138,7 @@ struct path {
 __attribute__((noinline)) void hot_path_await(struct cox_executor *executor, uint64_t sequence)
 {
     const struct cox_control *control = &executor->control;
-    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         while (cox_truth_done(cox_truth_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence &&
                !cox_supervisor_dead(executor->supervisor, rank, NULL))
             sched_yield();
@@ -154,7 +162,7 @@ static int submit_step(struct path *path, uint64_t *ret_sequence)
     table.n_blocks = 1;
     table.blocks = block;
     for (uint32_t i = 0; i < ROW_COUNT; i++) {
-        if (path->rounds == 0) {
+        if (path->ended == 0) {
             model_execute_data__step_sequence__init(&path->sequences[i]);
             path->sequences[i].has_seq_id = path->sequences[i].has_slot = 1;
             path->sequences[i].seq_id = 100 + i;
@@ -165,12 +173,12 @@ static int submit_step(struct path *path, uint64_t *ret_sequence)
             path->pointers[i] = &path->sequences[i];
             path->slots[i] = i;
         }
-        path->positions[i] = path->rounds;
+        path->positions[i] = path->ended;
     }
     ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
     delta.has_base_sequence = 1;
     delta.base_sequence = path->base_sequence;
-    delta.n_announced = path->rounds == 0 ? ROW_COUNT : 0;
+    delta.n_announced = path->ended == 0 ? ROW_COUNT : 0;
     delta.announced = path->pointers;
     delta.n_row_slot = delta.n_row_position = ROW_COUNT;
     delta.row_slot = path->slots;
@@ -189,14 +197,22 @@ static int submit_step(struct path *path, uint64_t *ret_sequence)
     return cox_executor_submit(path->executor, &request, &options, ret_sequence, &path->err);
 }
 
+/* If the clock is seen between the two, reading it takes a system call on this machine. */
+static void mark_for_strace(void)
+{
+    getppid();
+    cox_now_ns();
+    getppid();
+}
+
 static int path_next(struct path *path)
 {
     uint64_t sequence;
     int r = path->submit(path, &sequence);
     if (r)
         return r;
-    path->rounds++;
-    hot_path_await(path->executor, sequence);
+    if (path->awaits)
+        hot_path_await(path->executor, sequence);
     return 0;
 }
 
@@ -206,7 +222,8 @@ static void path_completed(void *context, const struct cox_completion *completio
     if (completion->status)
         path->failure = cox_fail(&path->err, completion->status, "%s", completion->text);
     path->base_sequence = completion->sequence;
-    count_round(&path->ended);
+    if (count_round(&path->ended) && !path->awaits)
+        mark_for_strace();
     if (path->failure == 0 && path->ended <= WARM_UP + ROUNDS) {
         path->failure = path_next(path);
         if (path->failure == 0)
@@ -219,12 +236,11 @@ static int run_path(struct path *path, int (*submit)(struct path *, uint64_t *))
 {
     uint64_t sequence;
     path->submit = submit;
-    path->rounds = path->ended = 0;
+    path->ended = 0;
     path->base_sequence = 0;
     int r = submit(path, &sequence);
     if (r)
         return r;
-    path->rounds++;
     while (sem_wait(&path->done) < 0 && errno == EINTR)
         continue;
     return path->failure;
@@ -237,17 +253,20 @@ int main(int argc, char **argv)
         return worker_main(argc, argv);
     }
     bool sealed = argc > 1 && strcmp(argv[1], "sealed") == 0;
-    if (argc != 2 || (!sealed && strcmp(argv[1], "named") != 0)) {
-        fprintf(stderr, "usage: %s named|sealed\n", argv[0]);
+    int rank_count = argc == 3 ? atoi(argv[2]) : RANK_COUNT;
+    if (argc < 2 || argc > 3 || (!sealed && strcmp(argv[1], "named") != 0) || rank_count < 1 ||
+        rank_count > RANK_COUNT_MAX) {
+        fprintf(stderr, "usage: %s named|sealed [RANKS]\n", argv[0]);
         return 2;
     }
     const char *const command[] = {argv[0], NULL};
     const struct cox_executor_options options = {
-        .rank_count = RANK_COUNT,
+        .rank_count = (uint32_t)rank_count,
         .command = command,
         .attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
     };
     static struct path path;
+    path.awaits = argc == 2;
     sem_init(&path.done, 0, 0);
     int r = cox_executor_start(&options, &path.executor, &path.err);
     if (r == 0)
