@@ -10,7 +10,7 @@ Waits are in none of them, so the numbers do not depend on who runs when.
 
 RECORD has the counts by compiler, C library and protobuf-c, all of whose code is among the counted. Exits with 1 when a count is
 more than 10 % above the recorded one, and with 77 where nothing was recorded for what is here or callgrind is missing. Counts that
-are 10 % below are told, so that the record be renewed: --renew, or the target counts_renew."""
+are 10 % below are told, so that the record be renewed: --renew, which `sh tools/compile test counts_renew` calls."""
 import collections
 import ctypes
 import json
@@ -126,9 +126,9 @@ def main():
         if share < -LIMIT:
             below.append(what)
     if above:
-        print(f"over {LIMIT:.0%} more instructions than recorded: {', '.join(above)}. If that is meant: target counts_renew")
+        print(f"over {LIMIT:.0%} more instructions than recorded: {', '.join(above)}. If that is meant: sh tools/compile test counts_renew")
     elif below:
-        print(f"over {LIMIT:.0%} fewer instructions than recorded: {', '.join(below)}. Renew the record: target counts_renew")
+        print(f"over {LIMIT:.0%} fewer instructions than recorded: {', '.join(below)}. Renew the record: sh tools/compile test counts_renew")
     return 1 if above else 0
 
 
