@@ -106,18 +106,20 @@ enum cox_rank_state {
     COX_RANK_REPLYING = 3,
 };
 
-/* One rank on one channel; written by that rank alone. */
+/* One rank on one channel; written by that rank alone. All that the coordinator looks at for an answer, up to a depth of 4, is in
+ * the first 64 bytes, which travel from the one processor's cache to the other's in each round; what the rank says of itself
+ * meanwhile is behind. */
 struct cox_layout_rank_line {
     _Atomic uint64_t taken;    /* last sequence looked at */
     _Atomic uint64_t returned; /* frames up to here are not read again */
     _Atomic uint64_t done;     /* last sequence answered; release, after slot and tag */
-    _Atomic uint64_t word;     /* state in bits 56-63, sequence below */
-    _Atomic uint64_t stamp_ns; /* when word last changed, CLOCK_MONOTONIC or _COARSE; for display */
-    _Atomic uint64_t base;     /* the sequence table stands at this step */
     _Atomic uint32_t epoch;
     _Atomic uint32_t generation;
     _Atomic uint64_t tags[COX_DEPTH_MAX]; /* the sequence whose reply a slot holds; bit 63: it is an
                                              ExecuteResponse in any case */
+    _Atomic uint64_t word;                /* state in bits 56-63, sequence below */
+    _Atomic uint64_t stamp_ns;            /* when word last changed, CLOCK_MONOTONIC or _COARSE; for display */
+    _Atomic uint64_t base;                /* the sequence table stands at this step */
     uint64_t reserved;
 };
 
@@ -217,12 +219,12 @@ _Static_assert(sizeof(struct cox_layout_channel_truth) == 384, "channel truth si
 COX_LAYOUT_AT(cox_layout_rank_line, taken, 0);
 COX_LAYOUT_AT(cox_layout_rank_line, returned, 8);
 COX_LAYOUT_AT(cox_layout_rank_line, done, 16);
-COX_LAYOUT_AT(cox_layout_rank_line, word, 24);
-COX_LAYOUT_AT(cox_layout_rank_line, stamp_ns, 32);
-COX_LAYOUT_AT(cox_layout_rank_line, base, 40);
-COX_LAYOUT_AT(cox_layout_rank_line, epoch, 48);
-COX_LAYOUT_AT(cox_layout_rank_line, generation, 52);
-COX_LAYOUT_AT(cox_layout_rank_line, tags, 56);
+COX_LAYOUT_AT(cox_layout_rank_line, epoch, 24);
+COX_LAYOUT_AT(cox_layout_rank_line, generation, 28);
+COX_LAYOUT_AT(cox_layout_rank_line, tags, 32);
+COX_LAYOUT_AT(cox_layout_rank_line, word, 96);
+COX_LAYOUT_AT(cox_layout_rank_line, stamp_ns, 104);
+COX_LAYOUT_AT(cox_layout_rank_line, base, 112);
 _Static_assert(sizeof(struct cox_layout_rank_line) == COX_LINE_SIZE, "rank line size");
 COX_LAYOUT_AT(cox_layout_identity, pid, 4);
 COX_LAYOUT_AT(cox_layout_identity, start, 8);

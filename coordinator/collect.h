@@ -117,8 +117,8 @@ struct cox_collector {
     struct cox_blocks_choice *blocks; /* borrowed */
 
     pthread_mutex_t submit_lock;
-    pthread_mutex_t lock;
-    pthread_cond_t work;       /* published or stopping: the response thread */
+    pthread_cond_t work;  /* published or stopping: the response thread */
+    pthread_mutex_t lock; /* on another cache line than submit_lock, which callers compete for */
     pthread_cond_t ended_cond; /* ended, or a handler returned */
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
@@ -157,6 +157,9 @@ struct cox_collector {
     bool threaded;
     pthread_t thread;
 };
+_Static_assert(offsetof(struct cox_collector, lock) - offsetof(struct cox_collector, submit_lock) >=
+                   64 + 24, /* a line, and the part of a mutex that is ever written */
+               "two locks on one line");
 
 int cox_collector_init(struct cox_collector *collector, struct cox_channel *channel,
                        const void *owner, struct cox_blocks_choice *blocks,

@@ -34,6 +34,9 @@
 struct worker {
     struct cox_supervisor *supervisor;
     uint32_t rank;
+    /* Stored with release; its partners are the acquire loads of worker_is_dead. Looked at in every request, as are pid and
+     * adopted: in one page of the five that this takes. */
+    atomic_bool dead;
     /* Of the rank's present life; written by the supervisor thread, pidfd under the supervisor's lock. */
     _Atomic pid_t pid; /* relaxed: a number */
     int pidfd;
@@ -59,8 +62,6 @@ struct worker {
     bool released; /* external: it has left the group; watched, but neither awaited nor signalled */
     pid_t former;  /* external: who was the rank before its place was vacated */
     bool let_go;   /* former lives, for all that is known */
-    /* Stored with release; its partners are the acquire loads of worker_is_dead. */
-    atomic_bool dead;
 };
 
 /* A process to be started again; on the stack of who waits for it. */
