@@ -148,11 +148,12 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
     int r = geometry_check(geometry, COX_CORRUPT, err);
     if (r)
         return r;
-    if (geometry->spin_ns > COX_SPIN_MAX_NS)
+    if (geometry->spin_ns && geometry->spin_ns != COX_SPIN_AUTO_NS &&
+        geometry->spin_ns != COX_SPIN_MAX_NS)
         return cox_fail(err, COX_CORRUPT,
                         "ranks are to look for %" PRIu32
-                        " ns before they sleep: expected at most %" PRIu32,
-                        geometry->spin_ns, COX_SPIN_MAX_NS);
+                        " ns before they sleep: expected 0, %" PRIu32 " or %" PRIu32,
+                        geometry->spin_ns, COX_SPIN_AUTO_NS, COX_SPIN_MAX_NS);
     /* Frames and strides follow from the sizes: whoever resolves them gets these, or a number was
      * changed since. */
     struct cox_geometry_choice choice = {

@@ -23,7 +23,8 @@ static void m4_b33_an_answer_larger_than_what_is_free_is_refused(void **state)
     const uint64_t size = (((uint64_t)info.totalram + info.totalswap) * info.mem_unit | 0xffff) + 1;
     struct cox_exporter *exporter;
     struct cox_rank_result result = {.outcome = COX_OUTCOME_LATE, .pid = getpid()};
-    struct cox_gathering_rank rank = {.ref = {.size = size}};
+    char text[COX_RANK_TEXT_SIZE];
+    struct cox_gathering_rank rank = {.ref = {.size = size}, .text = text};
     struct cox_gathering gathering = {.rank_count = 1, .results = &result, .ranks = &rank};
     const struct cox_block_intake intake = {.size_max = UINT64_MAX};
     int fd = memfd_create("answer", MFD_CLOEXEC | MFD_ALLOW_SEALING);

@@ -28,6 +28,7 @@ static void group_create(struct group *group, uint32_t depth)
     if (cox_control_create(&group->control, GROUP, &geometry, &err) ||
         cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, &err))
         fail_msg("%s", err.text);
+    group->channel.gate.rooms = true; /* what is waited with here */
     for (uint32_t rank = 0; rank < 4; rank++) {
         struct cox_layout_rank_line *line =
             cox_truth_line(&group->control, rank, COX_CHANNEL_EXECUTE);
@@ -291,6 +292,7 @@ static void answer_as_rank_1(void *context)
     CHECK(cox_control_attach(&group.control, GROUP, NULL) == 0);
     CHECK(cox_channel_attach(&group.channel, GROUP, &group.control, COX_CHANNEL_EXECUTE, 1, NULL) ==
           0);
+    group.channel.gate.rooms = true;
     struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
         CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE, 0,

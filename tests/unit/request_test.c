@@ -27,6 +27,7 @@ static void group_create(struct group *group, uint32_t depth)
     if (cox_control_create(&group->control, GROUP, &geometry, &err) ||
         cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, &err))
         fail_msg("%s", err.text);
+    group->channel.gate.rooms = true; /* what is waited with here */
 }
 
 static void group_gone(struct group *group)
@@ -44,6 +45,7 @@ static void group_attach(struct group *group, uint32_t rank)
     CHECK(cox_control_attach(&group->control, GROUP, NULL) == 0);
     CHECK(cox_channel_attach(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, rank,
                              NULL) == 0);
+    group->channel.gate.rooms = true;
 }
 
 static struct cox_rank_set only(uint32_t rank)
