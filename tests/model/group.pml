@@ -159,15 +159,12 @@ inline ring_news()
     }
 }
 
-/* Falls asleep, unless the bell has moved: the mark is set where the word is still what was read, and the kernel compares
- * the word with the mark. */
-inline fall_asleep()
-{
-#ifndef NO_MARK
-    atomic { marked[window] = (bell_moved[AT(r)] -> marked[window] : true); }
+/* The mark is set where the word is still what was read; the kernel compares the word with the mark. */
+#ifdef NO_MARK
+#define SET_MARK skip
+#else
+#define SET_MARK marked[window] = true
 #endif
-    atomic { sleeps[AT(r)] = !bell_moved[AT(r)]; }
-}
 
 /* Whoever gives up tells of it in a word that only grows: an abort that was held up does not take back a later one. */
 #ifdef NO_GROWING
@@ -354,21 +351,20 @@ scan:   atomic {
 #endif
         :: atomic { missing > 0 && !due && !heard && !bell_news[AT(r)] -> goto sleeps_on; }
         :: atomic { missing > 0 && (due || heard || bell_news[AT(r)]) -> heard = true; bell_news[AT(r)] = false; }
-            /* News are taken before the words are looked at that they may be about. */
-            STEP {
-            do
-            :: d_step {
-                q < RANKS ->
+            /* News are taken before the words are looked at that they may be about. Those only grow, so that a look at one
+             * after the other finds what a look at all at once would have found at its beginning or at its end. */
+            d_step {
+                do
+                :: q < RANKS ->
 #ifndef NO_GIVEN_UP
-                gave_up = gave_up || GONE(q);
+                    gave_up = gave_up || GONE(q);
 #endif
 #if LIVES > 1
-                left = left || (q != r && LEFT_IT(q) && ((missing >> (q)) & 1) && !THERE(q));
+                    left = left || (q != r && LEFT_IT(q) && ((missing >> (q)) & 1) && !THERE(q));
 #endif
-                q++;
-               }
-            :: atomic { q == RANKS -> q = 0; break }
-            od
+                    q++;
+                :: else -> q = 0; break
+                od
             }
 #if CRASHES > 0
             /* Whoever believes that the epoch is over looks for the dead then: they may be why. */
@@ -411,9 +407,9 @@ sleeps_on:
 #endif
             if
             :: atomic { bell_moved[AT(r)] -> goto look; }
-            :: atomic { !bell_moved[AT(r)] }
+            :: atomic { !bell_moved[AT(r)] -> SET_MARK; }
             fi;
-            fall_asleep();
+            atomic { sleeps[AT(r)] = !bell_moved[AT(r)]; }
             if
             :: atomic { !sleeps[AT(r)] -> goto look; }
 #ifdef SLICE
@@ -557,8 +553,8 @@ meet:   atomic {
         }
         if
         :: atomic { missing > 0 && bell_moved[AT(r)] -> missing = 0; goto meet; }
-        :: atomic { missing > 0 && !bell_moved[AT(r)] -> missing = 0; }
-            fall_asleep();
+        :: atomic { missing > 0 && !bell_moved[AT(r)] -> SET_MARK; missing = 0; }
+            atomic { sleeps[AT(r)] = !bell_moved[AT(r)]; }
             if
             :: atomic { !sleeps[AT(r)] -> goto meet; }
             /* meeting_due, in a slice: deaths, and whether the init has ended without this rank. */
