@@ -100,6 +100,13 @@ uint64_t cox_now_ns(void)
     return (uint64_t)ts.tv_sec * COX_NSEC_PER_SEC + (uint64_t)ts.tv_nsec;
 }
 
+uint64_t cox_now_coarse_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &ts);
+    return (uint64_t)ts.tv_sec * COX_NSEC_PER_SEC + (uint64_t)ts.tv_nsec;
+}
+
 uint64_t cox_deadline_after_ns(uint64_t duration_ns)
 {
     uint64_t now = cox_now_ns();

@@ -95,6 +95,13 @@ struct cox_error {
     char text[1024]; /* one sentence or a few, no newline at the end */
 };
 
+/* As new, without touching all of the text. */
+static inline void cox_error_clear(struct cox_error *err)
+{
+    err->code = 0;
+    err->text[0] = '\0';
+}
+
 /* Writes code and text to err (NULL: nothing is written) and returns code, so that
  * `return cox_fail(err, COX_INVALID, "...")` is one line. Keeps an earlier text when err->code is
  * set: the first failure is the cause, what follows is clean-up. */
@@ -129,6 +136,9 @@ COX_PUBLIC void cox_assert_failed(const char *condition, const char *file, int l
 #define COX_NSEC_PER_MSEC UINT64_C(1000000)
 #define COX_DEADLINE_NEVER UINT64_MAX
 COX_PUBLIC uint64_t cox_now_ns(void);
+/* The same clock as of the kernel's last tick, some milliseconds back at most, for a fraction of the price: for
+ * stamps that are shown. */
+COX_PUBLIC uint64_t cox_now_coarse_ns(void);
 /* now + duration, saturating at COX_DEADLINE_NEVER. */
 COX_PUBLIC uint64_t cox_deadline_after_ns(uint64_t duration_ns);
 COX_PUBLIC uint64_t cox_deadline_after_ms(uint64_t duration_ms);

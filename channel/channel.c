@@ -23,6 +23,7 @@ int cox_channel_create(struct cox_channel *channel, const char *name,
     r = cox_gate_create_semaphores(&made.gate, name, id, &control->geometry, err);
     if (r)
         goto unlink_response;
+    made.gate.rooms = cox_channel_has_rooms(&made);
     cox_fault_point(COX_FAULT_CHANNEL_CREATED);
     *channel = made;
     return 0;
@@ -56,6 +57,7 @@ int cox_channel_attach(struct cox_channel *channel, const char *name,
         cox_channel_close(&made);
         return r;
     }
+    made.gate.rooms = cox_channel_has_rooms(&made);
     *channel = made;
     return 0;
 }
@@ -72,7 +74,7 @@ void cox_channel_bind(struct cox_channel *channel, const struct cox_sealed *seal
         };
     cox_gate_bind(&channel->gate,
                   id == COX_CHANNEL_ERROR ? NULL : &cox_sealed_rings(control)->channels[id],
-                  cox_sealed_wake(sealed, id), geometry->depth, coordinator);
+                  cox_sealed_wake(sealed, id), geometry->depth, coordinator, geometry->spin_ns > 0);
 }
 
 int cox_channel_renew_regions(struct cox_channel *channel, const char *name, struct cox_error *err)

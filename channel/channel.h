@@ -23,6 +23,12 @@ struct cox_channel {
     struct cox_gate gate;
 };
 
+/* For gate.rooms: only legacy ranks and reports of faults wait for the tokens of room. */
+static inline bool cox_channel_has_rooms(const struct cox_channel *channel)
+{
+    return channel->control->geometry.legacy || channel->id == COX_CHANNEL_ERROR;
+}
+
 /* Creates regions and semaphores of `id`. Returns 0; COX_TAKEN, COX_NO_SPACE, -errno as region.h
  * and gate.h say. Nothing is left behind unless 0. */
 int cox_channel_create(struct cox_channel *channel, const char *name,

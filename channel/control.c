@@ -52,6 +52,7 @@ static int control_verify(struct cox_control *control, const char *object, struc
         .depth = layout->header.depth,
         .legacy = layout->header.flags & COX_LAYOUT_LEGACY,
         .sealed = layout->header.flags & COX_LAYOUT_SEALED,
+        .spin_ns = layout->header.spin_ns,
     };
     memcpy(geometry.channels, layout->header.channels, sizeof geometry.channels);
     int r = cox_geometry_verify(&geometry, err);
@@ -77,6 +78,7 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
     header->size = control_size(geometry);
     header->rank_count = geometry->rank_count;
     header->depth = geometry->depth;
+    header->spin_ns = geometry->spin_ns;
     header->coordinator_pid = (uint32_t)getpid();
     header->flags = (geometry->legacy ? (uint32_t)COX_LAYOUT_LEGACY : 0) |
                     (geometry->sealed ? (uint32_t)COX_LAYOUT_SEALED : 0);

@@ -69,6 +69,7 @@
     X(HINT_ARMED, "hint.armed")     /* how many answers a request lacks */                         \
     X(HINT_COUNTED, "hint.counted") /* one less; nobody is woken yet */                            \
     X(BELL_RUNG, "bell.rung")       /* the word has moved on; nobody is woken yet */               \
+    X(SLEEP_TOLD, "sleep.told")     /* it is counted among those who sleep, and does not yet */    \
     X(WAIT, "wait")                 /* about to sleep */                                           \
     X(WAIT_TOOK, "wait.took")       /* a token in its hand */                                      \
     X(TOKEN_TAKEN, "token.taken")   /* the same, without sleep */                                  \

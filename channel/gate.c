@@ -23,11 +23,21 @@ static struct cox_gate_bell *gate_bell(struct cox_gate *gate, uint32_t rank, enu
     return &gate->bells[(rank - gate->rank_first) * COX_BELL_COUNT + (uint32_t)bell];
 }
 
+static bool bell_is_room(enum cox_bell bell)
+{
+    return bell == COX_BELL_REQUEST_PRODUCE || bell == COX_BELL_RESPONSE_PRODUCE;
+}
+
+/* Nobody sleeps on it, and its tokens are not the news. */
+static bool gate_is_silent(const struct cox_gate *gate, enum cox_bell bell)
+{
+    return !gate->rooms && bell_is_room(bell);
+}
+
 /* Tokens that a new bell holds. */
 static unsigned bell_start(enum cox_bell bell, unsigned depth)
 {
-    bool produce = bell == COX_BELL_REQUEST_PRODUCE || bell == COX_BELL_RESPONSE_PRODUCE;
-    return produce ? depth : 0;
+    return bell_is_room(bell) ? depth : 0;
 }
 
 static int gate_init(struct cox_gate *gate, uint32_t rank_first, uint32_t rank_count)
@@ -39,6 +49,7 @@ static int gate_init(struct cox_gate *gate, uint32_t rank_first, uint32_t rank_c
         .rank_first = rank_first,
         .rank_count = rank_count,
         .bells = bells,
+        .rooms = true,
     };
     return 0;
 }
@@ -152,10 +163,11 @@ void cox_gate_close(struct cox_gate *gate)
 }
 
 void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
-                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator)
+                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
+                   bool elides)
 {
-    *gate =
-        (struct cox_gate){.ring = ring, .wake = wake, .depth = depth, .coordinator = coordinator};
+    *gate = (struct cox_gate){
+        .ring = ring, .wake = wake, .depth = depth, .coordinator = coordinator, .elides = elides};
 }
 
 /* ---- futexes ---- */
@@ -168,13 +180,30 @@ static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_bell be
     return bell == COX_BELL_RESPONSE_CONSUME ? &gate->wake->bell : NULL;
 }
 
-static void word_ring(_Atomic uint32_t *word)
+/* asleep: says whether anybody sleeps on the word; NULL: not known. */
+static void word_ring(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
 {
-    /* release: what it is rung for before the word; partner: the acquire in cox_gate_ticket. Before
-     * the wake-up: who looked before that does not fall asleep. */
-    atomic_fetch_add_explicit(word, 1, memory_order_release);
+    /* seq_cst: what it is rung for before the word; partner: the acquire in cox_gate_ticket. Before
+     * the wake-up: who looked before that does not fall asleep. And before the look at `asleep`: who says so after
+     * that finds, in the kernel's look at the word, that it has moved. Partner: word_sleep. */
+    atomic_fetch_add_explicit(word, 1, memory_order_seq_cst);
     cox_fault_point(COX_FAULT_BELL_RUNG);
-    cox_futex_wake(word);
+    if (!asleep || atomic_load_explicit(asleep, memory_order_seq_cst) != 0)
+        cox_futex_wake(word);
+}
+
+static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, uint32_t ticket,
+                      uint64_t deadline_ns)
+{
+    if (!asleep)
+        return cox_futex_wait(word, ticket, deadline_ns);
+    /* seq_cst: see word_ring. A count, since many may sleep; whoever dies here stays in it. */
+    atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
+    cox_fault_point(COX_FAULT_SLEEP_TOLD);
+    const int r = cox_futex_wait(word, ticket, deadline_ns);
+    /* relaxed: counted too long costs a call. */
+    atomic_fetch_sub_explicit(asleep, 1, memory_order_relaxed);
+    return r;
 }
 
 static void futex_post(struct cox_gate *gate, enum cox_bell bell)
@@ -183,7 +212,7 @@ static void futex_post(struct cox_gate *gate, enum cox_bell bell)
     if (word && bell == COX_BELL_REQUEST_CONSUME && !gate->coordinator)
         cox_futex_wake(word);
     else if (word)
-        word_ring(word);
+        word_ring(word, NULL);
 }
 
 /* One answer less; true: that was the last one, and the request is still the one that it answers. */
@@ -221,7 +250,7 @@ void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, boo
     bool last = hint_count(&gate->wake->hints[sequence % gate->depth].word, sequence);
     cox_fault_point(COX_FAULT_HINT_COUNTED);
     if (last || failed)
-        word_ring(&gate->wake->bell);
+        word_ring(&gate->wake->bell, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
 }
 
 uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell)
@@ -236,7 +265,7 @@ uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell)
 void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
 {
     if (cox_gate_shared(gate)) {
-        futex_post(gate, COX_BELL_REQUEST_CONSUME);
+        word_ring(&gate->ring->word, gate->elides ? &gate->wake->ranks_asleep : NULL);
         return;
     }
     for (uint32_t rank = gate->rank_first; rank < gate->rank_first + gate->rank_count; rank++)
@@ -250,6 +279,8 @@ void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
         futex_post(gate, bell);
         return;
     }
+    if (gate_is_silent(gate, bell))
+        return;
     cox_semaphore_post(&gate_bell(gate, rank, bell)->semaphore);
     cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
 }
@@ -261,7 +292,10 @@ int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uin
     if (cox_gate_shared(gate)) {
         _Atomic uint32_t *word = gate_word(gate, which);
         COX_ASSERT(word);
-        return cox_futex_wait(word, ticket, deadline_ns);
+        _Atomic uint32_t *asleep = which == COX_BELL_RESPONSE_CONSUME
+                                       ? &gate->wake->coordinator_sleeps
+                                       : &gate->wake->ranks_asleep;
+        return word_sleep(word, gate->elides ? asleep : NULL, ticket, deadline_ns);
     }
     struct cox_gate_bell *bell = gate_bell(gate, rank, which);
     int r = cox_semaphore_wait(&bell->semaphore, deadline_ns);
@@ -285,7 +319,7 @@ bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 
 void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell which)
 {
-    if (cox_gate_shared(gate))
+    if (cox_gate_shared(gate) || gate_is_silent(gate, which))
         return;
     struct cox_gate_bell *bell = gate_bell(gate, rank, which);
     /* One token belongs to this event; more than one taken were debts, or spurious and are

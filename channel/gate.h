@@ -7,6 +7,9 @@
  * tokens cost one look at the truth each and are forgotten. With legacy ranks there are no truth
  * words and the token itself is the news: take and wait count.
  *
+ * The produce bells tell of room. Only legacy ranks, and the error channel, sleep on them; elsewhere room is read from
+ * the truth alone, and they stay at their starting values: gate.rooms.
+ *
  * Two kinds behind the same functions. Semaphores (named attach) are as said. Futexes (sealed attach)
  * have no tokens, only words that grow with every wake-up: one per channel that all ranks sleep on, in
  * memory that only the coordinator writes, so that one call wakes them all; and one per channel that the
@@ -37,12 +40,17 @@ struct cox_gate {
     struct cox_layout_ring *ring;         /* borrowed; NULL on the error channel */
     struct cox_layout_wake_channel *wake; /* borrowed */
     uint32_t depth;
+    bool
+        rooms; /* semaphores: the produce bells are posted and taken; true until the owner says else */
     bool coordinator; /* may write `ring` */
+    bool elides; /* futexes: who sleeps says so, and nobody is called to wake up who does not */
 };
 
-/* Futexes, whose words are borrowed. Closed as the others. */
+/* Futexes, whose words are borrowed. elides: where ranks look before they sleep, so that most wake-ups are for nobody.
+ * Closed as the others. */
 void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
-                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator);
+                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
+                   bool elides);
 /* True: one wake-up is for every rank at once, and the coordinator sleeps on all ranks at once. */
 static inline bool cox_gate_shared(const struct cox_gate *gate)
 {
@@ -73,7 +81,7 @@ void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks);
 /* A rank has answered `sequence` (its truth says so already). failed: the answer tells of a failure,
  * which nobody should wait for the others with. */
 void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed);
-/* With futexes: wakes who sleeps on the bell, whatever the rank; a rank that posts COX_BELL_REQUEST_
+/* With futexes: wakes who sleeps on the bell, whatever the rank and whatever is said of who sleeps; a rank that posts COX_BELL_REQUEST_
  * CONSUME, to wake its own threads, cannot change the word, and has to do it until they woke. */
 void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
 /* For wait; to be asked for before the look at the truth. */

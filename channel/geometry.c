@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "spin.h"
+
 #define KIB UINT64_C(1024)
 #define MIB (KIB * KIB)
 /* Frames and slots start on cache lines. */
@@ -107,7 +109,11 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
                          struct cox_geometry *ret_geometry, struct cox_error *err)
 {
     struct cox_geometry geometry = {
-        .rank_count = rank_count, .legacy = choice->legacy, .sealed = choice->sealed};
+        .rank_count = rank_count,
+        .legacy = choice->legacy,
+        .sealed = choice->sealed,
+        .spin_ns = choice->legacy ? 0 : choice->spin_ns,
+    };
     geometry.depth = choice->depth ? choice->depth : choice->legacy ? 1 : COX_DEPTH_DEFAULT;
     /* Before any product with them is taken. */
     if (rank_count < 1 || rank_count > COX_RANK_COUNT_MAX || geometry.depth > COX_DEPTH_MAX)
@@ -142,6 +148,11 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
     int r = geometry_check(geometry, COX_CORRUPT, err);
     if (r)
         return r;
+    if (geometry->spin_ns > COX_SPIN_MAX_NS)
+        return cox_fail(err, COX_CORRUPT,
+                        "ranks are to look for %" PRIu32
+                        " ns before they sleep: expected at most %" PRIu32,
+                        geometry->spin_ns, COX_SPIN_MAX_NS);
     /* Frames and strides follow from the sizes: whoever resolves them gets these, or a number was
      * changed since. */
     struct cox_geometry_choice choice = {

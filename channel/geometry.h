@@ -29,6 +29,7 @@ struct cox_geometry_choice {
     bool sealed; /* nothing has a name, see sealed.h; not with legacy */
     uint64_t request_size[COX_CHANNEL_COUNT];  /* bytes of the whole region */
     uint64_t response_size[COX_CHANNEL_COUNT]; /* bytes of the whole region */
+    uint32_t spin_ns; /* see spin.h; 0 with legacy, whose workers sleep at once */
 };
 
 struct cox_geometry {
@@ -36,6 +37,7 @@ struct cox_geometry {
     uint32_t depth;
     bool legacy;
     bool sealed;
+    uint32_t spin_ns;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
 };
 

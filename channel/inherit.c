@@ -156,6 +156,7 @@ int cox_inherit_attach(const struct cox_inherit *inherit, struct cox_channel *ch
         cox_channel_close(&made);
         return r;
     }
+    made.gate.rooms = cox_channel_has_rooms(&made);
     *channel = made;
     return 0;
 }

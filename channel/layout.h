@@ -70,7 +70,7 @@ struct cox_layout_header {
     uint32_t flags;
     uint64_t coordinator_start; /* /proc/<pid>/stat field 22, clock ticks since boot */
     uint32_t epoch;             /* another one for every group that ever had this name */
-    uint32_t reserved;
+    uint32_t spin_ns;           /* who waits looks for so long before it sleeps; see spin.h */
     uint64_t reserved2;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
     uint8_t padding[512 - 64 - 32 * COX_CHANNEL_COUNT];
@@ -106,18 +106,20 @@ enum cox_rank_state {
     COX_RANK_REPLYING = 3,
 };
 
-/* One rank on one channel; written by that rank alone. */
+/* One rank on one channel; written by that rank alone. All that the coordinator looks at for an answer, up to a depth of 4, is in
+ * the first 64 bytes, which travel from the one processor's cache to the other's in each round; what the rank says of itself
+ * meanwhile is behind. */
 struct cox_layout_rank_line {
     _Atomic uint64_t taken;    /* last sequence looked at */
     _Atomic uint64_t returned; /* frames up to here are not read again */
     _Atomic uint64_t done;     /* last sequence answered; release, after slot and tag */
-    _Atomic uint64_t word;     /* state in bits 56-63, sequence below */
-    _Atomic uint64_t stamp_ns; /* when word last changed, CLOCK_MONOTONIC; for display */
-    _Atomic uint64_t base;     /* the sequence table stands at this step */
     _Atomic uint32_t epoch;
     _Atomic uint32_t generation;
     _Atomic uint64_t tags[COX_DEPTH_MAX]; /* the sequence whose reply a slot holds; bit 63: it is an
                                              ExecuteResponse in any case */
+    _Atomic uint64_t word;                /* state in bits 56-63, sequence below */
+    _Atomic uint64_t stamp_ns;            /* when word last changed, CLOCK_MONOTONIC or _COARSE; for display */
+    _Atomic uint64_t base;                /* the sequence table stands at this step */
     uint64_t reserved;
 };
 
@@ -173,9 +175,14 @@ struct cox_layout_hint {
     uint8_t padding[COX_LINE_SIZE - 8];
 };
 
+/* Where somebody looks before he sleeps, who wakes looks whether anybody does, and spares himself the call. */
 struct cox_layout_wake_channel {
     _Atomic uint32_t bell; /* the coordinator sleeps on it; grows with every wake-up */
-    uint8_t padding[COX_LINE_SIZE - 4];
+    _Atomic uint32_t coordinator_sleeps;
+    uint8_t padding[64 - 8];
+    _Atomic uint32_t
+        ranks_asleep; /* on the ring's word; a rank that was killed there is counted for ever, which costs calls */
+    uint8_t padding2[COX_LINE_SIZE - 64 - 4];
     struct cox_layout_hint hints[COX_DEPTH_MAX];
 };
 
@@ -196,6 +203,7 @@ COX_LAYOUT_AT(cox_layout_header, coordinator_pid, 32);
 COX_LAYOUT_AT(cox_layout_header, flags, 36);
 COX_LAYOUT_AT(cox_layout_header, coordinator_start, 40);
 COX_LAYOUT_AT(cox_layout_header, epoch, 48);
+COX_LAYOUT_AT(cox_layout_header, spin_ns, 52);
 COX_LAYOUT_AT(cox_layout_header, channels, 64);
 _Static_assert(sizeof(struct cox_layout_header) == 512, "header size");
 COX_LAYOUT_AT(cox_layout_frame, sequence, 0);
@@ -211,12 +219,12 @@ _Static_assert(sizeof(struct cox_layout_channel_truth) == 384, "channel truth si
 COX_LAYOUT_AT(cox_layout_rank_line, taken, 0);
 COX_LAYOUT_AT(cox_layout_rank_line, returned, 8);
 COX_LAYOUT_AT(cox_layout_rank_line, done, 16);
-COX_LAYOUT_AT(cox_layout_rank_line, word, 24);
-COX_LAYOUT_AT(cox_layout_rank_line, stamp_ns, 32);
-COX_LAYOUT_AT(cox_layout_rank_line, base, 40);
-COX_LAYOUT_AT(cox_layout_rank_line, epoch, 48);
-COX_LAYOUT_AT(cox_layout_rank_line, generation, 52);
-COX_LAYOUT_AT(cox_layout_rank_line, tags, 56);
+COX_LAYOUT_AT(cox_layout_rank_line, epoch, 24);
+COX_LAYOUT_AT(cox_layout_rank_line, generation, 28);
+COX_LAYOUT_AT(cox_layout_rank_line, tags, 32);
+COX_LAYOUT_AT(cox_layout_rank_line, word, 96);
+COX_LAYOUT_AT(cox_layout_rank_line, stamp_ns, 104);
+COX_LAYOUT_AT(cox_layout_rank_line, base, 112);
 _Static_assert(sizeof(struct cox_layout_rank_line) == COX_LINE_SIZE, "rank line size");
 COX_LAYOUT_AT(cox_layout_identity, pid, 4);
 COX_LAYOUT_AT(cox_layout_identity, start, 8);
@@ -228,6 +236,7 @@ COX_LAYOUT_AT(cox_layout_control, channels, 640);
 COX_LAYOUT_AT(cox_layout_control, ranks, 2176);
 COX_LAYOUT_AT(cox_layout_rings, heard, 512);
 _Static_assert(sizeof(struct cox_layout_rings) == 1024, "rings size");
+COX_LAYOUT_AT(cox_layout_wake_channel, ranks_asleep, 64);
 COX_LAYOUT_AT(cox_layout_wake_channel, hints, COX_LINE_SIZE);
 _Static_assert(sizeof(struct cox_layout_wake_channel) == 9 * COX_LINE_SIZE, "wake channel size");
 _Static_assert(sizeof(struct cox_layout_control) + sizeof(struct cox_layout_rings) <= 4096,

@@ -6,6 +6,7 @@ include(CMakePackageConfigHelpers)
 set(public_headers
     channel/base.h
     channel/handle.h
+    channel/spin.h
     channel/memory/domain.h
     channel/memory/domain_cuda.h
     channel/memory/pool.h

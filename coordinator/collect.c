@@ -114,7 +114,8 @@ static void collector_consume(struct cox_collector *collector, struct cox_entry 
     cox_rank_set_add(&entry->consumed, rank);
     if (!collector->legacy)
         cox_gate_settle(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME);
-    cox_gate_post(&collector->channel->gate, rank, COX_BELL_RESPONSE_PRODUCE);
+    else
+        cox_gate_post(&collector->channel->gate, rank, COX_BELL_RESPONSE_PRODUCE);
 }
 
 /* Drops the answers of ended requests that arrived by now. Returns a rank that still owes one, or
@@ -160,9 +161,8 @@ static void collector_ring(struct cox_collector *collector, uint32_t rank)
 }
 
 /* True once a slice of the clock given. */
-static bool ring_due(uint64_t *ring_ns)
+static bool ring_due(uint64_t *ring_ns, uint64_t now)
 {
-    uint64_t now = cox_now_ns();
     if (now < *ring_ns)
         return false;
     *ring_ns = now + COX_SLICE_NS;
@@ -174,6 +174,8 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
 {
     const char *name = cox_channel_name(collector->channel->id);
     int r = 0;
+    /* Before the ranks are looked at: a death after that is news to who gathers. */
+    collector->claim_causes = atomic_load(&collector->causes);
     pthread_mutex_lock(&collector->lock);
     uint64_t sequence = collector->published + 1;
     struct cox_entry *old = collector_entry(collector, sequence);
@@ -206,6 +208,7 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
                 r = cox_fail(err, COX_FULL, "%s: rank %" PRIu32 " has not returned the frame", name,
                              rank);
         } else if (old->sequence && cox_rank_set_has(&old->asked, rank) &&
+                   !cox_rank_set_has(&old->consumed, rank) && /* who has answered has returned it */
                    !collector_returned(collector, rank, old->sequence) &&
                    !collector_dead(collector, rank)) {
             reading = (int)rank;
@@ -215,7 +218,7 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
         }
     }
     /* Also who has taken it: what he said of it since may have been written over, and he says it again. */
-    if ((r == COX_LATE || reading >= 0) && ring_due(&collector->claim_ring_ns))
+    if ((r == COX_LATE || reading >= 0) && ring_due(&collector->claim_ring_ns, cox_now_ns()))
         collector_ring(collector, (uint32_t)(reading >= 0 ? reading : late));
     pthread_mutex_unlock(&collector->lock);
     if (r)
@@ -267,11 +270,8 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
         if (cox_rank_set_has(&entry->asked, rank))
             collector_forget_stray(collector, rank);
     *slot = *entry;
+    slot->causes = collector->claim_causes;
     slot->published_ns = cox_now_ns();
-    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-        if (cox_rank_set_has(&entry->asked, rank) && !collector->legacy)
-            cox_gate_settle(gate, rank, COX_BELL_REQUEST_PRODUCE);
-    }
     if (entry->replies)
         cox_gate_arm(gate, entry->sequence, asked_count(collector, &entry->asked));
     cox_request_publish(collector->channel, entry->sequence,
@@ -290,6 +290,8 @@ void cox_collector_publish(struct cox_collector *collector, const struct cox_ent
         atomic_fetch_add_explicit(&collector->blocks_used, !behind->used, memory_order_relaxed);
         behind->used = true;
     }
+    /* relaxed: whoever sees it takes the lock. */
+    atomic_store_explicit(&collector->news, entry->sequence, memory_order_relaxed);
     slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
     collector_advance(collector);
     /* The collector planned its sleep without this one. */
@@ -450,12 +452,44 @@ struct cox_look cox_collector_look(const struct cox_collector *collector)
     };
 }
 
-void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
+struct collector_gaze {
+    const struct cox_collector *collector;
+    const struct cox_layout_rank_line *line; /* NULL: the bell of all ranks */
+    uint64_t sequence;
+    const struct cox_look *before;
+};
+
+static bool collector_has_answer(const void *context)
+{
+    const struct collector_gaze *gaze = context;
+    const struct cox_collector *collector = gaze->collector;
+    const bool rung = gaze->line
+                          ? cox_truth_done(gaze->line) >= gaze->sequence
+                          : cox_gate_ticket(&collector->channel->gate, COX_BELL_RESPONSE_CONSUME) !=
+                                gaze->before->ticket;
+    return rung || atomic_load(&collector->causes) != gaze->before->causes;
+}
+
+void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
                          const struct cox_look *before, uint64_t deadline_ns)
 {
+    const struct cox_channel *channel = collector->channel;
+    const struct collector_gaze gaze = {
+        .collector = collector,
+        .line = cox_gate_shared(&channel->gate) || collector->legacy
+                    ? NULL
+                    : cox_truth_line(channel->control, rank, channel->id),
+        .sequence = sequence,
+        .before = before,
+    };
     collector->sleep_rank = (int)rank;
     collector->sleep_ns = deadline_ns;
     pthread_mutex_unlock(&collector->lock);
+    if (cox_spin_until(&collector->spinner, collector_has_answer, &gaze)) {
+        pthread_mutex_lock(&collector->lock);
+        collector->sleep_rank = -1;
+        return;
+    }
     int r = COX_TIMEOUT;
     atomic_store(&collector->sleeping, rank + 1); /* seq_cst: see cox_collector_wake */
     if (atomic_load(&collector->causes) == before->causes)
@@ -572,9 +606,10 @@ static void gather_look_rank(struct cox_collector *collector, struct cox_entry *
                              uint32_t rank)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
-    /* Dead first, then the answer: an answer that was complete before the death counts. */
-    bool dead = collector_dead(collector, rank);
-    if (collector_answered(collector, rank, entry->sequence)) {
+    /* Once more after a death: an answer that was complete before it counts. */
+    bool answered = collector_answered(collector, rank, entry->sequence);
+    bool dead = !answered && collector_dead(collector, rank);
+    if (answered || (dead && collector_answered(collector, rank, entry->sequence))) {
         int r = 0;
         if (collector->legacy && !entry->operation->legacy_slotted && rank > 0) {
             cox_gathering_take_empty(gathering, rank);
@@ -586,7 +621,7 @@ static void gather_look_rank(struct cox_collector *collector, struct cox_entry *
             pthread_mutex_lock(&collector->lock);
         }
         /* The answer went with its rank. If that is not known to be dead it is about to be, which wakes. */
-        if (r == COX_PEER_DEAD && dead)
+        if (r == COX_PEER_DEAD && collector_dead(collector, rank))
             cox_gathering_bury(gathering, rank, collector->supervisor);
         if (r == COX_PEER_DEAD)
             return;
@@ -597,22 +632,35 @@ static void gather_look_rank(struct cox_collector *collector, struct cox_entry *
     }
 }
 
-/* Looks at every rank that owes an answer. Returns the first that still does, -1: none, -2: the
- * request has failed. */
-static int gather_look(struct cox_collector *collector, struct cox_entry *entry)
+/* One pass over what is in flight. */
+struct pass {
+    /* Every rank is looked at. Otherwise only what a bell without news of its own can tell: the next rank in turn where
+     * each has a bell, and nothing where the last of all rings; a line that is looked at while its rank writes it costs both. */
+    bool thorough;
+    uint64_t now_ns;
+};
+
+/* Looks at ranks that owe an answer. Returns the first that still does, -1: none, -2: the request has failed. */
+static int gather_look(struct cox_collector *collector, struct cox_entry *entry,
+                       const struct pass *pass)
 {
-    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const bool alone = !pass->thorough && !gathering->failed;
     int first = -1;
-    bool failed = false;
-    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+    for (uint32_t rank = gathering->next; rank < collector->rank_count; rank++) {
         const struct cox_rank_result *result = &gathering->results[rank];
-        if (result->outcome == COX_OUTCOME_LATE)
+        if (result->outcome == COX_OUTCOME_LATE &&
+            (pass->thorough || !cox_gate_shared(&collector->channel->gate)))
             gather_look_rank(collector, entry, rank);
         if (result->outcome == COX_OUTCOME_LATE && first < 0)
             first = (int)rank;
-        failed |= result->outcome == COX_OUTCOME_ERROR || result->outcome == COX_OUTCOME_DEAD;
+        gathering->failed |=
+            result->outcome == COX_OUTCOME_ERROR || result->outcome == COX_OUTCOME_DEAD;
+        if (first >= 0 && alone)
+            break;
     }
-    return failed ? -2 : first;
+    gathering->next = first < 0 ? collector->rank_count : (uint32_t)first;
+    return gathering->failed ? -2 : first;
 }
 
 /* It has not taken the request; or it is idle again, and its answer was written over, which it says again. */
@@ -640,7 +688,8 @@ static void gather_complete(struct cox_collector *collector, const struct cox_en
                             int status, struct cox_completion *ret_completion)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
-    cox_report_late(collector, entry, status, gathering);
+    if (status)
+        cox_report_late(collector, entry, status, gathering);
     if (status == 0 && entry->operation->step && !collector->legacy)
         status = cox_report_divergence(gathering);
     if (status && gathering->text[0] == '\0')
@@ -762,11 +811,12 @@ static bool gather_awaits_death(struct cox_collector *collector, struct cox_entr
 }
 
 /* Why a request ends now although ranks still owe answers; 0: it does not. */
-static int gather_cut(const struct cox_collector *collector, const struct cox_entry *entry)
+static int gather_cut(const struct cox_collector *collector, const struct cox_entry *entry,
+                      const struct pass *pass)
 {
     if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
         return COX_CLOSED;
-    return cox_now_ns() >= entry->deadline_ns ? COX_TIMEOUT : 0;
+    return pass->now_ns >= entry->deadline_ns ? COX_TIMEOUT : 0;
 }
 
 static bool rank_sets_meet(const struct cox_rank_set *a, const struct cox_rank_set *b)
@@ -788,14 +838,20 @@ static void gathering_add_owing(const struct cox_gathering *gathering, struct co
  * true when one did, or when there is already more to look at. Otherwise *ret_owing is a rank to
  * sleep on, -1: nothing is in flight, and *ret_deadline_ns the next deadline. lock is held on entry
  * and on return, given up over a handler. */
-static bool gather_round(struct cox_collector *collector, bool *looked_again, int *ret_owing,
+static bool gather_round(struct cox_collector *collector, const struct cox_look *before,
+                         bool *looked_again, int *ret_owing, uint64_t *ret_sequence,
                          uint64_t *ret_deadline_ns)
 {
     uint64_t late_sequence;
     collector_drop_late(collector, &late_sequence);
     *ret_owing = -1;
+    *ret_sequence = 0;
     *ret_deadline_ns = COX_DEADLINE_NEVER;
-    bool ring = collector->ended < collector->published && ring_due(&collector->ring_ns);
+    struct pass pass = {.now_ns = cox_now_ns()};
+    bool ring =
+        collector->ended < collector->published && ring_due(&collector->ring_ns, pass.now_ns);
+    const bool news =
+        before->causes != collector->seen.causes || before->ticket != collector->seen.ticket;
     bool apart = false;               /* a request is not owed by the rank that is slept on */
     struct cox_rank_set owed = {{0}}; /* by whom, for the requests looked at */
     for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
@@ -807,7 +863,8 @@ static bool gather_round(struct cox_collector *collector, bool *looked_again, in
             cox_gathering_begin(gathering, &entry->asked, collector->supervisor);
             collector->begun = sequence;
         }
-        int owing = gather_look(collector, entry);
+        pass.thorough = news || ring || *looked_again || entry->causes != before->causes;
+        int owing = gather_look(collector, entry, &pass);
         if (owing == -2 && gather_awaits_death(collector, entry, &owing))
             *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->dying_ns);
         /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now,
@@ -815,20 +872,28 @@ static bool gather_round(struct cox_collector *collector, bool *looked_again, in
          * process's. */
         if (owing < 0 && !*looked_again && rank_sets_meet(&owed, &entry->asked))
             return *looked_again = true;
-        gathering_add_owing(gathering, &owed);
-        int cut = owing >= 0 ? gather_cut(collector, entry) : 0;
+        if (sequence < collector->published)
+            gathering_add_owing(gathering, &owed);
+        int cut = owing >= 0 ? gather_cut(collector, entry, &pass) : 0;
+        if (cut && !pass.thorough) /* for the last time, and to tell who it is that is late */
+            return *looked_again = true;
         if (owing < 0 || cut) {
+            if (sequence == collector->published) /* all was looked at */
+                collector->seen = *before;
             gather_finish(collector, entry, cox_gathering_status(gathering, cut));
             *looked_again = false;
             return true;
         }
         if (ring)
             gather_ring(collector, entry);
-        if (*ret_owing < 0)
+        if (*ret_owing < 0) {
             *ret_owing = owing;
+            *ret_sequence = sequence;
+        }
         apart = apart || gathering->results[*ret_owing].outcome != COX_OUTCOME_LATE;
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->deadline_ns);
     }
+    collector->seen = *before;
     if (apart && !cox_gate_shared(&collector->channel->gate))
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, cox_deadline_after_ns(COX_APART_NS));
     return false;
@@ -843,12 +908,12 @@ static void collector_gather(struct cox_collector *collector, uint64_t sequence)
         /* Before the look: a cause stored after this is seen by the sleep. */
         const struct cox_look before = cox_collector_look(collector);
         int owing;
-        uint64_t deadline_ns;
-        if (gather_round(collector, &looked_again, &owing, &deadline_ns))
+        uint64_t owed, deadline_ns;
+        if (gather_round(collector, &before, &looked_again, &owing, &owed, &deadline_ns))
             continue;
         if (owing < 0)
             return;
-        cox_collector_sleep(collector, (uint32_t)owing, &before,
+        cox_collector_sleep(collector, (uint32_t)owing, owed, &before,
                             cox_deadline_min(deadline_ns, collector->ring_ns));
         looked_again = false;
     }
@@ -895,6 +960,31 @@ static void collector_await_blocks(struct cox_collector *collector)
         pthread_cond_timedwait(&collector->work, &collector->lock, &until);
 }
 
+struct idle_gaze {
+    const struct cox_collector *collector;
+    uint64_t published;
+};
+
+static bool collector_has_work(const void *context)
+{
+    const struct idle_gaze *gaze = context;
+    return atomic_load_explicit(&gaze->collector->news, memory_order_relaxed) != gaze->published ||
+           atomic_load_explicit(&gaze->collector->stopping, memory_order_relaxed);
+}
+
+/* True: something was published while it looked. lock is held on entry and on return. */
+static bool collector_looks(struct cox_collector *collector)
+{
+    const struct idle_gaze gaze = {collector, collector->published};
+    if (collector->spinner.budget_ns == 0)
+        return false;
+    pthread_mutex_unlock(&collector->lock);
+    const bool found = cox_spin_until(&collector->spinner, collector_has_work, &gaze);
+    pthread_mutex_lock(&collector->lock);
+    return found || collector->published != gaze.published ||
+           atomic_load_explicit(&collector->stopping, memory_order_acquire);
+}
+
 static void *collector_main(void *argument)
 {
     struct cox_collector *collector = argument;
@@ -906,7 +996,7 @@ static void *collector_main(void *argument)
         /* A block that a late rank may still read is owed; otherwise nothing: sleep without a timeout. */
         if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
             collector_await_blocks(collector);
-        else
+        else if (!collector_looks(collector))
             pthread_cond_wait(&collector->work, &collector->lock);
     }
     pthread_mutex_unlock(&collector->lock);
@@ -922,6 +1012,7 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     collector->blocks = blocks;
     collector->channel = channel;
     collector->sleep_rank = -1;
+    collector->spinner.budget_ns = geometry->spin_ns;
     collector->rank_count = geometry->rank_count;
     collector->legacy = geometry->legacy;
     collector->owner = owner;

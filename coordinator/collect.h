@@ -86,8 +86,15 @@ struct cox_entry {
     uint64_t
         block_size;    /* bytes of it that are in the frame's block; 0: it is in the frame itself */
     uint64_t dying_ns; /* it has failed, and waits until then for a death; 0: not yet */
+    uint32_t causes;   /* of the collector, before its ranks were looked at by claim */
     void *request_context;
     struct cox_waiter *waiter; /* a call; NULL: the registered handler */
+};
+
+/* What there was to be seen before a look: whatever comes after it ends the sleep. */
+struct cox_look {
+    uint32_t causes;
+    uint32_t ticket;
 };
 
 struct cox_collector_rank {
@@ -110,8 +117,8 @@ struct cox_collector {
     struct cox_blocks_choice *blocks; /* borrowed */
 
     pthread_mutex_t submit_lock;
-    pthread_mutex_t lock;
-    pthread_cond_t work;       /* published or stopping: the response thread */
+    pthread_cond_t work;  /* published or stopping: the response thread */
+    pthread_mutex_t lock; /* on another cache line than submit_lock, which callers compete for */
     pthread_cond_t ended_cond; /* ended, or a handler returned */
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
@@ -121,9 +128,12 @@ struct cox_collector {
      * without whom there is no room by who is refused. One clock for both would ring for whoever
      * comes first in each slice, and never for the other. */
     uint64_t ring_ns, claim_ring_ns;
-    int sleep_rank;           /* the collector sleeps on its bell, -1: awake */
-    uint64_t sleep_ns;        /* until then */
-    struct cox_waiter nobody; /* in place of a caller that waits no longer */
+    struct cox_look seen;  /* before the last pass over what is in flight; the gathering thread's */
+    uint32_t claim_causes; /* causes, as the last claim began; under submit_lock */
+    struct cox_spinner spinner; /* of who gathers */
+    int sleep_rank;             /* the collector sleeps on its bell, -1: awake */
+    uint64_t sleep_ns;          /* until then */
+    struct cox_waiter nobody;   /* in place of a caller that waits no longer */
     struct cox_collector_rank *ranks;
     struct cox_stats stats;
     cox_completion_fn handler;
@@ -134,6 +144,7 @@ struct cox_collector {
     bool gathering; /* channels without a response thread: a caller gathers */
 
     _Atomic bool stopping;
+    _Atomic uint64_t news;   /* published, for who looks without the lock */
     _Atomic uint32_t causes; /* reasons to look that did not come through the gate */
     _Atomic uint32_t
         sleeping; /* rank + 1 whose response_consume the collector sleeps on, 0: awake */
@@ -146,6 +157,9 @@ struct cox_collector {
     bool threaded;
     pthread_t thread;
 };
+_Static_assert(offsetof(struct cox_collector, lock) - offsetof(struct cox_collector, submit_lock) >=
+                   64 + 24, /* a line, and the part of a mutex that is ever written */
+               "two locks on one line");
 
 int cox_collector_init(struct cox_collector *collector, struct cox_channel *channel,
                        const void *owner, struct cox_blocks_choice *blocks,
@@ -210,15 +224,10 @@ void cox_collector_admit(struct cox_collector *collector, uint32_t rank);
 
 /* A cause was stored elsewhere: makes the collector look. From any thread. */
 void cox_collector_wake(struct cox_collector *collector);
-/* What there was to be seen before a look: whatever comes after it ends the sleep. */
-struct cox_look {
-    uint32_t causes;
-    uint32_t ticket;
-};
 struct cox_look cox_collector_look(const struct cox_collector *collector);
-/* With lock held, which it gives up meanwhile: sleeps on the reply bell of a rank (of all ranks, where
- * they share one) until it is rung, a wake since `before`, or the deadline. */
-void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
+/* With lock held, which it gives up meanwhile: looks for a while, and then sleeps on the reply bell of a rank (of all ranks,
+ * where they share one), which owes the answer to `sequence`, until it is rung, a wake since `before`, or the deadline. */
+void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
                          const struct cox_look *before, uint64_t deadline_ns);
 
 /* A stay of this thread inside a handler or hook; frames are nested on the stack. */

@@ -291,6 +291,7 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
         .command = options->command,
         .no_flags = options->no_flags,
         .depth = group->depth,
+        .spin = group->spin,
         .legacy_workers = group->legacy_workers,
         .keep_names = group->keep_names,
         .attach = group->attach,

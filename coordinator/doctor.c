@@ -3,7 +3,7 @@
 
 #include "../channel/control.h"
 #include "../channel/door.h"
-#include "cgroup.h"
+#include "../channel/cgroup.h"
 #include "probe.h"
 
 #include <fcntl.h>

@@ -214,7 +214,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
             r = cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
                                               executor_why_late(executor, rank), err);
         if (r == 0)
-            cox_collector_sleep(collector, rank, &before,
+            cox_collector_sleep(collector, rank, UINT64_MAX, &before,
                                 cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     }
     pthread_mutex_unlock(&collector->lock);
@@ -388,6 +388,8 @@ static int executor_check_options(const struct cox_executor_options *options, ch
         .depth = options->depth,
         .legacy = options->legacy_workers,
         .sealed = options->attach == COX_ATTACH_SEALED,
+        /* A rank has one lane at work at a time, and so has the coordinator. */
+        .spin_ns = cox_spin_budget_ns(options->spin, options->rank_count + 1),
     };
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
     memcpy(choice.response_size, options->response_size, sizeof choice.response_size);

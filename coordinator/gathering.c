@@ -24,9 +24,11 @@ int cox_gathering_init(struct cox_gathering *gathering, const struct cox_geometr
     gathering->rank_count = geometry->rank_count;
     gathering->results = calloc(geometry->rank_count, sizeof *gathering->results);
     gathering->ranks = calloc(geometry->rank_count, sizeof *gathering->ranks);
-    int r = gathering->results && gathering->ranks ? 0 : -ENOMEM;
+    gathering->texts = calloc(geometry->rank_count, COX_RANK_TEXT_SIZE);
+    int r = gathering->results && gathering->ranks && gathering->texts ? 0 : -ENOMEM;
     for (uint32_t rank = 0; r == 0 && rank < geometry->rank_count; rank++) {
         struct cox_gathering_rank *own = &gathering->ranks[rank];
+        own->text = &gathering->texts[(size_t)rank * COX_RANK_TEXT_SIZE];
         own->buffer_size =
             cox_geometry_slot_capacity(geometry, channel, geometry->legacy && rank == 0);
         own->buffer = malloc(own->buffer_size); /* pages are touched only as far as answers reach */
@@ -46,6 +48,7 @@ void cox_gathering_deinit(struct cox_gathering *gathering)
         free(gathering->ranks[rank].buffer);
     for (uint32_t rank = 0; gathering->ranks && rank < gathering->rank_count; rank++)
         free(gathering->ranks[rank].block);
+    free(gathering->texts);
     free(gathering->ranks);
     free(gathering->results);
     cox_arena_deinit(&gathering->arena);
@@ -58,6 +61,8 @@ void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_
     cox_arena_reset(&gathering->arena);
     gathering->text[0] = '\0';
     gathering->taken = (struct cox_stats_taken){0};
+    gathering->next = 0;
+    gathering->failed = false;
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
         gathering->results[rank] = (struct cox_rank_result){
             .outcome = cox_rank_set_has(asked, rank) ? COX_OUTCOME_LATE : COX_OUTCOME_NOT_ASKED,
@@ -148,7 +153,8 @@ bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
     bool whole = legacy && !operation->legacy_slotted;
     size_t length = 0;
     bool failed = false;
-    struct cox_error why = {0};
+    struct cox_error why;
+    cox_error_clear(&why);
     result->taken = true;
     int r = cox_reply_fetch(channel, rank, sequence, whole, generation, own->buffer,
                             own->buffer_size, &length, &failed, &why);

@@ -41,8 +41,12 @@ struct cox_gathering {
         struct cox_bulk_ref ref; /* of the block that the answer is in */
         uint8_t *block;          /* private copy of it; NULL: none */
         bool in_block;
-        char text[COX_RANK_TEXT_SIZE];
+        char *
+            text; /* COX_RANK_TEXT_SIZE bytes of texts: apart, so that what every round touches lies together */
     } * ranks;
+    char *texts;
+    uint32_t next; /* ranks before it have answered, or were not asked */
+    bool failed;   /* one of them has failed, or is dead */
     struct cox_arena arena;
     struct cox_stats_taken taken;
     char text[2048];

@@ -499,6 +499,8 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
                         group->name, status->rank_count, group->rank_count);
     if (group->depth && group->depth != status->depth)
         return conflict(g, "--depth", err);
+    if (group->spin_given)
+        return conflict(g, "--spin", err);
     if (group->legacy_workers && !status->legacy)
         return conflict(g, "--legacy-workers", err);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)

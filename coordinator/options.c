@@ -138,6 +138,17 @@ static int not_understood(int option, char *const *argv, struct cox_error *err)
                     is_letter && optopt != 0 ? letter : argument);
 }
 
+static int parse_spin(const char *value, enum cox_spin *ret_spin, struct cox_error *err)
+{
+    uint32_t spin = 0;
+    while (spin < COX_SPIN_COUNT && strcmp(value, cox_spin_name(spin)) != 0)
+        spin++;
+    if (spin == COX_SPIN_COUNT)
+        return cox_fail(err, COX_INVALID, "--spin '%s': must be off, auto or max", value);
+    *ret_spin = (enum cox_spin)spin;
+    return 0;
+}
+
 int cox_group_choice_take(struct cox_group_choice *options, int option, const char *value,
                           char *const *argv, struct cox_error *err)
 {
@@ -158,6 +169,9 @@ int cox_group_choice_take(struct cox_group_choice *options, int option, const ch
         if (!r)
             options->depth = (uint32_t)number;
         return r;
+    case COX_OPTION_SPIN:
+        options->spin_given = true;
+        return parse_spin(value, &options->spin, err);
     case COX_OPTION_LEGACY_WORKERS:
         options->legacy_workers = true;
         return 0;
@@ -251,6 +265,12 @@ void cox_layout_options_help(FILE *file)
         "  -n, --ranks N             worker processes, 1 to %d (default %d)\n"
         "      --name NAME           name of the group (default: made of the process id)\n"
         "      --depth D             requests in flight per channel, 1 to %d (default %d)\n"
+        "      --spin off|auto|max   look for a while before sleeping, where coordinator and ranks "
+        "have "
+        "a\n"
+        "                            processor each: for 50 us (auto, the default), for 2 ms, or "
+        "not "
+        "at all\n"
         "      --attach named|sealed how workers come to the group's memory: by names in /dev/shm\n"
         "                            (default), or by fds at the group's door, where nothing has "
         "a\n"

@@ -26,6 +26,8 @@ struct cox_group_choice {
     bool rank_count_given;
     const char *name; /* NULL: made of the process id */
     uint32_t depth;   /* 0: default */
+    enum cox_spin spin;
+    bool spin_given;
     bool legacy_workers;
     bool keep_names;
     enum cox_attach attach;
@@ -50,6 +52,7 @@ struct cox_group_choice {
 enum cox_option {
     COX_OPTION_NAME = 256,
     COX_OPTION_DEPTH,
+    COX_OPTION_SPIN,
     COX_OPTION_LEGACY_WORKERS,
     COX_OPTION_KEEP_NAMES,
     COX_OPTION_ATTACH,
@@ -75,6 +78,7 @@ enum cox_option {
 #define COX_LAYOUT_LONG_OPTIONS                                                                    \
     {"ranks", required_argument, NULL, 'n'}, {"name", required_argument, NULL, COX_OPTION_NAME},   \
         {"depth", required_argument, NULL, COX_OPTION_DEPTH},                                      \
+        {"spin", required_argument, NULL, COX_OPTION_SPIN},                                        \
         {"attach", required_argument, NULL, COX_OPTION_ATTACH},                                    \
         {"legacy-workers", no_argument, NULL, COX_OPTION_LEGACY_WORKERS},                          \
         {"request-size", required_argument, NULL, COX_OPTION_REQUEST_SIZE},                        \

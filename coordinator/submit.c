@@ -227,7 +227,8 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
         return cox_fail(err, COX_TIMEOUT, "%s: other callers had the channel until the deadline",
                         cox_channel_name(channel));
     for (;;) {
-        struct cox_error why = {0};
+        struct cox_error why;
+        cox_error_clear(&why);
         r = executor_publish(executor, payload, &entry, &why);
         bool room = r != COX_FULL && r != COX_LATE;
         if (!room && cox_now_ns() < options->deadline_ns) {

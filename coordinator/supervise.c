@@ -34,6 +34,9 @@
 struct worker {
     struct cox_supervisor *supervisor;
     uint32_t rank;
+    /* Stored with release; its partners are the acquire loads of worker_is_dead. Looked at in every request, as are pid and
+     * adopted: in one page of the five that this takes. */
+    atomic_bool dead;
     /* Of the rank's present life; written by the supervisor thread, pidfd under the supervisor's lock. */
     _Atomic pid_t pid; /* relaxed: a number */
     int pidfd;
@@ -41,6 +44,7 @@ struct worker {
     struct cox_launched launched;
     /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
     struct cox_peer adopted;
+    _Atomic pid_t adopted_pid; /* its pid, 0: none; relaxed: a number */
     /* Written by the supervisor thread, under the lock. The rank is dead when both processes are. */
     bool ended; /* pid is dead, perhaps not reaped */
     bool adopted_ended;
@@ -58,8 +62,6 @@ struct worker {
     bool released; /* external: it has left the group; watched, but neither awaited nor signalled */
     pid_t former;  /* external: who was the rank before its place was vacated */
     bool let_go;   /* former lives, for all that is known */
-    /* Stored with release; its partners are the acquire loads of worker_is_dead. */
-    atomic_bool dead;
 };
 
 /* A process to be started again; on the stack of who waits for it. */
@@ -460,6 +462,7 @@ static void worker_be_born(struct worker *w)
     cox_close_fd(&w->pidfd);
     cox_peer_close(&w->adopted);
     w->adopted.pid = 0;
+    atomic_store_explicit(&w->adopted_pid, 0, memory_order_relaxed);
     w->reap_until_ns = 0;
     w->ended = w->adopted_ended = w->wrapper_killed = w->told = false;
     w->last_lines = (struct cox_last_lines){0};
@@ -708,11 +711,10 @@ pid_t cox_supervisor_pid(struct cox_supervisor *s, uint32_t rank)
 
 pid_t cox_supervisor_serving_pid(struct cox_supervisor *s, uint32_t rank)
 {
+    /* Without the lock: every request asks for the pid of every rank. */
     struct worker *w = worker_of(s, rank);
-    pthread_mutex_lock(&s->lock);
-    pid_t pid = w->adopted.pid ? w->adopted.pid : w->pid;
-    pthread_mutex_unlock(&s->lock);
-    return pid;
+    pid_t adopted = atomic_load_explicit(&w->adopted_pid, memory_order_relaxed);
+    return adopted ? adopted : atomic_load_explicit(&w->pid, memory_order_relaxed);
 }
 
 int cox_supervisor_pidfd(struct cox_supervisor *s, uint32_t rank)
@@ -797,6 +799,7 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
         r = COX_DENIED;
     } else {
         w->adopted = peer;
+        atomic_store_explicit(&w->adopted_pid, peer.pid, memory_order_relaxed);
         peer.pidfd = -1;
     }
     pthread_mutex_unlock(&s->lock);

@@ -178,7 +178,7 @@ static void visit_begin(struct cox_lane *lane, const struct cox_request *request
     /* relaxed: before `inside`, which is stored seq_cst. */
     atomic_store_explicit(&visit->leavable, leavable, memory_order_relaxed);
     atomic_store_explicit(&visit->kind, request->type, memory_order_relaxed);
-    atomic_store_explicit(&visit->since_ns, cox_now_ns(), memory_order_relaxed);
+    atomic_store_explicit(&visit->since_ns, cox_now_coarse_ns(), memory_order_relaxed);
     atomic_store_explicit(&visit->inside, request->sequence, memory_order_seq_cst);
 }
 

@@ -161,7 +161,7 @@ static uint8_t *lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole,
     /* The slot is free since the coordinator published this sequence: see claim in
      * coordinator/collect.h. */
     cox_gate_settle(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
-    cox_truth_set_state(lane->line, COX_RANK_REPLYING, sequence, cox_now_ns());
+    cox_truth_set_state(lane->line, COX_RANK_REPLYING, sequence, cox_now_coarse_ns());
     return cox_reply_slot(&lane->channel, lane->worker->options.rank, sequence, whole,
                           ret_capacity);
 }
@@ -735,7 +735,7 @@ static void serve_with(struct cox_lane *lane, const struct cox_request *request,
                                     const ExecuteRequest *, ExecuteResponse *))
 {
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_ns());
+    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_coarse_ns());
     int r = serve(lane, request, message, &response);
     if (r)
         response_fail(lane, &response, r);
@@ -764,7 +764,7 @@ static void serve_opaque(struct cox_lane *lane, const struct cox_request *reques
 {
     const struct cox_worker *worker = lane->worker;
     struct opaque_call call = {.lane = lane, .request = request};
-    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_ns());
+    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_coarse_ns());
     struct cox_opaque_answer *answer = &call.answer;
     answer->thread = pthread_self();
     answer->sequence = request->sequence;
@@ -931,7 +931,7 @@ static void lane_trim(struct cox_lane *lane)
 
 bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
 {
-    lane->error = (struct cox_error){0};
+    cox_error_clear(&lane->error);
     if (request->type == COX_TYPE_OPAQUE) {
         serve_opaque(lane, request);
         return false;

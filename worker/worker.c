@@ -52,6 +52,18 @@ static bool lane_leaving(const struct cox_lane *lane)
            cox_truth_aborted(&lane->worker->control);
 }
 
+struct lane_look {
+    const struct cox_lane *lane;
+    const struct cox_layout_channel_truth *truth;
+    uint64_t published;
+};
+
+static bool lane_has_news(const void *context)
+{
+    const struct lane_look *look = context;
+    return cox_truth_published(look->truth) != look->published || lane_leaving(look->lane);
+}
+
 /* Sleeps until request `next` or a later one is published, and moves *next to what is still in the
  * ring. A number below what was published is said again by the coordinator, which rings for it.
  * False: the worker leaves. */
@@ -85,6 +97,9 @@ static bool lane_await(struct cox_lane *lane, uint64_t *next)
             return true;
         if (rung)
             lane_repeat(lane);
+        const struct lane_look look = {lane, truth, published};
+        if (!rung && cox_spin_until(&lane->spinner, lane_has_news, &look))
+            continue;
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */
         int r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
@@ -126,6 +141,7 @@ static void *lane_main(void *argument)
     uint32_t rank = worker->options.rank;
     uint64_t next = lane->taken + 1;
     bool goodbye = false;
+    lane->spinner.budget_ns = worker->control.geometry.spin_ns;
     cox_lane_begin(lane);
     while (!goodbye && lane_await(lane, &next)) {
         struct cox_request request;
@@ -138,12 +154,12 @@ static void *lane_main(void *argument)
         /* Again for every request: an answer from another life is refused. */
         cox_truth_set_life(lane->line, worker->control.epoch, worker->options.generation);
         cox_lane_set_taken(lane, next);
-        cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, cox_now_ns());
+        cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, cox_now_coarse_ns());
         if (r)
             cox_lane_refuse(lane, &request, r, "the frame has an impossible length");
         else
             goodbye = cox_lane_serve(lane, &request);
-        cox_truth_set_state(lane->line, COX_RANK_IDLE, next, cox_now_ns());
+        cox_truth_set_state(lane->line, COX_RANK_IDLE, next, cox_now_coarse_ns());
         next++;
     }
     cox_lane_end(lane);

@@ -8,6 +8,7 @@
 #include "../channel/inherit.h"
 #include "../channel/peer.h"
 #include "../channel/request.h"
+#include "../channel/spin.h"
 #include "../channel/truth.h"
 #include "pause.h"
 #include "table.h"
@@ -39,6 +40,7 @@ struct cox_lane {
     struct cox_worker *worker;
     struct cox_channel channel;
     struct cox_layout_rank_line *line; /* this rank's, in the control region */
+    struct cox_spinner spinner;
     /* What was last stored in the line, whatever somebody else has written there since. */
     uint64_t taken, returned, done;
     pthread_t thread;

@@ -1,5 +1,7 @@
-/* No allocation between request and answer, on either side: every malloc of this program is
+/* No allocation between request and answer, on either side: every allocation of this program is
  * counted, and it is its own worker, which answers with its count. */
+#include <errno.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -17,34 +19,53 @@
 #include "worker/worker.h"
 
 #define RANK_COUNT 2
-#define ROW_COUNT 16
+#define ROW_COUNT_MAX 256
+#define BLOCK_SIZE 16 /* positions */
+#define PAYLOAD_SIZE 4096
+#define REPLY_SIZE 256
 #define WARM_UP 64
 #define ROUNDS 2000
+#define PATIENCE_MS 20000
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define COUNTING 1
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *old, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
 
 static _Atomic uint64_t allocations;
 
-void *malloc(size_t size)
+/* COX_PUBLIC: what the shared libraries allocate is counted as well. */
+COX_PUBLIC void *malloc(size_t size)
 {
     atomic_fetch_add(&allocations, 1);
     return __libc_malloc(size);
 }
 
-void *calloc(size_t count, size_t size)
+COX_PUBLIC void *calloc(size_t count, size_t size)
 {
     atomic_fetch_add(&allocations, 1);
     return __libc_calloc(count, size);
 }
 
-void *realloc(void *old, size_t size)
+COX_PUBLIC void *realloc(void *old, size_t size)
 {
     atomic_fetch_add(&allocations, 1);
     return __libc_realloc(old, size);
+}
+
+COX_PUBLIC void *aligned_alloc(size_t alignment, size_t size)
+{
+    atomic_fetch_add(&allocations, 1);
+    return __libc_memalign(alignment, size);
+}
+
+COX_PUBLIC int posix_memalign(void **memory, size_t alignment, size_t size)
+{
+    atomic_fetch_add(&allocations, 1);
+    *memory = __libc_memalign(alignment, size);
+    return *memory ? 0 : ENOMEM;
 }
 #else
 #define COUNTING 0
@@ -56,10 +77,13 @@ static _Atomic uint64_t allocations;
 static int worker_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
                          size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err)
 {
-    (void)context, (void)request, (void)request_size, (void)reply_capacity, (void)err;
+    (void)context;
     uint64_t count = atomic_load(&allocations);
+    if (request_size < REPLY_SIZE || reply_capacity < REPLY_SIZE)
+        return cox_fail(err, COX_INVALID, "a request of %zu bytes", request_size);
+    memcpy(reply, request, REPLY_SIZE);
     memcpy(reply, &count, sizeof count);
-    *ret_reply_size = sizeof count;
+    *ret_reply_size = REPLY_SIZE;
     return 0;
 }
 
@@ -92,64 +116,103 @@ static int worker_main(int argc, char **argv)
 
 /* ---- the coordinator ---- */
 
-struct answers {
-    uint64_t worker_counts[RANK_COUNT];
-    uint64_t base_sequence;
-    int status;
+struct group {
+    struct cox_executor *executor;
+    uint64_t worker_counts[RANK_COUNT]; /* as the last opaque answers told them */
+    uint64_t base_sequence;             /* of the last step */
+    uint32_t row_count;                 /* of a step */
+    struct cox_error err;
+
+    /* The rounds that run by submit and handler. */
+    int (*submit)(struct group *group, uint32_t round);
+    uint32_t round;
+    int failure;
+    sem_t ended;
+
+    uint8_t payload[PAYLOAD_SIZE];
+    ModelExecuteData__StepSequence sequences[ROW_COUNT_MAX];
+    ModelExecuteData__StepSequence *pointers[ROW_COUNT_MAX];
+    uint32_t slots[ROW_COUNT_MAX], positions[ROW_COUNT_MAX];
+    int32_t blocks[ROW_COUNT_MAX];
 };
 
 static void take_answers(void *context, const struct cox_completion *completion)
 {
-    struct answers *answers = context;
-    answers->status = completion->status;
-    if (completion->status == 0 && completion->type == COX_TYPE_OPAQUE)
+    struct group *group = context;
+    if (completion->status)
+        group->failure = cox_fail(&group->err, completion->status, "%s", completion->text);
+    else if (completion->type == COX_TYPE_OPAQUE)
         for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
-            memcpy(&answers->worker_counts[rank], completion->ranks[rank].bytes, sizeof(uint64_t));
-    if (completion->status == 0 && completion->type != COX_TYPE_OPAQUE)
-        answers->base_sequence = completion->sequence;
+            memcpy(&group->worker_counts[rank], completion->ranks[rank].bytes, sizeof(uint64_t));
+    else
+        group->base_sequence = completion->sequence;
 }
 
-static void call_opaque(struct cox_executor *executor, struct answers *answers)
+static void take_and_submit(void *context, const struct cox_completion *completion)
 {
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
-                                               .deadline_ns = cox_deadline_after_ms(20000)};
-    struct cox_error err = {0};
-    if (cox_executor_call_opaque(executor, "x", 1, &options, take_answers, answers, &err))
-        fail_msg("%s", err.text);
+    struct group *group = context;
+    take_answers(group, completion);
+    if (group->failure == 0 && ++group->round < ROUNDS)
+        group->failure = group->submit(group, group->round);
+    if (group->failure || group->round == ROUNDS)
+        sem_post(&group->ended);
 }
 
-/* One decode step of ROW_COUNT sequences; the first one, on base 0, announces them. */
-static void call_step(struct cox_executor *executor, struct answers *answers, uint32_t position)
+static struct cox_submit_options how(enum cox_gather gather)
+{
+    return (struct cox_submit_options){.gather = gather,
+                                       .deadline_ns = cox_deadline_after_ms(PATIENCE_MS)};
+}
+
+static int call_opaque(struct group *group, uint32_t round)
+{
+    const struct cox_submit_options options = how(COX_GATHER_ALL);
+    (void)round;
+    return cox_executor_call_opaque(group->executor, group->payload, PAYLOAD_SIZE, &options,
+                                    take_answers, group, &group->err);
+}
+
+static int submit_opaque(struct group *group, uint32_t round)
+{
+    const struct cox_submit_options options = how(COX_GATHER_ALL);
+    (void)round;
+    return cox_executor_submit_opaque(group->executor, group->payload, PAYLOAD_SIZE, &options, NULL,
+                                      &group->err);
+}
+
+/* One decode step; the first one, on base 0, announces its sequences, and as they grow they are given blocks. */
+static int send_step(struct group *group, uint32_t position, bool call)
 {
     int32_t prompt[1] = {1}, block[1] = {0};
     ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
     ModelExecuteData__StepBlockTable *tables[1] = {&table};
     table.n_blocks = 1;
     table.blocks = block;
-    ModelExecuteData__StepSequence sequences[ROW_COUNT];
-    ModelExecuteData__StepSequence *pointers[ROW_COUNT];
-    uint32_t slots[ROW_COUNT], positions[ROW_COUNT];
-    for (uint32_t i = 0; i < ROW_COUNT; i++) {
-        model_execute_data__step_sequence__init(&sequences[i]);
-        sequences[i].has_seq_id = sequences[i].has_slot = 1;
-        sequences[i].seq_id = 100 + i;
-        sequences[i].slot = i;
-        sequences[i].n_tokens = 1;
-        sequences[i].tokens = prompt;
-        sequences[i].n_tables = 1;
-        sequences[i].tables = tables;
-        pointers[i] = &sequences[i];
-        slots[i] = i;
-        positions[i] = position;
+    for (uint32_t i = 0; i < group->row_count; i++) {
+        model_execute_data__step_sequence__init(&group->sequences[i]);
+        group->sequences[i].has_seq_id = group->sequences[i].has_slot = 1;
+        group->sequences[i].seq_id = 100 + i;
+        group->sequences[i].slot = i;
+        group->sequences[i].n_tokens = group->sequences[i].n_tables = 1;
+        group->sequences[i].tokens = prompt;
+        group->sequences[i].tables = tables;
+        group->pointers[i] = &group->sequences[i];
+        group->slots[i] = i;
+        group->positions[i] = position;
+        group->blocks[i] = (int32_t)(position / BLOCK_SIZE);
     }
     ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
     delta.has_base_sequence = 1;
-    delta.base_sequence = position == 0 ? 0 : answers->base_sequence;
-    delta.n_announced = position == 0 ? ROW_COUNT : 0;
-    delta.announced = pointers;
-    delta.n_row_slot = delta.n_row_position = ROW_COUNT;
-    delta.row_slot = slots;
-    delta.row_position = positions;
+    delta.base_sequence = position == 0 ? 0 : group->base_sequence;
+    delta.n_announced = position == 0 ? group->row_count : 0;
+    delta.announced = group->pointers;
+    if (position > 0 && position % BLOCK_SIZE == 0)
+        delta.n_append_slot = delta.n_append_block = group->row_count;
+    delta.append_slot = group->slots;
+    delta.append_block = group->blocks;
+    delta.n_row_slot = delta.n_row_position = group->row_count;
+    delta.row_slot = group->slots;
+    delta.row_position = group->positions;
     ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
     model.has_forward_type = 1;
     model.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__DECODE;
@@ -159,65 +222,124 @@ static void call_step(struct cox_executor *executor, struct answers *answers, ui
     request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
     request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
-    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
-                                               .deadline_ns = cox_deadline_after_ms(20000)};
-    struct cox_error err = {0};
-    if (cox_executor_call(executor, &request, &options, take_answers, answers, &err))
-        fail_msg("%s", err.text);
+    const struct cox_submit_options options = how(COX_GATHER_RANK0);
+    return call ? cox_executor_call(group->executor, &request, &options, take_answers, group,
+                                    &group->err)
+                : cox_executor_submit(group->executor, &request, &options, NULL, &group->err);
 }
 
-static struct cox_executor *start(void)
+static int call_step(struct group *group, uint32_t round)
 {
-    const char *command[] = {"/proc/self/exe", NULL};
+    return send_step(group, round, true);
+}
+
+static int submit_step(struct group *group, uint32_t round)
+{
+    return send_step(group, round, false);
+}
+
+static void must(const struct group *group, int r)
+{
+    if (r || group->failure)
+        fail_msg("%s", group->err.text[0] ? group->err.text : cox_status_text(r));
+}
+
+static void run_calls(struct group *group, int (*call)(struct group *, uint32_t), uint32_t rounds)
+{
+    for (uint32_t round = 0; round < rounds; round++)
+        must(group, call(group, round));
+}
+
+static void run_submits(struct group *group, int (*submit)(struct group *, uint32_t))
+{
+    group->submit = submit;
+    group->round = 0;
+    must(group, submit(group, 0));
+    while (sem_wait(&group->ended) < 0 && errno == EINTR)
+        continue;
+    must(group, 0);
+}
+
+/* ROUNDS of either way, after the warm-up. */
+static void expect_none(struct group *group, int (*call)(struct group *, uint32_t),
+                        int (*submit)(struct group *, uint32_t))
+{
+    uint64_t before[RANK_COUNT], own;
+    run_calls(group, call_opaque, WARM_UP);
+    memcpy(before, group->worker_counts, sizeof before);
+    own = atomic_load(&allocations);
+    run_calls(group, call, ROUNDS);
+    assert_int_equal(atomic_load(&allocations) - own, 0);
+    run_submits(group, submit);
+    assert_int_equal(atomic_load(&allocations) - own, 0);
+    run_calls(group, call_opaque, 1);
+    for (int rank = 0; rank < RANK_COUNT; rank++)
+        assert_int_equal(group->worker_counts[rank], before[rank]);
+}
+
+static struct group *start(enum cox_attach attach)
+{
+    static struct group group;
     char self[4096];
-    ssize_t length = readlink(command[0], self, sizeof self - 1);
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     assert_true(length > 0);
     self[length] = '\0';
-    command[0] = self;
-    const struct cox_executor_options options = {.rank_count = RANK_COUNT, .command = command};
-    struct cox_executor *executor = NULL;
-    struct cox_error err = {0};
-    if (cox_executor_start(&options, &executor, &err))
-        fail_msg("%s", err.text);
-    return executor;
+    const char *command[] = {self, NULL};
+    const struct cox_executor_options options = {
+        .rank_count = RANK_COUNT, .command = command, .attach = attach};
+    group = (struct group){0};
+    sem_init(&group.ended, 0, 0);
+    must(&group, cox_executor_start(&options, &group.executor, &group.err));
+    must(&group,
+         cox_executor_register(group.executor, COX_CHANNEL_EXECUTE, take_and_submit, &group));
+    return &group;
+}
+
+static void opaque_requests(enum cox_attach attach)
+{
+    struct group *group = start(attach);
+    run_calls(group, call_opaque, WARM_UP);
+    expect_none(group, call_opaque, submit_opaque);
+    cox_executor_free(group->executor);
+}
+
+static void steps(enum cox_attach attach)
+{
+    static const uint32_t row_counts[] = {16, ROW_COUNT_MAX};
+    struct group *group = start(attach);
+    for (size_t i = 0; i < sizeof row_counts / sizeof *row_counts; i++) {
+        group->row_count = row_counts[i];
+        /* The table's memory doubles as sequences grow, and a reset keeps the old rows until it has
+         * succeeded: two whole lives first, then the same again. */
+        for (int life = 0; life < 2; life++)
+            run_calls(group, call_step, ROUNDS);
+        expect_none(group, call_step, submit_step);
+    }
+    cox_executor_free(group->executor);
 }
 
 static void opaque_requests_allocate_nothing(void **state)
 {
     (void)state;
-    struct cox_executor *executor = start();
-    struct answers before, after;
-    for (int i = 0; i < WARM_UP; i++)
-        call_opaque(executor, &before);
-    uint64_t own = atomic_load(&allocations);
-    for (int i = 0; i < ROUNDS; i++)
-        call_opaque(executor, &after);
-    assert_int_equal(atomic_load(&allocations) - own, 0);
-    for (int rank = 0; rank < RANK_COUNT; rank++)
-        assert_int_equal(after.worker_counts[rank], before.worker_counts[rank]);
-    cox_executor_free(executor);
+    opaque_requests(COX_ATTACH_NAMED);
+}
+
+static void sealed_opaque_requests_allocate_nothing(void **state)
+{
+    (void)state;
+    opaque_requests(COX_ATTACH_SEALED);
 }
 
 static void steps_allocate_nothing(void **state)
 {
     (void)state;
-    struct cox_executor *executor = start();
-    struct answers answers = {0}, before, after;
-    uint32_t position = 0;
-    /* The table's memory doubles as sequences grow, and a reset keeps the old rows until it has
-     * succeeded: two whole lives first, then the same again. */
-    for (int life = 0; life < 2; life++)
-        for (position = 0; position < ROUNDS; position++)
-            call_step(executor, &answers, position);
-    call_opaque(executor, &before);
-    uint64_t own = atomic_load(&allocations);
-    for (position = 0; position < ROUNDS; position++)
-        call_step(executor, &answers, position);
-    assert_int_equal(atomic_load(&allocations) - own, 0);
-    call_opaque(executor, &after);
-    for (int rank = 0; rank < RANK_COUNT; rank++)
-        assert_int_equal(after.worker_counts[rank], before.worker_counts[rank]);
-    cox_executor_free(executor);
+    steps(COX_ATTACH_NAMED);
+}
+
+static void sealed_steps_allocate_nothing(void **state)
+{
+    (void)state;
+    steps(COX_ATTACH_SEALED);
 }
 
 int main(int argc, char **argv)
@@ -228,7 +350,9 @@ int main(int argc, char **argv)
         return 77; /* a sanitizer's malloc cannot be counted this way */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(opaque_requests_allocate_nothing),
+        cmocka_unit_test(sealed_opaque_requests_allocate_nothing),
         cmocka_unit_test(steps_allocate_nothing),
+        cmocka_unit_test(sealed_steps_allocate_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

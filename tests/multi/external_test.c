@@ -355,7 +355,8 @@ static int visit_main(const char *door)
     atomic_store(&identity->epoch, control.epoch);
     atomic_store(&identity->state, COX_IDENTITY_ATTACHED);
     cox_gate_bind(&gate, &cox_sealed_rings(&control)->channels[COX_CHANNEL_EXECUTE],
-                  cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false);
+                  cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false,
+                  control.geometry.spin_ns > 0);
     cox_gate_post(&gate, session.welcome.rank, COX_BELL_RESPONSE_CONSUME);
     if (read(STDIN_FILENO, &byte, 1) != 1)
         return 3;

@@ -1,4 +1,4 @@
-#include "coordinator/cgroup.h"
+#include "channel/cgroup.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

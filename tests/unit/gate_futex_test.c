@@ -51,8 +51,8 @@ static int setup(void **state)
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         return -1;
-    cox_gate_bind(&coordinator, &shared->ring, &shared->wake, DEPTH, true);
-    cox_gate_bind(&rank, &shared->ring, &shared->wake, DEPTH, false);
+    cox_gate_bind(&coordinator, &shared->ring, &shared->wake, DEPTH, true, false);
+    cox_gate_bind(&rank, &shared->ring, &shared->wake, DEPTH, false, false);
     wakes = 0;
     return 0;
 }
@@ -242,7 +242,7 @@ static void who_sleeps_on_what_nobody_rings_is_a_programmer_error(void **state)
     (void)state;
     child_aborts(wait_for_a_frame, &coordinator);
     /* The error channel has no requests. */
-    cox_gate_bind(&error, NULL, &shared->wake, DEPTH, true);
+    cox_gate_bind(&error, NULL, &shared->wake, DEPTH, true, false);
     uint32_t bell = shared->wake.bell;
     cox_gate_post(&error, 0, COX_BELL_REQUEST_CONSUME);
     assert_int_equal(cox_gate_ticket(&error, COX_BELL_REQUEST_CONSUME), 0);

@@ -8,10 +8,10 @@
  * Blocks: on reading /proc and /sys.
  * If the process dies: nothing is left.
  */
-#ifndef COX_COORDINATOR_CGROUP_H
-#define COX_COORDINATOR_CGROUP_H
+#ifndef COX_CHANNEL_CGROUP_H
+#define COX_CHANNEL_CGROUP_H
 
-#include "../channel/base.h"
+#include "base.h"
 
 enum cox_cgroup_state {
     COX_CGROUP_UNTOLD, /* not everything could be read */

@@ -1,0 +1,24 @@
+# The sources that a round goes through once more as they are released: without fault points, and with the optimization that the
+# record was made with. The rest comes from the libraries of this build.
+if(NOT COX_SANITIZE AND NOT COX_FUZZ)
+    set(hot_sources
+        channel/base.c channel/geometry.c channel/semaphore.c channel/gate.c channel/request.c channel/reply.c
+        proto/wire.c proto/operation.c
+        worker/worker.c worker/serve.c worker/bulk.c worker/pause.c worker/table.c worker/roster.c worker/step.c
+        worker/builder.c
+        coordinator/submit.c coordinator/collect.c coordinator/gathering.c coordinator/stats.c coordinator/latency.c
+        coordinator/report.c coordinator/supervise.c coordinator/recover.c)
+    list(TRANSFORM hot_sources PREPEND ${PROJECT_SOURCE_DIR}/)
+    add_executable(counts_hot_path ${CMAKE_CURRENT_LIST_DIR}/hot_path.c ${hot_sources})
+    target_compile_options(counts_hot_path PRIVATE -UCOX_TESTING -O2 -g)
+    target_link_libraries(counts_hot_path PRIVATE
+        coxswain_coordinator coxswain_worker_lib coxswain_proto coxswain_channel coxswain_warnings)
+    string(REGEX MATCH "^[0-9]+" compiler_major ${CMAKE_C_COMPILER_VERSION})
+    set(hot_path_command ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/hot_path.py $<TARGET_FILE:counts_hot_path>
+        ${CMAKE_C_COMPILER_ID}-${compiler_major} ${CMAKE_CURRENT_LIST_DIR}/hot_path.json)
+    cox_command_test(NAME counts/hot_path LABEL counts TIMEOUT 120 PROCESSORS 2 COMMAND ${hot_path_command})
+    cox_command_test(NAME counts/system_calls LABEL counts TIMEOUT 120 PROCESSORS 2
+        COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/system_calls.py $<TARGET_FILE:counts_hot_path>)
+    add_custom_target(counts_renew COMMAND ${hot_path_command} --renew VERBATIM)
+    add_dependencies(counts_renew counts_hot_path)
+endif()
