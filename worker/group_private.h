@@ -13,6 +13,7 @@
 #include "../channel/handle.h"
 #include "../channel/peer.h"
 #include "../channel/region.h"
+#include "../channel/spin.h"
 
 #include <sys/stat.h>
 
@@ -41,7 +42,8 @@ struct cox_group_base {
     uint64_t start;           /* of this process */
     pid_t pid;                /* who joined; a child of a fork is somebody else */
     _Atomic uint64_t present; /* epoch; written by align, read by an abort on any thread */
-    uint64_t system;          /* of handles; 0: not found out yet */
+    struct cox_spinner spinner;
+    uint64_t system; /* of handles; 0: not found out yet */
     bool (*aborted)(void *context);
     void *context;
     struct cox_peer peers[COX_RANK_COUNT_MAX]; /* neither a pidfd nor by_start: it died before this

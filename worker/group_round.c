@@ -484,6 +484,17 @@ static int fail_timeout(const struct cox_group *group, const struct cox_rank_set
 
 /* ---- the round ---- */
 
+struct bell_look {
+    struct cox_group_layout_bell *bell;
+    uint32_t seen;
+};
+
+static bool bell_moved(const void *context)
+{
+    const struct bell_look *look = context;
+    return cox_group_listen(look->bell) != look->seen;
+}
+
 static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_error *err)
 {
     uint64_t word = own_word(group), look_ns = 0, say_ns = 0;
@@ -538,6 +549,10 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             say_ns = now + COX_GROUP_SLICE_NS;
             cox_group_say_again(group);
         }
+        /* Who looks has not marked the bell: it is rung for without a system call. */
+        const struct bell_look look = {door, seen};
+        if (cox_spin_until(&group->base->spinner, bell_moved, &look))
+            continue;
         r = cox_group_sleep(door, seen, cox_deadline_min(look_ns, deadline_ns));
         if (r)
             return cox_fail(err, r, "waiting for the others: %s", cox_status_text(r));

@@ -59,6 +59,7 @@ void cox_init_request_group(const struct cox_init_request *request,
     options->rank = worker->options.rank;
     options->rank_count = worker->options.rank_count;
     options->life = life;
+    options->spin_ns = worker->control.geometry.spin_ns;
 }
 
 static bool bytes_copy(const ProtobufCBinaryData *bytes, void *to, size_t size)
