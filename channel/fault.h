@@ -201,7 +201,9 @@
     X(GROUP_VALUE, "group.value")   /* written, not announced */                                   \
     X(GROUP_ARRIVED, "group.arrived")                                                              \
     X(GROUP_COUNTED, "group.counted")                                                              \
+    X(GROUP_RINGS, "group.rings")                                                                  \
     X(GROUP_RUNG, "group.rung")                                                                    \
+    X(GROUP_SLEEPS, "group.sleeps")                                                                \
     X(GROUP_DONE, "group.done") /* with one round of an operation */                               \
     X(GROUP_GIVEN_UP, "group.given_up")                                                            \
     X(GROUP_ALIGNED, "group.aligned")                                                              \

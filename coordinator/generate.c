@@ -40,6 +40,7 @@ enum {
     OPTION_DECODE,
     OPTION_LEASE,
     OPTION_NO_RECOMPUTE,
+    OPTION_STATS,
 };
 
 #define LEASE_MS_DEFAULT 60000
@@ -49,6 +50,7 @@ struct generate {
     struct cox_group_choice group;
     struct cox_complete_options complete;
     const char *file;
+    const char *stats; /* a file for the summary; NULL: none */
     bool tokens;
     bool json;
     bool quiet;
@@ -89,6 +91,10 @@ static void help(FILE *file)
         "      --tokens              prompts are token ids with blanks between; so is the output\n"
         "      --json                one JSON object a line: prompt, text, tokens, finish\n"
         "      --quiet               neither workers' output nor a summary on standard error\n"
+        "      --stats-json FILE     the summary as a JSON object: tokens/s, times of steps, and "
+        "what "
+        "share\n"
+        "                            of them the channel and the rank group had\n"
         "      --one-at-a-time       one prompt after the other instead of batches\n"
         "      --sequences N         run so many prompts at a time, 1 to 4096 (default 64)\n"
         "      --step-tokens N       compute so many tokens in one step (default 512)\n"
@@ -124,6 +130,7 @@ static const struct option long_options[] = {
     {"tokens", no_argument, NULL, OPTION_TOKENS},
     {"json", no_argument, NULL, OPTION_JSON},
     {"quiet", no_argument, NULL, OPTION_QUIET},
+    {"stats-json", required_argument, NULL, OPTION_STATS},
     {"join", no_argument, NULL, OPTION_JOIN},
     {"one-at-a-time", no_argument, NULL, OPTION_ONE},
     {"nested", no_argument, NULL, OPTION_NESTED},
@@ -207,6 +214,9 @@ static int take_option(struct generate *g, int option, char **argv, struct cox_e
     case OPTION_QUIET:
         g->quiet = true;
         return 0;
+    case OPTION_STATS:
+        g->stats = optarg;
+        return *optarg ? 0 : cox_fail(err, COX_INVALID, "--stats-json: no file was named");
     case OPTION_LORA:
         g->complete.lora = optarg;
         return *optarg ? 0 : cox_fail(err, COX_INVALID, "--lora: no adapter was named");
@@ -313,6 +323,65 @@ static int on_ready(void *context, size_t index, const struct cox_prompt *prompt
     return 0;
 }
 
+static double share_of(uint64_t part_ns, uint64_t whole_ns)
+{
+    return whole_ns ? (double)part_ns / (double)whole_ns : 0;
+}
+
+static double tokens_per_second(const struct cox_scheduler_stats *stats)
+{
+    return stats->run_ns ? (double)stats->plan.generated_tokens * 1e9 / (double)stats->run_ns : 0;
+}
+
+/* "channel 3.1 %, rank group 20.4 % (18.0 % waiting for other ranks)" */
+static void summarize_shares(const struct cox_scheduler_times *times)
+{
+    char group[96] = "";
+    if (times->has_group)
+        snprintf(group, sizeof group, ", rank group %.1f %% (%.1f %% waiting for other ranks)",
+                 100 * share_of(times->group_ns, times->step_ns),
+                 100 * share_of(times->group_wait_ns, times->step_ns));
+    cox_console_say("of the time of steps: channel %.1f %%%s",
+                    100 * share_of(times->channel_ns, times->step_ns), group);
+}
+
+static json_t *percentiles_json(uint64_t p50_ns, uint64_t p99_ns)
+{
+    return json_pack("{s:f, s:f}", "p50", (double)p50_ns / 1e3, "p99", (double)p99_ns / 1e3);
+}
+
+/* Returns 0 or -errno. What nobody reported is null. */
+static int stats_write(const struct generate *g, const struct cox_scheduler_stats *stats)
+{
+    const struct cox_scheduler_times *times = &stats->times;
+    json_t *root = json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o?, s:o?, s:o?, s:o?, s:o?, s:o?, s:o?}", "ranks",
+        (json_int_t)g->group.rank_count, "prompts", (json_int_t)g->prompts.count, "tokens",
+        (json_int_t)stats->plan.generated_tokens, "steps", (json_int_t)stats->steps, "retries",
+        (json_int_t)stats->retries, "seconds", (double)stats->run_ns / 1e9, "tokens_per_second",
+        tokens_per_second(stats), "step_us",
+        stats->steps ? percentiles_json(stats->step_p50_ns, stats->step_p99_ns) : NULL,
+        "channel_us",
+        times->step_ns ? percentiles_json(stats->channel_p50_ns, stats->channel_p99_ns) : NULL,
+        "group_us",
+        times->has_group ? percentiles_json(stats->group_p50_ns, stats->group_p99_ns) : NULL,
+        "group_wait_us",
+        times->has_group ? percentiles_json(stats->group_wait_p50_ns, stats->group_wait_p99_ns)
+                         : NULL,
+        "channel_share",
+        times->step_ns ? json_real(share_of(times->channel_ns, times->step_ns)) : NULL,
+        "group_share",
+        times->has_group ? json_real(share_of(times->group_ns, times->step_ns)) : NULL,
+        "group_wait_share",
+        times->has_group ? json_real(share_of(times->group_wait_ns, times->step_ns)) : NULL);
+    errno = 0;
+    int r = !root ? -ENOMEM : json_dump_file(root, g->stats, JSON_INDENT(2)) ? -EIO : 0;
+    if (r == -EIO && errno)
+        r = -errno;
+    json_decref(root);
+    return r;
+}
+
 static void summarize(const struct generate *g, const struct cox_scheduler_stats *stats)
 {
     double seconds = (double)stats->run_ns / 1e9;
@@ -322,12 +391,14 @@ static void summarize(const struct generate *g, const struct cox_scheduler_stats
                  (double)stats->channel_p50_ns / 1e3, (double)stats->channel_p99_ns / 1e3);
     cox_console_say("%zu prompts on %" PRIu32 " ranks: %" PRIu64 " tokens in %.3f s, %.0f tokens/s",
                     g->prompts.count, g->group.rank_count, stats->plan.generated_tokens, seconds,
-                    seconds > 0 ? (double)stats->plan.generated_tokens / seconds : 0.0);
+                    tokens_per_second(stats));
     if (stats->steps == 0)
         return;
     cox_console_say("%" PRIu64 " steps: p50 %.1f us, p99 %.1f us; channel time per step: %s",
                     stats->steps, (double)stats->step_p50_ns / 1e3,
                     (double)stats->step_p99_ns / 1e3, channel);
+    if (stats->times.step_ns)
+        summarize_shares(&stats->times);
     if (stats->retries || stats->plan.preemptions)
         cox_console_say("%" PRIu64 " steps were run again, %" PRIu64 " sequences were preempted",
                         stats->retries, stats->plan.preemptions);
@@ -375,8 +446,13 @@ static int finish(const struct generate *g, int r, int signal_number,
         return cox_exit_interrupted(signal_number);
     if (!g->quiet)
         summarize(g, stats);
+    int written = g->stats ? stats_write(g, stats) : 0;
     if (r)
         return cox_exit_with(error);
+    if (written) {
+        cox_console_say("cannot write %s: %s", g->stats, cox_status_text(written));
+        return COX_EXIT_FAILED;
+    }
     return g->failed_count ? COX_EXIT_FAILED : COX_EXIT_OK;
 }
 

@@ -37,6 +37,8 @@ struct outcome {
     uint64_t sequence;
     uint64_t arrived_ns;
     uint64_t model_ns; /* 0: not reported */
+    uint64_t group_ns, group_wait_ns;
+    bool has_group;
     int32_t *tokens;
     uint8_t *ended;
 };
@@ -61,8 +63,10 @@ struct cox_scheduler {
     bool stopped;
 
     uint64_t steps, retries, run_ns;
-    uint64_t *step_samples, *channel_samples; /* rings of SAMPLE_COUNT */
-    uint64_t step_count, channel_count;
+    uint64_t *step_samples, *channel_samples;     /* rings of SAMPLE_COUNT */
+    uint64_t *group_samples, *group_wait_samples; /* the same */
+    uint64_t step_count, channel_count, group_count;
+    struct cox_scheduler_times times;
 };
 
 int cox_scheduler_fit(struct cox_scheduler_options *options, const struct cox_init_summary *summary,
@@ -97,6 +101,7 @@ static void outcome_fill(struct cox_scheduler *scheduler, const struct cox_compl
     outcome->error = (struct cox_error){0};
     outcome->sequence = completion->sequence;
     outcome->model_ns = 0;
+    outcome->has_group = false;
     outcome->status = completion->status;
     if (completion->status) {
         cox_fail(&outcome->error, completion->status, "%s",
@@ -113,6 +118,13 @@ static void outcome_fill(struct cox_scheduler *scheduler, const struct cox_compl
     if (answer->has_model_execute_time && answer->model_execute_time > 0 &&
         answer->model_execute_time < 1e9f)
         outcome->model_ns = (uint64_t)((double)answer->model_execute_time * 1e6);
+    /* A part of a part: what exceeds the whole is no time. */
+    if (answer->has_group_ns && answer->has_group_wait_ns && outcome->model_ns &&
+        answer->group_ns <= outcome->model_ns && answer->group_wait_ns <= answer->group_ns) {
+        outcome->has_group = true;
+        outcome->group_ns = answer->group_ns;
+        outcome->group_wait_ns = answer->group_wait_ns;
+    }
 }
 
 static void on_completion(void *context, const struct cox_completion *completion)
@@ -166,8 +178,10 @@ static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err
     scheduler->outcome.ended = calloc(rows, sizeof *scheduler->outcome.ended);
     scheduler->step_samples = calloc(SAMPLE_COUNT, sizeof *scheduler->step_samples);
     scheduler->channel_samples = calloc(SAMPLE_COUNT, sizeof *scheduler->channel_samples);
-    if (!scheduler->outcome.tokens || !scheduler->outcome.ended || !scheduler->step_samples ||
-        !scheduler->channel_samples)
+    scheduler->group_samples = calloc(SAMPLE_COUNT, sizeof *scheduler->group_samples);
+    scheduler->group_wait_samples = calloc(SAMPLE_COUNT, sizeof *scheduler->group_wait_samples);
+    if (!scheduler->group_samples || !scheduler->group_wait_samples || !scheduler->outcome.tokens ||
+        !scheduler->outcome.ended || !scheduler->step_samples || !scheduler->channel_samples)
         return cox_fail(err, -ENOMEM, "no memory for the scheduler");
     r = cox_message_new(rows, scheduler->nested, &scheduler->message);
     if (r)
@@ -193,6 +207,8 @@ static void scheduler_destroy(struct cox_scheduler *scheduler)
     free(scheduler->outcome.ended);
     free(scheduler->step_samples);
     free(scheduler->channel_samples);
+    free(scheduler->group_samples);
+    free(scheduler->group_wait_samples);
     free(scheduler);
 }
 
@@ -336,9 +352,19 @@ static void step_count(struct cox_scheduler *scheduler, uint64_t submitted_ns)
     uint64_t step_ns = outcome->arrived_ns - submitted_ns;
     scheduler->steps++;
     scheduler->step_samples[scheduler->step_count++ % SAMPLE_COUNT] = step_ns;
-    if (outcome->model_ns)
-        scheduler->channel_samples[scheduler->channel_count++ % SAMPLE_COUNT] =
-            step_ns > outcome->model_ns ? step_ns - outcome->model_ns : 0;
+    if (!outcome->model_ns)
+        return;
+    const uint64_t channel_ns = step_ns > outcome->model_ns ? step_ns - outcome->model_ns : 0;
+    scheduler->channel_samples[scheduler->channel_count++ % SAMPLE_COUNT] = channel_ns;
+    scheduler->times.step_ns += step_ns;
+    scheduler->times.channel_ns += channel_ns;
+    if (!outcome->has_group)
+        return;
+    scheduler->group_samples[scheduler->group_count % SAMPLE_COUNT] = outcome->group_ns;
+    scheduler->group_wait_samples[scheduler->group_count++ % SAMPLE_COUNT] = outcome->group_wait_ns;
+    scheduler->times.has_group = true;
+    scheduler->times.group_ns += outcome->group_ns;
+    scheduler->times.group_wait_ns += outcome->group_wait_ns;
 }
 
 /* ---- pulls ---- */
@@ -735,10 +761,15 @@ void cox_scheduler_stats(struct cox_scheduler *scheduler, struct cox_scheduler_s
         .steps = scheduler->steps,
         .retries = scheduler->retries,
         .run_ns = scheduler->run_ns,
+        .times = scheduler->times,
     };
     cox_plan_stats(scheduler->plan, &ret_stats->plan);
     percentiles(scheduler->step_samples, scheduler->step_count, &ret_stats->step_p50_ns,
                 &ret_stats->step_p99_ns);
     percentiles(scheduler->channel_samples, scheduler->channel_count, &ret_stats->channel_p50_ns,
                 &ret_stats->channel_p99_ns);
+    percentiles(scheduler->group_samples, scheduler->group_count, &ret_stats->group_p50_ns,
+                &ret_stats->group_p99_ns);
+    percentiles(scheduler->group_wait_samples, scheduler->group_count,
+                &ret_stats->group_wait_p50_ns, &ret_stats->group_wait_p99_ns);
 }

@@ -74,6 +74,15 @@ struct cox_scheduler_options {
     void (*recover_cancel)(void *context);
 };
 
+/* Where the time of steps went, all of those together for which rank 0 has told its model's time. */
+struct cox_scheduler_times {
+    uint64_t step_ns;    /* from submit to the entry of the handler */
+    uint64_t channel_ns; /* of it not rank 0's model */
+    bool has_group;
+    uint64_t group_ns;      /* of it rank 0 in operations with other ranks */
+    uint64_t group_wait_ns; /* of that waiting for them: they compute, or have no CPU */
+};
+
 struct cox_scheduler_stats {
     uint64_t steps; /* that succeeded */
     uint64_t retries;
@@ -84,6 +93,9 @@ struct cox_scheduler_stats {
     /* The same without the time that rank 0 reports for its model: what the channel costs. 0: no
      * rank reported any. */
     uint64_t channel_p50_ns, channel_p99_ns;
+    /* As rank 0 reports them (cox_scheduler_times); 0: it did not. */
+    uint64_t group_p50_ns, group_p99_ns, group_wait_p50_ns, group_wait_p99_ns;
+    struct cox_scheduler_times times;
 };
 
 /* Sets block_count, block_size and position_count_max from what the ranks said at init. Returns 0;

@@ -17,11 +17,13 @@
 struct cox_share {
     uint32_t slice_first;
     uint32_t slice_count; /* 0: COX_SLICE_COUNT */
-    /* slices holds COX_SLICE_COUNT pieces of slice_length floats, of which this rank has filled its
-     * own; on return all are filled. Called the same number of times, with the same lengths, by all
+    /* slices holds COX_SLICE_COUNT pieces, stride floats apart, of which this rank has filled the first
+     * slice_length floats of its own; the others are gather's to use. On return ret_slices says where each piece
+     * can be read, until gather is called again. Called the same number of times, with the same lengths, by all
      * ranks of one step. Returns 0, or a result that ends the step, with a text
      * in err (which may be NULL). NULL: this rank owns all slices. */
-    int (*gather)(void *context, float *slices, size_t slice_length, struct cox_error *err);
+    int (*gather)(void *context, float *slices, size_t stride, size_t slice_length,
+                  const float **ret_slices, struct cox_error *err);
     void *context;
 };
 

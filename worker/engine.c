@@ -199,11 +199,12 @@ static int engine_join(struct cox_engine *engine, const struct cox_group_options
     return r ? cox_fail(err, r, "the group of ranks: %s", cox_status_text(r)) : 0;
 }
 
-static int engine_gather(void *context, float *slices, size_t slice_length, struct cox_error *err)
+static int engine_gather(void *context, float *slices, size_t stride, size_t slice_length,
+                         const float **ret_slices, struct cox_error *err)
 {
     struct cox_engine *engine = context;
 
-    return cox_exchange_gather(engine->exchange, slices, slice_length, err);
+    return cox_exchange_gather(engine->exchange, slices, stride, slice_length, ret_slices, err);
 }
 
 /* offer NULL: the model is loaded here. */
@@ -602,6 +603,10 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     if (r == 0)
         r = cox_model_step(engine->model, engine->cache, batch, outputs, NULL, err);
     engine->batch = NULL;
+    if (r == 0 && engine->exchange) {
+        const struct cox_exchange_times *times = cox_exchange_times(engine->exchange);
+        cox_worker_tell_group_time(engine->worker, times->total_ns, times->wait_ns);
+    }
     if (r && engine->group)
         cox_group_abort(engine->group);
     return r;

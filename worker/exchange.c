@@ -20,13 +20,14 @@
 struct cox_exchange {
     struct cox_group *group;
     uint32_t rank, rank_count;
-    uint32_t slice_count;     /* of each rank */
-    size_t slice_length_max;  /* floats */
-    size_t buffer_length;     /* floats */
-    uint64_t epoch;           /* 0: of no step yet */
-    uint32_t index;           /* of the next exchange in its epoch */
-    uint64_t deadline_ns;     /* of the step */
-    struct cox_region *ranks; /* by rank: its buffers; written here for this rank alone */
+    uint32_t slice_count;            /* of each rank */
+    size_t slice_length_max;         /* floats */
+    size_t buffer_length;            /* floats */
+    uint64_t epoch;                  /* 0: of no step yet */
+    uint32_t index;                  /* of the next exchange in its epoch */
+    uint64_t deadline_ns;            /* of the step */
+    struct cox_exchange_times times; /* of the step */
+    struct cox_region *ranks;        /* by rank: its buffers; written here for this rank alone */
 };
 
 /* What ranks must agree on, as each tells the others. */
@@ -34,6 +35,11 @@ struct facts {
     uint64_t slice_count;
     uint64_t slice_length_max;
 };
+
+const struct cox_exchange_times *cox_exchange_times(const struct cox_exchange *exchange)
+{
+    return &exchange->times;
+}
 
 uint64_t cox_exchange_size(const struct cox_exchange *exchange)
 {
@@ -186,6 +192,7 @@ int cox_exchange_begin(struct cox_exchange *exchange, uint64_t epoch, uint64_t d
                        struct cox_error *err)
 {
     exchange->deadline_ns = deadline_ns;
+    exchange->times = (struct cox_exchange_times){0};
     /* Ranks in one epoch have made the same exchanges in it: they agree whose turn a buffer is. */
     if (epoch == exchange->epoch)
         return 0;
@@ -198,25 +205,33 @@ int cox_exchange_begin(struct cox_exchange *exchange, uint64_t epoch, uint64_t d
     return 0;
 }
 
-int cox_exchange_gather(struct cox_exchange *exchange, float *slices, size_t slice_length,
-                        struct cox_error *err)
+int cox_exchange_gather(struct cox_exchange *exchange, const float *slices, size_t stride,
+                        size_t slice_length, const float **ret_slices, struct cox_error *err)
 {
     const uint32_t buffer = exchange->index % BUFFER_COUNT;
-    const size_t length = exchange->slice_count * slice_length; /* of a rank */
+    const uint32_t slice_count = exchange->slice_count, first = exchange->rank * slice_count;
+    const uint64_t begin_ns = cox_now_ns();
+    uint64_t arrived_ns, end_ns;
     int r;
 
     COX_ASSERT(slice_length <= exchange->slice_length_max);
     exchange->index++;
-    memcpy(buffer_of(exchange, exchange->rank, buffer), slices + exchange->rank * length,
-           length * sizeof(float));
+    for (uint32_t slice = 0; slice < slice_count; slice++)
+        memcpy(buffer_of(exchange, exchange->rank, buffer) + slice * slice_length,
+               slices + (first + slice) * stride, slice_length * sizeof(float));
     cox_fault_point(COX_FAULT_EXCHANGE_WRITTEN);
+    arrived_ns = cox_now_ns();
     r = cox_group_barrier(exchange->group, exchange->deadline_ns, err);
     if (r)
         return cox_fail(err, r, "the exchange of slices: %s", cox_status_text(r));
     for (uint32_t rank = 0; rank < exchange->rank_count; rank++)
-        if (rank != exchange->rank)
-            memcpy(slices + rank * length, buffer_of(exchange, rank, buffer),
-                   length * sizeof(float));
+        for (uint32_t slice = 0; slice < slice_count; slice++)
+            ret_slices[rank * slice_count + slice] =
+                rank == exchange->rank ? slices + (first + slice) * stride
+                                       : buffer_of(exchange, rank, buffer) + slice * slice_length;
+    end_ns = cox_now_ns();
+    exchange->times.total_ns += end_ns - begin_ns;
+    exchange->times.wait_ns += end_ns - arrived_ns;
     cox_fault_point(COX_FAULT_EXCHANGE_READ);
     return 0;
 }

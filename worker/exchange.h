@@ -8,7 +8,8 @@
  *
  * Each rank has two buffers, used in turn, so that one barrier an exchange is enough: who writes one
  * has passed the barrier of the exchange before, where everybody arrived with the one before that
- * already read.
+ * already read. Nothing is copied out: until a rank arrives at the next exchange, it reads the others' slices
+ * where they are.
  *
  * Epochs are those of the group, and change only after a step that was given up: an epoch that
  * begins ends whatever others are still waiting for in the one before. In a new epoch the first
@@ -46,14 +47,24 @@ void cox_exchange_freep(struct cox_exchange **exchange); /* for _cox_cleanup_ */
 /* Bytes that this rank shares. */
 uint64_t cox_exchange_size(const struct cox_exchange *exchange);
 
+/* What the exchanges of a step have taken this rank, without reading what it was lent. */
+struct cox_exchange_times {
+    uint64_t total_ns;
+    uint64_t
+        wait_ns; /* of these from its arrival until all others had arrived and it was running again */
+};
+/* Since begin; lent until free. */
+const struct cox_exchange_times *cox_exchange_times(const struct cox_exchange *exchange);
+
 /* A step begins, in this epoch of the group: the one before or a larger one, the same on every rank.
  * Its exchanges must end by the deadline. Returns 0; COX_INVALID: a smaller epoch. */
 int cox_exchange_begin(struct cox_exchange *exchange, uint64_t epoch, uint64_t deadline_ns,
                        struct cox_error *err);
-/* slices holds those of all ranks, slice_length floats each, of which this rank has filled its own;
- * on return 0 all are filled. Every rank calls it equally often in a step, with the same length, at
- * most slice_length_max. */
-int cox_exchange_gather(struct cox_exchange *exchange, float *slices, size_t slice_length,
-                        struct cox_error *err);
+/* slices has room for those of all ranks, stride floats apart, of which this rank has filled the first slice_length
+ * floats of its own. On return 0 ret_slices says where each of all is, lent until the next gather: own ones in
+ * slices, the others' where their owners wrote them. Every rank calls it equally often in a step, with the same
+ * slice_length, at most slice_length_max; the stride is its own affair. */
+int cox_exchange_gather(struct cox_exchange *exchange, const float *slices, size_t stride,
+                        size_t slice_length, const float **ret_slices, struct cox_error *err);
 
 #endif

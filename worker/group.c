@@ -72,6 +72,7 @@ static struct group_whole *whole_new(const struct cox_group_options *options)
     whole->base.value_size = options->value_size ? options->value_size : COX_GROUP_VALUE_SIZE_MIN;
     whole->base.life = options->life;
     whole->base.pid = getpid();
+    whole->base.spinner.budget_ns = options->spin_ns;
     whole->base.aborted = options->aborted;
     whole->base.context = options->context;
     for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {

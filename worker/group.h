@@ -52,6 +52,9 @@ struct cox_group_options {
     uint32_t value_size; /* bytes of one rank's value, at most; 0: 4096. The same on every rank */
     uint64_t life; /* the same on every rank: tells groups of one name and time apart; 0 is fine */
     uint64_t deadline_ns;
+    /* Who waits in an operation looks for so long before it sleeps (channel/spin.h). 0: not at all. Each rank's own
+     * affair. */
+    uint32_t spin_ns;
     /* Asked every 50 ms while an operation waits: true ends it with COX_ABORTED. NULL: never. */
     bool (*aborted)(void *context);
     void *context;

@@ -550,8 +550,7 @@ int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *
     cox_group_say(base, COX_GROUP_JOINED);
     for (uint64_t look_ns = cox_now_ns() + COX_GROUP_SLICE_NS;;) {
         struct meeting meeting;
-        /* acquire: partner is the release in cox_group_ring. */
-        uint32_t seen = atomic_load_explicit(&base->layout->bell.ring, memory_order_acquire);
+        uint32_t seen = cox_group_listen(&base->layout->bell);
         int r = meeting_look(base, &meeting, err);
         if (r || !meeting.any_missing)
             return r;

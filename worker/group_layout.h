@@ -32,13 +32,17 @@
 
 /* Hints: whatever stands here, a waiter looks at the ranks' own words every 50 ms. */
 struct cox_group_layout_bell {
-    _Atomic uint32_t ring; /* the futex; another value at every ring */
-    uint32_t reserved;
+    _Atomic uint32_t ring;    /* the futex: {another value at every ring:31, somebody sleeps:1} */
+    _Atomic uint32_t news;    /* rings that are about something else than that all have arrived */
     _Atomic uint64_t counted; /* {epoch:32, index:24, how many have arrived:8} */
     /* Of the group alone, and only under a name: what tells a leftover from a stranger's file. */
     uint64_t magic;
     uint8_t padding[COX_GROUP_LINE_SIZE - 24];
 };
+
+/* Set by who falls asleep, cleared by who rings: a ring without it wakes nobody. */
+#define COX_GROUP_RING_SLEEPS UINT32_C(1)
+#define COX_GROUP_RING_STEP UINT32_C(2)
 
 /* Far apart, so that no flipped bit makes one of another. */
 enum cox_group_state {
@@ -91,6 +95,7 @@ struct cox_group_layout {
     _Static_assert(offsetof(struct type, member) == (offset), #type "." #member " moved")
 
 COX_GROUP_AT(cox_group_layout_bell, ring, 0);
+COX_GROUP_AT(cox_group_layout_bell, news, 4);
 COX_GROUP_AT(cox_group_layout_bell, counted, 8);
 COX_GROUP_AT(cox_group_layout_bell, magic, 16);
 _Static_assert(sizeof(struct cox_group_layout_bell) == COX_GROUP_LINE_SIZE, "bell line size");

@@ -13,6 +13,7 @@
 #include "../channel/handle.h"
 #include "../channel/peer.h"
 #include "../channel/region.h"
+#include "../channel/spin.h"
 
 #include <sys/stat.h>
 
@@ -41,7 +42,8 @@ struct cox_group_base {
     uint64_t start;           /* of this process */
     pid_t pid;                /* who joined; a child of a fork is somebody else */
     _Atomic uint64_t present; /* epoch; written by align, read by an abort on any thread */
-    uint64_t system;          /* of handles; 0: not found out yet */
+    struct cox_spinner spinner;
+    uint64_t system; /* of handles; 0: not found out yet */
     bool (*aborted)(void *context);
     void *context;
     struct cox_peer peers[COX_RANK_COUNT_MAX]; /* neither a pidfd nor by_start: it died before this
@@ -64,7 +66,9 @@ struct cox_group {
     uint32_t slot_size; /* of a value, at once */
     uint64_t name_hash; /* 0: the group */
     uint64_t members_hash;
-    uint64_t said_what;    /* of the last operation */
+    uint64_t said_what; /* of the last operation */
+    uint32_t news;      /* of the bell, before a look for trouble that found none */
+    bool news_known;
     _Atomic uint64_t gone; /* cox_group_given_up of the last epoch that was; any thread raises it */
     uint8_t ranks[COX_RANK_COUNT_MAX]; /* by place */
     _Atomic uint8_t
@@ -129,9 +133,11 @@ static inline struct cox_group_layout_part *cox_group_own_part(const struct cox_
     return &group->base->layout->ranks[group->base->rank].parts[group->slot];
 }
 
-/* Lets everybody who sleeps at this bell look again. */
+/* Lets everybody who sleeps at this bell look again, at all that there is. */
 void cox_group_ring(struct cox_group_layout_bell *bell);
-/* Sleeps until the bell is rung after `seen` was read from it, or until_ns. Returns 0 or -errno. */
+/* What the bell is at. Before a look: what is stored, and then rung for, after it ends a sleep. */
+uint32_t cox_group_listen(struct cox_group_layout_bell *bell);
+/* Sleeps until the bell is rung after `seen` was listened to, or until_ns. Returns 0 or -errno. */
 int cox_group_sleep(struct cox_group_layout_bell *bell, uint32_t seen, uint64_t until_ns);
 /* The bell of the group or subgroup; NULL: its first member has not formed it yet. */
 struct cox_group_layout_bell *cox_group_bell(struct cox_group *group);

@@ -29,6 +29,11 @@
  * that left because of it, even where they cannot see the death themselves.
  * Otherwise a member that has arrived is not looked at: whether it lives makes no difference to this round.
  *
+ * Who has been counted, and is not the last, sleeps without a look at the others: the last one rings. Whatever else
+ * may end a round is rung for as `news`, which a waiter reads before it sleeps; if there are any it looks at the words
+ * of all. News are done with when a look at them has found nothing, not when the round is complete: who has given up
+ * may have arrived at this round, and not at the next one.
+ *
  * Why no wake-up is lost for longer than 50 ms. A waiter reads `ring` before it counts itself and looks;
  * who counts last rings after that, so that the waiter, if it did not see everybody, does not fall
  * asleep on the old value. Who is overtaken between its arrival and its count finds a later round
@@ -50,17 +55,45 @@
 
 /* ---- bells ---- */
 
+static void bell_ring(struct cox_group_layout_bell *bell)
+{
+    uint32_t seen = atomic_load_explicit(&bell->ring, memory_order_relaxed), next;
+    /* Whoever sleeps has marked the word itself, so that no order between two words decides who is woken: the mark
+     * came before this change, or the sleeper finds another value. A mark of one that was killed costs a wake.
+     * release: what was stored before is seen by who sees this; partner is the load before a look. */
+    do
+        next = (seen & ~COX_GROUP_RING_SLEEPS) + COX_GROUP_RING_STEP;
+    while (!atomic_compare_exchange_weak_explicit(&bell->ring, &seen, next, memory_order_release,
+                                                  memory_order_relaxed));
+    cox_fault_point(COX_FAULT_GROUP_RINGS);
+    if (seen & COX_GROUP_RING_SLEEPS)
+        cox_futex_wake(&bell->ring);
+    cox_fault_point(COX_FAULT_GROUP_RUNG);
+}
+
 void cox_group_ring(struct cox_group_layout_bell *bell)
 {
-    /* release: what was stored before is seen by who sees this; partner is the load before a look. */
-    atomic_fetch_add_explicit(&bell->ring, 1, memory_order_release);
-    cox_futex_wake(&bell->ring);
-    cox_fault_point(COX_FAULT_GROUP_RUNG);
+    /* release: what it is about; partner is the acquire in round_wait. Before the ring: whoever hears that sees this. */
+    atomic_fetch_add_explicit(&bell->news, 1, memory_order_release);
+    bell_ring(bell);
+}
+
+uint32_t cox_group_listen(struct cox_group_layout_bell *bell)
+{
+    /* acquire: partner is the release in bell_ring. */
+    return atomic_load_explicit(&bell->ring, memory_order_acquire) & ~COX_GROUP_RING_SLEEPS;
 }
 
 int cox_group_sleep(struct cox_group_layout_bell *bell, uint32_t seen, uint64_t until_ns)
 {
-    int r = cox_futex_wait(&bell->ring, seen, until_ns);
+    uint32_t ring = seen;
+    /* relaxed, both: the kernel compares the word once more. Marked already: by another sleeper. */
+    if (!atomic_compare_exchange_strong_explicit(&bell->ring, &ring, seen | COX_GROUP_RING_SLEEPS,
+                                                 memory_order_relaxed, memory_order_relaxed) &&
+        ring != (seen | COX_GROUP_RING_SLEEPS))
+        return 0;
+    cox_fault_point(COX_FAULT_GROUP_SLEEPS);
+    int r = cox_futex_wait(&bell->ring, seen | COX_GROUP_RING_SLEEPS, until_ns);
     return r == COX_TIMEOUT ? 0 : r;
 }
 
@@ -451,6 +484,17 @@ static int fail_timeout(const struct cox_group *group, const struct cox_rank_set
 
 /* ---- the round ---- */
 
+struct bell_look {
+    struct cox_group_layout_bell *bell;
+    uint32_t seen;
+};
+
+static bool bell_moved(const void *context)
+{
+    const struct bell_look *look = context;
+    return cox_group_listen(look->bell) != look->seen;
+}
+
 static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_error *err)
 {
     uint64_t word = own_word(group), look_ns = 0, say_ns = 0;
@@ -458,16 +502,19 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
     bool counted = group->count == 1;
     for (;;) {
         struct cox_group_layout_bell *bell = cox_group_bell(group), *door = bell;
+        bool early =
+            false; /* by the count: who comes last will ring, there is nothing to see yet */
         if (!bell) /* its first member rings there when it forms the subgroup */
             door = &group->base->layout->bell;
-        /* acquire: partner is the release in cox_group_ring. */
-        uint32_t seen = atomic_load_explicit(&door->ring, memory_order_acquire);
+        uint32_t seen = cox_group_listen(door);
         if (!counted && bell) {
             counted = true;
             if (bell_count(bell, word, group->count))
-                cox_group_ring(bell);
+                bell_ring(bell);
+            else
+                early = true;
         }
-        if (!round_missing(group, &missing))
+        if (!early && !round_missing(group, &missing))
             return 0;
         uint64_t now = cox_now_ns();
         if (look_ns == 0) {
@@ -475,15 +522,25 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             say_ns = now + COX_GROUP_SLICE_NS;
         }
         bool late = now >= deadline_ns, due = late || now >= look_ns;
-        struct cox_error why = {0};
-        int r = cox_group_trouble(group, &missing, due, &why);
-        /* Who is seen dead, or gone, may have arrived after it was missed. */
-        if (r && !round_missing(group, &missing)) {
-            group->dead = 0;
-            return 0;
+        /* acquire: partner is the release in cox_group_ring. Read before the words that it may be about. */
+        uint32_t news = atomic_load_explicit(&door->news, memory_order_acquire);
+        int r = 0;
+        if (due || !bell || news != group->news || !group->news_known) {
+            struct cox_error why = {0};
+            if (early && !round_missing(group, &missing))
+                return 0;
+            r = cox_group_trouble(group, &missing, due, &why);
+            /* Who is seen dead, or gone, may have arrived after it was missed. */
+            if (r && !round_missing(group, &missing)) {
+                group->dead = 0;
+                return 0;
+            }
+            if (r)
+                return cox_fail(err, r, "%s", why.text);
+            /* Only now: of what ends the epoch the next round wants to hear as well, if this one is complete. */
+            group->news = news;
+            group->news_known = bell != NULL;
         }
-        if (r)
-            return cox_fail(err, r, "%s", why.text);
         if (late)
             return fail_timeout(group, &missing, err);
         if (due)
@@ -492,6 +549,10 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             say_ns = now + COX_GROUP_SLICE_NS;
             cox_group_say_again(group);
         }
+        /* Who looks has not marked the bell: it is rung for without a system call. */
+        const struct bell_look look = {door, seen};
+        if (cox_spin_until(&group->base->spinner, bell_moved, &look))
+            continue;
         r = cox_group_sleep(door, seen, cox_deadline_min(look_ns, deadline_ns));
         if (r)
             return cox_fail(err, r, "waiting for the others: %s", cox_status_text(r));

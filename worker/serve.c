@@ -59,6 +59,7 @@ void cox_init_request_group(const struct cox_init_request *request,
     options->rank = worker->options.rank;
     options->rank_count = worker->options.rank_count;
     options->life = life;
+    options->spin_ns = worker->control.geometry.spin_ns;
 }
 
 static bool bytes_copy(const ProtobufCBinaryData *bytes, void *to, size_t size)
@@ -434,6 +435,13 @@ static void lane_forget(struct cox_lane *lane)
         cox_table_clear(lane->worker->table);
 }
 
+void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns, uint64_t wait_ns)
+{
+    worker->group_time_told = true;
+    worker->group_ns = group_ns;
+    worker->group_wait_ns = wait_ns;
+}
+
 struct step_call {
     const struct cox_worker *worker;
     const struct cox_batch *batch;
@@ -482,10 +490,16 @@ static void serve_step(struct cox_lane *lane, const struct cox_request *request,
         cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, begin);
         cox_fault_point(COX_FAULT_EXECUTE);
         struct step_call call = {worker, batch, outputs, &lane->error};
+        worker->group_time_told = false;
         r = cox_lane_call(lane, request, COX_VISIT_STOPPED, call_step, &call);
         cox_fault_point(COX_FAULT_EXECUTED);
         body.has_model_execute_time = 1;
         body.model_execute_time = (float)((double)(cox_now_ns() - begin) / 1e6);
+        if (worker->group_time_told && request->lowest) {
+            body.has_group_ns = body.has_group_wait_ns = 1;
+            body.group_ns = worker->group_ns;
+            body.group_wait_ns = worker->group_wait_ns;
+        }
         /* The view is gone after commit: take what the answer needs first. */
         size_t count = batch->row_count;
         tokens = cox_arena_alloc(&lane->arena, (count + 1) * sizeof *tokens);

@@ -253,6 +253,11 @@ COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
 COX_PUBLIC int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_reply,
                                      struct cox_error *err);
 
+/* In an execute callback, on its thread: of this step so many nanoseconds went into operations with other ranks, wait_ns of
+ * them waiting for those; told with the answer. Again: instead. Not called: there is no group. */
+COX_PUBLIC void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns,
+                                           uint64_t wait_ns);
+
 /* ---- for the recovery callbacks ---- */
 
 /* No step, pull or opaque request is begun from now on until resume: they are answered with COX_ABORTED at once; init and

@@ -77,6 +77,9 @@ struct cox_worker {
     bool reporting;            /* one report at a time from this process */
     _Atomic uint32_t tellers;  /* threads inside a report; free waits for them */
     struct cox_table *table;   /* the execute lane's */
+    /* Of the step under way; the execute lane's. */
+    bool group_time_told;
+    uint64_t group_ns, group_wait_ns;
     struct cox_bulk_sender bulk;
     bool request_size_default; /* request_size_max was not chosen */
     struct cox_pause pause;

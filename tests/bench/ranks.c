@@ -1,5 +1,5 @@
 /* coxswain-ranks: the rank group and by-value handles under measurement, beside a plain barrier that polls
- * with usleep, in interleaved slices. Prints, judges nothing.
+ * with usleep, the plainest barrier of a futex, and memcpy, in interleaved slices. Prints, judges nothing.
  *
  * Every number of ranks is a new set of processes. All of them run the same schedule; rank 0 takes the
  * times, of each operation from its call to its return. */
@@ -20,7 +20,10 @@
 
 #include "../../channel/handle.h"
 #include "../../channel/socket.h"
+#include "../../channel/futex.h"
+#include "../../worker/exchange.h"
 #include "../../worker/group.h"
+#include "../../worker/model/tile.h"
 #include "measure.h"
 
 #define RANK_COUNT_MAX 64
@@ -39,13 +42,35 @@ enum kind {
     KIND_USLEEP_GATHER,
     KIND_USLEEP_FDS,
     KIND_HANDLE,
+    KIND_FUTEX_BARRIER,
+    KIND_REDUCE,
+    KIND_REDUCE_LARGE,
+    KIND_MEMCPY,
+    KIND_MEMCPY_LARGE,
     KIND_COUNT
 };
 
 static const char *const kind_names[KIND_COUNT] = {
-    "barrier",        "gather 64 B",   "gather 4 KiB", "gather fds",
-    "usleep barrier", "usleep gather", "usleep fds",   "handle open + close",
+    "barrier",
+    "gather 64 B",
+    "gather 4 KiB",
+    "gather fds",
+    "usleep barrier",
+    "usleep gather",
+    "usleep fds",
+    "handle open + close",
+    "futex barrier",
+    "reduce",
+    "reduce large",
+    "memcpy + barrier",
+    "memcpy + barrier large",
 };
+
+/* Sums of a model's layer: PIECE_COUNT pieces, of which each rank computes its part, of so many floats each: 16 sequences
+ * with the shipped model's hidden size of 128, and with one of 2,048. */
+#define PIECE_COUNT 8
+#define PIECE_LENGTH (16 * 128)
+#define PIECE_LENGTH_LARGE (16 * 2048)
 
 /* What a polling barrier needs: who is last opens the next generation. */
 struct polled {
@@ -54,8 +79,15 @@ struct polled {
     uint8_t values[RANK_COUNT_MAX][VALUE_SIZE];
 };
 
+/* The floor: nothing is looked after but that the last one wakes all. */
+struct plain {
+    _Alignas(128) _Atomic uint32_t generation;
+    _Alignas(128) _Atomic uint32_t arrived;
+};
+
 struct shared {
     struct polled polled;
+    struct plain plain;
     struct cox_handle handle; /* of rank 1's memory */
     double p50_us[KIND_COUNT][SLICE_COUNT_MAX];
 };
@@ -77,6 +109,9 @@ struct rank {
     int own_fd;                   /* what it gives in an exchange */
     int (*pairs)[RANK_COUNT_MAX]; /* pairs[a][b]: a's end of the connection of a and b */
     uint8_t *values;
+    struct cox_exchange *exchange;
+    uint32_t piece_count; /* of all ranks */
+    float *pieces, *copies, *sums;
     uint64_t *samples_ns;
 };
 
@@ -141,6 +176,20 @@ static void usleep_fds(struct rank *own)
     usleep_barrier(own);
 }
 
+static void futex_barrier(struct rank *own)
+{
+    struct plain *plain = &own->shared->plain;
+    uint32_t generation = atomic_load(&plain->generation);
+    if (atomic_fetch_add(&plain->arrived, 1) + 1 == own->rank_count) {
+        atomic_store(&plain->arrived, 0);
+        atomic_fetch_add(&plain->generation, 1);
+        cox_futex_wake(&plain->generation);
+        return;
+    }
+    while (atomic_load(&plain->generation) == generation)
+        cox_futex_wait(&plain->generation, generation, COX_DEADLINE_NEVER);
+}
+
 /* ---- ours ---- */
 
 static void gather(struct rank *own, size_t size)
@@ -163,6 +212,39 @@ static void gather_fds(struct rank *own)
     for (uint32_t other = 0; other < own->rank_count; other++)
         if (other != own->rank)
             close(fds[other]);
+}
+
+/* As the model does it: all pieces are added where they are. */
+static void reduce(struct rank *own, size_t length)
+{
+    const float *pieces[RANK_COUNT_MAX];
+    struct cox_error err = {0};
+    must_group(cox_exchange_begin(own->exchange, 1, cox_deadline_after_ns(PATIENCE_NS), &err),
+               &err);
+    must_group(cox_exchange_gather(own->exchange, own->pieces, length, length, pieces, &err), &err);
+    cox_tile_add_parts(own->sums, pieces, own->piece_count, length);
+}
+
+/* As many bytes as are read there. */
+static void copy(struct rank *own, size_t length)
+{
+    struct cox_error err = {0};
+    memcpy(own->copies, own->pieces, own->piece_count * length * sizeof(float));
+    must_group(cox_group_barrier(own->group, cox_deadline_after_ns(PATIENCE_NS), &err), &err);
+}
+
+static void make_pieces(struct rank *own)
+{
+    struct cox_error err = {0};
+    uint32_t each = own->rank_count < PIECE_COUNT ? PIECE_COUNT / own->rank_count : 1;
+    own->piece_count = each * own->rank_count;
+    own->pieces = calloc(own->piece_count, PIECE_LENGTH_LARGE * sizeof(float));
+    own->copies = calloc(own->piece_count, PIECE_LENGTH_LARGE * sizeof(float));
+    own->sums = calloc(PIECE_LENGTH_LARGE, sizeof(float));
+    must(own->pieces && own->copies && own->sums, "memory");
+    must_group(cox_exchange_new(own->group, each, PIECE_LENGTH_LARGE,
+                                cox_deadline_after_ns(PATIENCE_NS), &own->exchange, &err),
+               &err);
 }
 
 /* Rank 0 alone; the others wait at the next barrier. */
@@ -201,6 +283,17 @@ static void run_one(struct rank *own, enum kind kind)
         return;
     case KIND_USLEEP_FDS:
         usleep_fds(own);
+        return;
+    case KIND_FUTEX_BARRIER:
+        futex_barrier(own);
+        return;
+    case KIND_REDUCE:
+    case KIND_REDUCE_LARGE:
+        reduce(own, kind == KIND_REDUCE ? PIECE_LENGTH : PIECE_LENGTH_LARGE);
+        return;
+    case KIND_MEMCPY:
+    case KIND_MEMCPY_LARGE:
+        copy(own, kind == KIND_MEMCPY ? PIECE_LENGTH : PIECE_LENGTH_LARGE);
         return;
     default:
         open_handle(own);
@@ -241,6 +334,7 @@ static void rank_main(struct rank *own, int group_fd, uint32_t value_size)
     struct cox_exporter *exporter = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     must_group(cox_group_join(&options, &own->group, &err), &err);
+    must(cox_group_align(own->group, 1) == 0, "the epoch of exchanges");
     must_group(cox_importer_new(NULL, &own->importer, &err), &err);
     must_group(cox_exporter_new(NULL, &exporter, &err), &err);
     own->own_fd = memfd_create("coxswain-ranks", MFD_CLOEXEC);
@@ -251,12 +345,14 @@ static void rank_main(struct rank *own, int group_fd, uint32_t value_size)
     if (own->rank == own->rank_count - 1)
         must_group(cox_exporter_export(exporter, own->own_fd, 0, 0, &own->shared->handle, &err),
                    &err);
+    make_pieces(own);
     for (int kind = 0; kind < KIND_COUNT; kind++) /* not counted: page faults, caches */
         run_one(own, (enum kind)kind);
     for (size_t slice = 0; slice < own->options->slices; slice++)
         for (int kind = 0; kind < KIND_COUNT; kind++)
             run_slice(own, (enum kind)kind, slice);
     run_one(own, KIND_BARRIER);
+    cox_exchange_free(own->exchange);
     cox_exporter_free(exporter);
     cox_importer_free(own->importer);
     cox_group_leave(own->group);
@@ -268,18 +364,18 @@ static void rank_main(struct rank *own, int group_fd, uint32_t value_size)
 static void print_world(const struct options *options, uint32_t rank_count, struct shared *shared)
 {
     static const enum kind beside[KIND_COUNT] = {
-        [KIND_BARRIER] = KIND_USLEEP_BARRIER,
-        [KIND_GATHER] = KIND_USLEEP_GATHER,
-        [KIND_GATHER_FDS] = KIND_USLEEP_FDS,
+        [KIND_BARRIER] = KIND_USLEEP_BARRIER, [KIND_GATHER] = KIND_USLEEP_GATHER,
+        [KIND_GATHER_FDS] = KIND_USLEEP_FDS,  [KIND_FUTEX_BARRIER] = KIND_USLEEP_BARRIER,
+        [KIND_REDUCE] = KIND_MEMCPY,          [KIND_REDUCE_LARGE] = KIND_MEMCPY_LARGE,
     };
     for (int kind = 0; kind < KIND_COUNT; kind++) {
         double ratios[SLICE_COUNT_MAX];
         for (size_t i = 0; beside[kind] && i < options->slices; i++)
             ratios[i] = shared->p50_us[beside[kind]][i] / shared->p50_us[kind][i];
-        printf("%5" PRIu32 "  %-19s  %9.2f", rank_count, kind_names[kind],
+        printf("%5" PRIu32 "  %-22s  %9.2f", rank_count, kind_names[kind],
                measure_median(shared->p50_us[kind], options->slices));
         if (beside[kind])
-            printf("  %9.1f", measure_median(ratios, options->slices));
+            printf("  %9.2f", measure_median(ratios, options->slices));
         putchar('\n');
     }
     fflush(stdout);
@@ -390,8 +486,11 @@ int main(int argc, char **argv)
     printf(
         "%zu slices of %zu operations of each kind, interleaved; p50 of rank 0 in us, median over "
         "slices;\n"
-        "ratio: how often as long the usleep barrier takes for the same\n\n"
-        "%5s  %-19s  %9s  %9s\n",
+        "ratio: how often as long the usleep barrier takes for the same, and memcpy of the same "
+        "bytes "
+        "with one\n"
+        "barrier for a reduction\n\n"
+        "%5s  %-22s  %9s  %9s\n",
         options.slices, options.rounds, "ranks", "operation", "p50 us", "ratio");
     fflush(stdout);
     int failed = 0;

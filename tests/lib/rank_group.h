@@ -29,6 +29,7 @@ static inline struct cox_group *rank_group_join_sized(const struct forks_self *s
         .rank_count = self->rank_count,
         .value_size = value_size,
         .deadline_ns = rank_group_patience(),
+        .spin_ns = self->rank % 2 ? COX_SPIN_AUTO_NS : 0, /* both ways of waiting together */
     };
     int r = cox_group_join(&options, &group, &err);
     FORK_CHECK(r == 0, "join: %d %s", r, err.text);

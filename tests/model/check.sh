@@ -147,6 +147,9 @@ group_lives_cycle short  cycles  pass        group -DRANKS=2 -DEPOCHS=1 -DCRASHE
 -group_BEHIND     short  all     deadlock    group -DEPOCHS=1 -DNO_RING_BEHIND
 -group_OVERWRITES short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DOPS=3 -DCOUNT_OVERWRITES
 -group_BELL_WAKE  short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DBELL_AFTER_WAKE
+-group_MARK       short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DNO_MARK
+-group_NEWS       short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DABORTS=1 -DNO_NEWS
+-group_NEWS_KEPT  short  all     deadlock    group -DEPOCHS=1 -DABORTS=1 -DNO_NEWS_KEPT
 -group_BELL_FIRST short  all     deadlock    group -DRANKS=2 -DEPOCHS=1 -DNO_BELL_FIRST
 -group_SLICE_1    short  all     deadlock    group -DEPOCHS=1 -DCRASHES=1
 -group_SLICE_2    short  all     deadlock    group -DRANKS=2 -DMEDDLES=1

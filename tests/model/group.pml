@@ -67,6 +67,8 @@ byte slot[2 * RANKS * WINDOWS]; /* the word of the operation the value is for st
 /* ---- hints ---- */
 byte counted_word[WINDOWS], counted[WINDOWS]; /* one word: read and changed in one step */
 bool bell_moved[RANKS * WINDOWS];             /* the futex word is no more what this rank read there */
+bool bell_news[RANKS * WINDOWS] = true;       /* rung, since this rank looked, for more than arrivals */
+bool marked[WINDOWS];                         /* in the futex word itself: somebody sleeps, or did */
 bool sleeps[RANKS * WINDOWS];                 /* in FUTEX_WAIT */
 #define AT(q) (window * RANKS + (q))
 
@@ -126,18 +128,43 @@ byte in_life[RANKS] = 1; /* whose words the rank writes */
 #define STEP
 #endif
 
+/* The futex word has another value and no mark, in one step; who sleeps is woken, if it had one. */
 inline ring()
 {
     STEP {
 #ifdef BELL_AFTER_WAKE
-    d_step { ALL(sleeps, false); }
-    d_step { ALL(bell_moved, true); }
+    if
+    :: d_step { marked[window] -> ALL(sleeps, false); }
+    :: atomic { !marked[window] }
+    fi;
+    d_step { ALL(bell_moved, true); marked[window] = false; }
 #else
-    d_step { ALL(bell_moved, true); }
-    d_step { ALL(sleeps, false); }
+    if
+    :: d_step { marked[window] -> ALL(bell_moved, true); marked[window] = false; }
+        d_step { ALL(sleeps, false); }
+    :: d_step { !marked[window] -> ALL(bell_moved, true); }
+    fi;
 #endif
     }
 }
+
+/* For something else than arrivals: who does not hear that looks at nothing else. */
+inline ring_news()
+{
+    STEP {
+#ifndef NO_NEWS
+    d_step { ALL(bell_news, true); }
+#endif
+    ring();
+    }
+}
+
+/* The mark is set where the word is still what was read; the kernel compares the word with the mark. */
+#ifdef NO_MARK
+#define SET_MARK skip
+#else
+#define SET_MARK marked[window] = true
+#endif
 
 /* Whoever gives up tells of it in a word that only grows: an abort that was held up does not take back a later one. */
 #ifdef NO_GROWING
@@ -178,6 +205,7 @@ inline ring()
 #define DIED(q) false
 #define LEFT_IT(q) false
 #endif
+#define OTHERS (((1 << RANKS) - 1) & ~(1 << r))
 #define DIED_MISSING(q) (DIED(q) && ((missing >> (q)) & 1))
 #ifdef NO_DEAD_BEFORE_GONE
 #define ABORTED_FIRST true
@@ -213,7 +241,7 @@ inline ring()
 proctype rank(byte r)
 {
     byte epoch = 1, index = 0, q = 0, missing = 0;
-    bool due = false, gave_up = false, whole = true;
+    bool due = false, gave_up = false, whole = true, heard = false;
 #if LIVES > 1
     byte life = 1, window = 1 % WINDOWS, met[RANKS] = 1;
     bool left = false, member = true;
@@ -264,9 +292,9 @@ begin:  if
         }
         if
 #ifdef COUNT_OVERWRITES
-        :: atomic { counted_word[window] != MINE -> counted_word[window] = MINE; counted[window] = 1; goto scan; }
+        :: atomic { counted_word[window] != MINE -> counted_word[window] = MINE; counted[window] = 1; goto early; }
 #else
-        :: atomic { counted_word[window] < MINE -> counted_word[window] = MINE; counted[window] = 1; goto scan; }
+        :: atomic { counted_word[window] < MINE -> counted_word[window] = MINE; counted[window] = 1; goto early; }
         /* Somebody has seen all arrive, and is further. Who sleeps is woken by whoever can be counted no more. */
         :: atomic { counted_word[window] > MINE }
 #ifndef NO_RING_BEHIND
@@ -278,12 +306,17 @@ begin:  if
             counted[window]++;
             if
             :: counted[window] >= RANKS
-            :: else -> goto scan;
+            :: else -> goto early;
             fi
            }
             ring();
         fi;
         goto scan;
+        /* Who comes last will ring: without news there is nothing to look for. */
+early:  if
+        :: atomic { bell_news[AT(r)] -> goto scan; }
+        :: atomic { !bell_news[AT(r)] -> missing = OTHERS; goto sleeps_on; }
+        fi;
 look:
 #ifndef NO_BELL_FIRST
         bell_moved[AT(r)] = false;
@@ -304,27 +337,35 @@ scan:   atomic {
             :: q != r && !THERE(q) -> missing = missing | (1 << q);
             :: else
             fi;
-#ifndef NO_GIVEN_UP
-            gave_up = gave_up || GONE(q);
-#endif
-#if LIVES > 1
-            left = left || (q != r && LEFT_IT(q) && !THERE(q));
-#endif
             q++;
            }
         :: atomic { q == RANKS -> q = 0; break }
         od
         }
         if
-        :: atomic {
-            missing == 0 ->
-            due = false;
-            gave_up = false;
-#if LIVES > 1
-            left = false;
+        /* News of what ends the epoch are news in the next round as well. */
+#ifndef NO_NEWS_KEPT
+        :: atomic { missing == 0 -> due = false; bell_news[AT(r)] = bell_news[AT(r)] || heard; heard = false; }
+#else
+        :: atomic { missing == 0 -> due = false; bell_news[AT(r)] = false; heard = false; }
 #endif
-           }
-        :: atomic { missing > 0 }
+        :: atomic { missing > 0 && !due && !heard && !bell_news[AT(r)] -> goto sleeps_on; }
+        :: atomic { missing > 0 && (due || heard || bell_news[AT(r)]) -> heard = true; bell_news[AT(r)] = false; }
+            /* News are taken before the words are looked at that they may be about. Those only grow, so that a look at one
+             * after the other finds what a look at all at once would have found at its beginning or at its end. */
+            d_step {
+                do
+                :: q < RANKS ->
+#ifndef NO_GIVEN_UP
+                    gave_up = gave_up || GONE(q);
+#endif
+#if LIVES > 1
+                    left = left || (q != r && LEFT_IT(q) && ((missing >> (q)) & 1) && !THERE(q));
+#endif
+                    q++;
+                :: else -> q = 0; break
+                od
+            }
 #if CRASHES > 0
             /* Whoever believes that the epoch is over looks for the dead then: they may be why. */
             if
@@ -358,15 +399,17 @@ scan:   atomic {
             if
             :: atomic { gave_up && TOLD_DEAD -> goto peer_dead; }
             :: atomic { gave_up && !TOLD_DEAD -> goto aborted; }
-            :: atomic { !gave_up -> due = false; }
+            :: atomic { !gave_up -> due = false; heard = false; }
             fi;
+sleeps_on:
 #ifdef NO_BELL_FIRST
             bell_moved[AT(r)] = false;
 #endif
             if
             :: atomic { bell_moved[AT(r)] -> goto look; }
-            :: atomic { !bell_moved[AT(r)] -> sleeps[AT(r)] = true; }
+            :: atomic { !bell_moved[AT(r)] -> SET_MARK; }
             fi;
+            atomic { sleeps[AT(r)] = !bell_moved[AT(r)]; }
             if
             :: atomic { !sleeps[AT(r)] -> goto look; }
 #ifdef SLICE
@@ -417,7 +460,7 @@ peer_dead:
 #else
         atomic { given_up[AT(r)] = FOR_GOOD; }
 #endif
-        ring();
+        ring_news();
         goto ends;
 aborted:
         atomic {
@@ -426,11 +469,12 @@ aborted:
             GIVE_UP(r, epoch);
             due = false;
             gave_up = false;
+            heard = false;
             missing = 0;
             whole = true;
             q = 0;
         }
-        ring();
+        ring_news();
 next:   if
         :: atomic {
             epoch < EPOCHS ->
@@ -442,11 +486,11 @@ next:   if
             arrived[AT(r)] = MINE; /* before any slot of this rank is written again */
 #endif
            }
-            ring();
+            ring_news();
             goto begin;
         :: atomic { epoch == EPOCHS }
         fi;
-ends:   atomic { epoch = 0; index = 0; q = 0; missing = 0; due = false; gave_up = false; whole = true; }
+ends:   atomic { epoch = 0; index = 0; q = 0; missing = 0; due = false; gave_up = false; heard = false; whole = true; }
 #if LIVES > 1
         left = false;
         /* engine_init */
@@ -456,7 +500,7 @@ end_idle:
 #ifndef NO_LEAVE
         if
         :: atomic { member -> member = false; holder[AT(r)] = LEFT; }
-            ring();
+            ring_news();
         :: atomic { !member }
         fi;
 #endif
@@ -480,7 +524,7 @@ end_idle:
             :: else -> goto failed;
             fi
         }
-        ring();
+        ring_news();
 meet:   atomic {
         bell_moved[AT(r)] = false;
         do
@@ -509,7 +553,8 @@ meet:   atomic {
         }
         if
         :: atomic { missing > 0 && bell_moved[AT(r)] -> missing = 0; goto meet; }
-        :: atomic { missing > 0 && !bell_moved[AT(r)] -> sleeps[AT(r)] = true; missing = 0; }
+        :: atomic { missing > 0 && !bell_moved[AT(r)] -> SET_MARK; missing = 0; }
+            atomic { sleeps[AT(r)] = !bell_moved[AT(r)]; }
             if
             :: atomic { !sleeps[AT(r)] -> goto meet; }
             /* meeting_due, in a slice: deaths, and whether the init has ended without this rank. */
@@ -527,9 +572,9 @@ meet:   atomic {
         /* Everybody is in this life, or was. */
         assert(in_life[0] >= life && in_life[1] >= life && (RANKS == 2 || in_life[RANKS - 1] >= life));
         atomic { holder[AT(r)] = WHOLE; member = true; }
-        ring();
+        ring_news();
         atomic { epoch = 1; index = 0; present[r] = 1; arrived[AT(r)] = WORD(1, 0); }
-        ring();
+        ring_news();
         goto begin;
 failed: atomic {
             assert(trouble >= life); /* nobody fails to join unless somebody has died since the init was sent */
@@ -537,7 +582,7 @@ failed: atomic {
             missing = 0;
             holder[AT(r)] = FAILED;
         }
-        ring();
+        ring_news();
         goto idle;
 #endif
     } unless {
@@ -560,6 +605,7 @@ failed: atomic {
             missing = 0;
             due = false;
             gave_up = false;
+            heard = false;
             whole = true;
             sleeps[AT(r)] = false;
 #if LIVES > 1
@@ -609,6 +655,8 @@ end_dead:
     ALL(holder_life, 0);                                                                           \
     ALL(holder_process, 0);                                                                        \
     ALL(bell_moved, true);                                                                         \
+    ALL(bell_news, true);                                                                          \
+    marked[window] = false;                                                                        \
     PUNCH_SLOTS;                                                                                   \
     counted_word[window] = 0;                                                                      \
     counted[window] = 0
@@ -671,7 +719,7 @@ proctype aborter()
         do
         :: atomic { aborts > 0 -> aborts--; epoch = present[0]; }
             atomic { SPOIL(epoch); GIVE_UP(0, epoch); epoch = 0; }
-            ring();
+            ring_news();
         :: atomic { aborts == 0 -> break }
         od
     } unless {
@@ -719,6 +767,8 @@ end_idle:
         r = 0;
        }
     :: atomic { meddles > 0 -> meddles--; select(r : 0 .. RANKS - 1); bell_moved[r] = !bell_moved[r]; r = 0; }
+    :: atomic { meddles > 0 -> meddles--; select(r : 0 .. RANKS - 1); bell_news[r] = !bell_news[r]; r = 0; }
+    :: atomic { meddles > 0 -> meddles--; marked[0] = !marked[0]; }
     :: atomic { meddles > 0 -> meddles--; select(r : 0 .. RANKS - 1); sleeps[r] = false; r = 0; }
     od
 }

@@ -158,6 +158,26 @@ def generate_gives_the_same_text_for_every_number_of_ranks():
 
 
 @test
+def generate_tells_what_share_of_steps_channel_and_group_had():
+    for ranks in (1, 2, 4, 8):
+        path = temporary("")
+        result = expect(generate("-n", str(ranks), "--stats-json", path, "27+58=", "1+2="), 0, "of the time of steps: channel ")
+        check(("rank group" in result.err) == (ranks > 1), "a group of one", result)
+        check(result.out == "27+58=85\n1+2=3\n", "standard output is for text", result)
+        with open(path) as file:
+            stats = json.load(file)
+        check(stats["ranks"] == ranks and stats["steps"] > 0 and stats["tokens"] > 0, "counts: %s" % stats, result)
+        check(stats["tokens_per_second"] > 0 and stats["step_us"]["p50"] > 0, "times: %s" % stats, result)
+        check(0 <= stats["channel_share"] <= 1, "channel: %s" % stats, result)
+        if ranks == 1:
+            check(stats["group_share"] is None and stats["group_wait_share"] is None, "group: %s" % stats, result)
+        else:
+            check(0 < stats["group_wait_share"] <= stats["group_share"] <= 1, "group: %s" % stats, result)
+    expect(generate("--stats-json", "/nowhere/at/all", "1+1="), 1, "cannot write /nowhere/at/all")
+    expect(generate("--stats-json", "", "1+1="), 2, "--stats-json")
+
+
+@test
 def generate_gives_the_same_json_for_every_number_of_ranks():
     prompts, _ = sums(40)
     text = "\n".join(prompts) + "\n"

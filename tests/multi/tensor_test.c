@@ -139,13 +139,14 @@ struct part {
         fails_at; /* which of the exchanges to come this rank fails at, counted from 1; 0: none */
 };
 
-static int gather(void *context, float *slices, size_t slice_length, struct cox_error *err)
+static int gather(void *context, float *slices, size_t stride, size_t slice_length,
+                  const float **ret_slices, struct cox_error *err)
 {
     struct part *part = context;
 
     if (part->fails_at && --part->fails_at == 0)
         return cox_fail(err, COX_NO_SPACE, "made up");
-    return cox_exchange_gather(part->exchange, slices, slice_length, err);
+    return cox_exchange_gather(part->exchange, slices, stride, slice_length, ret_slices, err);
 }
 
 /* group NULL: alone. */
@@ -365,9 +366,10 @@ static uint64_t private_bytes(void)
     return kib * 1024;
 }
 
-static int gather_nothing(void *context, float *slices, size_t slice_length, struct cox_error *err)
+static int gather_nothing(void *context, float *slices, size_t stride, size_t slice_length,
+                          const float **ret_slices, struct cox_error *err)
 {
-    (void)context, (void)slices, (void)slice_length, (void)err;
+    (void)context, (void)slices, (void)stride, (void)slice_length, (void)ret_slices, (void)err;
     return COX_STATE;
 }
 

@@ -485,19 +485,25 @@ struct rank {
     int result;
 };
 
-static int exchange(void *context, float *slices, size_t slice_length, struct cox_error *err)
+static int exchange(void *context, float *slices, size_t stride, size_t slice_length,
+                    const float **ret_slices, struct cox_error *err)
 {
     struct rank *rank = context;
-    const size_t offset = rank->share.slice_first * slice_length;
-    const size_t size = rank->share.slice_count * slice_length * sizeof(float);
+    const size_t size = slice_length * sizeof(float);
 
     (void)err;
-    memcpy(rank->group->slices + offset, slices + offset, size);
-    /* What this rank did not compute must not matter. */
-    for (size_t i = 0; i < COX_SLICE_COUNT * slice_length; i++)
-        slices[i] = 1e30f;
+    for (size_t i = 0; i < COX_SLICE_COUNT; i++) {
+        if (i >= rank->share.slice_first && i < rank->share.slice_first + rank->share.slice_count)
+            memcpy(rank->group->slices + i * slice_length, slices + i * stride, size);
+        /* What this rank did not compute must not matter. */
+        for (size_t k = 0; k < stride; k++)
+            slices[i * stride + k] = 1e30f;
+    }
     pthread_barrier_wait(&rank->group->barrier);
-    memcpy(slices, rank->group->slices, COX_SLICE_COUNT * slice_length * sizeof(float));
+    for (size_t i = 0; i < COX_SLICE_COUNT; i++) {
+        memcpy(slices + i * stride, rank->group->slices + i * slice_length, size);
+        ret_slices[i] = slices + i * stride;
+    }
     pthread_barrier_wait(&rank->group->barrier);
     return 0;
 }

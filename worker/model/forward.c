@@ -122,12 +122,15 @@ static void norm_tiles(const struct cox_forward *forward, const float *gain)
                           forward->config.hidden_size, forward->normed + tile * stride);
 }
 
-static int gather_slices(const struct cox_forward *forward, float *slices, size_t slice_length,
-                         struct cox_error *err)
+static int gather_slices(const struct cox_forward *forward, float *slices, size_t stride,
+                         size_t slice_length, const float **ret_slices, struct cox_error *err)
 {
-    if (!forward->share.gather)
-        return 0;
-    return forward->share.gather(forward->share.context, slices, slice_length, err);
+    if (forward->share.gather)
+        return forward->share.gather(forward->share.context, slices, stride, slice_length,
+                                     ret_slices, err);
+    for (size_t slice = 0; slice < COX_SLICE_COUNT; slice++)
+        ret_slices[slice] = slices + slice * stride;
+    return 0;
 }
 
 /* ---- adapters ---- */
@@ -288,14 +291,17 @@ static void multiply_row_parallel(struct cox_forward *forward, const float *tens
                        input + slice * piece, width, forward->parts + slice * length, hidden);
 }
 
-/* Adds the parts of all ranks to the residual stream. */
+/* Adds the parts of all ranks to the residual stream, from where they are. Padding rows stay zero. */
 static int add_row_parallel(struct cox_forward *forward, struct cox_error *err)
 {
-    const size_t length = (size_t)forward->tile_count * COX_TILE_ROWS * forward->config.hidden_size;
-    int r = gather_slices(forward, forward->parts, length, err);
+    const size_t hidden = forward->config.hidden_size;
+    const size_t stride = (size_t)forward->tile_count * COX_TILE_ROWS * hidden;
+    const size_t length = forward->token_count * hidden;
+    const float *parts[COX_SLICE_COUNT];
+    int r = gather_slices(forward, forward->parts, stride, length, parts, err);
     if (r)
         return r;
-    cox_tile_add_parts(forward->hidden, forward->parts, COX_SLICE_COUNT, length, length);
+    cox_tile_add_parts(forward->hidden, parts, COX_SLICE_COUNT, length);
     return 0;
 }
 
@@ -466,6 +472,7 @@ static int embed(struct cox_forward *forward, struct cox_error *err)
     const size_t hidden = forward->config.hidden_size, count = forward->token_count;
     const float *embedding = forward->weights + layout->embedding;
     uint32_t places[COX_SLICE_COUNT] = {0}, most = 0;
+    const float *slices[COX_SLICE_COUNT];
     int r;
 
     for (uint32_t i = 0; i < count; i++) {
@@ -485,14 +492,14 @@ static int embed(struct cox_forward *forward, struct cox_error *err)
                    slice_of(forward, embedding, layout->vocab_stride, slice) + index * hidden,
                    hidden * sizeof(float));
     }
-    r = gather_slices(forward, forward->parts, most * hidden, err);
+    r = gather_slices(forward, forward->parts, most * hidden, most * hidden, slices, err);
     if (r)
         return r;
     for (uint32_t i = 0; i < count; i++) {
         const struct token_row *row = &forward->tokens[i];
         const size_t slice = row->token / layout->vocab_slice;
 
-        memcpy(forward->hidden + i * hidden, forward->parts + (slice * most + row->place) * hidden,
+        memcpy(forward->hidden + i * hidden, slices[slice] + row->place * hidden,
                hidden * sizeof(float));
     }
     memset(forward->hidden + count * hidden, 0,
@@ -508,6 +515,7 @@ static int run_output(struct cox_forward *forward, const uint32_t *rows, uint32_
     const size_t hidden = forward->config.hidden_size, width = layout->vocab_slice;
     const size_t length = COX_TILE_ROWS * width;
     const float *output = forward->weights + layout->output;
+    const float *slices[COX_SLICE_COUNT];
     int r;
 
     memset(forward->head + count * hidden, 0, (COX_TILE_ROWS - count) * hidden * sizeof(float));
@@ -520,10 +528,10 @@ static int run_output(struct cox_forward *forward, const uint32_t *rows, uint32_
         cox_tile_multiply(&matrix, forward->normed, hidden, forward->sliced + slice * length, width,
                           forward->rows_apart);
     }
-    r = gather_slices(forward, forward->sliced, length, err);
+    r = gather_slices(forward, forward->sliced, length, count * width, slices, err);
     for (uint32_t i = 0; !r && i < count; i++) {
         for (size_t slice = 0; slice < COX_SLICE_COUNT; slice++)
-            memcpy(forward->logits + slice * width, forward->sliced + slice * length + i * width,
+            memcpy(forward->logits + slice * width, slices[slice] + i * width,
                    width * sizeof(float));
         r = fn(context, rows[i], forward->logits);
     }

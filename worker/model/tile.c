@@ -73,14 +73,36 @@ void cox_tile_silu_multiply(float *gate, const float *up, size_t columns, size_t
             gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
 }
 
-void cox_tile_add_parts(float *target, const float *parts, size_t part_count, size_t part_stride,
-                        size_t length)
+/* A stretch at a time, of a length that the compiler knows: vectors, and each part is read in one go. */
+#define STRETCH 512
+
+static void add_stretch(float *restrict target, const float *const *parts, size_t part_count,
+                        size_t from)
 {
-    for (size_t i = 0; i < length; i++) {
-        float sum = parts[i];
+    float sum[STRETCH];
+
+    memcpy(sum, parts[0] + from, sizeof sum);
+    for (size_t part = 1; part < part_count; part++) {
+        const float *restrict one = parts[part] + from;
+
+        for (size_t i = 0; i < STRETCH; i++)
+            sum[i] += one[i];
+    }
+    for (size_t i = 0; i < STRETCH; i++)
+        target[from + i] += sum[i];
+}
+
+void cox_tile_add_parts(float *target, const float *const *parts, size_t part_count, size_t length)
+{
+    size_t i = 0;
+
+    for (; length - i >= STRETCH; i += STRETCH)
+        add_stretch(target, parts, part_count, i);
+    for (; i < length; i++) {
+        float sum = parts[0][i];
 
         for (size_t part = 1; part < part_count; part++)
-            sum += parts[part * part_stride + i];
+            sum += parts[part][i];
         target[i] += sum;
     }
 }

@@ -49,8 +49,7 @@ void cox_tile_rms_norm(const float *input, const float *gain, float eps, size_t 
 /* gate = silu(gate) * up, over columns of COX_TILE_ROWS rows that are leading floats apart. */
 void cox_tile_silu_multiply(float *gate, const float *up, size_t columns, size_t leading);
 
-/* target += parts[0] + ... in this order, each part part_stride floats after the one before. */
-void cox_tile_add_parts(float *target, const float *parts, size_t part_count, size_t part_stride,
-                        size_t length);
+/* target += parts[0] + ... in this order. */
+void cox_tile_add_parts(float *target, const float *const *parts, size_t part_count, size_t length);
 
 #endif
