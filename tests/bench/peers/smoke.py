@@ -1,7 +1,7 @@
 """Runs subjects of the benchmark (subject.h) through their protocol: that they start, that every answer is the right
 one (they check that themselves), and that nothing of them stays, after a quit and after a SIGKILL. Prints the medians
-and judges no time. Arguments: --ranks, --bytes, --rounds, and programs with their words, each one argument. Exit status
-77: none could run here."""
+and judges no time. Arguments: programs with their words, each one argument. A program that is not there is left out.
+Exit status 77: none could run here."""
 import argparse
 import array
 import ctypes
@@ -17,7 +17,7 @@ import time
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE_S = 50
 # Names of files that the peers' libraries leave when nobody cleans up.
-LEFTOVERS = ("coxswain-bench", "iceoryx", "iox", "roudi", "vader", "psm_", "ompi", "pmix", "bench", "root")
+LEFTOVERS = ("coxswain-bench", "iceoryx", "iox", "roudi", "vader", "psm_", "ompi", "pmix")
 
 
 class Failed(Exception):
@@ -120,6 +120,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--bytes", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--folder", default="", help="where the programs are")
     parser.add_argument("--no-kill", action="store_true")
     parser.add_argument("programs", nargs="+")
     arguments = parser.parse_args()
@@ -127,6 +128,10 @@ def main():
     status = 77
     for program in arguments.programs:
         words = shlex.split(program)
+        words[0] = os.path.join(arguments.folder, words[0])
+        if not os.path.exists(words[0]):
+            print(f"{words[0]}: not built")
+            continue
         name = " ".join([os.path.basename(words[0])] + words[1:])
         try:
             median = check(words, arguments)
