@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <mpi.h>
@@ -70,13 +71,15 @@ static void set_parameter(const char *name, const char *value)
 static int become_mpirun(int argc, char **argv, const char *yield, unsigned rank_count)
 {
     /* Files that Open MPI would leave in /tmp and /dev/shm when it is killed. */
-    static char folder[] = "/dev/shm/coxswain-bench-mpi-XXXXXX";
+    static char folder[64];
     char text[32];
     char self[PATH_MAX];
     struct cox_error err = {0};
     int guard_fd;
     pid_t guard_pid;
-    if (!realpath("/proc/self/exe", self) || !mkdtemp(folder)) {
+    snprintf(folder, sizeof folder, "/dev/shm/coxswain-bench-mpi-%d", getpid());
+    leftovers_remove_tree(folder); /* of a guard that was killed, too */
+    if (!realpath("/proc/self/exe", self) || mkdir(folder, 0700) < 0) {
         printf("skip %s: %s\n", folder, strerror(errno));
         return 1;
     }

@@ -39,13 +39,14 @@ class Ring:
     """One writer, many readers; made by the coordinator before it forks. Stores are seen in order, which x86 promises
     and other processors do not; objects are a chunk each."""
 
-    def __init__(self, reader_count, object_size_max):
+    def __init__(self, name, reader_count, object_size_max):
         self.chunk_size = object_size_max
         self.chunk_count = max(2, min(CHUNK_COUNT_MAX, RING_SIZE_MAX // object_size_max))
         self.reader_count = reader_count
         self.flags_at = self.chunk_count * self.chunk_size
         self.memory = shared_memory.SharedMemory(
-            create=True, size=self.flags_at + self.chunk_count * (1 + reader_count))
+            name=f"coxswain-bench-{os.getpid()}-{name}", create=True,
+            size=self.flags_at + self.chunk_count * (1 + reader_count))
         self.bytes = self.memory.buf
         self.at = 0
         self.all_read = b"\1" * reader_count
@@ -187,8 +188,8 @@ class Workers:
     def __init__(self, load, count):
         self.load = load
         self.number = 0
-        self.requests = Ring(count, load.request_size_max)
-        self.replies = [Ring(1, load.reply_size_max) for _ in range(count)]
+        self.requests = Ring("requests", count, load.request_size_max)
+        self.replies = [Ring(f"replies-{rank}", 1, load.reply_size_max) for rank in range(count)]
         prctl = ctypes.CDLL(None).prctl
         coordinator = os.getpid()
         self.pids = []

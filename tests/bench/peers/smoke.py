@@ -6,6 +6,7 @@ import argparse
 import array
 import ctypes
 import os
+import re
 import select
 import shlex
 import signal
@@ -16,8 +17,9 @@ import time
 
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE_S = 50
-# Names of files that the peers' libraries leave when nobody cleans up.
-LEFTOVERS = ("coxswain-bench", "iceoryx", "iox", "roudi", "vader", "psm_", "ompi", "pmix")
+# What is named by the process is nobody else's. iceoryx's names are global; while a subject of it runs, no other does.
+FOLDERS = ("/dev/shm", "/tmp")
+ICEORYX_NAMES = ("iceoryx_mgmt", "iox-unique-roudi.lock", "roudi", "roudi.lock")
 
 
 class Failed(Exception):
@@ -78,14 +80,14 @@ class Subject:
                 return status
 
 
-def files():
-    return {f"{folder}/{name}" for folder in ("/dev/shm", "/tmp", os.environ.get("TMPDIR", "/tmp"))
-            for name in os.listdir(folder) if name.startswith(LEFTOVERS)}
+def left_behind(subject, words):
+    mine = re.compile(rf"coxswain-bench-(mpi-)?{subject.process.pid}\b")
+    return [f"{folder}/{name}" for folder in FOLDERS for name in os.listdir(folder)
+            if mine.match(name) or ("iceoryx" in words[0] and name in ICEORYX_NAMES)]
 
 
 def check(words, arguments):
     """Returns the median in nanoseconds, or None: cannot run here."""
-    before = files()
     subject = Subject(words, arguments)
     answer = subject.line()
     if answer.startswith("skip "):
@@ -101,8 +103,8 @@ def check(words, arguments):
     subject.tell("quit")
     if subject.gone() != 0:
         raise Failed(f"exit status {subject.process.returncode}")
-    if files() - before:
-        raise Failed(f"left behind by a quit: {files() - before}")
+    if left_behind(subject, words):
+        raise Failed(f"left behind by a quit: {left_behind(subject, words)}")
     if not arguments.no_kill:
         subject = Subject(words, arguments)
         if subject.line() != "ready":
@@ -110,8 +112,8 @@ def check(words, arguments):
         subject.tell("slice 1000000")
         subject.process.send_signal(signal.SIGKILL)
         subject.gone()
-        if files() - before:
-            raise Failed(f"left behind by a kill: {files() - before}")
+        if left_behind(subject, words):
+            raise Failed(f"left behind by a kill: {left_behind(subject, words)}")
     return statistics.median(list(samples) + list(again))
 
 
