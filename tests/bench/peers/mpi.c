@@ -1,0 +1,218 @@
+/* bench-mpi: Open MPI over shared memory: a request is a Bcast, the replies are a Gather.
+ *
+ * Started by itself it becomes mpirun of one process more than there are ranks. Process 0 is the coordinator; mpirun
+ * passes its stdin and stdout through, byte by byte. Waiting is polling in Open MPI: by its own choice it gives the
+ * CPU away between polls only where processes are more than cores; with the word `yield` always, `busy` never.
+ * Processes are bound to no core, as no other subject's are. */
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <mpi.h>
+
+#include "../load.h"
+#include "../subject.h"
+#include "leftovers.h"
+
+/* Process id of mpirun: who waits for its death must know that it is not there already. */
+#define LAUNCHER_VARIABLE "COXSWAIN_BENCH_MPIRUN"
+/* Instead of a round's number. */
+#define ROUND_STOP UINT64_MAX
+
+struct world {
+    struct subject_options options;
+    uint8_t *replies; /* owned: the coordinator's own place first */
+};
+
+/* ---- becoming mpirun ---- */
+
+static void remove_folder(const void *folder)
+{
+    leftovers_remove_tree(folder);
+}
+
+/* Takes a word for this program out of the arguments. Returns what mpi_yield_when_idle is to be; NULL: not said. */
+static const char *take_word(int *argc, char **argv)
+{
+    static const char *const words[2] = {"busy", "yield"};
+    static const char *const values[2] = {"0", "1"};
+    for (int i = 0; i < 2 && *argc > 1; i++) {
+        if (strcmp(argv[1], words[i]) != 0)
+            continue;
+        memmove(&argv[1], &argv[2], (size_t)(*argc - 1) * sizeof *argv);
+        (*argc)--;
+        return values[i];
+    }
+    return NULL;
+}
+
+static unsigned find_rank_count(int argc, char **argv)
+{
+    for (int i = 1; i + 1 < argc; i++)
+        if (strcmp(argv[i], "--ranks") == 0)
+            return (unsigned)strtoul(argv[i + 1], NULL, 10);
+    return 0;
+}
+
+static void set_parameter(const char *name, const char *value)
+{
+    char variable[128];
+    snprintf(variable, sizeof variable, "OMPI_MCA_%s", name);
+    setenv(variable, value, 1);
+}
+
+/* Does not return but with an exit status, having told why. */
+static int become_mpirun(int argc, char **argv, const char *yield, unsigned rank_count)
+{
+    /* Files that Open MPI would leave in /tmp and /dev/shm when it is killed. */
+    static char folder[64];
+    char text[32];
+    char self[PATH_MAX];
+    struct cox_error err = {0};
+    int guard_fd;
+    pid_t guard_pid;
+    snprintf(folder, sizeof folder, "/dev/shm/coxswain-bench-mpi-%d", getpid());
+    leftovers_remove_tree(folder); /* of a guard that was killed, too */
+    if (!realpath("/proc/self/exe", self) || mkdir(folder, 0700) < 0) {
+        printf("skip %s: %s\n", folder, strerror(errno));
+        return 1;
+    }
+    if (leftovers_guard(remove_folder, folder, &guard_fd, &guard_pid, &err)) {
+        leftovers_remove_tree(folder);
+        printf("error %s\n", err.text);
+        return 1;
+    }
+    set_parameter("orte_tmpdir_base", folder);
+    set_parameter("btl_vader_backing_directory", folder);
+    /* Shared memory alone; what mpirun itself talks over stays in this machine. */
+    set_parameter("pml", "ob1");
+    set_parameter("btl", "self,vader");
+    set_parameter("oob_tcp_if_include", "lo");
+    set_parameter("plm", "isolated");
+    /* Processes are started by mpirun's main thread: they are killed when the thread that started them ends. */
+    set_parameter("orte_odls_base_num_threads", "0");
+    if (yield)
+        set_parameter("mpi_yield_when_idle", yield);
+    snprintf(text, sizeof text, "%d", getpid());
+    setenv(LAUNCHER_VARIABLE, text, 1);
+    snprintf(text, sizeof text, "%u", rank_count + 1);
+
+    char *before[] = {
+        "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", text, self};
+    char **arguments = calloc((size_t)argc + sizeof before / sizeof *before, sizeof *arguments);
+    if (!arguments)
+        return 1;
+    memcpy(arguments, before, sizeof before);
+    memcpy(&arguments[sizeof before / sizeof *before], &argv[1], (size_t)(argc - 1) * sizeof *argv);
+    execv(BENCH_MPIRUN, arguments);
+    printf("skip %s: %s\n", BENCH_MPIRUN, strerror(errno));
+    return 1;
+}
+
+/* ---- the ranks ---- */
+
+static int worker_main(int process)
+{
+    uint64_t sizes[2];
+    struct load load;
+    MPI_Bcast(sizes, 2, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+    uint8_t *request = calloc(1, sizes[0]);
+    uint8_t *reply = calloc(1, sizes[1]);
+    if (!request || !reply || load_init(&load, sizes[0], sizes[1]))
+        return 1;
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (;;) {
+        uint64_t round;
+        MPI_Bcast(request, (int)load.request_size, MPI_BYTE, 0, MPI_COMM_WORLD);
+        memcpy(&round, request, sizeof round);
+        if (round == ROUND_STOP)
+            break;
+        load_answer(&load, request, (uint32_t)process - 1, reply);
+        MPI_Gather(reply, (int)load.reply_size, MPI_BYTE, NULL, 0, MPI_BYTE, 0, MPI_COMM_WORLD);
+    }
+    free(request);
+    free(reply);
+    return 0;
+}
+
+/* ---- the coordinator ---- */
+
+static int world_start(const struct subject_options *options, void **ret_subject,
+                       struct cox_error *err)
+{
+    int count;
+    MPI_Comm_size(MPI_COMM_WORLD, &count);
+    if (options->request_size > INT_MAX || options->reply_size > INT_MAX / ((size_t)count + 1))
+        return cox_fail(err, COX_UNSUPPORTED, "MPI counts in int");
+    if ((uint32_t)count != options->rank_count + 1)
+        return cox_fail(err, COX_INVALID, "%d processes for %u ranks", count, options->rank_count);
+    struct world *world = calloc(1, sizeof *world);
+    uint8_t *replies = calloc((size_t)count, options->reply_size);
+    if (!world || !replies) {
+        free(world);
+        free(replies);
+        return cox_fail(err, -ENOMEM, "no memory");
+    }
+    *world = (struct world){.options = *options, .replies = replies};
+    uint64_t sizes[2] = {options->request_size, options->reply_size};
+    MPI_Bcast(sizes, 2, MPI_UINT64_T, 0, MPI_COMM_WORLD);
+    MPI_Barrier(MPI_COMM_WORLD);
+    *ret_subject = world;
+    return 0;
+}
+
+static int world_round(void *subject, uint8_t *request, uint64_t round, struct cox_error *err)
+{
+    struct world *world = subject;
+    const size_t reply_size = world->options.reply_size;
+    MPI_Bcast(request, (int)world->options.request_size, MPI_BYTE, 0, MPI_COMM_WORLD);
+    MPI_Gather(MPI_IN_PLACE, (int)reply_size, MPI_BYTE, world->replies, (int)reply_size, MPI_BYTE,
+               0, MPI_COMM_WORLD);
+    for (uint32_t rank = 0; rank < world->options.rank_count; rank++)
+        if (!load_matches(world->replies + (rank + 1) * reply_size, rank, round))
+            return cox_fail(err, -EBADMSG, "rank %u answered wrongly", rank);
+    return 0;
+}
+
+static void world_stop(void *subject)
+{
+    struct world *world = subject;
+    uint8_t *request = calloc(1, world->options.request_size);
+    if (!request)
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    load_number(request, ROUND_STOP);
+    MPI_Bcast(request, (int)world->options.request_size, MPI_BYTE, 0, MPI_COMM_WORLD);
+    free(request);
+    free(world->replies);
+    free(world);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct subject_ops ops = {
+        .start = world_start, .round = world_round, .stop = world_stop};
+    const char *launcher = getenv(LAUNCHER_VARIABLE);
+    if (!launcher) {
+        const char *yield = take_word(&argc, argv);
+        const unsigned rank_count = find_rank_count(argc, argv);
+        /* Without ranks there is only an error to be told. */
+        return rank_count ? become_mpirun(argc, argv, yield, rank_count)
+                          : subject_main(argc, argv, &ops);
+    }
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != atoi(launcher))
+        return 1;
+    MPI_Init(NULL, NULL);
+    int process;
+    MPI_Comm_rank(MPI_COMM_WORLD, &process);
+    const int status = process > 0 ? worker_main(process) : subject_main(argc, argv, &ops);
+    if (status)
+        MPI_Abort(MPI_COMM_WORLD, status);
+    MPI_Finalize();
+    return 0;
+}

@@ -1,0 +1,150 @@
+"""Runs subjects of the benchmark (subject.h) through their protocol: that they start, that every answer is the right
+one (they check that themselves), and that nothing of them stays, after a quit and after a SIGKILL. Prints the medians
+and judges no time. Arguments: programs with their words, each one argument. A program that is not there is left out.
+Exit status 77: none could run here."""
+import argparse
+import array
+import ctypes
+import os
+import re
+import select
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+PR_SET_CHILD_SUBREAPER = 36
+PATIENCE_S = 50
+# What is named by the process is nobody else's. iceoryx's names are global; while a subject of it runs, no other does.
+FOLDERS = ("/dev/shm", "/tmp")
+ICEORYX_NAMES = ("iceoryx_mgmt", "iox-unique-roudi.lock", "roudi", "roudi.lock")
+
+
+class Failed(Exception):
+    pass
+
+
+class Subject:
+    def __init__(self, words, arguments):
+        self.process = subprocess.Popen(
+            words + ["--ranks", str(arguments.ranks), "--bytes", str(arguments.bytes), "--reply-bytes", "256"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+    def read(self, size):
+        """Exactly that many bytes, or what came before the end."""
+        got = b""
+        while len(got) < size:
+            if not select.select([self.process.stdout], [], [], PATIENCE_S)[0]:
+                raise Failed(f"nothing in {PATIENCE_S} s, after {got!r}")
+            more = self.process.stdout.read(size - len(got))
+            if not more:
+                break
+            got += more
+        return got
+
+    def line(self):
+        line = b""
+        while not line.endswith(b"\n"):
+            more = self.read(1)
+            if not more:
+                raise Failed(f"ended after {line!r}")
+            line += more
+        return line.decode().rstrip("\n")
+
+    def tell(self, line):
+        self.process.stdin.write(line.encode() + b"\n")
+
+    def samples(self, line, count):
+        self.tell(line)
+        answer = self.line()
+        if answer != f"done {count}":
+            raise Failed(f"'{line}' was answered by '{answer}'")
+        samples = array.array("Q", self.read(8 * count))
+        if len(samples) != count or (count and not all(0 < sample < 60e9 for sample in samples)):
+            raise Failed(f"'{line}': no times: {samples}")
+        return samples
+
+    def gone(self):
+        """Waits for it and for everything it started."""
+        deadline = time.monotonic() + PATIENCE_S
+        status = self.process.wait(PATIENCE_S)
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    if time.monotonic() > deadline:
+                        raise Failed("processes of it are still there")
+                    time.sleep(0.001)
+            except ChildProcessError:
+                return status
+
+
+def left_behind(subject, words):
+    mine = re.compile(rf"coxswain-bench-(mpi-)?{subject.process.pid}\b")
+    return [f"{folder}/{name}" for folder in FOLDERS for name in os.listdir(folder)
+            if mine.match(name) or ("iceoryx" in words[0] and name in ICEORYX_NAMES)]
+
+
+def check(words, arguments):
+    """Returns the median in nanoseconds, or None: cannot run here."""
+    subject = Subject(words, arguments)
+    answer = subject.line()
+    if answer.startswith("skip "):
+        print(f"{words[0]}: {answer}")
+        subject.gone()
+        return None
+    if answer != "ready":
+        raise Failed(answer)
+    samples = subject.samples(f"slice {arguments.rounds}", arguments.rounds)
+    subject.samples("rate 5 2000000", 5)
+    subject.samples("idle 5", 0)
+    again = subject.samples(f"slice {arguments.rounds}", arguments.rounds)
+    subject.tell("quit")
+    if subject.gone() != 0:
+        raise Failed(f"exit status {subject.process.returncode}")
+    if left_behind(subject, words):
+        raise Failed(f"left behind by a quit: {left_behind(subject, words)}")
+    if not arguments.no_kill:
+        subject = Subject(words, arguments)
+        if subject.line() != "ready":
+            raise Failed("not ready for the second time")
+        subject.tell("slice 1000000")
+        subject.process.send_signal(signal.SIGKILL)
+        subject.gone()
+        if left_behind(subject, words):
+            raise Failed(f"left behind by a kill: {left_behind(subject, words)}")
+    return statistics.median(list(samples) + list(again))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--bytes", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--folder", default="", help="where the programs are")
+    parser.add_argument("--no-kill", action="store_true")
+    parser.add_argument("programs", nargs="+")
+    arguments = parser.parse_args()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    status = 77
+    for program in arguments.programs:
+        words = shlex.split(program)
+        words[0] = os.path.join(arguments.folder, words[0])
+        if not os.path.exists(words[0]):
+            print(f"{words[0]}: not built")
+            continue
+        name = " ".join([os.path.basename(words[0])] + words[1:])
+        try:
+            median = check(words, arguments)
+        except (Failed, OSError, subprocess.TimeoutExpired) as failure:
+            print(f"{name}: {failure}")
+            return 1
+        if median is not None:
+            print(f"{name}: {arguments.ranks} ranks, {arguments.bytes} bytes: {median / 1000:.1f} us", flush=True)
+            status = 0
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+#include "workers.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static _Noreturn void worker_process(workers_main_fn main_fn, const void *context, uint32_t rank,
+                                     pid_t coordinator)
+{
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != coordinator)
+        _exit(1);
+    const char *text = main_fn(context, rank);
+    if (getppid() != coordinator)
+        _exit(1);
+    fprintf(stderr, "worker %u: %s\n", rank, text);
+    /* Nobody waits for an answer that will not come. */
+    kill(coordinator, SIGTERM);
+    _exit(1);
+}
+
+int workers_start(struct workers *workers, uint32_t count, workers_main_fn main_fn,
+                  const void *context, struct cox_error *err)
+{
+    if (count > COX_RANK_COUNT_MAX)
+        return cox_fail(err, COX_UNSUPPORTED, "%u workers; at most %u", count, COX_RANK_COUNT_MAX);
+    *workers = (struct workers){.pids = calloc(count, sizeof *workers->pids)};
+    if (!workers->pids)
+        return cox_fail(err, -ENOMEM, "no memory for %u process ids", count);
+    const pid_t coordinator = getpid();
+    while (workers->started < count) {
+        pid_t pid = fork();
+        if (pid == 0)
+            worker_process(main_fn, context, workers->started, coordinator);
+        if (pid < 0) {
+            int r =
+                cox_fail(err, -errno, "fork of worker %u: %s", workers->started, strerror(errno));
+            workers_stop(workers);
+            return r;
+        }
+        workers->pids[workers->started++] = pid;
+    }
+    return 0;
+}
+
+void workers_stop(struct workers *workers)
+{
+    for (uint32_t rank = 0; rank < workers->started; rank++)
+        kill(workers->pids[rank], SIGKILL);
+    for (uint32_t rank = 0; rank < workers->started; rank++)
+        while (waitpid(workers->pids[rank], NULL, 0) < 0 && errno == EINTR)
+            continue;
+    free(workers->pids);
+    *workers = (struct workers){0};
+}
