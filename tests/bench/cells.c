@@ -19,8 +19,8 @@
 #define SLICE_TIMEOUT_MS 60000
 /* A round that takes longer than so in a trial is not measured: it would take the bench's whole time. */
 #define ROUND_MAX_NS UINT64_C(3000000000)
-/* All slices of a pass, of one kind, at most; fewer pairs than asked for are made, three at least. */
-#define PASS_MAX_NS UINT64_C(1500000000)
+/* All slices of a pass; fewer pairs than asked for are made where they would take longer, three at least. */
+#define PASS_MAX_NS UINT64_C(5000000000)
 #define PAIRS_MIN 3
 #define ROUNDS_MIN 3
 
@@ -165,10 +165,11 @@ static uint64_t try_member(const struct batch *batch, struct member *member)
     return (uint64_t)((double)member->rounds * slice.mean_us * 1e3);
 }
 
-static size_t pairs_of(const struct batch *batch, uint64_t slice_ns)
+/* one_ns: of one slice of every kind. */
+static size_t pairs_of(const struct batch *batch, uint64_t one_ns)
 {
     size_t asked = batch->cell->pairs ? batch->cell->pairs : batch->bench->pairs;
-    size_t fit = slice_ns ? PASS_MAX_NS / slice_ns : asked;
+    size_t fit = one_ns ? PASS_MAX_NS / one_ns : asked;
     asked = asked > PAIRS_MAX ? PAIRS_MAX : asked;
     fit = fit < PAIRS_MIN ? PAIRS_MIN : fit;
     return fit < asked ? fit : asked;
@@ -263,15 +264,13 @@ double row_ratio(const struct bench *bench, const json_t *row, const char *other
 static void batch_pass(struct batch *batch, bool busy)
 {
     pid_t loops[BENCH_BUSY_LOOPS];
-    uint64_t slowest_ns = 0;
+    uint64_t one_ns = 0;
     if (busy)
         busy_start(loops);
     for (size_t i = 0; i < batch->count; i++)
-        if (batch->members[i].process.state == PROCESS_READY) {
-            uint64_t slice_ns = try_member(batch, &batch->members[i]);
-            slowest_ns = slice_ns > slowest_ns ? slice_ns : slowest_ns;
-        }
-    batch->pairs = pairs_of(batch, slowest_ns);
+        if (batch->members[i].process.state == PROCESS_READY)
+            one_ns += try_member(batch, &batch->members[i]);
+    batch->pairs = pairs_of(batch, one_ns);
     for (size_t pair = 0; pair < batch->pairs; pair++)
         for (size_t i = 0; i < batch->count; i++) {
             struct member *member = &batch->members[i];

@@ -14,7 +14,7 @@ struct kind {
     const char *name;
     const char *program;       /* in the folder of this one; NULL: this one */
     const char *words[8];      /* NULL-terminated, before the options that every subject has */
-    bool spins_idle;           /* it is stopped while others are measured */
+    bool spins_idle;           /* some of its processes are on a processor when nothing is asked */
     uint32_t rank_count_max;   /* 0: any */
     size_t bytes, reply_bytes; /* in place of the cell's; 0: the cell's */
 };

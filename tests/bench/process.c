@@ -16,6 +16,9 @@
 
 #define START_TIMEOUT_MS 60000
 #define QUIT_TIMEOUT_MS 10000
+/* Who spins is found on a processor, or waiting for one, at nearly every look. */
+#define SPIN_LOOKS 5
+#define SPIN_LOOK_NS 5000000
 
 static bool fail(struct process *process, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -114,7 +117,7 @@ static void exec_child(const char *const *argv, pid_t parent, int in_fd, int out
 void process_start(const char *const *argv, bool spins_idle, struct process *process)
 {
     int in[2] = {-1, -1}, out[2] = {-1, -1};
-    *process = (struct process){.in_fd = -1, .out_fd = -1, .spins_idle = spins_idle};
+    *process = (struct process){.in_fd = -1, .out_fd = -1};
     if (access(argv[0], X_OK) < 0) {
         process->state = PROCESS_SKIPPED;
         snprintf(process->text, sizeof process->text, "not built");
@@ -142,6 +145,10 @@ void process_start(const char *const *argv, bool spins_idle, struct process *pro
         return;
     }
     procfs_tree(process->pid, &process->tree);
+    for (int i = 0; spins_idle && i < SPIN_LOOKS; i++) {
+        measure_sleep_until(measure_now_ns() + SPIN_LOOK_NS);
+        procfs_add_running(&process->tree, &process->spinners);
+    }
     process_pause(process);
 }
 
@@ -182,8 +189,8 @@ void process_free(struct process *process)
 
 void process_pause(struct process *process)
 {
-    if (process->spins_idle && process->state == PROCESS_READY && !process->stopped) {
-        procfs_signal(&process->tree, SIGSTOP);
+    if (process->spinners.count && process->state == PROCESS_READY && !process->stopped) {
+        procfs_signal(&process->spinners, SIGSTOP);
         process->stopped = true;
     }
 }
@@ -191,7 +198,7 @@ void process_pause(struct process *process)
 void process_resume(struct process *process)
 {
     if (process->stopped)
-        procfs_signal(&process->tree, SIGCONT);
+        procfs_signal(&process->spinners, SIGCONT);
     process->stopped = false;
 }
 

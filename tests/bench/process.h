@@ -23,8 +23,9 @@ struct process {
     pid_t pid;
     int in_fd, out_fd; /* its stdin, its stdout */
     enum process_state state;
-    struct procfs_tree tree; /* when it was ready */
-    bool spins_idle, stopped;
+    struct procfs_tree tree;     /* when it was ready */
+    struct procfs_tree spinners; /* of these, who ran although nothing was asked */
+    bool stopped;
     char text[512];
 };
 
@@ -32,7 +33,8 @@ struct process {
 void process_start(const char *const *argv, bool spins_idle, struct process *process);
 void process_free(struct process *process); /* idempotent */
 
-/* One that spins while idle is stopped in between; both do nothing to others. */
+/* Those of its processes that spin while idle are stopped in between, and no other: a launcher would pass our signals on
+ * later than we mean them, and who cleans up after the others must be there when we are killed. */
 void process_pause(struct process *process);
 void process_resume(struct process *process);
 

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -50,6 +51,32 @@ void procfs_tree(pid_t root, struct procfs_tree *ret_tree)
     ret_tree->count = 1;
     for (size_t i = 0; i < ret_tree->count; i++)
         each_thread(ret_tree->pids[i], add_children, ret_tree);
+}
+
+static void find_running(pid_t pid, const char *thread, void *context)
+{
+    bool *running = context;
+    char state = 'S';
+    FILE *file = thread_file(pid, thread, "stat");
+    if (!file)
+        return;
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) == 1 && state == 'R')
+        *running = true;
+    fclose(file);
+}
+
+void procfs_add_running(const struct procfs_tree *tree, struct procfs_tree *running)
+{
+    for (size_t i = 1; i < tree->count; i++) {
+        const pid_t pid = tree->pids[i];
+        bool runs = false;
+        size_t known = 0;
+        each_thread(pid, find_running, &runs);
+        while (known < running->count && running->pids[known] != pid)
+            known++;
+        if (runs && known == running->count && known < PROCFS_TREE_MAX)
+            running->pids[running->count++] = pid;
+    }
 }
 
 void procfs_signal(const struct procfs_tree *tree, int signal)

@@ -34,7 +34,9 @@ struct procfs_memory {
 };
 
 void procfs_tree(pid_t root, struct procfs_tree *ret_tree);
-/* A signal to all, the root last. */
+/* Adds those descendants of the root that run or wait for a processor at this moment. */
+void procfs_add_running(const struct procfs_tree *tree, struct procfs_tree *running);
+/* A signal to all, the first one last. */
 void procfs_signal(const struct procfs_tree *tree, int signal);
 void procfs_usage(const struct procfs_tree *tree, struct procfs_usage *ret_usage);
 void procfs_memory(const struct procfs_tree *tree, struct procfs_memory *ret_memory);
