@@ -22,6 +22,7 @@ bench:
 	@sh tools/compile bench
 	@mkdir -p docs
 	build/bench/bin/coxswain-bench --json docs/bench.json
+	@/usr/bin/python3 tests/bench/plot.py docs/bench.json docs || echo 'no figures without matplotlib' >&2
 
 bench-ranks:
 	@sh tools/compile bench coxswain-ranks
