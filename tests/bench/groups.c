@@ -9,6 +9,7 @@
 #define REPLY_BYTES 256
 #define RATE 950
 #define IDLE_MS 3000
+#define SETTLE_NS 50000000
 #define STARTS 5
 
 static json_t *row_new(const char *section, const char *kind, uint32_t rank_count)
@@ -96,6 +97,7 @@ static void idle_of(struct bench *bench, const struct kind *kind, uint32_t rank_
     /* It has answered, and waits for our next line, which does not come before both readings. */
     if (process.state == PROCESS_READY) {
         process_idle(&process, 200);
+        measure_sleep_until(measure_now_ns() + SETTLE_NS); /* until it has gone to sleep again */
         procfs_usage(&process.tree, &begin);
         const uint64_t until_ns = measure_now_ns() + idle_ms * UINT64_C(1000000);
         measure_sleep_until(until_ns);

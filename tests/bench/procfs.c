@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define OBJECT_COUNT_MAX 256
+/* A named group has a semaphore for each rank, channel and direction. */
+#define OBJECT_COUNT_MAX 4096
 
 /* ---- the tree ---- */
 

@@ -195,13 +195,13 @@ static void judge_call(struct bench *bench)
 {
     /* Of a round of the floor with one worker, half is one hand-off. */
     const double hand_off = row_figure(bytes_row(bench, "semaphore", 1, BYTES), "p50_us") / 2;
-    const double call = row_figure(bytes_row(bench, "sealed-call", 4, BYTES), "p50_us");
     const double submit = row_figure(bytes_row(bench, "sealed", 4, BYTES), "p50_us");
+    const double ratio = row_ratio(bench, bytes_row(bench, "sealed-call", 4, BYTES), "sealed");
     struct verdict v = verdict_new(bench, "synchronous call beside submit, sealed, N = 4", false, 1,
                                    "<= 1 hand-off");
-    if (hand_off > 0 && call > 0 && submit > 0) {
-        verdict_count(&v, (call - submit) / hand_off);
-        verdict_say(&v, "%.2f us and %.2f us; a hand-off takes %.2f us", call, submit, hand_off);
+    if (hand_off > 0 && submit > 0 && ratio > 0) {
+        verdict_count(&v, (ratio - 1) * submit / hand_off);
+        verdict_say(&v, "%.2f x of %.2f us; a hand-off takes %.2f us", ratio, submit, hand_off);
     }
     verdict_end(&v, false);
 }
