@@ -1,38 +1,36 @@
 #include "coxswain.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "../../coordinator/executor.h"
-#include "../../worker/worker.h"
+#include "group.h"
 #include "load.h"
-#include "measure.h"
+#include "subject.h"
 
-#define DEPTH 4
-#define ROUND_DEADLINE_MS 10000
-/* What a frame and a slot hold without being asked for more. */
-#define FRAME_SIZE_DEFAULT ((size_t)1 << 20)
-#define SLOT_SIZE_DEFAULT ((size_t)64 << 10)
-#define PREFIX_SIZE 4
-#define PAGE_SIZE 4096
+#define ROUND_DEADLINE_MS 60000
+#define IN_FLIGHT_MAX 8
+#define CALLERS_MAX 64
 
-struct group {
+static struct group_flavour flavour;
+
+struct coxswain {
     struct cox_executor *executor;
-    pid_t *pids;
-    size_t request_size;
+    struct subject_options options;
     uint64_t rounds; /* numbers requests through all slices */
 
-    /* The slice that runs. Written by the thread that submits: first the caller's, then the
-     * response thread. */
+    /* The slice that runs. Written by the thread that submits: first the caller's, then the response thread. */
     uint8_t *request;
     uint64_t *samples_ns;
     size_t sample_count;
+    size_t submitted;
     size_t sampled;
-    uint64_t submitted_ns;
+    uint64_t sampled_ns; /* when the last sample was taken */
     int failure;
     struct cox_error *err;
     sem_t ended;
@@ -57,189 +55,248 @@ static int worker_opaque(void *context, const uint8_t *request, size_t request_s
     return 0;
 }
 
-int group_worker_main(int argc, char **argv)
+static int worker_parse(void *context, uint32_t rank, int argc, char **argv)
+{
+    struct worker_context *own = context;
+    own->rank = rank;
+    return argc == 3 ? load_init(&own->load, strtoul(argv[1], NULL, 10), strtoul(argv[2], NULL, 10))
+                     : COX_INVALID;
+}
+
+int coxswain_worker_main(int argc, char **argv)
 {
     static const struct cox_worker_callbacks callbacks = {.opaque = worker_opaque};
-    struct cox_worker_options options = {0};
     struct worker_context own = {0};
-    struct cox_worker *worker = NULL;
-    struct cox_error err = {0};
-    int r = cox_worker_options_parse(&options, &argc, argv, &err);
-    if (r == 0 && argc != 4)
-        r = cox_fail(&err, COX_INVALID, "expected " WORKER_FLAG " REQUEST_BYTES REPLY_BYTES");
-    if (r == 0)
-        r = load_init(&own.load, strtoul(argv[2], NULL, 10), strtoul(argv[3], NULL, 10));
-    own.rank = options.rank;
-    if (r == 0)
-        r = cox_worker_new(&options, &callbacks, &own, &worker, &err);
-    if (r == 0)
-        r = cox_worker_run(worker, &err);
-    if (r)
-        fprintf(stderr, "rank %" PRIu32 ": %s\n", options.rank,
-                err.text[0] ? err.text : cox_status_text(r));
-    cox_worker_free(worker);
-    load_deinit(&own.load);
-    return r != 0;
-}
-
-/* ---- the group ---- */
-
-static void show_line(void *context, uint32_t rank, bool is_stderr, const char *text)
-{
-    (void)context;
-    (void)is_stderr;
-    fprintf(stderr, "[rank %" PRIu32 "] %s\n", rank, text);
-}
-
-/* Bytes of a region with `count` parts for `size` bytes each; 0: the default is enough. */
-static uint64_t region_size(size_t count, size_t size, size_t enough)
-{
-    size_t part = (size + PREFIX_SIZE + PAGE_SIZE - 1) / PAGE_SIZE * PAGE_SIZE;
-    return size + PREFIX_SIZE <= enough ? 0 : (uint64_t)count * part;
-}
-
-int group_start(uint32_t rank_count, size_t request_size, size_t reply_size, bool sealed,
-                struct group **ret_group, struct cox_error *err)
-{
-    char program[4096], request_text[24], reply_text[24];
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length < 0)
-        return cox_fail(err, -errno, "/proc/self/exe: %s", cox_status_text(-errno));
-    program[length] = '\0';
-    snprintf(request_text, sizeof request_text, "%zu", request_size);
-    snprintf(reply_text, sizeof reply_text, "%zu", reply_size);
-    const char *const command[] = {program, WORKER_FLAG, request_text, reply_text, NULL};
-    struct cox_executor_options options = {
-        .rank_count = rank_count,
-        .command = command,
-        .depth = DEPTH,
-        .attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
-        .line = show_line,
-    };
-    options.request_size[COX_CHANNEL_EXECUTE] =
-        region_size(DEPTH, request_size, FRAME_SIZE_DEFAULT);
-    options.response_size[COX_CHANNEL_EXECUTE] =
-        region_size((size_t)DEPTH * rank_count, reply_size, SLOT_SIZE_DEFAULT);
-    struct group *group = calloc(1, sizeof *group);
-    if (!group)
-        return cox_fail(err, -ENOMEM, "no memory for the group");
-    group->request_size = request_size;
-    sem_init(&group->ended, 0, 0);
-    group->pids = calloc(rank_count, sizeof *group->pids);
-    int r = group->pids ? cox_executor_start(&options, &group->executor, err)
-                        : cox_fail(err, -ENOMEM, "no memory for the group");
-    if (r) {
-        group_free(group);
-        return r;
-    }
-    for (uint32_t rank = 0; rank < rank_count; rank++)
-        group->pids[rank] = cox_executor_pid(group->executor, rank);
-    *ret_group = group;
-    return 0;
-}
-
-struct group *group_free(struct group *group)
-{
-    if (!group)
-        return NULL;
-    cox_executor_free(group->executor);
-    sem_destroy(&group->ended);
-    free(group->pids);
-    free(group);
-    return NULL;
-}
-
-const pid_t *group_pids(const struct group *group)
-{
-    return group->pids;
+    return group_worker_main(argc, argv, &callbacks, worker_parse, &own);
 }
 
 /* ---- rounds ---- */
 
-static int check_completion(const struct group *group, const struct cox_completion *completion,
+static int check_completion(const struct cox_completion *completion, uint64_t round,
                             struct cox_error *err)
 {
     if (completion->status)
         return cox_fail(err, completion->status, "%s", completion->text);
     for (uint32_t rank = 0; rank < completion->rank_count; rank++)
         if (completion->ranks[rank].size < LOAD_SIZE_MIN ||
-            !load_matches(completion->ranks[rank].bytes, rank, group->rounds))
+            !load_matches(completion->ranks[rank].bytes, rank, round))
             return cox_fail(err, -EBADMSG, "rank %" PRIu32 " answered something else", rank);
     return 0;
 }
 
-static int submit_next(struct group *group)
+static struct cox_submit_options options_now(uint64_t now_ns, uint64_t round)
 {
-    load_number(group->request, ++group->rounds);
-    group->submitted_ns = measure_now_ns();
-    const struct cox_submit_options options = {
+    return (struct cox_submit_options){
         .gather = COX_GATHER_ALL,
-        .deadline_ns = group->submitted_ns + ROUND_DEADLINE_MS * COX_NSEC_PER_MSEC,
+        .deadline_ns = now_ns + ROUND_DEADLINE_MS * COX_NSEC_PER_MSEC,
+        .request_context = (void *)(uintptr_t)round,
     };
-    return cox_executor_submit_opaque(group->executor, group->request, group->request_size,
-                                      &options, NULL, group->err);
 }
 
-static void slice_completed(void *context, const struct cox_completion *completion)
+static int submit_next(struct coxswain *c)
 {
-    uint64_t now = measure_now_ns();
-    struct group *group = context;
-    group->samples_ns[group->sampled++] = now - group->submitted_ns;
-    group->failure = check_completion(group, completion, group->err);
-    if (group->failure == 0 && group->sampled < group->sample_count) {
-        group->failure = submit_next(group);
-        if (group->failure == 0)
-            return;
-    }
-    sem_post(&group->ended);
+    load_number(c->request, ++c->rounds);
+    const uint64_t now_ns = cox_now_ns();
+    if (flavour.in_flight == 1)
+        c->sampled_ns = now_ns;
+    const struct cox_submit_options options = options_now(now_ns, c->rounds);
+    c->submitted++;
+    return cox_executor_submit_opaque(c->executor, c->request, c->options.request_size, &options,
+                                      NULL, c->err);
 }
 
-static void slice_begin(struct group *group, uint8_t *request, uint64_t *samples_ns, size_t count,
+static void on_completion(void *context, const struct cox_completion *completion)
+{
+    const uint64_t now_ns = cox_now_ns();
+    struct coxswain *c = context;
+    if (c->failure)
+        return;
+    c->samples_ns[c->sampled++] = now_ns - c->sampled_ns;
+    c->sampled_ns = now_ns;
+    c->failure =
+        check_completion(completion, (uint64_t)(uintptr_t)completion->request_context, c->err);
+    if (c->failure == 0 && c->submitted < c->sample_count)
+        c->failure = submit_next(c);
+    if (c->failure || c->sampled == c->sample_count)
+        sem_post(&c->ended);
+}
+
+/* The handler may run before the last of the first submits has returned, and submit as well: so the first ones are
+ * counted before any is made. */
+static int run_submit(struct coxswain *c, size_t count)
+{
+    size_t first = flavour.in_flight < count ? flavour.in_flight : count;
+    struct cox_error err = {0};
+    int r = 0;
+    c->sampled_ns = cox_now_ns();
+    if (first == 1) {
+        r = submit_next(c);
+    } else {
+        const uint64_t base = c->rounds;
+        c->submitted = first;
+        c->rounds += first;
+        uint8_t *request = malloc(c->options.request_size); /* the handler numbers the other one */
+        if (!request)
+            return cox_fail(c->err, -ENOMEM, "no memory for a request");
+        memcpy(request, c->request, c->options.request_size);
+        for (size_t i = 1; r == 0 && i <= first; i++) {
+            load_number(request, base + i);
+            const struct cox_submit_options options = options_now(cox_now_ns(), base + i);
+            do
+                r = cox_executor_submit_opaque(c->executor, request, c->options.request_size,
+                                               &options, NULL, &err);
+            while (r == COX_FULL); /* the handler was faster and took the place */
+        }
+        free(request);
+    }
+    if (r)
+        return cox_fail(c->err, r, "%s", err.text);
+    while (sem_wait(&c->ended) < 0 && errno == EINTR)
+        continue;
+    return c->failure;
+}
+
+struct call {
+    uint64_t round;
+    int failure;
+    struct cox_error *err;
+};
+
+static void on_call(void *context, const struct cox_completion *completion)
+{
+    struct call *call = context;
+    call->failure = check_completion(completion, call->round, call->err);
+}
+
+static int call_once(struct coxswain *c, uint8_t *request, uint64_t round, struct cox_error *err)
+{
+    struct call call = {.round = round, .err = err};
+    const struct cox_submit_options options = options_now(cox_now_ns(), round);
+    load_number(request, round);
+    int r = cox_executor_call_opaque(c->executor, request, c->options.request_size, &options,
+                                     on_call, &call, err);
+    return r ? r : call.failure;
+}
+
+static int run_calls(struct coxswain *c, size_t count)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        const uint64_t begin_ns = cox_now_ns();
+        r = call_once(c, c->request, ++c->rounds, c->err);
+        c->samples_ns[i] = cox_now_ns() - begin_ns;
+    }
+    return r;
+}
+
+/* ---- several callers ---- */
+
+struct caller {
+    struct coxswain *c;
+    pthread_t thread;
+    size_t count;
+    uint64_t first_round;
+    int failure;
+    struct cox_error err;
+};
+
+static void *caller_main(void *context)
+{
+    struct caller *caller = context;
+    uint8_t *request = malloc(caller->c->options.request_size);
+    if (!request) {
+        caller->failure = cox_fail(&caller->err, -ENOMEM, "no memory for a request");
+        return NULL;
+    }
+    memcpy(request, caller->c->request, caller->c->options.request_size);
+    for (size_t i = 0; caller->failure == 0 && i < caller->count; i++)
+        caller->failure = call_once(caller->c, request, caller->first_round + i, &caller->err);
+    free(request);
+    return NULL;
+}
+
+static int run_callers(struct coxswain *c, size_t count)
+{
+    struct caller callers[CALLERS_MAX] = {0};
+    uint32_t started = 0;
+    int r = 0;
+    const uint64_t begin_ns = cox_now_ns();
+    for (; r == 0 && started < flavour.callers; started += r == 0) {
+        struct caller *caller = &callers[started];
+        *caller = (struct caller){.c = c, .first_round = c->rounds + 1};
+        caller->count = count / flavour.callers + (started < count % flavour.callers);
+        c->rounds += caller->count;
+        r = -pthread_create(&caller->thread, NULL, caller_main, caller);
+    }
+    if (r)
+        cox_fail(c->err, r, "starting a caller: %s", cox_status_text(r));
+    for (uint32_t i = 0; i < started; i++) {
+        pthread_join(callers[i].thread, NULL);
+        if (r == 0 && callers[i].failure)
+            r = cox_fail(c->err, callers[i].failure, "%s", callers[i].err.text);
+    }
+    const uint64_t each_ns = (cox_now_ns() - begin_ns) / count;
+    for (size_t i = 0; i < count; i++)
+        c->samples_ns[i] = each_ns;
+    return r;
+}
+
+/* ---- the subject ---- */
+
+static int coxswain_run(void *subject, uint8_t *request, uint64_t *samples_ns, size_t count,
                         struct cox_error *err)
 {
-    group->request = request;
-    group->samples_ns = samples_ns;
-    group->sample_count = count;
-    group->sampled = 0;
-    group->err = err;
+    struct coxswain *c = subject;
+    c->request = request;
+    c->samples_ns = samples_ns;
+    c->sample_count = count;
+    c->submitted = c->sampled = 0;
+    c->err = err;
+    return flavour.callers   ? run_callers(c, count)
+           : flavour.by_call ? run_calls(c, count)
+                             : run_submit(c, count);
 }
 
-int group_slice(struct group *group, uint8_t *request, uint64_t *samples_ns, size_t count,
-                struct cox_error *err)
+static void coxswain_stop(void *subject)
 {
-    slice_begin(group, request, samples_ns, count, err);
-    int r = cox_executor_replace(group->executor, COX_CHANNEL_EXECUTE, slice_completed, group);
-    if (r == 0)
-        r = submit_next(group);
-    if (r)
-        return r;
-    while (sem_wait(&group->ended) < 0 && errno == EINTR)
-        continue;
-    return group->failure;
+    struct coxswain *c = subject;
+    cox_executor_free(c->executor);
+    sem_destroy(&c->ended);
+    free(c);
 }
 
-static void call_completed(void *context, const struct cox_completion *completion)
+static int coxswain_start(const struct subject_options *options, void **ret_subject,
+                          struct cox_error *err)
 {
-    struct group *group = context;
-    group->failure = check_completion(group, completion, group->err);
-}
-
-int group_slice_calls(struct group *group, uint8_t *request, uint64_t *samples_ns, size_t count,
-                      struct cox_error *err)
-{
-    slice_begin(group, request, samples_ns, count, err);
-    while (group->sampled < count) {
-        load_number(request, ++group->rounds);
-        uint64_t begin_ns = measure_now_ns();
-        const struct cox_submit_options options = {
-            .gather = COX_GATHER_ALL,
-            .deadline_ns = begin_ns + ROUND_DEADLINE_MS * COX_NSEC_PER_MSEC,
-        };
-        int r = cox_executor_call_opaque(group->executor, request, group->request_size, &options,
-                                         call_completed, group, err);
-        samples_ns[group->sampled++] = measure_now_ns() - begin_ns;
-        if (r || group->failure)
-            return r ? r : group->failure;
+    char request_text[24], reply_text[24];
+    const char *const words[] = {COXSWAIN_WORDS, request_text, reply_text, NULL};
+    struct coxswain *c = calloc(1, sizeof *c);
+    if (!c)
+        return cox_fail(err, -ENOMEM, "no memory for the group");
+    snprintf(request_text, sizeof request_text, "%zu", options->request_size);
+    snprintf(reply_text, sizeof reply_text, "%zu", options->reply_size);
+    c->options = *options;
+    sem_init(&c->ended, 0, 0);
+    int r = group_start(&flavour, options->rank_count, options->request_size, options->reply_size,
+                        words, &c->executor, err);
+    if (r == 0 && !flavour.by_call && !flavour.callers)
+        r = cox_executor_register(c->executor, COX_CHANNEL_EXECUTE, on_completion, c);
+    if (r) {
+        coxswain_stop(c);
+        return cox_fail(err, r, "%s", cox_status_text(r));
     }
+    *ret_subject = c;
     return 0;
+}
+
+int coxswain_subject_main(int argc, char **argv)
+{
+    static const struct subject_ops ops = {
+        .start = coxswain_start, .run = coxswain_run, .stop = coxswain_stop};
+    if (group_flavour_parse(&argc, argv, &flavour) || flavour.in_flight > IN_FLIGHT_MAX ||
+        flavour.callers > CALLERS_MAX) {
+        fputs("coxswain-bench: an option of a subject is wrong\n", stderr);
+        return 2;
+    }
+    return subject_main(argc, argv, &ops);
 }

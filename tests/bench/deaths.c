@@ -40,8 +40,10 @@ struct deaths_options {
     size_t sizes_mib[SIZE_COUNT_MAX]; /* private memory on top of what a worker has anyhow */
     size_t size_count;
     uint32_t rank_count;
-    size_t kills;        /* of a worker, per size and way to wait */
-    size_t coordinators; /* killed per state */
+    size_t kills;          /* of a worker, per size and way to wait */
+    size_t coordinators;   /* killed per state */
+    const char *json_path; /* NULL: none */
+    FILE *json;            /* kills of workers are written there, too */
 };
 
 static const char usage_text[] =
@@ -50,7 +52,8 @@ static const char usage_text[] =
     "  --kills N         workers killed, per size, half with submit, half with call (1000)\n"
     "  --coordinators N  coordinators killed, per state of their workers (200)\n"
     "  --sizes LIST      MiB of private memory of the killed worker (0,64,512)\n"
-    "  --ranks N         workers of a group (2)\n";
+    "  --ranks N         workers of a group (2)\n"
+    "  --json FILE       also writes the kills of workers to FILE\n";
 
 /* ---- the worker ---- */
 
@@ -221,6 +224,14 @@ static void series_print(struct series *series)
            (double)series->values_ns[series->count - 1] / 1e3);
 }
 
+/* Sorted by series_print. */
+static void series_write(FILE *file, const char *name, const struct series *series)
+{
+    fprintf(file, ", \"%s_p50_us\": %.1f, \"%s_p99_us\": %.1f", name,
+            (double)series->values_ns[series->count / 2] / 1e3, name,
+            (double)series->values_ns[series->count * 99 / 100] / 1e3);
+}
+
 static bool series_init(struct series *series, size_t capacity)
 {
     *series = (struct series){.values_ns = calloc(capacity, sizeof(int64_t))};
@@ -344,6 +355,15 @@ static int measure_kills(const struct deaths_options *options, size_t size_mib, 
         series_print(&row.from_readable);
         printf("  %5zu\n", row.wrong);
         fflush(stdout);
+        if (options->json) {
+            fprintf(options->json, "%s\n  {\"resident_mib\": %.1f, \"by\": \"%s\", \"kills\": %zu",
+                    size_mib == options->sizes_mib[0] && !by_call ? "" : ",",
+                    (double)row.resident_kib / 1024 / (double)kills, by_call ? "call" : "submit",
+                    kills);
+            series_write(options->json, "kill", &row.from_kill);
+            series_write(options->json, "readable", &row.from_readable);
+            fprintf(options->json, ", \"wrong\": %zu}", row.wrong);
+        }
     }
     series_deinit(&row.from_kill);
     series_deinit(&row.from_readable);
@@ -556,9 +576,13 @@ static bool parse_sizes(const char *text, struct deaths_options *options)
 static int parse_options(int argc, char **argv, struct deaths_options *options)
 {
     static const struct option names[] = {
-        {"kills", required_argument, NULL, 'k'}, {"coordinators", required_argument, NULL, 'c'},
-        {"sizes", required_argument, NULL, 's'}, {"ranks", required_argument, NULL, 'n'},
-        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
+        {"kills", required_argument, NULL, 'k'},
+        {"coordinators", required_argument, NULL, 'c'},
+        {"sizes", required_argument, NULL, 's'},
+        {"ranks", required_argument, NULL, 'n'},
+        {"json", required_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     *options = (struct deaths_options){.sizes_mib = {0, 64, 512},
                                        .size_count = 3,
@@ -570,6 +594,7 @@ static int parse_options(int argc, char **argv, struct deaths_options *options)
         bool good = option == 's'   ? parse_sizes(optarg, options)
                     : option == 'k' ? parse_number(optarg, SERIES_MAX, &options->kills)
                     : option == 'c' ? parse_number(optarg, SERIES_MAX, &options->coordinators)
+                    : option == 'j' ? (options->json_path = optarg) != NULL
                     : option == 'n' ? parse_number(optarg, RANK_COUNT_MAX, &number) && number > 0
                                     : false;
         options->rank_count = (uint32_t)number;
@@ -618,8 +643,20 @@ int main(int argc, char **argv)
     int r = parse_options(argc, argv, &options);
     if (r >= 0)
         return r;
+    options.json = options.json_path ? fopen(options.json_path, "we") : NULL;
+    if (options.json_path && !options.json) {
+        fprintf(stderr, "coxswain-deaths: %s: %s\n", options.json_path, strerror(errno));
+        return 1;
+    }
+    if (options.json)
+        fputs("{\"rows\": [", options.json);
     r = measure_all(&options, &err);
     if (r)
         fprintf(stderr, "coxswain-deaths: %s\n", err.text);
+    bool failed = options.json && (fputs("\n]}\n", options.json) < 0 || ferror(options.json));
+    if (options.json && (fclose(options.json) || failed)) {
+        fprintf(stderr, "coxswain-deaths: %s could not be written\n", options.json_path);
+        r = 1;
+    }
     return r != 0;
 }

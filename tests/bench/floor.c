@@ -1,13 +1,16 @@
 #include "floor.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <semaphore.h>
 #include <signal.h>
-#include <stdbool.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,31 +18,45 @@
 
 #define LINE_SIZE 128
 
-/* In shared memory, one per worker, each semaphore on lines of its own. The request comes after all
- * of them, then the replies. */
-struct floor_pair {
+/* In shared memory, one per worker, each semaphore on lines of its own. */
+struct pair {
     _Alignas(LINE_SIZE) sem_t request;
     _Alignas(LINE_SIZE) sem_t reply;
 };
 
+/* In shared memory. The pairs come behind it, then the request, then the replies. */
+struct words {
+    _Alignas(LINE_SIZE) _Atomic uint32_t round;      /* workers wait on it; by the coordinator */
+    _Alignas(LINE_SIZE) _Atomic uint32_t unanswered; /* counted down by workers */
+    _Alignas(LINE_SIZE) _Atomic uint32_t answered;   /* the round; by the last of them */
+};
+
+struct floor;
+
+struct gate {
+    void (*request_post)(struct floor *floor);
+    void (*request_wait)(struct floor *floor, uint32_t rank, uint32_t round);
+    void (*reply_post)(struct floor *floor, uint32_t rank, uint32_t round);
+    /* Once for every rank, in order. */
+    void (*reply_wait)(struct floor *floor, uint32_t rank);
+};
+
 struct floor {
-    uint32_t rank_count;
-    size_t request_size;
-    size_t reply_size;
+    const struct gate *gate;
+    struct subject_options options;
     size_t reply_stride;
-    struct floor_pair *pairs; /* the whole mapping starts here */
+    struct words *words; /* the whole mapping starts here */
     size_t map_size;
+    struct pair *pairs;
     uint8_t *request;
     uint8_t *replies;
     uint8_t *copies; /* private: the replies, copied out */
+    uint32_t round;  /* the coordinator's, and a worker's own count */
     pid_t *pids;
     uint32_t started;
 };
 
-static size_t align_up(size_t size)
-{
-    return (size + LINE_SIZE - 1) / LINE_SIZE * LINE_SIZE;
-}
+/* ---- semaphores ---- */
 
 static void sem_wait_through(sem_t *sem)
 {
@@ -47,57 +64,154 @@ static void sem_wait_through(sem_t *sem)
         continue;
 }
 
-static _Noreturn void worker_main(const struct floor *floor, uint32_t rank, pid_t coordinator)
+static void semaphore_request_post(struct floor *floor)
+{
+    for (uint32_t rank = 0; rank < floor->options.rank_count; rank++)
+        sem_post(&floor->pairs[rank].request);
+}
+
+static void semaphore_request_wait(struct floor *floor, uint32_t rank, uint32_t round)
+{
+    (void)round;
+    sem_wait_through(&floor->pairs[rank].request);
+}
+
+static void semaphore_reply_post(struct floor *floor, uint32_t rank, uint32_t round)
+{
+    (void)round;
+    sem_post(&floor->pairs[rank].reply);
+}
+
+static void semaphore_reply_wait(struct floor *floor, uint32_t rank)
+{
+    sem_wait_through(&floor->pairs[rank].reply);
+}
+
+static const struct gate semaphore_gate = {semaphore_request_post, semaphore_request_wait,
+                                           semaphore_reply_post, semaphore_reply_wait};
+
+/* ---- futex words ---- */
+
+static void word_wait(_Atomic uint32_t *word, uint32_t until)
+{
+    /* Pairs with the release store of word_set. */
+    for (uint32_t now; (now = atomic_load_explicit(word, memory_order_acquire)) != until;)
+        syscall(SYS_futex, word, FUTEX_WAIT, now, NULL, NULL, 0);
+}
+
+static void word_set(_Atomic uint32_t *word, uint32_t value, int waiters)
+{
+    atomic_store_explicit(word, value, memory_order_release);
+    syscall(SYS_futex, word, FUTEX_WAKE, waiters, NULL, NULL, 0);
+}
+
+static void futex_request_post(struct floor *floor)
+{
+    /* Published with the round. */
+    atomic_store_explicit(&floor->words->unanswered, floor->options.rank_count,
+                          memory_order_relaxed);
+    word_set(&floor->words->round, floor->round, INT_MAX);
+}
+
+static void futex_request_wait(struct floor *floor, uint32_t rank, uint32_t round)
+{
+    (void)rank;
+    word_wait(&floor->words->round, round);
+}
+
+static void futex_reply_post(struct floor *floor, uint32_t rank, uint32_t round)
+{
+    (void)rank;
+    /* The last one has seen the replies of all others, and hands them on. */
+    if (atomic_fetch_sub_explicit(&floor->words->unanswered, 1, memory_order_acq_rel) == 1)
+        word_set(&floor->words->answered, round, 1);
+}
+
+static void futex_reply_wait(struct floor *floor, uint32_t rank)
+{
+    if (rank == 0)
+        word_wait(&floor->words->answered, floor->round);
+}
+
+static const struct gate futex_gate = {futex_request_post, futex_request_wait, futex_reply_post,
+                                       futex_reply_wait};
+
+/* ---- both ---- */
+
+static size_t align_up(size_t size)
+{
+    return (size + LINE_SIZE - 1) / LINE_SIZE * LINE_SIZE;
+}
+
+static _Noreturn void worker_main(struct floor *floor, uint32_t rank, pid_t coordinator)
 {
     struct load load;
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != coordinator ||
-        load_init(&load, floor->request_size, floor->reply_size))
+        load_init(&load, floor->options.request_size, floor->options.reply_size) ||
+        load_copy_init(&load))
         _exit(1);
-    struct floor_pair *pair = &floor->pairs[rank];
-    for (;;) {
-        sem_wait_through(&pair->request);
-        load_answer(&load, floor->request, rank, floor->replies + rank * floor->reply_stride);
-        sem_post(&pair->reply);
+    for (uint32_t round = 1;; round++) {
+        floor->gate->request_wait(floor, rank, round);
+        load_answer_copy(&load, floor->request, rank, floor->replies + rank * floor->reply_stride);
+        floor->gate->reply_post(floor, rank, round);
     }
 }
 
-static int floor_map(struct floor *floor)
+static int map_memory(struct floor *floor)
 {
-    size_t pairs_size = floor->rank_count * sizeof *floor->pairs;
-    floor->reply_stride = align_up(floor->reply_size);
+    const struct subject_options *options = &floor->options;
+    const size_t words_size = align_up(sizeof *floor->words);
+    const size_t pairs_size = options->rank_count * sizeof *floor->pairs;
+    const size_t request_size = align_up(options->request_size);
+    floor->reply_stride = align_up(options->reply_size);
     floor->map_size =
-        pairs_size + align_up(floor->request_size) + floor->rank_count * floor->reply_stride;
+        words_size + pairs_size + request_size + options->rank_count * floor->reply_stride;
     void *map =
         mmap(NULL, floor->map_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
         return -errno;
-    floor->pairs = map;
-    floor->request = (uint8_t *)map + pairs_size;
-    floor->replies = floor->request + align_up(floor->request_size);
-    for (uint32_t rank = 0; rank < floor->rank_count; rank++)
+    floor->words = map;
+    floor->pairs = (struct pair *)(void *)((uint8_t *)map + words_size);
+    floor->request = (uint8_t *)floor->pairs + pairs_size;
+    floor->replies = floor->request + request_size;
+    for (uint32_t rank = 0; rank < options->rank_count; rank++)
         if (sem_init(&floor->pairs[rank].request, 1, 0) < 0 ||
             sem_init(&floor->pairs[rank].reply, 1, 0) < 0)
             return -errno;
     return 0;
 }
 
-int floor_start(uint32_t rank_count, size_t request_size, size_t reply_size,
-                struct floor **ret_floor)
+static void floor_stop(void *subject)
+{
+    struct floor *floor = subject;
+    for (uint32_t rank = 0; rank < floor->started; rank++) {
+        kill(floor->pids[rank], SIGKILL);
+        while (waitpid(floor->pids[rank], NULL, 0) < 0 && errno == EINTR)
+            continue;
+    }
+    if (floor->words)
+        munmap(floor->words, floor->map_size);
+    free(floor->copies);
+    free(floor->pids);
+    free(floor);
+}
+
+static int floor_start(const struct gate *gate, const struct subject_options *options,
+                       void **ret_subject, struct cox_error *err)
 {
     struct floor *floor = calloc(1, sizeof *floor);
     if (!floor)
-        return -ENOMEM;
-    floor->rank_count = rank_count;
-    floor->request_size = request_size;
-    floor->reply_size = reply_size;
-    int r = floor_map(floor);
+        return cox_fail(err, -ENOMEM, "no memory for a floor");
+    floor->gate = gate;
+    floor->options = *options;
+    int r = map_memory(floor);
     if (r == 0) {
-        floor->copies = calloc(rank_count, floor->reply_stride);
-        floor->pids = calloc(rank_count, sizeof *floor->pids);
+        floor->copies = calloc(options->rank_count, floor->reply_stride);
+        floor->pids = calloc(options->rank_count, sizeof *floor->pids);
         r = floor->copies && floor->pids ? 0 : -ENOMEM;
     }
     const pid_t coordinator = getpid();
-    while (r == 0 && floor->started < rank_count) {
+    while (r == 0 && floor->started < options->rank_count) {
         pid_t pid = fork();
         if (pid == 0)
             worker_main(floor, floor->started, coordinator);
@@ -107,47 +221,46 @@ int floor_start(uint32_t rank_count, size_t request_size, size_t reply_size,
             floor->pids[floor->started++] = pid;
     }
     if (r) {
-        floor_free(floor);
-        return r;
+        floor_stop(floor);
+        return cox_fail(err, r, "starting a floor: %s", cox_status_text(r));
     }
-    *ret_floor = floor;
+    *ret_subject = floor;
     return 0;
 }
 
-struct floor *floor_free(struct floor *floor)
+static int floor_round(void *subject, uint8_t *request, uint64_t round, struct cox_error *err)
 {
-    if (!floor)
-        return NULL;
-    for (uint32_t rank = 0; rank < floor->started; rank++) {
-        kill(floor->pids[rank], SIGKILL);
-        while (waitpid(floor->pids[rank], NULL, 0) < 0 && errno == EINTR)
-            continue;
+    struct floor *floor = subject;
+    const struct subject_options *options = &floor->options;
+    uint32_t wrong = options->rank_count;
+    floor->round++;
+    memcpy(floor->request, request, options->request_size);
+    floor->gate->request_post(floor);
+    for (uint32_t rank = 0; rank < options->rank_count; rank++) {
+        uint8_t *copy = floor->copies + rank * floor->reply_stride;
+        floor->gate->reply_wait(floor, rank);
+        memcpy(copy, floor->replies + rank * floor->reply_stride, options->reply_size);
+        if (!load_matches(copy, rank, round))
+            wrong = rank;
     }
-    if (floor->pairs)
-        munmap(floor->pairs, floor->map_size);
-    free(floor->copies);
-    free(floor->pids);
-    free(floor);
-    return NULL;
+    return wrong < options->rank_count
+               ? cox_fail(err, -EBADMSG, "worker %u answered something else", wrong)
+               : 0;
 }
 
-const pid_t *floor_pids(const struct floor *floor)
+static int semaphore_start(const struct subject_options *options, void **ret_subject,
+                           struct cox_error *err)
 {
-    return floor->pids;
+    return floor_start(&semaphore_gate, options, ret_subject, err);
 }
 
-int floor_round(struct floor *floor, uint8_t *request, uint64_t round)
+static int futex_start(const struct subject_options *options, void **ret_subject,
+                       struct cox_error *err)
 {
-    bool right = true;
-    load_number(request, round);
-    memcpy(floor->request, request, floor->request_size);
-    for (uint32_t rank = 0; rank < floor->rank_count; rank++)
-        sem_post(&floor->pairs[rank].request);
-    for (uint32_t rank = 0; rank < floor->rank_count; rank++) {
-        size_t offset = rank * floor->reply_stride;
-        sem_wait_through(&floor->pairs[rank].reply);
-        memcpy(floor->copies + offset, floor->replies + offset, floor->reply_size);
-        right &= load_matches(floor->copies + offset, rank, round);
-    }
-    return right ? 0 : -EBADMSG;
+    return floor_start(&futex_gate, options, ret_subject, err);
 }
+
+const struct subject_ops floor_semaphore_ops = {
+    .start = semaphore_start, .round = floor_round, .stop = floor_stop};
+const struct subject_ops floor_futex_ops = {
+    .start = futex_start, .round = floor_round, .stop = floor_stop};

@@ -97,6 +97,8 @@ struct options {
     size_t world_count;
     size_t rounds;
     size_t slices;
+    const char *json_path; /* NULL: none */
+    FILE *json;
 };
 
 /* One rank. */
@@ -381,6 +383,21 @@ static void print_world(const struct options *options, uint32_t rank_count, stru
     fflush(stdout);
 }
 
+/* Before print_world, which sorts them. */
+static void write_world(const struct options *options, uint32_t rank_count,
+                        const struct shared *shared)
+{
+    fprintf(options->json, "%s\n  {\"ranks\": %" PRIu32,
+            rank_count == options->worlds[0] ? "" : ",", rank_count);
+    for (int kind = 0; kind < KIND_COUNT; kind++) {
+        fprintf(options->json, ",\n   \"%s\": [", kind_names[kind]);
+        for (size_t i = 0; i < options->slices; i++)
+            fprintf(options->json, "%s%.3f", i ? ", " : "", shared->p50_us[kind][i]);
+        fputc(']', options->json);
+    }
+    fputc('}', options->json);
+}
+
 static int run_world(const struct options *options, uint32_t rank_count)
 {
     static int pairs[RANK_COUNT_MAX][RANK_COUNT_MAX];
@@ -398,6 +415,8 @@ static int run_world(const struct options *options, uint32_t rank_count)
             pairs[a][b] = ends[0];
             pairs[b][a] = ends[1];
         }
+    if (options->json) /* no rank inherits half of it */
+        fflush(options->json);
     for (uint32_t rank = 0; rank < rank_count; rank++) {
         struct rank own = {.options = options,
                            .shared = shared,
@@ -412,6 +431,8 @@ static int run_world(const struct options *options, uint32_t rank_count)
     int failed = 0, status;
     for (uint32_t i = 0; i < rank_count; i++)
         failed |= waitpid(-1, &status, 0) < 0 || status != 0;
+    if (!failed && options->json)
+        write_world(options, rank_count, shared);
     if (!failed)
         print_world(options, rank_count, shared);
     for (uint32_t a = 0; a < rank_count; a++)
@@ -426,14 +447,15 @@ static int run_world(const struct options *options, uint32_t rank_count)
 /* ---- options ---- */
 
 static const char usage_text[] =
-    "usage: coxswain-ranks [--ranks LIST] [--rounds N] [--slices N]\n"
+    "usage: coxswain-ranks [--ranks LIST] [--rounds N] [--slices N] [--json FILE]\n"
     "Barrier, all-gather of values and of fds by a rank group, beside a barrier that polls with "
     "usleep(1), "
     "and a\n"
     "by-value handle opened and closed: p50 in microseconds, medians over interleaved slices.\n"
     "  --ranks LIST      numbers of ranks (2,4,8,16)\n"
     "  --rounds N        operations of one slice (500)\n"
-    "  --slices N        slices of each kind (9)\n";
+    "  --slices N        slices of each kind (9)\n"
+    "  --json FILE       also writes every slice to FILE\n";
 
 static bool parse_count(const char *text, size_t max, size_t *ret_count)
 {
@@ -462,18 +484,17 @@ static bool parse_worlds(char *text, struct options *options)
 int main(int argc, char **argv)
 {
     static const struct option names[] = {
-        {"ranks", required_argument, NULL, 'n'},
-        {"rounds", required_argument, NULL, 'c'},
-        {"slices", required_argument, NULL, 's'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
+        {"ranks", required_argument, NULL, 'n'},  {"rounds", required_argument, NULL, 'c'},
+        {"slices", required_argument, NULL, 's'}, {"json", required_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
     };
     struct options options = {
         .worlds = {2, 4, 8, 16}, .world_count = 4, .rounds = 500, .slices = 9};
     for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         bool good = (option == 'n' && parse_worlds(optarg, &options)) ||
                     (option == 'c' && parse_count(optarg, ROUND_COUNT_MAX, &options.rounds)) ||
-                    (option == 's' && parse_count(optarg, SLICE_COUNT_MAX, &options.slices));
+                    (option == 's' && parse_count(optarg, SLICE_COUNT_MAX, &options.slices)) ||
+                    (option == 'j' && (options.json_path = optarg) != NULL);
         if (option == 'h' || !good) {
             fputs(usage_text, option == 'h' ? stdout : stderr);
             return option == 'h' ? 0 : 2;
@@ -483,6 +504,13 @@ int main(int argc, char **argv)
         fputs(usage_text, stderr);
         return 2;
     }
+    options.json = options.json_path ? fopen(options.json_path, "we") : NULL;
+    if (options.json_path && !options.json) {
+        fprintf(stderr, "coxswain-ranks: %s: %s\n", options.json_path, strerror(errno));
+        return 1;
+    }
+    if (options.json)
+        fputs("{\"rows\": [", options.json);
     printf(
         "%zu slices of %zu operations of each kind, interleaved; p50 of rank 0 in us, median over "
         "slices;\n"
@@ -496,5 +524,12 @@ int main(int argc, char **argv)
     int failed = 0;
     for (size_t i = 0; !failed && i < options.world_count; i++)
         failed = run_world(&options, options.worlds[i]);
+    if (options.json) {
+        bool unwritten = fputs("\n]}\n", options.json) < 0 || ferror(options.json);
+        if (fclose(options.json) || unwritten) {
+            fprintf(stderr, "coxswain-ranks: %s could not be written\n", options.json_path);
+            failed = 1;
+        }
+    }
     return failed;
 }

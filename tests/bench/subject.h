@@ -40,7 +40,8 @@ struct subject_ops {
      * where run is given. Returns 0, or an error. */
     int (*round)(void *subject, uint8_t *request, uint64_t round, struct cox_error *err);
     /* COUNT rounds, for who measures in another thread. NULL where round is given. */
-    int (*run)(void *subject, uint8_t *request, uint64_t *samples_ns, size_t count, struct cox_error *err);
+    int (*run)(void *subject, uint8_t *request, uint64_t *samples_ns, size_t count,
+               struct cox_error *err);
     void (*stop)(void *subject);
 };
 

@@ -1,0 +1,351 @@
+#include "cells.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "measure.h"
+#include "process.h"
+#include "report.h"
+
+#define KINDS_MAX 24
+#define PAIRS_MAX 64
+#define SLICE_TIMEOUT_MS 60000
+/* A round that takes longer than so in a trial is not measured: it would take the bench's whole time. */
+#define ROUND_MAX_NS UINT64_C(3000000000)
+/* All slices of a pass; fewer pairs than asked for are made where they would take longer, three at least. */
+#define PASS_MAX_NS UINT64_C(5000000000)
+#define PAIRS_MIN 3
+#define ROUNDS_MIN 3
+
+/* Of one slice; per round where it says so. */
+struct slice {
+    double p50_us, p99_us, mean_us;
+    double cpu_us, sleeps, preempted, runs; /* per round, of all processes */
+};
+
+struct member {
+    const struct kind *kind;
+    struct process process;
+    size_t bytes, reply_bytes;
+    size_t rounds; /* of a slice */
+    struct slice slices[PAIRS_MAX];
+};
+
+struct batch {
+    struct bench *bench;
+    const struct cell *cell;
+    struct member *members;
+    size_t count;
+    int number;
+    size_t pairs;
+};
+
+bool name_chosen(const char *list, const char *name)
+{
+    const size_t length = strlen(name);
+    if (!list)
+        return true;
+    for (const char *at = list; (at = strstr(at, name)) != NULL; at += length)
+        if ((at == list || at[-1] == ',') && (at[length] == ',' || at[length] == '\0'))
+            return true;
+    return false;
+}
+
+void subject_words(const struct bench *bench, const struct kind *kind, uint32_t rank_count,
+                   size_t bytes, size_t reply_bytes, struct subject_words *ret_words)
+{
+    size_t n = 0;
+    snprintf(ret_words->program, sizeof ret_words->program, "%s/%s", bench->folder,
+             kind->program ? kind->program : "coxswain-bench");
+    snprintf(ret_words->numbers[0], sizeof ret_words->numbers[0], "%" PRIu32, rank_count);
+    snprintf(ret_words->numbers[1], sizeof ret_words->numbers[1], "%zu", bytes);
+    snprintf(ret_words->numbers[2], sizeof ret_words->numbers[2], "%zu", reply_bytes);
+    ret_words->argv[n++] = ret_words->program;
+    for (size_t i = 0; kind->words[i]; i++)
+        ret_words->argv[n++] = kind->words[i];
+    const char *const flags[] = {"--ranks", "--bytes", "--reply-bytes"};
+    for (int i = 0; i < 3; i++) {
+        ret_words->argv[n++] = flags[i];
+        ret_words->argv[n++] = ret_words->numbers[i];
+    }
+    ret_words->argv[n] = NULL;
+}
+
+/* ---- two busy loops ---- */
+
+static void busy_start(pid_t *pids)
+{
+    const pid_t parent = getpid();
+    for (int i = 0; i < BENCH_BUSY_LOOPS; i++) {
+        pids[i] = fork();
+        if (pids[i] != 0)
+            continue;
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != parent)
+            _exit(1);
+        for (;;)
+            __asm__ volatile("");
+    }
+}
+
+static void busy_stop(const pid_t *pids)
+{
+    for (int i = 0; i < BENCH_BUSY_LOOPS; i++)
+        if (pids[i] > 0) {
+            kill(pids[i], SIGKILL);
+            while (waitpid(pids[i], NULL, 0) < 0 && errno == EINTR)
+                continue;
+        }
+}
+
+/* ---- slices ---- */
+
+static bool slice_run(const struct batch *batch, struct member *member, size_t rounds,
+                      struct slice *ret_slice)
+{
+    uint64_t *samples_ns = batch->bench->samples_ns, sum_ns = 0;
+    struct procfs_usage begin, end;
+    process_resume(&member->process);
+    procfs_usage(&member->process.tree, &begin);
+    bool good = process_slice(&member->process, samples_ns, rounds, SLICE_TIMEOUT_MS);
+    procfs_usage(&member->process.tree, &end);
+    process_pause(&member->process);
+    if (!good)
+        return false;
+    for (size_t i = 0; i < rounds; i++)
+        sum_ns += samples_ns[i];
+    measure_sort(samples_ns, rounds);
+    const double n = (double)rounds;
+    *ret_slice = (struct slice){
+        .p50_us = (double)samples_ns[rounds / 2] / 1e3,
+        .p99_us = (double)samples_ns[rounds * 99 / 100] / 1e3,
+        .mean_us = (double)sum_ns / 1e3 / n,
+        .cpu_us = (double)(end.cpu_ns - begin.cpu_ns) / 1e3 / n,
+        .sleeps = (double)(end.sleeps - begin.sleeps) / n,
+        .preempted = (double)(end.preempted - begin.preempted) / n,
+        .runs = (double)(end.runs - begin.runs) / n,
+    };
+    return true;
+}
+
+static size_t rounds_of(uint64_t budget_ns, double round_us)
+{
+    double rounds = (double)budget_ns / 1e3 / (round_us > 0.1 ? round_us : 0.1);
+    return rounds < ROUNDS_MIN         ? ROUNDS_MIN
+           : rounds > BENCH_ROUNDS_MAX ? BENCH_ROUNDS_MAX
+                                       : (size_t)rounds;
+}
+
+/* More than once where there is time: the first rounds have page faults and cold caches in them. Returns what a slice
+ * takes, in ns; 0: it is not measured. */
+static uint64_t try_member(const struct batch *batch, struct member *member)
+{
+    const uint64_t budget_ns = batch->bench->slice_ms * UINT64_C(1000000);
+    struct slice slice = {0};
+    if (!slice_run(batch, member, 1, &slice))
+        return 0;
+    if (slice.mean_us * 1e3 < (double)budget_ns &&
+        !slice_run(batch, member, rounds_of(budget_ns / 8, slice.mean_us), &slice))
+        return 0;
+    if (slice.mean_us * 1e3 > (double)ROUND_MAX_NS) {
+        snprintf(member->process.text, sizeof member->process.text, "a round takes %.1f s",
+                 slice.mean_us / 1e6);
+        member->process.state = PROCESS_SKIPPED;
+        return 0;
+    }
+    if (slice.mean_us * 1e3 * 2 < (double)budget_ns &&
+        !slice_run(batch, member, rounds_of(budget_ns / 2, slice.mean_us), &slice))
+        return 0;
+    member->rounds = rounds_of(budget_ns, slice.mean_us);
+    return (uint64_t)((double)member->rounds * slice.mean_us * 1e3);
+}
+
+/* one_ns: of one slice of every kind. */
+static size_t pairs_of(const struct batch *batch, uint64_t one_ns)
+{
+    size_t asked = batch->cell->pairs ? batch->cell->pairs : batch->bench->pairs;
+    size_t fit = one_ns ? PASS_MAX_NS / one_ns : asked;
+    asked = asked > PAIRS_MAX ? PAIRS_MAX : asked;
+    fit = fit < PAIRS_MIN ? PAIRS_MIN : fit;
+    return fit < asked ? fit : asked;
+}
+
+/* ---- rows ---- */
+
+#define MEDIAN(slices, count, member) median_of(slices, count, offsetof(struct slice, member))
+static json_t *median_of(const struct slice *slices, size_t count, size_t offset)
+{
+    double values[PAIRS_MAX];
+    for (size_t i = 0; i < count; i++)
+        memcpy(&values[i], (const uint8_t *)&slices[i] + offset, sizeof values[i]);
+    return json_real(measure_median(values, count));
+}
+
+static void row_add(const struct batch *batch, const struct member *member, bool busy)
+{
+    const struct cell *cell = batch->cell;
+    json_t *row = json_pack("{s:s, s:s, s:i, s:I, s:I, s:b, s:i}", "section", cell->section, "kind",
+                            member->kind->name, "ranks", (int)cell->rank_count, "bytes",
+                            (json_int_t)cell->bytes, "reply_bytes", (json_int_t)member->reply_bytes,
+                            "busy", busy, "batch", batch->number);
+    if (member->process.state != PROCESS_READY) {
+        json_object_set_new(row, "missing", json_string(member->process.text));
+    } else {
+        const struct slice *slices = member->slices;
+        json_t *pairs = json_array();
+        for (size_t i = 0; i < batch->pairs; i++)
+            json_array_append_new(pairs, json_real(slices[i].p50_us));
+        json_object_set_new(row, "rounds", json_integer((json_int_t)member->rounds));
+        json_object_set_new(row, "p50_us", MEDIAN(slices, batch->pairs, p50_us));
+        json_object_set_new(row, "p99_us", MEDIAN(slices, batch->pairs, p99_us));
+        json_object_set_new(row, "mean_us", MEDIAN(slices, batch->pairs, mean_us));
+        json_object_set_new(row, "cpu_us", MEDIAN(slices, batch->pairs, cpu_us));
+        json_object_set_new(row, "sleeps", MEDIAN(slices, batch->pairs, sleeps));
+        json_object_set_new(row, "preempted", MEDIAN(slices, batch->pairs, preempted));
+        json_object_set_new(row, "runs", MEDIAN(slices, batch->pairs, runs));
+        json_object_set_new(row, "pairs", pairs);
+    }
+    json_array_append_new(batch->bench->rows, row);
+}
+
+const json_t *row_find(const struct bench *bench, const char *section, const char *kind,
+                       uint32_t rank_count, size_t bytes, bool busy)
+{
+    size_t i;
+    const json_t *row;
+    json_array_foreach(bench->rows, i, row)
+    {
+        if (json_integer_value(json_object_get(row, "ranks")) == (json_int_t)rank_count &&
+            json_integer_value(json_object_get(row, "bytes")) == (json_int_t)bytes &&
+            json_is_true(json_object_get(row, "busy")) == busy &&
+            strcmp(json_string_value(json_object_get(row, "section")), section) == 0 &&
+            strcmp(json_string_value(json_object_get(row, "kind")), kind) == 0)
+            return json_object_get(row, "missing") ? NULL : row;
+    }
+    return NULL;
+}
+
+double row_figure(const json_t *row, const char *name)
+{
+    return json_number_value(json_object_get(row, name));
+}
+
+double row_ratio(const struct bench *bench, const json_t *row, const char *other)
+{
+    double ratios[PAIRS_MAX];
+    size_t i, count = 0;
+    const json_t *candidate, *beside = NULL;
+    if (!row)
+        return 0;
+    json_array_foreach(bench->rows, i, candidate)
+    {
+        if (json_equal(json_object_get(candidate, "batch"), json_object_get(row, "batch")) &&
+            json_equal(json_object_get(candidate, "busy"), json_object_get(row, "busy")) &&
+            strcmp(json_string_value(json_object_get(candidate, "kind")), other) == 0)
+            beside = candidate;
+    }
+    const json_t *own_pairs = json_object_get(row, "pairs");
+    const json_t *other_pairs = json_object_get(beside, "pairs");
+    if (!own_pairs || !other_pairs)
+        return 0;
+    for (; count < json_array_size(own_pairs) && count < json_array_size(other_pairs); count++)
+        ratios[count] = json_number_value(json_array_get(own_pairs, count)) /
+                        json_number_value(json_array_get(other_pairs, count));
+    return count ? measure_median(ratios, count) : 0;
+}
+
+/* ---- a batch ---- */
+
+static void batch_pass(struct batch *batch, bool busy)
+{
+    pid_t loops[BENCH_BUSY_LOOPS];
+    uint64_t one_ns = 0;
+    if (busy)
+        busy_start(loops);
+    for (size_t i = 0; i < batch->count; i++)
+        if (batch->members[i].process.state == PROCESS_READY)
+            one_ns += try_member(batch, &batch->members[i]);
+    batch->pairs = pairs_of(batch, one_ns);
+    for (size_t pair = 0; pair < batch->pairs; pair++)
+        for (size_t i = 0; i < batch->count; i++) {
+            struct member *member = &batch->members[i];
+            if (member->process.state == PROCESS_READY)
+                slice_run(batch, member, member->rounds, &member->slices[pair]);
+        }
+    if (busy)
+        busy_stop(loops);
+    for (size_t i = 0; i < batch->count; i++)
+        row_add(batch, &batch->members[i], busy);
+    report_rows(batch->bench, batch->count);
+}
+
+static void batch_run(struct bench *bench, const struct cell *cell, struct member *members,
+                      size_t count)
+{
+    struct batch batch = {bench, cell, members, count, ++bench->batches, 0};
+    struct subject_words words;
+    for (size_t i = 0; i < count; i++) {
+        const struct kind *kind = members[i].kind;
+        members[i].bytes = kind->bytes ? kind->bytes : cell->bytes;
+        members[i].reply_bytes = kind->reply_bytes ? kind->reply_bytes : cell->reply_bytes;
+        subject_words(bench, kind, cell->rank_count, members[i].bytes, members[i].reply_bytes,
+                      &words);
+        process_start(words.argv, kind->spins_idle, &members[i].process);
+    }
+    batch_pass(&batch, false);
+    if (cell->busy)
+        batch_pass(&batch, true);
+    for (size_t i = 0; i < count; i++)
+        process_free(&members[i].process);
+}
+
+/* ---- a cell ---- */
+
+static bool is_floor(const struct kind *kind)
+{
+    return strcmp(kind->name, "semaphore") == 0 || strcmp(kind->name, "futex") == 0;
+}
+
+/* How many subjects fit half of the memory that is free, each with a copy of the request in every process, in the
+ * transport, and once more. */
+static size_t fitting(const struct cell *cell)
+{
+    const uint64_t each = (uint64_t)cell->bytes * (2 * cell->rank_count + 6) + (64 << 20);
+    const uint64_t fit = procfs_available() / 2 / each;
+    return fit > KINDS_MAX ? KINDS_MAX : (size_t)fit;
+}
+
+void cell_run(struct bench *bench, const struct cell *cell)
+{
+    const struct kind *chosen[KINDS_MAX];
+    struct member *members = calloc(KINDS_MAX, sizeof *members);
+    size_t count = 0, floors = 0, fit = fitting(cell);
+    if (!members)
+        return;
+    for (size_t i = 0; cell->kinds[i] && count < KINDS_MAX; i++) {
+        const struct kind *kind = kind_find(cell->kinds[i]);
+        if (!name_chosen(bench->kinds, kind->name) ||
+            (kind->rank_count_max && cell->rank_count > kind->rank_count_max))
+            continue;
+        floors += is_floor(kind);
+        chosen[count++] = kind;
+    }
+    /* The floors are first in every list. */
+    const size_t room = fit > floors ? fit - floors : 1;
+    for (size_t next = floors; next < count || next == floors; next += room) {
+        size_t in_batch = 0;
+        for (size_t i = 0; i < floors; i++)
+            members[in_batch++] = (struct member){.kind = chosen[i]};
+        for (size_t i = next; i < count && i < next + room; i++)
+            members[in_batch++] = (struct member){.kind = chosen[i]};
+        if (in_batch)
+            batch_run(bench, cell, members, in_batch);
+    }
+    free(members);
+}

@@ -1,0 +1,78 @@
+/*
+ * cells: measures subjects beside each other: all of a cell are alive, and take turns in slices of rounds.
+ *
+ * A slice is limited by time, not by rounds; so many rounds as took slice_ms when it was tried, three at least. What is
+ * slow gets fewer slices. A cell whose subjects would not fit the memory together is measured in batches, each with the
+ * floors in it. Rows of one batch are pairs, slice by slice: a ratio is the median over pairs (row_ratio).
+ *
+ * One thread. Ownership: struct bench is the caller's. If the process dies: the kernel kills the subjects.
+ */
+#ifndef BENCH_CELLS_H
+#define BENCH_CELLS_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "kinds.h"
+
+#define BENCH_LIST_MAX 16
+#define BENCH_BUSY_LOOPS 2
+
+struct bench {
+    /* options */
+    uint32_t rank_counts[BENCH_LIST_MAX];
+    size_t rank_count_count;
+    size_t sizes[BENCH_LIST_MAX];
+    size_t size_count;
+    const char *kinds;    /* names, comma separated; NULL: all */
+    const char *sections; /* the same */
+    size_t pairs;
+    uint64_t slice_ms;
+    bool quick;         /* that it runs, in seconds: the figures mean nothing */
+    const char *folder; /* of this program and the peers */
+    /* state */
+    json_t *root; /* owned */
+    json_t *rows; /* in root: of all cells; lent */
+    int batches;
+    uint64_t *samples_ns;
+};
+
+struct cell {
+    const char *section;
+    uint32_t rank_count;
+    size_t bytes, reply_bytes;
+    const char *const *kinds;
+    size_t pairs; /* 0: the bench's */
+    bool busy;    /* quiet, and then again with two busy loops beside */
+};
+
+/* Rounds of a slice, at most. */
+#define BENCH_ROUNDS_MAX 20000
+
+/* Appends a row for each kind to rows, and prints it. A subject that fails is a row with its text, and no failure of the
+ * bench. */
+void cell_run(struct bench *bench, const struct cell *cell);
+
+/* True when `name` is among a comma separated list, or the list is NULL. */
+bool name_chosen(const char *list, const char *name);
+
+/* The program and all words of a subject into argv, which has room for 20; buffers has room for the program's path and
+ * three numbers. */
+struct subject_words {
+    const char *argv[20];
+    char program[4096], numbers[3][24];
+};
+void subject_words(const struct bench *bench, const struct kind *kind, uint32_t rank_count,
+                   size_t bytes, size_t reply_bytes, struct subject_words *ret_words);
+
+/* A row of a cell that was measured; NULL: there is none, or it has no figures. */
+const json_t *row_find(const struct bench *bench, const char *section, const char *kind,
+                       uint32_t rank_count, size_t bytes, bool busy);
+/* One of its figures, "p50_us" for example; 0: NULL. */
+double row_figure(const json_t *row, const char *name);
+/* The median over pairs of the row's p50 by that of the other kind in the same batch; 0: not measured. */
+double row_ratio(const struct bench *bench, const json_t *row, const char *other);
+
+#endif

@@ -1,0 +1,155 @@
+#include "conductor.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "groups.h"
+#include "programs.h"
+#include "report.h"
+#include "targets.h"
+
+#define BYTES 4096
+#define REPLY_BYTES 256
+#define RANKS_OF_LARGE 8 /* at most, with requests of LARGE */
+#define LARGE ((size_t)16 << 20)
+#define SIZES_RANKS 4
+
+static bool wanted(const struct bench *bench, const char *section)
+{
+    return name_chosen(bench->sections, section);
+}
+
+/* Every way to move bytes, in every number of ranks and every size. */
+static void measure_bytes(struct bench *bench)
+{
+    report_section("Bytes");
+    for (size_t i = 0; i < bench->rank_count_count; i++)
+        for (size_t s = 0; s < bench->size_count; s++)
+            if (bench->sizes[s] < LARGE || bench->rank_counts[i] <= RANKS_OF_LARGE)
+                cell_run(bench, &(struct cell){.section = "bytes",
+                                               .rank_count = bench->rank_counts[i],
+                                               .bytes = bench->sizes[s],
+                                               .reply_bytes = REPLY_BYTES,
+                                               .kinds = kinds_of_bytes,
+                                               .busy = true});
+}
+
+/* Points between those: more ranks, more sizes, of the floors and of ours. */
+static void measure_curves(struct bench *bench)
+{
+    static const uint32_t ranks[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
+    static const size_t sizes[] = {256,       1 << 10, 4 << 10, 16 << 10, 64 << 10,
+                                   256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+    struct cell cell = {.section = "per-rank",
+                        .bytes = BYTES,
+                        .reply_bytes = REPLY_BYTES,
+                        .kinds = kinds_of_curves,
+                        .pairs = 5};
+    report_section("Growth per rank");
+    for (size_t i = 0; i < (bench->quick ? 2 : sizeof ranks / sizeof *ranks); i++) {
+        cell.rank_count = ranks[i];
+        cell_run(bench, &cell);
+    }
+    report_section("Growth per byte");
+    cell.section = "per-byte";
+    cell.rank_count = SIZES_RANKS;
+    for (size_t i = 0; i < (bench->quick ? 2 : sizeof sizes / sizeof *sizes); i++) {
+        cell.bytes = sizes[i];
+        cell_run(bench, &cell);
+    }
+}
+
+static void measure_one(struct bench *bench)
+{
+    report_section("One rank, spinning (sealed, within its budget; max) or not (off)");
+    cell_run(bench, &(struct cell){.section = "one",
+                                   .rank_count = 1,
+                                   .bytes = BYTES,
+                                   .reply_bytes = REPLY_BYTES,
+                                   .kinds = kinds_of_one,
+                                   .busy = true});
+}
+
+static void measure_steps(struct bench *bench)
+{
+    report_section("Decode steps");
+    for (uint32_t rank_count = 8; rank_count >= (bench->quick ? 8 : 1); rank_count /= 2)
+        cell_run(bench, &(struct cell){.section = "steps",
+                                       .rank_count = rank_count,
+                                       .bytes = BYTES,
+                                       .reply_bytes = REPLY_BYTES,
+                                       .kinds = kinds_of_steps,
+                                       .busy = rank_count == 8});
+}
+
+static void measure_depth(struct bench *bench)
+{
+    report_section("Several requests in flight, several callers; times between completions");
+    for (uint32_t rank_count = 4; rank_count <= (bench->quick ? 4 : 8); rank_count *= 2)
+        cell_run(bench, &(struct cell){.section = "depth",
+                                       .rank_count = rank_count,
+                                       .bytes = BYTES,
+                                       .reply_bytes = REPLY_BYTES,
+                                       .kinds = kinds_of_depth});
+}
+
+static void measure_starts(struct bench *bench)
+{
+    printf("\nStart and memory, after 100 rounds\n");
+    for (uint32_t rank_count = 1; rank_count <= (bench->quick ? 2 : 64); rank_count *= 2)
+        groups_start(bench, rank_count);
+    if (bench->quick)
+        groups_start(bench, 8);
+}
+
+static json_t *machine_new(void)
+{
+    struct utsname name;
+    char date[32] = "";
+    const time_t now = time(NULL);
+    struct tm broken;
+    if (uname(&name) < 0)
+        return json_object();
+    if (gmtime_r(&now, &broken))
+        strftime(date, sizeof date, "%Y-%m-%d", &broken);
+    return json_pack("{s:s, s:s, s:s, s:i}", "date", date, "kernel", name.release, "machine",
+                     name.machine, "processors", (int)sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+int conductor_run(struct bench *bench)
+{
+    bench->root = json_object();
+    bench->rows = json_array();
+    bench->samples_ns = calloc(BENCH_ROUNDS_MAX, sizeof *bench->samples_ns);
+    if (!bench->root || !bench->rows || !bench->samples_ns)
+        return -ENOMEM;
+    json_object_set_new(bench->root, "machine", machine_new());
+    json_object_set_new(bench->root, "rows", bench->rows);
+    report_heading(bench);
+    if (wanted(bench, "bytes"))
+        measure_bytes(bench);
+    if (wanted(bench, "curves"))
+        measure_curves(bench);
+    if (wanted(bench, "one"))
+        measure_one(bench);
+    if (wanted(bench, "steps"))
+        measure_steps(bench);
+    if (wanted(bench, "depth"))
+        measure_depth(bench);
+    if (wanted(bench, "rate"))
+        groups_rate(bench, 8);
+    if (wanted(bench, "idle"))
+        groups_idle(bench, 8);
+    if (wanted(bench, "start"))
+        measure_starts(bench);
+    programs_run(bench);
+    targets_judge(bench);
+    report_targets(bench);
+    free(bench->samples_ns);
+    bench->samples_ns = NULL;
+    return 0;
+}

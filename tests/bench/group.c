@@ -1,0 +1,130 @@
+#include "group.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What a region holds in each of its parts without being asked for more. */
+#define FRAME_SIZE_DEFAULT ((size_t)1 << 20)
+#define SLOT_SIZE_DEFAULT ((size_t)64 << 10)
+#define PREFIX_SIZE 4
+#define PAGE_SIZE 4096
+#define WORD_COUNT_MAX 8
+
+static int flavour_set(struct group_flavour *flavour, const char *flag, const char *value)
+{
+    if (strcmp(flag, "--attach") == 0) {
+        flavour->sealed = strcmp(value, "sealed") == 0;
+        return flavour->sealed || strcmp(value, "named") == 0 ? 0 : COX_INVALID;
+    }
+    if (strcmp(flag, "--by") == 0) {
+        flavour->by_call = strcmp(value, "call") == 0;
+        return flavour->by_call || strcmp(value, "submit") == 0 ? 0 : COX_INVALID;
+    }
+    if (strcmp(flag, "--spin") == 0) {
+        static const char *const words[] = {"auto", "off", "max"};
+        for (int i = 0; i < 3; i++)
+            if (strcmp(value, words[i]) == 0) {
+                flavour->spin = (enum group_spin)i;
+                return 0;
+            }
+        return COX_INVALID;
+    }
+    uint32_t number = (uint32_t)strtoul(value, NULL, 10);
+    if (number == 0 || number > 4096)
+        return COX_INVALID;
+    if (strcmp(flag, "--depth") == 0)
+        flavour->in_flight = flavour->depth = number;
+    else if (strcmp(flag, "--callers") == 0)
+        flavour->callers = number;
+    else
+        flavour->sequences = number;
+    return 0;
+}
+
+int group_flavour_parse(int *argc, char **argv, struct group_flavour *ret_flavour)
+{
+    static const char *const flags[] = {"--attach", "--by",      "--spin",
+                                        "--depth",  "--callers", "--sequences"};
+    struct group_flavour flavour = {.in_flight = 1};
+    int kept = 0, r = 0;
+    for (int i = 0; i < *argc; i++) {
+        size_t f = 0;
+        while (f < sizeof flags / sizeof *flags && strcmp(argv[i], flags[f]) != 0)
+            f++;
+        if (f == sizeof flags / sizeof *flags)
+            argv[kept++] = argv[i];
+        else
+            r = r ? r : i + 1 < *argc ? flavour_set(&flavour, argv[i], argv[i + 1]) : COX_INVALID;
+        i += f < sizeof flags / sizeof *flags;
+    }
+    argv[kept] = NULL;
+    *argc = kept;
+    *ret_flavour = flavour;
+    return r;
+}
+
+static void show_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    (void)context;
+    (void)is_stderr;
+    fprintf(stderr, "[rank %" PRIu32 "] %s\n", rank, text);
+}
+
+/* Bytes of a region with `count` parts for `size` bytes each; 0: the default is enough. */
+static uint64_t region_size(size_t count, size_t size, size_t enough)
+{
+    size_t part = (size + PREFIX_SIZE + PAGE_SIZE - 1) / PAGE_SIZE * PAGE_SIZE;
+    return size + PREFIX_SIZE <= enough ? 0 : (uint64_t)count * part;
+}
+
+int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t request_size,
+                size_t reply_size, const char *const *words, struct cox_executor **ret_executor,
+                struct cox_error *err)
+{
+    char program[4096];
+    const char *command[WORD_COUNT_MAX + 3] = {program, WORKER_FLAG};
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length < 0)
+        return cox_fail(err, -errno, "/proc/self/exe: %s", cox_status_text(-errno));
+    program[length] = '\0';
+    for (int i = 0; i < WORD_COUNT_MAX && words[i]; i++)
+        command[i + 2] = words[i];
+    const uint32_t depth = flavour->depth ? flavour->depth : GROUP_DEPTH_DEFAULT;
+    struct cox_executor_options options = {
+        .rank_count = rank_count,
+        .command = command,
+        .depth = depth,
+        .attach = flavour->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
+        .line = show_line,
+    };
+    options.request_size[COX_CHANNEL_EXECUTE] =
+        region_size(depth, request_size, FRAME_SIZE_DEFAULT);
+    options.response_size[COX_CHANNEL_EXECUTE] =
+        region_size((size_t)depth * rank_count, reply_size, SLOT_SIZE_DEFAULT);
+    return cox_executor_start(&options, ret_executor, err);
+}
+
+int group_worker_main(int argc, char **argv, const struct cox_worker_callbacks *callbacks,
+                      int (*parse)(void *context, uint32_t rank, int argc, char **argv),
+                      void *context)
+{
+    struct cox_worker_options options = {0};
+    struct cox_worker *worker = NULL;
+    struct cox_error err = {0};
+    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    if (r == 0 && (r = parse(context, options.rank, argc - 2, argv + 2)) != 0)
+        cox_fail(&err, r, "started with other words than expected");
+    if (r == 0)
+        r = cox_worker_new(&options, callbacks, context, &worker, &err);
+    if (r == 0)
+        r = cox_worker_run(worker, &err);
+    if (r)
+        fprintf(stderr, "rank %" PRIu32 ": %s\n", options.rank,
+                err.text[0] ? err.text : cox_status_text(r));
+    cox_worker_free(worker);
+    return r != 0;
+}

@@ -1,0 +1,74 @@
+#include "kinds.h"
+
+#include <string.h>
+
+#define OWN(...)                                                                                   \
+    {                                                                                              \
+        "--subject", __VA_ARGS__, NULL                                                             \
+    }
+/* What a step of 16 sequences has, rounded up: a request of 90 and an answer of 70 bytes. */
+#define STEP_BYTES 96
+
+static const struct kind kinds[] = {
+    {.name = "semaphore", .words = OWN("semaphore")},
+    {.name = "futex", .words = OWN("futex")},
+    {.name = "named", .words = OWN("coxswain", "--attach", "named")},
+    {.name = "named-call", .words = OWN("coxswain", "--attach", "named", "--by", "call")},
+    {.name = "sealed", .words = OWN("coxswain", "--attach", "sealed")},
+    {.name = "sealed-call", .words = OWN("coxswain", "--attach", "sealed", "--by", "call")},
+    {.name = "sealed-off", .words = OWN("coxswain", "--attach", "sealed", "--spin", "off")},
+    {.name = "sealed-max", .words = OWN("coxswain", "--attach", "sealed", "--spin", "max")},
+    {.name = "seqpacket", .program = "bench-seqpacket"},
+    {.name = "zmq", .program = "bench-zmq"},
+    {.name = "nng", .program = "bench-nng"},
+    {.name = "iceoryx", .program = "bench-iceoryx"},
+    {.name = "mpi", .program = "bench-mpi", .spins_idle = true},
+    {.name = "pickle", .program = "pickle_ring.py", .spins_idle = true},
+    {.name = "sealed-bytes",
+     .words = OWN("coxswain", "--attach", "sealed"),
+     .bytes = STEP_BYTES,
+     .reply_bytes = STEP_BYTES},
+    {.name = "sealed-step-16", .words = OWN("steps", "--attach", "sealed", "--sequences", "16")},
+    {.name = "sealed-step-256", .words = OWN("steps", "--attach", "sealed", "--sequences", "256")},
+    {.name = "sealed-step-1024",
+     .words = OWN("steps", "--attach", "sealed", "--sequences", "1024")},
+    {.name = "named-step-16", .words = OWN("steps", "--attach", "named", "--sequences", "16")},
+    {.name = "named-step-256", .words = OWN("steps", "--attach", "named", "--sequences", "256")},
+    {.name = "named-step-1024", .words = OWN("steps", "--attach", "named", "--sequences", "1024")},
+    {.name = "pickle-step-256",
+     .program = "pickle_ring.py",
+     .words = {"--sequences", "256", NULL},
+     .spins_idle = true},
+    {.name = "depth-1", .words = OWN("coxswain", "--attach", "sealed", "--depth", "1")},
+    {.name = "depth-2", .words = OWN("coxswain", "--attach", "sealed", "--depth", "2")},
+    {.name = "depth-4", .words = OWN("coxswain", "--attach", "sealed", "--depth", "4")},
+    {.name = "depth-8", .words = OWN("coxswain", "--attach", "sealed", "--depth", "8")},
+    {.name = "callers-1", .words = OWN("coxswain", "--attach", "sealed", "--callers", "1")},
+    {.name = "callers-2", .words = OWN("coxswain", "--attach", "sealed", "--callers", "2")},
+    {.name = "callers-4", .words = OWN("coxswain", "--attach", "sealed", "--callers", "4")},
+    {.name = "callers-8", .words = OWN("coxswain", "--attach", "sealed", "--callers", "8")},
+};
+
+const char *const kinds_of_bytes[] = {"semaphore",   "futex",     "named", "named-call", "sealed",
+                                      "sealed-call", "seqpacket", "zmq",   "nng",        "iceoryx",
+                                      "mpi",         "pickle",    NULL};
+const char *const kinds_of_curves[] = {"semaphore", "futex", "named", "sealed", NULL};
+const char *const kinds_of_one[] = {"futex", "sealed", "sealed-off", "sealed-max", NULL};
+const char *const kinds_of_steps[] = {"sealed-bytes",     "sealed-step-16",  "sealed-step-256",
+                                      "sealed-step-1024", "named-step-16",   "named-step-256",
+                                      "named-step-1024",  "pickle-step-256", NULL};
+const char *const kinds_of_depth[] = {"depth-1",   "depth-2",   "depth-4",   "depth-8", "callers-1",
+                                      "callers-2", "callers-4", "callers-8", NULL};
+const char *const kinds_of_rate[] = {"semaphore",   "futex",     "named", "named-call", "sealed",
+                                     "sealed-call", "seqpacket", "mpi",   "pickle",     NULL};
+const char *const kinds_of_idle[] = {"named", "sealed", NULL};
+const char *const peers_that_sleep[] = {"seqpacket", "iceoryx", "zmq", "nng", NULL};
+const char *const peers_that_spin[] = {"mpi", "pickle", NULL};
+
+const struct kind *kind_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(kinds[i].name, name) == 0)
+            return &kinds[i];
+    return NULL;
+}

@@ -1,0 +1,37 @@
+/*
+ * kinds: what can be measured: how each subject is started. A peer is a program beside this one, and optional.
+ *
+ * Constant. Nothing blocks.
+ */
+#ifndef BENCH_KINDS_H
+#define BENCH_KINDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kind {
+    const char *name;
+    const char *program;       /* in the folder of this one; NULL: this one */
+    const char *words[8];      /* NULL-terminated, before the options that every subject has */
+    bool spins_idle;           /* some of its processes are on a processor when nothing is asked */
+    uint32_t rank_count_max;   /* 0: any */
+    size_t bytes, reply_bytes; /* in place of the cell's; 0: the cell's */
+};
+
+/* NULL: there is none of that name. */
+const struct kind *kind_find(const char *name);
+
+/* Lists of names, each ends with NULL. */
+extern const char *const kinds_of_bytes[]; /* all that move opaque bytes */
+extern const char
+    *const kinds_of_curves[]; /* the floors and our two, for what is drawn against N or size */
+extern const char *const kinds_of_one[]; /* N = 1, spinning or not */
+extern const char *const kinds_of_steps[];
+extern const char *const kinds_of_depth[];
+extern const char *const kinds_of_rate[];
+extern const char *const kinds_of_idle[];
+extern const char *const peers_that_sleep[];
+extern const char *const peers_that_spin[];
+
+#endif

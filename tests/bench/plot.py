@@ -1,0 +1,213 @@
+#!/usr/bin/python3
+"""Draws docs/bench.json, which `make bench` writes, as SVG beside it; docs/bench.md shows them.
+
+usage: plot.py BENCH_JSON FOLDER
+"""
+
+import json
+import os
+import sys
+
+import matplotlib
+
+matplotlib.use("svg")
+# The same figures give the same file.
+matplotlib.rcParams["svg.hashsalt"] = "coxswain"
+matplotlib.rcParams["font.size"] = 9
+import matplotlib.pyplot as plt  # noqa: E402
+
+FLOORS = ["semaphore", "futex"]
+OWN = ["named", "sealed"]
+PEERS = ["seqpacket", "iceoryx", "zmq", "nng", "mpi", "pickle"]
+LABELS = {
+    "semaphore": "raw semaphores (floor)",
+    "futex": "raw futex (floor)",
+    "named": "Coxswain, named",
+    "sealed": "Coxswain, sealed",
+    "seqpacket": "Unix seqpacket",
+    "iceoryx": "iceoryx, WaitSet",
+    "zmq": "ZeroMQ ipc",
+    "nng": "nng ipc, surveyor",
+    "mpi": "Open MPI (spins)",
+    "pickle": "pickle ring (spins)",
+}
+COLORS = {
+    "semaphore": "0.45", "futex": "0.7", "named": "tab:blue", "sealed": "tab:red",
+    "seqpacket": "tab:green", "iceoryx": "tab:olive", "zmq": "tab:purple", "nng": "tab:brown",
+    "mpi": "tab:orange", "pickle": "tab:pink",
+}
+# Of the line that says what one more rank costs; those of the target.
+SLOPE_RANKS = range(4, 33)
+
+
+class Bench:
+    def __init__(self, path):
+        with open(path) as file:
+            self.all = json.load(file)
+
+    def points(self, section, kind, x, y="p50_us", **where):
+        """(x, y) of every row of a section and kind that has figures."""
+        found = [(row[x], row[y]) for row in self.all["rows"]
+                 if row["section"] == section and row["kind"] == kind and y in row
+                 and all(row[name] == value for name, value in where.items())]
+        return sorted(dict(found).items())
+
+
+def axes(title, xlabel, ylabel, log="xy"):
+    figure, ax = plt.subplots(figsize=(7.2, 4.4))
+    ax.set_title(title)
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    if "x" in log:
+        ax.set_xscale("log", base=2)
+    if "y" in log:
+        ax.set_yscale("log")
+    ax.grid(True, which="both", alpha=0.25)
+    return figure, ax
+
+
+def draw(ax, kind, points, label=None, **style):
+    if points:
+        ax.plot(*zip(*points), marker="o", markersize=3, color=COLORS[kind],
+                linewidth=2 if kind in OWN else 1.1,
+                linestyle="--" if kind in FLOORS else "-", label=label or LABELS[kind], **style)
+
+
+def size_text(size):
+    for unit in "B", "KiB", "MiB":
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.0f} GiB"
+
+
+def slope(points):
+    n = len(points)
+    sx, sy = sum(x for x, _ in points), sum(y for _, y in points)
+    return ((n * sum(x * y for x, y in points) - sx * sy)
+            / (n * sum(x * x for x, _ in points) - sx * sx))
+
+
+def latency_by_ranks(bench, busy):
+    figure, ax = axes("4 KiB to every worker, 256 bytes back"
+                      + (", two busy loops beside" if busy else ""),
+                      "workers", "p50 of a round, µs")
+    for kind in FLOORS + OWN + PEERS:
+        draw(ax, kind, bench.points("bytes", kind, "ranks", bytes=4096, busy=busy))
+    ranks = sorted({row["ranks"] for row in bench.all["rows"] if row["section"] == "bytes"})
+    ax.set_xticks(ranks, [str(rank) for rank in ranks])
+    ax.legend(fontsize=7)
+    return figure
+
+
+def latency_by_bytes(bench):
+    figure, ax = axes("4 workers, 256 bytes back", "bytes of a request", "p50 of a round, µs")
+    for kind in FLOORS + OWN + PEERS:
+        draw(ax, kind, bench.points("bytes", kind, "bytes", ranks=4, busy=False))
+    sizes = sorted({row["bytes"] for row in bench.all["rows"] if row["section"] == "bytes"})
+    ax.set_xticks(sizes, [size_text(size) for size in sizes])
+    ax.legend(fontsize=7)
+    return figure
+
+
+def growth_by_ranks(bench):
+    figure, ax = axes("What one more worker costs, 4 KiB requests", "workers",
+                      "p50 of a round, µs", log="")
+    for kind in FLOORS + OWN:
+        points = bench.points("per-rank", kind, "ranks")
+        line = [point for point in points if point[0] in SLOPE_RANKS]
+        text = f"{LABELS[kind]}: {slope(line):.2f} µs a rank" if len(line) > 1 else None
+        draw(ax, kind, points, label=text)
+    ax.set_ylim(bottom=0)
+    ax.legend(fontsize=8)
+    return figure
+
+
+def growth_by_bytes(bench):
+    figure, ax = axes("What one more byte costs, 4 workers", "bytes of a request",
+                      "p50 of a round, µs")
+    sizes = set()
+    for kind in FLOORS + OWN:
+        points = bench.points("per-byte", kind, "bytes")
+        sizes |= {x for x, _ in points}
+        line = [point for point in points if point[0] >= 1 << 20]
+        text = (f"{LABELS[kind]}: {slope(line) * 1024 * 1000:.0f} ns a KiB from 1 MiB on"
+                if len(line) > 1 else None)
+        draw(ax, kind, points, label=text)
+    sizes = sorted(sizes)[::2]
+    ax.set_xticks(sizes, [size_text(size) for size in sizes])
+    ax.legend(fontsize=8)
+    return figure
+
+
+def depth(bench):
+    figure, ax = axes("Requests completed a second, sealed, 4 KiB", "in flight, or callers",
+                      "requests a second", log="x")
+    for way, marker in ("depth", "o"), ("callers", "s"):
+        for ranks, color in (4, "tab:red"), (8, "tab:blue"):
+            points = []
+            for count in 1, 2, 4, 8:
+                points += [(count, 1e6 / mean) for _, mean in
+                           bench.points("depth", f"{way}-{count}", "ranks", "mean_us", ranks=ranks)]
+            if points:
+                what = "submitted ahead" if way == "depth" else "threads that call"
+                ax.plot(*zip(*points), marker=marker, color=color,
+                        linestyle="-" if way == "depth" else ":", label=f"{what}, {ranks} workers")
+    ax.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    ax.set_ylim(bottom=0)
+    ax.legend(fontsize=8)
+    return figure
+
+
+def steps(bench):
+    figure, ax = axes("A decode step, protobuf both ways, sealed", "workers",
+                      "p50 of a round, µs")
+    for kind, label, color in (
+            ("sealed-bytes", "as many opaque bytes as 16 sequences", "0.6"),
+            ("sealed-step-16", "16 sequences", "tab:red"),
+            ("sealed-step-256", "256 sequences", "tab:orange"),
+            ("sealed-step-1024", "1,024 sequences", "tab:purple"),
+            ("pickle-step-256", "256 sequences, a pickle ring", "tab:pink")):
+        points = bench.points("steps", kind, "ranks", busy=False)
+        if points:
+            ax.plot(*zip(*points), marker="o", markersize=3, color=color, label=label)
+    ax.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    ax.legend(fontsize=8)
+    return figure
+
+
+def start(bench):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4))
+    for kind in OWN:
+        draw(left, kind, bench.points("start", kind, "ranks", "start_ms"))
+        memory = bench.points("start", kind, "ranks", "pss_kib")
+        draw(right, kind, [(ranks, kib / 1024) for ranks, kib in memory])
+    left.set_title("From start to every worker attached")
+    left.set_ylabel("ms")
+    right.set_title("Memory of all processes, shared pages once")
+    right.set_ylabel("MiB")
+    for ax in left, right:
+        ax.set_xlabel("workers")
+        ax.set_ylim(bottom=0)
+        ax.grid(True, alpha=0.25)
+        ax.legend(fontsize=8)
+    return figure
+
+
+def main():
+    bench = Bench(sys.argv[1])
+    for name, figure in (
+            ("latency-ranks", latency_by_ranks(bench, False)),
+            ("latency-ranks-busy", latency_by_ranks(bench, True)),
+            ("latency-bytes", latency_by_bytes(bench)),
+            ("growth-ranks", growth_by_ranks(bench)),
+            ("growth-bytes", growth_by_bytes(bench)),
+            ("depth", depth(bench)),
+            ("steps", steps(bench)),
+            ("start", start(bench))):
+        figure.tight_layout()
+        figure.savefig(os.path.join(sys.argv[2], f"bench-{name}.svg"), metadata={"Date": None})
+        plt.close(figure)
+
+
+main()

@@ -1,0 +1,46 @@
+/*
+ * process: a subject (subject.h) from the conductor's side.
+ *
+ * One thread. Ownership: the caller's, until free, which ends it and everything that it started. Blocks: every verb until
+ * it is answered, or its time is over, which the subject does not survive. If the conductor dies: the kernel kills the
+ * subject, and with it what it started.
+ */
+#ifndef BENCH_PROCESS_H
+#define BENCH_PROCESS_H
+
+#include "procfs.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum process_state {
+    PROCESS_READY,
+    PROCESS_SKIPPED, /* it cannot run here, or is not built; text says why */
+    PROCESS_FAILED,  /* it died, or said so; text says why */
+};
+
+struct process {
+    pid_t pid;
+    int in_fd, out_fd; /* its stdin, its stdout */
+    enum process_state state;
+    struct procfs_tree tree;     /* when it was ready */
+    struct procfs_tree spinners; /* of these, who ran although nothing was asked */
+    bool stopped;
+    char text[512];
+};
+
+/* argv is NULL-terminated. What went wrong is in the state. */
+void process_start(const char *const *argv, bool spins_idle, struct process *process);
+void process_free(struct process *process); /* idempotent */
+
+/* Those of its processes that spin while idle are stopped in between, and no other: a launcher would pass our signals on
+ * later than we mean them, and who cleans up after the others must be there when we are killed. */
+void process_pause(struct process *process);
+void process_resume(struct process *process);
+
+/* Return false when the state is FAILED now. samples_ns: count of them. */
+bool process_slice(struct process *process, uint64_t *samples_ns, size_t count, int timeout_ms);
+bool process_rate(struct process *process, uint64_t *samples_ns, size_t count, uint64_t period_ns);
+bool process_idle(struct process *process, uint32_t ms);
+
+#endif

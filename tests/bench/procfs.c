@@ -1,0 +1,194 @@
+#include "procfs.h"
+
+#include <dirent.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A named group has a semaphore for each rank, channel and direction. */
+#define OBJECT_COUNT_MAX 4096
+
+/* ---- the tree ---- */
+
+/* Calls visit for every thread of a process. */
+static void each_thread(pid_t pid, void (*visit)(pid_t pid, const char *thread, void *context),
+                        void *context)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%jd/task", (intmax_t)pid);
+    DIR *threads = opendir(path);
+    if (!threads)
+        return;
+    for (struct dirent *entry; (entry = readdir(threads)) != NULL;)
+        if (entry->d_name[0] != '.')
+            visit(pid, entry->d_name, context);
+    closedir(threads);
+}
+
+static FILE *thread_file(pid_t pid, const char *thread, const char *name)
+{
+    char path[128];
+    snprintf(path, sizeof path, "/proc/%jd/task/%.32s/%s", (intmax_t)pid, thread, name);
+    return fopen(path, "re");
+}
+
+static void add_children(pid_t pid, const char *thread, void *context)
+{
+    struct procfs_tree *tree = context;
+    FILE *file = thread_file(pid, thread, "children");
+    int child;
+    if (!file)
+        return;
+    while (tree->count < PROCFS_TREE_MAX && fscanf(file, "%d", &child) == 1)
+        tree->pids[tree->count++] = child;
+    fclose(file);
+}
+
+void procfs_tree(pid_t root, struct procfs_tree *ret_tree)
+{
+    ret_tree->pids[0] = root;
+    ret_tree->count = 1;
+    for (size_t i = 0; i < ret_tree->count; i++)
+        each_thread(ret_tree->pids[i], add_children, ret_tree);
+}
+
+static void find_running(pid_t pid, const char *thread, void *context)
+{
+    bool *running = context;
+    char state = 'S';
+    FILE *file = thread_file(pid, thread, "stat");
+    if (!file)
+        return;
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) == 1 && state == 'R')
+        *running = true;
+    fclose(file);
+}
+
+void procfs_add_running(const struct procfs_tree *tree, struct procfs_tree *running)
+{
+    for (size_t i = 1; i < tree->count; i++) {
+        const pid_t pid = tree->pids[i];
+        bool runs = false;
+        size_t known = 0;
+        each_thread(pid, find_running, &runs);
+        while (known < running->count && running->pids[known] != pid)
+            known++;
+        if (runs && known == running->count && known < PROCFS_TREE_MAX)
+            running->pids[running->count++] = pid;
+    }
+}
+
+void procfs_signal(const struct procfs_tree *tree, int signal)
+{
+    for (size_t i = tree->count; i > 0; i--)
+        kill(tree->pids[i - 1], signal);
+}
+
+/* ---- usage ---- */
+
+static void add_usage(pid_t pid, const char *thread, void *context)
+{
+    struct procfs_usage *usage = context;
+    char line[256];
+    uint64_t cpu_ns, runs, count;
+    FILE *file = thread_file(pid, thread, "schedstat");
+    if (file) {
+        if (fscanf(file, "%" SCNu64 " %*u %" SCNu64, &cpu_ns, &runs) == 2) {
+            usage->cpu_ns += cpu_ns;
+            usage->runs += runs;
+        }
+        fclose(file);
+    }
+    file = thread_file(pid, thread, "status");
+    if (!file)
+        return;
+    while (fgets(line, sizeof line, file)) {
+        if (sscanf(line, "voluntary_ctxt_switches: %" SCNu64, &count) == 1)
+            usage->sleeps += count;
+        else if (sscanf(line, "nonvoluntary_ctxt_switches: %" SCNu64, &count) == 1)
+            usage->preempted += count;
+    }
+    fclose(file);
+}
+
+void procfs_usage(const struct procfs_tree *tree, struct procfs_usage *ret_usage)
+{
+    *ret_usage = (struct procfs_usage){0};
+    for (size_t i = 0; i < tree->count; i++)
+        each_thread(tree->pids[i], add_usage, ret_usage);
+}
+
+/* ---- memory ---- */
+
+static FILE *process_file(pid_t pid, const char *name)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%jd/%s", (intmax_t)pid, name);
+    return fopen(path, "re");
+}
+
+static void add_memory(pid_t pid, struct procfs_memory *memory)
+{
+    char line[256];
+    uint64_t kib;
+    FILE *file = process_file(pid, "smaps_rollup");
+    if (!file)
+        return;
+    while (fgets(line, sizeof line, file)) {
+        if (sscanf(line, "Pss: %" SCNu64, &kib) == 1)
+            memory->pss_kib += kib;
+        else if (sscanf(line, "Private_Clean: %" SCNu64, &kib) == 1 ||
+                 sscanf(line, "Private_Dirty: %" SCNu64, &kib) == 1)
+            memory->private_kib += kib;
+    }
+    fclose(file);
+}
+
+static uint64_t shared_kib(pid_t pid)
+{
+    uint64_t objects[OBJECT_COUNT_MAX], total = 0;
+    size_t count = 0;
+    char line[4352];
+    FILE *file = process_file(pid, "maps");
+    if (!file)
+        return 0;
+    while (fgets(line, sizeof line, file)) {
+        uint64_t from, to, inode;
+        if (!strstr(line, "/memfd:") && !strstr(line, "/dev/shm/"))
+            continue;
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %" SCNu64, &from, &to, &inode) != 3)
+            continue;
+        size_t i = 0;
+        while (i < count && objects[i] != inode)
+            i++;
+        if (i < count || count == OBJECT_COUNT_MAX)
+            continue;
+        objects[count++] = inode;
+        total += (to - from) / 1024;
+    }
+    fclose(file);
+    return total;
+}
+
+void procfs_memory(const struct procfs_tree *tree, struct procfs_memory *ret_memory)
+{
+    *ret_memory = (struct procfs_memory){.shared_kib = shared_kib(tree->pids[0])};
+    for (size_t i = 0; i < tree->count; i++)
+        add_memory(tree->pids[i], ret_memory);
+}
+
+uint64_t procfs_available(void)
+{
+    char line[256];
+    uint64_t kib = 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+    if (!file)
+        return 0;
+    while (fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1)
+            break;
+    fclose(file);
+    return kib * 1024;
+}

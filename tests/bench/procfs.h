@@ -1,0 +1,46 @@
+/*
+ * procfs: what a process and its descendants have used, as the kernel tells it in /proc.
+ *
+ * One thread. Nothing blocks. A process or thread that ends meanwhile is left out. If the process dies: nothing is left.
+ */
+#ifndef BENCH_PROCFS_H
+#define BENCH_PROCFS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define PROCFS_TREE_MAX 1024
+
+struct procfs_tree {
+    pid_t pids[PROCFS_TREE_MAX]; /* the root first, every parent before its children */
+    size_t count;
+};
+
+/* Since each thread started. */
+struct procfs_usage {
+    uint64_t cpu_ns;
+    uint64_t sleeps;    /* voluntary context switches */
+    uint64_t preempted; /* involuntary ones */
+    uint64_t
+        runs; /* times that a thread was put on a processor: after a wake-up, or after others */
+};
+
+struct procfs_memory {
+    uint64_t pss_kib;     /* shared pages in equal parts among those that have them */
+    uint64_t private_kib; /* pages of one process alone */
+    uint64_t
+        shared_kib; /* of the shared memory objects that the root maps: their mappings, each object once */
+};
+
+void procfs_tree(pid_t root, struct procfs_tree *ret_tree);
+/* Adds those descendants of the root that run or wait for a processor at this moment. */
+void procfs_add_running(const struct procfs_tree *tree, struct procfs_tree *running);
+/* A signal to all, the first one last. */
+void procfs_signal(const struct procfs_tree *tree, int signal);
+void procfs_usage(const struct procfs_tree *tree, struct procfs_usage *ret_usage);
+void procfs_memory(const struct procfs_tree *tree, struct procfs_memory *ret_memory);
+/* Bytes that can be had without swapping. */
+uint64_t procfs_available(void);
+
+#endif

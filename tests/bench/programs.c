@@ -1,0 +1,106 @@
+#include "programs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define WORD_COUNT_MAX 10
+
+struct program {
+    const char *name; /* in our JSON, and of a section */
+    const char *title;
+    const char *file;
+    const char *words[WORD_COUNT_MAX], *quick_words[WORD_COUNT_MAX]; /* NULL-terminated */
+};
+
+static const struct program programs[] = {
+    {"deaths",
+     "A worker dies",
+     "coxswain-deaths",
+     {"--kills", "200", "--coordinators", "0", "--sizes", "0,64", NULL},
+     {"--kills", "4", "--coordinators", "0", "--sizes", "0", NULL}},
+    {"replace",
+     "A rank is replaced",
+     "coxswain-replace",
+     {"--ranks", "2,4,8", "--runs", "30", NULL},
+     {"--ranks", "2", "--runs", "2", NULL}},
+    {"ranks",
+     "Ranks among themselves",
+     "coxswain-ranks",
+     {"--ranks", "2,4,8,16", "--rounds", "200", "--slices", "9", NULL},
+     {"--ranks", "8", "--rounds", "5", "--slices", "1", NULL}},
+    {"pull",
+     "KV blocks are pulled",
+     "coxswain-pull",
+     {"--pairs", "15", NULL},
+     {"--bytes", "4194304", "--pairs", "2", NULL}},
+    /* What a step of the model spends in the channel and in the group. */
+    {"model", "The model", "coxswain-share", {NULL}, {"--quick", NULL}},
+};
+
+static int run_and_wait(const char *const *argv)
+{
+    int status;
+    const pid_t parent = getpid();
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == parent)
+            execv(argv[0], (char *const *)(uintptr_t)argv);
+        _exit(127);
+    }
+    if (pid < 0)
+        return -errno;
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return -errno;
+    return status;
+}
+
+static void program_run(struct bench *bench, const struct program *program)
+{
+    const char *const *words = bench->quick ? program->quick_words : program->words;
+    char path[4096 + 64], json_path[64];
+    const char *argv[WORD_COUNT_MAX + 4] = {path};
+    size_t n = 1;
+    snprintf(path, sizeof path, "%s/%s", bench->folder, program->file);
+    if (access(path, X_OK) < 0)
+        return;
+    int fd = memfd_create("coxswain-bench-json", 0); /* inherited under its number */
+    if (fd < 0)
+        return;
+    snprintf(json_path, sizeof json_path, "/proc/%d/fd/%d", (int)getpid(), fd);
+    while (words[n - 1]) {
+        argv[n] = words[n - 1];
+        n++;
+    }
+    argv[n++] = "--json";
+    argv[n++] = json_path;
+    printf("\n%s\n", program->title);
+    int status = run_and_wait(argv);
+    if (status) {
+        fprintf(stderr, "coxswain-bench: %s: failed (status %d)\n", program->file, status);
+    } else {
+        json_error_t error;
+        json_t *json = json_load_file(json_path, 0, &error);
+        if (json)
+            json_object_set_new(bench->root, program->name, json);
+        else
+            fprintf(stderr, "coxswain-bench: %s: %s\n", program->file, error.text);
+    }
+    close(fd);
+}
+
+void programs_run(struct bench *bench)
+{
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
+        if (name_chosen(bench->sections, programs[i].name))
+            program_run(bench, &programs[i]);
+}

@@ -1,0 +1,15 @@
+/*
+ * programs: measures that are programs of their own, run one after the other; their tables are on our stdout, their JSON
+ * goes into ours under their names.
+ *
+ * One thread; blocks until the program has ended. What is not built is left out.
+ */
+#ifndef BENCH_PROGRAMS_H
+#define BENCH_PROGRAMS_H
+
+#include "cells.h"
+
+/* "deaths", "replace", "ranks", "pull", "model". */
+void programs_run(struct bench *bench);
+
+#endif

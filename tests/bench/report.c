@@ -1,0 +1,80 @@
+#include "report.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define ROW_FORMAT "%5s  %10s  %-5s  %-16s"
+
+void report_heading(const struct bench *bench)
+{
+    printf(
+        "Requests to every worker, and %d bytes back from each, every byte read by every worker. "
+        "%zu slices of about %zu ms of each kind,\n"
+        "interleaved; medians over slices. x sem, x futex: median over pairs of p50 by that "
+        "floor's p50. cpu, sleeps (voluntary switches),\n"
+        "preempted and runs (times a thread was put on a processor): of all processes, per "
+        "round.\n",
+        256, bench->pairs, (size_t)bench->slice_ms);
+}
+
+void report_section(const char *text)
+{
+    printf("\n%s\n" ROW_FORMAT "  %10s %10s  %6s %7s  %10s %8s %9s %8s\n", text, "ranks", "bytes",
+           "load", "kind", "p50 us", "p99 us", "x sem", "x futex", "cpu us", "sleeps", "preempted",
+           "runs");
+    fflush(stdout);
+}
+
+static void print_ratio(double ratio, int width)
+{
+    if (ratio > 0)
+        printf(" %*.2f", width, ratio);
+    else
+        printf(" %*s", width, "-");
+}
+
+static void print_row(const struct bench *bench, const json_t *row)
+{
+    char ranks[16], bytes[24];
+    const char *kind = json_string_value(json_object_get(row, "kind"));
+    const char *missing = json_string_value(json_object_get(row, "missing"));
+    snprintf(ranks, sizeof ranks, "%.0f", row_figure(row, "ranks"));
+    snprintf(bytes, sizeof bytes, "%.0f", row_figure(row, "bytes"));
+    printf(ROW_FORMAT, ranks, bytes, json_is_true(json_object_get(row, "busy")) ? "busy" : "quiet",
+           kind);
+    if (missing) {
+        printf("  %s\n", missing);
+        return;
+    }
+    printf("  %10.2f %10.2f ", row_figure(row, "p50_us"), row_figure(row, "p99_us"));
+    print_ratio(row_ratio(bench, row, "semaphore"), 6);
+    print_ratio(row_ratio(bench, row, "futex"), 7);
+    printf("  %10.2f %8.2f %9.2f %8.2f\n", row_figure(row, "cpu_us"), row_figure(row, "sleeps"),
+           row_figure(row, "preempted"), row_figure(row, "runs"));
+}
+
+void report_rows(const struct bench *bench, size_t count)
+{
+    const size_t size = json_array_size(bench->rows);
+    for (size_t i = size - count; i < size; i++)
+        print_row(bench, json_array_get(bench->rows, i));
+    fflush(stdout);
+}
+
+void report_targets(const struct bench *bench)
+{
+    size_t i;
+    const json_t *target;
+    printf("\nTargets\n");
+    json_array_foreach(json_object_get(bench->root, "targets"), i, target)
+    {
+        const json_t *met = json_object_get(target, "met");
+        const char *detail = json_string_value(json_object_get(target, "detail"));
+        printf("%-12s  %-58s  %-14s  %s\n",
+               json_is_true(met)    ? "met"
+               : json_is_false(met) ? "NOT MET"
+                                    : "not measured",
+               json_string_value(json_object_get(target, "name")),
+               json_string_value(json_object_get(target, "target")), detail ? detail : "");
+    }
+}

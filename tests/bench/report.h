@@ -1,0 +1,17 @@
+/*
+ * report: what was measured, for people.
+ *
+ * One thread; prints to stdout, reads the bench's JSON alone.
+ */
+#ifndef BENCH_REPORT_H
+#define BENCH_REPORT_H
+
+#include "cells.h"
+
+void report_heading(const struct bench *bench);
+void report_section(const char *text);
+/* The last `count` rows. */
+void report_rows(const struct bench *bench, size_t count);
+void report_targets(const struct bench *bench);
+
+#endif

@@ -1,0 +1,78 @@
+#!/usr/bin/python3
+"""coxswain-bench runs, every answer is the right one, and its JSON has every row and every target; no time is looked at.
+
+usage: smoke.py COXSWAIN_BENCH
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+
+TARGETS = [
+    "named by the semaphore floor, N = 2, 4, 8",
+    "sealed by the futex floor, N = 8, 16, 32",
+    "sealed by the semaphore floor, N = 8, 16, 32",
+    "1 MiB by the semaphore floor, N = 4",
+    "N = 1 with a free core, sealed",
+    "N = 1 with busy cores, by the same that does not spin",
+    "sealed by peers that sleep, every N >= 2",
+    "ZeroMQ by sealed, N = 8",
+    "sealed by peers that spin, N >= 8",
+    "growth N = 4 to 32, sealed by the futex floor",
+    "synchronous call beside submit, sealed, N = 4",
+    "step of 16 by the same bytes, sealed, N = 8",
+    "step of 256 by the step of 16, sealed, N = 8",
+    "a pickle ring by the step of 256, N = 8",
+    "two busy loops beside, N = 8, by quiet",
+    "CPU at 950 rounds a second, N = 8",
+    "wake-ups of an idle group, N = 8",
+    "shared memory reserved, N = 8, defaults",
+    "pidfd readable to error at the caller, p99",
+    "replace one dead rank, channel part",
+    "group barrier, 8 ranks",
+    "all-gather of 64 bytes by the barrier, 8 ranks",
+    "all-gather of fds, 8 ranks",
+    "by-value handle open + close",
+    "KV pull by memcpy",
+    "allocations between request and reply, both sides",
+]
+OWN = ["semaphore", "futex", "named", "named-call", "sealed", "sealed-call"]
+SECTIONS = ["bytes", "per-rank", "per-byte", "one", "steps", "depth", "rate", "idle", "start"]
+PROGRAMS = ["deaths", "replace", "ranks", "pull"]
+# What the quick run measures of each row that was measured at all.
+FIGURES = ["p50_us", "p99_us", "mean_us", "cpu_us", "sleeps", "preempted", "runs", "rounds", "pairs"]
+
+
+def main():
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        # All of ours; peers are subjects of their own, and have their own test.
+        status = subprocess.run([sys.argv[1], "--quick", "--json", file.name]).returncode
+        assert status == 0, f"the bench has failed with {status}"
+        bench = json.load(open(file.name))
+
+    names = [target["name"] for target in bench["targets"]]
+    assert names == TARGETS, f"other targets than expected: {set(names) ^ set(TARGETS)}"
+    for target in bench["targets"]:
+        assert set(target) == {"name", "target", "measured", "met", "detail"}, target
+        assert target["met"] in (True, False, None) and target["target"], target
+        assert target["measured"] is not None or target["met"] is None, target
+
+    rows = bench["rows"]
+    for section in SECTIONS:
+        assert any(row["section"] == section for row in rows), f"nothing of {section}"
+    for ranks in 1, 2, 8:
+        for kind in OWN:
+            for busy in False, True:
+                for size in 4096, 1 << 20:
+                    found = [row for row in rows if row["section"] == "bytes"
+                             and (row["ranks"], row["kind"], row["busy"], row["bytes"])
+                             == (ranks, kind, busy, size)]
+                    assert len(found) == 1, (ranks, kind, busy, size, found)
+                    missing = [name for name in FIGURES if name not in found[0]]
+                    assert not missing, (found[0], missing)
+    for program in PROGRAMS:
+        assert bench[program]["rows"], f"nothing of {program}"
+
+
+main()

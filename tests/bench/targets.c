@@ -1,0 +1,386 @@
+#include "targets.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "measure.h"
+
+#define BYTES 4096
+#define MIB ((size_t)1 << 20)
+#define BYTES_SECTION "bytes"
+
+/* One target while it is put together: the worst of several figures, and all of them as text. */
+struct verdict {
+    struct bench *bench;
+    const char *name;
+    const char *target; /* in words */
+    double limit;
+    bool at_least; /* the figure must be no smaller; otherwise no larger */
+    double worst;
+    size_t count, missing;
+    char detail[512];
+};
+
+static struct verdict verdict_new(struct bench *bench, const char *name, bool at_least,
+                                  double limit, const char *target)
+{
+    return (struct verdict){
+        .bench = bench, .name = name, .target = target, .limit = limit, .at_least = at_least};
+}
+
+static void verdict_say(struct verdict *v, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+static void verdict_say(struct verdict *v, const char *format, ...)
+{
+    const size_t length = strlen(v->detail);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(v->detail + length, sizeof v->detail - length, format, arguments);
+    va_end(arguments);
+}
+
+static void verdict_count(struct verdict *v, double figure)
+{
+    if (v->count++ == 0 || (v->at_least ? figure < v->worst : figure > v->worst))
+        v->worst = figure;
+}
+
+/* A figure of 0 was not measured. */
+static void verdict_add(struct verdict *v, const char *what, double figure, double cpu_us)
+{
+    const char *comma = v->detail[0] ? ", " : "";
+    if (!(figure > 0)) {
+        v->missing++;
+        return;
+    }
+    verdict_count(v, figure);
+    if (cpu_us > 0)
+        verdict_say(v, "%s%s %.2f (cpu %.0f us)", comma, what, figure, cpu_us);
+    else
+        verdict_say(v, "%s%s %.2f", comma, what, figure);
+}
+
+/* What is partly not measured is not met, unless a peer that is not here is all that lacks. */
+static void verdict_end(struct verdict *v, bool may_lack)
+{
+    json_t *target =
+        json_pack("{s:s, s:s, s:n, s:n}", "name", v->name, "target", v->target, "measured", "met");
+    if (v->count) {
+        bool met = v->at_least ? v->worst >= v->limit : v->worst <= v->limit;
+        json_object_set_new(target, "measured", json_real(v->worst));
+        if (!met || v->missing == 0 || may_lack)
+            json_object_set_new(target, "met", json_boolean(met));
+        if (v->missing)
+            verdict_say(v, "; %zu not measured", v->missing);
+    }
+    json_object_set_new(target, "detail", json_string(v->detail));
+    json_array_append_new(json_object_get(v->bench->root, "targets"), target);
+}
+
+/* ---- bytes ---- */
+
+static const json_t *bytes_row(const struct bench *bench, const char *kind, uint32_t rank_count,
+                               size_t bytes)
+{
+    return row_find(bench, BYTES_SECTION, kind, rank_count, bytes, false);
+}
+
+static void add_ratio(struct verdict *v, const char *kind, const char *other, uint32_t rank_count,
+                      size_t bytes)
+{
+    char what[64];
+    const json_t *row = bytes_row(v->bench, kind, rank_count, bytes);
+    snprintf(what, sizeof what, "N=%u", rank_count);
+    verdict_add(v, what, row_ratio(v->bench, row, other), row_figure(row, "cpu_us"));
+}
+
+static void judge_floors(struct bench *bench)
+{
+    static const uint32_t few[] = {2, 4, 8}, many[] = {8, 16, 32};
+    struct verdict v =
+        verdict_new(bench, "named by the semaphore floor, N = 2, 4, 8", false, 1.15, "<= 1.15 x");
+    for (int i = 0; i < 3; i++)
+        add_ratio(&v, "named", "semaphore", few[i], BYTES);
+    verdict_end(&v, false);
+    v = verdict_new(bench, "sealed by the futex floor, N = 8, 16, 32", false, 1.15, "<= 1.15 x");
+    for (int i = 0; i < 3; i++)
+        add_ratio(&v, "sealed", "futex", many[i], BYTES);
+    verdict_end(&v, false);
+    v = verdict_new(bench, "sealed by the semaphore floor, N = 8, 16, 32", false, 1, "< 1 x");
+    for (int i = 0; i < 3; i++)
+        add_ratio(&v, "sealed", "semaphore", many[i], BYTES);
+    verdict_end(&v, false);
+    v = verdict_new(bench, "1 MiB by the semaphore floor, N = 4", false, 1, "<= 1.0 x");
+    add_ratio(&v, "named", "semaphore", 4, MIB);
+    add_ratio(&v, "sealed", "semaphore", 4, MIB);
+    verdict_end(&v, false);
+}
+
+static void judge_one_rank(struct bench *bench)
+{
+    const json_t *row = row_find(bench, "one", "sealed", 1, BYTES, false);
+    struct verdict v =
+        verdict_new(bench, "N = 1 with a free core, sealed", false, 2.5, "<= 2.5 us");
+    verdict_add(&v, "p50", row_figure(row, "p50_us"), row_figure(row, "cpu_us"));
+    verdict_end(&v, false);
+    row = row_find(bench, "one", "sealed", 1, BYTES, true);
+    /* Two slices of the same thing differ by as much on a busy machine. */
+    v = verdict_new(bench, "N = 1 with busy cores, by the same that does not spin", false, 1.05,
+                    "<= 1.05 x");
+    verdict_add(&v, "N=1", row_ratio(bench, row, "sealed-off"), row_figure(row, "cpu_us"));
+    verdict_end(&v, false);
+}
+
+static void judge_peers(struct bench *bench)
+{
+    char what[64];
+    struct verdict v =
+        verdict_new(bench, "sealed by peers that sleep, every N >= 2", false, 1, "< 1 x each");
+    for (size_t p = 0; peers_that_sleep[p]; p++) {
+        double worst = 0;
+        for (size_t i = 0; i < bench->rank_count_count; i++) {
+            const uint32_t rank_count = bench->rank_counts[i];
+            const json_t *row = bytes_row(bench, "sealed", rank_count, BYTES);
+            double ratio = rank_count < 2 ? 0 : row_ratio(bench, row, peers_that_sleep[p]);
+            worst = ratio > worst ? ratio : worst;
+        }
+        verdict_add(&v, peers_that_sleep[p], worst, 0);
+    }
+    verdict_end(&v, true);
+    const json_t *row = bytes_row(bench, "sealed", 8, BYTES);
+    double ratio = row_ratio(bench, row, "zmq");
+    v = verdict_new(bench, "ZeroMQ by sealed, N = 8", true, 4, ">= 4 x");
+    verdict_add(&v, "N=8", ratio > 0 ? 1 / ratio : 0, 0);
+    verdict_end(&v, false);
+    v = verdict_new(bench, "sealed by peers that spin, N >= 8", false, 1, "< 1 x each");
+    for (size_t p = 0; peers_that_spin[p]; p++)
+        for (size_t i = 0; i < bench->rank_count_count; i++) {
+            const uint32_t rank_count = bench->rank_counts[i];
+            row = bytes_row(bench, "sealed", rank_count, BYTES);
+            snprintf(what, sizeof what, "%s N=%u", peers_that_spin[p], rank_count);
+            if (rank_count >= 8)
+                verdict_add(&v, what, row_ratio(bench, row, peers_that_spin[p]), 0);
+        }
+    verdict_end(&v, true);
+}
+
+static double slope_of(const struct bench *bench, const char *kind)
+{
+    static const uint32_t ranks[] = {4, 8, 16, 32};
+    double x[4], y[4];
+    for (int i = 0; i < 4; i++) {
+        x[i] = ranks[i];
+        y[i] = row_figure(bytes_row(bench, kind, ranks[i], BYTES), "p50_us");
+        if (!(y[i] > 0))
+            return 0;
+    }
+    return measure_slope(x, y, 4);
+}
+
+static void judge_growth(struct bench *bench)
+{
+    struct verdict v =
+        verdict_new(bench, "growth N = 4 to 32, sealed by the futex floor", false, 1.2, "<= 1.2 x");
+    const double own = slope_of(bench, "sealed"), floor = slope_of(bench, "futex");
+    verdict_add(&v, "slopes", own > 0 && floor > 0 ? own / floor : 0, 0);
+    if (own > 0)
+        verdict_say(&v, " (%.2f and %.2f us a rank; named %.2f, semaphore floor %.2f)", own, floor,
+                    slope_of(bench, "named"), slope_of(bench, "semaphore"));
+    verdict_end(&v, false);
+}
+
+static void judge_call(struct bench *bench)
+{
+    /* Of a round of the floor with one worker, half is one hand-off. */
+    const double hand_off = row_figure(bytes_row(bench, "semaphore", 1, BYTES), "p50_us") / 2;
+    const double submit = row_figure(bytes_row(bench, "sealed", 4, BYTES), "p50_us");
+    const double ratio = row_ratio(bench, bytes_row(bench, "sealed-call", 4, BYTES), "sealed");
+    struct verdict v = verdict_new(bench, "synchronous call beside submit, sealed, N = 4", false, 1,
+                                   "<= 1 hand-off");
+    if (hand_off > 0 && submit > 0 && ratio > 0) {
+        verdict_count(&v, (ratio - 1) * submit / hand_off);
+        verdict_say(&v, "%.2f x of %.2f us; a hand-off takes %.2f us", ratio, submit, hand_off);
+    }
+    verdict_end(&v, false);
+}
+
+static void judge_busy(struct bench *bench)
+{
+    static const char *const kinds[] = {"named", "sealed"};
+    struct verdict v =
+        verdict_new(bench, "two busy loops beside, N = 8, by quiet", false, 3, "<= 3 x");
+    for (int k = 0; k < 2; k++) {
+        const json_t *busy = row_find(bench, BYTES_SECTION, kinds[k], 8, BYTES, true);
+        const json_t *quiet = bytes_row(bench, kinds[k], 8, BYTES);
+        const bool both = busy && quiet;
+        verdict_add(&v, kinds[k],
+                    both ? row_figure(busy, "p50_us") / row_figure(quiet, "p50_us") : 0,
+                    row_figure(busy, "cpu_us"));
+    }
+    verdict_end(&v, false);
+}
+
+/* ---- steps ---- */
+
+static void judge_steps(struct bench *bench)
+{
+    const json_t *step = row_find(bench, "steps", "sealed-step-16", 8, BYTES, false);
+    struct verdict v =
+        verdict_new(bench, "step of 16 by the same bytes, sealed, N = 8", false, 1.25, "<= 1.25 x");
+    verdict_add(&v, "N=8", row_ratio(bench, step, "sealed-bytes"), row_figure(step, "cpu_us"));
+    verdict_end(&v, false);
+    step = row_find(bench, "steps", "sealed-step-256", 8, BYTES, false);
+    v = verdict_new(bench, "step of 256 by the step of 16, sealed, N = 8", false, 2, "<= 2.0 x");
+    verdict_add(&v, "N=8", row_ratio(bench, step, "sealed-step-16"), row_figure(step, "cpu_us"));
+    verdict_end(&v, false);
+    double ratio = row_ratio(bench, step, "pickle-step-256");
+    v = verdict_new(bench, "a pickle ring by the step of 256, N = 8", true, 20, ">= 20 x");
+    verdict_add(&v, "N=8", ratio > 0 ? 1 / ratio : 0, 0);
+    verdict_end(&v, false);
+}
+
+/* ---- groups ---- */
+
+static void judge_groups(struct bench *bench)
+{
+    char what[64];
+    struct verdict v =
+        verdict_new(bench, "CPU at 950 rounds a second, N = 8", false, 10, "<= 10 % of a core");
+    for (int k = 0; kinds_of_idle[k]; k++) {
+        const json_t *row = row_find(bench, "rate", kinds_of_idle[k], 8, BYTES, false);
+        verdict_add(&v, kinds_of_idle[k], row_figure(row, "cpu_share") * 100, 0);
+    }
+    verdict_end(&v, false);
+    v = verdict_new(bench, "wake-ups of an idle group, N = 8", false, 0, "0");
+    for (int k = 0; kinds_of_idle[k]; k++) {
+        const json_t *row = row_find(bench, "idle", kinds_of_idle[k], 8, BYTES, false);
+        if (!row)
+            continue;
+        verdict_count(&v, row_figure(row, "sleeps"));
+        verdict_say(&v, "%s%s %.0f in %.0f ms", v.detail[0] ? ", " : "", kinds_of_idle[k],
+                    row_figure(row, "sleeps"), row_figure(row, "idle_ms"));
+    }
+    verdict_end(&v, false);
+    v = verdict_new(bench, "shared memory reserved, N = 8, defaults", false, 16, "<= 16 MiB");
+    for (int k = 0; kinds_of_idle[k]; k++) {
+        const json_t *row = row_find(bench, "start", kinds_of_idle[k], 8, BYTES, false);
+        snprintf(what, sizeof what, "%s MiB", kinds_of_idle[k]);
+        verdict_add(&v, what, row_figure(row, "shared_kib") / 1024, 0);
+    }
+    verdict_end(&v, false);
+}
+
+/* ---- programs of their own ---- */
+
+/* The median of a row's array of numbers; 0: there is none. */
+static double median_figure(const json_t *row, const char *name)
+{
+    double values[512];
+    const json_t *array = json_object_get(row, name);
+    size_t count = json_array_size(array);
+    count = count > 512 ? 512 : count;
+    for (size_t i = 0; i < count; i++)
+        values[i] = json_number_value(json_array_get(array, i));
+    return count ? measure_median(values, count) : 0;
+}
+
+static const json_t *program_rows(const struct bench *bench, const char *program)
+{
+    return json_object_get(json_object_get(bench->root, program), "rows");
+}
+
+static void judge_deaths(struct bench *bench)
+{
+    size_t i;
+    const json_t *row;
+    char what[96];
+    struct verdict v =
+        verdict_new(bench, "pidfd readable to error at the caller, p99", false, 1000, "<= 1000 us");
+    json_array_foreach(program_rows(bench, "deaths"), i, row)
+    {
+        snprintf(what, sizeof what, "%.0f MiB by %s (from kill() %.0f us)",
+                 row_figure(row, "resident_mib"), json_string_value(json_object_get(row, "by")),
+                 row_figure(row, "kill_p99_us"));
+        verdict_add(&v, what, fmax(row_figure(row, "readable_p99_us"), 0.01), 0);
+    }
+    verdict_end(&v, false);
+    v = verdict_new(bench, "replace one dead rank, channel part", false, 10, "<= 10 ms");
+    json_array_foreach(program_rows(bench, "replace"), i, row)
+    {
+        snprintf(what, sizeof what, "N=%.0f %s", row_figure(row, "ranks"),
+                 json_string_value(json_object_get(row, "attach")));
+        verdict_add(&v, what, median_figure(row, "channel_us") / 1000, 0);
+    }
+    verdict_end(&v, false);
+}
+
+static void judge_ranks(struct bench *bench)
+{
+    size_t i;
+    const json_t *row, *eight = NULL;
+    json_array_foreach(program_rows(bench, "ranks"), i, row) eight =
+        row_figure(row, "ranks") == 8 ? row : eight;
+    const double barrier = median_figure(eight, "barrier");
+    struct verdict v = verdict_new(bench, "group barrier, 8 ranks", false, 30, "<= 30 us");
+    verdict_add(&v, "p50", barrier, 0);
+    if (barrier > 0)
+        verdict_say(&v, " (polling with usleep: %.0f)", median_figure(eight, "usleep barrier"));
+    verdict_end(&v, false);
+    v = verdict_new(bench, "all-gather of 64 bytes by the barrier, 8 ranks", false, 1.3,
+                    "<= 1.3 x");
+    verdict_add(&v, "N=8", barrier > 0 ? median_figure(eight, "gather 64 B") / barrier : 0, 0);
+    verdict_end(&v, false);
+    v = verdict_new(bench, "all-gather of fds, 8 ranks", false, 150, "<= 150 us");
+    verdict_add(&v, "p50", median_figure(eight, "gather fds"), 0);
+    verdict_end(&v, false);
+    v = verdict_new(bench, "by-value handle open + close", false, 5, "<= 5 us");
+    verdict_add(&v, "p50", median_figure(eight, "handle open + close"), 0);
+    verdict_end(&v, false);
+}
+
+static void judge_pull(struct bench *bench)
+{
+    size_t i, p;
+    const json_t *row;
+    char what[64];
+    struct verdict v = verdict_new(bench, "KV pull by memcpy", true, 0.9, ">= 0.9 x");
+    json_array_foreach(program_rows(bench, "pull"), i, row)
+    {
+        double ratios[512];
+        const json_t *pull = json_object_get(row, "batch_ns");
+        const json_t *copy = json_object_get(row, "memcpy_same_ns");
+        for (p = 0; p < json_array_size(pull) && p < json_array_size(copy) && p < 512; p++)
+            ratios[p] = json_number_value(json_array_get(copy, p)) /
+                        json_number_value(json_array_get(pull, p));
+        snprintf(what, sizeof what, "%.0f KiB", row_figure(row, "block_bytes") / 1024);
+        verdict_add(&v, what, p ? measure_median(ratios, p) : 0, 0);
+    }
+    verdict_end(&v, false);
+}
+
+static void judge_elsewhere(struct bench *bench)
+{
+    struct verdict v =
+        verdict_new(bench, "allocations between request and reply, both sides", false, 0, "none");
+    verdict_say(&v, "counted by a test, which fails at the first");
+    verdict_end(&v, false);
+}
+
+void targets_judge(struct bench *bench)
+{
+    json_object_set_new(bench->root, "targets", json_array());
+    judge_floors(bench);
+    judge_one_rank(bench);
+    judge_peers(bench);
+    judge_growth(bench);
+    judge_call(bench);
+    judge_steps(bench);
+    judge_busy(bench);
+    judge_groups(bench);
+    judge_deaths(bench);
+    judge_ranks(bench);
+    judge_pull(bench);
+    judge_elsewhere(bench);
+}

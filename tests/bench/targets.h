@@ -1,0 +1,14 @@
+/*
+ * targets: what Coxswain must show, and whether this run does. Where something was not measured, that is said instead.
+ *
+ * One thread; reads the bench's JSON and adds targets to it: [{name, target, measured, met, detail}], measured and met null
+ * where there is nothing.
+ */
+#ifndef BENCH_TARGETS_H
+#define BENCH_TARGETS_H
+
+#include "cells.h"
+
+void targets_judge(struct bench *bench);
+
+#endif
