@@ -25,13 +25,11 @@ static int flavour_set(struct group_flavour *flavour, const char *flag, const ch
         return flavour->by_call || strcmp(value, "submit") == 0 ? 0 : COX_INVALID;
     }
     if (strcmp(flag, "--spin") == 0) {
-        static const char *const words[] = {"auto", "off", "max"};
-        for (int i = 0; i < 3; i++)
-            if (strcmp(value, words[i]) == 0) {
-                flavour->spin = (enum group_spin)i;
-                return 0;
-            }
-        return COX_INVALID;
+        uint32_t spin = 0;
+        while (spin < COX_SPIN_COUNT && strcmp(value, cox_spin_name(spin)) != 0)
+            spin++;
+        flavour->spin = (enum cox_spin)spin;
+        return spin < COX_SPIN_COUNT ? 0 : COX_INVALID;
     }
     uint32_t number = (uint32_t)strtoul(value, NULL, 10);
     if (number == 0 || number > 4096)
@@ -98,6 +96,7 @@ int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t
         .rank_count = rank_count,
         .command = command,
         .depth = depth,
+        .spin = flavour->spin,
         .attach = flavour->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
         .line = show_line,
     };

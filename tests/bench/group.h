@@ -13,13 +13,11 @@
 #define WORKER_FLAG "--worker"
 #define GROUP_DEPTH_DEFAULT 4
 
-enum group_spin { GROUP_SPIN_AUTO, GROUP_SPIN_OFF, GROUP_SPIN_MAX };
-
 /* How a subject of ours uses a group; parsed from its command line. */
 struct group_flavour {
     bool sealed;
     bool by_call;
-    enum group_spin spin;
+    enum cox_spin spin;
     uint32_t depth;     /* of the group; 0: default */
     uint32_t in_flight; /* requests at a time; more than 1: samples are times between completions */
     uint32_t callers;   /* threads that call; not 0: as in_flight */
