@@ -6,7 +6,10 @@
  * budget_ns before a sleep if the participants, coordinator and ranks, fit the processors that this process may use
  * (affinity, and the quota of its control groups), and not at all if they do not, since who looks then keeps the one
  * from running whom he waits for. Measured at two processors and 4 ranks: 62 us a round with a blind spin, 23 without.
- * Who looks and finds that he was off his processor meanwhile rests for a while: somebody else needs it.
+ *
+ * That they fit does not say where they are: two that share a processor, since somebody else has the other one, find nothing
+ * by looking, each for its whole budget (measured: 105 us a round instead of 4). So whoever has looked in vain sleeps at once
+ * for the next 1, 3, 7... waits, and one that he finds something by begins anew.
  *
  * The budget is about what the sleep that it saves costs both sides: so whoever waits for longer than that pays at most as
  * much again. An idle group costs nothing: it looks for one budget, and sleeps.
@@ -39,15 +42,16 @@ uint32_t cox_cpu_count(void);
 /* For so many threads that wait for each other; 0: they do not fit. */
 uint32_t cox_spin_budget_ns(enum cox_spin spin, uint32_t participant_count);
 
-/* Off the processor for so long: it is needed by others. */
+/* Off its processor for so long, somebody else needs it. */
 #define COX_SPIN_GAP_NS UINT64_C(200000)
-/* Then nobody looks for so long. */
-#define COX_SPIN_REST_NS (100 * COX_NSEC_PER_MSEC)
+/* Waits that sleep at once after looking was in vain again and again. */
+#define COX_SPIN_SKIP_MAX 31
 
 struct cox_spinner {
     uint32_t budget_ns;
-    uint64_t rest_ns; /* until then it sleeps at once */
-    uint64_t found;   /* waits that ended without a sleep; for display */
+    uint32_t vain;  /* waits to be skipped after the next time in vain */
+    uint32_t skip;  /* waits that sleep at once from now on */
+    uint64_t found; /* waits that ended without a sleep; for display */
 };
 
 static inline void cox_cpu_relax(void)
@@ -61,33 +65,39 @@ static inline void cox_cpu_relax(void)
 #endif
 }
 
-/* Looks whether `there` until the budget is used up. Returns what it saw last. */
+static inline bool cox_spin_in_vain(struct cox_spinner *spinner, uint32_t vain)
+{
+    spinner->skip = spinner->vain = vain < COX_SPIN_SKIP_MAX ? vain : COX_SPIN_SKIP_MAX;
+    return false;
+}
+
+/* Looks whether `there` until the budget is used up, or not at all while that is in vain. */
 static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(const void *context),
                                   const void *context)
 {
     enum { LOOKS = 16 }; /* between two readings of the clock */
     if (spinner->budget_ns == 0)
         return false;
-    uint64_t last = cox_now_ns();
-    const uint64_t until = last + spinner->budget_ns;
-    if (last < spinner->rest_ns)
+    if (spinner->skip > 0) {
+        spinner->skip--;
         return false;
-    while (last < until) {
+    }
+    const uint64_t begin = cox_now_ns();
+    for (uint64_t last = begin; last - begin < spinner->budget_ns;) {
         for (int i = 0; i < LOOKS; i++) {
             if (there(context)) {
+                spinner->vain = 0;
                 spinner->found++;
                 return true;
             }
             cox_cpu_relax();
         }
         const uint64_t now = cox_now_ns();
-        if (now - last >= COX_SPIN_GAP_NS) {
-            spinner->rest_ns = now + COX_SPIN_REST_NS;
-            break;
-        }
+        if (now - last >= COX_SPIN_GAP_NS)
+            return cox_spin_in_vain(spinner, COX_SPIN_SKIP_MAX);
         last = now;
     }
-    return there(context);
+    return cox_spin_in_vain(spinner, 2 * spinner->vain + 1);
 }
 
 #endif
