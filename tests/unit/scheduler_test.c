@@ -245,18 +245,22 @@ static int always_rejected(uint64_t number)
 static void retries_end(void **state)
 {
     (void)state;
-    struct cox_executor *executor = executor_new();
-    struct cox_scheduler_options options = options_make();
-    struct cox_scheduler_stats stats;
-    struct cox_error error;
-    expectations_make(1);
-    executor->script.status = always_rejected;
-    run_all(executor, &options, COX_REJECTED, &error, &stats);
-    assert_int_equal(executor->submit_count, 4);
-    assert_int_equal(stats.retries, 3);
-    assert_non_null(strstr(error.text, "rank 1 says no"));
-    assert_non_null(strstr(error.text, "tried 4 times"));
-    executor_free(executor);
+    for (uint32_t in_flight = 1; in_flight <= 3; in_flight++) {
+        struct cox_executor *executor = executor_new();
+        struct cox_scheduler_options options = options_make();
+        struct cox_scheduler_stats stats;
+        struct cox_error error;
+        expectations_make(1);
+        options.steps_in_flight = in_flight;
+        executor->script.status = always_rejected;
+        run_all(executor, &options, COX_REJECTED, &error, &stats);
+        /* Those that are void with another one do not count. */
+        assert_in_range(executor->submit_count, 4, 4 * in_flight);
+        assert_int_equal(stats.retries, 3);
+        assert_non_null(strstr(error.text, "rank 1 says no"));
+        assert_non_null(strstr(error.text, "tried 4 times"));
+        executor_free(executor);
+    }
 }
 
 static int late_at_first(uint64_t number)
