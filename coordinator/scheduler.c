@@ -562,10 +562,6 @@ static int step_begin(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const struct cox_step *step;
     int r = cox_plan_next(scheduler->plan, &step);
-    if (r != COX_EMPTY && scheduler->options.transfer) {
-        int started = pulls_start(scheduler, err);
-        r = started ? started : r;
-    }
     /* One in flight may be the one that tells them. */
     if ((r == COX_EMPTY || r == COX_BUSY) && !scheduler->flight_count &&
         needs_empty_step(scheduler)) {
@@ -589,6 +585,17 @@ static int step_begin(struct cox_scheduler *scheduler, struct cox_error *err)
     cox_plan_publish(scheduler->plan, sequence);
     scheduler->flight_count++;
     return 0;
+}
+
+/* The same, and starts the pulls that were planned with it: afterwards, since no rank owes the answer of an earlier step then, which
+ * might still write to the blocks. */
+static int step_and_pulls_begin(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    int r = step_begin(scheduler, err);
+    int started = 0;
+    if ((!r || r == COX_BUSY) && scheduler->options.transfer)
+        started = pulls_start(scheduler, err);
+    return started ? started : r;
 }
 
 /* Waits for the oldest step in flight. Returns 0, or how it failed. */
@@ -736,7 +743,7 @@ static int steps_run(struct cox_scheduler *scheduler, struct cox_error *err)
         if (!r && scheduler->nested)
             r = tell(scheduler, &error);
         if (!r)
-            r = step_begin(scheduler, &error);
+            r = step_and_pulls_begin(scheduler, &error);
         r = steps_wait(scheduler, r, &error);
         if ((r == COX_EMPTY || r == COX_BUSY) && (r = idle(scheduler, &error)) == COX_EMPTY)
             return 0;

@@ -195,6 +195,7 @@ static void small_pools_chunks_and_frames_change_no_text(void **state)
         options.token_count_max = 1 + draw(40);
         options.sequence_count_max = 1 + draw(40);
         options.nested = seed % 3 == 0;
+        options.steps_in_flight = options.nested ? 1 : 1 + seed % FIXTURE_DEPTH;
         if (seed % 2)
             executor->request_size_max = 4000 + draw(2000);
         struct cox_scheduler_stats stats;
@@ -226,6 +227,7 @@ static void failed_steps_change_no_text(void **state)
         options.token_count_max = 100;
         options.retry_max = 20;
         options.nested = seed % 3 == 0;
+        options.steps_in_flight = options.nested ? 1 : 1 + seed % FIXTURE_DEPTH;
         executor->script.status = fails_now_and_then;
         executor->script.loses_table = seed % 2;
         struct cox_scheduler_stats stats;
@@ -375,6 +377,7 @@ static void p8_a_recovered_group_is_told_everything_again(void **state)
         options.token_count_max = 100;
         options.retry_max = 1;
         options.nested = seed % 3 == 0;
+        options.steps_in_flight = options.nested ? 1 : 1 + seed % FIXTURE_DEPTH;
         options.recover = on_recover;
         options.recover_context = &recoveries;
         executor->script.status = dies_now_and_then;
@@ -479,6 +482,7 @@ static void requests_come_and_go_while_it_runs(void **state)
         options.feed = on_feed;
         options.feed_context = &feeder;
         options.nested = seed % 3 == 0;
+        options.steps_in_flight = options.nested ? 1 : 1 + seed % FIXTURE_DEPTH;
         options.retry_max = 20;
         if (seed % 2)
             executor->script.status = fails_now_and_then;
