@@ -32,7 +32,8 @@ struct flight {
     struct cox_step_row *rows;
     struct parting *partings; /* one per row, at most */
     uint32_t parting_count;
-    uint64_t sequence; /* its number */
+    uint32_t told_count; /* it tells of so many */
+    uint64_t sequence;   /* its number */
 };
 
 struct cox_plan {
@@ -46,9 +47,10 @@ struct cox_plan {
     uint32_t running_count;
     uint32_t *slots; /* a stack of the free ones */
     uint32_t slot_count;
-    uint32_t *untold_slots; /* ended, and known to the ranks */
+    /* Ended, and known to the ranks: first those that steps in flight tell of, oldest step first; told_count of them. */
+    uint32_t *untold_slots;
     int64_t *untold_ids;
-    uint32_t untold_count;
+    uint32_t untold_count, told_count;
     struct flight
         *flights; /* a ring of step_count_max: flight_count in flight, oldest at flight_first */
     uint32_t flight_first, flight_count;
@@ -120,16 +122,16 @@ static size_t row_cost(const struct cox_plan *plan, const struct cox_request *re
     return ROW_COST + ANNOUNCE_COST + lora_cost + NUMBER_COST * ((size_t)token_count + block_count);
 }
 
-/* Of those that run and those that are held. */
+/* Of those that run, those that are held, and those that have ended with a row in flight. */
 static uint32_t slot_count_max(const struct cox_plan_options *options)
 {
-    return options->sequence_count_max + options->hold_count_max;
+    return options->sequence_count_max + options->hold_count_max + options->parting_count_max;
 }
 
 static size_t empty_cost(const struct cox_plan_options *options)
 {
     return STEP_COST + FINISHED_COST * (size_t)options->sequence_count_max +
-           NUMBER_COST * (size_t)options->hold_count_max;
+           NUMBER_COST * ((size_t)options->hold_count_max + options->parting_count_max);
 }
 
 /* ---- constructor and destructor ---- */
@@ -545,9 +547,10 @@ static void step_begin(struct cox_plan *plan)
 static void step_give(struct cox_plan *plan, const struct cox_step **ret_step)
 {
     struct cox_step *step = &plan->next->step;
-    step->finished_slots = plan->untold_slots;
+    step->finished_slots = plan->untold_slots + plan->told_count;
     /* The nested form has no place for them: cox_plan_untold. */
-    step->finished_count = plan->options.nested || !plan->base ? 0 : plan->untold_count;
+    step->finished_count =
+        plan->options.nested || !plan->base ? 0 : plan->untold_count - plan->told_count;
     step->running_count = plan->running_count;
     step->waiting_count = plan->waiting.count;
     plan->given = true;
@@ -609,8 +612,9 @@ void cox_plan_publish(struct cox_plan *plan, uint64_t sequence)
     plan->given = false;
     plan->flight_count++;
     flight->sequence = plan->base = sequence;
-    if (!plan->options.nested)
-        plan->untold_count = 0; /* the step tells */
+    /* The step tells, by its base where that is 0. */
+    flight->told_count = plan->options.nested ? 0 : plan->untold_count - plan->told_count;
+    plan->told_count += flight->told_count;
     for (uint32_t i = 0; i < flight->step.row_count; i++) {
         const struct cox_step_row *row = &flight->rows[i];
         struct cox_sequence *s = (struct cox_sequence *)row->sequence; /* the plan's own */
@@ -633,6 +637,17 @@ static bool is_stop(const struct cox_sequence *sequence, int32_t token)
         if (sequence->request.stop_tokens[i] == token)
             return true;
     return false;
+}
+
+/* The ranks have heard of the first so many. */
+static void untold_drop(struct cox_plan *plan, uint32_t count)
+{
+    plan->told_count -= count;
+    plan->untold_count -= count;
+    memmove(plan->untold_slots, plan->untold_slots + count,
+            plan->untold_count * sizeof *plan->untold_slots);
+    memmove(plan->untold_ids, plan->untold_ids + count,
+            plan->untold_count * sizeof *plan->untold_ids);
 }
 
 /* No row can write any more to what is left of those that have ended. */
@@ -676,6 +691,7 @@ int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t 
                             i, (unsigned long long)flight->sequence, tokens[i]);
     plan->flight_first = (plan->flight_first + 1) % plan->options.step_count_max;
     plan->flight_count--;
+    untold_drop(plan, flight->told_count);
     flight_part(plan, flight);
     for (uint32_t i = 0; i < flight->step.row_count; i++) {
         const struct cox_step_row *row = &flight->rows[i];
@@ -708,6 +724,7 @@ static void flights_drop(struct cox_plan *plan)
 {
     plan->given = false;
     plan->base = 0;
+    plan->told_count = 0;
     while (plan->flight_count)
         flight_part(plan, flight_at(plan, --plan->flight_count));
     for (uint32_t i = 0; i < plan->running_count; i++) {
@@ -900,13 +917,13 @@ int64_t cox_plan_last_id(const struct cox_plan *plan)
 
 uint32_t cox_plan_untold(const struct cox_plan *plan, const int64_t **ret_ids)
 {
-    *ret_ids = plan->untold_ids;
-    return plan->untold_count;
+    *ret_ids = plan->untold_ids + plan->told_count;
+    return plan->untold_count - plan->told_count;
 }
 
 void cox_plan_told(struct cox_plan *plan)
 {
-    plan->untold_count = 0;
+    plan->untold_count = plan->told_count;
 }
 
 void cox_plan_stats(const struct cox_plan *plan, struct cox_plan_stats *ret_stats)

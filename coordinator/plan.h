@@ -53,8 +53,11 @@ struct cox_plan_options {
     uint32_t position_count_max; /* positions 0 to this - 1 exist */
     size_t request_size_max;     /* bytes of one step on the wire, at most; 0: no limit */
     uint32_t hold_count_max;     /* at a time, besides those that run */
-    int64_t last_id;             /* ids begin after it */
-    uint32_t step_count_max;     /* in flight at a time; 0: 1 */
+    /* Besides those, of sequences that have ended while a row of them was in flight: if there are more, the next ones wait for their
+     * slots. */
+    uint32_t parting_count_max;
+    int64_t last_id;         /* ids begin after it */
+    uint32_t step_count_max; /* in flight at a time; 0: 1 */
     bool
         nested; /* only one step at a time, in the form of legacy workers: a step is all prefill or all decode, and no prompt
                     is cut */

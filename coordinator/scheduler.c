@@ -167,6 +167,15 @@ static int flights_init(struct cox_scheduler *scheduler)
     return 0;
 }
 
+/* All that run may end with every step in flight. */
+static uint32_t parting_count(const struct cox_scheduler_options *options)
+{
+    uint32_t wanted = options->sequence_count_max * (options->steps_in_flight - 1);
+    uint32_t taken = options->sequence_count_max + options->hold_count_max;
+    uint32_t room = taken < SEQUENCE_COUNT_MAX ? SEQUENCE_COUNT_MAX - taken : 0;
+    return wanted < room ? wanted : room;
+}
+
 static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const struct cox_scheduler_options *options = &scheduler->options;
@@ -180,6 +189,7 @@ static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err
         .last_id = options->last_id,
         .hold_count_max = options->hold_count_max,
         .step_count_max = options->steps_in_flight,
+        .parting_count_max = parting_count(options),
         .nested = scheduler->nested,
     };
     int r = cox_plan_new(&plan_options, &scheduler->plan, err);

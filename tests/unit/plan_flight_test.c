@@ -198,6 +198,33 @@ static void what_an_end_leaves_is_nobodys_while_a_row_is_in_flight(void **state)
     cox_plan_free(plan);
 }
 
+/* Where there are slots for that the next one need not wait, with blocks of its own. */
+static void the_next_one_is_admitted_beside_what_an_end_leaves(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.sequence_count_max = 1;
+    options.parting_count_max = 1;
+    struct cox_plan *plan = plan_new(options);
+    for (int i = 0; i < 3; i++)
+        add(plan, 4, 5);
+    publish(plan, 1);
+    publish(plan, 2);
+    commit(plan, STOP, 0);
+    const struct cox_step *step = publish(plan, 3);
+    expect_row(step, 0, 2, 0, 4, true, true);
+    assert_int_equal(step->rows[0].sequence->slot, 1);
+    assert_int_equal(step->finished_count, 0);
+    commit(plan, 7, 0);
+    step = publish(plan, 4);
+    expect_row(step, 0, 2, 4, 1, false, true);
+    commit(plan, STOP, 0);
+    step = publish(plan, 5); /* the first one's slot was told of meanwhile */
+    expect_row(step, 0, 3, 0, 4, true, true);
+    assert_int_equal(step->rows[0].sequence->slot, 0);
+    cox_plan_free(plan);
+}
+
 static void nothing_left_to_run_is_not_empty_while_a_row_is_in_flight(void **state)
 {
     (void)state;
@@ -280,6 +307,20 @@ static void after_a_revert_with_nothing_left_it_is_told_who_ended(void **state)
     assert_int_equal(cox_plan_untold(plan, &ids), 2);
     assert_int_equal(ids[0] + ids[1], 3);
     assert_int_equal(cox_plan_free_blocks(plan), 16);
+    cox_plan_free(plan);
+
+    /* Also of those that a step told of which was in vain. */
+    plan = plan_new(defaults);
+    add(plan, 3, 1);
+    add(plan, 3, 3);
+    publish(plan, 1);
+    commit(plan, 50, 50);
+    assert_int_equal(publish(plan, 2)->finished_count, 1);
+    assert_int_equal(publish(plan, 3)->finished_count, 0);
+    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    cox_plan_revert(plan);
+    assert_int_equal(cox_plan_untold(plan, &ids), 1);
+    assert_int_equal(ids[0], 1);
     cox_plan_free(plan);
 }
 
@@ -496,6 +537,7 @@ static void random_run(uint32_t seed, uint32_t in_flight)
     options.token_count_max = 2 + draw(20);
     options.sequence_count_max = 1 + draw(8);
     options.step_count_max = in_flight;
+    options.parting_count_max = draw(10);
     struct cox_plan *plan = plan_new(options);
     for (;;) {
         if (added < REQUEST_COUNT && draw(3) == 0) {
@@ -551,6 +593,7 @@ int main(void)
         cmocka_unit_test(a_step_follows_before_the_token_is_known),
         cmocka_unit_test(chunks_of_a_prompt_follow_each_other),
         cmocka_unit_test(what_an_end_leaves_is_nobodys_while_a_row_is_in_flight),
+        cmocka_unit_test(the_next_one_is_admitted_beside_what_an_end_leaves),
         cmocka_unit_test(nothing_left_to_run_is_not_empty_while_a_row_is_in_flight),
         cmocka_unit_test(a_slot_that_ends_meanwhile_is_told_by_the_step_after),
         cmocka_unit_test(a_revert_takes_all_of_them_back),
