@@ -35,6 +35,7 @@ static void help(FILE *file)
         "\n"
         "      --min-accuracy P      fail (status 1) below so many percent (default 0)\n"
         "      --quiet               nothing of what the workers write, and no progress\n");
+    cox_async_options_help(file);
     cox_recovery_options_help(file);
     cox_group_choice_help(file);
     cox_exit_help(file);
@@ -43,6 +44,7 @@ static void help(FILE *file)
 static const struct option long_options[] = {
     COX_GROUP_CHOICE_LONG_OPTIONS,
     COX_RECOVERY_LONG_OPTIONS,
+    COX_ASYNC_LONG_OPTIONS,
     {"min-accuracy", required_argument, NULL, OPTION_MIN_ACCURACY},
     {"quiet", no_argument, NULL, OPTION_QUIET},
     {NULL, 0, NULL, 0},
@@ -133,6 +135,7 @@ static int evaluate(struct eval *e)
         return cox_exit_with(&error);
     struct cox_scheduler_stats stats = {0};
     complete.scheduler.step_ms = e->group.step_ms;
+    complete.scheduler.steps_in_flight = e->group.steps_in_flight;
     complete.tokenizer = e->tokenizer;
     complete.progress = !e->quiet;
     r = cox_prompts_complete(&e->prompts, crew, &complete, &stats, &error);

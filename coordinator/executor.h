@@ -184,6 +184,8 @@ COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
 /* Path of the socket that workers and commands come in by; NULL: it has none. Lent until free. */
 COX_PUBLIC const char *cox_executor_door(const struct cox_executor *executor);
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
+/* Requests in flight per channel, at most. */
+COX_PUBLIC uint32_t cox_executor_depth(const struct cox_executor *executor);
 COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
 /* The process that was started for the rank; with a wrapper (sh -c, numactl) it is the wrapper. */
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);

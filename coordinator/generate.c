@@ -113,6 +113,7 @@ static void help(FILE *file)
         "                            otherwise B computes it, and says so\n"
         "\n"
         "      --nested              the form of legacy workers on the wire\n");
+    cox_async_options_help(file);
     cox_recovery_options_help(file);
     cox_group_choice_help(file);
     cox_exit_help(file);
@@ -121,6 +122,7 @@ static void help(FILE *file)
 static const struct option long_options[] = {
     COX_GROUP_CHOICE_LONG_OPTIONS,
     COX_RECOVERY_LONG_OPTIONS,
+    COX_ASYNC_LONG_OPTIONS,
     {"max-tokens", required_argument, NULL, OPTION_MAX_TOKENS},
     {"temperature", required_argument, NULL, OPTION_TEMPERATURE},
     {"top-k", required_argument, NULL, OPTION_TOP_K},
@@ -410,6 +412,9 @@ static void summarize(const struct generate *g, const struct cox_scheduler_stats
 static int prepare(struct generate *g, const char **ret_model, struct cox_error *err)
 {
     int r = cox_group_choice_check(&g->group, err);
+    if (!r && g->group.steps_in_flight > 1 && g->complete.scheduler.nested)
+        r = cox_fail(err, COX_INVALID,
+                     "--async-scheduling on: not with --nested, where every token is told");
     if (!r)
         r = cox_model_find(&g->group, ret_model, err);
     if (!r && !g->tokens)
@@ -427,6 +432,7 @@ static int prepare(struct generate *g, const char **ret_model, struct cox_error 
 static void complete_prepare(struct generate *g)
 {
     g->complete.scheduler.step_ms = g->group.step_ms;
+    g->complete.scheduler.steps_in_flight = g->group.steps_in_flight;
     g->complete.tokenizer = g->tokenizer;
     /* On a terminal the lines themselves show how far it is. */
     g->complete.progress = !g->quiet && g->prompts.count > 1 && !isatty(STDOUT_FILENO);
@@ -516,6 +522,8 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
         return conflict(g, "--no-bulk and --bulk-size", err);
     if (group->recovery_given)
         return conflict(g, "--on-death", err);
+    if (group->steps_in_flight)
+        return conflict(g, "--async-scheduling", err);
     if (group->worker || group->start_timeout_ms || group->step_ms)
         return conflict(g, "--worker, --start-timeout and --timeout", err);
     if (g->adapters.count)

@@ -36,7 +36,6 @@ struct announcement {
 struct cox_message {
     bool nested;
     uint32_t row_count_max;
-    const struct cox_step *step; /* filled last */
     ModelExecuteData__ExecuteRequest request;
     ModelExecuteData__ExecuteModelRequest model;
 
@@ -204,11 +203,10 @@ static void packed_fill(struct cox_message *message, const struct cox_step *step
     delta->n_row_token_count = single ? 0 : step->row_count;
 }
 
-static int packed_read(const struct cox_message *message, uint64_t sequence,
+static int packed_read(const struct cox_step *step, uint64_t sequence,
                        const ModelExecuteData__ExecuteModelResponse *response, int32_t *ret_tokens,
                        struct cox_error *err)
 {
-    const struct cox_step *step = message->step;
     const ModelExecuteData__StepResult *result = response->step;
     if (!result)
         return cox_fail(err, COX_CORRUPT, "the answer to step %" PRIu64 " has no tokens", sequence);
@@ -319,11 +317,10 @@ static uint32_t row_find(const struct cox_step *step, uint32_t hint, int64_t id)
     return step->row_count;
 }
 
-static int nested_read(const struct cox_message *message, uint64_t sequence,
+static int nested_read(const struct cox_step *step, uint64_t sequence,
                        const ModelExecuteData__ExecuteModelResponse *response, int32_t *ret_tokens,
                        uint8_t *ret_ended, struct cox_error *err)
 {
-    const struct cox_step *step = message->step;
     uint32_t seen = 0;
     for (uint32_t i = 0; i < step->row_count; i++)
         ret_tokens[i] = -1;
@@ -366,7 +363,6 @@ int cox_message_fill(struct cox_message *message, const struct cox_step *step,
                      const struct ModelExecuteData__ExecuteRequest **ret_request)
 {
     COX_ASSERT(step->row_count <= message->row_count_max);
-    message->step = step;
     message->model.forward_type = (ModelExecuteData__ForwardType)step->kind;
     if (message->nested) {
         int r = nested_fill(message, step);
@@ -385,18 +381,18 @@ void cox_message_weights(struct cox_message *message, uint64_t version)
     message->request.weights_version = version;
 }
 
-int cox_message_read(const struct cox_message *message, uint64_t sequence,
-                     const struct ModelExecuteData__ExecuteResponse *response, int32_t *ret_tokens,
-                     uint8_t *ret_ended, struct cox_error *err)
+int cox_message_read(const struct cox_message *message, const struct cox_step *step,
+                     uint64_t sequence, const struct ModelExecuteData__ExecuteResponse *response,
+                     int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err)
 {
     if (!response || response->result_case !=
                          MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
         return cox_fail(err, COX_CORRUPT, "the answer to step %" PRIu64 " is of another kind",
                         sequence);
-    for (uint32_t i = 0; i < message->step->row_count; i++)
+    for (uint32_t i = 0; i < step->row_count; i++)
         ret_ended[i] = 0;
     if (message->nested)
-        return nested_read(message, sequence, response->execute_model_response, ret_tokens,
-                           ret_ended, err);
-    return packed_read(message, sequence, response->execute_model_response, ret_tokens, err);
+        return nested_read(step, sequence, response->execute_model_response, ret_tokens, ret_ended,
+                           err);
+    return packed_read(step, sequence, response->execute_model_response, ret_tokens, err);
 }

@@ -5,7 +5,7 @@
  * SequenceGroupMetadata of legacy workers. The structs and columns are made once and used again for
  * every step.
  *
- * Threads: fill by one thread; read by another one, while the step that was filled is in flight.
+ * Threads: fill by one thread; read by another one, also meanwhile.
  * Ownership: the message fill gives is lent until the next fill, and points into the plan's step.
  * Blocks: nothing. Allocates in new, and in fill when a nested step is larger than all before it.
  * If the process dies: private memory; nothing is left.
@@ -30,11 +30,11 @@ int cox_message_fill(struct cox_message *message, const struct cox_step *step,
 /* The version of the weights in every request from now on; 0: none, as at the start. */
 void cox_message_weights(struct cox_message *message, uint64_t version);
 
-/* Reads the answer of the step filled last, which ran as number `sequence`: one token per row, -1
+/* Reads the answer of a step, which ran as number `sequence`: one token per row, -1
  * where the row emits none, and whether the worker ended the sequence. Returns 0; COX_CORRUPT: not
  * the answer of this step, err says why; COX_UNSUPPORTED: several tokens for one sequence. */
-int cox_message_read(const struct cox_message *message, uint64_t sequence,
-                     const struct ModelExecuteData__ExecuteResponse *response, int32_t *ret_tokens,
-                     uint8_t *ret_ended, struct cox_error *err);
+int cox_message_read(const struct cox_message *message, const struct cox_step *step,
+                     uint64_t sequence, const struct ModelExecuteData__ExecuteResponse *response,
+                     int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err);
 
 #endif

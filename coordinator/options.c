@@ -13,6 +13,7 @@
 #define SECONDS_MAX 1e6
 #define SIZE_MAX_BYTES (UINT64_C(1) << 40)
 #define RESTART_MAX_MAX 1000000
+#define ASYNC_STEPS_IN_FLIGHT 2
 
 /* ---- values ---- */
 
@@ -221,6 +222,12 @@ int cox_group_choice_take(struct cox_group_choice *options, int option, const ch
         return cox_parse_seconds("--restart-window", value, &options->recovery.window_ms, err);
     case COX_OPTION_RESTART_BACKOFF:
         return parse_backoff(value, &options->recovery, err);
+    case COX_OPTION_ASYNC_SCHEDULING:
+        if (strcmp(value, "on") != 0 && strcmp(value, "off") != 0)
+            return cox_fail(err, COX_INVALID, "--async-scheduling is '%.64s': expected on or off",
+                            value);
+        options->steps_in_flight = strcmp(value, "on") == 0 ? ASYNC_STEPS_IN_FLIGHT : 1;
+        return 0;
     default:
         return not_understood(option, argv, err);
     }
@@ -255,7 +262,16 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
         return cox_fail(err, COX_INVALID,
                         "--restart-max, --restart-window and --restart-backoff: need --on-death "
                         "restart or restart-all");
-    return cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
+    int r = cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
+    if (r)
+        return r;
+    if (options->steps_in_flight > 1 && options->legacy_workers)
+        return cox_fail(err, COX_INVALID,
+                        "--async-scheduling on: legacy workers need every token told");
+    if (options->steps_in_flight > geometry.depth)
+        return cox_fail(err, COX_INVALID, "--async-scheduling on: needs --depth %d or more",
+                        ASYNC_STEPS_IN_FLIGHT);
+    return 0;
 }
 
 void cox_layout_options_help(FILE *file)
@@ -297,6 +313,15 @@ void cox_recovery_options_help(FILE *file)
         "      --restart-backoff MIN[-MAX]\n"
         "                            seconds before a worker is replaced again, doubled each time\n"
         "                            (default 0.1-5)\n");
+}
+
+void cox_async_options_help(FILE *file)
+{
+    fprintf(
+        file,
+        "      --async-scheduling on|off\n"
+        "                            plan and send the next step while the workers compute one\n"
+        "                            (default on, where --depth and the workers allow it)\n");
 }
 
 void cox_group_choice_help(FILE *file)

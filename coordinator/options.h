@@ -42,6 +42,8 @@ struct cox_group_choice {
     /* --on-death and what belongs to it; 0: default. Only of commands that take COX_RECOVERY_LONG_OPTIONS. */
     struct cox_recovery_options recovery;
     bool recovery_given;
+    uint32_t
+        steps_in_flight; /* of the scheduler; 0: default. Of commands that take COX_ASYNC_LONG_OPTIONS */
     const char *worker;         /* NULL: looked up */
     const char *model;          /* NULL: looked up */
     char worker_path[PATH_MAX]; /* what the look-ups found */
@@ -70,6 +72,7 @@ enum cox_option {
     COX_OPTION_RESTART_MAX,
     COX_OPTION_RESTART_WINDOW,
     COX_OPTION_RESTART_BACKOFF,
+    COX_OPTION_ASYNC_SCHEDULING,
     COX_OPTION_COMMAND,
 };
 
@@ -108,6 +111,12 @@ enum cox_option {
         "restart-backoff", required_argument, NULL, COX_OPTION_RESTART_BACKOFF                     \
     }
 
+/* How steps are scheduled. */
+#define COX_ASYNC_LONG_OPTIONS                                                                     \
+    {                                                                                              \
+        "async-scheduling", required_argument, NULL, COX_OPTION_ASYNC_SCHEDULING                   \
+    }
+
 void cox_group_choice_init(struct cox_group_choice *options);
 /* Takes one option that getopt_long returned, and its value. Returns 0, or COX_INVALID: not one of
  * the group's, a bad value, or what getopt_long did not understand (argv tells which). */
@@ -120,6 +129,7 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
 /* The lines of --help. */
 void cox_layout_options_help(FILE *file);
 void cox_recovery_options_help(FILE *file);
+void cox_async_options_help(FILE *file);
 void cox_group_choice_help(FILE *file);
 
 /* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;

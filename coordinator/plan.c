@@ -19,6 +19,23 @@ struct list {
     uint32_t count;
 };
 
+/* What a sequence that has ended still has, until the last step with a row of it has ended, too. */
+struct parting {
+    int32_t *blocks; /* its table */
+    uint32_t block_count;
+    uint32_t slot;
+    int64_t id;
+};
+
+struct flight {
+    struct cox_step step;
+    struct cox_step_row *rows;
+    struct parting *partings; /* one per row, at most */
+    uint32_t parting_count;
+    uint32_t told_count; /* it tells of so many */
+    uint64_t sequence;   /* its number */
+};
+
 struct cox_plan {
     struct cox_plan_options options;
     struct cox_blocks blocks;
@@ -30,13 +47,16 @@ struct cox_plan {
     uint32_t running_count;
     uint32_t *slots; /* a stack of the free ones */
     uint32_t slot_count;
-    uint32_t *untold_slots; /* ended, and known to the ranks */
+    /* Ended, and known to the ranks: first those that steps in flight tell of, oldest step first; told_count of them. */
+    uint32_t *untold_slots;
     int64_t *untold_ids;
-    uint32_t untold_count;
-    struct cox_step step;
-    struct cox_step_row *rows;
-    size_t step_cost;
-    bool in_flight;
+    uint32_t untold_count, told_count;
+    struct flight
+        *flights; /* a ring of step_count_max: flight_count in flight, oldest at flight_first */
+    uint32_t flight_first, flight_count;
+    struct flight *next; /* in the ring, behind those: being filled, or given and not published */
+    bool given;
+    size_t step_cost; /* of next */
     uint64_t base;
     int64_t last_id;
     struct cox_plan_stats stats;
@@ -102,23 +122,52 @@ static size_t row_cost(const struct cox_plan *plan, const struct cox_request *re
     return ROW_COST + ANNOUNCE_COST + lora_cost + NUMBER_COST * ((size_t)token_count + block_count);
 }
 
-/* Of those that run and those that are held. */
+/* Of those that run, those that are held, and those that have ended with a row in flight. */
 static uint32_t slot_count_max(const struct cox_plan_options *options)
 {
-    return options->sequence_count_max + options->hold_count_max;
+    return options->sequence_count_max + options->hold_count_max + options->parting_count_max;
 }
 
 static size_t empty_cost(const struct cox_plan_options *options)
 {
     return STEP_COST + FINISHED_COST * (size_t)options->sequence_count_max +
-           NUMBER_COST * (size_t)options->hold_count_max;
+           NUMBER_COST * ((size_t)options->hold_count_max + options->parting_count_max);
 }
 
 /* ---- constructor and destructor ---- */
 
+static int flights_init(struct cox_plan *plan)
+{
+    uint32_t row_count = plan->options.sequence_count_max;
+    plan->flights = calloc(plan->options.step_count_max, sizeof *plan->flights);
+    if (!plan->flights)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < plan->options.step_count_max; i++) {
+        struct flight *flight = &plan->flights[i];
+        flight->rows = calloc(row_count, sizeof *flight->rows);
+        flight->partings = calloc(row_count, sizeof *flight->partings);
+        if (!flight->rows || !flight->partings)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+static void flights_deinit(struct cox_plan *plan)
+{
+    for (uint32_t i = 0; plan->flights && i < plan->options.step_count_max; i++) {
+        struct flight *flight = &plan->flights[i];
+        for (uint32_t p = 0; p < flight->parting_count; p++)
+            free(flight->partings[p].blocks);
+        free(flight->partings);
+        free(flight->rows);
+    }
+    free(plan->flights);
+}
+
 int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_plan,
                  struct cox_error *err)
 {
+    COX_ASSERT(!options->nested || options->step_count_max <= 1);
     if (!options->sequence_count_max || !options->token_count_max || !options->block_size ||
         !options->position_count_max)
         return cox_fail(err, COX_INVALID,
@@ -134,6 +183,8 @@ int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_p
     if (!plan)
         return cox_fail(err, -ENOMEM, "no memory for the schedule");
     plan->options = *options;
+    if (!options->step_count_max)
+        plan->options.step_count_max = 1;
     list_init(&plan->waiting);
     list_init(&plan->done);
     list_init(&plan->pulling);
@@ -143,9 +194,8 @@ int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_p
     plan->slots = calloc(slot_count, sizeof *plan->slots);
     plan->untold_slots = calloc(slot_count, sizeof *plan->untold_slots);
     plan->untold_ids = calloc(slot_count, sizeof *plan->untold_ids);
-    plan->rows = calloc(count, sizeof *plan->rows);
-    if (!plan->running || !plan->slots || !plan->untold_slots || !plan->untold_ids || !plan->rows ||
-        cox_blocks_init(&plan->blocks, options->block_count)) {
+    if (!plan->running || !plan->slots || !plan->untold_slots || !plan->untold_ids ||
+        flights_init(plan) || cox_blocks_init(&plan->blocks, options->block_count)) {
         cox_plan_free(plan);
         return cox_fail(err, -ENOMEM, "no memory for a schedule of %u sequences and %u blocks",
                         count, options->block_count);
@@ -174,7 +224,7 @@ struct cox_plan *cox_plan_free(struct cox_plan *plan)
     free(plan->slots);
     free(plan->untold_slots);
     free(plan->untold_ids);
-    free(plan->rows);
+    flights_deinit(plan);
     free(plan);
     return NULL;
 }
@@ -308,21 +358,53 @@ static void slot_leave(struct cox_plan *plan, uint32_t slot, int64_t id)
     plan->untold_ids[plan->untold_count++] = id;
 }
 
+/* The i-th step in flight, oldest first. */
+static struct flight *flight_at(const struct cox_plan *plan, uint32_t i)
+{
+    return &plan->flights[(plan->flight_first + i) % plan->options.step_count_max];
+}
+
+/* The sequence ends while steps have rows of it, which give nothing any more. The last of them may still write to its blocks. */
+static void sequence_part(struct cox_plan *plan, struct cox_sequence *sequence)
+{
+    struct flight *last = NULL;
+    for (uint32_t i = 0; i < plan->flight_count; i++) {
+        struct flight *flight = flight_at(plan, i);
+        for (uint32_t row = 0; row < flight->step.row_count; row++)
+            if (flight->rows[row].sequence == sequence) {
+                flight->rows[row].sequence = NULL;
+                last = flight;
+            }
+    }
+    last->partings[last->parting_count++] = (struct parting){
+        .blocks = sequence->blocks,
+        .block_count = sequence->block_count,
+        .slot = sequence->slot,
+        .id = sequence->id,
+    };
+    sequence->blocks = NULL;
+    sequence->token_count -= sequence->pending_count;
+    sequence->row_count = sequence->pending_count = 0;
+}
+
 /* Takes the sequence out of the running ones: its blocks are free, and its slot is as soon as the
- * ranks were told; or both are the hold's. */
+ * ranks were told; or both are the hold's; or both wait for the last step that has a row of it. */
 static void running_remove(struct cox_plan *plan, uint32_t index)
 {
     struct cox_sequence *sequence = plan->running[index];
     memmove(&plan->running[index], &plan->running[index + 1],
             (plan->running_count - index - 1) * sizeof(struct cox_sequence *));
     plan->running_count--;
+    COX_ASSERT(!sequence->hold || !sequence->row_count); /* what is held is not written any more */
     if (sequence->hold)
         sequence->hold->slot = sequence->slot;
+    else if (sequence->row_count)
+        sequence_part(plan, sequence);
     else if (sequence->known)
         slot_leave(plan, sequence->slot, sequence->id);
     else
         plan->slots[plan->slot_count++] = sequence->slot;
-    if (!sequence->hold)
+    if (!sequence->hold && sequence->blocks)
         cox_blocks_give(&plan->blocks, sequence->blocks, sequence->block_count);
     sequence->block_count = sequence->told_count = sequence->computed = 0;
     sequence->known = false;
@@ -354,35 +436,22 @@ static uint32_t row_room(const struct cox_plan *plan, const struct cox_sequence 
                          uint32_t block_count)
 {
     const struct cox_plan_options *options = &plan->options;
-    uint32_t left = options->token_count_max > plan->step.token_count
-                        ? options->token_count_max - plan->step.token_count
+    const struct cox_step *step = &plan->next->step;
+    uint32_t left = options->token_count_max > step->token_count
+                        ? options->token_count_max - step->token_count
                         : 0;
     uint32_t wanted = sequence->token_count - sequence->computed;
     size_t cost =
         row_cost(plan, &sequence->request, sequence->token_count, block_count, !sequence->known);
-    if (plan->step.row_count == options->sequence_count_max ||
+    if (step->row_count == options->sequence_count_max ||
         (options->request_size_max && plan->step_cost + cost > options->request_size_max))
         return 0;
     if (wanted <= left)
         return wanted;
     /* A prompt that may not be cut gets a step of its own when no step has room for it. */
     if (options->nested)
-        return plan->step.row_count == 0 ? wanted : 0;
+        return step->row_count == 0 ? wanted : 0;
     return left;
-}
-
-static void row_add(struct cox_plan *plan, struct cox_sequence *sequence, uint32_t count)
-{
-    plan->rows[plan->step.row_count++] = (struct cox_step_row){
-        .sequence = sequence,
-        .position = sequence->computed,
-        .count = count,
-        .announce = !sequence->known,
-        .emit = sequence->computed + count == sequence->token_count,
-    };
-    plan->step.token_count += count;
-    plan->step_cost += row_cost(plan, &sequence->request, sequence->token_count,
-                                sequence->block_count, !sequence->known);
 }
 
 static bool is_decode(const struct cox_sequence *sequence)
@@ -391,11 +460,32 @@ static bool is_decode(const struct cox_sequence *sequence)
            sequence->token_count > sequence->prompt_count;
 }
 
-/* Rows for the running sequences, oldest first, so that the oldest always moves. */
-static void rows_of_running(struct cox_plan *plan, bool prefills, bool decodes)
+static void row_add(struct cox_plan *plan, struct cox_sequence *sequence, uint32_t count)
+{
+    struct flight *next = plan->next;
+    COX_ASSERT(sequence->known || !sequence->pending_count); /* all tokens are announced */
+    next->rows[next->step.row_count++] = (struct cox_step_row){
+        .sequence = sequence,
+        .position = sequence->computed,
+        .count = count,
+        .announce = !sequence->known,
+        .emit = sequence->computed + count == sequence->token_count,
+        .decode = is_decode(sequence),
+    };
+    next->step.token_count += count;
+    plan->step_cost += row_cost(plan, &sequence->request, sequence->token_count,
+                                sequence->block_count, !sequence->known);
+}
+
+/* Rows for the running sequences, oldest first, so that the oldest always moves. False: the pool is dry, and who is preempted is
+ * decided when no step is in flight: that may end somebody, and nobody who is preempted has a row then. */
+static bool rows_of_running(struct cox_plan *plan, bool prefills, bool decodes)
 {
     for (uint32_t i = 0; i < plan->running_count; i++) {
         struct cox_sequence *sequence = plan->running[i];
+        /* Its last token is on its way. */
+        if (sequence->token_count == sequence->token_end)
+            continue;
         if (is_decode(sequence) ? !decodes : !prefills)
             continue;
         uint32_t count = row_room(plan, sequence, table_size(plan, sequence->token_end));
@@ -403,12 +493,15 @@ static void rows_of_running(struct cox_plan *plan, bool prefills, bool decodes)
             continue;
         /* Sequences younger than this one have no row yet, so any of them may go. */
         while (!table_grow(plan, sequence, sequence->computed + count)) {
+            if (plan->flight_count)
+                return false;
             preempt_youngest(plan);
             if (i >= plan->running_count)
-                return; /* it was the youngest itself */
+                return true; /* it was the youngest itself */
         }
         row_add(plan, sequence, count);
     }
+    return true;
 }
 
 /* Admits from the waiting list, strictly in its order, so that a large request is never overtaken
@@ -442,57 +535,98 @@ static void rows_of_waiting(struct cox_plan *plan)
     }
 }
 
+static void step_begin(struct cox_plan *plan)
+{
+    COX_ASSERT(!plan->given && plan->flight_count < plan->options.step_count_max);
+    plan->next = flight_at(plan, plan->flight_count);
+    plan->next->step = (struct cox_step){.base = plan->base, .rows = plan->next->rows};
+    plan->step_cost = empty_cost(&plan->options);
+}
+
 /* The step has its rows; the rest of it, and out. */
 static void step_give(struct cox_plan *plan, const struct cox_step **ret_step)
 {
-    plan->step.finished_slots = plan->untold_slots;
+    struct cox_step *step = &plan->next->step;
+    step->finished_slots = plan->untold_slots + plan->told_count;
     /* The nested form has no place for them: cox_plan_untold. */
-    plan->step.finished_count = plan->options.nested ? 0 : plan->untold_count;
-    plan->step.running_count = plan->running_count;
-    plan->step.waiting_count = plan->waiting.count;
-    plan->in_flight = true;
-    *ret_step = &plan->step;
+    step->finished_count =
+        plan->options.nested || !plan->base ? 0 : plan->untold_count - plan->told_count;
+    step->running_count = plan->running_count;
+    step->waiting_count = plan->waiting.count;
+    plan->given = true;
+    *ret_step = step;
+}
+
+/* False: see rows_of_running. */
+static bool step_fill(struct cox_plan *plan)
+{
+    uint64_t preemptions = plan->stats.preemptions;
+    if (plan->options.nested) {
+        rows_of_running(plan, true, false);
+        rows_of_waiting(plan);
+        return plan->next->step.row_count || rows_of_running(plan, false, true);
+    }
+    if (!rows_of_running(plan, true, true))
+        return false;
+    if (plan->stats.preemptions == preemptions)
+        rows_of_waiting(plan);
+    return true;
 }
 
 int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step)
 {
-    COX_ASSERT(!plan->in_flight);
-    if (!plan->running_count && !plan->waiting.first && !plan->pulling.first)
+    step_begin(plan);
+    if (!plan->running_count && !plan->waiting.first && !plan->pulling.first && !plan->flight_count)
         return COX_EMPTY;
-    uint64_t preemptions = plan->stats.preemptions;
-    plan->step = (struct cox_step){.base = plan->base, .rows = plan->rows};
-    plan->step_cost = empty_cost(&plan->options);
-    if (plan->options.nested) {
-        rows_of_running(plan, true, false);
-        rows_of_waiting(plan);
-        if (!plan->step.row_count)
-            rows_of_running(plan, false, true);
-    } else {
-        rows_of_running(plan, true, true);
-        if (plan->stats.preemptions == preemptions)
-            rows_of_waiting(plan);
-    }
-    if (plan->step.row_count == 0) {
+    struct cox_step *step = &plan->next->step;
+    if (!step_fill(plan))
+        return COX_BUSY;
+    if (step->row_count == 0) {
         /* Otherwise the oldest would move. */
-        COX_ASSERT(plan->pulling.first || plan->blocks.free_count < plan->blocks.count);
+        COX_ASSERT(plan->flight_count || plan->pulling.first ||
+                   plan->blocks.free_count < plan->blocks.count);
         return COX_BUSY;
     }
 
     uint32_t decode_count = 0;
-    for (uint32_t i = 0; i < plan->step.row_count; i++)
-        decode_count += is_decode(plan->rows[i].sequence);
-    plan->step.kind = decode_count == plan->step.row_count ? COX_STEP_DECODE
-                      : decode_count == 0                  ? COX_STEP_PREFILL
-                                                           : COX_STEP_MIXED;
+    for (uint32_t i = 0; i < step->row_count; i++)
+        decode_count += step->rows[i].decode;
+    step->kind = decode_count == step->row_count ? COX_STEP_DECODE
+                 : decode_count == 0             ? COX_STEP_PREFILL
+                                                 : COX_STEP_MIXED;
     step_give(plan, ret_step);
     return 0;
 }
 
 void cox_plan_next_empty(struct cox_plan *plan, const struct cox_step **ret_step)
 {
-    COX_ASSERT(!plan->in_flight);
-    plan->step = (struct cox_step){.base = plan->base, .rows = plan->rows, .kind = COX_STEP_DUMMY};
+    step_begin(plan);
+    plan->next->step.kind = COX_STEP_DUMMY;
     step_give(plan, ret_step);
+}
+
+void cox_plan_publish(struct cox_plan *plan, uint64_t sequence)
+{
+    COX_ASSERT(plan->given);
+    struct flight *flight = plan->next;
+    plan->given = false;
+    plan->flight_count++;
+    flight->sequence = plan->base = sequence;
+    /* The step tells, by its base where that is 0. */
+    flight->told_count = plan->options.nested ? 0 : plan->untold_count - plan->told_count;
+    plan->told_count += flight->told_count;
+    for (uint32_t i = 0; i < flight->step.row_count; i++) {
+        const struct cox_step_row *row = &flight->rows[i];
+        struct cox_sequence *s = (struct cox_sequence *)row->sequence; /* the plan's own */
+        s->known = true;
+        s->told_count = s->block_count;
+        s->computed += row->count;
+        s->row_count++;
+        if (!row->emit)
+            continue;
+        s->tokens[s->token_count++] = -1;
+        s->pending_count++;
+    }
 }
 
 /* ---- what became of it ---- */
@@ -505,46 +639,72 @@ static bool is_stop(const struct cox_sequence *sequence, int32_t token)
     return false;
 }
 
-int cox_plan_commit(struct cox_plan *plan, uint64_t sequence, const int32_t *tokens,
-                    const uint8_t *ended, struct cox_error *err)
+/* The ranks have heard of the first so many. */
+static void untold_drop(struct cox_plan *plan, uint32_t count)
 {
-    COX_ASSERT(plan->in_flight);
-    for (uint32_t i = 0; i < plan->step.row_count; i++)
-        if (plan->rows[i].emit && tokens[i] < 0)
+    plan->told_count -= count;
+    plan->untold_count -= count;
+    memmove(plan->untold_slots, plan->untold_slots + count,
+            plan->untold_count * sizeof *plan->untold_slots);
+    memmove(plan->untold_ids, plan->untold_ids + count,
+            plan->untold_count * sizeof *plan->untold_ids);
+}
+
+/* No row can write any more to what is left of those that have ended. */
+static void flight_part(struct cox_plan *plan, struct flight *flight)
+{
+    for (uint32_t i = 0; i < flight->parting_count; i++) {
+        struct parting *parting = &flight->partings[i];
+        cox_blocks_give(&plan->blocks, parting->blocks, parting->block_count);
+        slot_leave(plan, parting->slot, parting->id);
+        free(parting->blocks);
+    }
+    flight->parting_count = 0;
+}
+
+/* The token of a row is known; it may be the last one. */
+static void sequence_take(struct cox_plan *plan, struct cox_sequence *s, int32_t token, bool ended)
+{
+    bool stop = ended || is_stop(s, token);
+    if (!stop && s->token_count - s->pending_count < s->token_end)
+        return;
+    s->finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH;
+    if (!stop && s->request.hold_ms && plan->holds.count < plan->options.hold_count_max)
+        s->hold =
+            cox_holds_add(&plan->holds, s->id, s->request.owner,
+                          cox_deadline_after_ms(s->request.hold_ms), s->blocks, s->block_count);
+    uint32_t index = 0;
+    while (plan->running[index] != s)
+        index++;
+    running_remove(plan, index);
+    list_append(&plan->done, s);
+}
+
+int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t *ended,
+                    struct cox_error *err)
+{
+    COX_ASSERT(plan->flight_count);
+    struct flight *flight = flight_at(plan, 0);
+    for (uint32_t i = 0; i < flight->step.row_count; i++)
+        if (flight->rows[i].emit && tokens[i] < 0)
             return cox_fail(err, COX_CORRUPT, "row %u of step %llu should give a token and gave %d",
-                            i, (unsigned long long)sequence, tokens[i]);
-    plan->in_flight = false;
-    plan->base = sequence;
-    if (!plan->options.nested)
-        plan->untold_count = 0; /* the step told */
-    for (uint32_t i = 0; i < plan->step.row_count; i++) {
-        const struct cox_step_row *row = &plan->rows[i];
-        struct cox_sequence *s = (struct cox_sequence *)row->sequence; /* the plan's own */
-        plan->stats.prompt_tokens += is_decode(s) ? 0 : row->count;
-        s->known = true;
-        s->told_count = s->block_count;
-        s->computed += row->count;
+                            i, (unsigned long long)flight->sequence, tokens[i]);
+    plan->flight_first = (plan->flight_first + 1) % plan->options.step_count_max;
+    plan->flight_count--;
+    untold_drop(plan, flight->told_count);
+    flight_part(plan, flight);
+    for (uint32_t i = 0; i < flight->step.row_count; i++) {
+        const struct cox_step_row *row = &flight->rows[i];
+        struct cox_sequence *s = (struct cox_sequence *)row->sequence;
+        if (!s)
+            continue; /* it has ended before */
+        plan->stats.prompt_tokens += row->decode ? 0 : row->count;
+        s->row_count--;
         if (!row->emit)
             continue;
-        s->tokens[s->token_count++] = tokens[i];
+        s->tokens[s->token_count - s->pending_count--] = tokens[i];
         plan->stats.generated_tokens++;
-    }
-    for (uint32_t i = 0; i < plan->step.row_count; i++) {
-        const struct cox_step_row *row = &plan->rows[i];
-        struct cox_sequence *s = (struct cox_sequence *)row->sequence;
-        bool stop = row->emit && (is_stop(s, tokens[i]) || (ended && ended[i]));
-        if (!stop && (!row->emit || s->token_count < s->token_end))
-            continue;
-        s->finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH;
-        if (!stop && s->request.hold_ms && plan->holds.count < plan->options.hold_count_max)
-            s->hold =
-                cox_holds_add(&plan->holds, s->id, s->request.owner,
-                              cox_deadline_after_ms(s->request.hold_ms), s->blocks, s->block_count);
-        uint32_t index = 0;
-        while (plan->running[index] != s)
-            index++;
-        running_remove(plan, index);
-        list_append(&plan->done, s);
+        sequence_take(plan, s, tokens[i], ended && ended[i]);
     }
     return 0;
 }
@@ -559,18 +719,26 @@ static void holds_end(struct cox_plan *plan, uint64_t owner, int64_t id, uint64_
     }
 }
 
+/* The ranks' tables count for nothing, nor does any step. */
+static void flights_drop(struct cox_plan *plan)
+{
+    plan->given = false;
+    plan->base = 0;
+    plan->told_count = 0;
+    while (plan->flight_count)
+        flight_part(plan, flight_at(plan, --plan->flight_count));
+    for (uint32_t i = 0; i < plan->running_count; i++) {
+        struct cox_sequence *s = plan->running[i];
+        s->token_count -= s->pending_count;
+        s->known = false;
+        s->computed = s->told_count = s->row_count = s->pending_count = 0;
+    }
+}
+
 void cox_plan_revert(struct cox_plan *plan)
 {
-    plan->in_flight = false;
-    plan->base = 0;
+    flights_drop(plan);
     holds_end(plan, 0, 0, COX_DEADLINE_NEVER);
-    if (!plan->options.nested)
-        plan->untold_count = 0; /* base 0 empties the ranks' tables */
-    for (uint32_t i = 0; i < plan->running_count; i++) {
-        plan->running[i]->known = false;
-        plan->running[i]->computed = 0;
-        plan->running[i]->told_count = 0;
-    }
 }
 
 struct cox_sequence *cox_plan_done(struct cox_plan *plan)
@@ -580,8 +748,8 @@ struct cox_sequence *cox_plan_done(struct cox_plan *plan)
 
 void cox_plan_fail(struct cox_plan *plan, int code, const char *text)
 {
-    plan->in_flight = false;
     struct cox_sequence *sequence;
+    flights_drop(plan);
     while (plan->running_count) {
         sequence = plan->running[plan->running_count - 1];
         running_remove(plan, plan->running_count - 1);
@@ -623,7 +791,7 @@ static void pulling_leave(struct cox_plan *plan, struct cox_sequence *sequence, 
 
 void cox_plan_cancel(struct cox_plan *plan, const void *context)
 {
-    COX_ASSERT(!plan->in_flight);
+    COX_ASSERT(!plan->given);
     struct cox_sequence *sequence = list_take(&plan->waiting, context);
     /* Nobody was told that it is to be pulled: cox_plan_pulling. */
     if (!sequence && (sequence = list_take(&plan->pulling, context)))
@@ -671,7 +839,7 @@ static struct cox_sequence *pulling_take(struct cox_plan *plan, int64_t id)
 int cox_plan_pulled(struct cox_plan *plan, int64_t id, enum cox_pull_end end, bool quiet,
                     void *report, const struct cox_error *err)
 {
-    COX_ASSERT(!plan->in_flight);
+    COX_ASSERT(!plan->given);
     struct cox_sequence *sequence = pulling_take(plan, id);
     if (!sequence)
         return COX_NOT_FOUND;
@@ -725,13 +893,13 @@ void cox_plan_give(struct cox_plan *plan, const int32_t *blocks, uint32_t count)
 
 void cox_plan_release(struct cox_plan *plan, uint64_t owner, int64_t id)
 {
-    COX_ASSERT(!plan->in_flight);
+    COX_ASSERT(!plan->given);
     holds_end(plan, owner, id, COX_DEADLINE_NEVER);
 }
 
 void cox_plan_expire(struct cox_plan *plan, uint64_t now_ns)
 {
-    COX_ASSERT(!plan->in_flight);
+    COX_ASSERT(!plan->given);
     holds_end(plan, 0, 0, now_ns);
 }
 
@@ -749,13 +917,13 @@ int64_t cox_plan_last_id(const struct cox_plan *plan)
 
 uint32_t cox_plan_untold(const struct cox_plan *plan, const int64_t **ret_ids)
 {
-    *ret_ids = plan->untold_ids;
-    return plan->untold_count;
+    *ret_ids = plan->untold_ids + plan->told_count;
+    return plan->untold_count - plan->told_count;
 }
 
 void cox_plan_told(struct cox_plan *plan)
 {
-    plan->untold_count = 0;
+    plan->untold_count = plan->told_count;
 }
 
 void cox_plan_stats(const struct cox_plan *plan, struct cox_plan_stats *ret_stats)

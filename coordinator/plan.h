@@ -13,14 +13,24 @@
  * released, its lease ends, or a step is reverted, with which the ranks' tables are emptied. Blocks that a rank may still write to although their pull has ended are nobody's until they are
  * given back.
  *
- * next fills a step; exactly one of commit or revert follows before the next one. After a revert
+ * next fills a step, publish says that it is on its way, commit that the oldest one on its way has ended well. Up to
+ * step_count_max are on their way at a time:
+ *
+ *     next -> given -(publish)-> in flight -(commit, oldest first)-> over
+ *               '--------------------'-----(revert: all of them)---> over
+ *
+ * A step is planned as if those in flight went well and ended no sequence: each token that a row will give is pending until commit
+ * tells it. A sequence that the token ends all the same may have rows in later steps. They give nothing, and its blocks and
+ * its slot are nobody else's before the last of them is over. One that ends by length has none; nor has one that is preempted,
+ * which happens only while no step is in flight. After a revert
  * the ranks' tables count for nothing: the next step has base 0, and every running sequence is
  * announced again and recomputed from position 0. A sequence is announced in the first step that
  * has a row of it, so a step stays within its limits then, too.
  *
  * Threads: one at a time.
  * Blocks: nothing; allocates in new and add only.
- * Ownership: the plan copies requests; a step and all it points to is lent until commit or revert;
+ * Ownership: the plan copies requests; a step and its rows are lent until its commit or a revert, what else it points to
+ *   until publish;
  *   done sequences are given by cox_plan_done and freed with cox_sequence_free.
  * If the process dies: private memory; nothing is left.
  */
@@ -43,8 +53,13 @@ struct cox_plan_options {
     uint32_t position_count_max; /* positions 0 to this - 1 exist */
     size_t request_size_max;     /* bytes of one step on the wire, at most; 0: no limit */
     uint32_t hold_count_max;     /* at a time, besides those that run */
-    int64_t last_id;             /* ids begin after it */
-    bool nested; /* the form of legacy workers: a step is all prefill or all decode, and no prompt
+    /* Besides those, of sequences that have ended while a row of them was in flight: if there are more, the next ones wait for their
+     * slots. */
+    uint32_t parting_count_max;
+    int64_t last_id;         /* ids begin after it */
+    uint32_t step_count_max; /* in flight at a time; 0: 1 */
+    bool
+        nested; /* only one step at a time, in the form of legacy workers: a step is all prefill or all decode, and no prompt
                     is cut */
 };
 
@@ -96,9 +111,12 @@ struct cox_sequence {
     int32_t *tokens;            /* prompt, then what was generated */
     uint32_t prompt_count;
     uint32_t token_count;
-    uint32_t token_end; /* token_count, at most */
-    uint32_t computed;  /* positions whose keys and values are in the cache */
-    int32_t *blocks;    /* its table */
+    uint32_t pending_count; /* the last of these, which steps in flight will give */
+    uint32_t row_count;     /* in steps in flight */
+    uint32_t token_end;     /* token_count, at most */
+    uint32_t
+        computed; /* positions whose keys and values are in the cache, once steps in flight are over */
+    int32_t *blocks; /* its table */
     uint32_t block_count;
     uint32_t told_count;       /* blocks the ranks know of */
     uint32_t slot;             /* while running */
@@ -123,15 +141,17 @@ enum cox_step_kind {
 };
 
 struct cox_step_row {
-    const struct cox_sequence *sequence;
-    uint32_t position; /* of the first token to compute */
-    uint32_t count;    /* tokens to compute */
-    bool announce;     /* the ranks do not know the sequence */
-    bool emit;         /* its next token is sampled */
+    const struct cox_sequence *sequence; /* NULL from when it ends before this step does */
+    uint32_t position;                   /* of the first token to compute */
+    uint32_t count;                      /* tokens to compute */
+    bool announce;                       /* the ranks do not know the sequence */
+    bool emit;                           /* its next token is sampled */
+    bool decode;                         /* what it computes is a token that was generated */
 };
 
 struct cox_step {
-    uint64_t base; /* sequence number of the step the ranks' tables stand at; 0: they are emptied
+    uint64_t
+        base; /* sequence number of the step before, at which the ranks' tables stand then; 0: they are emptied
                       first */
     enum cox_step_kind kind;
     const struct cox_step_row *rows;
@@ -158,29 +178,32 @@ struct cox_plan *cox_plan_free(struct cox_plan *plan); /* NULL-safe; frees every
 /* Queues a request. One that can never run is done at once, with an error. Returns 0 or -ENOMEM. */
 int cox_plan_add(struct cox_plan *plan, const struct cox_request *request);
 
-/* Gives the next step. Returns 0; COX_EMPTY: nothing waits, runs or is pulled; COX_BUSY: nothing can be computed before a pull
+/* Gives the next step; fewer than step_count_max are in flight. Returns 0; COX_EMPTY: nothing waits, runs or is pulled, and no step
+ * is in flight; COX_BUSY: nothing can be computed before the oldest step in flight is over, or, where there is none, a pull
  * ends or blocks are given back. Also then sequences may be to be pulled (cox_plan_pull). */
 int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step);
 /* Gives a step without rows, which tells the ranks what a step tells beside them. */
 void cox_plan_next_empty(struct cox_plan *plan, const struct cox_step **ret_step);
-/* The step ran as number `sequence`. tokens: one per row, looked at where the row emits; ended: not
+/* The step that was given is on its way, as number `sequence`: the base of the next one. */
+void cox_plan_publish(struct cox_plan *plan, uint64_t sequence);
+/* The oldest step in flight went well. tokens: one per row, looked at where the row emits; ended: not
  * 0 where the worker ended the sequence (NULL: nowhere). Returns 0, or COX_CORRUPT: a token below
  * 0; nothing is done then. */
-int cox_plan_commit(struct cox_plan *plan, uint64_t sequence, const int32_t *tokens,
-                    const uint8_t *ended, struct cox_error *err);
-/* The step had no effect, or nobody knows what it had. */
+int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t *ended,
+                    struct cox_error *err);
+/* The oldest step had no effect, or nobody knows what it had: so it is with all of them, and with what was given. */
 void cox_plan_revert(struct cox_plan *plan);
 
 /* Takes the oldest sequence that is done, NULL: none. */
 struct cox_sequence *cox_plan_done(struct cox_plan *plan);
-/* Ends everything that waits or runs with an error; a step in flight counts as reverted. */
+/* Ends everything that waits or runs with an error; steps in flight count as reverted. */
 void cox_plan_fail(struct cox_plan *plan, int code, const char *text);
 
 /* Ends what waits or runs for this context, if there is any, with COX_CLOSED; it is done then. One that is being
- * pulled is ended by cox_plan_pulled instead. Not between next and commit or revert. */
+ * pulled is ended by cox_plan_pulled instead. Not between next and publish or revert. */
 void cox_plan_cancel(struct cox_plan *plan, const void *context);
 
-/* ---- pulls and holds; not between next and commit or revert, but for pull ---- */
+/* ---- pulls and holds; not between next and publish or revert, but for pull ---- */
 
 /* The next admitted sequence that nobody was told is to be pulled, NULL: none. The first source->block_count of its blocks
  * are for what is pulled. Lent until pulled. */
@@ -204,8 +227,8 @@ void cox_plan_expire(struct cox_plan *plan, uint64_t now_ns);
 const struct cox_holds *cox_plan_holds(const struct cox_plan *plan); /* lent */
 int64_t cox_plan_last_id(const struct cox_plan *plan);
 
-/* Sequences that ended and of which no step has told (nested: none ever does); *ret_ids is lent
- * until the next call. told forgets them, when the ranks have heard otherwise. With the nested form
+/* Sequences that ended and of which no step has told (nested: none ever does; otherwise the next one does, by its base where that is
+ * 0); *ret_ids is lent until the next call. told forgets them, when the ranks have heard otherwise. With the nested form
  * that has to be before every next. */
 uint32_t cox_plan_untold(const struct cox_plan *plan, const int64_t **ret_ids);
 void cox_plan_told(struct cox_plan *plan);

@@ -51,6 +51,7 @@ static void help(FILE *file)
         "                            group that decodes; decode: goes on with them; standard, the\n"
         "                            default: both (coxswain role changes it)\n"
         "      --quiet               nothing of what the workers write\n");
+    cox_async_options_help(file);
     cox_recovery_options_help(file);
     cox_group_choice_help(file);
     cox_exit_help(file);
@@ -59,6 +60,7 @@ static void help(FILE *file)
 static const struct option long_options[] = {
     COX_GROUP_CHOICE_LONG_OPTIONS,
     COX_RECOVERY_LONG_OPTIONS,
+    COX_ASYNC_LONG_OPTIONS,
     {"no-init", no_argument, NULL, OPTION_NO_INIT},
     {"no-flags", no_argument, NULL, OPTION_NO_FLAGS},
     {"quiet", no_argument, NULL, OPTION_QUIET},
@@ -93,7 +95,9 @@ static int serve(struct cox_crew *crew, const struct cox_crew_options *options, 
     bool legacy = cox_executor_legacy(executor);
     struct cox_serving_options serving = {
         .name = legacy ? NULL : cox_executor_name(executor),
-        .scheduler = {.step_ms = options->group->step_ms, .log = cox_crew_log()},
+        .scheduler = {.step_ms = options->group->step_ms,
+                      .steps_in_flight = options->group->steps_in_flight,
+                      .log = cox_crew_log()},
     };
     serving.lora = cox_crew_lora(crew);
     int r = cox_vocab_size_load(options->model, &serving.vocab_size, err);

@@ -16,6 +16,7 @@
 #define STEP_MS_DEFAULT 30000
 #define RETRY_MAX_DEFAULT 3
 #define PULL_MS_DEFAULT 10000
+#define STEPS_IN_FLIGHT_DEFAULT 2
 /* Attempts to pull one sequence; each waits four times as long as the one before. */
 #define PULL_COUNT_MAX 3
 #define PULL_PAUSE_NS (20 * COX_NSEC_PER_MSEC)
@@ -28,13 +29,17 @@
 #define SUBMIT_PAUSE_MIN_NS (20 * UINT64_C(1000))
 #define SUBMIT_PAUSE_MAX_NS (5 * COX_NSEC_PER_MSEC)
 
-/* What the handler leaves for run. */
-struct outcome {
-    uint64_t number; /* of the step; scheduler->number while its outcome is awaited */
-    bool arrived;
+/* A step on its way, and what the handler leaves of it for run. */
+struct flight {
+    uint64_t number; /* 0: nobody awaits its outcome */
+    const struct cox_step *step;
+    uint64_t submitted_ns, deadline_ns;
+    uint64_t version; /* of the weights; 0: none */
+    bool switches;    /* it is another one than that of the step before */
+
+    bool arrived; /* and with it all below */
     int status;
     struct cox_error error;
-    uint64_t sequence;
     uint64_t arrived_ns;
     uint64_t model_ns; /* 0: not reported */
     uint64_t group_ns, group_wait_ns;
@@ -47,22 +52,23 @@ struct cox_scheduler {
     struct cox_executor *executor;
     struct cox_scheduler_options options;
     struct cox_plan *plan;
-    struct cox_message *message; /* changed by run, read by the handler while a step is in flight */
+    struct cox_message *message;
     bool nested;
     bool broken;     /* run has failed: only free is left */
-    uint64_t number; /* of the step in flight or the last one; tells a late handler from the awaited
-                        one */
+    uint64_t number; /* of the last step; tells a late handler from an awaited one */
     uint32_t retry_count;
     uint64_t life;    /* of the group, in which the ranks were told what the plan builds on */
     uint64_t version; /* of the weights, of the last step; 0: there was none, or it has none */
     bool switched;    /* it is another one than when what is held was computed */
 
-    pthread_mutex_t lock; /* outcome and stopped */
+    pthread_mutex_t lock; /* what the handler looks at in flights, and stopped */
     pthread_cond_t wake;
-    struct outcome outcome;
+    struct flight *flights; /* a ring of steps_in_flight; what is not in flight has no number */
+    uint32_t flight_first, flight_count;
     bool stopped;
 
     uint64_t steps, retries, run_ns;
+    uint64_t arrived_ns;                          /* of the step before */
     uint64_t *step_samples, *channel_samples;     /* rings of SAMPLE_COUNT */
     uint64_t *group_samples, *group_wait_samples; /* the same */
     uint64_t step_count, channel_count, group_count;
@@ -95,35 +101,34 @@ int cox_scheduler_fit(struct cox_scheduler_options *options, const struct cox_in
 
 /* ---- the handler, on the response thread ---- */
 
-static void outcome_fill(struct cox_scheduler *scheduler, const struct cox_completion *completion)
+static void outcome_fill(const struct cox_scheduler *scheduler, struct flight *flight,
+                         const struct cox_completion *completion)
 {
-    struct outcome *outcome = &scheduler->outcome;
-    outcome->error = (struct cox_error){0};
-    outcome->sequence = completion->sequence;
-    outcome->model_ns = 0;
-    outcome->has_group = false;
-    outcome->status = completion->status;
+    flight->error = (struct cox_error){0};
+    flight->model_ns = 0;
+    flight->has_group = false;
+    flight->status = completion->status;
     if (completion->status) {
-        cox_fail(&outcome->error, completion->status, "%s",
+        cox_fail(&flight->error, completion->status, "%s",
                  completion->text ? completion->text : cox_status_text(completion->status));
         return;
     }
     const ModelExecuteData__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
-    outcome->status = cox_message_read(scheduler->message, completion->sequence, response,
-                                       outcome->tokens, outcome->ended, &outcome->error);
-    if (outcome->status)
+    flight->status = cox_message_read(scheduler->message, flight->step, completion->sequence,
+                                      response, flight->tokens, flight->ended, &flight->error);
+    if (flight->status)
         return;
     const ModelExecuteData__ExecuteModelResponse *answer = response->execute_model_response;
     if (answer->has_model_execute_time && answer->model_execute_time > 0 &&
         answer->model_execute_time < 1e9f)
-        outcome->model_ns = (uint64_t)((double)answer->model_execute_time * 1e6);
+        flight->model_ns = (uint64_t)((double)answer->model_execute_time * 1e6);
     /* A part of a part: what exceeds the whole is no time. */
-    if (answer->has_group_ns && answer->has_group_wait_ns && outcome->model_ns &&
-        answer->group_ns <= outcome->model_ns && answer->group_wait_ns <= answer->group_ns) {
-        outcome->has_group = true;
-        outcome->group_ns = answer->group_ns;
-        outcome->group_wait_ns = answer->group_wait_ns;
+    if (answer->has_group_ns && answer->has_group_wait_ns && flight->model_ns &&
+        answer->group_ns <= flight->model_ns && answer->group_wait_ns <= answer->group_ns) {
+        flight->has_group = true;
+        flight->group_ns = answer->group_ns;
+        flight->group_wait_ns = answer->group_wait_ns;
     }
 }
 
@@ -132,12 +137,14 @@ static void on_completion(void *context, const struct cox_completion *completion
     uint64_t now = cox_now_ns();
     struct cox_scheduler *scheduler = context;
     pthread_mutex_lock(&scheduler->lock);
-    struct outcome *outcome = &scheduler->outcome;
-    /* After a stop nobody waits for it, and the message may be of another step. */
-    if (!outcome->arrived && outcome->number == (uintptr_t)completion->request_context) {
-        outcome_fill(scheduler, completion);
-        outcome->arrived_ns = now;
-        outcome->arrived = true;
+    for (uint32_t i = 0; i < scheduler->options.steps_in_flight; i++) {
+        struct flight *flight = &scheduler->flights[i];
+        /* After a stop nobody waits for it, and its step may be over. */
+        if (flight->number != (uintptr_t)completion->request_context || flight->arrived)
+            continue;
+        outcome_fill(scheduler, flight, completion);
+        flight->arrived_ns = now;
+        flight->arrived = true;
         pthread_cond_signal(&scheduler->wake);
     }
     pthread_mutex_unlock(&scheduler->lock);
@@ -156,6 +163,31 @@ static void on_quarantine(void *context, const int32_t *blocks, uint32_t count)
     cox_plan_reserve(context, blocks, count);
 }
 
+static int flights_init(struct cox_scheduler *scheduler)
+{
+    const struct cox_scheduler_options *options = &scheduler->options;
+    scheduler->flights = calloc(options->steps_in_flight, sizeof *scheduler->flights);
+    if (!scheduler->flights)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < options->steps_in_flight; i++) {
+        struct flight *flight = &scheduler->flights[i];
+        flight->tokens = calloc(options->sequence_count_max, sizeof *flight->tokens);
+        flight->ended = calloc(options->sequence_count_max, sizeof *flight->ended);
+        if (!flight->tokens || !flight->ended)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+/* All that run may end with every step in flight. */
+static uint32_t parting_count(const struct cox_scheduler_options *options)
+{
+    uint32_t wanted = options->sequence_count_max * (options->steps_in_flight - 1);
+    uint32_t taken = options->sequence_count_max + options->hold_count_max;
+    uint32_t room = taken < SEQUENCE_COUNT_MAX ? SEQUENCE_COUNT_MAX - taken : 0;
+    return wanted < room ? wanted : room;
+}
+
 static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const struct cox_scheduler_options *options = &scheduler->options;
@@ -168,20 +200,21 @@ static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err
         .request_size_max = cox_executor_request_size_max(scheduler->executor, COX_CHANNEL_EXECUTE),
         .last_id = options->last_id,
         .hold_count_max = options->hold_count_max,
+        .step_count_max = options->steps_in_flight,
+        .parting_count_max = parting_count(options),
         .nested = scheduler->nested,
     };
     int r = cox_plan_new(&plan_options, &scheduler->plan, err);
     if (r)
         return r;
     uint32_t rows = options->sequence_count_max;
-    scheduler->outcome.tokens = calloc(rows, sizeof *scheduler->outcome.tokens);
-    scheduler->outcome.ended = calloc(rows, sizeof *scheduler->outcome.ended);
+    r = flights_init(scheduler);
     scheduler->step_samples = calloc(SAMPLE_COUNT, sizeof *scheduler->step_samples);
     scheduler->channel_samples = calloc(SAMPLE_COUNT, sizeof *scheduler->channel_samples);
     scheduler->group_samples = calloc(SAMPLE_COUNT, sizeof *scheduler->group_samples);
     scheduler->group_wait_samples = calloc(SAMPLE_COUNT, sizeof *scheduler->group_wait_samples);
-    if (!scheduler->group_samples || !scheduler->group_wait_samples || !scheduler->outcome.tokens ||
-        !scheduler->outcome.ended || !scheduler->step_samples || !scheduler->channel_samples)
+    if (r || !scheduler->group_samples || !scheduler->group_wait_samples ||
+        !scheduler->step_samples || !scheduler->channel_samples)
         return cox_fail(err, -ENOMEM, "no memory for the scheduler");
     r = cox_message_new(rows, scheduler->nested, &scheduler->message);
     if (r)
@@ -203,8 +236,11 @@ static void scheduler_destroy(struct cox_scheduler *scheduler)
     pthread_mutex_destroy(&scheduler->lock);
     cox_plan_free(scheduler->plan);
     cox_message_free(scheduler->message);
-    free(scheduler->outcome.tokens);
-    free(scheduler->outcome.ended);
+    for (uint32_t i = 0; scheduler->flights && i < scheduler->options.steps_in_flight; i++) {
+        free(scheduler->flights[i].tokens);
+        free(scheduler->flights[i].ended);
+    }
+    free(scheduler->flights);
     free(scheduler->step_samples);
     free(scheduler->channel_samples);
     free(scheduler->group_samples);
@@ -218,6 +254,14 @@ int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_
     if (options->sequence_count_max > SEQUENCE_COUNT_MAX)
         return cox_fail(err, COX_INVALID, "%" PRIu32 " sequences at a time: at most %d",
                         options->sequence_count_max, SEQUENCE_COUNT_MAX);
+    /* Legacy workers, and their form, know nothing of tokens that the coordinator does not know. */
+    bool nested = options->nested || cox_executor_legacy(executor);
+    uint32_t flight_max = nested ? 1 : cox_executor_depth(executor);
+    if (options->steps_in_flight > flight_max)
+        return cox_fail(err, COX_INVALID, "%" PRIu32 " steps in flight: at most %" PRIu32 "%s",
+                        options->steps_in_flight, flight_max,
+                        nested ? " with the form of legacy workers"
+                               : ", the depth of the group's channels");
     struct cox_scheduler *scheduler = calloc(1, sizeof *scheduler);
     if (!scheduler)
         return cox_fail(err, -ENOMEM, "no memory for the scheduler");
@@ -233,8 +277,11 @@ int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_
         scheduler->options.retry_max = RETRY_MAX_DEFAULT;
     if (!options->pull_ms)
         scheduler->options.pull_ms = PULL_MS_DEFAULT;
+    if (!options->steps_in_flight)
+        scheduler->options.steps_in_flight =
+            flight_max < STEPS_IN_FLIGHT_DEFAULT ? flight_max : STEPS_IN_FLIGHT_DEFAULT;
     COX_ASSERT(!options->transfer || options->feed);
-    scheduler->nested = options->nested || cox_executor_legacy(executor);
+    scheduler->nested = nested;
     scheduler->life = cox_executor_life(executor);
 
     pthread_condattr_t attributes;
@@ -292,79 +339,111 @@ static bool pause_until(struct cox_scheduler *scheduler, uint64_t deadline_ns)
     return go_on;
 }
 
+static struct flight *flight_at(const struct cox_scheduler *scheduler, uint32_t i)
+{
+    return &scheduler->flights[(scheduler->flight_first + i) % scheduler->options.steps_in_flight];
+}
+
+/* One step in flight has failed, and its failure is to be looked at: what builds on it is void. */
+static bool is_void(struct cox_scheduler *scheduler)
+{
+    bool failed = false;
+    pthread_mutex_lock(&scheduler->lock);
+    for (uint32_t i = 0; i < scheduler->flight_count; i++)
+        failed = failed || (flight_at(scheduler, i)->arrived && flight_at(scheduler, i)->status);
+    pthread_mutex_unlock(&scheduler->lock);
+    return failed;
+}
+
 /* Submits, again and again while a rank owes the answer of an earlier step or still reads the
  * frame. */
-static int step_submit(struct cox_scheduler *scheduler,
+static int step_submit(struct cox_scheduler *scheduler, struct flight *flight,
                        const struct ModelExecuteData__ExecuteRequest *request,
-                       uint64_t *ret_submitted_ns, uint64_t *ret_deadline_ns, struct cox_error *err)
+                       uint64_t *ret_sequence, struct cox_error *err)
 {
     uint64_t give_up_ns = cox_deadline_after_ms(scheduler->options.step_ms);
     uint64_t pause_ns = SUBMIT_PAUSE_MIN_NS;
-    pthread_mutex_lock(&scheduler->lock);
-    scheduler->outcome.number = ++scheduler->number;
-    scheduler->outcome.arrived = false;
-    pthread_mutex_unlock(&scheduler->lock);
     for (;;) {
         struct cox_submit_options options = {
             .gather = COX_GATHER_RANK0,
             .deadline_ns = cox_deadline_after_ms(scheduler->options.step_ms),
-            .request_context = (void *)(uintptr_t)scheduler->number,
+            .request_context = (void *)(uintptr_t)flight->number,
             .life = scheduler->life,
         };
         struct cox_error error = {0};
-        *ret_submitted_ns = cox_now_ns();
-        *ret_deadline_ns = options.deadline_ns;
-        uint64_t sequence;
-        int r = cox_executor_submit(scheduler->executor, request, &options, &sequence, &error);
+        if (is_void(scheduler))
+            return cox_fail(err, COX_ABORTED, "the step before it has failed");
+        flight->submitted_ns = cox_now_ns();
+        flight->deadline_ns = options.deadline_ns;
+        int r = cox_executor_submit(scheduler->executor, request, &options, ret_sequence, &error);
         if (r == 0)
             return 0;
-        if ((r != COX_LATE && r != COX_FULL) || *ret_submitted_ns >= give_up_ns)
+        if ((r != COX_LATE && r != COX_FULL) || flight->submitted_ns >= give_up_ns)
             return cox_fail(err, r, "%s", error.text[0] ? error.text : cox_status_text(r));
-        if (!pause_until(scheduler, *ret_submitted_ns + pause_ns))
+        if (!pause_until(scheduler, flight->submitted_ns + pause_ns))
             return cox_fail(err, COX_CLOSED, "stopped");
         pause_ns = cox_deadline_min(pause_ns * 2, SUBMIT_PAUSE_MAX_NS);
     }
 }
 
-/* Waits for the handler. Returns the status of the step. */
-static int step_wait(struct cox_scheduler *scheduler, uint64_t deadline_ns, struct cox_error *err)
+/* From now on the handler may fill it. */
+static struct flight *flight_expect(struct cox_scheduler *scheduler, const struct cox_step *step)
 {
-    struct timespec until = timespec_of(deadline_ns + COMPLETION_SLACK_NS);
-    struct outcome *outcome = &scheduler->outcome;
+    struct flight *flight = flight_at(scheduler, scheduler->flight_count);
+    pthread_mutex_lock(&scheduler->lock);
+    flight->number = ++scheduler->number;
+    flight->step = step;
+    flight->arrived = false;
+    pthread_mutex_unlock(&scheduler->lock);
+    return flight;
+}
+
+/* Waits for the handler; then the oldest step is in flight no more, and whatever comes of it later is not for us. Returns its
+ * status. */
+static int flight_await(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    struct flight *flight = flight_at(scheduler, 0);
+    struct timespec until = timespec_of(flight->deadline_ns + COMPLETION_SLACK_NS);
     int r = 0;
     pthread_mutex_lock(&scheduler->lock);
-    while (!outcome->arrived && !scheduler->stopped && r != ETIMEDOUT)
+    while (!flight->arrived && !scheduler->stopped && r != ETIMEDOUT)
         r = pthread_cond_timedwait(&scheduler->wake, &scheduler->lock, &until);
-    if (outcome->arrived)
-        r = outcome->status ? cox_fail(err, outcome->status, "%s", outcome->error.text) : 0;
+    if (flight->arrived)
+        r = flight->status ? cox_fail(err, flight->status, "%s", flight->error.text) : 0;
     else if (scheduler->stopped)
         r = cox_fail(err, COX_CLOSED, "stopped");
     else
         r = cox_fail(err, COX_STATE, "a step was not completed by its deadline");
-    outcome->number = 0; /* whatever comes now is not for us */
+    flight->number = 0;
+    scheduler->flight_first = (scheduler->flight_first + 1) % scheduler->options.steps_in_flight;
+    scheduler->flight_count--;
     pthread_mutex_unlock(&scheduler->lock);
     return r;
 }
 
-static void step_count(struct cox_scheduler *scheduler, uint64_t submitted_ns)
+static void step_count(struct cox_scheduler *scheduler, const struct flight *flight)
 {
-    const struct outcome *outcome = &scheduler->outcome;
-    uint64_t step_ns = outcome->arrived_ns - submitted_ns;
+    /* A rank begins when it has ended the step before. */
+    uint64_t since_ns =
+        flight->submitted_ns > scheduler->arrived_ns ? flight->submitted_ns : scheduler->arrived_ns;
+    uint64_t own_ns = flight->arrived_ns > since_ns ? flight->arrived_ns - since_ns : 0;
     scheduler->steps++;
-    scheduler->step_samples[scheduler->step_count++ % SAMPLE_COUNT] = step_ns;
-    if (!outcome->model_ns)
+    scheduler->step_samples[scheduler->step_count++ % SAMPLE_COUNT] =
+        flight->arrived_ns - flight->submitted_ns;
+    scheduler->arrived_ns = flight->arrived_ns;
+    if (!flight->model_ns)
         return;
-    const uint64_t channel_ns = step_ns > outcome->model_ns ? step_ns - outcome->model_ns : 0;
+    const uint64_t channel_ns = own_ns > flight->model_ns ? own_ns - flight->model_ns : 0;
     scheduler->channel_samples[scheduler->channel_count++ % SAMPLE_COUNT] = channel_ns;
-    scheduler->times.step_ns += step_ns;
+    scheduler->times.step_ns += own_ns;
     scheduler->times.channel_ns += channel_ns;
-    if (!outcome->has_group)
+    if (!flight->has_group)
         return;
-    scheduler->group_samples[scheduler->group_count % SAMPLE_COUNT] = outcome->group_ns;
-    scheduler->group_wait_samples[scheduler->group_count++ % SAMPLE_COUNT] = outcome->group_wait_ns;
+    scheduler->group_samples[scheduler->group_count % SAMPLE_COUNT] = flight->group_ns;
+    scheduler->group_wait_samples[scheduler->group_count++ % SAMPLE_COUNT] = flight->group_wait_ns;
     scheduler->times.has_group = true;
-    scheduler->times.group_ns += outcome->group_ns;
-    scheduler->times.group_wait_ns += outcome->group_wait_ns;
+    scheduler->times.group_ns += flight->group_ns;
+    scheduler->times.group_wait_ns += flight->group_wait_ns;
 }
 
 /* ---- pulls ---- */
@@ -481,30 +560,32 @@ static uint64_t transfers_due_ns(const struct cox_scheduler *scheduler)
 /* ---- the step ---- */
 
 /* What the step is to be computed with. */
-static int step_weights(struct cox_scheduler *scheduler, uint64_t *ret_version,
+static int step_weights(struct cox_scheduler *scheduler, struct flight *flight,
                         struct cox_error *err)
 {
     struct cox_shared_weights *weights = scheduler->options.weights;
-    *ret_version = 0;
-    int r = weights ? cox_shared_weights_step(weights, scheduler->life, ret_version, err) : 0;
+    flight->version = 0;
+    flight->switches = false;
+    int r = weights ? cox_shared_weights_step(weights, scheduler->life, &flight->version, err) : 0;
     if (r)
         return r;
     /* Also where it is withdrawn later: some rank may have begun with it. */
-    scheduler->switched |= scheduler->version && *ret_version != scheduler->version;
-    scheduler->version = *ret_version;
-    cox_message_weights(scheduler->message, *ret_version);
+    flight->switches = scheduler->version && flight->version != scheduler->version;
+    scheduler->version = flight->version;
+    cox_message_weights(scheduler->message, flight->version);
     return 0;
 }
 
-/* The step came to r. */
-static void step_weights_end(struct cox_scheduler *scheduler, uint64_t version, int r,
+/* The step came to r, and those before it went well: of what builds on a failure, the failure says nothing of its weights. */
+static void step_weights_end(struct cox_scheduler *scheduler, const struct flight *flight, int r,
                              const struct cox_error *err)
 {
     struct cox_shared_weights *weights = scheduler->options.weights;
+    scheduler->switched |= flight->switches;
     if (weights && r)
-        cox_shared_weights_failed(weights, version, r, err->text);
+        cox_shared_weights_failed(weights, flight->version, r, err->text);
     else if (weights)
-        cox_shared_weights_used(weights, version);
+        cox_shared_weights_used(weights, flight->version);
 }
 
 /* There is nothing to run, and the ranks have to hear of something. */
@@ -513,39 +594,84 @@ static bool needs_empty_step(const struct cox_scheduler *scheduler)
     return scheduler->options.weights && cox_shared_weights_pending(scheduler->options.weights);
 }
 
-/* Plans and runs one step. Returns 0, COX_EMPTY, COX_BUSY, or the failure of the step. */
-static int step_run(struct cox_scheduler *scheduler, struct cox_error *err)
+/* Plans a step and sends it on its way. Returns 0, COX_EMPTY, COX_BUSY, or why it is not. */
+static int step_begin(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const struct cox_step *step;
-    uint64_t version;
     int r = cox_plan_next(scheduler->plan, &step);
-    if (r != COX_EMPTY && scheduler->options.transfer) {
-        int started = pulls_start(scheduler, err);
-        r = started ? started : r;
-    }
-    if ((r == COX_EMPTY || r == COX_BUSY) && needs_empty_step(scheduler)) {
+    /* One in flight may be the one that tells them. */
+    if ((r == COX_EMPTY || r == COX_BUSY) && !scheduler->flight_count &&
+        needs_empty_step(scheduler)) {
         cox_plan_next_empty(scheduler->plan, &step);
         r = 0;
     }
-    if (!r)
-        r = step_weights(scheduler, &version, err);
     if (r)
         return r;
+    struct flight *flight = flight_expect(scheduler, step);
     const struct ModelExecuteData__ExecuteRequest *request;
-    uint64_t submitted_ns, deadline_ns;
+    uint64_t sequence;
+    r = step_weights(scheduler, flight, err);
+    if (r)
+        return r;
     r = cox_message_fill(scheduler->message, step, &request);
     if (r)
         return cox_fail(err, r, "no memory for a step");
-    r = step_submit(scheduler, request, &submitted_ns, &deadline_ns, err);
+    r = step_submit(scheduler, flight, request, &sequence, err);
+    if (r)
+        return r;
+    cox_plan_publish(scheduler->plan, sequence);
+    scheduler->flight_count++;
+    return 0;
+}
+
+/* The same, and starts the pulls that were planned with it: afterwards, since no rank owes the answer of an earlier step then, which
+ * might still write to the blocks. */
+static int step_and_pulls_begin(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    int r = step_begin(scheduler, err);
+    int started = 0;
+    if ((!r || r == COX_BUSY) && scheduler->options.transfer)
+        started = pulls_start(scheduler, err);
+    return started ? started : r;
+}
+
+/* Waits for the oldest step in flight. Returns 0, or how it failed. */
+static int step_end(struct cox_scheduler *scheduler, struct cox_error *err)
+{
+    struct flight *flight = flight_at(scheduler, 0);
+    int r = flight_await(scheduler, err);
+    step_weights_end(scheduler, flight, r, err);
     if (!r)
-        r = step_wait(scheduler, deadline_ns, err);
-    step_weights_end(scheduler, version, r, err);
-    if (!r)
-        r = cox_plan_commit(scheduler->plan, scheduler->outcome.sequence, scheduler->outcome.tokens,
-                            scheduler->outcome.ended, err);
-    if (!r)
-        step_count(scheduler, submitted_ns);
-    return r;
+        r = cox_plan_commit(scheduler->plan, flight->tokens, flight->ended, err);
+    if (r)
+        return r;
+    step_count(scheduler, flight);
+    scheduler->retry_count = 0;
+    return 0;
+}
+
+/* Planning came to r. Waits for the oldest step when as many are in flight as may be, or nothing can be planned before; and for all when
+ * something has failed: those before the failure count, those after it are void, and so would be what is submitted before they
+ * are over. Returns 0; COX_EMPTY, COX_BUSY: r, and none is in flight; or the first failure, and none is. */
+static int steps_wait(struct cox_scheduler *scheduler, int r, struct cox_error *err)
+{
+    const bool waits = r == COX_EMPTY || r == COX_BUSY;
+    const bool failed = r && !waits;
+    struct cox_error earlier = {0}, later = {0};
+    int e = 0;
+    if (failed) {
+        while (!e && scheduler->flight_count)
+            e = step_end(scheduler, &earlier);
+    } else if (scheduler->flight_count &&
+               (waits || scheduler->flight_count == scheduler->options.steps_in_flight)) {
+        e = step_end(scheduler, &earlier);
+        r = 0;
+    }
+    while (e && scheduler->flight_count)
+        flight_await(scheduler, &later);
+    if (e)
+        *err = earlier;
+    return e ? e : r;
 }
 
 /* ---- run ---- */
@@ -569,7 +695,8 @@ static int tell(struct cox_scheduler *scheduler, struct cox_error *err)
         return 0;
     uint64_t deadline_ns = cox_deadline_after_ms(scheduler->options.step_ms);
     int r = cox_executor_cleanup(scheduler->executor, ids, count, deadline_ns, err);
-    if (!r)
+    /* A failure reverts the plan, and the base of the next step tells; it is not tried for ever where there is none. */
+    if (!r || !scheduler->nested)
         cox_plan_told(scheduler->plan);
     return r;
 }
@@ -646,21 +773,19 @@ static int steps_run(struct cox_scheduler *scheduler, struct cox_error *err)
         done_report(scheduler); /* of holds, before somebody releases them */
         if (scheduler->options.feed)
             scheduler->options.feed(scheduler->options.feed_context, false, 0);
-        if (is_stopped(scheduler))
-            return cox_fail(err, COX_CLOSED, "stopped");
         struct cox_error error = {0};
-        int r = transfers_look(scheduler, &error);
+        int r = is_stopped(scheduler) ? cox_fail(&error, COX_CLOSED, "stopped")
+                                      : transfers_look(scheduler, &error);
         done_report(scheduler);
         if (!r && scheduler->nested)
             r = tell(scheduler, &error);
         if (!r)
-            r = step_run(scheduler, &error);
+            r = step_and_pulls_begin(scheduler, &error);
+        r = steps_wait(scheduler, r, &error);
         if ((r == COX_EMPTY || r == COX_BUSY) && (r = idle(scheduler, &error)) == COX_EMPTY)
             return 0;
         if (r)
             r = step_failed(scheduler, r, &error);
-        else
-            scheduler->retry_count = 0;
         if (r)
             return cox_fail(err, r, "%s", error.text);
     }

@@ -2,7 +2,9 @@
  * scheduler: requests in, tokens out: continuous batching over the execute channel of one group.
  *
  * The thread that calls run plans, submits, and sleeps until the handler has copied the outcome
- * out; one step is in flight at a time. plan.h has the rules of batching.
+ * out. Asynchronous scheduling: it plans, packs and publishes the next step while the ranks run one, so that they find it when they
+ * are done. Ranks know the tokens they sampled, so a step needs none of them. plan.h has the rules of batching, and says what becomes of
+ * sequences that end meanwhile.
  *
  * Threads: everything on one thread, except stop, which any thread may call. done and feed run on
  *   the thread of run; they may add. The scheduler is the only one that runs steps on the group while it
@@ -11,7 +13,7 @@
  *   until free.
  * Blocks: run until every request is done, and for longer if feed says so; each wait in it ends at the step deadline, by stop, or
  *   by a death, except inside recover.
- * Failures: a step that ended with COX_REJECTED, COX_TIMEOUT, COX_STALE or COX_ABORTED counts as if
+ * Failures: with a step all those submitted after it are void; they are waited for, and count as one failure. A step that ended with COX_REJECTED, COX_TIMEOUT, COX_STALE or COX_ABORTED counts as if
  *   it had never been: everything is announced and recomputed, retry_max times in a row. While a
  *   rank owes the answer of an earlier step, submitting is tried again until a step's time has
  *   passed. Where there is a recover hook, it is asked before, and also for COX_PEER_DEAD, COX_STATE and COX_LATE. Any
@@ -37,6 +39,9 @@ struct cox_scheduler_options {
     uint32_t token_count_max;    /* computed per step; default 512 */
     uint64_t step_ms;            /* a step has so long; default 30,000 */
     uint32_t retry_max;          /* of the same step in a row; default 3 */
+    uint32_t
+        steps_in_flight; /* at most the depth of the channels, and 1 with the nested form; default 2, or what may be. 1: a
+                                    step is planned when the one before is over */
     bool nested;                 /* the legacy form also for ranks that know better */
     uint32_t block_count;        /* required */
     uint32_t block_size;         /* required */
@@ -76,7 +81,8 @@ struct cox_scheduler_options {
 
 /* Where the time of steps went, all of those together for which rank 0 has told its model's time. */
 struct cox_scheduler_times {
-    uint64_t step_ns;    /* from submit to the entry of the handler */
+    uint64_t
+        step_ns; /* from submit, or the handler of the step before, to the entry of the handler */
     uint64_t channel_ns; /* of it not rank 0's model */
     bool has_group;
     uint64_t group_ns;      /* of it rank 0 in operations with other ranks */
@@ -89,9 +95,9 @@ struct cox_scheduler_stats {
     struct cox_plan_stats plan;
     uint64_t run_ns; /* spent in run */
     uint64_t step_p50_ns,
-        step_p99_ns; /* from submit to the entry of the handler, over the last steps */
-    /* The same without the time that rank 0 reports for its model: what the channel costs. 0: no
-     * rank reported any. */
+        step_p99_ns; /* from submit to the entry of the handler, over the last steps; with the wait for the step before */
+    /* What the channel costs: from submit, or from the handler of the step before if that is later, without the time that rank 0
+     * reports for its model. 0: no rank reported any. */
     uint64_t channel_p50_ns, channel_p99_ns;
     /* As rank 0 reports them (cox_scheduler_times); 0: it did not. */
     uint64_t group_p50_ns, group_p99_ns, group_wait_p50_ns, group_wait_p99_ns;
@@ -104,7 +110,7 @@ struct cox_scheduler_stats {
 int cox_scheduler_fit(struct cox_scheduler_options *options, const struct cox_init_summary *summary,
                       struct cox_error *err);
 
-/* Becomes the handler of the execute channel. Returns 0; COX_INVALID; -ENOMEM. */
+/* Becomes the handler of the execute channel. Returns 0; COX_INVALID: err says which number is too large; -ENOMEM. */
 int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_options *options,
                       struct cox_scheduler **ret_scheduler, struct cox_error *err);
 struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler); /* NULL-safe */
@@ -129,7 +135,7 @@ int64_t cox_scheduler_last_id(const struct cox_scheduler *scheduler);
  * next step tells that there is nothing). Returns 0, also when single requests failed; COX_CLOSED: stopped, nothing can be run any more; the status
  * of the failure that ended all. */
 int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err);
-/* Makes run return soon, whatever the step in flight does; a feed that sleeps is its owner's to wake.
+/* Makes run return soon, whatever the steps in flight do; a feed that sleeps is its owner's to wake.
  * Idempotent. */
 void cox_scheduler_stop(struct cox_scheduler *scheduler);
 

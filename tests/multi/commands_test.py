@@ -204,7 +204,8 @@ def many_prompts_are_the_same_at_once_and_one_by_one():
     for prompt, line in zip(prompts, one.out.split("\n")):
         check(line.startswith(prompt), "not in order: " + line, one)
     for arguments in (["-n", "4"], ["-n", "4", "--one-at-a-time"], ["-n", "2", "--nested"],
-                      ["-n", "2", "--step-tokens", "3"], ["-n", "2", "--sequences", "7", "--depth", "1"]):
+                      ["-n", "2", "--step-tokens", "3"], ["-n", "2", "--sequences", "7", "--depth", "1"],
+                      ["-n", "2", "--async-scheduling", "on", "--sequences", "5"], ["-n", "4", "--async-scheduling", "off"]):
         other = expect(generate(*arguments, text=text), 0)
         check(other.out == one.out, "another text with %s" % arguments, other)
 
@@ -585,6 +586,10 @@ def wrong_input_is_named():
         (["generate", "--top-p", "1.5", "1+1="], 2, "--top-p"),
         (["generate", "--depth", "9", "1+1="], 2, "1 to 8"),
         (["generate", "--legacy-workers", "--depth", "2", "1+1="], 2, "depth 1"),
+        (["generate", "--async-scheduling", "yes", "1+1="], 2, "expected on or off"),
+        (["generate", "--async-scheduling", "on", "--depth", "1", "1+1="], 2, "--depth 2 or more"),
+        (["generate", "--async-scheduling", "on", "--nested", "1+1="], 2, "not with --nested"),
+        (["run", "--async-scheduling", "on", "--legacy-workers"], 2, "legacy workers need every token"),
         (["generate", "--bogus"], 2, "--bogus"),
         (["generate", "-y"], 2, "-y"),
         (["generate", "--name", "a/b", "1+1="], 2, "'/' at position 2"),

@@ -32,3 +32,12 @@ cox_multi_test(NAME recovery SOURCES ${CMAKE_CURRENT_LIST_DIR}/recovery_test.c
     LIBS coxswain_testlib coxswain_commands TIMEOUT 240)
 add_dependencies(test_multi_recovery scripted_worker)
 cox_sealed_test(recovery TIMEOUT 300)
+
+# Several steps of the scheduler in flight, with a worker of its own.
+add_executable(async_worker ${CMAKE_CURRENT_LIST_DIR}/async_worker.c)
+set_target_properties(async_worker PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+target_link_libraries(async_worker PRIVATE coxswain_testlib coxswain_warnings)
+cox_multi_test(NAME async SOURCES ${CMAKE_CURRENT_LIST_DIR}/async_test.c
+    LIBS coxswain_testlib coxswain_commands TIMEOUT 240)
+add_dependencies(test_multi_async async_worker)
+cox_sealed_test(async TIMEOUT 300)

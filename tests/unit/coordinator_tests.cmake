@@ -1,6 +1,7 @@
 cox_unit_test(NAME cgroup SOURCES ${CMAKE_CURRENT_LIST_DIR}/cgroup_test.c LIBS coxswain_commands)
 cox_unit_test(NAME tokenizer SOURCES ${CMAKE_CURRENT_LIST_DIR}/tokenizer_test.c LIBS coxswain_commands)
 cox_unit_test(NAME plan SOURCES ${CMAKE_CURRENT_LIST_DIR}/plan_test.c LIBS coxswain_commands)
+cox_unit_test(NAME plan_flight SOURCES ${CMAKE_CURRENT_LIST_DIR}/plan_flight_test.c LIBS coxswain_commands)
 # Brings its own executor, and the workers' sequence table to check every step with.
 foreach(name scheduler serving transfers)
     cox_unit_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c

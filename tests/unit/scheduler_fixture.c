@@ -62,7 +62,7 @@ static void complete(struct cox_executor *executor, int status, const char *text
         .rank_count = 1,
         .ranks = &rank,
         .payload = response ? &rank : NULL,
-        .request_context = executor->request_context,
+        .request_context = executor->requests[executor->sequence % FIXTURE_DEPTH].request_context,
     };
     executor->handler(executor->handler_context, &completion);
 }
@@ -113,15 +113,27 @@ static void reply(struct cox_executor *executor, const struct cox_batch *batch,
 
 static void step_take(struct cox_executor *executor, struct cox_arena *arena)
 {
+    const struct fixture_request *taken = &executor->requests[executor->sequence % FIXTURE_DEPTH];
     ModelExecuteData__ExecuteRequest *request;
     const struct cox_batch *batch;
     struct cox_batch_output *outputs;
     struct cox_error error = {0};
+    if (executor->sequence <= executor->void_through) {
+        complete(executor, COX_ABORTED, "the step is void", NULL);
+        return;
+    }
     int status = executor->script.status ? executor->script.status(executor->sequence) : 0;
     bool aside = status && !executor->script.loses_table;
     cox_arena_reset(arena);
-    int r = cox_wire_request_unpack(arena, executor->frame, executor->frame_size, &request);
+    int r = cox_wire_request_unpack(arena, taken->frame, taken->frame_size, &request);
     COX_ASSERT(r == 0);
+    /* It was published before its sender knew. */
+    const ModelExecuteData__StepDelta *delta = request->execute_model_request->step;
+    if (executor->lost && delta && delta->base_sequence) {
+        complete(executor, COX_STALE, "the step builds on one that has failed", NULL);
+        return;
+    }
+    executor->lost = false;
     executor->weights_version = request->weights_version;
     bool nested = request->execute_model_request->step == NULL;
     r = aside ? 0
@@ -148,6 +160,8 @@ static void step_take(struct cox_executor *executor, struct cox_arena *arena)
     if (status) {
         /* Nothing computed before counts any more: a rank may have been replaced. */
         memset(executor->cells, 0, sizeof executor->cells);
+        executor->lost = true;
+        executor->void_through = executor->published;
         complete(executor, status, "rank 1 says no", NULL);
     }
 }
@@ -159,11 +173,11 @@ static void *rank_main(void *context)
     COX_ASSERT(cox_arena_init(&arena, 1 << 16, 1 << 24) == 0);
     pthread_mutex_lock(&executor->lock);
     for (;;) {
-        while (!executor->stop && !executor->pending)
+        while (!executor->stop && executor->sequence == executor->published)
             pthread_cond_wait(&executor->wake, &executor->lock);
-        if (!executor->pending)
+        if (executor->sequence == executor->published)
             break;
-        executor->pending = false;
+        executor->sequence++;
         step_take(executor, &arena);
     }
     pthread_mutex_unlock(&executor->lock);
@@ -323,13 +337,14 @@ int cox_executor_submit(struct cox_executor *executor,
         pthread_mutex_unlock(&executor->lock);
         return cox_fail(err, r, "submit says %s", cox_status_text(r));
     }
-    COX_ASSERT(!executor->pending);
-    r = cox_wire_request_pack(request, executor->frame, executor->request_size_max,
-                              &executor->frame_size);
+    uint64_t waiting = executor->published + 1 - executor->sequence;
+    COX_ASSERT(waiting <= FIXTURE_DEPTH);
+    executor->waiting_max = waiting > executor->waiting_max ? waiting : executor->waiting_max;
+    struct fixture_request *made = &executor->requests[++executor->published % FIXTURE_DEPTH];
+    r = cox_wire_request_pack(request, made->frame, executor->request_size_max, &made->frame_size);
     COX_ASSERT(r == 0); /* the plan keeps steps below the frame */
-    executor->request_context = options->request_context;
-    *ret_sequence = ++executor->sequence;
-    executor->pending = true;
+    made->request_context = options->request_context;
+    *ret_sequence = executor->published;
     pthread_cond_broadcast(&executor->wake);
     pthread_mutex_unlock(&executor->lock);
     return 0;
@@ -361,7 +376,8 @@ int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, 
     uint32_t slot_count;
     pthread_mutex_lock(&executor->lock);
     cox_table_cleanup(executor->table, seq_ids, count, &slots, &slot_count);
-    COX_ASSERT(slot_count == count); /* every one of them was still there */
+    /* Every one of them was still there, unless it may have gone with a step that failed. */
+    COX_ASSERT(slot_count == count || executor->void_through);
     executor->cleanup_count += count;
     pthread_mutex_unlock(&executor->lock);
     return 0;
@@ -385,6 +401,12 @@ const char *cox_executor_door(const struct cox_executor *executor)
 {
     (void)executor;
     return NULL;
+}
+
+uint32_t cox_executor_depth(const struct cox_executor *executor)
+{
+    (void)executor;
+    return FIXTURE_DEPTH;
 }
 
 bool cox_executor_legacy(const struct cox_executor *executor)

@@ -17,6 +17,7 @@
 #define BLOCK_COUNT_MAX 512
 #define STOP 0
 #define FRAME_SIZE 65536
+#define FIXTURE_DEPTH 4
 
 struct cell {
     int64_t id;
@@ -46,6 +47,12 @@ struct fixture_pull {
 };
 struct ModelExecuteData__PullKVRequest__PullKVInfo;
 
+struct fixture_request {
+    uint8_t frame[FRAME_SIZE];
+    size_t frame_size;
+    void *request_context;
+};
+
 /* The executor of these tests. */
 struct cox_executor {
     bool legacy;
@@ -70,11 +77,11 @@ struct cox_executor {
     uint32_t leave_count; /* pulls that the rank was told to leave */
     bool late;            /* the rank owes an answer on the transfer channel */
     bool stop;
-    bool pending;
-    uint8_t frame[FRAME_SIZE];
-    size_t frame_size;
-    void *request_context;
-    uint64_t sequence;
+    struct fixture_request requests[FIXTURE_DEPTH]; /* at their number modulo this */
+    uint64_t published;
+    uint64_t sequence; /* the last one taken */
+    uint64_t void_through;
+    bool lost; /* since a step failed; until everything is announced again */
 
     /* Only the test's thread touches these while the rank is idle. */
     uint64_t submit_count;
@@ -84,6 +91,7 @@ struct cox_executor {
     uint64_t token_count_max;
     uint64_t cleanup_count;
     uint64_t empty_count; /* steps without rows */
+    uint64_t waiting_max; /* requests that were published and not taken */
 
     _Atomic uint64_t life; /* what cox_executor_life says; starts at 1 */
     _Atomic uint64_t kv_digest,

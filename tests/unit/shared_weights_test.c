@@ -391,7 +391,7 @@ static void weights_that_no_step_comes_to_an_end_with_are_given_up(void **state)
         uint64_t version;
         f.executor->script.status = rows[i].status;
         f.executor->script.loses_table = true;
-        f.executor->sequence = 0;
+        f.executor->sequence = f.executor->published = f.executor->void_through = 0;
         struct cox_serving *serving = serving_new();
         error = (struct cox_error){0};
         assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1],

@@ -1,0 +1,609 @@
+/*
+ * plan, with several steps in flight: what is planned on tokens that nobody knows, and what becomes of it.
+ */
+#include "coordinator/plan.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define STOP 99
+
+static const struct cox_plan_options defaults = {
+    .sequence_count_max = 4,
+    .token_count_max = 16,
+    .block_count = 16,
+    .block_size = 4,
+    .position_count_max = 64,
+    .step_count_max = 2,
+};
+
+static struct cox_plan *plan_new(struct cox_plan_options options)
+{
+    struct cox_plan *plan = NULL;
+    struct cox_error error = {0};
+    if (cox_plan_new(&options, &plan, &error))
+        fail_msg("%s", error.text);
+    return plan;
+}
+
+static void add_with(struct cox_plan *plan, uint32_t token_count, uint32_t new_count_max,
+                     uint64_t hold_ms, void *context)
+{
+    const int32_t tokens[64] = {1, 2, 3};
+    struct cox_request request = {
+        .tokens = tokens,
+        .token_count = token_count,
+        .new_count_max = new_count_max,
+        .stop_tokens = {STOP},
+        .stop_count = 1,
+        .hold_ms = hold_ms,
+        .owner = 1,
+        .context = context,
+    };
+    assert_int_equal(cox_plan_add(plan, &request), 0);
+}
+
+static void add(struct cox_plan *plan, uint32_t token_count, uint32_t new_count_max)
+{
+    add_with(plan, token_count, new_count_max, 0, NULL);
+}
+
+/* The next step, on its way as number `sequence`. */
+static const struct cox_step *publish(struct cox_plan *plan, uint64_t sequence)
+{
+    const struct cox_step *step = NULL;
+    assert_int_equal(cox_plan_next(plan, &step), 0);
+    cox_plan_publish(plan, sequence);
+    return step;
+}
+
+static void expect_nothing(struct cox_plan *plan, int code)
+{
+    const struct cox_step *step;
+    assert_int_equal(cox_plan_next(plan, &step), code);
+}
+
+static void commit(struct cox_plan *plan, int32_t first, int32_t others)
+{
+    const int32_t tokens[4] = {first, others, others, others};
+    struct cox_error error = {0};
+    assert_int_equal(cox_plan_commit(plan, tokens, NULL, &error), 0);
+}
+
+static void expect_row(const struct cox_step *step, uint32_t index, int64_t id, uint32_t position,
+                       uint32_t count, bool announce, bool emit)
+{
+    const struct cox_step_row *row = &step->rows[index];
+    assert_true(index < step->row_count);
+    assert_int_equal(row->sequence->id, id);
+    assert_int_equal(row->position, position);
+    assert_int_equal(row->count, count);
+    assert_int_equal(row->announce, announce);
+    assert_int_equal(row->emit, emit);
+}
+
+static void expect_done(struct cox_plan *plan, int64_t id, enum cox_finish finish,
+                        uint32_t token_count)
+{
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_non_null(done);
+    assert_int_equal(done->id, id);
+    assert_int_equal(done->finish, finish);
+    assert_int_equal(done->token_count, token_count);
+    for (uint32_t i = 0; i < done->token_count; i++)
+        assert_true(done->tokens[i] >= 0);
+    cox_sequence_free(done);
+}
+
+static struct cox_plan_stats stats(const struct cox_plan *plan)
+{
+    struct cox_plan_stats stats;
+    cox_plan_stats(plan, &stats);
+    return stats;
+}
+
+/* ---- two steps in flight ---- */
+
+static void a_step_follows_before_the_token_is_known(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    add(plan, 3, 3);
+    const struct cox_step *one = publish(plan, 7);
+    const struct cox_step *two = publish(plan, 8);
+    expect_row(one, 0, 1, 0, 3, true, true);
+    assert_int_equal(one->base, 0);
+    assert_int_equal(one->kind, COX_STEP_PREFILL);
+    expect_row(two, 0, 1, 3, 1, false, true);
+    assert_int_equal(two->base, 7);
+    assert_int_equal(two->kind, COX_STEP_DECODE);
+    commit(plan, 50, 0);
+    assert_int_equal(stats(plan).generated_tokens, 1);
+    /* The block of position 4 is told in the step that needs it. */
+    const struct cox_step *three;
+    assert_int_equal(cox_plan_next(plan, &three), 0);
+    expect_row(three, 0, 1, 4, 1, false, true);
+    assert_int_equal(three->rows[0].sequence->block_count, 2);
+    assert_int_equal(three->rows[0].sequence->told_count, 1);
+    cox_plan_publish(plan, 9);
+    commit(plan, 51, 0);
+    /* It ends by length, which is known beforehand. */
+    expect_nothing(plan, COX_BUSY);
+    assert_null(cox_plan_done(plan));
+    commit(plan, 52, 0);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(done->finish, COX_FINISH_LENGTH);
+    assert_int_equal(done->token_count, 6);
+    assert_int_equal(done->tokens[3], 50);
+    assert_int_equal(done->tokens[4], 51);
+    assert_int_equal(done->tokens[5], 52);
+    cox_sequence_free(done);
+    expect_nothing(plan, COX_EMPTY);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    assert_int_equal(stats(plan).generated_tokens, 3);
+    cox_plan_free(plan);
+}
+
+static void chunks_of_a_prompt_follow_each_other(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    add(plan, 40, 2);
+    expect_row(publish(plan, 1), 0, 1, 0, 16, true, false);
+    expect_row(publish(plan, 2), 0, 1, 16, 16, false, false);
+    commit(plan, -1, -1);
+    expect_row(publish(plan, 3), 0, 1, 32, 8, false, true);
+    commit(plan, -1, -1);
+    expect_row(publish(plan, 4), 0, 1, 40, 1, false, true);
+    commit(plan, 50, 0);
+    expect_nothing(plan, COX_BUSY);
+    commit(plan, 51, 0);
+    expect_done(plan, 1, COX_FINISH_LENGTH, 42);
+    assert_int_equal(stats(plan).prompt_tokens, 40);
+    cox_plan_free(plan);
+}
+
+/* It waits, the pool and the slots are full, and whoever is next would take what a row may still write to. */
+static void what_an_end_leaves_is_nobodys_while_a_row_is_in_flight(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.sequence_count_max = 1;
+    options.block_count = 2;
+    struct cox_plan *plan = plan_new(options);
+    add(plan, 4, 5);
+    add(plan, 5, 2);
+    publish(plan, 1);
+    const struct cox_step *step = publish(plan, 2);
+    assert_int_equal(cox_plan_free_blocks(plan), 0);
+    commit(plan, STOP, 0);
+    expect_done(plan, 1, COX_FINISH_STOP, 5); /* at once */
+    assert_null(step->rows[0].sequence);
+    assert_int_equal(cox_plan_free_blocks(plan), 0);
+    const int64_t *ids;
+    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    expect_nothing(plan, COX_BUSY);
+    commit(plan, 7, 0);
+    assert_null(cox_plan_done(plan));
+    assert_int_equal(stats(plan).generated_tokens, 1); /* what it gave counts nowhere */
+    assert_int_equal(cox_plan_free_blocks(plan), 2);
+    assert_int_equal(cox_plan_untold(plan, &ids), 1);
+    step = publish(plan, 3);
+    expect_row(step, 0, 2, 0, 5, true, true);
+    assert_int_equal(step->finished_count, 1);
+    cox_plan_free(plan);
+}
+
+/* Where there are slots for that the next one need not wait, with blocks of its own. */
+static void the_next_one_is_admitted_beside_what_an_end_leaves(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.sequence_count_max = 1;
+    options.parting_count_max = 1;
+    struct cox_plan *plan = plan_new(options);
+    for (int i = 0; i < 3; i++)
+        add(plan, 4, 5);
+    publish(plan, 1);
+    publish(plan, 2);
+    commit(plan, STOP, 0);
+    const struct cox_step *step = publish(plan, 3);
+    expect_row(step, 0, 2, 0, 4, true, true);
+    assert_int_equal(step->rows[0].sequence->slot, 1);
+    assert_int_equal(step->finished_count, 0);
+    commit(plan, 7, 0);
+    step = publish(plan, 4);
+    expect_row(step, 0, 2, 4, 1, false, true);
+    commit(plan, STOP, 0);
+    step = publish(plan, 5); /* the first one's slot was told of meanwhile */
+    expect_row(step, 0, 3, 0, 4, true, true);
+    assert_int_equal(step->rows[0].sequence->slot, 0);
+    cox_plan_free(plan);
+}
+
+static void nothing_left_to_run_is_not_empty_while_a_row_is_in_flight(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    add(plan, 3, 9);
+    publish(plan, 1);
+    publish(plan, 2);
+    commit(plan, STOP, 0);
+    expect_nothing(plan, COX_BUSY);
+    commit(plan, 7, 0);
+    expect_nothing(plan, COX_EMPTY);
+    const int64_t *ids;
+    assert_int_equal(cox_plan_untold(plan, &ids), 1);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    cox_plan_free(plan);
+}
+
+static void a_slot_that_ends_meanwhile_is_told_by_the_step_after(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    add(plan, 3, 1);
+    add(plan, 3, 9);
+    publish(plan, 1);
+    const struct cox_step *step = publish(plan, 2); /* has no row of the first, and does not tell */
+    expect_row(step, 0, 2, 3, 1, false, true);
+    assert_int_equal(step->finished_count, 0);
+    commit(plan, 5, 5);
+    assert_int_equal(cox_plan_next(plan, &step), 0);
+    assert_int_equal(step->finished_count, 1);
+    assert_int_equal(step->base, 2);
+    cox_plan_publish(plan, 3);
+    commit(plan, 5, 5);
+    /* Told by a step that is not over, so not again. */
+    assert_int_equal(cox_plan_next(plan, &step), 0);
+    assert_int_equal(step->finished_count, 0);
+    cox_plan_free(plan);
+}
+
+static void a_revert_takes_all_of_them_back(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    add(plan, 3, 9);
+    add(plan, 3, 9);
+    publish(plan, 1);
+    publish(plan, 2);
+    commit(plan, 50, STOP);
+    expect_done(plan, 2, COX_FINISH_STOP, 4);
+    publish(plan, 3);
+    cox_plan_revert(plan);
+    assert_int_equal(cox_plan_free_blocks(plan), 14); /* also what the second one left */
+    const struct cox_step *step = publish(plan, 4);
+    assert_int_equal(step->base, 0);
+    assert_int_equal(step->row_count, 1);
+    expect_row(step, 0, 1, 0, 4, true, true);
+    assert_int_equal(step->finished_count, 0);
+    /* Two more, of which one was given only. */
+    cox_plan_next(plan, &step);
+    expect_row(step, 0, 1, 4, 1, false, true);
+    cox_plan_revert(plan);
+    step = publish(plan, 5);
+    expect_row(step, 0, 1, 0, 4, true, true);
+    assert_int_equal(step->rows[0].sequence->tokens[3], 50);
+    cox_plan_free(plan);
+}
+
+static void after_a_revert_with_nothing_left_it_is_told_who_ended(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    add(plan, 3, 9);
+    add(plan, 3, 1);
+    publish(plan, 1);
+    publish(plan, 2);
+    commit(plan, STOP, 50);
+    cox_plan_revert(plan);
+    expect_nothing(plan, COX_EMPTY);
+    const int64_t *ids;
+    assert_int_equal(cox_plan_untold(plan, &ids), 2);
+    assert_int_equal(ids[0] + ids[1], 3);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    cox_plan_free(plan);
+
+    /* Also of those that a step told of which was in vain. */
+    plan = plan_new(defaults);
+    add(plan, 3, 1);
+    add(plan, 3, 3);
+    publish(plan, 1);
+    commit(plan, 50, 50);
+    assert_int_equal(publish(plan, 2)->finished_count, 1);
+    assert_int_equal(publish(plan, 3)->finished_count, 0);
+    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    cox_plan_revert(plan);
+    assert_int_equal(cox_plan_untold(plan, &ids), 1);
+    assert_int_equal(ids[0], 1);
+    cox_plan_free(plan);
+}
+
+/* Who is preempted would be announced again with a token that nobody knows, and its blocks be written to by two. */
+static void a_dry_pool_preempts_when_nothing_is_in_flight(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.block_count = 4;
+    struct cox_plan *plan = plan_new(options);
+    add(plan, 4, 12);
+    add(plan, 4, 12);
+    publish(plan, 1);
+    commit(plan, 50, 50);
+    publish(plan, 2); /* each has its second block: the pool is dry */
+    for (uint64_t sequence = 3; sequence < 6; sequence++) {
+        publish(plan, sequence);
+        commit(plan, 50, 50);
+    }
+    expect_nothing(plan, COX_BUSY); /* position 8 */
+    assert_int_equal(stats(plan).preemptions, 0);
+    commit(plan, 50, 50);
+    const struct cox_step *step = publish(plan, 6);
+    assert_int_equal(stats(plan).preemptions, 1);
+    assert_int_equal(step->row_count, 1);
+    expect_row(step, 0, 1, 8, 1, false, true);
+    assert_int_equal(step->finished_count, 1);
+    /* With one in flight the other one does not come back before there is room. */
+    expect_row(publish(plan, 7), 0, 1, 9, 1, false, true);
+    commit(plan, STOP, 0);
+    commit(plan, 50, 0);
+    step = publish(plan, 8);
+    expect_row(step, 0, 2, 0, 9, true, true);
+    assert_int_equal(step->rows[0].sequence->tokens[8], 50);
+    cox_plan_free(plan);
+}
+
+/* The wait for the step in flight may show that nobody has to go. */
+static void an_end_in_flight_saves_a_preemption(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.block_count = 3;
+    struct cox_plan *plan = plan_new(options);
+    add(plan, 4, 8);
+    add(plan, 4, 8);
+    publish(plan, 1);
+    expect_nothing(plan, COX_BUSY);
+    commit(plan, STOP, 50);
+    expect_row(publish(plan, 2), 0, 2, 4, 1, false, true);
+    assert_int_equal(stats(plan).preemptions, 0);
+    cox_plan_free(plan);
+}
+
+static void who_is_cancelled_leaves_its_rows(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    int contexts[2];
+    add_with(plan, 3, 9, 0, &contexts[0]);
+    add_with(plan, 20, 9, 0, &contexts[1]);
+    const struct cox_step *one = publish(plan, 1);
+    const struct cox_step *two = publish(plan, 2);
+    expect_row(one, 1, 2, 0, 13, true, false);
+    expect_row(two, 1, 2, 13, 7, false, true);
+    cox_plan_cancel(plan, &contexts[1]); /* with a row in both */
+    expect_done(plan, 2, COX_FINISH_ERROR, 20);
+    assert_int_equal(cox_plan_free_blocks(plan), 10);
+    commit(plan, 50, -1);
+    assert_int_equal(cox_plan_free_blocks(plan), 10);
+    cox_plan_cancel(plan, &contexts[0]); /* with a token that is known and one that is not */
+    expect_done(plan, 1, COX_FINISH_ERROR, 4);
+    assert_int_equal(stats(plan).prompt_tokens, 3);
+    commit(plan, 51, 52);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    assert_int_equal(stats(plan).generated_tokens, 1);
+    const int64_t *ids;
+    assert_int_equal(cox_plan_untold(plan, &ids), 2);
+    cox_plan_free(plan);
+}
+
+static void m10_what_is_held_has_no_row_in_flight(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.hold_count_max = 4;
+    struct cox_plan *plan = plan_new(options);
+    add_with(plan, 6, 1, 60000, NULL);
+    publish(plan, 1);
+    expect_nothing(plan, COX_BUSY);
+    add(plan, 3, 9);
+    const struct cox_step *step = publish(plan, 2);
+    assert_int_equal(step->row_count, 1);
+    commit(plan, 50, 0);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_non_null(done->hold);
+    int64_t id = done->id;
+    cox_sequence_free(done);
+    /* Released with a step in flight, which does not know its blocks. */
+    cox_plan_release(plan, 1, id);
+    assert_int_equal(cox_plan_free_blocks(plan), 15);
+    assert_int_equal(cox_plan_next(plan, &step), 0);
+    assert_int_equal(step->finished_count, 1);
+    cox_plan_free(plan);
+}
+
+static void a_failure_ends_what_is_in_flight(void **state)
+{
+    (void)state;
+    struct cox_plan *plan = plan_new(defaults);
+    for (int i = 0; i < 6; i++)
+        add(plan, 3, 9);
+    publish(plan, 1);
+    publish(plan, 2);
+    commit(plan, STOP, 50);
+    expect_done(plan, 1, COX_FINISH_STOP, 4);
+    publish(plan, 3);
+    cox_plan_fail(plan, COX_PEER_DEAD, "rank 1 is gone");
+    for (int64_t id = 2; id <= 6; id++)
+        expect_done(plan, id, COX_FINISH_ERROR, id <= 4 ? 4 : 3);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    cox_plan_free(plan);
+}
+
+/* ---- at random, against ranks that run the steps in order ---- */
+
+#define REQUEST_COUNT 60
+#define BLOCK_COUNT 24
+#define IN_FLIGHT_MAX 4
+
+static uint32_t random_state;
+
+static uint32_t draw(uint32_t below)
+{
+    random_state = random_state * 1664525 + 1013904223;
+    return (random_state >> 8) % below;
+}
+
+struct wanted {
+    uint32_t prompt_count;
+    uint32_t new_max;
+    bool cancelled;
+    bool done;
+};
+
+/* What a rank samples behind so many tokens. */
+static int32_t token_of(int64_t id, uint32_t count)
+{
+    uint32_t h = ((uint32_t)id * 2654435761u + count * 40503u) >> 8;
+    return h % 9 == 0 ? STOP : (int32_t)(h % 90);
+}
+
+struct ranks {
+    const struct cox_step *steps[IN_FLIGHT_MAX];
+    int32_t tokens[IN_FLIGHT_MAX][8];
+    uint32_t first, count;
+    uint64_t sequence;
+    int64_t owner[BLOCK_COUNT];  /* who writes to a block in steps in flight; 0: nobody */
+    uint32_t until[BLOCK_COUNT]; /* so many steps from now on */
+};
+
+static void ranks_take(struct ranks *ranks, const struct cox_step *step)
+{
+    uint32_t at = (ranks->first + ranks->count++) % IN_FLIGHT_MAX;
+    ranks->steps[at] = step;
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct cox_step_row *row = &step->rows[i];
+        const struct cox_sequence *sequence = row->sequence;
+        assert_true(row->position + row->count <= sequence->token_count);
+        ranks->tokens[at][i] = row->emit ? token_of(sequence->id, row->position + row->count) : -1;
+        for (uint32_t b = 0; b < sequence->block_count; b++) {
+            int32_t block = sequence->blocks[b];
+            assert_true(ranks->until[block] == 0 || ranks->owner[block] == sequence->id);
+            ranks->owner[block] = sequence->id;
+            ranks->until[block] = ranks->count;
+        }
+    }
+}
+
+static void ranks_end(struct ranks *ranks)
+{
+    ranks->first = (ranks->first + 1) % IN_FLIGHT_MAX;
+    ranks->count--;
+    for (int block = 0; block < BLOCK_COUNT; block++)
+        ranks->until[block] -= ranks->until[block] > 0;
+}
+
+static void wanted_check(struct cox_plan *plan, struct wanted *wanted)
+{
+    struct cox_sequence *done;
+    while ((done = cox_plan_done(plan))) {
+        struct wanted *w = done->request.context;
+        assert_ptr_equal(w, &wanted[done->id - 1]);
+        assert_false(w->done);
+        w->done = true;
+        assert_int_equal(done->finish == COX_FINISH_ERROR, w->cancelled);
+        uint32_t count = w->prompt_count;
+        for (; count < done->token_count; count++)
+            assert_int_equal(done->tokens[count], token_of(done->id, count));
+        if (!w->cancelled)
+            assert_true(done->tokens[count - 1] == STOP || count == w->prompt_count + w->new_max);
+        cox_sequence_free(done);
+    }
+}
+
+static void random_run(uint32_t seed, uint32_t in_flight)
+{
+    struct cox_plan_options options = defaults;
+    struct wanted wanted[REQUEST_COUNT] = {0};
+    struct ranks ranks = {0};
+    uint32_t added = 0;
+    random_state = seed;
+    options.block_count = 8 + draw(BLOCK_COUNT - 7);
+    options.token_count_max = 2 + draw(20);
+    options.sequence_count_max = 1 + draw(8);
+    options.step_count_max = in_flight;
+    options.parting_count_max = draw(10);
+    struct cox_plan *plan = plan_new(options);
+    for (;;) {
+        if (added < REQUEST_COUNT && draw(3) == 0) {
+            struct wanted *w = &wanted[added++];
+            w->prompt_count = 1 + draw(20);
+            w->new_max = 1 + draw(12);
+            add_with(plan, w->prompt_count, w->new_max, 0, w);
+        }
+        wanted_check(plan, wanted);
+        if (added && draw(20) == 0) {
+            struct wanted *w = &wanted[draw(added)];
+            w->cancelled = w->cancelled || !w->done;
+            cox_plan_cancel(plan, w);
+        }
+        wanted_check(plan, wanted);
+        const struct cox_step *step;
+        int r = ranks.count < in_flight ? cox_plan_next(plan, &step) : COX_BUSY;
+        if (!r && draw(30) > 0) {
+            ranks_take(&ranks, step);
+            cox_plan_publish(plan, ++ranks.sequence);
+        } else if (!r) {
+            cox_plan_revert(plan);
+            memset(ranks.until, 0, sizeof ranks.until);
+            ranks.count = 0;
+        } else if (ranks.count == 0) {
+            assert_int_equal(r, COX_EMPTY);
+            if (added == REQUEST_COUNT)
+                break;
+        }
+        if (ranks.count && (r || draw(3) == 0)) {
+            struct cox_error error = {0};
+            assert_int_equal(cox_plan_commit(plan, ranks.tokens[ranks.first], NULL, &error), 0);
+            ranks_end(&ranks);
+        }
+    }
+    for (int i = 0; i < REQUEST_COUNT; i++)
+        assert_true(wanted[i].done);
+    assert_int_equal(cox_plan_free_blocks(plan), options.block_count);
+    cox_plan_free(plan);
+}
+
+static void at_random_texts_are_right_and_blocks_of_one(void **state)
+{
+    (void)state;
+    for (uint32_t in_flight = 1; in_flight <= IN_FLIGHT_MAX; in_flight++)
+        for (uint32_t seed = 1; seed <= 200; seed++)
+            random_run(seed, in_flight);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_follows_before_the_token_is_known),
+        cmocka_unit_test(chunks_of_a_prompt_follow_each_other),
+        cmocka_unit_test(what_an_end_leaves_is_nobodys_while_a_row_is_in_flight),
+        cmocka_unit_test(the_next_one_is_admitted_beside_what_an_end_leaves),
+        cmocka_unit_test(nothing_left_to_run_is_not_empty_while_a_row_is_in_flight),
+        cmocka_unit_test(a_slot_that_ends_meanwhile_is_told_by_the_step_after),
+        cmocka_unit_test(a_revert_takes_all_of_them_back),
+        cmocka_unit_test(after_a_revert_with_nothing_left_it_is_told_who_ended),
+        cmocka_unit_test(a_dry_pool_preempts_when_nothing_is_in_flight),
+        cmocka_unit_test(an_end_in_flight_saves_a_preemption),
+        cmocka_unit_test(who_is_cancelled_leaves_its_rows),
+        cmocka_unit_test(m10_what_is_held_has_no_row_in_flight),
+        cmocka_unit_test(a_failure_ends_what_is_in_flight),
+        cmocka_unit_test(at_random_texts_are_right_and_blocks_of_one),
+    };
+    return cmocka_run_group_tests_name("plan_flight", tests, NULL, NULL);
+}
