@@ -223,7 +223,7 @@ struct span {
 };
 
 /* Takes the tag if it is the next one. */
-static bool take_tag(struct span *span, unsigned tag)
+static inline bool take_tag(struct span *span, unsigned tag)
 {
     if (span->at == span->end || *span->at != tag)
         return false;
@@ -231,7 +231,7 @@ static bool take_tag(struct span *span, unsigned tag)
     return true;
 }
 
-static bool take_own_tag(struct span *span, unsigned tag)
+static inline bool take_own_tag(struct span *span, unsigned tag)
 {
     uint16_t bytes;
     if (span->end - span->at < (ptrdiff_t)sizeof bytes)
@@ -244,7 +244,7 @@ static bool take_own_tag(struct span *span, unsigned tag)
 }
 
 /* Behind a tag of bytes. */
-static bool take_span(struct span *span, struct span *ret_inner)
+static inline bool take_span(struct span *span, struct span *ret_inner)
 {
     const uint8_t *const length = span->at;
     uint64_t size;
@@ -257,8 +257,8 @@ static bool take_span(struct span *span, struct span *ret_inner)
 }
 
 /* A field that may be there: false only when it is, and broken. */
-static bool take_number(struct span *span, bool tagged, protobuf_c_boolean *ret_has,
-                        uint64_t *ret_value)
+static inline bool take_number(struct span *span, bool tagged, protobuf_c_boolean *ret_has,
+                               uint64_t *ret_value)
 {
     if (!tagged)
         return true;
@@ -267,7 +267,8 @@ static bool take_number(struct span *span, bool tagged, protobuf_c_boolean *ret_
 }
 
 /* The same for an int32 or an enum, none of which is ever negative here. */
-static bool take_int(struct span *span, bool tagged, protobuf_c_boolean *ret_has, int *ret_value)
+static inline bool take_int(struct span *span, bool tagged, protobuf_c_boolean *ret_has,
+                            int *ret_value)
 {
     uint64_t value = 0;
     if (!take_number(span, tagged, ret_has, &value) || value > INT_MAX)
@@ -440,8 +441,8 @@ struct response_plan {
         has_base_sequence;
 };
 
-static bool take_fixed(struct span *span, bool tagged, void *to, size_t size,
-                       protobuf_c_boolean *ret_has)
+static inline bool take_fixed(struct span *span, bool tagged, void *to, size_t size,
+                              protobuf_c_boolean *ret_has)
 {
     if (!tagged)
         return true;

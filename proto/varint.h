@@ -23,8 +23,7 @@
 #define COX_VARINT_SIZE_MAX 10
 #define COX_VARINT_UINT32_SIZE_MAX 5
 
-/* Reads the number at *at, and moves *at behind it. */
-static inline bool cox_varint_get(const uint8_t **at, const uint8_t *end, uint64_t *ret_value)
+static inline bool cox_varint_get_long(const uint8_t **at, const uint8_t *end, uint64_t *ret_value)
 {
     const uint8_t *byte = *at;
     uint64_t value = 0;
@@ -40,6 +39,15 @@ static inline bool cox_varint_get(const uint8_t **at, const uint8_t *end, uint64
             return false;
     }
     return false;
+}
+
+/* Reads the number at *at, and moves *at behind it. */
+static inline bool cox_varint_get(const uint8_t **at, const uint8_t *end, uint64_t *ret_value)
+{
+    if (*at == end || **at >= 0x80)
+        return cox_varint_get_long(at, end, ret_value);
+    *ret_value = *(*at)++;
+    return true;
 }
 
 /* The numbers of a packed column of int32 or uint32: one per byte at most. */
