@@ -354,8 +354,8 @@ static void requests_without_a_step_are_left_alone(void **state)
     assert_false(check_pack(&a.response.base));
     a.response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT__NOT_SET;
     assert_false(check_pack(&a.response.base));
-    assert_false(check_unpack(q.request.base.descriptor, *state, NULL, 0));
-    assert_false(check_unpack(a.response.base.descriptor, *state, NULL, 0));
+    assert_false(check_unpack(q.request.base.descriptor, *state, frame, 0));
+    assert_false(check_unpack(a.response.base.descriptor, *state, frame, 0));
     /* Negative ones are nothing that a rank of this library sends. */
     response_init(&a);
     a.response.has_status = 1;
@@ -420,6 +420,31 @@ static void broken_bytes(void **state)
         }
         cox_arena_reset(arena);
     }
+}
+
+/* Each byte that ends a number, a length or a tag in a longer form of the same: protobuf-c takes some of them. */
+static void longer_forms(void **state)
+{
+    struct cox_arena *arena = *state;
+    static struct request_parts q;
+    static uint8_t bytes[64], longer[64 + COX_VARINT_SIZE_MAX];
+    request_init(&q);
+    q.request.has_execute_type = q.request.has_deadline_ns = q.model.has_forward_type = 1;
+    q.request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
+    q.request.deadline_ns = 300;
+    const size_t size = protobuf_c_message_pack(&q.request.base, bytes);
+    unsigned by_hand = 0;
+    for (size_t at = 0; at < size; at++)
+        for (size_t more = 1; bytes[at] < 0x80 && more <= COX_VARINT_SIZE_MAX; more++) {
+            memcpy(longer, bytes, size);
+            longer[at] |= 0x80;
+            memset(longer + at + 1, 0x80, more - 1);
+            longer[at + more] = 0;
+            memcpy(longer + at + more + 1, bytes + at + 1, size - at - 1);
+            by_hand += check_unpack(q.request.base.descriptor, arena, longer, size + more);
+        }
+    /* execute_type in up to ten bytes, the length of the step's message in up to five, deadline_ns, which has two, in up to ten */
+    assert_int_equal(by_hand, 9 + 4 + 8);
 }
 
 /* Every cap from nothing up to what is needed. */
@@ -499,6 +524,7 @@ int main(void)
         with_arena(requests_without_a_step_are_left_alone),
         cmocka_unit_test(a_frame_without_room_is_left_alone),
         with_arena(broken_bytes),
+        with_arena(longer_forms),
         cmocka_unit_test(an_arena_without_room_is_left_alone),
         cmocka_unit_test(numbers_of_every_width),
     };
