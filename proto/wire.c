@@ -1,5 +1,7 @@
 #include "wire.h"
 
+#include "step_wire.h"
+
 #include "proto/control.pb-c.h"
 #include "proto/executor.pb-c.h"
 
@@ -20,8 +22,8 @@
 /* Protocol buffers end at 2 GiB, and protobuf-c keeps lengths of members in an unsigned int. */
 #define WIRE_SIZE_MAX ((size_t)INT32_MAX)
 
-#define FNV_OFFSET_BASIS UINT64_C(0xcbf29ce484222325)
-#define FNV_PRIME UINT64_C(0x100000001b3)
+/* Odd, so that no two states become one. The digits of the golden ratio. */
+#define DIGEST_FACTOR UINT64_C(0x9e3779b97f4a7c15)
 
 /* Under AddressSanitizer what an arena has not handed out, or has forgotten at a reset, is
  * unreadable: a message that is used after its arena was reset then fails at the place of use. */
@@ -138,13 +140,17 @@ void cox_arena_reset(struct cox_arena *arena)
     }
 }
 
+/* Empty allocations take a unit too: distinct pointers, none of them NULL. */
+static size_t arena_rounded(size_t size)
+{
+    return ((size ? size : 1) + ARENA_ALIGNMENT - 1) & ~(size_t)(ARENA_ALIGNMENT - 1);
+}
+
 void *cox_arena_alloc(struct cox_arena *arena, size_t size)
 {
-    /* Empty allocations take a unit too: distinct pointers, none of them NULL. */
-    size_t rounded = size ? size : 1;
-    if (rounded > SIZE_MAX - (ARENA_ALIGNMENT - 1))
+    if (size > SIZE_MAX - (ARENA_ALIGNMENT - 1))
         goto refuse;
-    rounded = (rounded + ARENA_ALIGNMENT - 1) & ~(size_t)(ARENA_ALIGNMENT - 1);
+    const size_t rounded = arena_rounded(size);
     if (rounded > arena->size_max - arena->used)
         goto refuse;
 
@@ -164,6 +170,16 @@ void *cox_arena_alloc(struct cox_arena *arena, size_t size)
 refuse:
     arena->exhausted = true;
     return NULL;
+}
+
+void cox_arena_take_back(struct cox_arena *arena, void *memory, size_t size)
+{
+    const size_t rounded = arena_rounded(size);
+    struct cox_arena_block *block = arena->current;
+    COX_ASSERT((unsigned char *)memory + rounded == block->data + block->used);
+    block->used -= rounded;
+    arena->used -= rounded;
+    ASAN_POISON_MEMORY_REGION(memory, rounded);
 }
 
 char *cox_arena_strdup(struct cox_arena *arena, const char *text)
@@ -239,12 +255,16 @@ size_t cox_wire_response_size(const struct ModelExecuteData__ExecuteResponse *re
 int cox_wire_request_pack(const struct ModelExecuteData__ExecuteRequest *request, void *buffer,
                           size_t buffer_size, size_t *ret_size)
 {
+    if (cox_step_wire_pack_request(request, buffer, buffer_size, ret_size))
+        return 0;
     return message_pack(&request->base, buffer, buffer_size, ret_size);
 }
 
 int cox_wire_response_pack(const struct ModelExecuteData__ExecuteResponse *response, void *buffer,
                            size_t buffer_size, size_t *ret_size)
 {
+    if (cox_step_wire_pack_response(response, buffer, buffer_size, ret_size))
+        return 0;
     return message_pack(&response->base, buffer, buffer_size, ret_size);
 }
 
@@ -252,6 +272,8 @@ int cox_wire_request_unpack(struct cox_arena *arena, const void *bytes, size_t s
                             struct ModelExecuteData__ExecuteRequest **ret_request)
 {
     ProtobufCMessage *message = NULL;
+    if (size <= WIRE_SIZE_MAX && cox_step_wire_unpack_request(arena, bytes, size, ret_request))
+        return 0;
     int r = message_unpack(arena, &model_execute_data__execute_request__descriptor, bytes, size,
                            &message);
     if (r)
@@ -264,6 +286,8 @@ int cox_wire_response_unpack(struct cox_arena *arena, const void *bytes, size_t 
                              struct ModelExecuteData__ExecuteResponse **ret_response)
 {
     ProtobufCMessage *message = NULL;
+    if (size <= WIRE_SIZE_MAX && cox_step_wire_unpack_response(arena, bytes, size, ret_response))
+        return 0;
     int r = message_unpack(arena, &model_execute_data__execute_response__descriptor, bytes, size,
                            &message);
     if (r)
@@ -317,15 +341,15 @@ void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t value)
 
 uint64_t cox_wire_token_digest(const int32_t *tokens, size_t count)
 {
-    uint64_t digest = FNV_OFFSET_BASIS;
-    for (size_t i = 0; i < count; i++) {
-        uint32_t token = (uint32_t)tokens[i];
-        for (unsigned shift = 0; shift < 32; shift += 8) {
-            digest ^= (token >> shift) & 0xff;
-            digest *= FNV_PRIME;
-        }
+    uint64_t digest = (uint64_t)count;
+    for (; count >= 2; tokens += 2, count -= 2) {
+        const uint64_t pair = (uint32_t)tokens[0] | (uint64_t)(uint32_t)tokens[1] << 32;
+        digest = (digest ^ pair) * DIGEST_FACTOR;
+        digest ^= digest >> 32; /* what differs in the upper half would never reach the lower one */
     }
-    return digest;
+    if (count)
+        digest = (digest ^ (uint32_t)tokens[0]) * DIGEST_FACTOR;
+    return digest ^ digest >> 29;
 }
 
 const char *cox_wire_type_name(uint32_t execute_type)

@@ -45,6 +45,8 @@ COX_PUBLIC void cox_arena_deinit(struct cox_arena *arena); /* idempotent; a zero
 COX_PUBLIC void cox_arena_reset(struct cox_arena *arena);
 /* 16-byte aligned, not cleared; NULL when the cap or memory is exhausted. */
 COX_PUBLIC void *cox_arena_alloc(struct cox_arena *arena, size_t size);
+/* Gives back what was handed out last, which had so many bytes. */
+void cox_arena_take_back(struct cox_arena *arena, void *memory, size_t size);
 COX_PUBLIC char *cox_arena_strdup(struct cox_arena *arena, const char *text);
 
 /* Bytes the message will take. */
@@ -77,8 +79,8 @@ COX_PUBLIC int64_t cox_wire_int64_count(size_t size);
 COX_PUBLIC int64_t cox_wire_int64_get(const uint8_t *bytes, size_t index);
 COX_PUBLIC void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t value);
 
-/* Digest of the tokens of a step (FNV-1a, 64 bit, over little-endian int32): equal tokens, equal
- * digest. */
+/* Digest of the tokens of a step: equal tokens, equal digest; of as many tokens of which one differs, another one for certain.
+ * It is compared between ranks of one group and kept nowhere. */
 COX_PUBLIC uint64_t cox_wire_token_digest(const int32_t *tokens, size_t count);
 
 /* "MODEL_INFER" and so on; "unknown" for anything else. */

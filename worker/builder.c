@@ -103,10 +103,10 @@ void cox_builder_finish(struct cox_builder *builder, struct cox_roster *roster, 
     builder->finished[builder->batch.finished_count++] = slot;
 }
 
-int cox_builder_row(struct cox_builder *builder, struct cox_roster *roster, uint32_t slot,
-                    uint32_t position, uint32_t token_count, bool emit, struct cox_error *err)
+/* Says what is wrong with a row. */
+static int row_refuse(const struct cox_roster *roster, uint32_t index, uint32_t slot,
+                      uint32_t position, uint32_t token_count, struct cox_error *err)
 {
-    uint32_t index = builder->batch.row_count;
     const struct cox_sequence *sequence = cox_roster_get(roster, slot);
     if (!sequence)
         return cox_fail(err, COX_CORRUPT, "row %u: slot %u has no sequence", index, slot);
@@ -117,23 +117,55 @@ int cox_builder_row(struct cox_builder *builder, struct cox_roster *roster, uint
                         token_count, position, slot, sequence->tokens.count);
     if (sequence->tables[0].count == 0)
         return cox_fail(err, COX_CORRUPT, "row %u: slot %u has no blocks", index, slot);
-    if (builder->batch.forward_type == COX_FORWARD_DUMMY)
-        return cox_fail(err, COX_CORRUPT, "row %u: a dummy step has no rows", index);
+    return cox_fail(err, COX_CORRUPT, "row %u: a dummy step has no rows", index);
+}
 
-    int r = reserve((void **)&builder->rows, &builder->row_capacity, (size_t)index + 1,
-                    sizeof *builder->rows);
+int cox_builder_rows(struct cox_builder *builder, struct cox_roster *roster, const uint32_t *slots,
+                     const uint32_t *positions, const uint32_t *token_counts, size_t count,
+                     struct cox_error *err)
+{
+    if (count == 0)
+        return 0;
+    /* Each live slot once: more rows than that are refused below, without memory for all. */
+    size_t room = builder->batch.row_count;
+    room += count < roster->live_count ? count : roster->live_count;
+    int r = reserve((void **)&builder->rows, &builder->row_capacity, room, sizeof *builder->rows);
     if (r)
-        return cox_fail(err, r, "no memory for row %u", index);
-    roster->slots[slot].row_step = roster->step;
-    builder->rows[index] = (struct cox_batch_row){
-        .id = sequence->id,
-        .slot = slot,
-        .position = position,
-        .token_count = token_count,
-        .emit = emit,
-    };
-    builder->batch.row_count++;
+        return cox_fail(err, r, "no memory for %zu rows", room);
+    /* Known once, so that what is written below need not be feared to have changed it. */
+    struct cox_slot *const roster_slots = roster->slots;
+    const uint32_t slot_count = roster->sequence_count_max;
+    const uint64_t step = roster->step;
+    const bool dummy = builder->batch.forward_type == COX_FORWARD_DUMMY;
+    struct cox_batch_row *row = builder->rows + builder->batch.row_count;
+    for (size_t i = 0; i < count; i++, row++) {
+        const uint32_t slot = slots[i], position = positions[i];
+        const uint32_t token_count = token_counts ? token_counts[i] : 1;
+        const struct cox_sequence *sequence = slot < slot_count ? roster_slots[slot].now : NULL;
+        if (!sequence || roster_slots[slot].row_step == step || token_count == 0 ||
+            (uint64_t)position + token_count > sequence->tokens.count ||
+            sequence->tables[0].count == 0 || dummy)
+            return row_refuse(roster, (uint32_t)(row - builder->rows), slot, position, token_count,
+                              err);
+        roster_slots[slot].row_step = step;
+        /* The pointers come with seal. */
+        row->id = sequence->id;
+        row->slot = slot;
+        row->position = position;
+        row->token_count = token_count;
+        row->emit = true;
+    }
+    builder->batch.row_count = (uint32_t)(row - builder->rows);
     return 0;
+}
+
+int cox_builder_row(struct cox_builder *builder, struct cox_roster *roster, uint32_t slot,
+                    uint32_t position, uint32_t token_count, bool emit, struct cox_error *err)
+{
+    int r = cox_builder_rows(builder, roster, &slot, &position, &token_count, 1, err);
+    if (r == 0)
+        builder->rows[builder->batch.row_count - 1].emit = emit;
+    return r;
 }
 
 int cox_builder_seal(struct cox_builder *builder, struct cox_roster *roster, struct cox_error *err)
@@ -148,25 +180,31 @@ int cox_builder_seal(struct cox_builder *builder, struct cox_roster *roster, str
     if (r)
         return cox_fail(err, r, "no memory for the view of %u rows", row_count);
 
+    struct cox_block_table *view = builder->views;
+    const struct cox_slot *const slots = roster->slots;
+    const uint32_t token_count_max = roster->token_count_max;
     for (uint32_t i = 0; i < row_count; i++) {
         struct cox_batch_row *row = &builder->rows[i];
-        struct cox_sequence *sequence = roster->slots[row->slot].now;
-        if (row->emit && row->position + row->token_count == sequence->tokens.count) {
-            r = cox_numbers_reserve(&sequence->tokens, (size_t)sequence->tokens.count + 1,
-                                    roster->token_count_max);
+        struct cox_sequence *sequence = slots[row->slot].now;
+        const uint32_t token_count = sequence->tokens.count;
+        if (row->emit && row->position + row->token_count == token_count &&
+            (token_count >= sequence->tokens.capacity || token_count >= token_count_max)) {
+            r = cox_numbers_reserve(&sequence->tokens, (size_t)token_count + 1, token_count_max);
             if (r)
                 return cox_fail(err, r, "row %u: no room for token %u of slot %u (at most %u)", i,
-                                sequence->tokens.count, row->slot, roster->token_count_max);
+                                token_count, row->slot, token_count_max);
         }
-        struct cox_block_table *views = &builder->views[(size_t)i * table_count];
-        for (uint32_t t = 0; t < table_count; t++)
-            views[t] = (struct cox_block_table){.blocks = sequence->tables[t].items,
-                                                .count = sequence->tables[t].count};
         row->tokens = sequence->tokens.items;
-        row->tables = views;
+        row->tables = view;
         row->sampling = &sequence->sampling;
         row->lora_id = sequence->lora ? sequence->lora->name : NULL;
-        builder->outputs[i] = (struct cox_batch_output){.token = -1};
+        const struct cox_numbers *tables = sequence->tables;
+        for (uint32_t t = 0; t < table_count; t++, view++) {
+            view->blocks = tables[t].items;
+            view->count = tables[t].count;
+        }
+        builder->outputs[i].token = -1;
+        builder->outputs[i].logprob = 0;
     }
     builder->batch.rows = builder->rows;
     return 0;

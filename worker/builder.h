@@ -51,6 +51,11 @@ void cox_builder_finish(struct cox_builder *builder, struct cox_roster *roster, 
 int cox_builder_row(struct cox_builder *builder, struct cox_roster *roster, uint32_t slot,
                     uint32_t position, uint32_t token_count, bool emit, struct cox_error *err);
 
+/* The same for a row each of so many slots, of one token where token_counts is NULL; all of them emit. */
+int cox_builder_rows(struct cox_builder *builder, struct cox_roster *roster, const uint32_t *slots,
+                     const uint32_t *positions, const uint32_t *token_counts, size_t count,
+                     struct cox_error *err);
+
 /* Makes the view complete, with room in each emitting sequence for the token that commit will
  * append. */
 int cox_builder_seal(struct cox_builder *builder, struct cox_roster *roster, struct cox_error *err);

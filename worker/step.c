@@ -182,13 +182,11 @@ static int tokens_read(struct cox_roster *roster, const ModelExecuteData__StepDe
 static int rows_read(struct cox_roster *roster, struct cox_builder *builder,
                      const ModelExecuteData__StepDelta *step, struct cox_error *err)
 {
-    for (size_t i = 0; i < step->n_row_slot; i++) {
-        uint32_t token_count = step->n_row_token_count ? step->row_token_count[i] : 1;
-        int r = cox_builder_row(builder, roster, step->row_slot[i], step->row_position[i],
-                                token_count, true, err);
-        if (r)
-            return r;
-    }
+    int r = cox_builder_rows(builder, roster, step->row_slot, step->row_position,
+                             step->n_row_token_count ? step->row_token_count : NULL,
+                             step->n_row_slot, err);
+    if (r)
+        return r;
     for (size_t i = 0; i < step->n_row_silent; i++) {
         if (step->row_silent[i] >= builder->batch.row_count)
             return cox_fail(err, COX_CORRUPT, "row_silent[%zu]: row %u of %u", i,

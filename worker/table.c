@@ -105,14 +105,18 @@ void cox_table_commit(struct cox_table *table)
 {
     COX_ASSERT(table->pending);
     const struct cox_builder *builder = &table->builder;
-    for (uint32_t i = 0; i < builder->batch.row_count; i++) {
-        const struct cox_batch_row *row = &builder->rows[i];
+    const struct cox_slot *const slots = table->roster.slots;
+    const struct cox_batch_row *row = builder->rows;
+    const struct cox_batch_output *output = builder->outputs;
+    for (uint32_t i = builder->batch.row_count; i > 0; i--, row++, output++) {
         /* A row that ends before the last known token recomputes: what follows it is known already.
          * seal made room for the token. */
-        struct cox_numbers *tokens = &table->roster.slots[row->slot].now->tokens;
-        if (row->emit && builder->outputs[i].token >= 0 &&
-            row->position + row->token_count == tokens->count)
-            tokens->items[tokens->count++] = builder->outputs[i].token;
+        struct cox_numbers *tokens = &slots[row->slot].now->tokens;
+        const uint32_t count = tokens->count;
+        if (row->emit && output->token >= 0 && row->position + row->token_count == count) {
+            tokens->items[count] = output->token;
+            tokens->count = count + 1;
+        }
     }
     cox_roster_commit(&table->roster);
     table->base = builder->batch.sequence;

@@ -345,6 +345,18 @@ static Request *packed_finished(void)
     return step;
 }
 
+/* Columns of whole words: eight numbers of one byte, four of two, and some of all widths. */
+static Request *packed_columns(void)
+{
+    Request *step = packed_new(1, UINT64_C(1) << 40);
+    for (uint32_t i = 0; i < 20; i++) {
+        packed_append(step, i, 200 + (int32_t)i, i % 2);
+        packed_row(step, 120 + i, 1000 + i, i % 7 ? 1 : UINT32_C(1) << (i + 3));
+    }
+    packed_silent(step, 7);
+    return step;
+}
+
 /* Numbers at their ends: a position whose sum with the count is small again, a slot and a block
  * that are as large as can be. */
 static Request *packed_edges(void)
@@ -416,6 +428,7 @@ static void steps(void)
         Request *(*make)(void);
     } requests[] = {{"packed_prompts", packed_prompts},
                     {"packed_decode", packed_decode},
+                    {"packed_columns", packed_columns},
                     {"nested_prompt", nested_prompt},
                     {"nested_decode", nested_decode}};
     for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
@@ -423,6 +436,8 @@ static void steps(void)
         put_byte(&bytes, 0);
         put_request(&bytes, requests[i].make());
         save("wire_request", requests[i].name, &bytes);
+        bytes.data[0] = 1;
+        save("step_wire", requests[i].name, &bytes);
         request_reset();
     }
 }
@@ -436,6 +451,7 @@ static void put_response(const char *name, const ModelExecuteData__ExecuteRespon
     put_byte(&bytes, 0);
     put(&bytes, packed, size);
     save("wire_response", name, &bytes);
+    save("step_wire", name, &bytes);
 }
 
 static void responses(void)
