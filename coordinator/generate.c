@@ -433,6 +433,10 @@ static void complete_prepare(struct generate *g)
 {
     g->complete.scheduler.step_ms = g->group.step_ms;
     g->complete.scheduler.steps_in_flight = g->group.steps_in_flight;
+    /* One row too many at each end, with nothing beside it, costs more than the overlap gains: measured 0.7 of the tokens/s with
+     * answers of four tokens. */
+    if (g->complete.scheduler.sequence_count_max == 1 && !g->group.steps_in_flight)
+        g->complete.scheduler.steps_in_flight = 1;
     g->complete.tokenizer = g->tokenizer;
     /* On a terminal the lines themselves show how far it is. */
     g->complete.progress = !g->quiet && g->prompts.count > 1 && !isatty(STDOUT_FILENO);

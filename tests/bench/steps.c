@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +37,7 @@ struct steps {
     uint64_t begin_ns;
     int failure;
     struct cox_error *err;
+    pthread_mutex_t lock; /* of all but done */
     sem_t done;
 };
 
@@ -131,33 +133,38 @@ static int submit_next(struct steps *s)
         .deadline_ns = s->begin_ns + STEP_DEADLINE_MS * COX_NSEC_PER_MSEC,
     };
     uint64_t sequence;
-    return cox_executor_submit(s->executor, request, &options, &sequence, s->err);
+    r = cox_executor_submit(s->executor, request, &options, &sequence, s->err);
+    if (r == 0)
+        cox_plan_publish(s->plan, sequence);
+    return r;
 }
 
 static int take_tokens(struct steps *s, const struct cox_completion *completion)
 {
     if (completion->status)
         return cox_fail(s->err, completion->status, "%s", completion->text);
-    int r = cox_message_read(s->message, completion->sequence,
+    int r = cox_message_read(s->message, s->step, completion->sequence,
                              completion->payload ? completion->payload->response : NULL, s->tokens,
                              s->ended, s->err);
     if (r == 0)
         r = check_tokens(s, s->err);
-    return r ? r : cox_plan_commit(s->plan, completion->sequence, s->tokens, s->ended, s->err);
+    return r ? r : cox_plan_commit(s->plan, s->tokens, s->ended, s->err);
 }
 
 static void on_completion(void *context, const struct cox_completion *completion)
 {
     const uint64_t now_ns = cox_now_ns();
     struct steps *s = context;
+    pthread_mutex_lock(&s->lock);
     s->samples_ns[s->sampled++] = now_ns - s->begin_ns;
     s->failure = take_tokens(s, completion);
-    if (s->failure == 0 && s->sampled < s->sample_count) {
+    bool more = s->failure == 0 && s->sampled < s->sample_count;
+    if (more)
         s->failure = submit_next(s);
-        if (s->failure == 0)
-            return;
-    }
-    sem_post(&s->done);
+    more = more && s->failure == 0;
+    pthread_mutex_unlock(&s->lock);
+    if (!more)
+        sem_post(&s->done);
 }
 
 static int steps_run(void *subject, uint8_t *request, uint64_t *samples_ns, size_t count,
@@ -169,7 +176,9 @@ static int steps_run(void *subject, uint8_t *request, uint64_t *samples_ns, size
     s->sample_count = count;
     s->sampled = 0;
     s->err = err;
+    pthread_mutex_lock(&s->lock); /* its answer may come before the plan knows that it is on its way */
     int r = submit_next(s);
+    pthread_mutex_unlock(&s->lock);
     if (r)
         return r;
     while (sem_wait(&s->done) < 0 && errno == EINTR)
@@ -186,6 +195,7 @@ static void steps_stop(void *subject)
     cox_plan_free(s->plan);
     cox_message_free(s->message);
     sem_destroy(&s->done);
+    pthread_mutex_destroy(&s->lock);
     free(s->tokens);
     free(s->ended);
     free(s);
@@ -220,6 +230,7 @@ static int steps_start(const struct subject_options *options, void **ret_subject
     if (!s)
         return cox_fail(err, -ENOMEM, "no memory for steps");
     sem_init(&s->done, 0, 0);
+    pthread_mutex_init(&s->lock, NULL);
     int r = steps_init(s, options, err);
     if (r) {
         steps_stop(s);
