@@ -93,14 +93,14 @@ void cox_assert_failed(const char *condition, const char *file, int line)
     abort();
 }
 
-uint64_t cox_now_ns(void)
+COX_HOT uint64_t cox_now_ns(void)
 {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t)ts.tv_sec * COX_NSEC_PER_SEC + (uint64_t)ts.tv_nsec;
 }
 
-uint64_t cox_now_coarse_ns(void)
+COX_HOT uint64_t cox_now_coarse_ns(void)
 {
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &ts);

@@ -158,6 +158,9 @@ static inline uint64_t cox_deadline_min(uint64_t a, uint64_t b)
 }
 
 /* Owned locals carry _cleanup_; success ends with a steal. */
+/* Of what every request passes through: such functions lie together, on a few pages, whose translations a process that was
+ * switched to has lost. */
+#define COX_HOT __attribute__((hot))
 #define _cox_cleanup_(fn) __attribute__((cleanup(fn)))
 COX_PUBLIC void cox_close_fd(int *fd);   /* closes *fd when >= 0, keeps errno */
 COX_PUBLIC void cox_free_ptr(void *ptr); /* frees *(void **)ptr, keeps errno */

@@ -17,7 +17,7 @@ struct cox_gate_bell {
     uint32_t due;           /* events settled whose tokens were not taken yet */
 };
 
-static struct cox_gate_bell *gate_bell(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+COX_HOT static struct cox_gate_bell *gate_bell(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 {
     COX_ASSERT(rank - gate->rank_first < gate->rank_count);
     return &gate->bells[(rank - gate->rank_first) * COX_BELL_COUNT + (uint32_t)bell];
@@ -173,7 +173,7 @@ void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
 /* ---- futexes ---- */
 
 /* What is slept on; NULL: nobody ever sleeps on that, the truth alone tells. */
-static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_bell bell)
+COX_HOT static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_bell bell)
 {
     if (bell == COX_BELL_REQUEST_CONSUME && gate->ring)
         return &gate->ring->word;
@@ -181,7 +181,7 @@ static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_bell be
 }
 
 /* asleep: says whether anybody sleeps on the word; NULL: not known. */
-static void word_ring(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
+COX_HOT static void word_ring(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
 {
     /* seq_cst: what it is rung for before the word; partner: the acquire in cox_gate_ticket. Before
      * the wake-up: who looked before that does not fall asleep. And before the look at `asleep`: who says so after
@@ -192,7 +192,7 @@ static void word_ring(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
         cox_futex_wake(word);
 }
 
-static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, uint32_t ticket,
+COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, uint32_t ticket,
                       uint64_t deadline_ns)
 {
     if (!asleep)
@@ -206,7 +206,7 @@ static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, uint32_t
     return r;
 }
 
-static void futex_post(struct cox_gate *gate, enum cox_bell bell)
+COX_HOT static void futex_post(struct cox_gate *gate, enum cox_bell bell)
 {
     _Atomic uint32_t *word = gate_word(gate, bell);
     if (word && bell == COX_BELL_REQUEST_CONSUME && !gate->coordinator)
@@ -216,7 +216,7 @@ static void futex_post(struct cox_gate *gate, enum cox_bell bell)
 }
 
 /* One answer less; true: that was the last one, and the request is still the one that it answers. */
-static bool hint_count(_Atomic uint64_t *hint, uint64_t sequence)
+COX_HOT static bool hint_count(_Atomic uint64_t *hint, uint64_t sequence)
 {
     /* relaxed: the exchange below looks again. */
     uint64_t seen = atomic_load_explicit(hint, memory_order_relaxed), next;
@@ -230,7 +230,7 @@ static bool hint_count(_Atomic uint64_t *hint, uint64_t sequence)
     return next >> HINT_COUNT_SHIFT == 0;
 }
 
-void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t count)
+COX_HOT void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t count)
 {
     if (!cox_gate_shared(gate))
         return;
@@ -241,7 +241,7 @@ void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t count)
     cox_fault_point(COX_FAULT_HINT_ARMED);
 }
 
-void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed)
+COX_HOT void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed)
 {
     if (!cox_gate_shared(gate)) {
         cox_gate_post(gate, rank, COX_BELL_RESPONSE_CONSUME);
@@ -253,7 +253,7 @@ void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, boo
         word_ring(&gate->wake->bell, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
 }
 
-uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell)
+COX_HOT uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell)
 {
     const _Atomic uint32_t *word = cox_gate_shared(gate) ? gate_word(gate, bell) : NULL;
     /* acquire: partner is word_ring. */
@@ -262,7 +262,7 @@ uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell)
 
 /* ---- both kinds ---- */
 
-void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
+COX_HOT void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
 {
     if (cox_gate_shared(gate)) {
         word_ring(&gate->ring->word, gate->elides ? &gate->wake->ranks_asleep : NULL);
@@ -273,7 +273,7 @@ void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
             cox_gate_post(gate, rank, COX_BELL_REQUEST_CONSUME);
 }
 
-void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+COX_HOT void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 {
     if (cox_gate_shared(gate)) {
         futex_post(gate, bell);
@@ -285,7 +285,7 @@ void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
     cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
 }
 
-int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uint32_t ticket,
+COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uint32_t ticket,
                   uint64_t deadline_ns)
 {
     cox_fault_point(COX_FAULT_WAIT);
@@ -308,7 +308,7 @@ int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uin
     return r;
 }
 
-bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+COX_HOT bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 {
     bool taken =
         !cox_gate_shared(gate) && cox_semaphore_take(&gate_bell(gate, rank, bell)->semaphore);
@@ -317,7 +317,7 @@ bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
     return taken;
 }
 
-void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell which)
+COX_HOT void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell which)
 {
     if (cox_gate_shared(gate) || gate_is_silent(gate, which))
         return;

@@ -293,7 +293,7 @@ uint64_t cox_geometry_name_count(const struct cox_geometry *geometry)
     return regions + geometry_semaphore_count(geometry);
 }
 
-uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, enum cox_channel_id channel,
+COX_HOT uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, enum cox_channel_id channel,
                                   uint32_t rank, uint64_t sequence)
 {
     const struct cox_layout_channel *c = &geometry->channels[channel];
@@ -304,7 +304,7 @@ uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, enum cox_
     return part * (sequence % geometry->depth) + c->slot_stride * rank;
 }
 
-uint64_t cox_geometry_slot_capacity(const struct cox_geometry *geometry,
+COX_HOT uint64_t cox_geometry_slot_capacity(const struct cox_geometry *geometry,
                                     enum cox_channel_id channel, bool whole)
 {
     const struct cox_layout_channel *c = &geometry->channels[channel];

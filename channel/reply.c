@@ -7,7 +7,7 @@
 #include "fault.h"
 #include "truth.h"
 
-static uint8_t *reply_base(const struct cox_channel *channel, uint32_t rank, uint64_t sequence)
+COX_HOT static uint8_t *reply_base(const struct cox_channel *channel, uint32_t rank, uint64_t sequence)
 {
     const struct cox_control *control = channel->control;
     void *base = control->geometry.sealed ? (void *)control->ranks[rank] : channel->response.base;
@@ -15,7 +15,7 @@ static uint8_t *reply_base(const struct cox_channel *channel, uint32_t rank, uin
            cox_geometry_slot_offset(&control->geometry, channel->id, rank, sequence);
 }
 
-uint8_t *cox_reply_slot(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
+COX_HOT uint8_t *cox_reply_slot(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
                         bool whole, size_t *ret_capacity)
 {
     *ret_capacity = cox_geometry_slot_capacity(&channel->control->geometry, channel->id, whole);
@@ -29,7 +29,7 @@ uint8_t *cox_reply_report(const struct cox_channel *channel, uint32_t rank, size
     return reply_base(channel, geometry->sealed ? rank : 0, 0);
 }
 
-void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
+COX_HOT void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
                       size_t length, bool failed)
 {
     uint32_t prefix = htole32((uint32_t)length);
@@ -39,7 +39,7 @@ void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t
                       channel->control->geometry.depth, sequence, failed);
 }
 
-int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t sequence, bool whole,
+COX_HOT int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t sequence, bool whole,
                     uint32_t generation, void *buffer, size_t buffer_size, size_t *ret_length,
                     bool *ret_failed, struct cox_error *err)
 {

@@ -6,21 +6,21 @@
 #include "fault.h"
 #include "truth.h"
 
-static uint8_t *request_base(const struct cox_channel *channel, uint64_t sequence)
+COX_HOT static uint8_t *request_base(const struct cox_channel *channel, uint64_t sequence)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
     return (uint8_t *)channel->request.base +
            geometry->channels[channel->id].frame_size * (sequence % geometry->depth);
 }
 
-uint8_t *cox_request_frame(const struct cox_channel *channel, uint64_t sequence,
+COX_HOT uint8_t *cox_request_frame(const struct cox_channel *channel, uint64_t sequence,
                            size_t *ret_capacity)
 {
     *ret_capacity = channel->control->geometry.channels[channel->id].frame_size - COX_PREFIX_SIZE;
     return request_base(channel, sequence) + COX_PREFIX_SIZE;
 }
 
-void cox_request_publish(const struct cox_channel *channel, uint64_t sequence, uint32_t type,
+COX_HOT void cox_request_publish(const struct cox_channel *channel, uint64_t sequence, uint32_t type,
                          size_t length, const struct cox_rank_set *asked)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
@@ -37,7 +37,7 @@ void cox_request_publish(const struct cox_channel *channel, uint64_t sequence, u
     cox_truth_publish(cox_truth_channel(channel->control, channel->id), geometry->depth, &record);
 }
 
-int cox_request_read(const struct cox_channel *channel, uint64_t sequence, uint32_t rank,
+COX_HOT int cox_request_read(const struct cox_channel *channel, uint64_t sequence, uint32_t rank,
                      struct cox_request *ret_request)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;

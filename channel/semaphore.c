@@ -167,7 +167,7 @@ int cox_semaphore_unlink(const char *name)
     return sem_unlink(name) < 0 && errno != ENOENT ? -errno : 0;
 }
 
-void cox_semaphore_post(struct cox_semaphore *semaphore)
+COX_HOT void cox_semaphore_post(struct cox_semaphore *semaphore)
 {
     cox_tsan_release(semaphore->sem);
     int saved = errno;
@@ -175,7 +175,7 @@ void cox_semaphore_post(struct cox_semaphore *semaphore)
     errno = saved;
 }
 
-bool cox_semaphore_take(struct cox_semaphore *semaphore)
+COX_HOT bool cox_semaphore_take(struct cox_semaphore *semaphore)
 {
     while (sem_trywait(semaphore->sem) < 0)
         if (errno != EINTR)
@@ -184,7 +184,7 @@ bool cox_semaphore_take(struct cox_semaphore *semaphore)
     return true;
 }
 
-int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns)
+COX_HOT int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
     for (;;) {

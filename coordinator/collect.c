@@ -35,7 +35,7 @@ bool cox_inside(const void *owner)
     return false;
 }
 
-static const struct cox_geometry *collector_geometry(const struct cox_collector *collector)
+COX_HOT static const struct cox_geometry *collector_geometry(const struct cox_collector *collector)
 {
     return &collector->channel->control->geometry;
 }
@@ -52,7 +52,7 @@ static struct cox_frame_block *collector_frame_block(struct cox_collector *colle
 }
 
 /* It has left by itself, and not because its process ends: that would be told in a moment, and better. */
-static bool collector_left(struct cox_collector *collector, uint32_t rank)
+COX_HOT static bool collector_left(struct cox_collector *collector, uint32_t rank)
 {
     struct cox_collector_rank *r = &collector->ranks[rank];
     if (!cox_truth_left(collector->channel->control, rank)) {
@@ -66,7 +66,7 @@ static bool collector_left(struct cox_collector *collector, uint32_t rank)
 }
 
 /* It serves no more. */
-static bool collector_dead(struct cox_collector *collector, uint32_t rank)
+COX_HOT static bool collector_dead(struct cox_collector *collector, uint32_t rank)
 {
     return cox_supervisor_dead(collector->supervisor, rank, NULL) ||
            collector_left(collector, rank);
@@ -86,7 +86,7 @@ static void collector_count_token(struct cox_collector *collector, uint32_t rank
     r->legacy_done = collector->entries[0].sequence;
 }
 
-static bool collector_answered(struct cox_collector *collector, uint32_t rank, uint64_t sequence)
+COX_HOT static bool collector_answered(struct cox_collector *collector, uint32_t rank, uint64_t sequence)
 {
     if (!collector->legacy)
         return cox_truth_done(cox_truth_line(collector->channel->control, rank,
@@ -108,7 +108,7 @@ static bool collector_returned(struct cox_collector *collector, uint32_t rank, u
 
 /* The answer of `rank` was taken out of its slot, or is dropped: its tokens are matched, its slot
  * is free. */
-static void collector_consume(struct cox_collector *collector, struct cox_entry *entry,
+COX_HOT static void collector_consume(struct cox_collector *collector, struct cox_entry *entry,
                               uint32_t rank)
 {
     cox_rank_set_add(&entry->consumed, rank);
@@ -120,7 +120,7 @@ static void collector_consume(struct cox_collector *collector, struct cox_entry 
 
 /* Drops the answers of ended requests that arrived by now. Returns a rank that still owes one, or
  * -1. */
-static int collector_drop_late(struct cox_collector *collector, uint64_t *ret_sequence)
+COX_HOT static int collector_drop_late(struct cox_collector *collector, uint64_t *ret_sequence)
 {
     const struct cox_geometry *geometry = collector_geometry(collector);
     int late = -1;
@@ -169,7 +169,7 @@ static bool ring_due(uint64_t *ring_ns, uint64_t now)
     return true;
 }
 
-int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_set *asked,
+COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_set *asked,
                         uint64_t *ret_sequence, struct cox_error *err)
 {
     const char *name = cox_channel_name(collector->channel->id);
@@ -230,7 +230,7 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
 
 /* The requests up to the first that has not ended are behind us: their slots are free. lock is
  * held. */
-static void collector_advance(struct cox_collector *collector)
+COX_HOT static void collector_advance(struct cox_collector *collector)
 {
     uint64_t before = collector->ended;
     while (collector->ended < collector->published &&
@@ -251,7 +251,7 @@ static void collector_forget_stray(struct cox_collector *collector, uint32_t ran
         collector_count_token(collector, rank);
 }
 
-static uint32_t asked_count(const struct cox_collector *collector, const struct cox_rank_set *asked)
+COX_HOT static uint32_t asked_count(const struct cox_collector *collector, const struct cox_rank_set *asked)
 {
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
@@ -259,7 +259,7 @@ static uint32_t asked_count(const struct cox_collector *collector, const struct 
     return count;
 }
 
-void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
+COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
                            size_t length)
 {
     struct cox_gate *gate = &collector->channel->gate;
@@ -444,7 +444,7 @@ void cox_collector_wake(struct cox_collector *collector)
     pthread_mutex_unlock(&collector->lock);
 }
 
-struct cox_look cox_collector_look(const struct cox_collector *collector)
+COX_HOT struct cox_look cox_collector_look(const struct cox_collector *collector)
 {
     return (struct cox_look){
         .causes = atomic_load(&collector->causes),
@@ -459,7 +459,7 @@ struct collector_gaze {
     const struct cox_look *before;
 };
 
-static bool collector_has_answer(const void *context)
+COX_HOT static bool collector_has_answer(const void *context)
 {
     const struct collector_gaze *gaze = context;
     const struct cox_collector *collector = gaze->collector;
@@ -470,7 +470,7 @@ static bool collector_has_answer(const void *context)
     return rung || atomic_load(&collector->causes) != gaze->before->causes;
 }
 
-void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
+COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
                          const struct cox_look *before, uint64_t deadline_ns)
 {
     const struct cox_channel *channel = collector->channel;
@@ -602,7 +602,7 @@ static struct cox_gathering *collector_gathering(struct cox_collector *collector
 }
 
 /* Takes the answer of a rank that owed it, if it is there, or sees its death. */
-static void gather_look_rank(struct cox_collector *collector, struct cox_entry *entry,
+COX_HOT static void gather_look_rank(struct cox_collector *collector, struct cox_entry *entry,
                              uint32_t rank)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
@@ -641,7 +641,7 @@ struct pass {
 };
 
 /* Looks at ranks that owe an answer. Returns the first that still does, -1: none, -2: the request has failed. */
-static int gather_look(struct cox_collector *collector, struct cox_entry *entry,
+COX_HOT static int gather_look(struct cox_collector *collector, struct cox_entry *entry,
                        const struct pass *pass)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
@@ -684,7 +684,7 @@ static void gather_ring(struct cox_collector *collector, const struct cox_entry 
             collector_ring(collector, rank);
 }
 
-static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry,
+COX_HOT static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry,
                             int status, struct cox_completion *ret_completion)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
@@ -725,7 +725,7 @@ static void gather_note_complaints(struct cox_collector *collector, const struct
 
 /* Memory that only large requests and answers take. The ranks that answered in a block give it back when they are awake next,
  * which may be never: so they are woken, and those as well whose answer has just come too late to be looked at. */
-static void gather_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
+COX_HOT static void gather_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (gathering->ranks[rank].in_block ||
@@ -737,7 +737,7 @@ static void gather_let_go(struct cox_collector *collector, struct cox_gathering 
 }
 
 /* Hands the completion over. lock is held on entry and on return, not over the handler. */
-static void gather_finish(struct cox_collector *collector, struct cox_entry *entry, int status)
+COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_entry *entry, int status)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     pthread_mutex_unlock(&collector->lock);
@@ -838,7 +838,7 @@ static void gathering_add_owing(const struct cox_gathering *gathering, struct co
  * true when one did, or when there is already more to look at. Otherwise *ret_owing is a rank to
  * sleep on, -1: nothing is in flight, and *ret_deadline_ns the next deadline. lock is held on entry
  * and on return, given up over a handler. */
-static bool gather_round(struct cox_collector *collector, const struct cox_look *before,
+COX_HOT static bool gather_round(struct cox_collector *collector, const struct cox_look *before,
                          bool *looked_again, int *ret_owing, uint64_t *ret_sequence,
                          uint64_t *ret_deadline_ns)
 {
@@ -901,7 +901,7 @@ static bool gather_round(struct cox_collector *collector, const struct cox_look 
 
 /* Gathers until `sequence` has ended, or (0) until nothing is in flight. lock is held on entry and
  * on return. */
-static void collector_gather(struct cox_collector *collector, uint64_t sequence)
+COX_HOT static void collector_gather(struct cox_collector *collector, uint64_t sequence)
 {
     bool looked_again = false;
     while (sequence == 0 || collector->ended < sequence) {

@@ -55,7 +55,7 @@ void cox_gathering_deinit(struct cox_gathering *gathering)
     memset(gathering, 0, sizeof *gathering);
 }
 
-void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
+COX_HOT void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
                          struct cox_supervisor *supervisor)
 {
     cox_arena_reset(&gathering->arena);
@@ -98,7 +98,7 @@ static const char *response_text(const ModelExecuteData__ExecuteResponse *respon
 
 /* Each rank has its share of the arena, so that none can use up what the next one needs; what is in a block has
  * twice its size beside. */
-static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *bytes, size_t length,
+COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *bytes, size_t length,
                             size_t beside, ModelExecuteData__ExecuteResponse **ret_response)
 {
     struct cox_arena *arena = &gathering->arena;
@@ -110,7 +110,7 @@ static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *byte
 }
 
 /* What an unpacked answer says. */
-static void gathering_accept(struct cox_gathering *gathering, uint32_t rank, bool legacy,
+COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t rank, bool legacy,
                              const ModelExecuteData__ExecuteResponse *response,
                              const uint8_t *bytes, size_t length)
 {
@@ -143,7 +143,7 @@ static void gathering_error_unpack(struct cox_gathering *gathering, uint32_t ran
     gathering_error(gathering, rank, r, text);
 }
 
-bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
+COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
                         uint32_t rank, uint64_t sequence, uint32_t type, uint32_t generation)
 {
     struct cox_rank_result *result = &gathering->results[rank];
@@ -254,7 +254,7 @@ int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_b
     return 0;
 }
 
-void cox_gathering_let_go(struct cox_gathering *gathering)
+COX_HOT void cox_gathering_let_go(struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
         free(gathering->ranks[rank].block);
@@ -286,7 +286,7 @@ void cox_gathering_bury(struct cox_gathering *gathering, uint32_t rank,
     result->text = gathering->ranks[rank].text;
 }
 
-int cox_gathering_status(const struct cox_gathering *gathering, int ended_by)
+COX_HOT int cox_gathering_status(const struct cox_gathering *gathering, int ended_by)
 {
     int status = 0;
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
@@ -303,7 +303,7 @@ int cox_gathering_status(const struct cox_gathering *gathering, int ended_by)
     return status ? status : ended_by;
 }
 
-const struct cox_rank_result *cox_gathering_choose(struct cox_gathering *gathering,
+COX_HOT const struct cox_rank_result *cox_gathering_choose(struct cox_gathering *gathering,
                                                    enum cox_gather policy)
 {
     const struct cox_rank_result *payload = NULL;

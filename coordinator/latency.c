@@ -6,7 +6,7 @@
 _Static_assert(COX_LATENCY_BUCKET_COUNT == (64 - PART_BITS + 1) * PART_COUNT,
                "the highest bit has its buckets");
 
-static uint32_t bucket_of(uint64_t ns)
+COX_HOT static uint32_t bucket_of(uint64_t ns)
 {
     if (ns < PART_COUNT)
         return (uint32_t)ns;
@@ -24,7 +24,7 @@ static uint64_t bucket_middle(uint32_t bucket)
     return begin + (UINT64_C(1) << shift) / 2;
 }
 
-void cox_latency_add(struct cox_latency *latency, uint64_t ns)
+COX_HOT void cox_latency_add(struct cox_latency *latency, uint64_t ns)
 {
     latency->count++;
     latency->buckets[bucket_of(ns)]++;

@@ -1,6 +1,6 @@
 #include "stats.h"
 
-void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool in_block)
+COX_HOT void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool in_block)
 {
     stats->counts.submitted++;
     stats->counts.request_bytes += request_size;
@@ -8,7 +8,7 @@ void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool in_b
     stats->counts.bulk_request_bytes += in_block ? request_size : 0;
 }
 
-void cox_stats_end(struct cox_stats *stats, int status, const struct cox_stats_taken *taken)
+COX_HOT void cox_stats_end(struct cox_stats *stats, int status, const struct cox_stats_taken *taken)
 {
     stats->counts.completed++;
     stats->counts.failed += status != 0;
@@ -18,7 +18,7 @@ void cox_stats_end(struct cox_stats *stats, int status, const struct cox_stats_t
     stats->counts.bulk_reply_bytes += taken->block_bytes;
 }
 
-void cox_stats_return(struct cox_stats *stats, const struct cox_completion *completion,
+COX_HOT void cox_stats_return(struct cox_stats *stats, const struct cox_completion *completion,
                       uint64_t returned_ns)
 {
     const uint64_t times[] = {completion->submitted_ns, completion->published_ns,

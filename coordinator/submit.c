@@ -25,7 +25,7 @@ struct payload {
 };
 
 /* Returns 0; COX_TOO_LARGE. */
-static int payload_pack(const struct payload *payload, uint8_t *frame, size_t capacity,
+COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, size_t capacity,
                         size_t *ret_length)
 {
     if (payload->request)
@@ -83,7 +83,7 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
     return 0;
 }
 
-static int executor_publish(struct cox_executor *executor, const struct payload *payload,
+COX_HOT static int executor_publish(struct cox_executor *executor, const struct payload *payload,
                             struct cox_entry *entry, struct cox_error *err)
 {
     struct cox_collector *collector = &executor->collectors[entry->operation->channel];
@@ -126,7 +126,7 @@ static int executor_publish(struct cox_executor *executor, const struct payload 
     return r;
 }
 
-static int entry_prepare(struct cox_executor *executor, uint32_t type,
+COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
                          const struct cox_submit_options *options, struct cox_entry *ret_entry,
                          struct cox_error *err)
 {
@@ -174,7 +174,7 @@ static int entry_prepare(struct cox_executor *executor, uint32_t type,
     return 0;
 }
 
-static int executor_submit(struct cox_executor *executor, uint32_t type,
+COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
                            const struct payload *payload, const struct cox_submit_options *options,
                            uint64_t *ret_sequence, struct cox_error *err)
 {
@@ -258,7 +258,7 @@ static uint32_t message_type(const ModelExecuteData__ExecuteRequest *request)
     return type == COX_TYPE_OPAQUE ? NO_TYPE : type;
 }
 
-int cox_executor_submit(struct cox_executor *executor,
+COX_HOT int cox_executor_submit(struct cox_executor *executor,
                         const ModelExecuteData__ExecuteRequest *request,
                         const struct cox_submit_options *options, uint64_t *ret_sequence,
                         struct cox_error *err)
@@ -267,7 +267,7 @@ int cox_executor_submit(struct cox_executor *executor,
     return executor_submit(executor, message_type(request), &payload, options, ret_sequence, err);
 }
 
-int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes, size_t size,
+COX_HOT int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes, size_t size,
                                const struct cox_submit_options *options, uint64_t *ret_sequence,
                                struct cox_error *err)
 {

@@ -28,7 +28,7 @@ static const struct cox_operation operations[] = {
 
 static const struct cox_operation opaque = {"OPAQUE", COX_CHANNEL_EXECUTE, true, true, false};
 
-const struct cox_operation *cox_operation_find(uint32_t execute_type)
+COX_HOT const struct cox_operation *cox_operation_find(uint32_t execute_type)
 {
     if (execute_type == COX_TYPE_OPAQUE)
         return &opaque;

@@ -13,7 +13,7 @@ static const char *worker_depot(const struct cox_worker *worker)
     return options->door[0] ? options->door : options->depot[0] ? options->depot : NULL;
 }
 
-bool cox_lane_has_blocks(const struct cox_lane *lane)
+COX_HOT bool cox_lane_has_blocks(const struct cox_lane *lane)
 {
     return !lane->worker->stands_in && !lane->worker->control.geometry.legacy;
 }
@@ -92,7 +92,7 @@ void cox_lane_release_block(struct cox_lane *lane, uint64_t sequence)
     answer_release(lane, lane_answer_block(lane, sequence));
 }
 
-void cox_lane_release_blocks(struct cox_lane *lane)
+COX_HOT void cox_lane_release_blocks(struct cox_lane *lane)
 {
     if (!cox_lane_has_blocks(lane))
         return;

@@ -172,7 +172,7 @@ void cox_visit_release(void)
         own_lane->visit.held = 0;
 }
 
-static void visit_begin(struct cox_lane *lane, const struct cox_request *request, bool leavable)
+COX_HOT static void visit_begin(struct cox_lane *lane, const struct cox_request *request, bool leavable)
 {
     struct cox_visit *visit = &lane->visit;
     /* relaxed: before `inside`, which is stored seq_cst. */
@@ -182,7 +182,7 @@ static void visit_begin(struct cox_lane *lane, const struct cox_request *request
     atomic_store_explicit(&visit->inside, request->sequence, memory_order_seq_cst);
 }
 
-static void visit_end(struct cox_lane *lane)
+COX_HOT static void visit_end(struct cox_lane *lane)
 {
     struct cox_pause *pause = &lane->worker->pause;
     atomic_store_explicit(&lane->visit.inside, 0, memory_order_seq_cst);
@@ -220,7 +220,7 @@ int cox_lane_fail_paused(struct cox_lane *lane)
                     "paused: this rank begins nothing until it is told to start");
 }
 
-int cox_lane_call(struct cox_lane *lane, const struct cox_request *request, enum cox_visit_way way,
+COX_HOT int cox_lane_call(struct cox_lane *lane, const struct cox_request *request, enum cox_visit_way way,
                   int (*callback)(void *argument), void *argument)
 {
     const bool leavable = way == COX_VISIT_STOPPED && lane->worker->options.leave_stuck;

@@ -118,14 +118,14 @@ const char *cox_init_request_get(const struct cox_init_request *request, const c
 
 /* ---- answers ---- */
 
-static void lane_return(struct cox_lane *lane, uint64_t sequence)
+COX_HOT static void lane_return(struct cox_lane *lane, uint64_t sequence)
 {
     cox_lane_set_returned(lane, sequence);
     cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_REQUEST_PRODUCE);
 }
 
 /* The bytes are in the slot. message: an ExecuteResponse, also where answers are opaque. */
-static void lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool message,
+COX_HOT static void lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool message,
                       bool failed)
 {
     cox_reply_commit(&lane->channel, lane->worker->options.rank, sequence, length, message);
@@ -154,7 +154,7 @@ static bool lane_await_slot(struct cox_lane *lane)
 }
 
 /* NULL: the worker leaves before the slot is free. */
-static uint8_t *lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole,
+COX_HOT static uint8_t *lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole,
                           size_t *ret_capacity)
 {
     if (lane->worker->stands_in && !lane_await_slot(lane))
@@ -230,7 +230,7 @@ static int lane_answer_in_block(struct cox_lane *lane, uint64_t sequence, uint32
     return 0;
 }
 
-static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
+COX_HOT static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
                         ExecuteResponse *response)
 {
     struct cox_worker *worker = lane->worker;
@@ -449,14 +449,14 @@ struct step_call {
     struct cox_error *err;
 };
 
-static int call_step(void *argument)
+COX_HOT static int call_step(void *argument)
 {
     const struct step_call *call = argument;
     return call->worker->callbacks->execute(call->worker->context, call->batch, call->outputs,
                                             call->err);
 }
 
-static void serve_step(struct cox_lane *lane, const struct cox_request *request,
+COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *request,
                        const ExecuteRequest *message)
 {
     struct cox_worker *worker = lane->worker;
@@ -730,7 +730,7 @@ static int serve_recover(struct cox_lane *lane, const struct cox_request *reques
     return 0;
 }
 
-static void serve_with(struct cox_lane *lane, const struct cox_request *request,
+COX_HOT static void serve_with(struct cox_lane *lane, const struct cox_request *request,
                        const ExecuteRequest *message,
                        int (*serve)(struct cox_lane *, const struct cox_request *,
                                     const ExecuteRequest *, ExecuteResponse *))
@@ -752,7 +752,7 @@ struct opaque_call {
     size_t length;
 };
 
-static int call_opaque(void *argument)
+COX_HOT static int call_opaque(void *argument)
 {
     struct opaque_call *call = argument;
     const struct cox_worker *worker = call->lane->worker;
@@ -761,7 +761,7 @@ static int call_opaque(void *argument)
                                      &call->lane->error);
 }
 
-static void serve_opaque(struct cox_lane *lane, const struct cox_request *request)
+COX_HOT static void serve_opaque(struct cox_lane *lane, const struct cox_request *request)
 {
     const struct cox_worker *worker = lane->worker;
     struct opaque_call call = {.lane = lane, .request = request};
@@ -805,7 +805,7 @@ static void serve_opaque(struct cox_lane *lane, const struct cox_request *reques
 /* ---- dispatch ---- */
 
 /* A private copy: other ranks of a named group could write the frame while it is unpacked. */
-static int lane_copy(struct cox_lane *lane, const struct cox_request *request)
+COX_HOT static int lane_copy(struct cox_lane *lane, const struct cox_request *request)
 {
     if (lane->copy_size < request->size) {
         uint8_t *grown = realloc(lane->copy, request->size);
@@ -820,7 +820,7 @@ static int lane_copy(struct cox_lane *lane, const struct cox_request *request)
     return 0;
 }
 
-static void lane_dispatch(struct cox_lane *lane, const struct cox_request *request,
+COX_HOT static void lane_dispatch(struct cox_lane *lane, const struct cox_request *request,
                           const ExecuteRequest *message)
 {
     const struct cox_worker *worker = lane->worker;
@@ -930,7 +930,7 @@ static void lane_trim(struct cox_lane *lane)
     cox_arena_init(&lane->arena, 0, lane->worker->options.request_size_max); /* cannot fail */
 }
 
-bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
+COX_HOT bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
 {
     cox_error_clear(&lane->error);
     if (request->type == COX_TYPE_OPAQUE) {

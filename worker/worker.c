@@ -46,7 +46,7 @@ static void lane_repeat(struct cox_lane *lane)
     cox_lane_set_done(lane, lane->done);
 }
 
-static bool lane_leaving(const struct cox_lane *lane)
+COX_HOT static bool lane_leaving(const struct cox_lane *lane)
 {
     return atomic_load_explicit(&lane->worker->stopping, memory_order_acquire) ||
            cox_truth_aborted(&lane->worker->control);
@@ -58,7 +58,7 @@ struct lane_look {
     uint64_t published;
 };
 
-static bool lane_has_news(const void *context)
+COX_HOT static bool lane_has_news(const void *context)
 {
     const struct lane_look *look = context;
     return cox_truth_published(look->truth) != look->published || lane_leaving(look->lane);
@@ -67,7 +67,7 @@ static bool lane_has_news(const void *context)
 /* Sleeps until request `next` or a later one is published, and moves *next to what is still in the
  * ring. A number below what was published is said again by the coordinator, which rings for it.
  * False: the worker leaves. */
-static bool lane_await(struct cox_lane *lane, uint64_t *next)
+COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
 {
     struct cox_worker *worker = lane->worker;
     const struct cox_layout_channel_truth *truth =
@@ -133,7 +133,7 @@ static bool lane_is_misled(struct cox_lane *lane, uint64_t next)
     return true;
 }
 
-static void *lane_main(void *argument)
+COX_HOT static void *lane_main(void *argument)
 {
     struct cox_lane *lane = argument;
     struct cox_worker *worker = lane->worker;
