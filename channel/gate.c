@@ -265,7 +265,7 @@ COX_HOT uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell
 COX_HOT void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
 {
     if (cox_gate_shared(gate)) {
-        word_ring(&gate->ring->word, gate->elides ? &gate->wake->ranks_asleep : NULL);
+        word_ring(&gate->ring->word, gate->elides ? &gate->ring->asleep : NULL);
         return;
     }
     for (uint32_t rank = gate->rank_first; rank < gate->rank_first + gate->rank_count; rank++)
@@ -294,7 +294,7 @@ COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell wh
         COX_ASSERT(word);
         _Atomic uint32_t *asleep = which == COX_BELL_RESPONSE_CONSUME
                                        ? &gate->wake->coordinator_sleeps
-                                       : &gate->wake->ranks_asleep;
+                                       : &gate->ring->asleep;
         return word_sleep(word, gate->elides ? asleep : NULL, ticket, deadline_ns);
     }
     struct cox_gate_bell *bell = gate_bell(gate, rank, which);

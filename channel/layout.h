@@ -95,7 +95,8 @@ struct cox_layout_channel_truth {
     _Atomic uint64_t published;    /* last sequence in the ring; release, after its frame */
     _Atomic uint64_t void_through; /* steps up to here are given up: drop them */
     _Atomic uint64_t ended;        /* replies up to here were copied out: their slots are free */
-    uint8_t padding[COX_LINE_SIZE - 24];
+    _Atomic uint64_t stamp_ns;     /* about when it was published, CLOCK_MONOTONIC; for display */
+    uint8_t padding[COX_LINE_SIZE - 32];
     struct cox_layout_frame frames[COX_DEPTH_MAX];
 };
 
@@ -118,8 +119,8 @@ struct cox_layout_rank_line {
     _Atomic uint64_t tags[COX_DEPTH_MAX]; /* the sequence whose reply a slot holds; bit 63: it is an
                                              ExecuteResponse in any case */
     _Atomic uint64_t word;                /* state in bits 56-63, sequence below */
-    _Atomic uint64_t stamp_ns;            /* when word last changed, CLOCK_MONOTONIC or _COARSE; for display */
-    _Atomic uint64_t base;                /* the sequence table stands at this step */
+    _Atomic uint64_t stamp_ns; /* about when word last changed, CLOCK_MONOTONIC; for display */
+    _Atomic uint64_t base;     /* the sequence table stands at this step */
     uint64_t reserved;
 };
 
@@ -156,17 +157,20 @@ struct cox_layout_control {
 
 /* ---- sealed groups ---- */
 
-/* What the ranks of one channel sleep on; grows with every wake-up. */
-struct cox_layout_ring {
-    _Atomic uint32_t word; /* release, after what it is rung for; partner: the acquire in gate.c */
-    uint8_t padding[COX_LINE_SIZE - 4];
+/* In the request memory, behind the control region. Reports of each rank that were taken out of its slot of the error
+ * channel, as their low 32 bits; the rank may sleep on it. release, after the copy; partner: the acquire in sealed.c. */
+struct cox_layout_rings {
+    _Atomic uint32_t heard[COX_RANK_COUNT_MAX];
 };
 
-struct cox_layout_rings {
-    struct cox_layout_ring channels[COX_TWO_WAY_COUNT];
-    /* Reports of each rank that were taken out of its slot of the error channel, as their low 32
-     * bits; the rank may sleep on it. release, after the copy; partner: the acquire in sealed.c. */
-    _Atomic uint32_t heard[COX_RANK_COUNT_MAX];
+/* What the ranks of one channel sleep on; grows with every wake-up. In the wake memory, which ranks have writable: a sleep on a
+ * word of a read-only mapping costs the kernel a second walk of the page tables (345 ns against 255, in each round of each
+ * rank), and who spoils a word here makes others wait for a slice at most, as with all hints. */
+struct cox_layout_ring {
+    _Atomic uint32_t word; /* release, after what it is rung for; partner: the acquire in gate.c */
+    _Atomic uint32_t
+        asleep; /* ranks; one that was killed there is counted for ever, which costs calls */
+    uint8_t padding[COX_LINE_SIZE - 8];
 };
 
 /* How many answers a frame's request still lacks: sequence in the low 56 bits, count above. */
@@ -179,10 +183,8 @@ struct cox_layout_hint {
 struct cox_layout_wake_channel {
     _Atomic uint32_t bell; /* the coordinator sleeps on it; grows with every wake-up */
     _Atomic uint32_t coordinator_sleeps;
-    uint8_t padding[64 - 8];
-    _Atomic uint32_t
-        ranks_asleep; /* on the ring's word; a rank that was killed there is counted for ever, which costs calls */
-    uint8_t padding2[COX_LINE_SIZE - 64 - 4];
+    uint8_t padding[COX_LINE_SIZE - 8];
+    struct cox_layout_ring ring; /* of no use on the error channel */
     struct cox_layout_hint hints[COX_DEPTH_MAX];
 };
 
@@ -214,6 +216,7 @@ _Static_assert(sizeof(struct cox_layout_frame) == 32, "frame record size");
 COX_LAYOUT_AT(cox_layout_channel_truth, published, 0);
 COX_LAYOUT_AT(cox_layout_channel_truth, void_through, 8);
 COX_LAYOUT_AT(cox_layout_channel_truth, ended, 16);
+COX_LAYOUT_AT(cox_layout_channel_truth, stamp_ns, 24);
 COX_LAYOUT_AT(cox_layout_channel_truth, frames, COX_LINE_SIZE);
 _Static_assert(sizeof(struct cox_layout_channel_truth) == 384, "channel truth size");
 COX_LAYOUT_AT(cox_layout_rank_line, taken, 0);
@@ -234,11 +237,10 @@ _Static_assert(sizeof(struct cox_layout_rank) == 6 * COX_LINE_SIZE, "rank block 
 COX_LAYOUT_AT(cox_layout_control, abort, 512);
 COX_LAYOUT_AT(cox_layout_control, channels, 640);
 COX_LAYOUT_AT(cox_layout_control, ranks, 2176);
-COX_LAYOUT_AT(cox_layout_rings, heard, 512);
-_Static_assert(sizeof(struct cox_layout_rings) == 1024, "rings size");
-COX_LAYOUT_AT(cox_layout_wake_channel, ranks_asleep, 64);
-COX_LAYOUT_AT(cox_layout_wake_channel, hints, COX_LINE_SIZE);
-_Static_assert(sizeof(struct cox_layout_wake_channel) == 9 * COX_LINE_SIZE, "wake channel size");
+_Static_assert(sizeof(struct cox_layout_rings) == 512, "rings size");
+COX_LAYOUT_AT(cox_layout_wake_channel, ring, COX_LINE_SIZE);
+COX_LAYOUT_AT(cox_layout_wake_channel, hints, 2 * COX_LINE_SIZE);
+_Static_assert(sizeof(struct cox_layout_wake_channel) == 10 * COX_LINE_SIZE, "wake channel size");
 _Static_assert(sizeof(struct cox_layout_control) + sizeof(struct cox_layout_rings) <= 4096,
                "the first page of the request memory");
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "a futex is a lock-free 32-bit word");

@@ -14,14 +14,14 @@ COX_HOT static uint8_t *request_base(const struct cox_channel *channel, uint64_t
 }
 
 COX_HOT uint8_t *cox_request_frame(const struct cox_channel *channel, uint64_t sequence,
-                           size_t *ret_capacity)
+                                   size_t *ret_capacity)
 {
     *ret_capacity = channel->control->geometry.channels[channel->id].frame_size - COX_PREFIX_SIZE;
     return request_base(channel, sequence) + COX_PREFIX_SIZE;
 }
 
-COX_HOT void cox_request_publish(const struct cox_channel *channel, uint64_t sequence, uint32_t type,
-                         size_t length, const struct cox_rank_set *asked)
+COX_HOT void cox_request_publish(const struct cox_channel *channel, uint64_t sequence,
+                                 uint32_t type, size_t length, const struct cox_rank_set *asked)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
     COX_ASSERT(length <= geometry->channels[channel->id].frame_size - COX_PREFIX_SIZE);
@@ -38,7 +38,7 @@ COX_HOT void cox_request_publish(const struct cox_channel *channel, uint64_t seq
 }
 
 COX_HOT int cox_request_read(const struct cox_channel *channel, uint64_t sequence, uint32_t rank,
-                     struct cox_request *ret_request)
+                             struct cox_request *ret_request)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
     struct cox_frame_record record;
@@ -52,8 +52,10 @@ COX_HOT int cox_request_read(const struct cox_channel *channel, uint64_t sequenc
     bool possible = prefix <= geometry->channels[channel->id].frame_size - COX_PREFIX_SIZE &&
                     prefix == record.length;
     bool lowest = true;
-    for (uint32_t other = 0; other < rank; other++)
-        lowest &= !cox_rank_set_has(&record.asked, other);
+    for (uint32_t word = 0; word <= rank / 64; word++) {
+        const uint64_t below = word < rank / 64 ? UINT64_MAX : (UINT64_C(1) << rank % 64) - 1;
+        lowest &= (record.asked.words[word] & below) == 0;
+    }
     *ret_request = (struct cox_request){
         .sequence = sequence,
         .type = record.type,

@@ -65,6 +65,19 @@ static inline void cox_truth_publish(struct cox_layout_channel_truth *truth, uin
     cox_truth_set_published(truth, record->sequence);
 }
 
+/* relaxed: for display, and before the publication. A clock costs a rank that was just switched to more than this line, which it
+ * reads anyway. */
+static inline void cox_truth_set_stamp(struct cox_layout_channel_truth *truth, uint64_t now_ns)
+{
+    atomic_store_explicit(&truth->stamp_ns, now_ns, memory_order_relaxed);
+}
+
+/* When about the last request was published; 0: nobody says. */
+static inline uint64_t cox_truth_stamp(const struct cox_layout_channel_truth *truth)
+{
+    return atomic_load_explicit(&truth->stamp_ns, memory_order_relaxed);
+}
+
 static inline uint64_t cox_truth_published(const struct cox_layout_channel_truth *truth)
 {
     return atomic_load_explicit(&truth->published, memory_order_acquire);

@@ -86,7 +86,8 @@ static void collector_count_token(struct cox_collector *collector, uint32_t rank
     r->legacy_done = collector->entries[0].sequence;
 }
 
-COX_HOT static bool collector_answered(struct cox_collector *collector, uint32_t rank, uint64_t sequence)
+COX_HOT static bool collector_answered(struct cox_collector *collector, uint32_t rank,
+                                       uint64_t sequence)
 {
     if (!collector->legacy)
         return cox_truth_done(cox_truth_line(collector->channel->control, rank,
@@ -109,7 +110,7 @@ static bool collector_returned(struct cox_collector *collector, uint32_t rank, u
 /* The answer of `rank` was taken out of its slot, or is dropped: its tokens are matched, its slot
  * is free. */
 COX_HOT static void collector_consume(struct cox_collector *collector, struct cox_entry *entry,
-                              uint32_t rank)
+                                      uint32_t rank)
 {
     cox_rank_set_add(&entry->consumed, rank);
     if (!collector->legacy)
@@ -170,7 +171,7 @@ static bool ring_due(uint64_t *ring_ns, uint64_t now)
 }
 
 COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_set *asked,
-                        uint64_t *ret_sequence, struct cox_error *err)
+                                uint64_t *ret_sequence, struct cox_error *err)
 {
     const char *name = cox_channel_name(collector->channel->id);
     int r = 0;
@@ -251,7 +252,8 @@ static void collector_forget_stray(struct cox_collector *collector, uint32_t ran
         collector_count_token(collector, rank);
 }
 
-COX_HOT static uint32_t asked_count(const struct cox_collector *collector, const struct cox_rank_set *asked)
+COX_HOT static uint32_t asked_count(const struct cox_collector *collector,
+                                    const struct cox_rank_set *asked)
 {
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
@@ -260,7 +262,7 @@ COX_HOT static uint32_t asked_count(const struct cox_collector *collector, const
 }
 
 COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
-                           size_t length)
+                                   size_t length)
 {
     struct cox_gate *gate = &collector->channel->gate;
     pthread_mutex_lock(&collector->lock);
@@ -272,6 +274,8 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     *slot = *entry;
     slot->causes = collector->claim_causes;
     slot->published_ns = cox_now_ns();
+    cox_truth_set_stamp(cox_truth_channel(collector->channel->control, collector->channel->id),
+                        slot->published_ns);
     if (entry->replies)
         cox_gate_arm(gate, entry->sequence, asked_count(collector, &entry->asked));
     cox_request_publish(collector->channel, entry->sequence,
@@ -471,7 +475,7 @@ COX_HOT static bool collector_has_answer(const void *context)
 }
 
 COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
-                         const struct cox_look *before, uint64_t deadline_ns)
+                                 const struct cox_look *before, uint64_t deadline_ns)
 {
     const struct cox_channel *channel = collector->channel;
     const struct collector_gaze gaze = {
@@ -603,7 +607,7 @@ static struct cox_gathering *collector_gathering(struct cox_collector *collector
 
 /* Takes the answer of a rank that owed it, if it is there, or sees its death. */
 COX_HOT static void gather_look_rank(struct cox_collector *collector, struct cox_entry *entry,
-                             uint32_t rank)
+                                     uint32_t rank)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     /* Once more after a death: an answer that was complete before it counts. */
@@ -642,7 +646,7 @@ struct pass {
 
 /* Looks at ranks that owe an answer. Returns the first that still does, -1: none, -2: the request has failed. */
 COX_HOT static int gather_look(struct cox_collector *collector, struct cox_entry *entry,
-                       const struct pass *pass)
+                               const struct pass *pass)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     const bool alone = !pass->thorough && !gathering->failed;
@@ -685,7 +689,7 @@ static void gather_ring(struct cox_collector *collector, const struct cox_entry 
 }
 
 COX_HOT static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry,
-                            int status, struct cox_completion *ret_completion)
+                                    int status, struct cox_completion *ret_completion)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     if (status)
@@ -737,7 +741,8 @@ COX_HOT static void gather_let_go(struct cox_collector *collector, struct cox_ga
 }
 
 /* Hands the completion over. lock is held on entry and on return, not over the handler. */
-COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_entry *entry, int status)
+COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_entry *entry,
+                                  int status)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     pthread_mutex_unlock(&collector->lock);
@@ -839,8 +844,8 @@ static void gathering_add_owing(const struct cox_gathering *gathering, struct co
  * sleep on, -1: nothing is in flight, and *ret_deadline_ns the next deadline. lock is held on entry
  * and on return, given up over a handler. */
 COX_HOT static bool gather_round(struct cox_collector *collector, const struct cox_look *before,
-                         bool *looked_again, int *ret_owing, uint64_t *ret_sequence,
-                         uint64_t *ret_deadline_ns)
+                                 bool *looked_again, int *ret_owing, uint64_t *ret_sequence,
+                                 uint64_t *ret_deadline_ns)
 {
     uint64_t late_sequence;
     collector_drop_late(collector, &late_sequence);

@@ -60,6 +60,7 @@ static struct cox_lane_answer *lane_answer_block(struct cox_lane *lane, uint64_t
 
 static void answer_release(struct cox_lane *lane, struct cox_lane_answer *answer)
 {
+    lane->answer_count -= answer->sequence != 0;
     answer->sequence = 0;
     if (cox_bulk_is_large(&answer->block))
         cox_bulk_drop(&lane->worker->bulk, &answer->block);
@@ -71,12 +72,14 @@ int cox_lane_reserve_block(struct cox_lane *lane, uint64_t sequence, uint64_t si
     struct cox_lane_answer *answer = lane_answer_block(lane, sequence);
     struct cox_error why = {0};
     /* What it held belongs to a request that has ended: this one is in the same frame. */
+    lane->answer_count -= answer->sequence != 0;
     answer->sequence = 0;
     int r = cox_bulk_reserve(&lane->worker->bulk, worker_depot(lane->worker), size, &answer->block,
                              &why);
     if (r)
         return cox_fail(err, r, "an answer of %" PRIu64 " bytes: %s", size, why.text);
     answer->sequence = sequence;
+    lane->answer_count++;
     *ret_bytes = answer->block.region.base;
     return 0;
 }
@@ -94,7 +97,7 @@ void cox_lane_release_block(struct cox_lane *lane, uint64_t sequence)
 
 COX_HOT void cox_lane_release_blocks(struct cox_lane *lane)
 {
-    if (!cox_lane_has_blocks(lane))
+    if (lane->answer_count == 0)
         return;
     const uint64_t ended =
         cox_truth_ended(cox_truth_channel(&lane->worker->control, lane->channel.id));
@@ -110,6 +113,7 @@ void cox_lane_drop_blocks(struct cox_lane *lane)
         cox_bulk_drop(&lane->worker->bulk, &lane->answers[slot].block);
         lane->answers[slot].sequence = 0;
     }
+    lane->answer_count = 0;
 }
 
 int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_reply,

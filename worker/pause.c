@@ -172,13 +172,14 @@ void cox_visit_release(void)
         own_lane->visit.held = 0;
 }
 
-COX_HOT static void visit_begin(struct cox_lane *lane, const struct cox_request *request, bool leavable)
+COX_HOT static void visit_begin(struct cox_lane *lane, const struct cox_request *request,
+                                bool leavable)
 {
     struct cox_visit *visit = &lane->visit;
     /* relaxed: before `inside`, which is stored seq_cst. */
     atomic_store_explicit(&visit->leavable, leavable, memory_order_relaxed);
     atomic_store_explicit(&visit->kind, request->type, memory_order_relaxed);
-    atomic_store_explicit(&visit->since_ns, cox_now_coarse_ns(), memory_order_relaxed);
+    atomic_store_explicit(&visit->since_ns, lane->stamp_ns, memory_order_relaxed);
     atomic_store_explicit(&visit->inside, request->sequence, memory_order_seq_cst);
 }
 
@@ -220,8 +221,8 @@ int cox_lane_fail_paused(struct cox_lane *lane)
                     "paused: this rank begins nothing until it is told to start");
 }
 
-COX_HOT int cox_lane_call(struct cox_lane *lane, const struct cox_request *request, enum cox_visit_way way,
-                  int (*callback)(void *argument), void *argument)
+COX_HOT int cox_lane_call(struct cox_lane *lane, const struct cox_request *request,
+                          enum cox_visit_way way, int (*callback)(void *argument), void *argument)
 {
     const bool leavable = way == COX_VISIT_STOPPED && lane->worker->options.leave_stuck;
     int r;

@@ -126,7 +126,7 @@ COX_HOT static void lane_return(struct cox_lane *lane, uint64_t sequence)
 
 /* The bytes are in the slot. message: an ExecuteResponse, also where answers are opaque. */
 COX_HOT static void lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool message,
-                      bool failed)
+                              bool failed)
 {
     cox_reply_commit(&lane->channel, lane->worker->options.rank, sequence, length, message);
     cox_lane_set_done(lane, sequence);
@@ -155,14 +155,14 @@ static bool lane_await_slot(struct cox_lane *lane)
 
 /* NULL: the worker leaves before the slot is free. */
 COX_HOT static uint8_t *lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole,
-                          size_t *ret_capacity)
+                                  size_t *ret_capacity)
 {
     if (lane->worker->stands_in && !lane_await_slot(lane))
         return NULL;
     /* The slot is free since the coordinator published this sequence: see claim in
      * coordinator/collect.h. */
     cox_gate_settle(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
-    cox_truth_set_state(lane->line, COX_RANK_REPLYING, sequence, cox_now_coarse_ns());
+    cox_truth_set_state(lane->line, COX_RANK_REPLYING, sequence, lane->stamp_ns);
     return cox_reply_slot(&lane->channel, lane->worker->options.rank, sequence, whole,
                           ret_capacity);
 }
@@ -231,7 +231,7 @@ static int lane_answer_in_block(struct cox_lane *lane, uint64_t sequence, uint32
 }
 
 COX_HOT static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
-                        ExecuteResponse *response)
+                                ExecuteResponse *response)
 {
     struct cox_worker *worker = lane->worker;
     bool whole = lane_whole(lane, type);
@@ -457,7 +457,7 @@ COX_HOT static int call_step(void *argument)
 }
 
 COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *request,
-                       const ExecuteRequest *message)
+                               const ExecuteRequest *message)
 {
     struct cox_worker *worker = lane->worker;
     struct cox_table *table = worker->table;
@@ -494,7 +494,8 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
         r = cox_lane_call(lane, request, COX_VISIT_STOPPED, call_step, &call);
         cox_fault_point(COX_FAULT_EXECUTED);
         body.has_model_execute_time = 1;
-        body.model_execute_time = (float)((double)(cox_now_ns() - begin) / 1e6);
+        lane->stamp_ns = cox_now_ns();
+        body.model_execute_time = (float)((double)(lane->stamp_ns - begin) / 1e6);
         if (worker->group_time_told && request->lowest) {
             body.has_group_ns = body.has_group_wait_ns = 1;
             body.group_ns = worker->group_ns;
@@ -731,15 +732,17 @@ static int serve_recover(struct cox_lane *lane, const struct cox_request *reques
 }
 
 COX_HOT static void serve_with(struct cox_lane *lane, const struct cox_request *request,
-                       const ExecuteRequest *message,
-                       int (*serve)(struct cox_lane *, const struct cox_request *,
-                                    const ExecuteRequest *, ExecuteResponse *))
+                               const ExecuteRequest *message,
+                               int (*serve)(struct cox_lane *, const struct cox_request *,
+                                            const ExecuteRequest *, ExecuteResponse *))
 {
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_coarse_ns());
+    lane->stamp_ns = cox_now_coarse_ns();
+    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, lane->stamp_ns);
     int r = serve(lane, request, message, &response);
     if (r)
         response_fail(lane, &response, r);
+    lane->stamp_ns = cox_now_coarse_ns();
     lane_answer(lane, request->sequence, request->type, &response);
 }
 
@@ -765,9 +768,9 @@ COX_HOT static void serve_opaque(struct cox_lane *lane, const struct cox_request
 {
     const struct cox_worker *worker = lane->worker;
     struct opaque_call call = {.lane = lane, .request = request};
-    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, cox_now_coarse_ns());
+    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, lane->stamp_ns);
     struct cox_opaque_answer *answer = &call.answer;
-    answer->thread = pthread_self();
+    answer->thread = lane->self;
     answer->sequence = request->sequence;
     answer->slot = answer->bytes = cox_reply_slot(&lane->channel, worker->options.rank,
                                                   request->sequence, false, &answer->slot_capacity);
@@ -821,7 +824,7 @@ COX_HOT static int lane_copy(struct cox_lane *lane, const struct cox_request *re
 }
 
 COX_HOT static void lane_dispatch(struct cox_lane *lane, const struct cox_request *request,
-                          const ExecuteRequest *message)
+                                  const ExecuteRequest *message)
 {
     const struct cox_worker *worker = lane->worker;
     switch (message->execute_type) {

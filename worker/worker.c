@@ -141,6 +141,7 @@ COX_HOT static void *lane_main(void *argument)
     uint32_t rank = worker->options.rank;
     uint64_t next = lane->taken + 1;
     bool goodbye = false;
+    lane->self = pthread_self();
     lane->spinner.budget_ns = worker->control.geometry.spin_ns;
     cox_lane_begin(lane);
     while (!goodbye && lane_await(lane, &next)) {
@@ -154,12 +155,15 @@ COX_HOT static void *lane_main(void *argument)
         /* Again for every request: an answer from another life is refused. */
         cox_truth_set_life(lane->line, worker->control.epoch, worker->options.generation);
         cox_lane_set_taken(lane, next);
-        cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, cox_now_coarse_ns());
+        lane->stamp_ns = cox_truth_stamp(cox_truth_channel(&worker->control, lane->channel.id));
+        if (lane->stamp_ns == 0)
+            lane->stamp_ns = cox_now_coarse_ns();
+        cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, lane->stamp_ns);
         if (r)
             cox_lane_refuse(lane, &request, r, "the frame has an impossible length");
         else
             goodbye = cox_lane_serve(lane, &request);
-        cox_truth_set_state(lane->line, COX_RANK_IDLE, next, cox_now_coarse_ns());
+        cox_truth_set_state(lane->line, COX_RANK_IDLE, next, lane->stamp_ns);
         next++;
     }
     cox_lane_end(lane);

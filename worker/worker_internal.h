@@ -41,10 +41,13 @@ struct cox_lane {
     struct cox_channel channel;
     struct cox_layout_rank_line *line; /* this rank's, in the control region */
     struct cox_spinner spinner;
+    uint64_t
+        stamp_ns; /* for the state of the request at hand: when it was published, or a clock that was read since */
     /* What was last stored in the line, whatever somebody else has written there since. */
     uint64_t taken, returned, done;
     pthread_t thread;
-    uint8_t *copy; /* private copy of a request, grown to what was needed */
+    pthread_t self; /* the same, of the lane's own */
+    uint8_t *copy;  /* private copy of a request, grown to what was needed */
     size_t copy_size;
     struct cox_arena arena;           /* the request at hand and the answer to it */
     struct cox_error error;           /* of the request at hand */
@@ -53,6 +56,7 @@ struct cox_lane {
     struct cox_opaque_answer *opaque; /* of the opaque callback under way; NULL: there is none */
     struct cox_bulk_view views[COX_DEPTH_MAX];     /* the blocks behind the frames */
     struct cox_lane_answer answers[COX_DEPTH_MAX]; /* and those behind the slots */
+    uint32_t answer_count;                         /* of these with a sequence */
 };
 
 struct cox_worker {

@@ -387,7 +387,7 @@ static int late_main(const char *door)
     atomic_store(&identity->generation, session.welcome.generation);
     atomic_store(&identity->epoch, control.epoch);
     atomic_store(&identity->state, COX_IDENTITY_ATTACHED);
-    cox_gate_bind(&gate, &cox_sealed_rings(&control)->channels[COX_CHANNEL_EXECUTE],
+    cox_gate_bind(&gate, &cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE)->ring,
                   cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false,
                   control.geometry.spin_ns > 0);
     cox_gate_post(&gate, 1, COX_BELL_RESPONSE_CONSUME);

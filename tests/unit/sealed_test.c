@@ -706,12 +706,12 @@ static void b12_no_two_words_that_are_written_apart_share_a_line(void **state)
         const struct cox_layout_wake_channel *wake =
             cox_sealed_wake(&sealed, (enum cox_channel_id)c);
         lines[count++] = (uintptr_t)&wake->bell;
+        lines[count++] = (uintptr_t)&wake->ring;
         for (int h = 0; h < COX_DEPTH_MAX; h++)
             lines[count++] = (uintptr_t)&wake->hints[h];
         for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
             lines[count++] = (uintptr_t)cox_truth_line(&control, rank, (enum cox_channel_id)c);
         if (c < COX_TWO_WAY_COUNT) {
-            lines[count++] = (uintptr_t)&rings->channels[c];
             lines[count++] = (uintptr_t)cox_truth_channel(&control, (enum cox_channel_id)c);
         }
     }
