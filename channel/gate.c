@@ -201,8 +201,10 @@ COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, 
     atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
     cox_fault_point(COX_FAULT_SLEEP_TOLD);
     const int r = cox_futex_wait(word, ticket, deadline_ns);
-    /* relaxed: counted too long costs a call. */
-    atomic_fetch_sub_explicit(asleep, 1, memory_order_relaxed);
+    /* relaxed: counted too long costs a call. Below nothing: somebody wrote over it meanwhile. Counted too short, for good,
+     * nobody would ever be woken by the first ring. */
+    if (atomic_fetch_sub_explicit(asleep, 1, memory_order_relaxed) == 0)
+        atomic_fetch_add_explicit(asleep, 1, memory_order_relaxed);
     return r;
 }
 

@@ -855,6 +855,8 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
     struct pass pass = {.now_ns = cox_now_ns()};
     bool ring =
         collector->ended < collector->published && ring_due(&collector->ring_ns, pass.now_ns);
+    const bool whole = collector->whole;
+    collector->whole = false;
     const bool news =
         before->causes != collector->seen.causes || before->ticket != collector->seen.ticket;
     bool apart = false;               /* a request is not owed by the rank that is slept on */
@@ -868,10 +870,17 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
             cox_gathering_begin(gathering, &entry->asked, collector->supervisor);
             collector->begun = sequence;
         }
-        pass.thorough = news || ring || *looked_again || entry->causes != before->causes;
+        pass.thorough = news || ring || *looked_again || whole || entry->causes != before->causes;
         int owing = gather_look(collector, entry, &pass);
-        if (owing == -2 && gather_awaits_death(collector, entry, &owing))
+        int cut = owing >= 0 ? gather_cut(collector, entry, &pass) : 0;
+        /* It ends before its turn: everybody is looked at once more, for what they answered, and for which of the failures
+         * is the cause. */
+        if ((cut || owing == -2) && !pass.thorough)
+            return collector->whole = true;
+        if (owing == -2 && gather_awaits_death(collector, entry, &owing)) {
             *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->dying_ns);
+            cut = gather_cut(collector, entry, &pass);
+        }
         /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now,
          * also before an error or a death. One more look; not for ever, since its words are another
          * process's. */
@@ -879,9 +888,6 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
             return *looked_again = true;
         if (sequence < collector->published)
             gathering_add_owing(gathering, &owed);
-        int cut = owing >= 0 ? gather_cut(collector, entry, &pass) : 0;
-        if (cut && !pass.thorough) /* for the last time, and to tell who it is that is late */
-            return *looked_again = true;
         if (owing < 0 || cut) {
             if (sequence == collector->published) /* all was looked at */
                 collector->seen = *before;

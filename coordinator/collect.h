@@ -129,6 +129,7 @@ struct cox_collector {
      * comes first in each slice, and never for the other. */
     uint64_t ring_ns, claim_ring_ns;
     struct cox_look seen;  /* before the last pass over what is in flight; the gathering thread's */
+    bool whole;            /* the next pass looks at every rank; the same */
     uint32_t claim_causes; /* causes, as the last claim began; under submit_lock */
     struct cox_spinner spinner; /* of who gathers */
     int sleep_rank;             /* the collector sleeps on its bell, -1: awake */

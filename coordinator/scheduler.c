@@ -614,11 +614,12 @@ static int step_begin(struct cox_scheduler *scheduler, struct cox_error *err)
     if (r)
         return r;
     r = cox_message_fill(scheduler->message, step, &request);
-    if (r)
-        return cox_fail(err, r, "no memory for a step");
-    r = step_submit(scheduler, flight, request, &sequence, err);
-    if (r)
+    r = r ? cox_fail(err, r, "no memory for a step")
+          : step_submit(scheduler, flight, request, &sequence, err);
+    if (r) {
+        scheduler->switched |= flight->switches; /* the step that is run instead does not */
         return r;
+    }
     cox_plan_publish(scheduler->plan, sequence);
     scheduler->flight_count++;
     return 0;
@@ -667,8 +668,11 @@ static int steps_wait(struct cox_scheduler *scheduler, int r, struct cox_error *
         e = step_end(scheduler, &earlier);
         r = 0;
     }
-    while (e && scheduler->flight_count)
+    while (e && scheduler->flight_count) {
+        /* The one that is run instead does not, and some rank may have begun with it. */
+        scheduler->switched |= flight_at(scheduler, 0)->switches;
         flight_await(scheduler, &later);
+    }
     if (e)
         *err = earlier;
     return e ? e : r;

@@ -80,7 +80,8 @@ COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
         if (lane_leaving(lane))
             return false;
         cox_lane_release_blocks(lane);
-        uint64_t published = cox_truth_published(truth);
+        const uint64_t said = cox_truth_published(truth);
+        uint64_t published = said;
         /* A frame that names this rank is not reused before it is returned: what is older than the
          * ring was for others. */
         if (published >= *next && published - *next >= depth) {
@@ -97,7 +98,8 @@ COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
             return true;
         if (rung)
             lane_repeat(lane);
-        const struct lane_look look = {lane, truth, published};
+        /* What is said there, not what is believed of it: who looks for another number sleeps. */
+        const struct lane_look look = {lane, truth, said};
         if (!rung && cox_spin_until(&lane->spinner, lane_has_news, &look))
             continue;
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got

@@ -678,6 +678,38 @@ static void m5_callers_on_many_threads_and_a_stop_among_them(void **state)
     }
 }
 
+/* Who looks before it sleeps, or never does, hears of every answer, and of the death among them. */
+static void m5_p1_rounds_with_and_without_a_look_before_sleep(void **state)
+{
+    enum { ROUND_COUNT = 3000, FLIGHT = 4 };
+    static const enum cox_spin spins[] = {COX_SPIN_MAX, COX_SPIN_OFF};
+    (void)state;
+    test_needs_processes();
+    for (size_t i = 0; i < sizeof spins / sizeof spins[0]; i++) {
+        const struct cox_executor_options options = {.spin = spins[i], .depth = FLIGHT};
+        struct test_group *g = test_group_start(1, &options);
+        const struct test_how how = {.gather = COX_GATHER_ALL};
+        for (size_t round = 0; round < ROUND_COUNT; round++)
+            test_expect_echo(g, "round");
+        /* The rank is killed at one of these, or after them. */
+        for (size_t n = 0; n < FLIGHT; n++)
+            assert_int_equal(test_submit(g, &how, "echo round"), 0);
+        assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 0), SIGKILL), 0);
+        for (size_t n = 0; n < FLIGHT; n++) {
+            const struct test_completion *c = test_await(g, n);
+            assert_true(c->status == 0 || c->status == COX_PEER_DEAD);
+            if (c->status) {
+                assert_int_equal(c->ranks[0].signal, SIGKILL);
+                assert_contains(c->text, "signal 9");
+            }
+        }
+        test_await_death(g, 0);
+        assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
+        assert_contains(test_error_text(g), "signal 9");
+        test_group_free(g);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -698,6 +730,7 @@ int main(void)
         TEST(m5_replace_waits_for_the_handler_that_runs),
         TEST(m5_full_at_depth_then_room_again),
         TEST(m5_callers_on_many_threads_and_a_stop_among_them),
+        TEST(m5_p1_rounds_with_and_without_a_look_before_sleep),
     };
     return cmocka_run_group_tests_name("executor", tests, NULL, NULL);
 }

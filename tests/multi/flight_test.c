@@ -9,6 +9,7 @@
 #include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
@@ -192,7 +193,94 @@ static void p10_a_number_turned_up_answers_nothing(void **state)
     test_group_free(g);
 }
 
+/* Every thread of the process is in a system call. */
+static bool process_sleeps(pid_t pid)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *tasks = opendir(path);
+    assert_non_null(tasks);
+    bool sleeps = true;
+    for (const struct dirent *task; sleeps && (task = readdir(tasks));) {
+        char call[sizeof path + sizeof task->d_name + 16], text[64];
+        if (task->d_name[0] == '.')
+            continue;
+        snprintf(call, sizeof call, "%s/%s/syscall", path, task->d_name);
+        FILE *file = fopen(call, "re");
+        sleeps = file && fgets(text, sizeof text, file) && strncmp(text, "running", 7) != 0;
+        if (file)
+            fclose(file);
+    }
+    closedir(tasks);
+    return sleeps;
+}
+
+/* Who looks before it sleeps looks for another number than the one that is there. */
+static void p10_a_rank_sleeps_on_a_number_turned_up(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    const struct cox_executor_options options = {.spin = COX_SPIN_MAX};
+    struct test_group *g = test_group_start(1, &options);
+    struct cox_executor *executor = test_group_executor(g);
+    struct cox_layout_channel_truth *truth =
+        cox_truth_channel(&executor->control, COX_CHANNEL_EXECUTE);
+    struct test_pipe *pipe = test_pipe_new();
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
+    test_await_lines(g, 0, "blocked", 1);
+    atomic_store(&truth->published, cox_truth_published(truth) + 100);
+    test_pipe_release(pipe, 1);
+    assert_int_equal(test_await(g, 0)->status, 0);
+    const uint64_t until_ns = patience();
+    while (!process_sleeps(cox_executor_pid(executor, 0))) {
+        assert_true(cox_now_ns() < until_ns);
+        sched_yield();
+    }
+    test_expect_echo(g, "of its own");
+    test_group_free(g);
+}
+
 /* ---- beside a stuck request ---- */
+
+/* Rank 2 has answered when rank 0's answer ends it all; rank 1 never does. */
+static void m4_what_was_answered_before_a_failure_is_told(void **state)
+{
+    enum { ROUND_COUNT = 20 };
+    (void)state;
+    test_needs_processes();
+    char name[64];
+    const struct cox_executor_options options = {.keep_names = true,
+                                                 .name = test_unique_name(name)};
+    struct test_group *g = test_group_start(3, &options);
+    struct cox_executor *executor = test_group_executor(g);
+    const struct cox_layout_rank_line *line =
+        cox_truth_line(&executor->control, 2, COX_CHANNEL_EXECUTE);
+    struct test_pipe *pipe = test_pipe_new();
+    const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
+    char text[512];
+    snprintf(text, sizeof text, "each raw 64 failed|block %s|echo there", test_pipe_path(pipe));
+    for (size_t round = 0; round < ROUND_COUNT; round++) {
+        const uint64_t until_ns = patience();
+        const uint64_t done = cox_truth_done(line);
+        test_stop_process(cox_executor_pid(executor, 0));
+        assert_int_equal(test_submit_persist(g, &how, text), 0);
+        while (cox_truth_done(line) == done) {
+            assert_true(cox_now_ns() < until_ns);
+            sched_yield();
+        }
+        assert_int_equal(kill(cox_executor_pid(executor, 0), SIGCONT), 0);
+        const struct test_completion *c = test_await(g, round);
+        assert_int_equal(c->status, COX_CORRUPT);
+        assert_int_equal(c->ranks[0].outcome, COX_OUTCOME_ERROR);
+        assert_int_equal(c->ranks[2].outcome, COX_OUTCOME_OK);
+        assert_string_equal(c->ranks[2].bytes, "there");
+        test_await_lines(g, 1, "blocked", round + 1);
+        test_pipe_release(pipe, 1);
+        test_expect_echo(g, "all of them");
+    }
+    test_group_free(g);
+}
 
 static void p1_an_end_behind_a_stuck_request_is_told_at_once(void **state)
 {
@@ -661,6 +749,8 @@ int main(void)
         TEST(m7_links_in_a_row),
         TEST(m7_links_from_inside_a_visit),
         TEST(p10_a_number_turned_up_answers_nothing),
+        TEST(p10_a_rank_sleeps_on_a_number_turned_up),
+        TEST(m4_what_was_answered_before_a_failure_is_told),
         TEST(p1_an_end_behind_a_stuck_request_is_told_at_once),
         TEST(p3_a_request_that_ended_out_of_order_is_late),
         TEST(p3_an_answer_of_every_rank_is_no_timeout),

@@ -214,6 +214,28 @@ static void a_wake_up_after_the_ticket_is_not_slept_through(void **state)
     }
 }
 
+/* Else the first ring, by the count, would be for nobody while one rank sleeps, and that for good. */
+static void p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever(void **state)
+{
+    uint32_t which = 0;
+    (void)state;
+    coordinator.elides = rank.elides = true;
+    pid_t pid = child_start(sleep_for_request, &which);
+    child_asleep(pid);
+    assert_int_equal(shared->wake.ranks_asleep, 1);
+    shared->wake.ranks_asleep = 0;
+    cox_gate_post(&coordinator, 0,
+                  COX_BELL_REQUEST_CONSUME); /* as every slice, whatever the count says */
+    child_join(pid);
+    assert_int_equal(shared->wake.ranks_asleep, 0);
+    wakes_made();
+    pid = child_start(sleep_for_request, &which);
+    child_asleep(pid);
+    cox_gate_open(&coordinator, &everybody);
+    assert_int_equal(wakes_made(), 1);
+    child_join(pid);
+}
+
 /* Tokens are the semaphores'. */
 static void there_is_nothing_to_take_or_to_settle(void **state)
 {
@@ -371,6 +393,7 @@ int main(void)
         GATE_TEST(a_wake_up_after_the_ticket_is_not_slept_through),
         GATE_TEST(there_is_nothing_to_take_or_to_settle),
         GATE_TEST(who_sleeps_on_what_nobody_rings_is_a_programmer_error),
+        GATE_TEST(p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever),
         GATE_TEST(p10_a_rank_sleeps_and_wakes_its_threads_on_memory_it_cannot_write),
         GATE_TEST(no_wake_up_is_lost_between_truth_and_sleep),
         GATE_TEST(answers_at_the_same_time_wake_once),
