@@ -487,6 +487,7 @@ void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_
     pthread_mutex_unlock(&collector->lock);
     if (cox_spin_until(&collector->spinner, collector_has_answer, &gaze)) {
         pthread_mutex_lock(&collector->lock);
+        collector->stats.counts.looks = collector->spinner.found;
         collector->sleep_rank = -1;
         return;
     }
@@ -981,6 +982,7 @@ static bool collector_looks(struct cox_collector *collector)
     pthread_mutex_unlock(&collector->lock);
     const bool found = cox_spin_until(&collector->spinner, collector_has_work, &gaze);
     pthread_mutex_lock(&collector->lock);
+    collector->stats.counts.looks = collector->spinner.found;
     return found || collector->published != gaze.published ||
            atomic_load_explicit(&collector->stopping, memory_order_acquire);
 }
