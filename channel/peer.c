@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 /* PF_EXITING of include/linux/sched.h. */
@@ -161,6 +162,22 @@ bool cox_peer_exiting(pid_t pid)
 {
     bool exiting = false;
     return cox_peer_look_exiting(pid, &exiting) == COX_PEER_DEAD || exiting;
+}
+
+int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns)
+{
+    clockid_t clock;
+    struct timespec time;
+    if (pid <= 0) /* 0 would be this process */
+        return COX_PEER_DEAD;
+    int e = clock_getcpuclockid(pid, &clock);
+    /* EINVAL: it was there when the clock was asked for. */
+    if (e == 0 && clock_gettime(clock, &time) < 0)
+        e = errno == EINVAL ? ESRCH : errno;
+    if (e)
+        return e == ESRCH ? COX_PEER_DEAD : -e;
+    *ret_ns = (uint64_t)time.tv_sec * COX_NSEC_PER_SEC + (uint64_t)time.tv_nsec;
+    return 0;
 }
 
 bool cox_peer_descends(pid_t pid, pid_t ancestor)

@@ -49,6 +49,9 @@ bool cox_peer_exiting(pid_t pid);
 /* Threads of a process, its first one included. Returns 0, COX_PEER_DEAD, COX_CORRUPT, -errno. */
 int cox_peer_thread_count(pid_t pid, uint64_t *ret_count);
 
+/* Processor time of all its threads so far, those that have ended included. Returns 0, COX_PEER_DEAD, -errno. */
+int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns);
+
 /* True when `ancestor` is pid itself, its parent, or a parent of that, as /proc tells now. */
 bool cox_peer_descends(pid_t pid, pid_t ancestor);
 

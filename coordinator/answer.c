@@ -27,6 +27,8 @@ static int rank_fill(rank_message *message, uint32_t rank, const struct cox_rank
     SET(message, generation, status->generation);
     SET(message, life, (uint32_t)status->life);
     SET(message, stopped, status->stopped);
+    if (status->cpu_ns)
+        SET(message, cpu_ns, status->cpu_ns);
     message->death = status->death[0] ? cox_arena_strdup(arena, status->death) : NULL;
     message->last_lines =
         status->last_lines[0] ? cox_arena_strdup(arena, status->last_lines) : NULL;
@@ -90,6 +92,7 @@ static int channel_fill(channel_message *message, int id, const struct cox_execu
     SET(message, late_replies, stats->late_replies);
     SET(message, rings, stats->rings);
     SET(message, wakeups, stats->wakeups);
+    SET(message, looks, stats->looks);
     SET(message, request_bytes, stats->request_bytes);
     SET(message, reply_bytes, stats->reply_bytes);
     SET(message, bulk_requests, stats->bulk_requests);
@@ -176,6 +179,9 @@ int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *
     SET(reply, depth, status.depth);
     SET(reply, epoch, status.epoch);
     SET(reply, uptime_ns, status.uptime_ns);
+    if (status.cpu_ns)
+        SET(reply, cpu_ns, status.cpu_ns);
+    SET(reply, spin_ns, status.spin_ns);
     SET(reply, stopping, status.stopping);
     SET(reply, legacy, status.legacy);
     SET(reply, pid, getpid());

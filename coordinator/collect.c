@@ -491,6 +491,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     pthread_mutex_unlock(&collector->lock);
     if (cox_spin_until(&collector->spinner, collector_has_answer, &gaze)) {
         pthread_mutex_lock(&collector->lock);
+        collector->stats.counts.looks = collector->spinner.found;
         collector->sleep_rank = -1;
         return;
     }
@@ -992,6 +993,7 @@ static bool collector_looks(struct cox_collector *collector)
     pthread_mutex_unlock(&collector->lock);
     const bool found = cox_spin_until(&collector->spinner, collector_has_work, &gaze);
     pthread_mutex_lock(&collector->lock);
+    collector->stats.counts.looks = collector->spinner.found;
     return found || collector->published != gaze.published ||
            atomic_load_explicit(&collector->stopping, memory_order_acquire);
 }

@@ -272,9 +272,10 @@ struct cox_channel_stats {
     uint64_t completed; /* completions handed over */
     uint64_t failed;    /* of these, with a status other than 0 */
     uint64_t timeouts;
-    uint64_t late_replies;  /* answers that came after their request had ended, dropped */
-    uint64_t rings;         /* wake-ups sent again because a rank had not taken its frame */
-    uint64_t wakeups;       /* times a collector woke up */
+    uint64_t late_replies; /* answers that came after their request had ended, dropped */
+    uint64_t rings;        /* wake-ups sent again because a rank had not taken its frame */
+    uint64_t wakeups;      /* times a collector woke up */
+    uint64_t looks; /* waits of a collector, for answers or work, that ended without a sleep */
     uint64_t request_bytes; /* of requests published: each once, however many ranks read it */
     uint64_t reply_bytes;   /* of answers taken, of all ranks; late ones are dropped unread */
     uint64_t bulk_requests; /* of these, in blocks: they did not fit their frame or slot */
@@ -310,6 +311,7 @@ struct cox_rank_status {
     uint32_t generation;
     enum cox_rank_life life;
     bool stopped;      /* by a signal or a debugger */
+    uint64_t cpu_ns;   /* processor time of serving_pid so far; 0: DEAD, or it cannot be told */
     uint32_t deaths;   /* of its processes, replacements included; not of those that stop ends */
     uint32_t restarts; /* of these that were followed by a process that attached */
     char death[512];   /* DEAD, LEFT: how, in words */
@@ -331,6 +333,8 @@ struct cox_executor_status {
     uint32_t depth;
     uint32_t epoch;
     uint64_t uptime_ns;
+    uint64_t cpu_ns;  /* processor time of this process so far; 0: it cannot be told */
+    uint32_t spin_ns; /* who waits looks for so long before it sleeps; 0: it does not */
     bool legacy;
     bool stopping;
     uint64_t deaths, restarts; /* of all ranks together */

@@ -145,7 +145,7 @@ static int parse_spin(const char *value, enum cox_spin *ret_spin, struct cox_err
     while (spin < COX_SPIN_COUNT && strcmp(value, cox_spin_name(spin)) != 0)
         spin++;
     if (spin == COX_SPIN_COUNT)
-        return cox_fail(err, COX_INVALID, "--spin '%s': must be off, auto or max", value);
+        return cox_fail(err, COX_INVALID, "--spin is '%.64s': expected off, auto or max", value);
     *ret_spin = (enum cox_spin)spin;
     return 0;
 }
@@ -281,12 +281,12 @@ void cox_layout_options_help(FILE *file)
         "  -n, --ranks N             worker processes, 1 to %d (default %d)\n"
         "      --name NAME           name of the group (default: made of the process id)\n"
         "      --depth D             requests in flight per channel, 1 to %d (default %d)\n"
-        "      --spin off|auto|max   look for a while before sleeping, where coordinator and ranks "
-        "have "
-        "a\n"
-        "                            processor each: for 50 us (auto, the default), for 2 ms, or "
-        "not "
-        "at all\n"
+        "      --spin off|auto|max   whoever waits looks before it sleeps: not at all, for 50 us "
+        "(auto,\n"
+        "                            the default), or for 2 ms; only where ranks + 1 fit the "
+        "processors\n"
+        "                            that affinity and cgroup quota allow; never with\n"
+        "                            --legacy-workers\n"
         "      --attach named|sealed how workers come to the group's memory: by names in /dev/shm\n"
         "                            (default), or by fds at the group's door, where nothing has "
         "a\n"

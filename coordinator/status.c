@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../channel/peer.h"
 #include "../channel/truth.h"
@@ -89,8 +90,10 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
     ret_status->life = rank_life(executor, rank);
     if (ret_status->life == COX_LIFE_DEAD)
         cox_supervisor_describe(supervisor, rank, ret_status->death, sizeof ret_status->death);
-    else
+    else {
         ret_status->stopped = cox_peer_stopped(ret_status->serving_pid);
+        cox_peer_cpu_time(ret_status->serving_pid, &ret_status->cpu_ns);
+    }
     rank_troubles(executor, rank, now, ret_status);
     if (ret_status->life == COX_LIFE_LEFT)
         snprintf(ret_status->death, sizeof ret_status->death,
@@ -146,9 +149,11 @@ void cox_executor_status(struct cox_executor *executor, struct cox_executor_stat
         .depth = executor->geometry.depth,
         .epoch = executor->control.epoch,
         .uptime_ns = now - executor->started_ns,
+        .spin_ns = executor->geometry.spin_ns,
         .legacy = executor->geometry.legacy,
         .stopping = atomic_load_explicit(&executor->stopping, memory_order_acquire),
     };
+    cox_peer_cpu_time(getpid(), &ret_status->cpu_ns);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         collector_status(executor, (enum cox_channel_id)c, ret_status);
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++) {

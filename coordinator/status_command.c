@@ -42,6 +42,11 @@ static void help(FILE *file)
         "request is published; ranks, until the last answer is there; handler, until the host is\n"
         "done with it; total, all of them together.\n"
         "\n"
+        "Waits: those for answers that slept and were woken, and those for answers or for work "
+        "that\n"
+        "ended by looking (run --spin), without a sleep. cpu: processor time of the process so "
+        "far.\n"
+        "\n"
         "      --name NAME    of the group (default: the only one that is alive)\n"
         "      --door PATH    the same by its door, as `run` prints it\n"
         "      --json         one JSON object\n"
@@ -156,7 +161,7 @@ static void print_weights(const status_reply *status)
 
 static void print_group(const status_reply *status)
 {
-    char text[TEXT_SIZE];
+    char text[2 * TEXT_SIZE], other[TEXT_SIZE];
     struct lines lines = {0};
     printf("group %s (pid %" PRId64 ")%s, up %s:\n", text_or(status->name, "?"), status->pid,
            status->stopping ? " is stopping" : "", format_seconds(text, status->uptime_ns));
@@ -166,6 +171,15 @@ static void print_group(const status_reply *status)
     snprintf(text, sizeof text, "attach %.32s, epoch %" PRIu32 ", engine %.32s",
              text_or(status->attach, "?"), status->epoch, text_or(status->engine_state, "?"));
     print_part(&lines, ", ", text);
+    if (status->has_spin_ns) {
+        snprintf(text, sizeof text, "looks for %s before it sleeps",
+                 format_duration(other, status->spin_ns));
+        print_part(&lines, ", ", status->spin_ns ? text : "sleeps at once");
+    }
+    if (status->has_cpu_ns) {
+        snprintf(text, sizeof text, "cpu %s", format_seconds(other, status->cpu_ns));
+        print_part(&lines, ", ", text);
+    }
     snprintf(text, sizeof text, "deaths %" PRIu64 ", restarts %" PRIu64, status->deaths,
              status->restarts);
     print_part(&lines, ", ", text);
@@ -235,6 +249,17 @@ static void print_times(const status_reply *status)
     }
 }
 
+/* How the coordinator's waits ended; channels that were not used are left out. */
+static void print_waits(const status_reply *status)
+{
+    for (size_t c = 0; c < status->n_channels; c++) {
+        const CoxswainControl__ChannelStatus *channel = status->channels[c];
+        if (channel->published)
+            printf("waits, %s: %" PRIu64 " woken, %" PRIu64 " ended by looking\n",
+                   text_or(channel->name, "?"), channel->wakeups, channel->looks);
+    }
+}
+
 /* What did not fit its frame or slot; nothing where that was never so. */
 static void print_bulk(const status_reply *status)
 {
@@ -299,6 +324,10 @@ static void print_rank(const status_reply *status, const CoxswainControl__RankSt
                 &lines, "; ",
                 format_state(state, text_or(status->channels[c]->name, "?"), rank->channels[c]));
     }
+    if (rank->has_cpu_ns) {
+        snprintf(state, sizeof state, "cpu %s", format_seconds(text, rank->cpu_ns));
+        print_part(&lines, "; ", state);
+    }
     if (rank->deaths || rank->restarts) {
         snprintf(text, sizeof text, "deaths %" PRIu32 ", restarts %" PRIu32, rank->deaths,
                  rank->restarts);
@@ -344,6 +373,7 @@ static void print_status(const status_reply *status)
     print_recovery(status->recovery);
     print_channels(status);
     print_times(status);
+    print_waits(status);
     print_bulk(status);
     putchar('\n');
     for (size_t i = 0; i < status->n_ranks; i++)
@@ -362,6 +392,12 @@ static json_t *number_json(uint64_t number)
     return json_integer((json_int_t)number);
 }
 
+/* Nanoseconds as seconds. */
+static json_t *seconds_json(bool known, uint64_t ns)
+{
+    return known ? json_real((double)ns / 1e9) : json_null();
+}
+
 static json_t *rank_json(const status_reply *status, const CoxswainControl__RankStatus *rank)
 {
     json_t *root = json_object(), *channels = json_object();
@@ -371,6 +407,7 @@ static json_t *rank_json(const status_reply *status, const CoxswainControl__Rank
     json_object_set_new(root, "generation", number_json(rank->generation));
     json_object_set_new(root, "life", json_string(cox_rank_life_name(rank->life)));
     json_object_set_new(root, "stopped", json_boolean(rank->stopped));
+    json_object_set_new(root, "cpu_s", seconds_json(rank->has_cpu_ns, rank->cpu_ns));
     json_object_set_new(root, "death", text_json(rank->death));
     json_object_set_new(root, "last_lines", text_json(rank->last_lines));
     json_object_set_new(root, "deaths", number_json(rank->deaths));
@@ -427,6 +464,7 @@ static json_t *channel_json(const CoxswainControl__ChannelStatus *channel)
     json_object_set_new(root, "late_replies", number_json(channel->late_replies));
     json_object_set_new(root, "rings", number_json(channel->rings));
     json_object_set_new(root, "wakeups", number_json(channel->wakeups));
+    json_object_set_new(root, "looks", number_json(channel->looks));
     json_object_set_new(root, "request_bytes", number_json(channel->request_bytes));
     json_object_set_new(root, "reply_bytes", number_json(channel->reply_bytes));
     json_object_set_new(root, "bulk_requests", number_json(channel->bulk_requests));
@@ -521,6 +559,8 @@ static void print_json(const status_reply *status)
     json_object_set_new(root, "depth", number_json(status->depth));
     json_object_set_new(root, "epoch", number_json(status->epoch));
     json_object_set_new(root, "uptime_s", json_real((double)status->uptime_ns / 1e9));
+    json_object_set_new(root, "cpu_s", seconds_json(status->has_cpu_ns, status->cpu_ns));
+    json_object_set_new(root, "spin_ns", number_json(status->spin_ns));
     json_object_set_new(root, "engine_state", text_json(status->engine_state));
     json_object_set_new(root, "stopping", json_boolean(status->stopping));
     json_object_set_new(root, "legacy", json_boolean(status->legacy));

@@ -334,7 +334,7 @@ static bool wait_until_over(struct wait *wait, uint64_t grace_ns)
             return false;
         if (now >= end_ns) {
             stage++;
-            end_ns += grace_ns;
+            end_ns = now + grace_ns; /* also when this thread comes late: each stage has its time */
         }
         if (stage != STAGE_ASKED)
             wait_urge(wait, stage);

@@ -266,7 +266,7 @@ COX_PUBLIC void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t g
  * every 50 ms, by which a system call that blocks ends with EINTR; after as long again, with options.leave_stuck, it is
  * left by a jump, and the request is answered with COX_ABORTED. An init or a cleanup is told and gets signals, but is
  * never left: what it was allocating or letting go of would be known to nobody. So it takes 2 grace_ms, and 3 at most: a
- * second for a rank that is stuck, with the default.
+ * second for a rank that is stuck, with the default; longer if this process is held up.
  * Idempotent: again, what is inside by then is told, and waited for, anew. From a recovery callback, or any thread but those of the two
  * channels (asserted). Returns 0: what was inside has come out; COX_TIMEOUT: a callback still is, err says which, in
  * what request and for how long; it stays paused. */

@@ -257,9 +257,41 @@ def test_p3_status_tells_counters_bytes_and_times_of_what_was_generated():
         check(re.search("^execute%s%s$" % (2 * size, 4 * time_), result.out, re.M), "no times", result)
         check(len(re.findall("^shared_sync_link ", result.out, re.M)) == 1, "an unused channel has times", result)
         check("deaths 0, restarts 0\n" in result.out, "no counts", result)
+        check(re.search(r"^waits, execute: \d+ woken, \d+ ended by looking$", result.out, re.M), "no waits", result)
         long = [line for line in result.out.splitlines() if len(line) > 100 and not line.startswith("model ")]
         check(not long, "over 100 columns: %s" % long, result)
         expect(group.stop(), 0)
+
+
+@test
+def test_p3_status_tells_processor_time_and_how_waits_ended():
+    spun = []
+    for spin in ("off", "auto", "max"):
+        with Group(1, ["--spin", spin]) as group:
+            before = group.status()
+            expect(group.generate("27+58="), 0)
+            status = group.status()
+            execute = status["channels"][0]
+            human = expect(run(["status"]), 0)
+            seconds = r"cpu [0-9.]+ s"
+            check(re.search(r"(, |^  )%s, deaths|(, |^  )%s,$" % (seconds, seconds), human.out, re.M), "no cpu of the group", human)
+            check(re.search(r"^ *rank 0 (.*\n)*?.*%s$" % seconds, human.out, re.M), "no cpu of the rank", human)
+            # Both grow, and are what the processes themselves are charged with, or more by now.
+            check(0 < before["cpu_s"] <= status["cpu_s"], "wrong: %s" % status)
+            check(0 < before["ranks"][0]["cpu_s"] < status["ranks"][0]["cpu_s"], "wrong: %s" % status)
+            for used, pid in (status["cpu_s"], status["pid"]), (status["ranks"][0]["cpu_s"], group.pids[0]):
+                check(used <= time.clock_gettime(~pid << 3 | 2), "of another process: %s" % status)
+            spun.append(status["spin_ns"])
+            check(("looks for " if spun[-1] else "sleeps at once") in human.out, "no spin", human)
+            check(spun[-1] > 0 or execute["looks"] == 0, "looks without leave: %s" % status)
+            check(execute["wakeups"] + execute["looks"] > 0, "nothing was waited for: %s" % execute)
+            os.kill(group.pids[0], signal.SIGSTOP)  # what does nothing uses nothing
+            wait_until(lambda: group.status()["ranks"][0]["stopped"], "the stop of the rank")
+            used = group.status()["ranks"][0]["cpu_s"]
+            check(group.status()["ranks"][0]["cpu_s"] == used, "a stopped rank uses the processor")
+            os.kill(group.pids[0], signal.SIGCONT)
+    # Off looks never; the others do where one rank and the coordinator have a processor each.
+    check(spun in ([0, 0, 0], [0, 50000, 2000000]), "other budgets: %s" % spun)
 
 
 @test

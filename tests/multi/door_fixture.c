@@ -113,6 +113,7 @@ static int host_command(void *context, const struct cox_door_visitor *visitor, i
     if (pthread_create(&thread, NULL, echo_main, (void *)(intptr_t)fd))
         return cox_fail(err, -EAGAIN, "no thread");
     pthread_detach(thread);
+    HOST(host.echoes++);
     return 0;
 }
 
@@ -226,6 +227,7 @@ int door_teardown(void **state)
 {
     char command[128];
     door_stop();
+    await_count(&host.commands, host.echoes); /* each closes its fd when it hears of the end */
     int r = leak_teardown(state);
     for (uint32_t i = 0; i < COX_DOOR_FD_COUNT_MAX; i++)
         close(host_fds[i]);

@@ -24,7 +24,9 @@ struct host {
     char reason[700];
     uint32_t fd_count; /* in a worker's answer: that many of host_fds */
     uint32_t rank_count;
-    uint32_t workers, gone, commands, admitted;
+    uint32_t workers, gone, admitted;
+    uint32_t echoes,
+        commands; /* streams handed over; of these, whose other side is closed, and so is ours */
     uint64_t gone_id[COX_RANK_COUNT_MAX];
     struct cox_door_visitor last;
     int refuse_command;

@@ -13,6 +13,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -361,6 +362,75 @@ static void m12_an_endless_loop_in_one_rank_is_left(void **state)
     (void)state;
     needs_jumps();
     step_hang("leaves", "spin", "spin", 0, COX_ABORTED, "was left after");
+}
+
+/* ---- a process that is held up ---- */
+
+struct pause_thread {
+    struct test_group *group;
+    struct cox_error err;
+    int r;
+};
+
+static void *pause_main(void *argument)
+{
+    struct pause_thread *pause = argument;
+    struct cox_recover_result results[RANK_COUNT];
+    pause->r = recover(pause->group, COX_RECOVER_PAUSE, results, &pause->err);
+    return NULL;
+}
+
+static void await_pausing(struct test_group *g, uint32_t rank)
+{
+    const uint64_t deadline_ns = patience();
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[RANK_COUNT];
+    do
+        cox_executor_status(test_group_executor(g), &status, ranks);
+    while (ranks[rank].channels[COX_CHANNEL_RECOVER].state != 2 && cox_now_ns() < deadline_ns);
+    assert_int_equal(ranks[rank].channels[COX_CHANNEL_RECOVER].state, 2);
+}
+
+/* All stages of a pause are over by the clock before the process runs again: each has its time all the same. On one processor,
+ * where who is to be left does not run beside who looks whether it has come out. */
+static void m12_a_pause_that_is_held_up_leaves_an_endless_loop_all_the_same(void **state)
+{
+    (void)state;
+    cpu_set_t before, one;
+    size_t cpu = 0;
+    needs_jumps();
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    while (!CPU_ISSET(cpu, &before))
+        cpu++;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    struct test_group *g = group_of(RANK_COUNT, "leaves");
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+    struct chat chat;
+    chat_begin(&chat);
+    collect(g);
+    assert_int_equal(test_call(g, NULL, "only 2 step spin 1"), 0);
+    submit_step(g, &chat);
+    test_await_lines(g, 2, "spin", 1);
+    await_others(g, COX_CHANNEL_EXECUTE, 2);
+    const pid_t pid = cox_executor_pid(test_group_executor(g), 2);
+    struct pause_thread pause = {.group = g};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, pause_main, &pause), 0);
+    await_pausing(g, 2);
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    const uint64_t over_ns = cox_deadline_after_ms(4 * UINT64_C(500));
+    while (cox_now_ns() < over_ns)
+        sched_yield();
+    assert_int_equal(kill(pid, SIGCONT), 0);
+    pthread_join(thread, NULL);
+    if (pause.r)
+        fail_msg("%d: %s", pause.r, pause.err.text);
+    expect_rank(test_await(g, 0), 2, COX_ABORTED, "was left after");
+    expect_recovered(g, COX_RECOVER_START);
+    expect_all_serve(g);
+    test_group_free(g);
 }
 
 static void m12_a_blocked_read_in_one_rank_is_interrupted(void **state)
@@ -828,6 +898,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(m12_an_endless_loop_in_one_rank_is_left),
+        TEST(m12_a_pause_that_is_held_up_leaves_an_endless_loop_all_the_same),
         TEST(m12_a_blocked_read_in_one_rank_is_interrupted),
         TEST(m12_a_step_that_asks_comes_out),
         TEST(m12_both_channels_are_left),

@@ -344,6 +344,11 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_int_equal(test_await(g, 0)->status, COX_PEER_DEAD);
     text = status_command(door, "");
     assert_contains(text, "generation 1 dead; execute ");
+    const char *ranks[] = {strstr(text, "\nrank 0 "), strstr(text, "\nrank 1 ")};
+    assert_true(ranks[0] && ranks[1] && ranks[0] < ranks[1]);
+    const char *time = strstr(ranks[0], "cpu ");
+    assert_true(time && time < ranks[1]);
+    assert_null(strstr(ranks[1], "cpu ")); /* nobody knows it any more */
     assert_contains(text, "; deaths 1, restarts 0\n  rank 1 (pid ");
     assert_contains(text, "killed by signal 9 (Killed)\n  it wrote last:\n  | blocked\n");
     assert_null(strstr(text, "last error")); /* not the same again */
@@ -361,6 +366,7 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_contains(text, "\"last_lines\":\"blocked\",\"deaths\":1,\"restarts\":1,\"last_error\":"
                           "\"rank 1 (pid ");
     assert_contains(text, "\"deaths\":0,\"restarts\":0,\"last_error\":\"pid ");
+    assert_contains(text, "\"stopped\":false,\"cpu_s\":");
     assert_contains(text, "\"legacy\":false,\"deaths\":1,\"restarts\":1,");
     doorman = cox_service_free(doorman);
     test_group_free(g);

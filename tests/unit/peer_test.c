@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -260,6 +261,29 @@ static void stopped_is_told_from_running_and_dead(void **state)
     assert_false(cox_peer_stopped(pid));
 }
 
+/* Time that is used is seen in the clock of who used it, and of nobody else. */
+static void processor_time_is_of_its_process(void **state)
+{
+    uint64_t own[2], others[2];
+    (void)state;
+    pid_t pid = sleeper(NULL);
+    kill(pid, SIGSTOP);
+    while (!cox_peer_stopped(pid))
+        sched_yield();
+    assert_int_equal(cox_peer_cpu_time(pid, &others[0]), 0);
+    assert_int_equal(cox_peer_cpu_time(getpid(), &own[0]), 0);
+    do
+        assert_int_equal(cox_peer_cpu_time(getpid(), &own[1]), 0);
+    while (own[1] < own[0] + 5 * COX_NSEC_PER_MSEC);
+    assert_int_equal(cox_peer_cpu_time(pid, &others[1]), 0);
+    assert_true(others[1] == others[0]);
+    kill(pid, SIGKILL);
+    child_status(pid);
+    assert_int_equal(cox_peer_cpu_time(pid, &others[1]), COX_PEER_DEAD);
+    assert_int_equal(cox_peer_cpu_time(0, &others[1]), COX_PEER_DEAD);
+    assert_true(others[1] == others[0]);
+}
+
 static void the_pidfd_becomes_readable_with_the_death(void **state)
 {
     struct cox_peer peer = COX_PEER_NONE;
@@ -305,6 +329,7 @@ int main(void)
         LEAK_TEST(any_program_name_is_read_past),
         LEAK_TEST(pids_that_nobody_has_are_refused),
         LEAK_TEST(stopped_is_told_from_running_and_dead),
+        LEAK_TEST(processor_time_is_of_its_process),
         LEAK_TEST(the_pidfd_becomes_readable_with_the_death),
     };
     fixture_begin();
