@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "groups.h"
+#include "measure.h"
 #include "programs.h"
 #include "report.h"
 #include "targets.h"
@@ -18,9 +19,14 @@
 #define LARGE ((size_t)16 << 20)
 #define SIZES_RANKS 4
 
+/* Where a run of minutes is, for who waits for it. */
 static bool wanted(const struct bench *bench, const char *section)
 {
-    return name_chosen(bench->sections, section);
+    if (!name_chosen(bench->sections, section))
+        return false;
+    fprintf(stderr, "coxswain-bench: %s, after %.0f s\n", section,
+            (double)(measure_now_ns() - bench->begin_ns) / 1e9);
+    return true;
 }
 
 /* Every way to move bytes, in every number of ranks and every size. */
@@ -74,6 +80,18 @@ static void measure_one(struct bench *bench)
                                    .busy = true});
 }
 
+static void measure_call(struct bench *bench)
+{
+    report_section("A call, a submit, one whose handler wakes who submits; a thread that wakes "
+                   "another (one way)");
+    cell_run(bench, &(struct cell){.section = "call",
+                                   .rank_count = 4,
+                                   .bytes = BYTES,
+                                   .reply_bytes = REPLY_BYTES,
+                                   .kinds = kinds_of_call,
+                                   .pairs = 25});
+}
+
 static void measure_steps(struct bench *bench)
 {
     report_section("Decode steps");
@@ -122,6 +140,7 @@ static json_t *machine_new(void)
 
 int conductor_run(struct bench *bench)
 {
+    bench->begin_ns = measure_now_ns();
     bench->root = json_object();
     bench->rows = json_array();
     bench->samples_ns = calloc(BENCH_ROUNDS_MAX, sizeof *bench->samples_ns);
@@ -132,6 +151,8 @@ int conductor_run(struct bench *bench)
     report_heading(bench);
     if (wanted(bench, "bytes"))
         measure_bytes(bench);
+    if (wanted(bench, "call"))
+        measure_call(bench);
     if (wanted(bench, "curves"))
         measure_curves(bench);
     if (wanted(bench, "one"))
@@ -146,6 +167,8 @@ int conductor_run(struct bench *bench)
         groups_idle(bench, 8);
     if (wanted(bench, "start"))
         measure_starts(bench);
+    if (wanted(bench, "allocations"))
+        groups_allocations(bench, 8);
     programs_run(bench);
     targets_judge(bench);
     report_targets(bench);
