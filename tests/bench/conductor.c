@@ -124,6 +124,30 @@ static void measure_starts(struct bench *bench)
         groups_start(bench, 8);
 }
 
+/* "L1 Data 32K": the first processor's, as the kernel tells them. */
+static json_t *caches_new(void)
+{
+    static const char *const words[] = {"level", "type", "size"};
+    json_t *caches = json_array();
+    for (int index = 0; index < 8; index++) {
+        char path[96], word[3][16] = {"", "", ""}, text[48];
+        int found = 0;
+        for (int i = 0; i < 3; i++) {
+            snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", index,
+                     words[i]);
+            FILE *file = fopen(path, "re");
+            found += file && fscanf(file, "%15s", word[i]) == 1;
+            if (file)
+                fclose(file);
+        }
+        if (found != 3)
+            break;
+        snprintf(text, sizeof text, "L%s %s %s", word[0], word[1], word[2]);
+        json_array_append_new(caches, json_string(text));
+    }
+    return caches;
+}
+
 static json_t *machine_new(void)
 {
     struct utsname name;
@@ -134,8 +158,9 @@ static json_t *machine_new(void)
         return json_object();
     if (gmtime_r(&now, &broken))
         strftime(date, sizeof date, "%Y-%m-%d", &broken);
-    return json_pack("{s:s, s:s, s:s, s:i}", "date", date, "kernel", name.release, "machine",
-                     name.machine, "processors", (int)sysconf(_SC_NPROCESSORS_ONLN));
+    return json_pack("{s:s, s:s, s:s, s:i, s:o}", "date", date, "kernel", name.release, "machine",
+                     name.machine, "processors", (int)sysconf(_SC_NPROCESSORS_ONLN), "caches",
+                     caches_new());
 }
 
 int conductor_run(struct bench *bench)

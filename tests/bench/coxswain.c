@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -210,12 +211,36 @@ static int run_hand_offs(struct coxswain *c, size_t count)
 
 struct ping {
     sem_t there, back;
+    int cpu; /* of who answers; -1: any */
     size_t count;
 };
+
+static void run_on(int cpu)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (cpu >= 0) {
+        CPU_SET((size_t)cpu, &set);
+        sched_setaffinity(0, sizeof set, &set);
+    }
+}
+
+/* The first and the last processor that this thread may use; false: there is one alone. */
+static bool two_processors(const cpu_set_t *set, int *ret_first, int *ret_last)
+{
+    *ret_first = *ret_last = -1;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET((size_t)cpu, set)) {
+            *ret_first = *ret_first < 0 ? cpu : *ret_first;
+            *ret_last = cpu;
+        }
+    return *ret_first != *ret_last;
+}
 
 static void *pong_main(void *context)
 {
     struct ping *ping = context;
+    run_on(ping->cpu);
     for (size_t i = 0; i < ping->count; i++) {
         wait_through(&ping->there);
         sem_post(&ping->back);
@@ -223,10 +248,16 @@ static void *pong_main(void *context)
     return NULL;
 }
 
+/* From one processor to another: on the same one, a wake-up is a switch and no interrupt. */
 static int run_pings(struct coxswain *c, size_t count)
 {
     pthread_t thread;
-    struct ping ping = {.count = count};
+    cpu_set_t allowed;
+    int own_cpu = -1;
+    struct ping ping = {.count = count, .cpu = -1};
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 &&
+        two_processors(&allowed, &own_cpu, &ping.cpu))
+        run_on(own_cpu);
     sem_init(&ping.there, 0, 0);
     sem_init(&ping.back, 0, 0);
     int r = -pthread_create(&thread, NULL, pong_main, &ping);
@@ -238,6 +269,8 @@ static int run_pings(struct coxswain *c, size_t count)
     }
     if (r == 0)
         pthread_join(thread, NULL);
+    if (own_cpu >= 0)
+        sched_setaffinity(0, sizeof allowed, &allowed);
     sem_destroy(&ping.there);
     sem_destroy(&ping.back);
     return r ? cox_fail(c->err, r, "starting a thread: %s", cox_status_text(r)) : 0;
