@@ -21,8 +21,9 @@ bench:
 	@sh tools/packages bench || echo 'peers that are missing are not measured' >&2
 	@sh tools/compile bench
 	@mkdir -p docs
-	build/bench/bin/coxswain-bench --json docs/bench.json
-	@/usr/bin/python3 tests/bench/plot.py docs/bench.json docs || echo 'no figures without matplotlib' >&2
+	@status=0; build/bench/bin/coxswain-bench --json docs/bench.json || status=$$?; \
+	/usr/bin/python3 tests/bench/plot.py docs/bench.json docs || echo 'no figures without matplotlib' >&2; \
+	exit $$status
 
 bench-ranks:
 	@sh tools/compile bench coxswain-ranks

@@ -204,7 +204,9 @@ bool cox_step_wire_pack_response(const ExecuteResponse *response, uint8_t *buffe
     if (size_max > buffer_size || size_max > INT_MAX)
         return false;
     uint8_t *const end = buffer + size_max;
-    uint8_t *at = put_result(end, model->step);
+    uint8_t *at = put_own_number(end, 1002, model->has_group_wait_ns, model->group_wait_ns);
+    at = put_own_number(at, 1001, model->has_group_ns, model->group_ns);
+    at = put_result(at, model->step);
     if (model->has_model_execute_time)
         at = put_tag(put_fixed32s(at, &model->model_execute_time, 1), TAG_FIXED32(3));
     at = put_tag(put_length(at, end), TAG_BYTES(4));
@@ -434,11 +436,11 @@ static const struct step_response blank_response = {
 
 struct response_plan {
     struct span tokens, logprobs;
-    uint64_t digest, base_sequence;
+    uint64_t digest, base_sequence, group_ns, group_wait_ns;
     uint32_t execute_time;
     int msg_type, rank, status;
     protobuf_c_boolean has_msg_type, has_rank, has_status, has_execute_time, has_digest,
-        has_base_sequence;
+        has_base_sequence, has_group_ns, has_group_wait_ns;
 };
 
 static inline bool take_fixed(struct span *span, bool tagged, void *to, size_t size,
@@ -476,6 +478,10 @@ static bool plan_response(struct span span, struct response_plan *plan)
            take_fixed(&model, take_tag(&model, TAG_FIXED32(3)), &plan->execute_time,
                       sizeof plan->execute_time, &plan->has_execute_time) &&
            take_own_tag(&model, TAG_BYTES(1000)) && take_span(&model, &result) &&
+           take_number(&model, take_own_tag(&model, TAG_VARINT(1001)), &plan->has_group_ns,
+                       &plan->group_ns) &&
+           take_number(&model, take_own_tag(&model, TAG_VARINT(1002)), &plan->has_group_wait_ns,
+                       &plan->group_wait_ns) &&
            model.at == model.end && plan_result(result, plan);
 }
 
@@ -521,6 +527,10 @@ bool cox_step_wire_unpack_response(struct cox_arena *arena, const uint8_t *bytes
     own->model.has_model_execute_time = plan.has_execute_time;
     plan.execute_time = le32toh(plan.execute_time);
     memcpy(&own->model.model_execute_time, &plan.execute_time, sizeof plan.execute_time);
+    own->model.has_group_ns = plan.has_group_ns;
+    own->model.group_ns = plan.group_ns;
+    own->model.has_group_wait_ns = plan.has_group_wait_ns;
+    own->model.group_wait_ns = plan.group_wait_ns;
     own->model.step = &own->result;
     own->response.has_msg_type = plan.has_msg_type;
     own->response.msg_type = plan.msg_type;

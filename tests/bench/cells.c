@@ -18,9 +18,9 @@
 #define PAIRS_MAX 64
 #define SLICE_TIMEOUT_MS 60000
 /* A round that takes longer than so in a trial is not measured: it would take the bench's whole time. */
-#define ROUND_MAX_NS UINT64_C(3000000000)
+#define ROUND_MAX_NS UINT64_C(2000000000)
 /* All slices of a pass; fewer pairs than asked for are made where they would take longer, three at least. */
-#define PASS_MAX_NS UINT64_C(5000000000)
+#define PASS_MAX_NS UINT64_C(3000000000)
 #define PAIRS_MIN 3
 #define ROUNDS_MIN 3
 
@@ -137,6 +137,8 @@ static bool slice_run(const struct batch *batch, struct member *member, size_t r
 static size_t rounds_of(uint64_t budget_ns, double round_us)
 {
     double rounds = (double)budget_ns / 1e3 / (round_us > 0.1 ? round_us : 0.1);
+    if (rounds < 1)
+        return 1;
     return rounds < ROUNDS_MIN         ? ROUNDS_MIN
            : rounds > BENCH_ROUNDS_MAX ? BENCH_ROUNDS_MAX
                                        : (size_t)rounds;

@@ -2,7 +2,7 @@
  * cells: measures subjects beside each other: all of a cell are alive, and take turns in slices of rounds.
  *
  * A slice is limited by time, not by rounds; so many rounds as took slice_ms when it was tried, three at least. What is
- * slow gets fewer slices. A cell whose subjects would not fit the memory together is measured in batches, each with the
+ * slow gets fewer slices, and one round in each where a round takes longer than a slice should. A cell whose subjects would not fit the memory together is measured in batches, each with the
  * floors in it. Rows of one batch are pairs, slice by slice: a ratio is the median over pairs (row_ratio).
  *
  * One thread. Ownership: struct bench is the caller's. If the process dies: the kernel kills the subjects.
@@ -36,6 +36,7 @@ struct bench {
     json_t *root; /* owned */
     json_t *rows; /* in root: of all cells; lent */
     int batches;
+    uint64_t begin_ns;
     uint64_t *samples_ns;
 };
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "groups.h"
+#include "measure.h"
 #include "programs.h"
 #include "report.h"
 #include "targets.h"
@@ -18,9 +19,14 @@
 #define LARGE ((size_t)16 << 20)
 #define SIZES_RANKS 4
 
+/* Where a run of minutes is, for who waits for it. */
 static bool wanted(const struct bench *bench, const char *section)
 {
-    return name_chosen(bench->sections, section);
+    if (!name_chosen(bench->sections, section))
+        return false;
+    fprintf(stderr, "coxswain-bench: %s, after %.0f s\n", section,
+            (double)(measure_now_ns() - bench->begin_ns) / 1e9);
+    return true;
 }
 
 /* Every way to move bytes, in every number of ranks and every size. */
@@ -74,6 +80,18 @@ static void measure_one(struct bench *bench)
                                    .busy = true});
 }
 
+static void measure_call(struct bench *bench)
+{
+    report_section("A call, a submit, one whose handler wakes who submits; a thread that wakes "
+                   "another (one way)");
+    cell_run(bench, &(struct cell){.section = "call",
+                                   .rank_count = 4,
+                                   .bytes = BYTES,
+                                   .reply_bytes = REPLY_BYTES,
+                                   .kinds = kinds_of_call,
+                                   .pairs = 25});
+}
+
 static void measure_steps(struct bench *bench)
 {
     report_section("Decode steps");
@@ -106,6 +124,30 @@ static void measure_starts(struct bench *bench)
         groups_start(bench, 8);
 }
 
+/* "L1 Data 32K": the first processor's, as the kernel tells them. */
+static json_t *caches_new(void)
+{
+    static const char *const words[] = {"level", "type", "size"};
+    json_t *caches = json_array();
+    for (int index = 0; index < 8; index++) {
+        char path[96], word[3][16] = {"", "", ""}, text[48];
+        int found = 0;
+        for (int i = 0; i < 3; i++) {
+            snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", index,
+                     words[i]);
+            FILE *file = fopen(path, "re");
+            found += file && fscanf(file, "%15s", word[i]) == 1;
+            if (file)
+                fclose(file);
+        }
+        if (found != 3)
+            break;
+        snprintf(text, sizeof text, "L%s %s %s", word[0], word[1], word[2]);
+        json_array_append_new(caches, json_string(text));
+    }
+    return caches;
+}
+
 static json_t *machine_new(void)
 {
     struct utsname name;
@@ -116,12 +158,14 @@ static json_t *machine_new(void)
         return json_object();
     if (gmtime_r(&now, &broken))
         strftime(date, sizeof date, "%Y-%m-%d", &broken);
-    return json_pack("{s:s, s:s, s:s, s:i}", "date", date, "kernel", name.release, "machine",
-                     name.machine, "processors", (int)sysconf(_SC_NPROCESSORS_ONLN));
+    return json_pack("{s:s, s:s, s:s, s:i, s:o}", "date", date, "kernel", name.release, "machine",
+                     name.machine, "processors", (int)sysconf(_SC_NPROCESSORS_ONLN), "caches",
+                     caches_new());
 }
 
 int conductor_run(struct bench *bench)
 {
+    bench->begin_ns = measure_now_ns();
     bench->root = json_object();
     bench->rows = json_array();
     bench->samples_ns = calloc(BENCH_ROUNDS_MAX, sizeof *bench->samples_ns);
@@ -132,6 +176,8 @@ int conductor_run(struct bench *bench)
     report_heading(bench);
     if (wanted(bench, "bytes"))
         measure_bytes(bench);
+    if (wanted(bench, "call"))
+        measure_call(bench);
     if (wanted(bench, "curves"))
         measure_curves(bench);
     if (wanted(bench, "one"))
@@ -146,6 +192,8 @@ int conductor_run(struct bench *bench)
         groups_idle(bench, 8);
     if (wanted(bench, "start"))
         measure_starts(bench);
+    if (wanted(bench, "allocations"))
+        groups_allocations(bench, 8);
     programs_run(bench);
     targets_judge(bench);
     report_targets(bench);

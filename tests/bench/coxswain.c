@@ -3,12 +3,14 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "allocations.h"
 #include "group.h"
 #include "load.h"
 #include "subject.h"
@@ -16,6 +18,9 @@
 #define ROUND_DEADLINE_MS 60000
 #define IN_FLIGHT_MAX 8
 #define CALLERS_MAX 64
+
+/* A reply with room behind what is checked says how much its worker has allocated. */
+#define COUNTED_REPLY_SIZE (LOAD_SIZE_MIN + sizeof(uint64_t))
 
 static struct group_flavour flavour;
 
@@ -34,6 +39,9 @@ struct coxswain {
     int failure;
     struct cox_error *err;
     sem_t ended;
+
+    /* What was allocated when the slice began, by us, and when it had its first and last answers, by all workers. */
+    uint64_t own_allocations, first_allocations, last_allocations;
 };
 
 /* ---- workers ---- */
@@ -51,6 +59,10 @@ static int worker_opaque(void *context, const uint8_t *request, size_t request_s
         return cox_fail(err, COX_INVALID, "a request of %zu bytes, expected %zu", request_size,
                         own->load.request_size);
     load_answer(&own->load, request, own->rank, reply);
+    if (own->load.reply_size >= COUNTED_REPLY_SIZE) {
+        const uint64_t count = allocations_now();
+        memcpy(reply + LOAD_SIZE_MIN, &count, sizeof count);
+    }
     *ret_reply_size = own->load.reply_size;
     return 0;
 }
@@ -84,6 +96,21 @@ static int check_completion(const struct cox_completion *completion, uint64_t ro
     return 0;
 }
 
+static void count_allocations(struct coxswain *c, const struct cox_completion *completion)
+{
+    uint64_t total = 0;
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        uint64_t count = 0;
+        if (completion->ranks[rank].size >= COUNTED_REPLY_SIZE)
+            memcpy(&count, (const uint8_t *)completion->ranks[rank].bytes + LOAD_SIZE_MIN,
+                   sizeof count);
+        total += count;
+    }
+    if (c->sampled == 0)
+        c->first_allocations = total;
+    c->last_allocations = total;
+}
+
 static struct cox_submit_options options_now(uint64_t now_ns, uint64_t round)
 {
     return (struct cox_submit_options){
@@ -111,13 +138,15 @@ static void on_completion(void *context, const struct cox_completion *completion
     struct coxswain *c = context;
     if (c->failure)
         return;
+    count_allocations(c, completion);
     c->samples_ns[c->sampled++] = now_ns - c->sampled_ns;
     c->sampled_ns = now_ns;
     c->failure =
         check_completion(completion, (uint64_t)(uintptr_t)completion->request_context, c->err);
-    if (c->failure == 0 && c->submitted < c->sample_count)
+    const bool by_hand_off = flavour.by == GROUP_BY_HAND_OFF;
+    if (c->failure == 0 && c->submitted < c->sample_count && !by_hand_off)
         c->failure = submit_next(c);
-    if (c->failure || c->sampled == c->sample_count)
+    if (c->failure || c->sampled == c->sample_count || by_hand_off)
         sem_post(&c->ended);
 }
 
@@ -156,7 +185,101 @@ static int run_submit(struct coxswain *c, size_t count)
     return c->failure;
 }
 
+static void wait_through(sem_t *sem)
+{
+    while (sem_wait(sem) < 0 && errno == EINTR)
+        continue;
+}
+
+/* A sample ends in our thread, where a caller's ends. */
+static int run_hand_offs(struct coxswain *c, size_t count)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        const uint64_t begin_ns = cox_now_ns();
+        r = submit_next(c);
+        if (r)
+            break;
+        wait_through(&c->ended);
+        c->samples_ns[i] = cox_now_ns() - begin_ns;
+        r = c->failure;
+    }
+    return r;
+}
+
+/* ---- two threads ---- */
+
+struct ping {
+    sem_t there, back;
+    int cpu; /* of who answers; -1: any */
+    size_t count;
+};
+
+static void run_on(int cpu)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (cpu >= 0) {
+        CPU_SET((size_t)cpu, &set);
+        sched_setaffinity(0, sizeof set, &set);
+    }
+}
+
+/* The first and the last processor that this thread may use; false: there is one alone. */
+static bool two_processors(const cpu_set_t *set, int *ret_first, int *ret_last)
+{
+    *ret_first = *ret_last = -1;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET((size_t)cpu, set)) {
+            *ret_first = *ret_first < 0 ? cpu : *ret_first;
+            *ret_last = cpu;
+        }
+    return *ret_first != *ret_last;
+}
+
+static void *pong_main(void *context)
+{
+    struct ping *ping = context;
+    run_on(ping->cpu);
+    for (size_t i = 0; i < ping->count; i++) {
+        wait_through(&ping->there);
+        sem_post(&ping->back);
+    }
+    return NULL;
+}
+
+/* From one processor to another: on the same one, a wake-up is a switch and no interrupt. */
+static int run_pings(struct coxswain *c, size_t count)
+{
+    pthread_t thread;
+    cpu_set_t allowed;
+    int own_cpu = -1;
+    struct ping ping = {.count = count, .cpu = -1};
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 &&
+        two_processors(&allowed, &own_cpu, &ping.cpu))
+        run_on(own_cpu);
+    sem_init(&ping.there, 0, 0);
+    sem_init(&ping.back, 0, 0);
+    int r = -pthread_create(&thread, NULL, pong_main, &ping);
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        const uint64_t begin_ns = cox_now_ns();
+        sem_post(&ping.there);
+        wait_through(&ping.back);
+        c->samples_ns[i] = (cox_now_ns() - begin_ns) / 2;
+    }
+    if (r == 0)
+        pthread_join(thread, NULL);
+    if (own_cpu >= 0)
+        sched_setaffinity(0, sizeof allowed, &allowed);
+    sem_destroy(&ping.there);
+    sem_destroy(&ping.back);
+    return r ? cox_fail(c->err, r, "starting a thread: %s", cox_status_text(r)) : 0;
+}
+
+/* ---- calls ---- */
+
 struct call {
+    struct coxswain *c;
     uint64_t round;
     int failure;
     struct cox_error *err;
@@ -165,12 +288,14 @@ struct call {
 static void on_call(void *context, const struct cox_completion *completion)
 {
     struct call *call = context;
+    if (flavour.callers == 0)
+        count_allocations(call->c, completion);
     call->failure = check_completion(completion, call->round, call->err);
 }
 
 static int call_once(struct coxswain *c, uint8_t *request, uint64_t round, struct cox_error *err)
 {
-    struct call call = {.round = round, .err = err};
+    struct call call = {.c = c, .round = round, .err = err};
     const struct cox_submit_options options = options_now(cox_now_ns(), round);
     load_number(request, round);
     int r = cox_executor_call_opaque(c->executor, request, c->options.request_size, &options,
@@ -185,6 +310,7 @@ static int run_calls(struct coxswain *c, size_t count)
         const uint64_t begin_ns = cox_now_ns();
         r = call_once(c, c->request, ++c->rounds, c->err);
         c->samples_ns[i] = cox_now_ns() - begin_ns;
+        c->sampled++;
     }
     return r;
 }
@@ -252,9 +378,25 @@ static int coxswain_run(void *subject, uint8_t *request, uint64_t *samples_ns, s
     c->sample_count = count;
     c->submitted = c->sampled = 0;
     c->err = err;
-    return flavour.callers   ? run_callers(c, count)
-           : flavour.by_call ? run_calls(c, count)
-                             : run_submit(c, count);
+    c->own_allocations = allocations_now();
+    if (flavour.callers)
+        return run_callers(c, count);
+    switch (flavour.by) {
+    case GROUP_BY_CALL:
+        return run_calls(c, count);
+    case GROUP_BY_HAND_OFF:
+        return run_hand_offs(c, count);
+    case GROUP_BY_PING:
+        return run_pings(c, count);
+    default:
+        return run_submit(c, count);
+    }
+}
+
+static uint64_t coxswain_allocations(void *subject)
+{
+    const struct coxswain *c = subject;
+    return allocations_now() - c->own_allocations + c->last_allocations - c->first_allocations;
 }
 
 static void coxswain_stop(void *subject)
@@ -279,7 +421,7 @@ static int coxswain_start(const struct subject_options *options, void **ret_subj
     sem_init(&c->ended, 0, 0);
     int r = group_start(&flavour, options->rank_count, options->request_size, options->reply_size,
                         words, &c->executor, err);
-    if (r == 0 && !flavour.by_call && !flavour.callers)
+    if (r == 0 && flavour.by != GROUP_BY_CALL && !flavour.callers)
         r = cox_executor_register(c->executor, COX_CHANNEL_EXECUTE, on_completion, c);
     if (r) {
         coxswain_stop(c);
@@ -292,7 +434,11 @@ static int coxswain_start(const struct subject_options *options, void **ret_subj
 int coxswain_subject_main(int argc, char **argv)
 {
     static const struct subject_ops ops = {
-        .start = coxswain_start, .run = coxswain_run, .stop = coxswain_stop};
+        .start = coxswain_start,
+        .run = coxswain_run,
+        .allocations = coxswain_allocations,
+        .stop = coxswain_stop,
+    };
     if (group_flavour_parse(&argc, argv, &flavour) || flavour.in_flight > IN_FLIGHT_MAX ||
         flavour.callers > CALLERS_MAX) {
         fputs("coxswain-bench: an option of a subject is wrong\n", stderr);

@@ -21,8 +21,12 @@ static int flavour_set(struct group_flavour *flavour, const char *flag, const ch
         return flavour->sealed || strcmp(value, "named") == 0 ? 0 : COX_INVALID;
     }
     if (strcmp(flag, "--by") == 0) {
-        flavour->by_call = strcmp(value, "call") == 0;
-        return flavour->by_call || strcmp(value, "submit") == 0 ? 0 : COX_INVALID;
+        static const char *const names[] = {"submit", "call", "hand-off", "ping"};
+        uint32_t by = 0;
+        while (by < GROUP_BY_COUNT && strcmp(value, names[by]) != 0)
+            by++;
+        flavour->by = (enum group_by)by;
+        return by < GROUP_BY_COUNT ? 0 : COX_INVALID;
     }
     if (strcmp(flag, "--spin") == 0) {
         uint32_t spin = 0;

@@ -13,10 +13,18 @@
 #define WORKER_FLAG "--worker"
 #define GROUP_DEPTH_DEFAULT 4
 
+enum group_by {
+    GROUP_BY_SUBMIT,
+    GROUP_BY_CALL,
+    GROUP_BY_HAND_OFF, /* submit; its handler wakes the thread that submits: what one hand-off more costs in a round */
+    GROUP_BY_PING, /* nothing is asked: two threads wake each other; a sample is one way */
+    GROUP_BY_COUNT
+};
+
 /* How a subject of ours uses a group; parsed from its command line. */
 struct group_flavour {
     bool sealed;
-    bool by_call;
+    enum group_by by;
     enum cox_spin spin;
     uint32_t depth;     /* of the group; 0: default */
     uint32_t in_flight; /* requests at a time; more than 1: samples are times between completions */

@@ -156,3 +156,29 @@ void groups_start(struct bench *bench, uint32_t rank_count)
 {
     each_kind(bench, kinds_of_idle, rank_count, start_of);
 }
+
+static void allocations_of(struct bench *bench, const struct kind *kind, uint32_t rank_count)
+{
+    const size_t count = bench->quick ? 50 : 5000;
+    uint64_t allocations = 0;
+    struct process process;
+    json_t *row = row_new("allocations", kind->name, rank_count);
+    start_kind(bench, kind, rank_count, &process);
+    /* The first rounds find buffers that grow. */
+    if (process.state == PROCESS_READY && process_slice(&process, bench->samples_ns, 100, 60000) &&
+        process_slice(&process, bench->samples_ns, count, 60000) &&
+        process_allocations(&process, &allocations)) {
+        json_object_set_new(row, "allocations", json_integer((json_int_t)allocations));
+        json_object_set_new(row, "rounds", json_integer((json_int_t)count));
+    }
+    if (row_end(bench, row, &process))
+        printf("  %4.0f in %.0f rounds\n", row_figure(row, "allocations"),
+               row_figure(row, "rounds"));
+    process_free(&process);
+}
+
+void groups_allocations(struct bench *bench, uint32_t rank_count)
+{
+    printf("\nCalls of the allocator, in coordinator and workers, after 100 rounds\n");
+    each_kind(bench, kinds_of_allocations, rank_count, allocations_of);
+}

@@ -15,5 +15,7 @@ void groups_rate(struct bench *bench, uint32_t rank_count);
 void groups_idle(struct bench *bench, uint32_t rank_count);
 /* start: start_ms, pss_kib, private_kib, shared_kib. */
 void groups_start(struct bench *bench, uint32_t rank_count);
+/* allocations: how many there were in so many rounds, by all processes. */
+void groups_allocations(struct bench *bench, uint32_t rank_count);
 
 #endif

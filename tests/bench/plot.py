@@ -194,6 +194,31 @@ def start(bench):
     return figure
 
 
+def model(bench):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4))
+    rows = bench.all.get("model", {}).get("rows", [])
+    for mode, style in ("off", "--"), ("on", "-"):
+        def line(ax, name, color, label, scale=1, mode=mode, style=style):
+            points = [(row["ranks"], row[name] * scale) for row in rows
+                      if row["async"] == mode and row[name] is not None]
+            if points:
+                ax.plot(*zip(*points), marker="o", markersize=3, color=color, linestyle=style,
+                        label=f"{label}, async {mode}")
+        line(left, "tokens_per_second", "tab:blue", "tokens a second")
+        line(right, "channel_p50_share", "tab:red", "channel (p50 by p50)", 100)
+        line(right, "group_share", "tab:green", "rank group", 100)
+        line(right, "group_wait_share", "tab:olive", "of it waiting", 100)
+    left.set_title("Tokens a second")
+    right.set_title("Shares of a step, %")
+    for ax in left, right:
+        ax.set_xlabel("workers")
+        ax.set_ylim(bottom=0)
+        ax.grid(True, alpha=0.25)
+        if rows:
+            ax.legend(fontsize=7)
+    return figure
+
+
 def main():
     bench = Bench(sys.argv[1])
     for name, figure in (
@@ -204,7 +229,8 @@ def main():
             ("growth-bytes", growth_by_bytes(bench)),
             ("depth", depth(bench)),
             ("steps", steps(bench)),
-            ("start", start(bench))):
+            ("start", start(bench)),
+            ("model", model(bench))):
         figure.tight_layout()
         figure.savefig(os.path.join(sys.argv[2], f"bench-{name}.svg"), metadata={"Date": None})
         plt.close(figure)

@@ -231,3 +231,12 @@ bool process_idle(struct process *process, uint32_t ms)
     return say(process, "idle %" PRIu32 "\n", ms) &&
            answer_is(process, "done 0", (int)ms + START_TIMEOUT_MS);
 }
+
+bool process_allocations(struct process *process, uint64_t *ret_count)
+{
+    char line[sizeof process->text];
+    if (!say(process, "allocations\n") ||
+        !read_line(process, line, sizeof line, deadline_after(START_TIMEOUT_MS)))
+        return false;
+    return sscanf(line, "done %" SCNu64, ret_count) == 1 || fail(process, "%s", line);
+}

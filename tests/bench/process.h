@@ -41,6 +41,7 @@ void process_resume(struct process *process);
 /* Return false when the state is FAILED now. samples_ns: count of them. */
 bool process_slice(struct process *process, uint64_t *samples_ns, size_t count, int timeout_ms);
 bool process_rate(struct process *process, uint64_t *samples_ns, size_t count, uint64_t period_ns);
+bool process_allocations(struct process *process, uint64_t *ret_count);
 bool process_idle(struct process *process, uint32_t ms);
 
 #endif

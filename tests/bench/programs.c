@@ -11,6 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "measure.h"
+
 #define WORD_COUNT_MAX 10
 
 struct program {
@@ -42,7 +44,7 @@ static const struct program programs[] = {
      {"--pairs", "15", NULL},
      {"--bytes", "4194304", "--pairs", "2", NULL}},
     /* What a step of the model spends in the channel and in the group. */
-    {"model", "The model", "coxswain-share", {NULL}, {"--quick", NULL}},
+    {"model", "The model", "share.py", {NULL}, {"--quick", NULL}},
 };
 
 static int run_and_wait(const char *const *argv)
@@ -83,6 +85,8 @@ static void program_run(struct bench *bench, const struct program *program)
     }
     argv[n++] = "--json";
     argv[n++] = json_path;
+    fprintf(stderr, "coxswain-bench: %s, after %.0f s\n", program->name,
+            (double)(measure_now_ns() - bench->begin_ns) / 1e9);
     printf("\n%s\n", program->title);
     int status = run_and_wait(argv);
     if (status) {

@@ -35,11 +35,13 @@ TARGETS = [
     "all-gather of fds, 8 ranks",
     "by-value handle open + close",
     "KV pull by memcpy",
+    "channel's share of a step of the model, N = 4",
+    "reduction by memcpy and one barrier, 8 ranks",
     "allocations between request and reply, both sides",
 ]
 OWN = ["semaphore", "futex", "named", "named-call", "sealed", "sealed-call"]
-SECTIONS = ["bytes", "per-rank", "per-byte", "one", "steps", "depth", "rate", "idle", "start"]
-PROGRAMS = ["deaths", "replace", "ranks", "pull"]
+SECTIONS = ["bytes", "call", "per-rank", "per-byte", "one", "steps", "depth", "rate", "idle", "start", "allocations"]
+PROGRAMS = ["deaths", "replace", "ranks", "pull", "model"]
 # What the quick run measures of each row that was measured at all.
 FIGURES = ["p50_us", "p99_us", "mean_us", "cpu_us", "sleeps", "preempted", "runs", "rounds", "pairs"]
 
@@ -71,6 +73,10 @@ def main():
                     assert len(found) == 1, (ranks, kind, busy, size, found)
                     missing = [name for name in FIGURES if name not in found[0]]
                     assert not missing, (found[0], missing)
+    allocated = [row["allocations"] for row in rows if row["section"] == "allocations"]
+    assert len(allocated) == 4 and not any(allocated), f"allocations: {allocated}"
+    shares = [row for row in bench["model"]["rows"] if row["ranks"] > 1]
+    assert shares and all(0 < row["group_share"] <= 1 for row in shares), f"the group has no time: {shares}"
     for program in PROGRAMS:
         assert bench[program]["rows"], f"nothing of {program}"
 

@@ -201,6 +201,8 @@ static int serve(struct session *session)
             r = answer_rounds(session, count, 0);
         else if (sscanf(line, "rate %" SCNu64 " %" SCNu64, &count, &period_ns) == 2)
             r = answer_rounds(session, count, period_ns ? period_ns : 1);
+        else if (strcmp(line, "allocations\n") == 0 && session->ops->allocations)
+            r = say(session->out_fd, "done %" PRIu64, session->ops->allocations(session->subject));
         else if (sscanf(line, "idle %" SCNu64, &count) == 1)
             r = answer_idle(session, count);
         else

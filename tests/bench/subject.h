@@ -14,6 +14,7 @@
  *     <- "done COUNT\n", then COUNT times a u64 in native order: nanoseconds of each round
  *     -> "rate COUNT PERIOD_NS\n" the same, each round at its time of an absolute clock (clock_nanosleep)
  *     -> "idle MS\n"             nothing for so long; <- "done 0\n"
+ *     -> "allocations\n"         in the last slice, by all processes; <- "done N\n", or an error
  *     -> "quit\n", or end of file  stops the workers and exits 0
  *     <- "error TEXT\n"          at any time, and it exits 1; "skip TEXT\n" instead of ready: cannot run here
  * All its processes are its descendants; none outlives it (PR_SET_PDEATHSIG, or the peer's own way).
@@ -42,6 +43,8 @@ struct subject_ops {
     /* COUNT rounds, for who measures in another thread. NULL where round is given. */
     int (*run)(void *subject, uint8_t *request, uint64_t *samples_ns, size_t count,
                struct cox_error *err);
+    /* Calls of the allocator in the last slice, by all processes; NULL: not counted. */
+    uint64_t (*allocations)(void *subject);
     void (*stop)(void *subject);
 };
 

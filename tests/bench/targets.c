@@ -191,17 +191,23 @@ static void judge_growth(struct bench *bench)
     verdict_end(&v, false);
 }
 
+/* A hand-off is from one processor to another, while the group is there and the machine is as it was for the call. What a
+ * semaphore for the thread that submits costs within a round, with the workers on the processors, is said beside it. */
 static void judge_call(struct bench *bench)
 {
-    /* Of a round of the floor with one worker, half is one hand-off. */
-    const double hand_off = row_figure(bytes_row(bench, "semaphore", 1, BYTES), "p50_us") / 2;
-    const double submit = row_figure(bytes_row(bench, "sealed", 4, BYTES), "p50_us");
-    const double ratio = row_ratio(bench, bytes_row(bench, "sealed-call", 4, BYTES), "sealed");
+    const json_t *call = row_find(bench, "call", "sealed-call", 4, BYTES, false);
+    const json_t *handed = row_find(bench, "call", "sealed-hand-off", 4, BYTES, false);
+    const double submit = row_figure(row_find(bench, "call", "sealed", 4, BYTES, false), "p50_us");
+    const double hand_off = row_figure(row_find(bench, "call", "ping", 4, BYTES, false), "p50_us");
+    const double ratio = row_ratio(bench, call, "sealed");
     struct verdict v = verdict_new(bench, "synchronous call beside submit, sealed, N = 4", false, 1,
                                    "<= 1 hand-off");
     if (hand_off > 0 && submit > 0 && ratio > 0) {
         verdict_count(&v, (ratio - 1) * submit / hand_off);
-        verdict_say(&v, "%.2f x of %.2f us; a hand-off takes %.2f us", ratio, submit, hand_off);
+        verdict_say(&v,
+                    "%.2f us more than %.2f us; a hand-off takes %.2f us, within a round %.2f us",
+                    (ratio - 1) * submit, submit, hand_off,
+                    (row_ratio(bench, handed, "sealed") - 1) * submit);
     }
     verdict_end(&v, false);
 }
@@ -252,6 +258,11 @@ static void judge_groups(struct bench *bench)
         const json_t *row = row_find(bench, "rate", kinds_of_idle[k], 8, BYTES, false);
         verdict_add(&v, kinds_of_idle[k], row_figure(row, "cpu_share") * 100, 0);
     }
+    if (v.count)
+        verdict_say(
+            &v, "; semaphore floor %.2f, futex floor %.2f",
+            row_figure(row_find(bench, "rate", "semaphore", 8, BYTES, false), "cpu_share") * 100,
+            row_figure(row_find(bench, "rate", "futex", 8, BYTES, false), "cpu_share") * 100);
     verdict_end(&v, false);
     v = verdict_new(bench, "wake-ups of an idle group, N = 8", false, 0, "0");
     for (int k = 0; kinds_of_idle[k]; k++) {
@@ -284,6 +295,20 @@ static double median_figure(const json_t *row, const char *name)
     for (size_t i = 0; i < count; i++)
         values[i] = json_number_value(json_array_get(array, i));
     return count ? measure_median(values, count) : 0;
+}
+
+/* The median over slices of one by the other of the same slice; 0: not measured. */
+static double median_ratio(const json_t *row, const char *name, const char *other)
+{
+    double ratios[512];
+    const json_t *own = json_object_get(row, name), *beside = json_object_get(row, other);
+    size_t count = json_array_size(own);
+    count = count > 512 ? 512 : count;
+    count = count > json_array_size(beside) ? json_array_size(beside) : count;
+    for (size_t i = 0; i < count; i++)
+        ratios[i] = json_number_value(json_array_get(own, i)) /
+                    json_number_value(json_array_get(beside, i));
+    return count ? measure_median(ratios, count) : 0;
 }
 
 static const json_t *program_rows(const struct bench *bench, const char *program)
@@ -342,29 +367,59 @@ static void judge_ranks(struct bench *bench)
 
 static void judge_pull(struct bench *bench)
 {
-    size_t i, p;
+    size_t i;
     const json_t *row;
     char what[64];
     struct verdict v = verdict_new(bench, "KV pull by memcpy", true, 0.9, ">= 0.9 x");
     json_array_foreach(program_rows(bench, "pull"), i, row)
     {
-        double ratios[512];
-        const json_t *pull = json_object_get(row, "batch_ns");
-        const json_t *copy = json_object_get(row, "memcpy_same_ns");
-        for (p = 0; p < json_array_size(pull) && p < json_array_size(copy) && p < 512; p++)
-            ratios[p] = json_number_value(json_array_get(copy, p)) /
-                        json_number_value(json_array_get(pull, p));
         snprintf(what, sizeof what, "%.0f KiB", row_figure(row, "block_bytes") / 1024);
-        verdict_add(&v, what, p ? measure_median(ratios, p) : 0, 0);
+        verdict_add(&v, what, median_ratio(row, "memcpy_same_ns", "batch_ns"), 0);
     }
     verdict_end(&v, false);
 }
 
-static void judge_elsewhere(struct bench *bench)
+static void judge_model(struct bench *bench)
+{
+    size_t i;
+    const json_t *row, *eight = NULL;
+    struct verdict v =
+        verdict_new(bench, "channel's share of a step of the model, N = 4", false, 5, "< 5 %");
+    json_array_foreach(program_rows(bench, "model"), i, row)
+    {
+        if (row_figure(row, "ranks") != 4)
+            continue;
+        const double share = row_figure(row, "channel_p50_share") * 100;
+        verdict_count(&v, share);
+        verdict_say(&v, "%sasync %s %.2f %% (of all steps %.2f %%)", v.detail[0] ? ", " : "",
+                    json_string_value(json_object_get(row, "async")), share,
+                    row_figure(row, "channel_share") * 100);
+    }
+    verdict_end(&v, false);
+    json_array_foreach(program_rows(bench, "ranks"), i, row) eight =
+        row_figure(row, "ranks") == 8 ? row : eight;
+    v = verdict_new(bench, "reduction by memcpy and one barrier, 8 ranks", false, 1.25,
+                    "<= 1.25 x");
+    verdict_add(&v, "large", median_ratio(eight, "reduce large", "memcpy + barrier large"), 0);
+    if (v.count)
+        verdict_say(&v, " (small %.2f)", median_ratio(eight, "reduce", "memcpy + barrier"));
+    verdict_end(&v, false);
+}
+
+static void judge_allocations(struct bench *bench)
 {
     struct verdict v =
         verdict_new(bench, "allocations between request and reply, both sides", false, 0, "none");
-    verdict_say(&v, "counted by a test, which fails at the first");
+    for (int k = 0; kinds_of_allocations[k]; k++) {
+        const json_t *row =
+            row_find(bench, "allocations", kinds_of_allocations[k], 8, BYTES, false);
+        if (!row)
+            continue;
+        verdict_count(&v, row_figure(row, "allocations"));
+        verdict_say(&v, "%s%s %.0f in %.0f rounds", v.detail[0] ? ", " : "",
+                    kinds_of_allocations[k], row_figure(row, "allocations"),
+                    row_figure(row, "rounds"));
+    }
     verdict_end(&v, false);
 }
 
@@ -382,5 +437,6 @@ void targets_judge(struct bench *bench)
     judge_deaths(bench);
     judge_ranks(bench);
     judge_pull(bench);
-    judge_elsewhere(bench);
+    judge_model(bench);
+    judge_allocations(bench);
 }

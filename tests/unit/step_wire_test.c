@@ -140,6 +140,10 @@ static void response_fill(struct response_parts *p)
     p->response.status = random_below(4) ? 0 : (int32_t)random_number(31);
     p->model.has_model_execute_time = random_below(2) != 0;
     p->model.model_execute_time = (float)random_below(1000) / 7;
+    p->model.has_group_ns = random_below(2) != 0;
+    p->model.group_ns = random_number(64);
+    p->model.has_group_wait_ns = random_below(2) != 0;
+    p->model.group_wait_ns = random_number(64);
     p->result.n_tokens = random_column((uint32_t *)p->tokens);
     p->result.tokens = p->tokens;
     p->result.n_logprobs = random_below(2) ? p->result.n_tokens : random_below(4);
@@ -330,9 +334,9 @@ static void no_field_is_lost(void **state)
     assert_int_equal(each_field(&q.request.base, &q.request.base, sizeof q.request, *state), 4);
     assert_int_equal(each_field(&q.request.base, &q.model.base, sizeof q.model, *state), 2);
     assert_int_equal(each_field(&q.request.base, &q.step.base, sizeof q.step, *state), 12);
-    /* msg_type, rank, status; model_execute_time and step; everything */
+    /* msg_type, rank, status; model_execute_time, step and the group's two; everything */
     assert_int_equal(each_field(&a.response.base, &a.response.base, sizeof a.response, *state), 3);
-    assert_int_equal(each_field(&a.response.base, &a.model.base, sizeof a.model, *state), 2);
+    assert_int_equal(each_field(&a.response.base, &a.model.base, sizeof a.model, *state), 4);
     assert_int_equal(each_field(&a.response.base, &a.result.base, sizeof a.result, *state), 4);
 }
 
