@@ -53,6 +53,7 @@
     X(REQUEST_WRITTEN, "request.written")                                                          \
     X(RECORD_BEGUN, "record.begun") /* of its frame: sequence 0 */                                 \
     X(RECORD_WRITTEN, "record.written")                                                            \
+    X(REQUEST_STAMPED, "request.stamped")                                                          \
     X(REQUEST_PUBLISHED, "request.published")                                                      \
     X(GATE_OPENED, "gate.opened")                                                                  \
     /* Bytes that do not fit their frame or slot (bulk.h). */                                      \
@@ -69,7 +70,6 @@
     X(HINT_ARMED, "hint.armed")     /* how many answers a request lacks */                         \
     X(HINT_COUNTED, "hint.counted") /* one less; nobody is woken yet */                            \
     X(BELL_RUNG, "bell.rung")       /* the word has moved on; nobody is woken yet */               \
-    X(SLEEP_TOLD, "sleep.told")     /* it is counted among those who sleep, and does not yet */    \
     X(WAIT, "wait")                 /* about to sleep */                                           \
     X(WAIT_TOOK, "wait.took")       /* a token in its hand */                                      \
     X(TOKEN_TAKEN, "token.taken")   /* the same, without sleep */                                  \

@@ -199,7 +199,6 @@ COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, 
         return cox_futex_wait(word, ticket, deadline_ns);
     /* seq_cst: see word_ring. A count, since many may sleep; whoever dies here stays in it. */
     atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
-    cox_fault_point(COX_FAULT_SLEEP_TOLD);
     const int r = cox_futex_wait(word, ticket, deadline_ns);
     /* relaxed: counted too long costs a call. Below nothing: somebody wrote over it meanwhile. Counted too short, for good,
      * nobody would ever be woken by the first ring. */

@@ -70,6 +70,7 @@ static inline void cox_truth_publish(struct cox_layout_channel_truth *truth, uin
 static inline void cox_truth_set_stamp(struct cox_layout_channel_truth *truth, uint64_t now_ns)
 {
     atomic_store_explicit(&truth->stamp_ns, now_ns, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_REQUEST_STAMPED);
 }
 
 /* When about the last request was published; 0: nobody says. */

@@ -55,6 +55,7 @@ EXEMPT = {
     ("channel/semaphore.c", "cox_semaphore_unlink", "sem_unlink("): CALLERS,
     ("channel/semaphore.c", "cox_semaphore_create", "unlink("): "undoes the link before it; as killed just before",
     ("channel/gate.c", "cox_gate_create_semaphores", "cox_semaphore_unlink("): "undoes; as killed just before",
+    ("channel/gate.c", "word_sleep", "atomic asleep"): "a hint, and only where ranks have processors of their own; killed within, it stays too high, which costs calls",
     ("channel/gate.c", "cox_gate_settle", "atomic taken"): "the bell's count, private memory",
     ("channel/gate.c", "cox_gate_wait", "atomic taken"): "the bell's count, private memory",
     ("channel/gate.c", "cox_gate_renew", "atomic taken"): "the bell's count, private memory",

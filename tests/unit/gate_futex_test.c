@@ -222,12 +222,12 @@ static void p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever(void
     coordinator.elides = rank.elides = true;
     pid_t pid = child_start(sleep_for_request, &which);
     child_asleep(pid);
-    assert_int_equal(shared->wake.ranks_asleep, 1);
-    shared->wake.ranks_asleep = 0;
+    assert_int_equal(shared->ring.asleep, 1);
+    shared->ring.asleep = 0;
     cox_gate_post(&coordinator, 0,
                   COX_BELL_REQUEST_CONSUME); /* as every slice, whatever the count says */
     child_join(pid);
-    assert_int_equal(shared->wake.ranks_asleep, 0);
+    assert_int_equal(shared->ring.asleep, 0);
     wakes_made();
     pid = child_start(sleep_for_request, &which);
     child_asleep(pid);
