@@ -17,7 +17,8 @@ struct cox_gate_bell {
     uint32_t due;           /* events settled whose tokens were not taken yet */
 };
 
-COX_HOT static struct cox_gate_bell *gate_bell(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+COX_HOT static struct cox_gate_bell *gate_bell(struct cox_gate *gate, uint32_t rank,
+                                               enum cox_bell bell)
 {
     COX_ASSERT(rank - gate->rank_first < gate->rank_count);
     return &gate->bells[(rank - gate->rank_first) * COX_BELL_COUNT + (uint32_t)bell];
@@ -193,7 +194,7 @@ COX_HOT static void word_ring(_Atomic uint32_t *word, const _Atomic uint32_t *as
 }
 
 COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, uint32_t ticket,
-                      uint64_t deadline_ns)
+                              uint64_t deadline_ns)
 {
     if (!asleep)
         return cox_futex_wait(word, ticket, deadline_ns);
@@ -286,8 +287,8 @@ COX_HOT void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell b
     cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
 }
 
-COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which, uint32_t ticket,
-                  uint64_t deadline_ns)
+COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which,
+                          uint32_t ticket, uint64_t deadline_ns)
 {
     cox_fault_point(COX_FAULT_WAIT);
     if (cox_gate_shared(gate)) {

@@ -293,8 +293,9 @@ uint64_t cox_geometry_name_count(const struct cox_geometry *geometry)
     return regions + geometry_semaphore_count(geometry);
 }
 
-COX_HOT uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, enum cox_channel_id channel,
-                                  uint32_t rank, uint64_t sequence)
+COX_HOT uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry,
+                                          enum cox_channel_id channel, uint32_t rank,
+                                          uint64_t sequence)
 {
     const struct cox_layout_channel *c = &geometry->channels[channel];
     if (geometry->sealed)
@@ -305,7 +306,7 @@ COX_HOT uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, e
 }
 
 COX_HOT uint64_t cox_geometry_slot_capacity(const struct cox_geometry *geometry,
-                                    enum cox_channel_id channel, bool whole)
+                                            enum cox_channel_id channel, bool whole)
 {
     const struct cox_layout_channel *c = &geometry->channels[channel];
     return (whole ? c->response_size : c->slot_stride) - COX_PREFIX_SIZE;

@@ -7,7 +7,8 @@
 #include "fault.h"
 #include "truth.h"
 
-COX_HOT static uint8_t *reply_base(const struct cox_channel *channel, uint32_t rank, uint64_t sequence)
+COX_HOT static uint8_t *reply_base(const struct cox_channel *channel, uint32_t rank,
+                                   uint64_t sequence)
 {
     const struct cox_control *control = channel->control;
     void *base = control->geometry.sealed ? (void *)control->ranks[rank] : channel->response.base;
@@ -16,7 +17,7 @@ COX_HOT static uint8_t *reply_base(const struct cox_channel *channel, uint32_t r
 }
 
 COX_HOT uint8_t *cox_reply_slot(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
-                        bool whole, size_t *ret_capacity)
+                                bool whole, size_t *ret_capacity)
 {
     *ret_capacity = cox_geometry_slot_capacity(&channel->control->geometry, channel->id, whole);
     return reply_base(channel, rank, sequence) + COX_PREFIX_SIZE;
@@ -30,7 +31,7 @@ uint8_t *cox_reply_report(const struct cox_channel *channel, uint32_t rank, size
 }
 
 COX_HOT void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
-                      size_t length, bool failed)
+                              size_t length, bool failed)
 {
     uint32_t prefix = htole32((uint32_t)length);
     memcpy(reply_base(channel, rank, sequence), &prefix, sizeof prefix);
@@ -39,9 +40,9 @@ COX_HOT void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, 
                       channel->control->geometry.depth, sequence, failed);
 }
 
-COX_HOT int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t sequence, bool whole,
-                    uint32_t generation, void *buffer, size_t buffer_size, size_t *ret_length,
-                    bool *ret_failed, struct cox_error *err)
+COX_HOT int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
+                            bool whole, uint32_t generation, void *buffer, size_t buffer_size,
+                            size_t *ret_length, bool *ret_failed, struct cox_error *err)
 {
     const struct cox_control *control = channel->control;
     bool failed = false;

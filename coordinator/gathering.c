@@ -56,7 +56,7 @@ void cox_gathering_deinit(struct cox_gathering *gathering)
 }
 
 COX_HOT void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
-                         struct cox_supervisor *supervisor)
+                                 struct cox_supervisor *supervisor)
 {
     cox_arena_reset(&gathering->arena);
     gathering->text[0] = '\0';
@@ -98,8 +98,9 @@ static const char *response_text(const ModelExecuteData__ExecuteResponse *respon
 
 /* Each rank has its share of the arena, so that none can use up what the next one needs; what is in a block has
  * twice its size beside. */
-COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *bytes, size_t length,
-                            size_t beside, ModelExecuteData__ExecuteResponse **ret_response)
+COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *bytes,
+                                    size_t length, size_t beside,
+                                    ModelExecuteData__ExecuteResponse **ret_response)
 {
     struct cox_arena *arena = &gathering->arena;
     size_t size_max = arena->size_max;
@@ -111,8 +112,8 @@ COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8
 
 /* What an unpacked answer says. */
 COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t rank, bool legacy,
-                             const ModelExecuteData__ExecuteResponse *response,
-                             const uint8_t *bytes, size_t length)
+                                     const ModelExecuteData__ExecuteResponse *response,
+                                     const uint8_t *bytes, size_t length)
 {
     struct cox_rank_result *result = &gathering->results[rank];
     char text[128];
@@ -144,7 +145,8 @@ static void gathering_error_unpack(struct cox_gathering *gathering, uint32_t ran
 }
 
 COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
-                        uint32_t rank, uint64_t sequence, uint32_t type, uint32_t generation)
+                                uint32_t rank, uint64_t sequence, uint32_t type,
+                                uint32_t generation)
 {
     struct cox_rank_result *result = &gathering->results[rank];
     struct cox_gathering_rank *own = &gathering->ranks[rank];
@@ -304,7 +306,7 @@ COX_HOT int cox_gathering_status(const struct cox_gathering *gathering, int ende
 }
 
 COX_HOT const struct cox_rank_result *cox_gathering_choose(struct cox_gathering *gathering,
-                                                   enum cox_gather policy)
+                                                           enum cox_gather policy)
 {
     const struct cox_rank_result *payload = NULL;
     bool lowest = true;

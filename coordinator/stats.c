@@ -19,7 +19,7 @@ COX_HOT void cox_stats_end(struct cox_stats *stats, int status, const struct cox
 }
 
 COX_HOT void cox_stats_return(struct cox_stats *stats, const struct cox_completion *completion,
-                      uint64_t returned_ns)
+                              uint64_t returned_ns)
 {
     const uint64_t times[] = {completion->submitted_ns, completion->published_ns,
                               completion->completed_ns, returned_ns};

@@ -26,7 +26,7 @@ struct payload {
 
 /* Returns 0; COX_TOO_LARGE. */
 COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, size_t capacity,
-                        size_t *ret_length)
+                                size_t *ret_length)
 {
     if (payload->request)
         return cox_wire_request_pack(payload->request, frame, capacity, ret_length);
@@ -84,7 +84,7 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
 }
 
 COX_HOT static int executor_publish(struct cox_executor *executor, const struct payload *payload,
-                            struct cox_entry *entry, struct cox_error *err)
+                                    struct cox_entry *entry, struct cox_error *err)
 {
     struct cox_collector *collector = &executor->collectors[entry->operation->channel];
     size_t capacity, length;
@@ -127,8 +127,8 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
 }
 
 COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
-                         const struct cox_submit_options *options, struct cox_entry *ret_entry,
-                         struct cox_error *err)
+                                 const struct cox_submit_options *options,
+                                 struct cox_entry *ret_entry, struct cox_error *err)
 {
     const struct cox_operation *operation = cox_operation_find(type);
     if (!operation || operation->channel == COX_CHANNEL_ERROR)
@@ -175,8 +175,9 @@ COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
 }
 
 COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
-                           const struct payload *payload, const struct cox_submit_options *options,
-                           uint64_t *ret_sequence, struct cox_error *err)
+                                   const struct payload *payload,
+                                   const struct cox_submit_options *options, uint64_t *ret_sequence,
+                                   struct cox_error *err)
 {
     _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
     (void)visited;
@@ -259,17 +260,17 @@ static uint32_t message_type(const ModelExecuteData__ExecuteRequest *request)
 }
 
 COX_HOT int cox_executor_submit(struct cox_executor *executor,
-                        const ModelExecuteData__ExecuteRequest *request,
-                        const struct cox_submit_options *options, uint64_t *ret_sequence,
-                        struct cox_error *err)
+                                const ModelExecuteData__ExecuteRequest *request,
+                                const struct cox_submit_options *options, uint64_t *ret_sequence,
+                                struct cox_error *err)
 {
     const struct payload payload = {.request = request};
     return executor_submit(executor, message_type(request), &payload, options, ret_sequence, err);
 }
 
-COX_HOT int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes, size_t size,
-                               const struct cox_submit_options *options, uint64_t *ret_sequence,
-                               struct cox_error *err)
+COX_HOT int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes,
+                                       size_t size, const struct cox_submit_options *options,
+                                       uint64_t *ret_sequence, struct cox_error *err)
 {
     const struct payload payload = {.bytes = bytes, .size = size};
     return executor_submit(executor, COX_TYPE_OPAQUE, &payload, options, ret_sequence, err);

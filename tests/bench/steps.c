@@ -176,7 +176,8 @@ static int steps_run(void *subject, uint8_t *request, uint64_t *samples_ns, size
     s->sample_count = count;
     s->sampled = 0;
     s->err = err;
-    pthread_mutex_lock(&s->lock); /* its answer may come before the plan knows that it is on its way */
+    pthread_mutex_lock(
+        &s->lock); /* its answer may come before the plan knows that it is on its way */
     int r = submit_next(s);
     pthread_mutex_unlock(&s->lock);
     if (r)
