@@ -1,11 +1,10 @@
 #include "spin.h"
 
 #include <sched.h>
-#include <stdlib.h>
 
 #include "cgroup.h"
 
-/* More than any machine has: the mask of the affinity is refused while it is too small for the kernel's. */
+/* More than any machine has: a mask that is too small for the kernel's is refused. */
 #define CPU_COUNT_MAX 65536
 #define CPU_MILLIONTHS UINT64_C(1000000)
 
@@ -18,26 +17,18 @@ const char *cox_spin_name(uint32_t spin)
 /* 0: not told. */
 static uint32_t affinity_count(void)
 {
-    for (size_t cpus = CPU_SETSIZE; cpus <= CPU_COUNT_MAX; cpus *= 2) {
-        const size_t size = cpus / 8;
-        cpu_set_t *set = malloc(size);
-        const int r = set ? sched_getaffinity(0, size, set) : -1;
-        const int count = r == 0 ? CPU_COUNT_S(size, set) : 0;
-        const bool larger = set && r < 0 && errno == EINVAL;
-        free(set);
-        if (!larger)
-            return (uint32_t)count;
-    }
-    return 0;
+    cpu_set_t sets[CPU_COUNT_MAX / CPU_SETSIZE]; /* the kernel fills as much as it has */
+    return sched_getaffinity(0, sizeof sets, sets) == 0 ? (uint32_t)CPU_COUNT_S(sizeof sets, sets)
+                                                        : 0;
 }
 
 uint32_t cox_cpu_count(void)
 {
-    struct cox_cgroup cgroup;
+    struct cox_cgroup_limit quota;
     uint64_t count = affinity_count();
-    cox_cgroup_read("", &cgroup);
-    if (cgroup.cpu.state == COX_CGROUP_LIMITED && cgroup.cpu.limit / CPU_MILLIONTHS < count)
-        count = cgroup.cpu.limit / CPU_MILLIONTHS;
+    cox_cgroup_read_cpu("", &quota);
+    if (quota.state == COX_CGROUP_LIMITED && quota.limit / CPU_MILLIONTHS < count)
+        count = quota.limit / CPU_MILLIONTHS;
     return count ? (uint32_t)count : 1;
 }
 

@@ -260,6 +260,7 @@ static void executor_choose(uint32_t depth, bool legacy)
         .rank_count = RANK_COUNT,
         .command = scripted,
         .no_flags = true,
+        .spin = COX_SPIN_OFF, /* what is not told of the processors, nobody misses */
         .need_door = true, /* or what it fails for would be logged alone */
         .depth = depth,
         .legacy_workers = legacy,
@@ -297,6 +298,7 @@ static const struct countdown_subject group_executor = {
 static int crew_start(void *object, struct cox_error *err)
 {
     const struct cox_group_choice group = {
+        .spin = COX_SPIN_OFF,
         .rank_count = 1,
         .name = group_name(),
         .depth = 1,

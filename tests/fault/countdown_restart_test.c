@@ -116,6 +116,7 @@ static uint64_t patience(void)
 static void group_prepare(void)
 {
     struct cox_executor_options options = {
+        .spin = COX_SPIN_OFF, /* what is not told of the processors, nobody misses */
         .name = group_name(),
         .rank_count = RANK_COUNT,
         .command = legacy ? native : scripted,
