@@ -125,6 +125,10 @@ futex_restart_cycle short  cycles  pass        futex_gate -DREQUESTS=1 -DCRASHES
 -futex_MEMORY     short  all     assert      futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE -DLATES=1 -DNO_MEMORY_RENEWED
 -futex_TICKET     short  all     deadlock    futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE -DNO_TICKET_FIRST
 -futex_SLICE_4    short  all     deadlock    futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DCRASH_AT_WAKE -DLATES=1
+elide             short  all     pass        elide
+elide_crash       short  all     pass        elide -DCRASHES=1
+-elide_LOOK       short  all     deadlock    elide -DLOOK_FIRST
+-elide_TELL       short  all     deadlock    elide -DTELL_LAST
 group_epochs      short  all     pass        group
 group_ops         short  all     pass        group -DEPOCHS=1 -DOPS=3
 group_barrier     short  all     pass        group -DBARRIER
