@@ -217,12 +217,14 @@ static size_t cases_make(struct matrix_case *cases, int signal, bool of_ranks, b
             uint32_t passed = atomic_load(&counts->passed[point][process + 1]);
             for (uint32_t passage = 0; (passage = passage_next(passage, passed)) > 0;) {
                 COX_ASSERT(count < CASE_COUNT);
-                cases[count++] = (struct matrix_case){.point = (enum cox_fault_point)point,
-                                                      .process = process,
-                                                      .signal = signal,
-                                                      .passage = passage,
-                                                      .first = passage == 1,
-                                                      .renewed = renewed};
+                cases[count++] =
+                    (struct matrix_case){.point = (enum cox_fault_point)point,
+                                         .process = process,
+                                         .signal = signal,
+                                         .passage = passage,
+                                         /* Whether a token lies there already is chance. */
+                                         .first = passage == 1 && point != COX_FAULT_TOKEN_TAKEN,
+                                         .renewed = renewed};
             }
         }
     return count;

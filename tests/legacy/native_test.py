@@ -10,6 +10,7 @@ import sys
 import time
 import types
 import unittest
+import unittest.mock
 
 sys.dont_write_bytecode = True
 import legacy_coordinator as coordinator
@@ -73,8 +74,8 @@ class NativeTest(selftest.LegacyTest):
         self.assertIn((1, "out of coffee"), [(error["rank"], error["text"]) for error in result["errors"]])
 
     @contextlib.contextmanager
-    def served_group(self, ranks):
-        """A group in this process, with native workers."""
+    def group(self, ranks):
+        """A group in this process, with native workers that are running."""
         sizes = dict.fromkeys(coordinator.LEGACY_SIZES, (65536, ranks * wire.SLOT_STRIDE))
         sizes["shared_sync_link"] = (65536, 65536)  # no slots there
         group = coordinator.Group(types.SimpleNamespace(
@@ -83,13 +84,35 @@ class NativeTest(selftest.LegacyTest):
             group.create(sizes)
             group.start()
             yield group
-            group.execute.send(coordinator.request(wire.MODEL_FINALIZE))
-            self.assertEqual(group.stop(), [0] * ranks)
         finally:
             for worker in group.workers:
                 worker.kill()
                 worker.wait()
             group.destroy()
+
+    @contextlib.contextmanager
+    def served_group(self, ranks):
+        """The same, whose workers are told to leave at the end."""
+        with self.group(ranks) as group:
+            yield group
+            group.execute.send(coordinator.request(wire.MODEL_FINALIZE))
+            self.assertEqual(group.stop(), [0] * ranks)
+
+    def test_killed_once_the_frame_is_returned(self):
+        """The token of room is out, and the answer will never come."""
+        with open(NATIVE[0], "rb") as file:
+            if b"COXSWAIN_FAULT" not in file.read():
+                self.skipTest("built without COX_TESTING")
+        with unittest.mock.patch.dict(os.environ, COXSWAIN_FAULT="posted.request_produce:kill:1"), self.group(2) as group:
+            returned = group.execute.semaphores["request", "produce"]
+            for semaphore in returned:
+                self.assertTrue(semaphore.wait_until(time.monotonic()))
+                semaphore.post()
+            group.execute.send(coordinator.request(wire.MODEL_INIT))
+            for rank, semaphore in enumerate(returned):
+                group.wait(semaphore, rank, "to return the frame")
+            self.assertEqual(group.workers[1].wait(selftest.LIMIT_S), -9)
+            self.assertFalse(group.execute.semaphores["response", "consume"][1].wait_until(time.monotonic()))
 
     def test_answer_waits_for_the_token_of_its_slot(self):
         with self.served_group(2) as group:
