@@ -261,7 +261,7 @@ static void executor_choose(uint32_t depth, bool legacy)
         .command = scripted,
         .no_flags = true,
         .spin = COX_SPIN_OFF, /* what is not told of the processors, nobody misses */
-        .need_door = true, /* or what it fails for would be logged alone */
+        .need_door = true,    /* or what it fails for would be logged alone */
         .depth = depth,
         .legacy_workers = legacy,
         .start_timeout_ms = TEST_PATIENCE_MS,
