@@ -9,14 +9,15 @@
  *
  * That they fit does not say where they are: two that share a processor, since somebody else has the other one, find nothing
  * by looking, each for its whole budget (measured: 105 us a round instead of 4). So whoever has looked in vain sleeps at once
- * for the next 1, 3, 7... waits, and one that he finds something by begins anew.
+ * for the next 1, 3, 7... waits, and one that he finds something by begins anew. At the end of that row, ever more rarely, one
+ * look is long enough for the kernel to part the two (COX_SPIN_MOVE_NS).
  *
  * The budget is about what the sleep that it saves costs both sides: so whoever waits for longer than that pays at most as
  * much again. An idle group costs nothing: it looks for one budget, and sleeps.
  *
  * Threads: a spinner is one thread's; the rest any.
  * Ownership: nothing to free.
- * Blocks: cox_spin_until for the budget at most.
+ * Blocks: cox_spin_until for the budget at most, now and then for COX_SPIN_MOVE_NS, and never past its deadline.
  * If the process dies: private memory.
  */
 #ifndef COX_CHANNEL_SPIN_H
@@ -89,9 +90,9 @@ static inline uint64_t cox_spin_span(struct cox_spinner *spinner, uint64_t now_n
     return COX_SPIN_MOVE_NS;
 }
 
-/* Looks whether `there` until the budget is used up, or not at all while that is in vain. */
+/* Looks whether `there` until the budget is used up or the deadline has come, or not at all while that is in vain. */
 static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(const void *context),
-                                  const void *context)
+                                  const void *context, uint64_t deadline_ns)
 {
     enum { LOOKS = 16 }; /* between two readings of the clock */
     if (spinner->budget_ns == 0)
@@ -102,7 +103,7 @@ static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(con
     }
     const uint64_t begin = cox_now_ns(), span = cox_spin_span(spinner, begin);
     bool gap = false;
-    for (uint64_t last = begin; last - begin < span && !gap;) {
+    for (uint64_t last = begin; last - begin < span && last < deadline_ns && !gap;) {
         for (int i = 0; i < LOOKS; i++) {
             if (there(context)) {
                 if (last - begin < spinner->budget_ns)

@@ -489,7 +489,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     collector->sleep_rank = (int)rank;
     collector->sleep_ns = deadline_ns;
     pthread_mutex_unlock(&collector->lock);
-    if (cox_spin_until(&collector->spinner, collector_has_answer, &gaze)) {
+    if (cox_spin_until(&collector->spinner, collector_has_answer, &gaze, deadline_ns)) {
         pthread_mutex_lock(&collector->lock);
         collector->stats.counts.looks = collector->spinner.found;
         collector->sleep_rank = -1;
@@ -991,7 +991,8 @@ static bool collector_looks(struct cox_collector *collector)
     if (collector->spinner.budget_ns == 0)
         return false;
     pthread_mutex_unlock(&collector->lock);
-    const bool found = cox_spin_until(&collector->spinner, collector_has_work, &gaze);
+    const bool found =
+        cox_spin_until(&collector->spinner, collector_has_work, &gaze, COX_DEADLINE_NEVER);
     pthread_mutex_lock(&collector->lock);
     collector->stats.counts.looks = collector->spinner.found;
     return found || collector->published != gaze.published ||

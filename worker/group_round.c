@@ -551,7 +551,8 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
         }
         /* Who looks has not marked the bell: it is rung for without a system call. */
         const struct bell_look look = {door, seen};
-        if (cox_spin_until(&group->base->spinner, bell_moved, &look))
+        if (cox_spin_until(&group->base->spinner, bell_moved, &look,
+                           cox_deadline_min(look_ns, deadline_ns)))
             continue;
         r = cox_group_sleep(door, seen, cox_deadline_min(look_ns, deadline_ns));
         if (r)

@@ -100,7 +100,7 @@ COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
             lane_repeat(lane);
         /* What is said there, not what is believed of it: who looks for another number sleeps. */
         const struct lane_look look = {lane, truth, said};
-        if (!rung && cox_spin_until(&lane->spinner, lane_has_news, &look))
+        if (!rung && cox_spin_until(&lane->spinner, lane_has_news, &look, COX_DEADLINE_NEVER))
             continue;
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */

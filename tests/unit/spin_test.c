@@ -75,7 +75,7 @@ static bool look(const void *context)
 static bool wait_once(struct cox_spinner *spinner, struct look *l, uint64_t there)
 {
     *l = (struct look){.there = there};
-    return cox_spin_until(spinner, look, &l);
+    return cox_spin_until(spinner, look, &l, COX_DEADLINE_NEVER);
 }
 
 static void without_a_budget_nobody_looks(void **state)
@@ -96,6 +96,21 @@ static void what_is_there_is_found(void **state)
         assert_true(wait_once(&spinner, &l, there));
         assert_int_equal(l.count, there);
         assert_int_equal(spinner.found, there);
+    }
+}
+
+/* Nor the look that is longer than the budget. */
+static void nobody_looks_past_a_deadline(void **state)
+{
+    struct cox_spinner spinners[] = {
+        {.budget_ns = UINT32_MAX},
+        {.budget_ns = 1, .vain = COX_SPIN_SKIP_MAX},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof spinners / sizeof *spinners; i++) {
+        struct look own = {.there = 1}, *l = &own;
+        assert_false(cox_spin_until(&spinners[i], look, &l, cox_now_ns()));
+        assert_int_equal(own.count, 0);
     }
 }
 
@@ -157,6 +172,7 @@ int main(void)
         cmocka_unit_test(two_that_may_use_one_processor_do_not_fit),
         cmocka_unit_test(without_a_budget_nobody_looks),
         cmocka_unit_test(what_is_there_is_found),
+        cmocka_unit_test(nobody_looks_past_a_deadline),
         cmocka_unit_test(what_never_comes_is_given_up),
         cmocka_unit_test(looking_in_vain_is_done_less_often),
     };
