@@ -20,7 +20,7 @@
 /* A round that takes longer than so in a trial is not measured: it would take the bench's whole time. */
 #define ROUND_MAX_NS UINT64_C(2000000000)
 /* All slices of a pass; fewer pairs than asked for are made where they would take longer, three at least. */
-#define PASS_MAX_NS UINT64_C(3000000000)
+#define PASS_MAX_NS UINT64_C(3500000000)
 #define PAIRS_MIN 3
 #define ROUNDS_MIN 3
 
@@ -192,10 +192,12 @@ static json_t *median_of(const struct slice *slices, size_t count, size_t offset
 static void row_add(const struct batch *batch, const struct member *member, bool busy)
 {
     const struct cell *cell = batch->cell;
-    json_t *row = json_pack("{s:s, s:s, s:i, s:I, s:I, s:b, s:i}", "section", cell->section, "kind",
-                            member->kind->name, "ranks", (int)cell->rank_count, "bytes",
-                            (json_int_t)cell->bytes, "reply_bytes", (json_int_t)member->reply_bytes,
-                            "busy", busy, "batch", batch->number);
+    json_t *row =
+        json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:b, s:i}", "section", cell->section, "kind",
+                  member->kind->name, "placement", placement_name(cell->placement), "processors",
+                  member->process.processors, "ranks", (int)cell->rank_count, "bytes",
+                  (json_int_t)cell->bytes, "reply_bytes", (json_int_t)member->reply_bytes, "busy",
+                  busy, "batch", batch->number);
     if (member->process.state != PROCESS_READY) {
         json_object_set_new(row, "missing", json_string(member->process.text));
     } else {
@@ -217,7 +219,7 @@ static void row_add(const struct batch *batch, const struct member *member, bool
 }
 
 const json_t *row_find(const struct bench *bench, const char *section, const char *kind,
-                       uint32_t rank_count, size_t bytes, bool busy)
+                       enum placement placement, uint32_t rank_count, size_t bytes, bool busy)
 {
     size_t i;
     const json_t *row;
@@ -227,6 +229,8 @@ const json_t *row_find(const struct bench *bench, const char *section, const cha
             json_integer_value(json_object_get(row, "bytes")) == (json_int_t)bytes &&
             json_is_true(json_object_get(row, "busy")) == busy &&
             strcmp(json_string_value(json_object_get(row, "section")), section) == 0 &&
+            strcmp(json_string_value(json_object_get(row, "placement")),
+                   placement_name(placement)) == 0 &&
             strcmp(json_string_value(json_object_get(row, "kind")), kind) == 0)
             return json_object_get(row, "missing") ? NULL : row;
     }
@@ -298,7 +302,7 @@ static void batch_run(struct bench *bench, const struct cell *cell, struct membe
         members[i].reply_bytes = kind->reply_bytes ? kind->reply_bytes : cell->reply_bytes;
         subject_words(bench, kind, cell->rank_count, members[i].bytes, members[i].reply_bytes,
                       &words);
-        process_start(words.argv, kind->spins_idle, &members[i].process);
+        process_start(words.argv, kind->spins_idle, cell->placement, &members[i].process);
     }
     batch_pass(&batch, false);
     if (cell->busy)
@@ -333,7 +337,7 @@ void cell_run(struct bench *bench, const struct cell *cell)
     for (size_t i = 0; cell->kinds[i] && count < KINDS_MAX; i++) {
         const struct kind *kind = kind_find(cell->kinds[i]);
         if (!name_chosen(bench->kinds, kind->name) ||
-            (kind->rank_count_max && cell->rank_count > kind->rank_count_max))
+            (kind->bytes_max && cell->bytes > kind->bytes_max))
             continue;
         floors += is_floor(kind);
         chosen[count++] = kind;

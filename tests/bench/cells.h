@@ -16,6 +16,7 @@
 #include <sys/types.h>
 
 #include "kinds.h"
+#include "placement.h"
 
 #define BENCH_LIST_MAX 16
 #define BENCH_BUSY_LOOPS 2
@@ -47,6 +48,7 @@ struct cell {
     const char *const *kinds;
     size_t pairs; /* 0: the bench's */
     bool busy;    /* quiet, and then again with two busy loops beside */
+    enum placement placement;
 };
 
 /* Rounds of a slice, at most. */
@@ -70,7 +72,7 @@ void subject_words(const struct bench *bench, const struct kind *kind, uint32_t 
 
 /* A row of a cell that was measured; NULL: there is none, or it has no figures. */
 const json_t *row_find(const struct bench *bench, const char *section, const char *kind,
-                       uint32_t rank_count, size_t bytes, bool busy);
+                       enum placement placement, uint32_t rank_count, size_t bytes, bool busy);
 /* One of its figures, "p50_us" for example; 0: NULL. */
 double row_figure(const json_t *row, const char *name);
 /* The median over pairs of the row's p50 by that of the other kind in the same batch; 0: not measured. */

@@ -18,6 +18,7 @@
 #define RANKS_OF_LARGE 8 /* at most, with requests of LARGE */
 #define LARGE ((size_t)16 << 20)
 #define SIZES_RANKS 4
+#define STEPS_RANKS 8
 
 /* Where a run of minutes is, for who waits for it. */
 static bool wanted(const struct bench *bench, const char *section)
@@ -32,7 +33,7 @@ static bool wanted(const struct bench *bench, const char *section)
 /* Every way to move bytes, in every number of ranks and every size. */
 static void measure_bytes(struct bench *bench)
 {
-    report_section("Bytes");
+    report_section("Bytes", PLACEMENT_FREE);
     for (size_t i = 0; i < bench->rank_count_count; i++)
         for (size_t s = 0; s < bench->size_count; s++)
             if (bench->sizes[s] < LARGE || bench->rank_counts[i] <= RANKS_OF_LARGE)
@@ -42,6 +43,20 @@ static void measure_bytes(struct bench *bench)
                                                .reply_bytes = REPLY_BYTES,
                                                .kinds = kinds_of_bytes,
                                                .busy = true});
+}
+
+/* The same on one processor, as far as a round is wake-ups: small requests, and no group that would spin elsewhere. */
+static void measure_packed(struct bench *bench)
+{
+    report_section("Bytes", PLACEMENT_ONE);
+    for (size_t i = 0; i < bench->rank_count_count; i++)
+        if (bench->rank_counts[i] >= 2)
+            cell_run(bench, &(struct cell){.section = "packed",
+                                           .rank_count = bench->rank_counts[i],
+                                           .bytes = BYTES,
+                                           .reply_bytes = REPLY_BYTES,
+                                           .kinds = kinds_of_bytes,
+                                           .placement = PLACEMENT_ONE});
 }
 
 /* Points between those: more ranks, more sizes, of the floors and of ours. */
@@ -55,13 +70,17 @@ static void measure_curves(struct bench *bench)
                         .reply_bytes = REPLY_BYTES,
                         .kinds = kinds_of_curves,
                         .pairs = 5};
-    report_section("Growth per rank");
-    for (size_t i = 0; i < (bench->quick ? 2 : sizeof ranks / sizeof *ranks); i++) {
-        cell.rank_count = ranks[i];
-        cell_run(bench, &cell);
+    for (int p = 0; p < PLACEMENT_COUNT; p++) {
+        cell.placement = (enum placement)p;
+        report_section("Growth per rank", cell.placement);
+        for (size_t i = 0; i < (bench->quick ? 2 : sizeof ranks / sizeof *ranks); i++) {
+            cell.rank_count = ranks[i];
+            cell_run(bench, &cell);
+        }
     }
-    report_section("Growth per byte");
+    report_section("Growth per byte", PLACEMENT_FREE);
     cell.section = "per-byte";
+    cell.placement = PLACEMENT_FREE;
     cell.rank_count = SIZES_RANKS;
     for (size_t i = 0; i < (bench->quick ? 2 : sizeof sizes / sizeof *sizes); i++) {
         cell.bytes = sizes[i];
@@ -71,7 +90,8 @@ static void measure_curves(struct bench *bench)
 
 static void measure_one(struct bench *bench)
 {
-    report_section("One rank, spinning (sealed, within its budget; max) or not (off)");
+    report_section("One rank, spinning (sealed, within its budget; max) or not (off)",
+                   PLACEMENT_FREE);
     cell_run(bench, &(struct cell){.section = "one",
                                    .rank_count = 1,
                                    .bytes = BYTES,
@@ -83,7 +103,8 @@ static void measure_one(struct bench *bench)
 static void measure_call(struct bench *bench)
 {
     report_section("A call, a submit, one whose handler wakes who submits; a thread that wakes "
-                   "another (one way)");
+                   "another (one way)",
+                   PLACEMENT_FREE);
     cell_run(bench, &(struct cell){.section = "call",
                                    .rank_count = 4,
                                    .bytes = BYTES,
@@ -94,19 +115,25 @@ static void measure_call(struct bench *bench)
 
 static void measure_steps(struct bench *bench)
 {
-    report_section("Decode steps");
-    for (uint32_t rank_count = 8; rank_count >= (bench->quick ? 8 : 1); rank_count /= 2)
-        cell_run(bench, &(struct cell){.section = "steps",
-                                       .rank_count = rank_count,
-                                       .bytes = BYTES,
-                                       .reply_bytes = REPLY_BYTES,
-                                       .kinds = kinds_of_steps,
-                                       .busy = rank_count == 8});
+    struct cell cell = {
+        .section = "steps", .bytes = BYTES, .reply_bytes = REPLY_BYTES, .kinds = kinds_of_steps};
+    report_section("Decode steps", PLACEMENT_FREE);
+    for (cell.rank_count = STEPS_RANKS; cell.rank_count >= (bench->quick ? STEPS_RANKS : 1);
+         cell.rank_count /= 2) {
+        cell.busy = cell.rank_count == STEPS_RANKS;
+        cell_run(bench, &cell);
+    }
+    report_section("Decode steps", PLACEMENT_ONE);
+    cell.rank_count = STEPS_RANKS;
+    cell.busy = false;
+    cell.placement = PLACEMENT_ONE;
+    cell_run(bench, &cell);
 }
 
 static void measure_depth(struct bench *bench)
 {
-    report_section("Several requests in flight, several callers; times between completions");
+    report_section("Several requests in flight, several callers; times between completions",
+                   PLACEMENT_FREE);
     for (uint32_t rank_count = 4; rank_count <= (bench->quick ? 4 : 8); rank_count *= 2)
         cell_run(bench, &(struct cell){.section = "depth",
                                        .rank_count = rank_count,
@@ -176,6 +203,8 @@ int conductor_run(struct bench *bench)
     report_heading(bench);
     if (wanted(bench, "bytes"))
         measure_bytes(bench);
+    if (wanted(bench, "packed"))
+        measure_packed(bench);
     if (wanted(bench, "call"))
         measure_call(bench);
     if (wanted(bench, "curves"))
@@ -186,8 +215,10 @@ int conductor_run(struct bench *bench)
         measure_steps(bench);
     if (wanted(bench, "depth"))
         measure_depth(bench);
-    if (wanted(bench, "rate"))
-        groups_rate(bench, 8);
+    if (wanted(bench, "rate")) {
+        groups_rate(bench, kinds_of_rate, PLACEMENT_FREE, 8);
+        groups_rate(bench, kinds_of_curves, PLACEMENT_ONE, 8);
+    }
     if (wanted(bench, "idle"))
         groups_idle(bench, 8);
     if (wanted(bench, "start"))
@@ -195,6 +226,7 @@ int conductor_run(struct bench *bench)
     if (wanted(bench, "allocations"))
         groups_allocations(bench, 8);
     programs_run(bench);
+    report_again(bench);
     targets_judge(bench);
     report_targets(bench);
     free(bench->samples_ns);

@@ -12,18 +12,20 @@
 #define SETTLE_NS 50000000
 #define STARTS 5
 
-static json_t *row_new(const char *section, const char *kind, uint32_t rank_count)
+static json_t *row_new(const char *section, const char *kind, enum placement placement,
+                       uint32_t rank_count)
 {
-    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:b}", "section", section, "kind", kind, "ranks",
-                     (int)rank_count, "bytes", BYTES, "reply_bytes", REPLY_BYTES, "busy", 0);
+    return json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:b}", "section", section, "kind", kind,
+                     "placement", placement_name(placement), "ranks", (int)rank_count, "bytes",
+                     BYTES, "reply_bytes", REPLY_BYTES, "busy", 0);
 }
 
-static void start_kind(const struct bench *bench, const struct kind *kind, uint32_t rank_count,
-                       struct process *process)
+static void start_kind(const struct bench *bench, const struct kind *kind, enum placement placement,
+                       uint32_t rank_count, struct process *process)
 {
     struct subject_words words;
     subject_words(bench, kind, rank_count, BYTES, REPLY_BYTES, &words);
-    process_start(words.argv, kind->spins_idle, process);
+    process_start(words.argv, kind->spins_idle, placement, process);
 }
 
 /* Appends the row, unless the subject has failed: then it says why. Returns whether there are figures to print. */
@@ -35,17 +37,19 @@ static bool row_end(struct bench *bench, json_t *row, const struct process *proc
         json_object_set_new(row, "missing", json_string(process->text));
         printf("  %s\n", process->text);
     }
+    json_object_set_new(row, "processors", json_integer(process->processors));
     json_array_append_new(bench->rows, row);
     return process->state == PROCESS_READY;
 }
 
-static void rate_of(struct bench *bench, const struct kind *kind, uint32_t rank_count)
+static void rate_of(struct bench *bench, const struct kind *kind, enum placement placement,
+                    uint32_t rank_count)
 {
     const size_t count = bench->quick ? RATE / 10 : RATE * 2;
     struct process process;
     struct procfs_usage begin, end;
-    json_t *row = row_new("rate", kind->name, rank_count);
-    start_kind(bench, kind, rank_count, &process);
+    json_t *row = row_new("rate", kind->name, placement, rank_count);
+    start_kind(bench, kind, placement, rank_count, &process);
     process_resume(&process);
     if (process.state == PROCESS_READY)
         process_rate(&process, bench->samples_ns, RATE / 10, 1000000000 / RATE); /* warm */
@@ -69,29 +73,32 @@ static void rate_of(struct bench *bench, const struct kind *kind, uint32_t rank_
     process_free(&process);
 }
 
-static void each_kind(struct bench *bench, const char *const *kinds, uint32_t rank_count,
+static void each_kind(struct bench *bench, const char *const *kinds, enum placement placement,
+                      uint32_t rank_count,
                       void (*measure)(struct bench *bench, const struct kind *kind,
-                                      uint32_t rank_count))
+                                      enum placement placement, uint32_t rank_count))
 {
     for (size_t i = 0; kinds[i]; i++)
         if (name_chosen(bench->kinds, kinds[i]))
-            measure(bench, kind_find(kinds[i]), rank_count);
+            measure(bench, kind_find(kinds[i]), placement, rank_count);
     fflush(stdout);
 }
 
-void groups_rate(struct bench *bench, uint32_t rank_count)
+void groups_rate(struct bench *bench, const char *const *kinds, enum placement placement,
+                 uint32_t rank_count)
 {
-    printf("\n%d rounds a second of %d bytes\n", RATE, BYTES);
-    each_kind(bench, kinds_of_rate, rank_count, rate_of);
+    printf("\n%d rounds a second of %d bytes, %s\n", RATE, BYTES, placement_text(placement));
+    each_kind(bench, kinds, placement, rank_count, rate_of);
 }
 
-static void idle_of(struct bench *bench, const struct kind *kind, uint32_t rank_count)
+static void idle_of(struct bench *bench, const struct kind *kind, enum placement placement,
+                    uint32_t rank_count)
 {
     const uint32_t idle_ms = bench->quick ? 100 : IDLE_MS;
     struct process process;
     struct procfs_usage begin, end;
-    json_t *row = row_new("idle", kind->name, rank_count);
-    start_kind(bench, kind, rank_count, &process);
+    json_t *row = row_new("idle", kind->name, placement, rank_count);
+    start_kind(bench, kind, placement, rank_count, &process);
     if (process.state == PROCESS_READY)
         process_slice(&process, bench->samples_ns, 100, 60000);
     /* It has answered, and waits for our next line, which does not come before both readings. */
@@ -115,19 +122,20 @@ static void idle_of(struct bench *bench, const struct kind *kind, uint32_t rank_
 void groups_idle(struct bench *bench, uint32_t rank_count)
 {
     printf("\nNothing asked, after 100 rounds\n");
-    each_kind(bench, kinds_of_idle, rank_count, idle_of);
+    each_kind(bench, kinds_of_idle, PLACEMENT_FREE, rank_count, idle_of);
 }
 
-static void start_of(struct bench *bench, const struct kind *kind, uint32_t rank_count)
+static void start_of(struct bench *bench, const struct kind *kind, enum placement placement,
+                     uint32_t rank_count)
 {
     const size_t starts = bench->quick ? 1 : STARTS;
     double start_ms[STARTS], pss[STARTS], private[STARTS];
     struct procfs_memory memory = {0};
     struct process process;
-    json_t *row = row_new("start", kind->name, rank_count);
+    json_t *row = row_new("start", kind->name, placement, rank_count);
     for (size_t i = 0; i < starts; i++) {
         const uint64_t begin_ns = measure_now_ns();
-        start_kind(bench, kind, rank_count, &process);
+        start_kind(bench, kind, placement, rank_count, &process);
         start_ms[i] = (double)(measure_now_ns() - begin_ns) / 1e6;
         if (process.state == PROCESS_READY)
             process_slice(&process, bench->samples_ns, 100, 60000);
@@ -154,16 +162,17 @@ static void start_of(struct bench *bench, const struct kind *kind, uint32_t rank
 
 void groups_start(struct bench *bench, uint32_t rank_count)
 {
-    each_kind(bench, kinds_of_idle, rank_count, start_of);
+    each_kind(bench, kinds_of_idle, PLACEMENT_FREE, rank_count, start_of);
 }
 
-static void allocations_of(struct bench *bench, const struct kind *kind, uint32_t rank_count)
+static void allocations_of(struct bench *bench, const struct kind *kind, enum placement placement,
+                           uint32_t rank_count)
 {
     const size_t count = bench->quick ? 50 : 5000;
     uint64_t allocations = 0;
     struct process process;
-    json_t *row = row_new("allocations", kind->name, rank_count);
-    start_kind(bench, kind, rank_count, &process);
+    json_t *row = row_new("allocations", kind->name, placement, rank_count);
+    start_kind(bench, kind, placement, rank_count, &process);
     /* The first rounds find buffers that grow. */
     if (process.state == PROCESS_READY && process_slice(&process, bench->samples_ns, 100, 60000) &&
         process_slice(&process, bench->samples_ns, count, 60000) &&
@@ -180,5 +189,5 @@ static void allocations_of(struct bench *bench, const struct kind *kind, uint32_
 void groups_allocations(struct bench *bench, uint32_t rank_count)
 {
     printf("\nCalls of the allocator, in coordinator and workers, after 100 rounds\n");
-    each_kind(bench, kinds_of_allocations, rank_count, allocations_of);
+    each_kind(bench, kinds_of_allocations, PLACEMENT_FREE, rank_count, allocations_of);
 }

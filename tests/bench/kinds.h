@@ -15,7 +15,7 @@ struct kind {
     const char *program;       /* in the folder of this one; NULL: this one */
     const char *words[8];      /* NULL-terminated, before the options that every subject has */
     bool spins_idle;           /* some of its processes are on a processor when nothing is asked */
-    uint32_t rank_count_max;   /* 0: any */
+    size_t bytes_max;          /* of a request; 0: any */
     size_t bytes, reply_bytes; /* in place of the cell's; 0: the cell's */
 };
 
@@ -23,7 +23,8 @@ struct kind {
 const struct kind *kind_find(const char *name);
 
 /* Lists of names, each ends with NULL. */
-extern const char *const kinds_of_bytes[]; /* all that move opaque bytes */
+/* All that move opaque bytes, and at their end the floors again. */
+extern const char *const kinds_of_bytes[];
 extern const char
     *const kinds_of_curves[]; /* the floors and our two, for what is drawn against N or size */
 extern const char *const kinds_of_one[]; /* N = 1, spinning or not */

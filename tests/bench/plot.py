@@ -45,8 +45,9 @@ class Bench:
         with open(path) as file:
             self.all = json.load(file)
 
-    def points(self, section, kind, x, y="p50_us", **where):
-        """(x, y) of every row of a section and kind that has figures."""
+    def points(self, section, kind, x, y="p50_us", placement="free", **where):
+        """(x, y) of every row of a section, kind and placement that has figures."""
+        where["placement"] = placement
         found = [(row[x], row[y]) for row in self.all["rows"]
                  if row["section"] == section and row["kind"] == kind and y in row
                  and all(row[name] == value for name, value in where.items())]
@@ -88,13 +89,11 @@ def slope(points):
             / (n * sum(x * x for x, _ in points) - sx * sx))
 
 
-def latency_by_ranks(bench, busy):
-    figure, ax = axes("4 KiB to every worker, 256 bytes back"
-                      + (", two busy loops beside" if busy else ""),
-                      "workers", "p50 of a round, µs")
+def latency_by_ranks(bench, title, section, **where):
+    figure, ax = axes("4 KiB to every worker, 256 bytes back" + title, "workers", "p50 of a round, µs")
     for kind in FLOORS + OWN + PEERS:
-        draw(ax, kind, bench.points("bytes", kind, "ranks", bytes=4096, busy=busy))
-    ranks = sorted({row["ranks"] for row in bench.all["rows"] if row["section"] == "bytes"})
+        draw(ax, kind, bench.points(section, kind, "ranks", bytes=4096, **where))
+    ranks = sorted({row["ranks"] for row in bench.all["rows"] if row["section"] == section})
     ax.set_xticks(ranks, [str(rank) for rank in ranks])
     ax.legend(fontsize=7)
     return figure
@@ -110,11 +109,11 @@ def latency_by_bytes(bench):
     return figure
 
 
-def growth_by_ranks(bench):
-    figure, ax = axes("What one more worker costs, 4 KiB requests", "workers",
+def growth_by_ranks(bench, title, placement):
+    figure, ax = axes("What one more worker costs, 4 KiB requests" + title, "workers",
                       "p50 of a round, µs", log="")
     for kind in FLOORS + OWN:
-        points = bench.points("per-rank", kind, "ranks")
+        points = bench.points("per-rank", kind, "ranks", placement=placement)
         line = [point for point in points if point[0] in SLOPE_RANKS]
         text = f"{LABELS[kind]}: {slope(line):.2f} µs a rank" if len(line) > 1 else None
         draw(ax, kind, points, label=text)
@@ -222,10 +221,13 @@ def model(bench):
 def main():
     bench = Bench(sys.argv[1])
     for name, figure in (
-            ("latency-ranks", latency_by_ranks(bench, False)),
-            ("latency-ranks-busy", latency_by_ranks(bench, True)),
+            ("latency-ranks", latency_by_ranks(bench, "", "bytes", busy=False)),
+            ("latency-ranks-one", latency_by_ranks(bench, ", on one processor", "packed",
+                                                   placement="one processor")),
+            ("latency-ranks-busy", latency_by_ranks(bench, ", two busy loops beside", "bytes", busy=True)),
             ("latency-bytes", latency_by_bytes(bench)),
-            ("growth-ranks", growth_by_ranks(bench)),
+            ("growth-ranks", growth_by_ranks(bench, "", "free")),
+            ("growth-ranks-one", growth_by_ranks(bench, ", on one processor", "one processor")),
             ("growth-bytes", growth_by_bytes(bench)),
             ("depth", depth(bench)),
             ("steps", steps(bench)),

@@ -104,17 +104,20 @@ static bool say(struct process *process, const char *format, ...)
 
 /* ---- start and end ---- */
 
-static void exec_child(const char *const *argv, pid_t parent, int in_fd, int out_fd)
+static void exec_child(const char *const *argv, enum placement placement, pid_t parent, int in_fd,
+                       int out_fd)
 {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != parent ||
-        dup2(in_fd, STDIN_FILENO) < 0 || dup2(out_fd, STDOUT_FILENO) < 0)
+        placement_apply(placement) < 0 || dup2(in_fd, STDIN_FILENO) < 0 ||
+        dup2(out_fd, STDOUT_FILENO) < 0)
         _exit(126);
     signal(SIGPIPE, SIG_DFL);
     execv(argv[0], (char *const *)(uintptr_t)argv);
     _exit(127);
 }
 
-void process_start(const char *const *argv, bool spins_idle, struct process *process)
+void process_start(const char *const *argv, bool spins_idle, enum placement placement,
+                   struct process *process)
 {
     int in[2] = {-1, -1}, out[2] = {-1, -1};
     *process = (struct process){.in_fd = -1, .out_fd = -1};
@@ -130,7 +133,7 @@ void process_start(const char *const *argv, bool spins_idle, struct process *pro
     const pid_t conductor = getpid();
     process->pid = fork();
     if (process->pid == 0)
-        exec_child(argv, conductor, in[0], out[1]);
+        exec_child(argv, placement, conductor, in[0], out[1]);
     close(in[0]);
     close(out[1]);
     process->in_fd = in[1];
@@ -145,6 +148,7 @@ void process_start(const char *const *argv, bool spins_idle, struct process *pro
         return;
     }
     procfs_tree(process->pid, &process->tree);
+    process->processors = procfs_processors(&process->tree);
     for (int i = 0; spins_idle && i < SPIN_LOOKS; i++) {
         measure_sleep_until(measure_now_ns() + SPIN_LOOK_NS);
         procfs_add_running(&process->tree, &process->spinners);

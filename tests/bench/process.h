@@ -8,6 +8,7 @@
 #ifndef BENCH_PROCESS_H
 #define BENCH_PROCESS_H
 
+#include "placement.h"
 #include "procfs.h"
 
 #include <stdbool.h>
@@ -25,12 +26,14 @@ struct process {
     enum process_state state;
     struct procfs_tree tree;     /* when it was ready */
     struct procfs_tree spinners; /* of these, who ran although nothing was asked */
+    int processors;              /* that any of them may run on */
     bool stopped;
     char text[512];
 };
 
 /* argv is NULL-terminated. What went wrong is in the state. */
-void process_start(const char *const *argv, bool spins_idle, struct process *process);
+void process_start(const char *const *argv, bool spins_idle, enum placement placement,
+                   struct process *process);
 void process_free(struct process *process); /* idempotent */
 
 /* Those of its processes that spin while idle are stopped in between, and no other: a launcher would pass our signals on

@@ -2,9 +2,11 @@
 
 #include <dirent.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A named group has a semaphore for each rank, channel and direction. */
@@ -84,6 +86,26 @@ void procfs_signal(const struct procfs_tree *tree, int signal)
 {
     for (size_t i = tree->count; i > 0; i--)
         kill(tree->pids[i - 1], signal);
+}
+
+/* ---- processors ---- */
+
+static void add_processors(pid_t pid, const char *thread, void *context)
+{
+    cpu_set_t own[PROCFS_PROCESSOR_SETS], *all = context;
+    (void)pid;
+    CPU_ZERO_S(sizeof own, own);
+    if (sched_getaffinity(atoi(thread), sizeof own, own) == 0)
+        CPU_OR_S(sizeof own, all, all, own);
+}
+
+int procfs_processors(const struct procfs_tree *tree)
+{
+    cpu_set_t all[PROCFS_PROCESSOR_SETS];
+    CPU_ZERO_S(sizeof all, all);
+    for (size_t i = 0; i < tree->count; i++)
+        each_thread(tree->pids[i], add_processors, all);
+    return CPU_COUNT_S(sizeof all, all);
 }
 
 /* ---- usage ---- */

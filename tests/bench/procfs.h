@@ -11,6 +11,9 @@
 #include <sys/types.h>
 
 #define PROCFS_TREE_MAX 1024
+/* cpu_set_t's for more processors than any machine has: the kernel refuses a mask smaller than its own, and fills as much
+ * as that. */
+#define PROCFS_PROCESSOR_SETS 64
 
 struct procfs_tree {
     pid_t pids[PROCFS_TREE_MAX]; /* the root first, every parent before its children */
@@ -38,6 +41,8 @@ void procfs_tree(pid_t root, struct procfs_tree *ret_tree);
 void procfs_add_running(const struct procfs_tree *tree, struct procfs_tree *running);
 /* A signal to all, the first one last. */
 void procfs_signal(const struct procfs_tree *tree, int signal);
+/* How many processors there are on which any thread of them may run. */
+int procfs_processors(const struct procfs_tree *tree);
 void procfs_usage(const struct procfs_tree *tree, struct procfs_usage *ret_usage);
 void procfs_memory(const struct procfs_tree *tree, struct procfs_memory *ret_memory);
 /* Bytes that can be had without swapping. */

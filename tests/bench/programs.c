@@ -19,6 +19,7 @@ struct program {
     const char *name; /* in our JSON, and of a section */
     const char *title;
     const char *file;
+    enum placement placement;
     const char *words[WORD_COUNT_MAX], *quick_words[WORD_COUNT_MAX]; /* NULL-terminated */
 };
 
@@ -26,35 +27,46 @@ static const struct program programs[] = {
     {"deaths",
      "A worker dies",
      "coxswain-deaths",
+     PLACEMENT_FREE,
      {"--kills", "200", "--coordinators", "0", "--sizes", "0,64", NULL},
      {"--kills", "4", "--coordinators", "0", "--sizes", "0", NULL}},
     {"replace",
      "A rank is replaced",
      "coxswain-replace",
+     PLACEMENT_FREE,
      {"--ranks", "2,4,8", "--runs", "30", NULL},
      {"--ranks", "2", "--runs", "2", NULL}},
     {"ranks",
      "Ranks among themselves",
      "coxswain-ranks",
+     PLACEMENT_FREE,
      {"--ranks", "2,4,8,16", "--rounds", "200", "--slices", "9", NULL},
+     {"--ranks", "8", "--rounds", "5", "--slices", "1", NULL}},
+    {"ranks",
+     "Ranks among themselves",
+     "coxswain-ranks",
+     PLACEMENT_ONE,
+     {"--ranks", "8", "--rounds", "200", "--slices", "9", NULL},
      {"--ranks", "8", "--rounds", "5", "--slices", "1", NULL}},
     {"pull",
      "KV blocks are pulled",
      "coxswain-pull",
+     PLACEMENT_FREE,
      {"--pairs", "15", NULL},
      {"--bytes", "4194304", "--pairs", "2", NULL}},
     /* What a step of the model spends in the channel and in the group. */
-    {"model", "The model", "share.py", {NULL}, {"--quick", NULL}},
+    {"model", "The model", "share.py", PLACEMENT_FREE, {NULL}, {"--quick", NULL}},
 };
 
-static int run_and_wait(const char *const *argv)
+static int run_and_wait(const char *const *argv, enum placement placement)
 {
     int status;
     const pid_t parent = getpid();
     fflush(stdout);
     pid_t pid = fork();
     if (pid == 0) {
-        if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == parent)
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == parent &&
+            placement_apply(placement) == 0)
             execv(argv[0], (char *const *)(uintptr_t)argv);
         _exit(127);
     }
@@ -64,6 +76,22 @@ static int run_and_wait(const char *const *argv)
         if (errno != EINTR)
             return -errno;
     return status;
+}
+
+/* json: given. The rows of a program that has run before are added to those. */
+static void rows_add(struct bench *bench, const struct program *program, json_t *json)
+{
+    size_t i;
+    json_t *row, *rows = json_object_get(json, "rows");
+    json_t *before = json_object_get(json_object_get(bench->root, program->name), "rows");
+    json_array_foreach(rows, i, row)
+        json_object_set_new(row, "placement", json_string(placement_name(program->placement)));
+    if (before) {
+        json_array_extend(before, rows);
+        json_decref(json);
+    } else {
+        json_object_set_new(bench->root, program->name, json);
+    }
 }
 
 static void program_run(struct bench *bench, const struct program *program)
@@ -87,15 +115,15 @@ static void program_run(struct bench *bench, const struct program *program)
     argv[n++] = json_path;
     fprintf(stderr, "coxswain-bench: %s, after %.0f s\n", program->name,
             (double)(measure_now_ns() - bench->begin_ns) / 1e9);
-    printf("\n%s\n", program->title);
-    int status = run_and_wait(argv);
+    printf("\n%s, %s\n", program->title, placement_text(program->placement));
+    int status = run_and_wait(argv, program->placement);
     if (status) {
         fprintf(stderr, "coxswain-bench: %s: failed (status %d)\n", program->file, status);
     } else {
         json_error_t error;
         json_t *json = json_load_file(json_path, 0, &error);
         if (json)
-            json_object_set_new(bench->root, program->name, json);
+            rows_add(bench, program, json);
         else
             fprintf(stderr, "coxswain-bench: %s: %s\n", program->file, error.text);
     }

@@ -13,15 +13,16 @@ void report_heading(const struct bench *bench)
         "interleaved; medians over slices. x sem, x futex: median over pairs of p50 by that "
         "floor's p50. cpu, sleeps (voluntary switches),\n"
         "preempted and runs (times a thread was put on a processor): of all processes, per "
-        "round.\n",
+        "round. All are placed by the kernel, on all processors that this program may use, or on "
+        "the lowest of these.\n",
         256, bench->pairs, (size_t)bench->slice_ms);
 }
 
-void report_section(const char *text)
+void report_section(const char *text, enum placement placement)
 {
-    printf("\n%s\n" ROW_FORMAT "  %10s %10s  %6s %7s  %10s %8s %9s %8s\n", text, "ranks", "bytes",
-           "load", "kind", "p50 us", "p99 us", "x sem", "x futex", "cpu us", "sleeps", "preempted",
-           "runs");
+    printf("\n%s, %s\n" ROW_FORMAT "  %10s %10s  %6s %7s  %10s %8s %9s %8s\n", text,
+           placement_text(placement), "ranks", "bytes", "load", "kind", "p50 us", "p99 us", "x sem",
+           "x futex", "cpu us", "sleeps", "preempted", "runs");
     fflush(stdout);
 }
 
@@ -61,6 +62,32 @@ void report_rows(const struct bench *bench, size_t count)
     fflush(stdout);
 }
 
+/* The floor's name, where the row is one that is measured again; else NULL. */
+static const char *floor_again(const json_t *row)
+{
+    const char *kind = json_string_value(json_object_get(row, "kind"));
+    return strcmp(kind, "semaphore-again") == 0 ? "semaphore"
+           : strcmp(kind, "futex-again") == 0   ? "futex"
+                                                : NULL;
+}
+
+void report_again(const struct bench *bench)
+{
+    size_t i;
+    const json_t *row;
+    printf("\nA floor by itself, by which the measurement varies\n");
+    json_array_foreach(bench->rows, i, row)
+    {
+        const char *floor = floor_again(row);
+        const double ratio = floor ? row_ratio(bench, row, floor) : 0;
+        if (ratio > 0)
+            printf("%-14s  %-5s  %-10s  N=%-3.0f  %6.2f\n",
+                   json_string_value(json_object_get(row, "placement")),
+                   json_is_true(json_object_get(row, "busy")) ? "busy" : "quiet", floor,
+                   row_figure(row, "ranks"), ratio);
+    }
+}
+
 void report_targets(const struct bench *bench)
 {
     size_t i;
@@ -70,7 +97,7 @@ void report_targets(const struct bench *bench)
     {
         const json_t *met = json_object_get(target, "met");
         const char *detail = json_string_value(json_object_get(target, "detail"));
-        printf("%-12s  %-58s  %-14s  %s\n",
+        printf("%-12s  %-72s  %-18s  %s\n",
                json_is_true(met)    ? "met"
                : json_is_false(met) ? "NOT MET"
                                     : "not measured",

@@ -5,42 +5,49 @@ usage: smoke.py COXSWAIN_BENCH
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 
-TARGETS = [
+# Judged once per placement.
+PLACED = [
     "named by the semaphore floor, N = 2, 4, 8",
     "sealed by the futex floor, N = 8, 16, 32",
     "sealed by the semaphore floor, N = 8, 16, 32",
-    "1 MiB by the semaphore floor, N = 4",
-    "N = 1 with a free core, sealed",
-    "N = 1 with busy cores, by the same that does not spin",
     "sealed by peers that sleep, every N >= 2",
     "ZeroMQ by sealed, N = 8",
     "sealed by peers that spin, N >= 8",
     "growth N = 4 to 32, sealed by the futex floor",
-    "synchronous call beside submit, sealed, N = 4",
     "step of 16 by the same bytes, sealed, N = 8",
     "step of 256 by the step of 16, sealed, N = 8",
     "a pickle ring by the step of 256, N = 8",
-    "two busy loops beside, N = 8, by quiet",
     "CPU at 950 rounds a second, N = 8",
+    "group barrier, 8 ranks",
+    "all-gather of 64 bytes by the barrier, 8 ranks",
+    "reduction by memcpy and one barrier, 8 ranks",
+]
+TARGETS = [f"{name}, {placement}" for placement in ("placed by the kernel", "one processor") for name in PLACED] + [
+    "1 MiB by the semaphore floor, N = 4",
+    "N = 1 with a free core, sealed",
+    "N = 1 with busy cores, by the same that does not spin",
+    "synchronous call beside submit, sealed, N = 4",
+    "two busy loops beside, N = 8, by quiet",
     "wake-ups of an idle group, N = 8",
     "shared memory reserved, N = 8, defaults",
     "pidfd readable to error at the caller, p99",
     "replace one dead rank, channel part",
-    "group barrier, 8 ranks",
-    "all-gather of 64 bytes by the barrier, 8 ranks",
     "all-gather of fds, 8 ranks",
     "by-value handle open + close",
     "KV pull by memcpy",
     "channel's share of a step of the model, N = 4",
-    "reduction by memcpy and one barrier, 8 ranks",
     "allocations between request and reply, both sides",
 ]
 OWN = ["semaphore", "futex", "named", "named-call", "sealed", "sealed-call"]
-SECTIONS = ["bytes", "call", "per-rank", "per-byte", "one", "steps", "depth", "rate", "idle", "start", "allocations"]
+AGAIN = ["semaphore-again", "futex-again"]
+SECTIONS = {"free": ["bytes", "call", "per-rank", "per-byte", "one", "steps", "depth", "rate", "idle", "start",
+                     "allocations"],
+            "one processor": ["packed", "per-rank", "steps", "rate"]}
 PROGRAMS = ["deaths", "replace", "ranks", "pull", "model"]
 # What the quick run measures of each row that was measured at all.
 FIGURES = ["p50_us", "p99_us", "mean_us", "cpu_us", "sleeps", "preempted", "runs", "rounds", "pairs"]
@@ -61,8 +68,13 @@ def main():
         assert target["measured"] is not None or target["met"] is None, target
 
     rows = bench["rows"]
-    for section in SECTIONS:
-        assert any(row["section"] == section for row in rows), f"nothing of {section}"
+    found = {placement: {row["section"] for row in rows if row["placement"] == placement} for placement in SECTIONS}
+    for placement, sections in SECTIONS.items():
+        assert found[placement] == set(sections), f"{placement}: {found[placement] ^ set(sections)}"
+    # As the kernel tells it of all threads of a subject, peers too: none binds itself elsewhere.
+    allowed = {"free": len(os.sched_getaffinity(0)), "one processor": 1}
+    for row in rows:
+        assert "missing" in row or row["processors"] == allowed[row["placement"]], f"placed elsewhere: {row}"
     for ranks in 1, 2, 8:
         for kind in OWN:
             for busy in False, True:
@@ -73,12 +85,19 @@ def main():
                     assert len(found) == 1, (ranks, kind, busy, size, found)
                     missing = [name for name in FIGURES if name not in found[0]]
                     assert not missing, (found[0], missing)
+    for ranks in 2, 8:
+        packed = [row["kind"] for row in rows if row["section"] == "packed" and row["ranks"] == ranks]
+        assert packed[:2] == OWN[:2] and packed[-2:] == AGAIN and set(OWN) < set(packed), packed
+    again = {row["bytes"] for row in rows if row["kind"] in AGAIN}
+    assert again == {4096}, f"floors again, of {again} bytes"
     allocated = [row["allocations"] for row in rows if row["section"] == "allocations"]
     assert len(allocated) == 4 and not any(allocated), f"allocations: {allocated}"
     shares = [row for row in bench["model"]["rows"] if row["ranks"] > 1]
     assert shares and all(0 < row["group_share"] <= 1 for row in shares), f"the group has no time: {shares}"
     for program in PROGRAMS:
         assert bench[program]["rows"], f"nothing of {program}"
+    placements = [(row["ranks"], row["placement"]) for row in bench["ranks"]["rows"]]
+    assert placements == [(8, "free"), (8, "one processor")], placements
 
 
 main()

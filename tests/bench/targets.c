@@ -9,15 +9,18 @@
 
 #define BYTES 4096
 #define MIB ((size_t)1 << 20)
-#define BYTES_SECTION "bytes"
+
+/* Of small requests. */
+static const char *const bytes_sections[PLACEMENT_COUNT] = {"bytes", "packed"};
 
 /* One target while it is put together: the worst of several figures, and all of them as text. */
 struct verdict {
     struct bench *bench;
-    const char *name;
+    char name[96];
     const char *target; /* in words */
     double limit;
     bool at_least; /* the figure must be no smaller; otherwise no larger */
+    enum placement placement;
     double worst;
     size_t count, missing;
     char detail[512];
@@ -26,8 +29,21 @@ struct verdict {
 static struct verdict verdict_new(struct bench *bench, const char *name, bool at_least,
                                   double limit, const char *target)
 {
-    return (struct verdict){
-        .bench = bench, .name = name, .target = target, .limit = limit, .at_least = at_least};
+    struct verdict v = {.bench = bench, .target = target, .limit = limit, .at_least = at_least};
+    snprintf(v.name, sizeof v.name, "%s", name);
+    return v;
+}
+
+/* What is judged once per placement. */
+static struct verdict verdict_placed(struct bench *bench, enum placement placement,
+                                     const char *name, bool at_least, double limit,
+                                     const char *target)
+{
+    struct verdict v = verdict_new(bench, name, at_least, limit, target);
+    const size_t length = strlen(v.name);
+    snprintf(v.name + length, sizeof v.name - length, ", %s", placement_text(placement));
+    v.placement = placement;
+    return v;
 }
 
 static void verdict_say(struct verdict *v, const char *format, ...)
@@ -81,38 +97,74 @@ static void verdict_end(struct verdict *v, bool may_lack)
 
 /* ---- bytes ---- */
 
-static const json_t *bytes_row(const struct bench *bench, const char *kind, uint32_t rank_count,
-                               size_t bytes)
+static const json_t *bytes_row(const struct bench *bench, const char *kind,
+                               enum placement placement, uint32_t rank_count, size_t bytes)
 {
-    return row_find(bench, BYTES_SECTION, kind, rank_count, bytes, false);
+    return row_find(bench, bytes_sections[placement], kind, placement, rank_count, bytes, false);
 }
 
 static void add_ratio(struct verdict *v, const char *kind, const char *other, uint32_t rank_count,
                       size_t bytes)
 {
     char what[64];
-    const json_t *row = bytes_row(v->bench, kind, rank_count, bytes);
+    const json_t *row = bytes_row(v->bench, kind, v->placement, rank_count, bytes);
     snprintf(what, sizeof what, "N=%u", rank_count);
     verdict_add(v, what, row_ratio(v->bench, row, other), row_figure(row, "cpu_us"));
 }
 
-static void judge_floors(struct bench *bench)
+static void judge_floors(struct bench *bench, enum placement placement)
 {
-    static const uint32_t few[] = {2, 4, 8}, many[] = {8, 16, 32};
+    static const struct {
+        const char *name, *kind, *floor, *again;
+        double limit;
+        const char *target;
+        uint32_t ranks[3];
+    } floors[] = {
+        {"named by the semaphore floor, N = 2, 4, 8",
+         "named",
+         "semaphore",
+         "semaphore-again",
+         1.15,
+         "<= 1.15 x",
+         {2, 4, 8}},
+        {"sealed by the futex floor, N = 8, 16, 32",
+         "sealed",
+         "futex",
+         "futex-again",
+         1.15,
+         "<= 1.15 x",
+         {8, 16, 32}},
+        {"sealed by the semaphore floor, N = 8, 16, 32",
+         "sealed",
+         "semaphore",
+         "semaphore-again",
+         1,
+         "< 1 x",
+         {8, 16, 32}},
+    };
+    for (size_t f = 0; f < sizeof floors / sizeof *floors; f++) {
+        const char *before = "; the floor by itself:";
+        struct verdict v = verdict_placed(bench, placement, floors[f].name, false, floors[f].limit,
+                                          floors[f].target);
+        for (int i = 0; i < 3; i++)
+            add_ratio(&v, floors[f].kind, floors[f].floor, floors[f].ranks[i], BYTES);
+        for (int i = 0; i < 3; i++) {
+            const uint32_t rank_count = floors[f].ranks[i];
+            const json_t *again = bytes_row(bench, floors[f].again, placement, rank_count, BYTES);
+            const double ratio = row_ratio(bench, again, floors[f].floor);
+            if (ratio > 0) {
+                verdict_say(&v, "%s N=%u %.2f", before, rank_count, ratio);
+                before = ",";
+            }
+        }
+        verdict_end(&v, false);
+    }
+}
+
+static void judge_large(struct bench *bench)
+{
     struct verdict v =
-        verdict_new(bench, "named by the semaphore floor, N = 2, 4, 8", false, 1.15, "<= 1.15 x");
-    for (int i = 0; i < 3; i++)
-        add_ratio(&v, "named", "semaphore", few[i], BYTES);
-    verdict_end(&v, false);
-    v = verdict_new(bench, "sealed by the futex floor, N = 8, 16, 32", false, 1.15, "<= 1.15 x");
-    for (int i = 0; i < 3; i++)
-        add_ratio(&v, "sealed", "futex", many[i], BYTES);
-    verdict_end(&v, false);
-    v = verdict_new(bench, "sealed by the semaphore floor, N = 8, 16, 32", false, 1, "< 1 x");
-    for (int i = 0; i < 3; i++)
-        add_ratio(&v, "sealed", "semaphore", many[i], BYTES);
-    verdict_end(&v, false);
-    v = verdict_new(bench, "1 MiB by the semaphore floor, N = 4", false, 1, "<= 1.0 x");
+        verdict_new(bench, "1 MiB by the semaphore floor, N = 4", false, 1, "<= 1.0 x");
     add_ratio(&v, "named", "semaphore", 4, MIB);
     add_ratio(&v, "sealed", "semaphore", 4, MIB);
     verdict_end(&v, false);
@@ -120,12 +172,12 @@ static void judge_floors(struct bench *bench)
 
 static void judge_one_rank(struct bench *bench)
 {
-    const json_t *row = row_find(bench, "one", "sealed", 1, BYTES, false);
+    const json_t *row = row_find(bench, "one", "sealed", PLACEMENT_FREE, 1, BYTES, false);
     struct verdict v =
         verdict_new(bench, "N = 1 with a free core, sealed", false, 2.5, "<= 2.5 us");
     verdict_add(&v, "p50", row_figure(row, "p50_us"), row_figure(row, "cpu_us"));
     verdict_end(&v, false);
-    row = row_find(bench, "one", "sealed", 1, BYTES, true);
+    row = row_find(bench, "one", "sealed", PLACEMENT_FREE, 1, BYTES, true);
     /* Two slices of the same thing differ by as much on a busy machine. */
     v = verdict_new(bench, "N = 1 with busy cores, by the same that does not spin", false, 1.05,
                     "<= 1.05 x");
@@ -133,32 +185,38 @@ static void judge_one_rank(struct bench *bench)
     verdict_end(&v, false);
 }
 
-static void judge_peers(struct bench *bench)
+static void judge_peers(struct bench *bench, enum placement placement)
 {
-    char what[64];
-    struct verdict v =
-        verdict_new(bench, "sealed by peers that sleep, every N >= 2", false, 1, "< 1 x each");
+    char what[64] = "";
+    struct verdict v = verdict_placed(bench, placement, "sealed by peers that sleep, every N >= 2",
+                                      false, 1, "< 1 x each");
     for (size_t p = 0; peers_that_sleep[p]; p++) {
         double worst = 0;
         for (size_t i = 0; i < bench->rank_count_count; i++) {
             const uint32_t rank_count = bench->rank_counts[i];
-            const json_t *row = bytes_row(bench, "sealed", rank_count, BYTES);
-            double ratio = rank_count < 2 ? 0 : row_ratio(bench, row, peers_that_sleep[p]);
-            worst = ratio > worst ? ratio : worst;
+            const json_t *row = bytes_row(bench, "sealed", placement, rank_count, BYTES);
+            const double ratio = rank_count < 2 ? 0 : row_ratio(bench, row, peers_that_sleep[p]);
+            if (ratio <= worst)
+                continue;
+            worst = ratio;
+            snprintf(what, sizeof what, "%s N=%u", peers_that_sleep[p], rank_count);
         }
-        verdict_add(&v, peers_that_sleep[p], worst, 0);
+        verdict_add(&v, what, worst, 0);
     }
+    if (v.count)
+        verdict_say(&v, " (each at its worst N)");
     verdict_end(&v, true);
-    const json_t *row = bytes_row(bench, "sealed", 8, BYTES);
+    const json_t *row = bytes_row(bench, "sealed", placement, 8, BYTES);
     double ratio = row_ratio(bench, row, "zmq");
-    v = verdict_new(bench, "ZeroMQ by sealed, N = 8", true, 4, ">= 4 x");
+    v = verdict_placed(bench, placement, "ZeroMQ by sealed, N = 8", true, 4, ">= 4 x");
     verdict_add(&v, "N=8", ratio > 0 ? 1 / ratio : 0, 0);
     verdict_end(&v, false);
-    v = verdict_new(bench, "sealed by peers that spin, N >= 8", false, 1, "< 1 x each");
+    v = verdict_placed(bench, placement, "sealed by peers that spin, N >= 8", false, 1,
+                       "< 1 x each");
     for (size_t p = 0; peers_that_spin[p]; p++)
         for (size_t i = 0; i < bench->rank_count_count; i++) {
             const uint32_t rank_count = bench->rank_counts[i];
-            row = bytes_row(bench, "sealed", rank_count, BYTES);
+            row = bytes_row(bench, "sealed", placement, rank_count, BYTES);
             snprintf(what, sizeof what, "%s N=%u", peers_that_spin[p], rank_count);
             if (rank_count >= 8)
                 verdict_add(&v, what, row_ratio(bench, row, peers_that_spin[p]), 0);
@@ -166,39 +224,45 @@ static void judge_peers(struct bench *bench)
     verdict_end(&v, true);
 }
 
-static double slope_of(const struct bench *bench, const char *kind)
+static double slope_of(const struct bench *bench, const char *kind, enum placement placement)
 {
     static const uint32_t ranks[] = {4, 8, 16, 32};
     double x[4], y[4];
     for (int i = 0; i < 4; i++) {
         x[i] = ranks[i];
-        y[i] = row_figure(bytes_row(bench, kind, ranks[i], BYTES), "p50_us");
+        y[i] = row_figure(bytes_row(bench, kind, placement, ranks[i], BYTES), "p50_us");
         if (!(y[i] > 0))
             return 0;
     }
     return measure_slope(x, y, 4);
 }
 
-static void judge_growth(struct bench *bench)
+static void judge_growth(struct bench *bench, enum placement placement)
 {
-    struct verdict v =
-        verdict_new(bench, "growth N = 4 to 32, sealed by the futex floor", false, 1.2, "<= 1.2 x");
-    const double own = slope_of(bench, "sealed"), floor = slope_of(bench, "futex");
+    struct verdict v = verdict_placed(
+        bench, placement, "growth N = 4 to 32, sealed by the futex floor", false, 1.2, "<= 1.2 x");
+    const double own = slope_of(bench, "sealed", placement);
+    const double floor = slope_of(bench, "futex", placement);
     verdict_add(&v, "slopes", own > 0 && floor > 0 ? own / floor : 0, 0);
     if (own > 0)
         verdict_say(&v, " (%.2f and %.2f us a rank; named %.2f, semaphore floor %.2f)", own, floor,
-                    slope_of(bench, "named"), slope_of(bench, "semaphore"));
+                    slope_of(bench, "named", placement), slope_of(bench, "semaphore", placement));
     verdict_end(&v, false);
+}
+
+static const json_t *call_row(const struct bench *bench, const char *kind)
+{
+    return row_find(bench, "call", kind, PLACEMENT_FREE, 4, BYTES, false);
 }
 
 /* A hand-off is from one processor to another, while the group is there and the machine is as it was for the call. What a
  * semaphore for the thread that submits costs within a round, with the workers on the processors, is said beside it. */
 static void judge_call(struct bench *bench)
 {
-    const json_t *call = row_find(bench, "call", "sealed-call", 4, BYTES, false);
-    const json_t *handed = row_find(bench, "call", "sealed-hand-off", 4, BYTES, false);
-    const double submit = row_figure(row_find(bench, "call", "sealed", 4, BYTES, false), "p50_us");
-    const double hand_off = row_figure(row_find(bench, "call", "ping", 4, BYTES, false), "p50_us");
+    const json_t *call = call_row(bench, "sealed-call");
+    const json_t *handed = call_row(bench, "sealed-hand-off");
+    const double submit = row_figure(call_row(bench, "sealed"), "p50_us");
+    const double hand_off = row_figure(call_row(bench, "ping"), "p50_us");
     const double ratio = row_ratio(bench, call, "sealed");
     struct verdict v = verdict_new(bench, "synchronous call beside submit, sealed, N = 4", false, 1,
                                    "<= 1 hand-off");
@@ -218,8 +282,8 @@ static void judge_busy(struct bench *bench)
     struct verdict v =
         verdict_new(bench, "two busy loops beside, N = 8, by quiet", false, 3, "<= 3 x");
     for (int k = 0; k < 2; k++) {
-        const json_t *busy = row_find(bench, BYTES_SECTION, kinds[k], 8, BYTES, true);
-        const json_t *quiet = bytes_row(bench, kinds[k], 8, BYTES);
+        const json_t *busy = row_find(bench, "bytes", kinds[k], PLACEMENT_FREE, 8, BYTES, true);
+        const json_t *quiet = bytes_row(bench, kinds[k], PLACEMENT_FREE, 8, BYTES);
         const bool both = busy && quiet;
         verdict_add(&v, kinds[k],
                     both ? row_figure(busy, "p50_us") / row_figure(quiet, "p50_us") : 0,
@@ -230,43 +294,58 @@ static void judge_busy(struct bench *bench)
 
 /* ---- steps ---- */
 
-static void judge_steps(struct bench *bench)
+static const json_t *step_row(const struct bench *bench, const char *kind, enum placement placement)
 {
-    const json_t *step = row_find(bench, "steps", "sealed-step-16", 8, BYTES, false);
-    struct verdict v =
-        verdict_new(bench, "step of 16 by the same bytes, sealed, N = 8", false, 1.25, "<= 1.25 x");
+    return row_find(bench, "steps", kind, placement, 8, BYTES, false);
+}
+
+static void judge_steps(struct bench *bench, enum placement placement)
+{
+    const json_t *step = step_row(bench, "sealed-step-16", placement);
+    struct verdict v = verdict_placed(
+        bench, placement, "step of 16 by the same bytes, sealed, N = 8", false, 1.25, "<= 1.25 x");
     verdict_add(&v, "N=8", row_ratio(bench, step, "sealed-bytes"), row_figure(step, "cpu_us"));
     verdict_end(&v, false);
-    step = row_find(bench, "steps", "sealed-step-256", 8, BYTES, false);
-    v = verdict_new(bench, "step of 256 by the step of 16, sealed, N = 8", false, 2, "<= 2.0 x");
+    step = step_row(bench, "sealed-step-256", placement);
+    v = verdict_placed(bench, placement, "step of 256 by the step of 16, sealed, N = 8", false, 2,
+                       "<= 2.0 x");
     verdict_add(&v, "N=8", row_ratio(bench, step, "sealed-step-16"), row_figure(step, "cpu_us"));
     verdict_end(&v, false);
     double ratio = row_ratio(bench, step, "pickle-step-256");
-    v = verdict_new(bench, "a pickle ring by the step of 256, N = 8", true, 20, ">= 20 x");
+    v = verdict_placed(bench, placement, "a pickle ring by the step of 256, N = 8", true, 20,
+                       ">= 20 x");
     verdict_add(&v, "N=8", ratio > 0 ? 1 / ratio : 0, 0);
     verdict_end(&v, false);
 }
 
 /* ---- groups ---- */
 
+/* 0: not measured. */
+static double rate_percent(const struct bench *bench, const char *kind, enum placement placement)
+{
+    return row_figure(row_find(bench, "rate", kind, placement, 8, BYTES, false), "cpu_share") * 100;
+}
+
+static void judge_rate(struct bench *bench, enum placement placement)
+{
+    struct verdict v = verdict_placed(bench, placement, "CPU at 950 rounds a second, N = 8", false,
+                                      10, "<= 10 % of a core");
+    for (int k = 0; kinds_of_idle[k]; k++)
+        verdict_add(&v, kinds_of_idle[k], rate_percent(bench, kinds_of_idle[k], placement), 0);
+    if (v.count)
+        verdict_say(&v, "; semaphore floor %.2f, futex floor %.2f",
+                    rate_percent(bench, "semaphore", placement),
+                    rate_percent(bench, "futex", placement));
+    verdict_end(&v, false);
+}
+
 static void judge_groups(struct bench *bench)
 {
     char what[64];
-    struct verdict v =
-        verdict_new(bench, "CPU at 950 rounds a second, N = 8", false, 10, "<= 10 % of a core");
+    struct verdict v = verdict_new(bench, "wake-ups of an idle group, N = 8", false, 0, "0");
     for (int k = 0; kinds_of_idle[k]; k++) {
-        const json_t *row = row_find(bench, "rate", kinds_of_idle[k], 8, BYTES, false);
-        verdict_add(&v, kinds_of_idle[k], row_figure(row, "cpu_share") * 100, 0);
-    }
-    if (v.count)
-        verdict_say(
-            &v, "; semaphore floor %.2f, futex floor %.2f",
-            row_figure(row_find(bench, "rate", "semaphore", 8, BYTES, false), "cpu_share") * 100,
-            row_figure(row_find(bench, "rate", "futex", 8, BYTES, false), "cpu_share") * 100);
-    verdict_end(&v, false);
-    v = verdict_new(bench, "wake-ups of an idle group, N = 8", false, 0, "0");
-    for (int k = 0; kinds_of_idle[k]; k++) {
-        const json_t *row = row_find(bench, "idle", kinds_of_idle[k], 8, BYTES, false);
+        const json_t *row =
+            row_find(bench, "idle", kinds_of_idle[k], PLACEMENT_FREE, 8, BYTES, false);
         if (!row)
             continue;
         verdict_count(&v, row_figure(row, "sleeps"));
@@ -276,7 +355,8 @@ static void judge_groups(struct bench *bench)
     verdict_end(&v, false);
     v = verdict_new(bench, "shared memory reserved, N = 8, defaults", false, 16, "<= 16 MiB");
     for (int k = 0; kinds_of_idle[k]; k++) {
-        const json_t *row = row_find(bench, "start", kinds_of_idle[k], 8, BYTES, false);
+        const json_t *row =
+            row_find(bench, "start", kinds_of_idle[k], PLACEMENT_FREE, 8, BYTES, false);
         snprintf(what, sizeof what, "%s MiB", kinds_of_idle[k]);
         verdict_add(&v, what, row_figure(row, "shared_kib") / 1024, 0);
     }
@@ -341,27 +421,49 @@ static void judge_deaths(struct bench *bench)
     verdict_end(&v, false);
 }
 
-static void judge_ranks(struct bench *bench)
+static const json_t *ranks_row(const struct bench *bench, enum placement placement)
 {
     size_t i;
-    const json_t *row, *eight = NULL;
-    json_array_foreach(program_rows(bench, "ranks"), i, row) eight =
-        row_figure(row, "ranks") == 8 ? row : eight;
-    const double barrier = median_figure(eight, "barrier");
-    struct verdict v = verdict_new(bench, "group barrier, 8 ranks", false, 30, "<= 30 us");
+    const json_t *row;
+    json_array_foreach(program_rows(bench, "ranks"), i, row)
+    {
+        const char *name = json_string_value(json_object_get(row, "placement"));
+        if (row_figure(row, "ranks") == 8 && strcmp(name, placement_name(placement)) == 0)
+            return row;
+    }
+    return NULL;
+}
+
+static void judge_ranks_woken(struct bench *bench, enum placement placement)
+{
+    const json_t *row = ranks_row(bench, placement);
+    const double barrier = median_figure(row, "barrier");
+    struct verdict v =
+        verdict_placed(bench, placement, "group barrier, 8 ranks", false, 30, "<= 30 us");
     verdict_add(&v, "p50", barrier, 0);
     if (barrier > 0)
-        verdict_say(&v, " (polling with usleep: %.0f)", median_figure(eight, "usleep barrier"));
+        verdict_say(&v, " (polling with usleep: %.0f)", median_figure(row, "usleep barrier"));
     verdict_end(&v, false);
-    v = verdict_new(bench, "all-gather of 64 bytes by the barrier, 8 ranks", false, 1.3,
-                    "<= 1.3 x");
-    verdict_add(&v, "N=8", barrier > 0 ? median_figure(eight, "gather 64 B") / barrier : 0, 0);
+    v = verdict_placed(bench, placement, "all-gather of 64 bytes by the barrier, 8 ranks", false,
+                       1.3, "<= 1.3 x");
+    verdict_add(&v, "N=8", barrier > 0 ? median_figure(row, "gather 64 B") / barrier : 0, 0);
     verdict_end(&v, false);
-    v = verdict_new(bench, "all-gather of fds, 8 ranks", false, 150, "<= 150 us");
-    verdict_add(&v, "p50", median_figure(eight, "gather fds"), 0);
+    v = verdict_placed(bench, placement, "reduction by memcpy and one barrier, 8 ranks", false,
+                       1.25, "<= 1.25 x");
+    verdict_add(&v, "large", median_ratio(row, "reduce large", "memcpy + barrier large"), 0);
+    if (v.count)
+        verdict_say(&v, " (small %.2f)", median_ratio(row, "reduce", "memcpy + barrier"));
+    verdict_end(&v, false);
+}
+
+static void judge_ranks(struct bench *bench)
+{
+    const json_t *row = ranks_row(bench, PLACEMENT_FREE);
+    struct verdict v = verdict_new(bench, "all-gather of fds, 8 ranks", false, 150, "<= 150 us");
+    verdict_add(&v, "p50", median_figure(row, "gather fds"), 0);
     verdict_end(&v, false);
     v = verdict_new(bench, "by-value handle open + close", false, 5, "<= 5 us");
-    verdict_add(&v, "p50", median_figure(eight, "handle open + close"), 0);
+    verdict_add(&v, "p50", median_figure(row, "handle open + close"), 0);
     verdict_end(&v, false);
 }
 
@@ -382,7 +484,7 @@ static void judge_pull(struct bench *bench)
 static void judge_model(struct bench *bench)
 {
     size_t i;
-    const json_t *row, *eight = NULL;
+    const json_t *row;
     struct verdict v =
         verdict_new(bench, "channel's share of a step of the model, N = 4", false, 5, "< 5 %");
     json_array_foreach(program_rows(bench, "model"), i, row)
@@ -396,14 +498,6 @@ static void judge_model(struct bench *bench)
                     row_figure(row, "channel_share") * 100);
     }
     verdict_end(&v, false);
-    json_array_foreach(program_rows(bench, "ranks"), i, row) eight =
-        row_figure(row, "ranks") == 8 ? row : eight;
-    v = verdict_new(bench, "reduction by memcpy and one barrier, 8 ranks", false, 1.25,
-                    "<= 1.25 x");
-    verdict_add(&v, "large", median_ratio(eight, "reduce large", "memcpy + barrier large"), 0);
-    if (v.count)
-        verdict_say(&v, " (small %.2f)", median_ratio(eight, "reduce", "memcpy + barrier"));
-    verdict_end(&v, false);
 }
 
 static void judge_allocations(struct bench *bench)
@@ -411,8 +505,8 @@ static void judge_allocations(struct bench *bench)
     struct verdict v =
         verdict_new(bench, "allocations between request and reply, both sides", false, 0, "none");
     for (int k = 0; kinds_of_allocations[k]; k++) {
-        const json_t *row =
-            row_find(bench, "allocations", kinds_of_allocations[k], 8, BYTES, false);
+        const json_t *row = row_find(bench, "allocations", kinds_of_allocations[k], PLACEMENT_FREE,
+                                     8, BYTES, false);
         if (!row)
             continue;
         verdict_count(&v, row_figure(row, "allocations"));
@@ -426,12 +520,18 @@ static void judge_allocations(struct bench *bench)
 void targets_judge(struct bench *bench)
 {
     json_object_set_new(bench->root, "targets", json_array());
-    judge_floors(bench);
+    for (int p = 0; p < PLACEMENT_COUNT; p++) {
+        const enum placement placement = (enum placement)p;
+        judge_floors(bench, placement);
+        judge_peers(bench, placement);
+        judge_growth(bench, placement);
+        judge_steps(bench, placement);
+        judge_rate(bench, placement);
+        judge_ranks_woken(bench, placement);
+    }
+    judge_large(bench);
     judge_one_rank(bench);
-    judge_peers(bench);
-    judge_growth(bench);
     judge_call(bench);
-    judge_steps(bench);
     judge_busy(bench);
     judge_groups(bench);
     judge_deaths(bench);
