@@ -13,8 +13,9 @@ void report_heading(const struct bench *bench)
         "interleaved; medians over slices. x sem, x futex: median over pairs of p50 by that "
         "floor's p50. cpu, sleeps (voluntary switches),\n"
         "preempted and runs (times a thread was put on a processor): of all processes, per "
-        "round. All are placed by the kernel, on all processors that this program may use, or on "
-        "the lowest of these.\n",
+        "round. All of a subject are placed by the kernel, on the processors that this program may "
+        "use,\n"
+        "or are on one processor, the lowest of these.\n",
         256, bench->pairs, (size_t)bench->slice_ms);
 }
 

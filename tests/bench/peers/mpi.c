@@ -3,7 +3,7 @@
  * Started by itself it becomes mpirun of one process more than there are ranks. Process 0 is the coordinator; mpirun
  * passes its stdin and stdout through, byte by byte. Waiting is polling in Open MPI: by its own choice it gives the
  * CPU away between polls only where processes are more than cores; with the word `yield` always, `busy` never.
- * Processes are bound to no core, as no other subject's are. */
+ * mpirun binds no process to a core of its own, as no other subject does: all stay where the conductor has placed them. */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
