@@ -13,7 +13,8 @@
 
 struct cox_gate_bell {
     struct cox_semaphore semaphore;
-    _Atomic uint32_t taken; /* tokens taken by wait since the last settle */
+    _Atomic uint32_t taken; /* tokens taken by wait; only who waits writes it */
+    uint32_t settled;       /* of those, by settle: what `taken` was then */
     uint32_t due;           /* events settled whose tokens were not taken yet */
 };
 
@@ -39,6 +40,13 @@ static bool gate_is_silent(const struct cox_gate *gate, enum cox_bell bell)
 static unsigned bell_start(enum cox_bell bell, unsigned depth)
 {
     return bell_is_room(bell) ? depth : 0;
+}
+
+/* What was taken by now was for nothing that is still to come. */
+static void bell_forget(struct cox_gate_bell *bell)
+{
+    bell->settled = atomic_load_explicit(&bell->taken, memory_order_relaxed);
+    bell->due = 0;
 }
 
 static int gate_init(struct cox_gate *gate, uint32_t rank_first, uint32_t rank_count)
@@ -143,8 +151,7 @@ int cox_gate_renew(struct cox_gate *gate, enum cox_channel_id channel, uint32_t 
         struct cox_gate_bell *bell = gate_bell(gate, rank, (enum cox_bell)b);
         r = cox_semaphore_renew(&bell->semaphore, cox_channel_name(channel),
                                 bell_start((enum cox_bell)b, depth), &fds[b], err);
-        atomic_store_explicit(&bell->taken, 0, memory_order_relaxed);
-        bell->due = 0;
+        bell_forget(bell);
     }
     for (int b = 0; b < COX_BELL_COUNT; b++) {
         if (r)
@@ -301,13 +308,14 @@ COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell wh
     }
     struct cox_gate_bell *bell = gate_bell(gate, rank, which);
     int r = cox_semaphore_wait(&bell->semaphore, deadline_ns);
-    /* relaxed: a count of hints. A wait may overlap a settle of another thread; what is miscounted
-     * then is one spurious wake-up. */
-    if (r == 0)
-        cox_fault_point(COX_FAULT_WAIT_TOOK);
-    if (r == 0)
-        atomic_fetch_add_explicit(&bell->taken, 1, memory_order_relaxed);
-    return r;
+    if (r)
+        return r;
+    cox_fault_point(COX_FAULT_WAIT_TOOK);
+    /* relaxed: a count of hints. Not one locked instruction, which would wait here, right after a switch, for all that was
+     * stored before: one thread waits, and who settles only reads. A settle that overlaps counts it next time. */
+    const uint32_t taken = atomic_load_explicit(&bell->taken, memory_order_relaxed);
+    atomic_store_explicit(&bell->taken, taken + 1, memory_order_relaxed);
+    return 0;
 }
 
 COX_HOT bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
@@ -327,7 +335,9 @@ COX_HOT void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell
     /* One token belongs to this event; more than one taken were debts, or spurious and are
      * forgotten. */
     uint32_t owed = bell->due + 1;
-    uint32_t taken = atomic_exchange_explicit(&bell->taken, 0, memory_order_relaxed);
+    const uint32_t now = atomic_load_explicit(&bell->taken, memory_order_relaxed);
+    const uint32_t taken = now - bell->settled;
+    bell->settled = now;
     bell->due = taken < owed ? owed - taken : 0;
     while (bell->due > 0 && cox_semaphore_take(&bell->semaphore)) {
         cox_fault_point(COX_FAULT_TOKEN_TAKEN);
@@ -344,7 +354,6 @@ void cox_gate_restore(struct cox_gate *gate, uint32_t rank, unsigned depth)
             continue;
         for (unsigned i = 0; i < bell_start(which, depth); i++)
             cox_gate_post(gate, rank, which);
-        atomic_store_explicit(&bell->taken, 0, memory_order_relaxed);
-        bell->due = 0;
+        bell_forget(bell);
     }
 }

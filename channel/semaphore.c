@@ -6,11 +6,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "fault.h"
-#include "tsan.h"
 
 /* glibc keeps `/name` as this file. */
 static int semaphore_path(const char *name, char *path, size_t path_size, struct cox_error *err)
@@ -165,39 +163,4 @@ void cox_semaphore_detach(struct cox_semaphore *semaphore)
 int cox_semaphore_unlink(const char *name)
 {
     return sem_unlink(name) < 0 && errno != ENOENT ? -errno : 0;
-}
-
-COX_HOT void cox_semaphore_post(struct cox_semaphore *semaphore)
-{
-    cox_tsan_release(semaphore->sem);
-    int saved = errno;
-    sem_post(semaphore->sem); /* EOVERFLOW: see the header */
-    errno = saved;
-}
-
-COX_HOT bool cox_semaphore_take(struct cox_semaphore *semaphore)
-{
-    while (sem_trywait(semaphore->sem) < 0)
-        if (errno != EINTR)
-            return false;
-    cox_tsan_acquire(semaphore->sem); /* the sanitizer does not know sem_clockwait */
-    return true;
-}
-
-COX_HOT int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns)
-{
-    const struct timespec until = cox_deadline_timespec(deadline_ns);
-    for (;;) {
-        int r = deadline_ns == COX_DEADLINE_NEVER
-                    ? sem_wait(semaphore->sem)
-                    : sem_clockwait(semaphore->sem, CLOCK_MONOTONIC, &until);
-        if (r == 0)
-            break;
-        if (errno == ETIMEDOUT)
-            return COX_TIMEOUT;
-        if (errno != EINTR)
-            return -errno;
-    }
-    cox_tsan_acquire(semaphore->sem); /* the sanitizer does not know sem_clockwait */
-    return 0;
 }

@@ -16,7 +16,11 @@
 
 #include "base.h"
 
+#include <errno.h>
 #include <semaphore.h>
+#include <time.h>
+
+#include "tsan.h"
 
 struct cox_semaphore {
     sem_t *sem; /* NULL: detached */
@@ -44,11 +48,42 @@ void cox_semaphore_detach(struct cox_semaphore *semaphore); /* idempotent */
 /* Returns 0 or -errno; a name that is already gone is 0. */
 int cox_semaphore_unlink(const char *name);
 
-/* Async-signal-safe. A count at its maximum is no error: the sleeper has plenty to wake for. */
-void cox_semaphore_post(struct cox_semaphore *semaphore);
+/* These three here: after a switch each return to a caller is a guess that the processor gets wrong. */
+
+/* Async-signal-safe; may change errno. A count at its maximum is no error: the sleeper has plenty to wake for. */
+static inline void cox_semaphore_post(struct cox_semaphore *semaphore)
+{
+    cox_tsan_release(semaphore->sem);
+    sem_post(semaphore->sem);
+}
+
 /* True: a token was there and is now taken. */
-bool cox_semaphore_take(struct cox_semaphore *semaphore);
+static inline bool cox_semaphore_take(struct cox_semaphore *semaphore)
+{
+    while (sem_trywait(semaphore->sem) < 0)
+        if (errno != EINTR)
+            return false;
+    cox_tsan_acquire(semaphore->sem); /* the sanitizer does not know sem_clockwait */
+    return true;
+}
+
 /* Returns 0: a token was taken; COX_TIMEOUT; -errno. */
-int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns);
+static inline int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    for (;;) {
+        int r = deadline_ns == COX_DEADLINE_NEVER
+                    ? sem_wait(semaphore->sem)
+                    : sem_clockwait(semaphore->sem, CLOCK_MONOTONIC, &until);
+        if (r == 0)
+            break;
+        if (errno == ETIMEDOUT)
+            return COX_TIMEOUT;
+        if (errno != EINTR)
+            return -errno;
+    }
+    cox_tsan_acquire(semaphore->sem); /* the sanitizer does not know sem_clockwait */
+    return 0;
+}
 
 #endif

@@ -68,7 +68,7 @@ COX_HOT static bool collector_left(struct cox_collector *collector, uint32_t ran
 /* It serves no more. */
 COX_HOT static bool collector_dead(struct cox_collector *collector, uint32_t rank)
 {
-    return cox_supervisor_dead(collector->supervisor, rank, NULL) ||
+    return cox_serving_dead(&cox_supervisor_lives(collector->supervisor)[rank]) ||
            collector_left(collector, rank);
 }
 
@@ -119,6 +119,11 @@ COX_HOT static void collector_consume(struct cox_collector *collector, struct co
         cox_gate_post(&collector->channel->gate, rank, COX_BELL_RESPONSE_PRODUCE);
 }
 
+COX_HOT static bool entry_is_consumed(const struct cox_entry *entry)
+{
+    return memcmp(&entry->consumed, &entry->asked, sizeof entry->asked) == 0;
+}
+
 /* Drops the answers of ended requests that arrived by now. Returns a rank that still owes one, or
  * -1. */
 COX_HOT static int collector_drop_late(struct cox_collector *collector, uint64_t *ret_sequence)
@@ -128,10 +133,17 @@ COX_HOT static int collector_drop_late(struct cox_collector *collector, uint64_t
     /* Oldest first: a rank answers in order, and its tokens are matched in order. */
     uint64_t first =
         collector->published > geometry->depth ? collector->published - geometry->depth + 1 : 1;
+    first = collector->settled < first ? first : collector->settled + 1;
+    bool before = true; /* all until here are settled */
     for (uint64_t sequence = first; sequence <= collector->published; sequence++) {
         struct cox_entry *entry = collector_entry(collector, sequence);
-        if (entry->sequence != sequence || !entry->replies || !entry->ended ||
-            memcmp(&entry->consumed, &entry->asked, sizeof entry->asked) == 0)
+        const bool settled =
+            entry->sequence != sequence ||
+            (entry->ended && (!entry->replies || entry_is_consumed(entry)));
+        before &= settled;
+        if (before)
+            collector->settled = sequence;
+        if (settled || !entry->replies || !entry->ended)
             continue;
         for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
             if (!cox_rank_set_has(&entry->asked, rank) || cox_rank_set_has(&entry->consumed, rank))
@@ -500,7 +512,8 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     if (atomic_load(&collector->causes) == before->causes)
         r = cox_gate_wait(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME,
                           before->ticket, deadline_ns);
-    atomic_store(&collector->sleeping, 0);
+    /* relaxed: seen late, it is one token too many. */
+    atomic_store_explicit(&collector->sleeping, 0, memory_order_relaxed);
     pthread_mutex_lock(&collector->lock);
     collector->sleep_rank = -1;
     if (r == 0 && collector->legacy)
@@ -642,30 +655,43 @@ struct pass {
     /* Every rank is looked at. Otherwise only what a bell without news of its own can tell: the next rank in turn where
      * each has a bell, and nothing where the last of all rings; a line that is looked at while its rank writes it costs both. */
     bool thorough;
-    uint64_t now_ns;
+    uint64_t told_ns; /* the time a moment ago, where it is known */
+    uint64_t now_ns;  /* 0: nobody has asked: a pass that finds all answers does without */
+    bool ring;       /* who has not taken a frame is rung again; known with now_ns */
 };
 
-/* Looks at ranks that owe an answer. Returns the first that still does, -1: none, -2: the request has failed. */
+COX_HOT static void pass_look_at_clock(struct cox_collector *collector, struct pass *pass)
+{
+    if (pass->now_ns)
+        return;
+    pass->now_ns = pass->told_ns ? pass->told_ns : cox_now_ns();
+    pass->ring = ring_due(&collector->ring_ns, pass->now_ns);
+}
+
+/* Looks at ranks that owe an answer. Returns the last that still does, -1: none, -2: the request has failed. The last, and
+ * from there down: ranks are let through in order, and who waits for the last of them is mostly woken once, when all the
+ * others have answered as well. */
 COX_HOT static int gather_look(struct cox_collector *collector, struct cox_entry *entry,
                                const struct pass *pass)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     const bool alone = !pass->thorough && !gathering->failed;
-    int first = -1;
-    for (uint32_t rank = gathering->next; rank < collector->rank_count; rank++) {
+    int last = -1;
+    for (uint32_t left = gathering->left; left > 0; left--) {
+        const uint32_t rank = left - 1;
         const struct cox_rank_result *result = &gathering->results[rank];
         if (result->outcome == COX_OUTCOME_LATE &&
             (pass->thorough || !cox_gate_shared(&collector->channel->gate)))
             gather_look_rank(collector, entry, rank);
-        if (result->outcome == COX_OUTCOME_LATE && first < 0)
-            first = (int)rank;
+        if (result->outcome == COX_OUTCOME_LATE && last < 0)
+            last = (int)rank;
         gathering->failed |=
             result->outcome == COX_OUTCOME_ERROR || result->outcome == COX_OUTCOME_DEAD;
-        if (first >= 0 && alone)
+        if (last >= 0 && alone)
             break;
     }
-    gathering->next = first < 0 ? collector->rank_count : (uint32_t)first;
-    return gathering->failed ? -2 : first;
+    gathering->left = (uint32_t)(last + 1);
+    return gathering->failed ? -2 : last;
 }
 
 /* It has not taken the request; or it is idle again, and its answer was written over, which it says again. */
@@ -746,13 +772,15 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
                                   int status)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
-    pthread_mutex_unlock(&collector->lock);
     struct cox_completion completion;
+    if (status) /* many words may have to be found for it */
+        pthread_mutex_unlock(&collector->lock);
     gather_complete(collector, entry, status, &completion);
     if (completion.status)
         gather_note_complaints(collector, entry);
     cox_fault_point(COX_FAULT_COMPLETE);
-    pthread_mutex_lock(&collector->lock);
+    if (status)
+        pthread_mutex_lock(&collector->lock);
     if (completion.status && entry->operation->step)
         cox_truth_set_void(cox_truth_channel(collector->channel->control, collector->channel->id),
                            collector->published);
@@ -777,15 +805,20 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     uint64_t returned_ns = handler ? cox_now_ns() : completion.completed_ns;
     cox_fault_point(COX_FAULT_HANDLED);
 
+    if (!waiter)
+        gather_let_go(collector, gathering);
     pthread_mutex_lock(&collector->lock);
     collector->in_handler = false;
+    collector->told_ns = returned_ns;
     cox_stats_return(&collector->stats, &completion, returned_ns);
-    if (waiter) {
-        if (completion.status)
-            cox_fail(waiter->err, completion.status, "%s", completion.text);
-        waiter->status = completion.status;
-        waiter->done = true;
+    if (!waiter) {
+        pthread_cond_broadcast(&collector->ended_cond);
+        return;
     }
+    if (completion.status)
+        cox_fail(waiter->err, completion.status, "%s", completion.text);
+    waiter->status = completion.status;
+    waiter->done = true;
     pthread_mutex_unlock(&collector->lock);
     /* From here on the waiter may be gone. Not under the lock, which the caller would only wake up
      * to wait for. */
@@ -853,9 +886,8 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
     *ret_owing = -1;
     *ret_sequence = 0;
     *ret_deadline_ns = COX_DEADLINE_NEVER;
-    struct pass pass = {.now_ns = cox_now_ns()};
-    bool ring =
-        collector->ended < collector->published && ring_due(&collector->ring_ns, pass.now_ns);
+    struct pass pass = {.told_ns = collector->told_ns};
+    collector->told_ns = 0;
     const bool whole = collector->whole;
     collector->whole = false;
     const bool news =
@@ -871,8 +903,16 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
             cox_gathering_begin(gathering, &entry->asked, collector->supervisor);
             collector->begun = sequence;
         }
-        pass.thorough = news || ring || *looked_again || whole || entry->causes != before->causes;
+        pass.thorough =
+            news || pass.ring || *looked_again || whole || entry->causes != before->causes;
         int owing = gather_look(collector, entry, &pass);
+        if (owing >= 0) {
+            pass_look_at_clock(collector, &pass);
+            if (pass.ring && !pass.thorough) {
+                pass.thorough = true;
+                owing = gather_look(collector, entry, &pass);
+            }
+        }
         int cut = owing >= 0 ? gather_cut(collector, entry, &pass) : 0;
         /* It ends before its turn: everybody is looked at once more, for what they answered, and for which of the failures
          * is the cause. */
@@ -880,6 +920,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
             return collector->whole = true;
         if (owing == -2 && gather_awaits_death(collector, entry, &owing)) {
             *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->dying_ns);
+            pass_look_at_clock(collector, &pass);
             cut = gather_cut(collector, entry, &pass);
         }
         /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now,
@@ -896,7 +937,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
             *looked_again = false;
             return true;
         }
-        if (ring)
+        if (pass.ring)
             gather_ring(collector, entry);
         if (*ret_owing < 0) {
             *ret_owing = owing;

@@ -124,12 +124,14 @@ struct cox_collector {
     uint64_t published;
     uint64_t ended; /* every request up to here has ended; later ones may have */
     uint64_t begun; /* the gatherings of requests up to here have begun */
+    uint64_t settled; /* of requests up to here no answer is to come, or counts */
     /* When whoever has not taken its frame is rung again: those in flight by who gathers, those
      * without whom there is no room by who is refused. One clock for both would ring for whoever
      * comes first in each slice, and never for the other. */
     uint64_t ring_ns, claim_ring_ns;
     struct cox_look seen;  /* before the last pass over what is in flight; the gathering thread's */
     bool whole;            /* the next pass looks at every rank; the same */
+    uint64_t told_ns;      /* the time as it was a moment before the next pass; 0: not known; the same */
     uint32_t claim_causes; /* causes, as the last claim began; under submit_lock */
     struct cox_spinner spinner; /* of who gathers */
     int sleep_rank;             /* the collector sleeps on its bell, -1: awake */
@@ -137,8 +139,9 @@ struct cox_collector {
     struct cox_waiter nobody;   /* in place of a caller that waits no longer */
     struct cox_collector_rank *ranks;
     struct cox_stats stats;
-    cox_completion_fn handler;
+    cox_completion_fn handler; /* NULL: none is registered */
     void *handler_context;
+    _Atomic bool handled; /* relaxed: one is, and will stay; spares who submits the lock */
     bool in_handler;
     uint64_t handler_runs; /* handlers entered so far */
     pthread_t handler_thread;

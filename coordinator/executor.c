@@ -667,6 +667,7 @@ int cox_executor_register(struct cox_executor *executor, enum cox_channel_id cha
     if (r == 0) {
         collector->handler = handler;
         collector->handler_context = context;
+        atomic_store_explicit(&collector->handled, handler != NULL, memory_order_relaxed);
     }
     pthread_mutex_unlock(&collector->lock);
     return r;
@@ -687,6 +688,7 @@ int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id chan
     }
     collector->handler = handler;
     collector->handler_context = context;
+    atomic_store_explicit(&collector->handled, true, memory_order_relaxed);
     /* The run at this moment may be of the old handler; later ones are not. */
     uint64_t run = collector->handler_runs;
     while (collector->in_handler && collector->handler_runs == run &&

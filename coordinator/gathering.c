@@ -17,6 +17,12 @@
 /* An arena that answers of usual size have grown to is kept. */
 #define ARENA_KEEP_SIZE (UINT64_C(64) << 20)
 
+/* From one copy to the next: handlers may look at what they get as numbers. */
+COX_HOT static size_t copy_stride(size_t length)
+{
+    return (length + 15) & ~(size_t)15;
+}
+
 int cox_gathering_init(struct cox_gathering *gathering, const struct cox_geometry *geometry,
                        enum cox_channel_id channel)
 {
@@ -26,14 +32,17 @@ int cox_gathering_init(struct cox_gathering *gathering, const struct cox_geometr
     gathering->ranks = calloc(geometry->rank_count, sizeof *gathering->ranks);
     gathering->texts = calloc(geometry->rank_count, COX_RANK_TEXT_SIZE);
     int r = gathering->results && gathering->ranks && gathering->texts ? 0 : -ENOMEM;
+    size_t room = 0;
     for (uint32_t rank = 0; r == 0 && rank < geometry->rank_count; rank++) {
         struct cox_gathering_rank *own = &gathering->ranks[rank];
         own->text = &gathering->texts[(size_t)rank * COX_RANK_TEXT_SIZE];
-        own->buffer_size =
+        own->slot_capacity =
             cox_geometry_slot_capacity(geometry, channel, geometry->legacy && rank == 0);
-        own->buffer = malloc(own->buffer_size); /* pages are touched only as far as answers reach */
-        if (!own->buffer)
-            r = -ENOMEM;
+        room += copy_stride(own->slot_capacity);
+    }
+    if (r == 0) {
+        gathering->copies = malloc(room);
+        r = gathering->copies ? 0 : -ENOMEM;
     }
     if (r == 0)
         r = cox_arena_init(&gathering->arena, ARENA_FIRST_SIZE, ARENA_SIZE_MAX);
@@ -45,9 +54,8 @@ int cox_gathering_init(struct cox_gathering *gathering, const struct cox_geometr
 void cox_gathering_deinit(struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; gathering->ranks && rank < gathering->rank_count; rank++)
-        free(gathering->ranks[rank].buffer);
-    for (uint32_t rank = 0; gathering->ranks && rank < gathering->rank_count; rank++)
         free(gathering->ranks[rank].block);
+    free(gathering->copies);
     free(gathering->texts);
     free(gathering->ranks);
     free(gathering->results);
@@ -61,12 +69,14 @@ COX_HOT void cox_gathering_begin(struct cox_gathering *gathering, const struct c
     cox_arena_reset(&gathering->arena);
     gathering->text[0] = '\0';
     gathering->taken = (struct cox_stats_taken){0};
-    gathering->next = 0;
+    gathering->copied = 0;
+    gathering->left = gathering->rank_count;
     gathering->failed = false;
+    const struct cox_serving *lives = cox_supervisor_lives(supervisor);
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
         gathering->results[rank] = (struct cox_rank_result){
             .outcome = cox_rank_set_has(asked, rank) ? COX_OUTCOME_LATE : COX_OUTCOME_NOT_ASKED,
-            .pid = cox_supervisor_serving_pid(supervisor, rank),
+            .pid = cox_serving_pid(&lives[rank]),
             .exit_status = -1,
         };
 }
@@ -150,42 +160,44 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
 {
     struct cox_rank_result *result = &gathering->results[rank];
     struct cox_gathering_rank *own = &gathering->ranks[rank];
-    const struct cox_operation *operation = cox_operation_find(type);
     bool legacy = channel->control->geometry.legacy;
-    bool whole = legacy && !operation->legacy_slotted;
+    bool whole = legacy && !cox_operation_find(type)->legacy_slotted;
+    uint8_t *copy = gathering->copies + gathering->copied;
     size_t length = 0;
     bool failed = false;
     struct cox_error why;
     cox_error_clear(&why);
     result->taken = true;
-    int r = cox_reply_fetch(channel, rank, sequence, whole, generation, own->buffer,
-                            own->buffer_size, &length, &failed, &why);
+    int r = cox_reply_fetch(channel, rank, sequence, whole, generation, copy, own->slot_capacity,
+                            &length, &failed, &why);
     if (r) {
         gathering_error(gathering, rank, r, why.text);
         return false;
     }
     if (type == COX_TYPE_OPAQUE && !failed) {
+        gathering->copied += copy_stride(length);
         gathering->taken.bytes += length;
         result->outcome = COX_OUTCOME_OK;
-        result->bytes = own->buffer;
+        result->bytes = copy;
         result->size = length;
         return false;
     }
     ModelExecuteData__ExecuteResponse *response = NULL;
-    r = gathering_unpack(gathering, own->buffer, length, 0, &response);
+    r = gathering_unpack(gathering, copy, length, 0, &response);
     if (r == 0 && !legacy && response->status == 0 && response->bulk) {
         r = cox_bulk_ref_read(response->bulk, &own->ref, &why);
         if (r)
             gathering_error(gathering, rank, r, why.text);
-        return own->in_block = r == 0;
+        return own->in_block = r == 0; /* may be taken again: its copy is not kept */
     }
+    gathering->copied += copy_stride(length);
     gathering->taken.bytes += length;
     if (r)
         gathering_error_unpack(gathering, rank, r, length);
     else if (failed && response->status == 0)
         gathering_error(gathering, rank, COX_REJECTED, response_text(response));
     else
-        gathering_accept(gathering, rank, legacy, response, own->buffer, length);
+        gathering_accept(gathering, rank, legacy, response, copy, length);
     return false;
 }
 
@@ -202,7 +214,7 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_block_in
                                            " at most"
                                          : "rank %" PRIu32 " replied with %" PRIu64
                                            " bytes, a slot holds %zu, and there are no blocks",
-                        rank, size, own->buffer_size, intake->size_max);
+                        rank, size, own->slot_capacity, intake->size_max);
     /* The limit is of one answer, of which all ranks may have one; and memory that is not there does not fail: the kernel
      * kills for it. A message is there twice, as it came and unpacked. */
     struct cox_error room = {0};

@@ -36,8 +36,7 @@ struct cox_gathering {
     uint32_t rank_count;
     struct cox_rank_result *results;
     struct cox_gathering_rank {
-        uint8_t *buffer; /* private copy of its answer */
-        size_t buffer_size;
+        size_t slot_capacity;    /* of its answer, at most */
         struct cox_bulk_ref ref; /* of the block that the answer is in */
         uint8_t *block;          /* private copy of it; NULL: none */
         bool in_block;
@@ -45,7 +44,11 @@ struct cox_gathering {
             text; /* COX_RANK_TEXT_SIZE bytes of texts: apart, so that what every round touches lies together */
     } * ranks;
     char *texts;
-    uint32_t next; /* ranks before it have answered, or were not asked */
+    /* Private copies of the answers, one behind the other in the order in which they were taken: small ones are on one page,
+     * whose translation serves them all. With room for all slots; touched only as far as answers reach. */
+    uint8_t *copies;
+    size_t copied;
+    uint32_t left; /* ranks from it on have answered, or were not asked */
     bool failed;   /* one of them has failed, or is dead */
     struct cox_arena arena;
     struct cox_stats_taken taken;

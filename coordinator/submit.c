@@ -88,8 +88,6 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
 {
     struct cox_collector *collector = &executor->collectors[entry->operation->channel];
     size_t capacity, length;
-    if (!entry->submitted_ns) /* a call that waits for room comes again */
-        entry->submitted_ns = cox_now_ns();
     pthread_mutex_lock(&collector->submit_lock);
     entry->block_size = 0;
     int r = 0;
@@ -143,11 +141,12 @@ COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
         .gather = operation->replies ? options->gather : COX_GATHER_NONE,
         .replies = operation->replies,
         .deadline_ns = options->deadline_ns,
+        .submitted_ns = cox_now_ns(),
         .request_context = options->request_context,
         .life = options->life,
         .asked = cox_rank_set_first(executor->geometry.rank_count),
     };
-    if (operation->replies && options->deadline_ns <= cox_now_ns())
+    if (operation->replies && options->deadline_ns <= entry.submitted_ns)
         return cox_fail(err, COX_TIMEOUT,
                         "%s: the deadline has passed already; it is absolute, on CLOCK_MONOTONIC",
                         operation->name);
@@ -190,14 +189,9 @@ COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
     if (entry.replies && !cox_executor_is_async(channel))
         return cox_fail(err, COX_INVALID, "%s is answered synchronously: use call",
                         entry.operation->name);
-    if (entry.replies) {
-        pthread_mutex_lock(&collector->lock);
-        bool registered = collector->handler != NULL;
-        pthread_mutex_unlock(&collector->lock);
-        if (!registered)
-            return cox_fail(err, COX_STATE, "no handler is registered for the %s channel",
-                            cox_channel_name(channel));
-    }
+    if (entry.replies && !atomic_load_explicit(&collector->handled, memory_order_relaxed))
+        return cox_fail(err, COX_STATE, "no handler is registered for the %s channel",
+                        cox_channel_name(channel));
     r = executor_publish(executor, payload, &entry, err);
     if (r == 0 && ret_sequence)
         *ret_sequence = entry.sequence;

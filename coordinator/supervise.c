@@ -34,17 +34,13 @@
 struct worker {
     struct cox_supervisor *supervisor;
     uint32_t rank;
-    /* Stored with release; its partners are the acquire loads of worker_is_dead. Looked at in every request, as are pid and
-     * adopted: in one page of the five that this takes. */
-    atomic_bool dead;
-    /* Of the rank's present life; written by the supervisor thread, pidfd under the supervisor's lock. */
-    _Atomic pid_t pid; /* relaxed: a number */
-    int pidfd;
+    /* Its pid is of the rank's present life, and written by the supervisor thread. */
+    struct cox_serving *life; /* in the supervisor's lives */
+    int pidfd;                  /* of the same; under the supervisor's lock */
     /* Its pidfd is there, for who waits for it, also while the supervisor thread sleeps in cox_launch. */
     struct cox_launched launched;
     /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
     struct cox_peer adopted;
-    _Atomic pid_t adopted_pid; /* its pid, 0: none; relaxed: a number */
     /* Written by the supervisor thread, under the lock. The rank is dead when both processes are. */
     bool ended; /* pid is dead, perhaps not reaped */
     bool adopted_ended;
@@ -91,6 +87,7 @@ struct cox_supervisor {
     struct pollfd *polled; /* of the supervisor thread alone */
     struct pollfd *packed; /* what of polled is an fd */
     struct worker *workers;
+    struct cox_serving *lives; /* of all ranks; cox_supervisor_lives */
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* on CLOCK_MONOTONIC; phase or alive */
@@ -121,7 +118,7 @@ static int worker_launch(struct worker *w, const struct cox_launch_life *life,
     if (w->pidfd >= 0)
         cox_fd_raise(&w->pidfd);
     if (r == 0)
-        w->pid = w->launched.pid;
+        w->life->pid = w->launched.pid;
     pthread_mutex_unlock(&s->lock);
     if (r)
         return r;
@@ -158,9 +155,9 @@ static int launch_all(struct cox_supervisor *s)
 static void launch_undo(struct cox_supervisor *s)
 {
     siginfo_t info;
-    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].pid; rank++)
-        cox_launch_kill_group(s->workers[rank].pid, s->workers[rank].pidfd);
-    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].pid; rank++)
+    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].life->pid; rank++)
+        cox_launch_kill_group(s->workers[rank].life->pid, s->workers[rank].pidfd);
+    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].life->pid; rank++)
         cox_launch_reap(s->workers[rank].pidfd, true, &info);
 }
 
@@ -267,7 +264,7 @@ static int worker_kill(struct worker *w)
 {
     if (w->supervisor->external)
         return pidfd_signal(w->pidfd, SIGKILL);
-    cox_launch_kill_group(w->pid, w->pidfd);
+    cox_launch_kill_group(w->life->pid, w->pidfd);
     return 0;
 }
 
@@ -278,11 +275,11 @@ static void worker_describe(struct worker *w, bool dead, char *buffer, size_t bu
     bool wrapped = w->adopted.pid != 0;
     if (wrapped)
         snprintf(who, sizeof who, "rank %u (pid %d, in its wrapper %d) is %s", w->rank,
-                 w->adopted.pid, w->pid, dead ? "dead" : "alive");
+                 w->adopted.pid, w->life->pid, dead ? "dead" : "alive");
     else
-        snprintf(who, sizeof who, "rank %u (pid %d)", w->rank, w->pid);
+        snprintf(who, sizeof who, "rank %u (pid %d)", w->rank, w->life->pid);
     const char *whose = wrapped ? "; its wrapper" : "";
-    if (!w->pid) {
+    if (!w->life->pid) {
         snprintf(buffer, buffer_size, "rank %u has not logged on", w->rank);
     } else if (!dead) {
         snprintf(buffer, buffer_size, "%s%s", who, wrapped ? "" : " is alive");
@@ -290,7 +287,7 @@ static void worker_describe(struct worker *w, bool dead, char *buffer, size_t bu
         snprintf(buffer, buffer_size, "%s; how, only its wrapper knows", who);
     } else if (w->let_go) {
         snprintf(buffer, buffer_size, "rank %u (pid %d) left the group and was let go", w->rank,
-                 w->pid);
+                 w->life->pid);
     } else if (!w->how.known && w->supervisor->external) {
         snprintf(buffer, buffer_size, "%s is dead; how, only who started it knows", who);
     } else if (!w->how.known) {
@@ -347,14 +344,14 @@ static void worker_bury(struct worker *w)
     worker_keep_death(w);
     pthread_mutex_unlock(&s->lock);
     cox_tsan_has_died();
-    atomic_store_explicit(&w->dead, true, memory_order_release);
+    atomic_store_explicit(&w->life->dead, true, memory_order_release);
     cox_fault_point(COX_FAULT_DEATH_STORED);
 
     if (s->hooks.wake)
         s->hooks.wake(s->hooks.context, w->rank);
     worker_tell_rest(w, rest);
     if (s->hooks.death)
-        s->hooks.death(s->hooks.context, w->rank, w->pid, &how);
+        s->hooks.death(s->hooks.context, w->rank, w->life->pid, &how);
     cox_fault_point(COX_FAULT_DEATH_TOLD);
     pthread_mutex_lock(&s->lock);
     s->alive -= !w->released;
@@ -365,9 +362,7 @@ static void worker_bury(struct worker *w)
 
 static bool worker_is_dead(struct worker *w)
 {
-    /* Acquire: what the supervisor thread wrote about the end, before its release, may be read now.
-     */
-    return atomic_load_explicit(&w->dead, memory_order_acquire);
+    return cox_serving_dead(w->life);
 }
 
 /* Of the polled set; a negative fd, which is what a thing of the past has, is skipped by poll. Under the
@@ -420,7 +415,7 @@ static void worker_adopted_ended(struct worker *w)
     w->adopted_ended = true;
     w->wrapper_killed = !w->ended && !ending;
     if (w->wrapper_killed)
-        cox_launch_kill_group(w->pid, w->pidfd);
+        cox_launch_kill_group(w->life->pid, w->pidfd);
     pthread_mutex_unlock(&w->supervisor->lock);
 }
 
@@ -431,11 +426,11 @@ static void worker_ended(struct worker *w)
     bool ending = atomic_load_explicit(&w->supervisor->ending, memory_order_acquire);
     pthread_mutex_lock(&w->supervisor->lock);
     /* It was polled without the lock: by now the rank may have been released, or be another process. */
-    const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
+    const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->pidfd};
     bool ended = !w->supervisor->external || (w->pidfd >= 0 && !cox_peer_alive(&peer));
     w->ended = w->ended || ended;
     if (ended && w->adopted.pidfd >= 0 && !w->adopted_ended && !ending) {
-        cox_launch_kill_group(w->pid, w->pidfd);
+        cox_launch_kill_group(w->life->pid, w->pidfd);
         pidfd_signal(w->adopted.pidfd, SIGKILL);
     }
     pthread_mutex_unlock(&w->supervisor->lock);
@@ -445,7 +440,7 @@ static bool worker_is_gone(struct worker *w)
 {
     pthread_mutex_lock(&w->supervisor->lock);
     bool gone =
-        w->ended && w->pid && !worker_is_dead(w) && (w->adopted.pidfd < 0 || w->adopted_ended);
+        w->ended && w->life->pid && !worker_is_dead(w) && (w->adopted.pidfd < 0 || w->adopted_ended);
     pthread_mutex_unlock(&w->supervisor->lock);
     return gone;
 }
@@ -462,7 +457,7 @@ static void worker_be_born(struct worker *w)
     cox_close_fd(&w->pidfd);
     cox_peer_close(&w->adopted);
     w->adopted.pid = 0;
-    atomic_store_explicit(&w->adopted_pid, 0, memory_order_relaxed);
+    atomic_store_explicit(&w->life->adopted_pid, 0, memory_order_relaxed);
     w->reap_until_ns = 0;
     w->ended = w->adopted_ended = w->wrapper_killed = w->told = false;
     w->last_lines = (struct cox_last_lines){0};
@@ -487,7 +482,7 @@ static void watch_relaunch(struct cox_supervisor *s)
     s->alive += r == 0;
     /* release: as where it is set. */
     if (r == 0)
-        atomic_store_explicit(&w->dead, false, memory_order_release);
+        atomic_store_explicit(&w->life->dead, false, memory_order_release);
     relaunch->status = r;
     relaunch->done = true;
     pthread_cond_broadcast(&s->changed);
@@ -562,7 +557,7 @@ static void *supervisor_main(void *context)
 /* Without the thread: it has ended or was never there. */
 static void supervisor_destroy(struct cox_supervisor *s)
 {
-    for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
+    for (uint32_t rank = 0; s->workers && s->lives && rank < s->plan.rank_count; rank++) {
         struct worker *w = &s->workers[rank];
         worker_visit_grave(w);
         cox_close_fd(&w->grave_fd);
@@ -572,6 +567,7 @@ static void supervisor_destroy(struct cox_supervisor *s)
         cox_close_fd(&w->streams[1].fd);
     }
     free(s->workers);
+    free(s->lives);
     free(s->polled);
     free(s->packed);
     cox_close_fd(&s->stop_fd);
@@ -607,15 +603,17 @@ static int supervisor_new(const struct cox_supervise_options *options,
     s->polled = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->polled);
     s->packed = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->packed);
     s->workers = calloc(s->plan.rank_count, sizeof *s->workers);
-    for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
+    s->lives = calloc(s->plan.rank_count, sizeof *s->lives);
+    for (uint32_t rank = 0; s->workers && s->lives && rank < s->plan.rank_count; rank++) {
         struct worker *w = &s->workers[rank];
         w->supervisor = s;
         w->rank = rank;
+        w->life = &s->lives[rank];
         w->ended = w->told = s->external;
         w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = w->grave_fd = -1;
         atomic_init(&w->launched.pidfd, -1);
     }
-    if (!s->polled || !s->packed || !s->workers)
+    if (!s->polled || !s->packed || !s->workers || !s->lives)
         r = -ENOMEM;
     else if ((s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0)
         r = -errno;
@@ -706,15 +704,17 @@ static struct worker *worker_of(struct cox_supervisor *s, uint32_t rank)
 
 pid_t cox_supervisor_pid(struct cox_supervisor *s, uint32_t rank)
 {
-    return worker_of(s, rank)->pid;
+    return worker_of(s, rank)->life->pid;
+}
+
+const struct cox_serving *cox_supervisor_lives(const struct cox_supervisor *s)
+{
+    return s->lives;
 }
 
 pid_t cox_supervisor_serving_pid(struct cox_supervisor *s, uint32_t rank)
 {
-    /* Without the lock: every request asks for the pid of every rank. */
-    struct worker *w = worker_of(s, rank);
-    pid_t adopted = atomic_load_explicit(&w->adopted_pid, memory_order_relaxed);
-    return adopted ? adopted : atomic_load_explicit(&w->pid, memory_order_relaxed);
+    return cox_serving_pid(worker_of(s, rank)->life);
 }
 
 int cox_supervisor_pidfd(struct cox_supervisor *s, uint32_t rank)
@@ -741,9 +741,9 @@ bool cox_supervisor_dying(struct cox_supervisor *s, uint32_t rank)
 {
     struct worker *w = worker_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
+    const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->pidfd};
     bool dead = worker_is_dead(w);
-    pid_t pid = w->adopted.pidfd >= 0 ? w->adopted.pid : w->pid;
+    pid_t pid = w->adopted.pidfd >= 0 ? w->adopted.pid : w->life->pid;
     bool there = w->pidfd >= 0, ended = there && !cox_peer_alive(&peer);
     pthread_mutex_unlock(&s->lock);
     /* Also when it is known as dead by now: whoever asks looked for that a moment ago. */
@@ -781,14 +781,14 @@ void cox_supervisor_last_death(struct cox_supervisor *s, uint32_t rank,
 int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
 {
     struct worker *w = worker_of(s, rank);
-    if (pid == w->pid)
+    if (pid == w->life->pid)
         return 0;
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     int r = cox_peer_open(pid, start, &peer);
     if (r)
         return r;
     /* pid and start were written by others: a stranger's would get our signals. */
-    bool ours = cox_peer_descends(pid, w->pid);
+    bool ours = cox_peer_descends(pid, w->life->pid);
     pthread_mutex_lock(&s->lock);
     if (w->ended) {
         /* Nobody would ever look at it. */
@@ -799,7 +799,7 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
         r = COX_DENIED;
     } else {
         w->adopted = peer;
-        atomic_store_explicit(&w->adopted_pid, peer.pid, memory_order_relaxed);
+        atomic_store_explicit(&w->life->adopted_pid, peer.pid, memory_order_relaxed);
         peer.pidfd = -1;
     }
     pthread_mutex_unlock(&s->lock);
@@ -823,7 +823,7 @@ int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, ui
         r = COX_TAKEN;
     } else {
         w->pidfd = cox_steal_fd(&peer.pidfd);
-        w->pid = pid;
+        w->life->pid = pid;
         w->ended = w->told = w->let_go = false;
         s->alive++;
     }
@@ -838,12 +838,12 @@ void cox_supervisor_release(struct cox_supervisor *s, uint32_t rank, bool has_se
     COX_ASSERT(s->external);
     struct worker *w = worker_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    const struct cox_peer peer = {.pid = w->pid, .pidfd = w->pidfd};
-    if (!w->ended && !w->released && cox_peer_alive(&peer) && !cox_peer_exiting(w->pid)) {
+    const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->pidfd};
+    if (!w->ended && !w->released && cox_peer_alive(&peer) && !cox_peer_exiting(w->life->pid)) {
         w->released = has_served;
         if (!has_served) {
             cox_close_fd(&w->pidfd);
-            w->pid = 0;
+            w->life->pid = 0;
             w->ended = w->told = true;
         }
         s->alive--;
@@ -866,17 +866,17 @@ int cox_supervisor_vacate(struct cox_supervisor *s, uint32_t rank, uint64_t dead
     while (w->ended && !w->told && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
     bool vacated = !w->ended || w->told;
-    if (vacated && w->pid) {
+    if (vacated && w->life->pid) {
         if (!w->ended) {
             s->alive -= !w->released;
             w->let_go = true;
         }
-        w->former = w->pid;
-        w->pid = 0;
+        w->former = w->life->pid;
+        w->life->pid = 0;
         cox_close_fd(&w->pidfd);
         w->released = false;
         w->ended = w->told = true;
-        atomic_store_explicit(&w->dead, false, memory_order_release);
+        atomic_store_explicit(&w->life->dead, false, memory_order_release);
         pthread_cond_broadcast(&s->changed);
     }
     pthread_mutex_unlock(&s->lock);
@@ -888,11 +888,11 @@ bool cox_supervisor_withdraw(struct cox_supervisor *s, uint32_t rank)
     COX_ASSERT(s->external);
     struct worker *w = worker_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    bool vacant = w->pid == 0;
+    bool vacant = w->life->pid == 0;
     if (vacant) {
         /* Dead first: one with a pid that has ended is buried once more otherwise. */
-        atomic_store_explicit(&w->dead, true, memory_order_release);
-        w->pid = w->former;
+        atomic_store_explicit(&w->life->dead, true, memory_order_release);
+        w->life->pid = w->former;
     }
     pthread_mutex_unlock(&s->lock);
     return vacant;
@@ -903,7 +903,7 @@ int cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank, pid_t pid)
     struct worker *w = worker_of(s, rank);
     int r = 0;
     pthread_mutex_lock(&s->lock);
-    bool serves = pid == 0 || w->pid == pid || w->adopted.pid == pid;
+    bool serves = pid == 0 || w->life->pid == pid || w->adopted.pid == pid;
     if (serves && !worker_is_dead(w) && w->pidfd >= 0 && !w->released) {
         if (cox_peer_alive(&w->adopted))
             r = pidfd_signal(w->adopted.pidfd, SIGKILL);
@@ -928,7 +928,7 @@ int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t d
     bool told = w->told;
     pthread_mutex_unlock(&s->lock);
     return told ? 0
-                : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, w->pid,
+                : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, w->life->pid,
                            worker_is_dead(w) ? "is dead, but a hook did not return in time"
                                              : "is alive still");
 }
@@ -947,7 +947,7 @@ int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
 {
     struct worker *w = worker_of(s, rank);
     if (!worker_is_dead(w))
-        return cox_fail(err, COX_STATE, "rank %u (pid %d) is alive", rank, w->pid);
+        return cox_fail(err, COX_STATE, "rank %u (pid %d) is alive", rank, w->life->pid);
     int r = cox_supervisor_await_end(s, rank, deadline_ns, err);
     if (r)
         return r;
@@ -1022,7 +1022,7 @@ uint32_t cox_supervisor_signal_all(struct cox_supervisor *s, int number)
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
         struct worker *w = &s->workers[rank];
         pthread_mutex_lock(&s->lock);
-        const struct cox_peer peer = {.pid = w->pid, .pidfd = w->released ? -1 : w->pidfd};
+        const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->released ? -1 : w->pidfd};
         bool adopted = cox_peer_alive(&w->adopted), heard = false;
         if (adopted)
             heard = pidfd_signal(w->adopted.pidfd, number) == 0;
@@ -1055,7 +1055,7 @@ uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t
                 &s->log, 3,
                 "rank %u (pid %d) has not ended %d s after SIGKILL: it is held in the kernel, see "
                 "/proc/%d/stack",
-                rank, s->workers[rank].pid, KILL_PATIENCE_MS / 1000, s->workers[rank].pid);
+                rank, s->workers[rank].life->pid, KILL_PATIENCE_MS / 1000, s->workers[rank].life->pid);
     cox_supervisor_wait(s, COX_DEADLINE_NEVER);
     return signalled;
 }

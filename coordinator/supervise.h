@@ -26,6 +26,7 @@
 
 #include "../channel/base.h"
 
+#include <stdatomic.h>
 #include <sys/types.h>
 
 struct cox_supervisor;
@@ -78,6 +79,30 @@ struct cox_supervise_options {
  * left. */
 int cox_supervisor_start(const struct cox_supervise_options *options,
                          struct cox_supervisor **ret_supervisor, struct cox_error *err);
+
+/* What every request looks at of every rank, together: a rank's whole record takes pages. */
+struct cox_serving {
+    atomic_bool dead; /* stored with release */
+    /* relaxed: numbers. */
+    _Atomic pid_t pid;         /* the process that was started */
+    _Atomic pid_t adopted_pid; /* that serves in its place; 0: none */
+};
+
+/* By rank; until free. */
+const struct cox_serving *cox_supervisor_lives(const struct cox_supervisor *supervisor);
+
+/* Acquire: what the supervisor thread wrote about the end, before its release, may be read now. */
+static inline bool cox_serving_dead(const struct cox_serving *life)
+{
+    return atomic_load_explicit(&life->dead, memory_order_acquire);
+}
+
+/* The process that serves. */
+static inline pid_t cox_serving_pid(const struct cox_serving *life)
+{
+    const pid_t adopted = atomic_load_explicit(&life->adopted_pid, memory_order_relaxed);
+    return adopted ? adopted : atomic_load_explicit(&life->pid, memory_order_relaxed);
+}
 
 /* The process that was started. */
 pid_t cox_supervisor_pid(struct cox_supervisor *supervisor, uint32_t rank);
