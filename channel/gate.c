@@ -244,7 +244,7 @@ COX_HOT void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t cou
     if (!cox_gate_shared(gate))
         return;
     /* relaxed: seen with the publication, which comes after. */
-    atomic_store_explicit(&gate->wake->hints[sequence % gate->depth].word,
+    atomic_store_explicit(&gate->wake->hints[cox_geometry_frame(sequence, gate->depth)].word,
                           (sequence << 8) >> 8 | (uint64_t)count << HINT_COUNT_SHIFT,
                           memory_order_relaxed);
     cox_fault_point(COX_FAULT_HINT_ARMED);
@@ -256,7 +256,7 @@ COX_HOT void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t seque
         cox_gate_post(gate, rank, COX_BELL_RESPONSE_CONSUME);
         return;
     }
-    bool last = hint_count(&gate->wake->hints[sequence % gate->depth].word, sequence);
+    bool last = hint_count(&gate->wake->hints[cox_geometry_frame(sequence, gate->depth)].word, sequence);
     cox_fault_point(COX_FAULT_HINT_COUNTED);
     if (last || failed)
         word_ring(&gate->wake->bell, gate->elides ? &gate->wake->coordinator_sleeps : NULL);

@@ -11,10 +11,8 @@
 #define KIB UINT64_C(1024)
 #define MIB (KIB * KIB)
 /* Frames and slots start on cache lines. */
-#define ALIGNMENT UINT64_C(64)
 #define FRAME_SIZE_MIN UINT64_C(256)
 /* Where the parts of sealed memory begin. */
-#define SEALED_PAGE UINT64_C(4096)
 /* cox_group_memory_size of the smallest values fits (a test compares them): words, and two values per rank
  * for the group and for each of its subgroups. */
 #define GROUP_BASE (8 * KIB)
@@ -34,11 +32,6 @@ static const struct {
     [COX_CHANNEL_RECOVER] = {"recover_command", 4 * KIB, 4 * KIB, 8 * MIB, 8 * MIB},
     [COX_CHANNEL_ERROR] = {"execute_error", 0, 1 * KIB, 0, 1 * KIB},
 };
-
-static uint64_t align_down(uint64_t size)
-{
-    return size / ALIGNMENT * ALIGNMENT;
-}
 
 /* Legacy ranks answer these in a slot each; on the link channel only rank 0 has a payload. */
 static bool legacy_slotted(enum cox_channel_id channel)
@@ -89,10 +82,10 @@ static int geometry_check(const struct cox_geometry *geometry, int code, struct 
                             "%s: a request region of %" PRIu64 " bytes gives %" PRIu32
                             " frames %" PRIu64 " bytes each: expected at least %" PRIu64,
                             name, channel->request_size, geometry->depth,
-                            align_down(channel->request_size / geometry->depth), FRAME_SIZE_MIN);
-        uint64_t part = align_down(channel->response_size / geometry->depth);
+                            cox_geometry_align_down(channel->request_size / geometry->depth), FRAME_SIZE_MIN);
+        uint64_t part = cox_geometry_align_down(channel->response_size / geometry->depth);
         bool slotted = !geometry->legacy || legacy_slotted((enum cox_channel_id)c);
-        if (channel->slot_stride < FRAME_SIZE_MIN || channel->slot_stride % ALIGNMENT ||
+        if (channel->slot_stride < FRAME_SIZE_MIN || channel->slot_stride % COX_GEOMETRY_ALIGNMENT ||
             (slotted && channel->slot_stride > part / geometry->rank_count))
             return cox_fail(err, code,
                             "%s: a response region of %" PRIu64 " bytes at depth %" PRIu32
@@ -127,14 +120,14 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
                                 : channel_defaults[c].slot_stride * geometry.depth * rank_count;
         channel->request_size = choice->request_size[c] ? choice->request_size[c] : request;
         channel->response_size = choice->response_size[c] ? choice->response_size[c] : response;
-        channel->frame_size = align_down(channel->request_size / geometry.depth);
+        channel->frame_size = cox_geometry_align_down(channel->request_size / geometry.depth);
         if (c == COX_CHANNEL_ERROR)
             channel->slot_stride = channel->response_size;
         else if (choice->legacy)
             channel->slot_stride = COX_LEGACY_SLOT_STRIDE;
         else
             channel->slot_stride =
-                align_down(align_down(channel->response_size / geometry.depth) / rank_count);
+                cox_geometry_align_down(cox_geometry_align_down(channel->response_size / geometry.depth) / rank_count);
     }
     int r = geometry_check(&geometry, COX_INVALID, err);
     if (r)
@@ -181,13 +174,13 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
 
 static uint64_t page_up(uint64_t size)
 {
-    return (size + SEALED_PAGE - 1) / SEALED_PAGE * SEALED_PAGE;
+    return (size + COX_SEALED_PAGE - 1) / COX_SEALED_PAGE * COX_SEALED_PAGE;
 }
 
 uint64_t cox_geometry_request_offset(const struct cox_geometry *geometry,
                                      enum cox_channel_id channel)
 {
-    uint64_t offset = SEALED_PAGE;
+    uint64_t offset = COX_SEALED_PAGE;
     for (int c = 0; c < (int)channel; c++)
         offset += page_up(geometry->channels[c].request_size);
     return offset;
@@ -199,17 +192,9 @@ uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry)
 }
 
 /* Of the slots of a channel in the memory of a rank. */
-static uint64_t sealed_slot_offset(const struct cox_geometry *geometry, enum cox_channel_id channel)
-{
-    uint64_t offset = SEALED_PAGE;
-    for (int c = 0; c < (int)channel; c++)
-        offset += geometry->channels[c].slot_stride * geometry->depth;
-    return offset;
-}
-
 uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry)
 {
-    return page_up(sealed_slot_offset(geometry, COX_CHANNEL_ERROR) +
+    return page_up(cox_geometry_slots_begin(geometry, COX_CHANNEL_ERROR) +
                    geometry->channels[COX_CHANNEL_ERROR].slot_stride);
 }
 
@@ -291,25 +276,6 @@ uint64_t cox_geometry_name_count(const struct cox_geometry *geometry)
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         regions += geometry->channels[c].request_size ? 2 : 1;
     return regions + geometry_semaphore_count(geometry);
-}
-
-COX_HOT uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry,
-                                          enum cox_channel_id channel, uint32_t rank,
-                                          uint64_t sequence)
-{
-    const struct cox_layout_channel *c = &geometry->channels[channel];
-    if (geometry->sealed)
-        return sealed_slot_offset(geometry, channel) +
-               (channel == COX_CHANNEL_ERROR ? 0 : c->slot_stride * (sequence % geometry->depth));
-    uint64_t part = align_down(c->response_size / geometry->depth);
-    return part * (sequence % geometry->depth) + c->slot_stride * rank;
-}
-
-COX_HOT uint64_t cox_geometry_slot_capacity(const struct cox_geometry *geometry,
-                                            enum cox_channel_id channel, bool whole)
-{
-    const struct cox_layout_channel *c = &geometry->channels[channel];
-    return (whole ? c->response_size : c->slot_stride) - COX_PREFIX_SIZE;
 }
 
 int cox_name_check(const char *name, struct cox_error *err)

@@ -73,12 +73,59 @@ uint64_t cox_geometry_group_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t life);
 
+/* Frames and slots begin at multiples of this. */
+#define COX_GEOMETRY_ALIGNMENT UINT64_C(64)
+/* Of sealed memory: what is mapped apart begins at multiples of this, whatever the machine's pages. */
+#define COX_SEALED_PAGE UINT64_C(4096)
+
+static inline uint64_t cox_geometry_align_down(uint64_t size)
+{
+    return size / COX_GEOMETRY_ALIGNMENT * COX_GEOMETRY_ALIGNMENT;
+}
+
+/* Which of `depth` frames a sequence has, and what one of as many equal parts has of `size`: several times in each request
+ * of each rank, and a depth is mostly a power of two. */
+static inline uint64_t cox_geometry_frame(uint64_t sequence, uint32_t depth)
+{
+    return (depth & (depth - 1)) == 0 ? sequence & (depth - 1) : sequence % depth;
+}
+
+static inline uint64_t cox_geometry_part(uint64_t size, uint32_t depth)
+{
+    return (depth & (depth - 1)) == 0 ? size >> __builtin_ctz(depth) : size / depth;
+}
+
+/* Sealed groups: where in a rank's memory the slots of a channel begin. */
+static inline uint64_t cox_geometry_slots_begin(const struct cox_geometry *geometry,
+                                                enum cox_channel_id channel)
+{
+    uint64_t offset = COX_SEALED_PAGE; /* its lines */
+    for (int c = 0; c < (int)channel; c++)
+        offset += geometry->channels[c].slot_stride * geometry->depth;
+    return offset;
+}
+
 /* Where a slot starts in the response region (sealed: in the memory of its rank), and how many payload bytes it holds. With legacy
  * ranks the payload of rank 0 may fill the region (whole is true: execute and link replies). */
-uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry, enum cox_channel_id channel,
-                                  uint32_t rank, uint64_t sequence);
-uint64_t cox_geometry_slot_capacity(const struct cox_geometry *geometry,
-                                    enum cox_channel_id channel, bool whole);
+static inline uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry,
+                                                enum cox_channel_id channel, uint32_t rank,
+                                                uint64_t sequence)
+{
+    const struct cox_layout_channel *c = &geometry->channels[channel];
+    const uint64_t frame = cox_geometry_frame(sequence, geometry->depth);
+    if (geometry->sealed)
+        return cox_geometry_slots_begin(geometry, channel) +
+               (channel == COX_CHANNEL_ERROR ? 0 : c->slot_stride * frame);
+    return cox_geometry_align_down(cox_geometry_part(c->response_size, geometry->depth)) * frame +
+           c->slot_stride * rank;
+}
+
+static inline uint64_t cox_geometry_slot_capacity(const struct cox_geometry *geometry,
+                                                  enum cox_channel_id channel, bool whole)
+{
+    const struct cox_layout_channel *c = &geometry->channels[channel];
+    return (whole ? c->response_size : c->slot_stride) - COX_PREFIX_SIZE;
+}
 
 /* A group's name: 1 to COX_NAME_SIZE_MAX of letters, digits, '.', '_' and '-', not starting with a
  * dot. Returns 0 or COX_INVALID with the reason. */

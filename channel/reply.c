@@ -40,45 +40,63 @@ COX_HOT void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, 
                       channel->control->geometry.depth, sequence, failed);
 }
 
+/* Apart, so that who finds all in order saves nothing for it. */
+__attribute__((cold, noinline)) static int reply_refuse(const struct cox_channel *channel,
+                                                        uint32_t rank, uint64_t sequence,
+                                                        uint32_t generation, struct cox_error *err)
+{
+    const struct cox_control *control = channel->control;
+    const struct cox_layout_rank_line *line = cox_truth_line(control, rank, channel->id);
+    uint64_t tag = cox_truth_tag(line, control->geometry.depth, sequence) & ~COX_TAG_FAILED;
+    if (tag != sequence)
+        return cox_fail(err, COX_CORRUPT,
+                        "rank %" PRIu32 " replied with sequence %" PRIu64 ", expected %" PRIu64,
+                        rank, tag, sequence);
+    return cox_fail(err, COX_CORRUPT,
+                    "rank %" PRIu32 " replied as generation %" PRIu32 " of group %" PRIx32
+                    ", expected %" PRIu32 " of %" PRIx32,
+                    rank, atomic_load_explicit(&line->generation, memory_order_relaxed),
+                    atomic_load_explicit(&line->epoch, memory_order_relaxed), generation,
+                    control->epoch);
+}
+
+__attribute__((cold, noinline)) static int reply_refuse_length(uint32_t rank, size_t length,
+                                                               size_t capacity, size_t buffer_size,
+                                                               struct cox_error *err)
+{
+    if (length > capacity)
+        return cox_fail(err, COX_CORRUPT,
+                        "rank %" PRIu32 " replied with a length of %zu bytes, its slot holds %zu",
+                        rank, length, capacity);
+    return cox_fail(err, COX_TOO_LARGE,
+                    "rank %" PRIu32 " replied with %zu bytes, there is room for %zu", rank, length,
+                    buffer_size);
+}
+
 COX_HOT int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
                             bool whole, uint32_t generation, void *buffer, size_t buffer_size,
                             size_t *ret_length, bool *ret_failed, struct cox_error *err)
 {
     const struct cox_control *control = channel->control;
-    bool failed = false;
+    uint64_t tag = 0;
     if (generation) {
         const struct cox_layout_rank_line *line = cox_truth_line(control, rank, channel->id);
-        uint64_t tag = cox_truth_tag(line, control->geometry.depth, sequence);
-        failed = tag & COX_TAG_FAILED;
-        tag &= ~COX_TAG_FAILED;
-        if (tag != sequence)
-            return cox_fail(err, COX_CORRUPT,
-                            "rank %" PRIu32 " replied with sequence %" PRIu64 ", expected %" PRIu64,
-                            rank, tag, sequence);
+        tag = cox_truth_tag(line, control->geometry.depth, sequence);
         /* relaxed: written once at attach, ordered by the acquire of `done` that led here. */
-        uint32_t epoch = atomic_load_explicit(&line->epoch, memory_order_relaxed);
-        uint32_t seen = atomic_load_explicit(&line->generation, memory_order_relaxed);
-        if (epoch != control->epoch || seen != generation)
-            return cox_fail(err, COX_CORRUPT,
-                            "rank %" PRIu32 " replied as generation %" PRIu32 " of group %" PRIx32
-                            ", expected %" PRIu32 " of %" PRIx32,
-                            rank, seen, epoch, generation, control->epoch);
+        if ((tag & ~COX_TAG_FAILED) != sequence ||
+            atomic_load_explicit(&line->epoch, memory_order_relaxed) != control->epoch ||
+            atomic_load_explicit(&line->generation, memory_order_relaxed) != generation)
+            return reply_refuse(channel, rank, sequence, generation, err);
     }
     const uint8_t *base = reply_base(channel, rank, sequence);
     uint32_t prefix;
     memcpy(&prefix, base, sizeof prefix);
-    size_t length = le32toh(prefix);
-    size_t capacity = cox_geometry_slot_capacity(&control->geometry, channel->id, whole);
-    if (length > capacity)
-        return cox_fail(err, COX_CORRUPT,
-                        "rank %" PRIu32 " replied with a length of %zu bytes, its slot holds %zu",
-                        rank, length, capacity);
-    if (length > buffer_size)
-        return cox_fail(err, COX_TOO_LARGE,
-                        "rank %" PRIu32 " replied with %zu bytes, there is room for %zu", rank,
-                        length, buffer_size);
+    const size_t length = le32toh(prefix);
+    const size_t capacity = cox_geometry_slot_capacity(&control->geometry, channel->id, whole);
+    if (length > capacity || length > buffer_size)
+        return reply_refuse_length(rank, length, capacity, buffer_size, err);
     memcpy(buffer, base + COX_PREFIX_SIZE, length);
     *ret_length = length;
-    *ret_failed = failed;
+    *ret_failed = tag & COX_TAG_FAILED;
     return 0;
 }

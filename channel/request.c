@@ -10,7 +10,7 @@ COX_HOT static uint8_t *request_base(const struct cox_channel *channel, uint64_t
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
     return (uint8_t *)channel->request.base +
-           geometry->channels[channel->id].frame_size * (sequence % geometry->depth);
+           geometry->channels[channel->id].frame_size * cox_geometry_frame(sequence, geometry->depth);
 }
 
 COX_HOT uint8_t *cox_request_frame(const struct cox_channel *channel, uint64_t sequence,

@@ -49,7 +49,7 @@ static inline void cox_truth_set_published(struct cox_layout_channel_truth *trut
 static inline void cox_truth_publish(struct cox_layout_channel_truth *truth, uint32_t depth,
                                      const struct cox_frame_record *record)
 {
-    struct cox_layout_frame *frame = &truth->frames[record->sequence % depth];
+    struct cox_layout_frame *frame = &truth->frames[cox_geometry_frame(record->sequence, depth)];
     /* relaxed: ordered before the fields by their release stores; a reader that sees a new field
      * with its acquire load therefore sees the zero, or what comes after it, in its second look at
      * sequence. */
@@ -90,7 +90,7 @@ static inline bool cox_truth_read_frame(const struct cox_layout_channel_truth *t
                                         uint32_t depth, uint64_t sequence,
                                         struct cox_frame_record *ret_record)
 {
-    const struct cox_layout_frame *frame = &truth->frames[sequence % depth];
+    const struct cox_layout_frame *frame = &truth->frames[cox_geometry_frame(sequence, depth)];
     if (atomic_load_explicit(&frame->sequence, memory_order_acquire) != sequence)
         return false;
     struct cox_frame_record record = {.sequence = sequence};
@@ -114,7 +114,7 @@ static inline bool cox_truth_frame_holds(const struct cox_layout_channel_truth *
     /* acquire: partner is the release of sequence in cox_truth_publish; the frame's bytes were
      * written before it. */
     return sequence >> COX_STATE_SHIFT == 0 &&
-           atomic_load_explicit(&truth->frames[sequence % depth].sequence, memory_order_acquire) ==
+           atomic_load_explicit(&truth->frames[cox_geometry_frame(sequence, depth)].sequence, memory_order_acquire) ==
                sequence;
 }
 
@@ -125,7 +125,7 @@ static inline bool cox_truth_frame_behind(const struct cox_layout_channel_truth 
 {
     /* acquire: as above. */
     uint64_t there =
-        atomic_load_explicit(&truth->frames[sequence % depth].sequence, memory_order_acquire);
+        atomic_load_explicit(&truth->frames[cox_geometry_frame(sequence, depth)].sequence, memory_order_acquire);
     return there != 0 && there < sequence;
 }
 
@@ -299,7 +299,7 @@ static inline void cox_truth_set_returned(struct cox_layout_rank_line *line, uin
 static inline void cox_truth_set_tag(struct cox_layout_rank_line *line, uint32_t depth,
                                      uint64_t sequence, bool failed)
 {
-    atomic_store_explicit(&line->tags[sequence % depth], sequence | (failed ? COX_TAG_FAILED : 0),
+    atomic_store_explicit(&line->tags[cox_geometry_frame(sequence, depth)], sequence | (failed ? COX_TAG_FAILED : 0),
                           memory_order_relaxed);
     cox_fault_point(COX_FAULT_REPLY_TAGGED);
 }
@@ -329,7 +329,7 @@ static inline uint64_t cox_truth_done(const struct cox_layout_rank_line *line)
 static inline uint64_t cox_truth_tag(const struct cox_layout_rank_line *line, uint32_t depth,
                                      uint64_t sequence)
 {
-    return atomic_load_explicit(&line->tags[sequence % depth], memory_order_relaxed);
+    return atomic_load_explicit(&line->tags[cox_geometry_frame(sequence, depth)], memory_order_relaxed);
 }
 
 #endif

@@ -42,13 +42,13 @@ COX_HOT static const struct cox_geometry *collector_geometry(const struct cox_co
 
 static struct cox_entry *collector_entry(struct cox_collector *collector, uint64_t sequence)
 {
-    return &collector->entries[sequence % collector_geometry(collector)->depth];
+    return &collector->entries[cox_geometry_frame(sequence, collector_geometry(collector)->depth)];
 }
 
 static struct cox_frame_block *collector_frame_block(struct cox_collector *collector,
                                                      uint64_t sequence)
 {
-    return &collector->frame_blocks[sequence % collector_geometry(collector)->depth];
+    return &collector->frame_blocks[cox_geometry_frame(sequence, collector_geometry(collector)->depth)];
 }
 
 /* It has left by itself, and not because its process ends: that would be told in a moment, and better. */
@@ -211,7 +211,9 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
     if (r == 0 && old->sequence && !old->ended)
         r = cox_fail(err, COX_FULL, "%s: all %" PRIu32 " frames are in flight", name,
                      collector_geometry(collector)->depth);
-    for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++) {
+    /* Who has answered has returned the frame: mostly all have. */
+    const bool free = !collector->legacy && (!old->sequence || entry_is_consumed(old));
+    for (uint32_t rank = 0; r == 0 && !free && rank < collector->rank_count; rank++) {
         if (collector->legacy) {
             struct cox_collector_rank *l = &collector->ranks[rank];
             if (cox_rank_set_has(asked, rank) && !l->legacy_free)
@@ -221,7 +223,7 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
                 r = cox_fail(err, COX_FULL, "%s: rank %" PRIu32 " has not returned the frame", name,
                              rank);
         } else if (old->sequence && cox_rank_set_has(&old->asked, rank) &&
-                   !cox_rank_set_has(&old->consumed, rank) && /* who has answered has returned it */
+                   !cox_rank_set_has(&old->consumed, rank) &&
                    !collector_returned(collector, rank, old->sequence) &&
                    !collector_dead(collector, rank)) {
             reading = (int)rank;
@@ -616,7 +618,7 @@ void cox_collector_admit(struct cox_collector *collector, uint32_t rank)
 static struct cox_gathering *collector_gathering(struct cox_collector *collector,
                                                  const struct cox_entry *entry)
 {
-    return &collector->gatherings[entry->sequence % collector_geometry(collector)->depth];
+    return &collector->gatherings[cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth)];
 }
 
 /* Takes the answer of a rank that owed it, if it is there, or sees its death. */

@@ -154,37 +154,17 @@ static void gathering_error_unpack(struct cox_gathering *gathering, uint32_t ran
     gathering_error(gathering, rank, r, text);
 }
 
-COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
-                                uint32_t rank, uint64_t sequence, uint32_t type,
-                                uint32_t generation)
+/* An ExecuteResponse, in the copy. Returns true: it tells of a block. */
+COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint32_t rank,
+                                           bool legacy, bool failed, const uint8_t *copy,
+                                           size_t length)
 {
-    struct cox_rank_result *result = &gathering->results[rank];
     struct cox_gathering_rank *own = &gathering->ranks[rank];
-    bool legacy = channel->control->geometry.legacy;
-    bool whole = legacy && !cox_operation_find(type)->legacy_slotted;
-    uint8_t *copy = gathering->copies + gathering->copied;
-    size_t length = 0;
-    bool failed = false;
-    struct cox_error why;
-    cox_error_clear(&why);
-    result->taken = true;
-    int r = cox_reply_fetch(channel, rank, sequence, whole, generation, copy, own->slot_capacity,
-                            &length, &failed, &why);
-    if (r) {
-        gathering_error(gathering, rank, r, why.text);
-        return false;
-    }
-    if (type == COX_TYPE_OPAQUE && !failed) {
-        gathering->copied += copy_stride(length);
-        gathering->taken.bytes += length;
-        result->outcome = COX_OUTCOME_OK;
-        result->bytes = copy;
-        result->size = length;
-        return false;
-    }
     ModelExecuteData__ExecuteResponse *response = NULL;
-    r = gathering_unpack(gathering, copy, length, 0, &response);
+    int r = gathering_unpack(gathering, copy, length, 0, &response);
     if (r == 0 && !legacy && response->status == 0 && response->bulk) {
+        struct cox_error why;
+        cox_error_clear(&why);
         r = cox_bulk_ref_read(response->bulk, &own->ref, &why);
         if (r)
             gathering_error(gathering, rank, r, why.text);
@@ -198,6 +178,35 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
         gathering_error(gathering, rank, COX_REJECTED, response_text(response));
     else
         gathering_accept(gathering, rank, legacy, response, copy, length);
+    return false;
+}
+
+COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
+                                uint32_t rank, uint64_t sequence, uint32_t type,
+                                uint32_t generation)
+{
+    struct cox_rank_result *result = &gathering->results[rank];
+    bool legacy = channel->control->geometry.legacy;
+    bool whole = legacy && !cox_operation_find(type)->legacy_slotted;
+    uint8_t *copy = gathering->copies + gathering->copied;
+    size_t length;
+    bool failed;
+    struct cox_error why;
+    cox_error_clear(&why);
+    result->taken = true;
+    int r = cox_reply_fetch(channel, rank, sequence, whole, generation, copy,
+                            gathering->ranks[rank].slot_capacity, &length, &failed, &why);
+    if (r) {
+        gathering_error(gathering, rank, r, why.text);
+        return false;
+    }
+    if (type != COX_TYPE_OPAQUE || failed)
+        return gathering_take_message(gathering, rank, legacy, failed, copy, length);
+    gathering->copied += copy_stride(length);
+    gathering->taken.bytes += length;
+    result->outcome = COX_OUTCOME_OK;
+    result->bytes = copy;
+    result->size = length;
     return false;
 }
 

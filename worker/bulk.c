@@ -22,7 +22,7 @@ COX_HOT bool cox_lane_has_blocks(const struct cox_lane *lane)
 
 static struct cox_bulk_view *lane_view(struct cox_lane *lane, uint64_t sequence)
 {
-    return &lane->views[sequence % lane->worker->control.geometry.depth];
+    return &lane->views[cox_geometry_frame(sequence, lane->worker->control.geometry.depth)];
 }
 
 int cox_lane_open_block(struct cox_lane *lane, uint64_t sequence,
@@ -55,7 +55,7 @@ void cox_lane_close_block(struct cox_lane *lane, uint64_t sequence)
 
 static struct cox_lane_answer *lane_answer_block(struct cox_lane *lane, uint64_t sequence)
 {
-    return &lane->answers[sequence % lane->worker->control.geometry.depth];
+    return &lane->answers[cox_geometry_frame(sequence, lane->worker->control.geometry.depth)];
 }
 
 static void answer_release(struct cox_lane *lane, struct cox_lane_answer *answer)
