@@ -713,6 +713,9 @@ static void holds_end(struct cox_plan *plan, uint64_t owner, int64_t id, uint64_
 {
     struct cox_hold *hold;
     while ((hold = cox_holds_take(&plan->holds, owner, id, now_ns))) {
+        for (struct cox_sequence *s = plan->done.first; s; s = s->next)
+            if (s->hold == hold)
+                s->hold = NULL;
         cox_blocks_give(&plan->blocks, hold->blocks, hold->block_count);
         slot_leave(plan, hold->slot, hold->id);
         free(hold);

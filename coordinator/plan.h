@@ -125,10 +125,10 @@ struct cox_sequence {
     uint32_t pulls;            /* started so far */
     bool fresh;                /* to be pulled, and nobody was told */
     bool recomputed;           /* its source was given up */
-    struct cox_hold *hold;  /* where it ended so: in the plan's list, lent until it is released */
-    void *report;           /* of its last pull; the caller's, freed with free */
-    enum cox_finish finish; /* when done */
-    struct cox_error error; /* COX_FINISH_ERROR */
+    struct cox_hold *hold;     /* where it ended so, and is held: lent until it is released */
+    void *report;              /* of its last pull; the caller's, freed with free */
+    enum cox_finish finish;    /* when done */
+    struct cox_error error;    /* COX_FINISH_ERROR */
 };
 struct cox_sequence *cox_sequence_free(struct cox_sequence *sequence); /* NULL-safe */
 

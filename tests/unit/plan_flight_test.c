@@ -427,6 +427,31 @@ static void m10_what_is_held_has_no_row_in_flight(void **state)
     cox_plan_free(plan);
 }
 
+/* Nobody has heard of it yet, so nobody can have released it. */
+static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.hold_count_max = 4;
+    struct cox_plan *plan = plan_new(options);
+    add_with(plan, 6, 1, 60000, NULL);
+    add_with(plan, 6, 1, 60000, NULL);
+    publish(plan, 1);
+    commit(plan, 50, 50);
+    cox_plan_release(plan, 1, 1);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_null(done->hold);
+    cox_sequence_free(done);
+    assert_int_equal(cox_plan_holds(plan)->count, 1);
+    cox_plan_revert(plan);
+    done = cox_plan_done(plan);
+    assert_int_equal(done->finish, COX_FINISH_LENGTH);
+    assert_null(done->hold);
+    cox_sequence_free(done);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    cox_plan_free(plan);
+}
+
 static void a_failure_ends_what_is_in_flight(void **state)
 {
     (void)state;
@@ -602,6 +627,7 @@ int main(void)
         cmocka_unit_test(an_end_in_flight_saves_a_preemption),
         cmocka_unit_test(who_is_cancelled_leaves_its_rows),
         cmocka_unit_test(m10_what_is_held_has_no_row_in_flight),
+        cmocka_unit_test(m10_what_a_revert_ends_is_not_shown_as_held),
         cmocka_unit_test(a_failure_ends_what_is_in_flight),
         cmocka_unit_test(at_random_texts_are_right_and_blocks_of_one),
     };
