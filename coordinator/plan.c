@@ -349,10 +349,25 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_request *request)
 
 /* ---- the next step ---- */
 
+/* Nobody is told of the first so many any more. */
+static void untold_drop(struct cox_plan *plan, uint32_t count)
+{
+    plan->untold_count -= count;
+    memmove(plan->untold_slots, plan->untold_slots + count,
+            plan->untold_count * sizeof *plan->untold_slots);
+    memmove(plan->untold_ids, plan->untold_ids + count,
+            plan->untold_count * sizeof *plan->untold_ids);
+}
+
 /* The slot and the blocks of a sequence that the ranks knew are free, the slot as soon as they were told. */
 static void slot_leave(struct cox_plan *plan, uint32_t slot, int64_t id)
 {
-    COX_ASSERT(plan->untold_count < slot_count_max(&plan->options));
+    if (plan->untold_count == slot_count_max(&plan->options)) {
+        /* Slots are there more than once: a step that told of them had their next owners, too, and came to nothing. The next
+         * step's base tells of the oldest ones. */
+        COX_ASSERT(!plan->told_count);
+        untold_drop(plan, 1);
+    }
     plan->slots[plan->slot_count++] = slot;
     plan->untold_slots[plan->untold_count] = slot;
     plan->untold_ids[plan->untold_count++] = id;
@@ -639,17 +654,6 @@ static bool is_stop(const struct cox_sequence *sequence, int32_t token)
     return false;
 }
 
-/* The ranks have heard of the first so many. */
-static void untold_drop(struct cox_plan *plan, uint32_t count)
-{
-    plan->told_count -= count;
-    plan->untold_count -= count;
-    memmove(plan->untold_slots, plan->untold_slots + count,
-            plan->untold_count * sizeof *plan->untold_slots);
-    memmove(plan->untold_ids, plan->untold_ids + count,
-            plan->untold_count * sizeof *plan->untold_ids);
-}
-
 /* No row can write any more to what is left of those that have ended. */
 static void flight_part(struct cox_plan *plan, struct flight *flight)
 {
@@ -691,6 +695,7 @@ int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t 
                             i, (unsigned long long)flight->sequence, tokens[i]);
     plan->flight_first = (plan->flight_first + 1) % plan->options.step_count_max;
     plan->flight_count--;
+    plan->told_count -= flight->told_count;
     untold_drop(plan, flight->told_count);
     flight_part(plan, flight);
     for (uint32_t i = 0; i < flight->step.row_count; i++) {

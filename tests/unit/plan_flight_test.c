@@ -452,6 +452,43 @@ static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
     cox_plan_free(plan);
 }
 
+/* A step in flight tells of a slot and has its next owner, who leaves it, too: both are to be told when that step comes to nothing,
+ * as often as it does. */
+static void slots_that_were_told_in_vain_and_left_again_have_room(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.sequence_count_max = 1;
+    options.parting_count_max = 1;
+    struct cox_plan *plan = plan_new(options);
+    int contexts[2];
+    const int64_t *ids;
+    add(plan, 3, 1);
+    publish(plan, 1);
+    commit(plan, 50, 0);
+    expect_done(plan, 1, COX_FINISH_LENGTH, 4);
+    int64_t id = 2;
+    for (uint64_t sequence = 2; sequence < 8; sequence += 2, id += 2) {
+        add_with(plan, 3, 9, 0, &contexts[0]);
+        const struct cox_step *step = publish(plan, sequence);
+        expect_row(step, 0, id, 0, 3, true, true);
+        assert_int_equal(step->finished_count, sequence == 2);
+        cox_plan_cancel(plan, &contexts[0]);
+        add_with(plan, 3, 9, 0, &contexts[1]);
+        expect_row(publish(plan, sequence + 1), 0, id + 1, 0, 3, true, true);
+        cox_plan_cancel(plan, &contexts[1]);
+        cox_plan_revert(plan);
+        expect_done(plan, id, COX_FINISH_ERROR, 3);
+        expect_done(plan, id + 1, COX_FINISH_ERROR, 3);
+        expect_nothing(plan, COX_EMPTY);
+        /* Who left last, if there is no room for all. */
+        assert_int_equal(cox_plan_untold(plan, &ids), 2);
+        assert_int_equal(ids[0] + ids[1], 2 * id + 1);
+    }
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    cox_plan_free(plan);
+}
+
 static void a_failure_ends_what_is_in_flight(void **state)
 {
     (void)state;
@@ -628,6 +665,7 @@ int main(void)
         cmocka_unit_test(who_is_cancelled_leaves_its_rows),
         cmocka_unit_test(m10_what_is_held_has_no_row_in_flight),
         cmocka_unit_test(m10_what_a_revert_ends_is_not_shown_as_held),
+        cmocka_unit_test(slots_that_were_told_in_vain_and_left_again_have_room),
         cmocka_unit_test(a_failure_ends_what_is_in_flight),
         cmocka_unit_test(at_random_texts_are_right_and_blocks_of_one),
     };
