@@ -363,10 +363,12 @@ static int step_submit(struct cox_scheduler *scheduler, struct flight *flight,
 {
     uint64_t give_up_ns = cox_deadline_after_ms(scheduler->options.step_ms);
     uint64_t pause_ns = SUBMIT_PAUSE_MIN_NS;
+    /* Ranks begin with it when those in flight are over, which have as long. */
+    const uint64_t patience_ms = scheduler->options.step_ms * (scheduler->flight_count + 1);
     for (;;) {
         struct cox_submit_options options = {
             .gather = COX_GATHER_RANK0,
-            .deadline_ns = cox_deadline_after_ms(scheduler->options.step_ms),
+            .deadline_ns = cox_deadline_after_ms(patience_ms),
             .request_context = (void *)(uintptr_t)flight->number,
             .life = scheduler->life,
         };
