@@ -58,6 +58,7 @@ struct cox_plan {
     bool given;
     size_t step_cost; /* of next */
     uint64_t base;
+    uint64_t renewed; /* number of the first step with the weights of now; 0: none */
     int64_t last_id;
     struct cox_plan_stats stats;
 };
@@ -635,6 +636,8 @@ void cox_plan_publish(struct cox_plan *plan, uint64_t sequence)
         struct cox_sequence *s = (struct cox_sequence *)row->sequence; /* the plan's own */
         s->known = true;
         s->told_count = s->block_count;
+        if (!s->computed)
+            s->since = sequence;
         s->computed += row->count;
         s->row_count++;
         if (!row->emit)
@@ -673,7 +676,8 @@ static void sequence_take(struct cox_plan *plan, struct cox_sequence *s, int32_t
     if (!stop && s->token_count - s->pending_count < s->token_end)
         return;
     s->finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH;
-    if (!stop && s->request.hold_ms && plan->holds.count < plan->options.hold_count_max)
+    if (!stop && s->request.hold_ms && s->since >= plan->renewed &&
+        plan->holds.count < plan->options.hold_count_max)
         s->hold =
             cox_holds_add(&plan->holds, s->id, s->request.owner,
                           cox_deadline_after_ms(s->request.hold_ms), s->blocks, s->block_count);
@@ -727,11 +731,18 @@ static void holds_end(struct cox_plan *plan, uint64_t owner, int64_t id, uint64_
     }
 }
 
+void cox_plan_renew(struct cox_plan *plan)
+{
+    COX_ASSERT(plan->flight_count);
+    plan->renewed = flight_at(plan, 0)->sequence;
+    holds_end(plan, 0, 0, COX_DEADLINE_NEVER);
+}
+
 /* The ranks' tables count for nothing, nor does any step. */
 static void flights_drop(struct cox_plan *plan)
 {
     plan->given = false;
-    plan->base = 0;
+    plan->base = plan->renewed = 0;
     plan->told_count = 0;
     while (plan->flight_count)
         flight_part(plan, flight_at(plan, --plan->flight_count));
@@ -865,6 +876,7 @@ int cox_plan_pulled(struct cox_plan *plan, int64_t id, enum cox_pull_end end, bo
         sequence->source = cox_source_free(sequence->source);
     if (runs) {
         sequence->computed = sequence->token_count - 1;
+        sequence->since = plan->base;
         plan->running[plan->running_count++] = sequence;
     } else if (end == COX_PULL_END_RETRY || end == COX_PULL_END_RECOMPUTE) {
         list_prepend(&plan->waiting, sequence);

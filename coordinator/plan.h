@@ -10,7 +10,7 @@
  *             '------(pool dry: youngest first)-------'
  *
  * The blocks of one that was asked to hold them stay taken when it is done, and its slot known to the ranks: a hold, until it is
- * released, its lease ends, or a step is reverted, with which the ranks' tables are emptied. Blocks that a rank may still write to although their pull has ended are nobody's until they are
+ * released, its lease ends, the weights are others, or a step is reverted, with which the ranks' tables are emptied. Blocks that a rank may still write to although their pull has ended are nobody's until they are
  * given back.
  *
  * next fills a step, publish says that it is on its way, commit that the oldest one on its way has ended well. Up to
@@ -118,6 +118,7 @@ struct cox_sequence {
         computed; /* positions whose keys and values are in the cache, once steps in flight are over */
     int32_t *blocks; /* its table */
     uint32_t block_count;
+    uint64_t since;            /* number of the step with its first positions */
     uint32_t told_count;       /* blocks the ranks know of */
     uint32_t slot;             /* while running */
     bool known;                /* the ranks' tables hold it */
@@ -191,6 +192,9 @@ void cox_plan_publish(struct cox_plan *plan, uint64_t sequence);
  * 0; nothing is done then. */
 int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t *ended,
                     struct cox_error *err);
+/* The oldest step in flight went well, and is the first with other weights; before its commit. Ends what is held; and who was computed in
+ * part before will not be held. */
+void cox_plan_renew(struct cox_plan *plan);
 /* The oldest step had no effect, or nobody knows what it had: so it is with all of them, and with what was given. */
 void cox_plan_revert(struct cox_plan *plan);
 

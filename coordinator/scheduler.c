@@ -59,7 +59,6 @@ struct cox_scheduler {
     uint32_t retry_count;
     uint64_t life;    /* of the group, in which the ranks were told what the plan builds on */
     uint64_t version; /* of the weights, of the last step; 0: there was none, or it has none */
-    bool switched;    /* it is another one than when what is held was computed */
 
     pthread_mutex_t lock; /* what the handler looks at in flights, and stopped */
     pthread_cond_t wake;
@@ -529,9 +528,8 @@ static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err
     int32_t *blocks;
     uint32_t count;
     int r = 0;
-    /* Ranks may have forgotten what is held, or it is of other weights. */
-    bool lost = cox_executor_life(scheduler->executor) != scheduler->life || scheduler->switched;
-    scheduler->switched = false;
+    /* Ranks may have forgotten what is held. */
+    bool lost = cox_executor_life(scheduler->executor) != scheduler->life;
     if (cox_plan_holds(scheduler->plan)->count)
         cox_plan_expire(scheduler->plan, lost ? COX_DEADLINE_NEVER : cox_now_ns());
     if (!transfer)
@@ -571,7 +569,7 @@ static int step_weights(struct cox_scheduler *scheduler, struct flight *flight,
     int r = weights ? cox_shared_weights_step(weights, scheduler->life, &flight->version, err) : 0;
     if (r)
         return r;
-    /* Also where it is withdrawn later: some rank may have begun with it. */
+    /* Also where it turns out to be void: a failure reverts the plan, and nothing is left that was computed before. */
     flight->switches = scheduler->version && flight->version != scheduler->version;
     scheduler->version = flight->version;
     cox_message_weights(scheduler->message, flight->version);
@@ -583,7 +581,8 @@ static void step_weights_end(struct cox_scheduler *scheduler, const struct fligh
                              const struct cox_error *err)
 {
     struct cox_shared_weights *weights = scheduler->options.weights;
-    scheduler->switched |= flight->switches;
+    if (!r && flight->switches)
+        cox_plan_renew(scheduler->plan);
     if (weights && r)
         cox_shared_weights_failed(weights, flight->version, r, err->text);
     else if (weights)
@@ -618,10 +617,8 @@ static int step_begin(struct cox_scheduler *scheduler, struct cox_error *err)
     r = cox_message_fill(scheduler->message, step, &request);
     r = r ? cox_fail(err, r, "no memory for a step")
           : step_submit(scheduler, flight, request, &sequence, err);
-    if (r) {
-        scheduler->switched |= flight->switches; /* the step that is run instead does not */
+    if (r)
         return r;
-    }
     cox_plan_publish(scheduler->plan, sequence);
     scheduler->flight_count++;
     return 0;
@@ -670,11 +667,8 @@ static int steps_wait(struct cox_scheduler *scheduler, int r, struct cox_error *
         e = step_end(scheduler, &earlier);
         r = 0;
     }
-    while (e && scheduler->flight_count) {
-        /* The one that is run instead does not, and some rank may have begun with it. */
-        scheduler->switched |= flight_at(scheduler, 0)->switches;
+    while (e && scheduler->flight_count)
         flight_await(scheduler, &later);
-    }
     if (e)
         *err = earlier;
     return e ? e : r;
