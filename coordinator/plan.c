@@ -709,6 +709,11 @@ int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t 
             continue; /* it has ended before */
         plan->stats.prompt_tokens += row->decode ? 0 : row->count;
         s->row_count--;
+        const uint32_t end = row->position + row->count;
+        if (end > s->reached) {
+            plan->stats.positions += end - s->reached;
+            s->reached = end;
+        }
         if (!row->emit)
             continue;
         s->tokens[s->token_count - s->pending_count--] = tokens[i];

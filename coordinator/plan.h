@@ -118,6 +118,7 @@ struct cox_sequence {
         computed; /* positions whose keys and values are in the cache, once steps in flight are over */
     int32_t *blocks; /* its table */
     uint32_t block_count;
+    uint32_t reached;          /* positions computed by steps that are over, most so far */
     uint64_t since;            /* number of the step with its first positions */
     uint32_t told_count;       /* blocks the ranks know of */
     uint32_t slot;             /* while running */
@@ -167,6 +168,7 @@ struct cox_step {
 struct cox_plan_stats {
     uint64_t prompt_tokens; /* computed, recomputed ones included */
     uint64_t generated_tokens;
+    uint64_t positions; /* computed for the first time */
     uint64_t preemptions;
     uint64_t recomputed; /* sequences whose source was given up */
 };

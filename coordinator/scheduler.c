@@ -57,8 +57,9 @@ struct cox_scheduler {
     bool broken;     /* run has failed: only free is left */
     uint64_t number; /* of the last step; tells a late handler from an awaited one */
     uint32_t retry_count;
-    uint64_t life;    /* of the group, in which the ranks were told what the plan builds on */
-    uint64_t version; /* of the weights, of the last step; 0: there was none, or it has none */
+    uint64_t positions; /* of the plan's statistics, after the last step */
+    uint64_t life;      /* of the group, in which the ranks were told what the plan builds on */
+    uint64_t version;   /* of the weights, of the last step; 0: there was none, or it has none */
 
     pthread_mutex_t lock; /* what the handler looks at in flights, and stopped */
     pthread_cond_t wake;
@@ -646,7 +647,12 @@ static int step_end(struct cox_scheduler *scheduler, struct cox_error *err)
     if (r)
         return r;
     step_count(scheduler, flight);
-    scheduler->retry_count = 0;
+    /* A step that computes again what was computed before the failure is not the one that failed. */
+    struct cox_plan_stats stats;
+    cox_plan_stats(scheduler->plan, &stats);
+    if (stats.positions != scheduler->positions || !flight->step->row_count)
+        scheduler->retry_count = 0;
+    scheduler->positions = stats.positions;
     return 0;
 }
 

@@ -345,6 +345,37 @@ static void m10_a_step_that_is_not_sent_leaves_no_hold_to_look_at(void **state)
     executor_free(executor);
 }
 
+/* Not for ever, so that a scheduler that goes on for ever fails here. */
+static int every_second_rejected(uint64_t number)
+{
+    return number > 100 ? COX_DIVERGED : number % 2 ? 0 : COX_REJECTED;
+}
+
+/* Its first chunk is computed again each time, which is no step ahead. */
+static void retries_of_a_second_chunk_end(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_scheduler_options options = options_make();
+    struct cox_scheduler *scheduler = NULL;
+    struct cox_scheduler_stats stats;
+    struct cox_error error = {0};
+    options.done = NULL;
+    options.steps_in_flight = 1;
+    options.token_count_max = 8;
+    executor->script.status = every_second_rejected;
+    assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
+    const int32_t tokens[12] = {1, 2, 3};
+    const struct cox_request request = {.tokens = tokens, .token_count = 12, .new_count_max = 9};
+    assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
+    assert_int_equal(cox_scheduler_run(scheduler, &error), COX_REJECTED);
+    assert_non_null(strstr(error.text, "tried 4 times"));
+    cox_scheduler_stats(scheduler, &stats);
+    assert_int_equal(stats.retries, 3);
+    cox_scheduler_free(scheduler);
+    executor_free(executor);
+}
+
 static int late_at_first(uint64_t number)
 {
     return number % 7 ? 0 : number % 2 ? COX_LATE : COX_FULL;
@@ -755,6 +786,7 @@ int main(void)
         cmocka_unit_test(small_pools_chunks_and_frames_change_no_text),
         cmocka_unit_test(failed_steps_change_no_text),
         cmocka_unit_test(retries_end),
+        cmocka_unit_test(retries_of_a_second_chunk_end),
         cmocka_unit_test(a_step_behind_others_has_the_time_of_a_step),
         cmocka_unit_test(m10_a_step_that_is_not_sent_leaves_no_hold_to_look_at),
         cmocka_unit_test(a_late_rank_is_waited_for),
