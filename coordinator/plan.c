@@ -25,6 +25,7 @@ struct parting {
     uint32_t block_count;
     uint32_t slot;
     int64_t id;
+    struct cox_sequence *sequence; /* done with it; NULL: it is done, or will not be */
 };
 
 struct flight {
@@ -157,8 +158,10 @@ static void flights_deinit(struct cox_plan *plan)
 {
     for (uint32_t i = 0; plan->flights && i < plan->options.step_count_max; i++) {
         struct flight *flight = &plan->flights[i];
-        for (uint32_t p = 0; p < flight->parting_count; p++)
+        for (uint32_t p = 0; p < flight->parting_count; p++) {
             free(flight->partings[p].blocks);
+            cox_sequence_free(flight->partings[p].sequence);
+        }
         free(flight->partings);
         free(flight->rows);
     }
@@ -665,6 +668,8 @@ static void flight_part(struct cox_plan *plan, struct flight *flight)
         cox_blocks_give(&plan->blocks, parting->blocks, parting->block_count);
         slot_leave(plan, parting->slot, parting->id);
         free(parting->blocks);
+        if (parting->sequence)
+            list_append(&plan->done, parting->sequence);
     }
     flight->parting_count = 0;
 }
@@ -813,6 +818,16 @@ static void pulling_leave(struct cox_plan *plan, struct cox_sequence *sequence, 
     sequence->block_count = 0;
 }
 
+/* What a sequence left that has ended. NULL: no step in flight has a row of it. */
+static struct parting *parting_find(const struct cox_plan *plan, int64_t id)
+{
+    for (uint32_t i = 0; i < plan->flight_count; i++)
+        for (uint32_t p = 0; p < flight_at(plan, i)->parting_count; p++)
+            if (flight_at(plan, i)->partings[p].id == id)
+                return &flight_at(plan, i)->partings[p];
+    return NULL;
+}
+
 void cox_plan_cancel(struct cox_plan *plan, const void *context)
 {
     COX_ASSERT(!plan->given);
@@ -829,7 +844,12 @@ void cox_plan_cancel(struct cox_plan *plan, const void *context)
         return;
     sequence->finish = COX_FINISH_ERROR;
     cox_fail(&sequence->error, COX_CLOSED, "cancelled");
-    list_append(&plan->done, sequence);
+    /* Who hears that it is done may take its adapter away: not before the ranks have heard of it. */
+    struct parting *parting = sequence->request.lora ? parting_find(plan, sequence->id) : NULL;
+    if (parting)
+        parting->sequence = sequence;
+    else
+        list_append(&plan->done, sequence);
 }
 
 /* ---- pulls ---- */

@@ -205,7 +205,8 @@ struct cox_sequence *cox_plan_done(struct cox_plan *plan);
 /* Ends everything that waits or runs with an error; steps in flight count as reverted. */
 void cox_plan_fail(struct cox_plan *plan, int code, const char *text);
 
-/* Ends what waits or runs for this context, if there is any, with COX_CLOSED; it is done then. One that is being
+/* Ends what waits or runs for this context, if there is any, with COX_CLOSED; it is done then, or, where it has an adapter and rows in
+ * flight, with the last of these. One that is being
  * pulled is ended by cox_plan_pulled instead. Not between next and publish or revert. */
 void cox_plan_cancel(struct cox_plan *plan, const void *context);
 

@@ -427,6 +427,38 @@ static void m10_what_is_held_has_no_row_in_flight(void **state)
     cox_plan_free(plan);
 }
 
+/* Whoever hears that it is done may take its adapter from ranks which then are asked for it. */
+static void who_is_cancelled_before_ranks_know_it_keeps_its_adapter(void **state)
+{
+    (void)state;
+    const int32_t tokens[] = {1, 2, 3};
+    int context;
+    const struct cox_request request = {
+        .tokens = tokens, .token_count = 3, .new_count_max = 9, .lora = "one", .context = &context};
+    for (int ending = 0; ending < 4; ending++) {
+        struct cox_plan *plan = plan_new(defaults);
+        assert_int_equal(cox_plan_add(plan, &request), 0);
+        add(plan, 3, 9);
+        publish(plan, 1);
+        publish(plan, 2);
+        cox_plan_cancel(plan, &context);
+        assert_null(cox_plan_done(plan));
+        cox_plan_cancel(plan, &context);
+        if (ending == 0) {
+            commit(plan, 50, 50);
+            assert_null(cox_plan_done(plan));
+            commit(plan, 51, 51);
+        } else if (ending == 1) {
+            cox_plan_revert(plan);
+        } else if (ending == 2) {
+            cox_plan_fail(plan, COX_PEER_DEAD, "rank 1 is gone");
+        }
+        if (ending < 3)
+            expect_done(plan, 1, COX_FINISH_ERROR, 3);
+        cox_plan_free(plan);
+    }
+}
+
 /* Nobody has heard of it yet, so nobody can have released it. */
 static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
 {
@@ -664,6 +696,7 @@ int main(void)
         cmocka_unit_test(an_end_in_flight_saves_a_preemption),
         cmocka_unit_test(who_is_cancelled_leaves_its_rows),
         cmocka_unit_test(m10_what_is_held_has_no_row_in_flight),
+        cmocka_unit_test(who_is_cancelled_before_ranks_know_it_keeps_its_adapter),
         cmocka_unit_test(m10_what_a_revert_ends_is_not_shown_as_held),
         cmocka_unit_test(slots_that_were_told_in_vain_and_left_again_have_room),
         cmocka_unit_test(a_failure_ends_what_is_in_flight),
