@@ -209,8 +209,9 @@ COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, 
     atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
     const int r = cox_futex_wait(word, ticket, deadline_ns);
     /* relaxed: counted too long costs a call. Below nothing: somebody wrote over it meanwhile. Counted too short, for good,
-     * nobody would ever be woken by the first ring. */
-    if (atomic_fetch_sub_explicit(asleep, 1, memory_order_relaxed) == 0)
+     * nobody would ever be woken by the first ring. And who finds it below has seen another one that puts right no more than
+     * it took itself. */
+    if ((int32_t)atomic_fetch_sub_explicit(asleep, 1, memory_order_relaxed) <= 0)
         atomic_fetch_add_explicit(asleep, 1, memory_order_relaxed);
     return r;
 }

@@ -25,6 +25,7 @@ struct parting {
     uint32_t block_count;
     uint32_t slot;
     int64_t id;
+    struct cox_sequence *sequence; /* done with it; NULL: it is done, or will not be */
 };
 
 struct flight {
@@ -58,6 +59,7 @@ struct cox_plan {
     bool given;
     size_t step_cost; /* of next */
     uint64_t base;
+    uint64_t renewed; /* number of the first step with the weights of now; 0: none */
     int64_t last_id;
     struct cox_plan_stats stats;
 };
@@ -156,8 +158,10 @@ static void flights_deinit(struct cox_plan *plan)
 {
     for (uint32_t i = 0; plan->flights && i < plan->options.step_count_max; i++) {
         struct flight *flight = &plan->flights[i];
-        for (uint32_t p = 0; p < flight->parting_count; p++)
+        for (uint32_t p = 0; p < flight->parting_count; p++) {
             free(flight->partings[p].blocks);
+            cox_sequence_free(flight->partings[p].sequence);
+        }
         free(flight->partings);
         free(flight->rows);
     }
@@ -349,10 +353,25 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_request *request)
 
 /* ---- the next step ---- */
 
+/* Nobody is told of the first so many any more. */
+static void untold_drop(struct cox_plan *plan, uint32_t count)
+{
+    plan->untold_count -= count;
+    memmove(plan->untold_slots, plan->untold_slots + count,
+            plan->untold_count * sizeof *plan->untold_slots);
+    memmove(plan->untold_ids, plan->untold_ids + count,
+            plan->untold_count * sizeof *plan->untold_ids);
+}
+
 /* The slot and the blocks of a sequence that the ranks knew are free, the slot as soon as they were told. */
 static void slot_leave(struct cox_plan *plan, uint32_t slot, int64_t id)
 {
-    COX_ASSERT(plan->untold_count < slot_count_max(&plan->options));
+    if (plan->untold_count == slot_count_max(&plan->options)) {
+        /* Slots are there more than once: a step that told of them had their next owners, too, and came to nothing. The next
+         * step's base tells of the oldest ones. */
+        COX_ASSERT(!plan->told_count);
+        untold_drop(plan, 1);
+    }
     plan->slots[plan->slot_count++] = slot;
     plan->untold_slots[plan->untold_count] = slot;
     plan->untold_ids[plan->untold_count++] = id;
@@ -620,6 +639,8 @@ void cox_plan_publish(struct cox_plan *plan, uint64_t sequence)
         struct cox_sequence *s = (struct cox_sequence *)row->sequence; /* the plan's own */
         s->known = true;
         s->told_count = s->block_count;
+        if (!s->computed)
+            s->since = sequence;
         s->computed += row->count;
         s->row_count++;
         if (!row->emit)
@@ -639,17 +660,6 @@ static bool is_stop(const struct cox_sequence *sequence, int32_t token)
     return false;
 }
 
-/* The ranks have heard of the first so many. */
-static void untold_drop(struct cox_plan *plan, uint32_t count)
-{
-    plan->told_count -= count;
-    plan->untold_count -= count;
-    memmove(plan->untold_slots, plan->untold_slots + count,
-            plan->untold_count * sizeof *plan->untold_slots);
-    memmove(plan->untold_ids, plan->untold_ids + count,
-            plan->untold_count * sizeof *plan->untold_ids);
-}
-
 /* No row can write any more to what is left of those that have ended. */
 static void flight_part(struct cox_plan *plan, struct flight *flight)
 {
@@ -658,6 +668,8 @@ static void flight_part(struct cox_plan *plan, struct flight *flight)
         cox_blocks_give(&plan->blocks, parting->blocks, parting->block_count);
         slot_leave(plan, parting->slot, parting->id);
         free(parting->blocks);
+        if (parting->sequence)
+            list_append(&plan->done, parting->sequence);
     }
     flight->parting_count = 0;
 }
@@ -669,7 +681,8 @@ static void sequence_take(struct cox_plan *plan, struct cox_sequence *s, int32_t
     if (!stop && s->token_count - s->pending_count < s->token_end)
         return;
     s->finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH;
-    if (!stop && s->request.hold_ms && plan->holds.count < plan->options.hold_count_max)
+    if (!stop && s->request.hold_ms && s->since >= plan->renewed &&
+        plan->holds.count < plan->options.hold_count_max)
         s->hold =
             cox_holds_add(&plan->holds, s->id, s->request.owner,
                           cox_deadline_after_ms(s->request.hold_ms), s->blocks, s->block_count);
@@ -691,6 +704,7 @@ int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t 
                             i, (unsigned long long)flight->sequence, tokens[i]);
     plan->flight_first = (plan->flight_first + 1) % plan->options.step_count_max;
     plan->flight_count--;
+    plan->told_count -= flight->told_count;
     untold_drop(plan, flight->told_count);
     flight_part(plan, flight);
     for (uint32_t i = 0; i < flight->step.row_count; i++) {
@@ -700,6 +714,11 @@ int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t 
             continue; /* it has ended before */
         plan->stats.prompt_tokens += row->decode ? 0 : row->count;
         s->row_count--;
+        const uint32_t end = row->position + row->count;
+        if (end > s->reached) {
+            plan->stats.positions += end - s->reached;
+            s->reached = end;
+        }
         if (!row->emit)
             continue;
         s->tokens[s->token_count - s->pending_count--] = tokens[i];
@@ -713,17 +732,27 @@ static void holds_end(struct cox_plan *plan, uint64_t owner, int64_t id, uint64_
 {
     struct cox_hold *hold;
     while ((hold = cox_holds_take(&plan->holds, owner, id, now_ns))) {
+        for (struct cox_sequence *s = plan->done.first; s; s = s->next)
+            if (s->hold == hold)
+                s->hold = NULL;
         cox_blocks_give(&plan->blocks, hold->blocks, hold->block_count);
         slot_leave(plan, hold->slot, hold->id);
         free(hold);
     }
 }
 
+void cox_plan_renew(struct cox_plan *plan)
+{
+    COX_ASSERT(plan->flight_count);
+    plan->renewed = flight_at(plan, 0)->sequence;
+    holds_end(plan, 0, 0, COX_DEADLINE_NEVER);
+}
+
 /* The ranks' tables count for nothing, nor does any step. */
 static void flights_drop(struct cox_plan *plan)
 {
     plan->given = false;
-    plan->base = 0;
+    plan->base = plan->renewed = 0;
     plan->told_count = 0;
     while (plan->flight_count)
         flight_part(plan, flight_at(plan, --plan->flight_count));
@@ -789,6 +818,16 @@ static void pulling_leave(struct cox_plan *plan, struct cox_sequence *sequence, 
     sequence->block_count = 0;
 }
 
+/* What a sequence left that has ended. NULL: no step in flight has a row of it. */
+static struct parting *parting_find(const struct cox_plan *plan, int64_t id)
+{
+    for (uint32_t i = 0; i < plan->flight_count; i++)
+        for (uint32_t p = 0; p < flight_at(plan, i)->parting_count; p++)
+            if (flight_at(plan, i)->partings[p].id == id)
+                return &flight_at(plan, i)->partings[p];
+    return NULL;
+}
+
 void cox_plan_cancel(struct cox_plan *plan, const void *context)
 {
     COX_ASSERT(!plan->given);
@@ -805,7 +844,12 @@ void cox_plan_cancel(struct cox_plan *plan, const void *context)
         return;
     sequence->finish = COX_FINISH_ERROR;
     cox_fail(&sequence->error, COX_CLOSED, "cancelled");
-    list_append(&plan->done, sequence);
+    /* Who hears that it is done may take its adapter away: not before the ranks have heard of it. */
+    struct parting *parting = sequence->request.lora ? parting_find(plan, sequence->id) : NULL;
+    if (parting)
+        parting->sequence = sequence;
+    else
+        list_append(&plan->done, sequence);
 }
 
 /* ---- pulls ---- */
@@ -857,6 +901,7 @@ int cox_plan_pulled(struct cox_plan *plan, int64_t id, enum cox_pull_end end, bo
         sequence->source = cox_source_free(sequence->source);
     if (runs) {
         sequence->computed = sequence->token_count - 1;
+        sequence->since = plan->base;
         plan->running[plan->running_count++] = sequence;
     } else if (end == COX_PULL_END_RETRY || end == COX_PULL_END_RECOMPUTE) {
         list_prepend(&plan->waiting, sequence);

@@ -10,7 +10,7 @@
  *             '------(pool dry: youngest first)-------'
  *
  * The blocks of one that was asked to hold them stay taken when it is done, and its slot known to the ranks: a hold, until it is
- * released, its lease ends, or a step is reverted, with which the ranks' tables are emptied. Blocks that a rank may still write to although their pull has ended are nobody's until they are
+ * released, its lease ends, the weights are others, or a step is reverted, with which the ranks' tables are emptied. Blocks that a rank may still write to although their pull has ended are nobody's until they are
  * given back.
  *
  * next fills a step, publish says that it is on its way, commit that the oldest one on its way has ended well. Up to
@@ -118,6 +118,8 @@ struct cox_sequence {
         computed; /* positions whose keys and values are in the cache, once steps in flight are over */
     int32_t *blocks; /* its table */
     uint32_t block_count;
+    uint32_t reached;          /* positions computed by steps that are over, most so far */
+    uint64_t since;            /* number of the step with its first positions */
     uint32_t told_count;       /* blocks the ranks know of */
     uint32_t slot;             /* while running */
     bool known;                /* the ranks' tables hold it */
@@ -125,10 +127,10 @@ struct cox_sequence {
     uint32_t pulls;            /* started so far */
     bool fresh;                /* to be pulled, and nobody was told */
     bool recomputed;           /* its source was given up */
-    struct cox_hold *hold;  /* where it ended so: in the plan's list, lent until it is released */
-    void *report;           /* of its last pull; the caller's, freed with free */
-    enum cox_finish finish; /* when done */
-    struct cox_error error; /* COX_FINISH_ERROR */
+    struct cox_hold *hold;     /* where it ended so, and is held: lent until it is released */
+    void *report;              /* of its last pull; the caller's, freed with free */
+    enum cox_finish finish;    /* when done */
+    struct cox_error error;    /* COX_FINISH_ERROR */
 };
 struct cox_sequence *cox_sequence_free(struct cox_sequence *sequence); /* NULL-safe */
 
@@ -166,6 +168,7 @@ struct cox_step {
 struct cox_plan_stats {
     uint64_t prompt_tokens; /* computed, recomputed ones included */
     uint64_t generated_tokens;
+    uint64_t positions; /* computed for the first time */
     uint64_t preemptions;
     uint64_t recomputed; /* sequences whose source was given up */
 };
@@ -191,6 +194,9 @@ void cox_plan_publish(struct cox_plan *plan, uint64_t sequence);
  * 0; nothing is done then. */
 int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t *ended,
                     struct cox_error *err);
+/* The oldest step in flight went well, and is the first with other weights; before its commit. Ends what is held; and who was computed in
+ * part before will not be held. */
+void cox_plan_renew(struct cox_plan *plan);
 /* The oldest step had no effect, or nobody knows what it had: so it is with all of them, and with what was given. */
 void cox_plan_revert(struct cox_plan *plan);
 
@@ -199,7 +205,8 @@ struct cox_sequence *cox_plan_done(struct cox_plan *plan);
 /* Ends everything that waits or runs with an error; steps in flight count as reverted. */
 void cox_plan_fail(struct cox_plan *plan, int code, const char *text);
 
-/* Ends what waits or runs for this context, if there is any, with COX_CLOSED; it is done then. One that is being
+/* Ends what waits or runs for this context, if there is any, with COX_CLOSED; it is done then, or, where it has an adapter and rows in
+ * flight, with the last of these. One that is being
  * pulled is ended by cox_plan_pulled instead. Not between next and publish or revert. */
 void cox_plan_cancel(struct cox_plan *plan, const void *context);
 

@@ -57,9 +57,9 @@ struct cox_scheduler {
     bool broken;     /* run has failed: only free is left */
     uint64_t number; /* of the last step; tells a late handler from an awaited one */
     uint32_t retry_count;
-    uint64_t life;    /* of the group, in which the ranks were told what the plan builds on */
-    uint64_t version; /* of the weights, of the last step; 0: there was none, or it has none */
-    bool switched;    /* it is another one than when what is held was computed */
+    uint64_t positions; /* of the plan's statistics, after the last step */
+    uint64_t life;      /* of the group, in which the ranks were told what the plan builds on */
+    uint64_t version;   /* of the weights, of the last step; 0: there was none, or it has none */
 
     pthread_mutex_t lock; /* what the handler looks at in flights, and stopped */
     pthread_cond_t wake;
@@ -363,10 +363,12 @@ static int step_submit(struct cox_scheduler *scheduler, struct flight *flight,
 {
     uint64_t give_up_ns = cox_deadline_after_ms(scheduler->options.step_ms);
     uint64_t pause_ns = SUBMIT_PAUSE_MIN_NS;
+    /* Ranks begin with it when those in flight are over, which have as long. */
+    const uint64_t patience_ms = scheduler->options.step_ms * (scheduler->flight_count + 1);
     for (;;) {
         struct cox_submit_options options = {
             .gather = COX_GATHER_RANK0,
-            .deadline_ns = cox_deadline_after_ms(scheduler->options.step_ms),
+            .deadline_ns = cox_deadline_after_ms(patience_ms),
             .request_context = (void *)(uintptr_t)flight->number,
             .life = scheduler->life,
         };
@@ -527,9 +529,8 @@ static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err
     int32_t *blocks;
     uint32_t count;
     int r = 0;
-    /* Ranks may have forgotten what is held, or it is of other weights. */
-    bool lost = cox_executor_life(scheduler->executor) != scheduler->life || scheduler->switched;
-    scheduler->switched = false;
+    /* Ranks may have forgotten what is held. */
+    bool lost = cox_executor_life(scheduler->executor) != scheduler->life;
     if (cox_plan_holds(scheduler->plan)->count)
         cox_plan_expire(scheduler->plan, lost ? COX_DEADLINE_NEVER : cox_now_ns());
     if (!transfer)
@@ -569,7 +570,7 @@ static int step_weights(struct cox_scheduler *scheduler, struct flight *flight,
     int r = weights ? cox_shared_weights_step(weights, scheduler->life, &flight->version, err) : 0;
     if (r)
         return r;
-    /* Also where it is withdrawn later: some rank may have begun with it. */
+    /* Also where it turns out to be void: a failure reverts the plan, and nothing is left that was computed before. */
     flight->switches = scheduler->version && flight->version != scheduler->version;
     scheduler->version = flight->version;
     cox_message_weights(scheduler->message, flight->version);
@@ -581,7 +582,8 @@ static void step_weights_end(struct cox_scheduler *scheduler, const struct fligh
                              const struct cox_error *err)
 {
     struct cox_shared_weights *weights = scheduler->options.weights;
-    scheduler->switched |= flight->switches;
+    if (!r && flight->switches)
+        cox_plan_renew(scheduler->plan);
     if (weights && r)
         cox_shared_weights_failed(weights, flight->version, r, err->text);
     else if (weights)
@@ -616,10 +618,8 @@ static int step_begin(struct cox_scheduler *scheduler, struct cox_error *err)
     r = cox_message_fill(scheduler->message, step, &request);
     r = r ? cox_fail(err, r, "no memory for a step")
           : step_submit(scheduler, flight, request, &sequence, err);
-    if (r) {
-        scheduler->switched |= flight->switches; /* the step that is run instead does not */
+    if (r)
         return r;
-    }
     cox_plan_publish(scheduler->plan, sequence);
     scheduler->flight_count++;
     return 0;
@@ -647,7 +647,12 @@ static int step_end(struct cox_scheduler *scheduler, struct cox_error *err)
     if (r)
         return r;
     step_count(scheduler, flight);
-    scheduler->retry_count = 0;
+    /* A step that computes again what was computed before the failure is not the one that failed. */
+    struct cox_plan_stats stats;
+    cox_plan_stats(scheduler->plan, &stats);
+    if (stats.positions != scheduler->positions || !flight->step->row_count)
+        scheduler->retry_count = 0;
+    scheduler->positions = stats.positions;
     return 0;
 }
 
@@ -668,11 +673,8 @@ static int steps_wait(struct cox_scheduler *scheduler, int r, struct cox_error *
         e = step_end(scheduler, &earlier);
         r = 0;
     }
-    while (e && scheduler->flight_count) {
-        /* The one that is run instead does not, and some rank may have begun with it. */
-        scheduler->switched |= flight_at(scheduler, 0)->switches;
+    while (e && scheduler->flight_count)
         flight_await(scheduler, &later);
-    }
     if (e)
         *err = earlier;
     return e ? e : r;

@@ -37,7 +37,7 @@ struct cox_shared_weights;
 struct cox_scheduler_options {
     uint32_t sequence_count_max; /* running at a time; default 64, at most 4,096 */
     uint32_t token_count_max;    /* computed per step; default 512 */
-    uint64_t step_ms;            /* a step has so long; default 30,000 */
+    uint64_t step_ms;            /* a step has so long behind those in flight; default 30,000 */
     uint32_t retry_max;          /* of the same step in a row; default 3 */
     uint32_t
         steps_in_flight; /* at most the depth of the channels, and 1 with the nested form; default 2, or what may be. 1: a

@@ -115,8 +115,8 @@ void cox_serving_result_deinit(struct cox_serving_result *result)
     *result = (struct cox_serving_result){.index = result->index};
 }
 
-/* Nothing of it is computed any more, but for a row in flight: until ranks hear that its sequence has ended they keep the adapter
- * for it themselves. */
+/* Nothing of it is computed any more, but for a row in flight of a sequence that the ranks know: until they hear that it has ended they
+ * keep the adapter for it themselves. */
 static void item_give_lora(const struct cox_serving *serving, struct item *item)
 {
     if (item->lora)

@@ -101,6 +101,12 @@ futex_restart_twice short  all     pass        futex_gate -DREQUESTS=1 -DCRASHES
 futex_restart_late short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DCRASH_AT_WAKE -DRESTARTS=1 -DLATES=1 -DSLICE_QUIET
 futex_restart_dead short  all     pass        futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DDEADLINES=1 -DSLICE
 futex_restart_cycle short  cycles  pass        futex_gate -DREQUESTS=1 -DCRASHES=1 -DRESTARTS=1 -DSLICE
+futex_elide       short  all     pass        futex_gate -DELIDE -DREQUESTS=2
+futex_elide_depth2 short all     pass        futex_gate -DELIDE -DREQUESTS=2 -DDEPTH=2
+futex_elide_crash short  all     pass        futex_gate -DELIDE -DREQUESTS=1 -DCRASHES=1 -DSLICE_QUIET
+futex_elide_stall short  all     pass        futex_gate -DELIDE -DREQUESTS=2 -DSTALLS=1 -DSLICE_QUIET
+futex_elide_meddle short all     pass        futex_gate -DELIDE -DREQUESTS=1 -DMEDDLES=1 -DSLICE
+futex_elide_late  short  all     pass        futex_gate -DELIDE -DREQUESTS=2 -DCRASHES=1 -DCRASH_AT_WAKE -DRESTARTS=1 -DLATES=1 -DSLICE_QUIET
 -futex_SEQUENCE   short  all     assert      futex_gate -DREQUESTS=2 -DNO_SEQUENCE
 -futex_RETURNED   short  all     assert      futex_gate -DREQUESTS=2 -DDEADLINES=1 -DNO_RETURNED_RULE
 -futex_HINT_SEQ   short  all     deadlock    futex_gate -DREQUESTS=2 -DDEADLINES=1 -DNO_HINT_SEQUENCE
@@ -125,6 +131,9 @@ futex_restart_cycle short  cycles  pass        futex_gate -DREQUESTS=1 -DCRASHES
 -futex_MEMORY     short  all     assert      futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE -DLATES=1 -DNO_MEMORY_RENEWED
 -futex_TICKET     short  all     deadlock    futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DSLICE -DNO_TICKET_FIRST
 -futex_SLICE_4    short  all     deadlock    futex_gate -DREQUESTS=2 -DCRASHES=1 -DRESTARTS=1 -DCRASH_AT_WAKE -DLATES=1
+-futex_LOOK       short  all     deadlock    futex_gate -DELIDE -DREQUESTS=1 -DLOOK_FIRST
+-futex_TELL       short  all     deadlock    futex_gate -DELIDE -DREQUESTS=1 -DTELL_LAST
+-futex_RIGHT      short  all     assert      futex_gate -DELIDE -DREQUESTS=1 -DMEDDLES=1 -DSLICE -DPUTS_RIGHT_ONCE
 elide             short  all     pass        elide
 elide_crash       short  all     pass        elide -DCRASHES=1
 -elide_LOOK       short  all     deadlock    elide -DLOOK_FIRST

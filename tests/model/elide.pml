@@ -1,7 +1,7 @@
 /*
  * elide: wake-ups that are spared where nobody sleeps (channel/gate.c: word_ring, word_sleep), alone: who publishes and who
  * answers, without deadlines, failures and slices, so that any wake-up that is missed is a deadlock. futex_gate.pml has all
- * the rest, without this.
+ * the rest, and with ELIDE this, too.
  *
  * Sizes (-D): REQUESTS; CRASHES of ranks, at most that many, between any two steps.
  */

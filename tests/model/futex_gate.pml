@@ -2,8 +2,8 @@
  * futex_gate: one two-way channel of a sealed group of two ranks: truth words, and futexes that only wake.
  *
  * gate.pml has what does not depend on what is slept on (the order of completions, seqlock, void, tags); here is what
- * does: `ring`, the word of coordinator's memory that idle ranks sleep on, and the wake memory that everybody may write,
- * with `bell`, which the collector sleeps on, and a hint {sequence, left} per frame. README.md tells what is left out
+ * does: the wake memory that everybody may write, with `ring`, the word that idle ranks sleep on, `bell`, which the collector
+ * sleeps on, and a hint {sequence, left} per frame. README.md tells what is left out
  * and why; check.sh runs this file in several sizes, and once more for each rule with that rule removed (the NO_
  * switches), which must fail.
  *
@@ -16,6 +16,7 @@
  * a while; SLICE_QUIET: only when nobody else can make a step, and no more often than something went wrong.
  * RESTARTS: rank 1, which alone dies then, is started again in new memory, at most that often, and submitters go on
  * meanwhile; LATES: that many times its old process, which was taken for dead, still answers a request.
+ * ELIDE: who sleeps says so beside the word, and submitters and ranks that reply wake only where somebody does.
  */
 #ifndef DEPTH
 #define DEPTH 1
@@ -56,7 +57,6 @@
 byte published;
 byte record_sequence[DEPTH], record_asked[DEPTH];
 byte frame[DEPTH]; /* the request's bytes, its sequence number standing for all of them */
-bool ring_moved[2];
 
 /* ---- one memory per rank: the coordinator and the other ranks only read it ---- */
 byte taken[2], returned[2], done[2];
@@ -64,7 +64,11 @@ byte slot[2 * DEPTH];
 bool slot_failed[2 * DEPTH];
 
 /* ---- wake memory: written by anybody ---- */
+bool ring_moved[2];
 bool bell_moved;
+#ifdef ELIDE
+byte ring_counts, bell_counts; /* who say that they sleep */
+#endif
 byte hint_sequence[DEPTH], hint_left[DEPTH]; /* one word: read and changed in one step */
 
 /* ---- who sleeps in FUTEX_WAIT ---- */
@@ -84,6 +88,63 @@ bool await_moved, await_sleeps; /* restart_await reads and sleeps on the same wo
 #define RING_MOVE ring_moved[0] = true; ring_moved[1] = true
 #define RING_WAKE rank_sleeps[0] = false; rank_sleeps[1] = false
 #endif
+
+/* ---- word_ring, word_sleep: the word, then the look whether anybody sleeps, then the wake ---- */
+#ifdef ELIDE
+/* Counted too long costs a call. Below nothing, where somebody wrote over it meanwhile, it is put right: nobody would be counted
+ * any more. */
+#define BELOW(n) ((n) > 127)
+#if MEDDLES == 0
+#define COUNT_LESS(counts, sleepers) counts--
+#define COUNT_RIGHT(counts, sleepers) skip
+#else
+byte ring_sleepers, bell_sleepers; /* in truth */
+#define COUNT_LESS(counts, sleepers) puts_right = counts == 0 || PUTS_RIGHT_BELOW(counts); counts--
+#define COUNT_RIGHT(counts, sleepers)                                                              \
+    counts = counts + puts_right;                                                                  \
+    puts_right = false;                                                                            \
+    sleepers--;                                                                                    \
+    assert(sleepers > 0 || !BELOW(counts))
+#endif
+#ifdef PUTS_RIGHT_ONCE
+#define PUTS_RIGHT_BELOW(n) false
+#else
+#define PUTS_RIGHT_BELOW(n) BELOW(n)
+#endif
+#ifdef TELL_LAST
+#define COUNT_FIRST(counts, sleepers) skip
+#define COUNT_LAST(counts, sleepers) counts++
+#elif MEDDLES == 0
+#define COUNT_FIRST(counts, sleepers) counts++
+#else
+#define COUNT_FIRST(counts, sleepers) atomic { counts++; sleepers++; }
+#endif
+#define COLLECTOR_AWAKE awake
+#define RANK_AWAKE awake
+#define AWAIT_AWAKE awake
+#else
+#define COLLECTOR_AWAKE round
+#define RANK_AWAKE top
+#define AWAIT_AWAKE look
+#endif
+inline reply_ring()
+{
+#ifndef ELIDE
+    BELL_MOVE;
+    BELL_WAKE;
+#elif defined(LOOK_FIRST)
+    if
+    :: bell_counts > 0 -> BELL_MOVE; BELL_WAKE;
+    :: bell_counts == 0 -> BELL_MOVE;
+    fi
+#else
+    BELL_MOVE;
+    if
+    :: bell_counts > 0 -> BELL_WAKE;
+    :: bell_counts == 0
+    fi
+#endif
+}
 
 /* ---- the coordinator's private half ---- */
 byte entry_sequence[DEPTH], entry_asked[DEPTH], entry_consumed[DEPTH];
@@ -216,9 +277,22 @@ proctype submitter()
 #ifdef RING_AFTER_WAKE
             atomic { RING_WAKE; }
             atomic { RING_MOVE; submit_lock = false; }
-#else
+#elif !defined(ELIDE)
             atomic { RING_MOVE; }
             atomic { RING_WAKE; submit_lock = false; }
+#elif defined(LOOK_FIRST)
+            if
+            :: ring_counts > 0 ->
+                atomic { RING_MOVE; }
+                atomic { RING_WAKE; submit_lock = false; }
+            :: ring_counts == 0 -> atomic { RING_MOVE; submit_lock = false; }
+            fi;
+#else
+            atomic { RING_MOVE; }
+            if
+            :: ring_counts > 0 -> atomic { RING_WAKE; submit_lock = false; }
+            :: atomic { ring_counts == 0 -> submit_lock = false; }
+            fi;
 #endif
             atomic { publishes = false; sequence = 0; i = 0; asked = 0; }
         fi
@@ -316,6 +390,9 @@ proctype collector()
 {
     byte sequence = 0, i = 0, passed = 0;
     bool before = false, ring = false;
+#if MEDDLES > 0 && defined(ELIDE)
+    bool puts_right = false;
+#endif
 end_idle:
     do
     :: atomic {
@@ -356,20 +433,30 @@ round:
 #ifdef NO_BELL_FIRST
         bell_moved = false;
 #endif
+#ifdef ELIDE
+        COUNT_FIRST(bell_counts, bell_sleepers);
+#endif
         if
-        :: atomic { bell_moved -> goto round; }
+        :: atomic { bell_moved -> goto COLLECTOR_AWAKE; }
         :: atomic { !bell_moved -> collector_sleeps = true; }
         fi;
-        if
-        :: atomic { !collector_sleeps -> goto round; }
-#if defined(SLICE) || defined(SLICE_QUIET)
-        :: atomic { SLICE_PASSES -> collector_sleeps = false; COUNT_SLICE; ring = true; goto round; }
+#if defined(ELIDE) && defined(TELL_LAST)
+        COUNT_LAST(bell_counts, bell_sleepers);
 #endif
-        :: atomic { deadlines > 0 && IN_FLIGHT(0) -> collector_sleeps = false; deadlines--; passed = 1; goto round; }
+        if
+        :: atomic { !collector_sleeps -> goto COLLECTOR_AWAKE; }
+#if defined(SLICE) || defined(SLICE_QUIET)
+        :: atomic { SLICE_PASSES -> collector_sleeps = false; COUNT_SLICE; ring = true; goto COLLECTOR_AWAKE; }
+#endif
+        :: atomic { deadlines > 0 && IN_FLIGHT(0) -> collector_sleeps = false; deadlines--; passed = 1; goto COLLECTOR_AWAKE; }
 #if DEPTH > 1
-        :: atomic { deadlines > 0 && IN_FLIGHT(1) -> collector_sleeps = false; deadlines--; passed = 2; goto round; }
+        :: atomic { deadlines > 0 && IN_FLIGHT(1) -> collector_sleeps = false; deadlines--; passed = 2; goto COLLECTOR_AWAKE; }
 #endif
         fi;
+#ifdef ELIDE
+awake:  atomic { COUNT_LESS(bell_counts, bell_sleepers); }
+        atomic { COUNT_RIGHT(bell_counts, bell_sleepers); goto round; }
+#endif
 ends:   atomic {
             /* One completion each; it may be in flight no more before its handler runs. */
             assert(!entry_ended[i] && entry_sequence[i] == sequence && sequence > ended);
@@ -412,6 +499,9 @@ proctype rank(byte r)
 {
     byte next = 1, i = 0, left = 0;
     bool fails = false;
+#if MEDDLES > 0 && defined(ELIDE)
+    bool puts_right = false;
+#endif
 #if RESTARTS > 0
     byte life = 1;
 #endif
@@ -448,11 +538,21 @@ top:        skip;
                 ring_moved[r] = false;
 #endif
                 /* FUTEX_WAIT: nothing is owed, no timeout. */
+#ifdef ELIDE
+                COUNT_FIRST(ring_counts, ring_sleepers);
+#endif
                 if
-                :: atomic { ring_moved[r] -> goto top; }
+                :: atomic { ring_moved[r] -> goto RANK_AWAKE; }
                 :: atomic { !ring_moved[r] -> rank_sleeps[r] = true; }
                 fi;
-end_idle:       atomic { !rank_sleeps[r] -> goto top; }
+#if defined(ELIDE) && defined(TELL_LAST)
+                COUNT_LAST(ring_counts, ring_sleepers);
+#endif
+end_idle:       atomic { !rank_sleeps[r] -> goto RANK_AWAKE; }
+#ifdef ELIDE
+awake:          atomic { COUNT_LESS(ring_counts, ring_sleepers); }
+                atomic { COUNT_RIGHT(ring_counts, ring_sleepers); goto top; }
+#endif
             :: atomic {
                 published >= next ->
                 i = next % DEPTH;
@@ -531,8 +631,7 @@ end_idle:       atomic { !rank_sleeps[r] -> goto top; }
                 BELL_WAKE;
                 BELL_MOVE;
 #else
-                BELL_MOVE;
-                BELL_WAKE;
+                reply_ring();
 #endif
             fi;
 served:     atomic { at_wake[r] = false; next++; left = 0; i = 0; fails = false; goto top; }
@@ -581,7 +680,7 @@ end_idle:
             :: hint_sequence[i] == next && hint_left[i] > 0 ->
                 hint_left[i] = hint_left[i] - 1;
                 if
-                :: hint_left[i] == 0 -> BELL_MOVE; BELL_WAKE;
+                :: hint_left[i] == 0 -> reply_ring();
                 :: else
                 fi
             :: else
@@ -647,14 +746,24 @@ look:
 #ifdef NO_TICKET_FIRST
         await_moved = false;
 #endif
+#ifdef ELIDE
+        COUNT_FIRST(bell_counts, bell_sleepers);
+#endif
         if
-        :: atomic { await_moved -> goto look; }
+        :: atomic { await_moved -> goto AWAIT_AWAKE; }
         :: atomic { !await_moved -> await_sleeps = true; }
         fi;
+#if defined(ELIDE) && defined(TELL_LAST)
+        COUNT_LAST(bell_counts, bell_sleepers);
+#endif
         if
-        :: atomic { !await_sleeps -> goto look; }
-        :: atomic { dead[1] || stopping -> await_sleeps = false; goto look; } /* a slice */
+        :: atomic { !await_sleeps -> goto AWAIT_AWAKE; }
+        :: atomic { dead[1] || stopping -> await_sleeps = false; goto AWAIT_AWAKE; } /* a slice */
         fi;
+#ifdef ELIDE
+awake:  atomic { COUNT_LESS(bell_counts, bell_sleepers); }
+        atomic { COUNT_RIGHT(bell_counts, bell_sleepers); goto look; }
+#endif
 admit:  atomic { left_out = false; restarting = false; }
     od
 }
@@ -692,8 +801,7 @@ end_idle:
             if
             :: atomic { left > 0 }
             :: atomic { left == 0 }
-                BELL_MOVE;
-                BELL_WAKE;
+                reply_ring();
             fi
         fi;
         atomic { next = 0; i = 0; left = 0; }
@@ -783,6 +891,12 @@ end_idle:
        }
     :: atomic { meddles > 0 && bell_moved -> meddles--; bell_moved = false; }
     :: atomic { meddles > 0 && !bell_moved -> meddles--; BELL_MOVE; }
+    :: atomic { meddles > 0 && (ring_moved[0] || ring_moved[1]) -> meddles--; ring_moved[0] = false; ring_moved[1] = false; }
+    :: atomic { meddles > 0 && !(ring_moved[0] && ring_moved[1]) -> meddles--; RING_MOVE; }
+#ifdef ELIDE
+    :: atomic { meddles > 0 && ring_counts > 0 -> meddles--; ring_counts = 0; }
+    :: atomic { meddles > 0 && bell_counts > 0 -> meddles--; bell_counts = 0; }
+#endif
     :: atomic { meddles > 0 && collector_sleeps -> meddles--; BELL_WAKE; }
     :: atomic { meddles > 0 && (rank_sleeps[0] || rank_sleeps[1]) -> meddles--; RING_WAKE; }
     od

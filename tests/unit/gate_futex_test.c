@@ -229,6 +229,15 @@ static void p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever(void
     child_join(pid);
     assert_int_equal(shared->ring.asleep, 0);
     wakes_made();
+    /* As when another one, woken with it, has found nothing and is about to put that right: what each took it gives. */
+    pid = child_start(sleep_for_request, &which);
+    child_asleep(pid);
+    shared->ring.asleep = UINT32_MAX;
+    cox_gate_post(&coordinator, 0, COX_BELL_REQUEST_CONSUME);
+    child_join(pid);
+    assert_int_equal(shared->ring.asleep, UINT32_MAX);
+    shared->ring.asleep = 0;
+    wakes_made();
     pid = child_start(sleep_for_request, &which);
     child_asleep(pid);
     cox_gate_open(&coordinator, &everybody);

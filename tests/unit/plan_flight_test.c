@@ -427,6 +427,100 @@ static void m10_what_is_held_has_no_row_in_flight(void **state)
     cox_plan_free(plan);
 }
 
+/* Whoever hears that it is done may take its adapter from ranks which then are asked for it. */
+static void who_is_cancelled_before_ranks_know_it_keeps_its_adapter(void **state)
+{
+    (void)state;
+    const int32_t tokens[] = {1, 2, 3};
+    int context;
+    const struct cox_request request = {
+        .tokens = tokens, .token_count = 3, .new_count_max = 9, .lora = "one", .context = &context};
+    for (int ending = 0; ending < 4; ending++) {
+        struct cox_plan *plan = plan_new(defaults);
+        assert_int_equal(cox_plan_add(plan, &request), 0);
+        add(plan, 3, 9);
+        publish(plan, 1);
+        publish(plan, 2);
+        cox_plan_cancel(plan, &context);
+        assert_null(cox_plan_done(plan));
+        cox_plan_cancel(plan, &context);
+        if (ending == 0) {
+            commit(plan, 50, 50);
+            assert_null(cox_plan_done(plan));
+            commit(plan, 51, 51);
+        } else if (ending == 1) {
+            cox_plan_revert(plan);
+        } else if (ending == 2) {
+            cox_plan_fail(plan, COX_PEER_DEAD, "rank 1 is gone");
+        }
+        if (ending < 3)
+            expect_done(plan, 1, COX_FINISH_ERROR, 3);
+        cox_plan_free(plan);
+    }
+}
+
+/* Nobody has heard of it yet, so nobody can have released it. */
+static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.hold_count_max = 4;
+    struct cox_plan *plan = plan_new(options);
+    add_with(plan, 6, 1, 60000, NULL);
+    add_with(plan, 6, 1, 60000, NULL);
+    publish(plan, 1);
+    commit(plan, 50, 50);
+    cox_plan_release(plan, 1, 1);
+    struct cox_sequence *done = cox_plan_done(plan);
+    assert_null(done->hold);
+    cox_sequence_free(done);
+    assert_int_equal(cox_plan_holds(plan)->count, 1);
+    cox_plan_revert(plan);
+    done = cox_plan_done(plan);
+    assert_int_equal(done->finish, COX_FINISH_LENGTH);
+    assert_null(done->hold);
+    cox_sequence_free(done);
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    cox_plan_free(plan);
+}
+
+/* A step in flight tells of a slot and has its next owner, who leaves it, too: both are to be told when that step comes to nothing,
+ * as often as it does. */
+static void slots_that_were_told_in_vain_and_left_again_have_room(void **state)
+{
+    (void)state;
+    struct cox_plan_options options = defaults;
+    options.sequence_count_max = 1;
+    options.parting_count_max = 1;
+    struct cox_plan *plan = plan_new(options);
+    int contexts[2];
+    const int64_t *ids;
+    add(plan, 3, 1);
+    publish(plan, 1);
+    commit(plan, 50, 0);
+    expect_done(plan, 1, COX_FINISH_LENGTH, 4);
+    int64_t id = 2;
+    for (uint64_t sequence = 2; sequence < 8; sequence += 2, id += 2) {
+        add_with(plan, 3, 9, 0, &contexts[0]);
+        const struct cox_step *step = publish(plan, sequence);
+        expect_row(step, 0, id, 0, 3, true, true);
+        assert_int_equal(step->finished_count, sequence == 2);
+        cox_plan_cancel(plan, &contexts[0]);
+        add_with(plan, 3, 9, 0, &contexts[1]);
+        expect_row(publish(plan, sequence + 1), 0, id + 1, 0, 3, true, true);
+        cox_plan_cancel(plan, &contexts[1]);
+        cox_plan_revert(plan);
+        expect_done(plan, id, COX_FINISH_ERROR, 3);
+        expect_done(plan, id + 1, COX_FINISH_ERROR, 3);
+        expect_nothing(plan, COX_EMPTY);
+        /* Who left last, if there is no room for all. */
+        assert_int_equal(cox_plan_untold(plan, &ids), 2);
+        assert_int_equal(ids[0] + ids[1], 2 * id + 1);
+    }
+    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    cox_plan_free(plan);
+}
+
 static void a_failure_ends_what_is_in_flight(void **state)
 {
     (void)state;
@@ -602,6 +696,9 @@ int main(void)
         cmocka_unit_test(an_end_in_flight_saves_a_preemption),
         cmocka_unit_test(who_is_cancelled_leaves_its_rows),
         cmocka_unit_test(m10_what_is_held_has_no_row_in_flight),
+        cmocka_unit_test(who_is_cancelled_before_ranks_know_it_keeps_its_adapter),
+        cmocka_unit_test(m10_what_a_revert_ends_is_not_shown_as_held),
+        cmocka_unit_test(slots_that_were_told_in_vain_and_left_again_have_room),
         cmocka_unit_test(a_failure_ends_what_is_in_flight),
         cmocka_unit_test(at_random_texts_are_right_and_blocks_of_one),
     };

@@ -122,6 +122,8 @@ static void step_take(struct cox_executor *executor, struct cox_arena *arena)
         complete(executor, COX_ABORTED, "the step is void", NULL);
         return;
     }
+    if (executor->script.taken)
+        executor->script.taken(executor, executor->sequence);
     int status = executor->script.status ? executor->script.status(executor->sequence) : 0;
     bool aside = status && !executor->script.loses_table;
     cox_arena_reset(arena);
@@ -164,6 +166,12 @@ static void step_take(struct cox_executor *executor, struct cox_arena *arena)
         executor->void_through = executor->published;
         complete(executor, status, "rank 1 says no", NULL);
     }
+}
+
+void executor_await_published(struct cox_executor *executor, uint64_t number)
+{
+    while (executor->published < number)
+        pthread_cond_wait(&executor->wake, &executor->lock);
 }
 
 static void *rank_main(void *context)
@@ -345,6 +353,10 @@ int cox_executor_submit(struct cox_executor *executor,
     COX_ASSERT(r == 0); /* the plan keeps steps below the frame */
     made->request_context = options->request_context;
     *ret_sequence = executor->published;
+    if (executor->published < FIXTURE_SENT_MAX) {
+        executor->weights_sent[executor->published] = request->weights_version;
+        executor->deadlines_ns[executor->published] = options->deadline_ns;
+    }
     pthread_cond_broadcast(&executor->wake);
     pthread_mutex_unlock(&executor->lock);
     return 0;

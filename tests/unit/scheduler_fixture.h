@@ -18,6 +18,7 @@
 #define STOP 0
 #define FRAME_SIZE 65536
 #define FIXTURE_DEPTH 4
+#define FIXTURE_SENT_MAX 32
 
 struct cell {
     int64_t id;
@@ -30,7 +31,9 @@ struct script {
     int (*submit)(uint64_t number); /* what submit returns; NULL: 0 */
     int (*status)(uint64_t number); /* how the step ends; NULL: 0 */
     int (*cleanup)(void); /* what a cleanup returns, which is not done unless 0; NULL: 0 */
-    bool loses_table;     /* a step that failed was applied by this rank all the same */
+    void (*taken)(struct cox_executor *executor,
+                  uint64_t number); /* the rank is about to run it; may await executor_published */
+    bool loses_table;               /* a step that failed was applied by this rank all the same */
     bool bad_reply;
     bool silent;                           /* never completes */
     int (*pull_submit)(uint64_t number);   /* what the n-th submit of pulls returns; NULL: 0 */
@@ -90,8 +93,10 @@ struct cox_executor {
     uint64_t row_count_max;
     uint64_t token_count_max;
     uint64_t cleanup_count;
-    uint64_t empty_count; /* steps without rows */
-    uint64_t waiting_max; /* requests that were published and not taken */
+    uint64_t empty_count;                    /* steps without rows */
+    uint64_t weights_sent[FIXTURE_SENT_MAX]; /* by submits that were taken, at their numbers */
+    uint64_t deadlines_ns[FIXTURE_SENT_MAX]; /* the same */
+    uint64_t waiting_max;                    /* requests that were published and not taken */
 
     _Atomic uint64_t life; /* what cox_executor_life says; starts at 1 */
     _Atomic uint64_t kv_digest,
@@ -108,6 +113,8 @@ struct fixture_pull executor_await_pull(struct cox_executor *executor);
 void executor_complete_pull(struct cox_executor *executor, const struct fixture_pull *pull,
                             int status, enum cox_outcome outcome, int32_t code,
                             int32_t pull_status);
+/* For script.taken: returns when this step was submitted, too. */
+void executor_await_published(struct cox_executor *executor, uint64_t number);
 struct cox_executor *executor_new(void);
 void executor_free(struct cox_executor *executor);
 

@@ -265,6 +265,117 @@ static void retries_end(void **state)
     }
 }
 
+static void runs_when_the_next_is_there(struct cox_executor *executor, uint64_t number)
+{
+    if (number < 4)
+        executor_await_published(executor, number + 1);
+}
+
+/* A rank begins with it when it has ended those before, each of which has as long. */
+static void a_step_behind_others_has_the_time_of_a_step(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_scheduler_options options = options_make();
+    struct cox_scheduler *scheduler = NULL;
+    struct cox_error error = {0};
+    const uint64_t step_ns = 600000 * COX_NSEC_PER_MSEC;
+    options.done = NULL;
+    options.step_ms = 600000;
+    executor->script.taken = runs_when_the_next_is_there;
+    assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
+    const int32_t tokens[3] = {1, 2, 3};
+    const struct cox_request request = {.tokens = tokens, .token_count = 3, .new_count_max = 9};
+    assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
+    const uint64_t before_ns = cox_now_ns();
+    assert_int_equal(cox_scheduler_run(scheduler, &error), 0);
+    const uint64_t after_ns = cox_now_ns();
+    assert_in_range(executor->deadlines_ns[1], before_ns + step_ns, after_ns + step_ns);
+    /* And not that of all that were ever in flight. */
+    for (int number = 2; number <= 4; number++)
+        assert_in_range(executor->deadlines_ns[number], before_ns + 2 * step_ns,
+                        after_ns + 2 * step_ns);
+    cox_scheduler_free(scheduler);
+    executor_free(executor);
+}
+
+static int second_refused(uint64_t number)
+{
+    return number == 2 ? COX_REJECTED : 0;
+}
+
+struct held {
+    struct cox_scheduler *scheduler;
+    uint32_t done_count;
+};
+
+static void on_done_held(void *context, const struct cox_sequence *sequence)
+{
+    struct held *held = context;
+    const struct cox_hold *hold = cox_scheduler_holds(held->scheduler)->first;
+    while (hold && hold != sequence->hold)
+        hold = hold->next;
+    assert_ptr_equal(hold, sequence->hold);
+    assert_int_equal(sequence->error.code, 0);
+    held->done_count++;
+}
+
+/* The first one ended well, and its hold has ended with the second. */
+static void m10_a_step_that_is_not_sent_leaves_no_hold_to_look_at(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_scheduler_options options = options_make();
+    struct held held = {0};
+    struct cox_error error = {0};
+    options.done = on_done_held;
+    options.done_context = &held;
+    options.hold_count_max = 2;
+    executor->script.submit = second_refused;
+    assert_int_equal(cox_scheduler_new(executor, &options, &held.scheduler, &error), 0);
+    const int32_t tokens[3] = {1, 2, 3};
+    struct cox_request request = {.tokens = tokens, .token_count = 3, .new_count_max = 9};
+    assert_int_equal(cox_scheduler_add(held.scheduler, &request), 0);
+    request.hold_ms = 600000;
+    assert_int_equal(cox_scheduler_add(held.scheduler, &request), 0);
+    assert_int_equal(cox_scheduler_run(held.scheduler, &error), 0);
+    assert_int_equal(held.done_count, 2);
+    assert_int_equal(cox_scheduler_free_blocks(held.scheduler), BLOCK_COUNT_MAX);
+    cox_scheduler_free(held.scheduler);
+    executor_free(executor);
+}
+
+/* Not for ever, so that a scheduler that goes on for ever fails here. */
+static int every_second_rejected(uint64_t number)
+{
+    return number > 100 ? COX_DIVERGED : number % 2 ? 0 : COX_REJECTED;
+}
+
+/* Its first chunk is computed again each time, which is no step ahead. */
+static void retries_of_a_second_chunk_end(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_scheduler_options options = options_make();
+    struct cox_scheduler *scheduler = NULL;
+    struct cox_scheduler_stats stats;
+    struct cox_error error = {0};
+    options.done = NULL;
+    options.steps_in_flight = 1;
+    options.token_count_max = 8;
+    executor->script.status = every_second_rejected;
+    assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
+    const int32_t tokens[12] = {1, 2, 3};
+    const struct cox_request request = {.tokens = tokens, .token_count = 12, .new_count_max = 9};
+    assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
+    assert_int_equal(cox_scheduler_run(scheduler, &error), COX_REJECTED);
+    assert_non_null(strstr(error.text, "tried 4 times"));
+    cox_scheduler_stats(scheduler, &stats);
+    assert_int_equal(stats.retries, 3);
+    cox_scheduler_free(scheduler);
+    executor_free(executor);
+}
+
 static int late_at_first(uint64_t number)
 {
     return number % 7 ? 0 : number % 2 ? COX_LATE : COX_FULL;
@@ -675,6 +786,9 @@ int main(void)
         cmocka_unit_test(small_pools_chunks_and_frames_change_no_text),
         cmocka_unit_test(failed_steps_change_no_text),
         cmocka_unit_test(retries_end),
+        cmocka_unit_test(retries_of_a_second_chunk_end),
+        cmocka_unit_test(a_step_behind_others_has_the_time_of_a_step),
+        cmocka_unit_test(m10_a_step_that_is_not_sent_leaves_no_hold_to_look_at),
         cmocka_unit_test(a_late_rank_is_waited_for),
         cmocka_unit_test(a_death_and_nonsense_end_all),
         cmocka_unit_test(p8_a_recovered_group_is_told_everything_again),

@@ -408,6 +408,139 @@ static void weights_that_no_step_comes_to_an_end_with_are_given_up(void **state)
     }
 }
 
+/* ---- with the scheduler alone, which the test feeds ---- */
+
+struct prompt {
+    uint32_t token_count, new_count;
+    bool held;
+};
+
+struct schedule {
+    struct cox_scheduler *scheduler;
+    uint32_t looks;       /* times that there was something to run */
+    struct prompt behind; /* comes with the next weights */
+    uint32_t done_count;
+    bool held[4]; /* when it was done, by its id */
+    uint32_t hold_count;
+    int64_t hold_id; /* in the end, of one */
+};
+
+static void prompt_add(const struct schedule *schedule, const struct prompt *prompt)
+{
+    static const int32_t tokens[64] = {3, 1, 4, 1, 5};
+    const struct cox_request request = {.tokens = tokens,
+                                        .token_count = prompt->token_count,
+                                        .new_count_max = prompt->new_count,
+                                        .hold_ms = prompt->held ? PATIENCE_MS : 0};
+    assert_int_equal(cox_scheduler_add(schedule->scheduler, &request), 0);
+}
+
+static void on_schedule_done(void *context, const struct cox_sequence *sequence)
+{
+    struct schedule *schedule = context;
+    assert_int_equal(sequence->error.code, 0);
+    schedule->held[sequence->id] = sequence->hold != NULL;
+    schedule->done_count++;
+}
+
+/* The third step is the first with other weights; the second one is in flight then. */
+static bool on_schedule_feed(void *context, bool idle, uint64_t until_ns)
+{
+    struct schedule *schedule = context;
+    uint64_t version;
+    (void)until_ns;
+    if (idle) {
+        const struct cox_holds *holds = cox_scheduler_holds(schedule->scheduler);
+        schedule->hold_count = holds->count;
+        schedule->hold_id = holds->first ? holds->first->id : 0;
+        return false;
+    }
+    if (++schedule->looks == 3) {
+        struct cox_error late = {0};
+        assert_int_equal(
+            cox_shared_weights_replace(f.weights, f.folders[1], cox_now_ns(), &version, &late),
+            COX_TIMEOUT);
+        if (schedule->behind.token_count)
+            prompt_add(schedule, &schedule->behind);
+    }
+    return true;
+}
+
+static void schedule_run(struct schedule *schedule, const struct prompt *prompts, uint32_t count)
+{
+    const struct cox_scheduler_options options = {.block_count = BLOCK_COUNT_MAX,
+                                                  .block_size = BLOCK_SIZE,
+                                                  .position_count_max = 128,
+                                                  .token_count_max = 16,
+                                                  .hold_count_max = 4,
+                                                  .weights = f.weights,
+                                                  .steps_in_flight = 2,
+                                                  .done = on_schedule_done,
+                                                  .done_context = schedule,
+                                                  .feed = on_schedule_feed,
+                                                  .feed_context = schedule};
+    if (cox_scheduler_new(f.executor, &options, &schedule->scheduler, &error))
+        fail_msg("%s", error.text);
+    for (uint32_t i = 0; i < count; i++)
+        prompt_add(schedule, &prompts[i]);
+    if (cox_scheduler_run(schedule->scheduler, &error))
+        fail_msg("%s", error.text);
+    assert_int_equal(schedule->done_count, count + (schedule->behind.token_count != 0));
+    cox_scheduler_free(schedule->scheduler);
+}
+
+static int second_in_vain(uint64_t number)
+{
+    return number == 2 ? COX_TIMEOUT : 0;
+}
+
+static void second_awaits_the_third(struct cox_executor *executor, uint64_t number)
+{
+    if (number == 2)
+        executor_await_published(executor, 3);
+}
+
+static void weights_sent_with_a_step_that_is_void_are_sent_again(void **state)
+{
+    static const struct prompt prompts[] = {{3, 9, false}, {3, 1, true}};
+    struct schedule schedule = {0};
+    (void)state;
+    f.executor->script.status = second_in_vain;
+    f.executor->script.taken = second_awaits_the_third;
+    schedule_run(&schedule, prompts, 2);
+    assert_int_equal(f.executor->weights_sent[1], 1);
+    assert_int_equal(f.executor->weights_sent[2], 1);
+    assert_int_equal(f.executor->weights_sent[3], 2);
+    for (uint64_t number = 4; number <= f.executor->sequence; number++)
+        assert_int_equal(f.executor->weights_sent[number], 2);
+    assert_int_equal(f.executor->weights_version, 2);
+    assert_int_equal(status_now().version, 2);
+    assert_int_equal(status_now().next, 0);
+    expect_told(1, f.folders[1]);
+    expect_message(2, f.folders[1]);
+    /* Of the former weights nothing is held. */
+    assert_true(schedule.held[2]);
+    assert_int_equal(schedule.hold_count, 0);
+}
+
+/* Others pull what is held as if it were of the present weights. */
+static void m10_weights_of_a_step_are_those_of_all_that_is_held_since(void **state)
+{
+    static const struct prompt prompts[] = {{3, 1, true}, {40, 1, true}};
+    struct schedule schedule = {.behind = {3, 1, true}};
+    (void)state;
+    f.executor->script.taken = second_awaits_the_third;
+    schedule_run(&schedule, prompts, 2);
+    assert_int_equal(f.executor->weights_sent[2], 1);
+    assert_int_equal(f.executor->weights_sent[3], 2);
+    assert_int_equal(f.executor->sequence, 3);
+    assert_true(schedule.held[1]);
+    assert_false(schedule.held[2]); /* 29 of its positions are of the weights before */
+    assert_true(schedule.held[3]);
+    assert_int_equal(schedule.hold_count, 1);
+    assert_int_equal(schedule.hold_id, 3);
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
@@ -420,6 +553,8 @@ int main(void)
         CASE(weights_that_cannot_be_leave_nothing),
         CASE(weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows),
         CASE(weights_that_no_step_comes_to_an_end_with_are_given_up),
+        CASE(weights_sent_with_a_step_that_is_void_are_sent_again),
+        CASE(m10_weights_of_a_step_are_those_of_all_that_is_held_since),
     };
 
     return cmocka_run_group_tests_name("shared_weights", tests, NULL, NULL);
