@@ -257,7 +257,8 @@ COX_HOT void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t seque
         cox_gate_post(gate, rank, COX_BELL_RESPONSE_CONSUME);
         return;
     }
-    bool last = hint_count(&gate->wake->hints[cox_geometry_frame(sequence, gate->depth)].word, sequence);
+    bool last =
+        hint_count(&gate->wake->hints[cox_geometry_frame(sequence, gate->depth)].word, sequence);
     cox_fault_point(COX_FAULT_HINT_COUNTED);
     if (last || failed)
         word_ring(&gate->wake->bell, gate->elides ? &gate->wake->coordinator_sleeps : NULL);

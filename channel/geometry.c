@@ -82,10 +82,12 @@ static int geometry_check(const struct cox_geometry *geometry, int code, struct 
                             "%s: a request region of %" PRIu64 " bytes gives %" PRIu32
                             " frames %" PRIu64 " bytes each: expected at least %" PRIu64,
                             name, channel->request_size, geometry->depth,
-                            cox_geometry_align_down(channel->request_size / geometry->depth), FRAME_SIZE_MIN);
+                            cox_geometry_align_down(channel->request_size / geometry->depth),
+                            FRAME_SIZE_MIN);
         uint64_t part = cox_geometry_align_down(channel->response_size / geometry->depth);
         bool slotted = !geometry->legacy || legacy_slotted((enum cox_channel_id)c);
-        if (channel->slot_stride < FRAME_SIZE_MIN || channel->slot_stride % COX_GEOMETRY_ALIGNMENT ||
+        if (channel->slot_stride < FRAME_SIZE_MIN ||
+            channel->slot_stride % COX_GEOMETRY_ALIGNMENT ||
             (slotted && channel->slot_stride > part / geometry->rank_count))
             return cox_fail(err, code,
                             "%s: a response region of %" PRIu64 " bytes at depth %" PRIu32
@@ -126,8 +128,8 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
         else if (choice->legacy)
             channel->slot_stride = COX_LEGACY_SLOT_STRIDE;
         else
-            channel->slot_stride =
-                cox_geometry_align_down(cox_geometry_align_down(channel->response_size / geometry.depth) / rank_count);
+            channel->slot_stride = cox_geometry_align_down(
+                cox_geometry_align_down(channel->response_size / geometry.depth) / rank_count);
     }
     int r = geometry_check(&geometry, COX_INVALID, err);
     if (r)

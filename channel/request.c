@@ -9,8 +9,8 @@
 COX_HOT static uint8_t *request_base(const struct cox_channel *channel, uint64_t sequence)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
-    return (uint8_t *)channel->request.base +
-           geometry->channels[channel->id].frame_size * cox_geometry_frame(sequence, geometry->depth);
+    return (uint8_t *)channel->request.base + geometry->channels[channel->id].frame_size *
+                                                  cox_geometry_frame(sequence, geometry->depth);
 }
 
 COX_HOT uint8_t *cox_request_frame(const struct cox_channel *channel, uint64_t sequence,

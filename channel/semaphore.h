@@ -50,11 +50,13 @@ int cox_semaphore_unlink(const char *name);
 
 /* These three here: after a switch each return to a caller is a guess that the processor gets wrong. */
 
-/* Async-signal-safe; may change errno. A count at its maximum is no error: the sleeper has plenty to wake for. */
+/* Async-signal-safe, keeps errno. A count at its maximum is no error: the sleeper has plenty to wake for. */
 static inline void cox_semaphore_post(struct cox_semaphore *semaphore)
 {
+    const int saved = errno;
     cox_tsan_release(semaphore->sem);
-    sem_post(semaphore->sem);
+    if (sem_post(semaphore->sem) < 0)
+        errno = saved;
 }
 
 /* True: a token was there and is now taken. */

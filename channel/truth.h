@@ -114,8 +114,8 @@ static inline bool cox_truth_frame_holds(const struct cox_layout_channel_truth *
     /* acquire: partner is the release of sequence in cox_truth_publish; the frame's bytes were
      * written before it. */
     return sequence >> COX_STATE_SHIFT == 0 &&
-           atomic_load_explicit(&truth->frames[cox_geometry_frame(sequence, depth)].sequence, memory_order_acquire) ==
-               sequence;
+           atomic_load_explicit(&truth->frames[cox_geometry_frame(sequence, depth)].sequence,
+                                memory_order_acquire) == sequence;
 }
 
 /* True: the frame of `sequence` still holds an earlier request, so that `sequence` was not published,
@@ -124,8 +124,8 @@ static inline bool cox_truth_frame_behind(const struct cox_layout_channel_truth 
                                           uint32_t depth, uint64_t sequence)
 {
     /* acquire: as above. */
-    uint64_t there =
-        atomic_load_explicit(&truth->frames[cox_geometry_frame(sequence, depth)].sequence, memory_order_acquire);
+    uint64_t there = atomic_load_explicit(
+        &truth->frames[cox_geometry_frame(sequence, depth)].sequence, memory_order_acquire);
     return there != 0 && there < sequence;
 }
 
@@ -299,8 +299,8 @@ static inline void cox_truth_set_returned(struct cox_layout_rank_line *line, uin
 static inline void cox_truth_set_tag(struct cox_layout_rank_line *line, uint32_t depth,
                                      uint64_t sequence, bool failed)
 {
-    atomic_store_explicit(&line->tags[cox_geometry_frame(sequence, depth)], sequence | (failed ? COX_TAG_FAILED : 0),
-                          memory_order_relaxed);
+    atomic_store_explicit(&line->tags[cox_geometry_frame(sequence, depth)],
+                          sequence | (failed ? COX_TAG_FAILED : 0), memory_order_relaxed);
     cox_fault_point(COX_FAULT_REPLY_TAGGED);
 }
 
@@ -329,7 +329,8 @@ static inline uint64_t cox_truth_done(const struct cox_layout_rank_line *line)
 static inline uint64_t cox_truth_tag(const struct cox_layout_rank_line *line, uint32_t depth,
                                      uint64_t sequence)
 {
-    return atomic_load_explicit(&line->tags[cox_geometry_frame(sequence, depth)], memory_order_relaxed);
+    return atomic_load_explicit(&line->tags[cox_geometry_frame(sequence, depth)],
+                                memory_order_relaxed);
 }
 
 #endif

@@ -48,7 +48,8 @@ static struct cox_entry *collector_entry(struct cox_collector *collector, uint64
 static struct cox_frame_block *collector_frame_block(struct cox_collector *collector,
                                                      uint64_t sequence)
 {
-    return &collector->frame_blocks[cox_geometry_frame(sequence, collector_geometry(collector)->depth)];
+    return &collector
+                ->frame_blocks[cox_geometry_frame(sequence, collector_geometry(collector)->depth)];
 }
 
 /* It has left by itself, and not because its process ends: that would be told in a moment, and better. */
@@ -137,9 +138,8 @@ COX_HOT static int collector_drop_late(struct cox_collector *collector, uint64_t
     bool before = true; /* all until here are settled */
     for (uint64_t sequence = first; sequence <= collector->published; sequence++) {
         struct cox_entry *entry = collector_entry(collector, sequence);
-        const bool settled =
-            entry->sequence != sequence ||
-            (entry->ended && (!entry->replies || entry_is_consumed(entry)));
+        const bool settled = entry->sequence != sequence ||
+                             (entry->ended && (!entry->replies || entry_is_consumed(entry)));
         before &= settled;
         if (before)
             collector->settled = sequence;
@@ -618,7 +618,8 @@ void cox_collector_admit(struct cox_collector *collector, uint32_t rank)
 static struct cox_gathering *collector_gathering(struct cox_collector *collector,
                                                  const struct cox_entry *entry)
 {
-    return &collector->gatherings[cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth)];
+    return &collector->gatherings[cox_geometry_frame(entry->sequence,
+                                                     collector_geometry(collector)->depth)];
 }
 
 /* Takes the answer of a rank that owed it, if it is there, or sees its death. */
@@ -659,7 +660,7 @@ struct pass {
     bool thorough;
     uint64_t told_ns; /* the time a moment ago, where it is known */
     uint64_t now_ns;  /* 0: nobody has asked: a pass that finds all answers does without */
-    bool ring;       /* who has not taken a frame is rung again; known with now_ns */
+    bool ring;        /* who has not taken a frame is rung again; known with now_ns */
 };
 
 COX_HOT static void pass_look_at_clock(struct cox_collector *collector, struct pass *pass)

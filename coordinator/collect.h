@@ -122,17 +122,17 @@ struct cox_collector {
     pthread_cond_t ended_cond; /* ended, or a handler returned */
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
-    uint64_t ended; /* every request up to here has ended; later ones may have */
-    uint64_t begun; /* the gatherings of requests up to here have begun */
+    uint64_t ended;   /* every request up to here has ended; later ones may have */
+    uint64_t begun;   /* the gatherings of requests up to here have begun */
     uint64_t settled; /* of requests up to here no answer is to come, or counts */
     /* When whoever has not taken its frame is rung again: those in flight by who gathers, those
      * without whom there is no room by who is refused. One clock for both would ring for whoever
      * comes first in each slice, and never for the other. */
     uint64_t ring_ns, claim_ring_ns;
-    struct cox_look seen;  /* before the last pass over what is in flight; the gathering thread's */
-    bool whole;            /* the next pass looks at every rank; the same */
-    uint64_t told_ns;      /* the time as it was a moment before the next pass; 0: not known; the same */
-    uint32_t claim_causes; /* causes, as the last claim began; under submit_lock */
+    struct cox_look seen; /* before the last pass over what is in flight; the gathering thread's */
+    bool whole;           /* the next pass looks at every rank; the same */
+    uint64_t told_ns; /* the time as it was a moment before the next pass; 0: not known; the same */
+    uint32_t claim_causes;      /* causes, as the last claim began; under submit_lock */
     struct cox_spinner spinner; /* of who gathers */
     int sleep_rank;             /* the collector sleeps on its bell, -1: awake */
     uint64_t sleep_ns;          /* until then */

@@ -36,7 +36,7 @@ struct worker {
     uint32_t rank;
     /* Its pid is of the rank's present life, and written by the supervisor thread. */
     struct cox_serving *life; /* in the supervisor's lives */
-    int pidfd;                  /* of the same; under the supervisor's lock */
+    int pidfd;                /* of the same; under the supervisor's lock */
     /* Its pidfd is there, for who waits for it, also while the supervisor thread sleeps in cox_launch. */
     struct cox_launched launched;
     /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
@@ -439,8 +439,8 @@ static void worker_ended(struct worker *w)
 static bool worker_is_gone(struct worker *w)
 {
     pthread_mutex_lock(&w->supervisor->lock);
-    bool gone =
-        w->ended && w->life->pid && !worker_is_dead(w) && (w->adopted.pidfd < 0 || w->adopted_ended);
+    bool gone = w->ended && w->life->pid && !worker_is_dead(w) &&
+                (w->adopted.pidfd < 0 || w->adopted_ended);
     pthread_mutex_unlock(&w->supervisor->lock);
     return gone;
 }
@@ -1055,7 +1055,8 @@ uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t
                 &s->log, 3,
                 "rank %u (pid %d) has not ended %d s after SIGKILL: it is held in the kernel, see "
                 "/proc/%d/stack",
-                rank, s->workers[rank].life->pid, KILL_PATIENCE_MS / 1000, s->workers[rank].life->pid);
+                rank, s->workers[rank].life->pid, KILL_PATIENCE_MS / 1000,
+                s->workers[rank].life->pid);
     cox_supervisor_wait(s, COX_DEADLINE_NEVER);
     return signalled;
 }
