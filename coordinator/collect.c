@@ -998,6 +998,7 @@ void cox_collector_gather_leave(struct cox_collector *collector)
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence)
 {
     pthread_mutex_lock(&collector->lock);
+    collector->told_ns = 0; /* of the caller before */
     collector_gather(collector, sequence);
     pthread_mutex_unlock(&collector->lock);
 }
