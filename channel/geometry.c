@@ -10,9 +10,7 @@
 
 #define KIB UINT64_C(1024)
 #define MIB (KIB * KIB)
-/* Frames and slots start on cache lines. */
 #define FRAME_SIZE_MIN UINT64_C(256)
-/* Where the parts of sealed memory begin. */
 /* cox_group_memory_size of the smallest values fits (a test compares them): words, and two values per rank
  * for the group and for each of its subgroups. */
 #define GROUP_BASE (8 * KIB)
@@ -193,7 +191,6 @@ uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry)
     return cox_geometry_request_offset(geometry, COX_CHANNEL_ERROR);
 }
 
-/* Of the slots of a channel in the memory of a rank. */
 uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry)
 {
     return page_up(cox_geometry_slots_begin(geometry, COX_CHANNEL_ERROR) +

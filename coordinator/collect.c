@@ -808,25 +808,29 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     uint64_t returned_ns = handler ? cox_now_ns() : completion.completed_ns;
     cox_fault_point(COX_FAULT_HANDLED);
 
-    if (!waiter)
-        gather_let_go(collector, gathering);
+    /* relaxed: the block of this request is among them, if it has one. */
+    const bool holds = completion.status || cox_gathering_holds(gathering) ||
+                       atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
     pthread_mutex_lock(&collector->lock);
     collector->in_handler = false;
-    collector->told_ns = returned_ns;
+    collector->told_ns = holds ? 0 : returned_ns; /* to give much back takes a while */
     cox_stats_return(&collector->stats, &completion, returned_ns);
-    if (!waiter) {
+    if (!waiter && !holds) {
         pthread_cond_broadcast(&collector->ended_cond);
         return;
     }
-    if (completion.status)
-        cox_fail(waiter->err, completion.status, "%s", completion.text);
-    waiter->status = completion.status;
-    waiter->done = true;
+    if (waiter) {
+        if (completion.status)
+            cox_fail(waiter->err, completion.status, "%s", completion.text);
+        waiter->status = completion.status;
+        waiter->done = true;
+    }
     pthread_mutex_unlock(&collector->lock);
     /* From here on the waiter may be gone. Not under the lock, which the caller would only wake up
      * to wait for. */
     pthread_cond_broadcast(&collector->ended_cond);
-    gather_let_go(collector, gathering);
+    if (holds)
+        gather_let_go(collector, gathering);
     pthread_mutex_lock(&collector->lock);
 }
 
@@ -910,8 +914,10 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
             news || pass.ring || *looked_again || whole || entry->causes != before->causes;
         int owing = gather_look(collector, entry, &pass);
         if (owing >= 0) {
+            const bool early =
+                pass.now_ns == 0; /* the look was before the clock, and may have taken a while */
             pass_look_at_clock(collector, &pass);
-            if (pass.ring && !pass.thorough) {
+            if ((pass.ring && !pass.thorough) || (early && gather_cut(collector, entry, &pass))) {
                 pass.thorough = true;
                 owing = gather_look(collector, entry, &pass);
             }

@@ -72,6 +72,7 @@ COX_HOT void cox_gathering_begin(struct cox_gathering *gathering, const struct c
     gathering->copied = 0;
     gathering->left = gathering->rank_count;
     gathering->failed = false;
+    gathering->in_blocks = false;
     const struct cox_serving *lives = cox_supervisor_lives(supervisor);
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
         gathering->results[rank] = (struct cox_rank_result){
@@ -168,6 +169,7 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
         r = cox_bulk_ref_read(response->bulk, &own->ref, &why);
         if (r)
             gathering_error(gathering, rank, r, why.text);
+        gathering->in_blocks |= r == 0;
         return own->in_block = r == 0; /* may be taken again: its copy is not kept */
     }
     gathering->copied += copy_stride(length);
@@ -275,6 +277,11 @@ int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_b
     else
         gathering_accept(gathering, rank, false, response, own->block, size);
     return 0;
+}
+
+COX_HOT bool cox_gathering_holds(const struct cox_gathering *gathering)
+{
+    return gathering->in_blocks || gathering->arena.used > ARENA_KEEP_SIZE;
 }
 
 COX_HOT void cox_gathering_let_go(struct cox_gathering *gathering)

@@ -48,8 +48,9 @@ struct cox_gathering {
      * whose translation serves them all. With room for all slots; touched only as far as answers reach. */
     uint8_t *copies;
     size_t copied;
-    uint32_t left; /* ranks from it on have answered, or were not asked */
-    bool failed;   /* one of them has failed, or is dead */
+    uint32_t left;  /* ranks from it on have answered, or were not asked */
+    bool failed;    /* one of them has failed, or is dead */
+    bool in_blocks; /* an answer is, or was to be, in a block */
     struct cox_arena arena;
     struct cox_stats_taken taken;
     char text[2048];
@@ -70,6 +71,8 @@ bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
  * its block could be opened, so there is no answer, and the result stays LATE. */
 int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_block_intake *intake,
                              uint32_t rank, uint32_t type);
+/* True: there is something for let_go to give back. */
+bool cox_gathering_holds(const struct cox_gathering *gathering);
 /* Nobody looks at the results any more: gives back the memory that only large ones need. */
 void cox_gathering_let_go(struct cox_gathering *gathering);
 /* A legacy rank that only waited and posted. */

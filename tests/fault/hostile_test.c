@@ -710,7 +710,7 @@ static void p10_an_answer_that_was_unsaid_is_said_again(void **state)
     struct test_group *group = group_start(2, name);
     struct cox_control control = COX_CONTROL_NONE;
     control_attach(&control, name);
-    struct cox_layout_rank_line *line = cox_truth_line(&control, 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_truth_line(&control, 0, COX_CHANNEL_EXECUTE);
     struct cox_executor *executor = test_group_executor(group);
     _Atomic uint32_t *sleeping = &executor->collectors[COX_CHANNEL_EXECUTE].sleeping;
     for (int round = 0; round < 10; round++) {
@@ -723,14 +723,14 @@ static void p10_an_answer_that_was_unsaid_is_said_again(void **state)
         for (uint32_t rank = 0; rank < 2; rank++)
             test_stop_process(cox_executor_pid(executor, rank));
         assert_int_equal(load_submit(group, &load), 0);
-        /* The collector sleeps on rank 0, and looks at rank 1 once a slice only. */
-        while (atomic_load(sleeping) != 1)
+        /* The collector sleeps on rank 1, and looks at rank 0 once a slice only. */
+        while (atomic_load(sleeping) != 2)
             sched_yield();
-        assert_int_equal(kill(cox_executor_pid(executor, 1), SIGCONT), 0);
+        assert_int_equal(kill(cox_executor_pid(executor, 0), SIGCONT), 0);
         while (atomic_load(&line->done) == before)
             sched_yield();
         atomic_store(&line->done, before);
-        assert_int_equal(kill(cox_executor_pid(executor, 0), SIGCONT), 0);
+        assert_int_equal(kill(cox_executor_pid(executor, 1), SIGCONT), 0);
         load_await(&load, 1); /* in vain; the next request says that somebody owes an answer */
         if (!group_works(group))
             fail_msg("round %d: the group does not work any more", round);
