@@ -24,7 +24,7 @@
 #define FDS_OF_SEALED_RANK 5
 #define FDS_OF_WEIGHTS 8 /* that all ranks share; in both numbers told */
 #define THREADS_OF_COORDINATOR 10
-#define THREADS_OF_WORKER 7
+#define THREADS_OF_WORKER 6 /* and what OpenBLAS starts: threads_of_group */
 /* A process with its libraries and buffers, without weights and a KV cache. */
 #define BYTES_OF_PROCESS (UINT64_C(16) << 20)
 
@@ -231,6 +231,15 @@ static void check_handles(struct doctor *doctor)
         finding(doctor, GOOD, "pidfd_getfd", NULL, "fds can be fetched by value");
 }
 
+/* OpenBLAS starts a thread for every further processor when it is loaded, before anybody can tell it not to; they sleep. */
+static uint64_t threads_of_group(uint32_t rank_count)
+{
+    uint32_t processors = 1;
+    if (cox_probe_processors(&processors) || processors == 0)
+        processors = 1;
+    return THREADS_OF_COORDINATOR + (THREADS_OF_WORKER + processors - 1) * (uint64_t)rank_count;
+}
+
 static void check_limits(struct doctor *doctor)
 {
     struct rlimit limit;
@@ -247,7 +256,7 @@ static void check_limits(struct doctor *doctor)
             ", with %d for a model's weights",
             at_most(text, sizeof text, limit.rlim_cur), doctor->rank_count, fds, sealed,
             FDS_OF_WEIGHTS);
-    uint64_t threads = THREADS_OF_COORDINATOR + THREADS_OF_WORKER * (uint64_t)doctor->rank_count;
+    uint64_t threads = threads_of_group(doctor->rank_count);
     getrlimit(RLIMIT_NPROC, &limit);
     finding(doctor, limit.rlim_cur < threads ? NOTE : GOOD, "processes",
             "ulimit -u 4096; all processes and threads of the user count (but not root's)",
@@ -294,12 +303,10 @@ static void check_memory(struct doctor *doctor, const struct cox_cgroup *cgroup)
 
 static void check_tasks(struct doctor *doctor, const struct cox_cgroup_limit *limit)
 {
-    uint64_t needed = THREADS_OF_COORDINATOR + THREADS_OF_WORKER * (uint64_t)doctor->rank_count;
+    uint64_t needed = threads_of_group(doctor->rank_count);
     uint64_t available = limit->limit > limit->used ? limit->limit - limit->used : 0;
     if (limit->state == COX_CGROUP_LIMITED)
-        finding(doctor,
-                shortage(doctor, available >= needed,
-                         available >= THREADS_OF_COORDINATOR + THREADS_OF_WORKER),
+        finding(doctor, shortage(doctor, available >= needed, available >= threads_of_group(1)),
                 "cgroup process limit",
                 "raise it (in a container --pids-limit; systemd TasksMax=), or use fewer ranks",
                 "%" PRIu64 ", %" PRIu64 " of it free; a group of %" PRIu32 " ranks has %" PRIu64
