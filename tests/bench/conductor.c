@@ -15,8 +15,6 @@
 
 #define BYTES 4096
 #define REPLY_BYTES 256
-#define RANKS_OF_LARGE 8 /* at most, with requests of LARGE */
-#define LARGE ((size_t)16 << 20)
 #define SIZES_RANKS 4
 #define STEPS_RANKS 8
 
@@ -36,13 +34,12 @@ static void measure_bytes(struct bench *bench)
     report_section("Bytes", PLACEMENT_FREE);
     for (size_t i = 0; i < bench->rank_count_count; i++)
         for (size_t s = 0; s < bench->size_count; s++)
-            if (bench->sizes[s] < LARGE || bench->rank_counts[i] <= RANKS_OF_LARGE)
-                cell_run(bench, &(struct cell){.section = "bytes",
-                                               .rank_count = bench->rank_counts[i],
-                                               .bytes = bench->sizes[s],
-                                               .reply_bytes = REPLY_BYTES,
-                                               .kinds = kinds_of_bytes,
-                                               .busy = true});
+            cell_run(bench, &(struct cell){.section = "bytes",
+                                           .rank_count = bench->rank_counts[i],
+                                           .bytes = bench->sizes[s],
+                                           .reply_bytes = REPLY_BYTES,
+                                           .kinds = kinds_of_bytes,
+                                           .busy = true});
 }
 
 /* The same on one processor, as far as a round is wake-ups: small requests, and no group that would spin elsewhere. */
@@ -118,9 +115,9 @@ static void measure_steps(struct bench *bench)
     struct cell cell = {
         .section = "steps", .bytes = BYTES, .reply_bytes = REPLY_BYTES, .kinds = kinds_of_steps};
     report_section("Decode steps", PLACEMENT_FREE);
-    for (cell.rank_count = STEPS_RANKS; cell.rank_count >= (bench->quick ? STEPS_RANKS : 1);
-         cell.rank_count /= 2) {
-        cell.busy = cell.rank_count == STEPS_RANKS;
+    cell.busy = true;
+    for (size_t i = 0; i < bench->rank_count_count; i++) {
+        cell.rank_count = bench->rank_counts[i];
         cell_run(bench, &cell);
     }
     report_section("Decode steps", PLACEMENT_ONE);
