@@ -30,6 +30,7 @@
 #include "executor.h"
 #include "complaints.h"
 #include "gathering.h"
+#include "inside.h"
 #include "stats.h"
 #include "supervise.h"
 
@@ -233,15 +234,5 @@ struct cox_look cox_collector_look(const struct cox_collector *collector);
  * where they share one), which owes the answer to `sequence`, until it is rung, a wake since `before`, or the deadline. */
 void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
                          const struct cox_look *before, uint64_t deadline_ns);
-
-/* A stay of this thread inside a handler or hook; frames are nested on the stack. */
-struct cox_inside {
-    const void *owner;
-    const struct cox_inside *outer;
-};
-void cox_inside_enter(struct cox_inside *frame, const void *owner);
-void cox_inside_leave(const struct cox_inside *frame);
-/* True inside a handler or hook of this owner, on this thread: a call would wait for itself. */
-bool cox_inside(const void *owner);
 
 #endif

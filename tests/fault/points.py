@@ -269,7 +269,7 @@ def mutations(files):
             ("worker/serve.c", "lane_copy", "sem_post(bell);"),
             ("worker/attach.c", "worker_check_group", "atomic_store(&identity->state, COX_IDENTITY_LEFT);"),
             ("worker/worker.c", "cox_worker_free", "flock(fd, LOCK_EX);"),
-            ("coordinator/collect.c", "collector_returned", "collector->channel->gate.ops->post(bell);"),
+            ("coordinator/collect_internal.h", "collector_returned", "collector->channel->gate.ops->post(bell);"),
             ("coordinator/supervise.c", "cox_supervisor_adopt", "kill(pid, SIGKILL);"),
             ("coordinator/supervise.c", "cox_supervisor_free", "unlink(path);"),
             ("coordinator/launch.c", "program_find", "fork();"),

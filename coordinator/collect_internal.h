@@ -1,0 +1,119 @@
+/*
+ * What the files of the collector share: collect.c (claim, publish, sleep, the response thread), gather.c (the
+ * passes over what is in flight), frame_blocks.c and readmit.c. For no one else.
+ *
+ * lock is held over every call here.
+ */
+#ifndef COX_COORDINATOR_COLLECT_INTERNAL_H
+#define COX_COORDINATOR_COLLECT_INTERNAL_H
+
+#include "collect.h"
+
+#include "../channel/truth.h"
+
+COX_HOT static inline const struct cox_geometry *
+collector_geometry(const struct cox_collector *collector)
+{
+    return &collector->channel->control->geometry;
+}
+
+static inline struct cox_entry *collector_entry(struct cox_collector *collector, uint64_t sequence)
+{
+    return &collector->entries[cox_geometry_frame(sequence, collector_geometry(collector)->depth)];
+}
+
+/* It has left by itself, and not because its process ends: that would be told in a moment, and better. */
+COX_HOT static inline bool collector_left(struct cox_collector *collector, uint32_t rank)
+{
+    struct cox_collector_rank *r = &collector->ranks[rank];
+    if (!cox_truth_left(collector->channel->control, rank)) {
+        r->left_ns = 0;
+        return false;
+    }
+    uint64_t now = cox_now_ns();
+    if (r->left_ns == 0)
+        r->left_ns = now;
+    return now - r->left_ns >= COX_LEAVING_NS;
+}
+
+/* It serves no more. */
+COX_HOT static inline bool collector_dead(struct cox_collector *collector, uint32_t rank)
+{
+    return cox_serving_dead(&cox_supervisor_lives(collector->supervisor)[rank]) ||
+           collector_left(collector, rank);
+}
+
+/* A legacy rank has no lines: the n-th token is the n-th answer. At depth 1 the answer can only be
+ * to the request in the one entry. */
+static inline void collector_count_token(struct cox_collector *collector, uint32_t rank)
+{
+    struct cox_collector_rank *r = &collector->ranks[rank];
+    uint32_t foreign = atomic_load_explicit(&r->foreign, memory_order_relaxed);
+    /* relaxed: a count of tokens; the semaphore orders everything else. */
+    while (foreign > 0)
+        if (atomic_compare_exchange_weak_explicit(&r->foreign, &foreign, foreign - 1,
+                                                  memory_order_relaxed, memory_order_relaxed))
+            return;
+    r->legacy_done = collector->entries[0].sequence;
+}
+
+COX_HOT static inline bool collector_answered(struct cox_collector *collector, uint32_t rank,
+                                              uint64_t sequence)
+{
+    if (!collector->legacy)
+        return cox_truth_done(cox_truth_line(collector->channel->control, rank,
+                                             collector->channel->id)) >= sequence;
+    struct cox_collector_rank *r = &collector->ranks[rank];
+    while (r->legacy_done < sequence &&
+           cox_gate_take(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME))
+        collector_count_token(collector, rank);
+    return r->legacy_done >= sequence;
+}
+
+static inline bool collector_returned(struct cox_collector *collector, uint32_t rank,
+                                      uint64_t sequence)
+{
+    const struct cox_layout_rank_line *line =
+        cox_truth_line(collector->channel->control, rank, collector->channel->id);
+    /* Who has answered has returned the frame before; the word may have been written over since. */
+    return cox_truth_returned(line) >= sequence || cox_truth_done(line) >= sequence;
+}
+
+/* The answer of `rank` was taken out of its slot, or is dropped: its tokens are matched, its slot
+ * is free. */
+COX_HOT static inline void collector_consume(struct cox_collector *collector,
+                                             struct cox_entry *entry, uint32_t rank)
+{
+    cox_rank_set_add(&entry->consumed, rank);
+    if (!collector->legacy)
+        cox_gate_settle(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME);
+    else
+        cox_gate_post(&collector->channel->gate, rank, COX_BELL_RESPONSE_PRODUCE);
+}
+
+/* True once a slice of the clock given. */
+static inline bool collector_ring_due(uint64_t *ring_ns, uint64_t now)
+{
+    if (now < *ring_ns)
+        return false;
+    *ring_ns = now + COX_SLICE_NS;
+    return true;
+}
+
+/* Drops the answers of ended requests that arrived by now. Returns a rank that still owes one, or
+ * -1. */
+int cox_collector_drop_late(struct cox_collector *collector, uint64_t *ret_sequence);
+/* A request that has ended, or is not answered, is rung for by nobody else; who sleeps through it
+ * would keep its frame for ever. */
+void cox_collector_ring(struct cox_collector *collector, uint32_t rank);
+/* The requests up to the first that has not ended are behind us: their slots are free. */
+void cox_collector_advance(struct cox_collector *collector);
+/* Nobody owes an answer now: a token that lies there would be taken for the answer to come. */
+void cox_collector_forget_stray(struct cox_collector *collector, uint32_t rank);
+/* The request of that number is published with what is in the block behind its frame. */
+void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence);
+/* Gathers until `sequence` has ended, or (0) until nothing is in flight. lock is given up over handlers, copies of
+ * large answers, and sleep. */
+void cox_collector_gather_held(struct cox_collector *collector, uint64_t sequence);
+
+#endif

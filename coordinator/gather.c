@@ -1,0 +1,404 @@
+/*
+ * The passes over what is in flight: who still owes an answer is looked at, who has not taken its request is rung, and a
+ * request that can end is handed over. Requests end in order, except that a deadline waits for nobody.
+ */
+#include "collect_internal.h"
+
+#include <inttypes.h>
+
+#include "../channel/fault.h"
+#include "../channel/thread.h"
+#include "../proto/operation.h"
+#include "report.h"
+
+static struct cox_gathering *collector_gathering(struct cox_collector *collector,
+                                                 const struct cox_entry *entry)
+{
+    return &collector->gatherings[cox_geometry_frame(entry->sequence,
+                                                     collector_geometry(collector)->depth)];
+}
+
+/* Takes the answer of a rank that owed it, if it is there, or sees its death. */
+COX_HOT static void gather_look_rank(struct cox_collector *collector, struct cox_entry *entry,
+                                     uint32_t rank)
+{
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    /* Once more after a death: an answer that was complete before it counts. */
+    bool answered = collector_answered(collector, rank, entry->sequence);
+    bool dead = !answered && collector_dead(collector, rank);
+    if (answered || (dead && collector_answered(collector, rank, entry->sequence))) {
+        int r = 0;
+        if (collector->legacy && !entry->operation->legacy_slotted && rank > 0) {
+            cox_gathering_take_empty(gathering, rank);
+        } else if (cox_gathering_take(gathering, collector->channel, rank, entry->sequence,
+                                      entry->type, collector->ranks[rank].generation)) {
+            /* Not under the lock: a large answer takes a while to copy, and only this thread looks at it. */
+            pthread_mutex_unlock(&collector->lock);
+            r = cox_gathering_take_block(gathering, &collector->blocks->intake, rank, entry->type);
+            pthread_mutex_lock(&collector->lock);
+        }
+        /* The answer went with its rank. If that is not known to be dead it is about to be, which wakes. */
+        if (r == COX_PEER_DEAD && collector_dead(collector, rank))
+            cox_gathering_bury(gathering, rank, collector->supervisor);
+        if (r == COX_PEER_DEAD)
+            return;
+        cox_fault_point(COX_FAULT_REPLY_FETCHED);
+        collector_consume(collector, entry, rank);
+    } else if (dead) {
+        cox_gathering_bury(gathering, rank, collector->supervisor);
+    }
+}
+
+/* One pass over what is in flight. */
+struct pass {
+    /* Every rank is looked at. Otherwise only what a bell without news of its own can tell: the next rank in turn where
+     * each has a bell, and nothing where the last of all rings; a line that is looked at while its rank writes it costs both. */
+    bool thorough;
+    uint64_t told_ns; /* the time a moment ago, where it is known */
+    uint64_t now_ns;  /* 0: nobody has asked: a pass that finds all answers does without */
+    bool ring;        /* who has not taken a frame is rung again; known with now_ns */
+};
+
+COX_HOT static void pass_look_at_clock(struct cox_collector *collector, struct pass *pass)
+{
+    if (pass->now_ns)
+        return;
+    pass->now_ns = pass->told_ns ? pass->told_ns : cox_now_ns();
+    pass->ring = collector_ring_due(&collector->ring_ns, pass->now_ns);
+}
+
+/* Looks at ranks that owe an answer. Returns the last that still does, -1: none, -2: the request has failed. The last, and
+ * from there down: ranks are let through in order, and who waits for the last of them is mostly woken once, when all the
+ * others have answered as well. */
+COX_HOT static int gather_look(struct cox_collector *collector, struct cox_entry *entry,
+                               const struct pass *pass)
+{
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const bool alone = !pass->thorough && !gathering->failed;
+    int last = -1;
+    for (uint32_t left = gathering->left; left > 0; left--) {
+        const uint32_t rank = left - 1;
+        const struct cox_rank_result *result = &gathering->results[rank];
+        if (result->outcome == COX_OUTCOME_LATE &&
+            (pass->thorough || !cox_gate_shared(&collector->channel->gate)))
+            gather_look_rank(collector, entry, rank);
+        if (result->outcome == COX_OUTCOME_LATE && last < 0)
+            last = (int)rank;
+        gathering->failed |=
+            result->outcome == COX_OUTCOME_ERROR || result->outcome == COX_OUTCOME_DEAD;
+        if (last >= 0 && alone)
+            break;
+    }
+    gathering->left = (uint32_t)(last + 1);
+    return gathering->failed ? -2 : last;
+}
+
+/* It has not taken the request; or it is idle again, and its answer was written over, which it says again. */
+static bool gather_sleeps(const struct cox_layout_rank_line *line, uint64_t sequence)
+{
+    /* acquire: partner is cox_truth_set_state. */
+    uint64_t word = atomic_load_explicit(&line->word, memory_order_acquire);
+    return cox_truth_taken(line) < sequence || (word >> COX_STATE_SHIFT == COX_RANK_IDLE &&
+                                                word >= cox_state_word(COX_RANK_IDLE, sequence));
+}
+
+/* Rings again each live rank that has not taken its frame: the one wake-up may have been lost with
+ * a signal, a killed predecessor, or a meddler. */
+static void gather_ring(struct cox_collector *collector, const struct cox_entry *entry)
+{
+    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
+            gather_sleeps(cox_truth_line(collector->channel->control, rank, collector->channel->id),
+                          entry->sequence))
+            cox_collector_ring(collector, rank);
+}
+
+COX_HOT static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry,
+                                    int status, struct cox_completion *ret_completion)
+{
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    if (status)
+        cox_report_late(collector, entry, status, gathering);
+    if (status == 0 && entry->operation->step && !collector->legacy)
+        status = cox_report_divergence(gathering);
+    if (status && gathering->text[0] == '\0')
+        cox_report_failure(collector, entry, status, gathering);
+    *ret_completion = (struct cox_completion){
+        .sequence = entry->sequence,
+        .channel = collector->channel->id,
+        .type = entry->type,
+        .status = status,
+        .text = status ? gathering->text : NULL,
+        .rank_count = collector->rank_count,
+        .ranks = gathering->results,
+        .payload = cox_gathering_choose(gathering, entry->gather),
+        .request_context = entry->request_context,
+        .submitted_ns = entry->submitted_ns,
+        .published_ns = entry->published_ns,
+    };
+}
+
+/* The gathering is the caller's alone. */
+static void gather_note_complaints(struct cox_collector *collector, const struct cox_entry *entry)
+{
+    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        const struct cox_rank_result *result = &gathering->results[rank];
+        if (result->outcome == COX_OUTCOME_ERROR)
+            cox_complaints_add(collector->complaints, rank,
+                               "pid %jd on %s sequence %" PRIu64 " (%s): %s", (intmax_t)result->pid,
+                               cox_channel_name(collector->channel->id), entry->sequence,
+                               entry->operation->name, result->text);
+    }
+}
+
+/* Memory that only large requests and answers take. The ranks that answered in a block give it back when they are awake next,
+ * which may be never: so they are woken, and those as well whose answer has just come too late to be looked at. */
+COX_HOT static void gather_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
+{
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (gathering->ranks[rank].in_block ||
+            (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
+             collector->blocks->intake.size_max > 0))
+            cox_gate_post(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
+    cox_gathering_let_go(gathering);
+    cox_collector_release_blocks(collector);
+}
+
+/* Hands the completion over. lock is held on entry and on return, not over the handler. */
+COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_entry *entry,
+                                  int status)
+{
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    struct cox_completion completion;
+    if (status) /* many words may have to be found for it */
+        pthread_mutex_unlock(&collector->lock);
+    gather_complete(collector, entry, status, &completion);
+    if (completion.status)
+        gather_note_complaints(collector, entry);
+    cox_fault_point(COX_FAULT_COMPLETE);
+    if (status)
+        pthread_mutex_lock(&collector->lock);
+    if (completion.status && entry->operation->step)
+        cox_truth_set_void(cox_truth_channel(collector->channel->control, collector->channel->id),
+                           collector->published);
+    entry->ended = true;
+    cox_collector_advance(collector);
+    cox_stats_end(&collector->stats, completion.status, &gathering->taken);
+    struct cox_waiter *waiter = entry->waiter;
+    entry->waiter = NULL;
+    cox_completion_fn handler = waiter ? waiter->visit : collector->handler;
+    void *context = waiter ? waiter->visit_context : collector->handler_context;
+    collector->in_handler = true;
+    collector->handler_runs++;
+    collector->handler_thread = pthread_self();
+    pthread_mutex_unlock(&collector->lock);
+
+    completion.completed_ns = cox_now_ns();
+    struct cox_inside inside;
+    cox_inside_enter(&inside, collector->owner);
+    if (handler)
+        handler(context, &completion);
+    cox_inside_leave(&inside);
+    uint64_t returned_ns = handler ? cox_now_ns() : completion.completed_ns;
+    cox_fault_point(COX_FAULT_HANDLED);
+
+    /* relaxed: the block of this request is among them, if it has one. */
+    const bool holds = completion.status || cox_gathering_holds(gathering) ||
+                       atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
+    pthread_mutex_lock(&collector->lock);
+    collector->in_handler = false;
+    collector->told_ns = holds ? 0 : returned_ns; /* to give much back takes a while */
+    cox_stats_return(&collector->stats, &completion, returned_ns);
+    if (!waiter && !holds) {
+        pthread_cond_broadcast(&collector->ended_cond);
+        return;
+    }
+    if (waiter) {
+        if (completion.status)
+            cox_fail(waiter->err, completion.status, "%s", completion.text);
+        waiter->status = completion.status;
+        waiter->done = true;
+    }
+    pthread_mutex_unlock(&collector->lock);
+    /* From here on the waiter may be gone. Not under the lock, which the caller would only wake up
+     * to wait for. */
+    pthread_cond_broadcast(&collector->ended_cond);
+    if (holds)
+        gather_let_go(collector, gathering);
+    pthread_mutex_lock(&collector->lock);
+}
+
+/* A request has failed. Is a rank that owes an answer about to be known as dead? Then that is most likely why
+ * the others failed. *ret_owing: which. */
+static bool gather_awaits_death(struct cox_collector *collector, struct cox_entry *entry,
+                                int *ret_owing)
+{
+    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    if (!entry->dying_ns)
+        entry->dying_ns = cox_deadline_after_ns(COX_DYING_NS);
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (gathering->results[rank].outcome == COX_OUTCOME_DEAD)
+            return false;
+    if (cox_now_ns() >= entry->dying_ns)
+        return false;
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
+            cox_supervisor_dying(collector->supervisor, rank)) {
+            *ret_owing = (int)rank;
+            return true;
+        }
+    return false;
+}
+
+/* Why a request ends now although ranks still owe answers; 0: it does not. */
+static int gather_cut(const struct cox_collector *collector, const struct cox_entry *entry,
+                      const struct pass *pass)
+{
+    if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
+        return COX_CLOSED;
+    return pass->now_ns >= entry->deadline_ns ? COX_TIMEOUT : 0;
+}
+
+static bool rank_sets_meet(const struct cox_rank_set *a, const struct cox_rank_set *b)
+{
+    uint64_t both = 0;
+    for (size_t i = 0; i < COX_RANK_COUNT_MAX / 64; i++)
+        both |= a->words[i] & b->words[i];
+    return both != 0;
+}
+
+static void gathering_add_owing(const struct cox_gathering *gathering, struct cox_rank_set *owed)
+{
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
+        if (gathering->results[rank].outcome == COX_OUTCOME_LATE)
+            cox_rank_set_add(owed, rank);
+}
+
+/* Looks at everything in flight, oldest first, and ends the first request that can end. Returns
+ * true when one did, or when there is already more to look at. Otherwise *ret_owing is a rank to
+ * sleep on, -1: nothing is in flight, and *ret_deadline_ns the next deadline. lock is held on entry
+ * and on return, given up over a handler. */
+COX_HOT static bool gather_round(struct cox_collector *collector, const struct cox_look *before,
+                                 bool *looked_again, int *ret_owing, uint64_t *ret_sequence,
+                                 uint64_t *ret_deadline_ns)
+{
+    uint64_t late_sequence;
+    cox_collector_drop_late(collector, &late_sequence);
+    *ret_owing = -1;
+    *ret_sequence = 0;
+    *ret_deadline_ns = COX_DEADLINE_NEVER;
+    struct pass pass = {.told_ns = collector->told_ns};
+    collector->told_ns = 0;
+    const bool whole = collector->whole;
+    collector->whole = false;
+    const bool news =
+        before->causes != collector->seen.causes || before->ticket != collector->seen.ticket;
+    bool apart = false;               /* a request is not owed by the rank that is slept on */
+    struct cox_rank_set owed = {{0}}; /* by whom, for the requests looked at */
+    for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
+        struct cox_entry *entry = collector_entry(collector, sequence);
+        if (entry->ended)
+            continue;
+        struct cox_gathering *gathering = collector_gathering(collector, entry);
+        if (collector->begun < sequence) {
+            cox_gathering_begin(gathering, &entry->asked, collector->supervisor);
+            collector->begun = sequence;
+        }
+        pass.thorough =
+            news || pass.ring || *looked_again || whole || entry->causes != before->causes;
+        int owing = gather_look(collector, entry, &pass);
+        if (owing >= 0) {
+            const bool early =
+                pass.now_ns == 0; /* the look was before the clock, and may have taken a while */
+            pass_look_at_clock(collector, &pass);
+            if ((pass.ring && !pass.thorough) || (early && gather_cut(collector, entry, &pass))) {
+                pass.thorough = true;
+                owing = gather_look(collector, entry, &pass);
+            }
+        }
+        int cut = owing >= 0 ? gather_cut(collector, entry, &pass) : 0;
+        /* It ends before its turn: everybody is looked at once more, for what they answered, and for which of the failures
+         * is the cause. */
+        if ((cut || owing == -2) && !pass.thorough)
+            return collector->whole = true;
+        if (owing == -2 && gather_awaits_death(collector, entry, &owing)) {
+            *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->dying_ns);
+            pass_look_at_clock(collector, &pass);
+            cut = gather_cut(collector, entry, &pass);
+        }
+        /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now,
+         * also before an error or a death. One more look; not for ever, since its words are another
+         * process's. */
+        if (owing < 0 && !*looked_again && rank_sets_meet(&owed, &entry->asked))
+            return *looked_again = true;
+        if (sequence < collector->published)
+            gathering_add_owing(gathering, &owed);
+        if (owing < 0 || cut) {
+            if (sequence == collector->published) /* all was looked at */
+                collector->seen = *before;
+            gather_finish(collector, entry, cox_gathering_status(gathering, cut));
+            *looked_again = false;
+            return true;
+        }
+        if (pass.ring)
+            gather_ring(collector, entry);
+        if (*ret_owing < 0) {
+            *ret_owing = owing;
+            *ret_sequence = sequence;
+        }
+        apart = apart || gathering->results[*ret_owing].outcome != COX_OUTCOME_LATE;
+        *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->deadline_ns);
+    }
+    collector->seen = *before;
+    if (apart && !cox_gate_shared(&collector->channel->gate))
+        *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, cox_deadline_after_ns(COX_APART_NS));
+    return false;
+}
+
+COX_HOT void cox_collector_gather_held(struct cox_collector *collector, uint64_t sequence)
+{
+    bool looked_again = false;
+    while (sequence == 0 || collector->ended < sequence) {
+        /* Before the look: a cause stored after this is seen by the sleep. */
+        const struct cox_look before = cox_collector_look(collector);
+        int owing;
+        uint64_t owed, deadline_ns;
+        if (gather_round(collector, &before, &looked_again, &owing, &owed, &deadline_ns))
+            continue;
+        if (owing < 0)
+            return;
+        cox_collector_sleep(collector, (uint32_t)owing, owed, &before,
+                            cox_deadline_min(deadline_ns, collector->ring_ns));
+        looked_again = false;
+    }
+}
+
+int cox_collector_gather_enter(struct cox_collector *collector, uint64_t deadline_ns)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    pthread_mutex_lock(&collector->lock);
+    while (collector->gathering && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
+    int r = collector->gathering ? COX_TIMEOUT : 0;
+    collector->gathering = true;
+    pthread_mutex_unlock(&collector->lock);
+    return r;
+}
+
+void cox_collector_gather_leave(struct cox_collector *collector)
+{
+    pthread_mutex_lock(&collector->lock);
+    collector->gathering = false;
+    pthread_cond_broadcast(&collector->ended_cond);
+    pthread_mutex_unlock(&collector->lock);
+}
+
+void cox_collector_gather(struct cox_collector *collector, uint64_t sequence)
+{
+    pthread_mutex_lock(&collector->lock);
+    collector->told_ns = 0; /* of the caller before */
+    cox_collector_gather_held(collector, sequence);
+    pthread_mutex_unlock(&collector->lock);
+}
