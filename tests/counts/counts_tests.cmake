@@ -7,7 +7,7 @@ if(NOT COX_SANITIZE AND NOT COX_FUZZ)
         worker/worker.c worker/serve.c worker/bulk.c worker/pause.c worker/table.c worker/roster.c worker/step.c
         worker/builder.c
         coordinator/submit.c coordinator/collect.c coordinator/gather.c coordinator/gathering.c coordinator/frame_blocks.c coordinator/stats.c coordinator/latency.c
-        coordinator/report.c coordinator/supervise.c coordinator/recover.c)
+        coordinator/report.c coordinator/supervise.c coordinator/watched.c coordinator/recover.c)
     list(TRANSFORM hot_sources PREPEND ${PROJECT_SOURCE_DIR}/)
     add_executable(counts_hot_path ${CMAKE_CURRENT_LIST_DIR}/hot_path.c ${hot_sources})
     target_compile_options(counts_hot_path PRIVATE -UCOX_TESTING -O2 -g)

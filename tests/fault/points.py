@@ -102,7 +102,7 @@ EXEMPT = {
     ("coordinator/probe.c", "cox_probe_child_pidfd", "SYS_clone"): "a child of doctor's own, no part of a group",
     ("coordinator/probe.c", "cox_probe_pidfd_getfd", "fork("): "children of doctor's own, no part of a group",
     ("coordinator/probe.c", "cox_probe_pidfd_getfd", "prctl("): "children of doctor's own, no part of a group",
-    ("coordinator/supervise.c", "pidfd_signal", "SYS_pidfd_send_signal"):
+    ("coordinator/watched.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
         "what others see of it is the end of a process, which the matrix has at every step",
 }
 

@@ -1,0 +1,124 @@
+/*
+ * What the files of the supervisor share: supervise.c (start, end, what other threads ask), watch.c (its thread), watched.c
+ * (one process that is watched: started, its output, its death). For no one else.
+ */
+#ifndef COX_COORDINATOR_SUPERVISE_INTERNAL_H
+#define COX_COORDINATOR_SUPERVISE_INTERNAL_H
+
+#include "supervise.h"
+
+#include "../channel/peer.h"
+#include "launch.h"
+#include "output.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct cox_watched {
+    struct cox_supervisor *supervisor;
+    uint32_t rank;
+    /* Its pid is of the rank's present life, and written by the supervisor thread. */
+    struct cox_serving *life; /* in the supervisor's lives */
+    int pidfd;                /* of the same; under the supervisor's lock */
+    /* Its pidfd is there, for who waits for it, also while the supervisor thread sleeps in cox_launch. */
+    struct cox_launched launched;
+    /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
+    struct cox_peer adopted;
+    /* Written by the supervisor thread, under the lock. The rank is dead when both processes are. */
+    bool ended; /* pid is dead, perhaps not reaped */
+    bool adopted_ended;
+    bool wrapper_killed; /* by us, since the adopted process had died */
+    /* Of the supervisor thread alone; index 1 is standard error. */
+    struct cox_output streams[2];
+    uint64_t reap_until_ns; /* 0: it was not tried yet */
+    int grave_fd;           /* pidfd of a dead process that a debugger has, to be reaped one day */
+    /* Under the supervisor's lock. */
+    struct cox_last_lines last_lines;
+    struct cox_exit how; /* once dead */
+    bool core_dumped;
+    struct cox_last_death last_death; /* of a life before, too */
+    bool told;                        /* dead, and the death hook has returned */
+    bool released; /* external: it has left the group; watched, but neither awaited nor signalled */
+    pid_t former;  /* external: who was the rank before its place was vacated */
+    bool let_go;   /* former lives, for all that is known */
+};
+
+/* A process to be started again; on the stack of who waits for it. */
+struct cox_relaunch {
+    uint32_t rank;
+    const struct cox_launch_life *life;
+    struct cox_error *err;
+    bool begun, done;
+    int status;
+};
+
+/* COX_WATCH_LAUNCHING -> COX_WATCH_FAILED                          the thread ends
+ * COX_WATCH_LAUNCHING -> COX_WATCH_LAUNCHED -> COX_WATCH_WATCHING  the thread moves on when start has handed the supervisor out
+ */
+enum cox_watch_phase {
+    COX_WATCH_LAUNCHING,
+    COX_WATCH_FAILED,
+    COX_WATCH_LAUNCHED,
+    COX_WATCH_WATCHING
+};
+
+struct cox_supervisor {
+    /* Constant once the thread runs. */
+    struct cox_launch_plan plan;
+    struct cox_supervise_hooks hooks;
+    struct cox_log log;
+    int stop_fd;         /* eventfd, readable: look at `leaving`, and at who was adopted */
+    atomic_bool leaving; /* every worker is dead and free wants the thread */
+    atomic_bool ending;  /* workers were told to end */
+    bool external;       /* processes are others' children, and come by enlist */
+    pthread_t thread;
+    struct pollfd *polled; /* of the supervisor thread alone */
+    struct pollfd *packed; /* what of polled is an fd */
+    struct cox_watched *workers;
+    struct cox_serving *lives; /* of all ranks; cox_supervisor_lives */
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* on CLOCK_MONOTONIC; phase or alive */
+    enum cox_watch_phase phase;
+    uint32_t launching;            /* the rank whose process is being started */
+    bool expired;                  /* start has waited long enough: no further process is started */
+    uint32_t alive;                /* workers whose death hook has not returned */
+    struct cox_relaunch *relaunch; /* NULL: none is asked for */
+    bool cancelled;                /* no relaunch any more */
+    struct cox_error launch_error;
+};
+
+/* Of the supervisor's thread alone, unless it says otherwise; they take the lock themselves. */
+
+/* Starts its process. Returns as cox_launch; COX_TIMEOUT: start does not wait any longer. */
+int cox_watched_begin(struct cox_watched *w, const struct cox_launch_life *life,
+                      struct cox_error *err);
+/* Reads what is there of standard output (0) or error (1), and tells the lines. */
+void cox_watched_read(struct cox_watched *w, int stream);
+/* Tries again to reap a former process that a debugger had. Also of who destroys the supervisor. */
+void cox_watched_visit_grave(struct cox_watched *w);
+/* SIGKILL, for its process group as well, which only a process that was started here leads. From any thread, with the
+ * lock held there. Returns 0 or -errno. */
+int cox_watched_kill(struct cox_watched *w);
+/* In words, of what is known by now. From any thread, with the lock held. */
+void cox_watched_describe(struct cox_watched *w, bool dead, char *buffer, size_t buffer_size);
+/* From any thread. */
+bool cox_watched_is_dead(struct cox_watched *w);
+/* Which fds tell of its ends; -1: none does any more. */
+void cox_watched_polled_fds(struct cox_watched *w, int *ret_fd, int *ret_adopted_fd);
+void cox_watched_adopted_ended(struct cox_watched *w);
+void cox_watched_ended(struct cox_watched *w);
+/* Both its processes are dead, and it is not buried. */
+bool cox_watched_is_gone(struct cox_watched *w);
+void cox_watched_bury(struct cox_watched *w);
+/* Nothing of its last life is left. */
+void cox_watched_be_born(struct cox_watched *w);
+
+/* Returns 0 or -errno. From any thread. */
+int cox_pidfd_signal(int pidfd, int number);
+
+/* The supervisor's thread: starts all processes, and watches them until it is told to leave. */
+void *cox_supervisor_main(void *context);
+
+#endif

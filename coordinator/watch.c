@@ -1,0 +1,150 @@
+#include "supervise_internal.h"
+
+#include <errno.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* How often a dead process is tried to be reaped: one that has just died, and one that a debugger has. */
+#define REAP_AGAIN_MS 1
+#define GRAVES_AGAIN_MS 100
+
+static int launch_all(struct cox_supervisor *s)
+{
+    if (s->external)
+        return 0;
+    int r = 0;
+    const struct cox_launch_life first = {.generation = 1};
+    for (uint32_t rank = 0; r == 0 && rank < s->plan.rank_count; rank++)
+        r = cox_watched_begin(&s->workers[rank], &first, &s->launch_error);
+    return r;
+}
+
+static void launch_undo(struct cox_supervisor *s)
+{
+    siginfo_t info;
+    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].life->pid; rank++)
+        cox_launch_kill_group(s->workers[rank].life->pid, s->workers[rank].pidfd);
+    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].life->pid; rank++)
+        cox_launch_reap(s->workers[rank].pidfd, true, &info);
+}
+
+/* In the order stop, pidfds, adopted pidfds, pipes. */
+static int watch_poll(struct cox_supervisor *s)
+{
+    uint32_t count = s->plan.rank_count;
+    struct pollfd *pidfds = s->polled + 1, *adopted = pidfds + count, *streams = adopted + count;
+    int timeout_ms = -1;
+    s->polled[0] = (struct pollfd){.fd = s->stop_fd, .events = POLLIN};
+    for (uint32_t rank = 0; rank < count; rank++) {
+        struct cox_watched *w = &s->workers[rank];
+        pidfds[rank] = adopted[rank] = (struct pollfd){.events = POLLIN};
+        cox_watched_polled_fds(w, &pidfds[rank].fd, &adopted[rank].fd);
+        for (int stream = 0; stream < 2; stream++)
+            streams[2 * rank + (uint32_t)stream] =
+                (struct pollfd){.fd = w->streams[stream].fd, .events = POLLIN};
+        if (w->reap_until_ns && !cox_watched_is_dead(w))
+            timeout_ms = REAP_AGAIN_MS;
+        else if (w->grave_fd >= 0 && timeout_ms < 0)
+            timeout_ms = GRAVES_AGAIN_MS;
+    }
+    /* The kernel refuses more entries than the process may have fds, and counts negative ones, too. */
+    nfds_t packed_count = 0;
+    for (uint32_t i = 0; i < 1 + 4 * count; i++)
+        if (s->polled[i].fd >= 0)
+            s->packed[packed_count++] = s->polled[i];
+    int r = poll(s->packed, packed_count, timeout_ms) < 0 ? -errno : 0;
+    for (uint32_t i = 1 + 4 * count; i-- > 0;)
+        if (s->polled[i].fd >= 0)
+            s->polled[i].revents = s->packed[--packed_count].revents;
+    return r;
+}
+
+static void watch_relaunch(struct cox_supervisor *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct cox_relaunch *relaunch = s->relaunch;
+    s->relaunch = NULL;
+    if (relaunch)
+        relaunch->begun = true;
+    pthread_mutex_unlock(&s->lock);
+    if (!relaunch)
+        return;
+    struct cox_watched *w = &s->workers[relaunch->rank];
+    cox_watched_be_born(w);
+    int r = cox_watched_begin(w, relaunch->life, relaunch->err);
+    pthread_mutex_lock(&s->lock);
+    w->told = w->ended = r != 0;
+    s->alive += r == 0;
+    /* release: as where it is set. */
+    if (r == 0)
+        atomic_store_explicit(&w->life->dead, false, memory_order_release);
+    relaunch->status = r;
+    relaunch->done = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* False: the thread may leave. */
+static bool watch_woken(struct cox_supervisor *s)
+{
+    uint64_t count;
+    ssize_t got = read(s->stop_fd, &count, sizeof count);
+    (void)got;
+    watch_relaunch(s);
+    return !atomic_load_explicit(&s->leaving, memory_order_acquire);
+}
+
+static void watch(struct cox_supervisor *s)
+{
+    uint32_t count = s->plan.rank_count;
+    struct pollfd *pidfds = s->polled + 1, *adopted = pidfds + count, *streams = adopted + count;
+    for (;;) {
+        int r = watch_poll(s);
+        if (r == -EINTR)
+            continue;
+        if (r) {
+            /* No memory in the kernel, or the host lowered its limit of fds below what is open. It
+             * may pass. */
+            cox_log_write(&s->log, 3, "supervisor: poll: %s", cox_status_text(r));
+            nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+            continue;
+        }
+        if (s->polled[0].revents && !watch_woken(s))
+            return;
+        for (uint32_t rank = 0; rank < count; rank++) {
+            if (adopted[rank].revents)
+                cox_watched_adopted_ended(&s->workers[rank]);
+            if (pidfds[rank].revents)
+                cox_watched_ended(&s->workers[rank]);
+            if (cox_watched_is_gone(&s->workers[rank]))
+                cox_watched_bury(&s->workers[rank]);
+            cox_watched_visit_grave(&s->workers[rank]);
+        }
+        for (uint32_t i = 0; i < 2 * count; i++)
+            if (streams[i].revents && s->workers[i / 2].streams[i % 2].fd >= 0)
+                cox_watched_read(&s->workers[i / 2], (int)(i % 2));
+    }
+}
+
+void *cox_supervisor_main(void *context)
+{
+    struct cox_supervisor *s = context;
+    pthread_setname_np(pthread_self(), "cox-supervise");
+    int r = launch_all(s);
+    pthread_mutex_lock(&s->lock);
+    bool failed = r || s->expired;
+    if (failed) {
+        pthread_mutex_unlock(&s->lock);
+        launch_undo(s);
+        pthread_mutex_lock(&s->lock);
+    }
+    s->phase = failed ? COX_WATCH_FAILED : COX_WATCH_LAUNCHED;
+    pthread_cond_broadcast(&s->changed);
+    while (s->phase == COX_WATCH_LAUNCHED)
+        pthread_cond_wait(&s->changed, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+    if (!failed)
+        watch(s);
+    return NULL;
+}
