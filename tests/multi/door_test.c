@@ -410,6 +410,41 @@ static void b14_b21_a_flood_of_garbage_holds_up_nobody(void **state)
     assert_int_equal(read_count(&host.workers), 20);
 }
 
+static void hoarding(void *context)
+{
+    int held[800];
+    (void)context;
+    memset(held, -1, sizeof held);
+    for (size_t i = 0;; i = (i + 1) % 800) {
+        cox_close_fd(&held[i]);
+        held[i] = raw_connect(cox_door_path(door));
+    }
+}
+
+/* Connections as fast as they can be made, that say nothing and stay. */
+static void b21_a_flood_of_silent_connections_holds_up_nobody(void **state)
+{
+    (void)state;
+    pid_t flood[4];
+    struct cox_door_options options = host_options("test");
+    options.log.fn = NULL;
+    door_start(&options);
+    for (int i = 0; i < 4; i++)
+        flood[i] = visitor_start(hoarding, NULL);
+    for (int i = 0; i < 100; i++) {
+        struct cox_logon logon = worker_logon();
+        struct cox_door_session session;
+        struct cox_error err = {0};
+        if (cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err))
+            fail_msg("visit %d: %s", i, err.text);
+        cox_door_session_close(&session);
+    }
+    for (int i = 0; i < 4; i++) {
+        kill(flood[i], SIGKILL);
+        child_status(flood[i]);
+    }
+}
+
 static void b14_garbage_is_refused_in_words(void **state)
 {
     (void)state;
@@ -709,6 +744,7 @@ int main(void)
         DOOR_TEST(b21_200_slow_visitors_hold_up_nobody),
         DOOR_TEST(who_is_welcome_stays_when_all_places_are_taken),
         DOOR_TEST(b14_b21_a_flood_of_garbage_holds_up_nobody),
+        DOOR_TEST(b21_a_flood_of_silent_connections_holds_up_nobody),
         DOOR_TEST(b14_garbage_is_refused_in_words),
         DOOR_TEST(b15_fds_that_come_with_a_logon_are_closed),
         DOOR_TEST(a16_who_leaves_before_its_logon_is_complete_is_forgotten),
