@@ -613,6 +613,72 @@ static void a_door_without_fds_refuses_and_recovers(void **state)
     visitor_run(few_fds, NULL);
 }
 
+struct scarce {
+    int told, end; /* pipe ends */
+};
+
+/* A door with room for a few visitors' fds and no more. */
+static void scarce_door(void *context)
+{
+    const struct scarce *scarce = context;
+    struct cox_door_options options = host_options("test");
+    struct rlimit limit;
+    char byte;
+    options.log.fn = NULL;
+    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    int probe = dup(0);
+    CHECK(probe >= 0);
+    close(probe);
+    limit.rlim_cur = (rlim_t)probe + 4;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    tell(scarce->told);
+    CHECK(read(scarce->end, &byte, 1) == 0);
+    CHECK(read_count(&host.workers) == 10);
+    door_stop();
+}
+
+/* Where fds end before places do, who says nothing goes for who logs on, too. */
+static void b21_silent_visitors_keep_no_fd_from_others(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    int told[2], end[2], silent[50];
+    char path[COX_DOOR_PATH_SIZE], text[256];
+    assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(end, O_CLOEXEC), 0);
+    snprintf(path, sizeof path, "%s/test.door", folder);
+    struct scarce scarce = {told[1], end[0]};
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        close(end[1]);
+        scarce_door(&scarce);
+        _exit(0);
+    }
+    assert_true(heard(told[0]));
+    for (int i = 0; i < 50; i++) {
+        struct cox_error err = {0};
+        silent[i] = raw_connect(path);
+        assert_true(silent[i] >= 0);
+        if (i % 5 == 4 && cox_door_connect(path, &logon, PATIENCE, &session, &err))
+            fail_msg("behind %d: %s", i, err.text);
+        else if (i % 5 == 4)
+            cox_door_session_close(&session);
+    }
+    assert_int_equal(raw_answer(silent[0], text), COX_FULL);
+    assert_non_null(
+        strstr(text, "0 of 1024 bytes of the logon had come when a newer visitor needed its fd"));
+    close(end[1]);
+    child_join(pid);
+    for (int i = 0; i < 50; i++)
+        close(silent[i]);
+    close(end[0]);
+    close(told[0]);
+    close(told[1]);
+}
+
 /* poll(2) takes no more fds than the process may have. */
 static void limit_lowered(void *context)
 {
@@ -751,6 +817,7 @@ int main(void)
         DOOR_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone),
         DOOR_TEST(b14_more_than_a_frame_is_refused),
         DOOR_TEST(a_door_without_fds_refuses_and_recovers),
+        DOOR_TEST(b21_silent_visitors_keep_no_fd_from_others),
         DOOR_TEST(b29_a_door_can_be_closed_though_its_limit_was_lowered),
         DOOR_TEST(b29_10000_visits_leave_nothing),
         DOOR_TEST(a22_a_door_that_closes_says_so_to_everybody),
