@@ -300,6 +300,13 @@ static void a15_a17_a_visitor_that_is_slow_is_told_so(void **state)
         assert_non_null(strstr(text, "of 1024 bytes of the logon came within 20 ms"));
         close(fd);
     }
+    door_stop();
+    options.logon_ms = 0; /* where nobody says */
+    door_start(&options);
+    int fd = raw_connect(cox_door_path(door));
+    assert_int_equal(raw_answer(fd, text), COX_TIMEOUT);
+    assert_non_null(strstr(text, "came within 1000 ms"));
+    close(fd);
 }
 
 /* Byte by byte is a frame all the same. */
