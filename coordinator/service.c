@@ -635,11 +635,12 @@ static int request_serve(struct connection *c, const control_request *request)
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
-    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK_STATUS:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_ROLE:
         return order_serve(c, &source, request);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO:
+        return links_put(c, &source, request);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_PULL:
         return pull_take(c, &source, request->pull);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RELEASE: {

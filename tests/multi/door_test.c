@@ -300,6 +300,15 @@ static void a15_a17_a_visitor_that_is_slow_is_told_so(void **state)
         assert_non_null(strstr(text, "of 1024 bytes of the logon came within 20 ms"));
         close(fd);
     }
+    /* Bytes that go on coming, one by one, give it no more time. */
+    unsigned came = COX_LOGON_SIZE;
+    int slow = raw_connect(cox_door_path(door));
+    for (size_t i = 0; i < 1023 && send(slow, frame + i, 1, MSG_NOSIGNAL) == 1; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10 * (long)COX_NSEC_PER_MSEC}, NULL);
+    assert_int_equal(raw_answer(slow, text), COX_TIMEOUT);
+    assert_int_equal(sscanf(text, "%u of 1024", &came), 1);
+    assert_true(came < 1023);
+    close(slow);
     door_stop();
     options.logon_ms = 0; /* where nobody says */
     door_start(&options);
