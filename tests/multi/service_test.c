@@ -288,12 +288,26 @@ static void assert_contains(const char *text, const char *part)
         fail_msg("'%s' is not in: %s", part, text);
 }
 
+static pthread_mutex_t doorman_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cox_service *doorman;
 
 static int on_control(void *context, int fd, struct cox_error *err)
 {
     (void)context; /* the test library's */
-    return cox_service_take(doorman, fd, err);
+    pthread_mutex_lock(&doorman_lock);
+    int r = doorman ? cox_service_take(doorman, fd, err) : cox_fail(err, COX_CLOSED, "it has gone");
+    pthread_mutex_unlock(&doorman_lock);
+    return r;
+}
+
+/* While the door still stands. */
+static void doorman_end(void)
+{
+    pthread_mutex_lock(&doorman_lock);
+    struct cox_service *service = doorman;
+    doorman = NULL;
+    pthread_mutex_unlock(&doorman_lock);
+    cox_service_free(service);
 }
 
 static const char *status_command(const char *door, const char *option)
@@ -369,7 +383,7 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_contains(text, "\"deaths\":0,\"restarts\":0,\"last_error\":\"pid ");
     assert_contains(text, "\"stopped\":false,\"cpu_s\":");
     assert_contains(text, "\"legacy\":false,\"deaths\":1,\"restarts\":1,");
-    doorman = cox_service_free(doorman);
+    doorman_end();
     test_group_free(g);
 }
 
@@ -546,7 +560,7 @@ static void b21_who_has_one_connection_keeps_it_where_another_one_hoards(void **
     close(told[0]);
     close(go[0]);
     close(go[1]);
-    doorman = cox_service_free(doorman);
+    doorman_end();
     test_group_free(g);
 }
 
