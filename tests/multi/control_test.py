@@ -978,6 +978,29 @@ def test_b21_orders_that_wait_leave_room_for_status_and_stop():
 
 
 @test
+def test_a24_b2_a_stopped_coordinator_is_told_and_a_paused_group_waited_for():
+    path = base.temporary("27+58=\n" * 50000)
+    with Group(1) as group, Group(1) as paused:
+        expect(run(["recover", "pause", "--name", paused.name]), 0)
+        waiting = start(["generate", "--name", paused.name, "27+58="])
+        wait_until(lambda: paused.status()["serving"]["clients"] == 1, "a client that waits")
+        client = start(["generate", "--name", group.name, "--file", path])
+        check(client.stdout.readline() == "27+58=85\n", "no text")
+        group.process.send_signal(signal.SIGSTOP)
+        try:
+            result = expect(finish(client), 3, "does not answer: it is stopped, or stuck")
+            check(set(result.out.splitlines()) <= {"27+58=85"}, "another text", result)
+        finally:
+            group.process.send_signal(signal.SIGCONT)
+        # That took several looks; nobody was worried about the other one, which answers.
+        check(waiting.poll() is None, "it did not wait")
+        expect(run(["recover", "start", "--name", paused.name]), 0)
+        check(expect(finish(waiting), 0).out == "27+58=85\n", "another text")
+        expect(paused.stop(), 0)
+        expect(group.stop(), 0)
+
+
+@test
 def test_clients_hear_of_a_group_that_ends():
     with Group(2) as group:
         path = base.temporary("1 5 10 13 8 11 14\n" * 50000)
