@@ -85,22 +85,32 @@ static void visitors_expire(struct cox_door *door)
     }
 }
 
-/* For a newer one. False: all are welcomed. */
-static bool visitors_make_room(struct cox_door *door)
+/* The oldest whose logon is not complete is told why, behind "had come when"; false: there is
+ * none. */
+static bool visitors_give_up_oldest(struct cox_door *door, const char *why)
 {
-    for (uint32_t i = 0; door->visitor_count == door->visitor_max; i++) {
-        if (i == door->visitor_count)
-            return false;
+    for (uint32_t i = 0; i < door->visitor_count; i++) {
         struct cox_visitor *visitor = door->visitors[i];
         if (visitor->state != COX_VISITOR_LOGON)
             continue;
         cox_visitor_refuse(&door->reception, visitor, COX_FULL,
-                           "%zu of %d bytes of the logon had come when a newer visitor needed the "
-                           "place, one of %" PRIu32,
-                           visitor->received, COX_LOGON_SIZE, door->visitor_max);
+                           "%zu of %d bytes of the logon had come when %s", visitor->received,
+                           COX_LOGON_SIZE, why);
         visitors_remove(door);
+        return true;
     }
-    return true;
+    return false;
+}
+
+/* For a newer one. False: all are welcomed. */
+static bool visitors_make_room(struct cox_door *door)
+{
+    char why[80];
+    if (door->visitor_count < door->visitor_max)
+        return true;
+    snprintf(why, sizeof why, "a newer visitor needed the place, one of %" PRIu32,
+             door->visitor_max);
+    return visitors_give_up_oldest(door, why);
 }
 
 /* ---- letting in ---- */
@@ -186,6 +196,11 @@ static void door_accept(struct cox_door *door)
         if (e == EAGAIN || e == EWOULDBLOCK)
             return;
         if (e == EINTR || e == ECONNABORTED)
+            continue;
+        /* The kernel looks for an fd before it looks whether anybody has come. */
+        if (cox_socket_wait(door->listen_fd, POLLIN, 0) == COX_TIMEOUT)
+            return;
+        if (visitors_give_up_oldest(door, "a newer visitor needed its fd"))
             continue;
         door_pause(door, e);
         return;
@@ -296,14 +311,15 @@ static int door_check_name(const struct cox_door *door, const char *name, struct
     return cox_fail(err, r, "%s: %s", door->path, cox_status_text(r));
 }
 
-/* Under the lock. After a failure door_unname removes what there is. */
+/* Under the lock. After a failure door_unname removes what there is. Returns 0; COX_DENIED: something that
+ * is no door's has the temporary name; -errno. */
 static int door_bind(struct cox_door *door)
 {
     struct sockaddr_un address;
     struct stat st;
     cox_folder_address(door->folder_fd, COX_FOLDER_NEW_FILE, &address);
     if (bind(door->listen_fd, (const struct sockaddr *)&address, sizeof address) < 0)
-        return -errno;
+        return errno == EADDRINUSE ? COX_DENIED : -errno;
     cox_fault_point(COX_FAULT_DOOR_BOUND);
     int r = 0;
     /* What the umask took from its mode. */
@@ -354,7 +370,10 @@ static int door_listen_once(struct cox_door *door, const char *name, struct cox_
         r = door_check_name(door, name, err);
     if (r == 0) {
         r = door_bind(door);
-        if (r)
+        if (r == COX_DENIED)
+            cox_fail(err, r, "%.*s/%s is in the way: expected nothing there; remove it",
+                     (int)(strrchr(door->path, '/') - door->path), door->path, COX_FOLDER_NEW_FILE);
+        else if (r)
             cox_fail(err, r, "%s: %s", door->path, cox_status_text(r));
     }
     cox_folder_unlock(door->folder_fd);
@@ -401,7 +420,8 @@ static struct cox_door *door_new(const struct cox_door_options *options,
         .stop_fd = -1,
         .spare_fd = -1,
     };
-    door->reception.depositor_max = door->visitor_max - door->visitor_max / 8;
+    /* The rest is for workers, of whom there can be COX_RANK_COUNT_MAX, and commands. */
+    door->reception.depositor_max = door->visitor_max - door->visitor_max * 3 / 8;
     cox_deposits_init(&door->reception.deposits,
                       options->deposit_max ? options->deposit_max : deposit_max_default());
     door->visitors = calloc(door->visitor_max, sizeof(struct cox_visitor *));

@@ -142,7 +142,8 @@ struct cox_door_options {
     uint64_t logon_ms;    /* how long a visitor may take for its frame; 0: 1,000 */
     uint32_t visitor_max; /* connections at a time, but for commands that were given away; 0: 512.
                            * When there are as many, the oldest whose logon is not complete goes for
-                           * the new one; if there is none, the new one is refused */
+                           * the new one; if there is none, the new one is refused. The same where
+                           * this process has no fd left. Five eighths are for depositors at most */
     uint32_t deposit_max; /* fds kept for handles; 0: a quarter of RLIMIT_NOFILE. One depositor may
                            * have seven eighths of them */
     struct cox_log log;

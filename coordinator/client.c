@@ -14,6 +14,8 @@
 #define SUFFIX ".door"
 #define REPLY_ARENA_MAX ((size_t)96 << 20)
 #define LISTED_SIZE 600
+#define WATCH_ASK_MS 5000
+#define WATCH_MISSES 2
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
@@ -232,6 +234,25 @@ int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
         return cox_fail(err, COX_CORRUPT, "the group answered something else than its status");
     *ret_status = reply->status;
     return 0;
+}
+
+int cox_client_watch(struct cox_watch *watch, struct cox_error *err)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
+    CoxswainControl__StatusReply *status;
+    struct cox_error error = {0};
+    uint64_t deadline_ns = cox_deadline_after_ms(WATCH_ASK_MS);
+    int r = cox_client_open(&client, watch->name, deadline_ns, &error);
+    if (!r)
+        r = cox_client_status(&client, deadline_ns, &status, &error);
+    /* Its end is told by the end of the connection that is waited on. */
+    watch->misses = r == COX_TIMEOUT ? watch->misses + 1 : 0;
+    return watch->misses < WATCH_MISSES
+               ? 0
+               : cox_fail(err, COX_TIMEOUT,
+                          "the coordinator of the group '%s' lives and does not answer: it is "
+                          "stopped, or stuck; what was printed is right",
+                          watch->name);
 }
 
 /* ---- text ---- */

@@ -52,6 +52,18 @@ int cox_client_next(struct cox_client *client, struct CoxswainControl__ControlRe
 int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
                       struct CoxswainControl__StatusReply **ret_status, struct cox_error *err);
 
+/* Of a group that owes answers and says nothing: prompts may wait as long as somebody pauses it, but a
+ * coordinator that is stopped or stuck does not tell even how it is. */
+struct cox_watch {
+    const char *name;
+    uint32_t misses; /* in a row */
+};
+/* How long to wait for an answer before each look. */
+#define COX_WATCH_MS 10000
+/* Asks it over a connection of its own, for 5 s at most. Returns 0: it answers, or did until a moment ago;
+ * COX_TIMEOUT: it did not several times in a row. */
+int cox_client_watch(struct cox_watch *watch, struct cox_error *err);
+
 /* The error that another process told, as one of ours. Never 0. */
 struct CoxswainControl__Error;
 int cox_client_error(const struct CoxswainControl__Error *told, struct cox_error *err);

@@ -581,8 +581,8 @@ static int remote_run(struct generate *g, struct cox_client *client, struct cox_
         r = cox_split_complete(&g->prompts, prefill, client, &g->split, interrupt->fd, &g->complete,
                                stats, split, err);
     else if (!r)
-        r = cox_remote_complete(&g->prompts, client, window, interrupt->fd, &g->complete, stats,
-                                err);
+        r = cox_remote_complete(&g->prompts, client, g->group.name, window, interrupt->fd,
+                                &g->complete, stats, err);
     cox_signals_end(&signals);
     cox_close_fd(&interrupt->fd);
     return r;

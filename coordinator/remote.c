@@ -21,6 +21,7 @@ struct remote {
     const struct cox_complete_options *options;
     uint32_t window;
     int stop_fd;
+    struct cox_watch watch;
     struct cox_prompts_run run;
     size_t sent_count;
     uint64_t generated_tokens;
@@ -148,10 +149,14 @@ static int wait(struct remote *remote, bool *ret_end, struct cox_error *err)
         {.fd = remote->stop_fd, .events = POLLIN},
     };
     *ret_end = false;
-    if (poll(fds, 2, -1) < 0)
+    int count = poll(fds, 2, COX_WATCH_MS);
+    if (count < 0)
         return errno == EINTR ? 0 : cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
+    if (count == 0)
+        return cox_client_watch(&remote->watch, err);
     if (fds[1].revents)
         return cox_fail(err, COX_CLOSED, "stopped");
+    remote->watch.misses = 0;
     int r = fds[0].revents & ~POLLOUT ? cox_stream_fill(stream) : 0;
     *ret_end = r == COX_CLOSED;
     return r == 0 || *ret_end
@@ -188,13 +193,14 @@ static int turns(struct remote *remote, struct cox_error *err)
     return r;
 }
 
-int cox_remote_complete(struct cox_prompts *prompts, struct cox_client *client, uint32_t window,
-                        int stop_fd, const struct cox_complete_options *options,
+int cox_remote_complete(struct cox_prompts *prompts, struct cox_client *client, const char *name,
+                        uint32_t window, int stop_fd, const struct cox_complete_options *options,
                         struct cox_scheduler_stats *ret_stats, struct cox_error *err)
 {
     struct remote remote = {
         .prompts = prompts,
         .client = client,
+        .watch = {.name = name},
         .options = options,
         .window = window,
         .stop_fd = stop_fd,

@@ -1,5 +1,6 @@
 #include "service.h"
 
+#include "../channel/socket.h"
 #include "../channel/thread.h"
 #include "../proto/wire.h"
 #include "answer.h"
@@ -12,9 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define IDLE_MS 10000
+/* Also of connections that another one has outbid, and whose threads have not ended yet. */
+#define SLOT_COUNT (2 * COX_SERVICE_CONNECTION_MAX)
 /* Answers wait in the serving while so many bytes wait here. */
 #define PENDING_MAX ((size_t)64 << 10)
 /* Of one request, unpacked: packed numbers grow fourfold. */
@@ -36,7 +40,13 @@ typedef CoxswainControl__CompleteRequest complete_request;
 struct connection {
     struct cox_service *service;
     pthread_t thread;
-    bool used, ended; /* under the service's lock; ended: only join is left */
+    /* Under the service's lock. */
+    bool used, ended;  /* ended: only join is left */
+    bool prompts;      /* it brought some */
+    bool quiet;        /* it waits for its other side alone: another one may have its place */
+    bool outbid;       /* another one has it */
+    uint64_t quiet_ns; /* when its other side last asked for something, or took some of an answer */
+    pid_t pid;         /* of the other side; 0: not known */
 
     /* The thread's own. */
     struct cox_stream stream;
@@ -45,6 +55,7 @@ struct connection {
     size_t next_prompt;
     struct cox_serving_client *client; /* NULL: it brought no prompts so far */
     uint32_t pull_count;               /* pulls of its own, without an answer */
+    bool holds;                        /* or did: others may come for them */
     int wake_fd;
     bool stopping; /* it asked for the end */
     bool last;     /* nothing more is read, and it ends when all is written */
@@ -64,8 +75,13 @@ struct cox_service {
     struct cox_group_links *links;
     struct cox_shared_weights *weights;
     const char *refusal;
-    uint32_t prompts_count; /* connections that brought some */
-    struct connection connections[COX_SERVICE_CONNECTION_MAX];
+    uint32_t orders_count; /* requests under way that may take long */
+    struct connection connections[SLOT_COUNT];
+};
+
+struct places {
+    uint32_t taken;
+    uint32_t prompts; /* of them, by those that brought some */
 };
 
 /* ---- answers ---- */
@@ -352,6 +368,7 @@ static int results_put(struct connection *c)
            cox_serving_take(c->client, &result) == 0) {
         bool is_pull = !result.is_pulled && result.index == PULL_INDEX && c->pull_count > 0;
         c->pull_count -= is_pull;
+        c->holds |= result.hold != NULL;
         int r = is_pull            ? pull_put(c, &result)
                 : result.is_pulled ? (result.index == PULL_INDEX ? 0 : pulled_put(c, &result))
                                    : item_put(c, &result);
@@ -362,14 +379,119 @@ static int results_put(struct connection *c)
     return 0;
 }
 
-/* False: too many connections with prompts. */
-static bool prompts_enter(struct cox_service *service)
+/* ---- places ---- */
+
+/* The lock is held. */
+static struct places places_count(const struct cox_service *service)
 {
+    struct places places = {0};
+    for (size_t i = 0; i < SLOT_COUNT; i++) {
+        const struct connection *c = &service->connections[i];
+        places.taken += c->used && !c->outbid;
+        places.prompts += c->used && !c->outbid && c->prompts;
+    }
+    return places;
+}
+
+/* Connections of the same process. The lock is held. */
+static uint32_t places_of(const struct cox_service *service, pid_t pid)
+{
+    uint32_t count = 0;
+    for (size_t i = 0; i < SLOT_COUNT; i++) {
+        const struct connection *c = &service->connections[i];
+        count += c->used && !c->outbid && c->pid == pid;
+    }
+    return count;
+}
+
+/* One that brought prompts may think about the next ones for a while. */
+static bool may_be_outbid(const struct connection *c, bool prompts, uint64_t now_ns)
+{
+    return c->used && !c->outbid && c->quiet && (c->prompts || !prompts) &&
+           (!c->prompts || now_ns - c->quiet_ns >= IDLE_MS * COX_NSEC_PER_MSEC);
+}
+
+/* Takes a place from a quiet one (prompts: that brought some): of the process that has most of them, so
+ * that who has one keeps it, the one that was quiet for longest. False: all are busy. The lock is held. */
+static bool places_make_room(struct cox_service *service, bool prompts)
+{
+    struct connection *found = NULL;
+    uint32_t found_count = 0;
+    uint64_t now_ns = cox_now_ns();
+    for (size_t i = 0; i < SLOT_COUNT; i++) {
+        struct connection *c = &service->connections[i];
+        if (!may_be_outbid(c, prompts, now_ns))
+            continue;
+        uint32_t count = places_of(service, c->pid);
+        if (found &&
+            (count < found_count || (count == found_count && c->quiet_ns >= found->quiet_ns)))
+            continue;
+        found = c;
+        found_count = count;
+    }
+    if (!found)
+        return false;
+    found->outbid = true;
+    /* Its thread polls the fd, which is open as long as it is quiet. */
+    shutdown(found->stream.fd, SHUT_RD);
+    return true;
+}
+
+/* False: too many connections with prompts. */
+static bool prompts_enter(struct connection *c)
+{
+    struct cox_service *service = c->service;
     pthread_mutex_lock(&service->lock);
-    bool room = service->prompts_count < COX_SERVICE_PROMPTS_MAX;
-    service->prompts_count += room;
+    uint32_t count = places_count(service).prompts;
+    bool room =
+        (count < COX_SERVICE_PROMPTS_MAX && count + service->orders_count < COX_SERVICE_BUSY_MAX) ||
+        places_make_room(service, true);
+    c->prompts = room;
     pthread_mutex_unlock(&service->lock);
     return room;
+}
+
+/* False: too many orders. */
+static bool orders_enter(struct cox_service *service)
+{
+    pthread_mutex_lock(&service->lock);
+    bool room = service->orders_count < COX_SERVICE_ORDERS_MAX &&
+                places_count(service).prompts + service->orders_count < COX_SERVICE_BUSY_MAX;
+    service->orders_count += room;
+    pthread_mutex_unlock(&service->lock);
+    return room;
+}
+
+static void orders_leave(struct cox_service *service)
+{
+    pthread_mutex_lock(&service->lock);
+    service->orders_count--;
+    pthread_mutex_unlock(&service->lock);
+}
+
+static void progress_note(struct connection *c)
+{
+    pthread_mutex_lock(&c->service->lock);
+    c->quiet_ns = cox_now_ns();
+    pthread_mutex_unlock(&c->service->lock);
+}
+
+/* Nothing is done for it, or it does not take what was done. */
+static bool waits_for_its_other_side(const struct connection *c)
+{
+    return !c->stopping && !c->holds &&
+           (cox_stream_pending(&c->stream) > 0 ||
+            (!c->complete && (!c->client || cox_serving_outstanding(c->client) == 0)));
+}
+
+/* True: another connection has its place. */
+static bool quiet_set(struct connection *c, bool quiet)
+{
+    pthread_mutex_lock(&c->service->lock);
+    bool outbid = c->outbid;
+    c->quiet = quiet;
+    pthread_mutex_unlock(&c->service->lock);
+    return outbid;
 }
 
 static void prompts_leave(struct connection *c)
@@ -377,7 +499,7 @@ static void prompts_leave(struct connection *c)
     c->client = cox_serving_client_free(c->client);
     cox_close_fd(&c->wake_fd);
     pthread_mutex_lock(&c->service->lock);
-    c->service->prompts_count--;
+    c->prompts = false;
     pthread_mutex_unlock(&c->service->lock);
 }
 
@@ -385,7 +507,7 @@ static int client_make(struct connection *c, struct cox_serving *serving)
 {
     if (c->client)
         return 0;
-    if (!prompts_enter(c->service))
+    if (!prompts_enter(c))
         return COX_FULL;
     c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int r = c->wake_fd < 0 ? -errno : cox_serving_client_new(serving, c->wake_fd, &c->client);
@@ -462,6 +584,30 @@ static struct cox_answer_source source_of(struct cox_service *service)
     return source;
 }
 
+/* An order may wait for others, and for ranks, until its deadline. */
+static int order_serve(struct connection *c, const struct cox_answer_source *source,
+                       const control_request *request)
+{
+    if (!orders_enter(c->service))
+        return error_put(c, COX_FULL, "too many orders are under way: try again later");
+    int r;
+    switch (request->request_case) {
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER:
+        r = recover_put(c, source, request->recover);
+        break;
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
+        r = lora_put(c, source, request->lora);
+        break;
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
+        r = weights_put(c, source, request->weights);
+        break;
+    default:
+        r = links_put(c, source, request);
+    }
+    orders_leave(c->service);
+    return r;
+}
+
 static int request_serve(struct connection *c, const control_request *request)
 {
     struct cox_service *service = c->service;
@@ -487,13 +633,13 @@ static int request_serve(struct connection *c, const control_request *request)
             cox_serving_cancel(c->client);
         return done_put(c);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER:
-        return recover_put(c, &source, request->recover);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
-        return lora_put(c, &source, request->lora);
-    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO:
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK_STATUS:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_ROLE:
+        return order_serve(c, &source, request);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO:
         return links_put(c, &source, request);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_PULL:
         return pull_take(c, &source, request->pull);
@@ -507,8 +653,6 @@ static int request_serve(struct connection *c, const control_request *request)
                                            : cox_status_text(r))
                  : 0;
     }
-    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
-        return weights_put(c, &source, request->weights);
     default:
         return error_put(c, COX_UNSUPPORTED,
                          "no such request: expected status, stop, complete, cancel, recover, "
@@ -532,6 +676,7 @@ static int message_serve(struct connection *c, const uint8_t *bytes, size_t size
     if (!c->complete)
         cox_arena_deinit(&c->arena);
     c->deadline_ns = cox_deadline_after_ms(IDLE_MS);
+    progress_note(c);
     return r;
 }
 
@@ -575,9 +720,17 @@ static int connection_wait(struct connection *c, bool reading)
         {.fd = c->service->end_fd, .events = POLLIN},
         {.fd = pending < PENDING_MAX ? c->wake_fd : -1, .events = POLLIN},
     };
+    quiet_set(c, waits_for_its_other_side(c));
     int count = poll(fds, 3, poll_timeout(c));
+    int e = errno;
+    if (quiet_set(c, false)) {
+        error_put(c, COX_FULL,
+                  "another connection needed the place of this one, which asked for nothing or did "
+                  "not take its answers");
+        return COX_CLOSED;
+    }
     if (count < 0)
-        return errno == EINTR ? 0 : -errno;
+        return e == EINTR ? 0 : -e;
     if (count == 0)
         return poll_timeout(c) ? 0 : COX_TIMEOUT;
     if (fds[1].revents)
@@ -599,8 +752,11 @@ static int results_send(struct connection *c)
     do {
         r = results_put(c);
         full = cox_stream_pending(&c->stream) >= PENDING_MAX;
+        size_t pending = cox_stream_pending(&c->stream);
         if (!r)
             r = cox_stream_flush(&c->stream);
+        if (cox_stream_pending(&c->stream) < pending)
+            progress_note(c);
     } while (!r && full && cox_stream_pending(&c->stream) < PENDING_MAX);
     return r;
 }
@@ -666,7 +822,7 @@ struct cox_service *cox_service_free(struct cox_service *service)
     const uint64_t one = 1;
     while (service->end_fd >= 0 && write(service->end_fd, &one, sizeof one) < 0 && errno == EINTR)
         ;
-    for (size_t i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
+    for (size_t i = 0; i < SLOT_COUNT; i++)
         if (service->connections[i].used)
             pthread_join(service->connections[i].thread, NULL);
     cox_close_fd(&service->end_fd);
@@ -725,33 +881,40 @@ void cox_service_refuse(struct cox_service *service, const char *refusal)
     pthread_mutex_unlock(&service->lock);
 }
 
-/* A free slot; those of ended threads are. NULL: there is none. The lock is held. */
+/* A free slot; those of ended threads are. NULL: there is none, or no place for one more. The lock is
+ * held. */
 static struct connection *connection_find(struct cox_service *service)
 {
-    struct connection *found = NULL;
-    for (size_t i = 0; i < COX_SERVICE_CONNECTION_MAX; i++) {
+    for (size_t i = 0; i < SLOT_COUNT; i++) {
         struct connection *c = &service->connections[i];
         if (c->used && c->ended) {
             pthread_join(c->thread, NULL); /* it has nothing left to do */
             c->used = false;
         }
-        if (!c->used && !found)
-            found = c;
     }
-    return found;
+    if (places_count(service).taken >= COX_SERVICE_CONNECTION_MAX &&
+        !places_make_room(service, false))
+        return NULL;
+    for (size_t i = 0; i < SLOT_COUNT; i++)
+        if (!service->connections[i].used)
+            return &service->connections[i];
+    return NULL;
 }
 
 int cox_service_take(struct cox_service *service, int fd, struct cox_error *err)
 {
+    struct cox_socket_peer peer;
     int r = 0;
     pthread_mutex_lock(&service->lock);
     struct connection *c = connection_find(service);
     if (!c) {
-        r = cox_fail(err, COX_FULL, "%d control connections are open: try again later",
+        r = cox_fail(err, COX_FULL, "%d control connections are busy: try again later",
                      COX_SERVICE_CONNECTION_MAX);
     } else {
         *c = (struct connection){.service = service, .used = true, .wake_fd = -1};
         c->deadline_ns = cox_deadline_after_ms(IDLE_MS);
+        c->quiet_ns = cox_now_ns();
+        c->pid = cox_socket_peer(fd, &peer) == 0 ? peer.pid : 0;
         cox_stream_init(&c->stream, fd);
         r = cox_thread_start(&c->thread, connection_main, c);
         if (r) {
@@ -767,7 +930,7 @@ uint32_t cox_service_connection_count(struct cox_service *service)
 {
     uint32_t count = 0;
     pthread_mutex_lock(&service->lock);
-    for (size_t i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
+    for (size_t i = 0; i < SLOT_COUNT; i++)
         count += service->connections[i].used && !service->connections[i].ended;
     pthread_mutex_unlock(&service->lock);
     return count;

@@ -4,15 +4,18 @@
  *
  * Every connection has a thread of its own and touches no worker: status is answered also when all of
  * them are stuck or dead. Of COX_SERVICE_CONNECTION_MAX connections at a time, the last few are kept for
- * those that bring no prompts, so that clients that read nothing never take status and stop away.
+ * those that neither bring prompts nor give orders that may take long (recover, lora, links, weights),
+ * and when there are as many, one that asks for nothing, or does not take its answer, goes for the new
+ * one: so nobody takes status and stop away.
  *
  * Threads: new, attach, serve_with, recover_with, lora_with, link_with, refuse and free from one thread; take from any, it does not block.
  * Ownership: fds are taken; executor, recovery, lora, links and serving are borrowed until free, model and the refusal are
  *   dup'd.
  * Blocks: free until every connection's thread has ended, which is at once, except that one inside recovery or lora ends when that
  *   is stopped; the rest nothing.
- * A connection that asks nothing, or takes no answer, for 10 s is closed; one that brought prompts, and one
- *   that asked for the end, live as long as the service or their other side.
+ * A connection that asks nothing, or takes no answer, for 10 s is closed; one that brought prompts lives as
+ *   long as the service or its other side, but after such 10 s without prompts that are computed or held
+ *   for it another one may have its place; and one that asked for the end lives as long as they do.
  * If the process dies: the kernel closes the connections, and that is how the other sides know.
  */
 #ifndef COX_COORDINATOR_SERVICE_H
@@ -22,6 +25,8 @@
 
 #define COX_SERVICE_CONNECTION_MAX 32
 #define COX_SERVICE_PROMPTS_MAX 24
+#define COX_SERVICE_ORDERS_MAX 24
+#define COX_SERVICE_BUSY_MAX 28 /* prompts and orders */
 
 struct cox_lora;
 struct cox_group_links;
@@ -56,7 +61,7 @@ void cox_service_link_with(struct cox_service *service, struct cox_group_links *
 void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights);
 void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */
 
-/* Serves a connection, a stream socket. Returns 0; COX_FULL: there are too many; -ENOMEM; -errno. Unless
+/* Serves a connection, a stream socket. Returns 0; COX_FULL: too many are busy; -ENOMEM; -errno. Unless
  * 0 fd stays the caller's. */
 int cox_service_take(struct cox_service *service, int fd, struct cox_error *err);
 /* Connections whose threads have not ended. */

@@ -42,6 +42,7 @@ struct split {
     const struct cox_split_options *how;
     const struct cox_complete_options *options;
     int stop_fd;
+    struct cox_watch watches[2];
     struct cox_prompts_run run;
     struct part *parts; /* of each prompt */
     size_t unsent_count, flight_count;
@@ -394,11 +395,19 @@ static int wait(struct split *split, bool ret_ends[2], struct cox_error *err)
         fds[side + 1].events = (short)(POLLIN | (cox_stream_pending(stream) ? POLLOUT : 0));
         ret_ends[side] = false;
     }
-    if (poll(fds, 3, -1) < 0)
+    int count = poll(fds, 3, COX_WATCH_MS);
+    if (count < 0)
         return errno == EINTR ? 0 : cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
     if (fds[0].revents)
         return cox_fail(err, COX_CLOSED, "stopped");
+    for (int side = 0; count == 0 && side < 2; side++) {
+        int r = cox_client_watch(&split->watches[side], err);
+        if (r)
+            return r;
+    }
     for (int side = 0; side < 2; side++) {
+        if (fds[side + 1].revents)
+            split->watches[side].misses = 0;
         int r =
             fds[side + 1].revents & ~POLLOUT ? cox_stream_fill(&split->clients[side]->stream) : 0;
         ret_ends[side] = r == COX_CLOSED;
@@ -459,6 +468,7 @@ int cox_split_complete(struct cox_prompts *prompts, struct cox_client *prefill,
         .how = how,
         .options = options,
         .stop_fd = stop_fd,
+        .watches = {{.name = how->prefill}, {.name = how->decode}},
         .run = {.prompts = prompts, .options = options},
         .parts = calloc(prompts->count + 1, sizeof *split.parts),
         .unsent_count = prompts->count,

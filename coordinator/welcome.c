@@ -356,11 +356,17 @@ static int on_command(void *context, const struct cox_door_visitor *visitor, int
     return r;
 }
 
-/* There is no folder for it that this user may use: after su, XDG_RUNTIME_DIR is still somebody else's. */
+/* There is no folder for it that this user may use, or there can be none: after su, XDG_RUNTIME_DIR is still
+ * somebody else's. */
 static bool is_no_place(int r)
 {
-    return r == COX_DENIED || r == COX_NOT_FOUND || r == -EACCES || r == -EPERM || r == -EROFS ||
-           r == -ENOENT || r == -ENOTDIR;
+    static const int reasons[] = {COX_DENIED, COX_NOT_FOUND, COX_TOO_LARGE, -EACCES,
+                                  -EPERM,     -EROFS,        -ENOENT,       -ENOTDIR,
+                                  -ELOOP,     -ENAMETOOLONG, -ENOSPC,       -EDQUOT};
+    for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
+        if (r == reasons[i])
+            return true;
+    return false;
 }
 
 int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err)

@@ -859,8 +859,20 @@ def doctor_looks_at_the_folder_of_doors():
             os.chown(inside, 65534, 65534)
             found("note", "belongs to user 65534, expected 0", "XDG_RUNTIME_DIR")
             os.rmdir(inside)
-        folder = os.path.join(folder, "none")
+        outer = folder
+        folder = os.path.join(outer, "none")
         found("note", "cannot be made in " + folder, "unset it")
+        # Nor where there can be none.
+        folder = os.path.join(outer, "loop")
+        os.symlink("loop", folder)
+        found("note", "loop")
+        folder = os.path.join(outer, "a" * 300)
+        found("note", "a" * 300)
+        folder = outer + "/." * 2500
+        found("note", "expected less than 4096")
+        folder = os.path.join(outer, "file")
+        with open(folder, "w", encoding="ascii"):
+            found("note", "file/coxswain")
 
 
 @test

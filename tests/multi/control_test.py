@@ -7,6 +7,7 @@ Usage: control_test.py BIN_DIR SOURCE_DIR [TEST...]
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -895,14 +896,107 @@ def test_connections_have_a_bound_and_status_has_its_place():
             one_more.send(complete(LONG[:1]))
             number, error = one_more.reply()
             check(number == 4 and b"too many clients" in dict(error)[2], "not refused: %s" % error)
+        # Whoever says nothing goes for whoever asks.
         others = [Stranger(group.door) for _ in range(8)]
-        result = expect(run(["status", "--name", group.name]), 1, "control connections are open")
-        check(result.out == "", "it answered", result)
-        others.pop().close()
-        wait_until(lambda: run(["status", "--name", group.name]).status == 0, "a place")
+        expect(run(["status", "--name", group.name]), 0)
+        number, error = others[0].reply()
+        check(number == 4 and b"asked for nothing" in dict(error)[2], "not told: %s" % error)
+        check(others[0].ended(), "its connection lives on")
         for client in clients + others:
             client.close()
         wait_until(lambda: group.status()["serving"]["clients"] == 0, "nobody")
+        expect(group.stop(), 0)
+
+
+@test
+def test_b21_who_brought_prompts_and_does_nothing_more_goes_for_others():
+    with Group(1) as group:
+        clients = [Stranger(group.door) for _ in range(24)]
+        sums_prompt = complete([(1, [1, 5, 10, 13, 8, 11, 14])])
+        for client in clients[4:]:
+            client.send(sums_prompt)
+            check(client.reply()[0] == 2, "no item")
+        # These do not even take what they asked for.
+        for deaf in clients[:4]:
+            deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.socket.setblocking(False)
+            message = frame(complete([(index, [999999]) for index in range(300)], 3))
+            sent = 0
+            try:
+                while sent < 64 << 20:
+                    sent += deaf.socket.send(message[sent % len(message):])
+            except BlockingIOError:
+                pass
+        wait_until(lambda: group.status()["serving"]["clients"] == 24, "24 clients")
+        others = []
+
+        def comes_in():
+            other = Stranger(group.door)
+            other.send(sums_prompt)
+            number, value = other.reply()
+            if number == 2:
+                others.append(other)
+                return True
+            check(b"too many clients" in dict(value)[2], "refused: %s" % value)
+            other.close()
+            return False
+        for _ in range(24):
+            wait_until(comes_in, "a place for prompts")
+        number, error = clients[4].reply()
+        check(number == 4 and b"needed the place" in dict(error)[2], "not told: %s" % error)
+        for client in clients + others:
+            client.close()
+        wait_until(lambda: group.status()["serving"]["clients"] == 0, "nobody")
+        expect(group.stop(), 0)
+
+
+@test
+def test_b21_orders_that_wait_leave_room_for_status_and_stop():
+    with Group(1) as group:
+        group.stopped(0)
+        pause = field(5, field(1, 0) + field(4, 600000))
+        waiting = [Stranger(group.door) for _ in range(24)]
+        for stranger in waiting:
+            stranger.send(pause)
+        # All of them wait, for the rank or for each other: the next one may not.
+        refused = []
+
+        def one_is_refused():
+            with Stranger(group.door) as one_more:
+                one_more.send(pause)
+                readable = select.select([one_more.socket], [], [], 0.2)[0]
+                refused.extend([one_more.reply()] if readable else [])
+            return refused
+        wait_until(one_is_refused, "one order too many")
+        check(refused[0][0] == 4 and b"too many orders" in dict(refused[0][1])[2], "not refused: %s" % refused)
+        check(group.status()["ranks"][0]["stopped"], "it is not stopped")
+        expect(group.stop(), 0)
+        for stranger in waiting:
+            stranger.close()
+        expect(finish(group.process), 0, "the group ends")
+        group.left_nothing()
+
+
+@test
+def test_a24_b2_a_stopped_coordinator_is_told_and_a_paused_group_waited_for():
+    path = base.temporary("27+58=\n" * 50000)
+    with Group(1) as group, Group(1) as paused:
+        expect(run(["recover", "pause", "--name", paused.name]), 0)
+        waiting = start(["generate", "--name", paused.name, "27+58="])
+        wait_until(lambda: paused.status()["serving"]["clients"] == 1, "a client that waits")
+        client = start(["generate", "--name", group.name, "--file", path])
+        check(client.stdout.readline() == "27+58=85\n", "no text")
+        group.process.send_signal(signal.SIGSTOP)
+        try:
+            result = expect(finish(client), 3, "does not answer: it is stopped, or stuck")
+            check(set(result.out.splitlines()) <= {"27+58=85"}, "another text", result)
+        finally:
+            group.process.send_signal(signal.SIGCONT)
+        # That took several looks; nobody was worried about the other one, which answers.
+        check(waiting.poll() is None, "it did not wait")
+        expect(run(["recover", "start", "--name", paused.name]), 0)
+        check(expect(finish(waiting), 0).out == "27+58=85\n", "another text")
+        expect(paused.stop(), 0)
         expect(group.stop(), 0)
 
 

@@ -342,7 +342,7 @@ static void b14_b21_answers_without_end_are_a_timeout(void **state)
     close(ends[1]);
 }
 
-/* However many processes leave fds: stop and status find a place. */
+/* However many processes leave fds: workers, stop and status find a place. */
 static void b21_depositors_leave_room_for_commands(void **state)
 {
     (void)state;
@@ -353,18 +353,25 @@ static void b21_depositors_leave_room_for_commands(void **state)
     const struct cox_logon command = {.role = COX_DOOR_COMMAND};
     options.visitor_max = 16;
     door_start(&options);
-    for (int i = 0; i < 14; i++)
+    for (int i = 0; i < 10; i++)
         depots[i] = depot_open();
-    assert_int_equal(cox_depot_connect(&depots[14], cox_door_path(door), PATIENCE, &err), COX_FULL);
-    assert_non_null(strstr(err.text, "14 connections"));
+    assert_int_equal(cox_depot_connect(&depots[10], cox_door_path(door), PATIENCE, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "10 connections"));
+    struct cox_door_session workers[5];
+    const struct cox_logon worker = worker_logon();
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(
+            cox_door_connect(cox_door_path(door), &worker, PATIENCE, &workers[i], NULL), 0);
     assert_int_equal(cox_door_connect(cox_door_path(door), &command, PATIENCE, &session, NULL), 0);
     cox_door_session_close(&session);
+    for (int i = 0; i < 5; i++)
+        cox_door_session_close(&workers[i]);
     cox_depot_close(&depots[0]);
     uint64_t deadline_ns = PATIENCE; /* the door hears of it in its own time */
     while (cox_depot_connect(&depots[0], cox_door_path(door), PATIENCE, NULL) == COX_FULL &&
            cox_now_ns() < deadline_ns)
         continue;
-    for (int i = 0; i < 14; i++)
+    for (int i = 0; i < 10; i++)
         cox_depot_close(&depots[i]);
 }
 

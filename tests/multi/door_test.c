@@ -300,6 +300,22 @@ static void a15_a17_a_visitor_that_is_slow_is_told_so(void **state)
         assert_non_null(strstr(text, "of 1024 bytes of the logon came within 20 ms"));
         close(fd);
     }
+    /* Bytes that go on coming, one by one, give it no more time. */
+    unsigned came = COX_LOGON_SIZE;
+    int slow = raw_connect(cox_door_path(door));
+    for (size_t i = 0; i < 1023 && send(slow, frame + i, 1, MSG_NOSIGNAL) == 1; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10 * (long)COX_NSEC_PER_MSEC}, NULL);
+    assert_int_equal(raw_answer(slow, text), COX_TIMEOUT);
+    assert_int_equal(sscanf(text, "%u of 1024", &came), 1);
+    assert_true(came < 1023);
+    close(slow);
+    door_stop();
+    options.logon_ms = 0; /* where nobody says */
+    door_start(&options);
+    int fd = raw_connect(cox_door_path(door));
+    assert_int_equal(raw_answer(fd, text), COX_TIMEOUT);
+    assert_non_null(strstr(text, "came within 1000 ms"));
+    close(fd);
 }
 
 /* Byte by byte is a frame all the same. */
@@ -408,6 +424,41 @@ static void b14_b21_a_flood_of_garbage_holds_up_nobody(void **state)
     }
     await_count(&host.gone, 20);
     assert_int_equal(read_count(&host.workers), 20);
+}
+
+static void hoarding(void *context)
+{
+    int held[800];
+    (void)context;
+    memset(held, -1, sizeof held);
+    for (size_t i = 0;; i = (i + 1) % 800) {
+        cox_close_fd(&held[i]);
+        held[i] = raw_connect(cox_door_path(door));
+    }
+}
+
+/* Connections as fast as they can be made, that say nothing and stay. */
+static void b21_a_flood_of_silent_connections_holds_up_nobody(void **state)
+{
+    (void)state;
+    pid_t flood[4];
+    struct cox_door_options options = host_options("test");
+    options.log.fn = NULL;
+    door_start(&options);
+    for (int i = 0; i < 4; i++)
+        flood[i] = visitor_start(hoarding, NULL);
+    for (int i = 0; i < 100; i++) {
+        struct cox_logon logon = worker_logon();
+        struct cox_door_session session;
+        struct cox_error err = {0};
+        if (cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err))
+            fail_msg("visit %d: %s", i, err.text);
+        cox_door_session_close(&session);
+    }
+    for (int i = 0; i < 4; i++) {
+        kill(flood[i], SIGKILL);
+        child_status(flood[i]);
+    }
 }
 
 static void b14_garbage_is_refused_in_words(void **state)
@@ -578,6 +629,72 @@ static void a_door_without_fds_refuses_and_recovers(void **state)
     visitor_run(few_fds, NULL);
 }
 
+struct scarce {
+    int told, end; /* pipe ends */
+};
+
+/* A door with room for a few visitors' fds and no more. */
+static void scarce_door(void *context)
+{
+    const struct scarce *scarce = context;
+    struct cox_door_options options = host_options("test");
+    struct rlimit limit;
+    char byte;
+    options.log.fn = NULL;
+    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    int probe = dup(0);
+    CHECK(probe >= 0);
+    close(probe);
+    limit.rlim_cur = (rlim_t)probe + 4;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    tell(scarce->told);
+    CHECK(read(scarce->end, &byte, 1) == 0);
+    CHECK(read_count(&host.workers) == 10);
+    door_stop();
+}
+
+/* Where fds end before places do, who says nothing goes for who logs on, too. */
+static void b21_silent_visitors_keep_no_fd_from_others(void **state)
+{
+    (void)state;
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    int told[2], end[2], silent[50];
+    char path[COX_DOOR_PATH_SIZE], text[256];
+    assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(end, O_CLOEXEC), 0);
+    snprintf(path, sizeof path, "%s/test.door", folder);
+    struct scarce scarce = {told[1], end[0]};
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        close(end[1]);
+        scarce_door(&scarce);
+        _exit(0);
+    }
+    assert_true(heard(told[0]));
+    for (int i = 0; i < 50; i++) {
+        struct cox_error err = {0};
+        silent[i] = raw_connect(path);
+        assert_true(silent[i] >= 0);
+        if (i % 5 == 4 && cox_door_connect(path, &logon, PATIENCE, &session, &err))
+            fail_msg("behind %d: %s", i, err.text);
+        else if (i % 5 == 4)
+            cox_door_session_close(&session);
+    }
+    assert_int_equal(raw_answer(silent[0], text), COX_FULL);
+    assert_non_null(
+        strstr(text, "0 of 1024 bytes of the logon had come when a newer visitor needed its fd"));
+    close(end[1]);
+    child_join(pid);
+    for (int i = 0; i < 50; i++)
+        close(silent[i]);
+    close(end[0]);
+    close(told[0]);
+    close(told[1]);
+}
+
 /* poll(2) takes no more fds than the process may have. */
 static void limit_lowered(void *context)
 {
@@ -709,12 +826,14 @@ int main(void)
         DOOR_TEST(b21_200_slow_visitors_hold_up_nobody),
         DOOR_TEST(who_is_welcome_stays_when_all_places_are_taken),
         DOOR_TEST(b14_b21_a_flood_of_garbage_holds_up_nobody),
+        DOOR_TEST(b21_a_flood_of_silent_connections_holds_up_nobody),
         DOOR_TEST(b14_garbage_is_refused_in_words),
         DOOR_TEST(b15_fds_that_come_with_a_logon_are_closed),
         DOOR_TEST(a16_who_leaves_before_its_logon_is_complete_is_forgotten),
         DOOR_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone),
         DOOR_TEST(b14_more_than_a_frame_is_refused),
         DOOR_TEST(a_door_without_fds_refuses_and_recovers),
+        DOOR_TEST(b21_silent_visitors_keep_no_fd_from_others),
         DOOR_TEST(b29_a_door_can_be_closed_though_its_limit_was_lowered),
         DOOR_TEST(b29_10000_visits_leave_nothing),
         DOOR_TEST(a22_a_door_that_closes_says_so_to_everybody),

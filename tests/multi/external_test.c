@@ -12,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +22,7 @@
 #include "channel/inherit.h"
 #include "channel/peer.h"
 #include "channel/sealed.h"
+#include "channel/socket.h"
 #include "channel/truth.h"
 
 extern char **environ;
@@ -240,6 +243,147 @@ static void a4_a5_one_too_many_or_another_world_is_told_why(void **state)
 {
     (void)state;
     EACH_ATTACH(refusals);
+}
+
+/* ---- logons of any bytes ---- */
+
+#define FLIPPED_ALL 64 /* bytes of which each bit is flipped: those that have a meaning */
+#define ODD_COUNT 400
+
+/* What the door says is a welcome, or a reason. Returns 0; 1: it closed without a word; 2: it makes no sense. */
+static int answer_read(int fd)
+{
+    uint8_t bytes[512];
+    int fds[COX_DOOR_FD_COUNT_MAX];
+    uint32_t fd_count = 0;
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    int r = cox_socket_receive(fd, bytes, 1, fds, COX_DOOR_FD_COUNT_MAX, &fd_count, deadline_ns);
+    for (uint32_t i = 0; r == 0 && i < fd_count; i++)
+        close(fds[i]);
+    if (r)
+        return r == COX_CLOSED ? 1 : 2;
+    if (bytes[0] == 1)
+        return cox_socket_receive(fd, bytes, 127, NULL, 0, NULL, deadline_ns) ? 2 : 0;
+    r = cox_socket_receive(fd, bytes + 1, 2, NULL, 0, NULL, deadline_ns);
+    if (bytes[0] || r || bytes[2] == 0 || bytes[1] == 0 || bytes[1] >= COX_STATUS_COUNT)
+        return 2;
+    return cox_socket_receive(fd, bytes, bytes[2], NULL, 0, NULL, deadline_ns) ? 2 : 0;
+}
+
+static uint32_t odd_next(uint64_t *seed)
+{
+    *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(*seed >> 33);
+}
+
+static int odd_connect(const char *door)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", door);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof address) < 0)
+        cox_close_fd(&fd);
+    return fd;
+}
+
+/* A good frame, or one of another role, with so many changes; cut, longer, in pieces, with fds. */
+static int odd_visit(const char *door, const uint8_t good[COX_LOGON_SIZE], uint64_t *seed)
+{
+    static const uint8_t words[] = {0, 1, 2, 3, 4, 127, 128, 129, 255};
+    uint8_t bytes[COX_LOGON_SIZE + 8] = {0};
+    size_t size = COX_LOGON_SIZE;
+    memcpy(bytes, good, COX_LOGON_SIZE);
+    bytes[8] = (uint8_t)(odd_next(seed) % 5);
+    for (uint32_t changes = odd_next(seed) % 4; changes > 0; changes--)
+        bytes[odd_next(seed) % (odd_next(seed) % 8 ? FLIPPED_ALL : COX_LOGON_SIZE)] =
+            words[odd_next(seed) % sizeof words];
+    uint32_t way = odd_next(seed) % 8;
+    bool cut = way == 0;
+    size = cut ? odd_next(seed) % COX_LOGON_SIZE : way == 1 ? sizeof bytes : size;
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    int fd = odd_connect(door), fds[3] = {0, 1, 2};
+    if (fd < 0)
+        return 2;
+    for (size_t at = 0, piece; at < size; at += piece) {
+        piece = way == 2 ? 1 + odd_next(seed) % 300 : size;
+        piece = piece < size - at ? piece : size - at;
+        /* It may have said why, and closed, before it has it all. */
+        if (cox_socket_send(fd, bytes + at, piece, fds, way == 3 ? odd_next(seed) % 4 : 0,
+                            deadline_ns))
+            break;
+    }
+    if (cut)
+        shutdown(fd, SHUT_WR);
+    int r = answer_read(fd);
+    close(fd);
+    return cut && r == 1 ? 0 : r;
+}
+
+/* In a process of its own: what it says is taken back before it ends. */
+static int odd_main(const char *door)
+{
+    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = COX_DOOR_RANK_ANY};
+    uint8_t good[COX_LOGON_SIZE], bytes[COX_LOGON_SIZE];
+    uint64_t seed = 4711, deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    char byte = 'x';
+    if (cox_peer_start_time(getpid(), &logon.start))
+        return 1;
+    cox_logon_format(&logon, good);
+    for (size_t bit = 0; bit < 8 * (size_t)COX_LOGON_SIZE; bit++) {
+        if (bit / 8 >= FLIPPED_ALL && bit % 8 != bit / 8 % 8)
+            continue;
+        memcpy(bytes, good, sizeof bytes);
+        bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+        int fd = odd_connect(door);
+        if (fd < 0 || cox_socket_send(fd, bytes, sizeof bytes, NULL, 0, deadline_ns) ||
+            answer_read(fd)) {
+            fprintf(stderr, "odd: no word for bit %zu\n", bit);
+            return 2;
+        }
+        close(fd);
+    }
+    for (int i = 0; i < ODD_COUNT; i++) {
+        uint64_t before = seed;
+        int r = odd_visit(door, good, &seed);
+        if (r) {
+            fprintf(stderr, "odd: %d for visit %d (seed %" PRIu64 ")\n", r, i, before);
+            return 3;
+        }
+    }
+    if (write(STDOUT_FILENO, &byte, 1) != 1)
+        return 4;
+    return read(STDIN_FILENO, &byte, 1) == 1 ? 0 : 5; /* the group would be told of a dead rank */
+}
+
+static void any_logon(enum cox_attach attach)
+{
+    struct waiting waiting;
+    struct hand hands[2];
+    char byte;
+    group_wait_for(&waiting, 2, attach);
+    struct test_helper visitor = test_helper_start("odd", waiting.door);
+    assert_int_equal(read(visitor.out, &byte, 1), 1);
+    for (int i = 0; i < 2; i++)
+        hands[i] = worker_start(&waiting, i, 2, false);
+    expect_complete(&waiting);
+    assert_int_equal(write(visitor.in, "x", 1), 1);
+    assert_int_equal(test_helper_wait(&visitor), 0);
+    test_expect_echo(waiting.group, "after all that");
+    /* And at the door of a group that has all its ranks. */
+    visitor = test_helper_start("odd", waiting.door);
+    assert_int_equal(read(visitor.out, &byte, 1), 1);
+    assert_int_equal(write(visitor.in, "x", 1), 1);
+    assert_int_equal(test_helper_wait(&visitor), 0);
+    test_expect_echo(waiting.group, "still");
+    test_group_free(waiting.group);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(worker_end(&hands[i], NULL), 0);
+}
+
+static void p10_b14_a_logon_of_any_bytes_gets_a_word_and_harms_nobody(void **state)
+{
+    (void)state;
+    EACH_ATTACH(any_logon);
 }
 
 static void death_while_waiting(enum cox_attach attach)
@@ -537,6 +681,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(a14_workers_started_by_hand_log_on_in_any_order),
         TEST(a4_a5_one_too_many_or_another_world_is_told_why),
+        TEST(p10_b14_a_logon_of_any_bytes_gets_a_word_and_harms_nobody),
         TEST(a24_a_worker_that_dies_while_the_group_waits_is_named),
         TEST(a24_a_worker_that_dies_later_is_named),
         TEST(a24_stop_ends_the_workers_and_nobody_beside_them),
@@ -544,6 +689,8 @@ int main(int argc, char **argv)
         TEST(p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s),
         TEST(p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time),
     };
+    if (argc == 3 && strcmp(argv[1], "odd") == 0)
+        return odd_main(argv[2]);
     if (argc == 3 && strcmp(argv[1], "visit") == 0)
         return visit_main(argv[2]);
     return cmocka_run_group_tests(tests, NULL, NULL);

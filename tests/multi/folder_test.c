@@ -311,6 +311,11 @@ static void something_else_at_the_name_is_left_alone(void **state)
     assert_int_equal(cox_door_sweep(folder, &swept, NULL), 0);
     assert_int_equal(swept, 0);
     rmdir(path);
+    snprintf(path, sizeof path, "%s/starting.new", folder);
+    close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    refused(&options, COX_DENIED, "starting.new is in the way: expected nothing there; remove it");
+    assert_int_equal(stat(path, &st), 0);
+    unlink(path);
     /* A socket that is not called like a door may be anybody's. */
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path, "%s/mine.sock", folder);

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 typedef CoxswainControl__StatusReply status_reply;
@@ -287,12 +288,26 @@ static void assert_contains(const char *text, const char *part)
         fail_msg("'%s' is not in: %s", part, text);
 }
 
+static pthread_mutex_t doorman_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cox_service *doorman;
 
 static int on_control(void *context, int fd, struct cox_error *err)
 {
     (void)context; /* the test library's */
-    return cox_service_take(doorman, fd, err);
+    pthread_mutex_lock(&doorman_lock);
+    int r = doorman ? cox_service_take(doorman, fd, err) : cox_fail(err, COX_CLOSED, "it has gone");
+    pthread_mutex_unlock(&doorman_lock);
+    return r;
+}
+
+/* While the door still stands. */
+static void doorman_end(void)
+{
+    pthread_mutex_lock(&doorman_lock);
+    struct cox_service *service = doorman;
+    doorman = NULL;
+    pthread_mutex_unlock(&doorman_lock);
+    cox_service_free(service);
 }
 
 static const char *status_command(const char *door, const char *option)
@@ -368,7 +383,7 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_contains(text, "\"deaths\":0,\"restarts\":0,\"last_error\":\"pid ");
     assert_contains(text, "\"stopped\":false,\"cpu_s\":");
     assert_contains(text, "\"legacy\":false,\"deaths\":1,\"restarts\":1,");
-    doorman = cox_service_free(doorman);
+    doorman_end();
     test_group_free(g);
 }
 
@@ -412,19 +427,141 @@ static void b15_connections_leave_no_fd_and_no_thread(void **state)
         assert_int_equal(test_count_fds(), before);
     }
     /* And with all of them open at its end. */
-    int fds[COX_SERVICE_CONNECTION_MAX], more[2];
+    int fds[COX_SERVICE_CONNECTION_MAX];
     for (int i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
         fds[i] = connect_to(service);
-    struct cox_error err = {0};
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, more), 0);
-    assert_int_equal(cox_service_take(service, more[1], &err), COX_FULL);
-    assert_non_null(strstr(err.text, "32 control connections"));
-    close(more[0]);
-    close(more[1]);
     cox_service_free(service);
     for (int i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
         close(fds[i]);
     test_group_free(group);
+}
+
+/* Whoever asks for nothing goes for whoever asks, however many there are. */
+static void b21_who_asks_nothing_has_no_place_when_there_are_many(void **state)
+{
+    (void)state;
+    enum { COUNT = 3 * COX_SERVICE_CONNECTION_MAX };
+    struct test_group *group = test_group_start(1, NULL);
+    struct cox_service *service = service_new();
+    struct cox_client silent[COUNT];
+    struct cox_error err;
+    CoxswainControl__ControlReply *reply;
+    size_t before = test_count_fds();
+    cox_service_attach(service, test_group_executor(group));
+    for (int i = 0; i < COUNT; i++) {
+        silent[i] = client_to(service);
+        await_connections(service, i < COX_SERVICE_CONNECTION_MAX ? (uint32_t)i + 1
+                                                                  : COX_SERVICE_CONNECTION_MAX);
+        struct cox_client client = client_to(service);
+        assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), 0);
+        cox_client_close(&client);
+        await_connections(service, i + 1 < COX_SERVICE_CONNECTION_MAX
+                                       ? (uint32_t)i + 1
+                                       : COX_SERVICE_CONNECTION_MAX - 1);
+    }
+    /* They are told, the oldest first; the youngest could still ask. */
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(cox_client_next(&silent[i], &reply, &err), COX_EMPTY);
+        struct pollfd fd = {.fd = silent[i].stream.fd, .events = POLLIN};
+        assert_int_equal(poll(&fd, 1, TEST_PATIENCE_MS), 1);
+        assert_int_equal(cox_stream_fill(&silent[i].stream), 0);
+        assert_int_equal(cox_client_next(&silent[i], &reply, &err), 0);
+        assert_int_equal(reply->reply_case, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ERROR);
+        assert_int_equal(reply->error->code, COX_FULL);
+        assert_non_null(strstr(reply->error->text, "asked for nothing"));
+    }
+    assert_int_equal(ask(&silent[COUNT - 1], ASK_STATUS, &reply, &err), 0);
+    for (int i = 0; i < COUNT; i++)
+        cox_client_close(&silent[i]);
+    await_connections(service, 0);
+    assert_int_equal(test_count_fds(), before);
+    cox_service_free(service);
+    test_group_free(group);
+}
+
+static void full_of_who_asked_for_the_end(void **state)
+{
+    (void)state;
+    struct cox_service *service = service_new();
+    struct cox_client clients[COX_SERVICE_CONNECTION_MAX];
+    struct cox_error err = {0};
+    CoxswainControl__ControlReply *reply;
+    int more[2];
+    for (int i = 0; i < COX_SERVICE_CONNECTION_MAX; i++) {
+        clients[i] = client_to(service);
+        assert_int_equal(ask(&clients[i], ASK_STOP, &reply, &err), 0);
+    }
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, more), 0);
+    int r;
+    while ((r = cox_service_take(service, more[1], &err)) == 0) { /* one had not gone on yet */
+        close(more[0]);
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, more), 0);
+    }
+    assert_int_equal(r, COX_FULL);
+    assert_non_null(strstr(err.text, "32 control connections are busy"));
+    close(more[0]);
+    close(more[1]);
+    cox_service_free(service);
+    for (int i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
+        cox_client_close(&clients[i]);
+}
+
+/* A process of its own that asks once, and again when it is told to. */
+static pid_t modest_start(const char *door, int told, int go)
+{
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid)
+        return pid;
+    struct cox_client client = COX_CLIENT_NONE;
+    struct cox_error err = {0};
+    CoxswainControl__ControlReply *reply;
+    char byte = 0;
+    int r = cox_client_open_path(&client, door, patience(), &err);
+    if (!r)
+        r = ask(&client, ASK_STATUS, &reply, &err);
+    if (!r && (write(told, &byte, 1) != 1 || read(go, &byte, 1) != 1))
+        r = -errno;
+    if (!r)
+        r = ask(&client, ASK_STATUS, &reply, &err);
+    if (r)
+        fprintf(stderr, "%d: %s\n", r, err.text);
+    _exit(r != 0);
+}
+
+static void b21_who_has_one_connection_keeps_it_where_another_one_hoards(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    doorman = service_new();
+    const struct cox_executor_options options = {.control = on_control, .need_door = true};
+    struct test_group *g = test_group_start(1, &options);
+    struct cox_client hoard[2 * COX_SERVICE_CONNECTION_MAX];
+    struct cox_error err = {0};
+    int told[2], go[2], status;
+    char byte = 0;
+    cox_service_attach(doorman, test_group_executor(g));
+    cox_service_refuse(doorman, "it is a test");
+    const char *door = cox_executor_door(test_group_executor(g));
+    assert_int_equal(pipe(told) | pipe(go), 0);
+    pid_t pid = modest_start(door, told[1], go[0]);
+    close(told[1]);
+    assert_int_equal(read(told[0], &byte, 1), 1);
+    for (size_t i = 0; i < sizeof hoard / sizeof *hoard; i++) {
+        hoard[i] = (struct cox_client)COX_CLIENT_NONE;
+        if (cox_client_open_path(&hoard[i], door, patience(), &err))
+            fail_msg("connection %zu: %s", i, err.text);
+    }
+    assert_int_equal(write(go[1], &byte, 1), 1);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    for (size_t i = 0; i < sizeof hoard / sizeof *hoard; i++)
+        cox_client_close(&hoard[i]);
+    close(told[0]);
+    close(go[0]);
+    close(go[1]);
+    doorman_end();
+    test_group_free(g);
 }
 
 static void bytes_send(int fd, const void *bytes, size_t size)
@@ -550,6 +687,9 @@ int main(void)
         TEST(p3_the_status_command_shows_what_became_of_a_rank),
         TEST(stop_is_passed_on_and_its_connection_lasts_until_the_end),
         TEST(b15_connections_leave_no_fd_and_no_thread),
+        TEST(b21_who_asks_nothing_has_no_place_when_there_are_many),
+        TEST(full_of_who_asked_for_the_end),
+        TEST(b21_who_has_one_connection_keeps_it_where_another_one_hoards),
         TEST(p10_any_bytes_end_in_an_error_and_harm_nobody_else),
         TEST(b14_a_client_believes_no_group_either),
         TEST(text_of_another_process_is_made_fit_for_a_terminal),

@@ -44,8 +44,8 @@ def check(condition, text):
         raise Failure(text)
 
 
-def command(*arguments):
-    process = Process([COXSWAIN, *arguments])
+def command(*arguments, **env):
+    process = Process([COXSWAIN, *arguments], **env)
     now.append(process)
     return process
 
@@ -81,10 +81,10 @@ def gone(pids):
 class Group:
     """One life of a group. hand: its workers are started by hand, as processes of this script."""
 
-    def __init__(self, name, ranks=2, arguments=(), workers=("--model", MODEL), hand=False):
+    def __init__(self, name, ranks=2, arguments=(), workers=("--model", MODEL), hand=False, **env):
         self.name, self.ranks, self.hands = name, ranks, []
         self.process = command("run", "-n", str(ranks), "--name", name, *arguments, *(["--external"] if hand else []),
-                               *workers)
+                               *workers, **env)
         if hand:
             wait_until(lambda: "waiting for" in self.process.err or self.process.ended,
                        "it waits for workers")
@@ -231,6 +231,31 @@ def test_p7_killed_at_any_instant_of_its_start(name, more):
     group.serves()
     check(sorted(group.below) == sorted(descendants(group.process.pid) or group.pids), "odd workers")
     group.stop()
+
+
+def has_fault_points():
+    with open(COXSWAIN, "rb") as file:
+        return b"door.welcomed" in file.read()
+
+
+def test_b20_p2_killed_at_each_step_of_letting_workers_in():
+    """Whoever waits for its welcome, or for the others, has nobody who would end it but the connection."""
+    if not has_fault_points():
+        return
+    for attach in "named", "sealed":
+        more = {"arguments": ("--attach", attach)}
+        for step in "socket.sent", "door.welcomed":
+            for count in 1, 2:
+                name = "%sstruck-%s" % (PREFIX, attach)
+                # Of the coordinator alone: workers know nothing of it.
+                group = Group(name, hand=True, COXSWAIN_FAULT="%s:kill:coordinator:%d" % (step, count), **more)
+                finish(group.process, KILLED)
+                for hand in group.hands:
+                    finish(hand, ORPHAN, 1)
+                close(group.process, *group.hands)
+        group = Group(name, hand=True, **more).ready()
+        group.serves()
+        group.stop()
 
 
 @for_each_kind

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -148,6 +149,143 @@ static void a11_k18_b17_an_odd_answer_is_corrupt_and_leaves_nothing(void **state
     for (size_t i = 0; i < count; i++)
         play(&s[i]);
     cox_close_fd(&listener);
+}
+
+/* One after the other. */
+struct answers {
+    const struct script *scripts;
+    size_t count;
+};
+
+static void *odd_doors(void *argument)
+{
+    const struct answers *answers = argument;
+    for (size_t i = 0; i < answers->count; i++)
+        odd_door((void *)(uintptr_t)&answers->scripts[i]);
+    return NULL;
+}
+
+/* Of an answer that is sent over a socket: whatever comes, it is a welcome or an error, and nothing stays. */
+static void p10_a11_any_bit_of_an_answer_may_be_another(void **state)
+{
+    (void)state;
+    enum { BIT_COUNT = 8 * COX_WELCOME_SIZE, RANDOM_COUNT = 500 };
+    struct script *scripts = calloc(BIT_COUNT + RANDOM_COUNT, sizeof *scripts);
+    struct answers answers = {scripts, BIT_COUNT + RANDOM_COUNT};
+    struct cox_logon logon = worker_logon();
+    pthread_t thread;
+    uint64_t seed = 17;
+    size_t welcomes = 0;
+    assert_non_null(scripts);
+    for (size_t i = 0; i < answers.count; i++) {
+        scripts[i] = welcome("flipped", 0, 4, 4);
+        scripts[i].stays = false;
+        if (i < BIT_COUNT) {
+            scripts[i].bytes[i / 8] ^= (uint8_t)(1u << (i % 8));
+            continue;
+        }
+        scripts[i].size = random_next(&seed) % sizeof scripts[i].bytes;
+        scripts[i].fd_count =
+            random_next(&seed) % 2 ? (uint32_t)random_next(&seed) % COX_SOCKET_FD_COUNT_MAX : 0;
+        scripts[i].late_count = scripts[i].size > 1 && random_next(&seed) % 4 == 0;
+        for (size_t at = 0; at < sizeof scripts[i].bytes; at++)
+            scripts[i].bytes[at] = (uint8_t)random_next(&seed);
+        scripts[i].bytes[0] %= 3;
+    }
+    listen_at_path(8);
+    int before = fd_count();
+    assert_int_equal(pthread_create(&thread, NULL, odd_doors, &answers), 0);
+    for (size_t i = 0; i < answers.count; i++) {
+        struct cox_door_session session;
+        struct cox_error err = {0};
+        int r = cox_door_connect(path, &logon, PATIENCE, &session, &err);
+        if (r == 0) {
+            welcomes++;
+            assert_true(i < BIT_COUNT && session.fd_count == 4 && session.welcome.rank < 4);
+            cox_door_session_close(&session);
+            continue;
+        }
+        if (r < 0 || r == COX_TIMEOUT || !err.text[0] || err.code != r)
+            fail_msg("answer %zu: %d '%s'", i, r, err.text);
+        assert_true(i >= BIT_COUNT || r == COX_CORRUPT);
+    }
+    pthread_join(thread, NULL);
+    assert_int_equal(fd_count(), before);
+    /* Of attach one bit, of a rank among four two, of how many ranks some, generation, and epoch. */
+    assert_in_range(welcomes, 1 + 2 + 64, 1 + 2 + 64 + 8);
+    free(scripts);
+    cox_close_fd(&listener);
+}
+
+struct kind {
+    int code;
+    char text[sizeof((struct cox_error *)0)->text];
+};
+
+static void kind_add(struct kind *kinds, size_t *count, const char *where,
+                     const struct cox_logon *logon, uint64_t deadline_ns, int expected)
+{
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    int r = cox_door_connect(where, logon, deadline_ns, &session, &err);
+    if (r != expected || err.code != expected)
+        fail_msg("%s: %d '%s', expected %d", where, r, err.text, expected);
+    for (size_t i = 0; i < *count; i++) {
+        assert_int_not_equal(kinds[i].code, r);
+        assert_string_not_equal(kinds[i].text, err.text);
+    }
+    kinds[*count].code = r;
+    snprintf(kinds[(*count)++].text, sizeof kinds[0].text, "%s", err.text);
+}
+
+static void short_of_fds(void *context)
+{
+    struct rlimit limit;
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    (void)context;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = 3;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK(cox_door_connect(path, &logon, PATIENCE, &session, &err) == -EMFILE);
+    CHECK(err.code == -EMFILE && strstr(err.text, "open files"));
+}
+
+/* Time, a door that is not there, that is dead, that is another's, that talks nonsense, that refuses for a
+ * reason of its own, and the system: whoever comes can tell them apart, and none is another's in disguise. */
+static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
+{
+    (void)state;
+    struct kind kinds[16];
+    size_t count = 0;
+    struct cox_logon logon = worker_logon(), odd = logon;
+    pthread_t thread;
+    struct script nonsense = welcome("nonsense", COX_CORRUPT, 4, 3),
+                  silence = {.what = "silence", .stays = true, .expected = COX_TIMEOUT};
+    listen_at_path(8);
+    assert_int_equal(pthread_create(&thread, NULL, odd_door, &silence), 0);
+    kind_add(kinds, &count, path, &logon, cox_deadline_after_ms(20), COX_TIMEOUT);
+    pthread_join(thread, NULL);
+    assert_int_equal(pthread_create(&thread, NULL, odd_door, &nonsense), 0);
+    kind_add(kinds, &count, path, &logon, PATIENCE, COX_CORRUPT);
+    pthread_join(thread, NULL);
+    cox_close_fd(&listener);
+    kind_add(kinds, &count, path, &logon, PATIENCE, COX_CLOSED);
+    unlink(path);
+    kind_add(kinds, &count, path, &logon, PATIENCE, COX_NOT_FOUND);
+    kind_add(kinds, &count, "/dev/null", &logon, PATIENCE, COX_DENIED);
+    kind_add(kinds, &count, "", &logon, PATIENCE, COX_INVALID);
+    door_start(NULL);
+    snprintf(path, sizeof path, "%s", cox_door_path(door));
+    odd.version = 2;
+    kind_add(kinds, &count, path, &odd, PATIENCE, COX_VERSION);
+    static const int reasons[] = {COX_TAKEN, COX_FULL, COX_STATE, COX_UNSUPPORTED, COX_REJECTED};
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
+        HOST(host.refuse = reasons[i]; snprintf(host.reason, sizeof host.reason, "reason %zu", i));
+        kind_add(kinds, &count, path, &logon, PATIENCE, reasons[i]);
+    }
+    visitor_run(short_of_fds, NULL);
 }
 
 static void a2_b18_a_door_that_does_not_answer_is_a_timeout(void **state)
@@ -346,6 +484,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         DOOR_TEST(a11_k18_b17_an_odd_answer_is_corrupt_and_leaves_nothing),
+        DOOR_TEST(p10_a11_any_bit_of_an_answer_may_be_another),
+        DOOR_TEST(a28_b18_each_way_to_fail_has_its_code_and_its_words),
         DOOR_TEST(a2_b18_a_door_that_does_not_answer_is_a_timeout),
         DOOR_TEST(a2_b2_a_full_backlog_is_a_timeout),
         DOOR_TEST(a2_a_place_in_the_backlog_is_waited_for),
