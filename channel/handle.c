@@ -254,6 +254,15 @@ int cox_handle_fail_dead(const struct cox_handle_info *info, struct cox_error *e
                     info->pid, info->start);
 }
 
+int cox_handle_look_exporter(const struct cox_handle_info *info)
+{
+    uint64_t start;
+    int r = cox_peer_start_time((pid_t)info->pid, &start);
+    if (r)
+        return r;
+    return start != info->start || cox_peer_exiting((pid_t)info->pid) ? COX_PEER_DEAD : 0;
+}
+
 int cox_handle_open_own(const struct cox_handle_info *info, int *ret_fd, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = fcntl((int)info->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -330,16 +339,13 @@ int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handl
     struct cox_depot depot = {.fd = -1};
     struct cox_error door = {0};
     char text[512];
-    uint64_t start;
     _cox_cleanup_(cox_close_fd) int fd = -1;
     /* Without pidfds nobody has looked yet. */
-    int r = cox_peer_start_time((pid_t)info->pid, &start);
-    if (r == COX_PEER_DEAD || (r == 0 && start != info->start) ||
-        cox_peer_exiting((pid_t)info->pid))
+    if (cox_handle_look_exporter(info) == COX_PEER_DEAD)
         return cox_handle_fail_dead(info, err);
     if (!door_path)
         return fail_no_way(info, closed, "no door was named that may have it", err);
-    r = cox_depot_connect(&depot, door_path, deadline_ns, &door);
+    int r = cox_depot_connect(&depot, door_path, deadline_ns, &door);
     if (r == 0)
         r = cox_depot_fetch(&depot, handle, deadline_ns, &fd, &door);
     cox_depot_close(&depot);
@@ -348,6 +354,9 @@ int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handl
     if (r == COX_TIMEOUT || r < 0)
         return cox_fail(err, r, "the door %s: %s", door_path,
                         door.text[0] ? door.text : cox_status_text(r));
+    /* It may have died since, which is why the door has nothing of it. */
+    if (cox_handle_look_exporter(info) == COX_PEER_DEAD)
+        return cox_handle_fail_dead(info, err);
     snprintf(text, sizeof text, "the door %.160s does not help: %.300s", door_path,
              door.text[0] ? door.text : cox_status_text(r));
     cox_text_trim(text);

@@ -129,7 +129,7 @@ static const char *exporter_state(const struct cox_handle_info *info, bool here)
     if (r == COX_PEER_DEAD)
         return "gone";
     if (r)
-        return cox_status_text(r);
+        return r == -EACCES ? "hidden by /proc (hidepid)" : cox_status_text(r);
     if (start != info->start)
         return "gone: the pid is another process's by now";
     return cox_peer_exiting((pid_t)info->pid) ? "gone, or about to be" : "alive";

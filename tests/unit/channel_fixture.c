@@ -29,6 +29,12 @@ static void try_private_shm(void *context)
     _exit(private_shm("64k") ? 0 : 1);
 }
 
+bool proc_hide(void)
+{
+    return unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("proc", "/proc", "proc", 0, "hidepid=2") == 0;
+}
+
 bool private_shm_possible(void)
 {
     int status = child_status(child_start(try_private_shm, NULL));

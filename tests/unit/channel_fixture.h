@@ -70,6 +70,9 @@ bool heard(int fd); /* blocks; false: end of file, or a minute passed */
 /* In a child: a /dev/shm of its own with `size` (as in mount -o size=). False: not permitted. */
 bool private_shm(const char *size);
 bool private_shm_possible(void);
+/* In a child of root: a /proc of its own that shows to other users their own processes alone, and of these not who is
+ * not dumpable. False: not permitted. */
+bool proc_hide(void);
 
 /* Puts one thing after the other under path that looks like the object but must not be taken for
  * it, and asserts that attach answers COX_DENIED with a text that tells. make creates a good one at
