@@ -1,6 +1,7 @@
 #include "handle_internal.h"
 
 #include "depot.h"
+#include "fault.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -217,6 +218,7 @@ enum cox_handle_kind cox_handle_kind_of(const struct stat *st)
 static int fd_give(const struct cox_handle_info *info, int *fd, int *ret_fd, struct cox_error *err)
 {
     struct stat st;
+    cox_fault_point(COX_FAULT_HANDLE_TAKEN);
     int r = cox_fd_raise(fd);
     if (r == 0 && fstat(*fd, &st) < 0)
         r = -errno;
