@@ -6,3 +6,4 @@ cox_test_program(test_fault_handle
         ${unit_folder}/channel_fixture.c
     LIBS coxswain_channel)
 cox_command_test(NAME fault/handle LABEL fault TIMEOUT 120 PROCESSORS 2 COMMAND test_fault_handle)
+cox_user_test(fault handle)
