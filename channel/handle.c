@@ -259,10 +259,13 @@ int cox_handle_fail_dead(const struct cox_handle_info *info, struct cox_error *e
 int cox_handle_look_exporter(const struct cox_handle_info *info)
 {
     uint64_t start;
+    bool exiting = false;
     int r = cox_peer_start_time((pid_t)info->pid, &start);
-    if (r)
-        return r;
-    return start != info->start || cox_peer_exiting((pid_t)info->pid) ? COX_PEER_DEAD : 0;
+    if (r == 0 && start != info->start)
+        return COX_PEER_DEAD;
+    if (r == 0)
+        r = cox_peer_look_exiting((pid_t)info->pid, &exiting);
+    return r == 0 && exiting ? COX_PEER_DEAD : r;
 }
 
 int cox_handle_open_own(const struct cox_handle_info *info, int *ret_fd, struct cox_error *err)
@@ -343,11 +346,15 @@ int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handl
     char text[512];
     _cox_cleanup_(cox_close_fd) int fd = -1;
     /* Without pidfds nobody has looked yet. */
-    if (cox_handle_look_exporter(info) == COX_PEER_DEAD)
+    int r = cox_handle_look_exporter(info);
+    if (r == COX_PEER_DEAD)
         return cox_handle_fail_dead(info, err);
+    if (r && !cox_handle_way_closed(r))
+        return cox_fail(err, r, "whether process %" PRIu32 " lives cannot be told: %s", info->pid,
+                        cox_status_text(r));
     if (!door_path)
         return fail_no_way(info, closed, "no door was named that may have it", err);
-    int r = cox_depot_connect(&depot, door_path, deadline_ns, &door);
+    r = cox_depot_connect(&depot, door_path, deadline_ns, &door);
     if (r == 0)
         r = cox_depot_fetch(&depot, handle, deadline_ns, &fd, &door);
     cox_depot_close(&depot);
