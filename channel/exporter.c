@@ -1,6 +1,7 @@
 #include "handle_internal.h"
 
 #include "depot.h"
+#include "fault.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -157,6 +158,7 @@ static int exporter_deposit(struct cox_exporter *exporter, struct export *export
     if (r == COX_TIMEOUT || r == COX_CLOSED || r < 0)
         cox_depot_close(&exporter->depot);
     pthread_mutex_unlock(&exporter->door_lock);
+    cox_fault_point(COX_FAULT_HANDLE_DEPOSITED);
     export->deposited = r == 0;
     return r;
 }
@@ -172,6 +174,7 @@ static void exporter_withdraw(struct cox_exporter *exporter, const struct export
     if (r && r != COX_NOT_FOUND)
         cox_depot_close(&exporter->depot);
     pthread_mutex_unlock(&exporter->door_lock);
+    cox_fault_point(COX_FAULT_HANDLE_WITHDRAWN);
 }
 
 /* ---- exporting ---- */
@@ -237,6 +240,7 @@ static int export_fill(struct cox_exporter *exporter, struct export *export, int
         .generation = export->generation,
     };
     cox_handle_format(&info, &export->handle);
+    cox_fault_point(COX_FAULT_HANDLE_EXPORTED);
     return 0;
 }
 
@@ -282,5 +286,6 @@ int cox_exporter_put(struct cox_exporter *exporter, const struct cox_handle *han
     if (last->deposited)
         exporter_withdraw(exporter, last);
     export_free(last);
+    cox_fault_point(COX_FAULT_HANDLE_PUT);
     return 0;
 }

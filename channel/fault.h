@@ -131,6 +131,12 @@
     X(DOOR_ASKED, "door.asked")         /* the logon is sent */                                    \
     X(DOOR_WELCOMED, "door.welcomed")                                                              \
     X(DOOR_UNNAMED, "door.unnamed")                                                                \
+    /* By-value handles. */                                                                        \
+    X(HANDLE_EXPORTED, "handle.exported")   /* its fd is there for who may take it */              \
+    X(HANDLE_DEPOSITED, "handle.deposited") /* and at the door, or is not */                       \
+    X(HANDLE_TAKEN, "handle.taken")         /* by somebody else, not checked yet */                \
+    X(HANDLE_WITHDRAWN, "handle.withdrawn") /* the door has it no more, the exporter does */       \
+    X(HANDLE_PUT, "handle.put")                                                                    \
     /* KV blocks, of one's own and of other groups (worker/model/cache.h, worker/pulls.h). */      \
     X(CACHE_EXPORTED, "cache.exported")                                                            \
     X(CACHE_TAKEN, "cache.taken") /* a block is nobody's, and nobody reads it */                   \

@@ -1,6 +1,7 @@
 #include "handle_internal.h"
 
 #include "depot.h"
+#include "fault.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -217,6 +218,7 @@ enum cox_handle_kind cox_handle_kind_of(const struct stat *st)
 static int fd_give(const struct cox_handle_info *info, int *fd, int *ret_fd, struct cox_error *err)
 {
     struct stat st;
+    cox_fault_point(COX_FAULT_HANDLE_TAKEN);
     int r = cox_fd_raise(fd);
     if (r == 0 && fstat(*fd, &st) < 0)
         r = -errno;
@@ -252,6 +254,18 @@ int cox_handle_fail_dead(const struct cox_handle_info *info, struct cox_error *e
                     "process %" PRIu32 ", started at %" PRIu64
                     ", which exported the handle, is gone",
                     info->pid, info->start);
+}
+
+int cox_handle_look_exporter(const struct cox_handle_info *info)
+{
+    uint64_t start;
+    bool exiting = false;
+    int r = cox_peer_start_time((pid_t)info->pid, &start);
+    if (r == 0 && start != info->start)
+        return COX_PEER_DEAD;
+    if (r == 0)
+        r = cox_peer_look_exiting((pid_t)info->pid, &exiting);
+    return r == 0 && exiting ? COX_PEER_DEAD : r;
 }
 
 int cox_handle_open_own(const struct cox_handle_info *info, int *ret_fd, struct cox_error *err)
@@ -330,13 +344,14 @@ int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handl
     struct cox_depot depot = {.fd = -1};
     struct cox_error door = {0};
     char text[512];
-    uint64_t start;
     _cox_cleanup_(cox_close_fd) int fd = -1;
     /* Without pidfds nobody has looked yet. */
-    int r = cox_peer_start_time((pid_t)info->pid, &start);
-    if (r == COX_PEER_DEAD || (r == 0 && start != info->start) ||
-        cox_peer_exiting((pid_t)info->pid))
+    int r = cox_handle_look_exporter(info);
+    if (r == COX_PEER_DEAD)
         return cox_handle_fail_dead(info, err);
+    if (r && !cox_handle_way_closed(r))
+        return cox_fail(err, r, "whether process %" PRIu32 " lives cannot be told: %s", info->pid,
+                        cox_status_text(r));
     if (!door_path)
         return fail_no_way(info, closed, "no door was named that may have it", err);
     r = cox_depot_connect(&depot, door_path, deadline_ns, &door);
@@ -348,6 +363,9 @@ int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handl
     if (r == COX_TIMEOUT || r < 0)
         return cox_fail(err, r, "the door %s: %s", door_path,
                         door.text[0] ? door.text : cox_status_text(r));
+    /* It may have died since, which is why the door has nothing of it. */
+    if (cox_handle_look_exporter(info) == COX_PEER_DEAD)
+        return cox_handle_fail_dead(info, err);
     snprintf(text, sizeof text, "the door %.160s does not help: %.300s", door_path,
              door.text[0] ? door.text : cox_status_text(r));
     cox_text_trim(text);

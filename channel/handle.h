@@ -24,7 +24,8 @@
  * importer knows that door. Which way it goes is found out anew at every open.
  *
  * What the check cannot see: devices opened twice, and kernel objects like eventfds, have one inode
- * for all, and some file systems give the number of a removed file to the next one. After a put, another such object under the same fd number is taken for the old one;
+ * for all, and some file systems give the number of a removed file to the next one. After a put, another
+ * such object under the same fd number is taken for the old one;
  * exporters make that rare by giving numbers in turn. Before the put it cannot happen.
  *
  * A handle is a name, no right: who writes its bytes chooses which fd of which process the importer
@@ -89,7 +90,8 @@ struct cox_handle_ways {
     bool dumpable;    /* others may look into this process */
 };
 /* Tries them: pidfd_getfd on a child of its own making, the door by connecting (door_path NULL: not
- * tried). Returns 0 or -errno. */
+ * tried). Where yama is 1 a child is what a process may look into; any other one has to consent, whatever
+ * pidfd_getfd says here. Returns 0 or -errno. */
 COX_PUBLIC int cox_handle_query(const char *door_path, uint64_t deadline_ns,
                                 struct cox_handle_ways *ret_ways);
 

@@ -58,6 +58,17 @@ static bool status_number(const char *status, const char *name, int column, unsi
     return true;
 }
 
+/* Of a process that lives and has nothing in /proc for this one. NULL: not so. */
+static const char *hidden_reason(pid_t exporter, const char *path)
+{
+    struct stat st;
+    if (stat(path, &st) == 0)
+        return NULL;
+    if (kill(exporter, 0) == 0)
+        return "it is not dumpable";
+    return errno == EPERM ? "it belongs to another user" : NULL;
+}
+
 /* What the kernel looks at, in its order; the first that explains it is named. */
 static const char *denied_reason(pid_t exporter, char *buffer, size_t buffer_size)
 {
@@ -66,7 +77,10 @@ static const char *denied_reason(pid_t exporter, char *buffer, size_t buffer_siz
     struct stat st;
     snprintf(path, sizeof path, "/proc/%jd/status", (intmax_t)exporter);
     bool known = file_read(path, status, sizeof status) && status_number(status, "\nUid:", 1, &uid);
-    if (known && uid != geteuid())
+    const char *hidden = known ? NULL : hidden_reason(exporter, path);
+    if (hidden)
+        snprintf(buffer, buffer_size, "%s, and /proc is mounted with hidepid", hidden);
+    else if (known && uid != geteuid())
         snprintf(buffer, buffer_size, "it belongs to user %u, this process to user %u", uid,
                  (unsigned)geteuid());
     else if (known && stat(path, &st) == 0 && st.st_uid != uid)

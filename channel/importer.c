@@ -214,18 +214,22 @@ static int importer_place(struct cox_importer *importer, const struct cox_handle
 
 /* ---- opening ---- */
 
-/* The exporter of what is open already lives. Where pidfds are denied, its start time tells. */
-static int exporter_check(struct cox_importer *importer, const struct cox_handle_info *info,
-                          struct cox_error *err)
+/* The exporter of what is open already lives. Where pidfds are denied, its start time tells; where /proc hides that,
+ * the door, which keeps nothing of the dead. */
+static int exporter_check(struct cox_importer *importer, const struct cox_handle *handle,
+                          const struct cox_handle_info *info, struct cox_error *err)
 {
     struct lookout lookout;
-    uint64_t start;
+    _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = peer_take(importer, info, &lookout, err);
     if (cox_handle_way_closed(r)) {
-        r = cox_peer_start_time((pid_t)info->pid, &start);
-        return r || start != info->start || cox_peer_exiting((pid_t)info->pid)
-                   ? cox_handle_fail_dead(info, err)
-                   : 0;
+        int look = cox_handle_look_exporter(info);
+        if (look == COX_PEER_DEAD)
+            return cox_handle_fail_dead(info, err);
+        return look == 0 ? 0
+                         : cox_handle_open_door(handle, info, importer->door_path,
+                                                cox_deadline_after_ms(importer->deadline_ms), r,
+                                                &fd, err);
     }
     if (r)
         return r;
@@ -363,7 +367,7 @@ int cox_importer_open(struct cox_importer *importer, const struct cox_handle *ha
         return r;
     const struct cox_import *found = import_use(importer, &copy, flags);
     if (found) {
-        r = own ? 0 : exporter_check(importer, &info, err);
+        r = own ? 0 : exporter_check(importer, &copy, &info, err);
         if (r)
             cox_importer_close(importer, found);
         else

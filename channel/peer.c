@@ -13,13 +13,20 @@
 /* PF_EXITING of include/linux/sched.h. */
 #define PROCESS_EXITING 0x4u
 
+/* /proc may be mounted with hidepid: then a process of another user, or one that is not dumpable, is not there for
+ * this one, and lives. */
+static int peer_missing(pid_t pid)
+{
+    return pid <= 0 || (kill(pid, 0) < 0 && errno == ESRCH) ? COX_PEER_DEAD : -EACCES;
+}
+
 static int peer_read(pid_t pid, const char *file, char *text, size_t text_size)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%jd/%s", (intmax_t)pid, file);
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return errno == ENOENT || errno == ESRCH ? COX_PEER_DEAD : -errno;
+        return errno == ENOENT ? peer_missing(pid) : errno == ESRCH ? COX_PEER_DEAD : -errno;
     ssize_t length;
     do
         length = read(fd, text, text_size - 1);
@@ -92,6 +99,9 @@ int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer)
     int r = cox_fd_raise(&pidfd);
     if (r == 0)
         r = cox_peer_start_time(pid, &seen);
+    /* A dead one that /proc hides is no secret. */
+    if (r < 0 && peer_look(pidfd) == COX_PEER_DEAD)
+        return COX_PEER_DEAD;
     if (r)
         return r;
     if (start && seen != start)

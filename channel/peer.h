@@ -27,10 +27,11 @@ struct cox_peer {
         .pid = 0, .start = 0, .pidfd = -1                                                          \
     }
 
-/* Start time of a process. Returns 0, COX_PEER_DEAD when there is none, COX_CORRUPT, -errno. */
+/* Start time of a process. Returns 0, COX_PEER_DEAD when there is none, COX_CORRUPT, -errno (-EACCES: there is one, and
+ * /proc hides it, or did when it ended). */
 int cox_peer_start_time(pid_t pid, uint64_t *ret_start);
 /* Opens pid. start 0: whoever has the pid now; otherwise another start time is COX_PEER_DEAD: the
- * pid was reused. Returns 0, COX_PEER_DEAD, -errno. */
+ * pid was reused. Returns 0, COX_PEER_DEAD, -errno (-EACCES: it lives, and whether it is the one cannot be told). */
 int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer);
 void cox_peer_close(struct cox_peer *peer); /* idempotent */
 /* False once the process is dead, reaped or not, and when there is none. A kernel that cannot tell

@@ -111,9 +111,14 @@ static int handle_read(const struct handle_options *options, struct cox_handle *
         r = hex_decode(options->file, text, &size, err);
     if (r)
         return r;
-    if (size != COX_HANDLE_SIZE)
-        return cox_fail(err, COX_INVALID, "%.200s: %zu%s bytes, a handle has %d", options->file,
-                        size, size == TEXT_SIZE_MAX ? " or more" : "", COX_HANDLE_SIZE);
+    if (size != COX_HANDLE_SIZE) {
+        size_t decoded = size;
+        bool digits = !options->hex && hex_decode(options->file, text, &decoded, NULL) == 0 &&
+                      decoded == COX_HANDLE_SIZE;
+        return cox_fail(err, COX_INVALID, "%.200s: %zu%s bytes, a handle has %d%s", options->file,
+                        size, size == TEXT_SIZE_MAX ? " or more" : "", COX_HANDLE_SIZE,
+                        digits ? "; these are hexadecimal digits: read them with --hex" : "");
+    }
     memcpy(ret_handle->bytes, text, COX_HANDLE_SIZE);
     return 0;
 }
@@ -129,7 +134,7 @@ static const char *exporter_state(const struct cox_handle_info *info, bool here)
     if (r == COX_PEER_DEAD)
         return "gone";
     if (r)
-        return cox_status_text(r);
+        return r == -EACCES ? "hidden by /proc (hidepid)" : cox_status_text(r);
     if (start != info->start)
         return "gone: the pid is another process's by now";
     return cox_peer_exiting((pid_t)info->pid) ? "gone, or about to be" : "alive";
@@ -281,7 +286,7 @@ int cox_command_handle(int argc, char **argv)
     struct handle_options options = {.dump_size = DUMP_SIZE_DEFAULT};
     struct cox_handle handle;
     struct cox_handle_info info;
-    struct cox_error err = {0};
+    struct cox_error err = {0}, why = {0};
     bool wants_help = false;
     int r = options_parse(&options, argc, argv, &wants_help, &err);
     if (r)
@@ -291,8 +296,8 @@ int cox_command_handle(int argc, char **argv)
         return cox_exit_flushed(COX_EXIT_OK);
     }
     r = handle_read(&options, &handle, &err);
-    if (r == 0)
-        r = cox_handle_parse(&handle, &info, &err);
+    if (r == 0 && cox_handle_parse(&handle, &info, &why))
+        r = cox_fail(&err, COX_INVALID, "%.200s: %s", options.file, why.text);
     if (r) { /* the file's fault, no worker's */
         cox_console_say("%s", err.text);
         return COX_EXIT_USAGE;

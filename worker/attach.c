@@ -131,8 +131,8 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
                         ", this worker was told %" PRId32,
                         options->prefix, pid, options->parent_pid);
     int r = cox_peer_open((pid_t)pid, start, &worker->coordinator);
-    /* Its pid means nothing in this namespace: the connection tells of its end. */
-    if (r == COX_PEER_DEAD && worker->door_fd >= 0)
+    /* Its pid means nothing in this namespace, or /proc hides whose it is: the connection tells of its end. */
+    if ((r == COX_PEER_DEAD || r == -EACCES) && worker->door_fd >= 0)
         return 0;
     if (r == -ENOSYS && worker_ends_with_parent((pid_t)pid)) {
         worker->coordinator.pid = (pid_t)pid;

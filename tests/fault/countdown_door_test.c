@@ -15,6 +15,7 @@
 
 #include "channel/depot.h"
 #include "channel/door.h"
+#include "channel/handle_internal.h"
 #include "channel/socket.h"
 
 static char folder[64];
@@ -212,6 +213,68 @@ static void exchange_end(void *object)
     close(*(int *)object);
 }
 
+static int exporter_new(void *object, struct cox_error *err)
+{
+    const struct cox_exporter_options options = {.door_path = path,
+                                                 .deadline_ms = TEST_PATIENCE_MS};
+    return cox_exporter_new(&options, object, err);
+}
+
+static void exporter_free(void *object)
+{
+    cox_exporter_free(*(struct cox_exporter **)object);
+}
+
+static struct cox_exporter *exporter;
+static struct cox_handle exported;
+
+static void exporter_prepare(void)
+{
+    assert_int_equal(exporter_new(&exporter, NULL), 0);
+    assert_int_equal(cox_exporter_export(exporter, own_file, 0, 0, &exported, NULL), 0);
+}
+
+static void exporter_restore(void)
+{
+    exporter = cox_exporter_free(exporter);
+}
+
+/* As if pidfd_getfd were denied. */
+static int open_by_door(void *object, struct cox_error *err)
+{
+    struct cox_handle_info info;
+    assert_int_equal(cox_handle_parse(&exported, &info, NULL), 0);
+    return cox_handle_open_door(&exported, &info, path, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                -EPERM, object, err);
+}
+
+/* Each time with an exporter of its own: a connection that has failed is left for good. */
+struct export
+{
+    struct cox_exporter *exporter;
+    struct cox_handle handle;
+};
+
+static int export_once(void *object, struct cox_error *err)
+{
+    struct export export = {.exporter = NULL};
+    int r = exporter_new(&export.exporter, err);
+    if (r == 0)
+        r = cox_exporter_export(export.exporter, own_file, 0, 0, &export.handle, err);
+    if (r)
+        cox_exporter_free(export.exporter);
+    else
+        memcpy(object, &export, sizeof export);
+    return r;
+}
+
+static void export_end(void *object)
+{
+    struct export *export = object;
+    assert_int_equal(cox_exporter_put(export->exporter, &export->handle), 0);
+    cox_exporter_free(export->exporter);
+}
+
 static int pair(void *object, struct cox_error *err)
 {
     (void)err;
@@ -230,6 +293,21 @@ static const struct countdown_subject visits[] = {
      .construct = visit,
      .destroy = visit_end},
     {.name = "depot", .size = sizeof(int), .construct = exchange, .destroy = exchange_end},
+    {.name = "exporter_new with a door",
+     .size = sizeof(struct cox_exporter *),
+     .construct = exporter_new,
+     .destroy = exporter_free},
+    {.name = "exporter_export at the door",
+     .size = sizeof(struct export),
+     .lenient = true, /* the number that is its turn may be too high */
+     .construct = export_once,
+     .destroy = export_end},
+    {.name = "handle_open_door",
+     .size = sizeof(int),
+     .construct = open_by_door,
+     .destroy = exchange_end,
+     .prepare = exporter_prepare,
+     .restore = exporter_restore},
     {.name = "socket_pair",
      .size = sizeof(int[2]),
      .wordless = true,
@@ -244,6 +322,7 @@ static int visits_begin(void **state)
     assert_int_equal(read(helper.out, &byte, 1), 1);
     snprintf(path, sizeof path, "%s/other.door", folder);
     own_file = memfd_create("test", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(own_file, 100), 0);
     own_handle = handle_of(own_file);
     (void)state;
     return 0;

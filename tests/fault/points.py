@@ -41,6 +41,8 @@ EFFECTS = [
     r"\bSYS_pidfd_send_signal\b", r"\bkill\(", r"\btgkill\(",
     # sockets
     r"\bbind\(", r"\blisten\(", r"\bconnect\(", r"\bsendmsg\(", r"\bsend(?:to)?\(",
+    # fds by value
+    r"\bexporter_dup\(", r"\bcox_depot_(?:put|withdraw)\(", r"\bSYS_pidfd_getfd\b",
     # frames and slots
     r"\bmem(?:cpy|set|move)\((?:request_base|reply_base|frame|slot|base)\b",
     r"\bcox_wire_(?:request|response)_pack\([^;]*\b(?:frame|slot|base)\b", r"\bcallbacks->opaque\(",
@@ -72,8 +74,11 @@ EXEMPT = {
     ("channel/control.c", "cox_control_fill", "through header"): CALLERS,
     ("channel/handle_ways.c", "probe_child_getfd", "SYS_clone"): "a child of the query's own, gone on return",
     ("channel/handle_ways.c", "probe_child_getfd", "kill("): "a child of the query's own, gone on return",
+    ("channel/handle_ways.c", "probe_getfd", "SYS_pidfd_getfd"): "of a child of the query's own",
+    ("channel/handle_ways.c", "hidden_reason", "kill("): "asks",
     ("channel/handle_ways.c", "cox_handle_query", "prctl("): "asks",
     ("channel/handle_ways.c", "cox_handle_consent", "prctl("): "of this process alone, and ends with it",
+    ("channel/peer.c", "peer_missing", "kill("): "asks",
     ("channel/logon.c", "cox_logon_format", "memset(frame"): "the caller's memory, no shared frame",
     ("worker/group_round.c", "say_dead", "atomic said_dead"): CALLERS,
     ("worker/worker.c", "worker_write_fault", "memcpy(base"): CALLERS,
@@ -102,6 +107,9 @@ EXEMPT = {
     ("coordinator/probe.c", "cox_probe_child_pidfd", "SYS_clone"): "a child of doctor's own, no part of a group",
     ("coordinator/probe.c", "cox_probe_pidfd_getfd", "fork("): "children of doctor's own, no part of a group",
     ("coordinator/probe.c", "cox_probe_pidfd_getfd", "prctl("): "children of doctor's own, no part of a group",
+    ("coordinator/probe.c", "fetch", "SYS_pidfd_getfd"): "of a child of doctor's own",
+    ("worker/group_exchange.c", "fd_take", "SYS_pidfd_getfd"): CALLERS,
+    ("worker/group_exchange.c", "fds_take", "fd_take("): CALLERS,
     ("coordinator/watched.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
         "what others see of it is the end of a process, which the matrix has at every step",
 }

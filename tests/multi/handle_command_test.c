@@ -210,6 +210,13 @@ static void l19_files_that_hold_no_handle_are_refused(void **state)
     save(text, 128);
     expect_status(run(COXSWAIN "--hex %s", file), COX_EXIT_USAGE);
     says("byte 70 is no hexadecimal digit");
+    text[70] = 'f';
+    save(text, 128);
+    expect_status(run(COXSWAIN "%s", file), COX_EXIT_USAGE);
+    says("128 bytes, a handle has 64; these are hexadecimal digits: read them with --hex");
+    save(text, 64);
+    expect_status(run(COXSWAIN "%s", file), COX_EXIT_USAGE);
+    says("%s: no handle: it begins with 0x6666", file);
     expect_status(run(COXSWAIN "%s/nothing", folder), COX_EXIT_USAGE);
     says("No such file");
     expect_status(run(COXSWAIN "%s", folder), COX_EXIT_USAGE);

@@ -169,6 +169,61 @@ static void l12_an_exporter_that_is_not_dumpable_is_reached_by_the_door(void **s
     child_run(not_dumpable_scene, NULL);
 }
 
+static void hidden_scene(void *context)
+{
+    const struct cox_importer_options options = {.door_path = NULL, .deadline_ms = 20000};
+    struct cox_importer_options by_door = options;
+    struct cox_importer *importer;
+    const struct cox_import *one, *two;
+    (void)context;
+    if (!proc_hide())
+        _exit(77);
+    user_change(NOBODY);
+    door_start(0);
+    by_door.door_path = path;
+    struct peer with = peer_start(&(struct peer_options){.door_path = path});
+    struct peer without = peer_start(NULL);
+    struct cox_handle handle = peer_export(&with, PEER_EXPORT, 3);
+    struct cox_handle other = peer_export(&without, PEER_EXPORT, 4);
+    CHECK(peer_ask(&with, PEER_SET_DUMPABLE, 0, NULL).result == 0);
+    CHECK(peer_ask(&without, PEER_SET_DUMPABLE, 0, NULL).result == 0);
+    expect_opened(&handle, COX_HANDLE_BY_DOOR, 3);
+    expect_refused(&other, COX_DENIED, "not dumpable, and /proc is mounted with hidepid");
+    CHECK(cox_importer_new(&by_door, &importer, NULL) == 0);
+    CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &one, NULL) == 0);
+    int fds = fd_count();
+    CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &two, NULL) == 0);
+    CHECK(one == two);
+    CHECK(peer_ask(&with, PEER_PUT, 0, &handle).result == 0);
+    /* Whether its exporter lives nobody can say any more. */
+    CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &two, NULL) == COX_DENIED);
+    CHECK(((const uint8_t *)one->base)[9] == object_byte(3, 9));
+    uint64_t deadline_ns = PATIENCE; /* the door closes its ends in its own time */
+    while (fd_count() > fds)
+        CHECK(cox_now_ns() < deadline_ns);
+    peer_kill(&with);
+    CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &two, NULL) == COX_PEER_DEAD);
+    expect_refused(&handle, COX_PEER_DEAD, "is gone");
+    cox_importer_close(importer, one);
+    cox_importer_close(importer, one);
+    cox_importer_free(importer);
+    peer_end(&with);
+    peer_end(&without);
+    door_stop();
+}
+
+/* One that is not dumpable has nothing in such a /proc. */
+static void l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_door(void **state)
+{
+    (void)state;
+    if (geteuid() != 0)
+        skip();
+    int status = child_status(child_start(hidden_scene, NULL));
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
 static void open_as_nobody(void *context)
 {
     user_change(NOBODY);
@@ -361,6 +416,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         HANDLE_TEST(l11_l12_b27_denied_or_missing_later_the_door_has_it),
         HANDLE_TEST(l12_an_exporter_that_is_not_dumpable_is_reached_by_the_door),
+        HANDLE_TEST(l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_door),
         HANDLE_TEST(l6_l12_the_door_helps_no_other_user),
         HANDLE_TEST(l8_l15_the_door_forgets_what_was_put_and_who_died),
         HANDLE_TEST(l12_a_door_that_is_gone_leaves_the_other_way),

@@ -136,6 +136,40 @@ static void l12_an_exporter_that_is_not_dumpable_is_closed_to_others(void **stat
     peer_end(&peer);
 }
 
+static void open_hidden(void *context)
+{
+    const struct cox_handle *handles = context;
+    if (!proc_hide())
+        _exit(77);
+    user_change(NOBODY);
+    expect_refused(&handles[0], COX_DENIED, "another user, and /proc is mounted with hidepid");
+    expect_refused(&handles[1], COX_PEER_DEAD, "is gone");
+    expect_refused(&handles[2], COX_PEER_DEAD, "is gone");
+}
+
+/* There is nothing of it in /proc: that does not make it dead. */
+static void l6_l8_another_user_is_denied_where_proc_hides_it_too(void **state)
+{
+    struct peer peers[3];
+    struct cox_handle handles[3];
+    (void)state;
+    if (geteuid() != 0)
+        skip();
+    for (unsigned i = 0; i < 3; i++) {
+        peers[i] = peer_start(NULL);
+        handles[i] = peer_export(&peers[i], PEER_EXPORT, i);
+    }
+    peer_kill(&peers[1]);
+    peer_kill(&peers[2]);
+    peer_end(&peers[2]);
+    int status = child_status(child_start(open_hidden, handles));
+    peer_end(&peers[0]);
+    peer_end(&peers[1]);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
 /* ---- where ---- */
 
 struct elsewhere {
@@ -287,6 +321,75 @@ static void l9_b25_the_pid_of_another_process_is_not_taken_for_the_exporter(void
     opens(&forged, 7);
     peer_end(&dead);
     peer_end(&alive);
+}
+
+static uint64_t start_of(const struct peer *peer)
+{
+    uint64_t start = 0;
+    assert_int_equal(cox_peer_start_time(peer->pid, &start), 0);
+    return start;
+}
+
+/* The next process gets this pid, if nobody is faster. False: that cannot be asked for. */
+static bool pid_demand(pid_t pid)
+{
+    char text[32];
+    int fd = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
+    int length = snprintf(text, sizeof text, "%d", (int)pid - 1);
+    bool asked = fd >= 0 && write(fd, text, (size_t)length) == length;
+    cox_close_fd(&fd);
+    return asked;
+}
+
+/* The exporter ends, and another one has its pid: what the dead one exported is not asked of it, under no number. */
+static void l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter(void **state)
+{
+    struct cox_importer *importer;
+    const struct cox_import *held, *import;
+    struct peer next = {.socket = -1};
+    (void)state;
+    struct peer peer = peer_start(NULL);
+    const pid_t pid = peer.pid;
+    const uint64_t start = start_of(&peer);
+    struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 6);
+    struct cox_handle unopened = peer_export(&peer, PEER_EXPORT, 6);
+    assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
+    assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &held, NULL), 0);
+    for (uint64_t now = start; now <= start;) { /* start times count in ticks */
+        struct peer other = peer_start(NULL);
+        now = start_of(&other);
+        peer_end(&other);
+    }
+    peer_end(&peer);
+    bool asked = true;
+    for (int i = 0; i < 100 && asked && next.pid != pid; i++) {
+        if (next.socket >= 0)
+            peer_end(&next);
+        next.socket = -1;
+        asked = pid_demand(pid);
+        if (asked)
+            next = peer_start(NULL);
+    }
+    bool reused = asked && next.pid == pid;
+    if (reused) {
+        struct cox_handle fresh = peer_export(&next, PEER_EXPORT, 7);
+        assert_int_equal(number(&fresh, FD, 4), number(&handle, FD, 4));
+        refused(&handle, COX_PEER_DEAD, "is gone");
+        assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL),
+                         COX_PEER_DEAD);
+        assert_int_equal(cox_importer_open(importer, &fresh, COX_IMPORT_READ, &import, NULL), 0);
+        assert_int_equal(((const uint8_t *)import->base)[8], object_byte(7, 8));
+        assert_int_equal(((const uint8_t *)held->base)[8], object_byte(6, 8));
+        cox_importer_close(importer, import);
+        assert_int_equal(cox_importer_open(importer, &unopened, COX_IMPORT_READ, &import, NULL),
+                         COX_PEER_DEAD);
+    }
+    if (next.socket >= 0)
+        peer_end(&next);
+    cox_importer_close(importer, held);
+    cox_importer_free(importer);
+    if (!reused)
+        skip();
 }
 
 static void l10_b25_the_fd_is_another_object_by_now(void **state)
@@ -690,11 +793,13 @@ int main(void)
         LEAK_TEST(l5_siblings_and_strangers_open_it),
         LEAK_TEST(l5_the_importer_of_a_parent_works_in_its_child),
         LEAK_TEST(l6_another_user_is_denied),
+        LEAK_TEST(l6_l8_another_user_is_denied_where_proc_hides_it_too),
         LEAK_TEST(l12_an_exporter_that_is_not_dumpable_is_closed_to_others),
         LEAK_TEST(l7_another_pid_namespace_is_unreachable),
         LEAK_TEST(l7_another_time_namespace_is_unreachable),
         LEAK_TEST(l8_a_dead_exporter_is_named),
         LEAK_TEST(l9_b25_the_pid_of_another_process_is_not_taken_for_the_exporter),
+        LEAK_TEST(l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter),
         LEAK_TEST(l10_b25_the_fd_is_another_object_by_now),
         LEAK_TEST(l16_what_is_open_stays_valid_after_put_and_death),
         LEAK_TEST(l17_a_dead_exporter_is_dead_in_the_cache_too),

@@ -7,4 +7,6 @@ cox_multi_test(NAME handle_door SOURCES ${CMAKE_CURRENT_LIST_DIR}/handle_door_te
     LIBS coxswain_channel TIMEOUT 120)
 cox_multi_test(NAME handle_command SOURCES ${CMAKE_CURRENT_LIST_DIR}/handle_command_test.c ${handle_sources}
     LIBS coxswain_channel TIMEOUT 120)
+cox_user_test(multi handle)
+cox_user_test(multi handle_door)
 add_dependencies(test_multi_handle_command without)

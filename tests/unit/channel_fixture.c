@@ -2,11 +2,13 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -29,14 +31,34 @@ static void try_private_shm(void *context)
     _exit(private_shm("64k") ? 0 : 1);
 }
 
+bool proc_hide(void)
+{
+    return unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("proc", "/proc", "proc", 0, "hidepid=2") == 0;
+}
+
 bool private_shm_possible(void)
 {
     int status = child_status(child_start(try_private_shm, NULL));
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+static void user_take(const char *text)
+{
+    const struct rlimit limit = {1024, 1024};
+    const uid_t uid = (uid_t)strtoul(text, NULL, 10);
+    if (geteuid() != 0) /* it is none of root's as it is */
+        _exit(77);
+    CHECK(uid > 0 && setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK(setgroups(0, NULL) == 0 && setresgid((gid_t)uid, (gid_t)uid, (gid_t)uid) == 0);
+    CHECK(setresuid(uid, uid, uid) == 0 && prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0);
+}
+
 void fixture_begin(void)
 {
+    const char *uid = getenv("COX_TEST_USER");
+    if (uid)
+        user_take(uid);
     if (private_shm_possible())
         own_shm = private_shm(NULL);
 }

@@ -34,7 +34,8 @@
 #define LEAK_TEST(function) cmocka_unit_test_setup_teardown(function, leak_setup, leak_teardown)
 
 /* Where permitted, gives this program a /dev/shm of its own, so that leak_teardown sees every
- * leftover. */
+ * leftover. With COX_TEST_USER=UID in the environment a program of root's becomes that user's first, with 1,024 fds at
+ * most; of anybody else's it ends as skipped. */
 void fixture_begin(void);
 
 /* Before and after every test: no fd more, no child more, no file of this program in /dev/shm. */
@@ -70,6 +71,9 @@ bool heard(int fd); /* blocks; false: end of file, or a minute passed */
 /* In a child: a /dev/shm of its own with `size` (as in mount -o size=). False: not permitted. */
 bool private_shm(const char *size);
 bool private_shm_possible(void);
+/* In a child of root: a /proc of its own that shows to other users their own processes alone, and of these not who is
+ * not dumpable. False: not permitted. */
+bool proc_hide(void);
 
 /* Puts one thing after the other under path that looks like the object but must not be taken for
  * it, and asserts that attach answers COX_DENIED with a text that tells. make creates a good one at

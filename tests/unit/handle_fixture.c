@@ -43,7 +43,7 @@ void handle_forge(struct cox_handle *handle, size_t offset, size_t size, uint64_
         handle->bytes[60 + i] = (uint8_t)(crc >> 8 * i);
 }
 
-static int filter_install(uint32_t number, uint64_t argument, int error)
+static int filter_install(uint32_t number, unsigned which, uint64_t argument, int error)
 {
     uint32_t verdict = error ? SECCOMP_RET_ERRNO | (uint32_t)error : SECCOMP_RET_KILL_PROCESS;
     uint8_t any = argument == ANY_ARGUMENT;
@@ -52,7 +52,7 @@ static int filter_install(uint32_t number, uint64_t argument, int error)
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, any ? 1 : 3),
         any ? (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, verdict)
             : (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
-                                           offsetof(struct seccomp_data, args[0])),
+                                           offsetof(struct seccomp_data, args) + 8 * which),
         any ? (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
             : (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)argument, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, verdict),
@@ -66,14 +66,19 @@ static int filter_install(uint32_t number, uint64_t argument, int error)
 
 void call_deny(uint32_t number, uint64_t argument, int error)
 {
-    CHECK(filter_install(number, argument, error) == 0);
+    CHECK(filter_install(number, 0, argument, error) == 0);
+}
+
+void argument_deny(uint32_t number, unsigned which, uint32_t argument, int error)
+{
+    CHECK(filter_install(number, which, argument, error) == 0);
 }
 
 bool filters_possible(void)
 {
     pid_t pid = fork();
     if (pid == 0)
-        _exit(filter_install(SYS_pidfd_getfd, ANY_ARGUMENT, EPERM) == 0 ? 0 : 1);
+        _exit(filter_install(SYS_pidfd_getfd, 0, ANY_ARGUMENT, EPERM) == 0 ? 0 : 1);
     int status = -1;
     return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
 }

@@ -25,6 +25,8 @@ void handle_forge(struct cox_handle *handle, size_t offset, size_t size, uint64_
  * SIGSYS. argument is compared with the first one; ANY_ARGUMENT: whatever it is. */
 #define ANY_ARGUMENT UINT64_MAX
 void call_deny(uint32_t number, uint64_t argument, int error);
+/* The same of another argument than the first, by its lower 32 bits. */
+void argument_deny(uint32_t number, unsigned which, uint32_t argument, int error);
 bool filters_possible(void);
 
 /* In a child of root: another user, to whom /proc is as to anybody. */

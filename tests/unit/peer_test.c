@@ -1,6 +1,7 @@
 #include "channel/peer.h"
 
 #include <fcntl.h>
+#include <grp.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
@@ -213,6 +214,48 @@ static void b25_a_reused_pid_is_not_the_old_process(void **state)
     child_status(again);
 }
 
+struct hidden {
+    pid_t living, zombie, reaped;
+};
+
+static void look_at_hidden(void *context)
+{
+    const struct hidden *pids = context;
+    struct cox_peer peer = COX_PEER_NONE;
+    uint64_t start = 5;
+    if (!proc_hide())
+        _exit(77);
+    CHECK(setgroups(0, NULL) == 0 && setresgid(65534, 65534, 65534) == 0 &&
+          setresuid(65534, 65534, 65534) == 0);
+    CHECK(access("/proc/1", F_OK) < 0);
+    CHECK(cox_peer_start_time(pids->living, &start) == -EACCES && start == 5);
+    CHECK(cox_peer_open(pids->living, 0, &peer) == -EACCES && peer.pidfd == -1);
+    CHECK(!cox_peer_exiting(pids->living));
+    CHECK(cox_peer_open(pids->zombie, 0, &peer) == COX_PEER_DEAD);
+    CHECK(cox_peer_open(pids->reaped, 0, &peer) == COX_PEER_DEAD);
+    CHECK(cox_peer_start_time(pids->reaped, &start) == COX_PEER_DEAD);
+    CHECK(cox_peer_start_time(getpid(), &start) == 0);
+}
+
+/* hidepid: what is of the dead alone is swept, and who cannot be seen is not dead. */
+static void b25_who_is_hidden_in_proc_is_not_dead(void **state)
+{
+    (void)state;
+    if (geteuid() != 0)
+        skip();
+    struct hidden pids = {sleeper(NULL), sleeper(NULL), sleeper(NULL)};
+    kill_without_reaping(pids.zombie);
+    kill(pids.reaped, SIGKILL);
+    child_status(pids.reaped);
+    int status = child_status(child_start(look_at_hidden, &pids));
+    kill(pids.living, SIGKILL);
+    child_status(pids.living);
+    child_status(pids.zombie);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
 static void any_program_name_is_read_past(void **state)
 {
     static const char *const names[] = {
@@ -326,6 +369,7 @@ int main(void)
         LEAK_TEST(a23_who_was_killed_is_ending),
         LEAK_TEST(b25_another_start_time_is_another_process),
         LEAK_TEST(b25_a_reused_pid_is_not_the_old_process),
+        LEAK_TEST(b25_who_is_hidden_in_proc_is_not_dead),
         LEAK_TEST(any_program_name_is_read_past),
         LEAK_TEST(pids_that_nobody_has_are_refused),
         LEAK_TEST(stopped_is_told_from_running_and_dead),
