@@ -9,9 +9,23 @@
 
 /* Between two questions whether ranks have linked. */
 #define LOOK_NS (5 * COX_NSEC_PER_MSEC)
+/* The group gives up at the deadline, and then says which rank it waited for. */
+#define ANSWER_NS (2 * COX_NSEC_PER_SEC)
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
+
+static uint64_t ms_until(uint64_t deadline_ns)
+{
+    const uint64_t now = cox_now_ns();
+    return deadline_ns > now ? (deadline_ns - now) / COX_NSEC_PER_MSEC + 1 : 1;
+}
+
+static uint64_t answer_deadline_ns(uint64_t deadline_ns)
+{
+    return deadline_ns < COX_DEADLINE_NEVER - ANSWER_NS ? deadline_ns + ANSWER_NS
+                                                        : COX_DEADLINE_NEVER;
+}
 
 int cox_client_expect(struct cox_client *client, const control_request *request, int reply_case,
                       uint64_t deadline_ns, control_reply **ret_reply, struct cox_error *err)
@@ -53,13 +67,12 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
     CoxswainControl__LinkStatusRequest status = COXSWAIN_CONTROL__LINK_STATUS_REQUEST__INIT;
     control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     control_reply *reply = NULL;
-    uint64_t now = cox_now_ns();
     status.has_timeout_ms = true;
-    status.timeout_ms = deadline_ns > now ? (deadline_ns - now) / COX_NSEC_PER_MSEC + 1 : 1;
+    status.timeout_ms = ms_until(deadline_ns);
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK_STATUS;
     request.link_status = &status;
     int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_LINK_STATUS,
-                              deadline_ns, &reply, err);
+                              answer_deadline_ns(deadline_ns), &reply, err);
     if (!r)
         *ret_status = reply->link_status;
     return r;
@@ -111,7 +124,6 @@ int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const c
     CoxswainControl__LinkRequest link = COXSWAIN_CONTROL__LINK_REQUEST__INIT;
     control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     control_reply *reply = NULL;
-    uint64_t now = cox_now_ns();
     int r = cox_client_kv_info(owner, 0, deadline_ns, &info, err);
     if (r)
         return r;
@@ -119,11 +131,11 @@ int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const c
     link.has_remote_info = true;
     link.remote_info = info->remote_info;
     link.has_timeout_ms = true;
-    link.timeout_ms = deadline_ns > now ? (deadline_ns - now) / COX_NSEC_PER_MSEC + 1 : 1;
+    link.timeout_ms = ms_until(deadline_ns);
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK;
     request.link = &link;
     r = cox_client_expect(reader, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE,
-                          deadline_ns, &reply, err);
+                          answer_deadline_ns(deadline_ns), &reply, err);
     if (!r && wait)
         r = link_await(reader, owner_name, deadline_ns, err);
     if (!r)

@@ -3,7 +3,7 @@
  *
  * Threads: one.
  * Ownership: clients are the caller's; what replies point to is lent by them as client.h says.
- * Blocks: until the deadline.
+ * Blocks: until the deadline; for what a group says at its end two seconds more.
  * If the process dies: what was linked stays linked.
  */
 #ifndef COX_COORDINATOR_LINK_CLIENT_H

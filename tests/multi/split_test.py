@@ -409,6 +409,22 @@ def test_m10_role_is_switched_on_a_live_group():
 
 
 @test
+def test_m10_a_rank_that_is_stuck_is_named_by_each_order():
+    for first in (("link-status",), ("link", None)):
+        with prefill() as a, decode() as b:
+            b.stopped(1)
+            # The second is refused because of the first, which nobody has answered.
+            for words in (first, ("link-status", "--wait"), ("link", None), ("unlink", None), ("role", "standard")):
+                result = run([words[0], "--name", b.name, "--timeout", "0.5", *(word or a.name for word in words[1:])])
+                if words[0] != "unlink" or first[0] == "link":
+                    expect(result, 3, "rank 1")
+                else:
+                    expect(result, 2, "is not linked with")
+            os.kill(b.pids[1], signal.SIGCONT)
+            stop(a, b)
+
+
+@test
 def test_m10_wrong_words():
     with prefill() as a, decode() as b:
         for words, status, part in (
