@@ -551,6 +551,31 @@ static void p9_the_destination_of_a_failed_pull_is_nobodys(void **state)
     pair_stop(&pair);
 }
 
+/* One that neither lets go nor dies: the step of the group that has the blocks ends, with the process that is to be looked at. */
+static void p9_a_step_that_a_reader_holds_up_says_who_reads(void **state)
+{
+    (void)state;
+    struct kv_sequence other;
+    struct cox_error err = {0};
+    struct pair pair;
+    char reader[64];
+    pair_start(&pair, 2);
+    struct cox_pool *pool = kv_attach(&pair.a, 1);
+    const struct cox_block_ref ref = kv_pin(pool, 4);
+    kv_sequence(&other, 8, (const int32_t[]){4, 6, -1});
+    other.slot = 1;
+    assert_int_equal(kv_try_step(&pair.a, &other, 0, true, -1, &err), COX_REJECTED);
+    snprintf(reader, sizeof reader, "block 4 is still read by process %d", (int)getpid());
+    if (!strstr(err.text, "rank 1") || !strstr(err.text, reader))
+        fail_msg("'%s' of rank 1 is not in: %s", reader, err.text);
+    /* Nothing was written, and the next step finds it free. */
+    assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
+    cox_pool_free(pool);
+    pair.a.base = 0;
+    kv_step(&pair.a, &other, 0, true, -1);
+    pair_stop(&pair);
+}
+
 /* ---- links ---- */
 
 static void m10_groups_of_another_shape_are_refused_with_what_differs(void **state)
@@ -868,6 +893,7 @@ int main(int argc, char **argv)
         TEST(p9_clear_ends_a_pull_that_waits_and_so_does_pause),
         TEST(p9_a_pull_that_nobody_waits_for_any_more_ends),
         TEST(p9_the_destination_of_a_failed_pull_is_nobodys),
+        TEST(p9_a_step_that_a_reader_holds_up_says_who_reads),
         TEST(m10_groups_of_another_shape_are_refused_with_what_differs),
         TEST(m10_a_group_that_is_gone_fails_on_every_rank),
         TEST(m10_a_group_that_was_restarted_is_linked_anew),
