@@ -600,6 +600,8 @@ static void on_awaited(void *context, const int32_t *blocks, uint32_t count)
 static void begin_anew(struct chance *chance)
 {
     cox_transfers_abandon(chance->f->transfers);
+    for (uint32_t i = draw(&chance->seed, 50); i > 0; i--)
+        sched_yield(); /* ranks answer in between */
     for (int64_t i = 1; i <= chance->started; i++)
         chance->fates[i].awaited = false;
     cox_transfers_quarantine(chance->f->transfers, on_awaited, chance);
