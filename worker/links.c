@@ -213,8 +213,10 @@ static void links_await(struct cox_links *links)
     for (uint32_t i = 0; i < links->count; i++) {
         const struct cox_link *link = links->records[i];
         link_look(links->records[i]);
-        if (link->state == COX_LINK_SUCCESS && link->owner.pidfd >= 0)
-            fds[count++] = (struct pollfd){.fd = link->owner.pidfd, .events = POLLIN};
+        if (link->state != COX_LINK_SUCCESS || link->owner.pidfd < 0)
+            continue;
+        COX_ASSERT(count <= COX_LINK_COUNT_MAX); /* not more live than that */
+        fds[count++] = (struct pollfd){.fd = link->owner.pidfd, .events = POLLIN};
     }
     pthread_mutex_unlock(&links->lock);
     poll(fds, count, -1);
