@@ -78,7 +78,7 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
     return r;
 }
 
-/* The state of one link, COX_GROUP_LINK_WAITING where it is not mentioned. */
+/* The state of one link. What was ordered is in the list until somebody takes it away: nobody will link it then. */
 static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t deadline_ns,
                      enum cox_group_link_state *ret_state, struct cox_error *err)
 {
@@ -86,20 +86,19 @@ static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t
     int r = cox_client_link_status(reader, deadline_ns, &status, err);
     if (r)
         return r;
-    *ret_state = COX_GROUP_LINK_WAITING;
     for (size_t i = 0; i < status->n_links; i++) {
         const CoxswainControl__LinkState *link = status->links[i];
         if (!link->cluster_id || strcmp(link->cluster_id, owner_name) != 0)
             continue;
         *ret_state = (enum cox_group_link_state)link->state;
         if (link->state != COX_GROUP_LINK_FAILED)
-            continue;
+            return 0;
         if (link->text)
             cox_client_clean_text(link->text);
         return cox_fail(err, COX_REJECTED, "'%s' could not be linked: %s (%" PRId32 ")", owner_name,
                         link->text ? link->text : "no reason was given", link->code);
     }
-    return 0;
+    return cox_fail(err, COX_STALE, "'%s' was unlinked meanwhile", owner_name);
 }
 
 static int link_await(struct cox_client *reader, const char *owner_name, uint64_t deadline_ns,
