@@ -9,9 +9,23 @@
 
 /* Between two questions whether ranks have linked. */
 #define LOOK_NS (5 * COX_NSEC_PER_MSEC)
+/* The group gives up at the deadline, and then says which rank it waited for. */
+#define ANSWER_NS (2 * COX_NSEC_PER_SEC)
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
+
+static uint64_t ms_until(uint64_t deadline_ns)
+{
+    const uint64_t now = cox_now_ns();
+    return deadline_ns > now ? (deadline_ns - now) / COX_NSEC_PER_MSEC + 1 : 1;
+}
+
+static uint64_t answer_deadline_ns(uint64_t deadline_ns)
+{
+    return deadline_ns < COX_DEADLINE_NEVER - ANSWER_NS ? deadline_ns + ANSWER_NS
+                                                        : COX_DEADLINE_NEVER;
+}
 
 int cox_client_expect(struct cox_client *client, const control_request *request, int reply_case,
                       uint64_t deadline_ns, control_reply **ret_reply, struct cox_error *err)
@@ -53,19 +67,18 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
     CoxswainControl__LinkStatusRequest status = COXSWAIN_CONTROL__LINK_STATUS_REQUEST__INIT;
     control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     control_reply *reply = NULL;
-    uint64_t now = cox_now_ns();
     status.has_timeout_ms = true;
-    status.timeout_ms = deadline_ns > now ? (deadline_ns - now) / COX_NSEC_PER_MSEC + 1 : 1;
+    status.timeout_ms = ms_until(deadline_ns);
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK_STATUS;
     request.link_status = &status;
     int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_LINK_STATUS,
-                              deadline_ns, &reply, err);
+                              answer_deadline_ns(deadline_ns), &reply, err);
     if (!r)
         *ret_status = reply->link_status;
     return r;
 }
 
-/* The state of one link, COX_GROUP_LINK_WAITING where it is not mentioned. */
+/* The state of one link. What was ordered is in the list until somebody takes it away: nobody will link it then. */
 static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t deadline_ns,
                      enum cox_group_link_state *ret_state, struct cox_error *err)
 {
@@ -73,20 +86,19 @@ static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t
     int r = cox_client_link_status(reader, deadline_ns, &status, err);
     if (r)
         return r;
-    *ret_state = COX_GROUP_LINK_WAITING;
     for (size_t i = 0; i < status->n_links; i++) {
         const CoxswainControl__LinkState *link = status->links[i];
         if (!link->cluster_id || strcmp(link->cluster_id, owner_name) != 0)
             continue;
         *ret_state = (enum cox_group_link_state)link->state;
         if (link->state != COX_GROUP_LINK_FAILED)
-            continue;
+            return 0;
         if (link->text)
             cox_client_clean_text(link->text);
         return cox_fail(err, COX_REJECTED, "'%s' could not be linked: %s (%" PRId32 ")", owner_name,
                         link->text ? link->text : "no reason was given", link->code);
     }
-    return 0;
+    return cox_fail(err, COX_STALE, "'%s' was unlinked meanwhile", owner_name);
 }
 
 static int link_await(struct cox_client *reader, const char *owner_name, uint64_t deadline_ns,
@@ -111,7 +123,6 @@ int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const c
     CoxswainControl__LinkRequest link = COXSWAIN_CONTROL__LINK_REQUEST__INIT;
     control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     control_reply *reply = NULL;
-    uint64_t now = cox_now_ns();
     int r = cox_client_kv_info(owner, 0, deadline_ns, &info, err);
     if (r)
         return r;
@@ -119,11 +130,11 @@ int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const c
     link.has_remote_info = true;
     link.remote_info = info->remote_info;
     link.has_timeout_ms = true;
-    link.timeout_ms = deadline_ns > now ? (deadline_ns - now) / COX_NSEC_PER_MSEC + 1 : 1;
+    link.timeout_ms = ms_until(deadline_ns);
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK;
     request.link = &link;
     r = cox_client_expect(reader, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE,
-                          deadline_ns, &reply, err);
+                          answer_deadline_ns(deadline_ns), &reply, err);
     if (!r && wait)
         r = link_await(reader, owner_name, deadline_ns, err);
     if (!r)

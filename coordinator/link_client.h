@@ -3,7 +3,7 @@
  *
  * Threads: one.
  * Ownership: clients are the caller's; what replies point to is lent by them as client.h says.
- * Blocks: until the deadline.
+ * Blocks: until the deadline; for what a group says at its end two seconds more.
  * If the process dies: what was linked stays linked.
  */
 #ifndef COX_COORDINATOR_LINK_CLIENT_H
@@ -27,7 +27,8 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
                            struct cox_error *err);
 
 /* The ranks of `reader` link the KV caches of `owner`. *ret_life: of the owner, that was linked. wait: until every rank of the reader
- * has linked. Returns 0; what either group says; COX_REJECTED: a rank could not, err tells; COX_TIMEOUT: one has not yet. */
+ * has linked. Returns 0; what either group says; COX_REJECTED: a rank could not, err tells; COX_TIMEOUT: one has not yet;
+ * COX_STALE: somebody has unlinked it meanwhile. */
 int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const char *owner_name,
                     bool wait, uint64_t deadline_ns, uint64_t *ret_life, struct cox_error *err);
 

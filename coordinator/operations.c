@@ -261,6 +261,16 @@ static int32_t pull_find(const ModelExecuteData__PullKVResponse *response, const
     return MODEL_EXECUTE_DATA__PDERROR_CODE__PD_PULL_KV_UNKNOWN_ERROR;
 }
 
+/* By its id a pull is cancelled, and its result found: of two of one id the second would have the first one's. */
+static bool pull_is_known(const struct cox_pull_result *results, size_t count,
+                          const char *request_id)
+{
+    bool known = false;
+    for (size_t i = 0; i < count && !known; i++)
+        known = strcmp(results[i].request_id, request_id) == 0;
+    return known;
+}
+
 static void pull_visit(void *context, const struct cox_completion *completion)
 {
     struct pull_visit *visit = context;
@@ -293,6 +303,10 @@ int cox_executor_pull_kv(struct cox_executor *executor, const ModelExecuteData__
             pull->pull_kv_infos[i]->seq_group_metadata;
         if (!metadata || !metadata->request_id || !metadata->request_id[0])
             r = cox_fail(err, COX_INVALID, "pull %zu has no request id", i);
+        else if (pull_is_known(visit.results, i, metadata->request_id))
+            r = cox_fail(err, COX_INVALID,
+                         "pull %zu has the request id '%.100s', which one before it has", i,
+                         metadata->request_id);
         else if (!(visit.results[i].request_id = strdup(metadata->request_id)))
             r = cox_fail(err, -ENOMEM, "no memory for the pull results");
     }

@@ -125,7 +125,8 @@ struct cox_pull_result {
 };
 /* KV_TRANSFER. One result per request of the call, in its order; a request that some rank does not
  * mention has failed (PD_PULL_KV_UNKNOWN_ERROR). Returns 0 also when single pulls failed;
- * *ret_results is freed with cox_pull_results_free. */
+ * *ret_results is freed with cox_pull_results_free. COX_INVALID: one without a request id, or two with the same: nothing was
+ * sent. */
 COX_PUBLIC int cox_executor_pull_kv(struct cox_executor *executor,
                                     const struct ModelExecuteData__PullKVRequest *request,
                                     uint64_t deadline_ns, struct cox_pull_result **ret_results,

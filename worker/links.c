@@ -1,9 +1,12 @@
 #include "links.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "../channel/fault.h"
 #include "../channel/memory/pool.h"
@@ -19,7 +22,7 @@ _Static_assert(sizeof(struct cox_pool_handle) == sizeof((struct cox_kv_pool *)NU
 struct cox_links {
     struct cox_log log;
     pthread_mutex_t lock;
-    pthread_cond_t news; /* something waits, or it is the end */
+    int news_fd; /* an eventfd, of the thread: something waits, or it is the end */
     struct cox_link *records[RECORD_COUNT_MAX];
     uint32_t count;
     uint32_t taken; /* references of others than the list and the thread */
@@ -66,7 +69,6 @@ static void link_fail(struct cox_link *link, int code, const char *text)
         link_detach(link);
 }
 
-/* Whose death is noticed only here, and by who copies. */
 static void link_look(struct cox_link *link)
 {
     if (link->state == COX_LINK_SUCCESS && !cox_peer_alive(&link->owner))
@@ -194,6 +196,35 @@ static void links_attach(struct cox_links *links, struct cox_link *link)
     link_unref(link);
 }
 
+static void links_wake(const struct cox_links *links)
+{
+    const uint64_t one = 1;
+    while (write(links->news_fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+}
+
+/* With the lock, which it gives up meanwhile. Also of a process that dies while nobody asks the memory is let go. A pidfd that is closed
+ * meanwhile does no harm: at most it ends the wait once. */
+static void links_await(struct cox_links *links)
+{
+    struct pollfd fds[1 + COX_LINK_COUNT_MAX] = {{.fd = links->news_fd, .events = POLLIN}};
+    nfds_t count = 1;
+    uint64_t news;
+    for (uint32_t i = 0; i < links->count; i++) {
+        const struct cox_link *link = links->records[i];
+        link_look(links->records[i]);
+        if (link->state != COX_LINK_SUCCESS || link->owner.pidfd < 0)
+            continue;
+        COX_ASSERT(count <= COX_LINK_COUNT_MAX); /* not more live than that */
+        fds[count++] = (struct pollfd){.fd = link->owner.pidfd, .events = POLLIN};
+    }
+    pthread_mutex_unlock(&links->lock);
+    poll(fds, count, -1);
+    while (read(links->news_fd, &news, sizeof news) < 0 && errno == EINTR)
+        ;
+    pthread_mutex_lock(&links->lock);
+}
+
 static void *links_main(void *argument)
 {
     struct cox_links *links = argument;
@@ -203,7 +234,7 @@ static void *links_main(void *argument)
         if (link)
             links_attach(links, link);
         else
-            pthread_cond_wait(&links->news, &links->lock);
+            links_await(links);
     }
     pthread_mutex_unlock(&links->lock);
     return NULL;
@@ -218,8 +249,8 @@ int cox_links_new(const struct cox_log *log, struct cox_links **ret_links)
         return -ENOMEM;
     if (log)
         links->log = *log;
+    links->news_fd = -1;
     pthread_mutex_init(&links->lock, NULL);
-    pthread_cond_init(&links->news, NULL);
     *ret_links = links;
     return 0;
 }
@@ -230,14 +261,15 @@ struct cox_links *cox_links_free(struct cox_links *links)
         return NULL;
     pthread_mutex_lock(&links->lock);
     links->ending = true;
-    pthread_cond_signal(&links->news);
     pthread_mutex_unlock(&links->lock);
-    if (links->started)
+    if (links->started) {
+        links_wake(links);
         pthread_join(links->thread, NULL);
+    }
+    cox_close_fd(&links->news_fd);
     COX_ASSERT(links->taken == 0);
     while (links->count)
         links_drop(links, links->count - 1, COX_CLOSED);
-    pthread_cond_destroy(&links->news);
     pthread_mutex_destroy(&links->lock);
     free(links);
     return NULL;
@@ -289,7 +321,9 @@ static int links_start(struct cox_links *links)
 {
     if (links->started)
         return 0;
-    int r = cox_thread_start(&links->thread, links_main, links);
+    if (links->news_fd < 0)
+        links->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int r = links->news_fd < 0 ? -errno : cox_thread_start(&links->thread, links_main, links);
     links->started = r == 0;
     return r;
 }
@@ -322,7 +356,8 @@ int cox_links_set(struct cox_links *links, const struct cox_link_target *target,
         link_fail(link, r, "no thread to attach with");
     links_make_room(links);
     links->records[links->count++] = link;
-    pthread_cond_signal(&links->news);
+    if (link->state == COX_LINK_WAITING)
+        links_wake(links);
     pthread_mutex_unlock(&links->lock);
     return 0;
 }

@@ -7,7 +7,7 @@
  *               '----(own blocks lie otherwise)--'-> FAILED
  *
  * A link is attached by a thread of the links' own, one after the other, each within five seconds: set
- * returns at once. A cluster that is set again under another life, or with another pool, is a new link in place of
+ * returns at once. When the process there dies, the thread lets go of its memory, unless somebody reads it. A cluster that is set again under another life, or with another pool, is a new link in place of
  * the old; under the same it stays as it is, unless it has failed, which is tried again.
  *
  * At most COX_LINK_COUNT_MAX links are not failed; one more is failed from the start (COX_FULL). Of failed ones as

@@ -495,8 +495,8 @@ static void m11_pull_has_a_result_per_request(void **state)
         char bad_last[16], mute_last[16];
         snprintf(bad_last, sizeof bad_last, "bad@%" PRIu32, n - 1);
         snprintf(mute_last, sizeof mute_last, "mute@%" PRIu32, n - 1);
-        const char *const ids[] = {"a",       "bad b",    bad_last, "c",
-                                   mute_last, "mute all", "bad@0",  "d"};
+        const char *const ids[] = {"a",       "bad b",    bad_last,    "c",
+                                   mute_last, "mute all", "bad@0 too", "d"};
         const int32_t codes[] = {0, 2003, 2003, 0, 2004, 2004, 2003, 0};
         struct pull pull;
         struct cox_pull_result *results = NULL;
@@ -522,6 +522,33 @@ static void m11_pull_has_a_result_per_request(void **state)
                         "from p0: [0,10] [10] to [0,10] [10];from p0: [1,11] [11] to [1,11] [11];");
         test_group_free(g);
     }
+}
+
+static void m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *ids[3], *text;
+    } cases[] = {{{"a", "b", "a"}, "pull 2 has the request id 'a', which one before it has"},
+                 {{"a", "a", "b"}, "pull 1 has the request id 'a', which one before it has"},
+                 {{"a", "b", ""}, "pull 2 has no request id"}};
+    struct test_group *g = test_group_start(2, NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct pull pull;
+        struct cox_pull_result *results = NULL;
+        size_t count = 0;
+        struct cox_error err = {0};
+        pull_fill(&pull, cases[i].ids, 3);
+        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, patience(),
+                                              &results, &count, &err),
+                         COX_INVALID);
+        assert_string_equal(err.text, cases[i].text);
+        assert_null(results);
+    }
+    struct cox_channel_stats stats;
+    cox_executor_stats(test_group_executor(g), COX_CHANNEL_TRANSFER, &stats);
+    assert_int_equal(stats.submitted, 0);
+    test_group_free(g);
 }
 
 /* ---- recovery ---- */
@@ -840,6 +867,7 @@ int main(void)
         TEST(m9_a_long_fault_is_cut),
         TEST(m10_link_status_merges_the_lists_of_every_rank),
         TEST(m11_pull_has_a_result_per_request),
+        TEST(m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent),
         TEST(m12_the_state_gate),
         TEST(m12_every_command_reaches_every_rank_in_order),
         TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure),

@@ -7,6 +7,7 @@
 #include "channel/fault.h"
 #include "proto/executor.pb-c.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -551,6 +552,31 @@ static void p9_the_destination_of_a_failed_pull_is_nobodys(void **state)
     pair_stop(&pair);
 }
 
+/* One that neither lets go nor dies: the step of the group that has the blocks ends, with the process that is to be looked at. */
+static void p9_a_step_that_a_reader_holds_up_says_who_reads(void **state)
+{
+    (void)state;
+    struct kv_sequence other;
+    struct cox_error err = {0};
+    struct pair pair;
+    char reader[64];
+    pair_start(&pair, 2);
+    struct cox_pool *pool = kv_attach(&pair.a, 1);
+    const struct cox_block_ref ref = kv_pin(pool, 4);
+    kv_sequence(&other, 8, (const int32_t[]){4, 6, -1});
+    other.slot = 1;
+    assert_int_equal(kv_try_step(&pair.a, &other, 0, true, -1, &err), COX_REJECTED);
+    snprintf(reader, sizeof reader, "block 4 is still read by process %d", (int)getpid());
+    if (!strstr(err.text, "rank 1") || !strstr(err.text, reader))
+        fail_msg("'%s' of rank 1 is not in: %s", reader, err.text);
+    /* Nothing was written, and the next step finds it free. */
+    assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
+    cox_pool_free(pool);
+    pair.a.base = 0;
+    kv_step(&pair.a, &other, 0, true, -1);
+    pair_stop(&pair);
+}
+
 /* ---- links ---- */
 
 static void m10_groups_of_another_shape_are_refused_with_what_differs(void **state)
@@ -745,33 +771,78 @@ static void expect_nothing_left(struct kv_group *g, uint32_t rank)
     cox_pool_free(pool);
 }
 
+static void kill_reader(const char *point, uint32_t nth, uint32_t rank)
+{
+    struct kv_answers answers;
+    struct pair pair;
+    char plan[64];
+    const struct kv_pull pull = pull_of("r1");
+    const bool links = strncmp(point, "link.", 5) == 0;
+    print_message("%s, %" PRIu32 ", rank %" PRIu32 "\n", point, nth, rank);
+    pair_start(&pair, 2);
+    snprintf(plan, sizeof plan, "%s:kill:%" PRIu32 ":%" PRIu32, point, rank, nth);
+    kv_arm(&pair.b, rank, plan);
+    if (links) {
+        kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 2, .role = -1});
+    } else {
+        kv_pull(&pair.b, &pull, 1, 0, &answers);
+        assert_int_equal(answers.status, COX_PEER_DEAD);
+    }
+    test_await_death(pair.b.group, rank);
+    expect_nothing_left(&pair.a, rank);
+    pair_stop(&pair);
+}
+
 static void p9_m11_a_reader_killed_at_any_point_leaves_nothing(void **state)
 {
     (void)state;
-    static const char *const points[] = {"cache.taken",   "pull.pinned", "pull.copied",
-                                         "pull.released", "cache.given", "link.attached",
-                                         "link.detached"};
-    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
-        for (int nth = 1; nth <= (i < 5 ? 2 : 1); nth++) {
-            struct kv_answers answers;
-            struct pair pair;
-            char plan[64];
-            const struct kv_pull pull = pull_of("r1");
-            print_message("%s, %d\n", points[i], nth);
-            pair_start(&pair, 2);
-            snprintf(plan, sizeof plan, "%s:kill:1:%d", points[i], nth);
-            kv_arm(&pair.b, 1, plan);
-            if (i < 5) {
-                kv_pull(&pair.b, &pull, 1, 0, &answers);
-                assert_int_equal(answers.status, COX_PEER_DEAD);
-            } else {
-                kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 2, .role = -1});
-            }
-            test_await_death(pair.b.group, 1);
-            expect_nothing_left(&pair.a, 1);
-            pair_stop(&pair);
-        }
-    }
+    static const struct {
+        const char *point;
+        uint32_t times; /* that it is passed in the pull of two blocks */
+    } points[] = {{"cache.taken", 2},   {"pull.pinned", 2}, {"pull.copied", 2},
+                  {"pull.released", 2}, {"cache.given", 2}, {"link.attached", 1},
+                  {"link.detached", 1}};
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
+        for (uint32_t nth = 1; nth <= points[i].times; nth++)
+            for (uint32_t rank = 0; rank < 2; rank++)
+                kill_reader(points[i].point, nth, rank);
+}
+
+static void await_stopped(struct kv_group *g, uint32_t rank)
+{
+    const uint64_t until_ns = kv_patience();
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[2];
+    do {
+        if (cox_now_ns() > until_ns)
+            fail_msg("rank %" PRIu32 " does not come to its point", rank);
+        cox_executor_status(test_group_executor(g->group), &status, ranks);
+    } while (!ranks[rank].stopped);
+}
+
+/* The rank that links has the memory by then, and nobody tells it that the process is gone. */
+static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
+{
+    (void)state;
+    struct pair pair;
+    struct kv_pull pull = pull_of("r1");
+    struct kv_answers answers;
+    pair_start(&pair, 2);
+    kv_arm(&pair.b, 1, "link.attached:stop:1");
+    kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 2, .role = -1});
+    await_stopped(&pair.b, 1);
+    kill(cox_executor_pid(test_group_executor(pair.a.group), 1), SIGKILL);
+    test_await_death(pair.a.group, 1);
+    kill(cox_executor_pid(test_group_executor(pair.b.group), 1), SIGCONT);
+    assert_non_null(strstr(kv_link_state(&pair.b, 1, "A"), "failed the rank there has died"));
+    assert_string_equal(kv_link_state(&pair.b, 0, "A"), "success");
+    pull.life = 2;
+    kv_pull(&pair.b, &pull, 1, 0, &answers);
+    assert_int_equal(answers.status, 0);
+    assert_int_equal(answers.ranks[0][0].status, 0);
+    assert_int_equal(answers.ranks[1][0].status, COX_PEER_DEAD);
+    expect_nothing_left(&pair.b, 1);
+    pair_stop(&pair);
 }
 
 static void p9_an_owner_killed_in_the_copy_ends_the_pull_once(void **state)
@@ -789,11 +860,7 @@ static void p9_an_owner_killed_in_the_copy_ends_the_pull_once(void **state)
         w = (struct waiting){.pair = &pair, .pull = pull_of("r1")};
         assert_int_equal(pthread_create(&w.thread, NULL, waiting_main, &w), 0);
         const pid_t reader = cox_executor_pid(test_group_executor(pair.b.group), 0);
-        struct cox_executor_status status;
-        struct cox_rank_status ranks[2];
-        do
-            cox_executor_status(test_group_executor(pair.b.group), &status, ranks);
-        while (!ranks[0].stopped);
+        await_stopped(&pair.b, 0);
         kill(cox_executor_pid(test_group_executor(pair.a.group), 0), SIGKILL);
         test_await_death(pair.a.group, 0);
         kill(reader, SIGCONT);
@@ -868,6 +935,7 @@ int main(int argc, char **argv)
         TEST(p9_clear_ends_a_pull_that_waits_and_so_does_pause),
         TEST(p9_a_pull_that_nobody_waits_for_any_more_ends),
         TEST(p9_the_destination_of_a_failed_pull_is_nobodys),
+        TEST(p9_a_step_that_a_reader_holds_up_says_who_reads),
         TEST(m10_groups_of_another_shape_are_refused_with_what_differs),
         TEST(m10_a_group_that_is_gone_fails_on_every_rank),
         TEST(m10_a_group_that_was_restarted_is_linked_anew),
@@ -876,6 +944,7 @@ int main(int argc, char **argv)
         TEST(m10_unlinking_gives_the_readers_row_back),
 #if COX_TESTING
         TEST(p9_m11_a_reader_killed_at_any_point_leaves_nothing),
+        TEST(m10_an_owner_killed_while_it_is_linked_fails_the_link),
         TEST(p9_an_owner_killed_in_the_copy_ends_the_pull_once),
         TEST(p9_an_owner_killed_in_its_step_fails_its_pulls_alone),
         TEST(p9_an_owner_killed_as_it_exports_fails_its_init),

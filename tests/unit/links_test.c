@@ -225,20 +225,10 @@ static void m10_links_that_cannot_be_say_why(void **state)
     remote_close(&remote);
 }
 
-static void m10_a_closed_pool_is_stale_and_a_dead_owner_is_dead(void **state)
+/* Another group's rank, in a process of its own, until it is killed. */
+static pid_t other_start(struct cox_kv_pool *ret_kv)
 {
-    struct remote remote;
-    struct cox_link *link = NULL;
     int pipes[2], quits[2];
-
-    (void)state;
-    remote_open(&remote);
-    struct cox_links *links = links_open(&remote);
-    cox_exporter_free(remote.exporter);
-    remote.exporter = NULL;
-    set(links, "closed", 1, &remote.kv);
-    expect_state(links, "closed", COX_LINK_FAILED, COX_NOT_FOUND, "");
-    assert_int_equal(cox_links_take(links, "closed", 1, &link, NULL), COX_STALE);
 
     assert_int_equal(pipe(pipes), 0);
     assert_int_equal(pipe(quits), 0);
@@ -253,18 +243,107 @@ static void m10_a_closed_pool_is_stale_and_a_dead_owner_is_dead(void **state)
             _exit(1);
         _exit(read(quits[0], &byte, 1) == 0 ? 0 : 1);
     }
-    struct cox_kv_pool kv;
-    assert_int_equal(read(pipes[0], &kv, sizeof(kv)), sizeof(kv));
-    set(links, "other", 1, &kv);
-    expect_state(links, "other", COX_LINK_SUCCESS, 0, "");
+    assert_int_equal(read(pipes[0], ret_kv, sizeof(*ret_kv)), sizeof(*ret_kv));
+    close(pipes[0]);
+    close(pipes[1]);
+    close(quits[0]);
+    return pid; /* the other end of quits goes with this process, and it with that */
+}
+
+static void other_kill(pid_t pid)
+{
     kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, NULL, 0), pid);
+}
+
+static void m10_a_closed_pool_is_stale_and_a_dead_owner_is_dead(void **state)
+{
+    struct remote remote;
+    struct cox_link *link = NULL;
+    struct cox_kv_pool kv;
+
+    (void)state;
+    remote_open(&remote);
+    struct cox_links *links = links_open(&remote);
+    cox_exporter_free(remote.exporter);
+    remote.exporter = NULL;
+    set(links, "closed", 1, &remote.kv);
+    expect_state(links, "closed", COX_LINK_FAILED, COX_NOT_FOUND, "");
+    assert_int_equal(cox_links_take(links, "closed", 1, &link, NULL), COX_STALE);
+
+    const pid_t pid = other_start(&kv);
+    set(links, "other", 1, &kv);
+    expect_state(links, "other", COX_LINK_SUCCESS, 0, "");
+    other_kill(pid);
     assert_int_equal(cox_links_take(links, "other", 1, &link, NULL), COX_PEER_DEAD);
     expect_state(links, "other", COX_LINK_FAILED, COX_PEER_DEAD, "has died");
-    for (int i = 0; i < 2; i++) {
-        close(pipes[i]);
-        close(quits[i]);
+    cox_links_free(links);
+    remote_close(&remote);
+}
+
+/* Of pools, this process's own among them. */
+static uint32_t mapping_count(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    uint32_t count = 0;
+
+    assert_non_null(maps);
+    while (fgets(line, sizeof(line), maps))
+        count += strstr(line, "memfd:cox_") != NULL;
+    fclose(maps);
+    return count;
+}
+
+static void expect_mappings(uint32_t count)
+{
+    const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
+
+    while (mapping_count() != count && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_int_equal(mapping_count(), count);
+}
+
+/* What the dead had is memory of nobody's but ours: it goes although nobody looks at the links; but not under who reads it. */
+static void m10_the_memory_of_the_dead_is_let_go_of_unasked(void **state)
+{
+    struct remote remote;
+    struct cox_link *link = NULL;
+    struct cox_kv_pool kvs[3];
+    pid_t pids[3];
+    char name[16];
+
+    (void)state;
+    remote_open(&remote);
+    struct cox_links *links = links_open(&remote);
+    set(links, "alive", 1, &remote.kv);
+    expect_state(links, "alive", COX_LINK_SUCCESS, 0, "");
+    const uint32_t before = mapping_count();
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof(name), "G%d", i);
+        pids[i] = other_start(&kvs[i]);
+        set(links, name, 1, &kvs[i]);
+        expect_state(links, name, COX_LINK_SUCCESS, 0, "");
     }
+    const uint32_t each = (mapping_count() - before) / 3;
+    assert_true(each > 0);
+    assert_int_equal(cox_links_take(links, "G1", 1, &link, NULL), 0);
+    /* One whose end is not waited for any more is in nobody's way. */
+    assert_int_equal(cox_links_remove(links, "G2"), 0);
+    expect_mappings(before + 2 * each);
+    other_kill(pids[2]);
+    other_kill(pids[0]);
+    expect_mappings(before + each);
+    other_kill(pids[1]);
+    /* The thread has seen it, for it has attached another one since. */
+    set(links, "again", 1, &remote.kv);
+    expect_state(links, "again", COX_LINK_SUCCESS, 0, "");
+    assert_int_equal(cox_links_remove(links, "again"), 0);
+    assert_int_equal(mapping_count(), before + each);
+    cox_links_release(links, link);
+    assert_int_equal(mapping_count(), before);
+    expect_state(links, "G0", COX_LINK_FAILED, COX_PEER_DEAD, "has died");
+    expect_state(links, "alive", COX_LINK_SUCCESS, 0, "");
     cox_links_free(links);
     remote_close(&remote);
 }
@@ -558,6 +637,7 @@ int main(void)
         cmocka_unit_test(m10_a_link_is_attached_taken_and_let_go_of),
         cmocka_unit_test(m10_links_that_cannot_be_say_why),
         cmocka_unit_test(m10_a_closed_pool_is_stale_and_a_dead_owner_is_dead),
+        cmocka_unit_test(m10_the_memory_of_the_dead_is_let_go_of_unasked),
         cmocka_unit_test(m10_there_are_64_links_and_no_more),
         cmocka_unit_test(m11_a_pull_copies_and_gives),
         cmocka_unit_test(p9_the_newest_1024_cancelled_ids_are_kept),

@@ -7,8 +7,10 @@
 #include "proto/executor.pb-c.h"
 #include "scheduler_fixture.h"
 
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -466,6 +468,231 @@ static void p9_what_becomes_quiet_before_the_look_is_not_given_back_after_it(voi
     teardown(&f);
 }
 
+/* ---- at random ---- */
+
+#define RANDOM_COUNT 4000
+/* Not more than the executor holds requests. */
+#define RANDOM_LIVE_MAX 24
+
+/* What has become of each pull, at the number of its sequence. */
+struct fate {
+    bool cancelled;
+    bool awaited; /* its blocks are still written, as quarantine tells */
+    uint8_t ended, returned;
+};
+
+struct chance {
+    struct fixture *f;
+    uint64_t seed; /* of the test's thread */
+    struct fate fates[RANDOM_COUNT + 1];
+    int64_t started;
+    uint32_t returned_count;
+    _Atomic bool stop;
+};
+
+static uint32_t draw(uint64_t *seed, uint32_t count)
+{
+    *seed = *seed * UINT64_C(6364136223846793005) + 1442695040888963407;
+    return (uint32_t)(*seed >> 33) % count;
+}
+
+static uint64_t refusal_seed = 5;
+
+static int refuse_at_random(uint64_t number)
+{
+    static const int results[] = {COX_FULL,      COX_LATE,  COX_TOO_LARGE,
+                                  COX_PEER_DEAD, COX_STALE, COX_CLOSED};
+    (void)number;
+    const uint32_t way = draw(&refusal_seed, 100);
+    return way < 6 ? results[way] : 0;
+}
+
+static void late_set(struct fixture *f, bool late)
+{
+    pthread_mutex_lock(&f->executor->lock);
+    f->executor->late = late;
+    pthread_mutex_unlock(&f->executor->lock);
+}
+
+/* The response thread: what the ranks say comes whenever it likes. */
+static void *completer_main(void *argument)
+{
+    struct chance *chance = argument;
+    struct fixture *f = chance->f;
+    uint64_t seed = 17;
+    for (;;) {
+        pthread_mutex_lock(&f->executor->lock);
+        const bool any = f->executor->held_count > 0;
+        pthread_mutex_unlock(&f->executor->lock);
+        if (!any && atomic_load(&chance->stop))
+            return NULL;
+        if (!any || draw(&seed, 3) == 0) {
+            sched_yield();
+            continue;
+        }
+        struct fixture_pull pull = executor_await_pull(f->executor);
+        const uint32_t way = draw(&seed, 8);
+        if (way == 0) {
+            late_set(f, true);
+            executor_complete_pull(f->executor, &pull, COX_TIMEOUT, COX_OUTCOME_LATE, 0, 0);
+        } else if (way == 1) {
+            executor_complete_pull(f->executor, &pull, COX_PEER_DEAD, COX_OUTCOME_DEAD, 0, 0);
+        } else if (way < 4) {
+            executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, PULL_ERROR, COX_STALE);
+        } else {
+            executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+        }
+    }
+}
+
+static void blocks_return(struct chance *chance, int64_t sequence)
+{
+    assert_in_range(sequence, 1, chance->started);
+    if (chance->fates[sequence].returned++)
+        fail_msg("the blocks of pull %d are given back twice", (int)sequence);
+    assert_true(chance->fates[sequence].ended || chance->fates[sequence].cancelled);
+    chance->returned_count++;
+}
+
+static void take_all(struct chance *chance)
+{
+    struct cox_pull_outcome outcome;
+    int32_t *blocks;
+    uint32_t count;
+    while (cox_transfers_take_quiet(chance->f->transfers, &blocks, &count) == 0) {
+        blocks_return(chance, blocks[0] / 3);
+        free(blocks);
+    }
+    while (cox_transfers_take(chance->f->transfers, &outcome) == 0) {
+        struct fate *fate = &chance->fates[outcome.sequence];
+        if (fate->ended++ || fate->cancelled)
+            fail_msg("pull %d ends again: %s", (int)outcome.sequence,
+                     cox_pull_state_name(outcome.report->state));
+        assert_true(cox_pull_has_ended(outcome.report->state));
+        assert_true(outcome.quiet || outcome.report->state != COX_PULL_SUCCESS);
+        if (outcome.quiet)
+            blocks_return(chance, outcome.sequence);
+        free(outcome.report);
+    }
+}
+
+static void cancel_one(struct chance *chance)
+{
+    const uint32_t span =
+        chance->started < RANDOM_LIVE_MAX ? (uint32_t)chance->started : RANDOM_LIVE_MAX;
+    const int64_t sequence = chance->started - (int64_t)draw(&chance->seed, span + 1);
+    struct fate *fate = &chance->fates[sequence];
+    if (sequence < 1 || fate->ended || fate->cancelled)
+        return;
+    fate->cancelled = true;
+    if (cox_transfers_cancel(chance->f->transfers, sequence))
+        blocks_return(chance, sequence);
+}
+
+static void on_awaited(void *context, const int32_t *blocks, uint32_t count)
+{
+    struct chance *chance = context;
+    assert_int_equal(count, 3);
+    chance->fates[blocks[0] / 3].awaited = true;
+}
+
+/* Another scheduler: all blocks are its own, but for those that it is told of. */
+static void begin_anew(struct chance *chance)
+{
+    cox_transfers_abandon(chance->f->transfers);
+    for (uint32_t i = draw(&chance->seed, 50); i > 0; i--)
+        sched_yield(); /* ranks answer in between */
+    for (int64_t i = 1; i <= chance->started; i++)
+        chance->fates[i].awaited = false;
+    cox_transfers_quarantine(chance->f->transfers, on_awaited, chance);
+    for (int64_t i = 1; i <= chance->started; i++) {
+        struct fate *fate = &chance->fates[i];
+        fate->cancelled = fate->cancelled || !fate->ended;
+        assert_false(fate->awaited && fate->returned);
+        if (!fate->awaited && !fate->returned)
+            blocks_return(chance, i);
+    }
+}
+
+/* What disturbs comes with the pulls, and not with the time that they take. */
+static void start_one(struct chance *chance)
+{
+    const uint32_t way = draw(&chance->seed, 100);
+    if (chance->started == RANDOM_COUNT ||
+        (uint64_t)chance->started - chance->returned_count >= RANDOM_LIVE_MAX)
+        return;
+    chance->started++;
+    /* Some never find room, and some wait a little. */
+    begin_with(chance->f, chance->started, way < 2 ? cox_now_ns() + 1000 : COX_DEADLINE_NEVER,
+               way == 2 ? cox_now_ns() + 1000000 : 0);
+    if (way >= 80)
+        cancel_one(chance);
+    else if (way == 79)
+        begin_anew(chance);
+}
+
+static void do_something(struct chance *chance)
+{
+    switch (draw(&chance->seed, 8)) {
+    case 0:
+    case 1:
+    case 2:
+        start_one(chance);
+        break;
+    case 3:
+        late_set(chance->f, false);
+        break;
+    case 4:
+        take_all(chance);
+        break;
+    case 5:
+        sched_yield();
+        break;
+    default:
+        cox_transfers_turn(chance->f->transfers);
+    }
+}
+
+/* Whatever comes in between, each pull ends once, and its blocks are given back once, when nobody writes to them. */
+static void p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once(void **state)
+{
+    (void)state;
+    static struct chance chance;
+    struct fixture f;
+    pthread_t thread;
+    setup(&f);
+    f.executor->script.pull_submit = refuse_at_random;
+    chance = (struct chance){.f = &f, .seed = 3};
+    assert_int_equal(pthread_create(&thread, NULL, completer_main, &chance), 0);
+    const uint64_t until_ns = cox_deadline_after_ms(60000);
+    while (chance.returned_count < RANDOM_COUNT && cox_now_ns() < until_ns)
+        do_something(&chance);
+    atomic_store(&chance.stop, true);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    uint32_t ended = 0, cancelled = 0;
+    for (int64_t i = 1; i <= RANDOM_COUNT; i++) {
+        const struct fate *fate = &chance.fates[i];
+        if (fate->returned != 1 || fate->ended + fate->cancelled != 1)
+            fail_msg("pull %d ended %d times, was %scancelled, its blocks came %d times", (int)i,
+                     fate->ended, fate->cancelled ? "" : "not ", fate->returned);
+        ended += fate->ended;
+        cancelled += fate->cancelled;
+    }
+    const struct cox_transfers_status now = status(&f);
+    assert_int_equal(now.running, 0);
+    assert_int_equal(now.quarantined_blocks, 0);
+    assert_int_equal(now.succeeded + now.failed + now.cancelled, RANDOM_COUNT);
+    print_message(
+        "%u taken, %u cancelled; %llu succeeded, %llu failed, %llu cancelled, %llu late\n", ended,
+        cancelled, (unsigned long long)now.succeeded, (unsigned long long)now.failed,
+        (unsigned long long)now.cancelled, (unsigned long long)now.late_results);
+    /* It was not all of one kind. */
+    assert_true(ended > 500 && cancelled > 200);
+    assert_true(now.succeeded > 500 && now.failed > 500 && now.cancelled > 50 &&
+                now.late_results > 10);
+    teardown(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -481,6 +708,7 @@ int main(void)
         cmocka_unit_test(m11_a_batch_that_is_too_large_goes_in_parts),
         cmocka_unit_test(p9_who_begins_anew_finds_the_blocks_that_are_still_written),
         cmocka_unit_test(p9_what_becomes_quiet_before_the_look_is_not_given_back_after_it),
+        cmocka_unit_test(p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -118,7 +118,7 @@ struct cox_cache_host {
 };
 void cox_cache_use_host(struct cox_cache *cache, const struct cox_cache_host *host);
 /* A step: what ended, or begins anew, loses its blocks; the blocks that it moves to or writes are taken; and
- * the moves are done. The batch was checked. Returns as cox_cache_take; COX_NO_SPACE. */
+ * the moves are done. The batch was checked. Returns as cox_cache_take, COX_TIMEOUT after five seconds; COX_NO_SPACE. */
 int cox_cache_begin(struct cox_cache *cache, const struct cox_batch *batch, struct cox_error *err);
 /* The step has succeeded: what it wrote is its sequences', and what it moved theirs in whose table it is, where they
  * have a row. */

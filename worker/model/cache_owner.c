@@ -7,8 +7,9 @@
 #include <string.h>
 
 #define GENERATION_PLAIN_MAX (UINT64_C(1) << 47)
-/* A step's wait for readers: the coordinator gives it up long before. */
-#define STEP_WAIT_MS (UINT64_C(10) * 60 * 1000)
+/* A step's wait for readers, who copy a few MiB at a time. Not as long as a coordinator waits for a step: it knows only that the
+ * rank is silent, and not who does not let go. */
+#define STEP_WAIT_MS 5000
 /* Sequences that are forgotten in one look at all blocks. */
 #define FORGOTTEN_COUNT_MAX 64
 
@@ -196,14 +197,18 @@ static void written_part(const struct cox_cache *cache, const struct cox_batch_r
 static int step_take(struct cox_cache *cache, uint32_t block,
                      const struct cox_cache_patience *patience, struct cox_error *err)
 {
+    struct cox_error why;
     int r;
 
+    cox_error_clear(&why);
     if (cache->host.hold)
         cache->host.hold();
-    r = cox_cache_take(cache, block, patience, err);
+    r = cox_cache_take(cache, block, patience, &why);
     if (cache->host.release)
         cache->host.release();
-    return r;
+    if (r == COX_TIMEOUT)
+        return cox_fail(err, r, "the step cannot write KV block %u: %s", block, why.text);
+    return r ? cox_fail(err, r, "%s", why.text) : 0;
 }
 
 static int take_targets(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
