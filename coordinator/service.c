@@ -151,7 +151,7 @@ static int pulled_put(struct connection *c, const struct cox_serving_result *res
 
 static int pull_put(struct connection *c, const struct cox_serving_result *result)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
@@ -163,7 +163,7 @@ static int pull_put(struct connection *c, const struct cox_serving_result *resul
 static int links_put(struct connection *c, const struct cox_answer_source *source,
                      const control_request *request)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
@@ -176,7 +176,7 @@ static int links_put(struct connection *c, const struct cox_answer_source *sourc
 
 static int status_put(struct connection *c, const struct cox_answer_source *source)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
@@ -188,7 +188,7 @@ static int status_put(struct connection *c, const struct cox_answer_source *sour
 static int recover_put(struct connection *c, const struct cox_answer_source *source,
                        const CoxswainControl__RecoverRequest *request)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
     if (!source->recovery)
@@ -205,7 +205,7 @@ static int recover_put(struct connection *c, const struct cox_answer_source *sou
 static int lora_put(struct connection *c, const struct cox_answer_source *source,
                     const CoxswainControl__LoraRequest *request)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
     if (!source->lora)
@@ -222,7 +222,7 @@ static int lora_put(struct connection *c, const struct cox_answer_source *source
 static int weights_put(struct connection *c, const struct cox_answer_source *source,
                        const CoxswainControl__WeightsRequest *request)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
     if (!source->weights)

@@ -395,6 +395,35 @@ def test_p10_last_words_of_odd_bytes_are_text_for_people_and_programs():
 
 
 @test
+def test_p3_a_group_that_loads_its_model_answers_every_command():
+    name = "coxloads.%d" % os.getpid()
+    process = start(["run", "-n", "2", "--name", name, "--model", "endless", "--",
+                     os.path.join(base.BIN_DIR, "scripted_worker")])
+    try:
+        check("loading" in process.stderr.readline() + process.stderr.readline(), "it does not load")
+        for _ in range(3):  # a thread of the coordinator finds on its stack what the one before it has left there
+            status = json.loads(expect(run(["status", "--name", name, "--json"]), 0).out)
+            check(status["engine_state"] == "INIT" and status["channels"][0]["in_flight"] == 1, "wrong: %s" % status)
+            expect(run(["generate", "--name", name, "1+1="]), 1, "takes no prompts")
+            for command in ("pause", "reinit", "start", "clear", "restart"):
+                expect(run(["recover", command, "--name", name]), 1, "still being initialized")
+            for words in (["lora", "list"], ["lora", "load", "x", MODEL], ["lora", "unload", "x"]):
+                expect(run([*words, "--name", name]), 1, "still being initialized")
+            expect(run(["weights", "--name", name, MODEL]), 1, "shares none")
+            for words in (["link-status"], ["role", "prefill"], ["link", "other"], ["unlink", "other"]):
+                result = run([words[0], "--name", name, *words[1:]])
+                check(result.status in (1, 2) and "coxswain: " in result.err, "no words of %s" % words, result)
+            expect(run(["status", "--name", name]), 0)
+        check(process.poll() is None, "it has ended")
+        expect(run(["stop", "--name", name]), 0)
+        expect(finish(process), 143, "ended by signal 15")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+@test
 def test_wrong_names_and_several_groups():
     expect(run(["status"]), 2, "no group is alive")
     expect(run(["stop"]), 2, "no group is alive")
