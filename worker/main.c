@@ -38,8 +38,7 @@ static void print_help(FILE *to)
 {
     fprintf(
         to,
-        "Usage: coxswain-worker [--model DIR] [--block-count N] [--block-size N] "
-        "[--swap-block-count N] [--lora-slots N]\n"
+        "Usage: coxswain-worker [--door NAME|PATH] [OPTION]...\n"
         "\n"
         "The reference inference worker: one rank of a group, running a Llama-architecture model\n"
         "(config.json and model.safetensors) on the CPU. A coordinator starts it, for example\n"
@@ -59,11 +58,21 @@ static void print_help(FILE *to)
         "  --block-size N        positions per KV block (default %d)\n"
         "  --swap-block-count N  blocks of swap space (default %d)\n"
         "  --lora-slots N        LoRA adapters at a time, 1 to %u (default %u)\n"
-        "  --help                this text\n"
+        "  -h, --help            this text\n"
         "\n"
         "Exit status: 0 told to end, 1 failure, 2 usage, 70 the coordinator died.\n",
         BLOCK_COUNT_DEFAULT, BLOCK_SIZE_DEFAULT, SWAP_BLOCK_COUNT_DEFAULT,
         COX_ADAPTER_SLOT_COUNT_MAX, COX_ADAPTER_SLOT_COUNT_DEFAULT);
+}
+
+static int help(void)
+{
+    print_help(stdout);
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return EXIT_OK;
+    fprintf(stderr, "coxswain-worker: cannot write to standard output: %s\n",
+            cox_status_text(-errno));
+    return EXIT_FAILED;
 }
 
 static int parse_count(const char *flag, const char *text, uint32_t *ret_count)
@@ -93,6 +102,11 @@ static int parse_arguments(struct cox_engine_options *engine, int argc, char **a
     while (r == 0 && (o = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (o) {
         case 'm':
+            if (strlen(optarg) >= sizeof engine->model_dir) {
+                fprintf(stderr, "coxswain-worker: --model: expected a path of under %zu bytes\n",
+                        sizeof engine->model_dir);
+                return EXIT_USAGE;
+            }
             snprintf(engine->model_dir, sizeof engine->model_dir, "%s", optarg);
             break;
         case 'c':
@@ -160,14 +174,12 @@ int main(int argc, char **argv)
         .swap_block_count = SWAP_BLOCK_COUNT_DEFAULT,
     };
     for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0) {
-            print_help(stdout);
-            return EXIT_OK;
-        }
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return help();
     struct cox_error err = {0};
     struct cox_worker_options options = {0};
     if (cox_worker_options_parse(&options, &argc, argv, &err)) {
-        fprintf(stderr, "coxswain-worker: %s\n", err.text);
+        fprintf(stderr, "coxswain-worker: %s (--help tells the options)\n", err.text);
         return EXIT_USAGE;
     }
     options.leave_stuck = true; /* see engine.h */

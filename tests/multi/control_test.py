@@ -876,6 +876,28 @@ def test_a_door_by_its_name_has_to_be_there():
         result = subprocess.run([os.path.join(base.BIN_DIR, "coxswain-worker"), *arguments], stdin=subprocess.DEVNULL,
                                 capture_output=True, text=True, timeout=TIMEOUT, env=base.environment(), check=False)
         return base.Result(result.returncode, result.stdout, result.stderr, 0)
+    for arguments in (["--help"], ["-h"], ["--door", "x", "--help"]):
+        result = expect(worker(*arguments), 0)
+        check(result.out.startswith("Usage: coxswain-worker") and "Exit status" in result.out, "odd help", result)
+    for arguments, parts in (([], ["not told, which group, which rank, how many ranks; ", "--door", "--help"]),
+                             (["--local_rank", "1"], ["not told, which group, how many ranks; "]),
+                             (["-x"], ["--help"]), (["--door"], ["--door needs a value"]),
+                             (["--door", ""], ["--door: expected the path of a socket"]),
+                             (["--door", "x", "--odd"], ["--odd"]), (["--door", "x", "more"], ["'more'", "--help"]),
+                             (["--door", "x", "--local_rank", "-1"], ["--local_rank is '-1'", "0 to 127"]),
+                             (["--door", "x", "--local_rank", "128"], ["--local_rank is '128'", "0 to 127"]),
+                             (["--door", "x", "--local_world_size", "0"], ["--local_world_size is '0'", "1 to 128"]),
+                             (["--door", "x", "--block-count", "-5"], ["--block-count is '-5'"]),
+                             (["--door", "x", "--model", "/x" * 3000], ["--model", "under 4096"])):
+        check(expect(worker(*arguments), 2, *parts).out == "", "output for wrong input")
+    with open("/dev/full", "w", encoding="ascii") as full:
+        closed = subprocess.run([os.path.join(base.BIN_DIR, "coxswain-worker"), "--help"], stdout=full, text=True,
+                                stderr=subprocess.PIPE, timeout=TIMEOUT, check=False)
+        check(closed.returncode == 1 and "cannot write to standard output: No space left" in closed.stderr, "not told")
+    for other, part in ((os.path.abspath(__file__), "is no socket"), (RUNTIME, "is no socket")):
+        expect(worker("--door", other), 1, part)
+        for command in ("status", "stop"):
+            expect(run([command, "--door", other]), 1, part)
     expect(worker("--door", "coxnobody"), 1, "no door is at %s" % os.path.join(RUNTIME, "coxswain", "coxnobody.door"))
     expect(worker("--door", "cox nobody"), 1, "position 4")
     expect(worker("--door", os.path.join(RUNTIME, "x.door")), 1, "no door is at %s" % os.path.join(RUNTIME, "x.door"))
