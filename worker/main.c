@@ -47,7 +47,8 @@ static void print_help(FILE *to)
         "environment (COXSWAIN_*) or by flags (--local_rank, --local_world_size, "
         "--shm_name_prefix, ...).\n"
         "Started by hand it logs on at the door of a group that waits for it (coxswain run "
-        "--external).\n"
+        "--external), and\n"
+        "SIGTERM or Ctrl-C ends it; the group takes that for its death.\n"
         "\n"
         "  --door NAME|PATH      log on at the door of this group; rank (--local_rank) and world "
         "size are "
@@ -151,8 +152,13 @@ static int serve(const struct cox_worker_options *options, struct cox_engine *en
         const struct sigaction action = {.sa_handler = on_terminate};
         sigaction(SIGTERM, &action, NULL);
         /* A terminal's Ctrl-C reaches the whole process group; the coordinator decides what it
-         * means. */
-        signal(SIGINT, SIG_IGN);
+         * means. Whoever started this one by hand has its terminal, and means it. */
+        struct sigaction before;
+        sigaction(SIGINT, NULL, &before);
+        if (!options->parent_pid && before.sa_handler != SIG_IGN)
+            sigaction(SIGINT, &action, NULL);
+        else
+            signal(SIGINT, SIG_IGN);
         r = cox_worker_run(worker, &err);
         running_worker = NULL;
         running_engine = NULL;

@@ -855,6 +855,42 @@ def test_p2_a_worker_that_dies_before_the_others_came_is_named():
 
 
 @test
+def test_who_starts_a_worker_by_hand_can_end_it_at_its_terminal():
+    def by_hand(group, interrupt=signal.SIG_DFL):
+        worker = subprocess.Popen([os.path.join(base.BIN_DIR, "coxswain-worker"), "--door", group.name],
+                                  stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=base.environment(),
+                                  preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt))
+        group.workers.append(worker)
+        group.logged_on(worker)
+        return worker
+
+    def has_a_say(worker):
+        """It has come as far as to say what SIGINT does, which it does last."""
+        with open("/proc/%d/status" % worker.pid, encoding="ascii") as file:
+            sets = re.findall(r"^Sig(?:Cgt|Ign):\s+([0-9a-f]+)", file.read(), re.M)
+        return any(int(one, 16) & 1 << signal.SIGINT - 1 for one in sets)
+
+    for more in ([], ["--attach", "sealed"]):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with External(2, *more) as group:
+                worker = by_hand(group)
+                wait_until(lambda: has_a_say(worker), "a worker that waits")
+                worker.send_signal(number)
+                err = worker.communicate(timeout=TIMEOUT)[1]
+                check((worker.returncode, err) == (0, ""), "status %d: %s" % (worker.returncode, err))
+                expect(finish(group.process), 3, "rank 0 (pid %d) is dead" % worker.pid)
+                group.left_nothing()
+        # In a shell's background it is ignored, as it was at the start.
+        with External(1, *more) as group:
+            worker = by_hand(group, signal.SIG_IGN)
+            group.process.stdout.readline()
+            worker.send_signal(signal.SIGINT)
+            check(expect(run(["generate", "--name", group.name, "27+58="]), 0).out == "27+58=85\n", "it has ended")
+            expect(run(["stop", "--name", group.name]), 0)
+            group.left_nothing()
+
+
+@test
 def test_waiting_for_workers_ends_when_told_to():
     for more in ([], ["--attach", "sealed"]):
         for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 143)):
