@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -63,7 +64,7 @@ struct cox_service {
     struct cox_lora *lora;
     struct cox_group_links *links;
     struct cox_shared_weights *weights;
-    const char *refusal;
+    char refusal[COX_REFUSAL_SIZE];
     uint32_t prompts_count; /* connections that brought some */
     struct connection connections[COX_SERVICE_CONNECTION_MAX];
 };
@@ -454,10 +455,10 @@ static struct cox_answer_source source_of(struct cox_service *service)
         .recovery = service->recovery,
         .lora = service->lora,
         .links = service->links,
-        .refusal = service->refusal,
         .model = service->model,
         .weights = service->weights,
     };
+    memcpy(source.refusal, service->refusal, sizeof source.refusal);
     pthread_mutex_unlock(&service->lock);
     return source;
 }
@@ -646,7 +647,7 @@ int cox_service_new(const struct cox_service_options *options, struct cox_servic
     if (!service)
         return cox_fail(err, -ENOMEM, "no memory for the control connections");
     service->options = *options;
-    service->refusal = STARTING;
+    snprintf(service->refusal, sizeof service->refusal, "%s", STARTING);
     pthread_mutex_init(&service->lock, NULL);
     service->model = options->model ? strdup(options->model) : NULL;
     service->end_fd = eventfd(0, EFD_CLOEXEC);
@@ -721,7 +722,7 @@ void cox_service_weights_with(struct cox_service *service, struct cox_shared_wei
 void cox_service_refuse(struct cox_service *service, const char *refusal)
 {
     pthread_mutex_lock(&service->lock);
-    service->refusal = refusal ? refusal : STARTING;
+    snprintf(service->refusal, sizeof service->refusal, "%s", refusal ? refusal : STARTING);
     pthread_mutex_unlock(&service->lock);
 }
 

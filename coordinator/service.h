@@ -22,6 +22,8 @@
 
 #define COX_SERVICE_CONNECTION_MAX 32
 #define COX_SERVICE_PROMPTS_MAX 24
+/* With the end of the text; what is longer is cut. */
+#define COX_REFUSAL_SIZE 512
 
 struct cox_lora;
 struct cox_group_links;
@@ -54,7 +56,7 @@ void cox_service_lora_with(struct cox_service *service, struct cox_lora *lora);
 void cox_service_link_with(struct cox_service *service, struct cox_group_links *links);
 /* What status tells of, and a request replaces, from now on; NULL: ranks have loaded their own. Borrowed until free. */
 void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights);
-void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */
+void cox_service_refuse(struct cox_service *service, const char *refusal); /* copied */
 
 /* Serves a connection, a stream socket. Returns 0; COX_FULL: there are too many; -ENOMEM; -errno. Unless
  * 0 fd stays the caller's. */

@@ -424,6 +424,26 @@ def test_p3_a_group_that_loads_its_model_answers_every_command():
 
 
 @test
+def test_p3_status_tells_which_ranks_have_not_attached_while_a_group_is_started():
+    name = "coxhalf.%d" % os.getpid()
+    script = 'case $COXSWAIN_RANK in 1|3) exec sleep 1000;; esac; exec %s --model %s' % (
+        os.path.join(base.BIN_DIR, "coxswain-worker"), MODEL)
+    for more in ([], ["--attach", "sealed"]):
+        process = start(["run", "-n", "4", "--name", name, *more, "--no-flags", "--", "sh", "-c", script])
+        told = "the group is still being started; not attached yet: ranks 1,3 (of 4)\n"
+        try:
+            wait_until(lambda: run(["status", "--name", name]).err.endswith(told), "two ranks missing")
+            expect(run(["status", "--name", name, "--json"]), 1, told)
+            expect(run(["generate", "--name", name, "1+1="]), 1, told)
+            expect(run(["stop", "--name", name]), 0)
+            expect(finish(process), 143)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+@test
 def test_wrong_names_and_several_groups():
     expect(run(["status"]), 2, "no group is alive")
     expect(run(["stop"]), 2, "no group is alive")
@@ -792,6 +812,11 @@ class External:
                 return re.search("/dev/shm/|/memfd:", file.read())
         wait_until(mapped, "a worker that was let in")
 
+    def misses(self, ranks):
+        """Whoever asks is told of these."""
+        wait_until(lambda: "not here yet: ranks %s (of %d)\n" % (ranks, self.ranks) in expect(run(
+            ["status", "--name", self.name]), 1, "waits for its workers").err, "ranks %s missing" % ranks)
+
     def left_nothing(self):
         for worker in self.workers:
             check(worker.wait(timeout=TIMEOUT) is not None, "a worker lives on")
@@ -807,16 +832,19 @@ def test_workers_started_by_hand_come_in_any_order_and_serve():
     for more in ([], ["--attach", "sealed"], ["--name", "coxhand.%d" % os.getpid()]):
         with External(4, *more) as group:
             expect(run(["status", "--name", group.name]), 1, "waits for its workers", "coxswain-worker --door")
-            expect(run(["generate", "--name", group.name, "1+1="]), 1, "waits for its workers")
+            expect(run(["generate", "--name", group.name, "1+1="]), 1, "waits for its workers",
+                   "coxswain-worker --door %s" % group.name, "not here yet: ranks 0-3 (of 4)")
             # The last rank first; who says no rank gets the lowest that is free.
             by_rank = {3: group.worker("--local_rank", "3")}
             group.logged_on(by_rank[3])
+            group.misses("0-2")
             taken = group.worker("--local_rank", "3")
             err = taken.communicate(timeout=TIMEOUT)[1]
             check(taken.returncode == 1 and "rank 3 of the group '%s' is process %d already" % (
                 group.name, by_rank[3].pid) in err, "rank 3 came twice: " + err)
             by_rank[1] = group.worker("--local_rank", "1", "--local_world_size", "4")
             group.logged_on(by_rank[1])
+            group.misses("0,2")
             for rank in (0, 2):
                 by_rank[rank] = group.worker()
                 group.logged_on(by_rank[rank])
