@@ -460,6 +460,13 @@ def test_wrong_names_and_several_groups():
             result = expect(run([command]), 2, one.name, two.name, "--name")
             check(result.out == "", "it chose one", result)
         check(two.status()["name"] == two.name and one.status()["name"] == one.name, "the wrong group")
+        # The socket of a long name has another one.
+        long = start(["run", "-n", "1", "--name", "coxlong" * 18, "--model", MODEL])
+        check(long.stdout.readline() == "name %s\n" % ("coxlong" * 18), "another name")
+        door = long.stdout.readline().split()[1]
+        expect(run(["status"]), 2, "3 groups are alive", "(with --door %s)" % door)
+        expect(run(["stop", "--door", door]), 0)
+        expect(finish(long), 0)
         expect(one.stop(), 0)
         one.left_nothing()
         check(json.loads(expect(run(["status", "--json"]), 0).out)["name"] == two.name, "the other one is left")
@@ -504,8 +511,9 @@ def test_m15_status_answers_while_a_stuck_group_ends_and_stop_again_is_no_harm()
 def test_stop_gives_up_at_its_deadline():
     with Group(1) as group:
         group.process.send_signal(signal.SIGSTOP)
-        expect(group.stop("--timeout", "0.3"), 3)
-        expect(run(["status", "--name", group.name, "--timeout", "0.3"]), 3)
+        told = "process %d, the coordinator, is stopped by a signal" % group.process.pid
+        expect(group.stop("--timeout", "0.3"), 3, told)
+        expect(run(["status", "--name", group.name, "--timeout", "0.3"]), 3, told)
         group.process.send_signal(signal.SIGCONT)
         expect(group.stop(), 0)
         group.left_nothing()
