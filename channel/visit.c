@@ -13,6 +13,7 @@
 #include "folder.h"
 #include "geometry.h"
 #include "logon.h"
+#include "peer.h"
 #include "socket.h"
 
 int cox_door_find(const char *name, char *buffer, struct cox_error *err)
@@ -167,10 +168,16 @@ static int visit_check_peer(int fd, const char *path, struct cox_error *err)
 
 /* ---- the exchange ---- */
 
-static int visit_failed(int r, const char *path, struct cox_error *err)
+static int visit_failed(int r, int fd, const char *path, struct cox_error *err)
 {
+    struct cox_socket_peer peer;
     switch (r) {
     case COX_TIMEOUT:
+        if (cox_socket_peer(fd, &peer) == 0 && peer.pid > 0 && cox_peer_stopped(peer.pid))
+            return cox_fail(err, r,
+                            "%s: no whole answer came in time: process %d, the coordinator, is "
+                            "stopped by a signal",
+                            path, (int)peer.pid);
         return cox_fail(err, r, "%s: no whole answer came in time", path);
     case COX_CLOSED:
         return cox_fail(err, r, "%s: the coordinator has closed the door without an answer", path);
@@ -192,7 +199,7 @@ static int visit_hear_refusal(int fd, uint64_t deadline_ns, const char *path, st
         r = cox_socket_receive(fd, bytes + COX_REFUSAL_HEAD_SIZE, size, NULL, 0, NULL, deadline_ns);
     if (r == COX_CLOSED) /* not before its first byte */
         r = COX_CORRUPT;
-    return r ? visit_failed(r, path, err) : cox_refusal_parse(bytes, err);
+    return r ? visit_failed(r, fd, path, err) : cox_refusal_parse(bytes, err);
 }
 
 /* Behind a welcome nothing follows before the visitor has asked; to a worker nothing ever does. */
@@ -213,7 +220,7 @@ static int visit_hear(int fd, const struct cox_logon *logon, uint64_t deadline_n
         logon->fd_count_max < COX_DOOR_FD_COUNT_MAX ? logon->fd_count_max : COX_DOOR_FD_COUNT_MAX;
     int r = cox_socket_receive(fd, bytes, 1, session->fds, most, &session->fd_count, deadline_ns);
     if (r)
-        return visit_failed(r, path, err);
+        return visit_failed(r, fd, path, err);
     if (bytes[0] == COX_ANSWER_REFUSED && session->fd_count == 0)
         return visit_hear_refusal(fd, deadline_ns, path, err);
     if (bytes[0] != COX_ANSWER_WELCOME)
@@ -223,7 +230,7 @@ static int visit_hear(int fd, const struct cox_logon *logon, uint64_t deadline_n
     if (r == 0)
         r = visit_check_silence(fd);
     if (r)
-        return visit_failed(r == COX_CLOSED ? COX_CORRUPT : r, path, err);
+        return visit_failed(r == COX_CLOSED ? COX_CORRUPT : r, fd, path, err);
     return cox_welcome_parse(bytes, logon, session->fd_count, &session->welcome, err);
 }
 
@@ -253,7 +260,7 @@ int cox_door_connect(const char *path, const struct cox_logon *logon, uint64_t d
         if (r == 0 || r == COX_CLOSED)
             r = visit_hear(session.fd, &asked, deadline_ns, path, &session, err);
         else
-            visit_failed(r, path, err);
+            visit_failed(r, session.fd, path, err);
     }
     if (r) {
         cox_door_session_close(&session);

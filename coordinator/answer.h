@@ -12,6 +12,7 @@
 
 #include "group_links.h"
 #include "recovery.h"
+#include "service.h"
 #include "serving.h"
 
 struct cox_arena;
@@ -32,7 +33,7 @@ struct CoxswainControl__WeightsStatus;
 struct cox_answer_source {
     struct cox_executor *executor;
     struct cox_serving *serving;        /* NULL: it takes no prompts, */
-    const char *refusal;                /* because */
+    char refusal[COX_REFUSAL_SIZE];     /* because */
     struct cox_recovery *recovery;      /* NULL: the group is being started */
     struct cox_lora *lora;              /* NULL: as recovery */
     struct cox_group_links *links;      /* NULL: it takes no part in transfers */

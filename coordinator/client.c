@@ -1,6 +1,7 @@
 #include "client.h"
 
 #include "../channel/door.h"
+#include "../channel/geometry.h"
 #include "proto/control.pb-c.h"
 
 #include <dirent.h>
@@ -91,7 +92,12 @@ static int doors_try(struct cox_client *client, const char *folder, DIR *stream,
         if (r)
             return cox_fail(err, r, "the group '%s': %.800s", name, error.text);
         size_t used = strlen(listed);
-        snprintf(listed + used, listed_size - used, "%s%s", used ? ", " : "", name);
+        /* A long name is cut in its socket's (cox_door_find), and then is none. */
+        if (cox_name_check(name, NULL))
+            snprintf(listed + used, listed_size - used, "%s%s (with --door %s)", used ? ", " : "",
+                     name, path);
+        else
+            snprintf(listed + used, listed_size - used, "%s%s", used ? ", " : "", name);
         cox_client_close(client);
         *client = other;
         ++*ret_count;

@@ -1,10 +1,12 @@
 #include "crew.h"
 
+#include "../channel/geometry.h"
 #include "../channel/thread.h"
 #include "console.h"
 #include "group_links.h"
 #include "lora.h"
 #include "recovery.h"
+#include "report.h"
 #include "scheduler.h"
 #include "service.h"
 #include "shared_weights.h"
@@ -25,6 +27,8 @@ struct cox_crew {
     struct cox_shared_weights *weights; /* NULL: ranks load their own */
     uint32_t rank_count;
     bool quiet;
+    char group[COX_NAME_SIZE_MAX +
+               1]; /* whose workers somebody starts by hand; empty: it starts them itself */
 
     struct cox_signals signals;
     struct cox_lora *lora; /* before there is a recovery, until after */
@@ -112,13 +116,32 @@ static void on_log(void *context, int level, const char *text)
         cox_console_say("%s", text);
 }
 
+/* What whoever asks meanwhile wants to know. */
+static void on_attaching(void *context, const struct cox_rank_set *missing)
+{
+    struct cox_crew *crew = context;
+    char text[COX_REFUSAL_SIZE], ranks[COX_REFUSAL_SIZE / 2] = "";
+    cox_report_append_ranks(ranks, sizeof ranks, missing);
+    if (crew->group[0])
+        snprintf(text, sizeof text,
+                 "the group waits for its workers, which are started by hand (coxswain-worker "
+                 "--door %s); not here yet: ranks %s (of %" PRIu32 ")",
+                 crew->group, ranks, crew->rank_count);
+    else
+        snprintf(text, sizeof text,
+                 "the group is still being started; not attached yet: ranks %s (of %" PRIu32 ")",
+                 ranks, crew->rank_count);
+    cox_service_refuse(crew->service, text);
+}
+
 /* What somebody has to type is said when the door stands, so that it works at once. */
 static void on_waiting(void *context, const char *name, const char *door)
 {
     struct cox_crew *crew = context;
     (void)door;
-    cox_service_refuse(crew->service, "the group waits for its workers, which are started by hand "
-                                      "(coxswain-worker --door NAME)");
+    const struct cox_rank_set all = cox_rank_set_first(crew->rank_count);
+    snprintf(crew->group, sizeof crew->group, "%s", name);
+    on_attaching(crew, &all);
     cox_console_say("waiting for %" PRIu32 " worker%s: coxswain-worker --door %s", crew->rank_count,
                     crew->rank_count == 1 ? "" : "s", name);
 }
@@ -308,6 +331,7 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
         .fault = on_fault,
         .death = on_death,
         .waiting = on_waiting,
+        .attaching = on_attaching,
         .cancelled = on_cancelled,
         .control = on_control,
     };

@@ -114,8 +114,10 @@ static int evaluate(struct eval *e)
     if (r)
         return r > 0 ? cox_exit_usage("eval", &error) : cox_exit_with(&error);
     r = cox_worker_find(&e->group, &worker, &error);
+    if (!r)
+        r = cox_worker_check(&e->group, worker, &error);
     if (r)
-        return cox_exit_with(&error);
+        return r == COX_INVALID ? cox_exit_usage("eval", &error) : cox_exit_with(&error);
     const char *const command[] = {worker, "--model", model, NULL};
     struct cox_crew_options crew_options = {
         .group = &e->group,

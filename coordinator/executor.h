@@ -126,6 +126,9 @@ struct cox_executor_options {
     /* External workers can log on from now on, at this door. Called once, inside start. NULL: nobody is
      * told. */
     void (*waiting)(void *hook_context, const char *name, const char *door);
+    /* The ranks that have not attached yet, while start waits for them: at first all, then whenever there
+     * are fewer. On the thread of start. NULL: nobody is told. */
+    void (*attaching)(void *hook_context, const struct cox_rank_set *missing);
     /* Asked every 50 ms while start waits for the ranks: true ends it with COX_CLOSED. NULL: never.
      */
     bool (*cancelled)(void *hook_context);

@@ -728,8 +728,10 @@ static int generate_own(struct generate *g)
     if (r)
         return r > 0 ? cox_exit_usage("generate", &error) : cox_exit_with(&error);
     r = cox_worker_find(&g->group, &worker, &error);
+    if (!r)
+        r = cox_worker_check(&g->group, worker, &error);
     if (r)
-        return cox_exit_with(&error);
+        return r == COX_INVALID ? cox_exit_usage("generate", &error) : cox_exit_with(&error);
     const char *const command[] = {worker, "--model", model, NULL};
     struct cox_crew_options crew_options = {
         .group = &g->group,

@@ -105,7 +105,7 @@ static int link_await(struct cox_client *reader, const char *owner_name, uint64_
                       struct cox_error *err)
 {
     for (;;) {
-        enum cox_group_link_state state;
+        enum cox_group_link_state state = COX_GROUP_LINK_WAITING;
         int r = state_ask(reader, owner_name, deadline_ns, &state, err);
         if (r || state == COX_GROUP_LINK_SUCCESS)
             return r;

@@ -1,6 +1,7 @@
 #include "options.h"
 
 #include "../channel/geometry.h"
+#include "../model/share.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -14,6 +15,7 @@
 #define SIZE_MAX_BYTES (UINT64_C(1) << 40)
 #define RESTART_MAX_MAX 1000000
 #define ASYNC_STEPS_IN_FLIGHT 2
+#define REFERENCE_WORKER "coxswain-worker"
 
 /* ---- values ---- */
 
@@ -278,7 +280,8 @@ void cox_layout_options_help(FILE *file)
 {
     fprintf(
         file,
-        "  -n, --ranks N             worker processes, 1 to %d (default %d)\n"
+        "  -n, --ranks N             worker processes, 1 to %d (default %d); the reference worker\n"
+        "                            divides a model among 1, 2, 4 or 8\n"
         "      --name NAME           name of the group (default: made of the process id)\n"
         "      --depth D             requests in flight per channel, 1 to %d (default %d)\n"
         "      --spin off|auto|max   whoever waits looks before it sleeps: not at all, for 50 us "
@@ -374,12 +377,22 @@ int cox_worker_find(struct cox_group_choice *options, const char **ret_path, str
     int r = own_folder(folder, err);
     if (r)
         return r;
-    int size = snprintf(options->worker_path, PATH_MAX, "%s/coxswain-worker", folder);
+    int size = snprintf(options->worker_path, PATH_MAX, "%s/" REFERENCE_WORKER, folder);
     if (size < PATH_MAX && access(options->worker_path, X_OK) == 0)
         *ret_path = options->worker_path;
     else
-        *ret_path = "coxswain-worker"; /* the start searches PATH, and says if it is not there */
+        *ret_path = REFERENCE_WORKER; /* the start searches PATH, and says if it is not there */
     return 0;
+}
+
+int cox_worker_check(const struct cox_group_choice *options, const char *worker,
+                     struct cox_error *err)
+{
+    struct cox_share share;
+    const char *name = strrchr(worker, '/');
+    if (options->legacy_workers || strcmp(name ? name + 1 : worker, REFERENCE_WORKER) != 0)
+        return 0;
+    return cox_share_of_rank(0, options->rank_count, &share, err);
 }
 
 static bool is_folder(const char *path)

@@ -118,8 +118,7 @@ int cox_report_divergence(struct cox_gathering *gathering)
     return diverged ? COX_DIVERGED : 0;
 }
 
-/* "0-3,7" */
-static void append_ranks(char *buffer, size_t buffer_size, const struct cox_rank_set *ranks)
+void cox_report_append_ranks(char *buffer, size_t buffer_size, const struct cox_rank_set *ranks)
 {
     const char *separator = "";
     for (uint32_t first = 0; first < COX_RANK_COUNT_MAX; first++) {
@@ -163,7 +162,7 @@ static void report_outcome(struct cox_gathering *gathering, enum cox_outcome out
     if (count > told) {
         append(buffer, buffer_size, "; %s too: ranks ",
                outcome == COX_OUTCOME_DEAD ? "dead" : "failed");
-        append_ranks(buffer, buffer_size, &others);
+        cox_report_append_ranks(buffer, buffer_size, &others);
     }
 }
 
@@ -182,7 +181,7 @@ static void report_late_ranks(struct cox_gathering *gathering, bool taken)
     if (silent_ns == 0)
         return;
     append(gathering->text, sizeof gathering->text, "; ranks ");
-    append_ranks(gathering->text, sizeof gathering->text, &ranks);
+    cox_report_append_ranks(gathering->text, sizeof gathering->text, &ranks);
     append(gathering->text, sizeof gathering->text, " %s, silent for up to %.3f s",
            taken ? "took it and have not answered" : "never took it", (double)silent_ns / 1e9);
 }

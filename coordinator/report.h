@@ -2,7 +2,7 @@
  * report: a finished request in words: who answered, who is silent since when, who is dead, who
  * disagrees.
  *
- * Threads: the gathering thread of the collector.
+ * Threads: the gathering thread of the collector; append_ranks any.
  * Blocks: nothing.
  * If the process dies: nothing is left.
  */
@@ -11,6 +11,8 @@
 
 #include "collect.h"
 
+/* Appends "0-3,7" to a text, as far as there is room. */
+void cox_report_append_ranks(char *buffer, size_t buffer_size, const struct cox_rank_set *ranks);
 /* How a dead rank ended, and the last lines it wrote. */
 void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                       size_t buffer_size);

@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -74,7 +75,7 @@ struct cox_service {
     struct cox_lora *lora;
     struct cox_group_links *links;
     struct cox_shared_weights *weights;
-    const char *refusal;
+    char refusal[COX_REFUSAL_SIZE];
     uint32_t orders_count; /* requests under way that may take long */
     struct connection connections[SLOT_COUNT];
 };
@@ -167,7 +168,7 @@ static int pulled_put(struct connection *c, const struct cox_serving_result *res
 
 static int pull_put(struct connection *c, const struct cox_serving_result *result)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
@@ -179,7 +180,7 @@ static int pull_put(struct connection *c, const struct cox_serving_result *resul
 static int links_put(struct connection *c, const struct cox_answer_source *source,
                      const control_request *request)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
@@ -192,7 +193,7 @@ static int links_put(struct connection *c, const struct cox_answer_source *sourc
 
 static int status_put(struct connection *c, const struct cox_answer_source *source)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
@@ -204,7 +205,7 @@ static int status_put(struct connection *c, const struct cox_answer_source *sour
 static int recover_put(struct connection *c, const struct cox_answer_source *source,
                        const CoxswainControl__RecoverRequest *request)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
     if (!source->recovery)
@@ -221,7 +222,7 @@ static int recover_put(struct connection *c, const struct cox_answer_source *sou
 static int lora_put(struct connection *c, const struct cox_answer_source *source,
                     const CoxswainControl__LoraRequest *request)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
     if (!source->lora)
@@ -238,7 +239,7 @@ static int lora_put(struct connection *c, const struct cox_answer_source *source
 static int weights_put(struct connection *c, const struct cox_answer_source *source,
                        const CoxswainControl__WeightsRequest *request)
 {
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
     if (!source->weights)
@@ -576,10 +577,10 @@ static struct cox_answer_source source_of(struct cox_service *service)
         .recovery = service->recovery,
         .lora = service->lora,
         .links = service->links,
-        .refusal = service->refusal,
         .model = service->model,
         .weights = service->weights,
     };
+    memcpy(source.refusal, service->refusal, sizeof source.refusal);
     pthread_mutex_unlock(&service->lock);
     return source;
 }
@@ -802,7 +803,7 @@ int cox_service_new(const struct cox_service_options *options, struct cox_servic
     if (!service)
         return cox_fail(err, -ENOMEM, "no memory for the control connections");
     service->options = *options;
-    service->refusal = STARTING;
+    snprintf(service->refusal, sizeof service->refusal, "%s", STARTING);
     pthread_mutex_init(&service->lock, NULL);
     service->model = options->model ? strdup(options->model) : NULL;
     service->end_fd = eventfd(0, EFD_CLOEXEC);
@@ -877,7 +878,7 @@ void cox_service_weights_with(struct cox_service *service, struct cox_shared_wei
 void cox_service_refuse(struct cox_service *service, const char *refusal)
 {
     pthread_mutex_lock(&service->lock);
-    service->refusal = refusal ? refusal : STARTING;
+    snprintf(service->refusal, sizeof service->refusal, "%s", refusal ? refusal : STARTING);
     pthread_mutex_unlock(&service->lock);
 }
 

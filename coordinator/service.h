@@ -27,6 +27,8 @@
 #define COX_SERVICE_PROMPTS_MAX 24
 #define COX_SERVICE_ORDERS_MAX 24
 #define COX_SERVICE_BUSY_MAX 28 /* prompts and orders */
+/* With the end of the text; what is longer is cut. */
+#define COX_REFUSAL_SIZE 512
 
 struct cox_lora;
 struct cox_group_links;
@@ -59,7 +61,7 @@ void cox_service_lora_with(struct cox_service *service, struct cox_lora *lora);
 void cox_service_link_with(struct cox_service *service, struct cox_group_links *links);
 /* What status tells of, and a request replaces, from now on; NULL: ranks have loaded their own. Borrowed until free. */
 void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights);
-void cox_service_refuse(struct cox_service *service, const char *refusal); /* static storage */
+void cox_service_refuse(struct cox_service *service, const char *refusal); /* copied */
 
 /* Serves a connection, a stream socket. Returns 0; COX_FULL: too many are busy; -ENOMEM; -errno. Unless
  * 0 fd stays the caller's. */

@@ -38,8 +38,7 @@ static void print_help(FILE *to)
 {
     fprintf(
         to,
-        "Usage: coxswain-worker [--model DIR] [--block-count N] [--block-size N] "
-        "[--swap-block-count N] [--lora-slots N]\n"
+        "Usage: coxswain-worker [--door NAME|PATH] [OPTION]...\n"
         "\n"
         "The reference inference worker: one rank of a group, running a Llama-architecture model\n"
         "(config.json and model.safetensors) on the CPU. A coordinator starts it, for example\n"
@@ -48,7 +47,8 @@ static void print_help(FILE *to)
         "environment (COXSWAIN_*) or by flags (--local_rank, --local_world_size, "
         "--shm_name_prefix, ...).\n"
         "Started by hand it logs on at the door of a group that waits for it (coxswain run "
-        "--external).\n"
+        "--external), and\n"
+        "SIGTERM or Ctrl-C ends it; the group takes that for its death.\n"
         "\n"
         "  --door NAME|PATH      log on at the door of this group; rank (--local_rank) and world "
         "size are "
@@ -59,11 +59,21 @@ static void print_help(FILE *to)
         "  --block-size N        positions per KV block (default %d)\n"
         "  --swap-block-count N  blocks of swap space (default %d)\n"
         "  --lora-slots N        LoRA adapters at a time, 1 to %u (default %u)\n"
-        "  --help                this text\n"
+        "  -h, --help            this text\n"
         "\n"
         "Exit status: 0 told to end, 1 failure, 2 usage, 70 the coordinator died.\n",
         BLOCK_COUNT_DEFAULT, BLOCK_SIZE_DEFAULT, SWAP_BLOCK_COUNT_DEFAULT,
         COX_ADAPTER_SLOT_COUNT_MAX, COX_ADAPTER_SLOT_COUNT_DEFAULT);
+}
+
+static int help(void)
+{
+    print_help(stdout);
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return EXIT_OK;
+    fprintf(stderr, "coxswain-worker: cannot write to standard output: %s\n",
+            cox_status_text(-errno));
+    return EXIT_FAILED;
 }
 
 static int parse_count(const char *flag, const char *text, uint32_t *ret_count)
@@ -93,6 +103,11 @@ static int parse_arguments(struct cox_engine_options *engine, int argc, char **a
     while (r == 0 && (o = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (o) {
         case 'm':
+            if (strlen(optarg) >= sizeof engine->model_dir) {
+                fprintf(stderr, "coxswain-worker: --model: expected a path of under %zu bytes\n",
+                        sizeof engine->model_dir);
+                return EXIT_USAGE;
+            }
             snprintf(engine->model_dir, sizeof engine->model_dir, "%s", optarg);
             break;
         case 'c':
@@ -137,8 +152,13 @@ static int serve(const struct cox_worker_options *options, struct cox_engine *en
         const struct sigaction action = {.sa_handler = on_terminate};
         sigaction(SIGTERM, &action, NULL);
         /* A terminal's Ctrl-C reaches the whole process group; the coordinator decides what it
-         * means. */
-        signal(SIGINT, SIG_IGN);
+         * means. Whoever started this one by hand has its terminal, and means it. */
+        struct sigaction before;
+        sigaction(SIGINT, NULL, &before);
+        if (!options->parent_pid && before.sa_handler != SIG_IGN)
+            sigaction(SIGINT, &action, NULL);
+        else
+            signal(SIGINT, SIG_IGN);
         r = cox_worker_run(worker, &err);
         running_worker = NULL;
         running_engine = NULL;
@@ -160,14 +180,12 @@ int main(int argc, char **argv)
         .swap_block_count = SWAP_BLOCK_COUNT_DEFAULT,
     };
     for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0) {
-            print_help(stdout);
-            return EXIT_OK;
-        }
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return help();
     struct cox_error err = {0};
     struct cox_worker_options options = {0};
     if (cox_worker_options_parse(&options, &argc, argv, &err)) {
-        fprintf(stderr, "coxswain-worker: %s\n", err.text);
+        fprintf(stderr, "coxswain-worker: %s (--help tells the options)\n", err.text);
         return EXIT_USAGE;
     }
     options.leave_stuck = true; /* see engine.h */

@@ -192,7 +192,24 @@ def generate_gives_the_same_json_for_every_number_of_ranks():
 
 @test
 def ranks_that_do_not_divide_the_model_are_refused():
-    expect(generate("-n", "3", "1+1="), 3, "-n 3: heads", "8 slices", "use 1, 2, 4 or 8")
+    for command in (["generate"], ["eval"], ["run"]):
+        more = [] if command == ["run"] else ["-"]
+        for ranks in ("3", "5", "6", "7", "9", "16", "128"):
+            # Before anything is started, and once.
+            result = run([*command, "-n", ranks, "--model", MODEL, *more], text="1+1=2\n" if command == ["eval"] else "1+1=\n")
+            expect(result, 2, "coxswain: %s: -n %s: heads" % (command[0], ranks), "8 slices", "use 1, 2, 4 or 8")
+            check(result.out == "" and result.err.count("\n") == 1 and len(result.err) < 200, "more than a line", result)
+    # A worker that nobody knows is asked; each rank of the reference worker says it.
+    worker = os.path.join(BIN_DIR, "coxswain-worker")
+    for name in ("wrapper", "coxswain-worker"):
+        folder = tempfile.mkdtemp(prefix="cox_commands_")
+        os.symlink(worker, os.path.join(folder, name))
+        result = generate("-n", "3", "--worker", os.path.join(folder, name), "1+1=")
+        expect(result, 2 if name == "coxswain-worker" else 3, "-n 3: heads", "8 slices", "use 1, 2, 4 or 8")
+        os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+    result = run(["run", "-n", "3", "--model", MODEL, "--", worker])
+    expect(result, 3, "rank ", "-n 3: heads", "8 slices", "use 1, 2, 4 or 8")
 
 
 @test

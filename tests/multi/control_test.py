@@ -286,10 +286,12 @@ def test_p3_status_tells_processor_time_and_how_waits_ended():
             check(("looks for " if spun[-1] else "sleeps at once") in human.out, "no spin", human)
             check(spun[-1] > 0 or execute["looks"] == 0, "looks without leave: %s" % status)
             check(execute["wakeups"] + execute["looks"] > 0, "nothing was waited for: %s" % execute)
-            os.kill(group.pids[0], signal.SIGSTOP)  # what does nothing uses nothing
-            wait_until(lambda: group.status()["ranks"][0]["stopped"], "the stop of the rank")
-            used = group.status()["ranks"][0]["cpu_s"]
-            check(group.status()["ranks"][0]["cpu_s"] == used, "a stopped rank uses the processor")
+            group.stopped(0)  # what does nothing uses nothing
+            check(group.status()["ranks"][0]["stopped"], "a stop that is not told")
+
+            def used():  # what its threads used on their way out of the processor is booked a little later
+                return group.status()["ranks"][0]["cpu_s"]
+            wait_until(lambda: used() == used(), "a stopped rank that does not use the processor")
             os.kill(group.pids[0], signal.SIGCONT)
     # Off looks never; the others do where one rank and the coordinator have a processor each.
     check(spun in ([0, 0, 0], [0, 50000, 2000000]), "other budgets: %s" % spun)
@@ -396,6 +398,55 @@ def test_p10_last_words_of_odd_bytes_are_text_for_people_and_programs():
 
 
 @test
+def test_p3_a_group_that_loads_its_model_answers_every_command():
+    name = "coxloads.%d" % os.getpid()
+    process = start(["run", "-n", "2", "--name", name, "--model", "endless", "--",
+                     os.path.join(base.BIN_DIR, "scripted_worker")])
+    try:
+        check("loading" in process.stderr.readline() + process.stderr.readline(), "it does not load")
+        for _ in range(3):  # a thread of the coordinator finds on its stack what the one before it has left there
+            status = json.loads(expect(run(["status", "--name", name, "--json"]), 0).out)
+            check(status["engine_state"] == "INIT" and status["channels"][0]["in_flight"] == 1, "wrong: %s" % status)
+            expect(run(["generate", "--name", name, "1+1="]), 1, "takes no prompts")
+            for command in ("pause", "reinit", "start", "clear", "restart"):
+                expect(run(["recover", command, "--name", name]), 1, "still being initialized")
+            for words in (["lora", "list"], ["lora", "load", "x", MODEL], ["lora", "unload", "x"]):
+                expect(run([*words, "--name", name]), 1, "still being initialized")
+            expect(run(["weights", "--name", name, MODEL]), 1, "shares none")
+            for words in (["link-status"], ["role", "prefill"], ["link", "other"], ["unlink", "other"]):
+                result = run([words[0], "--name", name, *words[1:]])
+                check(result.status in (1, 2) and "coxswain: " in result.err, "no words of %s" % words, result)
+            expect(run(["status", "--name", name]), 0)
+        check(process.poll() is None, "it has ended")
+        expect(run(["stop", "--name", name]), 0)
+        expect(finish(process), 143, "ended by signal 15")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+@test
+def test_p3_status_tells_which_ranks_have_not_attached_while_a_group_is_started():
+    name = "coxhalf.%d" % os.getpid()
+    script = 'case $COXSWAIN_RANK in 1|3) exec sleep 1000;; esac; exec %s --model %s' % (
+        os.path.join(base.BIN_DIR, "coxswain-worker"), MODEL)
+    for more in ([], ["--attach", "sealed"]):
+        process = start(["run", "-n", "4", "--name", name, *more, "--no-flags", "--", "sh", "-c", script])
+        told = "the group is still being started; not attached yet: ranks 1,3 (of 4)\n"
+        try:
+            wait_until(lambda: run(["status", "--name", name]).err.endswith(told), "two ranks missing")
+            expect(run(["status", "--name", name, "--json"]), 1, told)
+            expect(run(["generate", "--name", name, "1+1="]), 1, told)
+            expect(run(["stop", "--name", name]), 0)
+            expect(finish(process), 143)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+@test
 def test_wrong_names_and_several_groups():
     expect(run(["status"]), 2, "no group is alive")
     expect(run(["stop"]), 2, "no group is alive")
@@ -412,6 +463,13 @@ def test_wrong_names_and_several_groups():
             result = expect(run([command]), 2, one.name, two.name, "--name")
             check(result.out == "", "it chose one", result)
         check(two.status()["name"] == two.name and one.status()["name"] == one.name, "the wrong group")
+        # The socket of a long name has another one.
+        long = start(["run", "-n", "1", "--name", "coxlong" * 18, "--model", MODEL])
+        check(long.stdout.readline() == "name %s\n" % ("coxlong" * 18), "another name")
+        door = long.stdout.readline().split()[1]
+        expect(run(["status"]), 2, "3 groups are alive", "(with --door %s)" % door)
+        expect(run(["stop", "--door", door]), 0)
+        expect(finish(long), 0)
         expect(one.stop(), 0)
         one.left_nothing()
         check(json.loads(expect(run(["status", "--json"]), 0).out)["name"] == two.name, "the other one is left")
@@ -456,8 +514,9 @@ def test_m15_status_answers_while_a_stuck_group_ends_and_stop_again_is_no_harm()
 def test_stop_gives_up_at_its_deadline():
     with Group(1) as group:
         group.process.send_signal(signal.SIGSTOP)
-        expect(group.stop("--timeout", "0.3"), 3)
-        expect(run(["status", "--name", group.name, "--timeout", "0.3"]), 3)
+        told = "process %d, the coordinator, is stopped by a signal" % group.process.pid
+        expect(group.stop("--timeout", "0.3"), 3, told)
+        expect(run(["status", "--name", group.name, "--timeout", "0.3"]), 3, told)
         group.process.send_signal(signal.SIGCONT)
         expect(group.stop(), 0)
         group.left_nothing()
@@ -764,6 +823,11 @@ class External:
                 return re.search("/dev/shm/|/memfd:", file.read())
         wait_until(mapped, "a worker that was let in")
 
+    def misses(self, ranks):
+        """Whoever asks is told of these."""
+        wait_until(lambda: "not here yet: ranks %s (of %d)\n" % (ranks, self.ranks) in expect(run(
+            ["status", "--name", self.name]), 1, "waits for its workers").err, "ranks %s missing" % ranks)
+
     def left_nothing(self):
         for worker in self.workers:
             check(worker.wait(timeout=TIMEOUT) is not None, "a worker lives on")
@@ -779,16 +843,19 @@ def test_workers_started_by_hand_come_in_any_order_and_serve():
     for more in ([], ["--attach", "sealed"], ["--name", "coxhand.%d" % os.getpid()]):
         with External(4, *more) as group:
             expect(run(["status", "--name", group.name]), 1, "waits for its workers", "coxswain-worker --door")
-            expect(run(["generate", "--name", group.name, "1+1="]), 1, "waits for its workers")
+            expect(run(["generate", "--name", group.name, "1+1="]), 1, "waits for its workers",
+                   "coxswain-worker --door %s" % group.name, "not here yet: ranks 0-3 (of 4)")
             # The last rank first; who says no rank gets the lowest that is free.
             by_rank = {3: group.worker("--local_rank", "3")}
             group.logged_on(by_rank[3])
+            group.misses("0-2")
             taken = group.worker("--local_rank", "3")
             err = taken.communicate(timeout=TIMEOUT)[1]
             check(taken.returncode == 1 and "rank 3 of the group '%s' is process %d already" % (
                 group.name, by_rank[3].pid) in err, "rank 3 came twice: " + err)
             by_rank[1] = group.worker("--local_rank", "1", "--local_world_size", "4")
             group.logged_on(by_rank[1])
+            group.misses("0,2")
             for rank in (0, 2):
                 by_rank[rank] = group.worker()
                 group.logged_on(by_rank[rank])
@@ -827,6 +894,42 @@ def test_p2_a_worker_that_dies_before_the_others_came_is_named():
 
 
 @test
+def test_who_starts_a_worker_by_hand_can_end_it_at_its_terminal():
+    def by_hand(group, interrupt=signal.SIG_DFL):
+        worker = subprocess.Popen([os.path.join(base.BIN_DIR, "coxswain-worker"), "--door", group.name],
+                                  stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=base.environment(),
+                                  preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt))
+        group.workers.append(worker)
+        group.logged_on(worker)
+        return worker
+
+    def has_a_say(worker):
+        """It has come as far as to say what SIGINT does, which it does last."""
+        with open("/proc/%d/status" % worker.pid, encoding="ascii") as file:
+            sets = re.findall(r"^Sig(?:Cgt|Ign):\s+([0-9a-f]+)", file.read(), re.M)
+        return any(int(one, 16) & 1 << signal.SIGINT - 1 for one in sets)
+
+    for more in ([], ["--attach", "sealed"]):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with External(2, *more) as group:
+                worker = by_hand(group)
+                wait_until(lambda: has_a_say(worker), "a worker that waits")
+                worker.send_signal(number)
+                err = worker.communicate(timeout=TIMEOUT)[1]
+                check((worker.returncode, err) == (0, ""), "status %d: %s" % (worker.returncode, err))
+                expect(finish(group.process), 3, "rank 0 (pid %d) is dead" % worker.pid)
+                group.left_nothing()
+        # In a shell's background it is ignored, as it was at the start.
+        with External(1, *more) as group:
+            worker = by_hand(group, signal.SIG_IGN)
+            group.process.stdout.readline()
+            worker.send_signal(signal.SIGINT)
+            check(expect(run(["generate", "--name", group.name, "27+58="]), 0).out == "27+58=85\n", "it has ended")
+            expect(run(["stop", "--name", group.name]), 0)
+            group.left_nothing()
+
+
+@test
 def test_waiting_for_workers_ends_when_told_to():
     for more in ([], ["--attach", "sealed"]):
         for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 143)):
@@ -848,6 +951,28 @@ def test_a_door_by_its_name_has_to_be_there():
         result = subprocess.run([os.path.join(base.BIN_DIR, "coxswain-worker"), *arguments], stdin=subprocess.DEVNULL,
                                 capture_output=True, text=True, timeout=TIMEOUT, env=base.environment(), check=False)
         return base.Result(result.returncode, result.stdout, result.stderr, 0)
+    for arguments in (["--help"], ["-h"], ["--door", "x", "--help"]):
+        result = expect(worker(*arguments), 0)
+        check(result.out.startswith("Usage: coxswain-worker") and "Exit status" in result.out, "odd help", result)
+    for arguments, parts in (([], ["not told, which group, which rank, how many ranks; ", "--door", "--help"]),
+                             (["--local_rank", "1"], ["not told, which group, how many ranks; "]),
+                             (["-x"], ["--help"]), (["--door"], ["--door needs a value"]),
+                             (["--door", ""], ["--door: expected the path of a socket"]),
+                             (["--door", "x", "--odd"], ["--odd"]), (["--door", "x", "more"], ["'more'", "--help"]),
+                             (["--door", "x", "--local_rank", "-1"], ["--local_rank is '-1'", "0 to 127"]),
+                             (["--door", "x", "--local_rank", "128"], ["--local_rank is '128'", "0 to 127"]),
+                             (["--door", "x", "--local_world_size", "0"], ["--local_world_size is '0'", "1 to 128"]),
+                             (["--door", "x", "--block-count", "-5"], ["--block-count is '-5'"]),
+                             (["--door", "x", "--model", "/x" * 3000], ["--model", "under 4096"])):
+        check(expect(worker(*arguments), 2, *parts).out == "", "output for wrong input")
+    with open("/dev/full", "w", encoding="ascii") as full:
+        closed = subprocess.run([os.path.join(base.BIN_DIR, "coxswain-worker"), "--help"], stdout=full, text=True,
+                                stderr=subprocess.PIPE, timeout=TIMEOUT, check=False)
+        check(closed.returncode == 1 and "cannot write to standard output: No space left" in closed.stderr, "not told")
+    for other, part in ((os.path.abspath(__file__), "is no socket"), (RUNTIME, "is no socket")):
+        expect(worker("--door", other), 1, part)
+        for command in ("status", "stop"):
+            expect(run([command, "--door", other]), 1, part)
     expect(worker("--door", "coxnobody"), 1, "no door is at %s" % os.path.join(RUNTIME, "coxswain", "coxnobody.door"))
     expect(worker("--door", "cox nobody"), 1, "position 4")
     expect(worker("--door", os.path.join(RUNTIME, "x.door")), 1, "no door is at %s" % os.path.join(RUNTIME, "x.door"))

@@ -384,6 +384,7 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
     struct cox_logon logon = worker_logon();
     struct cox_door_session session;
     struct cox_error err = {0};
+    char expected[sizeof err.text];
     int told[2];
     assert_int_equal(pipe2(told, O_CLOEXEC), 0);
     pid_t pid = visitor_start(serve, told);
@@ -394,6 +395,11 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
     assert_int_equal(waitpid(pid, &status, WUNTRACED), pid); /* all its threads have stopped */
     assert_int_equal(cox_door_connect(path, &logon, cox_deadline_after_ms(50), &session, &err),
                      COX_TIMEOUT);
+    snprintf(
+        expected, sizeof expected,
+        "%s: no whole answer came in time: process %d, the coordinator, is stopped by a signal",
+        path, (int)pid);
+    assert_string_equal(err.text, expected);
     kill(pid, SIGCONT);
     assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, NULL), 0);
     kill(pid, SIGKILL);

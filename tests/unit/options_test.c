@@ -96,7 +96,7 @@ static void b8_fds_are_told_to_one_process(void **state)
     set_environment();
     setenv("COXSWAIN_FDS", "7:28", 1);
     unsetenv("COXSWAIN_RANK");
-    refused(arguments, "the rank", "");
+    refused(arguments, "which rank", "");
     assert_string_equal(getenv("COXSWAIN_FDS"), "7:28"); /* not taken */
     setenv("COXSWAIN_RANK", "3", 1);
     struct cox_worker_options options = parsed(&arguments);
@@ -203,16 +203,16 @@ static void what_the_caller_set_stays(void **state)
 static void what_is_missing_is_named(void **state)
 {
     (void)state;
-    refused(ARGUMENTS("x"), "the group the rank the world size", "coordinator");
-    refused(ARGUMENTS("--local_rank=0", "--local_world_size=1"),
-            "not told the group :", "--shm_name_prefix");
-    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_world_size=1"),
-            "not told the rank :", "--local_rank");
-    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_rank=1"),
-            "not told the world size :", "--local_world_size");
+    refused(ARGUMENTS("x"), "not told, which group, which rank, how many ranks;", "coordinator");
+    refused(ARGUMENTS("--local_rank=0", "--local_world_size=1"), "not told, which group;",
+            "--shm_name_prefix");
+    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_world_size=1"), "not told, which rank;",
+            "--local_rank");
+    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_rank=1"), "not told, how many ranks;",
+            "--local_world_size");
     set_environment();
     unsetenv("COXSWAIN_RANK");
-    refused(ARGUMENTS("x"), "the rank", "");
+    refused(ARGUMENTS("x"), "which rank", "");
 }
 
 static void a_flag_without_its_value_is_named(void **state)
