@@ -92,12 +92,14 @@ static int doors_try(struct cox_client *client, const char *folder, DIR *stream,
         if (r)
             return cox_fail(err, r, "the group '%s': %.800s", name, error.text);
         size_t used = strlen(listed);
+        const char *comma = used ? ", " : "";
         /* A long name is cut in its socket's (cox_door_find), and then is none. */
-        if (cox_name_check(name, NULL))
-            snprintf(listed + used, listed_size - used, "%s%s (with --door %s)", used ? ", " : "",
-                     name, path);
-        else
-            snprintf(listed + used, listed_size - used, "%s%s", used ? ", " : "", name);
+        int size = cox_name_check(name, NULL)
+                       ? snprintf(listed + used, listed_size - used, "%s%s (with --door %s)", comma,
+                                  name, path)
+                       : snprintf(listed + used, listed_size - used, "%s%s", comma, name);
+        if (size < 0 || (size_t)size >= listed_size - used)
+            listed[used] = '\0'; /* whole ones only */
         cox_client_close(client);
         *client = other;
         ++*ret_count;
