@@ -174,7 +174,8 @@ static bool any_did(const struct cox_lora *lora, const struct cox_lora_result *r
 {
     bool did = false;
     for (uint32_t rank = 0; rank < lora->rank_count; rank++)
-        did = did || results[rank].status == STATUS(LORA_CMD_SUCCESS) || results[rank].status < 0;
+        did = did || results[rank].status == STATUS(LORA_CMD_SUCCESS) ||
+              (results[rank].status < 0 && results[rank].asked);
     return did;
 }
 
@@ -219,19 +220,29 @@ static void take_back(struct cox_lora *lora, struct entry *entry, bool wanted,
     }
 }
 
-/* What earlier orders left open; who cannot be asked now, will be later. */
-static void settle_open(struct cox_lora *lora, uint64_t deadline_ns)
+/* What earlier orders left open; who cannot be asked now, will be later. Returns 0; COX_TIMEOUT: that took all of the order's time. */
+static int settle_open(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
 {
     struct entry *next;
     for (struct entry *entry = lora->entries; entry; entry = next) {
+        struct cox_error error = {0};
         next = entry->next;
-        if (entry->state != UNSETTLED || settle(lora, entry, entry->wanted, deadline_ns, NULL) != 0)
+        if (entry->state != UNSETTLED)
+            continue;
+        int r = settle(lora, entry, entry->wanted, deadline_ns, &error);
+        if (r && cox_now_ns() >= deadline_ns)
+            return cox_fail(err, COX_TIMEOUT,
+                            "ranks may disagree on the LoRA adapter '%s', which comes first, and "
+                            "were not heard in time: %.600s",
+                            entry->name, error.text);
+        if (r)
             continue;
         if (entry->wanted)
             entry_set(lora, entry, LOADED, false);
         else
             entry_remove(lora, entry);
     }
+    return 0;
 }
 
 static void results_clear(const struct cox_lora *lora, struct cox_lora_result *results)
@@ -272,6 +283,24 @@ static int load_new(struct cox_lora *lora, const char *name, const char *path, u
     return cox_fail(err, r, "%s", error.text);
 }
 
+static int fail_unsettled(const struct entry *entry, struct cox_error *err)
+{
+    return cox_fail(err, COX_STATE,
+                    "ranks may disagree on the LoRA adapter '%s', and cannot be asked now",
+                    entry->name);
+}
+
+/* That it is there already, the ranks say themselves. One that was just started again lacks it until the replay: it gets the files that
+ * the others have, whatever folder was named now, and then says so as well. */
+static int load_known(struct cox_lora *lora, const struct entry *entry, uint64_t deadline_ns,
+                      struct cox_lora_result *results, struct cox_error *err)
+{
+    if (entry->state != LOADED)
+        return fail_unsettled(entry, err);
+    int r = ask(lora, OPERATION(LOAD), entry->name, entry->path, deadline_ns, results, err);
+    return r ? r : ask(lora, OPERATION(LOAD), entry->name, entry->path, deadline_ns, results, err);
+}
+
 int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uint64_t deadline_ns,
                   struct cox_lora_result *ret_results, struct cox_error *err)
 {
@@ -283,11 +312,11 @@ int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uin
         r = order_enter(lora, deadline_ns, err);
     if (r)
         return r;
-    settle_open(lora, deadline_ns);
-    /* Of one that there is, the ranks say so themselves; and what they have stays. */
-    r = entry_find(lora, name)
-            ? ask(lora, OPERATION(LOAD), name, path, deadline_ns, ret_results, err)
-            : load_new(lora, name, path, deadline_ns, ret_results, err);
+    r = settle_open(lora, deadline_ns, err);
+    const struct entry *entry = r ? NULL : entry_find(lora, name);
+    if (r == 0)
+        r = entry ? load_known(lora, entry, deadline_ns, ret_results, err)
+                  : load_new(lora, name, path, deadline_ns, ret_results, err);
     order_leave(lora);
     return r;
 }
@@ -345,14 +374,13 @@ int cox_lora_unload(struct cox_lora *lora, const char *name, uint64_t deadline_n
         r = order_enter(lora, deadline_ns, err);
     if (r)
         return r;
-    settle_open(lora, deadline_ns);
-    struct entry *entry = entry_find(lora, name);
+    r = settle_open(lora, deadline_ns, err);
+    struct entry *entry = r ? NULL : entry_find(lora, name);
     if (entry && entry->state != LOADED)
-        r = cox_fail(err, COX_STATE,
-                     "ranks may disagree on the LoRA adapter '%s', and cannot be asked now", name);
+        r = fail_unsettled(entry, err);
     else if (entry)
         r = unload_known(lora, entry, deadline_ns, ret_results, err);
-    else /* the ranks say so themselves */
+    else if (r == 0) /* the ranks say so themselves */
         r = ask(lora, OPERATION(UNLOAD), name, NULL, deadline_ns, ret_results, err);
     order_leave(lora);
     return r;

@@ -335,6 +335,7 @@ static void lora_visit(void *context, const struct cox_completion *completion)
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
         const struct cox_rank_result *result = &completion->ranks[rank];
         const ExecuteResponse *response = result->response;
+        visit->results[rank].asked = true;
         if (result->outcome != COX_OUTCOME_OK)
             continue; /* the call tells */
         if (!response && rank > 0) {
