@@ -17,6 +17,7 @@ import numpy
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import commands_test as base  # pylint: disable=wrong-import-position
 import control_test as control  # pylint: disable=wrong-import-position
+import lora_command_test as lora  # pylint: disable=wrong-import-position
 import split_test as two  # pylint: disable=wrong-import-position
 from commands_test import MODEL, check, environment, expect, finish, run, start, sums, temporary, wait_until
 from control_test import Group
@@ -242,6 +243,22 @@ def weights_switch_with_the_nested_form_and_in_a_generate_of_its_own():
     expect(finish(process), 0)
 
 
+@test
+def m13_weights_are_switched_under_adapters_that_stay():
+    adapter = "strong=" + lora.FOLDERS["strong"]
+    named = ("--lora", "strong")
+    for ranks in (1, 2, 4):
+        with Group(ranks, ("--adapter", adapter)) as group:
+            for model, version in ((MODEL, 1), (OTHER, 2), (MODEL, 3)):
+                if version > 1:
+                    replace(group, model, version)
+                alone = expected(model, 100, "--adapter", adapter, *named)
+                check(alone != expected(model), "the adapter changes nothing")
+                check(answers(group, 100, *named) == alone, "another text on %d ranks" % ranks)
+                check_group(group, model)
+            ends(group)
+
+
 # ---- what is wrong ----
 
 
@@ -263,15 +280,28 @@ def weights_that_cannot_be_are_refused_and_the_group_goes_on():
         refused(group, write_model("more_positions", header, data, {"max_position_embeddings": 32}), 2,
                 "max_position_embeddings is 32")
         refused(group, write_model("kind", header, data, {"model_type": "gpt2"}), 2, "gpt2")
+        refused(group, write_model("ends", header, data, {"eos_token_id": 5}), 2, "eos_token_id is not that of the model in use")
         refused(group, write_model("nan", header, wrong), 2, "not finite")
         refused(group, write_model("short", header, data[:-1000]), 2, "model.safetensors")
+        refused(group, write_model("numbers", header.replace(b'"F32"', b'"I32"'), data), 2, "has dtype I32")
+        for size in (0, 3, 100, 8 + len(header)):
+            folder = write_model("cut at %d" % size, header, data)
+            os.truncate(os.path.join(folder, "model.safetensors"), size)
+            refused(group, folder, 2, "model.safetensors", "complete?" if size > 8 else "8 bytes of header length")
+        for kind, make, words in (("none", lambda path: None, "holds neither"), ("pipe", os.mkfifo, "not a regular file"),
+                                  ("folder", os.mkdir, "not a regular file")):
+            folder = write_model("a %s" % kind, header, data)
+            os.unlink(os.path.join(folder, "model.safetensors"))
+            make(os.path.join(folder, "model.safetensors"))
+            refused(group, folder, 2, words)
+        refused(group, os.path.join(OTHER, "config.json"), 2, "config.json")
         refused(group, write_model("tensors", header.replace(b"lm_head.weight", b"lm_haed.weight"), data), 2, "lm_head.weight")
         expect(run(["weights", "--name", group.name]), 2, "DIR")
         expect(run(["weights", "--name", "coxweights.nobody", MODEL]), 2)
         now = in_use(group)
         check((now["version"], now["next"], now["block_count"]) == (1, 0, 1), "something is left of them: %s" % now)
         check_group(group, MODEL)
-        replace(group, OTHER, 2)
+        replace(group, shutil.copytree(OTHER, os.path.join(FOLDER, "a name with blanks")), 2)
         check_group(group, OTHER)
         ends(group)
 
@@ -642,4 +672,5 @@ if __name__ == "__main__":
     finally:
         shutil.rmtree(control.RUNTIME, ignore_errors=True)
         shutil.rmtree(FOLDER, ignore_errors=True)
+        shutil.rmtree(lora.FOLDER, ignore_errors=True)
     sys.exit(exit_status)
