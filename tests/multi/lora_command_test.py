@@ -193,6 +193,13 @@ def with_number(tensor, index, number):
     return change
 
 
+def all_numbers(number):
+    def change(content):
+        size = struct.unpack("<Q", content[:8])[0]
+        return content[:8 + size] + struct.pack("<f", number) * ((len(content) - 8 - size) // 4)
+    return change
+
+
 @test
 def test_m13_every_rank_says_what_is_wrong_with_an_adapter_and_none_keeps_it():
     missing = changed("no tensors")
@@ -206,6 +213,10 @@ def test_m13_every_rank_says_what_is_wrong_with_an_adapter_and_none_keeps_it():
         (changed("whole numbers", lambda data: data.replace(b'"F32"', b'"I32"')), "INVALID_LORA_PATH", "has dtype I32"),
         (changed("no number", with_number("0.self_attn.q_proj.lora_A", 5, nan)), "INVALID_LORA_PATH", "is not finite"),
         (changed("infinity", with_number("3.self_attn.o_proj.lora_B", -1, float("inf"))), "INVALID_LORA_PATH", "is not finite"),
+        (changed("too large", all_numbers(3e38)), "INVALID_LORA_PATH", "allowed: up to 1e+06"),
+        (changed("one too large", with_number("0.self_attn.q_proj.lora_A", 5, -1.1e6)), "INVALID_LORA_PATH",
+         "the numbers of A reach 1.1e+06"),
+        (changed("too large together", all_numbers(1001)), "INVALID_LORA_PATH", "and 1.002e+06 with the scale"),
         (changed("no alpha", config=lambda c: {k: v for k, v in c.items() if k != "lora_alpha"}), "INVALID_LORA_PATH",
          "lora_alpha is no number"),
         (changed("no rank", config=lambda c: {k: v for k, v in c.items() if k != "r"}), "INVALID_LORA_RANK", "r is no whole number"),
@@ -245,6 +256,28 @@ def test_m13_what_one_rank_alone_finds_wrong_no_rank_keeps():
             check(not adapters(group), "something is left: %s" % adapters(group))
             result = expect(lora(group, "unload", "x"), 3)
             check(result.out.count("INVALID_LORA_ID: no adapter of that name") == ranks, "a rank has it", result)
+            expect(group.stop(), 0)
+
+
+@test
+def test_m13_an_adapter_of_large_numbers_spoils_no_other_prompt():
+    """In the same steps. Its own texts make no sense."""
+    folder = changed("large", all_numbers(1000))
+    for ranks in (1, 2, 4):
+        with Group(ranks) as group:
+            load(group, "a")
+            expect(lora(group, "load", "large", folder), 0)
+            expect(run(["recover", "pause", "--name", group.name]), 0)
+            running = [(generate_start(group, name), name) for name in ("large", None, "a")]
+
+            def all_are_there(g=group):
+                serving = g.status()["serving"]
+                return serving["waiting"] + serving["running"] == 3 * PROMPT_COUNT
+            wait_until(all_are_there, "all prompts")
+            expect(run(["recover", "start", "--name", group.name]), 0)
+            expect(finish(running[0][0]), 0)
+            for process, name in running[1:]:
+                expect_text(finish(process), name)
             expect(group.stop(), 0)
 
 

@@ -11,8 +11,9 @@
 
 #define ALIGNMENT_FLOATS (COX_WEIGHTS_ALIGNMENT / sizeof(float))
 #define CONFIG_SIZE_MAX ((size_t)1 << 20)
-/* Beyond it nothing but a mistake. */
-#define SCALE_MAX 1e6
+/* Numbers, the scale, and what they come to together. Beyond it nothing but a mistake, and below it no row overflows on the way to its
+ * logits: a step with one that does fails for all prompts in it. */
+#define SIZE_OF_NUMBERS_MAX 1e6
 
 static const char *const module_names[] = {"q_proj", "k_proj", "v_proj", "o_proj"};
 
@@ -123,7 +124,7 @@ static int read_rank(const json_t *root, const char *path, struct description *d
                                             ? sqrt((double)description->rank)
                                             : (double)description->rank);
     /* Written so that what is no number is refused. */
-    if (!(fabs(scale) <= SCALE_MAX))
+    if (!(fabs(scale) <= SIZE_OF_NUMBERS_MAX))
         return cox_fail(err, COX_INVALID, "%s: lora_alpha is %g", path, json_number_value(alpha));
     description->scale = (float)scale;
     return 0;
@@ -229,9 +230,10 @@ static int check_shape(const struct cox_safetensors *file, const char *name,
     return 0; /* reading it tells of the rest */
 }
 
-/* memory is zero. */
+/* memory is zero. *largest: of the numbers, without their signs. */
 static int read_matrix(const struct cox_safetensors *file, const char *name,
-                       const struct matrix *matrix, float *memory, struct cox_error *err)
+                       const struct matrix *matrix, float *memory, float *largest,
+                       struct cox_error *err)
 {
     const uint64_t width = matrix->piece_columns;
     _cox_cleanup_(cox_free_ptr) float *dense =
@@ -252,11 +254,27 @@ static int read_matrix(const struct cox_safetensors *file, const char *name,
 
         if (r)
             return r;
+        for (uint64_t n = 0; n < matrix->piece_rows * width; n++)
+            *largest = fmaxf(*largest, fabsf(dense[n]));
         for (uint64_t row = 0; row < matrix->piece_rows; row++)
             memcpy(memory + i * matrix->stride + row * matrix->leading, dense + row * width,
                    (size_t)width * sizeof(float));
     }
     return 0;
+}
+
+static int check_numbers(const struct cox_adapter *adapter, const char *name, const float *largest,
+                         struct cox_error *err)
+{
+    const double together = fabs((double)adapter->scale) * (double)largest[0] * (double)largest[1];
+
+    if ((double)largest[0] <= SIZE_OF_NUMBERS_MAX && (double)largest[1] <= SIZE_OF_NUMBERS_MAX &&
+        together <= SIZE_OF_NUMBERS_MAX)
+        return 0;
+    return cox_fail(err, COX_INVALID,
+                    "tensor %s: the numbers of A reach %g, those of B %g, and %g with the scale; "
+                    "allowed: up to %g",
+                    name, (double)largest[0], (double)largest[1], together, SIZE_OF_NUMBERS_MAX);
 }
 
 static int read_layer(struct cox_adapter *adapter, const struct cox_safetensors *file,
@@ -268,6 +286,7 @@ static int read_layer(struct cox_adapter *adapter, const struct cox_safetensors 
 
     for (int i = 0; r == 0 && i < COX_PROJECTION_COUNT; i++) {
         struct matrix a, b;
+        float largest[2] = {0};
         char name[2][128];
 
         if (!adapter->has[i])
@@ -281,9 +300,11 @@ static int read_layer(struct cox_adapter *adapter, const struct cox_safetensors 
         if (!r)
             r = check_shape(file, name[1], &b, false, err);
         if (!r)
-            r = read_matrix(file, name[0], &a, base + adapter->a[i], err);
+            r = read_matrix(file, name[0], &a, base + adapter->a[i], &largest[0], err);
         if (!r)
-            r = read_matrix(file, name[1], &b, base + adapter->b[i], err);
+            r = read_matrix(file, name[1], &b, base + adapter->b[i], &largest[1], err);
+        if (!r)
+            r = check_numbers(adapter, name[1], largest, err);
     }
     return r;
 }

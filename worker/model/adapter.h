@@ -47,7 +47,8 @@ struct cox_adapter {
     uint64_t b_stride[COX_PROJECTION_COUNT];
 };
 
-/* Loads and checks a folder for a model and a share of it. All that a rank reads is finite. Returns 0 and gives the adapter;
+/* Loads and checks a folder for a model and a share of it. All that a rank reads is finite, and none of it so large that a row
+ * computed with it could fail a step. Returns 0 and gives the adapter;
  * COX_NOT_FOUND: a file or tensor is missing; COX_CORRUPT: not JSON, not safetensors; COX_DIVERGED: its rank: 0, above
  * COX_ADAPTER_RANK_MAX, or not the same in adapter_config.json, A and B; COX_INVALID: of another shape than
  * the model implies, of other modules than the attention projections, or of a kind that is not computed here;
