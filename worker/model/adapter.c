@@ -255,7 +255,8 @@ static int read_matrix(const struct cox_safetensors *file, const char *name,
         if (r)
             return r;
         for (uint64_t n = 0; n < matrix->piece_rows * width; n++)
-            *largest = fmaxf(*largest, fabsf(dense[n]));
+            if (fabsf(dense[n]) > *largest)
+                *largest = fabsf(dense[n]);
         for (uint64_t row = 0; row < matrix->piece_rows; row++)
             memcpy(memory + i * matrix->stride + row * matrix->leading, dense + row * width,
                    (size_t)width * sizeof(float));
