@@ -171,11 +171,27 @@ def weights_are_in_memory_once():
 # ---- other weights ----
 
 
+def blocks_kib(group):
+    """What all blocks take that the coordinator has a hand on: the weights, and caches that ranks have left with it."""
+    folder, found = "/proc/%d/fd" % group.process.pid, {}
+    for fd in os.listdir(folder):
+        try:
+            path = os.path.join(folder, fd)
+            if "memfd:cox_blocks" in os.readlink(path):
+                entry = os.stat(path)
+                found[entry.st_ino] = entry.st_blocks // 2
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return sum(found.values())
+
+
 @test
 def weights_switch_between_two_steps():
     for ranks in (1, 2, 4, 8):
         with Group(ranks) as group:
             check_group(group, MODEL)
+            taken = blocks_kib(group)
+            check(taken >= os.path.getsize(os.path.join(MODEL, "model.safetensors")) >> 10, "no weights: %d KiB" % taken)
             first = in_use(group)
             check((first["version"], first["next"], first["block_count"]) == (1, 0, 1), "odd status: %s" % first)
             replace(group, OTHER, 2)
@@ -183,6 +199,7 @@ def weights_switch_between_two_steps():
             check((second["version"], second["next"]) == (2, 0) and second["digest"] != first["digest"],
                   "odd status: %s" % second)
             check(second["block_count"] == 1, "the old version is still in memory: %s" % second)
+            check(blocks_kib(group) == taken, "%d KiB are taken, %d before" % (blocks_kib(group), taken))
             check_group(group, OTHER)
             check_group(group, OTHER, *SAMPLED)
             replace(group, MODEL, 3)
