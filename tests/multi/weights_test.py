@@ -6,6 +6,7 @@ Usage: weights_test.py BIN_DIR SOURCE_DIR [TEST...]
 
 import json
 import os
+import resource
 import shutil
 import signal
 import struct
@@ -349,6 +350,34 @@ def weights_that_ranks_cannot_compute_with_are_withdrawn():
             result = expect(finish(client), 0)
             check(result.out == expected(MODEL, count), "another text", result)
             check(in_use(group)["block_count"] == 1, "what was withdrawn is still in memory: %s" % in_use(group))
+            replace(group, OTHER, 4)
+            check_group(group, OTHER)
+            ends(group)
+
+
+@test
+def weights_that_one_rank_has_no_memory_for_are_withdrawn_from_all():
+    """The other ranks have switched, and go back; that one needs no more memory to stay as it is."""
+    if "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ:
+        raise base.Skipped("a sanitizer's own memory is limited as well")
+    count = 900
+    for ranks, busy in ((2, False), (2, True), (4, True)):
+        with Group(ranks) as group:
+            client = None
+            if busy:
+                client = start(["generate", "--name", group.name, "--quiet", "--max-tokens", "8", "--file", prompts_file(count)])
+                wait_until(lambda g=group: g.status()["serving"]["running"] > 0, "prompts")
+            before = resource.prlimit(group.pids[1], resource.RLIMIT_DATA)
+            resource.prlimit(group.pids[1], resource.RLIMIT_DATA, (1 << 20, before[1]))
+            refused(group, OTHER, 3, "rank 1 failed: version 2", "no memory", "go on with the weights that they had")
+            if busy:
+                check(client.poll() is None, "the client has ended before")
+                result = expect(finish(client), 0)
+                check(result.out == expected(MODEL, count), "another text", result)
+            check_group(group, MODEL)
+            now = in_use(group)
+            check((now["version"], now["next"], now["block_count"]) == (3, 0, 1), "odd status: %s" % now)
+            resource.prlimit(group.pids[1], resource.RLIMIT_DATA, before)
             replace(group, OTHER, 4)
             check_group(group, OTHER)
             ends(group)
