@@ -20,6 +20,7 @@ struct entry {
     enum state state;
     bool wanted; /* UNSETTLED: ranks are to have it, or to have it no more */
     uint64_t uses;
+    uint64_t digest; /* of what the ranks have; 0: not known */
     char *path;
     char name[COX_LORA_NAME_MAX + 1];
 };
@@ -156,8 +157,9 @@ static void order_leave(struct cox_lora *lora)
     pthread_mutex_unlock(&lora->lock);
 }
 
+/* digest: of the only files that a load may find there; 0: any. */
 static int ask(struct cox_lora *lora, ModelExecuteData__LoraOperationType operation,
-               const char *name, const char *path, uint64_t deadline_ns,
+               const char *name, const char *path, uint64_t digest, uint64_t deadline_ns,
                struct cox_lora_result *results, struct cox_error *err)
 {
     ModelExecuteData__LoraOperationRequest request =
@@ -166,6 +168,8 @@ static int ask(struct cox_lora *lora, ModelExecuteData__LoraOperationType operat
     request.lora_path = (char *)(uintptr_t)path;
     request.has_lora_op_type = 1;
     request.lora_op_type = operation;
+    request.has_digest = digest != 0;
+    request.digest = digest;
     return cox_executor_lora_results(lora->executor, &request, deadline_ns, results, err);
 }
 
@@ -190,7 +194,7 @@ static int settle(struct cox_lora *lora, struct entry *entry, bool wanted, uint6
         return cox_fail(err, -ENOMEM, "no memory for a LoRA operation");
     struct cox_error error = {0};
     int r = ask(lora, wanted ? OPERATION(LOAD) : OPERATION(UNLOAD), entry->name, entry->path,
-                deadline_ns, results, &error);
+                wanted ? entry->digest : 0, deadline_ns, results, &error);
     bool settled = r == 0 || r == COX_REJECTED;
     for (uint32_t rank = 0; settled && rank < lora->rank_count; rank++)
         settled =
@@ -264,6 +268,22 @@ static int name_check(const char *name, struct cox_error *err)
 
 /* ---- load ---- */
 
+/* Each rank reads for itself, and files change. Ranks that say none are believed. */
+static int digest_take(const struct cox_lora *lora, struct entry *entry,
+                       const struct cox_lora_result *results, struct cox_error *err)
+{
+    for (uint32_t rank = 0; rank < lora->rank_count; rank++) {
+        if (!entry->digest)
+            entry->digest = results[rank].digest;
+        if (results[rank].digest && results[rank].digest != entry->digest)
+            return cox_fail(err, COX_REJECTED,
+                            "LoRA operation on '%s': rank %" PRIu32
+                            " has read other files in %.400s than those before it",
+                            entry->name, rank, entry->path);
+    }
+    return 0;
+}
+
 static int load_new(struct cox_lora *lora, const char *name, const char *path, uint64_t deadline_ns,
                     struct cox_lora_result *results, struct cox_error *err)
 {
@@ -271,7 +291,9 @@ static int load_new(struct cox_lora *lora, const char *name, const char *path, u
     struct cox_error error = {0};
     if (!entry)
         return cox_fail(err, -ENOMEM, "no memory for a LoRA adapter");
-    int r = ask(lora, OPERATION(LOAD), name, path, deadline_ns, results, &error);
+    int r = ask(lora, OPERATION(LOAD), name, path, 0, deadline_ns, results, &error);
+    if (r == 0)
+        r = digest_take(lora, entry, results, &error);
     if (r == 0) {
         entry_set(lora, entry, LOADED, false);
         return 0;
@@ -297,8 +319,11 @@ static int load_known(struct cox_lora *lora, const struct entry *entry, uint64_t
 {
     if (entry->state != LOADED)
         return fail_unsettled(entry, err);
-    int r = ask(lora, OPERATION(LOAD), entry->name, entry->path, deadline_ns, results, err);
-    return r ? r : ask(lora, OPERATION(LOAD), entry->name, entry->path, deadline_ns, results, err);
+    int r = ask(lora, OPERATION(LOAD), entry->name, entry->path, entry->digest, deadline_ns,
+                results, err);
+    return r ? r
+             : ask(lora, OPERATION(LOAD), entry->name, entry->path, entry->digest, deadline_ns,
+                   results, err);
 }
 
 int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uint64_t deadline_ns,
@@ -353,7 +378,7 @@ static int unload_known(struct cox_lora *lora, struct entry *entry, uint64_t dea
     int r = await_unused(lora, entry, deadline_ns, err);
     if (r)
         return r;
-    r = ask(lora, OPERATION(UNLOAD), entry->name, NULL, deadline_ns, results, &error);
+    r = ask(lora, OPERATION(UNLOAD), entry->name, NULL, 0, deadline_ns, results, &error);
     if (r == 0) {
         entry_remove(lora, entry);
         return 0;
@@ -381,7 +406,7 @@ int cox_lora_unload(struct cox_lora *lora, const char *name, uint64_t deadline_n
     else if (entry)
         r = unload_known(lora, entry, deadline_ns, ret_results, err);
     else if (r == 0) /* the ranks say so themselves */
-        r = ask(lora, OPERATION(UNLOAD), name, NULL, deadline_ns, ret_results, err);
+        r = ask(lora, OPERATION(UNLOAD), name, NULL, 0, deadline_ns, ret_results, err);
     order_leave(lora);
     return r;
 }

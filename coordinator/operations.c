@@ -350,6 +350,7 @@ static void lora_visit(void *context, const struct cox_completion *completion)
         } else {
             const ModelExecuteData__LoraOperationResponse *lora = response->lora_operation_response;
             visit->results[rank].status = (int32_t)lora->lora_op_status;
+            visit->results[rank].digest = lora->has_digest ? lora->digest : 0;
             snprintf(visit->results[rank].text, sizeof visit->results[rank].text, "%s",
                      lora->text ? lora->text : "");
             cox_text_trim(visit->results[rank].text);

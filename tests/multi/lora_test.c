@@ -946,6 +946,81 @@ static void m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used(v
     test_group_free(g);
 }
 
+static void adapter_rewrite(const char *name, const char *other)
+{
+    struct cox_model_config config;
+    struct cox_error err = {0};
+    if (cox_model_config_load(SHIPPED "/config.json", &config, &err))
+        fail_msg("%s", err.text);
+    for (size_t i = 0; i < ADAPTER_COUNT; i++)
+        if (!strcmp(adapters[i].name, other))
+            fixture_write_adapter(path_of(name), &config, &adapters[i].kind);
+}
+
+/* Under the same name: what other ranks compute with is nowhere any more. */
+static void m13_p8_files_that_were_changed_are_not_loaded_again(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct cox_lora *lora = lora_of(g);
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    for (int used = 1; used >= 0; used--) {
+        assert_int_equal(lora_load(lora, "c", path_of("c"), results, &err), 0);
+        if (used)
+            assert_int_equal(cox_lora_take(lora, "c", &err), 0);
+        adapter_rewrite("c", "b");
+        const uint32_t victim = used ? 1 : 0;
+        assert_int_equal(kill(cox_executor_pid(test_group_executor(g), victim), SIGKILL), 0);
+        rank_replace(g, victim);
+        if (used) {
+            /* However often it is tried. */
+            for (int i = 0; i < 2; i++) {
+                err = (struct cox_error){0};
+                assert_int_equal(cox_lora_replay(lora, patience(), &err), COX_REJECTED);
+                assert_non_null(strstr(err.text, "not those that other ranks have loaded"));
+            }
+            adapter_write("c");
+            lora_replay(lora);
+            expect_list(lora, "c loaded 1");
+            cox_lora_give(lora, "c");
+            err = (struct cox_error){0};
+            if (cox_lora_unload(lora, "c", patience(), results, &err))
+                fail_msg("%s", err.text);
+        } else {
+            lora_replay(lora);
+            expect_list(lora, "");
+            expect_status(g, UNLOAD, "c", NULL, STATUS(INVALID_LORA_ID), "");
+            adapter_write("c");
+        }
+    }
+    cox_lora_free(lora);
+    test_group_free(g);
+}
+
+/* Each rank finds other files where the path leads it: as when they are changed in the middle of a load. */
+static void m13_ranks_that_read_other_files_keep_none(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct cox_lora *lora = lora_of(g);
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    char links[2][80];
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        snprintf(links[rank], sizeof links[rank], "%s/%" PRIu32 "/adapter", root, rank);
+        assert_int_equal(symlink(path_of(rank ? "b" : "a"), links[rank]), 0);
+    }
+    assert_int_equal(lora_load(lora, "x", "/proc/self/cwd/adapter", results, &err), COX_REJECTED);
+    assert_non_null(strstr(err.text, "rank 1 has read other files"));
+    expect_list(lora, "");
+    expect_status(g, UNLOAD, "x", NULL, STATUS(INVALID_LORA_ID), "");
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_int_equal(unlink(links[rank]), 0);
+    cox_lora_free(lora);
+    test_group_free(g);
+}
+
 /* In a load, read or published, and in an unload. What there was before is there again, what was not is not. */
 static void m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree(void **state)
 {
@@ -1012,6 +1087,8 @@ int main(int argc, char **argv)
         TEST(m13_p8_a_name_in_use_has_the_same_files_on_every_rank),
         TEST(m13_p8_an_order_behind_one_that_cannot_be_settled_is_not_begun),
         TEST(m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass),
+        TEST(m13_p8_files_that_were_changed_are_not_loaded_again),
+        TEST(m13_ranks_that_read_other_files_keep_none),
         TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used),
         TEST(m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree),
     };

@@ -1,4 +1,5 @@
 #include "worker/model/adapter.h"
+#include "model/digest.h"
 #include "model/file.h"
 #include "model/safetensors.h"
 #include "worker/model/tile.h"
@@ -310,12 +311,28 @@ static int read_layer(struct cox_adapter *adapter, const struct cox_safetensors 
     return r;
 }
 
+static int digest_of(const struct cox_safetensors *file, const struct description *description,
+                     uint64_t *ret_digest, struct cox_error *err)
+{
+    uint64_t digest = COX_DIGEST_START;
+    int r;
+
+    digest = cox_digest_bytes(digest, &description->rank, sizeof(description->rank));
+    digest = cox_digest_bytes(digest, &description->scale, sizeof(description->scale));
+    digest = cox_digest_bytes(digest, description->has, sizeof(description->has));
+    r = cox_safetensors_digest(file, &digest, err);
+    if (!r)
+        *ret_digest = digest ? digest : 1;
+    return r;
+}
+
 static int read_tensors(struct cox_adapter *adapter, const char *directory,
                         const struct cox_model_config *config, const struct cox_share *share,
-                        uint32_t rank, struct cox_error *err)
+                        const struct description *description, struct cox_error *err)
 {
     _cox_cleanup_(cox_safetensors_freep) struct cox_safetensors *file = NULL;
     _cox_cleanup_(cox_free_ptr) char *path = NULL;
+    uint64_t before = 0;
     size_t expected = 0;
     int r;
 
@@ -324,14 +341,20 @@ static int read_tensors(struct cox_adapter *adapter, const char *directory,
         return cox_fail(err, -ENOMEM, "no memory to load an adapter");
     }
     r = cox_safetensors_new(path, &file, err);
+    if (!r)
+        r = digest_of(file, description, &before, err);
     for (uint32_t layer = 0; r == 0 && layer < config->layer_count; layer++)
-        r = read_layer(adapter, file, config, share, layer, rank, err);
+        r = read_layer(adapter, file, config, share, layer, description->rank, err);
     for (int i = 0; i < COX_PROJECTION_COUNT; i++)
         expected += adapter->has[i] ? 2 * (size_t)config->layer_count : 0;
     /* All that were expected are there: the others would be left out without a word. */
     if (r == 0 && cox_safetensors_count(file) != expected)
         r = cox_fail(err, COX_INVALID, "%s has %zu tensors; target_modules and the model imply %zu",
                      path, cox_safetensors_count(file), expected);
+    if (!r)
+        r = digest_of(file, description, &adapter->digest, err);
+    if (!r && adapter->digest != before)
+        r = cox_fail(err, COX_CORRUPT, "%s was changed while it was read", path);
     return r;
 }
 
@@ -395,7 +418,7 @@ int cox_adapter_load(const char *directory, const struct cox_model_config *confi
         return cox_fail(err, COX_NO_SPACE, "no memory for %llu bytes of an adapter",
                         (unsigned long long)adapter->size);
     memset(adapter->memory, 0, (size_t)adapter->size);
-    r = read_tensors(adapter, directory, config, share, description.rank, err);
+    r = read_tensors(adapter, directory, config, share, &description, err);
     if (!r)
         r = probe_kernels(adapter, config, err);
     if (r)
