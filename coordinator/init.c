@@ -25,6 +25,7 @@ struct init_visit {
     struct cox_init_summary summary;
     struct cox_kv_caches *kv_caches;
     uint32_t seen;
+    uint64_t model_digest; /* of the ranks before; 0: none of them told it */
     int status;
     struct cox_error *err;
 };
@@ -112,6 +113,24 @@ static void init_merge_caches(struct init_visit *visit, uint32_t rank,
     summary->kv_cache_count = count;
 }
 
+/* Ranks that load the model by themselves may find other files than those before them. Returns whether they may compute together. */
+static bool init_same_model(struct init_visit *visit, uint32_t rank,
+                            const ModelExecuteData__ExecuteResponse__InitResults *results)
+{
+    const ModelExecuteData__KvLayout *layout = results->kv_pool ? results->kv_pool->layout : NULL;
+    const uint64_t digest = layout && layout->has_model_digest ? layout->model_digest : 0;
+    if (visit->model_digest && digest && digest != visit->model_digest) {
+        visit->status =
+            cox_fail(visit->err, COX_DIVERGED,
+                     "rank %" PRIu32 " has loaded another model, or other weights, than the ranks "
+                     "before: were the files changed?",
+                     rank);
+        return false;
+    }
+    visit->model_digest = digest ? digest : visit->model_digest;
+    return true;
+}
+
 static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteResponse *response)
 {
     struct cox_init_summary *summary = &visit->summary;
@@ -152,6 +171,8 @@ static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteRes
                                  rank, early ? early : "", summary->early_stopping_ids);
         return;
     }
+    if (!init_same_model(visit, rank, results))
+        return;
     init_take_min(&summary->cpu_block_count, cpu);
     init_take_min(&summary->npu_block_count, npu);
     init_take_min(&summary->max_position_embeddings, positions);

@@ -20,6 +20,7 @@ struct entry {
     enum state state;
     bool wanted; /* UNSETTLED: ranks are to have it, or to have it no more */
     uint64_t uses;
+    uint64_t digest; /* of what the ranks have; 0: not known */
     char *path;
     char name[COX_LORA_NAME_MAX + 1];
 };
@@ -156,8 +157,9 @@ static void order_leave(struct cox_lora *lora)
     pthread_mutex_unlock(&lora->lock);
 }
 
+/* digest: of the only files that a load may find there; 0: any. */
 static int ask(struct cox_lora *lora, ModelExecuteData__LoraOperationType operation,
-               const char *name, const char *path, uint64_t deadline_ns,
+               const char *name, const char *path, uint64_t digest, uint64_t deadline_ns,
                struct cox_lora_result *results, struct cox_error *err)
 {
     ModelExecuteData__LoraOperationRequest request =
@@ -166,6 +168,8 @@ static int ask(struct cox_lora *lora, ModelExecuteData__LoraOperationType operat
     request.lora_path = (char *)(uintptr_t)path;
     request.has_lora_op_type = 1;
     request.lora_op_type = operation;
+    request.has_digest = digest != 0;
+    request.digest = digest;
     return cox_executor_lora_results(lora->executor, &request, deadline_ns, results, err);
 }
 
@@ -174,7 +178,8 @@ static bool any_did(const struct cox_lora *lora, const struct cox_lora_result *r
 {
     bool did = false;
     for (uint32_t rank = 0; rank < lora->rank_count; rank++)
-        did = did || results[rank].status == STATUS(LORA_CMD_SUCCESS) || results[rank].status < 0;
+        did = did || results[rank].status == STATUS(LORA_CMD_SUCCESS) ||
+              (results[rank].status < 0 && results[rank].asked);
     return did;
 }
 
@@ -189,7 +194,7 @@ static int settle(struct cox_lora *lora, struct entry *entry, bool wanted, uint6
         return cox_fail(err, -ENOMEM, "no memory for a LoRA operation");
     struct cox_error error = {0};
     int r = ask(lora, wanted ? OPERATION(LOAD) : OPERATION(UNLOAD), entry->name, entry->path,
-                deadline_ns, results, &error);
+                wanted ? entry->digest : 0, deadline_ns, results, &error);
     bool settled = r == 0 || r == COX_REJECTED;
     for (uint32_t rank = 0; settled && rank < lora->rank_count; rank++)
         settled =
@@ -219,19 +224,29 @@ static void take_back(struct cox_lora *lora, struct entry *entry, bool wanted,
     }
 }
 
-/* What earlier orders left open; who cannot be asked now, will be later. */
-static void settle_open(struct cox_lora *lora, uint64_t deadline_ns)
+/* What earlier orders left open; who cannot be asked now, will be later. Returns 0; COX_TIMEOUT: that took all of the order's time. */
+static int settle_open(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
 {
     struct entry *next;
     for (struct entry *entry = lora->entries; entry; entry = next) {
+        struct cox_error error = {0};
         next = entry->next;
-        if (entry->state != UNSETTLED || settle(lora, entry, entry->wanted, deadline_ns, NULL) != 0)
+        if (entry->state != UNSETTLED)
+            continue;
+        int r = settle(lora, entry, entry->wanted, deadline_ns, &error);
+        if (r && cox_now_ns() >= deadline_ns)
+            return cox_fail(err, COX_TIMEOUT,
+                            "ranks may disagree on the LoRA adapter '%s', which comes first, and "
+                            "were not heard in time: %.600s",
+                            entry->name, error.text);
+        if (r)
             continue;
         if (entry->wanted)
             entry_set(lora, entry, LOADED, false);
         else
             entry_remove(lora, entry);
     }
+    return 0;
 }
 
 static void results_clear(const struct cox_lora *lora, struct cox_lora_result *results)
@@ -253,6 +268,22 @@ static int name_check(const char *name, struct cox_error *err)
 
 /* ---- load ---- */
 
+/* Each rank reads for itself, and files change. Ranks that say none are believed. */
+static int digest_take(const struct cox_lora *lora, struct entry *entry,
+                       const struct cox_lora_result *results, struct cox_error *err)
+{
+    for (uint32_t rank = 0; rank < lora->rank_count; rank++) {
+        if (!entry->digest)
+            entry->digest = results[rank].digest;
+        if (results[rank].digest && results[rank].digest != entry->digest)
+            return cox_fail(err, COX_REJECTED,
+                            "LoRA operation on '%s': rank %" PRIu32
+                            " has read other files in %.400s than those before it",
+                            entry->name, rank, entry->path);
+    }
+    return 0;
+}
+
 static int load_new(struct cox_lora *lora, const char *name, const char *path, uint64_t deadline_ns,
                     struct cox_lora_result *results, struct cox_error *err)
 {
@@ -260,7 +291,9 @@ static int load_new(struct cox_lora *lora, const char *name, const char *path, u
     struct cox_error error = {0};
     if (!entry)
         return cox_fail(err, -ENOMEM, "no memory for a LoRA adapter");
-    int r = ask(lora, OPERATION(LOAD), name, path, deadline_ns, results, &error);
+    int r = ask(lora, OPERATION(LOAD), name, path, 0, deadline_ns, results, &error);
+    if (r == 0)
+        r = digest_take(lora, entry, results, &error);
     if (r == 0) {
         entry_set(lora, entry, LOADED, false);
         return 0;
@@ -270,6 +303,27 @@ static int load_new(struct cox_lora *lora, const char *name, const char *path, u
     else
         entry_remove(lora, entry);
     return cox_fail(err, r, "%s", error.text);
+}
+
+static int fail_unsettled(const struct entry *entry, struct cox_error *err)
+{
+    return cox_fail(err, COX_STATE,
+                    "ranks may disagree on the LoRA adapter '%s', and cannot be asked now",
+                    entry->name);
+}
+
+/* That it is there already, the ranks say themselves. One that was just started again lacks it until the replay: it gets the files that
+ * the others have, whatever folder was named now, and then says so as well. */
+static int load_known(struct cox_lora *lora, const struct entry *entry, uint64_t deadline_ns,
+                      struct cox_lora_result *results, struct cox_error *err)
+{
+    if (entry->state != LOADED)
+        return fail_unsettled(entry, err);
+    int r = ask(lora, OPERATION(LOAD), entry->name, entry->path, entry->digest, deadline_ns,
+                results, err);
+    return r ? r
+             : ask(lora, OPERATION(LOAD), entry->name, entry->path, entry->digest, deadline_ns,
+                   results, err);
 }
 
 int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uint64_t deadline_ns,
@@ -283,11 +337,11 @@ int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uin
         r = order_enter(lora, deadline_ns, err);
     if (r)
         return r;
-    settle_open(lora, deadline_ns);
-    /* Of one that there is, the ranks say so themselves; and what they have stays. */
-    r = entry_find(lora, name)
-            ? ask(lora, OPERATION(LOAD), name, path, deadline_ns, ret_results, err)
-            : load_new(lora, name, path, deadline_ns, ret_results, err);
+    r = settle_open(lora, deadline_ns, err);
+    const struct entry *entry = r ? NULL : entry_find(lora, name);
+    if (r == 0)
+        r = entry ? load_known(lora, entry, deadline_ns, ret_results, err)
+                  : load_new(lora, name, path, deadline_ns, ret_results, err);
     order_leave(lora);
     return r;
 }
@@ -324,7 +378,7 @@ static int unload_known(struct cox_lora *lora, struct entry *entry, uint64_t dea
     int r = await_unused(lora, entry, deadline_ns, err);
     if (r)
         return r;
-    r = ask(lora, OPERATION(UNLOAD), entry->name, NULL, deadline_ns, results, &error);
+    r = ask(lora, OPERATION(UNLOAD), entry->name, NULL, 0, deadline_ns, results, &error);
     if (r == 0) {
         entry_remove(lora, entry);
         return 0;
@@ -345,15 +399,14 @@ int cox_lora_unload(struct cox_lora *lora, const char *name, uint64_t deadline_n
         r = order_enter(lora, deadline_ns, err);
     if (r)
         return r;
-    settle_open(lora, deadline_ns);
-    struct entry *entry = entry_find(lora, name);
+    r = settle_open(lora, deadline_ns, err);
+    struct entry *entry = r ? NULL : entry_find(lora, name);
     if (entry && entry->state != LOADED)
-        r = cox_fail(err, COX_STATE,
-                     "ranks may disagree on the LoRA adapter '%s', and cannot be asked now", name);
+        r = fail_unsettled(entry, err);
     else if (entry)
         r = unload_known(lora, entry, deadline_ns, ret_results, err);
-    else /* the ranks say so themselves */
-        r = ask(lora, OPERATION(UNLOAD), name, NULL, deadline_ns, ret_results, err);
+    else if (r == 0) /* the ranks say so themselves */
+        r = ask(lora, OPERATION(UNLOAD), name, NULL, 0, deadline_ns, ret_results, err);
     order_leave(lora);
     return r;
 }

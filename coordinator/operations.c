@@ -349,6 +349,7 @@ static void lora_visit(void *context, const struct cox_completion *completion)
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
         const struct cox_rank_result *result = &completion->ranks[rank];
         const ExecuteResponse *response = result->response;
+        visit->results[rank].asked = true;
         if (result->outcome != COX_OUTCOME_OK)
             continue; /* the call tells */
         if (!response && rank > 0) {
@@ -363,6 +364,7 @@ static void lora_visit(void *context, const struct cox_completion *completion)
         } else {
             const ModelExecuteData__LoraOperationResponse *lora = response->lora_operation_response;
             visit->results[rank].status = (int32_t)lora->lora_op_status;
+            visit->results[rank].digest = lora->has_digest ? lora->digest : 0;
             snprintf(visit->results[rank].text, sizeof visit->results[rank].text, "%s",
                      lora->text ? lora->text : "");
             cox_text_trim(visit->results[rank].text);

@@ -143,8 +143,10 @@ COX_PUBLIC int cox_executor_lora(struct cox_executor *executor,
 
 /* What one rank says to a LoRA operation. */
 struct cox_lora_result {
-    int32_t status; /* LoraOperationStatus; -1: it gave no answer */
-    char text[256]; /* why, in its words; "": it says none */
+    int32_t status;  /* LoraOperationStatus; -1: it gave no answer */
+    bool asked;      /* it may have done it, also without an answer; false: it was never sent */
+    uint64_t digest; /* of what a load has read; 0: it says none */
+    char text[256];  /* why, in its words; "": it says none */
 };
 /* The same with the words of every rank; and the ranks are told until when they are waited for. */
 COX_PUBLIC int cox_executor_lora_results(

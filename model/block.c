@@ -185,5 +185,10 @@ int cox_model_config_compare(const struct cox_model_config *present,
         if (numbers[i].present != numbers[i].other)
             return cox_fail(err, COX_INVALID, "%s is %u, that of the model in use %u",
                             numbers[i].key, numbers[i].other, numbers[i].present);
+    /* Whoever asks for texts has read of what they end with, and is not told. */
+    if (present->eos_token_count != other->eos_token_count ||
+        memcmp(present->eos_tokens, other->eos_tokens,
+               present->eos_token_count * sizeof present->eos_tokens[0]) != 0)
+        return cox_fail(err, COX_INVALID, "eos_token_id is not that of the model in use");
     return 0;
 }

@@ -176,7 +176,7 @@ static int entry_publish(struct cox_adapters *adapters, struct entry *entry, uin
 }
 
 int cox_adapters_load(struct cox_adapters *adapters, const char *name, const char *directory,
-                      struct cox_error *err)
+                      uint64_t expected, uint64_t *ret_digest, struct cox_error *err)
 {
     uint32_t slot;
     pthread_mutex_lock(&adapters->lock);
@@ -194,6 +194,11 @@ int cox_adapters_load(struct cox_adapters *adapters, const char *name, const cha
         return cox_fail(err, -ENOMEM, "no memory for an adapter");
     memcpy(entry->name, name, size);
     r = cox_adapter_load(directory, &config, &share, &entry->adapter, err);
+    const uint64_t digest = r ? 0 : entry->adapter->digest;
+    if (r == 0 && expected && digest != expected)
+        r = cox_fail(err, COX_INVALID,
+                     "the files in %s are not those that other ranks have loaded under that name",
+                     directory);
     if (r == 0) {
         cox_fault_point(COX_FAULT_LORA_READ);
         r = entry_publish(adapters, entry, model_count, err);
@@ -202,6 +207,8 @@ int cox_adapters_load(struct cox_adapters *adapters, const char *name, const cha
         entry_free(entry);
     else
         cox_fault_point(COX_FAULT_LORA_LOADED);
+    if (r == 0)
+        *ret_digest = digest;
     return r;
 }
 

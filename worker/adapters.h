@@ -12,7 +12,7 @@
  * Ownership: the object owns the adapters; what find gives is lent as said.
  * Blocks: load reads files; the rest nothing.
  * Codes: load: 0; COX_TAKEN: there is one of that name; COX_FULL: all slots are taken; COX_STATE: there is no model, or it
- *   was replaced meanwhile; those of cox_adapter_load. remove: COX_NOT_FOUND.
+ *   was replaced meanwhile; COX_INVALID: also, it is not what was expected; those of cox_adapter_load. remove: COX_NOT_FOUND.
  * If the process dies: private memory; nothing is left. A new process of the rank has none.
  */
 #ifndef COX_WORKER_ADAPTERS_H
@@ -38,8 +38,9 @@ void cox_adapters_set_model(struct cox_adapters *adapters, const struct cox_mode
 /* For cox_adapter_source, with the object as its context. */
 const struct cox_adapter *cox_adapters_find(void *context, const char *name);
 
+/* expected: the digest of what it is to be; 0: anything. *ret_digest is that of what it is. */
 int cox_adapters_load(struct cox_adapters *adapters, const char *name, const char *directory,
-                      struct cox_error *err);
+                      uint64_t expected, uint64_t *ret_digest, struct cox_error *err);
 bool cox_adapters_has(struct cox_adapters *adapters, const char *name);
 /* No sequence has it. */
 int cox_adapters_remove(struct cox_adapters *adapters, const char *name, struct cox_error *err);

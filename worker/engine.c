@@ -333,6 +333,11 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
 
     if (r)
         return r;
+    /* What a rank has no memory to go over to, it needs none to come back from. */
+    if (engine->model && cox_rank_weights_same(engine->weights)) {
+        cox_rank_weights_keep(engine->weights);
+        return 0;
+    }
     r = cox_model_borrow(block, length, &options, &model, &why);
     if (!r && engine->model)
         r = cox_model_config_compare(cox_model_config(engine->model), cox_model_config(model),

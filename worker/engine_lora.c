@@ -38,14 +38,19 @@ static bool is_name(const char *name)
 }
 
 /* Returns a status, or a failure in *ret_failure. */
-static int load(struct cox_adapters *adapters, const char *name, const char *path, int *ret_failure,
+static int load(struct cox_adapters *adapters,
+                const struct ModelExecuteData__LoraOperationRequest *request,
+                struct ModelExecuteData__LoraOperationResponse *response, int *ret_failure,
                 struct cox_error *err)
 {
+    const char *path = request->lora_path;
+    const uint64_t expected = request->has_digest ? request->digest : 0;
     if (!path || !*path) {
         cox_fail(err, COX_INVALID, "no folder of an adapter was named");
         return STATUS(INVALID_LORA_PATH);
     }
-    int r = cox_adapters_load(adapters, name, path, err);
+    int r = cox_adapters_load(adapters, request->lora_name, path, expected, &response->digest, err);
+    response->has_digest = r == 0;
     *ret_failure = status_of(r) < 0 ? r : 0;
     return status_of(r);
 }
@@ -82,7 +87,7 @@ int cox_engine_lora(struct cox_adapters *adapters, struct cox_worker *worker,
                  COX_LORA_NAME_LENGTH_MAX);
         status = STATUS(INVALID_LORA_ID);
     } else if (request->lora_op_type == MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD) {
-        status = load(adapters, name, request->lora_path, &failure, &why);
+        status = load(adapters, request, response, &failure, &why);
     } else {
         status = unload(adapters, worker, name, &failure, &why);
     }

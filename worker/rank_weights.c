@@ -164,6 +164,12 @@ int cox_rank_weights_take(struct cox_rank_weights *weights, uint64_t version,
     return r ? r : held_lend(&weights->next, ret_bytes, ret_length, err);
 }
 
+bool cox_rank_weights_same(const struct cox_rank_weights *weights)
+{
+    return weights->present.version && weights->next.version &&
+           memcmp(&weights->present.ref, &weights->next.ref, sizeof weights->next.ref) == 0;
+}
+
 void cox_rank_weights_keep(struct cox_rank_weights *weights)
 {
     if (!weights->next.version)

@@ -59,6 +59,9 @@ uint64_t cox_rank_weights_version(const struct cox_rank_weights *weights);
 int cox_rank_weights_take(struct cox_rank_weights *weights, uint64_t version,
                           const void **ret_bytes, uint64_t *ret_length, struct cox_error *err);
 
+/* Next is the block that is present, under a later number: the version between them was taken back, or it was told again. */
+bool cox_rank_weights_same(const struct cox_rank_weights *weights);
+
 /* Nothing computes with present any more: next takes its place. Nothing, where there is no next. */
 void cox_rank_weights_keep(struct cox_rank_weights *weights);
 

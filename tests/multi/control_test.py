@@ -34,12 +34,12 @@ counter = 0
 class Group:
     """A group that `run` keeps."""
 
-    def __init__(self, ranks=2, arguments=(), command=()):
+    def __init__(self, ranks=2, arguments=(), command=(), model=MODEL):
         global counter
         counter += 1
         self.name = "coxctl.%d.%d" % (os.getpid(), counter)
         self.ranks = ranks
-        self.process = start(["run", "-n", str(ranks), "--name", self.name, "--model", MODEL, *arguments, *command])
+        self.process = start(["run", "-n", str(ranks), "--name", self.name, "--model", model, *arguments, *command])
 
     def __enter__(self):
         lines = [self.process.stdout.readline().split() for _ in range(2 + self.ranks)]

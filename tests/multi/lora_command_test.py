@@ -29,10 +29,10 @@ FOLDER = tempfile.mkdtemp(prefix="cox_lora_command_")
 PROMPT_COUNT = 60
 
 
-def adapter(name, rank=4, seed=1, scale=0.4, modules=("q_proj", "k_proj", "v_proj", "o_proj")):
-    """A folder as PEFT writes it, for the shipped model."""
+def adapter(name, rank=4, seed=1, scale=0.4, modules=("q_proj", "k_proj", "v_proj", "o_proj"), **other):
+    """A folder as PEFT writes it, for the shipped model; other: what is different in the model that it is for."""
     with open(os.path.join(MODEL, "config.json"), encoding="utf-8") as file:
-        config = json.load(file)
+        config = {**json.load(file), **other}
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     dim = config.get("head_dim") or hidden // heads
     width, kv = heads * dim, config["num_key_value_heads"] * dim
@@ -168,6 +168,117 @@ def test_m13_what_cannot_be_loaded_is_refused_by_every_rank():
         result = expect(lora(group, "load", "b", FOLDERS["b"]), 3, "SLOTS_FULL")
         check(len(adapters(group)) == 8, "another number of adapters: %s" % adapters(group))
         expect(group.stop(), 0)
+
+
+def changed(name, data=None, config=None):
+    """A copy of the adapter a: data gives other bytes for those of its tensors' file, config changes what describes it."""
+    folder = shutil.copytree(FOLDERS["a"], os.path.join(FOLDER, name), dirs_exist_ok=True)
+    for file, change, binary in (("adapter_model.safetensors", data, True), ("adapter_config.json", config, False)):
+        if change:
+            path = os.path.join(folder, file)
+            with open(path, "rb") as old:
+                content = old.read()
+            content = change(content) if binary else json.dumps(change(json.loads(content))).encode()
+            with open(path, "wb") as new:
+                new.write(content)
+    return folder
+
+
+def with_number(tensor, index, number):
+    def change(content):
+        size = struct.unpack("<Q", content[:8])[0]
+        begin, end = json.loads(content[8:8 + size])["base_model.model.model.layers.%s.weight" % tensor]["data_offsets"]
+        at = 8 + size + (end if index < 0 else begin) + 4 * index
+        return content[:at] + struct.pack("<f", number) + content[at + 4:]
+    return change
+
+
+def all_numbers(number):
+    def change(content):
+        size = struct.unpack("<Q", content[:8])[0]
+        return content[:8 + size] + struct.pack("<f", number) * ((len(content) - 8 - size) // 4)
+    return change
+
+
+@test
+def test_m13_every_rank_says_what_is_wrong_with_an_adapter_and_none_keeps_it():
+    missing = changed("no tensors")
+    os.unlink(os.path.join(missing, "adapter_model.safetensors"))
+    nan = float("nan")
+    cases = [
+        (missing, "INVALID_LORA_PATH", "adapter_model.safetensors does not exist"),
+        (changed("cut in the data", lambda data: data[:-4]), "INVALID_LORA_PATH", "is the file complete?"),
+        (changed("cut in the header", lambda data: data[:200]), "INVALID_LORA_PATH", "complete?"),
+        (changed("empty", lambda data: b""), "INVALID_LORA_PATH", "has 0 bytes"),
+        (changed("whole numbers", lambda data: data.replace(b'"F32"', b'"I32"')), "INVALID_LORA_PATH", "has dtype I32"),
+        (changed("no number", with_number("0.self_attn.q_proj.lora_A", 5, nan)), "INVALID_LORA_PATH", "is not finite"),
+        (changed("infinity", with_number("3.self_attn.o_proj.lora_B", -1, float("inf"))), "INVALID_LORA_PATH", "is not finite"),
+        (changed("too large", all_numbers(3e38)), "INVALID_LORA_PATH", "allowed: up to 1e+06"),
+        (changed("one too large", with_number("0.self_attn.q_proj.lora_A", 5, -1.1e6)), "INVALID_LORA_PATH",
+         "the numbers of A reach 1.1e+06"),
+        (changed("too large together", all_numbers(1001)), "INVALID_LORA_PATH", "and 1.002e+06 with the scale"),
+        (changed("no alpha", config=lambda c: {k: v for k, v in c.items() if k != "lora_alpha"}), "INVALID_LORA_PATH",
+         "lora_alpha is no number"),
+        (changed("no rank", config=lambda c: {k: v for k, v in c.items() if k != "r"}), "INVALID_LORA_RANK", "r is no whole number"),
+        (changed("another rank", config=lambda c: {**c, "r": 8}), "INVALID_LORA_RANK", "has rank 4; adapter_config.json says 8"),
+        (adapter("of a wider model", hidden_size=256), "INVALID_LORA_PATH", "has the shape"),
+        (adapter("of a model of more layers", num_hidden_layers=5), "INVALID_LORA_PATH", "tensors; target_modules and the model imply"),
+        (adapter("of a model of fewer layers", num_hidden_layers=3), "INVALID_LORA_PATH", "has no tensor"),
+        (adapter("of a model of more heads", num_attention_heads=16, head_dim=8), "INVALID_LORA_PATH", "has the shape"),
+    ]
+    for ranks in (1, 2, 4):
+        with Group(ranks) as group:
+            load(group, "a")
+            for folder, status, words in cases:
+                result = expect(lora(group, "load", "x", folder), 3, status, words)
+                lines = result.out.splitlines()
+                check(len(lines) == ranks and all(line.startswith("rank %d: %s: " % (rank, status)) and words in line
+                                                  for rank, line in enumerate(lines)), "not of every rank", result)
+            check(adapters(group) == {"a": ("loaded", 0)}, "something is left: %s" % adapters(group))
+            # With a name and in a folder that have blanks.
+            expect(lora(group, "load", "x y", shutil.copytree(FOLDERS["b"], os.path.join(FOLDER, "x  y %d" % ranks))), 0)
+            result = run(["generate", "--name", group.name, *SHORT, "--lora", "x y", "--file", prompts_file()])
+            expect_text(result, "b")
+            expect_text(finish(generate_start(group, "a")), "a")
+            expect(group.stop(), 0)
+
+
+@test
+def test_m13_what_one_rank_alone_finds_wrong_no_rank_keeps():
+    """The last rows of a query's B are those of the last rank."""
+    folder = changed("a number of the last rank", with_number("1.self_attn.q_proj.lora_B", -1, float("nan")))
+    for ranks in (2, 4):
+        with Group(ranks) as group:
+            result = expect(lora(group, "load", "x", folder), 3, "rank %d says INVALID_LORA_PATH" % (ranks - 1), "is not finite")
+            lines = result.out.splitlines()
+            check(lines[:-1] == ["rank %d: LORA_CMD_SUCCESS" % rank for rank in range(ranks - 1)] and
+                  lines[-1].startswith("rank %d: INVALID_LORA_PATH: " % (ranks - 1)), "odd ranks", result)
+            check(not adapters(group), "something is left: %s" % adapters(group))
+            result = expect(lora(group, "unload", "x"), 3)
+            check(result.out.count("INVALID_LORA_ID: no adapter of that name") == ranks, "a rank has it", result)
+            expect(group.stop(), 0)
+
+
+@test
+def test_m13_an_adapter_of_large_numbers_spoils_no_other_prompt():
+    """In the same steps. Its own texts make no sense."""
+    folder = changed("large", all_numbers(1000))
+    for ranks in (1, 2, 4):
+        with Group(ranks) as group:
+            load(group, "a")
+            expect(lora(group, "load", "large", folder), 0)
+            expect(run(["recover", "pause", "--name", group.name]), 0)
+            running = [(generate_start(group, name), name) for name in ("large", None, "a")]
+
+            def all_are_there(g=group):
+                serving = g.status()["serving"]
+                return serving["waiting"] + serving["running"] == 3 * PROMPT_COUNT
+            wait_until(all_are_there, "all prompts")
+            expect(run(["recover", "start", "--name", group.name]), 0)
+            expect(finish(running[0][0]), 0)
+            for process, name in running[1:]:
+                expect_text(finish(process), name)
+            expect(group.stop(), 0)
 
 
 @test

@@ -656,6 +656,41 @@ static void m13_what_one_rank_refuses_no_rank_keeps(void **state)
     }
 }
 
+/* A rank owes the answer to something else: an order finds no room until its deadline. */
+static void m13_an_order_that_reached_no_rank_changes_nothing(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    struct test_group *g = group_start(2);
+    struct cox_lora *lora = lora_of(g);
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    const pid_t pid = cox_executor_pid(test_group_executor(g), 1);
+    assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
+    test_stop_process(pid);
+    assert_int_equal(operate_until(g, 9, "x", NULL, cox_deadline_after_ms(50), results, &err),
+                     COX_TIMEOUT);
+    assert_true(results[1].asked);
+    for (int unloads = 0; unloads < 2; unloads++) {
+        const uint64_t soon = cox_deadline_after_ms(50);
+        int r = unloads ? cox_lora_unload(lora, "a", soon, results, &err)
+                        : cox_lora_load(lora, "b", path_of("b"), soon, results, &err);
+        assert_int_not_equal(r, 0);
+        assert_int_equal(results[0].status, -1);
+        assert_false(results[0].asked || results[1].asked);
+        expect_list(lora, "a loaded 0");
+    }
+    assert_int_equal(cox_lora_take(lora, "a", &err), 0);
+    cox_lora_give(lora, "a");
+    assert_int_equal(kill(pid, SIGCONT), 0);
+    err = (struct cox_error){0};
+    if (cox_lora_unload(lora, "a", patience(), results, &err))
+        fail_msg("%s", err.text);
+    expect_list(lora, "");
+    cox_lora_free(lora);
+    test_group_free(g);
+}
+
 static void *give_main(void *context)
 {
     cox_lora_give(context, "a");
@@ -737,6 +772,89 @@ static void m13_p8_a_replaced_rank_gets_the_adapters_again(void **state)
         expect_alone(&own[0]);
         expect_alone(&own[1]);
     }
+    cox_lora_free(lora);
+    test_group_free(g);
+}
+
+struct dying {
+    struct test_group *group;
+    uint32_t rank;
+};
+
+/* Once rank 0 has been asked. */
+static void *dying_main(void *context)
+{
+    const struct dying *dying = context;
+    struct cox_executor *executor = test_group_executor(dying->group);
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
+    do {
+        sched_yield();
+        cox_executor_status(executor, &status, ranks);
+    } while (ranks[0].channels[COX_CHANNEL_LINK].sequence < 2 ||
+             ranks[0].channels[COX_CHANNEL_LINK].state != 0);
+    kill(cox_executor_pid(executor, dying->rank), SIGKILL);
+    return NULL;
+}
+
+/* An order may come between the init of a new rank, which has no adapter yet, and the replay. */
+static void m13_p8_a_name_in_use_has_the_same_files_on_every_rank(void **state)
+{
+    (void)state;
+    alone("a");
+    for (uint32_t n = 1; n <= 2; n++) {
+        struct test_group *g = group_start(n);
+        struct cox_lora *lora = lora_of(g);
+        struct cox_lora_result results[RANK_COUNT_MAX];
+        struct stream stream = stream_of(0, "a"), *streams[] = {&stream};
+        struct cox_error err;
+        uint64_t base = 0;
+        assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
+        assert_int_equal(kill(cox_executor_pid(test_group_executor(g), n - 1), SIGKILL), 0);
+        rank_replace(g, n - 1);
+        assert_int_equal(lora_load(lora, "a", path_of("b"), results, &err), COX_REJECTED);
+        assert_non_null(strstr(err.text, "DUPLICATED_LORA_ID"));
+        lora_replay(lora);
+        expect_list(lora, "a loaded 0");
+        steps(g, &base, streams, 1, STEP_COUNT);
+        expect_alone(&stream);
+        cox_lora_free(lora);
+        test_group_free(g);
+    }
+}
+
+/* What is settled first has taken all of the order's time: the order itself was not begun. */
+static void m13_p8_an_order_behind_one_that_cannot_be_settled_is_not_begun(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    struct test_group *g = group_start(2);
+    struct cox_lora *lora = lora_of(g);
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
+    test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+    /* Dead before it has read anything, and after the other one has. */
+    struct dying dying = {g, 1};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, dying_main, &dying), 0);
+    assert_int_equal(lora_load(lora, "b", path_of("b"), results, &err), COX_PEER_DEAD);
+    pthread_join(thread, NULL);
+    expect_list(lora, "a loaded 0, b unsettled 0");
+    rank_replace(g, 1);
+    test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+    for (int unloads = 0; unloads < 2; unloads++) {
+        const uint64_t soon = cox_deadline_after_ms(50);
+        err = (struct cox_error){0};
+        int r = unloads ? cox_lora_unload(lora, "a", soon, results, &err)
+                        : cox_lora_load(lora, "c", path_of("c"), soon, results, &err);
+        assert_int_equal(r, COX_TIMEOUT);
+        assert_non_null(strstr(err.text, "'b'"));
+        expect_list(lora, "a loaded 0, b unsettled 0");
+    }
+    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGCONT), 0);
+    lora_replay(lora);
+    expect_list(lora, "a loaded 0");
     cox_lora_free(lora);
     test_group_free(g);
 }
@@ -828,6 +946,81 @@ static void m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used(v
     test_group_free(g);
 }
 
+static void adapter_rewrite(const char *name, const char *other)
+{
+    struct cox_model_config config;
+    struct cox_error err = {0};
+    if (cox_model_config_load(SHIPPED "/config.json", &config, &err))
+        fail_msg("%s", err.text);
+    for (size_t i = 0; i < ADAPTER_COUNT; i++)
+        if (!strcmp(adapters[i].name, other))
+            fixture_write_adapter(path_of(name), &config, &adapters[i].kind);
+}
+
+/* Under the same name: what other ranks compute with is nowhere any more. */
+static void m13_p8_files_that_were_changed_are_not_loaded_again(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct cox_lora *lora = lora_of(g);
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    for (int used = 1; used >= 0; used--) {
+        assert_int_equal(lora_load(lora, "c", path_of("c"), results, &err), 0);
+        if (used)
+            assert_int_equal(cox_lora_take(lora, "c", &err), 0);
+        adapter_rewrite("c", "b");
+        const uint32_t victim = used ? 1 : 0;
+        assert_int_equal(kill(cox_executor_pid(test_group_executor(g), victim), SIGKILL), 0);
+        rank_replace(g, victim);
+        if (used) {
+            /* However often it is tried. */
+            for (int i = 0; i < 2; i++) {
+                err = (struct cox_error){0};
+                assert_int_equal(cox_lora_replay(lora, patience(), &err), COX_REJECTED);
+                assert_non_null(strstr(err.text, "not those that other ranks have loaded"));
+            }
+            adapter_write("c");
+            lora_replay(lora);
+            expect_list(lora, "c loaded 1");
+            cox_lora_give(lora, "c");
+            err = (struct cox_error){0};
+            if (cox_lora_unload(lora, "c", patience(), results, &err))
+                fail_msg("%s", err.text);
+        } else {
+            lora_replay(lora);
+            expect_list(lora, "");
+            expect_status(g, UNLOAD, "c", NULL, STATUS(INVALID_LORA_ID), "");
+            adapter_write("c");
+        }
+    }
+    cox_lora_free(lora);
+    test_group_free(g);
+}
+
+/* Each rank finds other files where the path leads it: as when they are changed in the middle of a load. */
+static void m13_ranks_that_read_other_files_keep_none(void **state)
+{
+    (void)state;
+    struct test_group *g = group_start(2);
+    struct cox_lora *lora = lora_of(g);
+    struct cox_lora_result results[RANK_COUNT_MAX];
+    struct cox_error err;
+    char links[2][80];
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        snprintf(links[rank], sizeof links[rank], "%s/%" PRIu32 "/adapter", root, rank);
+        assert_int_equal(symlink(path_of(rank ? "b" : "a"), links[rank]), 0);
+    }
+    assert_int_equal(lora_load(lora, "x", "/proc/self/cwd/adapter", results, &err), COX_REJECTED);
+    assert_non_null(strstr(err.text, "rank 1 has read other files"));
+    expect_list(lora, "");
+    expect_status(g, UNLOAD, "x", NULL, STATUS(INVALID_LORA_ID), "");
+    for (uint32_t rank = 0; rank < 2; rank++)
+        assert_int_equal(unlink(links[rank]), 0);
+    cox_lora_free(lora);
+    test_group_free(g);
+}
+
 /* In a load, read or published, and in an unload. What there was before is there again, what was not is not. */
 static void m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree(void **state)
 {
@@ -888,9 +1081,14 @@ int main(int argc, char **argv)
         TEST(m13_unload_waits_until_no_sequence_has_the_adapter),
         TEST(m13_adapters_come_and_go_while_steps_run),
         TEST(m13_what_one_rank_refuses_no_rank_keeps),
+        TEST(m13_an_order_that_reached_no_rank_changes_nothing),
         TEST(m13_an_adapter_that_prompts_use_stays),
         TEST(m13_p8_a_replaced_rank_gets_the_adapters_again),
+        TEST(m13_p8_a_name_in_use_has_the_same_files_on_every_rank),
+        TEST(m13_p8_an_order_behind_one_that_cannot_be_settled_is_not_begun),
         TEST(m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass),
+        TEST(m13_p8_files_that_were_changed_are_not_loaded_again),
+        TEST(m13_ranks_that_read_other_files_keep_none),
         TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used),
         TEST(m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree),
     };

@@ -32,3 +32,13 @@ cox_multi_test(NAME lora
             ${PROJECT_SOURCE_DIR}/worker/adapters.c
     LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
 cox_sealed_test(lora TIMEOUT 240)
+
+# Other weights while such a group computes.
+cox_multi_test(NAME switch
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/switch_test.c
+            ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
+            ${PROJECT_SOURCE_DIR}/worker/engine.c
+            ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
+            ${PROJECT_SOURCE_DIR}/worker/adapters.c
+    LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
+cox_sealed_test(switch TIMEOUT 240)

@@ -227,6 +227,7 @@ static void m13_a_share_has_its_parts_of_the_whole(void **state)
                 assert_int_equal(cox_share_of_rank(rank, n, &share, NULL), 0);
                 kv = cox_share_kv_heads(config, &share);
                 part = load(directory, config, &share);
+                assert_true(part->digest == whole->digest);
                 for (uint32_t layer = 0; layer < config->layer_count; layer++) {
                     for (uint32_t i = 0; i < share.slice_count; i++) {
                         const uint32_t slice = share.slice_first + i;
@@ -254,6 +255,38 @@ static void m13_a_share_has_its_parts_of_the_whole(void **state)
         cox_adapter_free(whole);
         fixture_directory_remove(directory);
     }
+}
+
+/* Of the numbers and of what they are multiplied with. */
+static void m13_other_files_have_another_digest(void **state)
+{
+    static const struct fixture_adapter others[] = {
+        {.rank = 4, .seed = 11},
+        {.rank = 4, .seed = 12},
+        {.rank = 4, .seed = 11, .alpha = 5},
+        {.rank = 4, .seed = 11, .modules = "qkv"},
+        {.rank = 5, .seed = 11},
+    };
+    const struct cox_share all = {0};
+    uint64_t digests[5];
+
+    (void)state;
+    for (size_t i = 0; i < 5; i++)
+        for (int again = 0; again < 2; again++) {
+            char directory[FIXTURE_PATH_SIZE];
+            struct cox_adapter *adapter;
+
+            fixture_directory_create(directory);
+            fixture_write_adapter(directory, &configs[0], &others[i]);
+            adapter = load(directory, &configs[0], &all);
+            if (again)
+                assert_true(adapter->digest == digests[i]);
+            digests[i] = adapter->digest;
+            for (size_t other = 0; other < i; other++)
+                assert_true(digests[other] != digests[i]);
+            cox_adapter_free(adapter);
+            fixture_directory_remove(directory);
+        }
 }
 
 /* ---- in a step ---- */
@@ -597,6 +630,7 @@ int main(void)
         cmocka_unit_test(m13_an_adapter_of_another_shape_or_kind_is_refused),
         cmocka_unit_test(m13_missing_or_broken_files_are_refused),
         cmocka_unit_test(m13_a_share_has_its_parts_of_the_whole),
+        cmocka_unit_test(m13_other_files_have_another_digest),
         cmocka_unit_test(m13_an_adapter_changes_logits_and_one_of_zeros_does_not),
         cmocka_unit_test(m13_s5_rows_of_any_adapters_have_the_bits_of_each_alone),
         cmocka_unit_test(m13_s5_adapters_give_the_same_bits_for_1_2_4_8_ranks),

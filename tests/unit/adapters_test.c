@@ -62,7 +62,8 @@ static void *find_main(void *context)
 static void load(struct cox_adapters *adapters, const char *name, const char *directory)
 {
     struct cox_error err = {0};
-    if (cox_adapters_load(adapters, name, directory, &err))
+    uint64_t digest;
+    if (cox_adapters_load(adapters, name, directory, 0, &digest, &err))
         fail_msg("%s", err.text);
 }
 

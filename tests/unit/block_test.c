@@ -281,6 +281,16 @@ static void weights_of_other_shapes_are_told_apart(void **state)
     other.tied_embeddings = true;
     assert_int_equal(cox_model_config_compare(&small, &other, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "tie_word_embeddings"));
+    /* Another one, one fewer, in another order. */
+    for (int i = 0; i < 3; i++) {
+        err = (struct cox_error){0};
+        other = small;
+        other.eos_token_count -= i == 1;
+        other.eos_tokens[1] = i == 0 ? 6 : 2;
+        other.eos_tokens[0] = i == 2 ? 5 : 2;
+        assert_int_equal(cox_model_config_compare(&small, &other, &err), COX_INVALID);
+        assert_non_null(strstr(err.text, "eos_token_id"));
+    }
 }
 
 static bool yes(void *context)

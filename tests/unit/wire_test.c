@@ -675,6 +675,28 @@ static void golden_link_request(void **state)
     assert_request_bytes(arena, &request, 0x08, 0x04, 0x22, 0x18, 0x0a, 0x16, 0x08, 0x02, 0x10,
                          0x01, 0x2a, 0x08, 0x0a, 0x06, 0x0a, 0x01, 'h', 0x12, 0x01, '9', 0x3a, 0x04,
                          0x08, 0x03, 0x10, 0x05, 0x58, 0x01);
+
+    /* Handles by value, in fields of our own: 1000 * 8 + 2 is 0x1f42, c2 3e as a varint. */
+    uint8_t handle[] = {0xaa, 0xbb};
+    ModelExecuteData__KvPool pool = MODEL_EXECUTE_DATA__KV_POOL__INIT;
+    pool.has_handle = 1;
+    pool.handle = (ProtobufCBinaryData){.len = sizeof handle, .data = handle};
+    pool.has_block_count = 1;
+    pool.block_count = 9;
+    ModelExecuteData__KvPool *pools[] = {&pool, &pool};
+    remote.n_host_info = 0;
+    remote.n_kv_pools = 2;
+    remote.kv_pools = pools;
+    remote.door = (char *)"d";
+    remote.has_life = 1;
+    remote.life = 7;
+    info = (ModelExecuteData__PDLinkRequest__PDLinkInfo)
+        MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    info.n_link_info = 1;
+    info.link_info = remotes;
+    assert_request_bytes(arena, &request, 0x08, 0x04, 0x22, 0x1d, 0x0a, 0x1b, 0x2a, 0x19, 0xc2,
+                         0x3e, 0x06, 0x0a, 0x02, 0xaa, 0xbb, 0x10, 0x09, 0xc2, 0x3e, 0x06, 0x0a,
+                         0x02, 0xaa, 0xbb, 0x10, 0x09, 0xca, 0x3e, 0x01, 'd', 0xd0, 0x3e, 0x07);
 }
 
 static void golden_model_request(void **state)

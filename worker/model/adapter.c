@@ -1,4 +1,5 @@
 #include "worker/model/adapter.h"
+#include "model/digest.h"
 #include "model/file.h"
 #include "model/safetensors.h"
 #include "worker/model/tile.h"
@@ -11,8 +12,9 @@
 
 #define ALIGNMENT_FLOATS (COX_WEIGHTS_ALIGNMENT / sizeof(float))
 #define CONFIG_SIZE_MAX ((size_t)1 << 20)
-/* Beyond it nothing but a mistake. */
-#define SCALE_MAX 1e6
+/* Numbers, the scale, and what they come to together. Beyond it nothing but a mistake, and below it no row overflows on the way to its
+ * logits: a step with one that does fails for all prompts in it. */
+#define SIZE_OF_NUMBERS_MAX 1e6
 
 static const char *const module_names[] = {"q_proj", "k_proj", "v_proj", "o_proj"};
 
@@ -123,7 +125,7 @@ static int read_rank(const json_t *root, const char *path, struct description *d
                                             ? sqrt((double)description->rank)
                                             : (double)description->rank);
     /* Written so that what is no number is refused. */
-    if (!(fabs(scale) <= SCALE_MAX))
+    if (!(fabs(scale) <= SIZE_OF_NUMBERS_MAX))
         return cox_fail(err, COX_INVALID, "%s: lora_alpha is %g", path, json_number_value(alpha));
     description->scale = (float)scale;
     return 0;
@@ -229,9 +231,10 @@ static int check_shape(const struct cox_safetensors *file, const char *name,
     return 0; /* reading it tells of the rest */
 }
 
-/* memory is zero. */
+/* memory is zero. *largest: of the numbers, without their signs. */
 static int read_matrix(const struct cox_safetensors *file, const char *name,
-                       const struct matrix *matrix, float *memory, struct cox_error *err)
+                       const struct matrix *matrix, float *memory, float *largest,
+                       struct cox_error *err)
 {
     const uint64_t width = matrix->piece_columns;
     _cox_cleanup_(cox_free_ptr) float *dense =
@@ -252,11 +255,28 @@ static int read_matrix(const struct cox_safetensors *file, const char *name,
 
         if (r)
             return r;
+        for (uint64_t n = 0; n < matrix->piece_rows * width; n++)
+            if (fabsf(dense[n]) > *largest)
+                *largest = fabsf(dense[n]);
         for (uint64_t row = 0; row < matrix->piece_rows; row++)
             memcpy(memory + i * matrix->stride + row * matrix->leading, dense + row * width,
                    (size_t)width * sizeof(float));
     }
     return 0;
+}
+
+static int check_numbers(const struct cox_adapter *adapter, const char *name, const float *largest,
+                         struct cox_error *err)
+{
+    const double together = fabs((double)adapter->scale) * (double)largest[0] * (double)largest[1];
+
+    if ((double)largest[0] <= SIZE_OF_NUMBERS_MAX && (double)largest[1] <= SIZE_OF_NUMBERS_MAX &&
+        together <= SIZE_OF_NUMBERS_MAX)
+        return 0;
+    return cox_fail(err, COX_INVALID,
+                    "tensor %s: the numbers of A reach %g, those of B %g, and %g with the scale; "
+                    "allowed: up to %g",
+                    name, (double)largest[0], (double)largest[1], together, SIZE_OF_NUMBERS_MAX);
 }
 
 static int read_layer(struct cox_adapter *adapter, const struct cox_safetensors *file,
@@ -268,6 +288,7 @@ static int read_layer(struct cox_adapter *adapter, const struct cox_safetensors 
 
     for (int i = 0; r == 0 && i < COX_PROJECTION_COUNT; i++) {
         struct matrix a, b;
+        float largest[2] = {0};
         char name[2][128];
 
         if (!adapter->has[i])
@@ -281,19 +302,37 @@ static int read_layer(struct cox_adapter *adapter, const struct cox_safetensors 
         if (!r)
             r = check_shape(file, name[1], &b, false, err);
         if (!r)
-            r = read_matrix(file, name[0], &a, base + adapter->a[i], err);
+            r = read_matrix(file, name[0], &a, base + adapter->a[i], &largest[0], err);
         if (!r)
-            r = read_matrix(file, name[1], &b, base + adapter->b[i], err);
+            r = read_matrix(file, name[1], &b, base + adapter->b[i], &largest[1], err);
+        if (!r)
+            r = check_numbers(adapter, name[1], largest, err);
     }
+    return r;
+}
+
+static int digest_of(const struct cox_safetensors *file, const struct description *description,
+                     uint64_t *ret_digest, struct cox_error *err)
+{
+    uint64_t digest = COX_DIGEST_START;
+    int r;
+
+    digest = cox_digest_bytes(digest, &description->rank, sizeof(description->rank));
+    digest = cox_digest_bytes(digest, &description->scale, sizeof(description->scale));
+    digest = cox_digest_bytes(digest, description->has, sizeof(description->has));
+    r = cox_safetensors_digest(file, &digest, err);
+    if (!r)
+        *ret_digest = digest ? digest : 1;
     return r;
 }
 
 static int read_tensors(struct cox_adapter *adapter, const char *directory,
                         const struct cox_model_config *config, const struct cox_share *share,
-                        uint32_t rank, struct cox_error *err)
+                        const struct description *description, struct cox_error *err)
 {
     _cox_cleanup_(cox_safetensors_freep) struct cox_safetensors *file = NULL;
     _cox_cleanup_(cox_free_ptr) char *path = NULL;
+    uint64_t before = 0;
     size_t expected = 0;
     int r;
 
@@ -302,14 +341,20 @@ static int read_tensors(struct cox_adapter *adapter, const char *directory,
         return cox_fail(err, -ENOMEM, "no memory to load an adapter");
     }
     r = cox_safetensors_new(path, &file, err);
+    if (!r)
+        r = digest_of(file, description, &before, err);
     for (uint32_t layer = 0; r == 0 && layer < config->layer_count; layer++)
-        r = read_layer(adapter, file, config, share, layer, rank, err);
+        r = read_layer(adapter, file, config, share, layer, description->rank, err);
     for (int i = 0; i < COX_PROJECTION_COUNT; i++)
         expected += adapter->has[i] ? 2 * (size_t)config->layer_count : 0;
     /* All that were expected are there: the others would be left out without a word. */
     if (r == 0 && cox_safetensors_count(file) != expected)
         r = cox_fail(err, COX_INVALID, "%s has %zu tensors; target_modules and the model imply %zu",
                      path, cox_safetensors_count(file), expected);
+    if (!r)
+        r = digest_of(file, description, &adapter->digest, err);
+    if (!r && adapter->digest != before)
+        r = cox_fail(err, COX_CORRUPT, "%s was changed while it was read", path);
     return r;
 }
 
@@ -373,7 +418,7 @@ int cox_adapter_load(const char *directory, const struct cox_model_config *confi
         return cox_fail(err, COX_NO_SPACE, "no memory for %llu bytes of an adapter",
                         (unsigned long long)adapter->size);
     memset(adapter->memory, 0, (size_t)adapter->size);
-    r = read_tensors(adapter, directory, config, share, description.rank, err);
+    r = read_tensors(adapter, directory, config, share, &description, err);
     if (!r)
         r = probe_kernels(adapter, config, err);
     if (r)

@@ -37,6 +37,7 @@ struct cox_adapter {
     bool rows_apart; /* as in tile.h, for the shapes of this adapter */
     float *memory;   /* layers, layer_stride apart; 64-byte aligned, and so is every piece */
     uint64_t size;   /* bytes */
+    uint64_t digest; /* of what the folder says, the same for every share; never 0 */
     uint64_t layer_stride;
     uint32_t slice_first;   /* of query's B and the output's A */
     uint32_t kv_head_first; /* of key's and value's B */
@@ -47,7 +48,8 @@ struct cox_adapter {
     uint64_t b_stride[COX_PROJECTION_COUNT];
 };
 
-/* Loads and checks a folder for a model and a share of it. All that a rank reads is finite. Returns 0 and gives the adapter;
+/* Loads and checks a folder for a model and a share of it. All that a rank reads is finite, and none of it so large that a row
+ * computed with it could fail a step. Returns 0 and gives the adapter;
  * COX_NOT_FOUND: a file or tensor is missing; COX_CORRUPT: not JSON, not safetensors; COX_DIVERGED: its rank: 0, above
  * COX_ADAPTER_RANK_MAX, or not the same in adapter_config.json, A and B; COX_INVALID: of another shape than
  * the model implies, of other modules than the attention projections, or of a kind that is not computed here;

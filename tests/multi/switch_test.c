@@ -1,0 +1,357 @@
+/*
+ * Other weights between two steps of real ranks: which step is computed with which, bit by bit the same for any number of ranks, also
+ * where one of them dies in the switch. The workers are this program, with the engine of coxswain-worker. One rank cannot mix two
+ * versions in a step: its texts are the reference.
+ */
+#include "testing.h"
+
+#include "coordinator/recovery.h"
+#include "coordinator/scheduler.h"
+#include "coordinator/shared_weights.h"
+#include "tests/unit/model_fixture.h"
+#include "worker/engine.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PROMPT_COUNT 6u
+#define PROMPT_LENGTH 5u
+#define NEW_COUNT 14u
+#define LENGTH (PROMPT_LENGTH + NEW_COUNT)
+/* Before so many steps are planned: the prompts are one step, so the sequences have so many tokens less one of their own. */
+#define SWITCH_LOOK 6u
+#define NEVER UINT32_MAX
+
+static const struct cox_model_config config = {
+    .hidden_size = 64,
+    .intermediate_size = 64,
+    .layer_count = 2,
+    .head_count = 8,
+    .kv_head_count = 8,
+    .head_dim = 8,
+    .vocab_size = 257,
+    .position_count_max = 64,
+    .rms_norm_eps = 1e-5f,
+    .rope_theta = 10000,
+};
+
+/* ---- the worker ---- */
+
+static int worker_main(int argc, char **argv)
+{
+    static const struct cox_engine_options engine_options = {
+        .model_dir = "/nonexistent", /* what the coordinator publishes is all there is */
+        .block_size = 4,
+        .block_count = PROMPT_COUNT * (LENGTH / 4 + 1),
+    };
+    struct cox_worker_options options = {0};
+    struct cox_worker *worker = NULL;
+    struct cox_engine *engine = NULL;
+    struct cox_error err = {0};
+    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    if (r == 0)
+        r = cox_engine_new(&engine_options, &engine);
+    if (r == 0)
+        r = cox_worker_new(&options, &cox_engine_callbacks, engine, &worker, &err);
+    if (r == 0) {
+        cox_engine_serve(engine, worker);
+        r = cox_worker_run(worker, &err);
+    }
+    if (r)
+        fprintf(stderr, "%s\n", err.text);
+    cox_worker_free(worker);
+    cox_engine_free(engine);
+    return r != 0;
+}
+
+/* ---- a group that replaces its dead ---- */
+
+static char program[4096];
+static char folders[2][FIXTURE_PATH_SIZE];
+static struct cox_shared_weights *weights;
+static struct cox_executor *executor;
+static struct cox_init_summary summary;
+static struct cox_recovery *_Atomic recovery;
+
+static void on_death(void *context, uint32_t rank, const char *text)
+{
+    (void)context;
+    struct cox_recovery *told = atomic_load(&recovery);
+    if (told)
+        cox_recovery_death(told, rank, text);
+}
+
+/* With the weights of a folder; fault: of the workers' first life, or NULL. */
+static void group_start(uint32_t rank_count, const char *folder, const char *fault)
+{
+    const char *const command[] = {program, "worker", NULL};
+    const struct cox_executor_options options = {
+        .rank_count = rank_count, .command = command, .attach = test_attach(), .death = on_death};
+    const struct cox_recovery_options replaces = {
+        .on_death = COX_ON_DEATH_RESTART, .backoff_min_ms = 1, .backoff_max_ms = 10};
+    struct cox_recovery *started = NULL;
+    struct cox_error err = {0};
+    int r = cox_shared_weights_load(folder, NULL, NULL, &weights, &err);
+    if (fault) {
+        setenv("COXSWAIN_FAULT", fault, 1);
+        setenv("COXSWAIN_FAULT_LIFE", "1", 1);
+    }
+    if (r == 0)
+        r = cox_executor_start(&options, &executor, &err);
+    unsetenv("COXSWAIN_FAULT");
+    unsetenv("COXSWAIN_FAULT_LIFE");
+    if (r == 0)
+        r = cox_shared_weights_publish(weights, executor, &err);
+    if (r == 0)
+        r = cox_executor_init(executor, NULL, 0, cox_deadline_after_ms(TEST_PATIENCE_MS), &summary,
+                              &err);
+    if (r == 0)
+        r = cox_recovery_start(executor, &replaces, &started, &err);
+    if (r)
+        fail_msg("no group: %d: %s", r, err.text);
+    atomic_store(&recovery, started);
+}
+
+static void group_end(void)
+{
+    if (weights)
+        cox_shared_weights_stop(weights);
+    if (executor)
+        cox_executor_stop(executor);
+    atomic_store(&recovery, cox_recovery_free(atomic_load(&recovery)));
+    executor = cox_executor_free(executor);
+    weights = cox_shared_weights_free(weights);
+}
+
+static int setup(void **state)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        fixture_directory_create(folders[i]);
+        fixture_write_model(folders[i], &config, 7 + i, 1);
+    }
+    return test_setup(state);
+}
+
+static int teardown(void **state)
+{
+    group_end();
+    for (uint32_t i = 0; i < 2; i++)
+        fixture_directory_remove(folders[i]);
+    return test_teardown(state);
+}
+
+/* ---- texts ---- */
+
+struct texts {
+    uint32_t prompt_count; /* tokens that were given */
+    int32_t tokens[PROMPT_COUNT][LENGTH];
+};
+
+struct run {
+    struct texts *texts;
+    uint32_t looks, switch_look;
+    uint32_t done_count;
+};
+
+static void on_done(void *context, const struct cox_sequence *sequence)
+{
+    struct run *run = context;
+    int32_t *tokens = sequence->request.context;
+    if (sequence->error.code)
+        fail_msg("a prompt has failed: %s", sequence->error.text);
+    assert_int_equal(sequence->token_count, LENGTH);
+    memcpy(tokens, sequence->tokens, LENGTH * sizeof *tokens);
+    run->done_count++;
+}
+
+static bool on_feed(void *context, bool idle, uint64_t until_ns)
+{
+    struct run *run = context;
+    uint64_t version;
+    (void)until_ns;
+    if (idle)
+        return false;
+    if (++run->looks == run->switch_look) {
+        struct cox_error late = {0};
+        /* Published, and not waited for: the step that is planned now is the first with it. */
+        int r = cox_shared_weights_replace(weights, folders[1], cox_now_ns(), &version, &late);
+        if (r != COX_TIMEOUT)
+            fail_msg("%d: %s", r, late.text);
+    }
+    return true;
+}
+
+static int on_recover(void *context, struct cox_error *err)
+{
+    return cox_recovery_await(context, err);
+}
+
+/* The rest of the texts, with other weights from the step at switch_look on. */
+static void texts_run(struct texts *texts, uint32_t switch_look, uint32_t in_flight)
+{
+    struct run run = {.texts = texts, .switch_look = switch_look};
+    struct cox_scheduler_options options = {
+        .steps_in_flight = in_flight,
+        .weights = weights,
+        .done = on_done,
+        .done_context = &run,
+        .feed = on_feed,
+        .feed_context = &run,
+        .recover = on_recover,
+        .recover_context = atomic_load(&recovery),
+    };
+    struct cox_scheduler *scheduler = NULL;
+    struct cox_error err = {0};
+    int r = cox_scheduler_fit(&options, &summary, &err);
+    if (r == 0)
+        r = cox_scheduler_new(executor, &options, &scheduler, &err);
+    if (r)
+        fail_msg("no scheduler: %s", err.text);
+    for (uint32_t i = 0; i < PROMPT_COUNT; i++) {
+        const struct cox_request request = {
+            .tokens = texts->tokens[i],
+            .token_count = texts->prompt_count,
+            .new_count_max = LENGTH - texts->prompt_count,
+            .context = texts->tokens[i],
+        };
+        assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
+    }
+    r = cox_scheduler_run(scheduler, &err);
+    cox_scheduler_free(scheduler);
+    if (r)
+        fail_msg("%d: %s", r, err.text);
+    assert_int_equal(run.done_count, PROMPT_COUNT);
+}
+
+static struct texts prompts(void)
+{
+    struct texts texts = {.prompt_count = PROMPT_LENGTH};
+    for (uint32_t i = 0; i < PROMPT_COUNT; i++)
+        for (uint32_t t = 0; t < PROMPT_LENGTH; t++)
+            texts.tokens[i][t] = (int32_t)((i * 37 + t * 11 + 3) % config.vocab_size);
+    return texts;
+}
+
+/* What one rank gives. */
+static struct texts alone(const char *folder, const struct texts *from, uint32_t switch_look)
+{
+    struct texts texts = *from;
+    group_start(1, folder, NULL);
+    texts_run(&texts, switch_look, 1);
+    group_end();
+    return texts;
+}
+
+static uint32_t rows_that_differ(const struct texts *a, const struct texts *b)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < PROMPT_COUNT; i++)
+        count += memcmp(a->tokens[i], b->tokens[i], sizeof a->tokens[i]) != 0;
+    return count;
+}
+
+static void expect_texts(const struct texts *texts, const struct texts *expected, const char *what)
+{
+    for (uint32_t i = 0; i < PROMPT_COUNT; i++)
+        for (uint32_t t = 0; t < LENGTH; t++)
+            if (texts->tokens[i][t] != expected->tokens[i][t])
+                fail_msg("%s: token %" PRIu32 " of prompt %" PRIu32 " is %" PRId32
+                         ", expected %" PRId32,
+                         what, t, i, texts->tokens[i][t], expected->tokens[i][t]);
+}
+
+static uint32_t deaths_of(uint32_t rank)
+{
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
+    cox_executor_status(executor, &status, ranks);
+    return ranks[rank].deaths;
+}
+
+/* ---- tests ---- */
+
+static void weights_no_step_is_of_two_versions(void **state)
+{
+    (void)state;
+    const struct texts start = prompts();
+    const struct texts former = alone(folders[0], &start, NEVER);
+    const struct texts latter = alone(folders[1], &start, NEVER);
+    const struct texts switched = alone(folders[0], &start, SWITCH_LOOK);
+    /* Otherwise nothing is said. Up to the switch it is the text of the former weights. */
+    assert_int_equal(rows_that_differ(&switched, &former), PROMPT_COUNT);
+    assert_int_equal(rows_that_differ(&switched, &latter), PROMPT_COUNT);
+    for (uint32_t i = 0; i < PROMPT_COUNT; i++)
+        assert_memory_equal(switched.tokens[i], former.tokens[i],
+                            (PROMPT_LENGTH + SWITCH_LOOK - 1) * sizeof(int32_t));
+    for (uint32_t n = 1; n <= 8; n *= 2)
+        for (uint32_t in_flight = 1; in_flight <= 2; in_flight++) {
+            struct cox_shared_weights_status status;
+            struct texts texts = start;
+            char what[64];
+            snprintf(what, sizeof what, "%" PRIu32 " ranks, %" PRIu32 " in flight", n, in_flight);
+            group_start(n, folders[0], NULL);
+            texts_run(&texts, SWITCH_LOOK, in_flight);
+            expect_texts(&texts, &switched, what);
+            cox_shared_weights_status(weights, &status);
+            assert_int_equal(status.version, 2);
+            assert_int_equal(status.next, 0);
+            group_end();
+        }
+}
+
+/* The step of the switch is void, and what was computed is computed again: all of it with the other weights. */
+static void weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_versions(void **state)
+{
+    (void)state;
+#if !COX_TESTING
+    skip();
+#endif
+    static const char *const points[] = {"weights.taken", "weights.switched"};
+    static const struct {
+        uint32_t rank_count, victim;
+    } groups[] = {{1, 0}, {2, 0}, {2, 1}, {4, 2}};
+    const struct texts start = prompts();
+    const struct texts former = alone(folders[0], &start, NEVER);
+    struct texts expected = former;
+    expected.prompt_count = PROMPT_LENGTH + SWITCH_LOOK - 1;
+    expected = alone(folders[1], &expected, NEVER);
+    assert_int_equal(rows_that_differ(&expected, &former), PROMPT_COUNT);
+    for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++)
+        for (size_t p = 0; p < 2; p++)
+            for (uint32_t in_flight = 1; in_flight <= 2; in_flight++) {
+                struct cox_shared_weights_status status;
+                struct texts texts = start;
+                char fault[64], what[128];
+                /* Its second passage: the first one is in init. */
+                snprintf(fault, sizeof fault, "%s:kill:%" PRIu32 ":2", points[p], groups[g].victim);
+                snprintf(what, sizeof what, "%" PRIu32 " ranks, %s, %" PRIu32 " in flight",
+                         groups[g].rank_count, fault, in_flight);
+                group_start(groups[g].rank_count, folders[0], fault);
+                texts_run(&texts, SWITCH_LOOK, in_flight);
+                assert_int_equal(deaths_of(groups[g].victim), 1);
+                expect_texts(&texts, &expected, what);
+                cox_shared_weights_status(weights, &status);
+                assert_int_equal(status.next, 0);
+                assert_int_equal(status.pool.block_count - status.pool.free_count, 1);
+                group_end();
+            }
+}
+
+int main(int argc, char **argv)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        CASE(weights_no_step_is_of_two_versions),
+        CASE(weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_versions),
+    };
+    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+        return worker_main(argc, argv);
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length < 0)
+        return 1;
+    return cmocka_run_group_tests_name("switch", tests, NULL, NULL);
+}
