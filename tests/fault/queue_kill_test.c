@@ -30,7 +30,6 @@
 #define BLOCKS 24
 /* What a survivor may take for all that it does after a death; a slice is 50 ms. */
 #define SURVIVAL_MS 3000
-#define PASSAGES_MAX 6
 
 static struct cox_domains *domains;
 static struct cox_pool *host, *staged;
@@ -220,6 +219,15 @@ static bool child_end(pid_t pid, const char *what)
 
 /* ---- the parent ---- */
 
+static bool struck[COX_FAULT_POINT_COUNT];
+
+static void note_struck(const char *point)
+{
+    for (int i = 0; i < COX_FAULT_POINT_COUNT; i++)
+        if (strcmp(cox_fault_name((enum cox_fault_point)i), point) == 0)
+            struck[i] = true;
+}
+
 static void setup_queue(void)
 {
     host = fixture_pool(domains, COX_DOMAIN_HOST, BLOCKS);
@@ -301,7 +309,7 @@ static void teardown_queue(const char *what)
 /* Strikes at the n-th passage, for each n until the child gets through. Returns how often it struck. */
 static uint32_t strike(const char *point, scenario_fn scenario, void (*before)(void))
 {
-    for (uint32_t passage = 1; passage <= PASSAGES_MAX; passage++) {
+    for (uint32_t passage = 1;; passage++) {
         char plan[128];
         snprintf(plan, sizeof plan, "%s:kill:coordinator:%" PRIu32, point, passage);
         setup_queue();
@@ -311,8 +319,8 @@ static uint32_t strike(const char *point, scenario_fn scenario, void (*before)(v
         teardown_queue(plan);
         if (!killed)
             return passage - 1;
+        note_struck(point);
     }
-    return PASSAGES_MAX;
 }
 
 static void strike_each(const char *const *points, size_t count, scenario_fn scenario,
@@ -459,6 +467,34 @@ static void b37_a_process_dies_while_it_repairs_what_another_left(void **state)
     STRIKE(more, sweep_only, intent_before);
 }
 
+/* At every passage of every step of the queue and of the pools that its steps are made of, whoever was there before. */
+static uint32_t strike_everywhere(scenario_fn scenario, void (*before)(void))
+{
+    uint32_t count = 0;
+    for (int i = 0; i < COX_FAULT_POINT_COUNT; i++) {
+        const char *name = cox_fault_name((enum cox_fault_point)i);
+        if (strncmp(name, "queue.", 6) == 0 || strncmp(name, "pool.", 5) == 0)
+            count += strike(name, scenario, before);
+    }
+    return count;
+}
+
+static void b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost(void **state)
+{
+    (void)state;
+    static const struct {
+        scenario_fn scenario;
+        void (*before)(void);
+    } all[] = {
+        {do_everything, NULL},          {do_everything, defer_before},
+        {leave_a_copy_to_others, NULL}, {reclaim, NULL},
+        {sweep_only, leave_before},     {sweep_only, lock_before},
+        {sweep_only, intent_before},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        print_message("%" PRIu32 " deaths\n", strike_everywhere(all[i].scenario, all[i].before));
+}
+
 /* ---- who sleeps meanwhile ---- */
 
 static int told[2];
@@ -554,6 +590,7 @@ static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void *
                     fail_msg("%s: the scenario does not pass it", plan);
                 break;
             }
+            note_struck(points[i]);
         }
     close(told[0]);
     close(told[1]);
@@ -589,6 +626,8 @@ static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
         if (!strikes)
             assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
         assert_int_equal(child_end(sleeper, "sleeper"), strikes != 0);
+        if (strikes)
+            note_struck("queue.publisher_awaited");
         teardown_queue("publisher awaited");
         close(told[0]);
         close(told[1]);
@@ -648,6 +687,16 @@ static void h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it(void **state
     }
 }
 
+static void b37_every_step_was_struck(void **state)
+{
+    (void)state;
+    for (int i = 0; i < COX_FAULT_POINT_COUNT; i++) {
+        const char *name = cox_fault_name((enum cox_fault_point)i);
+        if (strncmp(name, "queue.", 6) == 0 && !struck[i])
+            fail_msg("nobody was killed at %s", name);
+    }
+}
+
 #else
 
 static void skipped(void **state)
@@ -668,9 +717,11 @@ int main(void)
         cmocka_unit_test(h9_a_process_dies_while_it_lets_go_what_was_left_to_it),
         cmocka_unit_test(b37_a_process_dies_while_it_takes_out_the_dead),
         cmocka_unit_test(b37_a_process_dies_while_it_repairs_what_another_left),
+        cmocka_unit_test(b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost),
         cmocka_unit_test(b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher),
         cmocka_unit_test(b36_a_process_dies_that_waited_for_a_publisher),
         cmocka_unit_test(h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it),
+        cmocka_unit_test(b37_every_step_was_struck),
     };
     assert_int_equal(cox_domains_new(&domains), 0);
 #else
