@@ -596,6 +596,60 @@ static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void *
     close(told[1]);
 }
 
+static struct cox_queue *second;
+
+static void sleep_on_two(void)
+{
+    struct own own = attach(true);
+    struct cox_queue *other = NULL;
+    struct cox_queue_set *set;
+    struct cox_subscriber *ready = NULL;
+    struct cox_message message;
+    COX_ASSERT(cox_queue_attach(cox_queue_fd(second), NULL, &other, NULL) == 0);
+    struct cox_subscriber *of_first =
+        fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
+    struct cox_subscriber *of_second = fixture_subscriber(other, NULL, &own.host, 1, domains, NULL);
+    COX_ASSERT(cox_queue_set_new(&set) == 0);
+    COX_ASSERT(cox_queue_set_add(set, of_first, NULL) == 0);
+    COX_ASSERT(cox_queue_set_add(set, of_second, NULL) == 0);
+    COX_ASSERT(cox_queue_set_wait(set, COX_DEADLINE_NEVER, &ready) == 0);
+    COX_ASSERT(cox_subscriber_take(ready, &message, NULL) == 0 && fixture_is_sound(&message));
+    fixture_let_go(&message);
+    cox_queue_set_free(set);
+    cox_subscriber_free(of_first);
+    cox_subscriber_free(of_second);
+    cox_queue_free(other);
+    detach(&own);
+}
+
+/* Stopped between the look and the sleep, as it says of one queue after the other that it sleeps there: a message that is
+ * published meanwhile, where it has said so and where it has not yet, is not slept through. */
+static void h14_b36_a_message_between_the_look_and_the_sleep_is_seen(void **state)
+{
+    (void)state;
+    for (int armed = 1; armed <= 2; armed++)
+        for (int to = 0; to < 2; to++) {
+            char plan[64];
+            int status;
+            snprintf(plan, sizeof plan, "queue.armed:stop:coordinator:%d", armed);
+            setup_queue();
+            second = fixture_queue(DEPTH);
+            struct cox_publisher *to_second = fixture_publisher(second, host, domains, NULL);
+            pid_t sleeper = child_start(sleep_on_two, plan);
+            assert_int_equal(waitpid(sleeper, &status, WUNTRACED), sleeper);
+            assert_true(WIFSTOPPED(status));
+            assert_int_equal(fixture_publish(to ? to_second : publisher, host, 100, ++notes, NULL),
+                             0);
+            kill(sleeper, SIGCONT);
+            if (!ends_soon(sleeper))
+                fail_msg("%s: a message of queue %d is slept through", plan, to);
+            assert_false(child_end(sleeper, plan));
+            cox_publisher_free(to_second);
+            second = cox_queue_free(second);
+            teardown_queue(plan);
+        }
+}
+
 /* Who is about to sleep sees a message announced, and waits for the lock of a dead publisher. */
 static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
 {
@@ -719,6 +773,7 @@ int main(void)
         cmocka_unit_test(b37_a_process_dies_while_it_repairs_what_another_left),
         cmocka_unit_test(b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost),
         cmocka_unit_test(b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher),
+        cmocka_unit_test(h14_b36_a_message_between_the_look_and_the_sleep_is_seen),
         cmocka_unit_test(b36_a_process_dies_that_waited_for_a_publisher),
         cmocka_unit_test(h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it),
         cmocka_unit_test(b37_every_step_was_struck),
