@@ -179,6 +179,7 @@
     X(QUEUE_COPY_SHARED, "queue.copy_shared")                                                      \
     X(QUEUE_COPY_OVER, "queue.copy_over") /* who waited for it is woken */                         \
     X(QUEUE_LET_GO, "queue.let_go")       /* a copy; the row still has it */                       \
+    X(QUEUE_ROW_ENDING, "queue.row_ending") /* nobody takes it any more */                         \
     X(QUEUE_ROW_ENDED, "queue.row_ended")                                                          \
     X(QUEUE_COUNTED, "queue.counted")                                                              \
     X(QUEUE_DEFERRED, "queue.deferred")                                                            \

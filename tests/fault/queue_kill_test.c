@@ -185,6 +185,16 @@ static void reclaim(void)
     detach(&own);
 }
 
+/* Into the place of a message that the parent's subscribers have not taken. */
+static void overwrite_one(void)
+{
+    struct own own = attach(true);
+    struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
+    child_publish(of_child, own.host, 1);
+    cox_publisher_free(of_child);
+    detach(&own);
+}
+
 typedef void (*scenario_fn)(void);
 
 /* Returns its pid. plan NULL: nothing happens to it. */
@@ -364,6 +374,7 @@ static void b37_h20_a_process_dies_at_each_step_and_nothing_is_lost(void **state
         "queue.copied",
         "queue.copy_shared",
         "queue.copy_over",
+        "queue.row_ending",
         "queue.let_go",
         "queue.row_ended",
         "queue.counted",
@@ -433,6 +444,56 @@ static void b37_a_process_dies_while_it_takes_out_the_dead(void **state)
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         strike(points[i], sweep_only, leave_before);
     assert_true(strike("queue.buried", sweep_only, leave_before) > 0);
+}
+
+static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
+{
+    struct cox_message message;
+    struct cox_error err = {0};
+    int r = cox_subscriber_take(subscriber, &message, &err);
+    if (r)
+        fail_msg("%s: %s: %s", what, cox_status_text(r), err.text);
+    assert_true(fixture_is_sound(&message));
+    fixture_let_go(&message);
+    return message.number;
+}
+
+/* Of a message whose copies were let go one after the other nobody is given what is left: it is there for all, or skipped by
+ * all. */
+static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"queue.locked",      "queue.intended",   "queue.held",
+                                         "queue.row_ending",  "pool.unheld",      "pool.freed",
+                                         "queue.let_go",      "queue.row_ended",  "queue.announced",
+                                         "queue.copy_filled", "queue.row_filled", "queue.settled"};
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
+        for (uint32_t passage = 1;; passage++) {
+            char plan[128];
+            snprintf(plan, sizeof plan, "%s:kill:coordinator:%" PRIu32, points[i], passage);
+            setup_queue();
+            struct cox_subscriber *other =
+                fixture_subscriber(queue, staged, &host, 1, domains, NULL);
+            for (int k = 0; k < DEPTH; k++)
+                assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+            assert_int_equal(taken_one(other, plan), 1); /* from now on it has two copies */
+            bool killed = child_end(child_start(overwrite_one, plan), plan);
+            const uint64_t first = taken_one(near, plan);
+            assert_true(first == 1 || first == 2);
+            assert_int_equal(taken_one(far, plan), first);
+            for (uint64_t number = first + 1; number <= DEPTH; number++) {
+                assert_int_equal(taken_one(far, plan), number);
+                assert_int_equal(taken_one(near, plan), number);
+            }
+            take_rest(other, plan);
+            cox_subscriber_free(other);
+            teardown_queue(plan);
+            if (!killed) {
+                if (passage == 1)
+                    fail_msg("%s: the scenario does not pass it", plan);
+                break;
+            }
+        }
 }
 
 static void die_with_the_lock(void)
@@ -769,6 +830,7 @@ int main(void)
         cmocka_unit_test(h12_a_process_dies_while_it_makes_room),
         cmocka_unit_test(h9_a_process_dies_that_leaves_a_copy_to_others),
         cmocka_unit_test(h9_a_process_dies_while_it_lets_go_what_was_left_to_it),
+        cmocka_unit_test(b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring),
         cmocka_unit_test(b37_a_process_dies_while_it_takes_out_the_dead),
         cmocka_unit_test(b37_a_process_dies_while_it_repairs_what_another_left),
         cmocka_unit_test(b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost),

@@ -299,7 +299,15 @@ static void publish_for_ever(const struct forks_self *self)
 {
     struct shared *shared = self->context;
     struct own own = own_open(self);
-    struct cox_pool *mine = self->rank == 2 ? fixture_pool(NULL, COX_DOMAIN_HOST, 32) : NULL;
+    static const struct cox_pool_options slabs = {.strategy = COX_POOL_SLAB,
+                                                  .block_size = 1024,
+                                                  .slab_size = 16384,
+                                                  .size = 32 * 4096,
+                                                  .owner_count_max = 64,
+                                                  .on_demand = true};
+    struct cox_pool *mine = NULL;
+    if (self->rank == 2)
+        FORK_CHECK(cox_pool_create(&slabs, &mine, NULL) == 0, "pool");
     struct cox_pool *pool = mine ? mine : own.host;
     struct cox_publisher *publishers[QUEUES];
     uint64_t random = cox_now_ns() | 1;
