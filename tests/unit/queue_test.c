@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "channel/memory/domain_table.h"
 #include "channel/memory/pool_layout.h"
 #include "channel/memory/queue_internal.h"
 #include "channel/peer.h"
@@ -196,6 +197,193 @@ static void h6_without_a_pool_other_domains_are_refused_with_words(void **state)
     assert_int_equal(fixture_used(staged), 0);
     cox_subscriber_free(taker);
     cox_publisher_free(remote);
+}
+
+/* ---- as many domains as there may be ---- */
+
+#define OWN_KIND 64
+#define OWN_COUNT (COX_DOMAIN_COUNT_MAX - 2) /* beside host and staged */
+
+static struct cox_pool *pool_on(const struct cox_domains *table, uint32_t device)
+{
+    const struct cox_pool_options options = {.domains = table,
+                                             .domain = {OWN_KIND, device},
+                                             .block_size = FIXTURE_BLOCK_SIZE,
+                                             .block_count = 2};
+    struct cox_error err = {0};
+    struct cox_pool *pool = NULL;
+    if (cox_pool_create(&options, &pool, &err))
+        fail_msg("%s", err.text);
+    return pool;
+}
+
+/* Each domain has its own bit of the mask, the last one, too. */
+static void h6_h12_a_message_has_a_copy_in_each_of_32_domains(void **state)
+{
+    (void)state;
+    const struct cox_queue_options options = {
+        .domain_count_max = COX_DOMAIN_COUNT_MAX, .subscriber_count_max = 80, .pool_count_max = 40};
+    struct cox_pool *pools[COX_DOMAIN_COUNT_MAX];
+    struct cox_subscriber *takers[2][COX_DOMAIN_COUNT_MAX], *none = NULL;
+    struct cox_message messages[2][COX_DOMAIN_COUNT_MAX];
+    struct cox_domains *others;
+    struct cox_queue *wide;
+    struct cox_error err = {0};
+    assert_int_equal(
+        cox_domains_add(domains, OWN_KIND, OWN_COUNT, &cox_domain_staged_functions, NULL, NULL), 0);
+    assert_int_equal(cox_queue_create(&options, &wide, NULL), 0);
+    struct cox_publisher *from = fixture_publisher(wide, host, domains, NULL);
+    pools[0] = fixture_pool(domains, COX_DOMAIN_HOST, 2);
+    pools[1] = fixture_pool(domains, COX_DOMAIN_STAGED, 2);
+    for (uint32_t i = 0; i < OWN_COUNT; i++)
+        pools[2 + i] = pool_on(domains, i);
+    for (int round = 0; round < 2; round++)
+        for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++)
+            takers[round][i] = fixture_subscriber(wide, pools[i], &host, 1, domains, NULL);
+    assert_int_equal(fixture_publish(from, host, 100, 9, NULL), 0);
+    for (int round = 0; round < 2; round++)
+        for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++) {
+            messages[round][i] = take(takers[round][i], 9);
+            if (messages[round][i].copied != (round == 0 && i > 0))
+                fail_msg("domain %" PRIu32 ", taker %d", i, round);
+        }
+    /* One more is another process's that knows others. */
+    assert_int_equal(cox_domains_new(&others), 0);
+    assert_int_equal(
+        cox_domains_add(others, OWN_KIND + 1, 1, &cox_domain_staged_functions, NULL, NULL), 0);
+    const struct cox_pool_options one_more = {.domains = others,
+                                              .domain = {OWN_KIND + 1, 0},
+                                              .block_size = FIXTURE_BLOCK_SIZE,
+                                              .block_count = 1};
+    struct cox_pool *strange = NULL;
+    assert_int_equal(cox_pool_create(&one_more, &strange, NULL), 0);
+    const struct cox_subscriber_options late = {.pool = strange, .domains = others};
+    assert_int_equal(cox_subscriber_new(wide, &late, &none, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "32 domains"));
+    cox_pool_free(strange);
+    cox_domains_free(others);
+    for (int round = 0; round < 2; round++)
+        for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++)
+            fixture_let_go(&messages[round][i]);
+    /* Taken by all: all 32 are let go, with everybody still there. */
+    assert_int_equal(fixture_used(host), 0);
+    for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++) {
+        assert_int_equal(fixture_used(pools[i]), 0);
+        cox_subscriber_free(takers[0][i]);
+        cox_subscriber_free(takers[1][i]);
+        cox_pool_free(pools[i]);
+    }
+    cox_publisher_free(from);
+    cox_queue_free(wide);
+}
+
+/* ---- a domain that fails ---- */
+
+static struct {
+    int commit, copy_to;
+} failing;
+static struct cox_domain_functions failing_functions;
+
+static int failing_create(void *context, uint32_t device, uint64_t size, bool on_demand,
+                          struct cox_domain_memory **ret_memory, struct cox_error *err)
+{
+    int r = cox_domain_staged_functions.create(context, device, size, on_demand, ret_memory, err);
+    if (r == 0)
+        (*ret_memory)->functions = &failing_functions;
+    return r;
+}
+
+static int failing_commit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
+                          struct cox_error *err)
+{
+    return failing.commit ? cox_fail(err, failing.commit, "no memory today")
+                          : cox_domain_staged_functions.commit(memory, offset, size, err);
+}
+
+static int failing_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *bytes,
+                           size_t size, struct cox_error *err)
+{
+    return failing.copy_to ? cox_fail(err, failing.copy_to, "no copies today")
+                           : cox_domain_staged_functions.copy_to(memory, offset, bytes, size, err);
+}
+
+static struct cox_pool *failing_pool(void)
+{
+    const struct cox_pool_options options = {.domains = domains,
+                                             .domain = {OWN_KIND, 0},
+                                             .block_size = FIXTURE_BLOCK_SIZE,
+                                             .block_count = 4,
+                                             .on_demand = true};
+    struct cox_pool *pool = NULL;
+    memset(&failing, 0, sizeof failing);
+    failing_functions = cox_domain_staged_functions;
+    failing_functions.create = failing_create;
+    failing_functions.commit = failing_commit;
+    failing_functions.copy_to = failing_copy_to;
+    assert_int_equal(cox_domains_add(domains, OWN_KIND, 1, &failing_functions, NULL, NULL), 0);
+    assert_int_equal(cox_pool_create(&options, &pool, NULL), 0);
+    return pool;
+}
+
+static void h6_h28_a_domain_without_memory_leaves_the_message(void **state)
+{
+    (void)state;
+    struct cox_pool *pool = failing_pool();
+    struct cox_subscriber *first = fixture_subscriber(queue, pool, &host, 1, domains, NULL);
+    struct cox_subscriber *second = fixture_subscriber(queue, pool, &host, 1, domains, NULL);
+    struct cox_message message;
+    publish(1);
+    failing.commit = COX_NO_SPACE;
+    for (int i = 0; i < 3; i++) {
+        struct cox_error err = {0};
+        assert_int_equal(cox_subscriber_take(first, &message, &err), COX_NO_SPACE);
+        assert_non_null(strstr(err.text, "today"));
+        assert_int_equal(cox_subscriber_take(second, &message, NULL), COX_NO_SPACE);
+    }
+    assert_int_equal(cox_subscriber_pending(first), 1);
+    assert_int_equal(fixture_used(pool), 0);
+    failing.commit = 0;
+    message = take(second, 1);
+    assert_true(message.copied);
+    fixture_let_go(&message);
+    message = take(first, 1);
+    assert_false(message.copied);
+    fixture_let_go(&message);
+    assert_int_equal(fixture_used(host), 0);
+    assert_int_equal(fixture_used(pool), 0);
+    cox_subscriber_free(first);
+    cox_subscriber_free(second);
+    cox_pool_free(pool);
+}
+
+/* It counts as taken for whom it failed; the next one makes the copy, for all who come then. */
+static void h6_h26_a_copy_that_fails_is_told_and_the_next_taker_makes_it(void **state)
+{
+    (void)state;
+    struct cox_pool *pool = failing_pool();
+    struct cox_subscriber *takers[3];
+    struct cox_message message;
+    struct cox_error err = {0};
+    for (int i = 0; i < 3; i++)
+        takers[i] = fixture_subscriber(queue, pool, &host, 1, domains, NULL);
+    publish(1);
+    failing.copy_to = -EIO;
+    assert_int_equal(cox_subscriber_take(takers[0], &message, &err), -EIO);
+    assert_non_null(strstr(err.text, "today"));
+    assert_int_equal(fixture_used(pool), 0);
+    assert_int_equal(fixture_used(host), 1);
+    take_nothing(takers[0]);
+    failing.copy_to = 0;
+    struct cox_message of_second = take(takers[1], 1), of_third = take(takers[2], 1);
+    assert_true(of_second.copied);
+    assert_false(of_third.copied);
+    fixture_let_go(&of_second);
+    fixture_let_go(&of_third);
+    assert_int_equal(fixture_used(pool), 0);
+    assert_int_equal(fixture_used(host), 0);
+    for (int i = 0; i < 3; i++)
+        cox_subscriber_free(takers[i]);
+    cox_pool_free(pool);
 }
 
 /* A pool that this one neither has nor can open. */
@@ -785,6 +973,9 @@ int main(void)
         TEST(h6_a_copy_out_of_reach_is_made_again),
         TEST(h6_no_room_for_the_copy_leaves_the_message),
         TEST(h6_without_a_pool_other_domains_are_refused_with_words),
+        TEST(h6_h12_a_message_has_a_copy_in_each_of_32_domains),
+        TEST(h6_h28_a_domain_without_memory_leaves_the_message),
+        TEST(h6_h26_a_copy_that_fails_is_told_and_the_next_taker_makes_it),
         TEST(h5_what_cannot_be_reached_is_told_once),
         TEST(h13_b15_pools_that_are_over_do_not_pile_up),
         TEST(h7_nothing_there_is_an_answer_of_its_own),
