@@ -62,7 +62,7 @@ symbols() {
 }
 
 examples_or_skip() {
-    for example in worker coordinator queue; do
+    for example in worker coordinator queue domain; do
         if [ ! -e "$SOURCE/examples/$example.c" ]; then
             echo "SKIP: examples/$example.c does not exist"
             exit 77
@@ -83,12 +83,20 @@ run_queue() {
     [ "$(grep -c '^message [1-3]: block [0-9]* says [149]$' "$scratch/output")" = 3 ] || fail "output of $1"
 }
 
+# Its own domain, of which the library has nothing but what it was told.
+run_domain() {
+    "$1" >"$scratch/output" || fail "$1 ended with status $?"
+    cat "$scratch/output"
+    printf '%s\n' "copied: 'from host memory'" "shared: 'from host memory'" \
+        "bytes went in 1 times, and out 2 times" | diff -u - "$scratch/output" || fail "output of $1"
+}
+
 pkg_config() {
     [ "$(pkg-config --modversion coxswain)" = "$VERSION" ] || fail "coxswain.pc has another version"
     examples_or_skip
     shared=$(pkg-config --cflags --libs coxswain)
     static=$(pkg-config --static --cflags --libs coxswain | sed 's/-lcoxswain/-l:libcoxswain.a/')
-    for example in worker coordinator queue; do
+    for example in worker coordinator queue domain; do
         "$CC" -o "$scratch/$example" "$SOURCE/examples/$example.c" $shared
         "$CC" -o "$scratch/${example}_static" "$SOURCE/examples/$example.c" $static
     done
@@ -99,6 +107,8 @@ pkg_config() {
     run_examples "$scratch/coordinator_static" "$scratch/worker_static"
     LD_LIBRARY_PATH=$LIBDIR run_queue "$scratch/queue"
     run_queue "$scratch/queue_static"
+    LD_LIBRARY_PATH=$LIBDIR run_domain "$scratch/domain"
+    run_domain "$scratch/domain_static"
 }
 
 find_package() {
@@ -111,6 +121,8 @@ find_package() {
     run_examples "$scratch/build/coordinator_static" "$scratch/build/worker_static"
     run_queue "$scratch/build/queue"
     run_queue "$scratch/build/queue_static"
+    run_domain "$scratch/build/domain"
+    run_domain "$scratch/build/domain_static"
 }
 
 case ${1-} in
