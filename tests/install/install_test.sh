@@ -45,6 +45,12 @@ symbols() {
     if grep -vE '^(cox_|COX_|model_execute_data__)' "$scratch/exported"; then
         fail "exported, but not ours by name"
     fi
+    # A library ends no process and prints nothing: that is for who uses it. _exit is an orphan's (worker/worker.h),
+    # abort an assertion's.
+    if nm -D --undefined-only "$library" | sed 's/.* //; s/@.*//' |
+        grep -xE 'exit|_Exit|quick_exit|at_quick_exit|v?printf|putchar|puts|__v?printf_chk'; then
+        fail "ends the process, or prints"
+    fi
     grep -qx model_execute_data__execute_request__pack "$scratch/exported" ||
         fail "the generated functions are not exported"
     grep -qx model_execute_data__execute_request__descriptor "$scratch/exported" ||
