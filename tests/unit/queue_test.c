@@ -783,6 +783,49 @@ static void h12_one_endpoint_too_many_is_told_the_limit(void **state)
     cox_queue_free(small);
 }
 
+/* 65,535 of each, all but two of them written down by hand, and each counts. */
+static void h12_the_65536th_endpoint_is_refused(void **state)
+{
+    (void)state;
+    const struct cox_queue_options options = {
+        .depth = 2, .publisher_count_max = 65535, .subscriber_count_max = 65535};
+    const struct cox_subscriber_options near = {.pools = &host, .pool_count = 1};
+    const struct cox_publisher_options publishing = {.pool = host};
+    struct cox_queue *large;
+    struct cox_publisher *last, *none = NULL;
+    struct cox_subscriber *taker, *no_taker = NULL;
+    struct cox_message message;
+    struct cox_error err = {0};
+    uint64_t number;
+    assert_int_equal(cox_queue_create(&options, &large, NULL), 0);
+    for (uint32_t i = 0; i + 1 < COX_QUEUE_ENDPOINT_COUNT_MAX; i++) {
+        atomic_store(&cox_queue_publisher_at(large, i)->publisher_process, large->identity);
+        atomic_store(&cox_queue_subscriber_at(large, i)->subscriber_next, 1);
+        atomic_store(&cox_queue_subscriber_at(large, i)->subscriber_process, large->identity);
+    }
+    assert_int_equal(cox_publisher_new(large, &publishing, &last, NULL), 0);
+    assert_int_equal(cox_publisher_new(large, &publishing, &none, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "65535 publishers"));
+    assert_int_equal(cox_subscriber_new(large, &near, &taker, NULL), 0);
+    err = (struct cox_error){0};
+    assert_int_equal(cox_subscriber_new(large, &near, &no_taker, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "65535 subscribers"));
+    assert_int_equal(fixture_publish(last, host, 100, 3, &number), 0);
+    assert_int_equal(COX_QUEUE_LOAD(cox_queue_row_at(large, number)->row_interest), 65535);
+    message = take(taker, 3);
+    fixture_let_go(&message);
+    assert_int_equal(COX_QUEUE_LOAD(cox_queue_row_at(large, number)->row_interest), 65534);
+    assert_int_equal(fixture_used(host), 1);
+    for (uint32_t i = 0; i + 1 < COX_QUEUE_ENDPOINT_COUNT_MAX; i++) {
+        atomic_store(&cox_queue_publisher_at(large, i)->publisher_process, 0);
+        atomic_store(&cox_queue_subscriber_at(large, i)->subscriber_process, 0);
+    }
+    cox_subscriber_free(taker);
+    assert_int_equal(fixture_used(host), 0);
+    cox_publisher_free(last);
+    cox_queue_free(large);
+}
+
 /* Entries are reused, and those of a message are not. */
 static void h12_pools_come_and_go(void **state)
 {
@@ -992,6 +1035,7 @@ int main(void)
         TEST(h4_b33_a_publish_that_fails_changes_nothing),
         TEST(h12_a29_limits_are_refused_with_their_numbers),
         TEST(h12_one_endpoint_too_many_is_told_the_limit),
+        TEST(h12_the_65536th_endpoint_is_refused),
         TEST(h12_pools_come_and_go),
         TEST(h11_b35_a_queue_does_not_grow_under_others),
         TEST(h2_a29_b16_attach_trusts_nothing_before_it_is_checked),
