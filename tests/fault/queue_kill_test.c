@@ -89,6 +89,20 @@ static void child_publish(struct cox_publisher *of_child, struct cox_pool *pool,
         COX_ASSERT(fixture_publish(of_child, pool, 100, 1000 + i, NULL) == 0);
 }
 
+static void child_publish_batch(struct cox_publisher *of_child, struct cox_pool *pool)
+{
+    struct cox_publication batch[DEPTH];
+    uint32_t count;
+    for (uint64_t i = 0; i < DEPTH; i++) {
+        batch[i] = (struct cox_publication){.length = 100, .note = 2000 + i};
+        COX_ASSERT(cox_pool_allocate(pool, 100, &batch[i].ref, NULL) == 0);
+        fixture_fill(cox_pool_pointer(pool, &batch[i].ref), 100, batch[i].note);
+    }
+    COX_ASSERT(cox_publisher_publish_batch(of_child, batch, DEPTH, &count, NULL) == 0);
+    for (uint64_t i = 0; i < DEPTH; i++)
+        COX_ASSERT(cox_pool_unref(pool, &batch[i].ref, NULL) == 0);
+}
+
 /* Everything that one process can do by itself. */
 static void do_everything(void)
 {
@@ -111,6 +125,7 @@ static void do_everything(void)
     take_all(child_far, 1);
     take_all(child_near, 1);
     child_publish(of_child, own.host, DEPTH + 1);
+    child_publish_batch(of_child, own.host);
     take_all(child_far, UINT32_MAX);
     take_all(child_near, UINT32_MAX);
     child_publish(of_child, own.host, 1);

@@ -665,6 +665,116 @@ static void h1_h4_several_publishers_share_one_order(void **state)
     cox_pool_free(own);
 }
 
+/* ---- several at once ---- */
+
+static struct cox_publication publication(uint64_t note)
+{
+    struct cox_publication made = {.length = 100, .note = note};
+    assert_int_equal(cox_pool_allocate(host, 100, &made.ref, NULL), 0);
+    fixture_fill(cox_pool_pointer(host, &made.ref), 100, note);
+    return made;
+}
+
+static void let_go(const struct cox_publication *publications, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        assert_int_equal(cox_pool_unref(host, &publications[i].ref, NULL), 0);
+}
+
+static void a29_h4_h5_a_batch_is_published_and_taken_in_its_order(void **state)
+{
+    (void)state;
+    struct cox_subscriber *near = host_subscriber(), *far = staged_subscriber();
+    struct cox_publication batch[9];
+    struct cox_message messages[9];
+    uint32_t count = 77;
+    assert_int_equal(cox_subscriber_take_batch(near, messages, 9, &count, NULL), COX_EMPTY);
+    assert_int_equal(count, 0);
+    for (uint64_t turn = 0; turn < 3; turn++) { /* each overwrites what far has not taken */
+        for (uint64_t i = 0; i < 8; i++)
+            batch[i] = publication(10 * turn + i);
+        assert_int_equal(cox_publisher_publish_batch(publisher, batch, 8, &count, NULL), 0);
+        assert_int_equal(count, 8);
+        let_go(batch, 8);
+        for (uint64_t i = 0; i < 8; i++)
+            assert_int_equal(batch[i].number, 8 * turn + i + 1);
+        assert_int_equal(cox_subscriber_take_batch(near, messages, 3, &count, NULL), 0);
+        assert_int_equal(count, 3);
+        assert_int_equal(cox_subscriber_take_batch(near, messages + 3, 6, &count, NULL), 0);
+        assert_int_equal(count, 5);
+        for (uint64_t i = 0; i < 8; i++) {
+            assert_int_equal(messages[i].number, batch[i].number);
+            assert_int_equal(messages[i].note, batch[i].note);
+            assert_true(fixture_is_sound(&messages[i]));
+            fixture_let_go(&messages[i]);
+        }
+    }
+    assert_int_equal(cox_subscriber_take_batch(far, messages, 9, &count, NULL), 0);
+    assert_int_equal(count, 8);
+    assert_int_equal(messages[0].skipped, 16);
+    for (uint64_t i = 0; i < 8; i++) {
+        assert_int_equal(messages[i].note, 20 + i);
+        assert_true(fixture_is_sound(&messages[i]));
+        fixture_let_go(&messages[i]);
+    }
+    assert_int_equal(fixture_used(host), 0);
+    assert_int_equal(fixture_used(staged), 0);
+    cox_subscriber_free(near);
+    cox_subscriber_free(far);
+}
+
+static void a29_h4_b33_a_batch_that_fails_tells_how_far_it_came(void **state)
+{
+    (void)state;
+    struct cox_subscriber *taker = host_subscriber();
+    struct cox_publication batch[9];
+    struct cox_message messages[9];
+    struct cox_error err = {0};
+    uint32_t count = 77;
+    for (uint64_t i = 0; i < 9; i++)
+        batch[i] = publication(i);
+    assert_int_equal(cox_publisher_publish_batch(publisher, batch, 9, &count, &err), COX_INVALID);
+    assert_non_null(strstr(err.text, "depth 8"));
+    assert_int_equal(count, 0);
+    assert_int_equal(cox_publisher_publish_batch(publisher, batch, 0, &count, NULL), 0);
+    /* What can be seen is seen first. */
+    batch[2].length = UINT64_MAX;
+    assert_int_equal(cox_publisher_publish_batch(publisher, batch, 3, &count, NULL), COX_INVALID);
+    batch[2].length = 100;
+    batch[2].ref.pool++;
+    assert_int_equal(cox_publisher_publish_batch(publisher, batch, 3, &count, NULL), COX_NOT_FOUND);
+    batch[2].ref.pool--;
+    assert_int_equal(count, 0);
+    take_nothing(taker);
+    /* And what cannot, when it comes to it. */
+    batch[2].ref.generation++;
+    assert_int_equal(cox_publisher_publish_batch(publisher, batch, 5, &count, NULL), COX_STALE);
+    batch[2].ref.generation--;
+    assert_int_equal(count, 2);
+    assert_int_equal(atomic_load(&queue->layout->lock.lock_owner), 0);
+    assert_int_equal(cox_subscriber_take_batch(taker, messages, 9, &count, NULL), 0);
+    assert_int_equal(count, 2);
+    for (uint64_t i = 0; i < 2; i++) {
+        assert_int_equal(messages[i].note, i);
+        fixture_let_go(&messages[i]);
+    }
+    let_go(batch, 9);
+    /* Of several that one cannot have each is told, and those before it are the caller's. */
+    struct cox_publisher *remote = fixture_publisher(queue, staged, domains, NULL);
+    publish(1);
+    assert_int_equal(fixture_publish(remote, staged, 100, 2, NULL), 0);
+    publish(3);
+    assert_int_equal(cox_subscriber_take_batch(taker, messages, 9, &count, NULL), COX_UNSUPPORTED);
+    assert_int_equal(count, 1);
+    fixture_let_go(&messages[0]);
+    assert_int_equal(cox_subscriber_take_batch(taker, messages, 9, &count, NULL), 0);
+    assert_int_equal(count, 1);
+    assert_int_equal(messages[0].note, 3);
+    fixture_let_go(&messages[0]);
+    cox_publisher_free(remote);
+    cox_subscriber_free(taker);
+}
+
 /* ---- what is refused ---- */
 
 static void h4_publish_refuses_what_is_no_block_of_its_pool(void **state)
@@ -1031,6 +1141,8 @@ int main(void)
         TEST(h9_without_subscribers_nothing_is_kept),
         TEST(h10_a_late_subscriber_sees_only_what_is_new),
         TEST(h1_h4_several_publishers_share_one_order),
+        TEST(a29_h4_h5_a_batch_is_published_and_taken_in_its_order),
+        TEST(a29_h4_b33_a_batch_that_fails_tells_how_far_it_came),
         TEST(h4_publish_refuses_what_is_no_block_of_its_pool),
         TEST(h4_b33_a_publish_that_fails_changes_nothing),
         TEST(h12_a29_limits_are_refused_with_their_numbers),
