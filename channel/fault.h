@@ -183,8 +183,9 @@
     X(QUEUE_COPYING, "queue.copying")           /* this process makes the copy */                  \
     X(QUEUE_COPIED, "queue.copied")             /* its bytes are there, nobody is told */          \
     X(QUEUE_COPY_SHARED, "queue.copy_shared")                                                      \
-    X(QUEUE_COPY_OVER, "queue.copy_over") /* who waited for it is woken */                         \
-    X(QUEUE_LET_GO, "queue.let_go")       /* a copy; the row still has it */                       \
+    X(QUEUE_COPY_OVER, "queue.copy_over")   /* who waited for it is woken */                       \
+    X(QUEUE_LET_GO, "queue.let_go")         /* a copy; the row still has it */                     \
+    X(QUEUE_ROW_ENDING, "queue.row_ending") /* nobody takes it any more */                         \
     X(QUEUE_ROW_ENDED, "queue.row_ended")                                                          \
     X(QUEUE_COUNTED, "queue.counted")                                                              \
     X(QUEUE_DEFERRED, "queue.deferred")                                                            \

@@ -28,7 +28,9 @@ ELSEWHERE = {
     "B22": "`channel/layout.h`: fixed-width fields, offsets asserted; `unit/wire` compares bytes written by hand",
     "B23": "`m3_a_reply_that_makes_no_sense_is_corrupt`, `m3_an_impossible_length_is_corrupt`, tests/fuzz",
     "B39": "format attributes on every function that takes one, -Wformat in the warnings",
+    "B40": "`install/symbols`: the library calls nothing that ends a process or prints",
     "B41": "tests/multi, tests/fault and tests/legacy run real processes",
+    "H27": "`install/pkg_config`, `install/find_package`: `examples/domain.c`, built against the installed library alone",
     "S5": "and `model_reference/check_logits.py` against numpy; for ranks as processes "
           "`s5_tokens_are_the_same_for_every_world_size`",
 }

@@ -191,6 +191,9 @@ uint64_t cox_pool_holders_sweep(struct cox_pool *pool, uint32_t as);
 
 /* ---- pool_sweep.c ---- */
 
+/* As cox_pool_sweep. Returns whether there was anything to do: the dead also leave blocks that they do not count. */
+bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back);
+
 /* Wins the row of a dead owner and gives back what it held; then it is EMPTY, or taken by `next` (0: none).
  * Returns whether it won. */
 bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t life, uint64_t next,

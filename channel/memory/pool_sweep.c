@@ -74,16 +74,26 @@ bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t life, 
     return true;
 }
 
+bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back)
+{
+    bool swept = false;
+    if (cox_pool_check_here(pool, NULL))
+        return false;
+    for (uint32_t owner = 0; owner < pool->geometry.owner_count; owner++) {
+        const uint64_t life = atomic_load(&pool->owners[owner].owner_life);
+        if (life != COX_POOL_OWNER_EMPTY && cox_pool_life_is_dead(pool, life) &&
+            cox_pool_sweep_owner(pool, owner, life, COX_POOL_OWNER_EMPTY, given_back))
+            swept = true;
+    }
+    /* Where somebody else had the holders' lock when a row was swept. */
+    const uint64_t dropped = cox_pool_holders_sweep(pool, pool->owner);
+    *given_back += dropped;
+    return swept || dropped > 0;
+}
+
 uint64_t cox_pool_sweep(struct cox_pool *pool)
 {
     uint64_t given_back = 0;
-    if (cox_pool_check_here(pool, NULL))
-        return 0;
-    for (uint32_t owner = 0; owner < pool->geometry.owner_count; owner++) {
-        const uint64_t life = atomic_load(&pool->owners[owner].owner_life);
-        if (life != COX_POOL_OWNER_EMPTY && cox_pool_life_is_dead(pool, life))
-            cox_pool_sweep_owner(pool, owner, life, COX_POOL_OWNER_EMPTY, &given_back);
-    }
-    /* Where somebody else had the holders' lock when a row was swept. */
-    return given_back + cox_pool_holders_sweep(pool, pool->owner);
+    cox_pool_sweep_dead(pool, &given_back);
+    return given_back;
 }

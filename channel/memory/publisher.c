@@ -150,9 +150,9 @@ static bool evicted_unknown(struct cox_publisher *publisher, uint64_t number, ui
     return false;
 }
 
-/* Enters with every pool known that the message which makes room lies in, as far as they can be
+/* Enters with every pool known that the messages which make room for so many lie in, as far as they can be
  * opened. */
-static int enter_prepared(struct cox_publisher *publisher, struct cox_error *err)
+static int enter_prepared(struct cox_publisher *publisher, uint32_t count, struct cox_error *err)
 {
     struct cox_queue *queue = publisher->queue;
     /* Each round opens one that is not tried again. */
@@ -163,9 +163,11 @@ static int enter_prepared(struct cox_publisher *publisher, struct cox_error *err
         if (r)
             return r;
         cox_queue_drain(queue);
-        uint64_t head = COX_QUEUE_LOAD(queue->layout->state.queue_head);
-        if (round > queue->geometry.pool_count_max ||
-            !evicted_unknown(publisher, head + 1, &index, &entry))
+        const uint64_t head = COX_QUEUE_LOAD(queue->layout->state.queue_head);
+        bool unknown = false;
+        for (uint32_t i = 1; !unknown && i <= count; i++)
+            unknown = evicted_unknown(publisher, head + i, &index, &entry);
+        if (!unknown || round > queue->geometry.pool_count_max)
             return 0;
         cox_queue_leave(queue);
         cox_queue_reach_open(&publisher->reach, index, &entry, NULL);
@@ -235,31 +237,70 @@ static int publish(struct cox_publisher *publisher, const struct cox_block_ref *
     return 0;
 }
 
+static int publication_check(const struct cox_publisher *publisher,
+                             const struct cox_publication *publication, struct cox_error *err)
+{
+    if (publication->length > publication->ref.size)
+        return cox_fail(err, COX_INVALID, "message of %" PRIu64 " bytes in a block of %" PRIu64,
+                        publication->length, publication->ref.size);
+    if (publication->ref.pool != cox_pool_id(publisher->pool))
+        return cox_fail(err, COX_NOT_FOUND,
+                        "block of pool %016" PRIx64 "; this publisher's is %016" PRIx64,
+                        publication->ref.pool, cox_pool_id(publisher->pool));
+    return 0;
+}
+
+/* Somebody looks now and then. */
+static void look_at_times(struct cox_queue *queue)
+{
+    const uint64_t now = cox_now_ns();
+    /* relaxed: as above. */
+    if (now - atomic_load_explicit(&queue->looked_ns, memory_order_relaxed) <= COX_QUEUE_SLICE_NS)
+        return;
+    atomic_store_explicit(&queue->looked_ns, now, memory_order_relaxed);
+    cox_queue_look(queue, false);
+}
+
+int cox_publisher_publish_batch(struct cox_publisher *publisher,
+                                struct cox_publication *publications, uint32_t count,
+                                uint32_t *ret_count, struct cox_error *err)
+{
+    struct cox_queue *queue = publisher->queue;
+    *ret_count = 0;
+    if (count > queue->geometry.depth)
+        return cox_fail(err, COX_INVALID,
+                        "%" PRIu32 " messages at once in a queue of depth %" PRIu32, count,
+                        queue->geometry.depth);
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < count; i++)
+        r = publication_check(publisher, &publications[i], err);
+    if (r || count == 0)
+        return r;
+    look_at_times(queue);
+    r = enter_prepared(publisher, count, err);
+    if (r)
+        return r;
+    for (uint32_t i = 0; r == 0 && i < count; i++) {
+        struct cox_queue_message message = {.length = publications[i].length,
+                                            .note = publications[i].note};
+        r = publish(publisher, &publications[i].ref, &message, err);
+        if (r == 0) {
+            publications[i].number = message.number;
+            *ret_count = i + 1;
+        }
+    }
+    cox_queue_leave(queue);
+    return r;
+}
+
 int cox_publisher_publish(struct cox_publisher *publisher, const struct cox_block_ref *ref,
                           uint64_t length, uint64_t note, uint64_t *ret_number,
                           struct cox_error *err)
 {
-    struct cox_queue *queue = publisher->queue;
-    if (length > ref->size)
-        return cox_fail(err, COX_INVALID, "message of %" PRIu64 " bytes in a block of %" PRIu64,
-                        length, ref->size);
-    if (ref->pool != cox_pool_id(publisher->pool))
-        return cox_fail(err, COX_NOT_FOUND,
-                        "block of pool %016" PRIx64 "; this publisher's is %016" PRIx64, ref->pool,
-                        cox_pool_id(publisher->pool));
-    /* relaxed: somebody looks now and then. */
-    const uint64_t now = cox_now_ns();
-    if (now - atomic_load_explicit(&queue->looked_ns, memory_order_relaxed) > COX_QUEUE_SLICE_NS) {
-        atomic_store_explicit(&queue->looked_ns, now, memory_order_relaxed);
-        cox_queue_look(queue, false);
-    }
-    int r = enter_prepared(publisher, err);
-    if (r)
-        return r;
-    struct cox_queue_message message = {.length = length, .note = note};
-    r = publish(publisher, ref, &message, err);
-    cox_queue_leave(queue);
+    struct cox_publication publication = {.ref = *ref, .length = length, .note = note};
+    uint32_t count;
+    int r = cox_publisher_publish_batch(publisher, &publication, 1, &count, err);
     if (r == 0)
-        *ret_number = message.number;
+        *ret_number = publication.number;
     return r;
 }

@@ -90,6 +90,18 @@ COX_PUBLIC int cox_publisher_publish(struct cox_publisher *publisher,
                                      const struct cox_block_ref *ref, uint64_t length,
                                      uint64_t note, uint64_t *ret_number, struct cox_error *err);
 
+struct cox_publication {
+    struct cox_block_ref ref;
+    uint64_t length, note; /* as above */
+    uint64_t number;       /* of the message, once it is published */
+};
+/* Several at once, in this order, with nobody's between them: the lock is taken once. Returns as publish, *ret_count publications
+ * are messages then, those before the one that failed; COX_INVALID also for more of them than the queue is deep. What is no
+ * block of the publisher's pool, or too short, is found before any is published. */
+COX_PUBLIC int cox_publisher_publish_batch(struct cox_publisher *publisher,
+                                           struct cox_publication *publications, uint32_t count,
+                                           uint32_t *ret_count, struct cox_error *err);
+
 struct cox_subscriber_options {
     /* In whose domain it takes: what lies elsewhere is copied into it. NULL: it takes host memory as it is, and what
      * lies elsewhere is COX_UNSUPPORTED. */
@@ -126,6 +138,11 @@ struct cox_message {
  * COX_PEER_DEAD, COX_DENIED, COX_UNSUPPORTED, ...: this one cannot be had, err says why, and it counts as taken; COX_CORRUPT. */
 COX_PUBLIC int cox_subscriber_take(struct cox_subscriber *subscriber,
                                    struct cox_message *ret_message, struct cox_error *err);
+/* As many as there are, count_max at most, the oldest first. Returns 0: one at least; COX_EMPTY; as take, of the one behind the
+ * *ret_count messages that are the caller's in any case. */
+COX_PUBLIC int cox_subscriber_take_batch(struct cox_subscriber *subscriber,
+                                         struct cox_message *ret_messages, uint32_t count_max,
+                                         uint32_t *ret_count, struct cox_error *err);
 /* Messages that take would go through, those skipped not counted. */
 COX_PUBLIC uint64_t cox_subscriber_pending(const struct cox_subscriber *subscriber);
 

@@ -77,8 +77,10 @@ static void dump_rows(struct cox_queue *queue, const struct dump *dump)
             continue;
         dump_line(dump,
                   "message %" PRIu64 ": %" PRIu64 " bytes, note %016" PRIx64 ", %" PRIu32
-                  " subscribers have not taken it",
-                  message.number, message.length, message.note, message.interest);
+                  " subscribers have not taken it%s",
+                  message.number & ~COX_QUEUE_ROW_ENDING, message.length, message.note,
+                  message.interest,
+                  message.number & COX_QUEUE_ROW_ENDING ? ", it is being let go" : "");
         for (uint32_t d = 0; d < queue->geometry.domain_count_max; d++) {
             const struct cox_queue_copy *copy = &message.copies[d];
             if (message.mask >> d & 1)

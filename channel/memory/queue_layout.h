@@ -145,9 +145,14 @@ struct cox_queue_layout_copy {
     _Atomic uint32_t copy_block;
 };
 
+/* In row_number: nobody takes the message any more, whoever has not yet. A death in between leaves it set, and no copy counts
+ * that may be gone. */
+#define COX_QUEUE_ROW_ENDING (UINT64_C(1) << 63)
+
 struct cox_queue_layout_row {
     _Atomic uint64_t
-        row_number; /* of the message; 0: none; after the rest, and cleared after its copies */
+        row_number; /* of the message; 0: none; after the rest, and cleared after its copies, which
+                     * are let go with COX_QUEUE_ROW_ENDING set here */
     _Atomic uint64_t row_note;
     _Atomic uint64_t row_length;
     _Atomic uint32_t row_mask; /* bit d: there is a copy in domain d, and the message holds it */

@@ -216,8 +216,13 @@ void cox_queue_row_read(struct cox_queue *queue, uint64_t number,
 
 void cox_queue_row_end(struct cox_queue *queue, struct cox_queue_layout_row *row)
 {
-    const uint64_t number = COX_QUEUE_LOAD(row->row_number);
+    const uint64_t number = COX_QUEUE_LOAD(row->row_number) & ~COX_QUEUE_ROW_ENDING;
     uint32_t mask = COX_QUEUE_LOAD(row->row_mask) & cox_queue_domain_mask(queue);
+    if (number) {
+        atomic_store_explicit(&row->row_number, number | COX_QUEUE_ROW_ENDING,
+                              memory_order_relaxed);
+        cox_fault_point(COX_FAULT_QUEUE_ROW_ENDING);
+    }
     for (uint32_t d = 0; number && mask; d++) {
         if (!(mask >> d & 1))
             continue;
@@ -259,7 +264,7 @@ void cox_queue_recount(struct cox_queue *queue)
             continue;
         atomic_store_explicit(&row->row_interest, interest, memory_order_relaxed);
         cox_fault_point(COX_FAULT_QUEUE_COUNTED);
-        /* Also what is not of the last depth messages: never published, or half overwritten. */
+        /* Also what is not of the last depth messages: never published, or half let go. */
         if (interest == 0 || COX_QUEUE_LOAD(row->row_number) != first + i || first + i > head)
             cox_queue_row_end(queue, row);
     }

@@ -563,3 +563,15 @@ int cox_subscriber_take(struct cox_subscriber *subscriber, struct cox_message *r
         }
     }
 }
+
+int cox_subscriber_take_batch(struct cox_subscriber *subscriber, struct cox_message *ret_messages,
+                              uint32_t count_max, uint32_t *ret_count, struct cox_error *err)
+{
+    uint32_t count = 0;
+    int r = 0;
+    while (r == 0 && count < count_max)
+        if ((r = cox_subscriber_take(subscriber, &ret_messages[count], err)) == 0)
+            count++;
+    *ret_count = count;
+    return r == COX_EMPTY && count > 0 ? 0 : r;
+}

@@ -88,6 +88,7 @@ static const struct row {
     {COX_FAULT_QUEUE_COPY_SHARED, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_COPY_OVER, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_LET_GO, ELSEWHERE, "tests/fault/queue_kill_test.c"},
+    {COX_FAULT_QUEUE_ROW_ENDING, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_ROW_ENDED, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_COUNTED, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_DEFERRED, ELSEWHERE, "tests/fault/queue_kill_test.c"},

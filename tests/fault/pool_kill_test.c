@@ -17,7 +17,7 @@
 
 #include "../unit/pool_fixture.h"
 #include "channel/fault.h"
-#include "channel/memory/pool_layout.h"
+#include "channel/memory/pool_internal.h"
 
 #if COX_TESTING
 
@@ -220,6 +220,22 @@ static void check_kept(struct cox_pool *pool, struct run *run)
     }
 }
 
+/* Held by messages and counted by nobody. */
+static uint64_t held_blocks(const struct cox_pool *pool, const struct run *run)
+{
+    const uint64_t unit_count = pool_stats(pool).size / run->options.block_size;
+    uint64_t held = 0;
+    for (uint64_t unit = 0; unit < unit_count; unit++) {
+        bool is_held = false;
+        for (int i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
+            is_held = is_held || atomic_load(&pool->holds[unit].hold_word[i]);
+        for (int i = 0; i < KEPT_COUNT; i++)
+            is_held = is_held && run->kept[i].block != unit;
+        held += is_held;
+    }
+    return held;
+}
+
 /* Those that are free are to be had, each of them. */
 static void check_free(struct cox_pool *pool, const struct run *run)
 {
@@ -260,8 +276,44 @@ static void check_rows_and_holders(struct cox_pool *pool, const struct run *run)
         cox_pool_holder_leave(pool, 100 + i);
 }
 
+/* Nobody has swept: what the dead was at is in nobody's way, and who finds nothing free sweeps by itself. */
+static void check_unswept(struct cox_pool *pool, const struct run *run)
+{
+    const uint64_t count = pool_stats(pool).size / size_of(run);
+    struct cox_block_ref *refs = calloc(count, sizeof *refs);
+    uint64_t had = 0;
+    int r = 0;
+    assert_non_null(refs);
+    for (int i = 0; i < KEPT_COUNT; i++) {
+        const struct cox_block_ref *ref = &run->kept[i];
+        assert_int_equal(cox_pool_ref(pool, ref, NULL), 0);
+        assert_true(
+            block_is(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->generation));
+        assert_int_equal(cox_pool_unref(pool, ref, NULL), 0);
+    }
+    while ((r = cox_pool_allocate(pool, size_of(run), &refs[had], NULL)) == 0) {
+        for (uint64_t i = 0; i < had; i++)
+            assert_int_not_equal(refs[had].block, refs[i].block);
+        for (int i = 0; i < KEPT_COUNT; i++)
+            assert_int_not_equal(refs[had].block, run->kept[i].block);
+        if (++had == count)
+            break;
+    }
+    assert_int_equal(r, COX_FULL);
+    /* What is not to be had is kept, or held for those who live. */
+    if (run->owner_is_survivor)
+        assert_int_equal(had, 0);
+    else
+        assert_int_equal(had + KEPT_COUNT, count - held_blocks(pool, run));
+    while (had > 0)
+        assert_int_equal(cox_pool_unref(pool, &refs[--had], NULL), 0);
+    free(refs);
+}
+
 static void check_survivor(struct cox_pool *pool, struct run *run)
 {
+    if (run->passage % 2 == 0)
+        check_unswept(pool, run);
     cox_pool_sweep(pool);
     check_settling(run);
     if (run->owner_is_survivor) {

@@ -30,7 +30,6 @@
 #define BLOCKS 24
 /* What a survivor may take for all that it does after a death; a slice is 50 ms. */
 #define SURVIVAL_MS 3000
-#define PASSAGES_MAX 6
 
 static struct cox_domains *domains;
 static struct cox_pool *host, *staged;
@@ -90,6 +89,20 @@ static void child_publish(struct cox_publisher *of_child, struct cox_pool *pool,
         COX_ASSERT(fixture_publish(of_child, pool, 100, 1000 + i, NULL) == 0);
 }
 
+static void child_publish_batch(struct cox_publisher *of_child, struct cox_pool *pool)
+{
+    struct cox_publication batch[DEPTH];
+    uint32_t count;
+    for (uint64_t i = 0; i < DEPTH; i++) {
+        batch[i] = (struct cox_publication){.length = 100, .note = 2000 + i};
+        COX_ASSERT(cox_pool_allocate(pool, 100, &batch[i].ref, NULL) == 0);
+        fixture_fill(cox_pool_pointer(pool, &batch[i].ref), 100, batch[i].note);
+    }
+    COX_ASSERT(cox_publisher_publish_batch(of_child, batch, DEPTH, &count, NULL) == 0);
+    for (uint64_t i = 0; i < DEPTH; i++)
+        COX_ASSERT(cox_pool_unref(pool, &batch[i].ref, NULL) == 0);
+}
+
 /* Everything that one process can do by itself. */
 static void do_everything(void)
 {
@@ -112,6 +125,7 @@ static void do_everything(void)
     take_all(child_far, 1);
     take_all(child_near, 1);
     child_publish(of_child, own.host, DEPTH + 1);
+    child_publish_batch(of_child, own.host);
     take_all(child_far, UINT32_MAX);
     take_all(child_near, UINT32_MAX);
     child_publish(of_child, own.host, 1);
@@ -186,6 +200,16 @@ static void reclaim(void)
     detach(&own);
 }
 
+/* Into the place of a message that the parent's subscribers have not taken. */
+static void overwrite_one(void)
+{
+    struct own own = attach(true);
+    struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
+    child_publish(of_child, own.host, 1);
+    cox_publisher_free(of_child);
+    detach(&own);
+}
+
 typedef void (*scenario_fn)(void);
 
 /* Returns its pid. plan NULL: nothing happens to it. */
@@ -219,6 +243,15 @@ static bool child_end(pid_t pid, const char *what)
 }
 
 /* ---- the parent ---- */
+
+static bool struck[COX_FAULT_POINT_COUNT];
+
+static void note_struck(const char *point)
+{
+    for (int i = 0; i < COX_FAULT_POINT_COUNT; i++)
+        if (strcmp(cox_fault_name((enum cox_fault_point)i), point) == 0)
+            struck[i] = true;
+}
 
 static void setup_queue(void)
 {
@@ -301,7 +334,7 @@ static void teardown_queue(const char *what)
 /* Strikes at the n-th passage, for each n until the child gets through. Returns how often it struck. */
 static uint32_t strike(const char *point, scenario_fn scenario, void (*before)(void))
 {
-    for (uint32_t passage = 1; passage <= PASSAGES_MAX; passage++) {
+    for (uint32_t passage = 1;; passage++) {
         char plan[128];
         snprintf(plan, sizeof plan, "%s:kill:coordinator:%" PRIu32, point, passage);
         setup_queue();
@@ -311,8 +344,8 @@ static uint32_t strike(const char *point, scenario_fn scenario, void (*before)(v
         teardown_queue(plan);
         if (!killed)
             return passage - 1;
+        note_struck(point);
     }
-    return PASSAGES_MAX;
 }
 
 static void strike_each(const char *const *points, size_t count, scenario_fn scenario,
@@ -356,6 +389,7 @@ static void b37_h20_a_process_dies_at_each_step_and_nothing_is_lost(void **state
         "queue.copied",
         "queue.copy_shared",
         "queue.copy_over",
+        "queue.row_ending",
         "queue.let_go",
         "queue.row_ended",
         "queue.counted",
@@ -427,6 +461,56 @@ static void b37_a_process_dies_while_it_takes_out_the_dead(void **state)
     assert_true(strike("queue.buried", sweep_only, leave_before) > 0);
 }
 
+static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
+{
+    struct cox_message message;
+    struct cox_error err = {0};
+    int r = cox_subscriber_take(subscriber, &message, &err);
+    if (r)
+        fail_msg("%s: %s: %s", what, cox_status_text(r), err.text);
+    assert_true(fixture_is_sound(&message));
+    fixture_let_go(&message);
+    return message.number;
+}
+
+/* Of a message whose copies were let go one after the other nobody is given what is left: it is there for all, or skipped by
+ * all. */
+static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state)
+{
+    (void)state;
+    static const char *const points[] = {"queue.locked",      "queue.intended",   "queue.held",
+                                         "queue.row_ending",  "pool.unheld",      "pool.freed",
+                                         "queue.let_go",      "queue.row_ended",  "queue.announced",
+                                         "queue.copy_filled", "queue.row_filled", "queue.settled"};
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
+        for (uint32_t passage = 1;; passage++) {
+            char plan[128];
+            snprintf(plan, sizeof plan, "%s:kill:coordinator:%" PRIu32, points[i], passage);
+            setup_queue();
+            struct cox_subscriber *other =
+                fixture_subscriber(queue, staged, &host, 1, domains, NULL);
+            for (int k = 0; k < DEPTH; k++)
+                assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+            assert_int_equal(taken_one(other, plan), 1); /* from now on it has two copies */
+            bool killed = child_end(child_start(overwrite_one, plan), plan);
+            const uint64_t first = taken_one(near, plan);
+            assert_true(first == 1 || first == 2);
+            assert_int_equal(taken_one(far, plan), first);
+            for (uint64_t number = first + 1; number <= DEPTH; number++) {
+                assert_int_equal(taken_one(far, plan), number);
+                assert_int_equal(taken_one(near, plan), number);
+            }
+            take_rest(other, plan);
+            cox_subscriber_free(other);
+            teardown_queue(plan);
+            if (!killed) {
+                if (passage == 1)
+                    fail_msg("%s: the scenario does not pass it", plan);
+                break;
+            }
+        }
+}
+
 static void die_with_the_lock(void)
 {
     cox_fault_arm("queue.row_filled:kill:coordinator:2");
@@ -457,6 +541,34 @@ static void b37_a_process_dies_while_it_repairs_what_another_left(void **state)
     STRIKE(points, sweep_only, lock_before);
     static const char *const more[] = {"queue.settled", "queue.repairing", "queue.repaired"};
     STRIKE(more, sweep_only, intent_before);
+}
+
+/* At every passage of every step of the queue and of the pools that its steps are made of, whoever was there before. */
+static uint32_t strike_everywhere(scenario_fn scenario, void (*before)(void))
+{
+    uint32_t count = 0;
+    for (int i = 0; i < COX_FAULT_POINT_COUNT; i++) {
+        const char *name = cox_fault_name((enum cox_fault_point)i);
+        if (strncmp(name, "queue.", 6) == 0 || strncmp(name, "pool.", 5) == 0)
+            count += strike(name, scenario, before);
+    }
+    return count;
+}
+
+static void b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost(void **state)
+{
+    (void)state;
+    static const struct {
+        scenario_fn scenario;
+        void (*before)(void);
+    } all[] = {
+        {do_everything, NULL},          {do_everything, defer_before},
+        {leave_a_copy_to_others, NULL}, {reclaim, NULL},
+        {sweep_only, leave_before},     {sweep_only, lock_before},
+        {sweep_only, intent_before},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        print_message("%" PRIu32 " deaths\n", strike_everywhere(all[i].scenario, all[i].before));
 }
 
 /* ---- who sleeps meanwhile ---- */
@@ -554,9 +666,64 @@ static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void *
                     fail_msg("%s: the scenario does not pass it", plan);
                 break;
             }
+            note_struck(points[i]);
         }
     close(told[0]);
     close(told[1]);
+}
+
+static struct cox_queue *second;
+
+static void sleep_on_two(void)
+{
+    struct own own = attach(true);
+    struct cox_queue *other = NULL;
+    struct cox_queue_set *set;
+    struct cox_subscriber *ready = NULL;
+    struct cox_message message;
+    COX_ASSERT(cox_queue_attach(cox_queue_fd(second), NULL, &other, NULL) == 0);
+    struct cox_subscriber *of_first =
+        fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
+    struct cox_subscriber *of_second = fixture_subscriber(other, NULL, &own.host, 1, domains, NULL);
+    COX_ASSERT(cox_queue_set_new(&set) == 0);
+    COX_ASSERT(cox_queue_set_add(set, of_first, NULL) == 0);
+    COX_ASSERT(cox_queue_set_add(set, of_second, NULL) == 0);
+    COX_ASSERT(cox_queue_set_wait(set, COX_DEADLINE_NEVER, &ready) == 0);
+    COX_ASSERT(cox_subscriber_take(ready, &message, NULL) == 0 && fixture_is_sound(&message));
+    fixture_let_go(&message);
+    cox_queue_set_free(set);
+    cox_subscriber_free(of_first);
+    cox_subscriber_free(of_second);
+    cox_queue_free(other);
+    detach(&own);
+}
+
+/* Stopped between the look and the sleep, as it says of one queue after the other that it sleeps there: a message that is
+ * published meanwhile, where it has said so and where it has not yet, is not slept through. */
+static void h14_b36_a_message_between_the_look_and_the_sleep_is_seen(void **state)
+{
+    (void)state;
+    for (int armed = 1; armed <= 2; armed++)
+        for (int to = 0; to < 2; to++) {
+            char plan[64];
+            int status;
+            snprintf(plan, sizeof plan, "queue.armed:stop:coordinator:%d", armed);
+            setup_queue();
+            second = fixture_queue(DEPTH);
+            struct cox_publisher *to_second = fixture_publisher(second, host, domains, NULL);
+            pid_t sleeper = child_start(sleep_on_two, plan);
+            assert_int_equal(waitpid(sleeper, &status, WUNTRACED), sleeper);
+            assert_true(WIFSTOPPED(status));
+            assert_int_equal(fixture_publish(to ? to_second : publisher, host, 100, ++notes, NULL),
+                             0);
+            kill(sleeper, SIGCONT);
+            if (!ends_soon(sleeper))
+                fail_msg("%s: a message of queue %d is slept through", plan, to);
+            assert_false(child_end(sleeper, plan));
+            cox_publisher_free(to_second);
+            second = cox_queue_free(second);
+            teardown_queue(plan);
+        }
 }
 
 /* Who is about to sleep sees a message announced, and waits for the lock of a dead publisher. */
@@ -589,6 +756,8 @@ static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
         if (!strikes)
             assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
         assert_int_equal(child_end(sleeper, "sleeper"), strikes != 0);
+        if (strikes)
+            note_struck("queue.publisher_awaited");
         teardown_queue("publisher awaited");
         close(told[0]);
         close(told[1]);
@@ -648,6 +817,16 @@ static void h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it(void **state
     }
 }
 
+static void b37_every_step_was_struck(void **state)
+{
+    (void)state;
+    for (int i = 0; i < COX_FAULT_POINT_COUNT; i++) {
+        const char *name = cox_fault_name((enum cox_fault_point)i);
+        if (strncmp(name, "queue.", 6) == 0 && !struck[i])
+            fail_msg("nobody was killed at %s", name);
+    }
+}
+
 #else
 
 static void skipped(void **state)
@@ -666,11 +845,15 @@ int main(void)
         cmocka_unit_test(h12_a_process_dies_while_it_makes_room),
         cmocka_unit_test(h9_a_process_dies_that_leaves_a_copy_to_others),
         cmocka_unit_test(h9_a_process_dies_while_it_lets_go_what_was_left_to_it),
+        cmocka_unit_test(b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring),
         cmocka_unit_test(b37_a_process_dies_while_it_takes_out_the_dead),
         cmocka_unit_test(b37_a_process_dies_while_it_repairs_what_another_left),
+        cmocka_unit_test(b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost),
         cmocka_unit_test(b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher),
+        cmocka_unit_test(h14_b36_a_message_between_the_look_and_the_sleep_is_seen),
         cmocka_unit_test(b36_a_process_dies_that_waited_for_a_publisher),
         cmocka_unit_test(h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it),
+        cmocka_unit_test(b37_every_step_was_struck),
     };
     assert_int_equal(cox_domains_new(&domains), 0);
 #else

@@ -45,6 +45,12 @@ symbols() {
     if grep -vE '^(cox_|COX_|model_execute_data__)' "$scratch/exported"; then
         fail "exported, but not ours by name"
     fi
+    # A library ends no process and prints nothing: that is for who uses it. _exit is an orphan's (worker/worker.h),
+    # abort an assertion's.
+    if nm -D --undefined-only "$library" | sed 's/.* //; s/@.*//' |
+        grep -xE 'exit|_Exit|quick_exit|at_quick_exit|v?printf|putchar|puts|__v?printf_chk'; then
+        fail "ends the process, or prints"
+    fi
     grep -qx model_execute_data__execute_request__pack "$scratch/exported" ||
         fail "the generated functions are not exported"
     grep -qx model_execute_data__execute_request__descriptor "$scratch/exported" ||
@@ -62,7 +68,7 @@ symbols() {
 }
 
 examples_or_skip() {
-    for example in worker coordinator queue; do
+    for example in worker coordinator queue domain; do
         if [ ! -e "$SOURCE/examples/$example.c" ]; then
             echo "SKIP: examples/$example.c does not exist"
             exit 77
@@ -83,12 +89,20 @@ run_queue() {
     [ "$(grep -c '^message [1-3]: block [0-9]* says [149]$' "$scratch/output")" = 3 ] || fail "output of $1"
 }
 
+# Its own domain, of which the library has nothing but what it was told.
+run_domain() {
+    "$1" >"$scratch/output" || fail "$1 ended with status $?"
+    cat "$scratch/output"
+    printf '%s\n' "copied: 'from host memory'" "shared: 'from host memory'" \
+        "bytes went in 1 times, and out 2 times" | diff -u - "$scratch/output" || fail "output of $1"
+}
+
 pkg_config() {
     [ "$(pkg-config --modversion coxswain)" = "$VERSION" ] || fail "coxswain.pc has another version"
     examples_or_skip
     shared=$(pkg-config --cflags --libs coxswain)
     static=$(pkg-config --static --cflags --libs coxswain | sed 's/-lcoxswain/-l:libcoxswain.a/')
-    for example in worker coordinator queue; do
+    for example in worker coordinator queue domain; do
         "$CC" -o "$scratch/$example" "$SOURCE/examples/$example.c" $shared
         "$CC" -o "$scratch/${example}_static" "$SOURCE/examples/$example.c" $static
     done
@@ -99,6 +113,8 @@ pkg_config() {
     run_examples "$scratch/coordinator_static" "$scratch/worker_static"
     LD_LIBRARY_PATH=$LIBDIR run_queue "$scratch/queue"
     run_queue "$scratch/queue_static"
+    LD_LIBRARY_PATH=$LIBDIR run_domain "$scratch/domain"
+    run_domain "$scratch/domain_static"
 }
 
 find_package() {
@@ -111,6 +127,8 @@ find_package() {
     run_examples "$scratch/build/coordinator_static" "$scratch/build/worker_static"
     run_queue "$scratch/build/queue"
     run_queue "$scratch/build/queue_static"
+    run_domain "$scratch/build/domain"
+    run_domain "$scratch/build/domain_static"
 }
 
 case ${1-} in

@@ -6,6 +6,7 @@
  * always another program: a driver does not survive a fork.
  */
 #include "channel/memory/domain_cuda.h"
+#include "channel/memory/queue.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -21,6 +22,8 @@
 /* No whole number of units, of any driver. */
 #define SIZE (UINT64_C(300) * 1024 + 13)
 #define IMPORT_FD 40
+#define READY_FD 41 /* written once it has joined */
+#define GO_FD 42    /* read before it takes */
 
 extern char **environ;
 
@@ -304,8 +307,8 @@ static void h27_cuda_is_added_once(void **state)
 
 /* ---- two processes ---- */
 
-/* Memory under IMPORT_FD in another program, which does what `order` says. */
-static pid_t import_start(int fd, const char *order)
+/* Memory (a queue) under IMPORT_FD in another program, which does what `order` says. ready_fd, go_fd: -1: none. */
+static pid_t program_start(int fd, int ready_fd, int go_fd, const char *order)
 {
     posix_spawn_file_actions_t actions;
     const char *const arguments[] = {"/proc/self/exe", library, fake ? "stand-in" : "driver", order,
@@ -313,6 +316,10 @@ static pid_t import_start(int fd, const char *order)
     pid_t pid;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, fd, IMPORT_FD);
+    if (ready_fd >= 0)
+        posix_spawn_file_actions_adddup2(&actions, ready_fd, READY_FD);
+    if (go_fd >= 0)
+        posix_spawn_file_actions_adddup2(&actions, go_fd, GO_FD);
     assert_int_equal(posix_spawn(&pid, arguments[0], &actions, NULL,
                                  (char *const *)(uintptr_t)arguments, environ),
                      0);
@@ -320,9 +327,81 @@ static pid_t import_start(int fd, const char *order)
     return pid;
 }
 
+static pid_t import_start(int fd, const char *order)
+{
+    return program_start(fd, -1, -1, order);
+}
+
+static struct cox_pool *device_pool(void)
+{
+    const struct cox_pool_options options = {
+        .domains = domains, .domain = cuda_id, .block_size = UINT64_C(320) << 10, .block_count = 3};
+    struct cox_pool *pool = NULL;
+    struct cox_error err = {0};
+    if (cox_pool_create(&options, &pool, &err))
+        fprintf(stderr, "%s\n", err.text);
+    COX_ASSERT(pool);
+    return pool;
+}
+
+static struct cox_exporter *exporter_of_all(void)
+{
+    const struct cox_exporter_options options = {.consent = COX_CONSENT_ANY};
+    struct cox_exporter *exporter = NULL;
+    COX_ASSERT(cox_exporter_new(&options, &exporter, NULL) == 0);
+    return exporter;
+}
+
+static bool message_is_pattern(const struct cox_message *message)
+{
+    memset(seen, 0, SIZE);
+    return !message->bytes && message->length == SIZE &&
+           cox_pool_copy_from(message->pool, &message->ref, 0, seen, SIZE, NULL) == 0 &&
+           memcmp(seen, pattern, SIZE) == 0;
+}
+
+/* The other program takes a message whose copy in device memory this one has made. */
+static int take_main(bool dies)
+{
+    struct cox_queue *queue = NULL;
+    struct cox_subscriber *subscriber = NULL;
+    struct cox_message message;
+    struct cox_error err = {0};
+    char byte = 0;
+    CHECK(cox_domains_new(&domains) == 0);
+    CHECK(cox_domains_add_cuda_library(domains, library, NULL) == 0);
+    CHECK(cox_queue_attach(IMPORT_FD, NULL, &queue, NULL) == 0);
+    close(IMPORT_FD);
+    struct cox_pool *own = device_pool();
+    struct cox_exporter *exporter = exporter_of_all();
+    const struct cox_subscriber_options options = {
+        .pool = own, .domains = domains, .exporter = exporter};
+    CHECK(cox_subscriber_new(queue, &options, &subscriber, NULL) == 0);
+    CHECK(write(READY_FD, &byte, 1) == 1);
+    CHECK(read(GO_FD, &byte, 1) == 1);
+    if (cox_subscriber_take(subscriber, &message, &err)) {
+        fprintf(stderr, "%s\n", err.text);
+        return 1;
+    }
+    /* The copy is the other process's, imported here: there is one for the domain. */
+    CHECK(!message.copied && message.pool != own);
+    CHECK(message_is_pattern(&message));
+    if (dies)
+        kill(getpid(), SIGKILL);
+    CHECK(cox_pool_unref(message.pool, &message.ref, NULL) == 0);
+    cox_subscriber_free(subscriber);
+    cox_queue_free(queue);
+    cox_exporter_free(exporter);
+    cox_pool_free(own);
+    cox_domains_free(domains);
+    return 0;
+}
+
 /* The other program. Exit status 0: all was as it should be. */
 static int import_main(const char *order)
 {
+    if (strcmp(order, "take") == 0 || strcmp(order, "take and die") == 0)
+        return take_main(order[4] != '\0');
     struct cox_domain_memory *memory = NULL;
     struct cox_error err = {0};
     CHECK(cox_domains_new(&domains) == 0);
@@ -367,6 +446,114 @@ static void h20_h28_an_importer_that_is_killed_takes_nothing_along(void **state)
     assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
     expect(memory, pattern);
     destroy(memory);
+}
+
+static uint32_t used_blocks(const struct cox_pool *pool)
+{
+    struct cox_pool_stats stats;
+    cox_pool_stats(pool, &stats);
+    return stats.block_count - stats.free_count;
+}
+
+static void publish_pattern(struct cox_publisher *publisher, struct cox_pool *pool)
+{
+    struct cox_block_ref ref;
+    uint64_t number;
+    assert_int_equal(cox_pool_allocate(pool, SIZE, &ref, NULL), 0);
+    assert_int_equal(cox_pool_copy_to(pool, &ref, 0, pattern, SIZE, NULL), 0);
+    assert_int_equal(cox_publisher_publish(publisher, &ref, SIZE, 1, &number, NULL), 0);
+    assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
+}
+
+/* From host memory to the device once, for two processes; or from another pool of the device, and not at all. */
+static void take_on_the_device(const char *order, bool from_host)
+{
+    const struct cox_queue_options depth = {.depth = 2};
+    const struct cox_pool_options host_options = {.block_size = UINT64_C(320) << 10,
+                                                  .block_count = 2};
+    struct cox_queue *queue = NULL;
+    struct cox_pool *of_publisher = NULL, *device = device_pool();
+    struct cox_exporter *exporter = exporter_of_all();
+    struct cox_publisher *publisher = NULL;
+    struct cox_subscriber *subscriber = NULL;
+    struct cox_message message;
+    int ready[2], go[2];
+    char byte = 0;
+    if (from_host)
+        assert_int_equal(cox_pool_create(&host_options, &of_publisher, NULL), 0);
+    else
+        of_publisher = device_pool();
+    assert_int_equal(cox_queue_create(&depth, &queue, NULL), 0);
+    const struct cox_publisher_options publishing = {
+        .pool = of_publisher, .domains = domains, .exporter = exporter};
+    assert_int_equal(cox_publisher_new(queue, &publishing, &publisher, NULL), 0);
+    const struct cox_subscriber_options taking = {
+        .pool = device, .domains = domains, .exporter = exporter};
+    assert_int_equal(cox_subscriber_new(queue, &taking, &subscriber, NULL), 0);
+    assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(go, O_CLOEXEC), 0);
+    pid_t pid = program_start(cox_queue_fd(queue), ready[1], go[0], order);
+    close(ready[1]);
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    publish_pattern(publisher, of_publisher);
+    assert_int_equal(cox_subscriber_take(subscriber, &message, NULL), 0);
+    assert_int_equal(message.copied, from_host);
+    assert_true(message_is_pattern(&message));
+    assert_int_equal(write(go[1], &byte, 1), 1);
+    int status = child_status(pid);
+    if (strcmp(order, "take") == 0)
+        assert_int_equal(status, 0);
+    else
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    assert_true(message_is_pattern(&message));
+    assert_int_equal(cox_pool_unref(message.pool, &message.ref, NULL), 0);
+    cox_queue_sweep(queue);
+    assert_int_equal(used_blocks(device), 0);
+    assert_int_equal(used_blocks(of_publisher), 0);
+    close(ready[0]);
+    close(go[0]);
+    close(go[1]);
+    cox_subscriber_free(subscriber);
+    cox_publisher_free(publisher);
+    cox_queue_free(queue);
+    cox_exporter_free(exporter);
+    cox_pool_free(of_publisher);
+    cox_pool_free(device);
+}
+
+static void h6_h19_h28_a_message_is_copied_to_the_device_once_for_two_processes(void **state)
+{
+    (void)state;
+    take_on_the_device("take", true);
+}
+
+static void h5_h28_a_message_in_device_memory_is_taken_there_by_another_process(void **state)
+{
+    (void)state;
+    take_on_the_device("take", false);
+}
+
+static void h20_b37_h28_a_taker_that_is_killed_keeps_no_device_memory(void **state)
+{
+    (void)state;
+    take_on_the_device("take and die", true);
+    take_on_the_device("take and die", false);
+}
+
+static void h18_h28_a_device_that_is_full_makes_no_pool(void **state)
+{
+    (void)state;
+    struct cox_pool_options options = {.domains = domains,
+                                       .domain = cuda_id,
+                                       .block_size = UINT64_C(1) << 40,
+                                       .block_count = 1000};
+    struct cox_pool *none = NULL;
+    struct cox_error err = {0};
+    assert_int_equal(cox_pool_create(&options, &none, &err), COX_NO_SPACE);
+    assert_true(strstr(err.text, "bytes of memory are needed"));
+    options.domain.device = 31;
+    assert_int_equal(cox_pool_create(&options, &none, NULL), COX_INVALID);
+    assert_null(none);
 }
 
 /* ---- the stand-in alone ---- */
@@ -596,6 +783,10 @@ int main(int argc, char **argv)
         DOMAIN_TEST(h27_cuda_is_added_once),
         DOMAIN_TEST(h19_h28_another_process_imports_device_memory),
         DOMAIN_TEST(h20_h28_an_importer_that_is_killed_takes_nothing_along),
+        DOMAIN_TEST(h6_h19_h28_a_message_is_copied_to_the_device_once_for_two_processes),
+        DOMAIN_TEST(h5_h28_a_message_in_device_memory_is_taken_there_by_another_process),
+        DOMAIN_TEST(h20_b37_h28_a_taker_that_is_killed_keeps_no_device_memory),
+        DOMAIN_TEST(h18_h28_a_device_that_is_full_makes_no_pool),
     };
     const struct CMUnitTest stand_in_tests[] = {
         DOMAIN_TEST(h28_stand_in_bytes_are_there_when_a_copy_returns),

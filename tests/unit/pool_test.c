@@ -195,6 +195,33 @@ static void p9_references_that_are_none_are_told_apart(void **state)
     cox_pool_free(other);
 }
 
+/* Generations have 48 bits: behind the last one comes the first, never 0, and what was of the last one stays so. */
+static void b24_p9_generations_go_round(void **state)
+{
+    (void)state;
+    struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
+    for (uint32_t block = 0; block < BLOCK_COUNT; block++)
+        atomic_store(&pool->blocks[block].block_word,
+                     cox_pool_word(COX_POOL_GENERATION_MAX, COX_POOL_FREE, 0));
+    struct cox_block_ref last = pool_allocated(pool, 1), next = {0};
+    assert_true(last.generation == COX_POOL_GENERATION_MAX);
+    assert_int_equal(cox_pool_ref(other, &last, NULL), 0);
+    assert_int_equal(cox_pool_unref(pool, &last, NULL), 0);
+    assert_int_equal(cox_pool_unref(other, &last, NULL), 0);
+    assert_int_equal(cox_pool_ref(other, &last, NULL), COX_STALE);
+    for (uint32_t i = 0; i < BLOCK_COUNT; i++) {
+        struct cox_block_ref ref = pool_allocated(pool, 1);
+        if (ref.block == last.block)
+            next = ref;
+    }
+    assert_int_equal(next.generation, 1);
+    assert_int_equal(cox_pool_ref(other, &last, NULL), COX_STALE);
+    assert_int_equal(cox_pool_unref(pool, &last, NULL), COX_STALE);
+    assert_int_equal(cox_pool_ref(other, &next, NULL), 0);
+    cox_pool_free(other);
+    cox_pool_free(pool);
+}
+
 static void b24_b37_counts_neither_overflow_nor_underflow(void **state)
 {
     (void)state;
@@ -577,6 +604,7 @@ int main(void)
         LEAK_TEST(h18_h21_h22_allocated_and_given_back),
         LEAK_TEST(h22_h23_a27_shared_and_freed_by_the_last_one),
         LEAK_TEST(p9_references_that_are_none_are_told_apart),
+        LEAK_TEST(b24_p9_generations_go_round),
         LEAK_TEST(b24_b37_counts_neither_overflow_nor_underflow),
         LEAK_TEST(h21_find_by_offset_and_pointer),
         LEAK_TEST(h24_h25_h26_bytes_go_in_out_and_across),

@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "channel/memory/domain_table.h"
 #include "channel/memory/pool_layout.h"
 #include "channel/memory/queue_internal.h"
 #include "channel/peer.h"
@@ -196,6 +197,193 @@ static void h6_without_a_pool_other_domains_are_refused_with_words(void **state)
     assert_int_equal(fixture_used(staged), 0);
     cox_subscriber_free(taker);
     cox_publisher_free(remote);
+}
+
+/* ---- as many domains as there may be ---- */
+
+#define OWN_KIND 64
+#define OWN_COUNT (COX_DOMAIN_COUNT_MAX - 2) /* beside host and staged */
+
+static struct cox_pool *pool_on(const struct cox_domains *table, uint32_t device)
+{
+    const struct cox_pool_options options = {.domains = table,
+                                             .domain = {OWN_KIND, device},
+                                             .block_size = FIXTURE_BLOCK_SIZE,
+                                             .block_count = 2};
+    struct cox_error err = {0};
+    struct cox_pool *pool = NULL;
+    if (cox_pool_create(&options, &pool, &err))
+        fail_msg("%s", err.text);
+    return pool;
+}
+
+/* Each domain has its own bit of the mask, the last one, too. */
+static void h6_h12_a_message_has_a_copy_in_each_of_32_domains(void **state)
+{
+    (void)state;
+    const struct cox_queue_options options = {
+        .domain_count_max = COX_DOMAIN_COUNT_MAX, .subscriber_count_max = 80, .pool_count_max = 40};
+    struct cox_pool *pools[COX_DOMAIN_COUNT_MAX];
+    struct cox_subscriber *takers[2][COX_DOMAIN_COUNT_MAX], *none = NULL;
+    struct cox_message messages[2][COX_DOMAIN_COUNT_MAX];
+    struct cox_domains *others;
+    struct cox_queue *wide;
+    struct cox_error err = {0};
+    assert_int_equal(
+        cox_domains_add(domains, OWN_KIND, OWN_COUNT, &cox_domain_staged_functions, NULL, NULL), 0);
+    assert_int_equal(cox_queue_create(&options, &wide, NULL), 0);
+    struct cox_publisher *from = fixture_publisher(wide, host, domains, NULL);
+    pools[0] = fixture_pool(domains, COX_DOMAIN_HOST, 2);
+    pools[1] = fixture_pool(domains, COX_DOMAIN_STAGED, 2);
+    for (uint32_t i = 0; i < OWN_COUNT; i++)
+        pools[2 + i] = pool_on(domains, i);
+    for (int round = 0; round < 2; round++)
+        for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++)
+            takers[round][i] = fixture_subscriber(wide, pools[i], &host, 1, domains, NULL);
+    assert_int_equal(fixture_publish(from, host, 100, 9, NULL), 0);
+    for (int round = 0; round < 2; round++)
+        for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++) {
+            messages[round][i] = take(takers[round][i], 9);
+            if (messages[round][i].copied != (round == 0 && i > 0))
+                fail_msg("domain %" PRIu32 ", taker %d", i, round);
+        }
+    /* One more is another process's that knows others. */
+    assert_int_equal(cox_domains_new(&others), 0);
+    assert_int_equal(
+        cox_domains_add(others, OWN_KIND + 1, 1, &cox_domain_staged_functions, NULL, NULL), 0);
+    const struct cox_pool_options one_more = {.domains = others,
+                                              .domain = {OWN_KIND + 1, 0},
+                                              .block_size = FIXTURE_BLOCK_SIZE,
+                                              .block_count = 1};
+    struct cox_pool *strange = NULL;
+    assert_int_equal(cox_pool_create(&one_more, &strange, NULL), 0);
+    const struct cox_subscriber_options late = {.pool = strange, .domains = others};
+    assert_int_equal(cox_subscriber_new(wide, &late, &none, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "32 domains"));
+    cox_pool_free(strange);
+    cox_domains_free(others);
+    for (int round = 0; round < 2; round++)
+        for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++)
+            fixture_let_go(&messages[round][i]);
+    /* Taken by all: all 32 are let go, with everybody still there. */
+    assert_int_equal(fixture_used(host), 0);
+    for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++) {
+        assert_int_equal(fixture_used(pools[i]), 0);
+        cox_subscriber_free(takers[0][i]);
+        cox_subscriber_free(takers[1][i]);
+        cox_pool_free(pools[i]);
+    }
+    cox_publisher_free(from);
+    cox_queue_free(wide);
+}
+
+/* ---- a domain that fails ---- */
+
+static struct {
+    int commit, copy_to;
+} failing;
+static struct cox_domain_functions failing_functions;
+
+static int failing_create(void *context, uint32_t device, uint64_t size, bool on_demand,
+                          struct cox_domain_memory **ret_memory, struct cox_error *err)
+{
+    int r = cox_domain_staged_functions.create(context, device, size, on_demand, ret_memory, err);
+    if (r == 0)
+        (*ret_memory)->functions = &failing_functions;
+    return r;
+}
+
+static int failing_commit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
+                          struct cox_error *err)
+{
+    return failing.commit ? cox_fail(err, failing.commit, "no memory today")
+                          : cox_domain_staged_functions.commit(memory, offset, size, err);
+}
+
+static int failing_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *bytes,
+                           size_t size, struct cox_error *err)
+{
+    return failing.copy_to ? cox_fail(err, failing.copy_to, "no copies today")
+                           : cox_domain_staged_functions.copy_to(memory, offset, bytes, size, err);
+}
+
+static struct cox_pool *failing_pool(void)
+{
+    const struct cox_pool_options options = {.domains = domains,
+                                             .domain = {OWN_KIND, 0},
+                                             .block_size = FIXTURE_BLOCK_SIZE,
+                                             .block_count = 4,
+                                             .on_demand = true};
+    struct cox_pool *pool = NULL;
+    memset(&failing, 0, sizeof failing);
+    failing_functions = cox_domain_staged_functions;
+    failing_functions.create = failing_create;
+    failing_functions.commit = failing_commit;
+    failing_functions.copy_to = failing_copy_to;
+    assert_int_equal(cox_domains_add(domains, OWN_KIND, 1, &failing_functions, NULL, NULL), 0);
+    assert_int_equal(cox_pool_create(&options, &pool, NULL), 0);
+    return pool;
+}
+
+static void h6_h28_a_domain_without_memory_leaves_the_message(void **state)
+{
+    (void)state;
+    struct cox_pool *pool = failing_pool();
+    struct cox_subscriber *first = fixture_subscriber(queue, pool, &host, 1, domains, NULL);
+    struct cox_subscriber *second = fixture_subscriber(queue, pool, &host, 1, domains, NULL);
+    struct cox_message message;
+    publish(1);
+    failing.commit = COX_NO_SPACE;
+    for (int i = 0; i < 3; i++) {
+        struct cox_error err = {0};
+        assert_int_equal(cox_subscriber_take(first, &message, &err), COX_NO_SPACE);
+        assert_non_null(strstr(err.text, "today"));
+        assert_int_equal(cox_subscriber_take(second, &message, NULL), COX_NO_SPACE);
+    }
+    assert_int_equal(cox_subscriber_pending(first), 1);
+    assert_int_equal(fixture_used(pool), 0);
+    failing.commit = 0;
+    message = take(second, 1);
+    assert_true(message.copied);
+    fixture_let_go(&message);
+    message = take(first, 1);
+    assert_false(message.copied);
+    fixture_let_go(&message);
+    assert_int_equal(fixture_used(host), 0);
+    assert_int_equal(fixture_used(pool), 0);
+    cox_subscriber_free(first);
+    cox_subscriber_free(second);
+    cox_pool_free(pool);
+}
+
+/* It counts as taken for whom it failed; the next one makes the copy, for all who come then. */
+static void h6_h26_a_copy_that_fails_is_told_and_the_next_taker_makes_it(void **state)
+{
+    (void)state;
+    struct cox_pool *pool = failing_pool();
+    struct cox_subscriber *takers[3];
+    struct cox_message message;
+    struct cox_error err = {0};
+    for (int i = 0; i < 3; i++)
+        takers[i] = fixture_subscriber(queue, pool, &host, 1, domains, NULL);
+    publish(1);
+    failing.copy_to = -EIO;
+    assert_int_equal(cox_subscriber_take(takers[0], &message, &err), -EIO);
+    assert_non_null(strstr(err.text, "today"));
+    assert_int_equal(fixture_used(pool), 0);
+    assert_int_equal(fixture_used(host), 1);
+    take_nothing(takers[0]);
+    failing.copy_to = 0;
+    struct cox_message of_second = take(takers[1], 1), of_third = take(takers[2], 1);
+    assert_true(of_second.copied);
+    assert_false(of_third.copied);
+    fixture_let_go(&of_second);
+    fixture_let_go(&of_third);
+    assert_int_equal(fixture_used(pool), 0);
+    assert_int_equal(fixture_used(host), 0);
+    for (int i = 0; i < 3; i++)
+        cox_subscriber_free(takers[i]);
+    cox_pool_free(pool);
 }
 
 /* A pool that this one neither has nor can open. */
@@ -477,6 +665,116 @@ static void h1_h4_several_publishers_share_one_order(void **state)
     cox_pool_free(own);
 }
 
+/* ---- several at once ---- */
+
+static struct cox_publication publication(uint64_t note)
+{
+    struct cox_publication made = {.length = 100, .note = note};
+    assert_int_equal(cox_pool_allocate(host, 100, &made.ref, NULL), 0);
+    fixture_fill(cox_pool_pointer(host, &made.ref), 100, note);
+    return made;
+}
+
+static void let_go(const struct cox_publication *publications, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        assert_int_equal(cox_pool_unref(host, &publications[i].ref, NULL), 0);
+}
+
+static void a29_h4_h5_a_batch_is_published_and_taken_in_its_order(void **state)
+{
+    (void)state;
+    struct cox_subscriber *near = host_subscriber(), *far = staged_subscriber();
+    struct cox_publication batch[9];
+    struct cox_message messages[9];
+    uint32_t count = 77;
+    assert_int_equal(cox_subscriber_take_batch(near, messages, 9, &count, NULL), COX_EMPTY);
+    assert_int_equal(count, 0);
+    for (uint64_t turn = 0; turn < 3; turn++) { /* each overwrites what far has not taken */
+        for (uint64_t i = 0; i < 8; i++)
+            batch[i] = publication(10 * turn + i);
+        assert_int_equal(cox_publisher_publish_batch(publisher, batch, 8, &count, NULL), 0);
+        assert_int_equal(count, 8);
+        let_go(batch, 8);
+        for (uint64_t i = 0; i < 8; i++)
+            assert_int_equal(batch[i].number, 8 * turn + i + 1);
+        assert_int_equal(cox_subscriber_take_batch(near, messages, 3, &count, NULL), 0);
+        assert_int_equal(count, 3);
+        assert_int_equal(cox_subscriber_take_batch(near, messages + 3, 6, &count, NULL), 0);
+        assert_int_equal(count, 5);
+        for (uint64_t i = 0; i < 8; i++) {
+            assert_int_equal(messages[i].number, batch[i].number);
+            assert_int_equal(messages[i].note, batch[i].note);
+            assert_true(fixture_is_sound(&messages[i]));
+            fixture_let_go(&messages[i]);
+        }
+    }
+    assert_int_equal(cox_subscriber_take_batch(far, messages, 9, &count, NULL), 0);
+    assert_int_equal(count, 8);
+    assert_int_equal(messages[0].skipped, 16);
+    for (uint64_t i = 0; i < 8; i++) {
+        assert_int_equal(messages[i].note, 20 + i);
+        assert_true(fixture_is_sound(&messages[i]));
+        fixture_let_go(&messages[i]);
+    }
+    assert_int_equal(fixture_used(host), 0);
+    assert_int_equal(fixture_used(staged), 0);
+    cox_subscriber_free(near);
+    cox_subscriber_free(far);
+}
+
+static void a29_h4_b33_a_batch_that_fails_tells_how_far_it_came(void **state)
+{
+    (void)state;
+    struct cox_subscriber *taker = host_subscriber();
+    struct cox_publication batch[9];
+    struct cox_message messages[9];
+    struct cox_error err = {0};
+    uint32_t count = 77;
+    for (uint64_t i = 0; i < 9; i++)
+        batch[i] = publication(i);
+    assert_int_equal(cox_publisher_publish_batch(publisher, batch, 9, &count, &err), COX_INVALID);
+    assert_non_null(strstr(err.text, "depth 8"));
+    assert_int_equal(count, 0);
+    assert_int_equal(cox_publisher_publish_batch(publisher, batch, 0, &count, NULL), 0);
+    /* What can be seen is seen first. */
+    batch[2].length = UINT64_MAX;
+    assert_int_equal(cox_publisher_publish_batch(publisher, batch, 3, &count, NULL), COX_INVALID);
+    batch[2].length = 100;
+    batch[2].ref.pool++;
+    assert_int_equal(cox_publisher_publish_batch(publisher, batch, 3, &count, NULL), COX_NOT_FOUND);
+    batch[2].ref.pool--;
+    assert_int_equal(count, 0);
+    take_nothing(taker);
+    /* And what cannot, when it comes to it. */
+    batch[2].ref.generation++;
+    assert_int_equal(cox_publisher_publish_batch(publisher, batch, 5, &count, NULL), COX_STALE);
+    batch[2].ref.generation--;
+    assert_int_equal(count, 2);
+    assert_int_equal(atomic_load(&queue->layout->lock.lock_owner), 0);
+    assert_int_equal(cox_subscriber_take_batch(taker, messages, 9, &count, NULL), 0);
+    assert_int_equal(count, 2);
+    for (uint64_t i = 0; i < 2; i++) {
+        assert_int_equal(messages[i].note, i);
+        fixture_let_go(&messages[i]);
+    }
+    let_go(batch, 9);
+    /* Of several that one cannot have each is told, and those before it are the caller's. */
+    struct cox_publisher *remote = fixture_publisher(queue, staged, domains, NULL);
+    publish(1);
+    assert_int_equal(fixture_publish(remote, staged, 100, 2, NULL), 0);
+    publish(3);
+    assert_int_equal(cox_subscriber_take_batch(taker, messages, 9, &count, NULL), COX_UNSUPPORTED);
+    assert_int_equal(count, 1);
+    fixture_let_go(&messages[0]);
+    assert_int_equal(cox_subscriber_take_batch(taker, messages, 9, &count, NULL), 0);
+    assert_int_equal(count, 1);
+    assert_int_equal(messages[0].note, 3);
+    fixture_let_go(&messages[0]);
+    cox_publisher_free(remote);
+    cox_subscriber_free(taker);
+}
+
 /* ---- what is refused ---- */
 
 static void h4_publish_refuses_what_is_no_block_of_its_pool(void **state)
@@ -593,6 +891,49 @@ static void h12_one_endpoint_too_many_is_told_the_limit(void **state)
     assert_int_equal(cox_subscriber_new(small, &far, &c, NULL), 0);
     cox_subscriber_free(c);
     cox_queue_free(small);
+}
+
+/* 65,535 of each, all but two of them written down by hand, and each counts. */
+static void h12_the_65536th_endpoint_is_refused(void **state)
+{
+    (void)state;
+    const struct cox_queue_options options = {
+        .depth = 2, .publisher_count_max = 65535, .subscriber_count_max = 65535};
+    const struct cox_subscriber_options near = {.pools = &host, .pool_count = 1};
+    const struct cox_publisher_options publishing = {.pool = host};
+    struct cox_queue *large;
+    struct cox_publisher *last, *none = NULL;
+    struct cox_subscriber *taker, *no_taker = NULL;
+    struct cox_message message;
+    struct cox_error err = {0};
+    uint64_t number;
+    assert_int_equal(cox_queue_create(&options, &large, NULL), 0);
+    for (uint32_t i = 0; i + 1 < COX_QUEUE_ENDPOINT_COUNT_MAX; i++) {
+        atomic_store(&cox_queue_publisher_at(large, i)->publisher_process, large->identity);
+        atomic_store(&cox_queue_subscriber_at(large, i)->subscriber_next, 1);
+        atomic_store(&cox_queue_subscriber_at(large, i)->subscriber_process, large->identity);
+    }
+    assert_int_equal(cox_publisher_new(large, &publishing, &last, NULL), 0);
+    assert_int_equal(cox_publisher_new(large, &publishing, &none, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "65535 publishers"));
+    assert_int_equal(cox_subscriber_new(large, &near, &taker, NULL), 0);
+    err = (struct cox_error){0};
+    assert_int_equal(cox_subscriber_new(large, &near, &no_taker, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "65535 subscribers"));
+    assert_int_equal(fixture_publish(last, host, 100, 3, &number), 0);
+    assert_int_equal(COX_QUEUE_LOAD(cox_queue_row_at(large, number)->row_interest), 65535);
+    message = take(taker, 3);
+    fixture_let_go(&message);
+    assert_int_equal(COX_QUEUE_LOAD(cox_queue_row_at(large, number)->row_interest), 65534);
+    assert_int_equal(fixture_used(host), 1);
+    for (uint32_t i = 0; i + 1 < COX_QUEUE_ENDPOINT_COUNT_MAX; i++) {
+        atomic_store(&cox_queue_publisher_at(large, i)->publisher_process, 0);
+        atomic_store(&cox_queue_subscriber_at(large, i)->subscriber_process, 0);
+    }
+    cox_subscriber_free(taker);
+    assert_int_equal(fixture_used(host), 0);
+    cox_publisher_free(last);
+    cox_queue_free(large);
 }
 
 /* Entries are reused, and those of a message are not. */
@@ -785,6 +1126,9 @@ int main(void)
         TEST(h6_a_copy_out_of_reach_is_made_again),
         TEST(h6_no_room_for_the_copy_leaves_the_message),
         TEST(h6_without_a_pool_other_domains_are_refused_with_words),
+        TEST(h6_h12_a_message_has_a_copy_in_each_of_32_domains),
+        TEST(h6_h28_a_domain_without_memory_leaves_the_message),
+        TEST(h6_h26_a_copy_that_fails_is_told_and_the_next_taker_makes_it),
         TEST(h5_what_cannot_be_reached_is_told_once),
         TEST(h13_b15_pools_that_are_over_do_not_pile_up),
         TEST(h7_nothing_there_is_an_answer_of_its_own),
@@ -797,10 +1141,13 @@ int main(void)
         TEST(h9_without_subscribers_nothing_is_kept),
         TEST(h10_a_late_subscriber_sees_only_what_is_new),
         TEST(h1_h4_several_publishers_share_one_order),
+        TEST(a29_h4_h5_a_batch_is_published_and_taken_in_its_order),
+        TEST(a29_h4_b33_a_batch_that_fails_tells_how_far_it_came),
         TEST(h4_publish_refuses_what_is_no_block_of_its_pool),
         TEST(h4_b33_a_publish_that_fails_changes_nothing),
         TEST(h12_a29_limits_are_refused_with_their_numbers),
         TEST(h12_one_endpoint_too_many_is_told_the_limit),
+        TEST(h12_the_65536th_endpoint_is_refused),
         TEST(h12_pools_come_and_go),
         TEST(h11_b35_a_queue_does_not_grow_under_others),
         TEST(h2_a29_b16_attach_trusts_nothing_before_it_is_checked),
