@@ -183,6 +183,7 @@ static void b16_nobody_else_keeps_an_fd_of_a_ranks_memory(void **state)
 {
     (void)state;
     struct test_group *g = start(4, 0);
+    test_await_door(g);
     assert_int_equal(count_fds("/memfd:cox_rank"), 0);
     test_group_free(g);
 }
