@@ -26,6 +26,7 @@ cox_sealed_test(soak TIMEOUT 240 ARGS 20000)
 cox_multi_test(NAME service SOURCES ${CMAKE_CURRENT_LIST_DIR}/service_test.c
     LIBS coxswain_testlib coxswain_commands TIMEOUT 120)
 add_dependencies(test_multi_service scripted_worker)
+cox_sealed_test(service TIMEOUT 240)
 
 # Ranks that are replaced by a policy.
 cox_multi_test(NAME recovery SOURCES ${CMAKE_CURRENT_LIST_DIR}/recovery_test.c
