@@ -34,11 +34,17 @@ static const struct cox_rank_set everybody = {{~UINT64_C(0), ~UINT64_C(0)}};
 /* ---- system calls: the linker sends the gate's here ---- */
 
 static _Atomic unsigned wakes;
+static _Atomic unsigned faults; /* so many of the next fail, as at a hole that is being made */
 
 long __real_syscall(long number, long a, long b, long c, long d, long e, long f);
 long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f);
 long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f)
 {
+    if (number == SYS_futex && faults > 0) {
+        faults--;
+        errno = EFAULT;
+        return -1;
+    }
     if (number == SYS_futex && b == FUTEX_WAKE)
         wakes++;
     return __real_syscall(number, a, b, c, d, e, f);
@@ -316,6 +322,35 @@ static void b47_a_storm_of_signals_ends_no_wait(void **state)
     assert_int_equal(sigaction(SIGALRM, &before, NULL), 0);
 }
 
+/* A rank makes holes where the words are, at which a call of another process fails now and then. */
+static void p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody(void **state)
+{
+    static const enum cox_bell bells[] = {COX_BELL_REQUEST_CONSUME, COX_BELL_RESPONSE_CONSUME};
+    (void)state;
+    for (int elides = 0; elides < 2; elides++) {
+        coordinator.elides = rank.elides = elides;
+        for (size_t b = 0; b < 2; b++) {
+            const uint32_t ticket = cox_gate_ticket(&rank, bells[b]);
+            faults = 1; /* woken, for no reason */
+            assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, COX_DEADLINE_NEVER), 0);
+            assert_int_equal(faults, 0);
+            faults = UINT32_MAX; /* and not for ever */
+            assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, cox_now_ns()), COX_TIMEOUT);
+            cox_gate_post(&coordinator, 0, bells[b]);
+            faults = 0;
+        }
+        uint32_t which = 0;
+        pid_t pid = child_start(sleep_for_request, &which);
+        child_asleep(pid);
+        faults = 3;
+        wakes_made();
+        cox_gate_open(&coordinator, &everybody);
+        assert_int_equal(faults, 0);
+        assert_int_equal(wakes_made(), 1);
+        child_join(pid);
+    }
+}
+
 /* Else the first ring, by the count, would be for nobody while one rank sleeps, and that for good. */
 static void p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever(void **state)
 {
@@ -504,6 +539,7 @@ int main(void)
         GATE_TEST(a_wake_up_after_the_ticket_is_not_slept_through),
         GATE_TEST(b48_the_calendar_does_not_matter),
         GATE_TEST(b47_a_storm_of_signals_ends_no_wait),
+        GATE_TEST(p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody),
         GATE_TEST(there_is_nothing_to_take_or_to_settle),
         GATE_TEST(who_sleeps_on_what_nobody_rings_is_a_programmer_error),
         GATE_TEST(p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever),
