@@ -13,6 +13,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "futex.h"
+
 #define COORDINATOR (-1)
 
 static const char *const names[COX_FAULT_POINT_COUNT] = {
@@ -21,8 +23,16 @@ static const char *const names[COX_FAULT_POINT_COUNT] = {
 #undef NAME
 };
 
-enum action { ACTION_NONE, ACTION_KILL, ACTION_STOP, ACTION_SPIN, ACTION_READ, ACTION_COUNT };
-static const char *const actions[ACTION_COUNT] = {"", "kill", "stop", "spin", "read"};
+enum action {
+    ACTION_NONE,
+    ACTION_KILL,
+    ACTION_STOP,
+    ACTION_SPIN,
+    ACTION_READ,
+    ACTION_HOLD,
+    ACTION_COUNT
+};
+static const char *const actions[ACTION_COUNT] = {"", "kill", "stop", "spin", "read", "hold"};
 
 /* Written by cox_fault_arm, or once by the first thread that passes a point. */
 static struct {
@@ -35,13 +45,14 @@ static struct cox_fault_counts *counts; /* NULL: nobody counts */
 static pthread_once_t plan_once = PTHREAD_ONCE_INIT;
 static _Atomic int own_rank = COORDINATOR;
 static _Atomic uint32_t passages;
+static _Atomic uint32_t arms; /* plans so far; who is held sleeps on it */
 
 static _Noreturn void plan_refuse(const char *text)
 {
-    fprintf(
-        stderr,
-        "COXSWAIN_FAULT is '%s': expected NAME:kill|stop|spin|read[:RANK|coordinator[:COUNT]]\n",
-        text);
+    fprintf(stderr,
+            "COXSWAIN_FAULT is '%s': expected "
+            "NAME:kill|stop|spin|read|hold[:RANK|coordinator[:COUNT]]\n",
+            text);
     abort();
 }
 
@@ -95,6 +106,8 @@ void cox_fault_arm(const char *text)
     atomic_store_explicit(&passages, 0, memory_order_relaxed);
     if (text)
         plan_parse(text);
+    atomic_fetch_add_explicit(&arms, 1, memory_order_release);
+    cox_futex_wake(&arms);
 }
 
 void cox_fault_rank(int rank)
@@ -123,13 +136,16 @@ static void read_nothing(void)
     close(fds[1]);
 }
 
-static void strike(enum action action)
+static void strike(enum action action, uint32_t arm)
 {
     if (action == ACTION_SPIN)
         for (;;)
             ; /* a constant condition: no compiler may take it to end */
     if (action == ACTION_READ)
         read_nothing();
+    else if (action == ACTION_HOLD)
+        while (atomic_load_explicit(&arms, memory_order_acquire) == arm)
+            cox_futex_wait(&arms, arm, COX_DEADLINE_NEVER);
     else
         /* To this thread, by number, since it may be the child of a bare clone: a stop of the process may find
          * another thread first, while this one goes on. */
@@ -147,9 +163,11 @@ void cox_fault_point(enum cox_fault_point point)
     if (plan.action == ACTION_NONE || plan.point != point || plan.rank != rank ||
         atomic_fetch_add_explicit(&passages, 1, memory_order_relaxed) + 1 != plan.count)
         return;
+    /* Before anybody knows of it, who may have the next plan at once. */
+    const uint32_t arm = atomic_load_explicit(&arms, memory_order_relaxed);
     if (counts)
-        atomic_fetch_add_explicit(&counts->struck, 1, memory_order_relaxed);
-    strike(plan.action);
+        atomic_fetch_add_explicit(&counts->struck, 1, memory_order_release);
+    strike(plan.action, arm);
 }
 
 #else

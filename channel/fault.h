@@ -8,10 +8,11 @@
  *
  * Only the testing build (COX_TESTING) has them; elsewhere a point compiles to nothing.
  * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL), stop (SIGSTOP), spin (an endless loop that
- * looks at nothing) or read (of a pipe that stays empty; it ends with a signal that has a handler), RANK the
- * rank it is for (or 'coordinator', the default), COUNT the passage at which it strikes (1 is the first). A plan that
- * makes no sense ends the process, so that no test passes for want of a fault. With COXSWAIN_FAULT_LIFE it is for
- * processes alone whose COXSWAIN_GENERATION is that: for one life of a rank, and so are counts.
+ * looks at nothing), read (of a pipe that stays empty; it ends with a signal that has a handler), hold (the thread
+ * alone, until the next cox_fault_arm), RANK the rank it is for (or 'coordinator', the default), COUNT the passage at
+ * which it strikes (1 is the first). A plan that makes no sense ends the process, so that no test passes for want of a
+ * fault. With COXSWAIN_FAULT_LIFE it is for processes alone whose COXSWAIN_GENERATION is that: for one life of a rank,
+ * and so are counts.
  *
  * Threads: any.
  * Blocks: nothing, unless stopped, or told to.

@@ -5,6 +5,10 @@
  * so a change after the look is never slept through. The word may be mapped read-only by who sleeps
  * or wakes.
  *
+ * Whoever may write the memory may also give its page back to the kernel (a hole, which reads as zero) again and again:
+ * a call that comes to the page just then fails with EFAULT, about once in a million. That is no reason to sleep on, nor
+ * to leave.
+ *
  * Threads, processes: any.
  * Blocks: wait until the word is woken or has another value, or the deadline.
  * If the process dies: nothing is left.
@@ -33,6 +37,8 @@ static inline int cox_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t
             return 0;
         if (errno == ETIMEDOUT)
             return COX_TIMEOUT;
+        if (errno == EFAULT)
+            return cox_now_ns() < deadline_ns ? 0 : COX_TIMEOUT;
         if (errno != EINTR)
             return -errno;
     }
@@ -41,7 +47,11 @@ static inline int cox_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t
 /* Wakes all who sleep on the word. */
 static inline void cox_futex_wake(_Atomic uint32_t *word)
 {
-    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    enum { TRIES = 16 };
+    for (int i = 0; i < TRIES && syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0) < 0 &&
+                    errno == EFAULT;
+         i++)
+        continue;
 }
 
 #endif

@@ -11,9 +11,9 @@
  * the truth alone, and they stay at their starting values: gate.rooms.
  *
  * Two kinds behind the same functions. Semaphores (named attach) are as said. Futexes (sealed attach)
- * have no tokens, only words that grow with every wake-up: one per channel that all ranks sleep on, in
- * memory that only the coordinator writes, so that one call wakes them all; and one per channel that the
- * coordinator sleeps on, in memory that all write. With that comes a count per frame of the answers its
+ * have no tokens, only words that grow with every wake-up, in memory that all write: one per channel that all
+ * ranks sleep on, so that one call wakes them all, and which only the coordinator moves; and one per channel that
+ * the coordinator sleeps on. With that comes a count per frame of the answers its
  * request lacks: who finds that his was the last, or has failed, wakes the coordinator, the others do
  * not. The count is changed by compare-and-swap and carries the sequence, so that a late answer never
  * counts for a later request; a wrong one costs a slice at most.

@@ -1,6 +1,7 @@
 #include "spin.h"
 
 #include <sched.h>
+#include <stdlib.h>
 
 #include "cgroup.h"
 
@@ -26,6 +27,12 @@ uint32_t cox_cpu_count(void)
 {
     struct cox_cgroup_limit quota;
     uint64_t count = affinity_count();
+#if COX_TESTING
+    /* Whether somebody looks before he sleeps, and says that he sleeps, is to be tested on small machines, too. */
+    const char *text = getenv("COXSWAIN_TEST_CPUS");
+    if (text)
+        return (uint32_t)atoi(text);
+#endif
     cox_cgroup_read_cpu("", &quota);
     if (quota.state == COX_CGROUP_LIMITED && quota.limit / CPU_MILLIONTHS < count)
         count = quota.limit / CPU_MILLIONTHS;

@@ -516,7 +516,8 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         if (group->request_size[c] || group->response_size[c])
             return conflict(g, "--request-size and --response-size", err);
-    if (group->attach == COX_ATTACH_SEALED && (!status->attach || strcmp(status->attach, "sealed")))
+    if (group->attach_given && strcmp(status->attach ? status->attach : "",
+                                      group->attach == COX_ATTACH_SEALED ? "sealed" : "named") != 0)
         return conflict(g, "--attach", err);
     if (group->keep_names || group->huge_pages)
         return conflict(g, "--keep-names and --huge-pages", err);

@@ -186,6 +186,7 @@ int cox_group_choice_take(struct cox_group_choice *options, int option, const ch
             return cox_fail(err, COX_INVALID, "--attach is '%.64s': expected named or sealed",
                             value);
         options->attach = value[0] == 's' ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
+        options->attach_given = true;
         return 0;
     case COX_OPTION_HUGE_PAGES:
         options->huge_pages = true;

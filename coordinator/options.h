@@ -31,6 +31,7 @@ struct cox_group_choice {
     bool legacy_workers;
     bool keep_names;
     enum cox_attach attach;
+    bool attach_given;
     bool huge_pages;
     bool own_weights; /* every rank loads its own */
     bool no_bulk;

@@ -209,6 +209,8 @@ static int set_sleep(struct cox_queue_set *set, struct waiter waiters[SET_MAX + 
             return 0;
         if (errno == ETIMEDOUT)
             return COX_TIMEOUT;
+        if (errno == EFAULT) /* a hole that is being made: see futex.h */
+            return cox_now_ns() < deadline_ns ? 0 : COX_TIMEOUT;
         if (errno != ENOSYS && errno != EPERM)
             return -errno;
         set->one_word = true; /* for good: no such kernel learns it */

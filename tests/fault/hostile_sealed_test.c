@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -40,10 +41,10 @@
 #define SLACK_MS (1000 * SLOWNESS)
 #define DEADLINE_MS (100 * SLOWNESS)
 #define SEED_MS (400 * SLOWNESS)
-#define FLIPS_MS 12000
 #define RANK_COUNT 3
 #define HOSTILE 1 /* the rank that writes */
 #define CRASH "CRASHED"
+#define HOLES 8 /* tempers from here on */
 
 /* ---- the worker: echoes its number and rank; one of them writes when told to ---- */
 
@@ -114,7 +115,8 @@ static uint64_t next(struct hostile *hostile)
     return *state;
 }
 
-/* Tempers: the wake memory alone; its lines; its slots; everything; and with a pause or without. */
+/* Tempers: the wake memory alone; its lines; its slots; everything; and with a pause or without. Then the same with holes
+ * instead of bits, where others read zeroes, and calls that meet one fail: the wake memory alone, and its own as well. */
 static void *meddle(void *argument)
 {
     struct hostile *hostile = argument;
@@ -123,7 +125,11 @@ static void *meddle(void *argument)
         unsigned target =
             hostile->temper % 4 == 3 ? (unsigned)(next(hostile) % 3) : hostile->temper % 4;
         uint64_t random = next(hostile), bits = next(hostile);
-        if (target == 0)
+        if (hostile->temper >= HOLES) {
+            madvise(hostile->wake, hostile->wake_size, MADV_REMOVE);
+            if (target)
+                madvise(hostile->own, hostile->own_size, MADV_REMOVE);
+        } else if (target == 0)
             flip(hostile->wake, random % sizeof(struct cox_layout_wake), (uint32_t)bits);
         else if (target == 1)
             flip(hostile->own, random % sizeof(struct cox_layout_rank), (uint32_t)bits);
@@ -351,8 +357,8 @@ static void shuffle(uint32_t *items, uint32_t count, uint64_t state)
     }
 }
 
-/* Every byte of its block and of the wake memory, and the first of its slots, in an order of its own,
- * as far as the time goes. */
+/* Every byte of its block and of the wake memory, and the first of its slots, in an order of its own: all bits of it, and
+ * one. */
 static void p10_b14_a_rank_s_flipped_byte_harms_no_other(void **state)
 {
     enum {
@@ -365,7 +371,6 @@ static void p10_b14_a_rank_s_flipped_byte_harms_no_other(void **state)
     static uint64_t places[COUNT];
     static uint32_t order[COUNT];
     uint32_t statuses[COX_STATUS_COUNT] = {0}, done = 0, restarts = 0;
-    uint64_t end_ns = cox_deadline_after_ms(FLIPS_MS);
     const struct cox_geometry geometry = own_geometry();
     const uint64_t own_size = cox_geometry_rank_memory_size(&geometry);
     (void)state;
@@ -382,9 +387,9 @@ static void p10_b14_a_rank_s_flipped_byte_harms_no_other(void **state)
     shuffle(order, COUNT, 4711);
     struct test_group *group = group_start();
     expect_others(group);
-    for (; done < COUNT && cox_now_ns() < end_ns; done++) {
-        uint32_t bits = done % 2 ? 0xff : 1u << done / 2 % 8;
-        int r = call(group, FLIP, places[order[done]], bits, false, DEADLINE_MS, NULL);
+    for (; done < 2 * COUNT; done++) {
+        uint32_t bits = (done < COUNT) == done % 2 ? 0xff : 1u << done / 2 % 8;
+        int r = call(group, FLIP, places[order[done % COUNT]], bits, false, DEADLINE_MS, NULL);
         statuses[r]++;
         expect_others(group);
         if (group_works(group))
@@ -395,20 +400,18 @@ static void p10_b14_a_rank_s_flipped_byte_harms_no_other(void **state)
         restarts++;
     }
     group_end(group);
-    print_message("%" PRIu32 " of %d bytes flipped, %" PRIu32 " groups given up;", done, COUNT,
-                  restarts);
+    print_message("%d bytes flipped, %" PRIu32 " groups given up;", COUNT, restarts);
     for (int s = 0; s < COX_STATUS_COUNT; s++)
         if (statuses[s])
             print_message(" %" PRIu32 " %s;", statuses[s], cox_status_text(s));
     print_message("\n");
-    assert_true(done > 50);
 }
 
 /* All the time, while the others are asked with and without it. */
 static void p10_a_rank_that_never_stops_writing_harms_no_other(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 8; seed++) {
+    for (uint64_t seed = 0; seed < HOLES + 2; seed++) {
         struct test_group *group = group_start();
         size_t with = 0, without = 0, whole_count = 0;
         call(group, MEDDLE, seed, 0, false, DEADLINE_MS, NULL);

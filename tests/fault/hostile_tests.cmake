@@ -4,3 +4,7 @@ cox_command_test(NAME fault/hostile LABEL fault TIMEOUT 120 PROCESSORS 2 COMMAND
 # A rank of a sealed group, which reaches its own memory and the hints.
 cox_test_program(test_fault_hostile_sealed SOURCES hostile_sealed_test.c LIBS coxswain_testlib)
 cox_command_test(NAME fault/hostile_sealed LABEL fault TIMEOUT 120 PROCESSORS 2 COMMAND test_fault_hostile_sealed)
+if(COX_TESTING)
+    cox_command_test(NAME fault/hostile_sealed_looking LABEL fault TIMEOUT 120 PROCESSORS 2
+        ENVIRONMENT "COXSWAIN_TEST_CPUS=1000" COMMAND test_fault_hostile_sealed)
+endif()

@@ -12,7 +12,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -730,6 +732,28 @@ const char *test_unique_name(char buffer[64])
 size_t test_count_fds(void)
 {
     return count_entries("/proc/self/fd", "");
+}
+
+void test_await_door(struct test_group *group)
+{
+    static const char nothing[COX_LOGON_SIZE];
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const char *path = cox_executor_door(group->executor);
+    char bytes[256];
+    ssize_t got;
+    if (!path)
+        return;
+    assert_true(strlen(path) < sizeof address.sun_path);
+    strcpy(address.sun_path, path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(send(fd, nothing, sizeof nothing, MSG_NOSIGNAL), sizeof nothing);
+    /* Refused. One thread serves all, in order of arrival, and closes this connection last. */
+    while ((got = read(fd, bytes, sizeof bytes)) > 0)
+        continue;
+    assert_int_equal(got, 0);
+    close(fd);
 }
 
 static size_t count_threads(void)

@@ -165,6 +165,9 @@ void test_stop_process(pid_t pid);
 /* Names in /dev/shm that contain the text. */
 size_t test_count_names(const char *text);
 size_t test_count_fds(void); /* open in this process */
+/* On return the thread of the group's door has closed all that it had open for those who had come or gone before: what it
+ * gave to a rank, which may be in the group before the door has let go of it. */
+void test_await_door(struct test_group *group);
 /* A name for a group that no other test has. */
 const char *test_unique_name(char buffer[64]);
 

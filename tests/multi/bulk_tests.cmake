@@ -11,3 +11,6 @@ cox_sealed_test(bulk TIMEOUT 240)
 # The same where nobody may take fds out of anybody: all blocks come by the door.
 cox_command_test(NAME multi/bulk_by_the_door LABEL multi TIMEOUT 300 PROCESSORS 2
     COMMAND without pidfd_getfd=EPERM $<TARGET_FILE:test_multi_bulk>)
+cox_command_test(NAME sealed/bulk_by_the_door LABEL sealed TIMEOUT 300 PROCESSORS 2
+    ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
+    COMMAND without pidfd_getfd=EPERM $<TARGET_FILE:test_multi_bulk>)

@@ -1016,6 +1016,17 @@ def on_tmpfs(options):
 
 
 @test
+def test_p10_a_sealed_group_serves_where_nothing_can_have_a_name():
+    """Whatever it makes at any time, of weights, KV caches and the rank group, too, is in memory without a name."""
+    under = on_tmpfs("ro")
+    refused = start(["generate", "--attach", "named", "--model", MODEL, "1+1="], under=under)
+    expect(finish(refused), 1, "/dev/shm", "Read-only")
+    for more in ([], ["--huge-pages"], ["--no-shared-weights"]):
+        result = run(["generate", "--attach", "sealed", "-n", "4", "--model", MODEL, *more, "27+58="], under=under)
+        check(expect(result, 0).out == "27+58=85\n", "another text with %s" % more, result)
+
+
+@test
 def test_p6_doctor_and_start_agree_on_shared_memory():
     if SEALED:
         raise Skipped("sealed groups are not in /dev/shm")

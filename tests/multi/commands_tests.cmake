@@ -9,6 +9,10 @@ cox_command_test(NAME multi/commands LABEL multi TIMEOUT 300 PROCESSORS 2
 cox_command_test(NAME multi/control LABEL multi TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
+cox_command_test(NAME sealed/control LABEL sealed TIMEOUT 300 PROCESSORS 2
+    ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR})
 # A coordinator is killed, and another one takes over its name.
 cox_command_test(NAME multi/takeover LABEL multi TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/takeover_test.py ${PROJECT_BINARY_DIR}/bin

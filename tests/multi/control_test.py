@@ -213,7 +213,8 @@ def test_p3_status_tells_how_every_rank_is():
                 line = re.search(r"^rank %d pid %d generation 1 alive; execute idle \d+ for" % (rank, pid), result.out, re.M)
                 check(line, "no line of rank %d" % rank, result)
         status = group.status()
-        check(status["rank_count"] == 4 and status["attach"] == "named" and status["depth"] == 4, "wrong: %s" % status)
+        check(status["rank_count"] == 4 and status["attach"] == ("sealed" if base.SEALED else "named") and status["depth"] == 4,
+              "wrong: %s" % status)
         check([rank["pid"] for rank in status["ranks"]] == group.pids, "wrong pids: %s" % status)
         check(all(rank["life"] == "alive" and not rank["stopped"] for rank in status["ranks"]), "wrong: %s" % status)
         check(status["serving"]["free_blocks"] == status["serving"]["block_count"] > 0, "wrong: %s" % status)
@@ -581,10 +582,11 @@ def test_a_name_that_is_not_live_starts_a_group_and_conflicts_are_told():
         check(expect(group.generate("-n", "2", "--depth", "4", "--model", MODEL, "1+1="), 0).out == "1+1=2\n", "no")
         other = os.path.join(RUNTIME, "model")
         shutil.copytree(MODEL, other)
+        attach = "named" if base.SEALED else "sealed"
         for arguments, part in ([["-n", "3"], "with 2 ranks"], [["--depth", "2"], "--depth"],
                                 [["--legacy-workers"], "--legacy-workers"], [["--worker", "x"], "--worker"],
                                 [["--model", other], MODEL], [["--step-tokens", "5"], "--step-tokens"],
-                                [["--attach", "sealed"], "--attach"], [["--keep-names"], "--keep-names"],
+                                [["--attach", attach], "--attach"], [["--keep-names"], "--keep-names"],
                                 [["--start-timeout", "9"], "--start-timeout"], [["--timeout", "9"], "--timeout"],
                                 [["--nested"], "--nested"], [["--request-size", "execute=8M"], "--request-size"]):
             result = expect(group.generate(*arguments, "1+1="), 2, group.name, part, "runs already")

@@ -18,14 +18,15 @@ cox_thread_test(NAME soak SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c TIMEOUT 
 
 # And with sealed groups: nothing has a name, the gates are futexes.
 foreach(name attach completion counters executor faults flight group lateness operations pause replay restart session step threads worker wrapper)
-    cox_sealed_test(${name} TIMEOUT 240)
+    cox_sealed_test(${name} TIMEOUT 240 LOOKING)
 endforeach()
-cox_sealed_test(soak TIMEOUT 240 ARGS 20000)
+cox_sealed_test(soak TIMEOUT 240 ARGS 20000 LOOKING)
 
 # Control connections without a door.
 cox_multi_test(NAME service SOURCES ${CMAKE_CURRENT_LIST_DIR}/service_test.c
     LIBS coxswain_testlib coxswain_commands TIMEOUT 120)
 add_dependencies(test_multi_service scripted_worker)
+cox_sealed_test(service TIMEOUT 240)
 
 # Ranks that are replaced by a policy.
 cox_multi_test(NAME recovery SOURCES ${CMAKE_CURRENT_LIST_DIR}/recovery_test.c

@@ -586,16 +586,13 @@ static const struct map *map_find(const struct map *maps, size_t count, const ch
     return found;
 }
 
-static void p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s(void **state)
+enum { N = 4 };
+
+static void expect_own_memory(struct test_group *group)
 {
-    enum { N = 4 };
-    struct cox_executor_options options = {.attach = COX_ATTACH_SEALED};
     struct map maps[N][8], own[16];
     unsigned long fds[N][16];
     size_t counts[N], fd_counts[N];
-    (void)state;
-    struct test_group *group = test_group_start(N, &options);
-    test_expect_echo(group, "x");
     for (uint32_t rank = 0; rank < N; rank++) {
         pid_t pid = cox_executor_pid(test_group_executor(group), rank);
         size_t count = counts[rank] = maps_of(pid, maps[rank], 8);
@@ -626,6 +623,24 @@ static void p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s(void 
     /* The coordinator: of each rank's one, and the request memory for writing. */
     size_t count = maps_of(getpid(), own, 16);
     assert_string_equal(map_find(own, count, "/memfd:cox_request")->permissions, "rw-s");
+}
+
+static void p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s(void **state)
+{
+    struct cox_executor_options options = {.attach = COX_ATTACH_SEALED};
+    struct cox_error err = {0};
+    (void)state;
+    struct test_group *group = test_group_start(N, &options);
+    struct cox_executor *executor = test_group_executor(group);
+    test_expect_echo(group, "x");
+    expect_own_memory(group);
+    /* And one that came later. */
+    assert_int_equal(kill(cox_executor_pid(executor, 2), SIGKILL), 0);
+    test_await_death(group, 2);
+    if (cox_executor_restart(executor, 2, cox_deadline_after_ms(TEST_PATIENCE_MS), &err))
+        fail_msg("%s", err.text);
+    test_expect_echo(group, "y");
+    expect_own_memory(group);
     test_group_free(group);
 }
 

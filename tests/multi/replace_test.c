@@ -605,6 +605,7 @@ static void p8_p7_forty_replacements_in_a_row(void **state)
         assert_int_equal(group_bytes(), bytes);
         if (k == 2) {
             fds = count_fds(survivor);
+            test_await_door(lives.group);
             own_fds = test_count_fds();
             maps = count_lines(survivor, "maps", "rw-s") + count_lines(survivor, "maps", "r--s");
         }
@@ -613,11 +614,8 @@ static void p8_p7_forty_replacements_in_a_row(void **state)
     assert_int_equal(count_fds(survivor), fds);
     assert_int_equal(count_lines(survivor, "maps", "rw-s") + count_lines(survivor, "maps", "r--s"),
                      maps);
-    /* The door notices in its own time that a connection has ended; here and at the count before. */
-    uint64_t deadline_ns = patience();
-    while (test_count_fds() > own_fds && cox_now_ns() < deadline_ns)
-        sched_yield();
-    assert_true(test_count_fds() <= own_fds);
+    test_await_door(lives.group);
+    assert_int_equal(test_count_fds(), own_fds);
     lives_end(&lives);
 }
 

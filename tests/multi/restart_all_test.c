@@ -286,8 +286,10 @@ static void a24_under_load_and_p7_nothing_grows(void **state)
     for (int k = 0; k < 20; k++) {
         restart_all(g);
         assert_int_equal(test_count_names(name), 0);
-        if (k == 2)
+        if (k == 2) {
+            test_await_door(g);
             fds = test_count_fds();
+        }
         test_expect_echo(g, "between");
     }
     for (int i = 0; i < 2; i++)

@@ -1,9 +1,16 @@
 /* The gate over futexes: one wake-up for everybody, the last answer wakes, hints count. */
 #include "channel/gate.h"
 
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
 
 #include "channel/futex.h"
 #include "channel_fixture.h"
@@ -27,11 +34,17 @@ static const struct cox_rank_set everybody = {{~UINT64_C(0), ~UINT64_C(0)}};
 /* ---- system calls: the linker sends the gate's here ---- */
 
 static _Atomic unsigned wakes;
+static _Atomic unsigned faults; /* so many of the next fail, as at a hole that is being made */
 
 long __real_syscall(long number, long a, long b, long c, long d, long e, long f);
 long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f);
 long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f)
 {
+    if (number == SYS_futex && faults > 0) {
+        faults--;
+        errno = EFAULT;
+        return -1;
+    }
     if (number == SYS_futex && b == FUTEX_WAKE)
         wakes++;
     return __real_syscall(number, a, b, c, d, e, f);
@@ -211,6 +224,130 @@ static void a_wake_up_after_the_ticket_is_not_slept_through(void **state)
         cox_gate_post(&coordinator, 0, bells[b]);
         assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, patience()), 0);
         assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, COX_DEADLINE_NEVER), 0);
+    }
+}
+
+/* ---- time and signals ---- */
+
+/* With a monotonic clock ahead of the calendar: read as CLOCK_REALTIME, the deadline would be decades away. */
+static void wait_in_another_time(void *context)
+{
+    static const enum cox_bell bells[] = {COX_BELL_REQUEST_CONSUME, COX_BELL_RESPONSE_CONSUME};
+    struct timespec real;
+    (void)context;
+    clock_gettime(CLOCK_REALTIME, &real);
+    CHECK(cox_now_ns() / COX_NSEC_PER_SEC > (uint64_t)real.tv_sec);
+    alarm(20);
+    for (size_t b = 0; b < 2; b++) {
+        uint32_t ticket = cox_gate_ticket(&rank, bells[b]);
+        CHECK(cox_gate_wait(&rank, 0, bells[b], ticket, cox_deadline_after_ms(20)) == COX_TIMEOUT);
+    }
+}
+
+static void enter_another_time(void *context)
+{
+    if (unshare(CLONE_NEWTIME) < 0)
+        _exit(77);
+    int fd = open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || dprintf(fd, "monotonic 3000000000 0") < 0)
+        _exit(77);
+    close(fd);
+    child_run(wait_in_another_time, context);
+}
+
+static void b48_the_calendar_does_not_matter(void **state)
+{
+    (void)state;
+    int status = child_status(child_start(enter_another_time, NULL));
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
+/* ThreadSanitizer holds handlers back until a call that it knows. */
+#if defined(__SANITIZE_THREAD__)
+#define SIGNALS_ARE_DEFERRED
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SIGNALS_ARE_DEFERRED
+#endif
+#endif
+
+static volatile sig_atomic_t ticks, ringing_tick; /* 0: none of them rings */
+
+static void on_tick(int number)
+{
+    (void)number;
+    ticks = ticks + 1;
+    if (ringing_tick && ticks == ringing_tick)
+        cox_gate_post(&coordinator, 0, COX_BELL_REQUEST_CONSUME);
+}
+
+static void storm(suseconds_t period_us)
+{
+    const struct itimerval timer = {{0, period_us}, {0, period_us}};
+    assert_int_equal(setitimer(ITIMER_REAL, &timer, NULL), 0);
+}
+
+/* Nor moves its deadline: each signal begins it anew. */
+static void b47_a_storm_of_signals_ends_no_wait(void **state)
+{
+    struct sigaction action = {.sa_handler = on_tick}, before; /* no SA_RESTART */
+    (void)state;
+#ifdef SIGNALS_ARE_DEFERRED
+    skip();
+#endif
+    assert_int_equal(sigaction(SIGALRM, &action, &before), 0);
+    for (int elides = 0; elides < 2; elides++) {
+        coordinator.elides = rank.elides = elides;
+        ticks = ringing_tick = 0;
+        storm(500);
+        uint32_t ticket = cox_gate_ticket(&rank, COX_BELL_REQUEST_CONSUME);
+        uint64_t deadline_ns = cox_deadline_after_ms(100);
+        assert_int_equal(cox_gate_wait(&rank, 0, COX_BELL_REQUEST_CONSUME, ticket, deadline_ns),
+                         COX_TIMEOUT);
+        assert_true(cox_now_ns() >= deadline_ns);
+        assert_true(ticks > 5);
+        for (int never = 0; never < 2; never++) {
+            ticket = cox_gate_ticket(&rank, COX_BELL_REQUEST_CONSUME);
+            ringing_tick = ticks + 20;
+            assert_int_equal(cox_gate_wait(&rank, 0, COX_BELL_REQUEST_CONSUME, ticket,
+                                           never ? COX_DEADLINE_NEVER : patience()),
+                             0);
+            assert_true(ticks >= ringing_tick);
+        }
+        storm(0);
+        assert_int_equal(shared->ring.asleep, 0);
+    }
+    assert_int_equal(sigaction(SIGALRM, &before, NULL), 0);
+}
+
+/* A rank makes holes where the words are, at which a call of another process fails now and then. */
+static void p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody(void **state)
+{
+    static const enum cox_bell bells[] = {COX_BELL_REQUEST_CONSUME, COX_BELL_RESPONSE_CONSUME};
+    (void)state;
+    for (int elides = 0; elides < 2; elides++) {
+        coordinator.elides = rank.elides = elides;
+        for (size_t b = 0; b < 2; b++) {
+            const uint32_t ticket = cox_gate_ticket(&rank, bells[b]);
+            faults = 1; /* woken, for no reason */
+            assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, COX_DEADLINE_NEVER), 0);
+            assert_int_equal(faults, 0);
+            faults = UINT32_MAX; /* and not for ever */
+            assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, cox_now_ns()), COX_TIMEOUT);
+            cox_gate_post(&coordinator, 0, bells[b]);
+            faults = 0;
+        }
+        uint32_t which = 0;
+        pid_t pid = child_start(sleep_for_request, &which);
+        child_asleep(pid);
+        faults = 3;
+        wakes_made();
+        cox_gate_open(&coordinator, &everybody);
+        assert_int_equal(faults, 0);
+        assert_int_equal(wakes_made(), 1);
+        child_join(pid);
     }
 }
 
@@ -400,6 +537,9 @@ int main(void)
         GATE_TEST(a_late_answer_does_not_count_for_the_next_request_of_its_frame),
         GATE_TEST(p10_a_hint_of_any_bits_is_gone_with_the_next_request),
         GATE_TEST(a_wake_up_after_the_ticket_is_not_slept_through),
+        GATE_TEST(b48_the_calendar_does_not_matter),
+        GATE_TEST(b47_a_storm_of_signals_ends_no_wait),
+        GATE_TEST(p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody),
         GATE_TEST(there_is_nothing_to_take_or_to_settle),
         GATE_TEST(who_sleeps_on_what_nobody_rings_is_a_programmer_error),
         GATE_TEST(p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever),

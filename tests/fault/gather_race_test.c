@@ -1,0 +1,187 @@
+/*
+ * gather_race_test: the response thread stands still between two of its steps, so that what seldom happens does: an answer and
+ * the deadline come between a look at the answers and the clock; a rank is replaced while memory is given back.
+ *
+ * Groups are named, or, with COXSWAIN_TEST_ATTACH=sealed in the environment, sealed.
+ */
+#include "testing.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "channel/fault.h"
+#include "channel/truth.h"
+#include "coordinator/executor_internal.h"
+
+#if COX_TESTING
+
+#define MIB ((size_t)1 << 20)
+
+static const struct cox_fault_counts *counts;
+
+static struct cox_collector *collector_of(struct test_group *g)
+{
+    return &test_group_executor(g)->collectors[COX_CHANNEL_EXECUTE];
+}
+
+/* Before a group starts. Returns how often plans have struck so far. */
+static uint32_t arm(const char *plan)
+{
+    cox_fault_arm(plan);
+    return atomic_load(&counts->struck);
+}
+
+static void await_strike(uint32_t before)
+{
+    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    while (atomic_load(&counts->struck) == before) {
+        assert_true(cox_now_ns() < deadline_ns);
+        sched_yield();
+    }
+}
+
+/* Without a lock: who stands still may have it. */
+static void await_answer(struct test_group *g, uint32_t rank)
+{
+    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    const struct cox_layout_rank_line *line =
+        cox_truth_line(&test_group_executor(g)->control, rank, COX_CHANNEL_EXECUTE);
+    while (cox_truth_done(line) < 1) {
+        assert_true(cox_now_ns() < deadline_ns);
+        sched_yield();
+    }
+}
+
+static void *wake_main(void *collector)
+{
+    cox_collector_wake(collector);
+    return NULL;
+}
+
+/* Rank 1 is seen to owe its answer, rank 0 to have given it; there the look stops until rank 1 has answered, too, and the
+ * deadline has come. Returns false if rank 1 did not make it in time. */
+static bool answer_in_time(uint64_t timeout_ms)
+{
+    const uint32_t before = arm("reply.fetched:hold:coordinator:1");
+    struct test_group *g = test_group_start(2, NULL);
+    struct cox_collector *collector = collector_of(g);
+    struct test_pipe *pipes[] = {test_pipe_new(), test_pipe_new()};
+    const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = timeout_ms};
+    const uint64_t begin_ns = cox_now_ns();
+    pthread_t waker;
+    assert_int_equal(test_submit(g, &how, "each block %s|block %s", test_pipe_path(pipes[0]),
+                                 test_pipe_path(pipes[1])),
+                     0);
+    const uint64_t deadline_ns = cox_deadline_after_ms(timeout_ms); /* or before */
+    test_await_lines(g, -1, "blocked", 2);
+    /* No slice, in which it would look again in any case. */
+    pthread_mutex_lock(&collector->lock);
+    collector->ring_ns = COX_DEADLINE_NEVER;
+    pthread_mutex_unlock(&collector->lock);
+    test_pipe_release(pipes[0], 1);
+    await_answer(g, 0);
+    assert_int_equal(pthread_create(&waker, NULL, wake_main, collector), 0);
+    /* Or, where all this took too long, the request has ended by its deadline. */
+    while (atomic_load(&counts->struck) == before && test_completion_count(g) == 0)
+        sched_yield();
+    test_pipe_release(pipes[1], 1);
+    await_answer(g, 1);
+    const bool in_time = cox_now_ns() < begin_ns + timeout_ms * COX_NSEC_PER_MSEC;
+    while (cox_now_ns() < deadline_ns)
+        sched_yield();
+    cox_fault_arm(NULL);
+    pthread_join(waker, NULL);
+    const struct test_completion *c = test_await(g, 0);
+    if (in_time) {
+        if (c->status)
+            fail_msg("it was answered in time: %d: %s", c->status, c->text);
+        assert_string_equal(c->ranks[0].bytes, "released");
+        assert_string_equal(c->ranks[1].bytes, "released");
+    }
+    test_group_free(g);
+    return in_time;
+}
+
+static void p3_an_answer_in_time_is_no_timeout_however_late_it_is_looked_at(void **state)
+{
+    uint64_t timeout_ms = 1000;
+    (void)state;
+    while (!answer_in_time(timeout_ms)) {
+        timeout_ms *= 2;
+        assert_true(timeout_ms < TEST_PATIENCE_MS);
+    }
+}
+
+/* The request was in a block, which is given back behind the handler; that may take as long as it likes. */
+static void p8_m3_memory_is_given_back_when_the_handler_has_returned(void **state)
+{
+    (void)state;
+    const uint32_t before = arm("bulk.dropped:hold:coordinator:1");
+    struct test_group *g = test_group_start(2, NULL);
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    struct cox_error err = {0};
+    char *bytes = malloc(8 * MIB + 1);
+    assert_non_null(bytes);
+    memset(bytes, 'x', 8 * MIB);
+    bytes[8 * MIB] = '\0';
+    assert_int_equal(test_submit(g, &how, "sum %s", bytes), 0);
+    free(bytes);
+    assert_int_equal(test_await(g, 0)->status, 0);
+    await_strike(before);
+    /* A rank is replaced once the handlers that were told of it have returned. */
+    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
+    test_await_death(g, 1);
+    int r = cox_executor_restart(test_group_executor(g), 1, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                 &err);
+    if (r) {
+        cox_fault_arm(NULL);
+        fail_msg("%s", err.text);
+    }
+    assert_int_equal(test_submit(g, &how, "echo next"), 0);
+    assert_int_equal(test_completion_count(g), 1);
+    cox_fault_arm(NULL);
+    assert_string_equal(test_await(g, 1)->ranks[1].bytes, "next");
+    test_group_free(g);
+}
+
+/* In this process alone; ranks count nothing. */
+static void count_strikes(void)
+{
+    char path[] = "/tmp/cox_gather_XXXXXX";
+    int fd = mkostemp(path, O_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, sizeof *counts) < 0)
+        abort();
+    counts = mmap(NULL, sizeof *counts, PROT_READ, MAP_SHARED, fd, 0);
+    if (counts == MAP_FAILED)
+        abort();
+    setenv("COXSWAIN_FAULT_COUNTS", path, 1);
+    cox_fault_arm(NULL); /* reads it */
+    unsetenv("COXSWAIN_FAULT_COUNTS");
+    unlink(path);
+    close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p3_an_answer_in_time_is_no_timeout_however_late_it_is_looked_at),
+        TEST(p8_m3_memory_is_given_back_when_the_handler_has_returned),
+    };
+    count_strikes();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+int main(void)
+{
+    return 77;
+}
+
+#endif
