@@ -1,4 +1,6 @@
 /* serve: one request of one lane: unpack, call back, answer. */
+#include "serve_internal.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,375 +14,13 @@
 #include "group.h"
 #include "kv_layout.h"
 #include "lora_uses.h"
-#include "proto/executor.pb-c.h"
 #include "rank_weights.h"
-#include "worker_internal.h"
 
-typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
-typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
 #define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
 #define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name
-#define RESULT(name) MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_##name
-/* How long a failing answer may wait to be announced on the error channel; the collector looks by
- * itself anyway. */
-#define NOTICE_MS 100
 /* How long sequences of an adapter that goes are waited for, where the request does not say. */
 #define LORA_RETIRE_MS 5000
 #define LORA_ANSWER_MS 500
-/* How soon a wait for a legacy coordinator's token notices that the worker leaves. */
-#define SLICE_MS 50
-
-struct cox_init_request {
-    const struct cox_worker *worker;
-    const ExecuteRequest *request;
-    uint64_t sequence;
-    const struct cox_layout_channel_truth *truth;
-    const struct cox_visit *visit;
-};
-
-uint64_t cox_init_request_sequence(const struct cox_init_request *request)
-{
-    return request->sequence;
-}
-
-bool cox_init_request_replayed(const struct cox_init_request *request)
-{
-    return request->request->replayed;
-}
-
-void cox_init_request_group(const struct cox_init_request *request,
-                            struct cox_group_options *options)
-{
-    const struct cox_worker *worker = request->worker;
-    const uint64_t life = request->request->group_life;
-    options->name = NULL;
-    options->fd = worker->group_fd;
-    options->fd_offset = cox_geometry_group_offset(&worker->control.geometry, life);
-    options->rank = worker->options.rank;
-    options->rank_count = worker->options.rank_count;
-    options->life = life;
-    options->spin_ns = worker->control.geometry.spin_ns;
-}
-
-static bool bytes_copy(const ProtobufCBinaryData *bytes, void *to, size_t size)
-{
-    if (bytes->len != size)
-        return false;
-    memcpy(to, bytes->data, size);
-    return true;
-}
-
-int cox_init_request_weights(const struct cox_init_request *request,
-                             struct cox_weights_offer *ret_offer, struct cox_error *err)
-{
-    const ExecuteRequest *message = request->request;
-    const struct cox_worker_options *options = &request->worker->options;
-    const ModelExecuteData__PoolBlock *block = message->weights;
-    struct cox_weights_offer offer = {.version = message->weights_version};
-    if (!message->has_weights_queue)
-        return COX_EMPTY;
-    if (!block || !offer.version ||
-        !bytes_copy(&message->weights_queue, &offer.queue, sizeof offer.queue) ||
-        !bytes_copy(&block->handle, &offer.pool, sizeof offer.pool) ||
-        !bytes_copy(&block->ref, &offer.ref, sizeof offer.ref))
-        return cox_fail(
-            err, COX_CORRUPT,
-            "init: the weights are told as a queue of %zu bytes, version %" PRIu64
-            ", a pool of %zu bytes and a block of %zu: expected %zu, a version, %zu and %zu",
-            message->weights_queue.len, offer.version, block ? block->handle.len : 0,
-            block ? block->ref.len : 0, sizeof offer.queue, sizeof offer.pool, sizeof offer.ref);
-    /* A group that nobody could visit has none: then only what can be opened without it is opened. */
-    if (strchr(options->door, '/'))
-        snprintf(offer.door, sizeof offer.door, "%s", options->door);
-    else if (cox_door_find(options->prefix + (options->prefix[0] == '/'), offer.door, NULL))
-        offer.door[0] = '\0';
-    *ret_offer = offer;
-    return 0;
-}
-
-/* It is no step, and void_through says nothing of it; but it has ended without this rank's answer. */
-bool cox_init_request_aborted(const struct cox_init_request *request)
-{
-    return cox_truth_ended(request->truth) >= request->sequence ||
-           /* acquire; partner: wait_tell in pause.c. */
-           atomic_load_explicit(&request->visit->told, memory_order_acquire) >= request->sequence;
-}
-
-const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
-{
-    for (size_t i = 0; i < request->request->n_config; i++) {
-        const ModelExecuteData__ExecuteRequest__ConfigEntry *entry = request->request->config[i];
-        if (entry->key && strcmp(entry->key, key) == 0)
-            return entry->value ? entry->value : "";
-    }
-    return NULL;
-}
-
-/* ---- answers ---- */
-
-COX_HOT static void lane_return(struct cox_lane *lane, uint64_t sequence)
-{
-    cox_lane_set_returned(lane, sequence);
-    cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_REQUEST_PRODUCE);
-}
-
-/* The bytes are in the slot. message: an ExecuteResponse, also where answers are opaque. */
-COX_HOT static void lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool message,
-                              bool failed)
-{
-    cox_reply_commit(&lane->channel, lane->worker->options.rank, sequence, length, message);
-    cox_lane_set_done(lane, sequence);
-    cox_gate_reply(&lane->channel.gate, lane->worker->options.rank, sequence, failed);
-}
-
-/* Nothing to answer with: no-reply requests, and legacy ranks that only wait and post. */
-static void lane_done(struct cox_lane *lane, uint64_t sequence, bool post)
-{
-    cox_lane_set_done(lane, sequence);
-    if (post)
-        cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_CONSUME);
-}
-
-/* A legacy coordinator may send the next request before it has read the answer to the last one. */
-static bool lane_await_slot(struct cox_lane *lane)
-{
-    struct cox_worker *worker = lane->worker;
-    int r;
-    do
-        r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_RESPONSE_PRODUCE, 0,
-                          cox_deadline_after_ms(SLICE_MS));
-    while (r == COX_TIMEOUT && !atomic_load_explicit(&worker->stopping, memory_order_acquire));
-    return r == 0;
-}
-
-/* NULL: the worker leaves before the slot is free. */
-COX_HOT static uint8_t *lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole,
-                                  size_t *ret_capacity)
-{
-    if (lane->worker->stands_in && !lane_await_slot(lane))
-        return NULL;
-    /* The slot is free since the coordinator published this sequence: see claim in
-     * coordinator/collect.h. */
-    cox_gate_settle(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
-    cox_truth_set_state(lane->line, COX_RANK_REPLYING, sequence, lane->stamp_ns);
-    return cox_reply_slot(&lane->channel, lane->worker->options.rank, sequence, whole,
-                          ret_capacity);
-}
-
-/* Makes the response an error with the lane's text. */
-static void response_fail(struct cox_lane *lane, ExecuteResponse *response, int status)
-{
-    response->status = status;
-    response->has_status = 1;
-    response->error_text =
-        lane->error.text[0] ? lane->error.text : (char *)(uintptr_t)cox_status_text(status);
-    response->result_case = RESULT(_NOT_SET);
-    response->execute_model_response = NULL;
-}
-
-/* In a legacy group: is this answered by rank 0 alone, whose payload may fill the region? What is
- * of no type that belongs here gets slots where there is room for them, so that every rank can tell
- * of it. */
-static bool lane_whole(const struct cox_lane *lane, uint32_t type)
-{
-    if (!lane->worker->control.geometry.legacy)
-        return false;
-    if (lane->channel.id == COX_CHANNEL_LINK)
-        return true;
-    const struct cox_operation *operation = cox_operation_find(type);
-    return operation && operation->channel == lane->channel.id && !operation->legacy_slotted;
-}
-
-/* The answer is in the block: says so in the slot. */
-static void lane_send_block(struct cox_lane *lane, uint64_t sequence, uint32_t type, uint64_t size)
-{
-    struct cox_bulk_ref ref = cox_lane_refer_block(lane, sequence, size);
-    ModelExecuteData__BulkRef bulk;
-    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    cox_bulk_ref_fill(&bulk, &ref);
-    response.bulk = &bulk;
-    response.has_msg_type = response.has_rank = response.has_status = 1;
-    response.msg_type = (int32_t)type;
-    response.rank = (int32_t)lane->worker->options.rank;
-    size_t capacity, length;
-    uint8_t *slot = lane_slot(lane, sequence, false, &capacity);
-    int r = cox_wire_response_pack(&response, slot, capacity, &length);
-    COX_ASSERT(r == 0); /* the smallest slot has room for it */
-    lane_send(lane, sequence, length, type == COX_TYPE_OPAQUE, false);
-}
-
-/* What does not fit the slot. Returns 0: it is sent; or why not, in the lane's error. */
-static int lane_answer_in_block(struct cox_lane *lane, uint64_t sequence, uint32_t type,
-                                const ExecuteResponse *response, size_t capacity)
-{
-    const size_t size = cox_wire_response_size(response);
-    uint8_t *block;
-    size_t length;
-    lane->error.code = 0;
-    if (!cox_lane_has_blocks(lane))
-        return cox_fail(&lane->error, COX_TOO_LARGE,
-                        "the answer has %zu bytes, a slot holds %zu: use a larger response region",
-                        size, capacity);
-    int r = cox_lane_reserve_block(lane, sequence, size, &block, &lane->error);
-    if (r)
-        return r;
-    r = cox_wire_response_pack(response, block, size, &length);
-    COX_ASSERT(r == 0);
-    lane_send_block(lane, sequence, type, length);
-    return 0;
-}
-
-COX_HOT static void lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
-                                ExecuteResponse *response)
-{
-    struct cox_worker *worker = lane->worker;
-    bool whole = lane_whole(lane, type);
-    bool silent = whole && worker->options.rank > 0;
-    size_t capacity, length = 0;
-    uint8_t *slot = lane_slot(lane, sequence, whole, &capacity);
-    if (!slot)
-        return;
-    bool failed = response->status != 0;
-    if (silent) {
-        lane_done(lane, sequence, true);
-    } else {
-        response->has_msg_type = 1;
-        response->msg_type = (int32_t)type;
-        response->has_rank = 1;
-        response->rank = (int32_t)worker->options.rank;
-        response->has_status = 1;
-        int r = cox_wire_response_pack(response, slot, capacity, &length);
-        if (r == COX_TOO_LARGE && !failed) {
-            r = lane_answer_in_block(lane, sequence, type, response, capacity);
-            if (r == 0)
-                return;
-            response_fail(lane, response, r);
-            failed = true;
-            r = cox_wire_response_pack(response, slot, capacity, &length);
-        }
-        /* What failed first stays what is told, in fewer words where they do not fit. */
-        while (r == COX_TOO_LARGE && lane->error.text[0]) {
-            lane->error.text[strlen(lane->error.text) / 2] = '\0';
-            cox_text_trim(lane->error.text);
-            response->error_text = lane->error.text;
-            r = cox_wire_response_pack(response, slot, capacity, &length);
-        }
-        lane_send(lane, sequence, length, failed, failed);
-    }
-    /* Where the rank has no answer of its own, the report is all there is: then it is about no
-     * request. Where all ranks share a bell, the failed answer itself has rung it. */
-    if (failed && (silent || !cox_gate_shared(&lane->channel.gate)))
-        cox_worker_tell(worker, silent ? -1 : (int)lane->channel.id, sequence,
-                        response->error_text ? response->error_text : "",
-                        cox_deadline_after_ms(NOTICE_MS));
-}
-
-/* ---- init ---- */
-
-struct init_answer {
-    ModelExecuteData__ExecuteResponse__InitResults results;
-    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry entries[8];
-    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry *entry_pointers[8];
-    char numbers[8][24];
-    ModelExecuteData__KVCacheDesc descs[COX_KV_CACHE_DESC_COUNT_MAX];
-    ModelExecuteData__KVCacheDesc *desc_pointers[COX_KV_CACHE_DESC_COUNT_MAX];
-    struct cox_kv_pool_message kv_pool;
-};
-
-static void init_put_text(struct init_answer *answer, const char *key, const char *value)
-{
-    size_t i = answer->results.n_init_result_map++;
-    model_execute_data__execute_response__init_results__init_result_map_entry__init(
-        &answer->entries[i]);
-    answer->entries[i].key = (char *)(uintptr_t)key;
-    answer->entries[i].value = (char *)(uintptr_t)value;
-    answer->entry_pointers[i] = &answer->entries[i];
-}
-
-static void init_put_number(struct init_answer *answer, const char *key, int64_t value)
-{
-    char *text = answer->numbers[answer->results.n_init_result_map];
-    snprintf(text, sizeof answer->numbers[0], "%" PRId64, value);
-    init_put_text(answer, key, text);
-}
-
-static void init_fill(struct init_answer *answer, const struct cox_init_result *result)
-{
-    model_execute_data__execute_response__init_results__init(&answer->results);
-    answer->results.init_result_map = answer->entry_pointers;
-    init_put_text(answer, "status", "ok");
-    init_put_number(answer, "cpuBlockNum", result->cpu_block_count);
-    init_put_number(answer, "npuBlockNum", result->npu_block_count);
-    init_put_number(answer, "maxPositionEmbeddings", result->max_position_embeddings);
-    init_put_number(answer, "memPoolId", result->mem_pool_id);
-    if (result->start_thinking_id >= 0)
-        init_put_number(answer, "startThinkingId", result->start_thinking_id);
-    if (result->stop_thinking_id >= 0)
-        init_put_number(answer, "stopThinkingId", result->stop_thinking_id);
-    if (result->early_stopping_ids)
-        init_put_text(answer, "earlyStoppingIds", result->early_stopping_ids);
-    answer->results.n_kv_cache_descs = result->kv_cache_count;
-    answer->results.kv_cache_descs = answer->desc_pointers;
-    for (uint32_t i = 0; i < result->kv_cache_count; i++) {
-        ModelExecuteData__KVCacheDesc *desc = &answer->descs[i];
-        model_execute_data__kvcache_desc__init(desc);
-        desc->has_npu_block_num = desc->has_block_size = 1;
-        desc->has_compression_ratio = desc->has_cache_type = 1;
-        desc->npu_block_num = result->kv_caches[i].block_count;
-        desc->block_size = result->kv_caches[i].block_size;
-        desc->compression_ratio = result->kv_caches[i].compression_ratio;
-        desc->cache_type = result->kv_caches[i].cache_type;
-        answer->desc_pointers[i] = desc;
-    }
-    if (result->kv_pool.block_count)
-        answer->results.kv_pool = cox_kv_pool_fill(&answer->kv_pool, &result->kv_pool);
-}
-
-struct init_call {
-    const struct cox_worker *worker;
-    const struct cox_init_request *request;
-    struct cox_init_result *result;
-    struct cox_error *err;
-};
-
-static int call_init(void *argument)
-{
-    const struct init_call *call = argument;
-    return call->worker->callbacks->init(call->worker->context, call->request, call->result,
-                                         call->err);
-}
-
-static void serve_init(struct cox_lane *lane, const struct cox_request *request,
-                       const ExecuteRequest *message)
-{
-    const struct cox_worker *worker = lane->worker;
-    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    struct init_answer answer = {0};
-    struct cox_init_result result = {.start_thinking_id = -1, .stop_thinking_id = -1};
-    const struct cox_init_request init = {
-        .worker = worker,
-        .request = message,
-        .sequence = request->sequence,
-        .truth = cox_truth_channel(&worker->control, lane->channel.id),
-        .visit = &lane->visit,
-    };
-    struct init_call call = {worker, &init, &result, &lane->error};
-    int r = worker->callbacks->init
-                ? cox_lane_call(lane, request, COX_VISIT_LET, call_init, &call)
-                : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no init callback");
-    if (r == 0 && result.kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
-        r = cox_fail(&lane->error, COX_INVALID, "init tells of %" PRIu32 " KV caches: at most %d",
-                     result.kv_cache_count, COX_KV_CACHE_DESC_COUNT_MAX);
-    if (r == 0) {
-        init_fill(&answer, &result);
-        response.result_case = RESULT(INIT_RESULTS);
-        response.init_results = &answer.results;
-        cox_table_clear(lane->worker->table);
-    } else {
-        response_fail(lane, &response, r);
-    }
-    lane_answer(lane, request->sequence, request->type, &response);
-}
 
 /* ---- steps ---- */
 
@@ -534,13 +174,13 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
         }
     }
     if (r) {
-        response_fail(lane, &response, r);
+        cox_lane_fail(lane, &response, r);
     } else {
         body.step = &result;
         response.result_case = RESULT(EXECUTE_MODEL_RESPONSE);
         response.execute_model_response = &body;
     }
-    lane_answer(lane, request->sequence, request->type, &response);
+    cox_lane_answer(lane, request->sequence, request->type, &response);
 }
 
 struct cleanup_call {
@@ -570,7 +210,7 @@ static void serve_cleanup(struct cox_lane *lane, const struct cox_request *reque
         if (call.count && worker->callbacks->cleanup)
             cox_lane_call(lane, request, COX_VISIT_LET, call_cleanup, &call);
     }
-    lane_done(lane, request->sequence, false);
+    cox_lane_done(lane, request->sequence, false);
 }
 
 /* ---- the other channels ---- */
@@ -741,9 +381,9 @@ COX_HOT static void serve_with(struct cox_lane *lane, const struct cox_request *
     cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, lane->stamp_ns);
     int r = serve(lane, request, message, &response);
     if (r)
-        response_fail(lane, &response, r);
+        cox_lane_fail(lane, &response, r);
     lane->stamp_ns = cox_now_coarse_ns();
-    lane_answer(lane, request->sequence, request->type, &response);
+    cox_lane_answer(lane, request->sequence, request->type, &response);
 }
 
 /* ---- opaque ---- */
@@ -781,28 +421,28 @@ COX_HOT static void serve_opaque(struct cox_lane *lane, const struct cox_request
                 ? cox_lane_call(lane, request, COX_VISIT_STOPPED, call_opaque, &call)
                 : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no opaque callback");
     lane->opaque = NULL;
-    lane_return(lane, request->sequence);
+    cox_lane_return(lane, request->sequence);
     if (r == 0 && call.length > answer->capacity)
         r = cox_fail(&lane->error, COX_TOO_LARGE, "the answer has %zu bytes, there is room for %zu",
                      call.length, answer->capacity);
     if (r == 0 && call.length > answer->slot_capacity) {
-        lane_send_block(lane, request->sequence, COX_TYPE_OPAQUE, call.length);
+        cox_lane_send_block(lane, request->sequence, COX_TYPE_OPAQUE, call.length);
         return;
     }
     if (r == 0) {
-        uint8_t *slot = lane_slot(lane, request->sequence, false, &answer->slot_capacity);
+        uint8_t *slot = cox_lane_slot(lane, request->sequence, false, &answer->slot_capacity);
         if (answer->bytes != answer->slot) { /* it was to be longer */
             memcpy(slot, answer->bytes, call.length);
             cox_lane_release_block(lane, request->sequence);
         }
-        lane_send(lane, request->sequence, call.length, false, false);
+        cox_lane_send(lane, request->sequence, call.length, false, false);
         return;
     }
     if (answer->bytes != answer->slot)
         cox_lane_release_block(lane, request->sequence);
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    response_fail(lane, &response, r);
-    lane_answer(lane, request->sequence, request->type, &response);
+    cox_lane_fail(lane, &response, r);
+    cox_lane_answer(lane, request->sequence, request->type, &response);
 }
 
 /* ---- dispatch ---- */
@@ -829,7 +469,7 @@ COX_HOT static void lane_dispatch(struct cox_lane *lane, const struct cox_reques
     const struct cox_worker *worker = lane->worker;
     switch (message->execute_type) {
     case TYPE(MODEL_INIT):
-        serve_init(lane, request, message);
+        cox_lane_serve_init(lane, request, message);
         return;
     case TYPE(MODEL_INFER):
     case TYPE(MODEL_INFER_SECOND):
@@ -843,7 +483,7 @@ COX_HOT static void lane_dispatch(struct cox_lane *lane, const struct cox_reques
         if (message->request_case == REQUEST(PD_LINK_REQUEST) && message->pd_link_request &&
             worker->callbacks->link)
             worker->callbacks->link(worker->context, message->pd_link_request);
-        lane_done(lane, request->sequence, false);
+        cox_lane_done(lane, request->sequence, false);
         return;
     case TYPE(PD_LINK_STATUS_QUERY):
         serve_with(lane, request, message, serve_link_status);
@@ -865,8 +505,8 @@ COX_HOT static void lane_dispatch(struct cox_lane *lane, const struct cox_reques
         ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
         cox_fail(&lane->error, COX_UNSUPPORTED, "a worker has no operation %s",
                  cox_wire_type_name((uint32_t)message->execute_type));
-        response_fail(lane, &response, COX_UNSUPPORTED);
-        lane_answer(lane, request->sequence, request->type, &response);
+        cox_lane_fail(lane, &response, COX_UNSUPPORTED);
+        cox_lane_answer(lane, request->sequence, request->type, &response);
     }
     }
 }
@@ -877,14 +517,14 @@ static void lane_reject(struct cox_lane *lane, const struct cox_request *request
 {
     const struct cox_operation *operation = cox_operation_find(request->type);
     if (operation && !operation->replies) {
-        lane_done(lane, request->sequence, false);
+        cox_lane_done(lane, request->sequence, false);
         cox_worker_tell(lane->worker, -1, request->sequence, lane->error.text,
                         cox_deadline_after_ms(NOTICE_MS));
         return;
     }
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    response_fail(lane, &response, status);
-    lane_answer(lane, request->sequence, request->type, &response);
+    cox_lane_fail(lane, &response, status);
+    cox_lane_answer(lane, request->sequence, request->type, &response);
 }
 
 void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, int status,
@@ -896,7 +536,7 @@ void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, i
         typed.type = COX_TYPE_OPAQUE;
     lane->error = (struct cox_error){0};
     cox_fail(&lane->error, status, "%s", text);
-    lane_return(lane, request->sequence);
+    cox_lane_return(lane, request->sequence);
     lane_reject(lane, &typed, status);
 }
 
@@ -906,7 +546,7 @@ static void lane_serve_opaque_block(struct cox_lane *lane, const struct cox_requ
     if (r == 0 && !in_block)
         r = cox_fail(&lane->error, COX_CORRUPT, "opaque bytes in a block that is not told");
     if (r) {
-        lane_return(lane, typed->sequence);
+        cox_lane_return(lane, typed->sequence);
         lane_reject(lane, typed, r);
     } else {
         serve_opaque(lane, typed);
@@ -967,7 +607,7 @@ COX_HOT bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *req
     }
     if (in_block && r == 0)
         r = lane_unpack_block(lane, &typed, &message);
-    lane_return(lane, request->sequence);
+    cox_lane_return(lane, request->sequence);
     if (in_block)
         cox_lane_close_block(lane, request->sequence);
     const struct cox_operation *operation =
@@ -977,7 +617,7 @@ COX_HOT bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *req
     /* The record says it as well: bytes written over in a frame end nobody. */
     if (operation && message->execute_type == TYPE(MODEL_FINALIZE) &&
         typed.type == TYPE(MODEL_FINALIZE)) {
-        lane_done(lane, request->sequence, false);
+        cox_lane_done(lane, request->sequence, false);
         cox_fault_point(COX_FAULT_GOODBYE_HEARD);
         return true;
     }

@@ -4,7 +4,7 @@ if(NOT COX_SANITIZE AND NOT COX_FUZZ)
     set(hot_sources
         channel/base.c channel/geometry.c channel/semaphore.c channel/gate.c channel/request.c channel/reply.c
         proto/wire.c proto/step_wire.c proto/operation.c
-        worker/worker.c worker/serve.c worker/bulk.c worker/pause.c worker/table.c worker/roster.c worker/step.c
+        worker/worker.c worker/serve.c worker/answer.c worker/bulk.c worker/pause.c worker/table.c worker/roster.c worker/step.c
         worker/builder.c
         coordinator/submit.c coordinator/collect.c coordinator/gather.c coordinator/gathering.c coordinator/frame_blocks.c coordinator/stats.c coordinator/latency.c
         coordinator/report.c coordinator/supervise.c coordinator/watched.c coordinator/recover.c)

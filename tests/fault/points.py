@@ -273,7 +273,7 @@ def mutations(files):
             ("channel/region.c", "cox_region_detach", "cox_region_unlink(name);"),
             ("channel/reply.c", "cox_reply_fetch", "memset(slot, 0, 4);"),
             ("channel/reply.c", "cox_reply_commit", "memcpy(reply_base(channel, rank, sequence), &prefix, 4);"),
-            ("worker/serve.c", "lane_slot", "atomic_store(&lane->line->base, 1);"),
+            ("worker/answer.c", "cox_lane_slot", "atomic_store(&lane->line->base, 1);"),
             ("worker/serve.c", "lane_copy", "sem_post(bell);"),
             ("worker/attach.c", "worker_check_group", "atomic_store(&identity->state, COX_IDENTITY_LEFT);"),
             ("worker/worker.c", "cox_worker_free", "flock(fd, LOCK_EX);"),

@@ -1,0 +1,201 @@
+#include "serve_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../channel/truth.h"
+#include "group.h"
+#include "kv_layout.h"
+#include "rank_weights.h"
+
+struct cox_init_request {
+    const struct cox_worker *worker;
+    const ExecuteRequest *request;
+    uint64_t sequence;
+    const struct cox_layout_channel_truth *truth;
+    const struct cox_visit *visit;
+};
+
+uint64_t cox_init_request_sequence(const struct cox_init_request *request)
+{
+    return request->sequence;
+}
+
+bool cox_init_request_replayed(const struct cox_init_request *request)
+{
+    return request->request->replayed;
+}
+
+void cox_init_request_group(const struct cox_init_request *request,
+                            struct cox_group_options *options)
+{
+    const struct cox_worker *worker = request->worker;
+    const uint64_t life = request->request->group_life;
+    options->name = NULL;
+    options->fd = worker->group_fd;
+    options->fd_offset = cox_geometry_group_offset(&worker->control.geometry, life);
+    options->rank = worker->options.rank;
+    options->rank_count = worker->options.rank_count;
+    options->life = life;
+    options->spin_ns = worker->control.geometry.spin_ns;
+}
+
+static bool bytes_copy(const ProtobufCBinaryData *bytes, void *to, size_t size)
+{
+    if (bytes->len != size)
+        return false;
+    memcpy(to, bytes->data, size);
+    return true;
+}
+
+int cox_init_request_weights(const struct cox_init_request *request,
+                             struct cox_weights_offer *ret_offer, struct cox_error *err)
+{
+    const ExecuteRequest *message = request->request;
+    const struct cox_worker_options *options = &request->worker->options;
+    const ModelExecuteData__PoolBlock *block = message->weights;
+    struct cox_weights_offer offer = {.version = message->weights_version};
+    if (!message->has_weights_queue)
+        return COX_EMPTY;
+    if (!block || !offer.version ||
+        !bytes_copy(&message->weights_queue, &offer.queue, sizeof offer.queue) ||
+        !bytes_copy(&block->handle, &offer.pool, sizeof offer.pool) ||
+        !bytes_copy(&block->ref, &offer.ref, sizeof offer.ref))
+        return cox_fail(
+            err, COX_CORRUPT,
+            "init: the weights are told as a queue of %zu bytes, version %" PRIu64
+            ", a pool of %zu bytes and a block of %zu: expected %zu, a version, %zu and %zu",
+            message->weights_queue.len, offer.version, block ? block->handle.len : 0,
+            block ? block->ref.len : 0, sizeof offer.queue, sizeof offer.pool, sizeof offer.ref);
+    /* A group that nobody could visit has none: then only what can be opened without it is opened. */
+    if (strchr(options->door, '/'))
+        snprintf(offer.door, sizeof offer.door, "%s", options->door);
+    else if (cox_door_find(options->prefix + (options->prefix[0] == '/'), offer.door, NULL))
+        offer.door[0] = '\0';
+    *ret_offer = offer;
+    return 0;
+}
+
+/* It is no step, and void_through says nothing of it; but it has ended without this rank's answer. */
+bool cox_init_request_aborted(const struct cox_init_request *request)
+{
+    return cox_truth_ended(request->truth) >= request->sequence ||
+           /* acquire; partner: wait_tell in pause.c. */
+           atomic_load_explicit(&request->visit->told, memory_order_acquire) >= request->sequence;
+}
+
+const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
+{
+    for (size_t i = 0; i < request->request->n_config; i++) {
+        const ModelExecuteData__ExecuteRequest__ConfigEntry *entry = request->request->config[i];
+        if (entry->key && strcmp(entry->key, key) == 0)
+            return entry->value ? entry->value : "";
+    }
+    return NULL;
+}
+
+struct init_answer {
+    ModelExecuteData__ExecuteResponse__InitResults results;
+    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry entries[8];
+    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry *entry_pointers[8];
+    char numbers[8][24];
+    ModelExecuteData__KVCacheDesc descs[COX_KV_CACHE_DESC_COUNT_MAX];
+    ModelExecuteData__KVCacheDesc *desc_pointers[COX_KV_CACHE_DESC_COUNT_MAX];
+    struct cox_kv_pool_message kv_pool;
+};
+
+static void init_put_text(struct init_answer *answer, const char *key, const char *value)
+{
+    size_t i = answer->results.n_init_result_map++;
+    model_execute_data__execute_response__init_results__init_result_map_entry__init(
+        &answer->entries[i]);
+    answer->entries[i].key = (char *)(uintptr_t)key;
+    answer->entries[i].value = (char *)(uintptr_t)value;
+    answer->entry_pointers[i] = &answer->entries[i];
+}
+
+static void init_put_number(struct init_answer *answer, const char *key, int64_t value)
+{
+    char *text = answer->numbers[answer->results.n_init_result_map];
+    snprintf(text, sizeof answer->numbers[0], "%" PRId64, value);
+    init_put_text(answer, key, text);
+}
+
+static void init_fill(struct init_answer *answer, const struct cox_init_result *result)
+{
+    model_execute_data__execute_response__init_results__init(&answer->results);
+    answer->results.init_result_map = answer->entry_pointers;
+    init_put_text(answer, "status", "ok");
+    init_put_number(answer, "cpuBlockNum", result->cpu_block_count);
+    init_put_number(answer, "npuBlockNum", result->npu_block_count);
+    init_put_number(answer, "maxPositionEmbeddings", result->max_position_embeddings);
+    init_put_number(answer, "memPoolId", result->mem_pool_id);
+    if (result->start_thinking_id >= 0)
+        init_put_number(answer, "startThinkingId", result->start_thinking_id);
+    if (result->stop_thinking_id >= 0)
+        init_put_number(answer, "stopThinkingId", result->stop_thinking_id);
+    if (result->early_stopping_ids)
+        init_put_text(answer, "earlyStoppingIds", result->early_stopping_ids);
+    answer->results.n_kv_cache_descs = result->kv_cache_count;
+    answer->results.kv_cache_descs = answer->desc_pointers;
+    for (uint32_t i = 0; i < result->kv_cache_count; i++) {
+        ModelExecuteData__KVCacheDesc *desc = &answer->descs[i];
+        model_execute_data__kvcache_desc__init(desc);
+        desc->has_npu_block_num = desc->has_block_size = 1;
+        desc->has_compression_ratio = desc->has_cache_type = 1;
+        desc->npu_block_num = result->kv_caches[i].block_count;
+        desc->block_size = result->kv_caches[i].block_size;
+        desc->compression_ratio = result->kv_caches[i].compression_ratio;
+        desc->cache_type = result->kv_caches[i].cache_type;
+        answer->desc_pointers[i] = desc;
+    }
+    if (result->kv_pool.block_count)
+        answer->results.kv_pool = cox_kv_pool_fill(&answer->kv_pool, &result->kv_pool);
+}
+
+struct init_call {
+    const struct cox_worker *worker;
+    const struct cox_init_request *request;
+    struct cox_init_result *result;
+    struct cox_error *err;
+};
+
+static int call_init(void *argument)
+{
+    const struct init_call *call = argument;
+    return call->worker->callbacks->init(call->worker->context, call->request, call->result,
+                                         call->err);
+}
+
+void cox_lane_serve_init(struct cox_lane *lane, const struct cox_request *request,
+                         const ExecuteRequest *message)
+{
+    const struct cox_worker *worker = lane->worker;
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    struct init_answer answer = {0};
+    struct cox_init_result result = {.start_thinking_id = -1, .stop_thinking_id = -1};
+    const struct cox_init_request init = {
+        .worker = worker,
+        .request = message,
+        .sequence = request->sequence,
+        .truth = cox_truth_channel(&worker->control, lane->channel.id),
+        .visit = &lane->visit,
+    };
+    struct init_call call = {worker, &init, &result, &lane->error};
+    int r = worker->callbacks->init
+                ? cox_lane_call(lane, request, COX_VISIT_LET, call_init, &call)
+                : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no init callback");
+    if (r == 0 && result.kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
+        r = cox_fail(&lane->error, COX_INVALID, "init tells of %" PRIu32 " KV caches: at most %d",
+                     result.kv_cache_count, COX_KV_CACHE_DESC_COUNT_MAX);
+    if (r == 0) {
+        init_fill(&answer, &result);
+        response.result_case = RESULT(INIT_RESULTS);
+        response.init_results = &answer.results;
+        cox_table_clear(lane->worker->table);
+    } else {
+        cox_lane_fail(lane, &response, r);
+    }
+    cox_lane_answer(lane, request->sequence, request->type, &response);
+}

@@ -1,0 +1,39 @@
+/*
+ * What the files that serve a lane's requests share: serve.c (which request it is, and what is called), serve_init.c,
+ * answer.c (what goes back, and in what). For no one else.
+ *
+ * Threads: the lane's.
+ */
+#ifndef COX_WORKER_SERVE_INTERNAL_H
+#define COX_WORKER_SERVE_INTERNAL_H
+
+#include "proto/executor.pb-c.h"
+#include "worker_internal.h"
+
+typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
+typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
+/* How long a failing answer may wait to be announced on the error channel; the collector looks by
+ * itself anyway. */
+#define NOTICE_MS 100
+#define RESULT(name) MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_##name
+
+void cox_lane_return(struct cox_lane *lane, uint64_t sequence);
+/* Where the answer goes. NULL: the worker leaves before the slot is free. */
+uint8_t *cox_lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole, size_t *ret_capacity);
+/* The bytes are in the slot. message: an ExecuteResponse, also where answers are opaque. */
+void cox_lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool message,
+                   bool failed);
+/* The answer is in the block: says so in the slot. */
+void cox_lane_send_block(struct cox_lane *lane, uint64_t sequence, uint32_t type, uint64_t size);
+/* Nothing to answer with: no-reply requests, and legacy ranks that only wait and post. */
+void cox_lane_done(struct cox_lane *lane, uint64_t sequence, bool post);
+/* Makes the response an error with the lane's text. */
+void cox_lane_fail(struct cox_lane *lane, ExecuteResponse *response, int status);
+/* Sends the response, in a block if it does not fit the slot, and as an error if it fits neither. */
+void cox_lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
+                     ExecuteResponse *response);
+
+void cox_lane_serve_init(struct cox_lane *lane, const struct cox_request *request,
+                         const ExecuteRequest *message);
+
+#endif
