@@ -262,23 +262,30 @@ static void k12_k14_b8_refused_before_anybody_is_waited_for(void **state)
     forks_run(3, refused_main, NULL);
 }
 
+struct room {
+    const struct way *way;
+    uint32_t free; /* fds that the rank has left */
+    bool broadcasts;
+};
+
 /* One rank's table is full: it is told, the others have theirs, and nobody is out of step. */
 static void full_main(const struct forks_self *self)
 {
-    way_take(self, self->context);
+    const struct room *room = self->context;
+    way_take(self, room->way);
     struct cox_group *group = rank_group_join(self);
     int fds[4] = {-5, -5, -5, -5}, fd = own_file(self, 5), more[64];
     size_t before = test_count_fds(), count = 0;
     struct rlimit old, less;
     getrlimit(RLIMIT_NOFILE, &old);
     if (self->rank == 2) {
-        /* Room for what the exchange itself needs, and one fd. */
         less = old;
         less.rlim_cur = 64;
         setrlimit(RLIMIT_NOFILE, &less);
         while (count < 64 && (more[count] = dup(fd)) >= 0)
             count++;
-        close(more[--count]);
+        for (uint32_t i = 0; i < room->free; i++)
+            close(more[--count]);
     }
     struct cox_error err = {0};
     int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
@@ -301,7 +308,64 @@ static void full_main(const struct forks_self *self)
 static void b8_b15_a_rank_without_room_is_told_alone(void **state)
 {
     (void)state;
-    forks_run(4, full_main, (void *)(uintptr_t)&by_handles);
+    for (uint32_t room = 0; room < 3; room++)
+        forks_run(4, full_main, &(struct room){&by_handles, room, false});
+}
+
+/* The same by sockets, where it has none to give its own by, or to be reached at: all are told why, in step. */
+static void no_socket_main(const struct forks_self *self)
+{
+    const struct room *room = self->context;
+    way_take(self, room->way);
+    struct cox_group *group = rank_group_join(self);
+    int fds[4] = {-5, -5, -5, -5}, fd = own_file(self, 6), more[64];
+    size_t before = test_count_fds(), count = 0;
+    struct rlimit old, less;
+    getrlimit(RLIMIT_NOFILE, &old);
+    if (self->rank == 2) {
+        less = old;
+        less.rlim_cur = 64;
+        setrlimit(RLIMIT_NOFILE, &less);
+        while (count < 64 && (more[count] = dup(fd)) >= 0)
+            count++;
+        for (uint32_t i = 0; i < room->free; i++)
+            close(more[--count]);
+    }
+    struct cox_error err = {0};
+    int r = room->broadcasts
+                ? cox_group_broadcast_fd(group, 2, self->rank == 2 ? fd : -1, COX_GROUP_FD_CONSUME,
+                                         fds, rank_group_patience(), &err)
+                : cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
+                                       &err);
+    if (self->rank == 2) {
+        while (count)
+            close(more[--count]);
+        setrlimit(RLIMIT_NOFILE, &old);
+    }
+    FORK_CHECK(r == -EMFILE && err.code == r, "%d %s", r, err.text);
+    FORK_CHECK(self->rank == 2 || strstr(err.text, "rank 2 has not given its fd"), "%s", err.text);
+    FORK_CHECK(fds[0] == -5 && fcntl(fd, F_GETFD) >= 0, "after a failure it is the caller's");
+    FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
+    rank_group_barrier(self, group); /* in step */
+    r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), &err);
+    FORK_CHECK(r == 0, "with room again: %d %s", r, err.text);
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        if (rank != self->rank)
+            check_file(self, fds[rank], rank, 6);
+        cox_close_fd(&fds[rank]);
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void b8_b15_b18_a_rank_without_a_socket_holds_up_nobody(void **state)
+{
+    (void)state;
+    struct room rooms[] = {{&by_sockets, 0, false},    {&by_sockets, 1, false},
+                           {&by_sockets, 0, true},     {&by_sockets, 1, true},
+                           {&denied_to_one, 1, false}, {&by_seccomp, 1, false}};
+    for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
+        forks_run(4, no_socket_main, &rooms[i]);
 }
 
 /* ---- strangers ---- */
@@ -534,6 +598,7 @@ int main(void)
         TEST(k6_k10_in_subgroups),
         TEST(k12_k14_b8_refused_before_anybody_is_waited_for),
         TEST(b8_b15_a_rank_without_room_is_told_alone),
+        TEST(b8_b15_b18_a_rank_without_a_socket_holds_up_nobody),
         TEST(b28_b9_b7_strangers_are_refused),
 #if COX_TESTING
         TEST(b28_queues_full_of_strangers),
