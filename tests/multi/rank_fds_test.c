@@ -23,7 +23,9 @@
 
 #include "channel/fault.h"
 #include "channel/peer.h"
-#include "worker/group_layout.h"
+#include "channel/handle_internal.h"
+#include "channel/socket.h"
+#include "worker/group_private.h"
 
 #ifndef SYS_pidfd_getfd
 #define SYS_pidfd_getfd 438
@@ -455,6 +457,146 @@ static void b28_b9_b7_strangers_are_refused(void **state)
     forks_wait(&forks);
 }
 
+/* ---- an odd member ---- */
+
+/* As group_sockets.c says them. */
+struct odd_address {
+    uint32_t size;
+    char bytes[28];
+};
+struct odd_tag {
+    uint64_t round;
+    uint32_t rank, reserved;
+};
+#define ODD_MEMBER 1
+
+enum oddity {
+    ODD_TAGS, /* of nobody, of others, of another exchange, without an fd, with two, half of one; the right one last */
+    ODD_OBJECT, /* the right tag, with another object than it said */
+    ODD_SILENT, /* nothing, and no word why */
+    ODD_WORDS,  /* nothing, and no errno either */
+    ODDITY_COUNT
+};
+
+static void odd_send(const struct forks_self *self, const struct odd_address *address,
+                     const void *bytes, size_t size, const int *fds, uint32_t fd_count)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    FORK_CHECK(address->size > 0 && address->size <= sizeof address->bytes, "an address");
+    memcpy(to.sun_path, address->bytes, address->size);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    FORK_CHECK(connect(fd, (const struct sockaddr *)&to,
+                       (socklen_t)offsetof(struct sockaddr_un, sun_path) + address->size) == 0,
+               "connect");
+    FORK_CHECK(cox_socket_send(fd, bytes, size, fds, fd_count, rank_group_patience()) == 0, "send");
+    close(fd);
+}
+
+/* One exchange, said by hand; gives `right`. */
+static void odd_exchange(const struct forks_self *self, struct cox_group *group, enum oddity oddity,
+                         int right)
+{
+    struct cox_group_exchange exchange = {.group = group,
+                                          .operation = COX_GROUP_GATHER_FDS,
+                                          .source = COX_GROUP_EVERYBODY,
+                                          .fd = right,
+                                          .deadline_ns = rank_group_patience()};
+    struct stat st;
+    FORK_CHECK(fstat(right, &st) == 0, "fstat");
+    const struct cox_handle_info info = {.kind = COX_HANDLE_MEMORY,
+                                         .pid = (uint32_t)getpid(),
+                                         .start = group->base->start,
+                                         .system = group->base->system,
+                                         .fd = (uint32_t)right,
+                                         .dev = cox_handle_device_of(&st),
+                                         .ino = st.st_ino,
+                                         .size = (uint64_t)st.st_size};
+    struct cox_handle own, handles[3];
+    struct odd_address none = {.size = 0}, addresses[3];
+    uint32_t by_socket = 0x55, hows[3];
+    int32_t words = oddity == ODD_WORDS ? INT32_MIN : 0, unsent[3];
+    cox_handle_format(&info, &own);
+    int r = cox_group_stage(&exchange, COX_GROUP_STAGE_HANDLES, &own, sizeof own, handles, NULL);
+    if (r == 0)
+        r = cox_group_stage(&exchange, COX_GROUP_STAGE_OPENED, &by_socket, sizeof by_socket, hows,
+                            NULL);
+    if (r == 0)
+        r = cox_group_stage(&exchange, COX_GROUP_STAGE_ADDRESSES, &none, sizeof none, addresses,
+                            NULL);
+    FORK_CHECK(r == 0, "%d", r);
+    const uint64_t round = cox_group_arrived(cox_group_present(group->base), group->index);
+    int gifts[2] = {own_file(self, 666), own_file(self, 667)};
+    for (uint32_t rank = 0; rank < 3 && oddity <= ODD_OBJECT; rank++) {
+        const struct odd_address *to = &addresses[rank];
+        const struct odd_tag fine = {round, self->rank, 0};
+        const struct odd_tag odd[] = {
+            {round, 0, 0},
+            {round, 2, 0},
+            {round, 3, 0},
+            {round, 63, 0},
+            {round, 128, 0},
+            {round, 200, 0},
+            {round, UINT32_MAX, 0},
+            {round, UINT32_MAX / 2, 0},
+            {round + 1, self->rank, 0},
+            {round - 1, self->rank, 0},
+            {0, self->rank, 0},
+            {~round, self->rank, 0},
+        };
+        if (rank == self->rank)
+            continue;
+        for (size_t i = 0; oddity == ODD_TAGS && i < sizeof odd / sizeof odd[0]; i++)
+            odd_send(self, to, &odd[i], sizeof odd[i], gifts, 1);
+        if (oddity == ODD_TAGS) {
+            odd_send(self, to, &fine, sizeof fine, NULL, 0);
+            odd_send(self, to, &fine, sizeof fine, gifts, 2);
+            odd_send(self, to, &fine, sizeof fine - 1, gifts, 1);
+        }
+        odd_send(self, to, &fine, sizeof fine, oddity == ODD_TAGS ? &right : gifts, 1);
+        odd_send(self, to, &fine, sizeof fine, gifts, 1); /* once more */
+    }
+    close(gifts[0]);
+    close(gifts[1]);
+    r = cox_group_stage(&exchange, COX_GROUP_STAGE_RECEIVED, &words, sizeof words, unsent, NULL);
+    FORK_CHECK(r == 0, "%d", r);
+}
+
+static void odd_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join(self);
+    size_t before = test_count_fds();
+    for (enum oddity oddity = ODD_TAGS; oddity < ODDITY_COUNT; oddity++) {
+        int fds[3] = {-5, -5, -5}, fd = own_file(self, oddity);
+        struct cox_error err = {0};
+        if (self->rank == ODD_MEMBER) {
+            odd_exchange(self, group, oddity, fd);
+        } else {
+            int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(),
+                                         &err);
+            FORK_CHECK(r == (oddity == ODD_TAGS ? 0 : COX_CORRUPT), "%d: %d %s", oddity, r,
+                       err.text);
+            FORK_CHECK(r == 0 || strstr(err.text, "rank 1 "), "%s", err.text);
+            for (uint32_t rank = 0; r == 0 && rank < 3; rank++)
+                if (rank != self->rank)
+                    check_file(self, fds[rank], rank, oddity);
+            FORK_CHECK(r == 0 || fds[0] == -5, "unless it succeeds");
+            for (uint32_t rank = 0; r == 0 && rank < 3; rank++)
+                cox_close_fd(&fds[rank]);
+        }
+        close(fd);
+        FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
+        rank_group_barrier(self, group); /* in step */
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k15_b7_b14_an_odd_member_gives_nothing_but_its_own(void **state)
+{
+    (void)state;
+    forks_run(3, odd_main, NULL);
+}
+
 #if COX_TESTING
 struct flood {
     _Atomic pid_t pids[3];
@@ -600,6 +742,7 @@ int main(void)
         TEST(b8_b15_a_rank_without_room_is_told_alone),
         TEST(b8_b15_b18_a_rank_without_a_socket_holds_up_nobody),
         TEST(b28_b9_b7_strangers_are_refused),
+        TEST(k15_b7_b14_an_odd_member_gives_nothing_but_its_own),
 #if COX_TESTING
         TEST(b28_queues_full_of_strangers),
 #endif
