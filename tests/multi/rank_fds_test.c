@@ -526,6 +526,12 @@ static void odd_exchange(const struct forks_self *self, struct cox_group *group,
     FORK_CHECK(r == 0, "%d", r);
     const uint64_t round = cox_group_arrived(cox_group_present(group->base), group->index);
     int gifts[2] = {own_file(self, 666), own_file(self, 667)};
+#if COX_TESTING
+    /* Rank 2 has sent nothing yet: what is said in its name is of one that owes. */
+    pid_t other = group->base->peers[2].pid;
+    while (oddity == ODD_TAGS && !cox_peer_stopped(other))
+        sched_yield();
+#endif
     for (uint32_t rank = 0; rank < 3 && oddity <= ODD_OBJECT; rank++) {
         const struct odd_address *to = &addresses[rank];
         const struct odd_tag fine = {round, self->rank, 0};
@@ -557,6 +563,10 @@ static void odd_exchange(const struct forks_self *self, struct cox_group *group,
     }
     close(gifts[0]);
     close(gifts[1]);
+#if COX_TESTING
+    if (oddity == ODD_TAGS)
+        FORK_CHECK(kill(other, SIGCONT) == 0, "SIGCONT");
+#endif
     r = cox_group_stage(&exchange, COX_GROUP_STAGE_RECEIVED, &words, sizeof words, unsent, NULL);
     FORK_CHECK(r == 0, "%d", r);
 }
@@ -565,6 +575,9 @@ static void odd_main(const struct forks_self *self)
 {
     struct cox_group *group = rank_group_join(self);
     size_t before = test_count_fds();
+#if COX_TESTING
+    cox_fault_arm("group.done:stop:2:3"); /* with the round of the addresses */
+#endif
     for (enum oddity oddity = ODD_TAGS; oddity < ODDITY_COUNT; oddity++) {
         int fds[3] = {-5, -5, -5}, fd = own_file(self, oddity);
         struct cox_error err = {0};
