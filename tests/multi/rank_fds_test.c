@@ -479,7 +479,7 @@ enum oddity {
 };
 
 static void odd_send(const struct forks_self *self, const struct odd_address *address,
-                     const void *bytes, size_t size, const int *fds, uint32_t fd_count)
+                     const void *bytes, size_t size, const int *fds, uint32_t fd_count, bool owing)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     FORK_CHECK(address->size > 0 && address->size <= sizeof address->bytes, "an address");
@@ -488,7 +488,9 @@ static void odd_send(const struct forks_self *self, const struct odd_address *ad
     FORK_CHECK(connect(fd, (const struct sockaddr *)&to,
                        (socklen_t)offsetof(struct sockaddr_un, sun_path) + address->size) == 0,
                "connect");
-    FORK_CHECK(cox_socket_send(fd, bytes, size, fds, fd_count, rank_group_patience()) == 0, "send");
+    int r = cox_socket_send(fd, bytes, size, fds, fd_count, rank_group_patience());
+    /* Who owes nothing is let go without a word, maybe before it has said anything. */
+    FORK_CHECK(r == 0 || (r == COX_CLOSED && !owing), "send: %d", r);
     close(fd);
 }
 
@@ -552,14 +554,14 @@ static void odd_exchange(const struct forks_self *self, struct cox_group *group,
         if (rank == self->rank)
             continue;
         for (size_t i = 0; oddity == ODD_TAGS && i < sizeof odd / sizeof odd[0]; i++)
-            odd_send(self, to, &odd[i], sizeof odd[i], gifts, 1);
+            odd_send(self, to, &odd[i], sizeof odd[i], gifts, 1, true);
         if (oddity == ODD_TAGS) {
-            odd_send(self, to, &fine, sizeof fine, NULL, 0);
-            odd_send(self, to, &fine, sizeof fine, gifts, 2);
-            odd_send(self, to, &fine, sizeof fine - 1, gifts, 1);
+            odd_send(self, to, &fine, sizeof fine, NULL, 0, true);
+            odd_send(self, to, &fine, sizeof fine, gifts, 2, true);
+            odd_send(self, to, &fine, sizeof fine - 1, gifts, 1, true);
         }
-        odd_send(self, to, &fine, sizeof fine, oddity == ODD_TAGS ? &right : gifts, 1);
-        odd_send(self, to, &fine, sizeof fine, gifts, 1); /* once more */
+        odd_send(self, to, &fine, sizeof fine, oddity == ODD_TAGS ? &right : gifts, 1, true);
+        odd_send(self, to, &fine, sizeof fine, gifts, 1, false); /* once more */
     }
     close(gifts[0]);
     close(gifts[1]);
