@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "channel/peer.h"
 #include "channel/region.h"
 #include "channel/socket.h"
 #include "worker/group_layout.h"
@@ -185,6 +186,11 @@ static void k2_b4_a_name_of_the_dead_is_no_obstacle(void **state)
         path_of(path, dead.name);
         while (stat(path, &st) < 0)
             sched_yield();
+        for (uint32_t rank = 0; rank < 2; rank++)
+            kill(dead.pids[rank], SIGSTOP);
+        for (uint32_t rank = 0; rank < 2; rank++) /* or the second would see the first one dead */
+            while (!cox_peer_stopped(dead.pids[rank]))
+                sched_yield();
         for (uint32_t rank = 0; rank < 2; rank++)
             kill(dead.pids[rank], SIGKILL);
         for (uint32_t rank = 0; rank < 2; rank++)
