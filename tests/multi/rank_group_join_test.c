@@ -281,6 +281,57 @@ static void b13_b23_a_rank_that_is_none_writes_nowhere(void **state)
     assert_int_equal(own_names(), 0);
 }
 
+/* Who comes to a file of which a bit says something else is told so, by its deadline, and leaves it as it was. */
+static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
+{
+    (void)state;
+    char name[64], path[128];
+    struct stat st;
+    struct cox_group *group = NULL;
+    const uint64_t size = cox_group_memory_size(2, 0);
+    path_of(path, test_unique_name(name));
+    pid_t pid = fork();
+    if (pid == 0) {
+        int r = join((struct cox_group_options){.name = name, .rank_count = 2}, &group, NULL);
+        if (r == 0)
+            r = cox_group_barrier(group, rank_group_patience(), NULL);
+        _exit(r);
+    }
+    while (stat(path, &st) < 0)
+        sched_yield();
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    struct cox_group_layout *layout = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(layout != MAP_FAILED);
+    while (cox_group_holder_state(atomic_load(&layout->ranks[0].identity.holder)) !=
+           COX_GROUP_JOINED)
+        sched_yield();
+    uint8_t *made = (uint8_t *)&layout->bell.made;
+    const struct cox_group_options options = {.name = name, .rank = 1, .rank_count = 2};
+    for (size_t bit = 0; bit < 8 * offsetof(struct cox_group_layout_made, rank); bit++) {
+        size_t byte = bit / 8;
+        int expected = byte < offsetof(struct cox_group_layout_made, life)         ? COX_DENIED
+                       : byte < offsetof(struct cox_group_layout_made, rank_count) ? COX_TIMEOUT
+                                                                                   : COX_CORRUPT;
+        made[byte] ^= (uint8_t)(1u << bit % 8);
+        int r = cox_group_join(&options, &group, NULL);
+        made[byte] ^= (uint8_t)(1u << bit % 8);
+        if (r != expected)
+            fail_msg("bit %zu: %d, not %d", bit, r, expected);
+    }
+    layout->bell.made.rank = 2; /* there is no such rank */
+    assert_int_equal(cox_group_join(&options, &group, NULL), COX_CORRUPT);
+    layout->bell.made.rank = 0;
+    munmap(layout, size);
+    close(fd);
+    int status = -1;
+    assert_int_equal(join(options, &group, NULL), 0);
+    assert_int_equal(cox_group_barrier(group, rank_group_patience(), NULL), 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    cox_group_leave(group);
+    assert_int_equal(own_names(), 0);
+}
+
 /* A deadline that has passed: who is alone, or the last to come, joins; who has to wait is told at once. */
 static void k3_b2_a_deadline_that_has_passed(void **state)
 {
@@ -679,6 +730,7 @@ int main(void)
         TEST(k2_b4_a_name_of_the_dead_is_no_obstacle),
         TEST(b13_k1_ranks_that_were_told_otherwise),
         TEST(b13_b23_a_rank_that_is_none_writes_nowhere),
+        TEST(p10_b14_b23_any_bit_of_what_a_file_is_for),
         TEST(k3_b2_a_deadline_that_has_passed),
         TEST(k26_a_rank_is_one_process),
         TEST(k3_b1_lives_do_not_mix),
