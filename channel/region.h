@@ -7,11 +7,17 @@
  *   mappings stay.
  * Blocks: nothing.
  * If the process dies: an object that was created keeps its name until somebody unlinks it.
+ *
+ * Usable alone: nothing here knows of groups. What is not COX_PUBLIC is the library's own.
  */
 #ifndef COX_CHANNEL_REGION_H
 #define COX_CHANNEL_REGION_H
 
 #include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 struct cox_region {
     void *base; /* page aligned; NULL: detached */
@@ -26,23 +32,24 @@ enum cox_region_access {
 /* Creates exclusively, mode 0600 whatever the umask, every byte reserved (a full tmpfs is an error
  * now, not a SIGBUS later) and zero. Returns 0; COX_TAKEN: exists; COX_NO_SPACE: err says what was
  * needed and what was free; COX_INVALID: the name; -errno. Nothing is left behind unless 0. */
-int cox_region_create(struct cox_region *region, const char *name, uint64_t size,
-                      struct cox_error *err);
+COX_PUBLIC int cox_region_create(struct cox_region *region, const char *name, uint64_t size,
+                                 struct cox_error *err);
 /* size_min: fewer bytes are refused; the whole object is mapped. Returns 0; COX_NOT_FOUND;
  * COX_DENIED: another owner, mode or type, a symlink, or a second hard link, and err says which;
  * COX_CORRUPT: too small; -errno. */
-int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
-                      enum cox_region_access access, struct cox_error *err);
+COX_PUBLIC int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
+                                 enum cox_region_access access, struct cox_error *err);
 /* Opens without mapping, after the same checks. Same codes. */
-int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
-                    struct cox_error *err);
+COX_PUBLIC int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
+                               struct cox_error *err);
 /* The same for an fd that came another way and stays the caller's; name is for err, and the object
  * need not have one. */
-int cox_region_attach_fd(struct cox_region *region, int fd, const char *name, uint64_t size_min,
-                         enum cox_region_access access, struct cox_error *err);
-void cox_region_detach(struct cox_region *region); /* idempotent */
+COX_PUBLIC int cox_region_attach_fd(struct cox_region *region, int fd, const char *name,
+                                    uint64_t size_min, enum cox_region_access access,
+                                    struct cox_error *err);
+COX_PUBLIC void cox_region_detach(struct cox_region *region); /* idempotent */
 /* Returns 0 or -errno; a name that is already gone is 0. */
-int cox_region_unlink(const char *name);
+COX_PUBLIC int cox_region_unlink(const char *name);
 
 /* The checks of attach, for fds that come another way. */
 int cox_region_check_fd(int fd, const char *name, struct cox_error *err);
@@ -62,8 +69,9 @@ int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *
  * bits that it gets once it is mapped. huge: on huge pages if there are any free; the size is then
  * rounded up. label is for err. *ret_fd is open for reading and writing, the caller's. Returns 0;
  * COX_NO_SPACE; -errno. */
-int cox_region_create_unnamed(struct cox_region *region, const char *label, uint64_t size,
-                              unsigned seals, bool huge, int *ret_fd, struct cox_error *err);
+COX_PUBLIC int cox_region_create_unnamed(struct cox_region *region, const char *label,
+                                         uint64_t size, unsigned seals, bool huge, int *ret_fd,
+                                         struct cox_error *err);
 /* The same object, open for reading only: what has no right to write cannot be mapped for it. label is for err. */
 int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_error *err);
 /* Of that size and with nothing in it, not mapped: what is touched takes memory then, unless it was reserved before.
@@ -97,6 +105,10 @@ int cox_region_space(struct cox_region_space *ret_space);
  * threads: ThreadSanitizer knows memory by its address and sees no race between two mappings of one
  * file. Write access stays possible where only READ was asked for. */
 void cox_region_share_mappings(bool share);
+#endif
+
+#ifdef __cplusplus
+}
 #endif
 
 #endif

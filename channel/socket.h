@@ -24,28 +24,29 @@ extern "C" {
 #define COX_SOCKET_FD_COUNT_MAX 128
 
 /* Two connected stream sockets, close-on-exec. Returns 0 or -errno. */
-int cox_socket_pair(int ret_fds[2]);
+COX_PUBLIC int cox_socket_pair(int ret_fds[2]);
 
 /* Sends all of bytes (size at least 1), and the fds with the first of them. SIGPIPE is never raised.
  * Tries once whatever the deadline, so that a deadline of 0 does not wait.
  * Returns 0; COX_TIMEOUT: some bytes may be sent; COX_CLOSED: the other side is gone; COX_FULL: the
  * kernel holds too many fds of this user that nobody has received (ETOOMANYREFS); -errno. */
-int cox_socket_send(int fd, const void *bytes, size_t size, const int *fds, uint32_t fd_count,
-                    uint64_t deadline_ns);
+COX_PUBLIC int cox_socket_send(int fd, const void *bytes, size_t size, const int *fds,
+                               uint32_t fd_count, uint64_t deadline_ns);
 /* Receives exactly size bytes (at least 1), and the fds that came with them. Returns 0; COX_TIMEOUT;
  * COX_CLOSED: the other side closed before the first byte; COX_CORRUPT: it closed half-way, or sent
  * more than fd_count_max fds, or other control messages; -EMFILE: this process may not have as many
  * fds as came; -errno. Unless 0 every fd that came is closed, and the bytes that came are lost. */
-int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds, uint32_t fd_count_max,
-                       uint32_t *ret_fd_count, uint64_t deadline_ns);
+COX_PUBLIC int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds,
+                                  uint32_t fd_count_max, uint32_t *ret_fd_count,
+                                  uint64_t deadline_ns);
 
 /* Receives what there is, up to size bytes (at least 1), and the fds that came with it, without
  * waiting. *ret_size 0: the other side has closed. Returns 0; COX_EMPTY: nothing is there yet;
  * COX_CORRUPT and -errno as cox_socket_receive. */
-int cox_socket_receive_some(int fd, void *bytes, size_t size, size_t *ret_size, int *ret_fds,
-                            uint32_t fd_count_max, uint32_t *ret_fd_count);
+COX_PUBLIC int cox_socket_receive_some(int fd, void *bytes, size_t size, size_t *ret_size,
+                                       int *ret_fds, uint32_t fd_count_max, uint32_t *ret_fd_count);
 /* Waits for events (poll.h), an error or the end of the connection. Returns 0; COX_TIMEOUT; -errno. */
-int cox_socket_wait(int fd, short events, uint64_t deadline_ns);
+COX_PUBLIC int cox_socket_wait(int fd, short events, uint64_t deadline_ns);
 
 /* Who is at the other end, as the kernel knows it. */
 struct cox_socket_peer {
@@ -54,7 +55,7 @@ struct cox_socket_peer {
     gid_t gid;
 };
 /* Returns 0 or -errno. */
-int cox_socket_peer(int fd, struct cox_socket_peer *ret_peer);
+COX_PUBLIC int cox_socket_peer(int fd, struct cox_socket_peer *ret_peer);
 
 #ifdef __cplusplus
 }

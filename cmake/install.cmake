@@ -6,6 +6,8 @@ include(CMakePackageConfigHelpers)
 set(public_headers
     channel/base.h
     channel/handle.h
+    channel/region.h
+    channel/socket.h
     channel/spin.h
     channel/memory/domain.h
     channel/memory/domain_cuda.h

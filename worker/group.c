@@ -7,6 +7,7 @@
 
 #include "../channel/fault.h"
 #include "../channel/geometry.h"
+#include "../channel/handle_internal.h"
 
 /* The group, with what its subgroups share. */
 struct group_whole {
@@ -72,7 +73,7 @@ static struct group_whole *whole_new(const struct cox_group_options *options)
     whole->base.value_size = options->value_size ? options->value_size : COX_GROUP_VALUE_SIZE_MIN;
     whole->base.life = options->life;
     whole->base.pid = getpid();
-    whole->base.spinner.budget_ns = options->spin_ns;
+    whole->group.spinner.budget_ns = options->spin_ns;
     whole->base.aborted = options->aborted;
     whole->base.context = options->context;
     for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
@@ -99,6 +100,11 @@ int cox_group_join(const struct cox_group_options *options, struct cox_group **r
     r = cox_peer_start_time(whole->base.pid, &whole->base.start);
     if (r) {
         cox_fail(err, r, "own start time: %s", cox_status_text(r));
+        whole_free(whole);
+        return r;
+    }
+    r = cox_handle_system(&whole->base.system, err);
+    if (r) {
         whole_free(whole);
         return r;
     }
@@ -278,15 +284,17 @@ static void subgroup_say(struct cox_group *subgroup)
     cox_group_ring(&subgroup->base->layout->bell);
 }
 
-static struct cox_group *subgroup_new(struct cox_group_base *base, const char *name,
+static struct cox_group *subgroup_new(const struct cox_group *group, const char *name,
                                       const struct cox_rank_set *members, uint32_t slot)
 {
+    struct cox_group_base *base = group->base;
     struct cox_group *subgroup = calloc(1, sizeof *subgroup);
     if (!subgroup)
         return NULL;
     subgroup->base = base;
     subgroup->slot = slot;
     subgroup->slot_size = COX_SUBGROUP_SLOT_SIZE;
+    subgroup->spinner.budget_ns = group->spinner.budget_ns; /* which nobody changes */
     strcpy(subgroup->name, name);
     subgroup->name_hash = hash_bytes(name, strlen(name));
     subgroup->members_hash = hash_bytes(members, sizeof *members);
@@ -323,7 +331,7 @@ int cox_group_subgroup(struct cox_group *group, const char *name,
     }
     if (count == COX_SUBGROUP_COUNT_MAX)
         return cox_fail(err, COX_FULL, "a rank is in at most %d subgroups", COX_SUBGROUP_COUNT_MAX);
-    struct cox_group *subgroup = subgroup_new(base, name, members, count + 1);
+    struct cox_group *subgroup = subgroup_new(group, name, members, count + 1);
     if (!subgroup)
         return cox_fail(err, -ENOMEM, "no memory for a subgroup");
     r = subgroup_compare(subgroup, err);

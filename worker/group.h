@@ -16,7 +16,8 @@
  * What is still under way includes what is complete and not seen to be so yet: where it matters, align
  * only once nobody needs the last operation any more.
  *
- * Threads: one at a time per group object; align and leave are of all its subgroups, too; abort from any.
+ * Threads: one at a time per group object, so that the group and its subgroups may each have one; align and leave
+ * are of all its subgroups, too; abort from any.
  * Ownership: the caller owns the group object; fds as said at each function.
  * Blocks: join and the operations until their deadline.
  * Failures: COX_TIMEOUT, COX_PEER_DEAD, COX_ABORTED and COX_CORRUPT leave a rank outside of step, in the
@@ -55,7 +56,8 @@ struct cox_group_options {
     /* Who waits in an operation looks for so long before it sleeps (channel/spin.h). 0: not at all. Each rank's own
      * affair. */
     uint32_t spin_ns;
-    /* Asked every 50 ms while an operation waits: true ends it with COX_ABORTED. NULL: never. */
+    /* Asked at least every 50 ms while a join or an operation waits, by the thread that waits (where a subgroup has one
+     * of its own, by several at once): true ends it with COX_ABORTED. NULL: never. */
     bool (*aborted)(void *context);
     void *context;
 };
@@ -68,7 +70,8 @@ COX_PUBLIC uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_si
  * process is this rank; COX_DENIED: the region has another owner, mode or type; COX_CORRUPT;
  * COX_TIMEOUT: err names who is missing; COX_PEER_DEAD; COX_ABORTED; COX_NO_SPACE; -errno. Nothing is
  * left unless 0, except that the name stays for those who wait for the others. A name that a former group or
- * another life of it has not given up yet is waited for. */
+ * another life of it has not given up yet is waited for, whatever it was told. A deadline that has passed: the
+ * last to come joins all the same. */
 COX_PUBLIC int cox_group_join(const struct cox_group_options *options, struct cox_group **ret_group,
                               struct cox_error *err);
 /* Leaves: for the others it is as if this rank had died, unless they have left as well. NULL-safe,
@@ -105,8 +108,9 @@ COX_PUBLIC int cox_group_subgroup(struct cox_group *group, const char *name,
 
 COX_PUBLIC int cox_group_barrier(struct cox_group *group, uint64_t deadline_ns,
                                  struct cox_error *err);
-/* Every member gives size bytes (1 to value_size, the same on all, otherwise COX_INVALID on all) and
- * gets those of all in order of rank, size bytes each, without gaps. */
+/* Every member gives size bytes (1 to value_size, the same on all, otherwise COX_INVALID on all, in step) and
+ * gets those of all in order of rank, size bytes each, without gaps. value may be its own place in values. Unless 0,
+ * values may have been written in part. COX_INVALID before anybody is waited for: value or values is NULL. */
 COX_PUBLIC int cox_group_gather(struct cox_group *group, const void *value, size_t size,
                                 void *values, uint64_t deadline_ns, struct cox_error *err);
 
@@ -118,12 +122,13 @@ enum cox_group_fd {
 /* Every member gives one open fd and gets one of each other member, in order of rank, close-on-exec; its
  * own entry is -1. Where pidfd_getfd is denied or missing for one of them they all go by sockets. Returns
  * also COX_INVALID: fd is none, or fds is NULL, before anybody is waited for; -errno: this rank has no room
- * for fds, and the others, which may have theirs, are in step with it. Unless 0 nothing was
- * received. */
+ * for fds, and the others, which may have theirs, are in step with it; or, by sockets, another one (err names it) had
+ * none for one, and all are in step. Unless 0 nothing was received. */
 COX_PUBLIC int cox_group_gather_fds(struct cox_group *group, int fd, enum cox_group_fd mode,
                                     int *fds, uint64_t deadline_ns, struct cox_error *err);
-/* The source gives fd (the others -1) and gets nothing; the others get a duplicate in *ret_fd, which the
- * source may leave NULL. */
+/* The source gives fd (the others -1) and gets nothing, -1; the others get a duplicate in *ret_fd, which the
+ * source may leave NULL. Returns as cox_group_gather_fds; COX_INVALID before anybody is waited for also: there is no
+ * such source, or a fd of another rank than it. */
 COX_PUBLIC int cox_group_broadcast_fd(struct cox_group *group, uint32_t source, int fd,
                                       enum cox_group_fd mode, int *ret_fd, uint64_t deadline_ns,
                                       struct cox_error *err);

@@ -10,8 +10,9 @@
  * the kernel drops it with the process, too.)
  *
  * A file that can be locked may be one of before: the name removed, or every rank joined and the
- * name about to be removed, or given up by some and the others about to notice. Then who comes waits, a
- * millisecond at a time, until the name is free or means another file.
+ * name about to be removed, or given up by some and the others about to notice. Or it is of another life, which its
+ * maker has said in it before it had a name, so that nobody becomes a rank of a life that is not its own. Then who
+ * comes waits, a millisecond at a time, until the name is free or means another file.
  */
 #include "group_private.h"
 
@@ -61,7 +62,8 @@ void cox_group_name_end(struct cox_group_name *name, bool only_if_last)
 }
 
 /* A file without a name, locked. */
-static int name_fill(struct cox_group_name *name, uint64_t size, struct cox_error *err)
+static int name_fill(const struct cox_group_base *base, struct cox_group_name *name, uint64_t size,
+                     struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = open(SHM_FOLDER, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0)
@@ -75,7 +77,11 @@ static int name_fill(struct cox_group_name *name, uint64_t size, struct cox_erro
     r = cox_region_reserve(fd, size, name->path, err);
     if (r)
         return r;
-    const struct cox_group_layout_bell bell = {.magic = COX_GROUP_MAGIC};
+    const struct cox_group_layout_bell bell = {.made = {.magic = COX_GROUP_MAGIC,
+                                                        .life = base->life,
+                                                        .rank_count = base->rank_count,
+                                                        .value_size = base->value_size,
+                                                        .rank = base->rank}};
     if (write(fd, &bell, sizeof bell) != (ssize_t)sizeof bell)
         return cox_fail(err, -errno, "%s: %s", name->path, cox_status_text(-errno));
     struct stat st;
@@ -92,21 +98,22 @@ static int name_fill(struct cox_group_name *name, uint64_t size, struct cox_erro
 
 /* Made, mapped and named, in this order: what can fail fails before there is a name. Returns 0; COX_BUSY:
  * somebody else was faster. */
-static int name_make(struct cox_group_name *name, struct cox_region *region, uint64_t size,
+static int name_make(struct cox_group_base *base, struct cox_group_name *name,
                      struct cox_error *err)
 {
     char self[64];
-    int r = name_fill(name, size, err);
+    uint64_t size = cox_group_memory_size(base->rank_count, base->value_size);
+    int r = name_fill(base, name, size, err);
     if (r)
         return r;
-    r = cox_region_map(region, name->fd, size, COX_REGION_WRITE, name->path, err);
+    r = cox_region_map(&base->region, name->fd, size, COX_REGION_WRITE, name->path, err);
     snprintf(self, sizeof self, "/proc/self/fd/%d", name->fd);
     if (r == 0 && linkat(AT_FDCWD, self, AT_FDCWD, name->path, AT_SYMLINK_FOLLOW) < 0)
         r = errno == EEXIST ? COX_BUSY
                             : cox_fail(err, -errno, "%s: %s", name->path, cox_status_text(-errno));
     cox_fault_point(COX_FAULT_GROUP_LINKED);
     if (r) {
-        cox_region_detach(region);
+        cox_region_detach(&base->region);
         cox_close_fd(&name->fd);
     }
     return r;
@@ -116,7 +123,8 @@ static int name_make(struct cox_group_name *name, struct cox_region *region, uin
 static int name_sweep(const struct cox_group_name *name, struct cox_error *err)
 {
     uint64_t magic = 0;
-    if (pread(name->fd, &magic, sizeof magic, offsetof(struct cox_group_layout, bell.magic)) < 0)
+    if (pread(name->fd, &magic, sizeof magic, offsetof(struct cox_group_layout, bell.made.magic)) <
+        0)
         return cox_fail(err, -errno, "%s: %s", name->path, cox_status_text(-errno));
     if (magic != COX_GROUP_MAGIC)
         return cox_fail(err, COX_DENIED, "%s is in the way: a file that is none of ours",
@@ -183,12 +191,12 @@ static uint64_t holder_of(const struct cox_group_base *base, uint32_t rank)
 static void identity_say(struct cox_group_base *base, enum cox_group_state state)
 {
     struct cox_group_layout_identity *identity = identity_of(base, base->rank);
-    /* relaxed: before the release below. */
+    /* relaxed, all: before the release below; dead, of one number: see say_dead. */
+    uint32_t dead = atomic_load_explicit(&base->dead, memory_order_relaxed);
     atomic_store_explicit(&identity->life, base->life, memory_order_relaxed);
     atomic_store_explicit(&identity->said_count, base->rank_count, memory_order_relaxed);
     atomic_store_explicit(&identity->said_size, base->value_size, memory_order_relaxed);
-    atomic_store_explicit(&identity->said_dead,
-                          base->dead ? cox_group_said_dead(base->dead - 1) : 0,
+    atomic_store_explicit(&identity->said_dead, dead ? cox_group_said_dead(dead - 1) : 0,
                           memory_order_relaxed);
     /* release: partner is holder_of. */
     atomic_store_explicit(&identity->holder, cox_group_holder(state, base->pid, base->start),
@@ -211,16 +219,37 @@ static bool holder_is_dead(uint64_t holder)
     return r == COX_PEER_DEAD;
 }
 
-/* Is this, under a name, a group that is about to be gone? */
-static bool group_is_over(const struct cox_group_base *base)
+static int fail_told(const struct cox_group_base *base, uint32_t rank, uint32_t rank_count,
+                     uint32_t value_size, uint64_t life, struct cox_error *err)
 {
-    for (uint32_t rank = 0; rank < base->rank_count; rank++) {
+    return cox_fail(err, COX_INVALID,
+                    "rank %" PRIu32 " was told %" PRIu32 " ranks, values of %" PRIu32
+                    " bytes, life %" PRIu64 "; this one, rank %" PRIu32 ": %" PRIu32 ", %" PRIu32
+                    ", %" PRIu64 ": tell all the same",
+                    rank, rank_count, value_size, life, base->rank, base->rank_count,
+                    base->value_size, base->life);
+}
+
+/* Has it been told what this rank was told? */
+static bool identity_agrees(const struct cox_group_base *base, uint32_t rank)
+{
+    const struct cox_group_layout_identity *identity = identity_of(base, rank);
+    /* relaxed, all: behind the acquire of holder_of. */
+    return atomic_load_explicit(&identity->said_count, memory_order_relaxed) == base->rank_count &&
+           atomic_load_explicit(&identity->said_size, memory_order_relaxed) == base->value_size &&
+           atomic_load_explicit(&identity->life, memory_order_relaxed) == base->life;
+}
+
+/* Is this, under a name, a group that is about to be gone? For who was told another one than `made` says, one that
+ * failed for having been told the same does not count: it found what is found now. */
+static bool group_is_over(const struct cox_group_base *base,
+                          const struct cox_group_layout_made *made)
+{
+    bool agrees = made->rank_count == base->rank_count && made->value_size == base->value_size;
+    for (uint32_t rank = 0; rank < made->rank_count; rank++) {
         enum cox_group_state state = cox_group_holder_state(holder_of(base, rank));
-        if (state == COX_GROUP_WHOLE || state == COX_GROUP_LEFT || state == COX_GROUP_FAILED)
-            return true;
-        /* relaxed: behind the acquire of holder_of. */
-        if (state == COX_GROUP_JOINED && atomic_load_explicit(&identity_of(base, rank)->life,
-                                                              memory_order_relaxed) != base->life)
+        if (state == COX_GROUP_WHOLE || state == COX_GROUP_LEFT ||
+            (state == COX_GROUP_FAILED && (agrees || !identity_agrees(base, rank))))
             return true;
     }
     return false;
@@ -248,53 +277,34 @@ static int identity_claim(struct cox_group_base *base, struct cox_error *err)
                     cox_group_holder_pid(seen));
 }
 
-/* Has it been told the same as this rank? */
 static int identity_verify(const struct cox_group_base *base, uint32_t rank, struct cox_error *err)
 {
-    struct cox_group_layout_identity *identity = identity_of(base, rank);
-    /* relaxed, all: behind the acquire of holder_of. */
-    uint32_t count = atomic_load_explicit(&identity->said_count, memory_order_relaxed);
-    uint32_t size = atomic_load_explicit(&identity->said_size, memory_order_relaxed);
-    uint64_t life = atomic_load_explicit(&identity->life, memory_order_relaxed);
-    if (count == base->rank_count && size == base->value_size && life == base->life)
+    if (identity_agrees(base, rank))
         return 0;
-    return cox_fail(
-        err, COX_INVALID,
-        "rank %" PRIu32 " was told %" PRIu32 " ranks, values of %" PRIu32 " bytes, life %" PRIu64
-        "; this one, rank %" PRIu32 ": %" PRIu32 ", %" PRIu32 ", %" PRIu64 ": tell all the same",
-        rank, count, size, life, base->rank, base->rank_count, base->value_size, base->life);
+    const struct cox_group_layout_identity *identity = identity_of(base, rank);
+    /* relaxed, all: behind the acquire of holder_of. */
+    return fail_told(base, rank, atomic_load_explicit(&identity->said_count, memory_order_relaxed),
+                     atomic_load_explicit(&identity->said_size, memory_order_relaxed),
+                     atomic_load_explicit(&identity->life, memory_order_relaxed), err);
 }
 
 /* ---- the memory ---- */
 
-/* Under the name is a file of another size: says so to those who are there, and who they are. */
-static int size_differs(struct cox_group_base *base, uint64_t size, const char *path,
-                        struct cox_error *err)
+/* Under the name is a group of another size: says so to those who are there, if this rank is one of theirs. */
+static int told_otherwise(struct cox_group_base *base, const struct cox_group_layout_made *made,
+                          struct cox_error *err)
 {
-    uint64_t present = base->region.size;
-    if (present < sizeof(struct cox_group_layout) + sizeof(struct cox_group_layout_rank))
-        return cox_fail(err, COX_CORRUPT, "%s has %" PRIu64 " bytes, expected %" PRIu64, path,
-                        present, size);
-    uint64_t fitting =
-        (present - sizeof(struct cox_group_layout)) / sizeof(struct cox_group_layout_rank);
-    uint32_t count = fitting < COX_RANK_COUNT_MAX ? (uint32_t)fitting : COX_RANK_COUNT_MAX;
-    int r = 0;
-    for (uint32_t rank = 0; r == 0 && rank < count; rank++)
-        if (cox_group_holder_state(holder_of(base, rank)) == COX_GROUP_JOINED)
-            r = identity_verify(base, rank, err);
     uint64_t empty = 0;
     /* acq_rel: as in identity_claim. Failed at once: the others see what it was told. */
-    if (base->rank < count && atomic_compare_exchange_strong_explicit(
-                                  &identity_of(base, base->rank)->holder, &empty,
-                                  cox_group_holder(COX_GROUP_CLAIMED, base->pid, base->start),
-                                  memory_order_acq_rel, memory_order_relaxed)) {
+    if (base->rank < made->rank_count &&
+        atomic_compare_exchange_strong_explicit(
+            &identity_of(base, base->rank)->holder, &empty,
+            cox_group_holder(COX_GROUP_CLAIMED, base->pid, base->start), memory_order_acq_rel,
+            memory_order_relaxed)) {
         cox_fault_point(COX_FAULT_GROUP_CLAIMED);
         cox_group_say(base, COX_GROUP_FAILED);
     }
-    return r ? r
-             : cox_fail(err, COX_INVALID,
-                        "%s has %" PRIu64 " bytes, this rank was told a group that needs %" PRIu64,
-                        path, present, size);
+    return fail_told(base, made->rank, made->rank_count, made->value_size, made->life, err);
 }
 
 static void memory_drop(struct cox_group_base *base)
@@ -344,19 +354,49 @@ static int memory_map(struct cox_group_base *base, const struct cox_group_name *
                           name->path, err);
 }
 
+/* What the file was made for, a copy. Returns 0, COX_INVALID, COX_DENIED or COX_CORRUPT. */
+static int memory_read_made(const struct cox_group_base *base, const struct cox_group_name *name,
+                            struct cox_group_layout_made *ret_made, struct cox_error *err)
+{
+    uint64_t present = base->region.size,
+             size = cox_group_memory_size(base->rank_count, base->value_size);
+    if (present < sizeof(struct cox_group_layout) + sizeof(struct cox_group_layout_rank))
+        return cox_fail(err, COX_CORRUPT, "%s has %" PRIu64 " bytes, expected %" PRIu64, name->path,
+                        present, size);
+    const struct cox_group_layout_made made = base->layout->bell.made;
+    if (made.magic != COX_GROUP_MAGIC)
+        return present == size
+                   ? cox_fail(err, COX_DENIED, "%s is in the way: a file that is none of ours",
+                              name->path)
+                   : cox_fail(err, COX_INVALID,
+                              "%s has %" PRIu64
+                              " bytes, this rank was told a group that needs %" PRIu64,
+                              name->path, present, size);
+    if (made.rank_count < 1 || made.rank_count > COX_RANK_COUNT_MAX ||
+        made.rank >= made.rank_count || made.value_size < COX_GROUP_VALUE_SIZE_MIN ||
+        made.value_size > COX_GROUP_VALUE_SIZE_MAX ||
+        cox_group_memory_size(made.rank_count, made.value_size) != present)
+        return cox_fail(err, COX_CORRUPT,
+                        "%s has %" PRIu64 " bytes for %" PRIu32 " ranks with values of %" PRIu32,
+                        name->path, present, made.rank_count, made.value_size);
+    *ret_made = made;
+    return 0;
+}
+
 /* Returns COX_BUSY where the name will be free or another file's soon. */
 static int memory_enter(struct cox_group_base *base, const struct cox_group_name *name,
                         struct cox_error *err)
 {
-    uint64_t size = cox_group_memory_size(base->rank_count, base->value_size);
-    int r;
+    struct cox_group_layout_made made = {.magic = 0};
     base->layout = base->region.base;
-    if (base->region.size != size)
-        r = size_differs(base, size, name->path, err);
-    else if (group_is_over(base))
-        r = cox_fail(err, COX_BUSY, "another group, or another life of it, is not gone yet");
-    else
-        r = identity_claim(base, err);
+    int r = memory_read_made(base, name, &made, err);
+    if (r)
+        return r;
+    if (made.life != base->life || group_is_over(base, &made))
+        return cox_fail(err, COX_BUSY, "another group, or another life of it, is not gone yet");
+    if (made.rank_count != base->rank_count || made.value_size != base->value_size)
+        return told_otherwise(base, &made, err);
+    r = identity_claim(base, err);
     return r == COX_PEER_DEAD ? COX_BUSY : r;
 }
 
@@ -367,8 +407,7 @@ static int memory_try(struct cox_group_base *base, struct cox_group_name *name,
     if (r == 0)
         r = memory_map(base, name, err);
     else if (r == COX_NOT_FOUND)
-        r = name_make(name, &base->region,
-                      cox_group_memory_size(base->rank_count, base->value_size), err);
+        r = name_make(base, name, err);
     if (r == 0)
         r = memory_enter(base, name, err);
     if (r) {
@@ -419,7 +458,8 @@ struct meeting {
 static int joining_died(struct cox_group_base *base, uint32_t rank, uint64_t holder,
                         struct cox_error *err)
 {
-    base->dead = rank + 1;
+    /* relaxed: nobody else has this group yet. */
+    atomic_store_explicit(&base->dead, rank + 1, memory_order_relaxed);
     return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " (pid %jd) died before all had joined",
                     rank, (intmax_t)cox_group_holder_pid(holder));
 }
@@ -433,7 +473,8 @@ static int joining_failed(struct cox_group_base *base, uint32_t rank, struct cox
     uint64_t holder = holder_of(base, rank);
     if (cause >= 0 && cox_group_holder_state(holder) != COX_GROUP_FAILED)
         return joining_died(base, rank, holder, err);
-    base->dead = rank + 1;
+    /* relaxed: see joining_died. */
+    atomic_store_explicit(&base->dead, rank + 1, memory_order_relaxed);
     return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " has given up", rank);
 }
 

@@ -30,14 +30,23 @@
 /* A larger value goes through a subgroup in pieces. */
 #define COX_SUBGROUP_SLOT_SIZE 1024
 
+/* What a file is for that has a name. Written before it has one, by who makes it, and never again. */
+struct cox_group_layout_made {
+    uint64_t magic; /* tells a leftover from a stranger's file */
+    uint64_t life;
+    uint32_t rank_count;
+    uint32_t value_size;
+    uint32_t rank; /* who made it */
+    uint32_t reserved;
+};
+
 /* Hints: whatever stands here, a waiter looks at the ranks' own words every 50 ms. */
 struct cox_group_layout_bell {
     _Atomic uint32_t ring;    /* the futex: {another value at every ring:31, somebody sleeps:1} */
     _Atomic uint32_t news;    /* rings that are about something else than that all have arrived */
     _Atomic uint64_t counted; /* {epoch:32, index:24, how many have arrived:8} */
-    /* Of the group alone, and only under a name: what tells a leftover from a stranger's file. */
-    uint64_t magic;
-    uint8_t padding[COX_GROUP_LINE_SIZE - 24];
+    struct cox_group_layout_made made; /* of the group alone, and only under a name */
+    uint8_t padding[COX_GROUP_LINE_SIZE - 48];
 };
 
 /* Set by who falls asleep, cleared by who rings: a ring without it wakes nobody. */
@@ -97,7 +106,12 @@ struct cox_group_layout {
 COX_GROUP_AT(cox_group_layout_bell, ring, 0);
 COX_GROUP_AT(cox_group_layout_bell, news, 4);
 COX_GROUP_AT(cox_group_layout_bell, counted, 8);
-COX_GROUP_AT(cox_group_layout_bell, magic, 16);
+COX_GROUP_AT(cox_group_layout_bell, made, 16);
+COX_GROUP_AT(cox_group_layout_made, magic, 0);
+COX_GROUP_AT(cox_group_layout_made, life, 8);
+COX_GROUP_AT(cox_group_layout_made, rank_count, 16);
+COX_GROUP_AT(cox_group_layout_made, value_size, 20);
+COX_GROUP_AT(cox_group_layout_made, rank, 24);
 _Static_assert(sizeof(struct cox_group_layout_bell) == COX_GROUP_LINE_SIZE, "bell line size");
 COX_GROUP_AT(cox_group_layout_identity, holder, 0);
 COX_GROUP_AT(cox_group_layout_identity, life, 8);

@@ -42,15 +42,16 @@ struct cox_group_base {
     uint64_t start;           /* of this process */
     pid_t pid;                /* who joined; a child of a fork is somebody else */
     _Atomic uint64_t present; /* epoch; written by align, read by an abort on any thread */
-    struct cox_spinner spinner;
-    uint64_t system; /* of handles; 0: not found out yet */
+    uint64_t
+        system; /* of handles. Found out before all have joined: it takes an fd, which an operation may not have */
     bool (*aborted)(void *context);
     void *context;
     struct cox_peer peers[COX_RANK_COUNT_MAX]; /* neither a pidfd nor by_start: it died before this
                                                 * rank could see it */
     struct cox_rank_set by_start;              /* who has no pidfd because there are none here */
-    uint32_t dead; /* 1 + the rank whose end ended the joining or an operation first; 0: none. What
-                    * others are told, too */
+    /* 1 + the rank whose end ended the joining or an operation first; 0: none. What others are told, too. Set once, by
+     * whichever thread operates in the group or a subgroup. */
+    _Atomic uint32_t dead;
     _Atomic uint32_t subgroup_count; /* release, after the pointer; partner: abort */
     struct cox_group *subgroups[COX_SUBGROUP_COUNT_MAX];
 };
@@ -67,7 +68,9 @@ struct cox_group {
     uint64_t name_hash; /* 0: the group */
     uint64_t members_hash;
     uint64_t said_what; /* of the last operation */
-    uint32_t news;      /* of the bell, before a look for trouble that found none */
+    struct cox_spinner
+        spinner;   /* of the thread that operates here; another one may do so in a subgroup */
+    uint32_t news; /* of the bell, before a look for trouble that found none */
     bool news_known;
     _Atomic uint64_t gone; /* cox_group_given_up of the last epoch that was; any thread raises it */
     uint8_t ranks[COX_RANK_COUNT_MAX]; /* by place */
@@ -148,6 +151,8 @@ void cox_group_say_again(struct cox_group *group);
 void cox_group_give_up(struct cox_group *group, bool for_good);
 /* It has: no operation of this rank succeeds until it aligns. */
 bool cox_group_is_over(const struct cox_group *group);
+/* It has arrived at the round after the last one of this rank: what it did before it is done. */
+bool cox_group_went_on(struct cox_group *group, uint32_t place);
 /* The next operation: arrives, waits for all, and sees whether all are at the same one. Returns 0;
  * COX_INVALID: another detail (size); otherwise as the operations, and the epoch is over. */
 int cox_group_round(struct cox_group *group, enum cox_group_operation operation, uint32_t detail,

@@ -215,12 +215,16 @@ void cox_group_say_again(struct cox_group *group)
 static void say_dead(struct cox_group *group)
 {
     struct cox_group_base *base = group->base;
-    if (!base->dead)
-        base->dead = group->dead;
-    if (base->dead)
+    uint32_t none = 0;
+    /* relaxed, all: the number is all there is to it. Partner is the same on a thread that operates in a subgroup. */
+    if (group->dead)
+        atomic_compare_exchange_strong_explicit(&base->dead, &none, group->dead,
+                                                memory_order_relaxed, memory_order_relaxed);
+    uint32_t dead = atomic_load_explicit(&base->dead, memory_order_relaxed);
+    if (dead)
         /* relaxed: before the release in part_say_gone; partner is cox_group_cause. */
         atomic_store_explicit(&base->layout->ranks[base->rank].identity.said_dead,
-                              cox_group_said_dead(base->dead - 1), memory_order_relaxed);
+                              cox_group_said_dead(dead - 1), memory_order_relaxed);
 }
 
 void cox_group_give_up(struct cox_group *group, bool for_good)
@@ -293,6 +297,20 @@ static enum look member_look(struct cox_group *group, uint32_t place)
      * become something else, or was written over. */
     uint64_t next = cox_group_arrived(word >> COX_GROUP_INDEX_BITS, (uint32_t)word + 1);
     return mirror == word || (mirror == next && look == LOOK_HERE) ? look : LOOK_MISSING;
+}
+
+bool cox_group_went_on(struct cox_group *group, uint32_t place)
+{
+    bool other;
+    uint32_t slot = member_slot(group, place, &other);
+    if (group->slot && !slot)
+        return false;
+    const struct cox_group_layout_part *part =
+        &group->base->layout->ranks[group->ranks[place]].parts[slot];
+    const uint64_t next = cox_group_arrived(cox_group_present(group->base), group->index + 1);
+    /* acquire: as in member_look. */
+    return atomic_load_explicit(&part->arrived, memory_order_acquire) == next &&
+           atomic_load_explicit(&part->mirror, memory_order_relaxed) == ~next;
 }
 
 /* Returns whether somebody is missing. */
@@ -551,7 +569,7 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
         }
         /* Who looks has not marked the bell: it is rung for without a system call. */
         const struct bell_look look = {door, seen};
-        if (cox_spin_until(&group->base->spinner, bell_moved, &look,
+        if (cox_spin_until(&group->spinner, bell_moved, &look,
                            cox_deadline_min(look_ns, deadline_ns)))
             continue;
         r = cox_group_sleep(door, seen, cox_deadline_min(look_ns, deadline_ns));

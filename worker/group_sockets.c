@@ -9,6 +9,10 @@
  * when it has received k - 1. Nobody waits for ever by that: as long as all wait for their next one, there
  * are as many fds on their way as ranks that wait, and each is at the socket of a rank that still
  * waits, since nobody gets more than it waits for.
+ *
+ * A rank that cannot give its fd, for want of one for a socket, goes on to the last round and says there why. Who has
+ * arrived there sends nothing any more, and what it sent is in the queues by then: so whoever finds nothing in its own
+ * after that waits for it no longer, and fails for the same reason, in step with all.
  */
 #include "group_private.h"
 
@@ -25,6 +29,8 @@
 
 /* When the other side's queue, or the kernel's count of fds, is full. */
 #define RETRY_NS COX_NSEC_PER_MSEC
+/* No errno of the kernel is that large. */
+#define ERRNO_LIMIT 4096
 
 /* As it is gathered; size 0: this rank could not listen. */
 struct address {
@@ -45,7 +51,9 @@ struct post {
     uint64_t look_ns;
     struct cox_rank_set owed; /* ranks whose fd is not here yet */
     uint32_t owed_count;
-    int how; /* what went wrong on this rank alone */
+    struct cox_rank_set lost; /* those of them who have gone on without giving it */
+    int how;                  /* what went wrong on this rank alone */
+    int unsent;               /* -errno that kept it from giving its own; 0 */
     struct cox_error *how_err;
     struct address addresses[COX_RANK_COUNT_MAX];
 };
@@ -176,9 +184,11 @@ static int post_receive(struct post *post, int fd, struct cox_error *err)
 /* Returns 0, *ret_fd -1: nobody is there; -errno. */
 static int post_accept(struct post *post, int *ret_fd)
 {
-    *ret_fd = accept4(post->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    do
+        *ret_fd = accept4(post->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    while (*ret_fd < 0 && (errno == EINTR || errno == ECONNABORTED));
     if (*ret_fd < 0)
-        return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED ? 0 : -errno;
+        return errno == EAGAIN ? 0 : -errno;
     int r = cox_fd_raise(ret_fd);
     if (r)
         cox_close_fd(ret_fd);
@@ -203,11 +213,30 @@ static int post_clear(struct post *post, struct cox_error *err)
     return 0;
 }
 
+/* The ranks that owe theirs and have gone on. Returns whether there are any. */
+static bool post_gone_on(const struct post *post, struct cox_rank_set *ret_ranks)
+{
+    struct cox_group *group = post->exchange->group;
+    bool any = false;
+    memset(ret_ranks, 0, sizeof *ret_ranks);
+    for (uint32_t place = 0; place < group->count; place++) {
+        if (!cox_rank_set_has(&post->owed, group->ranks[place]) || !cox_group_went_on(group, place))
+            continue;
+        cox_rank_set_add(ret_ranks, group->ranks[place]);
+        any = true;
+    }
+    return any;
+}
+
 /* Until at most `left` ranks owe theirs, or this rank cannot succeed. */
 static int post_await(struct post *post, uint32_t left, struct cox_error *err)
 {
-    while (post->owed_count > left && post->how == 0) {
+    bool is_lost = false;
+    while (post->owed_count > left && post->how == 0 && !is_lost) {
         _cox_cleanup_(cox_close_fd) int fd = -1;
+        struct cox_rank_set gone_on;
+        /* Before the queue is looked at: what they sent is in it. */
+        bool any = post_gone_on(post, &gone_on);
         int r = post_accept(post, &fd);
         if (r) {
             post_fail(post, r);
@@ -217,6 +246,11 @@ static int post_await(struct post *post, uint32_t left, struct cox_error *err)
             r = post_receive(post, fd, err);
             if (r)
                 return r;
+            continue;
+        }
+        if (any) {
+            post->lost = gone_on;
+            is_lost = true;
             continue;
         }
         r = post_trouble(post, &post->owed, err);
@@ -254,7 +288,7 @@ static int post_try(struct post *post, uint32_t place)
 
 static int post_send(struct post *post, uint32_t place, struct cox_error *err)
 {
-    const struct cox_group *group = post->exchange->group;
+    struct cox_group *group = post->exchange->group;
     struct cox_rank_set receiver = {{0}};
     cox_rank_set_add(&receiver, group->ranks[place]);
     for (;;) {
@@ -266,8 +300,12 @@ static int post_send(struct post *post, uint32_t place, struct cox_error *err)
             return 0;
         if (r < 0) {
             post_fail(post, r);
+            if (post->unsent == 0)
+                post->unsent = r;
             return 0;
         }
+        if (cox_group_went_on(group, place)) /* it cannot succeed, and takes nothing any more */
+            return 0;
         r = post_clear(post, err);
         if (r == 0)
             r = post_trouble(post, &receiver, err);
@@ -290,6 +328,19 @@ static int post_run(struct post *post, struct cox_error *err)
             r = post_await(post, left, err);
     }
     return r ? r : post_await(post, 0, err);
+}
+
+/* All have said what kept them from giving theirs. */
+static void post_explain(struct post *post, const int32_t *unsent)
+{
+    const struct cox_group *group = post->exchange->group;
+    for (uint32_t place = 0; place < group->count && post->how == 0; place++) {
+        if (!cox_rank_set_has(&post->lost, group->ranks[place]))
+            continue;
+        int r = unsent[place] < 0 && unsent[place] > -ERRNO_LIMIT ? unsent[place] : COX_CORRUPT;
+        post->how = cox_fail(post->how_err, r, "rank %d has not given its fd: %s",
+                             group->ranks[place], cox_status_text(r));
+    }
 }
 
 int cox_group_exchange_sockets(struct cox_group_exchange *exchange, int *ret_how,
@@ -315,8 +366,14 @@ int cox_group_exchange_sockets(struct cox_group_exchange *exchange, int *ret_how
         if (r)
             cox_group_give_up(group, r == COX_PEER_DEAD);
     }
-    if (r == 0) /* nobody goes away before all have theirs */
-        r = cox_group_stage(exchange, COX_GROUP_STAGE_RECEIVED, NULL, 0, NULL, err);
+    if (r == 0) { /* nobody goes away before all have theirs */
+        const int32_t own_unsent = post.unsent;
+        int32_t unsent[COX_RANK_COUNT_MAX];
+        r = cox_group_stage(exchange, COX_GROUP_STAGE_RECEIVED, &own_unsent, sizeof own_unsent,
+                            unsent, err);
+        if (r == 0)
+            post_explain(&post, unsent);
+    }
     cox_close_fd(&post.listen_fd);
     *ret_how = post.how;
     return r;

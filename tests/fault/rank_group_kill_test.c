@@ -36,12 +36,13 @@
 
 struct death {
     const char *point;
-    uint32_t passages[5]; /* ends with 0 */
+    uint32_t passages[20]; /* ends with 0 */
     bool by_sockets;
     bool no_pidfds; /* nor by handles, either */
     bool by_chance; /* who has seen everybody first passes it: most often who joins last */
     /* Before all have joined; without a name, or those who come late would begin another group. */
     bool by_fd;
+    bool leaves; /* after one epoch */
 };
 
 struct plan {
@@ -85,16 +86,20 @@ static int fds_once(const struct forks_self *self, struct cox_group *group, uint
 static int operations(const struct forks_self *self, struct cox_group *group, struct cox_group *all,
                       uint64_t epoch, struct cox_error *err)
 {
-    uint8_t value[100] = {1}, values[100 * RANK_COUNT];
+    uint8_t value[1500] = {1}, values[1500 * RANK_COUNT];
     int r = cox_group_barrier(group, rank_group_patience(), err);
     if (r == 0)
-        r = cox_group_gather(group, value, sizeof value, values, rank_group_patience(), err);
+        r = cox_group_gather(group, value, 100, values, rank_group_patience(), err);
     if (r == 0)
         r = cox_group_barrier(all, rank_group_patience(), err);
     if (r == 0)
         r = fds_once(self, group, UINT32_MAX, err);
     if (r == 0)
         r = fds_once(self, all, VICTIM, err);
+    if (r == 0)
+        r = fds_once(self, group, 0, err);
+    if (r == 0) /* in two pieces */
+        r = cox_group_gather(all, value, sizeof value, values, rank_group_patience(), err);
     if (r == 0 && self->rank == VICTIM && epoch % 2)
         cox_group_abort(group);
     if (r == 0)
@@ -140,6 +145,8 @@ static void rank_main(const struct forks_self *self)
         r = operations(self, group, all, epoch, &err);
         if (r == COX_ABORTED)
             r = 0;
+        if (r == 0 && self->rank == VICTIM && plan->death->leaves)
+            cox_group_leave(group);
         if (r == 0)
             FORK_CHECK(cox_group_align(group, ++epoch) == 0, "align");
     }
@@ -264,9 +271,12 @@ static void b3_p1_k26_killed_while_it_joins(void **state)
 {
     (void)state;
     static const struct death deaths[] = {
-        {"group.claimed", {1}, .by_fd = true},      {"group.said", {1}, .by_fd = true},
-        {"group.said", {2}, .by_fd = true},         {"group.unlinked", {1}, .by_chance = true},
+        {"group.claimed", {1}, .by_fd = true},
+        {"group.said", {1}, .by_fd = true},
+        {"group.said", {2}, .by_fd = true},
+        {"group.unlinked", {1}, .by_chance = true},
         {"group.formed", {1}, .by_sockets = false},
+        {"group.said", {3}, .leaves = true}, /* the end of it */
     };
     strike_all(deaths, sizeof deaths / sizeof deaths[0]);
 }
@@ -275,13 +285,14 @@ static void b3_p1_b6_killed_in_an_operation(void **state)
 {
     (void)state;
     static const struct death deaths[] = {
-        {"group.value", {1, 2, 3, 4, 9}, .by_sockets = false},
-        {"group.arrived", {1, 2, 3, 4, 8}, .by_sockets = false},
+        /* Every round of every operation, and two of the next epoch. */
+        {"group.value", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12}, .by_sockets = false},
+        {"group.arrived", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16}, .by_sockets = false},
         {"group.counted", {1, 3, 5, 6, 9}, .by_sockets = false},
         {"group.rings", {3, 4, 9}, .by_sockets = false},
         {"group.rung", {3, 4, 9}, .by_sockets = false},
         {"group.sleeps", {1, 2, 4}, .by_fd = true},
-        {"group.done", {1, 2, 3, 5, 7}, .by_sockets = false},
+        {"group.done", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16}, .by_sockets = false},
         {"group.given_up", {1, 2}, .by_sockets = false},
         {"group.aligned", {1, 2, 3}, .by_sockets = false},
     };
@@ -294,10 +305,12 @@ static void b3_p1_killed_with_fds_on_their_way(void **state)
     static const struct death deaths[] = {
         {"group.bound", {1, 2}, .by_sockets = true},
         {"socket.sent", {1, 2, 3, 4}, .by_sockets = true},
-        {"group.offered", {1, 2, 3, 4}, .by_sockets = true},
+        /* Its fd to 3 others, then as the source to 3; theirs of 3 others, then of the source. */
+        {"group.offered", {1, 2, 3, 4, 5, 6}, .by_sockets = true},
         {"group.accepted", {1, 2, 3, 4}, .by_sockets = true},
-        {"group.arrived", {4, 5, 6, 7}, .by_sockets = true},
-        {"group.done", {4, 5, 6, 7}, .by_sockets = true},
+        {"group.value", {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, .by_sockets = true},
+        {"group.arrived", {4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, .by_sockets = true},
+        {"group.done", {4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, .by_sockets = true},
     };
     strike_all(deaths, sizeof deaths / sizeof deaths[0]);
 }
@@ -317,6 +330,62 @@ static void b3_p1_killed_where_there_are_no_pidfds(void **state)
     };
     strike_all(deaths, sizeof deaths / sizeof deaths[0]);
 }
+
+/* ---- of many ---- */
+
+#define CROWD_VICTIM 37
+struct crowd {
+    const char *point;
+    uint32_t passage;
+    bool by_sockets;
+};
+
+static void crowd_main(const struct forks_self *self)
+{
+    const struct crowd *crowd = self->context;
+    uint64_t value = self->rank, values[FORKS_MAX];
+    int fds[FORKS_MAX], r = 0;
+    char text[64];
+    struct cox_error err = {0};
+    if (crowd->by_sockets)
+        deny(self, SYS_pidfd_getfd, EPERM);
+    snprintf(text, sizeof text, "%s:kill:%d:%" PRIu32, crowd->point, CROWD_VICTIM, crowd->passage);
+    cox_fault_arm(text);
+    struct cox_group *group = rank_group_join(self);
+    for (uint32_t i = 0; i < 3 && r == 0; i++) {
+        _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
+        r = cox_group_barrier(group, rank_group_patience(), &err);
+        if (r == 0)
+            r = cox_group_gather(group, &value, sizeof value, values, rank_group_patience(), &err);
+        if (r == 0)
+            r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(),
+                                     &err);
+        for (uint32_t rank = 0; r == 0 && rank < self->rank_count; rank++)
+            cox_close_fd(&fds[rank]);
+    }
+    FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 37 "), "%d %s", r, err.text);
+    cox_group_leave(group);
+}
+
+static void b3_p1_killed_among_64_and_128(void **state)
+{
+    (void)state;
+    static const uint32_t worlds[] = {64, COX_RANK_COUNT_MAX};
+    struct crowd crowds[] = {
+        {"group.arrived", 1, false}, {"group.value", 1, false},   {"group.arrived", 3, false},
+        {"group.done", 4, false},    {"group.offered", 20, true}, {"group.accepted", 20, true},
+        {"group.bound", 1, true},    {"group.counted", 2, false},
+    };
+    for (size_t i = 0; i < 2 * sizeof crowds / sizeof crowds[0]; i++) {
+        struct forks forks;
+        forks_start(&forks, worlds[i % 2], crowd_main, &crowds[i / 2]);
+        assert_int_equal(forks_end(&forks, CROWD_VICTIM), 128 + SIGKILL);
+        forks_wait(&forks);
+        assert_int_equal(own_names(), 0);
+    }
+}
+
+/* ---- of who tells of it ---- */
 
 /* Rank 2 goes on to the next epoch, arrives there and dies; rank 1 never goes on, but stays; rank 0 waits
  * in the next epoch for rank 1, which lives and is the only one that can tell. */
@@ -606,12 +675,12 @@ static void b4_k3_killed_before_it_is_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(b3_p1_k26_killed_while_it_joins),         TEST(b3_p1_b6_killed_in_an_operation),
-        TEST(b3_p1_killed_with_fds_on_their_way),      TEST(b3_p1_killed_where_there_are_no_pidfds),
-        TEST(b3_a_death_is_one_for_every_epoch),       TEST(b3_who_tells_of_a_death_is_heard_first),
-        TEST(b3_who_left_because_of_another_names_it), TEST(b3_a_death_that_an_fd_tells_of),
-        TEST(b3_b14_what_a_rank_says_of_the_dead),     TEST(b3_k26_what_who_could_not_join_says),
-        TEST(b4_k3_killed_before_it_is_there),
+        TEST(b3_p1_k26_killed_while_it_joins),        TEST(b3_p1_b6_killed_in_an_operation),
+        TEST(b3_p1_killed_with_fds_on_their_way),     TEST(b3_p1_killed_where_there_are_no_pidfds),
+        TEST(b3_p1_killed_among_64_and_128),          TEST(b3_a_death_is_one_for_every_epoch),
+        TEST(b3_who_tells_of_a_death_is_heard_first), TEST(b3_who_left_because_of_another_names_it),
+        TEST(b3_a_death_that_an_fd_tells_of),         TEST(b3_b14_what_a_rank_says_of_the_dead),
+        TEST(b3_k26_what_who_could_not_join_says),    TEST(b4_k3_killed_before_it_is_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# One check of the installed tree: headers, symbols, pkg_config or find_package. CTest runs install/tree first and sets
+# One check of the installed tree: headers, symbols, alone, pkg_config or find_package. CTest runs install/tree first and sets
 #   CC CMAKE    the compiler and the cmake of the build
 #   PREFIX      the installed tree, LIBDIR its library folder, MODEL its model
 #   SOURCE      the repository, for examples/
@@ -131,7 +131,18 @@ find_package() {
     run_domain "$scratch/build/domain_static"
 }
 
+# The helpers and the rank group without a coordinator.
+alone() {
+    cflags=$(pkg-config --cflags coxswain)
+    shared=$(pkg-config --libs coxswain)
+    static=$(pkg-config --static --libs coxswain | sed 's/-lcoxswain/-l:libcoxswain.a/')
+    "$CC" -std=gnu11 -Wall -Wextra -Werror $cflags -o "$scratch/alone" "$SOURCE/tests/install/alone.c" $shared
+    "$CC" -std=gnu11 -Wall -Wextra -Werror $cflags -o "$scratch/alone_static" "$SOURCE/tests/install/alone.c" $static
+    LD_LIBRARY_PATH=$LIBDIR "$scratch/alone" || fail "alone ended with status $?"
+    "$scratch/alone_static" || fail "alone_static ended with status $?"
+}
+
 case ${1-} in
-headers | symbols | pkg_config | find_package) "$1" ;;
+headers | symbols | alone | pkg_config | find_package) "$1" ;;
 *) fail "no such check: '${1-}'" ;;
 esac

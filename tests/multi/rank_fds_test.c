@@ -23,7 +23,9 @@
 
 #include "channel/fault.h"
 #include "channel/peer.h"
-#include "worker/group_layout.h"
+#include "channel/handle_internal.h"
+#include "channel/socket.h"
+#include "worker/group_private.h"
 
 #ifndef SYS_pidfd_getfd
 #define SYS_pidfd_getfd 438
@@ -262,23 +264,30 @@ static void k12_k14_b8_refused_before_anybody_is_waited_for(void **state)
     forks_run(3, refused_main, NULL);
 }
 
+struct room {
+    const struct way *way;
+    uint32_t free; /* fds that the rank has left */
+    bool broadcasts;
+};
+
 /* One rank's table is full: it is told, the others have theirs, and nobody is out of step. */
 static void full_main(const struct forks_self *self)
 {
-    way_take(self, self->context);
+    const struct room *room = self->context;
+    way_take(self, room->way);
     struct cox_group *group = rank_group_join(self);
     int fds[4] = {-5, -5, -5, -5}, fd = own_file(self, 5), more[64];
     size_t before = test_count_fds(), count = 0;
     struct rlimit old, less;
     getrlimit(RLIMIT_NOFILE, &old);
     if (self->rank == 2) {
-        /* Room for what the exchange itself needs, and one fd. */
         less = old;
         less.rlim_cur = 64;
         setrlimit(RLIMIT_NOFILE, &less);
         while (count < 64 && (more[count] = dup(fd)) >= 0)
             count++;
-        close(more[--count]);
+        for (uint32_t i = 0; i < room->free; i++)
+            close(more[--count]);
     }
     struct cox_error err = {0};
     int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
@@ -301,7 +310,64 @@ static void full_main(const struct forks_self *self)
 static void b8_b15_a_rank_without_room_is_told_alone(void **state)
 {
     (void)state;
-    forks_run(4, full_main, (void *)(uintptr_t)&by_handles);
+    for (uint32_t room = 0; room < 3; room++)
+        forks_run(4, full_main, &(struct room){&by_handles, room, false});
+}
+
+/* The same by sockets, where it has none to give its own by, or to be reached at: all are told why, in step. */
+static void no_socket_main(const struct forks_self *self)
+{
+    const struct room *room = self->context;
+    way_take(self, room->way);
+    struct cox_group *group = rank_group_join(self);
+    int fds[4] = {-5, -5, -5, -5}, fd = own_file(self, 6), more[64];
+    size_t before = test_count_fds(), count = 0;
+    struct rlimit old, less;
+    getrlimit(RLIMIT_NOFILE, &old);
+    if (self->rank == 2) {
+        less = old;
+        less.rlim_cur = 64;
+        setrlimit(RLIMIT_NOFILE, &less);
+        while (count < 64 && (more[count] = dup(fd)) >= 0)
+            count++;
+        for (uint32_t i = 0; i < room->free; i++)
+            close(more[--count]);
+    }
+    struct cox_error err = {0};
+    int r = room->broadcasts
+                ? cox_group_broadcast_fd(group, 2, self->rank == 2 ? fd : -1, COX_GROUP_FD_CONSUME,
+                                         fds, rank_group_patience(), &err)
+                : cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(),
+                                       &err);
+    if (self->rank == 2) {
+        while (count)
+            close(more[--count]);
+        setrlimit(RLIMIT_NOFILE, &old);
+    }
+    FORK_CHECK(r == -EMFILE && err.code == r, "%d %s", r, err.text);
+    FORK_CHECK(self->rank == 2 || strstr(err.text, "rank 2 has not given its fd"), "%s", err.text);
+    FORK_CHECK(fds[0] == -5 && fcntl(fd, F_GETFD) >= 0, "after a failure it is the caller's");
+    FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
+    rank_group_barrier(self, group); /* in step */
+    r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), &err);
+    FORK_CHECK(r == 0, "with room again: %d %s", r, err.text);
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        if (rank != self->rank)
+            check_file(self, fds[rank], rank, 6);
+        cox_close_fd(&fds[rank]);
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void b8_b15_b18_a_rank_without_a_socket_holds_up_nobody(void **state)
+{
+    (void)state;
+    struct room rooms[] = {{&by_sockets, 0, false},    {&by_sockets, 1, false},
+                           {&by_sockets, 0, true},     {&by_sockets, 1, true},
+                           {&denied_to_one, 1, false}, {&by_seccomp, 1, false}};
+    for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
+        forks_run(4, no_socket_main, &rooms[i]);
 }
 
 /* ---- strangers ---- */
@@ -389,6 +455,161 @@ static void b28_b9_b7_strangers_are_refused(void **state)
     forks_start(&forks, 3, hunted_main, hunt);
     forks_add(&forks, 3, 4, stranger_main, hunt);
     forks_wait(&forks);
+}
+
+/* ---- an odd member ---- */
+
+/* As group_sockets.c says them. */
+struct odd_address {
+    uint32_t size;
+    char bytes[28];
+};
+struct odd_tag {
+    uint64_t round;
+    uint32_t rank, reserved;
+};
+#define ODD_MEMBER 1
+
+enum oddity {
+    ODD_TAGS, /* of nobody, of others, of another exchange, without an fd, with two, half of one; the right one last */
+    ODD_OBJECT, /* the right tag, with another object than it said */
+    ODD_SILENT, /* nothing, and no word why */
+    ODD_WORDS,  /* nothing, and no errno either */
+    ODDITY_COUNT
+};
+
+static void odd_send(const struct forks_self *self, const struct odd_address *address,
+                     const void *bytes, size_t size, const int *fds, uint32_t fd_count, bool owing)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    FORK_CHECK(address->size > 0 && address->size <= sizeof address->bytes, "an address");
+    memcpy(to.sun_path, address->bytes, address->size);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    FORK_CHECK(connect(fd, (const struct sockaddr *)&to,
+                       (socklen_t)offsetof(struct sockaddr_un, sun_path) + address->size) == 0,
+               "connect");
+    int r = cox_socket_send(fd, bytes, size, fds, fd_count, rank_group_patience());
+    /* Who owes nothing is let go without a word, maybe before it has said anything. */
+    FORK_CHECK(r == 0 || (r == COX_CLOSED && !owing), "send: %d", r);
+    close(fd);
+}
+
+/* One exchange, said by hand; gives `right`. */
+static void odd_exchange(const struct forks_self *self, struct cox_group *group, enum oddity oddity,
+                         int right)
+{
+    struct cox_group_exchange exchange = {.group = group,
+                                          .operation = COX_GROUP_GATHER_FDS,
+                                          .source = COX_GROUP_EVERYBODY,
+                                          .fd = right,
+                                          .deadline_ns = rank_group_patience()};
+    struct stat st;
+    FORK_CHECK(fstat(right, &st) == 0, "fstat");
+    const struct cox_handle_info info = {.kind = COX_HANDLE_MEMORY,
+                                         .pid = (uint32_t)getpid(),
+                                         .start = group->base->start,
+                                         .system = group->base->system,
+                                         .fd = (uint32_t)right,
+                                         .dev = cox_handle_device_of(&st),
+                                         .ino = st.st_ino,
+                                         .size = (uint64_t)st.st_size};
+    struct cox_handle own, handles[3];
+    struct odd_address none = {.size = 0}, addresses[3];
+    uint32_t by_socket = 0x55, hows[3];
+    int32_t words = oddity == ODD_WORDS ? INT32_MIN : 0, unsent[3];
+    cox_handle_format(&info, &own);
+    int r = cox_group_stage(&exchange, COX_GROUP_STAGE_HANDLES, &own, sizeof own, handles, NULL);
+    if (r == 0)
+        r = cox_group_stage(&exchange, COX_GROUP_STAGE_OPENED, &by_socket, sizeof by_socket, hows,
+                            NULL);
+    if (r == 0)
+        r = cox_group_stage(&exchange, COX_GROUP_STAGE_ADDRESSES, &none, sizeof none, addresses,
+                            NULL);
+    FORK_CHECK(r == 0, "%d", r);
+    const uint64_t round = cox_group_arrived(cox_group_present(group->base), group->index);
+    int gifts[2] = {own_file(self, 666), own_file(self, 667)};
+#if COX_TESTING
+    /* Rank 2 has sent nothing yet: what is said in its name is of one that owes. */
+    pid_t other = group->base->peers[2].pid;
+    while (oddity == ODD_TAGS && !cox_peer_stopped(other))
+        sched_yield();
+#endif
+    for (uint32_t rank = 0; rank < 3 && oddity <= ODD_OBJECT; rank++) {
+        const struct odd_address *to = &addresses[rank];
+        const struct odd_tag fine = {round, self->rank, 0};
+        const struct odd_tag odd[] = {
+            {round, 0, 0},
+            {round, 2, 0},
+            {round, 3, 0},
+            {round, 63, 0},
+            {round, 128, 0},
+            {round, 200, 0},
+            {round, UINT32_MAX, 0},
+            {round, UINT32_MAX / 2, 0},
+            {round + 1, self->rank, 0},
+            {round - 1, self->rank, 0},
+            {0, self->rank, 0},
+            {~round, self->rank, 0},
+        };
+        if (rank == self->rank)
+            continue;
+        for (size_t i = 0; oddity == ODD_TAGS && i < sizeof odd / sizeof odd[0]; i++)
+            odd_send(self, to, &odd[i], sizeof odd[i], gifts, 1, true);
+        if (oddity == ODD_TAGS) {
+            odd_send(self, to, &fine, sizeof fine, NULL, 0, true);
+            odd_send(self, to, &fine, sizeof fine, gifts, 2, true);
+            odd_send(self, to, &fine, sizeof fine - 1, gifts, 1, true);
+        }
+        odd_send(self, to, &fine, sizeof fine, oddity == ODD_TAGS ? &right : gifts, 1, true);
+        odd_send(self, to, &fine, sizeof fine, gifts, 1, false); /* once more */
+    }
+    close(gifts[0]);
+    close(gifts[1]);
+#if COX_TESTING
+    if (oddity == ODD_TAGS)
+        FORK_CHECK(kill(other, SIGCONT) == 0, "SIGCONT");
+#endif
+    r = cox_group_stage(&exchange, COX_GROUP_STAGE_RECEIVED, &words, sizeof words, unsent, NULL);
+    FORK_CHECK(r == 0, "%d", r);
+}
+
+static void odd_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join(self);
+    size_t before = test_count_fds();
+#if COX_TESTING
+    cox_fault_arm("group.done:stop:2:3"); /* with the round of the addresses */
+#endif
+    for (enum oddity oddity = ODD_TAGS; oddity < ODDITY_COUNT; oddity++) {
+        int fds[3] = {-5, -5, -5}, fd = own_file(self, oddity);
+        struct cox_error err = {0};
+        if (self->rank == ODD_MEMBER) {
+            odd_exchange(self, group, oddity, fd);
+        } else {
+            int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(),
+                                         &err);
+            FORK_CHECK(r == (oddity == ODD_TAGS ? 0 : COX_CORRUPT), "%d: %d %s", oddity, r,
+                       err.text);
+            FORK_CHECK(r == 0 || strstr(err.text, "rank 1 "), "%s", err.text);
+            for (uint32_t rank = 0; r == 0 && rank < 3; rank++)
+                if (rank != self->rank)
+                    check_file(self, fds[rank], rank, oddity);
+            FORK_CHECK(r == 0 || fds[0] == -5, "unless it succeeds");
+            for (uint32_t rank = 0; r == 0 && rank < 3; rank++)
+                cox_close_fd(&fds[rank]);
+        }
+        close(fd);
+        FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
+        rank_group_barrier(self, group); /* in step */
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k15_b7_b14_an_odd_member_gives_nothing_but_its_own(void **state)
+{
+    (void)state;
+    forks_run(3, odd_main, NULL);
 }
 
 #if COX_TESTING
@@ -534,7 +755,9 @@ int main(void)
         TEST(k6_k10_in_subgroups),
         TEST(k12_k14_b8_refused_before_anybody_is_waited_for),
         TEST(b8_b15_a_rank_without_room_is_told_alone),
+        TEST(b8_b15_b18_a_rank_without_a_socket_holds_up_nobody),
         TEST(b28_b9_b7_strangers_are_refused),
+        TEST(k15_b7_b14_an_odd_member_gives_nothing_but_its_own),
 #if COX_TESTING
         TEST(b28_queues_full_of_strangers),
 #endif

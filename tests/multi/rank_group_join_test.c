@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "channel/peer.h"
 #include "channel/region.h"
 #include "channel/socket.h"
 #include "worker/group_layout.h"
@@ -186,6 +187,11 @@ static void k2_b4_a_name_of_the_dead_is_no_obstacle(void **state)
         while (stat(path, &st) < 0)
             sched_yield();
         for (uint32_t rank = 0; rank < 2; rank++)
+            kill(dead.pids[rank], SIGSTOP);
+        for (uint32_t rank = 0; rank < 2; rank++) /* or the second would see the first one dead */
+            while (!cox_peer_stopped(dead.pids[rank]))
+                sched_yield();
+        for (uint32_t rank = 0; rank < 2; rank++)
             kill(dead.pids[rank], SIGKILL);
         for (uint32_t rank = 0; rank < 2; rank++)
             assert_int_equal(forks_end(&dead, rank), 128 + SIGKILL);
@@ -235,6 +241,118 @@ static void b13_k1_ranks_that_were_told_otherwise(void **state)
     }
 }
 
+/* Rank 0 of 2 waits; who was told a larger world is no rank of it, and writes nowhere. */
+static void b13_b23_a_rank_that_is_none_writes_nowhere(void **state)
+{
+    (void)state;
+    char name[64], path[128];
+    struct stat st;
+    struct cox_group *group = NULL;
+    const uint64_t size = cox_group_memory_size(2, 0);
+    path_of(path, test_unique_name(name));
+    pid_t pid = fork();
+    if (pid == 0) {
+        join((struct cox_group_options){.name = name, .rank_count = 2}, &group, NULL);
+        _exit(0);
+    }
+    while (stat(path, &st) < 0)
+        sched_yield();
+    for (uint32_t rank = 2; rank < COX_RANK_COUNT_MAX; rank++) {
+        struct cox_error err = {0};
+        int r = join((struct cox_group_options){.name = name,
+                                                .rank = rank,
+                                                .rank_count = COX_RANK_COUNT_MAX},
+                     &group, &err);
+        assert_int_equal(r, COX_INVALID);
+        assert_non_null(strstr(err.text, "rank 0 was told 2 ranks"));
+    }
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    const uint8_t *bytes = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(bytes != MAP_FAILED);
+    const uint64_t end = sizeof(struct cox_group_layout) + 2 * sizeof(struct cox_group_layout_rank);
+    for (uint64_t i = end; i < size; i++)
+        if (bytes[i])
+            fail_msg("byte %" PRIu64 " behind the ranks was written", i - end);
+    munmap((void *)(uintptr_t)bytes, size);
+    close(fd);
+    kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(join_alone(name, NULL), 0);
+    assert_int_equal(own_names(), 0);
+}
+
+/* Who comes to a file of which a bit says something else is told so, by its deadline, and leaves it as it was. */
+static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
+{
+    (void)state;
+    char name[64], path[128];
+    struct stat st;
+    struct cox_group *group = NULL;
+    const uint64_t size = cox_group_memory_size(2, 0);
+    path_of(path, test_unique_name(name));
+    pid_t pid = fork();
+    if (pid == 0) {
+        int r = join((struct cox_group_options){.name = name, .rank_count = 2}, &group, NULL);
+        if (r == 0)
+            r = cox_group_barrier(group, rank_group_patience(), NULL);
+        _exit(r);
+    }
+    while (stat(path, &st) < 0)
+        sched_yield();
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    struct cox_group_layout *layout = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(layout != MAP_FAILED);
+    while (cox_group_holder_state(atomic_load(&layout->ranks[0].identity.holder)) !=
+           COX_GROUP_JOINED)
+        sched_yield();
+    uint8_t *made = (uint8_t *)&layout->bell.made;
+    const struct cox_group_options options = {.name = name, .rank = 1, .rank_count = 2};
+    for (size_t bit = 0; bit < 8 * offsetof(struct cox_group_layout_made, rank); bit++) {
+        size_t byte = bit / 8;
+        int expected = byte < offsetof(struct cox_group_layout_made, life)         ? COX_DENIED
+                       : byte < offsetof(struct cox_group_layout_made, rank_count) ? COX_TIMEOUT
+                                                                                   : COX_CORRUPT;
+        made[byte] ^= (uint8_t)(1u << bit % 8);
+        int r = cox_group_join(&options, &group, NULL);
+        made[byte] ^= (uint8_t)(1u << bit % 8);
+        if (r != expected)
+            fail_msg("bit %zu: %d, not %d", bit, r, expected);
+    }
+    layout->bell.made.rank = 2; /* there is no such rank */
+    assert_int_equal(cox_group_join(&options, &group, NULL), COX_CORRUPT);
+    layout->bell.made.rank = 0;
+    munmap(layout, size);
+    close(fd);
+    int status = -1;
+    assert_int_equal(join(options, &group, NULL), 0);
+    assert_int_equal(cox_group_barrier(group, rank_group_patience(), NULL), 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    cox_group_leave(group);
+    assert_int_equal(own_names(), 0);
+}
+
+/* A deadline that has passed: who is alone, or the last to come, joins; who has to wait is told at once. */
+static void k3_b2_a_deadline_that_has_passed(void **state)
+{
+    (void)state;
+    char name[64];
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    struct cox_group_options options = {.name = test_unique_name(name), .rank_count = 1};
+    size_t fds = test_count_fds();
+    assert_int_equal(cox_group_join(&options, &group, NULL), 0);
+    assert_int_equal(cox_group_barrier(group, 0, NULL), 0);
+    group = cox_group_leave(group);
+    options.rank_count = 4;
+    options.rank = 1;
+    assert_int_equal(cox_group_join(&options, &group, &err), COX_TIMEOUT);
+    assert_string_equal(err.text, "ranks 0, 2-3 did not join");
+    assert_null(group);
+    assert_int_equal(test_count_fds(), fds);
+    assert_int_equal(own_names(), 0);
+}
+
 static void twice_main(const struct forks_self *self)
 {
     _Atomic uint32_t *refused = self->context;
@@ -279,6 +397,7 @@ static void k26_a_rank_is_one_process(void **state)
 
 static void life_main(const struct forks_self *self)
 {
+    const uint32_t *sizes = self->context; /* of values, in each life */
     /* Rank 0 of the first life waits for one that never comes; those of the second come meanwhile. */
     struct cox_group *group = NULL;
     struct cox_error err = {0};
@@ -287,6 +406,7 @@ static void life_main(const struct forks_self *self)
         .name = self->name,
         .rank = first ? 0 : self->rank - 1,
         .rank_count = 2,
+        .value_size = sizes[first ? 0 : 1],
         .life = first ? 1 : 2,
         .deadline_ns = first ? cox_deadline_after_ms(300) : 0,
     };
@@ -300,9 +420,77 @@ static void life_main(const struct forks_self *self)
 static void k3_b1_lives_do_not_mix(void **state)
 {
     (void)state;
-    for (int i = 0; i < 3; i++)
-        forks_run(3, life_main, NULL);
-    assert_int_equal(own_names(), 0);
+    static uint32_t sizes[][2] = {{0, 0}, {4096, 8192}, {8192, 4096}};
+    for (int i = 0; i < 6; i++) {
+        forks_run(3, life_main, sizes[i % 3]);
+        assert_int_equal(own_names(), 0);
+    }
+}
+
+/* Ranks 0 to 3 are of one life, 4 to 7 of the next one, all at once, under one name. */
+static void jobs_main(const struct forks_self *self)
+{
+    const uint32_t rank = self->rank % 4;
+    const uint64_t life = 1 + self->rank / 4;
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    int r = join(
+        (struct cox_group_options){.name = self->name, .rank = rank, .rank_count = 4, .life = life},
+        &group, &err);
+    FORK_CHECK(r == 0, "life %" PRIu64 ": %d %s", life, r, err.text);
+    const uint64_t own[2] = {life, rank};
+    uint64_t all[4][2];
+    r = cox_group_gather(group, own, sizeof own, all, rank_group_patience(), &err);
+    FORK_CHECK(r == 0, "%d %s", r, err.text);
+    for (uint32_t i = 0; i < 4; i++)
+        FORK_CHECK(all[i][0] == life && all[i][1] == i, "rank %" PRIu64 " of life %" PRIu64,
+                   all[i][1], all[i][0]);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void b1_k23_two_jobs_of_one_name_at_once(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        forks_run(8, jobs_main, NULL);
+        assert_int_equal(own_names(), 0);
+    }
+}
+
+/* ---- while it is there ---- */
+
+static void there_main(const struct forks_self *self)
+{
+    char path[128];
+    struct stat st;
+    bool before[256];
+    for (int fd = 0; fd < 256; fd++)
+        before[fd] = fcntl(fd, F_GETFD) >= 0;
+    struct cox_group *group = rank_group_join(self);
+    path_of(path, self->name);
+    FORK_CHECK(stat(path, &st) < 0 && errno == ENOENT, "who has joined sees the name");
+    rank_group_barrier(self, group);
+    FORK_CHECK(stat(path, &st) < 0 && errno == ENOENT, "a name while all are there");
+    size_t count = 0;
+    for (int fd = 0; fd < 256; fd++) {
+        int flags = fcntl(fd, F_GETFD);
+        if (before[fd] || flags < 0)
+            continue;
+        count++;
+        FORK_CHECK(flags == FD_CLOEXEC, "fd %d goes on over exec", fd);
+    }
+    /* A pidfd of each other rank: of the memory and of the name nothing is kept. */
+    FORK_CHECK(count == self->rank_count - 1, "%zu fds", count);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k4_b15_a_group_has_no_name_and_no_fd_goes_on_over_exec(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    forks_run(5, there_main, NULL);
 }
 
 /* ---- again and again ---- */
@@ -541,8 +729,13 @@ int main(void)
         TEST(b45_mode_is_0600_under_any_umask),
         TEST(k2_b4_a_name_of_the_dead_is_no_obstacle),
         TEST(b13_k1_ranks_that_were_told_otherwise),
+        TEST(b13_b23_a_rank_that_is_none_writes_nowhere),
+        TEST(p10_b14_b23_any_bit_of_what_a_file_is_for),
+        TEST(k3_b2_a_deadline_that_has_passed),
         TEST(k26_a_rank_is_one_process),
         TEST(k3_b1_lives_do_not_mix),
+        TEST(b1_k23_two_jobs_of_one_name_at_once),
+        TEST(k4_b15_a_group_has_no_name_and_no_fd_goes_on_over_exec),
         TEST(k4_k21_b15_b53_ten_thousand_joins_leave_nothing),
         TEST(k3_k4_joins_of_more_ranks_again_and_again),
         TEST(b16_k28_memory_by_fd),

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "channel/geometry.h"
-#include "worker/group_layout.h"
+#include "worker/group_private.h"
 
 static const uint32_t worlds[] = {1, 2, 4, 8, 64};
 #define WORLD_COUNT (sizeof worlds / sizeof worlds[0])
@@ -394,6 +394,86 @@ static void k7_more_operations_than_an_index_has_bits(void **state)
     forks_run(1, round_main, forks_share(4096));
 }
 
+/* As if so many operations had been before. */
+static void near_the_end_of_indices(struct cox_group *group)
+{
+    group->index = COX_GROUP_INDEX_MASK - 20;
+    cox_group_say_again(group);
+}
+
+static void index_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join_sized(self, 8192), *all = NULL;
+    const struct cox_rank_set members = cox_rank_set_first(self->rank_count);
+    FORK_CHECK(cox_group_subgroup(group, "all", &members, &all, NULL) == 0, "subgroup");
+    near_the_end_of_indices(group);
+    near_the_end_of_indices(all);
+    await_count(self->context, self->rank_count);
+    for (uint64_t i = 0; i < 60; i++) {
+        gather_once(self, group, 1 + i % 100, i);
+        gather_once(self, all, i % 5 ? 64 : 8192, i);
+        if (i % 3 == 0) /* so that both parities come first */
+            rank_group_barrier(self, group);
+    }
+    FORK_CHECK(group->index < 100 && all->index < 200, "they went round");
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k7_an_index_goes_round_among_many(void **state)
+{
+    (void)state;
+    static const uint32_t counts[] = {2, 3, 8};
+    for (size_t i = 0; i < 3; i++)
+        forks_run(counts[i], index_main, forks_share(4096));
+}
+
+/* Where the numbers of epochs outgrow a part of a word, and the last of them. */
+static void far_epochs_main(const struct forks_self *self)
+{
+    static const uint64_t epochs[] = {
+        1,
+        (UINT64_C(1) << 24) - 1,
+        UINT64_C(1) << 24,
+        (UINT64_C(1) << 31) - 1,
+        UINT64_C(1) << 31,
+        (UINT64_C(1) << 32) - 1,
+        UINT64_C(1) << 32,
+        (UINT64_C(1) << 32) + 1,
+        UINT64_C(3) << 38,
+        COX_GROUP_EPOCH_MAX - 1,
+        COX_GROUP_EPOCH_MAX,
+    };
+    _Atomic uint64_t *met = self->context;
+    struct cox_group *group = rank_group_join(self), *all = NULL;
+    const struct cox_rank_set members = cox_rank_set_first(self->rank_count);
+    FORK_CHECK(cox_group_subgroup(group, "all", &members, &all, NULL) == 0, "subgroup");
+    uint64_t meeting = 0;
+    for (size_t i = 0; i < sizeof epochs / sizeof epochs[0]; i++) {
+        FORK_CHECK(cox_group_align(group, epochs[i]) == 0, "align %" PRIu64, epochs[i]);
+        for (uint64_t n = 0; n < 10; n++) {
+            gather_once(self, group, 64, n);
+            gather_once(self, all, 64, n);
+        }
+        await_count(met, meeting += self->rank_count);
+        if (self->rank == i % self->rank_count)
+            cox_group_abort(group);
+        int r = cox_group_barrier(group, rank_group_patience(), NULL);
+        FORK_CHECK(r == COX_ABORTED, "epoch %" PRIu64 ": %d", epochs[i], r);
+        r = cox_group_barrier(all, rank_group_patience(), NULL);
+        FORK_CHECK(r == COX_ABORTED, "epoch %" PRIu64 ": %d", epochs[i], r);
+        await_count(met, meeting += self->rank_count);
+    }
+    FORK_CHECK(cox_group_align(group, COX_GROUP_EPOCH_MAX) == COX_INVALID, "there is no more");
+    cox_group_leave(group);
+}
+
+static void k7_epochs_up_to_the_last(void **state)
+{
+    (void)state;
+    forks_run(4, far_epochs_main, forks_share(4096));
+}
+
 /* ---- subgroups ---- */
 
 static struct cox_group *subgroup_of(const struct forks_self *self, struct cox_group *group,
@@ -522,6 +602,91 @@ static void k6_k26_subgroups_that_cannot_be(void **state)
 {
     (void)state;
     forks_run(2, refusals_main, NULL);
+}
+
+/* Worlds of any size, with subgroups of ranks far apart: every third, and the two halves. */
+static void worlds_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join(self);
+    struct cox_rank_set third = {{0}}, half = {{0}};
+    uint32_t third_count = 0, half_count = 0, middle = (self->rank_count + 1) / 2;
+    for (uint32_t rank = 0; rank < self->rank_count; rank++) {
+        if (rank % 3 == self->rank % 3) {
+            cox_rank_set_add(&third, rank);
+            third_count++;
+        }
+        if (rank / middle == self->rank / middle) {
+            cox_rank_set_add(&half, rank);
+            half_count++;
+        }
+    }
+    struct cox_group *thirds = subgroup_of(self, group, "third", third),
+                     *halves = subgroup_of(self, group, "half", half);
+    FORK_CHECK(cox_group_rank_count(thirds) == third_count &&
+                   cox_group_rank(thirds) == self->rank / 3,
+               "third");
+    FORK_CHECK(cox_group_rank_count(halves) == half_count &&
+                   cox_group_rank(halves) == self->rank % middle,
+               "half");
+    for (uint64_t i = 0; i < 4; i++) {
+        gather_once(self, thirds, 100, i);
+        gather_once(self, group, 9, i);
+        gather_once(self, halves, 1500, i);
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k6_k25_worlds_of_odd_sizes_and_subgroups_of_them(void **state)
+{
+    (void)state;
+    static const uint32_t counts[] = {1, 3, 5, 7, 31, 63, 64, 65, 100, 127, 128};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        forks_run(counts[i], worlds_main, NULL);
+}
+
+/* Each rank has a thread in the group and one in each of two subgroups that overlap, at once. */
+struct beside {
+    const struct forks_self *self;
+    struct cox_group *group;
+    uint64_t rounds;
+    pthread_t thread;
+};
+
+static void *beside_main(void *context)
+{
+    struct beside *beside = context;
+    const struct forks_self *self = beside->self;
+    for (uint64_t i = 0; i < beside->rounds; i++) {
+        gather_once(self, beside->group, 1 + i % 1000, i);
+        rank_group_barrier(self, beside->group);
+    }
+    return NULL;
+}
+
+static void threads_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join(self);
+    const struct cox_rank_set low = {{0x7}}, high = {{0xe}};
+    struct beside besides[3] = {{self, group, 300, 0}};
+    uint32_t count = 1;
+    if (self->rank < 3)
+        besides[count++] = (struct beside){self, subgroup_of(self, group, "low", low), 200, 0};
+    if (self->rank > 0)
+        besides[count++] = (struct beside){self, subgroup_of(self, group, "high", high), 250, 0};
+    for (uint32_t i = 0; i < count; i++)
+        FORK_CHECK(pthread_create(&besides[i].thread, NULL, beside_main, &besides[i]) == 0,
+                   "thread");
+    for (uint32_t i = 0; i < count; i++)
+        pthread_join(besides[i].thread, NULL);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k6_b6_a_thread_in_each_of_overlapping_subgroups(void **state)
+{
+    (void)state;
+    forks_run(4, threads_main, NULL);
 }
 
 /* ---- at random ---- */
@@ -658,9 +823,13 @@ int main(void)
         TEST(b3_who_leaves_is_told),
         TEST(k7_epochs_do_not_mix),
         TEST(k7_more_operations_than_an_index_has_bits),
+        TEST(k7_an_index_goes_round_among_many),
+        TEST(k7_epochs_up_to_the_last),
         TEST(k6_b6_subgroups_beside_the_group),
         TEST(k6_b6_a_barrier_under_way_is_not_touched),
         TEST(k6_k26_subgroups_that_cannot_be),
+        TEST(k6_k25_worlds_of_odd_sizes_and_subgroups_of_them),
+        TEST(k6_b6_a_thread_in_each_of_overlapping_subgroups),
         TEST(k7_b2_aborts_timeouts_and_aligns_at_random),
         TEST(b1_k23_several_groups_at_once),
         TEST(k22_two_groups_in_one_process),

@@ -1,0 +1,289 @@
+/*
+ * rank_group_stop_test: one rank of a group is stopped at each of its steps, in each operation. The others, who cannot
+ * tell that from slowness, have their deadline, and name it; when it goes on, all align, and all works as before. And who
+ * is stopped while it joins is no rank of another life.
+ */
+#include "rank_group.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "channel/fault.h"
+#include "channel/peer.h"
+
+#if COX_TESTING
+
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
+
+#define VICTIM 1
+#define RANK_COUNT 4
+#define DEADLINE_MS 250
+
+struct step {
+    const char *point;
+    uint32_t passages[16]; /* ends with 0 */
+    bool by_sockets;
+};
+
+struct session {
+    const struct step *step;
+    uint32_t passage;
+    _Atomic uint32_t ended, timeouts, aligned;
+};
+
+/* "ranks 0, 2-3 did not": is this one of them? */
+static bool names(const char *text, uint32_t rank)
+{
+    while (*text && (*text < '0' || *text > '9'))
+        text++;
+    for (;;) {
+        char *end;
+        uint32_t first = (uint32_t)strtoul(text, &end, 10), last = first;
+        if (*end == '-')
+            last = (uint32_t)strtoul(end + 1, &end, 10);
+        if (rank >= first && rank <= last)
+            return true;
+        if (*end != ',')
+            return false;
+        text = end + 2;
+    }
+}
+
+static int fds_once(const struct forks_self *self, struct cox_group *group, uint32_t source,
+                    uint64_t deadline_ns, struct cox_error *err)
+{
+    int fds[RANK_COUNT] = {-1, -1, -1, -1}, got = -1, r;
+    _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
+    if (source == UINT32_MAX)
+        r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, deadline_ns, err);
+    else
+        r = cox_group_broadcast_fd(group, source, self->rank == source ? fd : -1, COX_GROUP_FD_KEEP,
+                                   &got, deadline_ns, err);
+    for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
+        cox_close_fd(&fds[rank]);
+    cox_close_fd(&got);
+    return r;
+}
+
+/* Every operation once, each within so long. */
+static int operations(const struct forks_self *self, struct cox_group *group, struct cox_group *all,
+                      uint64_t ms, struct cox_error *err)
+{
+    uint8_t value[1500] = {1}, values[1500 * RANK_COUNT];
+    int r = cox_group_barrier(group, cox_deadline_after_ms(ms), err);
+    if (r == 0)
+        r = cox_group_gather(group, value, 100, values, cox_deadline_after_ms(ms), err);
+    if (r == 0)
+        r = cox_group_barrier(all, cox_deadline_after_ms(ms), err);
+    if (r == 0)
+        r = fds_once(self, group, UINT32_MAX, cox_deadline_after_ms(ms), err);
+    if (r == 0)
+        r = fds_once(self, all, VICTIM, cox_deadline_after_ms(ms), err);
+    if (r == 0)
+        r = fds_once(self, group, 0, cox_deadline_after_ms(ms), err);
+    if (r == 0)
+        r = cox_group_gather(all, value, sizeof value, values, cox_deadline_after_ms(ms), err);
+    return r;
+}
+
+static void await(_Atomic uint32_t *word, uint32_t value)
+{
+    while (atomic_load(word) < value)
+        sched_yield();
+}
+
+static void stopped_main(const struct forks_self *self)
+{
+    struct session *session = self->context;
+    struct cox_group *all = NULL;
+    struct cox_rank_set members = cox_rank_set_first(RANK_COUNT);
+    struct cox_error err = {0};
+    char text[64];
+    if (session->step->by_sockets) {
+        struct sock_filter code[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_getfd, 0, 1),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        };
+        const struct sock_fprog program = {sizeof code / sizeof code[0], code};
+        FORK_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+                       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
+                   "seccomp");
+    }
+    struct cox_group *group = rank_group_join(self);
+    size_t before = test_count_fds();
+    snprintf(text, sizeof text, "%s:stop:%d:%" PRIu32, session->step->point, VICTIM,
+             session->passage);
+    cox_fault_arm(text);
+    FORK_CHECK(cox_group_subgroup(group, "all", &members, &all, NULL) == 0, "subgroup");
+    int r = 0;
+    for (int i = 0; r == 0 && i < 2; i++)
+        r = operations(self, group, all, self->rank == VICTIM ? TEST_PATIENCE_MS : DEADLINE_MS,
+                       &err);
+    FORK_CHECK(r == COX_ABORTED || (r == COX_TIMEOUT && self->rank != VICTIM), "%d %s", r,
+               err.text);
+    if (r == COX_TIMEOUT && names(err.text, VICTIM))
+        atomic_fetch_add(&session->timeouts, 1);
+    FORK_CHECK(cox_group_align(group, 10) == 0, "align");
+    atomic_fetch_add(&session->ended, 1);
+    await(&session->ended, RANK_COUNT);
+    err = (struct cox_error){0};
+    r = operations(self, group, all, TEST_PATIENCE_MS, &err);
+    FORK_CHECK(r == 0, "when it goes on: %d %s", r, err.text);
+    FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+/* On a busy machine a rank may be late before the victim comes to its step: then once more. */
+static bool stop_once(struct session *session)
+{
+    struct forks forks;
+    forks_start(&forks, RANK_COUNT, stopped_main, session);
+    bool stopped = false;
+    while (!stopped && atomic_load(&session->ended) < RANK_COUNT) {
+        stopped = cox_peer_stopped(forks.pids[VICTIM]);
+        sched_yield();
+    }
+    if (stopped) {
+        await(&session->ended, RANK_COUNT - 1);
+        assert_true(cox_peer_stopped(forks.pids[VICTIM]));
+        kill(forks.pids[VICTIM], SIGCONT);
+    }
+    forks_wait(&forks);
+    return stopped && atomic_load(&session->timeouts) > 0;
+}
+
+static void stop_all(const struct step *steps, size_t count)
+{
+    struct session *session = forks_share(sizeof *session);
+    for (size_t i = 0; i < count; i++)
+        for (const uint32_t *passage = steps[i].passages; *passage; passage++) {
+            bool done = false;
+            print_message("%s, passage %" PRIu32 "\n", steps[i].point, *passage);
+            for (int attempt = 0; !done && attempt < 20; attempt++) {
+                *session = (struct session){.step = &steps[i], .passage = *passage};
+                done = stop_once(session);
+            }
+            assert_true(done);
+        }
+    munmap(session, sizeof *session);
+}
+
+static void b2_b18_k26_stopped_in_an_operation(void **state)
+{
+    (void)state;
+    static const struct step steps[] = {
+        {"group.formed", {1}, false},
+        {"group.value", {1, 2, 3, 4, 6, 8, 9}, false},
+        {"group.arrived", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, false},
+        {"group.counted", {1, 3, 5}, false},
+        {"group.rings", {1}, false},
+        {"group.rung", {1}, false},
+        {"group.done", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, false},
+    };
+    stop_all(steps, sizeof steps / sizeof steps[0]);
+}
+
+static void b2_b18_stopped_with_fds_on_their_way(void **state)
+{
+    (void)state;
+    static const struct step steps[] = {
+        {"group.bound", {1, 2, 3}, true},       {"group.offered", {1, 3, 4, 6}, true},
+        {"group.accepted", {1, 2, 3, 4}, true}, {"group.arrived", {6, 7, 10, 11, 14, 15}, true},
+        {"group.done", {6, 7, 11}, true},
+    };
+    stop_all(steps, sizeof steps / sizeof steps[0]);
+}
+
+/* ---- lives ---- */
+
+struct life {
+    uint32_t rank;
+    uint64_t life, deadline_ms;
+    bool stops;
+    int expected;
+};
+
+static void life_main(const struct forks_self *self)
+{
+    const struct life *life = (const struct life *)self->context + self->rank;
+    struct cox_group *group = NULL;
+    struct cox_error err = {0};
+    const struct cox_group_options options = {.name = self->name,
+                                              .rank = life->rank,
+                                              .rank_count = 2,
+                                              .life = life->life,
+                                              .deadline_ns =
+                                                  cox_deadline_after_ms(life->deadline_ms)};
+    if (life->stops) {
+        char text[64];
+        snprintf(text, sizeof text, "group.claimed:stop:%" PRIu32 ":1", self->rank);
+        cox_fault_arm(text);
+    }
+    int r = cox_group_join(&options, &group, &err);
+    FORK_CHECK(r == life->expected, "rank %" PRIu32 " of life %" PRIu64 ": %d %s", life->rank,
+               life->life, r, err.text);
+    if (r == 0) {
+        rank_group_barrier(self, group);
+        rank_group_barrier(self, group);
+    }
+    cox_group_leave(group);
+}
+
+/* Rank 0 has made the file and said nothing yet. Ranks of the next life are none of its, and keep it no longer than
+ * their deadline; its own other rank comes later. */
+static void b1_k3_a_life_that_has_said_nothing_yet(void **state)
+{
+    (void)state;
+    static struct life lives[] = {{0, 1, TEST_PATIENCE_MS, true, 0},
+                                  {0, 2, 100, false, COX_TIMEOUT},
+                                  {1, 2, 100, false, COX_TIMEOUT},
+                                  {1, 1, TEST_PATIENCE_MS, false, 0}};
+    struct forks forks = {.count = 0};
+    test_unique_name(forks.name);
+    forks_add(&forks, 0, 2, life_main, lives);
+    while (!cox_peer_stopped(forks.pids[0]))
+        sched_yield();
+    for (uint32_t i = 1; i < 3; i++)
+        forks_add(&forks, i, 2, life_main, lives);
+    for (uint32_t i = 1; i < 3; i++)
+        assert_int_equal(forks_end(&forks, i), 0);
+    kill(forks.pids[0], SIGCONT);
+    forks_add(&forks, 3, 2, life_main, lives);
+    forks_wait(&forks);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(b2_b18_k26_stopped_in_an_operation),
+        TEST(b2_b18_stopped_with_fds_on_their_way),
+        TEST(b1_k3_a_life_that_has_said_nothing_yet),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+int main(void)
+{
+    return 77; /* no fault points in this build */
+}
+
+#endif
