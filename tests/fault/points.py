@@ -84,6 +84,7 @@ EXEMPT = {
     ("worker/worker.c", "worker_write_fault", "memcpy(base"): CALLERS,
     ("worker/worker.c", "worker_write_fault", "cox_wire_response_pack("): CALLERS,
     ("worker/serve.c", "call_opaque", "callbacks->opaque("): CALLERS,
+    ("worker/serve.c", "serve_opaque", "memcpy(slot"): "cox_lane_send behind it commits, and is in another file",
     ("worker/attach.c", "worker_ends_with_parent", "prctl("): "asks",
     ("worker/attach.c", "worker_follow_wrapper", "prctl("): "of this process alone; before attach.control",
     ("worker/worker.c", "cox_worker_free", "prctl("): "of this process alone",
