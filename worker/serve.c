@@ -469,7 +469,7 @@ COX_HOT static void lane_dispatch(struct cox_lane *lane, const struct cox_reques
     const struct cox_worker *worker = lane->worker;
     switch (message->execute_type) {
     case TYPE(MODEL_INIT):
-        cox_lane_serve_init(lane, request, message);
+        cox_lane_answer_init_request(lane, request, message);
         return;
     case TYPE(MODEL_INFER):
     case TYPE(MODEL_INFER_SECOND):

@@ -168,8 +168,8 @@ static int call_init(void *argument)
                                          call->err);
 }
 
-void cox_lane_serve_init(struct cox_lane *lane, const struct cox_request *request,
-                         const ExecuteRequest *message)
+void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_request *request,
+                                  const ExecuteRequest *message)
 {
     const struct cox_worker *worker = lane->worker;
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;

@@ -33,7 +33,7 @@ void cox_lane_fail(struct cox_lane *lane, ExecuteResponse *response, int status)
 void cox_lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
                      ExecuteResponse *response);
 
-void cox_lane_serve_init(struct cox_lane *lane, const struct cox_request *request,
-                         const ExecuteRequest *message);
+void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_request *request,
+                                  const ExecuteRequest *message);
 
 #endif

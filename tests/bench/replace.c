@@ -31,7 +31,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "../../coordinator/recovery.h"
+#include "../../coordinator/serving/recovery.h"
 #include "../../worker/batch.h"
 #include "../../worker/group.h"
 #include "../../worker/worker.h"

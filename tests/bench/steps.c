@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../coordinator/message.h"
-#include "../../coordinator/plan.h"
+#include "../../coordinator/serving/message.h"
+#include "../../coordinator/serving/plan.h"
 #include "../../proto/wire.h"
 #include "group.h"
 #include "proto/executor.pb-c.h"

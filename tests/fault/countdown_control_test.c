@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "channel/door.h"
-#include "coordinator/client.h"
-#include "coordinator/service.h"
+#include "coordinator/command/client.h"
+#include "coordinator/serving/service.h"
 #include "proto/control.pb-c.h"
 
 static char runtime[64];

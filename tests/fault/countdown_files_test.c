@@ -12,11 +12,11 @@
 
 #include <jansson.h>
 
-#include "coordinator/message.h"
-#include "coordinator/options.h"
-#include "coordinator/plan.h"
-#include "coordinator/prompts.h"
-#include "coordinator/tokenizer.h"
+#include "coordinator/serving/message.h"
+#include "coordinator/command/options.h"
+#include "coordinator/serving/plan.h"
+#include "coordinator/command/prompts.h"
+#include "coordinator/command/tokenizer.h"
 #include "model/checkpoint.h"
 #include "model/file.h"
 #include "worker/model/model.h"

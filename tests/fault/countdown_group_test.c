@@ -11,14 +11,14 @@
 #include <unistd.h>
 
 #include "coordinator/collect.h"
-#include "coordinator/console.h"
-#include "coordinator/crew.h"
+#include "coordinator/command/console.h"
+#include "coordinator/command/crew.h"
 #include "coordinator/executor.h"
 #include "coordinator/faults.h"
 #include "coordinator/gathering.h"
 #include "coordinator/launch.h"
 #include "coordinator/operations.h"
-#include "coordinator/scheduler.h"
+#include "coordinator/serving/scheduler.h"
 #include "coordinator/supervise.h"
 
 #define RANK_COUNT 2

@@ -2,8 +2,8 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include "coordinator/lora.h"
-#include "coordinator/recovery.h"
+#include "coordinator/serving/lora.h"
+#include "coordinator/serving/recovery.h"
 
 static struct test_group *group;
 

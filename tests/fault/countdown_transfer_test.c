@@ -5,8 +5,8 @@
 #include <errno.h>
 
 #include "coordinator/executor_internal.h"
-#include "coordinator/group_links.h"
-#include "coordinator/transfers.h"
+#include "coordinator/serving/group_links.h"
+#include "coordinator/serving/transfers.h"
 #include "proto/executor.pb-c.h"
 
 #define RANK_COUNT 2

@@ -4,7 +4,7 @@
 #include "testing.h"
 
 #include "channel/memory/queue.h"
-#include "coordinator/shared_weights.h"
+#include "coordinator/serving/shared_weights.h"
 #include "worker/rank_weights.h"
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"

@@ -100,15 +100,15 @@ EXEMPT = {
     ("coordinator/launch.c", "cox_launch_kill_group", "SYS_pidfd_send_signal"): "what others see of it is the end of a process",
     ("coordinator/launch.c", "cox_launch_kill_group", "kill("): "what others see of it is the end of a process",
     ("coordinator/launch.c", "cox_launch", "SYS_pidfd_send_signal"): "ends a process that nobody has heard of yet",
-    ("coordinator/probe.c", "cox_probe_unnamed_file", "linkat("): "a file of doctor's own, no part of a group",
-    ("coordinator/probe.c", "cox_probe_unnamed_file", "unlink("): "a file of doctor's own, no part of a group",
-    ("coordinator/probe.c", "memory_make", "ftruncate("): "memory of doctor's own, no part of a group",
-    ("coordinator/probe.c", "folder_bind", "bind("): "a socket of doctor's own, no part of a group",
-    ("coordinator/probe.c", "folder_bind", "unlinkat("): "a socket of doctor's own, no part of a group",
-    ("coordinator/probe.c", "cox_probe_child_pidfd", "SYS_clone"): "a child of doctor's own, no part of a group",
-    ("coordinator/probe.c", "cox_probe_pidfd_getfd", "fork("): "children of doctor's own, no part of a group",
-    ("coordinator/probe.c", "cox_probe_pidfd_getfd", "prctl("): "children of doctor's own, no part of a group",
-    ("coordinator/probe.c", "fetch", "SYS_pidfd_getfd"): "of a child of doctor's own",
+    ("coordinator/command/probe.c", "cox_probe_unnamed_file", "linkat("): "a file of doctor's own, no part of a group",
+    ("coordinator/command/probe.c", "cox_probe_unnamed_file", "unlink("): "a file of doctor's own, no part of a group",
+    ("coordinator/command/probe.c", "memory_make", "ftruncate("): "memory of doctor's own, no part of a group",
+    ("coordinator/command/probe.c", "folder_bind", "bind("): "a socket of doctor's own, no part of a group",
+    ("coordinator/command/probe.c", "folder_bind", "unlinkat("): "a socket of doctor's own, no part of a group",
+    ("coordinator/command/probe.c", "cox_probe_child_pidfd", "SYS_clone"): "a child of doctor's own, no part of a group",
+    ("coordinator/command/probe.c", "cox_probe_pidfd_getfd", "fork("): "children of doctor's own, no part of a group",
+    ("coordinator/command/probe.c", "cox_probe_pidfd_getfd", "prctl("): "children of doctor's own, no part of a group",
+    ("coordinator/command/probe.c", "fetch", "SYS_pidfd_getfd"): "of a child of doctor's own",
     ("worker/group_exchange.c", "fd_take", "SYS_pidfd_getfd"): CALLERS,
     ("worker/group_exchange.c", "fds_take", "fd_take("): CALLERS,
     ("coordinator/watched.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
@@ -140,7 +140,8 @@ def calls_of(body):
 
 def sources():
     files = {}
-    for folder in ("channel", "channel/memory", "model", "worker", "worker/model", "coordinator"):
+    for folder in ("channel", "channel/memory", "model", "worker", "worker/model", "coordinator", "coordinator/serving",
+                   "coordinator/command"):
         for path in sorted((ROOT / folder).glob("*.[ch]")):
             files[f"{folder}/{path.name}"] = path.read_text()
     return files

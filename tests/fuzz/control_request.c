@@ -2,8 +2,8 @@
  * and unpack to the same bytes again. */
 #include "fuzz.h"
 
-#include "coordinator/client.h"
-#include "coordinator/stream.h"
+#include "coordinator/command/client.h"
+#include "coordinator/serving/stream.h"
 #include "proto/control.pb-c.h"
 #include "proto/wire.h"
 

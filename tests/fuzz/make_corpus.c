@@ -14,7 +14,7 @@
 #include "channel/reply.h"
 #include "channel/request.h"
 #include "channel/truth.h"
-#include "coordinator/stream.h"
+#include "coordinator/serving/stream.h"
 #include "memory.h"
 #include "proto/control.pb-c.h"
 #include "proto/wire.h"

@@ -2,7 +2,7 @@
 #include "fuzz.h"
 
 #include "channel/geometry.h"
-#include "coordinator/options.h"
+#include "coordinator/command/options.h"
 #include "worker/worker.h"
 
 #include <inttypes.h>

@@ -3,8 +3,8 @@
 #include "async_model.h"
 #include "testing.h"
 
-#include "coordinator/recovery.h"
-#include "coordinator/scheduler.h"
+#include "coordinator/serving/recovery.h"
+#include "coordinator/serving/scheduler.h"
 
 #include <inttypes.h>
 #include <stdatomic.h>

@@ -2,7 +2,7 @@
 #include "handle_peer.h"
 
 #include "channel/door.h"
-#include "coordinator/command.h"
+#include "coordinator/command/command.h"
 
 #include <fcntl.h>
 #include <signal.h>

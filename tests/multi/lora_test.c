@@ -4,7 +4,7 @@
  */
 #include "testing.h"
 
-#include "coordinator/lora.h"
+#include "coordinator/serving/lora.h"
 #include "model/config.h"
 #include "proto/executor.pb-c.h"
 #include "tests/unit/model_fixture.h"

@@ -2,7 +2,7 @@
 #include "testing.h"
 
 #include "channel/thread.h"
-#include "coordinator/recovery.h"
+#include "coordinator/serving/recovery.h"
 
 #include <inttypes.h>
 #include <pthread.h>

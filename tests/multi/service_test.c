@@ -3,9 +3,9 @@
 #include "testing.h"
 
 #include "channel/truth.h"
-#include "coordinator/client.h"
+#include "coordinator/command/client.h"
 #include "coordinator/executor_internal.h"
-#include "coordinator/service.h"
+#include "coordinator/serving/service.h"
 #include "proto/control.pb-c.h"
 
 #include <poll.h>

@@ -5,9 +5,9 @@
  */
 #include "testing.h"
 
-#include "coordinator/recovery.h"
-#include "coordinator/scheduler.h"
-#include "coordinator/shared_weights.h"
+#include "coordinator/serving/recovery.h"
+#include "coordinator/serving/scheduler.h"
+#include "coordinator/serving/shared_weights.h"
 #include "tests/unit/model_fixture.h"
 #include "worker/engine.h"
 

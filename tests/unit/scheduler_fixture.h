@@ -7,7 +7,7 @@
 #ifndef COX_TESTS_UNIT_SCHEDULER_FIXTURE_H
 #define COX_TESTS_UNIT_SCHEDULER_FIXTURE_H
 
-#include "coordinator/scheduler.h"
+#include "coordinator/serving/scheduler.h"
 #include "worker/table.h"
 
 #include <pthread.h>

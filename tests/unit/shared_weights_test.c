@@ -2,9 +2,9 @@
  * shared_weights: one version after the other, with the rank of scheduler_fixture.h, and a subscriber as the ranks have
  * one.
  */
-#include "coordinator/shared_weights.h"
+#include "coordinator/serving/shared_weights.h"
 #include "channel/memory/queue.h"
-#include "coordinator/serving.h"
+#include "coordinator/serving/serving.h"
 #include "model/block.h"
 #include "model/digest.h"
 #include "tests/unit/model_fixture.h"

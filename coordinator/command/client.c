@@ -1,0 +1,298 @@
+#include "client.h"
+
+#include "../../channel/door.h"
+#include "../../channel/geometry.h"
+#include "proto/control.pb-c.h"
+
+#include <dirent.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SUFFIX ".door"
+#define REPLY_ARENA_MAX ((size_t)96 << 20)
+#define LISTED_SIZE 600
+#define WATCH_ASK_MS 5000
+#define WATCH_MISSES 2
+
+typedef CoxswainControl__ControlRequest control_request;
+typedef CoxswainControl__ControlReply control_reply;
+
+/* ---- connections ---- */
+
+void cox_client_init(struct cox_client *client, int fd)
+{
+    *client = (struct cox_client)COX_CLIENT_NONE;
+    cox_stream_init(&client->stream, fd);
+}
+
+void cox_client_close(struct cox_client *client)
+{
+    cox_stream_deinit(&client->stream);
+    cox_arena_deinit(&client->arena);
+}
+
+int cox_client_open_path(struct cox_client *client, const char *path, uint64_t deadline_ns,
+                         struct cox_error *err)
+{
+    const struct cox_logon logon = {.role = COX_DOOR_COMMAND};
+    struct cox_door_session session;
+    int r = cox_door_connect(path, &logon, deadline_ns, &session, err);
+    if (r)
+        return r;
+    cox_client_init(client, cox_steal_fd(&session.fd));
+    cox_door_session_close(&session);
+    return 0;
+}
+
+/* The group whose door this entry is; false: it is none. */
+static bool group_of(const char *entry, char *name, size_t name_size)
+{
+    size_t length = strlen(entry), suffix = strlen(SUFFIX);
+    if (length <= suffix || strcmp(entry + length - suffix, SUFFIX) != 0 ||
+        length - suffix >= name_size)
+        return false;
+    memcpy(name, entry, length - suffix);
+    name[length - suffix] = '\0';
+    return true;
+}
+
+/* The folder that doors are in. */
+static int folder_find(char folder[COX_DOOR_PATH_SIZE], struct cox_error *err)
+{
+    int r = cox_door_find("x", folder, err);
+    if (!r)
+        *strrchr(folder, '/') = '\0';
+    return r;
+}
+
+/* Opens each door in turn; the one open at the end is the last live one's. listed names them. */
+static int doors_try(struct cox_client *client, const char *folder, DIR *stream,
+                     uint64_t deadline_ns, char *listed, size_t listed_size, uint32_t *ret_count,
+                     struct cox_error *err)
+{
+    *ret_count = 0;
+    for (;;) {
+        errno = 0;
+        const struct dirent *entry = readdir(stream);
+        if (!entry)
+            return errno ? cox_fail(err, -errno, "%s: %s", folder, cox_status_text(-errno)) : 0;
+        char name[256], path[COX_DOOR_PATH_SIZE + sizeof entry->d_name];
+        struct cox_client other = COX_CLIENT_NONE;
+        if (!group_of(entry->d_name, name, sizeof name))
+            continue;
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        struct cox_error error = {0};
+        int r = cox_client_open_path(&other, path, deadline_ns, &error);
+        if (r == COX_CLOSED || r == COX_NOT_FOUND) /* what a dead one left */
+            continue;
+        if (r)
+            return cox_fail(err, r, "the group '%s': %.800s", name, error.text);
+        size_t used = strlen(listed);
+        const char *comma = used ? ", " : "";
+        /* A long name is cut in its socket's (cox_door_find), and then is none. */
+        int size = cox_name_check(name, NULL)
+                       ? snprintf(listed + used, listed_size - used, "%s%s (with --door %s)", comma,
+                                  name, path)
+                       : snprintf(listed + used, listed_size - used, "%s%s", comma, name);
+        if (size < 0 || (size_t)size >= listed_size - used)
+            listed[used] = '\0'; /* whole ones only */
+        cox_client_close(client);
+        *client = other;
+        ++*ret_count;
+    }
+}
+
+static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)
+{
+    char folder[COX_DOOR_PATH_SIZE], listed[LISTED_SIZE] = "";
+    uint32_t count = 0;
+    int r = folder_find(folder, err);
+    if (r)
+        return r;
+    DIR *stream = opendir(folder);
+    if (!stream && errno != ENOENT) {
+        r = -errno;
+        return cox_fail(err, r, "%s: %s", folder, cox_status_text(r));
+    }
+    if (stream) {
+        r = doors_try(client, folder, stream, deadline_ns, listed, sizeof listed, &count, err);
+        closedir(stream);
+    }
+    if (!r && count == 0)
+        r = cox_fail(err, COX_NOT_FOUND, "no group is alive that has a door in %s", folder);
+    if (!r && count > 1)
+        r = cox_fail(err, COX_INVALID, "%" PRIu32 " groups are alive: say which with --name: %s",
+                     count, listed);
+    if (r)
+        cox_client_close(client);
+    return r;
+}
+
+int cox_client_open(struct cox_client *client, const char *name, uint64_t deadline_ns,
+                    struct cox_error *err)
+{
+    char path[COX_DOOR_PATH_SIZE];
+    if (!name)
+        return open_only(client, deadline_ns, err);
+    struct cox_error error = {0};
+    int r = cox_door_find(name, path, err);
+    if (r)
+        return r;
+    r = cox_client_open_path(client, path, deadline_ns, &error);
+    if (r == COX_NOT_FOUND || r == COX_CLOSED)
+        return cox_fail(err, COX_NOT_FOUND, "no group '%s' is alive: nobody is at %.800s", name,
+                        path);
+    return r ? cox_fail(err, r, "the group '%s': %.800s", name, error.text) : 0;
+}
+
+/* ---- requests ---- */
+
+int cox_client_error(const struct CoxswainControl__Error *told, struct cox_error *err)
+{
+    /* A code that is none of ours is a failure all the same. */
+    int code = told->code < COX_STATUS_COUNT && told->code != 0 ? told->code : COX_REJECTED;
+    char text[sizeof err->text];
+    snprintf(text, sizeof text, "%s", told->text ? told->text : "");
+    cox_text_trim(text);
+    cox_client_clean_text(text);
+    return cox_fail(err, code, "%s", text[0] ? text : cox_status_text(code));
+}
+
+int cox_client_next(struct cox_client *client, struct CoxswainControl__ControlReply **ret_reply,
+                    struct cox_error *err)
+{
+    const uint8_t *bytes;
+    size_t size;
+    int r = cox_stream_next(&client->stream, &bytes, &size);
+    if (r == COX_EMPTY)
+        return r;
+    cox_arena_deinit(&client->arena);
+    if (!r)
+        r = cox_arena_init(&client->arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_wire_control_reply_unpack(&client->arena, bytes, size, ret_reply);
+    return r ? cox_fail(err, r, "what the group answers makes no sense: %s", cox_status_text(r))
+             : 0;
+}
+
+static int reply_await(struct cox_client *client, uint64_t deadline_ns, control_reply **ret_reply,
+                       struct cox_error *err)
+{
+    for (;;) {
+        int r = cox_stream_flush(&client->stream);
+        if (!r)
+            r = cox_client_next(client, ret_reply, err);
+        if (r == COX_CLOSED)
+            return cox_fail(err, r, "the group has ended, its coordinator is gone");
+        if (r != COX_EMPTY)
+            return r < 0 ? cox_fail(err, r, "the connection to the group: %s", cox_status_text(r))
+                         : r;
+        uint64_t now = cox_now_ns();
+        if (now >= deadline_ns)
+            return cox_fail(err, COX_TIMEOUT, "the group's coordinator does not answer");
+        struct pollfd fd = {.fd = client->stream.fd, .events = POLLIN};
+        if (cox_stream_pending(&client->stream))
+            fd.events |= POLLOUT;
+        uint64_t left_ms = (deadline_ns - now) / COX_NSEC_PER_MSEC + 1;
+        int count = poll(&fd, 1, left_ms > 60000 ? 60000 : (int)left_ms);
+        if (count < 0 && errno != EINTR)
+            return cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
+        if (count > 0 && (fd.revents & ~POLLOUT))
+            r = cox_stream_fill(&client->stream);
+        if (r == COX_CLOSED)
+            return cox_fail(err, r, "the group has ended, its coordinator is gone");
+        if (r != COX_EMPTY && r)
+            return cox_fail(err, r, "the connection to the group: %s", cox_status_text(r));
+    }
+}
+
+int cox_client_ask(struct cox_client *client, const struct CoxswainControl__ControlRequest *request,
+                   uint64_t deadline_ns, struct CoxswainControl__ControlReply **ret_reply,
+                   struct cox_error *err)
+{
+    int r = cox_stream_put(&client->stream, &request->base);
+    if (r)
+        return cox_fail(err, r, "the request: %s", cox_status_text(r));
+    control_reply *reply;
+    r = reply_await(client, deadline_ns, &reply, err);
+    if (r)
+        return r;
+    if (reply->reply_case == COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ERROR)
+        return cox_client_error(reply->error, err);
+    *ret_reply = reply;
+    return 0;
+}
+
+int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
+                      struct CoxswainControl__StatusReply **ret_status, struct cox_error *err)
+{
+    CoxswainControl__StatusRequest status = COXSWAIN_CONTROL__STATUS_REQUEST__INIT;
+    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS;
+    request.status = &status;
+    control_reply *reply;
+    int r = cox_client_ask(client, &request, deadline_ns, &reply, err);
+    if (r)
+        return r;
+    if (reply->reply_case != COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS)
+        return cox_fail(err, COX_CORRUPT, "the group answered something else than its status");
+    *ret_status = reply->status;
+    return 0;
+}
+
+int cox_client_watch(struct cox_watch *watch, struct cox_error *err)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
+    CoxswainControl__StatusReply *status;
+    struct cox_error error = {0};
+    uint64_t deadline_ns = cox_deadline_after_ms(WATCH_ASK_MS);
+    int r = cox_client_open(&client, watch->name, deadline_ns, &error);
+    if (!r)
+        r = cox_client_status(&client, deadline_ns, &status, &error);
+    /* Its end is told by the end of the connection that is waited on. */
+    watch->misses = r == COX_TIMEOUT ? watch->misses + 1 : 0;
+    return watch->misses < WATCH_MISSES
+               ? 0
+               : cox_fail(err, COX_TIMEOUT,
+                          "the coordinator of the group '%s' lives and does not answer: it is "
+                          "stopped, or stuck; what was printed is right",
+                          watch->name);
+}
+
+/* ---- text ---- */
+
+/* Bytes of a well-formed character of more than one byte, 0: it is none. */
+static size_t character_size(const unsigned char *at)
+{
+    size_t size = at[0] >= 0xc2 && at[0] <= 0xdf   ? 2
+                  : (at[0] & 0xf0) == 0xe0         ? 3
+                  : at[0] >= 0xf0 && at[0] <= 0xf4 ? 4
+                                                   : 0;
+    for (size_t i = 1; i < size; i++)
+        if ((at[i] & 0xc0) != 0x80)
+            return 0;
+    /* Too long for its character, a surrogate, above the last one; C1 controls. */
+    if ((at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f) ||
+        (at[0] == 0xf0 && at[1] < 0x90) || (at[0] == 0xf4 && at[1] > 0x8f) ||
+        (at[0] == 0xc2 && at[1] < 0xa0))
+        return 0;
+    return size;
+}
+
+void cox_client_clean_text(char *text)
+{
+    for (unsigned char *at = (unsigned char *)text; *at;) {
+        size_t size = *at < 0x80 ? 0 : character_size(at);
+        if (size) {
+            at += size;
+            continue;
+        }
+        if ((*at < 0x20 && *at != '\n' && *at != '\t') || *at >= 0x7f)
+            *at = '?';
+        at++;
+    }
+}

@@ -1,0 +1,74 @@
+/*
+ * client: a command's end of a control connection to a running group (proto/control.proto).
+ *
+ * Threads: one at a time.
+ * Ownership: what a reply points to is lent until the next call on the same client.
+ * Blocks: open and ask until their deadline.
+ * Bytes of the group are input: what makes no sense is COX_CORRUPT.
+ * If the process dies: the kernel closes the connection, and the group forgets what it asked.
+ */
+#ifndef COX_COORDINATOR_CLIENT_H
+#define COX_COORDINATOR_CLIENT_H
+
+#include "../../channel/base.h"
+#include "../../proto/wire.h"
+#include "../serving/stream.h"
+
+struct CoxswainControl__ControlRequest;
+struct CoxswainControl__ControlReply;
+struct CoxswainControl__StatusReply;
+
+struct cox_client {
+    struct cox_stream stream;
+    struct cox_arena arena;
+};
+
+#define COX_CLIENT_NONE                                                                            \
+    {                                                                                              \
+        .stream = {.fd = -1 }                                                                      \
+    }
+
+/* Takes a connection that was welcomed already. */
+void cox_client_init(struct cox_client *client, int fd);
+void cox_client_close(struct cox_client *client); /* idempotent, a COX_CLIENT_NONE is fine */
+
+/* Connects to a door. Returns what cox_door_connect returns. */
+int cox_client_open_path(struct cox_client *client, const char *path, uint64_t deadline_ns,
+                         struct cox_error *err);
+/* By the group's name. NULL: of the only live group in the folder: COX_NOT_FOUND: there is none;
+ * COX_INVALID: there are several, err lists them. */
+int cox_client_open(struct cox_client *client, const char *name, uint64_t deadline_ns,
+                    struct cox_error *err);
+
+/* Sends a request and waits for one reply. Returns 0; COX_CLOSED: the group is gone; COX_TIMEOUT;
+ * COX_CORRUPT; -ENOMEM; -errno; and what an error of the group says. */
+int cox_client_ask(struct cox_client *client, const struct CoxswainControl__ControlRequest *request,
+                   uint64_t deadline_ns, struct CoxswainControl__ControlReply **ret_reply,
+                   struct cox_error *err);
+/* The next reply, if it has come. Returns 0; COX_EMPTY: fill the stream first; COX_CORRUPT;
+ * -ENOMEM. */
+int cox_client_next(struct cox_client *client, struct CoxswainControl__ControlReply **ret_reply,
+                    struct cox_error *err);
+int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
+                      struct CoxswainControl__StatusReply **ret_status, struct cox_error *err);
+
+/* Of a group that owes answers and says nothing: prompts may wait as long as somebody pauses it, but a
+ * coordinator that is stopped or stuck does not tell even how it is. */
+struct cox_watch {
+    const char *name;
+    uint32_t misses; /* in a row */
+};
+/* How long to wait for an answer before each look. */
+#define COX_WATCH_MS 10000
+/* Asks it over a connection of its own, for 5 s at most. Returns 0: it answers, or did until a moment ago;
+ * COX_TIMEOUT: it did not several times in a row. */
+int cox_client_watch(struct cox_watch *watch, struct cox_error *err);
+
+/* The error that another process told, as one of ours. Never 0. */
+struct CoxswainControl__Error;
+int cox_client_error(const struct CoxswainControl__Error *told, struct cox_error *err);
+
+/* Text of another process, for people: what is no printable UTF-8 becomes '?'; newlines stay. */
+void cox_client_clean_text(char *text);
+
+#endif

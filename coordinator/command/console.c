@@ -1,0 +1,240 @@
+#include "console.h"
+
+#include "../../channel/thread.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BAR_WIDTH 40
+#define REDRAW_NS (50 * COX_NSEC_PER_MSEC)
+/* Bytes of lines that may wait: the burst of a stack trace from every rank of a large group. What the program itself
+ * says has a little more room than the workers' lines, since it says what came of them. */
+#define LINES_SIZE_MAX (256u << 10)
+#define SAYS_SIZE_MAX (LINES_SIZE_MAX + (64u << 10))
+#define CLEAR "\r\033[K"
+
+struct line {
+    struct line *next;
+    uint64_t dropped; /* lines that were between the one before and this one */
+    size_t size;
+    char text[]; /* with its newline */
+};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* never held over a write */
+static pthread_cond_t filled = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t written; /* on CLOCK_MONOTONIC */
+static bool threaded, writing;
+static struct line *first, *last;
+static size_t waiting_size;
+static uint64_t dropped;               /* since the last line that was taken */
+static uint64_t bar_done, bar_total;   /* total 0: no bar */
+static bool bar_changed, bar_is_there; /* on the terminal, as far as the queue has come */
+static uint64_t bar_drawn_ns;
+
+static void bar_text(char *text, size_t text_size, uint64_t done, uint64_t total)
+{
+    char bar[BAR_WIDTH + 1];
+    int full = (int)(done * BAR_WIDTH / total);
+    for (int i = 0; i < BAR_WIDTH; i++)
+        bar[i] = i < full ? '#' : '.';
+    bar[BAR_WIDTH] = 0;
+    snprintf(text, text_size, "\r[%s] %" PRIu64 "/%" PRIu64 "\033[K", bar, done, total);
+}
+
+/* One write, unless the kernel takes less. */
+static void write_whole(const char *text, size_t size)
+{
+    while (size > 0) {
+        ssize_t done = write(STDERR_FILENO, text, size);
+        if (done < 0 && errno == EAGAIN) { /* somebody else made it non-blocking */
+            struct pollfd fd = {.fd = STDERR_FILENO, .events = POLLOUT};
+            poll(&fd, 1, -1);
+        } else if (done < 0 && errno != EINTR) {
+            return; /* nobody reads it any more */
+        } else if (done > 0) {
+            text += done;
+            size -= (size_t)done;
+        }
+    }
+}
+
+/* The next piece for the terminal: what was lost, a line, the bar below. lock is held. NULL: nothing; or no memory, and
+ * a line the less. */
+static char *piece_take(size_t *ret_size)
+{
+    struct line *line = first;
+    uint64_t lost = line ? line->dropped : dropped;
+    char note[128] = "", bar[BAR_WIDTH + 64] = "";
+    if (lost)
+        snprintf(note, sizeof note,
+                 "coxswain: %" PRIu64 " lines are lost: nobody read standard error in time\n",
+                 lost);
+    if (bar_total)
+        bar_text(bar, sizeof bar, bar_done, bar_total);
+    const char *clear = bar_is_there ? CLEAR : "";
+    char *piece = NULL;
+    int size = asprintf(&piece, "%s%s%.*s%s", clear, note, line ? (int)line->size : 0,
+                        line ? line->text : "", bar);
+    bar_is_there = bar_total > 0;
+    bar_changed = false;
+    if (line) {
+        first = line->next;
+        last = first ? last : NULL;
+        waiting_size -= line->size;
+        free(line);
+    } else {
+        dropped = 0;
+    }
+    *ret_size = (size_t)size;
+    return size < 0 ? NULL : piece;
+}
+
+/* lock is held; it is let go of while a piece is written. */
+static void pieces_write(void)
+{
+    while (first || dropped || bar_changed) {
+        size_t size;
+        char *piece = piece_take(&size);
+        writing = true;
+        pthread_mutex_unlock(&lock);
+        if (piece)
+            write_whole(piece, size);
+        free(piece);
+        pthread_mutex_lock(&lock);
+        writing = false;
+    }
+}
+
+static void *writer_main(void *argument)
+{
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        pieces_write();
+        pthread_cond_broadcast(&written);
+        pthread_cond_wait(&filled, &lock);
+    }
+    return argument;
+}
+
+static void writer_start(void)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&written, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    pthread_t thread;
+    bool started = cox_thread_start(&thread, writer_main, NULL) == 0;
+    if (started)
+        pthread_detach(thread);
+    pthread_mutex_lock(&lock);
+    threaded = started;
+    pthread_mutex_unlock(&lock);
+}
+
+void cox_console_start(void)
+{
+    pthread_once(&once, writer_start);
+}
+
+bool cox_console_flush(uint64_t deadline_ns)
+{
+    const struct timespec deadline = cox_deadline_timespec(deadline_ns);
+    int e = 0;
+    pthread_mutex_lock(&lock);
+    while (threaded && (first || dropped || bar_changed || writing) && e != ETIMEDOUT)
+        e = pthread_cond_timedwait(&written, &lock, &deadline);
+    bool all = !first && !dropped && !writing;
+    pthread_mutex_unlock(&lock);
+    return all;
+}
+
+/* lock is held: something is there to be written. */
+static void wake(void)
+{
+    if (threaded)
+        pthread_cond_signal(&filled);
+    else if (!writing)
+        pieces_write();
+}
+
+static void line_add(const char *prefix, size_t size_max, const char *format, va_list args)
+{
+    char *text = NULL;
+    int size = vasprintf(&text, format, args);
+    size_t prefix_size = strlen(prefix), whole = prefix_size + (size_t)size + 1;
+    struct line *line = size < 0 ? NULL : malloc(sizeof *line + whole);
+    if (line) {
+        *line = (struct line){.size = whole};
+        memcpy(line->text, prefix, prefix_size);
+        memcpy(line->text + prefix_size, text, (size_t)size);
+        line->text[whole - 1] = '\n';
+    }
+    if (size >= 0)
+        free(text);
+    pthread_mutex_lock(&lock);
+    if (line && waiting_size + whole <= size_max) {
+        line->dropped = dropped;
+        dropped = 0;
+        waiting_size += whole;
+        if (last)
+            last->next = line;
+        else
+            first = line;
+        last = line;
+        line = NULL;
+    } else {
+        dropped++;
+    }
+    wake();
+    pthread_mutex_unlock(&lock);
+    free(line);
+}
+
+void cox_console_say(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    line_add("coxswain: ", SAYS_SIZE_MAX, format, args);
+    va_end(args);
+}
+
+void cox_console_line(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    line_add("", LINES_SIZE_MAX, format, args);
+    va_end(args);
+}
+
+void cox_console_progress(uint64_t done, uint64_t total)
+{
+    if (!isatty(STDERR_FILENO))
+        return;
+    pthread_mutex_lock(&lock);
+    bar_done = done;
+    bar_total = total;
+    uint64_t now = cox_now_ns();
+    if (now - bar_drawn_ns >= REDRAW_NS) {
+        bar_drawn_ns = now;
+        bar_changed = true;
+        wake();
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void cox_console_progress_end(void)
+{
+    pthread_mutex_lock(&lock);
+    bar_changed = bar_total > 0;
+    bar_total = 0;
+    wake();
+    pthread_mutex_unlock(&lock);
+}

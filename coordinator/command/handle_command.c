@@ -1,0 +1,308 @@
+/* coxswain handle: what a by-value handle says, and whether it opens here. */
+#include "command.h"
+
+#include "../../channel/door.h"
+#include "../../channel/handle_internal.h"
+#include "console.h"
+
+#include <ctype.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#define DEADLINE_MS 1000
+#define DUMP_SIZE_DEFAULT 64
+#define DUMP_SIZE_MAX (UINT64_C(1) << 20)
+#define ROW_SIZE 16
+/* Of a file: 128 digits with any blanks between them. */
+#define TEXT_SIZE_MAX 1024
+
+struct handle_options {
+    const char *file;
+    const char *door_path;
+    const char *name;
+    uint64_t dump_size;
+    bool hex;
+    char found[COX_DOOR_PATH_SIZE]; /* the door of `name` */
+};
+
+static void help(FILE *file)
+{
+    fprintf(
+        file,
+        "Usage: coxswain handle [OPTION]... FILE\n"
+        "\n"
+        "Reads the 64 bytes of a by-value handle from FILE (-: standard input), says what is in\n"
+        "them and whether its exporter lives, opens the handle as a worker would, says which way\n"
+        "that went, and prints the first bytes of the memory.\n"
+        "\n"
+        "      --hex        FILE has the handle as 128 hexadecimal digits; blanks do not count\n"
+        "      --bytes N    print at most N bytes of the memory (default %d, 0: none)\n"
+        "      --door PATH  where to ask for it when pidfd_getfd is missing or denied\n"
+        "      --name NAME  the same: the door of this group\n"
+        "  -h, --help       this text\n",
+        DUMP_SIZE_DEFAULT);
+    cox_exit_help(file);
+}
+
+/* ---- the file ---- */
+
+static int text_read(const char *path, char *text, size_t *ret_size, struct cox_error *err)
+{
+    bool standard = strcmp(path, "-") == 0;
+    _cox_cleanup_(cox_close_fd) int own = standard ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    int fd = standard ? STDIN_FILENO : own;
+    size_t size = 0;
+    ssize_t length = fd < 0 ? -1 : 0;
+    while (fd >= 0 && size < TEXT_SIZE_MAX) {
+        length = read(fd, text + size, TEXT_SIZE_MAX - size);
+        if (length <= 0 && !(length < 0 && errno == EINTR))
+            break;
+        size += length > 0 ? (size_t)length : 0;
+    }
+    if (length < 0) {
+        int e = errno;
+        return cox_fail(err, COX_INVALID, "%.200s: %s", path, cox_status_text(-e));
+    }
+    *ret_size = size;
+    return 0;
+}
+
+static int digit_value(char digit)
+{
+    const char *digits = "0123456789abcdef";
+    const char *found = digit ? strchr(digits, tolower((unsigned char)digit)) : NULL;
+    return found ? (int)(found - digits) : -1;
+}
+
+static int hex_decode(const char *path, char *text, size_t *size, struct cox_error *err)
+{
+    size_t count = 0;
+    uint8_t byte = 0;
+    for (size_t i = 0; i < *size; i++) {
+        if (isspace((unsigned char)text[i]))
+            continue;
+        int value = digit_value(text[i]);
+        if (value < 0)
+            return cox_fail(err, COX_INVALID, "%.200s: byte %zu is no hexadecimal digit", path, i);
+        byte = (uint8_t)(byte << 4 | value);
+        if (count++ % 2)
+            text[count / 2 - 1] = (char)byte;
+    }
+    if (count % 2)
+        return cox_fail(err, COX_INVALID, "%.200s: %zu digits, expected %d", path, count,
+                        2 * COX_HANDLE_SIZE);
+    *size = count / 2;
+    return 0;
+}
+
+static int handle_read(const struct handle_options *options, struct cox_handle *ret_handle,
+                       struct cox_error *err)
+{
+    char text[TEXT_SIZE_MAX];
+    size_t size = 0;
+    int r = text_read(options->file, text, &size, err);
+    if (r == 0 && options->hex)
+        r = hex_decode(options->file, text, &size, err);
+    if (r)
+        return r;
+    if (size != COX_HANDLE_SIZE) {
+        size_t decoded = size;
+        bool digits = !options->hex && hex_decode(options->file, text, &decoded, NULL) == 0 &&
+                      decoded == COX_HANDLE_SIZE;
+        return cox_fail(err, COX_INVALID, "%.200s: %zu%s bytes, a handle has %d%s", options->file,
+                        size, size == TEXT_SIZE_MAX ? " or more" : "", COX_HANDLE_SIZE,
+                        digits ? "; these are hexadecimal digits: read them with --hex" : "");
+    }
+    memcpy(ret_handle->bytes, text, COX_HANDLE_SIZE);
+    return 0;
+}
+
+/* ---- what is in it ---- */
+
+static const char *exporter_state(const struct cox_handle_info *info, bool here)
+{
+    uint64_t start;
+    if (!here)
+        return "cannot be told from here";
+    int r = cox_peer_start_time((pid_t)info->pid, &start);
+    if (r == COX_PEER_DEAD)
+        return "gone";
+    if (r)
+        return r == -EACCES ? "hidden by /proc (hidepid)" : cox_status_text(r);
+    if (start != info->start)
+        return "gone: the pid is another process's by now";
+    return cox_peer_exiting((pid_t)info->pid) ? "gone, or about to be" : "alive";
+}
+
+static void info_print(const struct cox_handle_info *info)
+{
+    uint64_t system;
+    int r = cox_handle_system(&system, NULL);
+    bool here = r == 0 && system == info->system;
+    printf("kind        %s\n",
+           info->kind == COX_HANDLE_MEMORY ? "memory" : "other: a socket, a pipe, a device, ...");
+    printf("exporter    process %" PRIu32 ", %s\n", info->pid, exporter_state(info, here));
+    printf("start       %" PRIu64 ", in clock ticks since boot\n", info->start);
+    printf("system      %016" PRIx64 ", %s\n", info->system,
+           r      ? cox_status_text(r)
+           : here ? "this one"
+                  : "not this one: another machine, boot, pid or time namespace");
+    printf("fd          %" PRIu32 " there\n", info->fd);
+    printf("object      device %u:%u, inode %" PRIu64 "\n", major((dev_t)info->dev),
+           minor((dev_t)info->dev), info->ino);
+    if (info->kind == COX_HANDLE_MEMORY)
+        printf("size        %" PRIu64 " bytes\n", info->size);
+    else
+        printf("size        nothing to map\n");
+    printf("offset      %" PRIu64 "\n", info->offset);
+    printf("generation  %" PRIu32 "\n", info->generation);
+}
+
+/* ---- what it opens ---- */
+
+static void row_print(uint64_t offset, const uint8_t *bytes, size_t count)
+{
+    printf("%08" PRIx64 " ", offset);
+    for (size_t i = 0; i < ROW_SIZE; i++) {
+        if (i % 8 == 0)
+            printf(" ");
+        if (i < count)
+            printf("%02x ", bytes[i]);
+        else
+            printf("   ");
+    }
+    printf(" |");
+    for (size_t i = 0; i < count; i++)
+        printf("%c", bytes[i] >= ' ' && bytes[i] <= '~' ? bytes[i] : '.');
+    printf("|\n");
+}
+
+/* By reading, which memory that shrinks meanwhile does not kill. */
+static int memory_print(const struct cox_handle_info *info, int fd, uint64_t size,
+                        struct cox_error *err)
+{
+    size = size < info->size ? size : info->size;
+    for (uint64_t at = 0; at < size; at += ROW_SIZE) {
+        uint8_t row[ROW_SIZE];
+        size_t wanted = size - at < ROW_SIZE ? (size_t)(size - at) : ROW_SIZE;
+        ssize_t count;
+        do
+            count = pread(fd, row, wanted, (off_t)(info->offset + at));
+        while (count < 0 && errno == EINTR);
+        if (count < 0) {
+            int e = errno;
+            return cox_fail(err, -e, "the memory cannot be read: %s", cox_status_text(-e));
+        }
+        if ((size_t)count < wanted)
+            return cox_fail(err, COX_NOT_FOUND, "the object was truncated while it was read");
+        row_print(at, row, wanted);
+    }
+    return 0;
+}
+
+static int opened_print(const struct handle_options *options, const struct cox_handle *handle,
+                        const struct cox_handle_info *info, struct cox_error *err)
+{
+    static const char *const ways[] = {
+        [COX_HANDLE_BY_DUP] = "dup: it is this process's own",
+        [COX_HANDLE_BY_PIDFD] = "pidfd_getfd",
+        [COX_HANDLE_BY_DOOR] = "the door",
+    };
+    enum cox_handle_way way;
+    int fd = -1;
+    int r = cox_handle_open_way(handle, options->door_path, cox_deadline_after_ms(DEADLINE_MS), &fd,
+                                &way, err);
+    if (r)
+        return r;
+    printf("opened by   %s\n", ways[way]);
+    if (info->kind == COX_HANDLE_MEMORY)
+        r = memory_print(info, fd, options->dump_size, err);
+    close(fd);
+    return r;
+}
+
+/* ---- the command ---- */
+
+static const struct option long_options[] = {
+    {"hex", no_argument, NULL, 'x'},        {"bytes", required_argument, NULL, 'b'},
+    {"door", required_argument, NULL, 'd'}, {"name", required_argument, NULL, 'n'},
+    {"help", no_argument, NULL, 'h'},       {NULL, 0, NULL, 0}};
+
+static int bytes_parse(const char *text, uint64_t *ret_size, struct cox_error *err)
+{
+    char *end;
+    errno = 0;
+    unsigned long long size = strtoull(text, &end, 10);
+    if (!isdigit((unsigned char)text[0]) || *end || errno || size > DUMP_SIZE_MAX)
+        return cox_fail(err, COX_INVALID, "--bytes '%.64s': expected 0 to %" PRIu64, text,
+                        DUMP_SIZE_MAX);
+    *ret_size = size;
+    return 0;
+}
+
+/* *ret_help: only help is wanted. */
+static int options_parse(struct handle_options *options, int argc, char **argv, bool *ret_help,
+                         struct cox_error *err)
+{
+    int r = 0;
+    for (int option; r == 0 && (option = getopt_long(argc, argv, "h", long_options, NULL)) != -1;) {
+        if (option == 'h') {
+            *ret_help = true;
+            return 0;
+        }
+        if (option == 'x')
+            options->hex = true;
+        else if (option == 'b')
+            r = bytes_parse(optarg, &options->dump_size, err);
+        else if (option == 'd')
+            options->door_path = optarg;
+        else if (option == 'n')
+            options->name = optarg;
+        else
+            r = cox_fail(err, COX_INVALID, "%.64s is no option of this command, or lacks its value",
+                         argv[optind - 1]);
+    }
+    if (r == 0 && optind + 1 != argc)
+        r = cox_fail(err, COX_INVALID, "%d files named, expected one", argc - optind);
+    if (r == 0 && options->door_path && options->name)
+        r = cox_fail(err, COX_INVALID, "--door and --name are two ways to say the same: use one");
+    if (r == 0)
+        options->file = argv[optind];
+    if (r == 0 && options->name) {
+        r = cox_door_find(options->name, options->found, err);
+        options->door_path = options->found;
+    }
+    return r;
+}
+
+int cox_command_handle(int argc, char **argv)
+{
+    struct handle_options options = {.dump_size = DUMP_SIZE_DEFAULT};
+    struct cox_handle handle;
+    struct cox_handle_info info;
+    struct cox_error err = {0}, why = {0};
+    bool wants_help = false;
+    int r = options_parse(&options, argc, argv, &wants_help, &err);
+    if (r)
+        return cox_exit_usage("handle", &err);
+    if (wants_help) {
+        help(stdout);
+        return cox_exit_flushed(COX_EXIT_OK);
+    }
+    r = handle_read(&options, &handle, &err);
+    if (r == 0 && cox_handle_parse(&handle, &info, &why))
+        r = cox_fail(&err, COX_INVALID, "%.200s: %s", options.file, why.text);
+    if (r) { /* the file's fault, no worker's */
+        cox_console_say("%s", err.text);
+        return COX_EXIT_USAGE;
+    }
+    info_print(&info);
+    r = opened_print(&options, &handle, &info, &err);
+    return cox_exit_flushed(r ? cox_exit_with(&err) : COX_EXIT_OK);
+}

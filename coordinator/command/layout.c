@@ -1,0 +1,160 @@
+#include "command.h"
+
+#include "../../channel/bulk.h"
+#include "../../channel/geometry.h"
+#include "../../channel/region.h"
+#include "options.h"
+
+#include <inttypes.h>
+#include <semaphore.h>
+#include <string.h>
+#include <unistd.h>
+
+static void help(FILE *file)
+{
+    fprintf(file, "Usage: coxswain layout [OPTION]...\n"
+                  "\n"
+                  "Prints every shared memory object that a group would create, its size, every "
+                  "semaphore with\n"
+                  "its starting value, the totals, and what is free. Nothing is created.\n"
+                  "\n");
+    cox_layout_options_help(file);
+    cox_exit_help(file);
+}
+
+static const struct option long_options[] = {
+    COX_LAYOUT_LONG_OPTIONS,
+    {NULL, 0, NULL, 0},
+};
+
+static void print_regions(const struct cox_geometry *geometry, const char *name)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    printf("region %s %" PRIu64 "\n", cox_name_control(object, name),
+           cox_layout_control_size(geometry->rank_count));
+    if (!geometry->legacy)
+        printf("region %s %" PRIu64 " taken of %" PRIu64 " in %d windows\n",
+               cox_name_group(object, name), cox_geometry_group_size(geometry),
+               cox_geometry_group_object_size(geometry), COX_GROUP_WINDOW_COUNT);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        enum cox_channel_id channel = (enum cox_channel_id)c;
+        const struct cox_layout_channel *sizes = &geometry->channels[c];
+        if (sizes->request_size)
+            printf("region %s %" PRIu64 " frames %" PRIu32 " of %" PRIu64 "\n",
+                   cox_name_request(object, name, channel), sizes->request_size, geometry->depth,
+                   sizes->frame_size);
+        printf("region %s %" PRIu64 " slots of %" PRIu64 "\n",
+               cox_name_response(object, name, channel), sizes->response_size, sizes->slot_stride);
+    }
+}
+
+static void print_bell(const struct cox_geometry *geometry, const char *name,
+                       enum cox_channel_id channel, enum cox_bell bell, uint32_t rank)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    bool produce = bell == COX_BELL_REQUEST_PRODUCE || bell == COX_BELL_RESPONSE_PRODUCE;
+    /* The error channel has one slot, whatever the depth. */
+    uint32_t depth = channel == COX_CHANNEL_ERROR ? 1 : geometry->depth;
+    printf("semaphore %s value %" PRIu32 "\n", cox_name_bell(object, name, channel, bell, rank),
+           produce ? depth : 0);
+}
+
+static void print_bells(const struct cox_geometry *geometry, const char *name)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t rank = 0; rank < geometry->rank_count; rank++)
+            for (int bell = 0; bell < COX_BELL_COUNT; bell++)
+                print_bell(geometry, name, (enum cox_channel_id)c, (enum cox_bell)bell, rank);
+    print_bell(geometry, name, COX_CHANNEL_ERROR, COX_BELL_RESPONSE_PRODUCE, 0);
+    print_bell(geometry, name, COX_CHANNEL_ERROR, COX_BELL_RESPONSE_CONSUME, 0);
+}
+
+static void print_totals(const struct cox_geometry *geometry)
+{
+    uint64_t regions = cox_geometry_region_bytes(geometry);
+    uint64_t semaphores = cox_geometry_semaphore_bytes(geometry);
+    printf("total regions %" PRIu64 " (%.2f MiB)\n", regions, (double)regions / 1048576);
+    printf("total semaphores %" PRIu64 " (%" PRIu64 " of %zu)\n", semaphores,
+           semaphores / sizeof(sem_t), sizeof(sem_t));
+    uint64_t needed = cox_geometry_memory_bytes(geometry);
+    printf("total of /dev/shm %" PRIu64 " (%.2f MiB), in whole pages\n", needed,
+           (double)needed / 1048576);
+    uint64_t names = cox_geometry_name_count(geometry);
+    printf("total names %" PRIu64 "\n", names);
+    struct cox_region_space space;
+    if (cox_region_space(&space))
+        return;
+    if (space.bytes == UINT64_MAX)
+        printf("free in /dev/shm: no limit\n");
+    else
+        printf("free in /dev/shm %" PRIu64 " (%.2f MiB)%s\n", space.bytes,
+               (double)space.bytes / 1048576, space.bytes < needed ? ": too little" : "");
+    if (space.files < names)
+        printf("free names in /dev/shm %" PRIu64 ": too few\n", space.files);
+}
+
+/* Nothing has a name, and nothing is taken from /dev/shm. */
+static void print_sealed(const struct cox_geometry *geometry)
+{
+    printf("memory request %" PRIu64 " read-only for ranks\n",
+           cox_geometry_request_memory_size(geometry));
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        const struct cox_layout_channel *sizes = &geometry->channels[c];
+        printf("channel %s at %" PRIu64 " frames %" PRIu32 " of %" PRIu64 " slots of %" PRIu64 "\n",
+               cox_channel_name((enum cox_channel_id)c),
+               cox_geometry_request_offset(geometry, (enum cox_channel_id)c), geometry->depth,
+               sizes->frame_size, sizes->slot_stride);
+    }
+    for (uint32_t rank = 0; rank < geometry->rank_count; rank++)
+        printf("memory rank %" PRIu32 " %" PRIu64 "\n", rank,
+               cox_geometry_rank_memory_size(geometry));
+    printf("memory wake %zu\n", sizeof(struct cox_layout_wake));
+    printf("memory group %" PRIu64 " taken of %" PRIu64 " in %d windows\n",
+           cox_geometry_group_size(geometry), cox_geometry_group_object_size(geometry),
+           COX_GROUP_WINDOW_COUNT);
+    uint64_t bytes = cox_geometry_region_bytes(geometry);
+    printf("total %" PRIu64 " (%.2f MiB), no names\n", bytes, (double)bytes / 1048576);
+}
+
+/* Not reserved: made when it is needed, and given back. */
+static void print_bulk(const struct cox_geometry *geometry)
+{
+    if (!geometry->legacy)
+        printf("bulk 0, until something does not fit; then %" PRIu64
+               " at most are kept per frame and slot\n",
+               COX_BULK_KEEP_SIZE);
+}
+
+int cox_command_layout(int argc, char **argv)
+{
+    struct cox_group_choice group;
+    struct cox_error error = {0};
+    cox_group_choice_init(&group);
+    int option, r = 0;
+    while (!r && (option = getopt_long(argc, argv, COX_GROUP_CHOICE_SHORT_OPTIONS, long_options,
+                                       NULL)) != -1) {
+        if (option == 'h') {
+            help(stdout);
+            return cox_exit_flushed(COX_EXIT_OK);
+        }
+        r = cox_group_choice_take(&group, option, optarg, argv, &error);
+    }
+    if (!r && optind < argc)
+        r = cox_fail(&error, COX_INVALID, "'%.64s' is one argument too many", argv[optind]);
+    struct cox_geometry geometry;
+    const struct cox_geometry_choice choice = cox_group_choice_geometry(&group);
+    if (!r)
+        r = cox_geometry_resolve(group.rank_count, &choice, &geometry, &error);
+    if (r)
+        return cox_exit_usage("layout", &error);
+    const char *name = group.name ? group.name : "NAME";
+    if (geometry.sealed) {
+        print_sealed(&geometry);
+    } else {
+        print_regions(&geometry, name);
+        print_bells(&geometry, name);
+        print_totals(&geometry);
+    }
+    print_bulk(&geometry);
+    return cox_exit_flushed(COX_EXIT_OK);
+}

@@ -1,0 +1,143 @@
+#include "link_client.h"
+
+#include "../serving/group_links.h"
+#include "proto/control.pb-c.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Between two questions whether ranks have linked. */
+#define LOOK_NS (5 * COX_NSEC_PER_MSEC)
+/* The group gives up at the deadline, and then says which rank it waited for. */
+#define ANSWER_NS (2 * COX_NSEC_PER_SEC)
+
+typedef CoxswainControl__ControlRequest control_request;
+typedef CoxswainControl__ControlReply control_reply;
+
+static uint64_t ms_until(uint64_t deadline_ns)
+{
+    const uint64_t now = cox_now_ns();
+    return deadline_ns > now ? (deadline_ns - now) / COX_NSEC_PER_MSEC + 1 : 1;
+}
+
+static uint64_t answer_deadline_ns(uint64_t deadline_ns)
+{
+    return deadline_ns < COX_DEADLINE_NEVER - ANSWER_NS ? deadline_ns + ANSWER_NS
+                                                        : COX_DEADLINE_NEVER;
+}
+
+int cox_client_expect(struct cox_client *client, const control_request *request, int reply_case,
+                      uint64_t deadline_ns, control_reply **ret_reply, struct cox_error *err)
+{
+    control_reply *reply = NULL;
+    int r = cox_client_ask(client, request, deadline_ns, &reply, err);
+    if (r)
+        return r;
+    if ((int)reply->reply_case != reply_case)
+        return cox_fail(err, COX_CORRUPT, "the group answered something else than what was asked");
+    *ret_reply = reply;
+    return 0;
+}
+
+int cox_client_kv_info(struct cox_client *client, int64_t hold, uint64_t deadline_ns,
+                       struct CoxswainControl__KvInfoReply **ret_info, struct cox_error *err)
+{
+    CoxswainControl__KvInfoRequest info = COXSWAIN_CONTROL__KV_INFO_REQUEST__INIT;
+    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    control_reply *reply = NULL;
+    info.has_hold = hold != 0;
+    info.hold = hold;
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO;
+    request.kv_info = &info;
+    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_KV_INFO,
+                              deadline_ns, &reply, err);
+    if (!r && (!reply->kv_info->has_remote_info || !reply->kv_info->has_life ||
+               (hold && !reply->kv_info->hold)))
+        r = cox_fail(err, COX_CORRUPT, "what the group says of its KV caches is not complete");
+    if (!r)
+        *ret_info = reply->kv_info;
+    return r;
+}
+
+int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
+                           struct CoxswainControl__LinkStatusReply **ret_status,
+                           struct cox_error *err)
+{
+    CoxswainControl__LinkStatusRequest status = COXSWAIN_CONTROL__LINK_STATUS_REQUEST__INIT;
+    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    control_reply *reply = NULL;
+    status.has_timeout_ms = true;
+    status.timeout_ms = ms_until(deadline_ns);
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK_STATUS;
+    request.link_status = &status;
+    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_LINK_STATUS,
+                              answer_deadline_ns(deadline_ns), &reply, err);
+    if (!r)
+        *ret_status = reply->link_status;
+    return r;
+}
+
+/* The state of one link. What was ordered is in the list until somebody takes it away: nobody will link it then. */
+static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t deadline_ns,
+                     enum cox_group_link_state *ret_state, struct cox_error *err)
+{
+    CoxswainControl__LinkStatusReply *status;
+    int r = cox_client_link_status(reader, deadline_ns, &status, err);
+    if (r)
+        return r;
+    for (size_t i = 0; i < status->n_links; i++) {
+        const CoxswainControl__LinkState *link = status->links[i];
+        if (!link->cluster_id || strcmp(link->cluster_id, owner_name) != 0)
+            continue;
+        *ret_state = (enum cox_group_link_state)link->state;
+        if (link->state != COX_GROUP_LINK_FAILED)
+            return 0;
+        if (link->text)
+            cox_client_clean_text(link->text);
+        return cox_fail(err, COX_REJECTED, "'%s' could not be linked: %s (%" PRId32 ")", owner_name,
+                        link->text ? link->text : "no reason was given", link->code);
+    }
+    return cox_fail(err, COX_STALE, "'%s' was unlinked meanwhile", owner_name);
+}
+
+static int link_await(struct cox_client *reader, const char *owner_name, uint64_t deadline_ns,
+                      struct cox_error *err)
+{
+    for (;;) {
+        enum cox_group_link_state state = COX_GROUP_LINK_WAITING;
+        int r = state_ask(reader, owner_name, deadline_ns, &state, err);
+        if (r || state == COX_GROUP_LINK_SUCCESS)
+            return r;
+        if (cox_now_ns() >= deadline_ns)
+            return cox_fail(err, COX_TIMEOUT, "'%s' is not linked in time: %s", owner_name,
+                            cox_group_link_state_name(state));
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    }
+}
+
+int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const char *owner_name,
+                    bool wait, uint64_t deadline_ns, uint64_t *ret_life, struct cox_error *err)
+{
+    CoxswainControl__KvInfoReply *info;
+    CoxswainControl__LinkRequest link = COXSWAIN_CONTROL__LINK_REQUEST__INIT;
+    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    control_reply *reply = NULL;
+    int r = cox_client_kv_info(owner, 0, deadline_ns, &info, err);
+    if (r)
+        return r;
+    uint64_t life = info->life;
+    link.has_remote_info = true;
+    link.remote_info = info->remote_info;
+    link.has_timeout_ms = true;
+    link.timeout_ms = ms_until(deadline_ns);
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK;
+    request.link = &link;
+    r = cox_client_expect(reader, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE,
+                          answer_deadline_ns(deadline_ns), &reply, err);
+    if (!r && wait)
+        r = link_await(reader, owner_name, deadline_ns, err);
+    if (!r)
+        *ret_life = life;
+    return r;
+}

@@ -1,0 +1,442 @@
+#include "options.h"
+
+#include "../../channel/geometry.h"
+#include "../../model/share.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SECONDS_MAX 1e6
+#define SIZE_MAX_BYTES (UINT64_C(1) << 40)
+#define RESTART_MAX_MAX 1000000
+#define ASYNC_STEPS_IN_FLIGHT 2
+#define REFERENCE_WORKER "coxswain-worker"
+
+/* ---- values ---- */
+
+int cox_parse_number(const char *what, const char *text, uint64_t min, uint64_t max,
+                     uint64_t *ret_number, struct cox_error *err)
+{
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    /* strtoull skips blanks and takes a minus sign for something. */
+    if (!isdigit((unsigned char)text[0]) || *end || errno || number < min || number > max)
+        return cox_fail(err, COX_INVALID, "%s is '%.64s': expected %" PRIu64 " to %" PRIu64, what,
+                        text, min, max);
+    *ret_number = number;
+    return 0;
+}
+
+int cox_parse_real(const char *what, const char *text, double min, double max, double *ret_number,
+                   struct cox_error *err)
+{
+    char *end;
+    double number = strtod(text, &end);
+    if (end == text || *end || isspace((unsigned char)text[0]) || !(number >= min && number <= max))
+        return cox_fail(err, COX_INVALID, "%s is '%.64s': expected a number from %g to %g", what,
+                        text, min, max);
+    *ret_number = number;
+    return 0;
+}
+
+int cox_parse_seconds(const char *what, const char *text, uint64_t *ret_ms, struct cox_error *err)
+{
+    double seconds;
+    int r = cox_parse_real(what, text, 0.001, SECONDS_MAX, &seconds, err);
+    if (!r)
+        *ret_ms = (uint64_t)llround(seconds * 1000);
+    return r;
+}
+
+int cox_parse_size(const char *what, const char *text, uint64_t *ret_size, struct cox_error *err)
+{
+    static const char units[] = "KMG";
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(text, &end, 10);
+    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    int shift = unit ? 10 * (int)(unit - units + 1) : 0;
+    if (!isdigit((unsigned char)text[0]) || errno || (*end && (!unit || end[1])) || number == 0 ||
+        number > SIZE_MAX_BYTES >> shift)
+        return cox_fail(
+            err, COX_INVALID,
+            "%s is '%.64s': expected a number of bytes above 0, with K, M or G behind it or "
+            "nothing",
+            what, text);
+    *ret_size = (uint64_t)number << shift;
+    return 0;
+}
+
+/* "execute=16M" */
+static int channel_size(const char *what, const char *text, uint64_t *sizes, struct cox_error *err)
+{
+    const char *equals = strchr(text, '=');
+    size_t length = equals ? (size_t)(equals - text) : 0;
+    for (int c = 0; equals && c < COX_CHANNEL_COUNT; c++) {
+        const char *name = cox_channel_name((enum cox_channel_id)c);
+        if (strlen(name) == length && !strncmp(text, name, length))
+            return cox_parse_size(what, equals + 1, &sizes[c], err);
+    }
+    return cox_fail(
+        err, COX_INVALID,
+        "%s is '%.64s': expected CHANNEL=BYTES with execute, shared_sync_link, transfer, "
+        "recover_command or execute_error",
+        what, text);
+}
+
+static int parse_on_death(const char *text, enum cox_on_death *ret_on_death, struct cox_error *err)
+{
+    for (uint32_t i = 0; i < COX_ON_DEATH_COUNT; i++)
+        if (!strcmp(text, cox_on_death_name(i))) {
+            *ret_on_death = (enum cox_on_death)i;
+            return 0;
+        }
+    return cox_fail(err, COX_INVALID,
+                    "--on-death is '%.64s': expected fail, wait, restart or restart-all", text);
+}
+
+/* "0.1-5" or "0.1" */
+static int parse_backoff(const char *text, struct cox_recovery_options *options,
+                         struct cox_error *err)
+{
+    char first[64];
+    const char *dash = strchr(text, '-');
+    size_t length = dash ? (size_t)(dash - text) : strlen(text);
+    snprintf(first, sizeof first, "%.*s", (int)(length < sizeof first ? length : sizeof first - 1),
+             text);
+    int r = cox_parse_seconds("--restart-backoff", first, &options->backoff_min_ms, err);
+    options->backoff_max_ms = options->backoff_min_ms;
+    if (!r && dash)
+        r = cox_parse_seconds("--restart-backoff", dash + 1, &options->backoff_max_ms, err);
+    if (!r && options->backoff_max_ms < options->backoff_min_ms)
+        r = cox_fail(err, COX_INVALID,
+                     "--restart-backoff is '%.64s': expected MIN-MAX, the larger number last",
+                     text);
+    return r;
+}
+
+/* ---- options ---- */
+
+void cox_group_choice_init(struct cox_group_choice *options)
+{
+    *options = (struct cox_group_choice){.rank_count = COX_GROUP_CHOICE_RANK_COUNT_DEFAULT};
+}
+
+/* What getopt_long does not understand; opterr is 0, so that it says nothing itself. */
+static int not_understood(int option, char *const *argv, struct cox_error *err)
+{
+    const char *argument = argv[optind - 1];
+    char letter[3] = {'-', (char)optopt, 0};
+    /* For a letter optind may still stand on the cluster it is in. */
+    bool is_letter = optopt > 0 && optopt < 256;
+    if (option == ':')
+        return cox_fail(err, COX_INVALID, "%s needs a value", is_letter ? letter : argument);
+    return cox_fail(err, COX_INVALID, "%s is no option of this command, or is ambiguous",
+                    is_letter && optopt != 0 ? letter : argument);
+}
+
+static int parse_spin(const char *value, enum cox_spin *ret_spin, struct cox_error *err)
+{
+    uint32_t spin = 0;
+    while (spin < COX_SPIN_COUNT && strcmp(value, cox_spin_name(spin)) != 0)
+        spin++;
+    if (spin == COX_SPIN_COUNT)
+        return cox_fail(err, COX_INVALID, "--spin is '%.64s': expected off, auto or max", value);
+    *ret_spin = (enum cox_spin)spin;
+    return 0;
+}
+
+int cox_group_choice_take(struct cox_group_choice *options, int option, const char *value,
+                          char *const *argv, struct cox_error *err)
+{
+    uint64_t number;
+    int r = 0;
+    switch (option) {
+    case 'n':
+        r = cox_parse_number("-n", value, 1, COX_RANK_COUNT_MAX, &number, err);
+        if (!r)
+            options->rank_count = (uint32_t)number;
+        options->rank_count_given = true;
+        return r;
+    case COX_OPTION_NAME:
+        options->name = value;
+        return cox_name_check(value, err);
+    case COX_OPTION_DEPTH:
+        r = cox_parse_number("--depth", value, 1, COX_DEPTH_MAX, &number, err);
+        if (!r)
+            options->depth = (uint32_t)number;
+        return r;
+    case COX_OPTION_SPIN:
+        options->spin_given = true;
+        return parse_spin(value, &options->spin, err);
+    case COX_OPTION_LEGACY_WORKERS:
+        options->legacy_workers = true;
+        return 0;
+    case COX_OPTION_KEEP_NAMES:
+        options->keep_names = true;
+        return 0;
+    case COX_OPTION_ATTACH:
+        if (strcmp(value, "named") != 0 && strcmp(value, "sealed") != 0)
+            return cox_fail(err, COX_INVALID, "--attach is '%.64s': expected named or sealed",
+                            value);
+        options->attach = value[0] == 's' ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
+        options->attach_given = true;
+        return 0;
+    case COX_OPTION_HUGE_PAGES:
+        options->huge_pages = true;
+        return 0;
+    case COX_OPTION_NO_SHARED_WEIGHTS:
+        options->own_weights = true;
+        return 0;
+    case COX_OPTION_NO_BULK:
+        options->no_bulk = true;
+        return 0;
+    case COX_OPTION_BULK_SIZE:
+        return cox_parse_size("--bulk-size", value, &options->bulk_size, err);
+    case COX_OPTION_REQUEST_SIZE:
+        return channel_size("--request-size", value, options->request_size, err);
+    case COX_OPTION_RESPONSE_SIZE:
+        return channel_size("--response-size", value, options->response_size, err);
+    case COX_OPTION_START_TIMEOUT:
+        return cox_parse_seconds("--start-timeout", value, &options->start_timeout_ms, err);
+    case COX_OPTION_TIMEOUT:
+        return cox_parse_seconds("--timeout", value, &options->step_ms, err);
+    case COX_OPTION_WORKER:
+        options->worker = value;
+        return 0;
+    case COX_OPTION_MODEL:
+        options->model = value;
+        return 0;
+    case COX_OPTION_ON_DEATH:
+        options->recovery_given = true;
+        return parse_on_death(value, &options->recovery.on_death, err);
+    case COX_OPTION_RESTART_MAX:
+        r = cox_parse_number("--restart-max", value, 1, RESTART_MAX_MAX, &number, err);
+        if (!r)
+            options->recovery.restart_max = (uint32_t)number;
+        return r;
+    case COX_OPTION_RESTART_WINDOW:
+        return cox_parse_seconds("--restart-window", value, &options->recovery.window_ms, err);
+    case COX_OPTION_RESTART_BACKOFF:
+        return parse_backoff(value, &options->recovery, err);
+    case COX_OPTION_ASYNC_SCHEDULING:
+        if (strcmp(value, "on") != 0 && strcmp(value, "off") != 0)
+            return cox_fail(err, COX_INVALID, "--async-scheduling is '%.64s': expected on or off",
+                            value);
+        options->steps_in_flight = strcmp(value, "on") == 0 ? ASYNC_STEPS_IN_FLIGHT : 1;
+        return 0;
+    default:
+        return not_understood(option, argv, err);
+    }
+}
+
+struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options)
+{
+    struct cox_geometry_choice choice = {
+        .depth = options->depth,
+        .legacy = options->legacy_workers,
+        .sealed = options->attach == COX_ATTACH_SEALED,
+    };
+    memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
+    memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
+    return choice;
+}
+
+int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err)
+{
+    const struct cox_geometry_choice choice = cox_group_choice_geometry(options);
+    struct cox_geometry geometry;
+    if (options->attach == COX_ATTACH_SEALED && options->keep_names)
+        return cox_fail(err, COX_INVALID, "--keep-names: a sealed group has no names to keep");
+    if (options->attach == COX_ATTACH_NAMED && options->huge_pages)
+        return cox_fail(err, COX_INVALID, "--huge-pages: needs --attach sealed");
+    if (options->no_bulk && options->bulk_size)
+        return cox_fail(err, COX_INVALID, "--bulk-size: not with --no-bulk");
+    const struct cox_recovery_options *recovery = &options->recovery;
+    if ((recovery->restart_max || recovery->window_ms || recovery->backoff_min_ms) &&
+        recovery->on_death != COX_ON_DEATH_RESTART &&
+        recovery->on_death != COX_ON_DEATH_RESTART_ALL)
+        return cox_fail(err, COX_INVALID,
+                        "--restart-max, --restart-window and --restart-backoff: need --on-death "
+                        "restart or restart-all");
+    int r = cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
+    if (r)
+        return r;
+    if (options->steps_in_flight > 1 && options->legacy_workers)
+        return cox_fail(err, COX_INVALID,
+                        "--async-scheduling on: legacy workers need every token told");
+    if (options->steps_in_flight > geometry.depth)
+        return cox_fail(err, COX_INVALID, "--async-scheduling on: needs --depth %d or more",
+                        ASYNC_STEPS_IN_FLIGHT);
+    return 0;
+}
+
+void cox_layout_options_help(FILE *file)
+{
+    fprintf(
+        file,
+        "  -n, --ranks N             worker processes, 1 to %d (default %d); the reference worker\n"
+        "                            divides a model among 1, 2, 4 or 8\n"
+        "      --name NAME           name of the group (default: made of the process id)\n"
+        "      --depth D             requests in flight per channel, 1 to %d (default %d)\n"
+        "      --spin off|auto|max   whoever waits looks before it sleeps: not at all, for 50 us "
+        "(auto,\n"
+        "                            the default), or for 2 ms; only where ranks + 1 fit the "
+        "processors\n"
+        "                            that affinity and cgroup quota allow; never with\n"
+        "                            --legacy-workers\n"
+        "      --attach named|sealed how workers come to the group's memory: by names in /dev/shm\n"
+        "                            (default), or by fds at the group's door, where nothing has "
+        "a\n"
+        "                            name and no worker can touch what is not its own\n"
+        "      --legacy-workers      the names, sizes and rules of MindIE-LLM workers; depth 1\n"
+        "      --request-size CHANNEL=BYTES[K|M|G]\n"
+        "      --response-size CHANNEL=BYTES[K|M|G]\n"
+        "                            bytes of a channel's region; CHANNEL is execute,\n"
+        "                            shared_sync_link, transfer, recover_command, execute_error\n"
+        "  -h, --help                this text\n",
+        COX_RANK_COUNT_MAX, COX_GROUP_CHOICE_RANK_COUNT_DEFAULT, COX_DEPTH_MAX, COX_DEPTH_DEFAULT);
+}
+
+void cox_recovery_options_help(FILE *file)
+{
+    fprintf(
+        file,
+        "      --on-death WHAT       when a worker dies: fail, the default, ends; wait waits for\n"
+        "                            `coxswain recover restart`; restart replaces the dead one;\n"
+        "                            restart-all starts all of them again. Prompts go on where\n"
+        "                            they were\n"
+        "      --restart-max N       more than N deaths within the window fail (default 5)\n"
+        "      --restart-window SEC  that window (default 60)\n"
+        "      --restart-backoff MIN[-MAX]\n"
+        "                            seconds before a worker is replaced again, doubled each time\n"
+        "                            (default 0.1-5)\n");
+}
+
+void cox_async_options_help(FILE *file)
+{
+    fprintf(
+        file,
+        "      --async-scheduling on|off\n"
+        "                            plan and send the next step while the workers compute one\n"
+        "                            (default on, where --depth and the workers allow it)\n");
+}
+
+void cox_group_choice_help(FILE *file)
+{
+    fprintf(
+        file,
+        "      --model DIR           model folder (default: the model that came with the program)\n"
+        "      --no-shared-weights   every worker loads its own part of the model, in private "
+        "memory,\n"
+        "                            instead of all using one copy that this program loads\n"
+        "      --worker PATH         worker program (default: $COXSWAIN_WORKER, coxswain-worker\n"
+        "                            beside this program, or in PATH)\n"
+        "      --huge-pages          sealed memory on huge pages, if there are any\n"
+        "      --bulk-size BYTES[K|M|G]\n"
+        "                            a request or an answer that does not fit its frame or slot "
+        "goes in\n"
+        "                            memory of its own, of so many bytes at most (default 2G, an\n"
+        "                            answer 1G and a little)\n"
+        "      --no-bulk             it is refused\n"
+        "      --keep-names          leave the names in /dev/shm while the group lives\n"
+        "      --start-timeout SEC   workers have so long to attach (default 60)\n"
+        "      --timeout SEC         a request has so long to be answered (default 30)\n");
+    cox_layout_options_help(file);
+}
+
+/* ---- look-ups ---- */
+
+/* The folder of this program, without a slash at the end. */
+static int own_folder(char *folder, struct cox_error *err)
+{
+    ssize_t size = readlink("/proc/self/exe", folder, PATH_MAX - 1);
+    if (size < 0) {
+        int r = -errno;
+        return cox_fail(err, r, "cannot read /proc/self/exe: %s", cox_status_text(r));
+    }
+    folder[size] = 0;
+    *strrchr(folder, '/') = 0;
+    return 0;
+}
+
+int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err)
+{
+    const char *environment = getenv("COXSWAIN_WORKER");
+    const char *chosen = options->worker ? options->worker : environment;
+    if (chosen && *chosen) {
+        *ret_path = chosen;
+        return 0;
+    }
+    char folder[PATH_MAX];
+    int r = own_folder(folder, err);
+    if (r)
+        return r;
+    int size = snprintf(options->worker_path, PATH_MAX, "%s/" REFERENCE_WORKER, folder);
+    if (size < PATH_MAX && access(options->worker_path, X_OK) == 0)
+        *ret_path = options->worker_path;
+    else
+        *ret_path = REFERENCE_WORKER; /* the start searches PATH, and says if it is not there */
+    return 0;
+}
+
+int cox_worker_check(const struct cox_group_choice *options, const char *worker,
+                     struct cox_error *err)
+{
+    struct cox_share share;
+    const char *name = strrchr(worker, '/');
+    if (options->legacy_workers || strcmp(name ? name + 1 : worker, REFERENCE_WORKER) != 0)
+        return 0;
+    return cox_share_of_rank(0, options->rank_count, &share, err);
+}
+
+static bool is_folder(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+int cox_model_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err)
+{
+    if (options->model) {
+        errno = 0;
+        if (!is_folder(options->model)) {
+            int r = errno == 0 || errno == ENOENT || errno == ENOTDIR ? COX_NOT_FOUND : -errno;
+            return r < 0 ? cox_fail(err, r, "the model folder %s: %s", options->model,
+                                    cox_status_text(r))
+                         : cox_fail(err, r, "the model folder %s does not exist", options->model);
+        }
+        *ret_path = options->model;
+        return 0;
+    }
+    char folder[PATH_MAX];
+    int r = own_folder(folder, err);
+    if (r)
+        return r;
+    const char *below = "/../share/coxswain/models/sums";
+    for (;;) {
+        int size = snprintf(options->model_path, PATH_MAX, "%s%s", folder, below);
+        if (size < PATH_MAX && is_folder(options->model_path)) {
+            *ret_path = options->model_path;
+            return 0;
+        }
+        /* Then folder by folder upwards, which finds it from a build tree inside the source tree.
+         */
+        if (strcmp(below, "/models/sums")) {
+            below = "/models/sums";
+            continue;
+        }
+        char *slash = strrchr(folder, '/');
+        if (!slash)
+            break;
+        *slash = 0;
+    }
+    return cox_fail(err, COX_NOT_FOUND,
+                    "no model folder was found near the program: name one with --model DIR");
+}

@@ -1,0 +1,157 @@
+/*
+ * options: the command line shared by the commands that have a group: how many ranks, which worker,
+ * what sizes.
+ *
+ * Every command gives getopt_long COX_GROUP_CHOICE_LONG_OPTIONS beside its own options and hands what is
+ * not its own to cox_group_choice_take.
+ *
+ * Threads: one.
+ * Blocks: nothing.
+ * Ownership: strings are argv's, or static storage, or in the struct.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_COORDINATOR_OPTIONS_H
+#define COX_COORDINATOR_OPTIONS_H
+
+#include "../serving/recovery.h"
+
+#include <getopt.h>
+#include <limits.h>
+#include <stdio.h>
+
+#define COX_GROUP_CHOICE_RANK_COUNT_DEFAULT 2
+
+struct cox_group_choice {
+    uint32_t rank_count;
+    bool rank_count_given;
+    const char *name; /* NULL: made of the process id */
+    uint32_t depth;   /* 0: default */
+    enum cox_spin spin;
+    bool spin_given;
+    bool legacy_workers;
+    bool keep_names;
+    enum cox_attach attach;
+    bool attach_given;
+    bool huge_pages;
+    bool own_weights; /* every rank loads its own */
+    bool no_bulk;
+    uint64_t bulk_size; /* 0: default; requests and answers alike */
+    uint64_t request_size[COX_CHANNEL_COUNT];
+    uint64_t response_size[COX_CHANNEL_COUNT];
+    uint64_t start_timeout_ms; /* 0: default */
+    uint64_t step_ms;          /* 0: default */
+    /* --on-death and what belongs to it; 0: default. Only of commands that take COX_RECOVERY_LONG_OPTIONS. */
+    struct cox_recovery_options recovery;
+    bool recovery_given;
+    uint32_t
+        steps_in_flight; /* of the scheduler; 0: default. Of commands that take COX_ASYNC_LONG_OPTIONS */
+    const char *worker;         /* NULL: looked up */
+    const char *model;          /* NULL: looked up */
+    char worker_path[PATH_MAX]; /* what the look-ups found */
+    char model_path[PATH_MAX];
+};
+
+/* Values of long options without a letter; those of single commands start at COX_OPTION_COMMAND. */
+enum cox_option {
+    COX_OPTION_NAME = 256,
+    COX_OPTION_DEPTH,
+    COX_OPTION_SPIN,
+    COX_OPTION_LEGACY_WORKERS,
+    COX_OPTION_KEEP_NAMES,
+    COX_OPTION_ATTACH,
+    COX_OPTION_HUGE_PAGES,
+    COX_OPTION_NO_SHARED_WEIGHTS,
+    COX_OPTION_NO_BULK,
+    COX_OPTION_BULK_SIZE,
+    COX_OPTION_REQUEST_SIZE,
+    COX_OPTION_RESPONSE_SIZE,
+    COX_OPTION_START_TIMEOUT,
+    COX_OPTION_TIMEOUT,
+    COX_OPTION_WORKER,
+    COX_OPTION_MODEL,
+    COX_OPTION_ON_DEATH,
+    COX_OPTION_RESTART_MAX,
+    COX_OPTION_RESTART_WINDOW,
+    COX_OPTION_RESTART_BACKOFF,
+    COX_OPTION_ASYNC_SCHEDULING,
+    COX_OPTION_COMMAND,
+};
+
+#define COX_GROUP_CHOICE_SHORT_OPTIONS ":n:h"
+/* What lays out a group, and what also starts one. */
+#define COX_LAYOUT_LONG_OPTIONS                                                                    \
+    {"ranks", required_argument, NULL, 'n'}, {"name", required_argument, NULL, COX_OPTION_NAME},   \
+        {"depth", required_argument, NULL, COX_OPTION_DEPTH},                                      \
+        {"spin", required_argument, NULL, COX_OPTION_SPIN},                                        \
+        {"attach", required_argument, NULL, COX_OPTION_ATTACH},                                    \
+        {"legacy-workers", no_argument, NULL, COX_OPTION_LEGACY_WORKERS},                          \
+        {"request-size", required_argument, NULL, COX_OPTION_REQUEST_SIZE},                        \
+        {"response-size", required_argument, NULL, COX_OPTION_RESPONSE_SIZE},                      \
+    {                                                                                              \
+        "help", no_argument, NULL, 'h'                                                             \
+    }
+#define COX_GROUP_CHOICE_LONG_OPTIONS                                                              \
+    COX_LAYOUT_LONG_OPTIONS, {"keep-names", no_argument, NULL, COX_OPTION_KEEP_NAMES},             \
+        {"huge-pages", no_argument, NULL, COX_OPTION_HUGE_PAGES},                                  \
+        {"no-shared-weights", no_argument, NULL, COX_OPTION_NO_SHARED_WEIGHTS},                    \
+        {"no-bulk", no_argument, NULL, COX_OPTION_NO_BULK},                                        \
+        {"bulk-size", required_argument, NULL, COX_OPTION_BULK_SIZE},                              \
+        {"start-timeout", required_argument, NULL, COX_OPTION_START_TIMEOUT},                      \
+        {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},                                  \
+        {"worker", required_argument, NULL, COX_OPTION_WORKER},                                    \
+    {                                                                                              \
+        "model", required_argument, NULL, COX_OPTION_MODEL                                         \
+    }
+
+/* What happens when a rank dies. */
+#define COX_RECOVERY_LONG_OPTIONS                                                                  \
+    {"on-death", required_argument, NULL, COX_OPTION_ON_DEATH},                                    \
+        {"restart-max", required_argument, NULL, COX_OPTION_RESTART_MAX},                          \
+        {"restart-window", required_argument, NULL, COX_OPTION_RESTART_WINDOW},                    \
+    {                                                                                              \
+        "restart-backoff", required_argument, NULL, COX_OPTION_RESTART_BACKOFF                     \
+    }
+
+/* How steps are scheduled. */
+#define COX_ASYNC_LONG_OPTIONS                                                                     \
+    {                                                                                              \
+        "async-scheduling", required_argument, NULL, COX_OPTION_ASYNC_SCHEDULING                   \
+    }
+
+void cox_group_choice_init(struct cox_group_choice *options);
+/* Takes one option that getopt_long returned, and its value. Returns 0, or COX_INVALID: not one of
+ * the group's, a bad value, or what getopt_long did not understand (argv tells which). */
+int cox_group_choice_take(struct cox_group_choice *options, int option, const char *value,
+                          char *const *argv, struct cox_error *err);
+struct cox_geometry_choice;
+struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options);
+/* What can be checked before anything is created: name, sizes, depth, what goes together. Returns 0 or COX_INVALID. */
+int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err);
+/* The lines of --help. */
+void cox_layout_options_help(FILE *file);
+void cox_recovery_options_help(FILE *file);
+void cox_async_options_help(FILE *file);
+void cox_group_choice_help(FILE *file);
+
+/* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;
+ * COX_EXEC_FAILED. */
+int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
+/* Whether the reference worker, where that is the one, can divide a model among so many ranks: it would say so itself, each
+ * rank of them, once all are started. Returns 0 or COX_INVALID. */
+int cox_worker_check(const struct cox_group_choice *options, const char *worker,
+                     struct cox_error *err);
+/* --model; ../share/coxswain/models/sums, from this program; models/sums in a folder above it.
+ * Returns 0; COX_NOT_FOUND: no such folder; -errno. */
+int cox_model_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
+
+/* Strict numbers: nothing before, nothing behind. what is for the text of the error. Return 0 or
+ * COX_INVALID. */
+int cox_parse_number(const char *what, const char *text, uint64_t min, uint64_t max,
+                     uint64_t *ret_number, struct cox_error *err);
+int cox_parse_real(const char *what, const char *text, double min, double max, double *ret_number,
+                   struct cox_error *err);
+int cox_parse_size(const char *what, const char *text, uint64_t *ret_size, struct cox_error *err);
+/* "1.5" seconds, to milliseconds, at least 1. */
+int cox_parse_seconds(const char *what, const char *text, uint64_t *ret_ms, struct cox_error *err);
+
+#endif

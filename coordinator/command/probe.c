@@ -1,0 +1,264 @@
+#include "probe.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../../channel/folder.h"
+#include "../../channel/futex.h"
+#include "../../channel/socket.h"
+
+int cox_probe_unnamed_file(void)
+{
+    _cox_cleanup_(cox_close_fd) int fd = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return -errno;
+    char self[64], path[64];
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    snprintf(path, sizeof path, "/dev/shm/%jd_doctor", (intmax_t)getpid());
+    if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) < 0)
+        return -errno;
+    return unlink(path) < 0 ? -errno : 0;
+}
+
+/* A page of memory without a name, and the same for readers. The fds are the caller's, also of a failure. */
+static int memory_make(int ret_fds[2])
+{
+    char path[64];
+    ret_fds[1] = -1;
+    ret_fds[0] = memfd_create("coxswain-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (ret_fds[0] < 0 || ftruncate(ret_fds[0], sysconf(_SC_PAGESIZE)) < 0)
+        return -errno;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", ret_fds[0]);
+    ret_fds[1] = open(path, O_RDONLY | O_CLOEXEC);
+    return ret_fds[1] < 0 ? -errno : 0;
+}
+
+static int memory_seal(const int fds[2])
+{
+    const size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    if (fcntl(fds[0], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0 ||
+        fcntl(fds[0], F_ADD_SEALS, F_SEAL_FUTURE_WRITE) < 0)
+        return -errno;
+    void *writable = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    if (writable != MAP_FAILED) {
+        munmap(writable, size);
+        return -ENOSYS; /* takes the seal, and does nothing about it */
+    }
+    return 0;
+}
+
+int cox_probe_seals(void)
+{
+    int fds[2];
+    int r = memory_make(fds);
+    if (r == 0)
+        r = memory_seal(fds);
+    cox_close_fd(&fds[0]);
+    cox_close_fd(&fds[1]);
+    return r;
+}
+
+int cox_probe_futex_read_only(void)
+{
+    const size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    void *map = mmap(NULL, size, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED)
+        return -errno;
+    /* Until a deadline that is over: the kernel has to find the word for that. */
+    int r = cox_futex_wait(map, 0, cox_now_ns());
+    munmap(map, size);
+    return r == COX_TIMEOUT ? 0 : r;
+}
+
+int cox_probe_socket_peer(void)
+{
+    int fds[2];
+    struct cox_socket_peer peer;
+    int r = cox_socket_pair(fds);
+    if (r)
+        return r;
+    r = cox_socket_peer(fds[0], &peer);
+    if (r == 0 && (peer.pid != getpid() || peer.uid != geteuid()))
+        r = -EPROTO;
+    cox_close_fd(&fds[0]);
+    cox_close_fd(&fds[1]);
+    return r;
+}
+
+/* Under a name that is no door's. */
+static int folder_bind(int folder_fd, const char *path, struct cox_error *err)
+{
+    char file[32];
+    struct sockaddr_un address;
+    snprintf(file, sizeof file, "%jd.doctor", (intmax_t)getpid());
+    cox_folder_address(folder_fd, file, &address);
+    _cox_cleanup_(cox_close_fd) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, (const struct sockaddr *)&address, sizeof address) < 0 ||
+        unlinkat(folder_fd, file, 0) < 0)
+        return cox_fail(err, -errno,
+                        "a socket in %s: %s (set XDG_RUNTIME_DIR to a folder where it works)", path,
+                        cox_status_text(-errno));
+    return 0;
+}
+
+/* The folder is not there: could a start make it? */
+static int folder_try_parent(const char *path, struct cox_error *err)
+{
+    char parent[COX_DOOR_PATH_SIZE];
+    snprintf(parent, sizeof parent, "%s", path);
+    *strrchr(parent, '/') = '\0';
+    if (faccessat(AT_FDCWD, parent, W_OK | X_OK, AT_EACCESS) == 0)
+        return 0;
+    return cox_fail(err, -errno,
+                    "%s cannot be made in %s: %s (set XDG_RUNTIME_DIR to a folder of your own, or "
+                    "unset it)",
+                    strrchr(path, '/') + 1, parent, cox_status_text(-errno));
+}
+
+int cox_probe_door_folder(char *path, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int folder_fd = -1;
+    struct cox_error why = {0};
+    int r = cox_folder_default(path, err);
+    if (r)
+        return r;
+    r = cox_folder_open(path, false, &folder_fd, &why);
+    if (r == COX_NOT_FOUND)
+        return folder_try_parent(path, err);
+    return r ? cox_fail(err, r, "%s", why.text) : folder_bind(folder_fd, path, err);
+}
+
+int cox_probe_child_pidfd(void)
+{
+    _cox_cleanup_(cox_close_fd) int pidfd = -1;
+    pid_t pid = (pid_t)syscall(SYS_clone, (unsigned long)(CLONE_VFORK | CLONE_PIDFD | SIGCHLD),
+                               NULL, &pidfd, NULL, NULL);
+    if (pid < 0)
+        return -errno;
+    if (pid == 0)
+        for (;;)
+            syscall(SYS_exit_group, 0);
+    siginfo_t info = {0};
+    /* Kernels before 5.2 take the flag and do nothing about it. */
+    int r = pidfd < 0 ? -ENOSYS : 0;
+    if (r == 0 && waitid(P_PIDFD, (id_t)pidfd, &info, WEXITED) < 0)
+        r = errno == EINVAL ? -ENOSYS : -errno; /* before 5.4 it knew no such thing to wait for */
+    if (r)
+        waitpid(pid, NULL, 0);
+    return r;
+}
+
+int cox_probe_pidfd_open(void)
+{
+    int fd = (int)syscall(SYS_pidfd_open, getppid() > 0 ? getppid() : getpid(), 0);
+    if (fd < 0)
+        return -errno;
+    close(fd);
+    return 0;
+}
+
+int cox_probe_close_range(void)
+{
+    return close_range(~0U, ~0U, 0) < 0 ? -errno : 0; /* there is no such fd */
+}
+
+int cox_probe_futex_waitv(void)
+{
+#if defined SYS_futex_waitv && defined FUTEX_32
+    const uint32_t word = 1;
+    struct futex_waitv waiter = {.val = 2, .uaddr = (uintptr_t)&word, .flags = FUTEX_32};
+    /* It is not 2: whoever looked says so. A filter that denies the call has not looked. */
+    long r = syscall(SYS_futex_waitv, &waiter, 1, 0, NULL, 0);
+    return r < 0 && errno != EAGAIN ? -errno : 0;
+#else
+    return -ENOSYS;
+#endif
+}
+
+static int fetch(pid_t pid, int fd)
+{
+    _cox_cleanup_(cox_close_fd) int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (pidfd < 0)
+        return -errno;
+    int fetched = (int)syscall(SYS_pidfd_getfd, pidfd, fd, 0);
+    if (fetched < 0)
+        return -errno;
+    close(fetched);
+    return 0;
+}
+
+int cox_probe_pidfd_getfd(enum cox_probe_whose whose)
+{
+    int fds[2], status = 0;
+    if (pipe2(fds, O_CLOEXEC) < 0)
+        return -errno;
+    fflush(NULL);
+    pid_t owner = fork();
+    if (owner == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close(fds[1]);
+        char byte;
+        _exit(read(fds[0], &byte, 1) == 0 ? 0 : 1); /* until the asking is over */
+    }
+    int r = owner < 0 ? -errno : 0;
+    if (r == 0 && whose == COX_PROBE_CHILD) {
+        r = fetch(owner, fds[0]);
+    } else if (r == 0) {
+        pid_t sibling = fork();
+        if (sibling == 0)
+            _exit(-fetch(owner, fds[0]));
+        r = sibling < 0 || waitpid(sibling, &status, 0) < 0 ? -errno
+            : WIFEXITED(status)                             ? -WEXITSTATUS(status)
+                                                            : -EINTR;
+    }
+    close(fds[0]);
+    close(fds[1]);
+    if (owner > 0)
+        waitpid(owner, NULL, 0);
+    return r;
+}
+
+int cox_probe_processors(uint32_t *ret_count)
+{
+    /* The kernel refuses a set that could be too small for the machine: cpu_set_t ends at 1024. */
+    for (size_t count = CPU_SETSIZE; count <= CPU_SETSIZE << 10; count *= 2) {
+        cpu_set_t *set = CPU_ALLOC(count);
+        size_t size = CPU_ALLOC_SIZE(count);
+        if (!set)
+            return -ENOMEM;
+        int r = sched_getaffinity(0, size, set) < 0 ? -errno : 0;
+        if (r == 0)
+            *ret_count = (uint32_t)CPU_COUNT_S(size, set);
+        CPU_FREE(set);
+        if (r != -EINVAL)
+            return r;
+    }
+    return -EINVAL;
+}
+
+int cox_probe_memory(uint64_t *ret_bytes)
+{
+    FILE *file = fopen("/proc/meminfo", "re");
+    if (!file)
+        return -errno;
+    char line[256];
+    uint64_t kilobytes;
+    int r = -ENODATA;
+    while (r && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kilobytes) == 1)
+            r = 0;
+    fclose(file);
+    if (r == 0)
+        *ret_bytes = kilobytes << 10;
+    return r;
+}

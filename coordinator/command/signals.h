@@ -1,0 +1,42 @@
+/*
+ * signals: SIGINT, SIGTERM and SIGHUP, those of them that were not ignored at the start, blocked in
+ * every thread and taken by one of their own.
+ *
+ * Threads: start and end from the main thread, start before any other thread exists; taken is called
+ *   on the thread of signals.
+ * Ownership: the struct is the caller's, and stays where it is until end.
+ * Blocks: end until taken has returned.
+ * If the process dies: nothing is left.
+ */
+#ifndef COX_COORDINATOR_SIGNALS_H
+#define COX_COORDINATOR_SIGNALS_H
+
+#include "../../channel/base.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+struct cox_signals {
+    /* False: the process dies of it, at once, as if nobody had blocked it. */
+    bool (*taken)(void *context, int number);
+    void *context;
+    bool masked;
+    sigset_t old_mask;
+    int signal_fd;
+    int end_fd; /* an eventfd: the thread leaves */
+    bool threaded;
+    pthread_t thread;
+};
+
+#define COX_SIGNALS_NONE                                                                           \
+    {                                                                                              \
+        .signal_fd = -1, .end_fd = -1                                                              \
+    }
+
+/* On a COX_SIGNALS_NONE. Returns 0 or -errno; end is due in any case. */
+int cox_signals_start(struct cox_signals *signals, bool (*taken)(void *context, int number),
+                      void *context, struct cox_error *err);
+/* Gives the signals back. Idempotent. */
+void cox_signals_end(struct cox_signals *signals);
+
+#endif

@@ -1,0 +1,204 @@
+#include "answer.h"
+
+#include "../../channel/geometry.h"
+#include "../../proto/wire.h"
+#include "proto/control.pb-c.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+typedef CoxswainControl__StatusReply status_reply;
+typedef CoxswainControl__RankStatus rank_message;
+typedef CoxswainControl__RankChannelStatus rank_channel_message;
+typedef CoxswainControl__ChannelStatus channel_message;
+typedef CoxswainControl__PhaseStatus phase_message;
+typedef CoxswainControl__ServingStatus serving_message;
+
+/* Sets a field and its has_ beside it. */
+#define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
+
+static int rank_fill(rank_message *message, uint32_t rank, const struct cox_rank_status *status,
+                     struct cox_arena *arena)
+{
+    coxswain_control__rank_status__init(message);
+    SET(message, rank, rank);
+    SET(message, pid, status->pid);
+    SET(message, serving_pid, status->serving_pid);
+    SET(message, generation, status->generation);
+    SET(message, life, (uint32_t)status->life);
+    SET(message, stopped, status->stopped);
+    if (status->cpu_ns)
+        SET(message, cpu_ns, status->cpu_ns);
+    message->death = status->death[0] ? cox_arena_strdup(arena, status->death) : NULL;
+    message->last_lines =
+        status->last_lines[0] ? cox_arena_strdup(arena, status->last_lines) : NULL;
+    SET(message, deaths, status->deaths);
+    SET(message, restarts, status->restarts);
+    if (status->last_error[0]) {
+        message->last_error = cox_arena_strdup(arena, status->last_error);
+        SET(message, last_error_age_ns, status->last_error_age_ns);
+    }
+    message->n_channels = COX_TWO_WAY_COUNT;
+    message->channels = cox_arena_alloc(arena, COX_TWO_WAY_COUNT * sizeof *message->channels);
+    rank_channel_message *channels = cox_arena_alloc(arena, COX_TWO_WAY_COUNT * sizeof *channels);
+    if (!message->channels || !channels)
+        return -ENOMEM;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        const struct cox_rank_channel_status *channel = &status->channels[c];
+        coxswain_control__rank_channel_status__init(&channels[c]);
+        message->channels[c] = &channels[c];
+        if (channel->known) {
+            SET(&channels[c], state, channel->state);
+            SET(&channels[c], sequence, channel->sequence);
+        }
+        if (channel->age_ns)
+            SET(&channels[c], age_ns, channel->age_ns);
+    }
+    return 0;
+}
+
+static int phases_fill(channel_message *message, const struct cox_channel_stats *stats,
+                       struct cox_arena *arena)
+{
+    message->n_phases = COX_PHASE_COUNT;
+    message->phases = cox_arena_alloc(arena, COX_PHASE_COUNT * sizeof *message->phases);
+    phase_message *phases = cox_arena_alloc(arena, COX_PHASE_COUNT * sizeof *phases);
+    if (!message->phases || !phases)
+        return -ENOMEM;
+    for (uint32_t phase = 0; phase < COX_PHASE_COUNT; phase++) {
+        coxswain_control__phase_status__init(&phases[phase]);
+        message->phases[phase] = &phases[phase];
+        phases[phase].name = (char *)(uintptr_t)cox_phase_name(phase);
+        SET(&phases[phase], count, stats->phases[phase].count);
+        SET(&phases[phase], p50_ns, stats->phases[phase].p50_ns);
+        SET(&phases[phase], p99_ns, stats->phases[phase].p99_ns);
+    }
+    return 0;
+}
+
+static int channel_fill(channel_message *message, int id, const struct cox_executor_status *status,
+                        struct cox_arena *arena)
+{
+    const struct cox_channel_stats *stats = &status->channels[id].stats;
+    coxswain_control__channel_status__init(message);
+    message->name = (char *)(uintptr_t)cox_channel_name((enum cox_channel_id)id);
+    SET(message, published, status->channels[id].published);
+    SET(message, ended, status->channels[id].ended);
+    SET(message, in_flight, status->channels[id].in_flight);
+    SET(message, submitted, stats->submitted);
+    SET(message, completed, stats->completed);
+    SET(message, failed, stats->failed);
+    SET(message, timeouts, stats->timeouts);
+    SET(message, late_replies, stats->late_replies);
+    SET(message, rings, stats->rings);
+    SET(message, wakeups, stats->wakeups);
+    SET(message, looks, stats->looks);
+    SET(message, request_bytes, stats->request_bytes);
+    SET(message, reply_bytes, stats->reply_bytes);
+    SET(message, bulk_requests, stats->bulk_requests);
+    SET(message, bulk_request_bytes, stats->bulk_request_bytes);
+    SET(message, bulk_replies, stats->bulk_replies);
+    SET(message, bulk_reply_bytes, stats->bulk_reply_bytes);
+    SET(message, bulk_held_bytes, stats->bulk_held_bytes);
+    message->late_ranks = cox_arena_alloc(arena, status->rank_count * sizeof *message->late_ranks);
+    if (!message->late_ranks)
+        return -ENOMEM;
+    for (uint32_t rank = 0; rank < status->rank_count; rank++)
+        if (cox_rank_set_has(&status->channels[id].late, rank))
+            message->late_ranks[message->n_late_ranks++] = rank;
+    return phases_fill(message, stats, arena);
+}
+
+static int channels_fill(status_reply *reply, const struct cox_executor_status *status,
+                         struct cox_arena *arena)
+{
+    reply->n_channels = COX_TWO_WAY_COUNT;
+    reply->channels = cox_arena_alloc(arena, COX_TWO_WAY_COUNT * sizeof *reply->channels);
+    channel_message *channels = cox_arena_alloc(arena, COX_TWO_WAY_COUNT * sizeof *channels);
+    int r = reply->channels && channels ? 0 : -ENOMEM;
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
+        reply->channels[c] = &channels[c];
+        r = channel_fill(&channels[c], c, status, arena);
+    }
+    return r;
+}
+
+static int ranks_fill(status_reply *reply, uint32_t rank_count, const struct cox_rank_status *ranks,
+                      struct cox_arena *arena)
+{
+    reply->n_ranks = rank_count;
+    reply->ranks = cox_arena_alloc(arena, rank_count * sizeof *reply->ranks);
+    rank_message *messages = cox_arena_alloc(arena, rank_count * sizeof *messages);
+    int r = reply->ranks && messages ? 0 : -ENOMEM;
+    for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++) {
+        reply->ranks[rank] = &messages[rank];
+        r = rank_fill(&messages[rank], rank, &ranks[rank], arena);
+    }
+    return r;
+}
+
+static int serving_fill(status_reply *reply, struct cox_serving *serving, struct cox_arena *arena)
+{
+    struct cox_serving_status status;
+    serving_message *message = cox_arena_alloc(arena, sizeof *message);
+    if (!message)
+        return -ENOMEM;
+    cox_serving_status(serving, &status);
+    coxswain_control__serving_status__init(message);
+    SET(message, clients, status.client_count);
+    SET(message, waiting, status.waiting);
+    SET(message, running, status.running);
+    SET(message, unread, status.unread);
+    SET(message, completed, status.completed);
+    SET(message, cancelled, status.cancelled);
+    SET(message, generated_tokens, status.generated_tokens);
+    SET(message, free_blocks, status.free_blocks);
+    SET(message, block_count, status.block_count);
+    SET(message, prompt_count_max, COX_SERVING_PROMPT_COUNT_MAX);
+    reply->serving = message;
+    return 0;
+}
+
+int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *arena,
+                      struct CoxswainControl__StatusReply **ret_status)
+{
+    struct cox_executor_status status;
+    uint32_t rank_count = cox_executor_rank_count(source->executor);
+    _cox_cleanup_(cox_free_ptr) struct cox_rank_status *ranks = calloc(rank_count, sizeof *ranks);
+    status_reply *reply = cox_arena_alloc(arena, sizeof *reply);
+    if (!ranks || !reply)
+        return -ENOMEM;
+    cox_executor_status(source->executor, &status, ranks);
+    coxswain_control__status_reply__init(reply);
+    reply->name = (char *)(uintptr_t)status.name;
+    reply->attach = (char *)(uintptr_t)status.attach;
+    reply->engine_state = (char *)(uintptr_t)status.engine_state;
+    reply->model = (char *)(uintptr_t)source->model;
+    reply->refusal = (char *)(uintptr_t)(source->serving ? NULL : source->refusal);
+    SET(reply, rank_count, rank_count);
+    SET(reply, depth, status.depth);
+    SET(reply, epoch, status.epoch);
+    SET(reply, uptime_ns, status.uptime_ns);
+    if (status.cpu_ns)
+        SET(reply, cpu_ns, status.cpu_ns);
+    SET(reply, spin_ns, status.spin_ns);
+    SET(reply, stopping, status.stopping);
+    SET(reply, legacy, status.legacy);
+    SET(reply, pid, getpid());
+    SET(reply, deaths, status.deaths);
+    SET(reply, restarts, status.restarts);
+    int r = ranks_fill(reply, rank_count, ranks, arena);
+    if (!r)
+        r = channels_fill(reply, &status, arena);
+    if (!r && source->recovery)
+        r = cox_answer_recovery(source, arena, &reply->recovery);
+    if (!r && source->weights)
+        r = cox_answer_weights_status(source, arena, &reply->weights);
+    if (!r && source->serving)
+        r = serving_fill(reply, source->serving, arena);
+    if (!r && source->serving && source->links)
+        r = cox_answer_transfer_status(source, arena, &reply->transfer);
+    if (!r)
+        *ret_status = reply;
+    return r;
+}

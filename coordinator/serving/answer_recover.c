@@ -1,0 +1,193 @@
+/* answer_recover: recovery of a group by request: commands and replacements, and how it is. */
+#include "answer.h"
+
+#include "../../proto/wire.h"
+#include "proto/control.pb-c.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define TIMEOUT_MS_DEFAULT 60000
+#define TIMEOUT_MS_MAX 3600000
+#define COMMAND_RESTART 5
+
+typedef CoxswainControl__RecoverRequest recover_request;
+typedef CoxswainControl__RecoverReply recover_reply;
+typedef CoxswainControl__RecoverResult result_message;
+
+#define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
+
+int cox_answer_recovery(const struct cox_answer_source *source, struct cox_arena *arena,
+                        struct CoxswainControl__RecoveryStatus **ret_status)
+{
+    struct cox_recovery_status status;
+    CoxswainControl__RecoveryStatus *message = cox_arena_alloc(arena, sizeof *message);
+    if (!message)
+        return -ENOMEM;
+    cox_recovery_status(source->recovery, &status);
+    coxswain_control__recovery_status__init(message);
+    SET(message, on_death, (uint32_t)status.on_death);
+    SET(message, recent_deaths, status.recent_deaths);
+    SET(message, restart_max, status.restart_max);
+    message->doing = status.doing[0] ? cox_arena_strdup(arena, status.doing) : NULL;
+    *ret_status = message;
+    return status.doing[0] && !message->doing ? -ENOMEM : 0;
+}
+
+static int reply_new(const struct cox_answer_source *source, struct cox_arena *arena,
+                     recover_reply **ret_reply)
+{
+    uint32_t rank_count = cox_executor_rank_count(source->executor);
+    recover_reply *reply = cox_arena_alloc(arena, sizeof *reply);
+    if (!reply)
+        return -ENOMEM;
+    coxswain_control__recover_reply__init(reply);
+    reply->results = cox_arena_alloc(arena, rank_count * sizeof *reply->results);
+    *ret_reply = reply;
+    return reply->results ? 0 : -ENOMEM;
+}
+
+static int result_add(recover_reply *reply, struct cox_arena *arena, uint32_t rank,
+                      const struct cox_recover_result *result)
+{
+    result_message *message = cox_arena_alloc(arena, sizeof *message);
+    if (!message)
+        return -ENOMEM;
+    coxswain_control__recover_result__init(message);
+    SET(message, rank, rank);
+    SET(message, result, result->result);
+    if (result->device >= 0)
+        SET(message, device, result->device);
+    message->text = result->text[0] ? cox_arena_strdup(arena, result->text) : NULL;
+    reply->results[reply->n_results++] = message;
+    return result->text[0] && !message->text ? -ENOMEM : 0;
+}
+
+static int error_add(recover_reply *reply, struct cox_arena *arena, const struct cox_error *error)
+{
+    CoxswainControl__Error *message = cox_arena_alloc(arena, sizeof *message);
+    if (!message)
+        return -ENOMEM;
+    coxswain_control__error__init(message);
+    SET(message, code, error->code);
+    message->text = cox_arena_strdup(arena, error->text);
+    reply->error = message;
+    return message->text ? 0 : -ENOMEM;
+}
+
+/* Returns 0 or -ENOMEM; what it came to is in the reply. */
+static int command_run(const struct cox_answer_source *source, const recover_request *request,
+                       uint64_t deadline_ns, struct cox_arena *arena, recover_reply *reply)
+{
+    struct cox_error error = {0};
+    uint32_t rank_count = cox_executor_rank_count(source->executor);
+    _cox_cleanup_(cox_free_ptr) struct cox_recover_result *results =
+        calloc(rank_count, sizeof *results);
+    if (!results)
+        return -ENOMEM;
+    int r = cox_recovery_command(source->recovery, (enum cox_recover_command)request->command,
+                                 deadline_ns, results, &error);
+    int status = r ? error_add(reply, arena, &error) : 0;
+    /* A command that was refused has asked nobody. */
+    for (uint32_t rank = 0; !status && r != COX_STATE && rank < rank_count; rank++)
+        status = result_add(reply, arena, rank, &results[rank]);
+    return status;
+}
+
+/* How the rank is now, in words. */
+static int restart_result(const struct cox_answer_source *source, uint32_t rank, int r,
+                          bool replaced, struct cox_recover_result *ret_result)
+{
+    struct cox_executor_status status;
+    _cox_cleanup_(cox_free_ptr) struct cox_rank_status *ranks =
+        calloc(cox_executor_rank_count(source->executor), sizeof *ranks);
+    if (!ranks)
+        return -ENOMEM;
+    cox_executor_status(source->executor, &status, ranks);
+    *ret_result = (struct cox_recover_result){.device = -1, .result = r};
+    if (replaced)
+        snprintf(ret_result->text, sizeof ret_result->text,
+                 "replaced by process %jd (generation %" PRIu32 ")", (intmax_t)ranks[rank].pid,
+                 ranks[rank].generation);
+    else if (r == 0)
+        snprintf(ret_result->text, sizeof ret_result->text,
+                 "it lives (pid %jd), nothing was to be done", (intmax_t)ranks[rank].pid);
+    else
+        snprintf(ret_result->text, sizeof ret_result->text, "not replaced: %s", cox_status_text(r));
+    return 0;
+}
+
+static int restart_one(const struct cox_answer_source *source, uint32_t rank, bool kill,
+                       uint64_t deadline_ns, struct cox_arena *arena, recover_reply *reply)
+{
+    struct cox_error error = {0};
+    struct cox_recover_result result;
+    bool replaced;
+    int r = cox_recovery_restart(source->recovery, rank, kill, deadline_ns, &replaced, &error);
+    int status = 0;
+    if (r && !reply->error) /* the first failure tells for all */
+        status = error_add(reply, arena, &error);
+    if (!status)
+        status = restart_result(source, rank, r, replaced, &result);
+    return status ? status : result_add(reply, arena, rank, &result);
+}
+
+static int restart_dead(const struct cox_answer_source *source, uint64_t deadline_ns,
+                        struct cox_arena *arena, recover_reply *reply)
+{
+    struct cox_executor_status status;
+    uint32_t rank_count = cox_executor_rank_count(source->executor);
+    _cox_cleanup_(cox_free_ptr) struct cox_rank_status *ranks = calloc(rank_count, sizeof *ranks);
+    if (!ranks)
+        return -ENOMEM;
+    cox_executor_status(source->executor, &status, ranks);
+    int r = 0;
+    for (uint32_t rank = 0; !r && rank < rank_count; rank++)
+        /* One that is being replaced is waited for. */
+        if (ranks[rank].life != COX_LIFE_ALIVE)
+            r = restart_one(source, rank, false, deadline_ns, arena, reply);
+    /* All live, but the last order's init did not come to its end. */
+    struct cox_recovery_status recovery;
+    cox_recovery_status(source->recovery, &recovery);
+    return !r && !reply->n_results && recovery.unready
+               ? restart_one(source, 0, false, deadline_ns, arena, reply)
+               : r;
+}
+
+int cox_answer_recover(const struct cox_answer_source *source, const recover_request *request,
+                       struct cox_arena *arena, recover_reply **ret_reply, struct cox_error *err)
+{
+    uint32_t rank_count = cox_executor_rank_count(source->executor);
+    bool is_restart = request->command == COMMAND_RESTART;
+    if (!request->has_command || request->command > COMMAND_RESTART)
+        return cox_fail(err, COX_INVALID, "no such recovery command: expected 0 to %d",
+                        COMMAND_RESTART);
+    if (!is_restart && (request->has_rank || request->kill))
+        return cox_fail(err, COX_INVALID, "%s is for all ranks",
+                        cox_recover_command_name((enum cox_recover_command)request->command));
+    if (request->kill && !request->has_rank)
+        return cox_fail(err, COX_INVALID, "no rank to kill was given");
+    if (request->has_rank && request->rank >= rank_count)
+        return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
+                        request->rank, rank_count);
+    uint64_t timeout_ms = request->has_timeout_ms ? request->timeout_ms : TIMEOUT_MS_DEFAULT;
+    uint64_t deadline_ns =
+        cox_deadline_after_ms(timeout_ms < TIMEOUT_MS_MAX ? timeout_ms : TIMEOUT_MS_MAX);
+    recover_reply *reply;
+    int r = reply_new(source, arena, &reply);
+    if (r)
+        return r;
+    if (!is_restart)
+        r = command_run(source, request, deadline_ns, arena, reply);
+    else if (request->has_rank)
+        r = restart_one(source, request->rank, request->kill, deadline_ns, arena, reply);
+    else
+        r = restart_dead(source, deadline_ns, arena, reply);
+    if (r)
+        return r;
+    reply->engine_state =
+        (char *)(uintptr_t)cox_engine_state_name(cox_executor_engine_state(source->executor));
+    *ret_reply = reply;
+    return 0;
+}

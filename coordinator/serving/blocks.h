@@ -1,0 +1,33 @@
+/*
+ * blocks: which blocks of the KV cache are free.
+ *
+ * Every rank has the same blocks 0 to count - 1; the coordinator alone decides who uses them.
+ *
+ * Threads: one at a time. Blocks (the other kind): nothing.
+ * Ownership: ids taken are the caller's until given back. Giving a block twice is a programmer
+ *   error and asserts.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_COORDINATOR_BLOCKS_H
+#define COX_COORDINATOR_BLOCKS_H
+
+#include "../../channel/base.h"
+
+struct cox_blocks {
+    int32_t *free; /* a stack: the first free_count are free */
+    bool *taken;   /* by id */
+    uint32_t free_count;
+    uint32_t count;
+};
+
+/* All blocks are free. Returns 0 or -ENOMEM. */
+int cox_blocks_init(struct cox_blocks *blocks, uint32_t count);
+void cox_blocks_deinit(struct cox_blocks *blocks); /* idempotent; a zeroed struct is fine */
+
+/* Takes count blocks, or none. Returns false when fewer are free. */
+bool cox_blocks_take(struct cox_blocks *blocks, uint32_t count, int32_t *ret_ids);
+/* Takes these very blocks; of those that are taken, or do not exist, nothing. */
+void cox_blocks_reserve(struct cox_blocks *blocks, const int32_t *ids, uint32_t count);
+void cox_blocks_give(struct cox_blocks *blocks, const int32_t *ids, uint32_t count);
+
+#endif

@@ -1,0 +1,237 @@
+#include "recovery_internal.h"
+
+#include "../../channel/thread.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define RESTART_MAX_DEFAULT 5
+#define WINDOW_MS_DEFAULT 60000
+#define BACKOFF_MIN_MS_DEFAULT 100
+#define BACKOFF_MAX_MS_DEFAULT 5000
+#define RESTART_MS_DEFAULT 60000
+/* Whoever waits for a dead rank knows of the death a little before the hook is called. */
+#define NEWS_MS 5000
+
+const char *cox_on_death_name(uint32_t on_death)
+{
+    static const char *const names[] = {"fail", "wait", "restart", "restart-all"};
+    return on_death < COX_ON_DEATH_COUNT ? names[on_death] : "unknown";
+}
+
+void cox_recovery_death(struct cox_recovery *recovery, uint32_t rank, const char *text)
+{
+    pthread_mutex_lock(&recovery->lock);
+    /* While a new one is tried, the try tells. */
+    if (!recovery->ranks[rank].dead)
+        cox_recovery_died(recovery, &recovery->ranks[rank], text);
+    pthread_cond_broadcast(&recovery->wake);
+    pthread_mutex_unlock(&recovery->lock);
+}
+
+/* ---- the thread ---- */
+
+static void *recovery_main(void *context)
+{
+    struct cox_recovery *recovery = context;
+    bool turned = false;
+    pthread_mutex_lock(&recovery->lock);
+    while (!recovery->stopped) {
+        uint64_t due_ns = cox_recovery_turn_due(recovery);
+        const struct timespec until = cox_deadline_timespec(due_ns);
+        /* A turn that came to nothing can be due again at once: an order waits for one, not for all of
+         * them. */
+        bool skips = turned && recovery->orders;
+        turned = false;
+        if (due_ns <= cox_now_ns() && !skips) {
+            cox_recovery_turn(recovery);
+            turned = true;
+        } else if (recovery->look) {
+            cox_recovery_look(recovery);
+        } else if (recovery->orders) {
+            cox_recovery_order_run(recovery, recovery->orders);
+        } else if (due_ns == COX_DEADLINE_NEVER) {
+            pthread_cond_wait(&recovery->wake, &recovery->lock);
+        } else {
+            pthread_cond_timedwait(&recovery->wake, &recovery->lock, &until);
+        }
+    }
+    pthread_mutex_unlock(&recovery->lock);
+    return NULL;
+}
+
+/* ---- constructor and destructor ---- */
+
+static void options_complete(struct cox_recovery_options *options)
+{
+    if (!options->restart_max)
+        options->restart_max = RESTART_MAX_DEFAULT;
+    if (!options->window_ms)
+        options->window_ms = WINDOW_MS_DEFAULT;
+    if (!options->backoff_min_ms)
+        options->backoff_min_ms = BACKOFF_MIN_MS_DEFAULT;
+    if (!options->backoff_max_ms)
+        options->backoff_max_ms = BACKOFF_MAX_MS_DEFAULT;
+    if (options->backoff_max_ms < options->backoff_min_ms)
+        options->backoff_max_ms = options->backoff_min_ms;
+    if (!options->restart_ms)
+        options->restart_ms = RESTART_MS_DEFAULT;
+}
+
+static void recovery_destroy(struct cox_recovery *recovery)
+{
+    pthread_cond_destroy(&recovery->wake);
+    pthread_mutex_destroy(&recovery->lock);
+    free(recovery->statuses);
+    free(recovery->ranks);
+    free(recovery->deaths);
+    free(recovery);
+}
+
+int cox_recovery_start(struct cox_executor *executor, const struct cox_recovery_options *options,
+                       struct cox_recovery **ret_recovery, struct cox_error *err)
+{
+    struct cox_recovery *recovery = calloc(1, sizeof *recovery);
+    if (!recovery)
+        return cox_fail(err, -ENOMEM, "no memory for recovery");
+    recovery->executor = executor;
+    recovery->options = *options;
+    options_complete(&recovery->options);
+    recovery->rank_count = cox_executor_rank_count(executor);
+    recovery->whole =
+        options->on_death == COX_ON_DEATH_RESTART_ALL || cox_executor_legacy(executor);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&recovery->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_mutex_init(&recovery->lock, NULL);
+    recovery->statuses = calloc(recovery->rank_count, sizeof *recovery->statuses);
+    recovery->ranks = calloc(recovery->rank_count, sizeof *recovery->ranks);
+    recovery->deaths = calloc((size_t)recovery->options.restart_max + 1, sizeof *recovery->deaths);
+    int r = recovery->statuses && recovery->ranks && recovery->deaths ? 0 : -ENOMEM;
+    if (!r)
+        r = cox_thread_start(&recovery->thread, recovery_main, recovery);
+    if (r) {
+        recovery_destroy(recovery);
+        return cox_fail(err, r, "recovery: %s", cox_status_text(r));
+    }
+    if (options->on_death == COX_ON_DEATH_RESTART && recovery->whole)
+        cox_log_write(
+            &options->log, 4,
+            "legacy workers take no new one among them: a death starts all of them again");
+    *ret_recovery = recovery;
+    return 0;
+}
+
+void cox_recovery_stop(struct cox_recovery *recovery)
+{
+    pthread_mutex_lock(&recovery->lock);
+    recovery->stopped = true;
+    pthread_cond_broadcast(&recovery->wake);
+    pthread_mutex_unlock(&recovery->lock);
+    if (!recovery->joined)
+        pthread_join(recovery->thread, NULL);
+    recovery->joined = true;
+}
+
+struct cox_recovery *cox_recovery_free(struct cox_recovery *recovery)
+{
+    if (recovery) {
+        cox_recovery_stop(recovery);
+        recovery_destroy(recovery);
+    }
+    return NULL;
+}
+
+/* ---- for the scheduler ---- */
+
+static bool is_ended(const struct cox_recovery *recovery)
+{
+    return recovery->stopped || recovery->cancelled || recovery->closing || recovery->failed;
+}
+
+static bool is_disturbed(struct cox_recovery *recovery)
+{
+    return recovery->busy || recovery->paused || recovery->unready ||
+           cox_recovery_first_dead(recovery);
+}
+
+/* Whoever has seen a death is right, but the hook may be still to come; or it never comes, since the
+ * rank has left. */
+static void await_news(struct cox_recovery *recovery)
+{
+    const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(NEWS_MS));
+    int r = 0;
+    recovery->look = true;
+    pthread_cond_broadcast(&recovery->wake);
+    while (!is_ended(recovery) && !cox_recovery_first_dead(recovery) &&
+           recovery->changes == recovery->changes_seen && r != ETIMEDOUT)
+        r = pthread_cond_timedwait(&recovery->wake, &recovery->lock, &until);
+}
+
+int cox_recovery_await(struct cox_recovery *recovery, struct cox_error *err)
+{
+    pthread_mutex_lock(&recovery->lock);
+    if (err->code == COX_PEER_DEAD && recovery->changes == recovery->changes_seen)
+        await_news(recovery);
+    while (!is_ended(recovery) && is_disturbed(recovery))
+        pthread_cond_wait(&recovery->wake, &recovery->lock);
+    int r = recovery->changes != recovery->changes_seen;
+    recovery->changes_seen = recovery->changes;
+    if (recovery->stopped || recovery->cancelled || recovery->closing)
+        *err = (struct cox_error){.code = r = COX_CLOSED, .text = "stopped"};
+    else if (recovery->failed) {
+        r = COX_PEER_DEAD;
+        /* What the caller says of the death says more than that there was one. */
+        if (err->code != r || recovery->options.on_death != COX_ON_DEATH_FAIL)
+            *err = recovery->failure;
+    }
+    pthread_mutex_unlock(&recovery->lock);
+    return r;
+}
+
+void cox_recovery_cancel(struct cox_recovery *recovery)
+{
+    pthread_mutex_lock(&recovery->lock);
+    recovery->cancelled = true;
+    pthread_cond_broadcast(&recovery->wake);
+    pthread_mutex_unlock(&recovery->lock);
+}
+
+/* ---- how it is ---- */
+
+static void describe(struct cox_recovery *recovery, char *text, size_t size)
+{
+    const struct cox_recovery_rank *dead = cox_recovery_first_dead(recovery);
+    uint64_t due_ns = cox_recovery_turn_due(recovery), now = cox_now_ns();
+    if (recovery->doing[0])
+        snprintf(text, size, "%s", recovery->doing);
+    else if (recovery->failed)
+        snprintf(text, size, "the group has failed");
+    else if (due_ns != COX_DEADLINE_NEVER && due_ns > now)
+        snprintf(text, size, "pausing %" PRIu64 " ms before the next try",
+                 (due_ns - now) / COX_NSEC_PER_MSEC + 1);
+    else if (dead && recovery->options.on_death == COX_ON_DEATH_WAIT)
+        snprintf(text, size, "waiting for an order: coxswain recover restart --rank %td",
+                 dead - recovery->ranks);
+    else if (recovery->unready && recovery->options.on_death == COX_ON_DEATH_WAIT)
+        snprintf(text, size, "waiting for an order: coxswain recover restart");
+    else if (recovery->half_paused)
+        snprintf(text, size,
+                 "a pause has failed and some ranks are paused: coxswain recover start, or pause");
+}
+
+void cox_recovery_status(struct cox_recovery *recovery, struct cox_recovery_status *ret_status)
+{
+    pthread_mutex_lock(&recovery->lock);
+    *ret_status = (struct cox_recovery_status){
+        .on_death = recovery->options.on_death,
+        .recent_deaths = cox_recovery_recent_deaths(recovery),
+        .restart_max = recovery->options.restart_max,
+        .unready = recovery->unready,
+    };
+    describe(recovery, ret_status->doing, sizeof ret_status->doing);
+    pthread_mutex_unlock(&recovery->lock);
+}

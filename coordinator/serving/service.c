@@ -1,0 +1,938 @@
+#include "service.h"
+
+#include "../../channel/socket.h"
+#include "../../channel/thread.h"
+#include "../../proto/wire.h"
+#include "answer.h"
+#include "proto/control.pb-c.h"
+#include "stream.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define IDLE_MS 10000
+/* Also of connections that another one has outbid, and whose threads have not ended yet. */
+#define SLOT_COUNT (2 * COX_SERVICE_CONNECTION_MAX)
+/* Answers wait in the serving while so many bytes wait here. */
+#define PENDING_MAX ((size_t)64 << 10)
+/* Of one request, unpacked: packed numbers grow fourfold. */
+#define REQUEST_ARENA_MAX ((size_t)96 << 20)
+#define REPLY_ARENA_MAX ((size_t)4 << 20)
+#define TEMPERATURE_MAX 100.0f
+#define HOLD_MS_MAX UINT64_C(3600000)
+#define PULL_MS_DEFAULT 10000
+#define STARTING "the group is still being started"
+#define INITIALIZING "the group is still being initialized"
+
+/* Of pulls by order; of prompts it is refused. */
+#define PULL_INDEX UINT64_MAX
+
+typedef CoxswainControl__ControlRequest control_request;
+typedef CoxswainControl__ControlReply control_reply;
+typedef CoxswainControl__CompleteRequest complete_request;
+
+struct connection {
+    struct cox_service *service;
+    pthread_t thread;
+    /* Under the service's lock. */
+    bool used, ended;  /* ended: only join is left */
+    bool prompts;      /* it brought some */
+    bool quiet;        /* it waits for its other side alone: another one may have its place */
+    bool outbid;       /* another one has it */
+    uint64_t quiet_ns; /* when its other side last asked for something, or took some of an answer */
+    pid_t pid;         /* of the other side; 0: not known */
+
+    /* The thread's own. */
+    struct cox_stream stream;
+    struct cox_arena arena;           /* what complete is in */
+    const complete_request *complete; /* its prompts from next_prompt on wait for room */
+    size_t next_prompt;
+    struct cox_serving_client *client; /* NULL: it brought no prompts so far */
+    uint32_t pull_count;               /* pulls of its own, without an answer */
+    bool holds;                        /* or did: others may come for them */
+    int wake_fd;
+    bool stopping; /* it asked for the end */
+    bool last;     /* nothing more is read, and it ends when all is written */
+    uint64_t deadline_ns;
+};
+
+struct cox_service {
+    struct cox_service_options options;
+    char *model;
+    int end_fd; /* an eventfd: every thread leaves; written once, never read */
+
+    pthread_mutex_t lock; /* everything below */
+    struct cox_executor *executor;
+    struct cox_serving *serving;
+    struct cox_recovery *recovery;
+    struct cox_lora *lora;
+    struct cox_group_links *links;
+    struct cox_shared_weights *weights;
+    char refusal[COX_REFUSAL_SIZE];
+    uint32_t orders_count; /* requests under way that may take long */
+    struct connection connections[SLOT_COUNT];
+};
+
+struct places {
+    uint32_t taken;
+    uint32_t prompts; /* of them, by those that brought some */
+};
+
+/* ---- answers ---- */
+
+static int reply_put(struct connection *c, const control_reply *reply)
+{
+    return cox_stream_put(&c->stream, &reply->base);
+}
+
+/* The connection ends with it. */
+static int error_put(struct connection *c, int code, const char *text)
+{
+    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    error.has_code = true;
+    error.code = code;
+    error.text = (char *)(uintptr_t)text;
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ERROR;
+    reply.error = &error;
+    c->last = true;
+    return reply_put(c, &reply);
+}
+
+static int done_put(struct connection *c)
+{
+    CoxswainControl__Done done = COXSWAIN_CONTROL__DONE__INIT;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE;
+    reply.done = &done;
+    return reply_put(c, &reply);
+}
+
+static int item_put(struct connection *c, const struct cox_serving_result *result)
+{
+    static const CoxswainControl__Finish finishes[] = {
+        [COX_FINISH_STOP] = COXSWAIN_CONTROL__FINISH__STOP,
+        [COX_FINISH_LENGTH] = COXSWAIN_CONTROL__FINISH__LENGTH,
+        [COX_FINISH_ERROR] = COXSWAIN_CONTROL__FINISH__FAILED,
+    };
+    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    CoxswainControl__CompletionItem item = COXSWAIN_CONTROL__COMPLETION_ITEM__INIT;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    item.has_index = item.has_finish = true;
+    item.index = result->index;
+    item.finish = finishes[result->finish];
+    item.tokens = result->tokens;
+    item.n_tokens = result->token_count;
+    CoxswainControl__KvSource hold;
+    if (result->hold) {
+        cox_source_write(result->hold, &hold);
+        item.hold = &hold;
+    }
+    item.has_recomputed = item.recomputed = result->recomputed;
+    if (result->finish == COX_FINISH_ERROR) {
+        error.has_code = true;
+        error.code = result->error ? result->error->code : -ENOMEM;
+        error.text = result->error ? result->error->text : NULL;
+        item.error = &error;
+    }
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ITEM;
+    reply.item = &item;
+    return reply_put(c, &reply);
+}
+
+/* The source of a prompt is not needed any more. */
+static int pulled_put(struct connection *c, const struct cox_serving_result *result)
+{
+    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    CoxswainControl__PulledReply pulled = COXSWAIN_CONTROL__PULLED_REPLY__INIT;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    pulled.has_index = true;
+    pulled.index = result->index;
+    if (result->error) {
+        error.has_code = true;
+        error.code = result->error->code;
+        error.text = result->error->text;
+        pulled.error = &error;
+    }
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULLED;
+    reply.pulled = &pulled;
+    return reply_put(c, &reply);
+}
+
+static int pull_put(struct connection *c, const struct cox_serving_result *result)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_pull(result, &arena, &reply.pull);
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULL;
+    return r ? r : reply_put(c, &reply);
+}
+
+static int links_put(struct connection *c, const struct cox_answer_source *source,
+                     const control_request *request)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    struct cox_error error = {0};
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_links(source, request, &arena, &reply, &error);
+    if (r && error.code)
+        return error_put(c, r, error.text);
+    return r ? r : reply_put(c, &reply);
+}
+
+static int status_put(struct connection *c, const struct cox_answer_source *source)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_status(source, &arena, &reply.status);
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS;
+    return r ? r : reply_put(c, &reply);
+}
+
+static int recover_put(struct connection *c, const struct cox_answer_source *source,
+                       const CoxswainControl__RecoverRequest *request)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    struct cox_error error = {0};
+    if (!source->recovery)
+        return error_put(c, COX_STATE, INITIALIZING);
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_recover(source, request, &arena, &reply.recover, &error);
+    if (r == COX_INVALID)
+        return error_put(c, r, error.text);
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECOVER;
+    return r ? r : reply_put(c, &reply);
+}
+
+static int lora_put(struct connection *c, const struct cox_answer_source *source,
+                    const CoxswainControl__LoraRequest *request)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    struct cox_error error = {0};
+    if (!source->lora)
+        return error_put(c, COX_STATE, INITIALIZING);
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_lora(source, request, &arena, &reply.lora, &error);
+    if (r == COX_INVALID)
+        return error_put(c, r, error.text);
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_LORA;
+    return r ? r : reply_put(c, &reply);
+}
+
+static int weights_put(struct connection *c, const struct cox_answer_source *source,
+                       const CoxswainControl__WeightsRequest *request)
+{
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    struct cox_error error = {0};
+    if (!source->weights)
+        return error_put(c, COX_UNSUPPORTED,
+                         "every rank has loaded its own weights: the group shares none");
+    int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_answer_weights(source, request, &arena, &reply.weights, &error);
+    if (r == COX_INVALID)
+        return error_put(c, r, error.text);
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_WEIGHTS;
+    return r ? r : reply_put(c, &reply);
+}
+
+/* ---- prompts ---- */
+
+/* What the group's role and links say of the prompts. */
+static int transfer_check(const complete_request *complete, const struct cox_answer_source *source,
+                          struct cox_error *err)
+{
+    bool hold = complete->has_hold_ms && complete->hold_ms;
+    for (size_t i = 0; i < complete->n_prompts; i++) {
+        struct cox_source read;
+        const CoxswainControl__Prompt *prompt = complete->prompts[i];
+        if (prompt->index == PULL_INDEX)
+            return cox_fail(err, COX_INVALID, "a prompt's index is too large");
+        if (!prompt->source)
+            continue;
+        if (!source->links)
+            return cox_fail(err, COX_UNSUPPORTED, "this group pulls nothing");
+        if (hold)
+            return cox_fail(err, COX_INVALID, "a prompt is either pulled or held");
+        int r = cox_source_read(prompt->source, &read, err);
+        if (r)
+            return r;
+    }
+    if (hold && !source->links)
+        return cox_fail(err, COX_UNSUPPORTED, "this group holds nothing");
+    if (hold && complete->hold_ms > HOLD_MS_MAX)
+        return cox_fail(err, COX_INVALID, "a prompt is held for an hour at most");
+    if (!hold && source->links && cox_group_links_role(source->links) == COX_ROLE_PREFILL)
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "the role of this group is prefill: it computes prompts for a group that "
+                        "decodes (coxswain generate --prefill %s --decode NAME), or give it "
+                        "another role (coxswain role --name %s standard)",
+                        cox_executor_name(source->executor), cox_executor_name(source->executor));
+    return 0;
+}
+
+static int complete_check(const complete_request *complete, struct cox_error *err)
+{
+    if (!complete->has_new_count_max || complete->new_count_max == 0)
+        return cox_fail(err, COX_INVALID, "no number of tokens to generate was given");
+    if (complete->n_stop_tokens > COX_STOP_COUNT_MAX)
+        return cox_fail(err, COX_INVALID, "%zu stop tokens: at most %d", complete->n_stop_tokens,
+                        COX_STOP_COUNT_MAX);
+    /* Written so that what is no number is refused. */
+    if (complete->has_temperature &&
+        !(complete->temperature >= 0 && complete->temperature <= TEMPERATURE_MAX))
+        return cox_fail(err, COX_INVALID, "temperature %g: expected a number from 0 to %g",
+                        (double)complete->temperature, (double)TEMPERATURE_MAX);
+    if (complete->has_top_p && !(complete->top_p > 0 && complete->top_p <= 1))
+        return cox_fail(err, COX_INVALID, "top-p %g: expected a number above 0, up to 1",
+                        (double)complete->top_p);
+    if (complete->top_k < 0 || complete->seed < 0)
+        return cox_fail(err, COX_INVALID, "top-k %" PRId32 ", seed %" PRId32 ": expected 0 or more",
+                        complete->top_k, complete->seed);
+    return 0;
+}
+
+/* source: room for the prompt's. */
+static struct cox_request request_make(const complete_request *complete,
+                                       const CoxswainControl__Prompt *prompt,
+                                       struct cox_source *source)
+{
+    struct cox_request request = {
+        .tokens = prompt->tokens,
+        .token_count = (uint32_t)prompt->n_tokens,
+        .new_count_max = complete->new_count_max,
+        .shorten = complete->shorten,
+        .sampling = {.temperature = complete->temperature,
+                     .top_p = complete->has_top_p ? complete->top_p : 1,
+                     .top_k = complete->top_k,
+                     .seed = complete->seed},
+        .stop_count = (uint32_t)complete->n_stop_tokens,
+        .lora = complete->lora && *complete->lora ? complete->lora : NULL,
+    };
+    for (size_t i = 0; i < complete->n_stop_tokens; i++)
+        request.stop_tokens[i] = complete->stop_tokens[i];
+    request.hold_ms = complete->hold_ms;
+    request.no_recompute = complete->no_recompute;
+    /* It was read before, and made sense. */
+    if (prompt->source && cox_source_read(prompt->source, source, NULL) == 0)
+        request.source = source;
+    return request;
+}
+
+static void complete_end(struct connection *c)
+{
+    c->complete = NULL;
+    cox_arena_deinit(&c->arena);
+}
+
+/* As many of the prompts as there is room for. */
+static int prompts_submit(struct connection *c)
+{
+    while (c->complete && c->next_prompt < c->complete->n_prompts) {
+        const CoxswainControl__Prompt *prompt = c->complete->prompts[c->next_prompt];
+        struct cox_source source;
+        const struct cox_request request = request_make(c->complete, prompt, &source);
+        int r = cox_serving_submit(c->client, &request, prompt->index);
+        if (r == COX_FULL)
+            return 0;
+        if (r)
+            return r;
+        c->next_prompt++;
+    }
+    if (c->complete)
+        complete_end(c);
+    return 0;
+}
+
+static int results_put(struct connection *c)
+{
+    struct cox_serving_result result;
+    while (c->client && cox_stream_pending(&c->stream) < PENDING_MAX &&
+           cox_serving_take(c->client, &result) == 0) {
+        bool is_pull = !result.is_pulled && result.index == PULL_INDEX && c->pull_count > 0;
+        c->pull_count -= is_pull;
+        c->holds |= result.hold != NULL;
+        int r = is_pull            ? pull_put(c, &result)
+                : result.is_pulled ? (result.index == PULL_INDEX ? 0 : pulled_put(c, &result))
+                                   : item_put(c, &result);
+        cox_serving_result_deinit(&result);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* ---- places ---- */
+
+/* The lock is held. */
+static struct places places_count(const struct cox_service *service)
+{
+    struct places places = {0};
+    for (size_t i = 0; i < SLOT_COUNT; i++) {
+        const struct connection *c = &service->connections[i];
+        places.taken += c->used && !c->outbid;
+        places.prompts += c->used && !c->outbid && c->prompts;
+    }
+    return places;
+}
+
+/* Connections of the same process. The lock is held. */
+static uint32_t places_of(const struct cox_service *service, pid_t pid)
+{
+    uint32_t count = 0;
+    for (size_t i = 0; i < SLOT_COUNT; i++) {
+        const struct connection *c = &service->connections[i];
+        count += c->used && !c->outbid && c->pid == pid;
+    }
+    return count;
+}
+
+/* One that brought prompts may think about the next ones for a while. */
+static bool may_be_outbid(const struct connection *c, bool prompts, uint64_t now_ns)
+{
+    return c->used && !c->outbid && c->quiet && (c->prompts || !prompts) &&
+           (!c->prompts || now_ns - c->quiet_ns >= IDLE_MS * COX_NSEC_PER_MSEC);
+}
+
+/* Takes a place from a quiet one (prompts: that brought some): of the process that has most of them, so
+ * that who has one keeps it, the one that was quiet for longest. False: all are busy. The lock is held. */
+static bool places_make_room(struct cox_service *service, bool prompts)
+{
+    struct connection *found = NULL;
+    uint32_t found_count = 0;
+    uint64_t now_ns = cox_now_ns();
+    for (size_t i = 0; i < SLOT_COUNT; i++) {
+        struct connection *c = &service->connections[i];
+        if (!may_be_outbid(c, prompts, now_ns))
+            continue;
+        uint32_t count = places_of(service, c->pid);
+        if (found &&
+            (count < found_count || (count == found_count && c->quiet_ns >= found->quiet_ns)))
+            continue;
+        found = c;
+        found_count = count;
+    }
+    if (!found)
+        return false;
+    found->outbid = true;
+    /* Its thread polls the fd, which is open as long as it is quiet. */
+    shutdown(found->stream.fd, SHUT_RD);
+    return true;
+}
+
+/* False: too many connections with prompts. */
+static bool prompts_enter(struct connection *c)
+{
+    struct cox_service *service = c->service;
+    pthread_mutex_lock(&service->lock);
+    uint32_t count = places_count(service).prompts;
+    bool room =
+        (count < COX_SERVICE_PROMPTS_MAX && count + service->orders_count < COX_SERVICE_BUSY_MAX) ||
+        places_make_room(service, true);
+    c->prompts = room;
+    pthread_mutex_unlock(&service->lock);
+    return room;
+}
+
+/* False: too many orders. */
+static bool orders_enter(struct cox_service *service)
+{
+    pthread_mutex_lock(&service->lock);
+    bool room = service->orders_count < COX_SERVICE_ORDERS_MAX &&
+                places_count(service).prompts + service->orders_count < COX_SERVICE_BUSY_MAX;
+    service->orders_count += room;
+    pthread_mutex_unlock(&service->lock);
+    return room;
+}
+
+static void orders_leave(struct cox_service *service)
+{
+    pthread_mutex_lock(&service->lock);
+    service->orders_count--;
+    pthread_mutex_unlock(&service->lock);
+}
+
+static void progress_note(struct connection *c)
+{
+    pthread_mutex_lock(&c->service->lock);
+    c->quiet_ns = cox_now_ns();
+    pthread_mutex_unlock(&c->service->lock);
+}
+
+/* Nothing is done for it, or it does not take what was done. */
+static bool waits_for_its_other_side(const struct connection *c)
+{
+    return !c->stopping && !c->holds &&
+           (cox_stream_pending(&c->stream) > 0 ||
+            (!c->complete && (!c->client || cox_serving_outstanding(c->client) == 0)));
+}
+
+/* True: another connection has its place. */
+static bool quiet_set(struct connection *c, bool quiet)
+{
+    pthread_mutex_lock(&c->service->lock);
+    bool outbid = c->outbid;
+    c->quiet = quiet;
+    pthread_mutex_unlock(&c->service->lock);
+    return outbid;
+}
+
+static void prompts_leave(struct connection *c)
+{
+    c->client = cox_serving_client_free(c->client);
+    cox_close_fd(&c->wake_fd);
+    pthread_mutex_lock(&c->service->lock);
+    c->prompts = false;
+    pthread_mutex_unlock(&c->service->lock);
+}
+
+static int client_make(struct connection *c, struct cox_serving *serving)
+{
+    if (c->client)
+        return 0;
+    if (!prompts_enter(c))
+        return COX_FULL;
+    c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int r = c->wake_fd < 0 ? -errno : cox_serving_client_new(serving, c->wake_fd, &c->client);
+    if (r)
+        prompts_leave(c);
+    return r;
+}
+
+/* complete is in the connection's arena. */
+static int complete_take(struct connection *c, const struct cox_answer_source *source,
+                         const complete_request *complete)
+{
+    struct cox_error error = {0};
+    if (!source->serving)
+        return error_put(c, COX_UNSUPPORTED, source->refusal);
+    int r = complete_check(complete, &error);
+    if (!r)
+        r = transfer_check(complete, source, &error);
+    if (r)
+        return error_put(c, r, error.text);
+    r = client_make(c, source->serving);
+    if (r)
+        return error_put(c, r,
+                         r == COX_FULL ? "too many clients complete prompts at this time"
+                                       : cox_status_text(r));
+    c->complete = complete;
+    c->next_prompt = 0;
+    return 0;
+}
+
+static int pull_take(struct connection *c, const struct cox_answer_source *source,
+                     const CoxswainControl__PullRequest *pull)
+{
+    struct cox_error error = {0};
+    struct cox_source read;
+    if (!source->serving)
+        return error_put(c, COX_UNSUPPORTED, source->refusal);
+    int r = !source->links ? cox_fail(&error, COX_UNSUPPORTED, "this group pulls nothing")
+            : pull->source ? cox_source_read(pull->source, &read, &error)
+                           : cox_fail(&error, COX_INVALID, "nothing to pull was named");
+    if (!r)
+        r = client_make(c, source->serving);
+    uint64_t timeout_ms = pull->has_timeout_ms ? pull->timeout_ms : PULL_MS_DEFAULT;
+    const struct cox_request request = {
+        .source = &read,
+        .pull_only = true,
+        .pull_ms = timeout_ms < HOLD_MS_MAX ? timeout_ms : HOLD_MS_MAX,
+        .new_count_max = 1,
+    };
+    if (!r)
+        r = cox_serving_submit(c->client, &request, PULL_INDEX);
+    if (r)
+        return error_put(c, r, error.code ? error.text : cox_status_text(r));
+    c->pull_count++;
+    return 0;
+}
+
+/* ---- requests ---- */
+
+static struct cox_answer_source source_of(struct cox_service *service)
+{
+    pthread_mutex_lock(&service->lock);
+    struct cox_answer_source source = {
+        .executor = service->executor,
+        .serving = service->serving,
+        .recovery = service->recovery,
+        .lora = service->lora,
+        .links = service->links,
+        .model = service->model,
+        .weights = service->weights,
+    };
+    memcpy(source.refusal, service->refusal, sizeof source.refusal);
+    pthread_mutex_unlock(&service->lock);
+    return source;
+}
+
+/* An order may wait for others, and for ranks, until its deadline. */
+static int order_serve(struct connection *c, const struct cox_answer_source *source,
+                       const control_request *request)
+{
+    if (!orders_enter(c->service))
+        return error_put(c, COX_FULL, "too many orders are under way: try again later");
+    int r;
+    switch (request->request_case) {
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER:
+        r = recover_put(c, source, request->recover);
+        break;
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
+        r = lora_put(c, source, request->lora);
+        break;
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
+        r = weights_put(c, source, request->weights);
+        break;
+    default:
+        r = links_put(c, source, request);
+    }
+    orders_leave(c->service);
+    return r;
+}
+
+static int request_serve(struct connection *c, const control_request *request)
+{
+    struct cox_service *service = c->service;
+    const struct cox_answer_source source = source_of(service);
+    if (request->request_case == COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP) {
+        int r = done_put(c);
+        if (!r)
+            r = cox_stream_flush(&c->stream); /* before the end, which may come quickly */
+        c->stopping = true;
+        if (service->options.stop)
+            service->options.stop(service->options.context);
+        return r;
+    }
+    if (!source.executor)
+        return error_put(c, COX_STATE, source.refusal);
+    switch (request->request_case) {
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS:
+        return status_put(c, &source);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE:
+        return complete_take(c, &source, request->complete);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_CANCEL:
+        if (c->client)
+            cox_serving_cancel(c->client);
+        return done_put(c);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER:
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK:
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK_STATUS:
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_ROLE:
+        return order_serve(c, &source, request);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO:
+        return links_put(c, &source, request);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_PULL:
+        return pull_take(c, &source, request->pull);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RELEASE: {
+        int r = 0;
+        for (size_t i = 0; !r && c->client && i < request->release->n_holds; i++)
+            if (request->release->holds[i] > 0)
+                r = cox_serving_release(c->client, request->release->holds[i]);
+        return r ? error_put(c, r,
+                             r == COX_FULL ? "more holds are to be released than there can be"
+                                           : cox_status_text(r))
+                 : 0;
+    }
+    default:
+        return error_put(c, COX_UNSUPPORTED,
+                         "no such request: expected status, stop, complete, cancel, recover, "
+                         "kv_info, link, link_status, role, pull, release, lora or weights");
+    }
+}
+
+static int message_serve(struct connection *c, const uint8_t *bytes, size_t size)
+{
+    control_request *request;
+    int r = cox_arena_init(&c->arena, 0, REQUEST_ARENA_MAX);
+    if (r)
+        return r;
+    r = cox_wire_control_request_unpack(&c->arena, bytes, size, &request);
+    if (r)
+        r = error_put(c, r,
+                      r == COX_CORRUPT ? "the bytes are no ControlRequest"
+                                       : "the request is too large");
+    else
+        r = request_serve(c, request);
+    if (!c->complete)
+        cox_arena_deinit(&c->arena);
+    c->deadline_ns = cox_deadline_after_ms(IDLE_MS);
+    progress_note(c);
+    return r;
+}
+
+/* What has come, as far as there is room for the answers. Returns 0; COX_EMPTY: more is to be read. */
+static int messages_serve(struct connection *c)
+{
+    const uint8_t *bytes;
+    size_t size;
+    while (!c->last && !c->complete && cox_stream_pending(&c->stream) < PENDING_MAX) {
+        int r = cox_stream_next(&c->stream, &bytes, &size);
+        if (r == COX_CORRUPT)
+            return error_put(c, r, "a message's length is outside 1 to 16 MiB");
+        if (!r)
+            r = message_serve(c, bytes, size);
+        if (!r)
+            r = prompts_submit(c);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* ---- a connection's thread ---- */
+
+static int poll_timeout(const struct connection *c)
+{
+    if (c->client || c->stopping)
+        return -1;
+    uint64_t now = cox_now_ns();
+    if (now >= c->deadline_ns)
+        return 0;
+    return (int)((c->deadline_ns - now) / COX_NSEC_PER_MSEC) + 1;
+}
+
+/* Sleeps until there is something to do, and reads. Not 0: the connection ends. */
+static int connection_wait(struct connection *c, bool reading)
+{
+    size_t pending = cox_stream_pending(&c->stream);
+    struct pollfd fds[3] = {
+        {.fd = c->stream.fd, .events = (short)((reading ? POLLIN : 0) | (pending ? POLLOUT : 0))},
+        {.fd = c->service->end_fd, .events = POLLIN},
+        {.fd = pending < PENDING_MAX ? c->wake_fd : -1, .events = POLLIN},
+    };
+    quiet_set(c, waits_for_its_other_side(c));
+    int count = poll(fds, 3, poll_timeout(c));
+    int e = errno;
+    if (quiet_set(c, false)) {
+        error_put(c, COX_FULL,
+                  "another connection needed the place of this one, which asked for nothing or did "
+                  "not take its answers");
+        return COX_CLOSED;
+    }
+    if (count < 0)
+        return e == EINTR ? 0 : -e;
+    if (count == 0)
+        return poll_timeout(c) ? 0 : COX_TIMEOUT;
+    if (fds[1].revents)
+        return COX_CLOSED;
+    uint64_t wakes;
+    if (fds[2].revents && read(c->wake_fd, &wakes, sizeof wakes) < 0 && errno != EAGAIN &&
+        errno != EINTR)
+        return -errno;
+    if (fds[0].revents & POLLIN)
+        return cox_stream_fill(&c->stream);
+    return fds[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? COX_CLOSED : 0;
+}
+
+/* What is left in the serving afterwards comes with a wake, or when the stream can be written to. */
+static int results_send(struct connection *c)
+{
+    int r;
+    bool full;
+    do {
+        r = results_put(c);
+        full = cox_stream_pending(&c->stream) >= PENDING_MAX;
+        size_t pending = cox_stream_pending(&c->stream);
+        if (!r)
+            r = cox_stream_flush(&c->stream);
+        if (cox_stream_pending(&c->stream) < pending)
+            progress_note(c);
+    } while (!r && full && cox_stream_pending(&c->stream) < PENDING_MAX);
+    return r;
+}
+
+static int connection_turn(struct connection *c)
+{
+    int r = results_send(c);
+    if (!r)
+        r = prompts_submit(c); /* after results, which make room */
+    bool reading = false;
+    if (!r) {
+        r = messages_serve(c);
+        reading = r == COX_EMPTY;
+        r = reading ? 0 : r;
+    }
+    if (!r && c->last && !cox_stream_pending(&c->stream))
+        r = COX_CLOSED;
+    return r ? r : connection_wait(c, reading);
+}
+
+static void *connection_main(void *context)
+{
+    struct connection *c = context;
+    while (connection_turn(c) == 0)
+        ;
+    results_send(c); /* of a group that ends: as much as goes without waiting */
+    if (c->client)
+        prompts_leave(c);
+    complete_end(c);
+    cox_stream_deinit(&c->stream);
+    pthread_mutex_lock(&c->service->lock);
+    c->ended = true;
+    pthread_mutex_unlock(&c->service->lock);
+    return NULL;
+}
+
+/* ---- constructor and destructor ---- */
+
+int cox_service_new(const struct cox_service_options *options, struct cox_service **ret_service,
+                    struct cox_error *err)
+{
+    struct cox_service *service = calloc(1, sizeof *service);
+    if (!service)
+        return cox_fail(err, -ENOMEM, "no memory for the control connections");
+    service->options = *options;
+    snprintf(service->refusal, sizeof service->refusal, "%s", STARTING);
+    pthread_mutex_init(&service->lock, NULL);
+    service->model = options->model ? strdup(options->model) : NULL;
+    service->end_fd = eventfd(0, EFD_CLOEXEC);
+    int r = options->model && !service->model ? -ENOMEM : service->end_fd < 0 ? -errno : 0;
+    if (r) {
+        cox_service_free(service);
+        return cox_fail(err, r, "the control connections: %s", cox_status_text(r));
+    }
+    *ret_service = service;
+    return 0;
+}
+
+struct cox_service *cox_service_free(struct cox_service *service)
+{
+    if (!service)
+        return NULL;
+    const uint64_t one = 1;
+    while (service->end_fd >= 0 && write(service->end_fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+    for (size_t i = 0; i < SLOT_COUNT; i++)
+        if (service->connections[i].used)
+            pthread_join(service->connections[i].thread, NULL);
+    cox_close_fd(&service->end_fd);
+    pthread_mutex_destroy(&service->lock);
+    free(service->model);
+    free(service);
+    return NULL;
+}
+
+void cox_service_attach(struct cox_service *service, struct cox_executor *executor)
+{
+    pthread_mutex_lock(&service->lock);
+    service->executor = executor;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_serve_with(struct cox_service *service, struct cox_serving *serving)
+{
+    pthread_mutex_lock(&service->lock);
+    service->serving = serving;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_recover_with(struct cox_service *service, struct cox_recovery *recovery)
+{
+    pthread_mutex_lock(&service->lock);
+    service->recovery = recovery;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_lora_with(struct cox_service *service, struct cox_lora *lora)
+{
+    pthread_mutex_lock(&service->lock);
+    service->lora = lora;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_link_with(struct cox_service *service, struct cox_group_links *links)
+{
+    pthread_mutex_lock(&service->lock);
+    service->links = links;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights)
+{
+    pthread_mutex_lock(&service->lock);
+    service->weights = weights;
+    pthread_mutex_unlock(&service->lock);
+}
+
+void cox_service_refuse(struct cox_service *service, const char *refusal)
+{
+    pthread_mutex_lock(&service->lock);
+    snprintf(service->refusal, sizeof service->refusal, "%s", refusal ? refusal : STARTING);
+    pthread_mutex_unlock(&service->lock);
+}
+
+/* A free slot; those of ended threads are. NULL: there is none, or no place for one more. The lock is
+ * held. */
+static struct connection *connection_find(struct cox_service *service)
+{
+    for (size_t i = 0; i < SLOT_COUNT; i++) {
+        struct connection *c = &service->connections[i];
+        if (c->used && c->ended) {
+            pthread_join(c->thread, NULL); /* it has nothing left to do */
+            c->used = false;
+        }
+    }
+    if (places_count(service).taken >= COX_SERVICE_CONNECTION_MAX &&
+        !places_make_room(service, false))
+        return NULL;
+    for (size_t i = 0; i < SLOT_COUNT; i++)
+        if (!service->connections[i].used)
+            return &service->connections[i];
+    return NULL;
+}
+
+int cox_service_take(struct cox_service *service, int fd, struct cox_error *err)
+{
+    struct cox_socket_peer peer;
+    int r = 0;
+    pthread_mutex_lock(&service->lock);
+    struct connection *c = connection_find(service);
+    if (!c) {
+        r = cox_fail(err, COX_FULL, "%d control connections are busy: try again later",
+                     COX_SERVICE_CONNECTION_MAX);
+    } else {
+        *c = (struct connection){.service = service, .used = true, .wake_fd = -1};
+        c->deadline_ns = cox_deadline_after_ms(IDLE_MS);
+        c->quiet_ns = cox_now_ns();
+        c->pid = cox_socket_peer(fd, &peer) == 0 ? peer.pid : 0;
+        cox_stream_init(&c->stream, fd);
+        r = cox_thread_start(&c->thread, connection_main, c);
+        if (r) {
+            c->used = false;
+            cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
+        }
+    }
+    pthread_mutex_unlock(&service->lock);
+    return r;
+}
+
+uint32_t cox_service_connection_count(struct cox_service *service)
+{
+    uint32_t count = 0;
+    pthread_mutex_lock(&service->lock);
+    for (size_t i = 0; i < SLOT_COUNT; i++)
+        count += service->connections[i].used && !service->connections[i].ended;
+    pthread_mutex_unlock(&service->lock);
+    return count;
+}

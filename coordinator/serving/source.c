@@ -1,0 +1,76 @@
+#include "source.h"
+
+#include "../../channel/geometry.h"
+#include "proto/control.pb-c.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Of one sequence; more than any cache has. */
+#define BLOCK_COUNT_MAX (UINT32_C(1) << 24)
+
+struct cox_source *cox_source_dup(const struct cox_source *source)
+{
+    size_t blocks_size = source->block_count * sizeof *source->blocks;
+    size_t name_size = strlen(source->cluster_id) + 1;
+    struct cox_source *copy = malloc(sizeof *copy + blocks_size + name_size);
+    if (!copy)
+        return NULL;
+    *copy = *source;
+    int32_t *blocks = (int32_t *)(copy + 1);
+    if (blocks_size)
+        memcpy(blocks, source->blocks, blocks_size);
+    copy->blocks = blocks;
+    copy->cluster_id =
+        memcpy((char *)(blocks + source->block_count), source->cluster_id, name_size);
+    return copy;
+}
+
+struct cox_source *cox_source_free(struct cox_source *source)
+{
+    free(source);
+    return NULL;
+}
+
+int cox_source_read(const struct CoxswainControl__KvSource *message, struct cox_source *ret_source,
+                    struct cox_error *err)
+{
+    if (!message->cluster_id || !message->has_life || !message->has_sequence ||
+        !message->has_lease_ns || message->n_blocks == 0)
+        return cox_fail(err, COX_INVALID,
+                        "a source needs a group, its life, a sequence, a lease and blocks");
+    /* It is said in logs. */
+    if (cox_name_check(message->cluster_id, NULL))
+        return cox_fail(err, COX_INVALID, "a source's group has a name of %zu bytes that is none",
+                        strlen(message->cluster_id));
+    if (message->sequence < 1 || message->n_blocks > BLOCK_COUNT_MAX)
+        return cox_fail(err, COX_INVALID,
+                        "a source of sequence %" PRId64 " with %zu blocks: there is none",
+                        message->sequence, message->n_blocks);
+    for (size_t i = 0; i < message->n_blocks; i++)
+        if (message->blocks[i] < 0)
+            return cox_fail(err, COX_INVALID, "block %" PRId32 " of a source does not exist",
+                            message->blocks[i]);
+    *ret_source = (struct cox_source){
+        .cluster_id = message->cluster_id,
+        .life = message->life,
+        .sequence = message->sequence,
+        .lease_ns = message->lease_ns,
+        .blocks = message->blocks,
+        .block_count = (uint32_t)message->n_blocks,
+    };
+    return 0;
+}
+
+void cox_source_write(const struct cox_source *source, struct CoxswainControl__KvSource *message)
+{
+    coxswain_control__kv_source__init(message);
+    message->cluster_id = (char *)(uintptr_t)source->cluster_id;
+    message->has_life = message->has_sequence = message->has_lease_ns = true;
+    message->life = source->life;
+    message->sequence = source->sequence;
+    message->lease_ns = source->lease_ns;
+    message->blocks = (int32_t *)(uintptr_t)source->blocks;
+    message->n_blocks = source->block_count;
+}

@@ -1,0 +1,35 @@
+/*
+ * source: keys and values of a sequence's first positions, in blocks that a group holds for others to pull.
+ *
+ * Threads: one at a time.
+ * Ownership: a copy is one piece of memory, its owner's.
+ * Blocks: nothing.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_COORDINATOR_SOURCE_H
+#define COX_COORDINATOR_SOURCE_H
+
+#include "../../channel/base.h"
+
+struct CoxswainControl__KvSource;
+
+struct cox_source {
+    const char *cluster_id; /* the group's name */
+    uint64_t life;          /* of that group, in which it was told */
+    int64_t sequence;       /* there: the generation of its blocks, and the name of the hold */
+    uint64_t lease_ns;      /* CLOCK_MONOTONIC: held until then */
+    const int32_t *blocks;
+    uint32_t block_count;
+};
+
+/* NULL: no memory. */
+struct cox_source *cox_source_dup(const struct cox_source *source);
+struct cox_source *cox_source_free(struct cox_source *source); /* NULL-safe */
+
+/* Another process's bytes, lent. Returns 0; COX_INVALID: something is missing, or out of range. */
+int cox_source_read(const struct CoxswainControl__KvSource *message, struct cox_source *ret_source,
+                    struct cox_error *err);
+/* The other way; lends all of source. */
+void cox_source_write(const struct cox_source *source, struct CoxswainControl__KvSource *message);
+
+#endif

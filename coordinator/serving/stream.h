@@ -1,0 +1,53 @@
+/*
+ * stream: one side of a control connection (proto/control.proto): messages with a length in front,
+ * both ways, over a stream socket.
+ *
+ * Both sides may be busy writing while the other one is: nothing here waits, and whoever owns the
+ * stream polls for what it needs.
+ *
+ * Threads: one at a time.
+ * Ownership: the stream owns its fd from init on; a message that next gave is lent until the next
+ *   call of fill or deinit.
+ * Blocks: nothing, whether or not the socket does.
+ * Bytes that come are input: a length outside 1 to COX_STREAM_MESSAGE_MAX is COX_CORRUPT, and memory
+ *   grows with what has come, not with what a length promises.
+ * If the process dies: private memory; the kernel closes the connection.
+ */
+#ifndef COX_COORDINATOR_STREAM_H
+#define COX_COORDINATOR_STREAM_H
+
+#include "../../channel/base.h"
+
+#define COX_STREAM_MESSAGE_MAX ((size_t)16 << 20)
+
+struct ProtobufCMessage;
+
+struct cox_stream {
+    int fd; /* -1: none */
+    uint8_t *in;
+    size_t in_size, in_capacity;
+    size_t taken; /* bytes of in that next has given */
+    uint8_t *out;
+    size_t out_size, out_capacity;
+    size_t sent; /* bytes of out */
+};
+
+void cox_stream_init(struct cox_stream *stream, int fd); /* takes fd */
+void cox_stream_deinit(struct cox_stream *stream);       /* closes; idempotent after init */
+
+/* Reads what is there now, some of it if it is much. Returns 0, also when there was nothing;
+ * COX_CLOSED: the other side will send no more; -ENOMEM; -errno. */
+int cox_stream_fill(struct cox_stream *stream);
+/* The oldest whole message that was read. Returns 0; COX_EMPTY: fill first; COX_CORRUPT. */
+int cox_stream_next(struct cox_stream *stream, const uint8_t **ret_bytes, size_t *ret_size);
+/* True when a part of a message has been read. */
+bool cox_stream_partial(const struct cox_stream *stream);
+
+/* Queues a message behind what is queued. Returns 0; COX_TOO_LARGE; -ENOMEM. */
+int cox_stream_put(struct cox_stream *stream, const struct ProtobufCMessage *message);
+/* Writes what can be written now. Returns 0; COX_CLOSED: the other side is gone; -errno. */
+int cox_stream_flush(struct cox_stream *stream);
+/* Bytes queued and not written. */
+size_t cox_stream_pending(const struct cox_stream *stream);
+
+#endif
