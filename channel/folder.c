@@ -170,6 +170,52 @@ void cox_folder_unlock(int folder_fd)
 
 /* ---- what is in it ---- */
 
+/* For as long as connect waits for room in the backlog; 0: for ever. */
+static int socket_set_patience(int fd, uint64_t deadline_ns)
+{
+    struct timeval patience = {.tv_sec = 0};
+    if (deadline_ns != COX_DEADLINE_NEVER) {
+        uint64_t now_ns = cox_now_ns();
+        uint64_t left_ns = now_ns < deadline_ns ? deadline_ns - now_ns : 0;
+        patience.tv_sec = (time_t)(left_ns / COX_NSEC_PER_SEC);
+        patience.tv_usec = (suseconds_t)(left_ns % COX_NSEC_PER_SEC / 1000) + 1;
+        if (patience.tv_usec > 999999)
+            patience.tv_usec = 999999;
+    }
+    return setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0 ? -errno : 0;
+}
+
+/* Returns 0 or -errno; COX_TIMEOUT: the backlog was full until the deadline. */
+static int socket_connect(int fd, const struct sockaddr_un *address, uint64_t deadline_ns)
+{
+    for (;;) {
+        int r = socket_set_patience(fd, deadline_ns);
+        if (r)
+            return r;
+        int e = connect(fd, (const struct sockaddr *)address, sizeof *address) < 0 ? errno : 0;
+        cox_fault_point(COX_FAULT_DOOR_CONNECTED);
+        if (e == 0) /* the connection is to block as any other */
+            return socket_set_patience(fd, COX_DEADLINE_NEVER);
+        if (e != EAGAIN && e != EINTR)
+            return -e;
+        if (cox_now_ns() >= deadline_ns)
+            return COX_TIMEOUT;
+    }
+}
+
+int cox_folder_connect(int folder_fd, const char *file, uint64_t deadline_ns, int *ret_fd)
+{
+    struct sockaddr_un address;
+    cox_folder_address(folder_fd, file, &address);
+    _cox_cleanup_(cox_close_fd) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int r = fd < 0 ? -errno : cox_fd_raise(&fd);
+    if (r == 0)
+        r = socket_connect(fd, &address, deadline_ns);
+    if (r == 0)
+        *ret_fd = cox_steal_fd(&fd);
+    return r;
+}
+
 int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid)
 {
     struct stat st;

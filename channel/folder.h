@@ -47,6 +47,9 @@ void cox_folder_unlock(int folder_fd);
 /* For bind and connect. file has to be shorter than COX_FOLDER_FILE_SIZE. */
 void cox_folder_address(int folder_fd, const char *file, struct sockaddr_un *ret_address);
 
+/* Connects to the socket of that name. Returns 0; COX_TIMEOUT: no place was free until the deadline; -errno. */
+int cox_folder_connect(int folder_fd, const char *file, uint64_t deadline_ns, int *ret_fd);
+
 /* Who listens there. Returns 0, *ret_pid may be 0 (not known); COX_CLOSED: nobody; COX_NOT_FOUND: no
  * such file; COX_DENIED: no socket of this user; -errno. */
 int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid);

@@ -1,13 +1,15 @@
 /*
- * socket: bytes and file descriptors over a connected unix socket, each under a deadline.
+ * socket: bytes and file descriptors over a connected unix socket, each under a deadline; and names by which processes that
+ * share nothing find each other.
  *
  * Usable alone: nothing here knows of groups or doors.
  *
  * Threads: any; one at a time sends, one at a time receives on a socket.
  * Ownership: fds that are sent stay the caller's; fds that are received are the caller's, all of
  *   them close-on-exec and 3 or above. After a failure none was received.
- * Blocks: send and receive until their deadline, whether or not the socket blocks.
- * If the process dies: nothing is left; what was sent is the kernel's until it is received.
+ * Blocks: send, receive, accept and connect until their deadline, whether or not the socket blocks.
+ * If the process dies: what was sent is the kernel's until it is received; the name of a socket that listened stays, nobody
+ *   can connect to it any more, and cox_socket_unlink removes it.
  */
 #ifndef COX_CHANNEL_SOCKET_H
 #define COX_CHANNEL_SOCKET_H
@@ -25,6 +27,21 @@ extern "C" {
 
 /* Two connected stream sockets, close-on-exec. Returns 0 or -errno. */
 COX_PUBLIC int cox_socket_pair(int ret_fds[2]);
+
+/* A socket that listens at path, of mode 0600: nobody else but root can connect. What has that name already is left alone.
+ * The path may be longer than an address; its last part has 1 to 82 bytes. Returns 0; COX_INVALID: the path; COX_TAKEN: something
+ * is there, perhaps a socket of the dead; COX_NOT_FOUND: no such folder; COX_DENIED; -errno. */
+COX_PUBLIC int cox_socket_listen(const char *path, int *ret_fd, struct cox_error *err);
+/* Takes the next process that has connected. Returns 0; COX_TIMEOUT; -errno. */
+COX_PUBLIC int cox_socket_accept(int listen_fd, uint64_t deadline_ns, int *ret_fd);
+/* Connects to whoever listens at path, if that is a process of this user or of root. Returns 0; COX_INVALID: the path;
+ * COX_NOT_FOUND; COX_CLOSED: nobody listens there any more; COX_DENIED: another user's, or no socket; COX_TIMEOUT: so many
+ * wait there already; -errno. */
+COX_PUBLIC int cox_socket_connect(const char *path, uint64_t deadline_ns, int *ret_fd,
+                                  struct cox_error *err);
+/* Takes the name away, whoever listens; connections stay. Returns 0, also when there is none; COX_INVALID: the path;
+ * COX_DENIED: no socket; -errno. */
+COX_PUBLIC int cox_socket_unlink(const char *path, struct cox_error *err);
 
 /* Sends all of bytes (size at least 1), and the fds with the first of them. SIGPIPE is never raised.
  * Tries once whatever the deadline, so that a deadline of 0 does not wait.

@@ -85,57 +85,20 @@ static int visit_check_file(int folder_fd, const char *file, const char *path,
     return 0;
 }
 
-/* For as long as connect waits for room in the backlog; 0: for ever. */
-static int visit_set_patience(int fd, uint64_t deadline_ns)
-{
-    struct timeval patience = {.tv_sec = 0};
-    if (deadline_ns != COX_DEADLINE_NEVER) {
-        uint64_t now_ns = cox_now_ns();
-        uint64_t left_ns = now_ns < deadline_ns ? deadline_ns - now_ns : 0;
-        patience.tv_sec = (time_t)(left_ns / COX_NSEC_PER_SEC);
-        patience.tv_usec = (suseconds_t)(left_ns % COX_NSEC_PER_SEC / 1000) + 1;
-        if (patience.tv_usec > 999999)
-            patience.tv_usec = 999999;
-    }
-    return setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0 ? -errno : 0;
-}
-
-/* Returns 0 or -errno; -EAGAIN: the backlog was full until the deadline. */
-static int visit_connect_socket(int fd, const struct sockaddr_un *address, uint64_t deadline_ns)
-{
-    for (;;) {
-        int r = visit_set_patience(fd, deadline_ns);
-        if (r)
-            return r;
-        int e = connect(fd, (const struct sockaddr *)address, sizeof *address) < 0 ? errno : 0;
-        cox_fault_point(COX_FAULT_DOOR_CONNECTED);
-        if (e == 0) /* the connection is to block as any other */
-            return visit_set_patience(fd, COX_DEADLINE_NEVER);
-        if ((e != EAGAIN && e != EINTR) || cox_now_ns() >= deadline_ns)
-            return e == EINTR ? -EAGAIN : -e;
-    }
-}
-
 static int visit_connect(const char *path, uint64_t deadline_ns, int *ret_fd, struct cox_error *err)
 {
-    _cox_cleanup_(cox_close_fd) int folder_fd = -1, fd = -1;
-    struct sockaddr_un address;
+    _cox_cleanup_(cox_close_fd) int folder_fd = -1;
     const char *file = NULL;
     int r = visit_open_folder(path, &folder_fd, &file, err);
     if (r == 0)
         r = visit_check_file(folder_fd, file, path, err);
     if (r)
         return r;
-    cox_folder_address(folder_fd, file, &address);
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    r = fd < 0 ? -errno : cox_fd_raise(&fd);
-    if (r == 0)
-        r = visit_connect_socket(fd, &address, deadline_ns);
+    r = cox_folder_connect(folder_fd, file, deadline_ns, ret_fd);
     switch (r) {
     case 0:
-        *ret_fd = cox_steal_fd(&fd);
         return 0;
-    case -EAGAIN:
+    case COX_TIMEOUT:
         return cox_fail(err, COX_TIMEOUT,
                         "%s: so many wait there that the time was over before a place was free",
                         path);

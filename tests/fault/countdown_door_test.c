@@ -98,7 +98,65 @@ static int door_sweep(void *object, struct cox_error *err)
     return cox_door_sweep(folder, object, err);
 }
 
+/* ---- a name of one's own ---- */
+
+static char named[100];
+
+static void with_folder(void)
+{
+    mkdir(folder, 0700);
+    snprintf(named, sizeof named, "%s/named", folder);
+}
+
+static int name_listen(void *object, struct cox_error *err)
+{
+    return cox_socket_listen(named, object, err);
+}
+
+static void name_drop(void *object)
+{
+    close(*(int *)object);
+    assert_int_equal(cox_socket_unlink(named, NULL), 0);
+}
+
+static int listening = -1;
+
+static void with_listener(void)
+{
+    with_folder();
+    assert_int_equal(cox_socket_listen(named, &listening, NULL), 0);
+}
+
+static void without_listener(void)
+{
+    cox_close_fd(&listening);
+    assert_int_equal(cox_socket_unlink(named, NULL), 0);
+    expect_files(0);
+}
+
+static int name_connect(void *object, struct cox_error *err)
+{
+    return cox_socket_connect(named, cox_deadline_after_ms(TEST_PATIENCE_MS), object, err);
+}
+
+static void connection_close(void *object)
+{
+    close(*(int *)object);
+}
+
 static const struct countdown_subject doors[] = {
+    {.name = "socket_listen",
+     .size = sizeof(int),
+     .construct = name_listen,
+     .destroy = name_drop,
+     .prepare = with_folder,
+     .restore = nothing_left},
+    {.name = "socket_connect",
+     .size = sizeof(int),
+     .construct = name_connect,
+     .destroy = connection_close,
+     .prepare = with_listener,
+     .restore = without_listener},
     {.name = "door_open",
      .size = sizeof(struct cox_door *),
      .lenient = true,

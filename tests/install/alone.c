@@ -76,13 +76,20 @@ static void ranks(const char *name, uint32_t rank)
 int main(void)
 {
     char object[64], name[64];
-    int fds[2], status = -1;
+    char path[64];
+    int listening = -1, fd = -1, status = -1;
     snprintf(object, sizeof object, "/cox_alone_%d", (int)getpid());
     snprintf(name, sizeof name, "cox_alone_%d", (int)getpid());
-    CHECK(cox_socket_pair(fds) == 0);
+    snprintf(path, sizeof path, "/tmp/cox_alone_%d.socket", (int)getpid());
+    CHECK(cox_socket_listen(path, &listening, NULL) == 0);
     pid_t pid = fork();
     CHECK(pid >= 0);
-    helpers(object, fds[pid == 0], pid == 0);
+    if (pid == 0)
+        CHECK(cox_socket_connect(path, patience(), &fd, NULL) == 0);
+    else
+        CHECK(cox_socket_accept(listening, patience(), &fd) == 0 &&
+              cox_socket_unlink(path, NULL) == 0);
+    helpers(object, fd, pid == 0);
     ranks(name, pid == 0);
     if (pid == 0)
         return 0;

@@ -422,6 +422,230 @@ static void b19_errors_of_the_system_are_forwarded(void **state)
     ends_close();
 }
 
+/* ---- names ---- */
+
+static char folder[64], path[512];
+
+static void folder_make(const char *file)
+{
+    strcpy(folder, "/tmp/cox_socket_XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+}
+
+static void folder_drop(void)
+{
+    assert_int_equal(rmdir(folder), 0); /* nothing is left in it */
+}
+
+/* Another process, which knows the path alone. */
+static void connects_and_gives(void *context)
+{
+    struct cox_error err = {0};
+    int fd = -1, sent = file_new();
+    (void)context;
+    CHECK(cox_socket_connect(path, PATIENCE, &fd, &err) == 0);
+    CHECK(fd > STDERR_FILENO && fcntl(fd, F_GETFD) == FD_CLOEXEC);
+    CHECK(ftruncate(sent, 4242) == 0);
+    CHECK(cox_socket_send(fd, "x", 1, &sent, 1, PATIENCE) == 0);
+    close(fd);
+    close(sent);
+}
+
+static void k28_processes_find_each_other_by_a_name(void **state)
+{
+    (void)state;
+    struct cox_error err = {0};
+    struct cox_socket_peer peer;
+    struct stat st;
+    uint32_t count;
+    int listening, fd, came;
+    char byte;
+    folder_make("meeting");
+    assert_int_equal(cox_socket_listen(path, &listening, &err), 0);
+    assert_true(listening > STDERR_FILENO && fcntl(listening, F_GETFD) == FD_CLOEXEC);
+    pid_t pid = child_start(connects_and_gives, NULL);
+    assert_int_equal(cox_socket_accept(listening, PATIENCE, &fd), 0);
+    assert_true(fd > STDERR_FILENO && fcntl(fd, F_GETFD) == FD_CLOEXEC);
+    assert_int_equal(cox_socket_peer(fd, &peer), 0);
+    assert_int_equal(peer.pid, pid);
+    assert_int_equal(cox_socket_receive(fd, &byte, 1, &came, 1, &count, PATIENCE), 0);
+    assert_int_equal(fstat(came, &st), 0);
+    assert_int_equal(st.st_size, 4242);
+    child_join(pid);
+    close(came);
+    /* Without its name what is connected stays; nobody new comes. */
+    assert_int_equal(cox_socket_unlink(path, &err), 0);
+    assert_int_equal(cox_socket_unlink(path, &err), 0);
+    assert_int_equal(cox_socket_receive(fd, &byte, 1, NULL, 0, NULL, PATIENCE), COX_CLOSED);
+    close(fd);
+    assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, &err), COX_NOT_FOUND);
+    close(listening);
+    folder_drop();
+}
+
+static void k28_b4_a_name_of_the_dead_is_told_and_can_be_removed(void **state)
+{
+    (void)state;
+    struct cox_error err = {0};
+    int listening, again = -1, fd = -1;
+    folder_make("dead");
+    assert_int_equal(cox_socket_listen(path, &listening, &err), 0);
+    assert_int_equal(cox_socket_listen(path, &again, &err), COX_TAKEN);
+    assert_non_null(strstr(err.text, path));
+    err = (struct cox_error){0};
+    close(listening);
+    assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, &err), COX_CLOSED);
+    assert_non_null(strstr(err.text, "nobody listens"));
+    assert_int_equal(cox_socket_listen(path, &again, &err),
+                     COX_TAKEN); /* whoever removes it says so */
+    assert_true(again == -1 && fd == -1);
+    assert_int_equal(cox_socket_unlink(path, &err), 0);
+    assert_int_equal(cox_socket_listen(path, &listening, &err), 0);
+    assert_int_equal(cox_socket_unlink(path, &err), 0);
+    close(listening);
+    folder_drop();
+}
+
+static void k28_b9_b10_what_is_no_socket_is_left_alone(void **state)
+{
+    (void)state;
+    struct cox_error err = {0};
+    struct stat st;
+    int fd = -1;
+    folder_make("file");
+    int file = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    assert_int_equal(write(file, "mine", 4), 4);
+    assert_int_equal(cox_socket_listen(path, &fd, &err), COX_TAKEN);
+    assert_non_null(strstr(err.text, "is there already"));
+    err = (struct cox_error){0};
+    assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, &err), COX_DENIED);
+    assert_non_null(strstr(err.text, "no socket"));
+    assert_int_equal(cox_socket_unlink(path, &err), COX_DENIED);
+    assert_int_equal(fd, -1);
+    assert_int_equal(fstat(file, &st), 0);
+    assert_true(st.st_size == 4 && st.st_nlink == 1);
+    close(file);
+    unlink(path);
+    folder_drop();
+}
+
+static void k28_b45_only_its_user_may_connect(void **state)
+{
+    (void)state;
+    static const mode_t masks[] = {0, 022, 0777};
+    struct cox_error err = {0};
+    struct stat st;
+    folder_make("mode");
+    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+        mode_t before = umask(masks[i]);
+        int listening, r = cox_socket_listen(path, &listening, &err);
+        umask(before);
+        assert_int_equal(r, 0);
+        assert_int_equal(lstat(path, &st), 0);
+        assert_int_equal(st.st_mode & 07777, 0600);
+        assert_true(S_ISSOCK(st.st_mode));
+        close(listening);
+        assert_int_equal(cox_socket_unlink(path, &err), 0);
+    }
+    folder_drop();
+}
+
+static void k28_k19_long_paths_work_and_impossible_ones_are_refused(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = {"", "/", "/tmp/"};
+    struct cox_error err = {0};
+    char name[90], deep[400];
+    int fd = -1, listening;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(cox_socket_listen(wrong[i], &fd, &err), COX_INVALID);
+        assert_int_equal(cox_socket_connect(wrong[i], PATIENCE, &fd, &err), COX_INVALID);
+        assert_int_equal(cox_socket_unlink(wrong[i], &err), COX_INVALID);
+    }
+    assert_int_equal(cox_socket_listen("/nowhere/x", &fd, &err), COX_NOT_FOUND);
+    assert_int_equal(cox_socket_listen("/dev/null/x", &fd, &err), COX_DENIED);
+    folder_make("");
+    memset(name, 'd', sizeof name);
+    name[80] = '\0';
+    snprintf(deep, sizeof deep, "%s/%s", folder, name);
+    assert_int_equal(mkdir(deep, 0700), 0);
+    for (size_t length = 82; length <= 83;
+         length++) { /* in a folder that is too long for an address */
+        memset(name, 'f', sizeof name);
+        name[length] = '\0';
+        snprintf(path, sizeof path, "%s/%s", deep, name);
+        assert_int_equal(cox_socket_listen(path, &listening, &err), length == 82 ? 0 : COX_INVALID);
+        if (length > 82)
+            break;
+        child_run(connects_and_gives, NULL);
+        assert_int_equal(cox_socket_unlink(path, &err), 0);
+        close(listening);
+    }
+    assert_int_equal(fd, -1);
+    rmdir(deep);
+    folder_drop();
+}
+
+static void k28_b2_each_wait_ends_at_its_deadline(void **state)
+{
+    (void)state;
+    static int fds[1000];
+    struct cox_error err = {0};
+    int listening, fd = -1, r = 0, count = 0;
+    folder_make("full");
+    assert_int_equal(cox_socket_listen(path, &listening, &err), 0);
+    assert_int_equal(cox_socket_accept(listening, 0, &fd), COX_TIMEOUT);
+    while (r == 0 && count < 1000)
+        if ((r = cox_socket_connect(path, cox_deadline_after_ms(10), &fds[count], &err)) == 0)
+            count++;
+    assert_int_equal(r, COX_TIMEOUT); /* nobody takes them */
+    assert_int_equal(cox_socket_accept(listening, PATIENCE, &fd), 0);
+    close(fd);
+    assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, &err), 0);
+    close(fd);
+    fds_close(fds, (uint32_t)count);
+    assert_int_equal(cox_socket_unlink(path, &err), 0);
+    close(listening);
+    folder_drop();
+}
+
+static void listens_as_nobody(void *context)
+{
+    const int *pipes = context; /* {to it, from it} */
+    struct cox_error err = {0};
+    int listening;
+    CHECK(setresgid(65534, 65534, 65534) == 0 && setresuid(65534, 65534, 65534) == 0);
+    CHECK(cox_socket_listen(path, &listening, &err) == 0);
+    CHECK(chmod(path, 0666) == 0);
+    tell(pipes[3]);
+    CHECK(heard(pipes[0]));
+    CHECK(cox_socket_unlink(path, &err) == 0);
+}
+
+static void k28_b9_b28_a_squatted_name_is_not_connected_to(void **state)
+{
+    (void)state;
+    struct cox_error err = {0};
+    int pipes[4], fd = -1;
+    if (geteuid() != 0)
+        skip();
+    folder_make("squatted");
+    assert_int_equal(chmod(folder, 0777), 0);
+    assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(pipes + 2, O_CLOEXEC), 0);
+    pid_t pid = child_start(listens_as_nobody, pipes);
+    assert_true(heard(pipes[2]));
+    assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, &err), COX_DENIED);
+    assert_non_null(strstr(err.text, "of user 65534 listens: expected user 0 or 0"));
+    assert_int_equal(fd, -1);
+    tell(pipes[1]);
+    child_join(pid);
+    for (int i = 0; i < 4; i++)
+        close(pipes[i]);
+    folder_drop();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -440,6 +664,13 @@ int main(void)
         LEAK_TEST(what_is_there_is_taken_without_waiting),
         LEAK_TEST(b9_the_other_side_is_known_to_the_kernel),
         LEAK_TEST(b19_errors_of_the_system_are_forwarded),
+        LEAK_TEST(k28_processes_find_each_other_by_a_name),
+        LEAK_TEST(k28_b4_a_name_of_the_dead_is_told_and_can_be_removed),
+        LEAK_TEST(k28_b9_b10_what_is_no_socket_is_left_alone),
+        LEAK_TEST(k28_b45_only_its_user_may_connect),
+        LEAK_TEST(k28_k19_long_paths_work_and_impossible_ones_are_refused),
+        LEAK_TEST(k28_b2_each_wait_ends_at_its_deadline),
+        LEAK_TEST(k28_b9_b28_a_squatted_name_is_not_connected_to),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);
