@@ -34,6 +34,7 @@ struct part {
     bool ready; /* in DECODE: the first group is done with it, and it was not sent to the second */
     int32_t first;             /* the token that the first group generated */
     struct cox_source *source; /* NULL: nothing is held for it */
+    bool pulls;                /* the second group was told where it is held */
 };
 
 struct split {
@@ -201,6 +202,7 @@ static int decode_send(struct split *split)
         CoxswainControl__Prompt *message = chunk_add(&chunk, i, tokens, prompt->token_count + 1);
         chunk.tokens[at] = tokens;
         part->ready = false;
+        part->pulls = part->source != NULL;
         if (part->source) {
             cox_source_write(part->source, &chunk.sources[at]);
             message->source = &chunk.sources[at];
@@ -244,6 +246,30 @@ static bool is_failure(const item_message *item)
     return item->has_finish && item->finish == COXSWAIN_CONTROL__FINISH__FAILED && item->error;
 }
 
+/* A failure to pull, after which another try may do better. */
+static bool may_try_again(const struct split *split, const struct part *part, int code)
+{
+    return split->how->no_recompute && part->tries < TRY_COUNT_MAX &&
+           (code == COX_STALE || code == COX_NOT_FOUND || code == COX_TIMEOUT ||
+            code == COX_PEER_DEAD || code == COX_ABORTED || code == COX_REJECTED);
+}
+
+/* What the first group computed cannot be had: once more from the start, or the end of the prompt. side: who said so. */
+static int pull_failed(struct split *split, size_t index, int side, const struct cox_error *told,
+                       struct cox_error *err)
+{
+    struct part *part = &split->parts[index];
+    if (!may_try_again(split, part, told->code))
+        return prompt_fail(split, index, side, told);
+    int r = release_put(split, part);
+    if (!r)
+        r = groups_link(split, err);
+    part->place = PLACE_UNSENT;
+    split->flight_count--;
+    split->unsent_count++;
+    return r;
+}
+
 static int prefill_item(struct split *split, size_t index, const item_message *item,
                         struct cox_error *err)
 {
@@ -270,43 +296,26 @@ static int prefill_item(struct split *split, size_t index, const item_message *i
         };
         return prompt_done(split, index, &result);
     }
+    if (!part->source && split->how->no_recompute) {
+        cox_fail(&told, COX_STALE,
+                 "it has no place to hold what it computed, or has other weights since");
+        return pull_failed(split, index, 0, &told, err);
+    }
     part->place = PLACE_DECODE;
     part->ready = true;
     /* Ranks of the first group were replaced since, and those of the second one read from the old ones. */
     return part->source && part->source->life != split->life ? groups_link(split, err) : 0;
 }
 
-/* A failure to pull, after which another try may do better. */
-static bool may_try_again(const struct split *split, const struct part *part, int code)
-{
-    return split->how->no_recompute && part->tries < TRY_COUNT_MAX &&
-           (code == COX_STALE || code == COX_NOT_FOUND || code == COX_TIMEOUT ||
-            code == COX_PEER_DEAD || code == COX_ABORTED || code == COX_REJECTED);
-}
-
-static int decode_failed(struct split *split, size_t index, const item_message *item,
-                         struct cox_error *err)
-{
-    struct part *part = &split->parts[index];
-    struct cox_error told = {0};
-    cox_client_error(item->error, &told);
-    if (!may_try_again(split, part, told.code))
-        return prompt_fail(split, index, 1, &told);
-    int r = release_put(split, part);
-    if (!r)
-        r = groups_link(split, err);
-    part->place = PLACE_UNSENT;
-    split->flight_count--;
-    split->unsent_count++;
-    return r;
-}
-
 static int decode_item(struct split *split, size_t index, const item_message *item,
                        struct cox_error *err)
 {
     struct part *part = &split->parts[index];
-    if (is_failure(item))
-        return decode_failed(split, index, item, err);
+    struct cox_error told = {0};
+    if (is_failure(item)) {
+        cox_client_error(item->error, &told);
+        return pull_failed(split, index, 1, &told, err);
+    }
     bool stop = item->finish == COXSWAIN_CONTROL__FINISH__STOP;
     if (!item->has_finish || (!stop && item->finish != COXSWAIN_CONTROL__FINISH__LENGTH) ||
         item->n_tokens >= cox_complete_new_count(split->options))
@@ -317,8 +326,9 @@ static int decode_item(struct split *split, size_t index, const item_message *it
     tokens[0] = part->first;
     if (item->n_tokens)
         memcpy(tokens + 1, item->tokens, item->n_tokens * sizeof *tokens);
-    split->stats.recomputed += item->recomputed != 0;
-    split->stats.pulled += item->recomputed == 0;
+    const bool pulled = part->pulls && !item->recomputed;
+    split->stats.pulled += pulled;
+    split->stats.recomputed += !pulled;
     const struct cox_prompt_result result = {
         .finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH,
         .tokens = tokens,

@@ -34,12 +34,13 @@ counter = 0
 class Group:
     """A group that `run` keeps."""
 
-    def __init__(self, ranks=2, arguments=(), command=(), model=MODEL):
+    def __init__(self, ranks=2, arguments=(), command=(), model=MODEL, **variables):
         global counter
         counter += 1
         self.name = "coxctl.%d.%d" % (os.getpid(), counter)
         self.ranks = ranks
-        self.process = start(["run", "-n", str(ranks), "--name", self.name, "--model", model, *arguments, *command])
+        self.process = start(["run", "-n", str(ranks), "--name", self.name, "--model", model, *arguments, *command],
+                             env=base.environment(**variables))
 
     def __enter__(self):
         lines = [self.process.stdout.readline().split() for _ in range(2 + self.ranks)]

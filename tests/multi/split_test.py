@@ -27,8 +27,8 @@ RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff"
 PROMPT_COUNT = 100
 
 
-def prefill(*arguments, ranks=2):
-    return Group(ranks, ("--role", "prefill", *arguments))
+def prefill(*arguments, ranks=2, **variables):
+    return Group(ranks, ("--role", "prefill", *arguments), **variables)
 
 
 def decode(*arguments, ranks=2):
@@ -254,6 +254,22 @@ def test_p9_ranks_of_both_groups_are_killed_and_replaced():
 @test
 def test_p9_what_cannot_be_pulled_is_computed_again_in_the_first_group():
     over_killed_rank([("a", 1)], no_recompute=True)
+
+
+@test
+def test_p9_a_prompt_that_found_no_place_is_not_told_of_as_pulled():
+    for places in ("0", "1"):
+        with prefill(COXSWAIN_TEST_HOLDS=places) as a, decode() as b:
+            result = expect(split(a, b, "--file", prompts_file(20)), 0)
+            check(result.out == expected(count=20), "another text", result)
+            pulled, computed = re.search(r"pulled (\d+) prompts from .* and computed (\d+) itself", result.err).groups()
+            check(int(pulled) + int(computed) == 20, "not all of 20", result)
+            check(int(pulled) == b.status()["transfer"]["succeeded"], "others than the group says", result)
+            if places == "0":
+                check(int(pulled) == 0, "of no place", result)
+                result = expect(split(a, b, "--no-recompute", "1+1="), 3, a.name, "no place to hold")
+            all_is_given_back(a, b)
+            stop(a, b)
 
 
 class Clearer(threading.Thread):
