@@ -49,7 +49,7 @@ struct cox_init_summary {
 /* MODEL_INIT on every rank: in each the ranks form their group anew, in memory of its own. One init at a time: another
  * one, also one that is said again, waits its turn until deadline_ns; and an init waits for the end of the steps in flight.
  * COX_NO_SPACE: none for the ranks' group, err says how much; nothing was sent. COX_DIVERGED: ranks disagree on something that cannot be merged (block
- * size, number of caches, thinking ids); COX_CORRUPT: an answer without a required key or with a
+ * size, number of caches, thinking ids, digest of the model); COX_CORRUPT: an answer without a required key or with a
  * value that is no number. */
 COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
                                  const struct cox_config_entry *config, size_t config_count,

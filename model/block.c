@@ -73,6 +73,8 @@ int cox_model_block_fill(const struct cox_model_config *config, const char *dire
     if (!r)
         r = cox_weights_fill_until(config, directory, weights, cancelled, context, err);
     if (!r)
+        r = cox_model_digest_verify(directory, digest, err);
+    if (!r)
         head_write(config, digest, block);
     return r;
 }

@@ -60,3 +60,13 @@ int cox_model_digest_folder(const char *directory, uint64_t *ret_digest, struct 
     *ret_digest = digest ? digest : 1;
     return 0;
 }
+
+int cox_model_digest_verify(const char *directory, uint64_t digest, struct cox_error *err)
+{
+    uint64_t present;
+    int r = cox_model_digest_folder(directory, &present, err);
+
+    if (!r && present != digest)
+        r = cox_fail(err, COX_CORRUPT, "%s was changed while it was read", directory);
+    return r;
+}

@@ -24,5 +24,8 @@ uint64_t cox_digest_bytes(uint64_t digest, const void *bytes, size_t size);
 /* Of the model in a folder; never 0. Returns 0; COX_NOT_FOUND, COX_CORRUPT, COX_INVALID as config.h and checkpoint.h say;
  * COX_TOO_LARGE; a negative errno. */
 int cox_model_digest_folder(const char *directory, uint64_t *ret_digest, struct cox_error *err);
+/* After the folder was read: that it is still what this digest, from before, is of. Returns as folder; COX_CORRUPT also: it was
+ * changed meanwhile. */
+int cox_model_digest_verify(const char *directory, uint64_t digest, struct cox_error *err);
 
 #endif

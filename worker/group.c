@@ -87,6 +87,18 @@ static struct group_whole *whole_new(const struct cox_group_options *options)
     return whole;
 }
 
+/* It is told in a part of /proc that a service may not have (systemd: ProcSubset=pid): who exchanges no fds needs none. */
+static int find_system(struct cox_group_base *base, struct cox_error *err)
+{
+    struct cox_error why = {0};
+    int r = cox_handle_system(&base->system, &why);
+    if (r == -ENOENT || r == -EACCES || r == -EPERM) {
+        base->no_system = r;
+        return 0;
+    }
+    return r ? cox_fail(err, r, "%s", why.text) : 0;
+}
+
 int cox_group_join(const struct cox_group_options *options, struct cox_group **ret_group,
                    struct cox_error *err)
 {
@@ -103,7 +115,7 @@ int cox_group_join(const struct cox_group_options *options, struct cox_group **r
         whole_free(whole);
         return r;
     }
-    r = cox_handle_system(&whole->base.system, err);
+    r = find_system(&whole->base, err);
     if (r) {
         whole_free(whole);
         return r;

@@ -121,9 +121,10 @@ enum cox_group_fd {
 };
 /* Every member gives one open fd and gets one of each other member, in order of rank, close-on-exec; its
  * own entry is -1. Where pidfd_getfd is denied or missing for one of them they all go by sockets. Returns
- * also COX_INVALID: fd is none, or fds is NULL, before anybody is waited for; -errno: this rank has no room
- * for fds, and the others, which may have theirs, are in step with it; or, by sockets, another one (err names it) had
- * none for one, and all are in step. Unless 0 nothing was received. */
+ * also COX_INVALID: fd is none, or fds is NULL, before anybody is waited for, and so where /proc has no more than
+ * processes (systemd: ProcSubset=pid), -ENOENT; -errno: this rank has no room for fds, and the others, which may have
+ * theirs, are in step with it; or, by sockets, another one (err names it) had none for one, and all are in step. Unless
+ * 0 nothing was received. */
 COX_PUBLIC int cox_group_gather_fds(struct cox_group *group, int fd, enum cox_group_fd mode,
                                     int *fds, uint64_t deadline_ns, struct cox_error *err);
 /* The source gives fd (the others -1) and gets nothing, -1; the others get a duplicate in *ret_fd, which the

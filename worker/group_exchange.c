@@ -47,7 +47,7 @@ static void fds_close(int *fds)
 
 /* ---- one fd ---- */
 
-/* Returns 0; COX_INVALID: fd is none. */
+/* Returns 0; COX_INVALID: fd is none; -errno: nobody here can offer one. */
 static int fd_offer(const struct cox_group_exchange *exchange, struct cox_handle *ret_handle,
                     struct cox_error *err)
 {
@@ -55,6 +55,9 @@ static int fd_offer(const struct cox_group_exchange *exchange, struct cox_handle
     struct stat st;
     if (exchange->fd < 0 || fstat(exchange->fd, &st) < 0)
         return cox_fail(err, COX_INVALID, "fd %d is none", exchange->fd);
+    if (base->no_system)
+        return cox_fail(err, base->no_system, "/proc does not tell what a handle of an fd says: %s",
+                        cox_status_text(base->no_system));
     /* An empty file is nothing that can be mapped yet. */
     bool memory = cox_handle_kind_of(&st) == COX_HANDLE_MEMORY && st.st_size > 0;
     const struct cox_handle_info info = {

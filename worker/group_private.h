@@ -42,8 +42,10 @@ struct cox_group_base {
     uint64_t start;           /* of this process */
     pid_t pid;                /* who joined; a child of a fork is somebody else */
     _Atomic uint64_t present; /* epoch; written by align, read by an abort on any thread */
-    uint64_t
-        system; /* of handles. Found out before all have joined: it takes an fd, which an operation may not have */
+    /* Of handles; 0: /proc does not tell it here, for this reason. Found out before all have joined: it takes an fd,
+     * which an operation may not have. */
+    uint64_t system;
+    int no_system;
     bool (*aborted)(void *context);
     void *context;
     struct cox_peer peers[COX_RANK_COUNT_MAX]; /* neither a pidfd nor by_start: it died before this

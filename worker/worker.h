@@ -109,7 +109,8 @@ struct cox_kv_cache_desc {
 #define COX_KV_CACHE_DESC_COUNT_MAX 8
 
 /* How the keys and values of a rank lie in the blocks of its KV cache. Ranks of two groups can take
- * blocks from each other where all of it is the same. */
+ * blocks from each other where all of it is the same. model_digest is of the whole model, whatever part of it is this
+ * rank's: ranks of one group that tell different ones cannot compute together, and their init fails (COX_DIVERGED). */
 struct cox_kv_layout {
     uint32_t rank, rank_count;
     uint32_t layer_count;
@@ -118,7 +119,7 @@ struct cox_kv_layout {
     uint32_t block_size;    /* positions per block */
     uint32_t element_bytes; /* 4: F32 */
     uint64_t block_bytes;
-    uint64_t model_digest; /* of configuration and weights */
+    uint64_t model_digest; /* of configuration and weights; 0: it does not say */
 };
 
 /* What other groups need to read the KV cache of a rank. */

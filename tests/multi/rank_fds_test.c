@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -368,6 +369,48 @@ static void b8_b15_b18_a_rank_without_a_socket_holds_up_nobody(void **state)
                            {&denied_to_one, 1, false}, {&by_seccomp, 1, false}};
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++)
         forks_run(4, no_socket_main, &rooms[i]);
+}
+
+/* As in a service of systemd with ProcSubset=pid. */
+static bool proc_has_processes_alone(void)
+{
+    return unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("proc", "/proc", "proc", 0, "subset=pid") == 0 && access("/proc/sys", F_OK) < 0;
+}
+
+/* What a handle says cannot be told there: that is a matter of the operations that need one. */
+static void no_handles_main(const struct forks_self *self)
+{
+    _Atomic bool *possible = self->context;
+    if (!proc_has_processes_alone())
+        return;
+    atomic_store(possible, true);
+    struct cox_group *group = rank_group_join(self);
+    int fds[2] = {-5, -5}, fd = own_file(self, 1);
+    uint32_t values[2] = {7, 7};
+    struct cox_error err = {0};
+    int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_CONSUME, fds, rank_group_patience(), &err);
+    FORK_CHECK(r == -ENOENT && err.code == r && strstr(err.text, "/proc"), "%d %s", r, err.text);
+    FORK_CHECK(fds[0] == -5 && close(fd) == 0, "after a failure it is the caller's");
+    rank_group_barrier(self, group); /* in step */
+    r = cox_group_gather(group, &self->rank, sizeof self->rank, values, rank_group_patience(),
+                         &err);
+    FORK_CHECK(r == 0 && values[0] == 0 && values[1] == 1, "%d %s", r, err.text);
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k10_b8_a_proc_that_tells_of_processes_alone_costs_nothing_but_fds(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    _Atomic bool *possible = forks_share(sizeof *possible);
+    atomic_store(possible, false);
+    forks_run(2, no_handles_main, (void *)(uintptr_t)possible);
+    const bool was = atomic_load(possible);
+    munmap((void *)(uintptr_t)possible, sizeof *possible);
+    if (!was)
+        skip();
 }
 
 /* ---- strangers ---- */
@@ -756,6 +799,7 @@ int main(void)
         TEST(k12_k14_b8_refused_before_anybody_is_waited_for),
         TEST(b8_b15_a_rank_without_room_is_told_alone),
         TEST(b8_b15_b18_a_rank_without_a_socket_holds_up_nobody),
+        TEST(k10_b8_a_proc_that_tells_of_processes_alone_costs_nothing_but_fds),
         TEST(b28_b9_b7_strangers_are_refused),
         TEST(k15_b7_b14_an_odd_member_gives_nothing_but_its_own),
 #if COX_TESTING

@@ -317,6 +317,35 @@ static void weights_loading_can_be_given_up(void **state)
     free(block);
 }
 
+/* In the midst of it there are other weights of the same shapes. */
+static bool rewrite(void *context)
+{
+    if ((*(int *)context)++ == 1)
+        fixture_write_model(directory, &small, 8, 1);
+    return false;
+}
+
+static void weights_that_change_while_they_are_loaded_are_no_model(void **state)
+{
+    struct cox_model_config config;
+    struct cox_model_block found;
+    struct cox_error err = {0};
+    uint64_t size;
+    int asked = 0;
+    void *block = fill(&config, &size);
+
+    (void)state;
+    assert_int_equal(cox_model_block_fill(&config, directory, block, rewrite, &asked, &err),
+                     COX_CORRUPT);
+    assert_non_null(strstr(err.text, "changed while it was read"));
+    assert_int_equal(cox_model_block_read(block, size, &found, NULL), COX_CORRUPT);
+    asked = 2; /* and now it stays */
+    assert_int_equal(cox_model_block_fill(&config, directory, block, rewrite, &asked, NULL), 0);
+    assert_int_equal(cox_model_block_read(block, size, &found, NULL), 0);
+    assert_true(found.digest == digest_of(directory));
+    free(block);
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, open_directory, close_directory)
@@ -329,6 +358,7 @@ int main(void)
         CASE(weights_digest_of_a_large_file_is_of_a_sample),
         CASE(weights_of_other_shapes_are_told_apart),
         CASE(weights_loading_can_be_given_up),
+        CASE(weights_that_change_while_they_are_loaded_are_no_model),
     };
 
     return cmocka_run_group_tests_name("block", tests, NULL, NULL);

@@ -4,6 +4,7 @@
  */
 #include "tests/unit/model_fixture.h"
 #include "model/block.h"
+#include "model/digest.h"
 #include "worker/model/model.h"
 
 #include <pthread.h>
@@ -67,6 +68,24 @@ static const struct cox_model_config configs[] = {
      .position_count_max = 128},
 };
 #define CONFIG_COUNT (sizeof(configs) / sizeof(configs[0]))
+
+/* The linker sends the model's calls through here: once the digest is taken, other weights come into the folder. */
+static bool rewrites;
+
+int __real_cox_model_digest_folder(const char *directory, uint64_t *ret_digest,
+                                   struct cox_error *err);
+int __wrap_cox_model_digest_folder(const char *directory, uint64_t *ret_digest,
+                                   struct cox_error *err);
+
+int __wrap_cox_model_digest_folder(const char *directory, uint64_t *ret_digest,
+                                   struct cox_error *err)
+{
+    int r = __real_cox_model_digest_folder(directory, ret_digest, err);
+
+    if (rewrites)
+        fixture_write_model(directory, &configs[0], 2, 1);
+    return r;
+}
 
 static const struct cox_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
 
@@ -708,6 +727,21 @@ static void load_refuses_what_cannot_be(void **state)
     fixture_directory_remove(directory);
 }
 
+/* Ranks that load by themselves tell what they have by the digest alone. */
+static void load_refuses_what_changes_meanwhile(void **state)
+{
+    char directory[FIXTURE_PATH_SIZE];
+
+    (void)state;
+    fixture_directory_create(directory);
+    fixture_write_model(directory, &configs[0], 1, 1);
+    rewrites = true;
+    load_fails(directory, NULL, COX_CORRUPT, "changed while it was read");
+    rewrites = false;
+    cox_model_free(load(directory, NULL));
+    fixture_directory_remove(directory);
+}
+
 static void ranks_that_do_not_divide_the_slices_are_refused(void **state)
 {
     (void)state;
@@ -807,6 +841,7 @@ int main(void)
         cmocka_unit_test(step_without_rows_does_nothing),
         cmocka_unit_test(cache_of_another_model_is_refused),
         cmocka_unit_test(load_refuses_what_cannot_be),
+        cmocka_unit_test(load_refuses_what_changes_meanwhile),
         cmocka_unit_test(weights_of_another_model_are_refused),
         cmocka_unit_test(sharded_checkpoint_is_the_same_model),
     };

@@ -37,7 +37,9 @@ struct cox_adapter {
     bool rows_apart; /* as in tile.h, for the shapes of this adapter */
     float *memory;   /* layers, layer_stride apart; 64-byte aligned, and so is every piece */
     uint64_t size;   /* bytes */
-    uint64_t digest; /* of what the folder says, the same for every share; never 0 */
+    /* Of what the folder says, the same for every share; never 0. As of a model (model/digest.h): of a large file it is
+     * of a sample. */
+    uint64_t digest;
     uint64_t layer_stride;
     uint32_t slice_first;   /* of query's B and the output's A */
     uint32_t kv_head_first; /* of key's and value's B */

@@ -101,10 +101,13 @@ int cox_model_load(const char *directory, const struct cox_model_options *option
         return r;
     model->layout = options->weights ? cox_weights_layout(&model->config)
                                      : cox_weights_share_layout(&model->config, &model->share);
-    r = options->weights ? check_lent_weights(model, options, err)
-                         : load_weights(model, directory, err);
+    /* Before and after: of files that are changed meanwhile it would be that of other weights. */
+    r = cox_model_digest_folder(directory, &model->digest, err);
     if (!r)
-        r = cox_model_digest_folder(directory, &model->digest, err);
+        r = options->weights ? check_lent_weights(model, options, err)
+                             : load_weights(model, directory, err);
+    if (!r)
+        r = cox_model_digest_verify(directory, model->digest, err);
     if (!r)
         r = complete(model, options->weights ? options->weights : model->own_weights, options, err);
     if (r)
