@@ -30,7 +30,6 @@
 #include "executor.h"
 #include "complaints.h"
 #include "gathering.h"
-#include "inside.h"
 #include "stats.h"
 #include "supervise.h"
 
