@@ -1107,11 +1107,12 @@ def test_b21_orders_that_wait_leave_room_for_status_and_stop():
 @test
 def test_a24_b2_a_stopped_coordinator_is_told_and_a_paused_group_waited_for():
     path = base.temporary("27+58=\n" * 50000)
+    soon = base.environment(COXSWAIN_TEST_WATCH_MS="500")  # in a build without tests it is 10 s
     with Group(1) as group, Group(1) as paused:
         expect(run(["recover", "pause", "--name", paused.name]), 0)
-        waiting = start(["generate", "--name", paused.name, "27+58="])
+        waiting = start(["generate", "--name", paused.name, "27+58="], env=soon)
         wait_until(lambda: paused.status()["serving"]["clients"] == 1, "a client that waits")
-        client = start(["generate", "--name", group.name, "--file", path])
+        client = start(["generate", "--name", group.name, "--file", path], env=soon)
         check(client.stdout.readline() == "27+58=85\n", "no text")
         group.process.send_signal(signal.SIGSTOP)
         try:
