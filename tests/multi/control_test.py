@@ -466,11 +466,16 @@ def test_wrong_names_and_several_groups():
         check(two.status()["name"] == two.name and one.status()["name"] == one.name, "the wrong group")
         # The socket of a long name has another one.
         long = start(["run", "-n", "1", "--name", "coxlong" * 18, "--model", MODEL])
-        check(long.stdout.readline() == "name %s\n" % ("coxlong" * 18), "another name")
-        door = long.stdout.readline().split()[1]
-        expect(run(["status"]), 2, "3 groups are alive", "(with --door %s)" % door)
-        expect(run(["stop", "--door", door]), 0)
-        expect(finish(long), 0)
+        try:
+            check(long.stdout.readline() == "name %s\n" % ("coxlong" * 18), "another name")
+            door = long.stdout.readline().split()[1]
+            expect(run(["status"]), 2, "3 groups are alive", "(with --door %s)" % door)
+            expect(run(["stop", "--door", door]), 0)
+            expect(finish(long), 0)
+        finally:
+            if long.poll() is None:
+                long.kill()
+                long.communicate()
         expect(one.stop(), 0)
         one.left_nothing()
         check(json.loads(expect(run(["status", "--json"]), 0).out)["name"] == two.name, "the other one is left")

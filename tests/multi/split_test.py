@@ -384,9 +384,11 @@ def test_p9_a_group_that_ends_in_the_midst_is_told_by_its_name():
                 client = start(["generate", "--prefill", a.name, "--decode", b.name, "--file", prompts_file(300)])
                 lines = [client.stdout.readline() for _ in range(5)]
                 client.send_signal(signal.SIGSTOP)  # it is not done meanwhile
-                end(gone)
-                gone.process.communicate()
-                client.send_signal(signal.SIGCONT)
+                try:
+                    end(gone)
+                    gone.process.communicate()
+                finally:
+                    client.send_signal(signal.SIGCONT)
                 out, err = client.stdout.read(), client.stderr.read()
                 client.wait(timeout=base.TIMEOUT)
                 result = base.Result(client.returncode, "".join(lines) + out, err, client.pid)
