@@ -445,7 +445,7 @@ def test_m10_a_rank_that_is_stuck_is_named_by_each_order():
             b.stopped(1)
             # The second is refused because of the first, which nobody has answered.
             for words in (first, ("link-status", "--wait"), ("link", None), ("unlink", None), ("role", "standard")):
-                result = run([words[0], "--name", b.name, "--timeout", "0.5", *(word or a.name for word in words[1:])])
+                result = run([words[0], "--name", b.name, "--timeout", "1", *(word or a.name for word in words[1:])])
                 if words[0] != "unlink" or first[0] == "link":
                     expect(result, 3, "rank 1")
                 else:
