@@ -296,6 +296,8 @@ static void judge(void *context, const struct cox_completion *completion)
     }
 }
 
+static char call_error[1024]; /* of the last call */
+
 /* Returns the status; *ret_whole: the others all answered. Fails the test when it ends too late, or when
  * another rank than the hostile one is said to have failed. */
 static int call(struct test_group *group, enum order order, uint64_t offset, uint32_t bits,
@@ -319,6 +321,7 @@ static int call(struct test_group *group, enum order order, uint64_t offset, uin
         fail_msg("another rank was harmed: %s", judged.text);
     if (ret_whole)
         *ret_whole = r == 0 && judged.whole;
+    snprintf(call_error, sizeof call_error, "%s", err.text);
     return r;
 }
 
@@ -334,7 +337,7 @@ static void expect_others(struct test_group *group)
             sched_yield();
     } while ((r == COX_LATE || r == COX_FULL) && cox_now_ns() < deadline_ns);
     if (r || !whole)
-        fail_msg("the others: %d, %s", r, whole ? "whole" : "not whole");
+        fail_msg("the others: %d, %s: %s", r, whole ? "whole" : "not whole", call_error);
 }
 
 /* All answer, at the third try at the latest. */
