@@ -120,15 +120,18 @@ static uint64_t next(struct hostile *hostile)
 static void *meddle(void *argument)
 {
     struct hostile *hostile = argument;
-    const struct timespec pause = {0, 100000};
+    const struct timespec pause = {0, 100000}, answered = {0, 5000000};
     while (hostile->meddles) {
         unsigned target =
             hostile->temper % 4 == 3 ? (unsigned)(next(hostile) % 3) : hostile->temper % 4;
         uint64_t random = next(hostile), bits = next(hostile);
         if (hostile->temper >= HOLES) {
             madvise(hostile->wake, hostile->wake_size, MADV_REMOVE);
-            if (target)
+            if (target) {
                 madvise(hostile->own, hostile->own_size, MADV_REMOVE);
+                /* What it has answered is seen now and then: of who never answers others are told, and wait. */
+                nanosleep(&answered, NULL);
+            }
         } else if (target == 0)
             flip(hostile->wake, random % sizeof(struct cox_layout_wake), (uint32_t)bits);
         else if (target == 1)
