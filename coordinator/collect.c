@@ -371,7 +371,8 @@ static bool collector_has_work(const void *context)
 static bool collector_looks(struct cox_collector *collector)
 {
     const struct idle_gaze gaze = {collector, collector->published};
-    if (collector->spinner.budget_ns == 0)
+    /* Before the first request the spinner is of who waits for the ranks to attach (cox_collector_sleep). */
+    if (collector->spinner.budget_ns == 0 || collector->published == 0)
         return false;
     pthread_mutex_unlock(&collector->lock);
     const bool found =

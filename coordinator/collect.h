@@ -30,7 +30,6 @@
 #include "executor.h"
 #include "complaints.h"
 #include "gathering.h"
-#include "inside.h"
 #include "stats.h"
 #include "supervise.h"
 
@@ -133,11 +132,12 @@ struct cox_collector {
     struct cox_look seen; /* before the last pass over what is in flight; the gathering thread's */
     bool whole;           /* the next pass looks at every rank; the same */
     uint64_t told_ns; /* the time as it was a moment before the next pass; 0: not known; the same */
-    uint32_t claim_causes;      /* causes, as the last claim began; under submit_lock */
-    struct cox_spinner spinner; /* of who gathers */
-    int sleep_rank;             /* the collector sleeps on its bell, -1: awake */
-    uint64_t sleep_ns;          /* until then */
-    struct cox_waiter nobody;   /* in place of a caller that waits no longer */
+    uint32_t claim_causes; /* causes, as the last claim began; under submit_lock */
+    /* Of who gathers; before the first request, of who waits for the ranks to attach. */
+    struct cox_spinner spinner;
+    int sleep_rank;           /* the collector sleeps on its bell, -1: awake */
+    uint64_t sleep_ns;        /* until then */
+    struct cox_waiter nobody; /* in place of a caller that waits no longer */
     struct cox_collector_rank *ranks;
     struct cox_stats stats;
     cox_completion_fn handler; /* NULL: none is registered */

@@ -16,6 +16,7 @@
 #include "../proto/operation.h"
 #include "collect.h"
 #include "executor_internal.h"
+#include "inside.h"
 #include "proto/executor.pb-c.h"
 #include "report.h"
 

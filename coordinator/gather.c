@@ -7,8 +7,8 @@
 #include <inttypes.h>
 
 #include "../channel/fault.h"
-#include "../channel/thread.h"
 #include "../proto/operation.h"
+#include "inside.h"
 #include "report.h"
 
 static struct cox_gathering *collector_gathering(struct cox_collector *collector,

@@ -12,6 +12,7 @@
 
 #include "../channel/windows.h"
 #include "executor_internal.h"
+#include "inside.h"
 #include "proto/executor.pb-c.h"
 
 typedef ModelExecuteData__ExecuteRequest ExecuteRequest;

@@ -1,7 +1,5 @@
 #include "inside.h"
 
-#include <stddef.h>
-
 static _Thread_local const struct cox_inside *inside_innermost;
 
 void cox_inside_enter(struct cox_inside *frame, const void *owner)

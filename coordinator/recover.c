@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "executor_internal.h"
+#include "inside.h"
 #include "proto/executor.pb-c.h"
 
 #define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name

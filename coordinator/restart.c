@@ -7,6 +7,7 @@
 #include "../channel/fault.h"
 #include "../channel/truth.h"
 #include "executor_internal.h"
+#include "inside.h"
 #include "launch.h"
 
 /* A new process that did not make it is killed, and has this long to be gone. */

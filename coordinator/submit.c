@@ -12,6 +12,7 @@
 #include "../proto/wire.h"
 #include "collect.h"
 #include "executor_internal.h"
+#include "inside.h"
 #include "proto/executor.pb-c.h"
 
 /* A number that is no ExecuteType. */

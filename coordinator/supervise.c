@@ -1,10 +1,8 @@
 #include "supervise_internal.h"
 
-#include "../channel/fault.h"
 #include "../channel/thread.h"
 
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -15,6 +13,7 @@
 #define KILL_PATIENCE_MS 10000
 /* How often a start that took too long kills what was started meanwhile. */
 #define EXPIRED_SLICE_MS 10
+
 /* Ends a process that is being started. With the lock held: its pidfd is not closed meanwhile. */
 static void launch_kill(struct cox_watched *w)
 {

@@ -1,7 +1,6 @@
 #include "supervise_internal.h"
 
 #include <errno.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 

@@ -11,6 +11,7 @@
 #include "../channel/peer.h"
 #include "../channel/truth.h"
 #include "executor_internal.h"
+#include "inside.h"
 
 const char *cox_executor_door(const struct cox_executor *executor)
 {

@@ -2,19 +2,14 @@
 #include "serve_internal.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../channel/fault.h"
 #include "../channel/reply.h"
 #include "../channel/truth.h"
-#include "../proto/bulk_ref.h"
 #include "../proto/operation.h"
-#include "group.h"
-#include "kv_layout.h"
 #include "lora_uses.h"
-#include "rank_weights.h"
 
 #define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
 #define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name

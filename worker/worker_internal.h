@@ -1,4 +1,5 @@
-/* The worker's own memory, shared by worker.c (life) and serve.c (one request). */
+/* The worker's own memory, shared by worker.c (life), attach.c, pause.c, bulk.c (blocks), and by serve.c and its files (one
+ * request: serve_internal.h). */
 #ifndef COX_WORKER_WORKER_INTERNAL_H
 #define COX_WORKER_WORKER_INTERNAL_H
 

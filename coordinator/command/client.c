@@ -15,6 +15,7 @@
 #define SUFFIX ".door"
 #define REPLY_ARENA_MAX ((size_t)96 << 20)
 #define LISTED_SIZE 600
+#define WATCH_MS 10000
 #define WATCH_ASK_MS 5000
 #define WATCH_MISSES 2
 
@@ -242,6 +243,16 @@ int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
         return cox_fail(err, COX_CORRUPT, "the group answered something else than its status");
     *ret_status = reply->status;
     return 0;
+}
+
+int cox_client_watch_ms(void)
+{
+#if COX_TESTING
+    const char *text = getenv("COXSWAIN_TEST_WATCH_MS");
+    if (text)
+        return atoi(text);
+#endif
+    return WATCH_MS;
 }
 
 int cox_client_watch(struct cox_watch *watch, struct cox_error *err)

@@ -58,8 +58,8 @@ struct cox_watch {
     const char *name;
     uint32_t misses; /* in a row */
 };
-/* How long to wait for an answer before each look. */
-#define COX_WATCH_MS 10000
+/* How long to wait for an answer before each look: 10 s. In testing builds COXSWAIN_TEST_WATCH_MS says it. */
+int cox_client_watch_ms(void);
 /* Asks it over a connection of its own, for 5 s at most. Returns 0: it answers, or did until a moment ago;
  * COX_TIMEOUT: it did not several times in a row. */
 int cox_client_watch(struct cox_watch *watch, struct cox_error *err);

@@ -149,7 +149,7 @@ static int wait(struct remote *remote, bool *ret_end, struct cox_error *err)
         {.fd = remote->stop_fd, .events = POLLIN},
     };
     *ret_end = false;
-    int count = poll(fds, 2, COX_WATCH_MS);
+    int count = poll(fds, 2, cox_client_watch_ms());
     if (count < 0)
         return errno == EINTR ? 0 : cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
     if (count == 0)

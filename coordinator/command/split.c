@@ -405,7 +405,7 @@ static int wait(struct split *split, bool ret_ends[2], struct cox_error *err)
         fds[side + 1].events = (short)(POLLIN | (cox_stream_pending(stream) ? POLLOUT : 0));
         ret_ends[side] = false;
     }
-    int count = poll(fds, 3, COX_WATCH_MS);
+    int count = poll(fds, 3, cox_client_watch_ms());
     if (count < 0)
         return errno == EINTR ? 0 : cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
     if (fds[0].revents)

@@ -98,7 +98,7 @@ void cox_recovery_died(struct cox_recovery *recovery, struct cox_recovery_rank *
 struct cox_recovery_rank *cox_recovery_first_dead(struct cox_recovery *recovery);
 /* Within the window; more than restart_max are one more. From any thread. */
 uint32_t cox_recovery_recent_deaths(const struct cox_recovery *recovery);
-/* It has failed, or what it made is dead: when may it be tried again? */
+/* It has failed, or what it made is dead: when may it be tried again? From any thread. */
 void cox_recovery_back_off(const struct cox_recovery *recovery, struct cox_backoff *backoff);
 
 /* When the policy has something to do: 0: now; COX_DEADLINE_NEVER: nothing. From any thread. */

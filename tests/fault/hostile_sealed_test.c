@@ -120,24 +120,25 @@ static uint64_t next(struct hostile *hostile)
 static void *meddle(void *argument)
 {
     struct hostile *hostile = argument;
-    const struct timespec pause = {0, 100000};
+    const struct timespec pause = {0, 100000}, answered = {0, 5000000};
     while (hostile->meddles) {
         unsigned target =
             hostile->temper % 4 == 3 ? (unsigned)(next(hostile) % 3) : hostile->temper % 4;
         uint64_t random = next(hostile), bits = next(hostile);
         if (hostile->temper >= HOLES) {
             madvise(hostile->wake, hostile->wake_size, MADV_REMOVE);
-            if (target)
+            if (target) {
                 madvise(hostile->own, hostile->own_size, MADV_REMOVE);
+                /* What it has answered is seen now and then: of who never answers others are told, and wait. */
+                nanosleep(&answered, NULL);
+            }
         } else if (target == 0)
             flip(hostile->wake, random % sizeof(struct cox_layout_wake), (uint32_t)bits);
         else if (target == 1)
             flip(hostile->own, random % sizeof(struct cox_layout_rank), (uint32_t)bits);
         else
             flip(hostile->own, 4096 + random % (hostile->own_size - 4096), (uint32_t)bits);
-        /* Who touches a page in which a hole is being made waits in the kernel until that is done; where one hole follows
-         * the next without a pause, that can last for ever, and nobody but the kernel could end it. */
-        if (hostile->temper / 4 % 2 || hostile->temper >= HOLES)
+        if (hostile->temper / 4 % 2)
             nanosleep(&pause, NULL);
     }
     return NULL;
@@ -298,10 +299,12 @@ static void judge(void *context, const struct cox_completion *completion)
     }
 }
 
+static char call_error[1024]; /* of the last call */
+
 /* Returns the status; *ret_whole: the others all answered. Fails the test when it ends too late, or when
  * another rank than the hostile one is said to have failed. */
-static int call_tell(struct test_group *group, enum order order, uint64_t offset, uint32_t bits,
-                     bool without, uint64_t timeout_ms, bool *ret_whole, char *ret_text)
+static int call(struct test_group *group, enum order order, uint64_t offset, uint32_t bits,
+                bool without, uint64_t timeout_ms, bool *ret_whole)
 {
     static uint64_t numbers;
     struct request request = {++numbers, order, bits, offset};
@@ -321,32 +324,23 @@ static int call_tell(struct test_group *group, enum order order, uint64_t offset
         fail_msg("another rank was harmed: %s", judged.text);
     if (ret_whole)
         *ret_whole = r == 0 && judged.whole;
-    if (ret_text)
-        strcpy(ret_text, err.text);
+    snprintf(call_error, sizeof call_error, "%s", err.text);
     return r;
-}
-
-static int call(struct test_group *group, enum order order, uint64_t offset, uint32_t bits,
-                bool without, uint64_t timeout_ms, bool *ret_whole)
-{
-    return call_tell(group, order, offset, bits, without, timeout_ms, ret_whole, NULL);
 }
 
 /* The others answer, whatever the hostile one still owes: who is late is waited for. */
 static void expect_others(struct test_group *group)
 {
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    char text[sizeof(((struct cox_error *)0)->text)];
     bool whole = false;
     int r;
     do {
-        text[0] = '\0';
-        r = call_tell(group, ECHO, 0, 0, true, TEST_PATIENCE_MS, &whole, text);
+        r = call(group, ECHO, 0, 0, true, TEST_PATIENCE_MS, &whole);
         if (r)
             sched_yield();
     } while ((r == COX_LATE || r == COX_FULL) && cox_now_ns() < deadline_ns);
     if (r || !whole)
-        fail_msg("the others: %d, %s: %s", r, whole ? "whole" : "not whole", text);
+        fail_msg("the others: %d, %s: %s", r, whole ? "whole" : "not whole", call_error);
 }
 
 /* All answer, at the third try at the latest. */

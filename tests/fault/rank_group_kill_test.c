@@ -6,15 +6,12 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -23,10 +20,6 @@
 #include "worker/group_layout.h"
 
 #if COX_TESTING
-
-#ifndef SYS_pidfd_getfd
-#define SYS_pidfd_getfd 438
-#endif
 
 #define VICTIM 1
 #define RANK_COUNT 4
@@ -51,20 +44,6 @@ struct plan {
     uint64_t deadline_ms; /* of the join */
     int memory_fd;        /* -1: under a name */
 };
-
-static void deny(const struct forks_self *self, uint32_t call, uint32_t error)
-{
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog program = {sizeof code / sizeof code[0], code};
-    FORK_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-                   prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
-               "seccomp");
-}
 
 static int fds_once(const struct forks_self *self, struct cox_group *group, uint32_t source,
                     struct cox_error *err)
@@ -115,9 +94,9 @@ static void rank_main(const struct forks_self *self)
     struct cox_rank_set members = cox_rank_set_first(RANK_COUNT);
     char text[64];
     if (plan->death->by_sockets)
-        deny(self, SYS_pidfd_getfd, EPERM);
+        rank_group_deny(self, SYS_pidfd_getfd, SECCOMP_RET_ERRNO | EPERM);
     if (plan->death->no_pidfds)
-        deny(self, SYS_pidfd_open, EPERM);
+        rank_group_deny(self, SYS_pidfd_open, SECCOMP_RET_ERRNO | EPERM);
     snprintf(text, sizeof text, "%s:kill:%d:%" PRIu32, plan->death->point, VICTIM, plan->passage);
     cox_fault_arm(text);
     const struct cox_group_options options = {
@@ -348,7 +327,7 @@ static void crowd_main(const struct forks_self *self)
     char text[64];
     struct cox_error err = {0};
     if (crowd->by_sockets)
-        deny(self, SYS_pidfd_getfd, EPERM);
+        rank_group_deny(self, SYS_pidfd_getfd, SECCOMP_RET_ERRNO | EPERM);
     snprintf(text, sizeof text, "%s:kill:%d:%" PRIu32, crowd->point, CROWD_VICTIM, crowd->passage);
     cox_fault_arm(text);
     struct cox_group *group = rank_group_join(self);
@@ -494,7 +473,7 @@ static void getfd_main(const struct forks_self *self)
     int fds[3] = {-1, -1, -1};
     _cox_cleanup_(cox_close_fd) int fd = memfd_create("own", MFD_CLOEXEC);
     if (self->rank == 2)
-        deny(self, SYS_pidfd_getfd, ESRCH);
+        rank_group_deny(self, SYS_pidfd_getfd, SECCOMP_RET_ERRNO | ESRCH);
     int r = cox_group_gather_fds(group, fd, COX_GROUP_FD_KEEP, fds, rank_group_patience(), &err);
     for (uint32_t rank = 0; rank < 3; rank++)
         cox_close_fd(&fds[rank]);

@@ -5,10 +5,7 @@
  */
 #include "rank_group.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -16,18 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include "channel/fault.h"
 #include "channel/peer.h"
 
 #if COX_TESTING
-
-#ifndef SYS_pidfd_getfd
-#define SYS_pidfd_getfd 438
-#endif
 
 #define VICTIM 1
 #define RANK_COUNT 4
@@ -113,18 +104,8 @@ static void stopped_main(const struct forks_self *self)
     struct cox_rank_set members = cox_rank_set_first(RANK_COUNT);
     struct cox_error err = {0};
     char text[64];
-    if (session->step->by_sockets) {
-        struct sock_filter code[] = {
-            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_getfd, 0, 1),
-            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-        };
-        const struct sock_fprog program = {sizeof code / sizeof code[0], code};
-        FORK_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-                       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
-                   "seccomp");
-    }
+    if (session->step->by_sockets)
+        rank_group_deny(self, SYS_pidfd_getfd, SECCOMP_RET_ERRNO | EPERM);
     struct cox_group *group = rank_group_join(self);
     size_t before = test_count_fds();
     snprintf(text, sizeof text, "%s:stop:%d:%" PRIu32, session->step->point, VICTIM,

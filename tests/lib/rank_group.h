@@ -13,6 +13,16 @@
 
 #include "worker/group.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
+
 static inline uint64_t rank_group_patience(void)
 {
     return cox_deadline_after_ms(TEST_PATIENCE_MS);
@@ -39,6 +49,21 @@ static inline struct cox_group *rank_group_join_sized(const struct forks_self *s
 static inline struct cox_group *rank_group_join(const struct forks_self *self)
 {
     return rank_group_join_sized(self, 0);
+}
+
+/* From now on this call of the rank's process ends so: SECCOMP_RET_ERRNO | EPERM, SECCOMP_RET_KILL_PROCESS. */
+static inline void rank_group_deny(const struct forks_self *self, uint32_t call, uint32_t action)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, action),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {sizeof code / sizeof code[0], code};
+    FORK_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+                   prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
+               "seccomp");
 }
 
 static inline void rank_group_barrier(const struct forks_self *self, struct cox_group *group)

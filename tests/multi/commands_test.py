@@ -202,12 +202,10 @@ def ranks_that_do_not_divide_the_model_are_refused():
     # A worker that nobody knows is asked; each rank of the reference worker says it.
     worker = os.path.join(BIN_DIR, "coxswain-worker")
     for name in ("wrapper", "coxswain-worker"):
-        folder = tempfile.mkdtemp(prefix="cox_commands_")
-        os.symlink(worker, os.path.join(folder, name))
-        result = generate("-n", "3", "--worker", os.path.join(folder, name), "1+1=")
-        expect(result, 2 if name == "coxswain-worker" else 3, "-n 3: heads", "8 slices", "use 1, 2, 4 or 8")
-        os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
+        with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+            os.symlink(worker, os.path.join(folder, name))
+            result = generate("-n", "3", "--worker", os.path.join(folder, name), "1+1=")
+            expect(result, 2 if name == "coxswain-worker" else 3, "-n 3: heads", "8 slices", "use 1, 2, 4 or 8")
     result = run(["run", "-n", "3", "--model", MODEL, "--", worker])
     expect(result, 3, "rank ", "-n 3: heads", "8 slices", "use 1, 2, 4 or 8")
 

@@ -467,11 +467,16 @@ def test_wrong_names_and_several_groups():
         check(two.status()["name"] == two.name and one.status()["name"] == one.name, "the wrong group")
         # The socket of a long name has another one.
         long = start(["run", "-n", "1", "--name", "coxlong" * 18, "--model", MODEL])
-        check(long.stdout.readline() == "name %s\n" % ("coxlong" * 18), "another name")
-        door = long.stdout.readline().split()[1]
-        expect(run(["status"]), 2, "3 groups are alive", "(with --door %s)" % door)
-        expect(run(["stop", "--door", door]), 0)
-        expect(finish(long), 0)
+        try:
+            check(long.stdout.readline() == "name %s\n" % ("coxlong" * 18), "another name")
+            door = long.stdout.readline().split()[1]
+            expect(run(["status"]), 2, "3 groups are alive", "(with --door %s)" % door)
+            expect(run(["stop", "--door", door]), 0)
+            expect(finish(long), 0)
+        finally:
+            if long.poll() is None:
+                long.kill()
+                long.communicate()
         expect(one.stop(), 0)
         one.left_nothing()
         check(json.loads(expect(run(["status", "--json"]), 0).out)["name"] == two.name, "the other one is left")
@@ -1108,11 +1113,12 @@ def test_b21_orders_that_wait_leave_room_for_status_and_stop():
 @test
 def test_a24_b2_a_stopped_coordinator_is_told_and_a_paused_group_waited_for():
     path = base.temporary("27+58=\n" * 50000)
+    soon = base.environment(COXSWAIN_TEST_WATCH_MS="500")  # in a build without tests it is 10 s
     with Group(1) as group, Group(1) as paused:
         expect(run(["recover", "pause", "--name", paused.name]), 0)
-        waiting = start(["generate", "--name", paused.name, "27+58="])
+        waiting = start(["generate", "--name", paused.name, "27+58="], env=soon)
         wait_until(lambda: paused.status()["serving"]["clients"] == 1, "a client that waits")
-        client = start(["generate", "--name", group.name, "--file", path])
+        client = start(["generate", "--name", group.name, "--file", path], env=soon)
         check(client.stdout.readline() == "27+58=85\n", "no text")
         group.process.send_signal(signal.SIGSTOP)
         try:

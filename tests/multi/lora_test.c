@@ -668,9 +668,9 @@ static void m13_an_order_that_reached_no_rank_changes_nothing(void **state)
     const pid_t pid = cox_executor_pid(test_group_executor(g), 1);
     assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
     test_stop_process(pid);
-    assert_int_equal(operate_until(g, 9, "x", NULL, cox_deadline_after_ms(50), results, &err),
+    assert_int_equal(operate_until(g, 9, "x", NULL, cox_deadline_after_ms(1000), results, &err),
                      COX_TIMEOUT);
-    assert_true(results[1].asked);
+    assert_true(results[1].asked); /* in time, also on a busy machine */
     for (int unloads = 0; unloads < 2; unloads++) {
         const uint64_t soon = cox_deadline_after_ms(50);
         int r = unloads ? cox_lora_unload(lora, "a", soon, results, &err)

@@ -3,7 +3,6 @@
  * through nothing, and processes that are killed at any moment.
  */
 #include "forks.h"
-#include "ranks.h"
 #include "testing.h"
 
 #include <inttypes.h>
@@ -11,7 +10,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "../unit/queue_fixture.h"
 #include "channel/memory/queue_internal.h"

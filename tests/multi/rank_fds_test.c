@@ -4,8 +4,6 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <inttypes.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -14,7 +12,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -27,10 +24,6 @@
 #include "channel/handle_internal.h"
 #include "channel/socket.h"
 #include "worker/group_private.h"
-
-#ifndef SYS_pidfd_getfd
-#define SYS_pidfd_getfd 438
-#endif
 
 /* How pidfd_getfd answers in a rank. */
 struct way {

@@ -5,24 +5,17 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <linux/filter.h>
 #include <linux/futex.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "worker/group_layout.h"
-
-#ifndef SYS_pidfd_getfd
-#define SYS_pidfd_getfd 438
-#endif
 
 #define RANK_COUNT 3
 /* Who does not come. */
@@ -56,20 +49,6 @@ struct session {
     _Atomic pid_t pids[RANK_COUNT];
     _Atomic uint32_t done;
 };
-
-static void deny(const struct forks_self *self, uint32_t call, uint32_t action)
-{
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, action),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog program = {sizeof code / sizeof code[0], code};
-    FORK_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-                   prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
-               "seccomp");
-}
 
 /* Not by the group: it is what is out of step. */
 static void meet(struct session *session, uint64_t *meeting)
@@ -115,7 +94,7 @@ static void rank_init(struct rank *rank, const struct forks_self *self)
     struct session *session = self->context;
     *rank = (struct rank){.session = session, .layout = layout_map(session)};
     if (session->by_sockets)
-        deny(self, SYS_pidfd_getfd, SECCOMP_RET_ERRNO | EPERM);
+        rank_group_deny(self, SYS_pidfd_getfd, SECCOMP_RET_ERRNO | EPERM);
     const struct cox_group_options options = {.fd = session->memory_fd,
                                               .rank = self->rank,
                                               .rank_count = RANK_COUNT,
@@ -368,9 +347,9 @@ static void no_polling_main(const struct forks_self *self)
     struct rank rank;
     struct cox_error err = {0};
     rank_init(&rank, self);
-    deny(self, SYS_nanosleep, SECCOMP_RET_KILL_PROCESS);
-    deny(self, SYS_clock_nanosleep, SECCOMP_RET_KILL_PROCESS);
-    deny(self, SYS_sched_yield, SECCOMP_RET_KILL_PROCESS);
+    rank_group_deny(self, SYS_nanosleep, SECCOMP_RET_KILL_PROCESS);
+    rank_group_deny(self, SYS_clock_nanosleep, SECCOMP_RET_KILL_PROCESS);
+    rank_group_deny(self, SYS_sched_yield, SECCOMP_RET_KILL_PROCESS);
     for (uint32_t i = 0; i < 200; i++)
         for (enum operation operation = BARRIER; operation < OPERATION_COUNT; operation++) {
             int r = operate(self, &rank, operation, rank_group_patience(), &err);

@@ -400,9 +400,11 @@ def test_p9_a_group_that_ends_in_the_midst_is_told_by_its_name():
                 client = start(["generate", "--prefill", a.name, "--decode", b.name, "--file", prompts_file(300)])
                 lines = [client.stdout.readline() for _ in range(5)]
                 client.send_signal(signal.SIGSTOP)  # it is not done meanwhile
-                end(gone)
-                gone.process.communicate()
-                client.send_signal(signal.SIGCONT)
+                try:
+                    end(gone)
+                    gone.process.communicate()
+                finally:
+                    client.send_signal(signal.SIGCONT)
                 out, err = client.stdout.read(), client.stderr.read()
                 client.wait(timeout=base.TIMEOUT)
                 result = base.Result(client.returncode, "".join(lines) + out, err, client.pid)
@@ -459,7 +461,7 @@ def test_m10_a_rank_that_is_stuck_is_named_by_each_order():
             b.stopped(1)
             # The second is refused because of the first, which nobody has answered.
             for words in (first, ("link-status", "--wait"), ("link", None), ("unlink", None), ("role", "standard")):
-                result = run([words[0], "--name", b.name, "--timeout", "0.5", *(word or a.name for word in words[1:])])
+                result = run([words[0], "--name", b.name, "--timeout", "1", *(word or a.name for word in words[1:])])
                 if words[0] != "unlink" or first[0] == "link":
                     expect(result, 3, "rank 1")
                 else:
