@@ -1071,6 +1071,8 @@ def test_b21_who_brought_prompts_and_does_nothing_more_goes_for_others():
             wait_until(comes_in, "a place for prompts")
         number, error = clients[4].reply()
         check(number == 4 and b"needed the place" in dict(error)[2], "not told: %s" % error)
+        # Nothing is left of those either that take nothing, and hear nothing.
+        wait_until(lambda: group.status()["serving"]["clients"] == 24, "those who had the places before gone")
         for client in clients + others:
             client.close()
         wait_until(lambda: group.status()["serving"]["clients"] == 0, "nobody")
