@@ -57,7 +57,7 @@ struct connection {
     size_t next_prompt;
     struct cox_serving_client *client; /* NULL: it brought no prompts so far */
     uint32_t pull_count;               /* pulls of its own, without an answer */
-    bool holds;                        /* or did: others may come for them */
+    uint64_t held_until_ns; /* by the leases of what is held for it: others may come for that */
     int wake_fd;
     bool stopping; /* it asked for the end */
     bool last;     /* nothing more is read, and it ends when all is written */
@@ -370,7 +370,8 @@ static int results_put(struct connection *c)
            cox_serving_take(c->client, &result) == 0) {
         bool is_pull = !result.is_pulled && result.index == PULL_INDEX && c->pull_count > 0;
         c->pull_count -= is_pull;
-        c->holds |= result.hold != NULL;
+        if (result.hold && result.hold->lease_ns > c->held_until_ns)
+            c->held_until_ns = result.hold->lease_ns;
         int r = is_pull            ? pull_put(c, &result)
                 : result.is_pulled ? (result.index == PULL_INDEX ? 0 : pulled_put(c, &result))
                                    : item_put(c, &result);
@@ -406,11 +407,13 @@ static uint32_t places_of(const struct cox_service *service, pid_t pid)
     return count;
 }
 
-/* One that brought prompts may think about the next ones for a while. */
+/* One that brought prompts may think about the next ones for a while. While it is quiet its thread changes nothing that is
+ * looked at here. */
 static bool may_be_outbid(const struct connection *c, bool prompts, uint64_t now_ns)
 {
     return c->used && !c->outbid && c->quiet && (c->prompts || !prompts) &&
-           (!c->prompts || now_ns - c->quiet_ns >= IDLE_MS * COX_NSEC_PER_MSEC);
+           (!c->prompts ||
+            (now_ns - c->quiet_ns >= IDLE_MS * COX_NSEC_PER_MSEC && now_ns >= c->held_until_ns));
 }
 
 /* Takes a place from a quiet one (prompts: that brought some): of the process that has most of them, so
@@ -482,7 +485,7 @@ static void progress_note(struct connection *c)
 /* Nothing is done for it, or it does not take what was done. */
 static bool waits_for_its_other_side(const struct connection *c)
 {
-    return !c->stopping && !c->holds &&
+    return !c->stopping &&
            (cox_stream_pending(&c->stream) > 0 ||
             (!c->complete && (!c->client || cox_serving_outstanding(c->client) == 0)));
 }
