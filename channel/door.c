@@ -85,13 +85,13 @@ static void visitors_expire(struct cox_door *door)
     }
 }
 
-/* The oldest whose logon is not complete is told why, behind "had come when"; false: there is
- * none. */
-static bool visitors_give_up_oldest(struct cox_door *door, const char *why)
+/* The oldest whose logon is not complete is told why, behind "had come when"; false: there is none among those that came up to
+ * the visitor `last`. */
+static bool visitors_give_up_oldest(struct cox_door *door, uint64_t last, const char *why)
 {
     for (uint32_t i = 0; i < door->visitor_count; i++) {
         struct cox_visitor *visitor = door->visitors[i];
-        if (visitor->state != COX_VISITOR_LOGON)
+        if (visitor->state != COX_VISITOR_LOGON || visitor->who.id > last)
             continue;
         cox_visitor_refuse(&door->reception, visitor, COX_FULL,
                            "%zu of %d bytes of the logon had come when %s", visitor->received,
@@ -110,7 +110,7 @@ static bool visitors_make_room(struct cox_door *door)
         return true;
     snprintf(why, sizeof why, "a newer visitor needed the place, one of %" PRIu32,
              door->visitor_max);
-    return visitors_give_up_oldest(door, why);
+    return visitors_give_up_oldest(door, door->next_id, why);
 }
 
 /* ---- letting in ---- */
@@ -184,6 +184,7 @@ static void door_pause(struct cox_door *door, int e)
 
 static void door_accept(struct cox_door *door)
 {
+    const uint64_t last_read = door->next_id;
     for (int i = 0; i < ACCEPT_COUNT_MAX; i++) {
         int fd = accept4(door->listen_fd, NULL, NULL, SOCK_CLOEXEC);
         int e = fd < 0 ? errno : -cox_fd_raise(&fd); /* whose failure is want of fds, too */
@@ -200,8 +201,11 @@ static void door_accept(struct cox_door *door)
         /* The kernel looks for an fd before it looks whether anybody has come. */
         if (cox_socket_wait(door->listen_fd, POLLIN, 0) == COX_TIMEOUT)
             return;
-        if (visitors_give_up_oldest(door, "a newer visitor needed its fd"))
+        if (visitors_give_up_oldest(door, last_read, "a newer visitor needed its fd"))
             continue;
+        /* Nobody has read yet what those have to say who were let in just now. */
+        if (door->next_id > last_read)
+            return;
         door_pause(door, e);
         return;
     }

@@ -183,12 +183,15 @@ int cox_client_next(struct cox_client *client, struct CoxswainControl__ControlRe
 static int reply_await(struct cox_client *client, uint64_t deadline_ns, control_reply **ret_reply,
                        struct cox_error *err)
 {
+    bool heard = true;
     for (;;) {
-        int r = cox_stream_flush(&client->stream);
+        int r = heard ? cox_stream_flush(&client->stream) : 0;
+        if (r == COX_CLOSED) { /* one that reads no more may still have said why */
+            heard = false;
+            r = 0;
+        }
         if (!r)
             r = cox_client_next(client, ret_reply, err);
-        if (r == COX_CLOSED)
-            return cox_fail(err, r, "the group has ended, its coordinator is gone");
         if (r != COX_EMPTY)
             return r < 0 ? cox_fail(err, r, "the connection to the group: %s", cox_status_text(r))
                          : r;
@@ -196,7 +199,7 @@ static int reply_await(struct cox_client *client, uint64_t deadline_ns, control_
         if (now >= deadline_ns)
             return cox_fail(err, COX_TIMEOUT, "the group's coordinator does not answer");
         struct pollfd fd = {.fd = client->stream.fd, .events = POLLIN};
-        if (cox_stream_pending(&client->stream))
+        if (heard && cox_stream_pending(&client->stream))
             fd.events |= POLLOUT;
         uint64_t left_ms = (deadline_ns - now) / COX_NSEC_PER_MSEC + 1;
         int count = poll(&fd, 1, left_ms > 60000 ? 60000 : (int)left_ms);

@@ -20,6 +20,9 @@
 #define TRY_COUNT_MAX 3
 /* Between two tries to link groups of which a rank is being replaced. */
 #define LINK_PAUSE_MS 50
+/* A group closes a connection that asks for nothing for 10 s, as that to the second one does until the first one has computed
+ * something. */
+#define STAY_MS 3000
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
@@ -47,11 +50,38 @@ struct split {
     struct cox_prompts_run run;
     struct part *parts; /* of each prompt */
     size_t unsent_count, flight_count;
-    uint64_t life; /* of the first group, that is linked; 0: none */
+    uint64_t life;     /* of the first group, that is linked; 0: none */
+    uint64_t stay_ns;  /* when the groups hear the next time that somebody is there */
+    uint64_t heard_ns; /* when there was something to do, or the groups were asked how they are */
     uint64_t generated_tokens;
     struct cox_split_stats stats;
     struct cox_error failure;
 };
+
+/* ---- presence ---- */
+
+static int both_flush(struct split *split)
+{
+    int r = cox_stream_flush(&split->clients[0]->stream);
+    return r && r != COX_CLOSED ? r : cox_stream_flush(&split->clients[1]->stream);
+}
+
+/* Says to both that somebody is there: to release nothing is an order that has no answer. */
+static int stay(struct split *split)
+{
+    CoxswainControl__ReleaseRequest release = COXSWAIN_CONTROL__RELEASE_REQUEST__INIT;
+    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    int r = 0;
+    if (cox_now_ns() < split->stay_ns)
+        return 0;
+    split->stay_ns = cox_deadline_after_ms(STAY_MS);
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RELEASE;
+    request.release = &release;
+    for (int side = 0; !r && side < 2; side++)
+        if (cox_stream_pending(&split->clients[side]->stream) == 0)
+            r = cox_stream_put(&split->clients[side]->stream, &request.base);
+    return r;
+}
 
 /* ---- links ---- */
 
@@ -83,7 +113,13 @@ static int groups_link(struct split *split, struct cox_error *err)
     for (;;) {
         struct cox_error error = {0};
         struct pollfd fd = {.fd = split->stop_fd, .events = POLLIN};
-        int r = link_try(split, deadline_ns, &error);
+        int r = stay(split);
+        if (!r)
+            r = both_flush(split);
+        if (!r || r == COX_CLOSED) /* who has ended is not linked, which says more */
+            r = link_try(split, deadline_ns, &error);
+        else
+            cox_fail(&error, r, "the connection to a group: %s", cox_status_text(r));
         if (r && (!may_pass(r) || cox_now_ns() >= deadline_ns))
             return cox_fail(err, r, "%s", error.text);
         if (r == 0)
@@ -405,12 +441,17 @@ static int wait(struct split *split, bool ret_ends[2], struct cox_error *err)
         fds[side + 1].events = (short)(POLLIN | (cox_stream_pending(stream) ? POLLOUT : 0));
         ret_ends[side] = false;
     }
-    int count = poll(fds, 3, cox_client_watch_ms());
+    const int watch_ms = cox_client_watch_ms();
+    int count = poll(fds, 3, watch_ms < STAY_MS ? watch_ms : STAY_MS);
     if (count < 0)
         return errno == EINTR ? 0 : cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
     if (fds[0].revents)
         return cox_fail(err, COX_CLOSED, "stopped");
-    for (int side = 0; count == 0 && side < 2; side++) {
+    const uint64_t now_ns = cox_now_ns();
+    bool watches = count == 0 && now_ns - split->heard_ns >= (uint64_t)watch_ms * COX_NSEC_PER_MSEC;
+    if (count || watches)
+        split->heard_ns = now_ns;
+    for (int side = 0; watches && side < 2; side++) {
         int r = cox_client_watch(&split->watches[side], err);
         if (r)
             return r;
@@ -425,12 +466,6 @@ static int wait(struct split *split, bool ret_ends[2], struct cox_error *err)
             return cox_fail(err, r, "the connection to a group: %s", cox_status_text(r));
     }
     return 0;
-}
-
-static int both_flush(struct split *split)
-{
-    int r = cox_stream_flush(&split->clients[0]->stream);
-    return r && r != COX_CLOSED ? r : cox_stream_flush(&split->clients[1]->stream);
 }
 
 static bool has_room(const struct cox_client *client)
@@ -448,6 +483,8 @@ static int turn(struct split *split, struct cox_error *err)
     if ((!r || r == COX_CLOSED) && has_room(split->clients[1]))
         r = decode_send(split);
     if (!r || r == COX_CLOSED)
+        r = stay(split);
+    if (!r)
         r = both_flush(split);
     /* One that reads no more may still have said why. */
     if (r && r != COX_CLOSED)
@@ -479,6 +516,7 @@ int cox_split_complete(struct cox_prompts *prompts, struct cox_client *prefill,
         .options = options,
         .stop_fd = stop_fd,
         .watches = {{.name = how->prefill}, {.name = how->decode}},
+        .heard_ns = cox_now_ns(),
         .run = {.prompts = prompts, .options = options},
         .parts = calloc(prompts->count + 1, sizeof *split.parts),
         .unsent_count = prompts->count,

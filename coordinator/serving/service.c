@@ -45,6 +45,7 @@ struct connection {
     bool used, ended;  /* ended: only join is left */
     bool prompts;      /* it brought some */
     bool quiet;        /* it waits for its other side alone: another one may have its place */
+    bool reading;      /* and wakes up for what that says */
     bool outbid;       /* another one has it */
     uint64_t quiet_ns; /* when its other side last asked for something, or took some of an answer */
     pid_t pid;         /* of the other side; 0: not known */
@@ -56,7 +57,7 @@ struct connection {
     size_t next_prompt;
     struct cox_serving_client *client; /* NULL: it brought no prompts so far */
     uint32_t pull_count;               /* pulls of its own, without an answer */
-    bool holds;                        /* or did: others may come for them */
+    uint64_t held_until_ns; /* by the leases of what is held for it: others may come for that */
     int wake_fd;
     bool stopping; /* it asked for the end */
     bool last;     /* nothing more is read, and it ends when all is written */
@@ -369,7 +370,8 @@ static int results_put(struct connection *c)
            cox_serving_take(c->client, &result) == 0) {
         bool is_pull = !result.is_pulled && result.index == PULL_INDEX && c->pull_count > 0;
         c->pull_count -= is_pull;
-        c->holds |= result.hold != NULL;
+        if (result.hold && result.hold->lease_ns > c->held_until_ns)
+            c->held_until_ns = result.hold->lease_ns;
         int r = is_pull            ? pull_put(c, &result)
                 : result.is_pulled ? (result.index == PULL_INDEX ? 0 : pulled_put(c, &result))
                                    : item_put(c, &result);
@@ -405,11 +407,13 @@ static uint32_t places_of(const struct cox_service *service, pid_t pid)
     return count;
 }
 
-/* One that brought prompts may think about the next ones for a while. */
+/* One that brought prompts may think about the next ones for a while. While it is quiet its thread changes nothing that is
+ * looked at here. */
 static bool may_be_outbid(const struct connection *c, bool prompts, uint64_t now_ns)
 {
     return c->used && !c->outbid && c->quiet && (c->prompts || !prompts) &&
-           (!c->prompts || now_ns - c->quiet_ns >= IDLE_MS * COX_NSEC_PER_MSEC);
+           (!c->prompts ||
+            (now_ns - c->quiet_ns >= IDLE_MS * COX_NSEC_PER_MSEC && now_ns >= c->held_until_ns));
 }
 
 /* Takes a place from a quiet one (prompts: that brought some): of the process that has most of them, so
@@ -433,8 +437,9 @@ static bool places_make_room(struct cox_service *service, bool prompts)
     if (!found)
         return false;
     found->outbid = true;
-    /* Its thread polls the fd, which is open as long as it is quiet. */
-    shutdown(found->stream.fd, SHUT_RD);
+    /* Its thread polls the fd, which is open as long as it is quiet. One that only waits until it can write would not
+     * notice the end of what it could read; to its other side, which takes nothing, it could not say why either. */
+    shutdown(found->stream.fd, found->reading ? SHUT_RD : SHUT_RDWR);
     return true;
 }
 
@@ -480,17 +485,18 @@ static void progress_note(struct connection *c)
 /* Nothing is done for it, or it does not take what was done. */
 static bool waits_for_its_other_side(const struct connection *c)
 {
-    return !c->stopping && !c->holds &&
+    return !c->stopping &&
            (cox_stream_pending(&c->stream) > 0 ||
             (!c->complete && (!c->client || cox_serving_outstanding(c->client) == 0)));
 }
 
 /* True: another connection has its place. */
-static bool quiet_set(struct connection *c, bool quiet)
+static bool quiet_set(struct connection *c, bool quiet, bool reading)
 {
     pthread_mutex_lock(&c->service->lock);
     bool outbid = c->outbid;
     c->quiet = quiet;
+    c->reading = reading;
     pthread_mutex_unlock(&c->service->lock);
     return outbid;
 }
@@ -721,10 +727,10 @@ static int connection_wait(struct connection *c, bool reading)
         {.fd = c->service->end_fd, .events = POLLIN},
         {.fd = pending < PENDING_MAX ? c->wake_fd : -1, .events = POLLIN},
     };
-    quiet_set(c, waits_for_its_other_side(c));
+    quiet_set(c, waits_for_its_other_side(c), reading);
     int count = poll(fds, 3, poll_timeout(c));
     int e = errno;
-    if (quiet_set(c, false)) {
+    if (quiet_set(c, false, false)) {
         error_put(c, COX_FULL,
                   "another connection needed the place of this one, which asked for nothing or did "
                   "not take its answers");
@@ -886,20 +892,21 @@ void cox_service_refuse(struct cox_service *service, const char *refusal)
  * held. */
 static struct connection *connection_find(struct cox_service *service)
 {
+    struct connection *found = NULL;
     for (size_t i = 0; i < SLOT_COUNT; i++) {
         struct connection *c = &service->connections[i];
         if (c->used && c->ended) {
             pthread_join(c->thread, NULL); /* it has nothing left to do */
             c->used = false;
         }
+        if (!c->used && !found)
+            found = c;
     }
-    if (places_count(service).taken >= COX_SERVICE_CONNECTION_MAX &&
-        !places_make_room(service, false))
-        return NULL;
-    for (size_t i = 0; i < SLOT_COUNT; i++)
-        if (!service->connections[i].used)
-            return &service->connections[i];
-    return NULL;
+    /* The slot first: nobody is to lose his place for one who cannot have it. */
+    return found && (places_count(service).taken < COX_SERVICE_CONNECTION_MAX ||
+                     places_make_room(service, false))
+               ? found
+               : NULL;
 }
 
 int cox_service_take(struct cox_service *service, int fd, struct cox_error *err)

@@ -14,8 +14,9 @@
  * Blocks: free until every connection's thread has ended, which is at once, except that one inside recovery or lora ends when that
  *   is stopped; the rest nothing.
  * A connection that asks nothing, or takes no answer, for 10 s is closed; one that brought prompts lives as
- *   long as the service or its other side, but after such 10 s without prompts that are computed or held
- *   for it another one may have its place; and one that asked for the end lives as long as they do.
+ *   long as the service or its other side, but after such 10 s without prompts that are computed for it, and
+ *   at the end of the last lease of what it had held, another one may have its place; and one that asked for
+ *   the end lives as long as they do.
  * If the process dies: the kernel closes the connections, and that is how the other sides know.
  */
 #ifndef COX_COORDINATOR_SERVICE_H

@@ -1046,9 +1046,13 @@ def test_b21_who_brought_prompts_and_does_nothing_more_goes_for_others():
     with Group(1) as group:
         clients = [Stranger(group.door) for _ in range(24)]
         sums_prompt = complete([(1, [1, 5, 10, 13, 8, 11, 14])])
-        for client in clients[4:]:
-            client.send(sums_prompt)
-            check(client.reply()[0] == 2, "no item")
+        # What is held for some of them is let go of at the end of its lease, and so are they.
+        held_prompt = field(3, field(1, field(1, 1) + field(2, bytes([1, 5, 10, 13, 8, 11, 14]))) + field(2, 1) +
+                            field(20, 1000))
+        for i, client in enumerate(clients[4:]):
+            client.send(held_prompt if i % 2 else sums_prompt)
+            number, item = client.reply()
+            check(number == 2 and (20 in dict(item)) == i % 2, "no item, or none that is held: %s" % item)
         # These do not even take what they asked for.
         for deaf in clients[:4]:
             deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -1077,6 +1081,8 @@ def test_b21_who_brought_prompts_and_does_nothing_more_goes_for_others():
             wait_until(comes_in, "a place for prompts")
         number, error = clients[4].reply()
         check(number == 4 and b"needed the place" in dict(error)[2], "not told: %s" % error)
+        # Nothing is left of those either that take nothing, and hear nothing.
+        wait_until(lambda: group.status()["serving"]["clients"] == 24, "those who had the places before gone")
         for client in clients + others:
             client.close()
         wait_until(lambda: group.status()["serving"]["clients"] == 0, "nobody")

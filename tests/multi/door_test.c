@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <poll.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -695,6 +696,83 @@ static void b21_silent_visitors_keep_no_fd_from_others(void **state)
     close(told[1]);
 }
 
+static sem_t admit_entered, admit_go;
+
+/* The first one holds the door up, until those that are to be there at once have come. */
+static int held_admit(void *context, const struct cox_door_visitor *visitor, struct cox_error *err)
+{
+    static bool held;
+    (void)context;
+    (void)visitor;
+    (void)err;
+    if (held)
+        return 0;
+    held = true;
+    sem_post(&admit_entered);
+    while (sem_wait(&admit_go) < 0)
+        continue;
+    return 0;
+}
+
+/* Leaves this process room for so many fds. */
+static void leave_fds(int count)
+{
+    int fds[8];
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    for (int i = 0; i < count; i++) { /* the lowest ones: the last of them is the highest */
+        fds[i] = dup(0);
+        CHECK(fds[i] >= 0);
+    }
+    limit.rlim_cur = (rlim_t)fds[count - 1] + 1;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    for (int i = 0; i < count; i++)
+        close(fds[i]);
+}
+
+static void more_than_fds(void *context)
+{
+    enum { COUNT = 6, ROOM = 3 };
+    struct cox_door_options options = host_options("crowd");
+    struct cox_door_hooks hooks = host_hooks;
+    struct cox_logon logon = worker_logon();
+    uint8_t frame[COX_LOGON_SIZE];
+    int fds[COUNT + 1];
+    char text[256];
+    (void)context;
+    hooks.admit = held_admit;
+    HOST(host.fd_count = 0);
+    CHECK(sem_init(&admit_entered, 0, 0) == 0 && sem_init(&admit_go, 0, 0) == 0);
+    CHECK(cox_door_open(&options, &hooks, &door, NULL) == 0);
+    cox_logon_format(&logon, frame);
+    for (int i = 0; i <= COUNT; i++) {
+        fds[i] = raw_connect(cox_door_path(door));
+        CHECK(fds[i] >= 0);
+        CHECK(cox_socket_send(fds[i], frame, sizeof frame, NULL, 0, PATIENCE) == 0);
+        while (i == 0 && sem_wait(&admit_entered) < 0)
+            continue;
+    }
+    leave_fds(ROOM);
+    sem_post(&admit_go);
+    for (int i = 0; i <= COUNT; i++) {
+        int code = raw_answer(fds[i], text);
+        if (code)
+            fprintf(stderr, "visitor %d: %s\n", i, text);
+        CHECK(code == (i <= ROOM ? 0 : COX_FULL));
+        CHECK(i <= ROOM || strstr(text, "may not open more fds"));
+    }
+    for (int i = 0; i <= COUNT; i++)
+        close(fds[i]);
+    door_stop();
+}
+
+/* Who has said all when it comes is not taken for one that is silent. */
+static void b21_who_logs_on_keeps_its_fd_from_those_behind_it(void **state)
+{
+    (void)state;
+    visitor_run(more_than_fds, NULL);
+}
+
 /* poll(2) takes no more fds than the process may have. */
 static void limit_lowered(void *context)
 {
@@ -834,6 +912,7 @@ int main(void)
         DOOR_TEST(b14_more_than_a_frame_is_refused),
         DOOR_TEST(a_door_without_fds_refuses_and_recovers),
         DOOR_TEST(b21_silent_visitors_keep_no_fd_from_others),
+        DOOR_TEST(b21_who_logs_on_keeps_its_fd_from_those_behind_it),
         DOOR_TEST(b29_a_door_can_be_closed_though_its_limit_was_lowered),
         DOOR_TEST(b29_10000_visits_leave_nothing),
         DOOR_TEST(a22_a_door_that_closes_says_so_to_everybody),

@@ -470,6 +470,11 @@ static void b21_who_asks_nothing_has_no_place_when_there_are_many(void **state)
         assert_int_equal(reply->error->code, COX_FULL);
         assert_non_null(strstr(reply->error->text, "asked for nothing"));
     }
+    /* Also who asks too late, and must not take that for the end of the group. */
+    assert_int_equal(ask(&silent[2], ASK_STATUS, &reply, &err), COX_FULL);
+    assert_non_null(strstr(err.text, "asked for nothing"));
+    assert_int_equal(ask(&silent[2], ASK_STATUS, &reply, &err),
+                     COX_CLOSED); /* it ended with that */
     assert_int_equal(ask(&silent[COUNT - 1], ASK_STATUS, &reply, &err), 0);
     for (int i = 0; i < COUNT; i++)
         cox_client_close(&silent[i]);

@@ -187,6 +187,21 @@ def test_m11_several_clients_at_once_and_plain_prompts_between():
 
 
 @test
+def test_p9_m11_a_paused_group_is_waited_for_longer_than_a_connection_that_asks_nothing_lives():
+    with prefill() as a, decode() as b:
+        expect(run(["recover", "pause", "--name", a.name]), 0)
+        client = start(["generate", "--prefill", a.name, "--decode", b.name, "27+58="])
+        wait_until(lambda: a.status()["serving"]["clients"] == 1, "a client that waits")
+        with Stranger(b.door) as silent:  # it came later, and ends first
+            check(silent.ended(), "something was said to a connection that asks for nothing")
+        check(client.poll() is None, "it did not wait")
+        expect(run(["recover", "start", "--name", a.name]), 0)
+        check(expect(finish(client), 0).out == "27+58=85\n", "another text")
+        all_is_given_back(a, b)
+        stop(a, b)
+
+
+@test
 def test_p9_clients_that_go_at_random_leave_nothing_and_disturb_nobody():
     chance = random.Random(4)
     with prefill() as a, decode() as b:
