@@ -138,7 +138,7 @@ struct cox_message {
  * COX_PEER_DEAD, COX_DENIED, COX_UNSUPPORTED, ...: this one cannot be had, err says why, and it counts as taken; COX_CORRUPT. */
 COX_PUBLIC int cox_subscriber_take(struct cox_subscriber *subscriber,
                                    struct cox_message *ret_message, struct cox_error *err);
-/* As many as there are, count_max at most, the oldest first. Returns 0: one at least; COX_EMPTY; as take, of the one behind the
+/* As many as there are, count_max (1 at least) at most, the oldest first. Returns 0: one at least; COX_EMPTY; as take, of the one behind the
  * *ret_count messages that are the caller's in any case. */
 COX_PUBLIC int cox_subscriber_take_batch(struct cox_subscriber *subscriber,
                                          struct cox_message *ret_messages, uint32_t count_max,

@@ -569,6 +569,7 @@ int cox_subscriber_take_batch(struct cox_subscriber *subscriber, struct cox_mess
 {
     uint32_t count = 0;
     int r = 0;
+    COX_ASSERT(count_max > 0);
     while (r == 0 && count < count_max)
         if ((r = cox_subscriber_take(subscriber, &ret_messages[count], err)) == 0)
             count++;
