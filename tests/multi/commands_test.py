@@ -1085,8 +1085,8 @@ def main(after_each=lambda: None):
             verdict = "ok"
         except Skipped as error:
             verdict = "skipped: %s" % error
-        except AssertionError as error:
-            verdict = "FAILED: %s" % error
+        except (AssertionError, EOFError, OSError) as error:
+            verdict = "FAILED: %s" % (error or type(error).__name__)
             failed += 1
         print("%s (%.1f s) %s" % (function.__name__, time.monotonic() - begin, verdict), flush=True)
     for path in temporaries:
