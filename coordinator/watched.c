@@ -273,9 +273,11 @@ void cox_watched_adopted_ended(struct cox_watched *w)
     bool ending = atomic_load_explicit(&w->supervisor->ending, memory_order_acquire);
     pthread_mutex_lock(&w->supervisor->lock);
     w->adopted_ended = true;
-    w->wrapper_killed = !w->ended && !ending;
-    if (w->wrapper_killed)
+    if (!w->ended && !ending) {
+        /* It may have been the death of the wrapper that ended it, and is seen first. */
+        w->wrapper_killed = !cox_peer_exiting(w->life->pid);
         cox_launch_kill_group(w->life->pid, w->pidfd);
+    }
     pthread_mutex_unlock(&w->supervisor->lock);
 }
 
