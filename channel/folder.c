@@ -216,6 +216,19 @@ int cox_folder_connect(int folder_fd, const char *file, uint64_t deadline_ns, in
     return r;
 }
 
+int cox_folder_check_listener(int fd, const char *path, struct cox_error *err)
+{
+    struct cox_socket_peer peer;
+    int r = cox_socket_peer(fd, &peer);
+    if (r)
+        return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
+    if (peer.uid != geteuid() && peer.uid != 0)
+        return cox_fail(err, COX_DENIED,
+                        "process %d of user %u listens at %s: expected user %u or 0", (int)peer.pid,
+                        peer.uid, path, geteuid());
+    return 0;
+}
+
 int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid)
 {
     struct stat st;

@@ -50,6 +50,9 @@ void cox_folder_address(int folder_fd, const char *file, struct sockaddr_un *ret
 /* Connects to the socket of that name. Returns 0; COX_TIMEOUT: no place was free until the deadline; -errno. */
 int cox_folder_connect(int folder_fd, const char *file, uint64_t deadline_ns, int *ret_fd);
 
+/* Whoever listens at path, where fd is connected to, is of this user or root. Returns 0; COX_DENIED; -errno. */
+int cox_folder_check_listener(int fd, const char *path, struct cox_error *err);
+
 /* Who listens there. Returns 0, *ret_pid may be 0 (not known); COX_CLOSED: nobody; COX_NOT_FOUND: no
  * such file; COX_DENIED: no socket of this user; -errno. */
 int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid);

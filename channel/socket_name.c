@@ -92,18 +92,6 @@ int cox_socket_accept(int listen_fd, uint64_t deadline_ns, int *ret_fd)
     }
 }
 
-static int peer_check(int fd, const char *path, struct cox_error *err)
-{
-    struct cox_socket_peer peer;
-    int r = cox_socket_peer(fd, &peer);
-    if (r)
-        return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
-    if (peer.uid != geteuid() && peer.uid != 0)
-        return cox_fail(err, COX_DENIED, "%s: process %d of user %u listens: expected user %u or 0",
-                        path, (int)peer.pid, peer.uid, geteuid());
-    return 0;
-}
-
 int cox_socket_connect(const char *path, uint64_t deadline_ns, int *ret_fd, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int folder_fd = -1, fd = -1;
@@ -114,7 +102,7 @@ int cox_socket_connect(const char *path, uint64_t deadline_ns, int *ret_fd, stru
     r = cox_folder_connect(folder_fd, file, deadline_ns, &fd);
     switch (r) {
     case 0:
-        r = peer_check(fd, path, err);
+        r = cox_folder_check_listener(fd, path, err);
         if (r == 0)
             *ret_fd = cox_steal_fd(&fd);
         return r;

@@ -116,19 +116,6 @@ static int visit_connect(const char *path, uint64_t deadline_ns, int *ret_fd, st
     }
 }
 
-static int visit_check_peer(int fd, const char *path, struct cox_error *err)
-{
-    struct cox_socket_peer peer;
-    int r = cox_socket_peer(fd, &peer);
-    if (r)
-        return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
-    if (peer.uid != geteuid() && peer.uid != 0)
-        return cox_fail(err, COX_DENIED,
-                        "process %d of user %u listens at %s: expected user %u or 0", (int)peer.pid,
-                        peer.uid, path, geteuid());
-    return 0;
-}
-
 /* ---- the exchange ---- */
 
 static int visit_failed(int r, int fd, const char *path, struct cox_error *err)
@@ -215,7 +202,7 @@ int cox_door_connect(const char *path, const struct cox_logon *logon, uint64_t d
     cox_logon_format(&asked, frame);
     int r = visit_connect(path, deadline_ns, &session.fd, err);
     if (r == 0)
-        r = visit_check_peer(session.fd, path, err);
+        r = cox_folder_check_listener(session.fd, path, err);
     if (r == 0) {
         r = cox_socket_send(session.fd, frame, sizeof frame, NULL, 0, deadline_ns);
         cox_fault_point(COX_FAULT_DOOR_ASKED);

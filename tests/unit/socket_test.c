@@ -637,7 +637,7 @@ static void k28_b9_b28_a_squatted_name_is_not_connected_to(void **state)
     pid_t pid = child_start(listens_as_nobody, pipes);
     assert_true(heard(pipes[2]));
     assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, &err), COX_DENIED);
-    assert_non_null(strstr(err.text, "of user 65534 listens: expected user 0 or 0"));
+    assert_non_null(strstr(err.text, "of user 65534 listens at "));
     assert_int_equal(fd, -1);
     tell(pipes[1]);
     child_join(pid);
