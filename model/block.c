@@ -54,6 +54,11 @@ static void head_write(const struct cox_model_config *config, uint64_t digest, v
         .eos_token_count = config->eos_token_count,
         .rms_norm_eps = config->rms_norm_eps,
         .rope_theta = config->rope_theta,
+        .rope_type = (uint32_t)config->rope_type,
+        .rope_original_position_count = config->rope_original_position_count,
+        .rope_factor = config->rope_factor,
+        .rope_low_freq_factor = config->rope_low_freq_factor,
+        .rope_high_freq_factor = config->rope_high_freq_factor,
     };
 
     memcpy(head.eos_tokens, config->eos_tokens, sizeof head.eos_tokens);
@@ -84,14 +89,24 @@ static bool within(uint64_t number, uint64_t least, uint64_t most)
     return number >= least && number <= most;
 }
 
+static bool rope_makes_sense(const struct cox_model_config *config)
+{
+    if (config->rope_type == COX_ROPE_DEFAULT)
+        return true;
+    return config->rope_type == COX_ROPE_LLAMA3 &&
+           within(config->rope_original_position_count, 1, 1 << 24) && config->rope_factor >= 1 &&
+           config->rope_factor <= 1e6 && config->rope_low_freq_factor >= 1e-6 &&
+           config->rope_low_freq_factor <= 1e6 &&
+           config->rope_high_freq_factor > config->rope_low_freq_factor &&
+           config->rope_high_freq_factor <= 2e6;
+}
+
 /* The ranges of config.h: nobody downstream checks again. */
 static bool config_makes_sense(const struct cox_model_config *config)
 {
     bool sense =
-        within(config->hidden_size, 1, 65536) &&
-        within(config->intermediate_size, COX_SLICE_COUNT, 1 << 20) &&
-        config->intermediate_size % COX_SLICE_COUNT == 0 && within(config->layer_count, 1, 1024) &&
-        within(config->head_count, 1, 1024) && config->head_count % COX_SLICE_COUNT == 0 &&
+        within(config->hidden_size, 1, 65536) && within(config->intermediate_size, 1, 1 << 20) &&
+        within(config->layer_count, 1, 1024) && within(config->head_count, 1, 1024) &&
         within(config->kv_head_count, 1, config->head_count) &&
         config->head_count % config->kv_head_count == 0 && within(config->head_dim, 2, 1024) &&
         config->head_dim % 2 == 0 && within(config->vocab_size, 2, 1 << 24) &&
@@ -103,7 +118,7 @@ static bool config_makes_sense(const struct cox_model_config *config)
         sense = within((uint32_t)config->eos_tokens[i], 0, config->vocab_size - 1);
     /* Written so that what is no number is refused. */
     return sense && config->rms_norm_eps > 0 && config->rms_norm_eps <= 0.1f &&
-           config->rope_theta >= 1 && config->rope_theta <= 1e12;
+           config->rope_theta >= 1 && config->rope_theta <= 1e12 && rope_makes_sense(config);
 }
 
 static struct cox_model_config head_config(const struct cox_model_block_head *head)
@@ -119,6 +134,11 @@ static struct cox_model_config head_config(const struct cox_model_block_head *he
         .position_count_max = head->position_count_max,
         .rms_norm_eps = head->rms_norm_eps,
         .rope_theta = head->rope_theta,
+        .rope_type = (enum cox_rope_type)head->rope_type,
+        .rope_original_position_count = head->rope_original_position_count,
+        .rope_factor = head->rope_factor,
+        .rope_low_freq_factor = head->rope_low_freq_factor,
+        .rope_high_freq_factor = head->rope_high_freq_factor,
         .tied_embeddings = head->tied_embeddings != 0,
         .bos_token = head->bos_token,
         .eos_token_count = head->eos_token_count,

@@ -6,8 +6,8 @@
  *   24   weights_offset, weights_size
  *   40   the configuration: sizes
  *   72   flags and tokens
- *   116  rms_norm_eps, rope_theta
- *   128  nothing, zero
+ *   116  rms_norm_eps, rotary positions
+ *   160  nothing, zero
  *   248  check
  *
  * Written by the publisher before anybody else knows of the block, and never again: no word of it is atomic.
@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 #define COX_MODEL_BLOCK_MAGIC UINT64_C(0x6b636f6c62786f63) /* "coxblock" */
-#define COX_MODEL_BLOCK_VERSION 1u
+#define COX_MODEL_BLOCK_VERSION 2u
 #define COX_MODEL_BLOCK_HEAD_SIZE 256u
 
 struct cox_model_block_head {
@@ -45,7 +45,12 @@ struct cox_model_block_head {
     int32_t eos_tokens[8];
     float rms_norm_eps;
     double rope_theta;
-    uint8_t reserved[120];
+    uint32_t rope_type;
+    uint32_t rope_original_position_count;
+    double rope_factor;
+    double rope_low_freq_factor;
+    double rope_high_freq_factor;
+    uint8_t reserved[88];
     uint64_t check; /* FNV-1a of all before */
 };
 
@@ -58,7 +63,9 @@ static_assert(offsetof(struct cox_model_block_head, tied_embeddings) == 72, "lay
 static_assert(offsetof(struct cox_model_block_head, eos_tokens) == 84, "layout");
 static_assert(offsetof(struct cox_model_block_head, rms_norm_eps) == 116, "layout");
 static_assert(offsetof(struct cox_model_block_head, rope_theta) == 120, "layout");
-static_assert(offsetof(struct cox_model_block_head, reserved) == 128, "layout");
+static_assert(offsetof(struct cox_model_block_head, rope_type) == 128, "layout");
+static_assert(offsetof(struct cox_model_block_head, rope_factor) == 136, "layout");
+static_assert(offsetof(struct cox_model_block_head, reserved) == 160, "layout");
 static_assert(offsetof(struct cox_model_block_head, check) == 248, "layout");
 static_assert(sizeof(struct cox_model_block_head) == COX_MODEL_BLOCK_HEAD_SIZE, "layout");
 

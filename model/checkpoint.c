@@ -158,6 +158,25 @@ static int choose_file(const struct cox_checkpoint *checkpoint, const char *name
     return 0;
 }
 
+const char *cox_checkpoint_name(const struct cox_checkpoint *checkpoint, size_t i)
+{
+    for (uint32_t shard = 0; shard < checkpoint->shard_count; shard++) {
+        const struct cox_safetensors *file = checkpoint->shards[shard].file;
+
+        if (i < cox_safetensors_count(file))
+            return cox_safetensors_name(file, i);
+        i -= cox_safetensors_count(file);
+    }
+    return NULL;
+}
+
+bool cox_checkpoint_has(const struct cox_checkpoint *checkpoint, const char *name)
+{
+    const struct cox_safetensors *file = NULL;
+
+    return choose_file(checkpoint, name, &file, NULL) == 0 && cox_safetensors_has(file, name);
+}
+
 int cox_checkpoint_read(const struct cox_checkpoint *checkpoint, const char *name,
                         const uint64_t *shape, size_t dimension_count, float *buffer,
                         struct cox_error *err)

@@ -13,6 +13,7 @@
 struct reader {
     const json_t *root;
     const char *path;
+    const char *prefix; /* of its keys in complaints */
     struct cox_error *err;
 };
 
@@ -42,8 +43,9 @@ static int check_integer(const struct reader *reader, const char *key, const jso
     if (!json_is_integer(value) || json_integer_value(value) < min ||
         json_integer_value(value) > max)
         return cox_fail(reader->err, COX_INVALID,
-                        "%s: %s is %s; allowed: an integer from %lld to %lld", reader->path, key,
-                        value_text(value, text, sizeof(text)), (long long)min, (long long)max);
+                        "%s: %s%s is %s; allowed: an integer from %lld to %lld", reader->path,
+                        reader->prefix, key, value_text(value, text, sizeof(text)), (long long)min,
+                        (long long)max);
     *ret_number = json_integer_value(value);
     return 0;
 }
@@ -70,23 +72,35 @@ static int read_integer(const struct reader *reader, const char *key, int64_t mi
     return 0;
 }
 
-static int read_real(const struct reader *reader, const json_t *object, const char *key, double min,
-                     double max, double fallback, double *ret_number)
+static int check_real(const struct reader *reader, const char *key, const json_t *value, double min,
+                      double max, double *ret_number)
 {
-    const json_t *value = json_object_get(object, key);
     double number = json_number_value(value);
     char text[128];
+
+    if (!value)
+        return cox_fail(reader->err, COX_INVALID,
+                        "%s: %s%s is missing; needed: a number from %g to %g", reader->path,
+                        reader->prefix, key, min, max);
+    /* Written so that a NaN, should a parser let one through, is refused too. */
+    if (!json_is_number(value) || !(number >= min && number <= max))
+        return cox_fail(reader->err, COX_INVALID, "%s: %s%s is %s; allowed: a number from %g to %g",
+                        reader->path, reader->prefix, key, value_text(value, text, sizeof(text)),
+                        min, max);
+    *ret_number = number;
+    return 0;
+}
+
+static int read_real(const struct reader *reader, const char *key, double min, double max,
+                     double fallback, double *ret_number)
+{
+    const json_t *value = json_object_get(reader->root, key);
 
     if (is_absent(value)) {
         *ret_number = fallback;
         return 0;
     }
-    /* Written so that a NaN, should a parser let one through, is refused too. */
-    if (!json_is_number(value) || !(number >= min && number <= max))
-        return cox_fail(reader->err, COX_INVALID, "%s: %s is %s; allowed: a number from %g to %g",
-                        reader->path, key, value_text(value, text, sizeof(text)), min, max);
-    *ret_number = number;
-    return 0;
+    return check_real(reader, key, value, min, max, ret_number);
 }
 
 static int read_bool(const struct reader *reader, const char *key, bool *ret_value)
@@ -101,51 +115,185 @@ static int read_bool(const struct reader *reader, const char *key, bool *ret_val
     return 0;
 }
 
-/* A key that has to hold one word if it is there at all. */
-static int expect_word(const struct reader *reader, const char *key, const char *word)
+/* A key that has to hold one of two words if it is there at all. */
+static int expect_word(const struct reader *reader, const char *key, const char *word,
+                       const char *other)
 {
     const json_t *value = json_object_get(reader->root, key);
+    const char *found = json_string_value(value);
     char text[128];
 
-    if (!is_absent(value) && (!json_is_string(value) || strcmp(json_string_value(value), word)))
+    if (!is_absent(value) && (!found || (strcmp(found, word) != 0 && strcmp(found, other) != 0)))
         return cox_fail(reader->err, COX_INVALID, "%s: %s is %s; this worker computes only \"%s\"",
                         reader->path, key, value_text(value, text, sizeof(text)), word);
     return 0;
 }
 
-/* A feature that this worker does not compute: absent, null or false. */
+/* A feature that this worker does not compute. */
+static int refuse(const struct reader *reader, const char *key, const json_t *value,
+                  const char *expected)
+{
+    char text[128];
+
+    return cox_fail(reader->err, COX_INVALID,
+                    "%s: %s%s is %s; this worker computes only models without it (%s)",
+                    reader->path, reader->prefix, key, value_text(value, text, sizeof(text)),
+                    expected);
+}
+
 static int expect_off(const struct reader *reader, const char *key)
 {
     const json_t *value = json_object_get(reader->root, key);
+
+    return is_absent(value) || json_is_false(value) ? 0
+                                                    : refuse(reader, key, value, "null or false");
+}
+
+static int expect_null(const struct reader *reader, const char *key)
+{
+    const json_t *value = json_object_get(reader->root, key);
+
+    return is_absent(value) ? 0 : refuse(reader, key, value, "null");
+}
+
+/* ---- rotary positions ---- */
+
+/* transformers overrides what is absent, null or empty, and nothing else. */
+static bool is_empty(const json_t *value)
+{
+    return is_absent(value) || json_is_false(value) ||
+           (json_is_object(value) && json_object_size(value) == 0);
+}
+
+static int expect_whole_heads(const struct reader *reader)
+{
+    static const char key[] = "partial_rotary_factor";
+    const json_t *value = json_object_get(reader->root, key);
+    const double number = json_number_value(value);
+
+    if (is_absent(value) || (json_is_number(value) && number >= 1 && number <= 1))
+        return 0;
+    return refuse(reader, key, value, "1 or null");
+}
+
+/* rope_type has precedence over type, its name before transformers 4.43. */
+static int read_rope_type(const struct reader *reader, enum cox_rope_type *ret_type)
+{
+    const json_t *type = json_object_get(reader->root, "rope_type");
+    const char *key = type ? "rope_type" : "type";
+    const char *word;
     char text[128];
 
-    if (!is_absent(value) && !json_is_false(value))
+    if (!type)
+        type = json_object_get(reader->root, key);
+    word = type ? json_string_value(type) : "default";
+    if (word && strcmp(word, "default") == 0)
+        *ret_type = COX_ROPE_DEFAULT;
+    else if (word && strcmp(word, "llama3") == 0)
+        *ret_type = COX_ROPE_LLAMA3;
+    else
         return cox_fail(reader->err, COX_INVALID,
-                        "%s: %s is %s; this worker computes only models without it (null or false)",
-                        reader->path, key, value_text(value, text, sizeof(text)));
+                        "%s: %s%s is %s; this worker computes only \"default\" and \"llama3\"",
+                        reader->path, reader->prefix, key, value_text(type, text, sizeof(text)));
     return 0;
 }
 
-/* rope_theta stands at the top, or, since transformers 5, inside rope_parameters. */
-static int read_rope(const struct reader *reader, struct cox_model_config *config)
+/* A key that is not used would be left out of the arithmetic without a word. */
+static int refuse_unused(const struct reader *reader, enum cox_rope_type type)
 {
-    const json_t *parameters = json_object_get(reader->root, "rope_parameters");
-    const json_t *type = json_object_get(parameters, "rope_type");
+    static const char *const used[] = {/* of all */ "rope_type",
+                                       "type",
+                                       "rope_theta",
+                                       "partial_rotary_factor",
+                                       /* of llama3 */ "factor",
+                                       "low_freq_factor",
+                                       "high_freq_factor",
+                                       "original_max_position_embeddings"};
+    const size_t count = type == COX_ROPE_LLAMA3 ? sizeof(used) / sizeof(used[0]) : 4;
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)reader->root, key, value)
+    {
+        bool known = json_is_null(value);
+
+        for (size_t i = 0; !known && i < count; i++)
+            known = strcmp(key, used[i]) == 0;
+        if (!known)
+            return refuse(reader, key, value, "null");
+    }
+    return 0;
+}
+
+/* top: the whole of config.json, whose own number of positions before the scaling has precedence. */
+static int read_llama3(const struct reader *reader, const struct reader *top,
+                       struct cox_model_config *config)
+{
+    static const char original[] = "original_max_position_embeddings";
+    const json_t *at_top = json_object_get(top->root, original);
+    const json_t *here = json_object_get(reader->root, original);
+    const json_t *count = at_top ? at_top : here;
+    int64_t number = config->position_count_max;
+    int r;
+
+    r = check_real(reader, "factor", json_object_get(reader->root, "factor"), 1, 1e6,
+                   &config->rope_factor);
+    if (!r)
+        r = check_real(reader, "low_freq_factor", json_object_get(reader->root, "low_freq_factor"),
+                       1e-6, 1e6, &config->rope_low_freq_factor);
+    /* The frequencies between the two are divided by their difference. */
+    if (!r)
+        r = check_real(
+            reader, "high_freq_factor", json_object_get(reader->root, "high_freq_factor"),
+            config->rope_low_freq_factor * (1 + 1e-6), 2e6, &config->rope_high_freq_factor);
+    if (!r && count)
+        r = check_integer(at_top ? top : reader, original, count, 1, 1 << 24, &number);
+    config->rope_original_position_count = (uint32_t)number;
+    return r;
+}
+
+/* rope_scaling has precedence as a whole, and rope_theta beside it is part of it; since transformers 5 all is inside
+ * rope_parameters, and rope_theta beside it is for where there is none inside. */
+static int read_rope(const struct reader *top, struct cox_model_config *config)
+{
+    struct reader rope = {.path = top->path, .prefix = "rope_scaling.", .err = top->err};
+    const json_t *theta = NULL;
+    enum cox_rope_type type = COX_ROPE_DEFAULT;
     char text[128];
     int r;
 
-    r = expect_off(reader, "rope_scaling");
+    rope.root = json_object_get(top->root, "rope_scaling");
+    if (is_empty(rope.root)) {
+        rope.prefix = "rope_parameters.";
+        rope.root = json_object_get(top->root, "rope_parameters");
+    }
+    if (is_empty(rope.root))
+        rope.root = NULL;
+    else if (!json_is_object(rope.root))
+        return cox_fail(top->err, COX_INVALID, "%s: %.*s is %s; allowed: an object, or null",
+                        top->path, (int)strlen(rope.prefix) - 1, rope.prefix,
+                        value_text(rope.root, text, sizeof(text)));
+    r = expect_whole_heads(top);
+    if (!r && rope.root)
+        r = expect_whole_heads(&rope);
+    if (!r && rope.root)
+        r = read_rope_type(&rope, &type);
+    if (!r && rope.root)
+        r = refuse_unused(&rope, type);
+    config->rope_type = type;
+    if (!r && type == COX_ROPE_LLAMA3)
+        r = read_llama3(&rope, top, config);
     if (r)
         return r;
-    if (is_absent(parameters))
-        return read_real(reader, reader->root, "rope_theta", 1, 1e12, 10000, &config->rope_theta);
-    if (!json_is_object(parameters) ||
-        (!is_absent(type) && (!json_is_string(type) || strcmp(json_string_value(type), "default"))))
-        return cox_fail(
-            reader->err, COX_INVALID,
-            "%s: rope_parameters is %s; this worker computes only rope_type \"default\"",
-            reader->path, value_text(parameters, text, sizeof(text)));
-    return read_real(reader, parameters, "rope_theta", 1, 1e12, 10000, &config->rope_theta);
+    if (rope.root)
+        theta = json_object_get(rope.root, "rope_theta");
+    if (theta)
+        return check_real(&rope, "rope_theta", theta, 1, 1e12, &config->rope_theta);
+    theta = json_object_get(top->root, "rope_theta");
+    if (theta)
+        return check_real(top, "rope_theta", theta, 1, 1e12, &config->rope_theta);
+    config->rope_theta = 10000;
+    return 0;
 }
 
 static int read_sizes(const struct reader *reader, struct cox_model_config *config)
@@ -155,7 +303,7 @@ static int read_sizes(const struct reader *reader, struct cox_model_config *conf
     r = read_integer(reader, "hidden_size", 1, 65536, NUMBER_REQUIRED, &config->hidden_size);
     if (r)
         return r;
-    r = read_integer(reader, "intermediate_size", COX_SLICE_COUNT, 1 << 20, NUMBER_REQUIRED,
+    r = read_integer(reader, "intermediate_size", 1, 1 << 20, NUMBER_REQUIRED,
                      &config->intermediate_size);
     if (r)
         return r;
@@ -183,18 +331,6 @@ static int read_sizes(const struct reader *reader, struct cox_model_config *conf
 /* What the sizes have to be to each other. */
 static int check_sizes(const struct reader *reader, struct cox_model_config *config)
 {
-    if (config->head_count % COX_SLICE_COUNT)
-        return cox_fail(
-            reader->err, COX_INVALID,
-            "%s: num_attention_heads is %u; this worker cuts the heads in %d slices and "
-            "needs a multiple of %d",
-            reader->path, config->head_count, COX_SLICE_COUNT, COX_SLICE_COUNT);
-    if (config->intermediate_size % COX_SLICE_COUNT)
-        return cox_fail(
-            reader->err, COX_INVALID,
-            "%s: intermediate_size is %u; this worker cuts the feed-forward layer in %d "
-            "slices and needs a multiple of %d",
-            reader->path, config->intermediate_size, COX_SLICE_COUNT, COX_SLICE_COUNT);
     if (config->head_count % config->kv_head_count)
         return cox_fail(reader->err, COX_INVALID,
                         "%s: num_key_value_heads is %u; allowed: a divisor of num_attention_heads, "
@@ -263,21 +399,46 @@ static int read_bos(const struct reader *reader, struct cox_model_config *config
     return 0;
 }
 
+/* Layers of other kinds keep other parts of what was before. */
+static int check_layer_types(const struct reader *reader)
+{
+    const json_t *types = json_object_get(reader->root, "layer_types");
+    bool full = is_absent(types) || json_is_array(types);
+
+    for (size_t i = 0; full && i < json_array_size(types); i++) {
+        const char *type = json_string_value(json_array_get(types, i));
+
+        full = type && strcmp(type, "full_attention") == 0;
+    }
+    return full ? 0 : refuse(reader, "layer_types", types, "null, or all \"full_attention\"");
+}
+
+/* All keys that transformers' LlamaForCausalLM makes other tokens of, and that are not computed here. Keys that it does
+ * not look at, as those of other architectures, are not looked at here either. */
 static int check_kind(const struct reader *reader)
 {
-    static const char *const off[] = {"attention_bias", "mlp_bias", "quantization_config"};
+    static const char *const off[] = {"attention_bias", "mlp_bias", "is_encoder_decoder",
+                                      "quantization_config"};
+    static const char *const null[] = {"sliding_window",       "attention_chunk_size",
+                                       "num_kv_shared_layers", "per_layer_config",
+                                       "transformers_weights", "configuration_files"};
+    const json_t *causal = json_object_get(reader->root, "is_causal");
     int r;
 
     if (is_absent(json_object_get(reader->root, "model_type")))
         return cox_fail(reader->err, COX_INVALID, "%s: model_type is missing; needed: \"llama\"",
                         reader->path);
-    r = expect_word(reader, "model_type", "llama");
+    r = expect_word(reader, "model_type", "llama", "llama");
     if (r)
         return r;
-    r = expect_word(reader, "hidden_act", "silu");
+    r = expect_word(reader, "hidden_act", "silu", "swish");
     for (size_t i = 0; !r && i < sizeof(off) / sizeof(off[0]); i++)
         r = expect_off(reader, off[i]);
-    return r;
+    for (size_t i = 0; !r && i < sizeof(null) / sizeof(null[0]); i++)
+        r = expect_null(reader, null[i]);
+    if (!r && causal && !json_is_true(causal))
+        r = refuse(reader, "is_causal", causal, "true");
+    return r ? r : check_layer_types(reader);
 }
 
 int cox_model_config_load(const char *path, struct cox_model_config *ret_config,
@@ -292,7 +453,7 @@ int cox_model_config_load(const char *path, struct cox_model_config *ret_config,
     if (r)
         return r;
 
-    struct reader reader = {.root = root, .path = path, .err = err};
+    struct reader reader = {.root = root, .path = path, .prefix = "", .err = err};
     r = check_kind(&reader);
     if (r)
         return r;
@@ -307,7 +468,7 @@ int cox_model_config_load(const char *path, struct cox_model_config *ret_config,
         return r;
     /* Not 0: the padding rows of a tile are all zeros, and their norm would be a division by zero.
      */
-    r = read_real(&reader, root, "rms_norm_eps", 1e-30, 0.1, 1e-6, &eps);
+    r = read_real(&reader, "rms_norm_eps", 1e-30, 0.1, 1e-6, &eps);
     if (r)
         return r;
     config.rms_norm_eps = (float)eps;

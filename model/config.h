@@ -12,31 +12,39 @@
 
 #include "channel/base.h"
 
-/* Heads, feed-forward columns and vocabulary are cut in this many slices, whatever the number of
- * ranks; a rank owns whole slices. */
-#define COX_SLICE_COUNT 8
-
 /* End-of-text tokens kept, at most. */
 #define COX_EOS_TOKEN_COUNT_MAX 8
 
+/* How the frequencies of rotary positions come of rope_theta. */
+enum cox_rope_type {
+    COX_ROPE_DEFAULT = 0,
+    COX_ROPE_LLAMA3, /* low ones divided by a factor, as since Llama 3.1 */
+};
+
 struct cox_model_config {
     uint32_t hidden_size;        /* 1 to 65536 */
-    uint32_t intermediate_size;  /* feed-forward columns: a multiple of COX_SLICE_COUNT, to 2^20 */
+    uint32_t intermediate_size;  /* feed-forward columns: 1 to 2^20 */
     uint32_t layer_count;        /* 1 to 1024 */
-    uint32_t head_count;         /* a multiple of COX_SLICE_COUNT, to 1024 */
+    uint32_t head_count;         /* 1 to 1024 */
     uint32_t kv_head_count;      /* divides head_count */
     uint32_t head_dim;           /* even, 2 to 1024 */
     uint32_t vocab_size;         /* 2 to 2^24 */
     uint32_t position_count_max; /* positions 0 to this - 1 exist; 1 to 2^24 */
     float rms_norm_eps;          /* above 0, to 0.1 */
     double rope_theta;           /* 1 to 1e12 */
-    bool tied_embeddings;        /* the output layer is the embedding matrix */
-    int32_t bos_token;           /* -1: none */
+    enum cox_rope_type rope_type;
+    /* The rest is for COX_ROPE_LLAMA3. */
+    double rope_factor;                    /* 1 to 1e6 */
+    double rope_low_freq_factor;           /* 1e-6 to 1e6 */
+    double rope_high_freq_factor;          /* above that, to 2e6 */
+    uint32_t rope_original_position_count; /* 1 to 2^24 */
+    bool tied_embeddings;                  /* the output layer is the embedding matrix */
+    int32_t bos_token;                     /* -1: none */
     uint32_t eos_token_count;
     int32_t eos_tokens[COX_EOS_TOKEN_COUNT_MAX];
 };
 
-/* Reads and checks a config.json. The error text names the key, its value and what is allowed.
+/* Reads and checks a config.json. Whatever is accepted means what it means to LlamaForCausalLM of transformers 5. The error text names the key, its value and what is allowed.
  * Returns 0; COX_NOT_FOUND no such file; COX_CORRUPT not a JSON object; COX_TOO_LARGE above 1 MiB;
  * COX_INVALID a value that makes no sense or a kind of model that is not computed here; a negative
  * errno. */

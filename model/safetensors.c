@@ -338,6 +338,12 @@ static const struct tensor *find_tensor(const struct cox_safetensors *file, cons
     return NULL;
 }
 
+const char *cox_safetensors_name(const struct cox_safetensors *file, size_t i)
+{
+    COX_ASSERT(i < file->tensor_count);
+    return file->tensors[i].name;
+}
+
 bool cox_safetensors_has(const struct cox_safetensors *file, const char *name)
 {
     return find_tensor(file, name) != NULL;

@@ -29,6 +29,8 @@ struct cox_safetensors *cox_safetensors_free(struct cox_safetensors *file);
 void cox_safetensors_freep(struct cox_safetensors **file); /* for _cox_cleanup_ */
 
 size_t cox_safetensors_count(const struct cox_safetensors *file);
+/* The name of tensor i of those counted, lent until free. */
+const char *cox_safetensors_name(const struct cox_safetensors *file, size_t i);
 bool cox_safetensors_has(const struct cox_safetensors *file, const char *name);
 /* Returns 0 and writes the ret_count dimensions of a tensor; COX_NOT_FOUND no tensor of that name. */
 int cox_safetensors_shape(const struct cox_safetensors *file, const char *name,

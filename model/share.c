@@ -1,46 +1,71 @@
 #include "model/share.h"
 
-int cox_share_of_rank(uint32_t rank, uint32_t rank_count, struct cox_share *ret_share,
-                      struct cox_error *err)
+#include <stdio.h>
+
+uint32_t cox_slice_count(const struct cox_model_config *config)
 {
-    if (rank_count < 1 || rank_count > COX_SLICE_COUNT || COX_SLICE_COUNT % rank_count)
+    uint32_t count =
+        config->kv_head_count < COX_SLICE_COUNT_MAX ? config->kv_head_count : COX_SLICE_COUNT_MAX;
+
+    if (config->head_count % COX_SLICE_COUNT == 0)
+        return COX_SLICE_COUNT;
+    while (config->kv_head_count % count)
+        count--;
+    return count;
+}
+
+/* "1, 2, 4 or 8 ranks" */
+static void list_rank_counts(uint32_t slice_count, char *text, size_t size)
+{
+    size_t used = 0;
+
+    text[0] = '\0';
+    for (uint32_t n = 1; n <= slice_count && used < size; n++)
+        if (slice_count % n == 0)
+            used += (size_t)snprintf(text + used, size - used, "%s%u",
+                                     n == 1             ? ""
+                                     : n == slice_count ? " or "
+                                                        : ", ",
+                                     n);
+    if (used < size)
+        snprintf(text + used, size - used, slice_count == 1 ? " rank" : " ranks");
+}
+
+int cox_share_check(const struct cox_model_config *config, const struct cox_share *share,
+                    struct cox_error *err)
+{
+    const uint32_t slice_count = cox_slice_count(config);
+    const uint32_t rank_count = share->rank_count ? share->rank_count : 1;
+    char allowed[96];
+
+    if (slice_count % rank_count) {
+        list_rank_counts(slice_count, allowed, sizeof(allowed));
         return cox_fail(err, COX_INVALID,
-                        "-n %u: heads, feed-forward and vocabulary are in %d slices, of which each "
-                        "rank owns equally many: use 1, 2, 4 or 8 ranks",
-                        rank_count, COX_SLICE_COUNT);
-    if (rank >= rank_count)
-        return cox_fail(err, COX_INVALID, "rank %u of %u", rank, rank_count);
-    *ret_share = (struct cox_share){
-        .slice_first = rank * (COX_SLICE_COUNT / rank_count),
-        .slice_count = COX_SLICE_COUNT / rank_count,
-    };
+                        "-n %u: heads, feed-forward and vocabulary are in %u slices, of which each "
+                        "rank owns equally many: use %s",
+                        rank_count, slice_count, allowed);
+    }
+    if (share->rank >= rank_count)
+        return cox_fail(err, COX_INVALID, "rank %u of %u", share->rank, rank_count);
     return 0;
 }
 
-int cox_share_check(const struct cox_share *share, struct cox_error *err)
+struct cox_slices cox_share_slices(const struct cox_model_config *config,
+                                   const struct cox_share *share)
 {
-    const bool all = !share->slice_count && !share->slice_first;
-    const uint32_t slice_count = all ? COX_SLICE_COUNT : share->slice_count;
+    const uint32_t count = cox_slice_count(config) / (share->rank_count ? share->rank_count : 1);
 
-    if (slice_count < 1 || share->slice_first >= COX_SLICE_COUNT ||
-        slice_count > COX_SLICE_COUNT - share->slice_first)
-        return cox_fail(err, COX_INVALID,
-                        "%u slices from slice %u; allowed: 1 to %d within 0 to %d", slice_count,
-                        share->slice_first, COX_SLICE_COUNT, COX_SLICE_COUNT - 1);
-    if (slice_count < COX_SLICE_COUNT && !share->gather)
-        return cox_fail(err, COX_INVALID, "%u of %d slices, and no way to the others", slice_count,
-                        COX_SLICE_COUNT);
-    return 0;
+    return (struct cox_slices){.first = share->rank * count, .count = count};
 }
 
 struct cox_kv_heads cox_share_kv_heads(const struct cox_model_config *config,
                                        const struct cox_share *share)
 {
-    const uint32_t slice_heads = config->head_count / COX_SLICE_COUNT;
+    const struct cox_slices own = cox_share_slices(config, share);
+    const uint32_t slice_heads = config->head_count / cox_slice_count(config);
     const uint32_t group = config->head_count / config->kv_head_count;
-    const uint32_t end = share->slice_first + cox_share_slice_count(share);
-    const uint32_t first = share->slice_first * slice_heads / group;
-    const uint32_t last = (end * slice_heads - 1) / group;
+    const uint32_t first = own.first * slice_heads / group;
+    const uint32_t last = ((own.first + own.count) * slice_heads - 1) / group;
 
     return (struct cox_kv_heads){.first = first, .count = last - first + 1};
 }

@@ -1,9 +1,9 @@
 /*
  * share: which part of the model one rank computes: whole slices, and how it gets those of others.
  *
- * Heads, feed-forward columns and vocabulary are in COX_SLICE_COUNT slices, whatever the number of
- * ranks; a rank owns whole ones, in a row. KV heads are what the slices' heads need: where a KV
- * head serves heads of several ranks, each of them has it.
+ * Heads, feed-forward columns and vocabulary are in slices, as many as the model's heads allow and whatever the
+ * number of ranks, so that all numbers of ranks compute the same bits. A rank owns whole slices, in a row. KV heads
+ * are what the slices' heads need: where a KV head serves heads of several ranks, each of them has it.
  *
  * Threads: any; values. Ownership: context is lent. Nothing blocks but gather, which is the
  * caller's. If the process dies nothing is left.
@@ -13,11 +13,20 @@
 
 #include "model/config.h"
 
-/* The slices of one rank. All zero: one process owns them all. */
+/* Slices of a model whose number of heads is a multiple of it. */
+#define COX_SLICE_COUNT 8
+/* Slices of any model, at most. */
+#define COX_SLICE_COUNT_MAX 64
+
+/* Slices of the model: COX_SLICE_COUNT where it divides the heads; else one for each KV head and the heads that it
+ * serves, or, of more than COX_SLICE_COUNT_MAX KV heads, as many as divide them. 9 heads over 3 KV heads: 3. */
+uint32_t cox_slice_count(const struct cox_model_config *config);
+
+/* One rank's part. All zero: one process owns all slices. */
 struct cox_share {
-    uint32_t slice_first;
-    uint32_t slice_count; /* 0: COX_SLICE_COUNT */
-    /* slices holds COX_SLICE_COUNT pieces, stride floats apart, of which this rank has filled the first
+    uint32_t rank;
+    uint32_t rank_count; /* 0: one, and no gather */
+    /* slices holds one piece for each slice of the model, stride floats apart, of which this rank has filled the first
      * slice_length floats of its own; the others are gather's to use. On return ret_slices says where each piece
      * can be read, until gather is called again. Called the same number of times, with the same lengths, by all
      * ranks of one step. Returns 0, or a result that ends the step, with a text
@@ -27,19 +36,18 @@ struct cox_share {
     void *context;
 };
 
-/* The slices of a rank, without gather. Returns 0; COX_INVALID: rank_count ranks cannot own equally
- * many whole slices, err says what can. */
-int cox_share_of_rank(uint32_t rank, uint32_t rank_count, struct cox_share *ret_share,
-                      struct cox_error *err);
+/* Returns 0; COX_INVALID: so many ranks cannot own equally many whole slices of the model, err says what can; or there is no
+ * such rank. */
+int cox_share_check(const struct cox_model_config *config, const struct cox_share *share,
+                    struct cox_error *err);
 
-/* Returns 0; COX_INVALID slices that do not exist, or not all of them and no gather. */
-int cox_share_check(const struct cox_share *share, struct cox_error *err);
-
-/* Slices owned: slice_count, where 0 is all. */
-static inline uint32_t cox_share_slice_count(const struct cox_share *share)
-{
-    return share->slice_count ? share->slice_count : COX_SLICE_COUNT;
-}
+/* The slices that a share owns, of the cox_slice_count of the model. The share was checked. */
+struct cox_slices {
+    uint32_t first;
+    uint32_t count;
+};
+struct cox_slices cox_share_slices(const struct cox_model_config *config,
+                                   const struct cox_share *share);
 
 /* The KV heads that a share computes and caches: a range, that overlaps with that of other ranks
  * when there are fewer KV heads than slices. */

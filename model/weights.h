@@ -7,8 +7,8 @@
  * uses its slices in place. The block of a share holds its slices and no others: a rank that loads
  * for itself has 1/N of the matrices.
  *
- * Every tensor is cut in pieces: query, attention output, gate, up and down in COX_SLICE_COUNT
- * slices, key and value by KV head, embedding and output by vocabulary slice. Pieces stand one after
+ * Every tensor is cut in pieces: query, attention output, gate, up and down in the slices of
+ * share.h, key and value by KV head, embedding and output by vocabulary slice. Pieces stand one after
  * the other, each row-major with a leading dimension of its own and from a multiple of 64 bytes on.
  * So a product has the same shape, the same leading dimensions and the same alignment in every
  * block; nothing that a matrix kernel could ask for tells it how many ranks there are. Norms have
@@ -42,23 +42,24 @@ struct cox_weights_layout {
     uint64_t value;             /* like key */
     uint64_t attention_output;  /* slices [hidden][slice heads * head_dim] */
     uint64_t feed_forward_norm; /* [hidden] */
-    uint64_t gate;              /* slices [intermediate / COX_SLICE_COUNT][hidden] */
+    uint64_t gate;              /* slices [column_slice][hidden] */
     uint64_t up;                /* like gate */
-    uint64_t down;              /* slices [hidden][intermediate / COX_SLICE_COUNT] */
+    uint64_t down;              /* slices [hidden][column_slice] */
     uint64_t head_stride;       /* of query and attention_output */
     uint64_t kv_stride;         /* of key and value */
     uint64_t column_stride;     /* of gate, up and down */
     uint64_t vocab_stride;      /* of embedding and output */
     uint64_t length;            /* floats in all */
-    /* The vocabulary is padded so that its COX_SLICE_COUNT slices are equally long; no matrix
+    /* Feed-forward columns and vocabulary are padded with zeros so that their slices are equally long; no matrix
      * product then depends on which slice it is. */
+    uint32_t column_slice;
     uint32_t vocab_slice;
     uint32_t vocab_padded;
 };
 
 /* Of the whole model. Cannot fail for a configuration that was loaded. */
 struct cox_weights_layout cox_weights_layout(const struct cox_model_config *config);
-/* Of a share: slices within COX_SLICE_COUNT. */
+/* Of a share that was checked. */
 struct cox_weights_layout cox_weights_share_layout(const struct cox_model_config *config,
                                                    const struct cox_share *share);
 
@@ -69,7 +70,7 @@ static inline uint64_t cox_weights_size(const struct cox_weights_layout *layout)
 
 /* Reads the checkpoint of a folder into memory of cox_weights_size bytes, aligned to
  * COX_WEIGHTS_ALIGNMENT, which the caller owns. Returns 0; COX_NOT_FOUND a file or tensor is
- * missing; COX_INVALID a tensor of another shape or dtype than config.json implies, or not finite;
+ * missing; COX_INVALID a tensor of another shape or dtype than config.json implies, not finite, or that nobody uses;
  * COX_CORRUPT; a negative errno. */
 int cox_weights_fill(const struct cox_model_config *config, const char *directory, float *memory,
                      struct cox_error *err);

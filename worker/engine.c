@@ -26,7 +26,7 @@
 struct engine_source {
     char directory[sizeof((struct cox_engine_options *)NULL)->model_dir];
     uint32_t block_size, block_count, swap_block_count;
-    uint32_t slice_first, slice_count;
+    uint32_t rank, rank_count; /* of the share */
     struct cox_handle queue; /* of the weights, where the coordinator publishes them; else zeros */
 };
 
@@ -166,20 +166,31 @@ static int engine_numbers(struct cox_engine *engine, const struct cox_init_reque
     return r;
 }
 
-/* The share of this rank; all zero where there is no group. Returns 0; COX_INVALID: the model cannot be shared out to so
- * many. */
-static int engine_place(const struct cox_engine *engine, const struct cox_group_options *options,
-                        struct cox_share *share, struct cox_error *err)
+/* The share of this rank; all zero where there is no group. */
+static struct cox_share engine_share(const struct cox_engine *engine,
+                                     const struct cox_group_options *options)
 {
     if (options->rank_count == 1)
-        return 0;
+        return (struct cox_share){0};
     if (options->fd >= 0)
-        return cox_share_of_rank(options->rank, options->rank_count, share, err);
+        return (struct cox_share){.rank = options->rank, .rank_count = options->rank_count};
     cox_log_write(&engine->options.log, 7,
                   "rank %" PRIu32 " of %" PRIu32
                   " computes the whole model: the coordinator has no memory for a group",
                   options->rank, options->rank_count);
-    return 0;
+    return (struct cox_share){0};
+}
+
+/* Before this rank waits for others: whether the model can be shared out to so many, which is the same for all of them.
+ * What cannot be read may be read by others, whom this rank tells of it once it is in step with them. */
+static int engine_check_share(const char *directory, const struct cox_share *share,
+                              struct cox_error *err)
+{
+    struct cox_model_config config;
+
+    return cox_model_folder_config(directory, &config, NULL) == 0
+               ? cox_share_check(&config, share, err)
+               : 0;
 }
 
 /* Joins the group of all ranks, each of which is in this same init; or brings this rank in step with those that it has
@@ -216,8 +227,8 @@ static struct engine_source engine_source(const struct cox_engine *engine, const
         .block_size = engine->options.block_size,
         .block_count = engine->options.block_count,
         .swap_block_count = engine->options.swap_block_count,
-        .slice_first = share->slice_first,
-        .slice_count = share->slice_count,
+        .rank = share->rank,
+        .rank_count = share->rank_count,
     };
 
     snprintf(source.directory, sizeof source.directory, "%s", directory);
@@ -230,7 +241,7 @@ static bool source_equal(const struct engine_source *a, const struct engine_sour
 {
     return strcmp(a->directory, b->directory) == 0 && a->block_size == b->block_size &&
            a->block_count == b->block_count && a->swap_block_count == b->swap_block_count &&
-           a->slice_first == b->slice_first && a->slice_count == b->slice_count &&
+           a->rank == b->rank && a->rank_count == b->rank_count &&
            memcmp(&a->queue, &b->queue, sizeof a->queue) == 0;
 }
 
@@ -312,7 +323,7 @@ static struct cox_model_options engine_model_options(struct cox_engine *engine,
         .adapters = {cox_adapters_find, engine->adapters},
     };
 
-    if (share->slice_count) {
+    if (share->rank_count) {
         options.share.gather = engine_gather;
         options.share.context = engine;
     }
@@ -387,8 +398,8 @@ static int engine_switch(struct cox_engine *engine, uint64_t version, struct cox
                         version);
     if (version == cox_rank_weights_version(engine->weights))
         return 0;
-    const struct cox_share share = {.slice_first = engine->source.slice_first,
-                                    .slice_count = engine->source.slice_count};
+    const struct cox_share share = {.rank = engine->source.rank,
+                                    .rank_count = engine->source.rank_count};
     cox_visit_hold();
     r = engine_borrow(engine, &share, version, err);
     if (r == 0)
@@ -412,14 +423,18 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
                        const struct cox_share *share, const struct cox_weights_offer *offer,
                        struct cox_error *err)
 {
+    const struct cox_model_config *config;
+    struct cox_slices own;
     int r = engine_model(engine, source, share, offer, err);
 
     if (r)
         return r;
+    config = cox_model_config(engine->model);
+    own = cox_share_slices(config, share);
     cox_log_write(&engine->options.log, 7,
-                  "%" PRIu64 " bytes of weights of its own, slices %u to %u of %d",
-                  cox_model_weights_size(engine->model), share->slice_first,
-                  share->slice_first + cox_share_slice_count(share) - 1, COX_SLICE_COUNT);
+                  "%" PRIu64 " bytes of weights of its own, slices %u to %u of %u",
+                  cox_model_weights_size(engine->model), own.first, own.first + own.count - 1,
+                  cox_slice_count(config));
     r = cox_model_cache_new(engine->model, source->block_count, source->block_size,
                             source->swap_block_count, NULL, &engine->cache, err);
     if (r) {
@@ -427,7 +442,7 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
         return r;
     }
     engine->source = *source;
-    cox_adapters_set_model(engine->adapters, cox_model_config(engine->model), share);
+    cox_adapters_set_model(engine->adapters, config, share);
     engine_host_cache(engine);
     return 0;
 }
@@ -466,7 +481,10 @@ static int engine_form(struct cox_engine *engine, const struct cox_group_options
                        const struct engine_source *source, const struct cox_share *share,
                        const struct cox_weights_offer *offer, struct cox_error *err)
 {
-    int r = share->slice_count ? engine_join(engine, options, err) : 0;
+    int r = share->rank_count && !offer ? engine_check_share(source->directory, share, err) : 0;
+
+    if (r == 0 && share->rank_count)
+        r = engine_join(engine, options, err);
 
     if (r == 0 && offer)
         r = engine_subscribe(engine, offer, options->deadline_ns, err);
@@ -474,8 +492,8 @@ static int engine_form(struct cox_engine *engine, const struct cox_group_options
         r = engine_switch(engine, offer->version, err);
     if (r == 0 && !engine->cache)
         r = engine_load(engine, source, share, offer, err);
-    if (r == 0 && share->slice_count)
-        r = cox_exchange_new(engine->group, share->slice_count,
+    if (r == 0 && share->rank_count)
+        r = cox_exchange_new(engine->group, cox_model_slice_count(engine->model),
                              cox_model_slice_length_max(engine->model), options->deadline_ns,
                              &engine->exchange, err);
     return r;
@@ -504,14 +522,13 @@ static int engine_renew(struct cox_engine *engine, const struct cox_init_request
 {
     const bool replayed = cox_init_request_replayed(request);
     const char *directory = NULL;
-    struct cox_share share = {0};
+    struct cox_share share;
     struct cox_weights_offer told;
     const struct cox_weights_offer *offer = NULL;
     struct engine_source source;
     int r = engine_read(engine, request, &directory, err);
 
-    if (r == 0)
-        r = engine_place(engine, options, &share, err);
+    share = engine_share(engine, options);
     if (r == 0)
         r = cox_init_request_weights(request, &told, err);
     if (r == 0)

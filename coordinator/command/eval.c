@@ -115,7 +115,7 @@ static int evaluate(struct eval *e)
         return r > 0 ? cox_exit_usage("eval", &error) : cox_exit_with(&error);
     r = cox_worker_find(&e->group, &worker, &error);
     if (!r)
-        r = cox_worker_check(&e->group, worker, &error);
+        r = cox_worker_check(&e->group, worker, model, &error);
     if (r)
         return r == COX_INVALID ? cox_exit_usage("eval", &error) : cox_exit_with(&error);
     const char *const command[] = {worker, "--model", model, NULL};

@@ -730,7 +730,7 @@ static int generate_own(struct generate *g)
         return r > 0 ? cox_exit_usage("generate", &error) : cox_exit_with(&error);
     r = cox_worker_find(&g->group, &worker, &error);
     if (!r)
-        r = cox_worker_check(&g->group, worker, &error);
+        r = cox_worker_check(&g->group, worker, model, &error);
     if (r)
         return r == COX_INVALID ? cox_exit_usage("generate", &error) : cox_exit_with(&error);
     const char *const command[] = {worker, "--model", model, NULL};

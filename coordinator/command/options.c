@@ -1,7 +1,7 @@
 #include "options.h"
 
 #include "../../channel/geometry.h"
-#include "../../model/share.h"
+#include "../../model/block.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -386,14 +386,18 @@ int cox_worker_find(struct cox_group_choice *options, const char **ret_path, str
     return 0;
 }
 
-int cox_worker_check(const struct cox_group_choice *options, const char *worker,
+int cox_worker_check(const struct cox_group_choice *options, const char *worker, const char *model,
                      struct cox_error *err)
 {
-    struct cox_share share;
+    const struct cox_share share = {.rank_count = options->rank_count};
+    struct cox_model_config config;
     const char *name = strrchr(worker, '/');
     if (options->legacy_workers || strcmp(name ? name + 1 : worker, REFERENCE_WORKER) != 0)
         return 0;
-    return cox_share_of_rank(0, options->rank_count, &share, err);
+    /* What is wrong with it is told by whoever loads it. */
+    if (cox_model_folder_config(model, &config, NULL))
+        return 0;
+    return cox_share_check(&config, &share, err);
 }
 
 static bool is_folder(const char *path)

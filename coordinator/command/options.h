@@ -136,9 +136,9 @@ void cox_group_choice_help(FILE *file);
 /* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;
  * COX_EXEC_FAILED. */
 int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
-/* Whether the reference worker, where that is the one, can divide a model among so many ranks: it would say so itself, each
+/* Whether the reference worker, where that is the one, can divide this model among so many ranks: it would say so itself, each
  * rank of them, once all are started. Returns 0 or COX_INVALID. */
-int cox_worker_check(const struct cox_group_choice *options, const char *worker,
+int cox_worker_check(const struct cox_group_choice *options, const char *worker, const char *model,
                      struct cox_error *err);
 /* --model; ../share/coxswain/models/sums, from this program; models/sums in a folder above it.
  * Returns 0; COX_NOT_FOUND: no such folder; -errno. */

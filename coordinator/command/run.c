@@ -210,10 +210,10 @@ int cox_command_run(int argc, char **argv)
         options.refusal = "its workers are a command of its own";
     } else if (!r) {
         r = cox_worker_find(&group, &worker, &error);
-        if (!r && options.init)
-            r = cox_worker_check(&group, worker, &error);
         if (!r)
             r = cox_model_find(&group, &model, &error);
+        if (!r && options.init)
+            r = cox_worker_check(&group, worker, model, &error);
         reference[0] = worker;
         reference[1] = "--model";
         reference[2] = model;

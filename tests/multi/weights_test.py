@@ -315,7 +315,7 @@ def weights_that_cannot_be_are_refused_and_the_group_goes_on():
             make(os.path.join(folder, "model.safetensors"))
             refused(group, folder, 2, words)
         refused(group, os.path.join(OTHER, "config.json"), 2, "config.json")
-        refused(group, write_model("tensors", header.replace(b"lm_head.weight", b"lm_haed.weight"), data), 2, "lm_head.weight")
+        refused(group, write_model("tensors", header.replace(b"lm_head.weight", b"lm_haed.weight"), data), 2, "lm_haed.weight")
         expect(run(["weights", "--name", group.name]), 2, "DIR")
         expect(run(["weights", "--name", "coxweights.nobody", MODEL]), 2)
         now = in_use(group)

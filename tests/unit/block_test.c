@@ -137,7 +137,7 @@ static void weights_block_impossible_configurations_are_refused(void **state)
         {offsetof(struct cox_model_block_head, hidden_size), 0},
         {offsetof(struct cox_model_block_head, hidden_size), 65537},
         {offsetof(struct cox_model_block_head, hidden_size), 64},
-        {offsetof(struct cox_model_block_head, intermediate_size), 47},
+        {offsetof(struct cox_model_block_head, intermediate_size), 40},
         {offsetof(struct cox_model_block_head, intermediate_size), UINT32_MAX},
         {offsetof(struct cox_model_block_head, layer_count), 0},
         {offsetof(struct cox_model_block_head, layer_count), 3},
@@ -155,6 +155,8 @@ static void weights_block_impossible_configurations_are_refused(void **state)
         {offsetof(struct cox_model_block_head, rms_norm_eps), 0},
         {offsetof(struct cox_model_block_head, rms_norm_eps), 0x7fc00000}, /* no number */
         {offsetof(struct cox_model_block_head, rope_theta) + 4, 0x7ff80000},
+        {offsetof(struct cox_model_block_head, rope_type), 1}, /* and none of its numbers */
+        {offsetof(struct cox_model_block_head, rope_type), 2},
         {offsetof(struct cox_model_block_head, weights_offset), 64},
         {offsetof(struct cox_model_block_head, weights_offset) + 4, UINT32_MAX},
         {offsetof(struct cox_model_block_head, weights_size) + 4, UINT32_MAX},

@@ -117,7 +117,141 @@ static void reads_what_is_written(void **state)
     (void)load_ok("rope_scaling", "null");
     (void)load_ok("attention_bias", "false");
     (void)load_ok("hidden_act", "\"silu\"");
+    (void)load_ok("hidden_act", "\"swish\"");
+    assert_int_equal(load_ok("intermediate_size", "353").intermediate_size, 353);
+    /* Keys that transformers' LlamaForCausalLM does not look at either. */
+    (void)load_ok("qk_norm", "true");
+    (void)load_ok("embedding_multiplier", "12.0");
+    (void)load_ok("sliding_window", "null");
+    (void)load_ok("layer_types", "[\"full_attention\",\"full_attention\"]");
     (void)load_ok("architectures", "[\"LlamaForCausalLM\"]");
+}
+
+/* ---- rotary positions ---- */
+
+#define LLAMA3                                                                                     \
+    "\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"                                   \
+    "\"original_max_position_embeddings\":64"
+
+static bool same(double a, double b)
+{
+    return a >= b && a <= b;
+}
+
+/* value: of rope_scaling or rope_parameters, and what stands behind it at the top. */
+static void i16_4a_rotary_positions_are_those_of_transformers(void **state)
+{
+    static const struct {
+        const char *key, *value;
+        double theta;
+    } cases[] = {
+        {"rope_parameters", "{}", 10000},
+        {"rope_parameters", "{},\"rope_theta\":50", 50},
+        {"rope_parameters", "null,\"rope_theta\":50", 50},
+        {"rope_parameters", "{\"type\":\"default\"}", 10000},
+        {"rope_parameters", "{\"type\":\"default\"},\"rope_theta\":50", 50},
+        {"rope_parameters", "{\"rope_type\":\"default\",\"rope_theta\":70},\"rope_theta\":50", 70},
+        {"rope_parameters", "{\"rope_theta\":70}", 70},
+        {"rope_parameters", "{\"rope_type\":\"default\",\"type\":\"yarn\"}", 10000},
+        {"rope_parameters", "{\"rope_theta\":70,\"factor\":null}", 70},
+        {"rope_parameters", "{\"rope_theta\":70,\"partial_rotary_factor\":1.0}", 70},
+        {"rope_scaling", "null,\"rope_theta\":50", 50},
+        {"rope_scaling", "false,\"rope_theta\":50", 50},
+        {"rope_scaling", "{},\"rope_parameters\":{\"rope_theta\":70},\"rope_theta\":50", 70},
+        {"rope_scaling", "{\"type\":\"default\"},\"rope_parameters\":{\"rope_theta\":70}", 10000},
+        {"rope_scaling", "{\"type\":\"default\"},\"rope_theta\":50", 50},
+        {"rope_scaling", "{\"rope_type\":\"default\",\"rope_theta\":60},\"rope_theta\":50", 60},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct cox_model_config config = load_ok(cases[i].key, cases[i].value);
+
+        assert_int_equal(config.rope_type, COX_ROPE_DEFAULT);
+        if (!same(config.rope_theta, cases[i].theta))
+            fail_msg("%s %s: rope_theta %g", cases[i].key, cases[i].value, config.rope_theta);
+    }
+}
+
+static void i16_4b_llama3_is_read_in_every_spelling(void **state)
+{
+    static const struct {
+        const char *key, *value;
+        double theta;
+        uint32_t original;
+    } cases[] = {
+        {"rope_parameters", "{\"rope_type\":\"llama3\"," LLAMA3 "}", 10000, 64},
+        {"rope_parameters", "{\"rope_type\":\"llama3\",\"rope_theta\":70," LLAMA3 "}", 70, 64},
+        {"rope_parameters", "{\"type\":\"llama3\"," LLAMA3 "},\"rope_theta\":50", 50, 64},
+        {"rope_scaling", "{\"rope_type\":\"llama3\"," LLAMA3 "},\"rope_theta\":50", 50, 64},
+        {"rope_scaling", "{\"type\":\"llama3\"," LLAMA3 "}", 10000, 64},
+        {"rope_scaling",
+         "{\"rope_type\":\"llama3\"," LLAMA3 "},\"original_max_position_embeddings\":32", 10000,
+         32},
+        {"rope_scaling",
+         "{\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
+         "\"high_freq_factor\":4.0}",
+         10000, 2048},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const struct cox_model_config config = load_ok(cases[i].key, cases[i].value);
+
+        assert_int_equal(config.rope_type, COX_ROPE_LLAMA3);
+        assert_true(same(config.rope_theta, cases[i].theta) && same(config.rope_factor, 8) &&
+                    same(config.rope_low_freq_factor, 1) && same(config.rope_high_freq_factor, 4));
+        assert_int_equal(config.rope_original_position_count, cases[i].original);
+    }
+}
+
+static void i16_4a_other_rotary_positions_are_refused_by_name(void **state)
+{
+    static const struct {
+        const char *value, *words;
+    } cases[] = {
+        {"{\"type\":\"linear\",\"factor\":2}", "type is \"linear\""},
+        {"{\"rope_type\":\"dynamic\",\"factor\":2}", "rope_type is \"dynamic\""},
+        {"{\"rope_type\":\"yarn\",\"factor\":2}", "rope_type is \"yarn\""},
+        {"{\"rope_type\":\"longrope\"}", "rope_type is \"longrope\""},
+        {"{\"rope_type\":\"proportional\"}", "rope_type is \"proportional\""},
+        {"{\"type\":\"su\"}", "type is \"su\""},
+        {"{\"type\":\"mrope\",\"mrope_section\":[1,2]}", "type is \"mrope\""},
+        {"{\"rope_type\":null,\"type\":\"default\"}", "rope_type is null"},
+        {"{\"type\":null}", "type is null"},
+        {"{\"type\":7}", "type is 7"},
+        {"{\"rope_theta\":null}", "rope_theta is null"},
+        {"{\"rope_theta\":\"1e4\"}", "rope_theta is \"1e4\""},
+        {"{\"partial_rotary_factor\":0.5}", "partial_rotary_factor is 0.5"},
+        {"{\"mrope_section\":[2,3,3]}", "mrope_section is [2,3,3]"},
+        {"{\"full_attention\":{\"rope_theta\":7}}", "full_attention is {"},
+        {"{\"rope_type\":\"default\",\"factor\":2}", "factor is 2"},
+        {"{\"rope_type\":\"llama3\"}", "factor is missing"},
+        {"{\"rope_type\":\"llama3\",\"factor\":0.5}", "factor is 0.5"},
+        {"{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1}",
+         "high_freq_factor is missing"},
+        {"{\"rope_type\":\"llama3\",\"factor\":8,\"high_freq_factor\":1}",
+         "low_freq_factor is missing"},
+        {"{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":0,\"high_freq_factor\":1}",
+         "low_freq_factor is 0"},
+        {"{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4}",
+         "high_freq_factor is 4"},
+        {"{\"rope_type\":\"llama3\",\"attention_factor\":2," LLAMA3 "}", "attention_factor is 2"},
+        {"{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
+         "\"high_freq_factor\":4,\"original_max_position_embeddings\":null}",
+         "original_max_position_embeddings is null"},
+        {"{\"rope_type\":\"llama3\"," LLAMA3 "},\"original_max_position_embeddings\":0",
+         "original_max_position_embeddings is 0"},
+        {"[1]", "is [1]"},
+        {"\"llama3\"", "is \"llama3\""},
+        {"true", "is true"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        load_fails("rope_scaling", cases[i].value, COX_INVALID, cases[i].words);
+        load_fails("rope_parameters", cases[i].value, COX_INVALID, cases[i].words);
+    }
 }
 
 static void refuses_absurd_values_by_name(void **state)
@@ -134,10 +268,9 @@ static void refuses_absurd_values_by_name(void **state)
         {"hidden_size", "9223372036854775807", "hidden_size is 9223372036854775807"},
         {"hidden_size", "132", "not a multiple of num_attention_heads"},
         {"intermediate_size", "0", "intermediate_size is 0"},
-        {"intermediate_size", "353", "needs a multiple of 8"},
         {"num_hidden_layers", "0", "num_hidden_layers is 0"},
         {"num_hidden_layers", "1025", "from 1 to 1024"},
-        {"num_attention_heads", "12", "needs a multiple of 8"},
+        {"num_attention_heads", "12", "not a multiple of num_attention_heads"},
         {"num_attention_heads", "0", "num_attention_heads is 0"},
         {"num_key_value_heads", "0", "num_key_value_heads is 0"},
         {"num_key_value_heads", "3", "divisor of num_attention_heads"},
@@ -154,9 +287,22 @@ static void refuses_absurd_values_by_name(void **state)
         {"rms_norm_eps", "\"small\"", "rms_norm_eps is \"small\""},
         {"rope_theta", "0.5", "rope_theta is 0.5"},
         {"rope_theta", "true", "rope_theta is true"},
-        {"rope_scaling", "{\"type\":\"linear\",\"factor\":2}", "rope_scaling is {"},
-        {"rope_parameters", "{\"rope_type\":\"llama3\"}", "rope_type \"default\""},
+        {"rope_theta", "null", "rope_theta is null"},
+        {"rope_scaling", "7", "rope_scaling is 7"},
         {"rope_parameters", "7", "rope_parameters is 7"},
+        {"sliding_window", "16", "sliding_window is 16"},
+        {"attention_chunk_size", "16", "attention_chunk_size is 16"},
+        {"num_kv_shared_layers", "1", "num_kv_shared_layers is 1"},
+        {"per_layer_config", "{\"0\":{}}", "per_layer_config is {"},
+        {"is_causal", "false", "is_causal is false"},
+        {"is_causal", "null", "is_causal is null"},
+        {"is_encoder_decoder", "true", "is_encoder_decoder is true"},
+        {"transformers_weights", "\"other.safetensors\"", "transformers_weights is"},
+        {"configuration_files", "[\"config.5.0.0.json\"]", "configuration_files is"},
+        {"layer_types", "[\"full_attention\",\"sliding_attention\"]", "layer_types is ["},
+        {"layer_types", "\"full_attention\"", "layer_types is \"full_attention\""},
+        {"partial_rotary_factor", "0.5", "partial_rotary_factor is 0.5"},
+        {"partial_rotary_factor", "\"1\"", "partial_rotary_factor is \"1\""},
         {"tie_word_embeddings", "1", "tie_word_embeddings is 1; allowed: true or false"},
         {"attention_bias", "true", "attention_bias is true"},
         {"mlp_bias", "true", "mlp_bias is true"},
@@ -208,6 +354,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(takes_the_defaults_of_hugging_face),
         cmocka_unit_test(reads_what_is_written),
+        cmocka_unit_test(i16_4a_rotary_positions_are_those_of_transformers),
+        cmocka_unit_test(i16_4b_llama3_is_read_in_every_spelling),
+        cmocka_unit_test(i16_4a_other_rotary_positions_are_refused_by_name),
         cmocka_unit_test(refuses_absurd_values_by_name),
         cmocka_unit_test(refuses_what_is_not_json),
     };

@@ -66,6 +66,37 @@ static const struct cox_model_config configs[] = {
      .head_dim = 32,
      .vocab_size = 1000,
      .position_count_max = 128},
+    /* Slices by KV head, columns that do not divide by them; fewer columns than slices. */
+    {.hidden_size = 72,
+     .intermediate_size = 100,
+     .layer_count = 2,
+     .head_count = 9,
+     .kv_head_count = 3,
+     .head_dim = 8,
+     .vocab_size = 61,
+     .position_count_max = 128,
+     .rope_type = COX_ROPE_LLAMA3,
+     .rope_factor = 8,
+     .rope_low_freq_factor = 1,
+     .rope_high_freq_factor = 4,
+     .rope_original_position_count = 32},
+    {.hidden_size = 60,
+     .intermediate_size = 88,
+     .layer_count = 2,
+     .head_count = 15,
+     .kv_head_count = 5,
+     .head_dim = 4,
+     .vocab_size = 33,
+     .position_count_max = 128,
+     .tied_embeddings = true},
+    {.hidden_size = 64,
+     .intermediate_size = 11,
+     .layer_count = 2,
+     .head_count = 8,
+     .kv_head_count = 4,
+     .head_dim = 8,
+     .vocab_size = 17,
+     .position_count_max = 128},
 };
 #define CONFIG_COUNT (sizeof(configs) / sizeof(configs[0]))
 
@@ -319,7 +350,8 @@ struct rank {
     struct cox_model *model;
     struct cox_cache *cache;
     float *logits;
-    uint32_t slice_first, slice_count;
+    uint32_t slice_count; /* of the model */
+    struct cox_slices own;
     struct cox_batch_output output;
     int result;
 };
@@ -331,15 +363,15 @@ static int exchange(void *context, float *slices, size_t stride, size_t slice_le
     const size_t size = slice_length * sizeof(float);
 
     (void)err;
-    for (size_t i = 0; i < COX_SLICE_COUNT; i++) {
-        if (i >= rank->slice_first && i < rank->slice_first + rank->slice_count)
+    for (size_t i = 0; i < rank->slice_count; i++) {
+        if (i >= rank->own.first && i < rank->own.first + rank->own.count)
             memcpy(rank->group->slices + i * slice_length, slices + i * stride, size);
         /* What this rank did not compute must not matter. */
         for (size_t k = 0; k < stride; k++)
             slices[i * stride + k] = 1e30f;
     }
     pthread_barrier_wait(&rank->group->barrier);
-    for (size_t i = 0; i < COX_SLICE_COUNT; i++) {
+    for (size_t i = 0; i < rank->slice_count; i++) {
         memcpy(slices + i * stride, rank->group->slices + i * slice_length, size);
         ret_slices[i] = slices + i * stride;
     }
@@ -375,18 +407,18 @@ static struct cox_model *borrow(const void *block, const struct bench *bench,
 static void check_ranks(struct bench *bench, uint32_t rank_count, const void *weights,
                         uint64_t weights_size)
 {
-    struct rank ranks[COX_SLICE_COUNT] = {0};
-    pthread_t threads[COX_SLICE_COUNT];
+    const struct cox_model_config *config = cox_model_config(bench->model);
+    struct rank ranks[COX_SLICE_COUNT_MAX] = {0};
+    pthread_t threads[COX_SLICE_COUNT_MAX];
     struct group group;
 
     assert_int_equal(pthread_barrier_init(&group.barrier, NULL, rank_count), 0);
     group.slices = calloc((size_t)1 << 20, sizeof(float));
     assert_non_null(group.slices);
     for (uint32_t r = 0; r < rank_count; r++) {
-        uint32_t slice_count = COX_SLICE_COUNT / rank_count;
         struct rank *rank = &ranks[r];
         const struct cox_model_options options = {
-            .share = {r * slice_count, slice_count, exchange, rank},
+            .share = {r, rank_count, exchange, rank},
             .weights = weights,
             .weights_size = weights_size,
         };
@@ -394,8 +426,8 @@ static void check_ranks(struct bench *bench, uint32_t rank_count, const void *we
 
         *rank = (struct rank){.bench = bench,
                               .group = &group,
-                              .slice_first = r * slice_count,
-                              .slice_count = slice_count};
+                              .slice_count = cox_slice_count(config),
+                              .own = cox_share_slices(config, &options.share)};
         rank->model = weights && !weights_size ? borrow(weights, bench, &options)
                                                : load(bench->directory, &options);
         assert_true(cox_model_digest(rank->model) == cox_model_digest(bench->model));
@@ -436,7 +468,18 @@ static void *fill_block(const struct bench *bench)
     return block;
 }
 
-static void s5_logits_same_bits_for_1_2_4_8_ranks(void **state)
+/* The next larger number of ranks that the model can be shared out to; 0: there is none. */
+static uint32_t next_rank_count(size_t c, uint32_t rank_count)
+{
+    struct cox_share share = {.rank_count = rank_count + 1};
+
+    while (share.rank_count <= COX_SLICE_COUNT_MAX &&
+           cox_share_check(&configs[c], &share, NULL) != 0)
+        share.rank_count++;
+    return share.rank_count <= COX_SLICE_COUNT_MAX ? share.rank_count : 0;
+}
+
+static void s5_logits_same_bits_for_any_number_of_ranks(void **state)
 {
     (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
@@ -455,9 +498,9 @@ static void s5_logits_same_bits_for_1_2_4_8_ranks(void **state)
         clear_rows(&bench);
         add_row(&bench, bench.noise, 0, 6, 80);
         add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 3);
-        for (uint32_t rank_count = 1; rank_count <= COX_SLICE_COUNT; rank_count *= 2)
+        for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
             check_ranks(&bench, rank_count, weights, cox_weights_size(&layout));
-        for (uint32_t rank_count = 1; rank_count <= COX_SLICE_COUNT; rank_count *= 2)
+        for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
             check_ranks(&bench, rank_count, block, 0);
         free(block);
         free(weights);
@@ -476,7 +519,7 @@ static void s5_logits_same_bits_with_the_weights_of_a_share_alone(void **state)
         clear_rows(&bench);
         add_row(&bench, bench.noise, 0, 6, 80);
         add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 3);
-        for (uint32_t rank_count = 1; rank_count <= COX_SLICE_COUNT; rank_count *= 2)
+        for (uint32_t rank_count = 1; rank_count; rank_count = next_rank_count(c, rank_count))
             check_ranks(&bench, rank_count, NULL, 0);
         close_bench(&bench);
     }
@@ -494,13 +537,13 @@ static void s5_weights_of_a_share_are_one_nth(void **state)
         const uint64_t all_kv =
             2 * (uint64_t)config->layer_count * config->kv_head_count * all.kv_stride;
 
-        for (uint32_t n = 1; n <= COX_SLICE_COUNT; n *= 2)
+        for (uint32_t n = 1; n; n = next_rank_count(c, n))
             for (uint32_t rank = 0; rank < n; rank++) {
+                const struct cox_share share = {.rank = rank, .rank_count = n};
                 struct cox_weights_layout layout;
-                struct cox_share share;
                 uint64_t kv;
 
-                assert_int_equal(cox_share_of_rank(rank, n, &share, NULL), 0);
+                assert_int_equal(cox_share_check(config, &share, NULL), 0);
                 layout = cox_weights_share_layout(config, &share);
                 kv = 2 * (uint64_t)config->layer_count * layout.kv_heads.count * all.kv_stride;
                 assert_int_equal(layout.length,
@@ -708,7 +751,7 @@ static void load_fails(const char *directory, const struct cox_model_options *op
 static void load_refuses_what_cannot_be(void **state)
 {
     const float lent[16] __attribute__((aligned(COX_WEIGHTS_ALIGNMENT))) = {0};
-    struct cox_model_options options = {.share = {.slice_first = 0, .slice_count = 4}};
+    struct cox_model_options options = {.share = {.rank = 0, .rank_count = 2}};
     char directory[FIXTURE_PATH_SIZE];
 
     (void)state;
@@ -716,10 +759,12 @@ static void load_refuses_what_cannot_be(void **state)
     load_fails(directory, NULL, COX_NOT_FOUND, "config.json");
     fixture_write_model(directory, &configs[0], 1, 1);
     load_fails(directory, &options, COX_INVALID, "no way to the others");
-    options = (struct cox_model_options){.share = {.slice_first = 5, .slice_count = 4}};
-    load_fails(directory, &options, COX_INVALID, "slice");
-    options = (struct cox_model_options){.share = {.slice_first = 5, .gather = exchange}};
-    load_fails(directory, &options, COX_INVALID, "slice");
+    options = (struct cox_model_options){.share = {0, 3, exchange, NULL}};
+    load_fails(directory, &options, COX_INVALID, "8 slices");
+    options = (struct cox_model_options){.share = {2, 2, exchange, NULL}};
+    load_fails(directory, &options, COX_INVALID, "rank 2 of 2");
+    options = (struct cox_model_options){.share = {.rank = 5, .gather = exchange}};
+    load_fails(directory, &options, COX_INVALID, "rank 5 of 1");
     options = (struct cox_model_options){.tile_count_max = COX_TILE_COUNT_MAX + 1};
     load_fails(directory, &options, COX_INVALID, "tile_count_max");
     options = (struct cox_model_options){.weights = lent, .weights_size = sizeof(lent)};
@@ -742,29 +787,51 @@ static void load_refuses_what_changes_meanwhile(void **state)
     fixture_directory_remove(directory);
 }
 
-static void ranks_that_do_not_divide_the_slices_are_refused(void **state)
+/* Of every number of ranks up to 20; the rest of the message is that of the numbers that go. */
+static void check_rank_counts(uint32_t heads, uint32_t kv_heads, uint32_t slices, const char *list)
 {
-    (void)state;
-    for (uint32_t n = 0; n <= 20; n++) {
-        struct cox_share share = {.slice_count = 77};
+    struct cox_model_config config = configs[0];
+
+    config.head_count = heads;
+    config.kv_head_count = kv_heads;
+    assert_int_equal(cox_slice_count(&config), slices);
+    for (uint32_t n = 1; n <= 20; n++) {
+        const struct cox_share share = {.rank = n - 1, .rank_count = n};
+        const struct cox_share behind = {.rank = n, .rank_count = n};
+        const struct cox_slices own = cox_share_slices(&config, &share);
+        const bool fits = slices % n == 0;
         struct cox_error err = {0};
         char words[32];
-        const bool fits = n == 1 || n == 2 || n == 4 || n == 8;
-        const int r = cox_share_of_rank(n ? n - 1 : 0, n, &share, &err);
 
-        assert_int_equal(r, fits ? 0 : COX_INVALID);
+        assert_int_equal(cox_share_check(&config, &share, &err), fits ? 0 : COX_INVALID);
         if (fits) {
-            assert_int_equal(share.slice_count, COX_SLICE_COUNT / n);
-            assert_int_equal(share.slice_first + share.slice_count, COX_SLICE_COUNT);
-            assert_int_equal(cox_share_of_rank(n, n, &share, NULL), COX_INVALID);
+            assert_int_equal(own.count, slices / n);
+            assert_int_equal(own.first + own.count, slices);
+            assert_int_equal(cox_share_check(&config, &behind, NULL), COX_INVALID);
             continue;
         }
-        assert_int_equal(share.slice_count, 77);
-        snprintf(words, sizeof(words), "-n %u: ", n);
+        snprintf(words, sizeof(words), "-n %u: heads", n);
         assert_non_null(strstr(err.text, words));
-        assert_non_null(strstr(err.text, "8 slices"));
-        assert_non_null(strstr(err.text, "1, 2, 4 or 8"));
+        snprintf(words, sizeof(words), "in %u slices", slices);
+        assert_non_null(strstr(err.text, words));
+        if (!strstr(err.text, list))
+            fail_msg("\"%s\" does not say \"%s\"", err.text, list);
     }
+}
+
+static void i16_4b_ranks_that_do_not_divide_the_slices_are_refused(void **state)
+{
+    (void)state;
+    check_rank_counts(8, 4, 8, "use 1, 2, 4 or 8 ranks");
+    check_rank_counts(40, 5, 8, "use 1, 2, 4 or 8 ranks");
+    check_rank_counts(9, 3, 3, "use 1 or 3 ranks");
+    check_rank_counts(15, 5, 5, "use 1 or 5 ranks");
+    check_rank_counts(12, 4, 4, "use 1, 2 or 4 ranks");
+    check_rank_counts(12, 12, 12, "use 1, 2, 3, 4, 6 or 12 ranks");
+    check_rank_counts(71, 1, 1, "use 1 rank");
+    /* As many as divide the heads, at most 64. */
+    check_rank_counts(100, 100, 50, "use 1, 2, 5, 10, 25 or 50 ranks");
+    check_rank_counts(60, 60, 60, "use 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30 or 60 ranks");
 }
 
 static void weights_of_another_model_are_refused(void **state)
@@ -781,6 +848,17 @@ static void weights_of_another_model_are_refused(void **state)
     config.layer_count++;
     assert_int_equal(cox_weights_fill(&config, directory, memory, &err), COX_NOT_FOUND);
     assert_non_null(strstr(err.text, "model.layers.2."));
+    /* What is there and would be left out. */
+    config.layer_count = 1;
+    err = (struct cox_error){0};
+    assert_int_equal(cox_weights_fill(&config, directory, memory, &err), COX_INVALID);
+    assert_non_null(strstr(err.text, "no use for tensor model.layers.1."));
+    config = configs[0];
+    config.tied_embeddings = true;
+    err = (struct cox_error){0};
+    assert_int_equal(cox_weights_fill(&config, directory, memory, &err), COX_INVALID);
+    assert_non_null(strstr(err.text, "tensor lm_head.weight is another one"));
+    assert_non_null(strstr(err.text, "tie_word_embeddings"));
     config = configs[0];
     config.intermediate_size += 8;
     err = (struct cox_error){0};
@@ -830,10 +908,10 @@ int main(void)
         cmocka_unit_test(s5_logits_same_bits_for_any_prefill_chunks),
         cmocka_unit_test(s5_logits_same_bits_for_any_pass_and_block_size),
         cmocka_unit_test(s5_logits_same_bits_after_recomputation),
-        cmocka_unit_test(s5_logits_same_bits_for_1_2_4_8_ranks),
+        cmocka_unit_test(s5_logits_same_bits_for_any_number_of_ranks),
         cmocka_unit_test(s5_logits_same_bits_with_the_weights_of_a_share_alone),
         cmocka_unit_test(s5_weights_of_a_share_are_one_nth),
-        cmocka_unit_test(ranks_that_do_not_divide_the_slices_are_refused),
+        cmocka_unit_test(i16_4b_ranks_that_do_not_divide_the_slices_are_refused),
         cmocka_unit_test(s5_sampled_tokens_repeat_in_any_batch),
         cmocka_unit_test(block_moves_happen_before_the_rows),
         cmocka_unit_test(step_refuses_a_bad_row_without_effect),

@@ -161,11 +161,12 @@ static void matrices_of(const struct cox_model_config *config, const struct cox_
 {
     const uint64_t hidden = config->hidden_size, dim = config->head_dim;
     const uint64_t heads = config->head_count * dim, kv = config->kv_head_count * dim;
-    const uint64_t piece = heads / COX_SLICE_COUNT;
+    const uint64_t piece = heads / cox_slice_count(config);
     const uint64_t padded =
         (rank + COX_ADAPTER_RANK_STEP - 1) / COX_ADAPTER_RANK_STEP * COX_ADAPTER_RANK_STEP;
     const struct cox_kv_heads own = cox_share_kv_heads(config, share);
-    const uint32_t first = share->slice_first, count = cox_share_slice_count(share);
+    const struct cox_slices slices = cox_share_slices(config, share);
+    const uint32_t first = slices.first, count = slices.count;
 
     *a = (struct matrix){rank, hidden, rank, hidden, 0, 1, hidden, align(padded * hidden)};
     switch (projection) {
@@ -190,7 +191,7 @@ static void lay_out(struct cox_adapter *adapter, const struct cox_model_config *
     adapter->rank = (description->rank + COX_ADAPTER_RANK_STEP - 1) / COX_ADAPTER_RANK_STEP *
                     COX_ADAPTER_RANK_STEP;
     adapter->scale = description->scale;
-    adapter->slice_first = share->slice_first;
+    adapter->slice_first = cox_share_slices(config, share).first;
     adapter->kv_head_first = cox_share_kv_heads(config, share).first;
     for (int i = 0; i < COX_PROJECTION_COUNT; i++) {
         struct matrix a, b;
@@ -384,7 +385,7 @@ static int probe_kernels(struct cox_adapter *adapter, const struct cox_model_con
                          struct cox_error *err)
 {
     const size_t hidden = config->hidden_size, rank = adapter->rank;
-    const size_t piece = (size_t)config->head_count * config->head_dim / COX_SLICE_COUNT;
+    const size_t piece = (size_t)config->head_count * config->head_dim / cox_slice_count(config);
     const struct {
         size_t out, in;
     } shapes[] = {

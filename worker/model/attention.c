@@ -7,16 +7,41 @@
  * reorder sums. */
 #define LANE_COUNT 8u
 
-void cox_rotary_angles(const struct cox_model_config *config, uint32_t position, float *cosines,
+/* In float and in the order of transformers' own: a frequency at the border between two ranges is on the same side. */
+static float scale_llama3(const struct cox_model_config *config, float frequency)
+{
+    const double positions = config->rope_original_position_count;
+    const float low = (float)(positions / config->rope_low_freq_factor);
+    const float high = (float)(positions / config->rope_high_freq_factor);
+    const float factor = (float)config->rope_factor;
+    const float wavelength = 6.283185307179586f * (1.0f / frequency);
+    float smooth;
+
+    if (wavelength > low)
+        return frequency / factor;
+    if (wavelength < high)
+        return frequency;
+    smooth = ((float)positions * (1.0f / wavelength) - (float)config->rope_low_freq_factor) /
+             (float)(config->rope_high_freq_factor - config->rope_low_freq_factor);
+    return (1.0f - smooth) * frequency / factor + smooth * frequency;
+}
+
+void cox_rotary_frequencies(const struct cox_model_config *config, float *frequencies)
+{
+    for (uint32_t i = 0; i < config->head_dim / 2; i++) {
+        /* Frequency and angle rounded to float, as the checkpoints were trained. */
+        frequencies[i] =
+            (float)(1.0 / pow(config->rope_theta, 2.0 * (double)i / (double)config->head_dim));
+        if (config->rope_type == COX_ROPE_LLAMA3)
+            frequencies[i] = scale_llama3(config, frequencies[i]);
+    }
+}
+
+void cox_rotary_angles(const float *frequencies, uint32_t half, uint32_t position, float *cosines,
                        float *sines)
 {
-    const uint32_t half = config->head_dim / 2;
-
     for (uint32_t i = 0; i < half; i++) {
-        /* Frequency and angle rounded to float, as the checkpoints were trained. */
-        float frequency =
-            (float)(1.0 / pow(config->rope_theta, 2.0 * (double)i / (double)config->head_dim));
-        float angle = (float)position * frequency;
+        float angle = (float)position * frequencies[i];
 
         cosines[i] = cosf(angle);
         sines[i] = sinf(angle);

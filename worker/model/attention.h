@@ -16,8 +16,11 @@
 #include "worker/model/cache.h"
 #include "model/config.h"
 
-/* Fills cosines and sines, head_dim / 2 each, for one position. */
-void cox_rotary_angles(const struct cox_model_config *config, uint32_t position, float *cosines,
+/* Fills the head_dim / 2 frequencies of rotary positions, in radians a position. */
+void cox_rotary_frequencies(const struct cox_model_config *config, float *frequencies);
+
+/* Fills cosines and sines, half each as there are frequencies, for one position. */
+void cox_rotary_angles(const float *frequencies, uint32_t half, uint32_t position, float *cosines,
                        float *sines);
 
 /* Turns one head of a query or key in place: element i together with element i + head_dim / 2, the

@@ -27,10 +27,14 @@ struct cox_forward {
     struct cox_weights_layout layout;
     const float *weights;
     struct cox_share share;
+    uint32_t slice_count; /* of the model */
+    struct cox_slices own;
     struct cox_kv_heads kv_heads;
     uint32_t row_count_max; /* token rows of a pass, whole tiles */
     bool rows_apart;
-    size_t head_width; /* head_count * head_dim */
+    size_t head_width;   /* head_count * head_dim */
+    size_t head_slice;   /* of it, a slice's */
+    size_t column_width; /* feed-forward columns with their padding */
     size_t kv_width;
     /* Scratch. A row count is that of the pass, rounded up to tiles. */
     struct token_row *tokens;
@@ -41,9 +45,10 @@ struct cox_forward {
     float *key;            /* [row][kv_width] */
     float *value;          /* [row][kv_width] */
     float *attended;       /* [row][head_width] */
-    float *gate;           /* [row][intermediate] */
-    float *up;             /* [row][intermediate] */
+    float *gate;           /* [row][column_width] */
+    float *up;             /* [row][column_width] */
     float *parts;          /* [slice][row][hidden] */
+    float *frequencies;    /* [head_dim / 2] */
     float *cosines;        /* [row][head_dim / 2] */
     float *sines;          /* [row][head_dim / 2] */
     float *scores;         /* [position_count_max] */
@@ -70,12 +75,12 @@ struct cursor {
 
 static uint32_t slice_end(const struct cox_forward *forward)
 {
-    return forward->share.slice_first + forward->share.slice_count;
+    return forward->own.first + forward->own.count;
 }
 
 static bool owns_slice(const struct cox_forward *forward, uint32_t slice)
 {
-    return slice >= forward->share.slice_first && slice < slice_end(forward);
+    return slice >= forward->own.first && slice < slice_end(forward);
 }
 
 static const float *layer_tensor(const struct cox_forward *forward, uint32_t layer, uint64_t offset)
@@ -128,7 +133,7 @@ static int gather_slices(const struct cox_forward *forward, float *slices, size_
     if (forward->share.gather)
         return forward->share.gather(forward->share.context, slices, stride, slice_length,
                                      ret_slices, err);
-    for (size_t slice = 0; slice < COX_SLICE_COUNT; slice++)
+    for (size_t slice = 0; slice < forward->slice_count; slice++)
         ret_slices[slice] = slices + slice * stride;
     return 0;
 }
@@ -210,13 +215,13 @@ static void adapt_tile(struct cox_forward *forward, const struct cox_adapter *ad
     static const enum cox_projection projections[] = {COX_PROJECTION_KEY, COX_PROJECTION_VALUE};
     float *const outputs[] = {forward->key, forward->value};
     const size_t hidden = forward->config.hidden_size, head_dim = forward->config.head_dim;
-    const size_t piece = forward->head_width / COX_SLICE_COUNT;
+    const size_t piece = forward->head_slice;
     const struct cox_kv_heads kv = forward->kv_heads;
 
     if (adapter->has[COX_PROJECTION_QUERY]) {
         multiply_a(forward, adapter, cox_adapter_a(adapter, layer, COX_PROJECTION_QUERY, 0), 0,
                    hidden, hidden);
-        for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++)
+        for (uint32_t slice = forward->own.first; slice < slice_end(forward); slice++)
             add_b(forward, adapter,
                   cox_adapter_b(adapter, layer, COX_PROJECTION_QUERY, slice - adapter->slice_first),
                   piece, rows, count, forward->query, slice * piece, forward->head_width);
@@ -252,7 +257,7 @@ static void adapt_output(struct cox_forward *forward, uint32_t layer)
 {
     const size_t hidden = forward->config.hidden_size, width = forward->head_width;
     const size_t length = (size_t)forward->tile_count * COX_TILE_ROWS * hidden;
-    const size_t piece = width / COX_SLICE_COUNT;
+    const size_t piece = width / forward->slice_count;
 
     for (uint32_t g = 0; g < forward->adapted_count; g++) {
         const struct adapted *adapted = &forward->adapted[g];
@@ -263,7 +268,7 @@ static void adapt_output(struct cox_forward *forward, uint32_t layer)
             continue;
         for (uint32_t from = 0; from < adapted->count; from += count) {
             count = take_tile(forward, adapted, from, forward->attended, width);
-            for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++) {
+            for (uint32_t slice = forward->own.first; slice < slice_end(forward); slice++) {
                 multiply_a(forward, adapter,
                            cox_adapter_a(adapter, layer, COX_PROJECTION_OUTPUT,
                                          slice - adapter->slice_first),
@@ -284,9 +289,9 @@ static void multiply_row_parallel(struct cox_forward *forward, const float *tens
 {
     const size_t hidden = forward->config.hidden_size;
     const size_t length = (size_t)forward->tile_count * COX_TILE_ROWS * hidden;
-    const size_t piece = width / COX_SLICE_COUNT;
+    const size_t piece = width / forward->slice_count;
 
-    for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++)
+    for (uint32_t slice = forward->own.first; slice < slice_end(forward); slice++)
         multiply_tiles(forward, matrix_of(slice_of(forward, tensor, stride, slice), hidden, piece),
                        input + slice * piece, width, forward->parts + slice * length, hidden);
 }
@@ -297,11 +302,11 @@ static int add_row_parallel(struct cox_forward *forward, struct cox_error *err)
     const size_t hidden = forward->config.hidden_size;
     const size_t stride = (size_t)forward->tile_count * COX_TILE_ROWS * hidden;
     const size_t length = forward->token_count * hidden;
-    const float *parts[COX_SLICE_COUNT];
+    const float *parts[COX_SLICE_COUNT_MAX];
     int r = gather_slices(forward, forward->parts, stride, length, parts, err);
     if (r)
         return r;
-    cox_tile_add_parts(forward->hidden, parts, COX_SLICE_COUNT, length);
+    cox_tile_add_parts(forward->hidden, parts, forward->slice_count, length);
     return 0;
 }
 
@@ -309,13 +314,13 @@ static void project(struct cox_forward *forward, uint32_t layer)
 {
     const struct cox_weights_layout *layout = &forward->layout;
     const size_t hidden = forward->config.hidden_size, head_dim = forward->config.head_dim;
-    const size_t piece = forward->head_width / COX_SLICE_COUNT;
+    const size_t piece = forward->head_slice;
     const float *query = layer_tensor(forward, layer, layout->query);
     const float *key = layer_tensor(forward, layer, layout->key);
     const float *value = layer_tensor(forward, layer, layout->value);
     const struct cox_kv_heads kv = forward->kv_heads;
 
-    for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++)
+    for (uint32_t slice = forward->own.first; slice < slice_end(forward); slice++)
         multiply_tiles(
             forward, matrix_of(slice_of(forward, query, layout->head_stride, slice), piece, hidden),
             forward->normed, hidden, forward->query + slice * piece, forward->head_width);
@@ -367,12 +372,12 @@ static void attend(struct cox_forward *forward, struct cox_cache *cache,
                    const struct cox_batch *batch, uint32_t layer)
 {
     const uint32_t head_dim = forward->config.head_dim;
-    const uint32_t slice_heads = forward->config.head_count / COX_SLICE_COUNT;
+    const uint32_t slice_heads = forward->config.head_count / forward->slice_count;
     const uint32_t group = forward->config.head_count / forward->config.kv_head_count;
     const size_t padding = (size_t)forward->tile_count * COX_TILE_ROWS - forward->token_count;
 
     for (uint32_t i = 0; i < forward->token_count; i++)
-        for (uint32_t head = forward->share.slice_first * slice_heads;
+        for (uint32_t head = forward->own.first * slice_heads;
              head < slice_end(forward) * slice_heads; head++) {
             struct cox_attention_place place =
                 place_of(forward, cache, batch, i, layer, head / group);
@@ -408,11 +413,11 @@ static int run_feed_forward(struct cox_forward *forward, uint32_t layer, struct 
     const float *gate = layer_tensor(forward, layer, forward->layout.gate);
     const float *up = layer_tensor(forward, layer, forward->layout.up);
     const size_t hidden = forward->config.hidden_size;
-    const size_t width = forward->config.intermediate_size;
-    const size_t piece = width / COX_SLICE_COUNT;
+    const size_t width = forward->column_width;
+    const size_t piece = forward->layout.column_slice;
 
     norm_tiles(forward, layer_tensor(forward, layer, forward->layout.feed_forward_norm));
-    for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++) {
+    for (uint32_t slice = forward->own.first; slice < slice_end(forward); slice++) {
         multiply_tiles(forward, matrix_of(slice_of(forward, gate, stride, slice), piece, hidden),
                        forward->normed, hidden, forward->gate + slice * piece, width);
         multiply_tiles(forward, matrix_of(slice_of(forward, up, stride, slice), piece, hidden),
@@ -445,7 +450,8 @@ static void fill_pass(struct cox_forward *forward, const struct cox_batch *batch
             lora_id = row->lora_id;
             adapter = lora_id ? forward->adapters.find(forward->adapters.context, lora_id) : NULL;
         }
-        cox_rotary_angles(&forward->config, position, forward->cosines + (size_t)count * half,
+        cox_rotary_angles(forward->frequencies, half, position,
+                          forward->cosines + (size_t)count * half,
                           forward->sines + (size_t)count * half);
         forward->tokens[count++] = (struct token_row){
             .row = cursor->row,
@@ -471,8 +477,8 @@ static int embed(struct cox_forward *forward, struct cox_error *err)
     const struct cox_weights_layout *layout = &forward->layout;
     const size_t hidden = forward->config.hidden_size, count = forward->token_count;
     const float *embedding = forward->weights + layout->embedding;
-    uint32_t places[COX_SLICE_COUNT] = {0}, most = 0;
-    const float *slices[COX_SLICE_COUNT];
+    uint32_t places[COX_SLICE_COUNT_MAX] = {0}, most = 0;
+    const float *slices[COX_SLICE_COUNT_MAX];
     int r;
 
     for (uint32_t i = 0; i < count; i++) {
@@ -515,13 +521,13 @@ static int run_output(struct cox_forward *forward, const uint32_t *rows, uint32_
     const size_t hidden = forward->config.hidden_size, width = layout->vocab_slice;
     const size_t length = COX_TILE_ROWS * width;
     const float *output = forward->weights + layout->output;
-    const float *slices[COX_SLICE_COUNT];
+    const float *slices[COX_SLICE_COUNT_MAX];
     int r;
 
     memset(forward->head + count * hidden, 0, (COX_TILE_ROWS - count) * hidden * sizeof(float));
     cox_tile_rms_norm(forward->head, forward->weights + layout->output_norm,
                       forward->config.rms_norm_eps, hidden, forward->normed);
-    for (uint32_t slice = forward->share.slice_first; slice < slice_end(forward); slice++) {
+    for (uint32_t slice = forward->own.first; slice < slice_end(forward); slice++) {
         struct cox_matrix matrix =
             matrix_of(slice_of(forward, output, layout->vocab_stride, slice), width, hidden);
 
@@ -530,7 +536,7 @@ static int run_output(struct cox_forward *forward, const uint32_t *rows, uint32_
     }
     r = gather_slices(forward, forward->sliced, length, count * width, slices, err);
     for (uint32_t i = 0; !r && i < count; i++) {
-        for (size_t slice = 0; slice < COX_SLICE_COUNT; slice++)
+        for (size_t slice = 0; slice < forward->slice_count; slice++)
             memcpy(forward->logits + slice * width, slices[slice] + i * width,
                    width * sizeof(float));
         r = fn(context, rows[i], forward->logits);
@@ -616,10 +622,10 @@ static int probe_kernels(struct cox_forward *forward, struct cox_error *err)
     const struct cox_model_config *config = &forward->config;
     const struct cox_weights_layout *layout = &forward->layout;
     const size_t hidden = config->hidden_size, head_dim = config->head_dim;
-    const size_t head_piece = forward->head_width / COX_SLICE_COUNT;
-    const size_t piece = config->intermediate_size / COX_SLICE_COUNT;
+    const size_t head_piece = forward->head_slice;
+    const size_t piece = layout->column_slice;
     const float *output = forward->weights + layout->output;
-    const uint32_t slice = forward->share.slice_first, head = forward->kv_heads.first;
+    const uint32_t slice = forward->own.first, head = forward->kv_heads.first;
     const struct {
         uint64_t offset, stride;
         size_t out, in;
@@ -673,9 +679,10 @@ static int allocate_scratch(struct cox_forward *forward, struct cox_error *err)
         {&forward->key, rows * forward->kv_width},
         {&forward->value, rows * forward->kv_width},
         {&forward->attended, rows * forward->head_width},
-        {&forward->gate, rows * config->intermediate_size},
-        {&forward->up, rows * config->intermediate_size},
-        {&forward->parts, rows * hidden * COX_SLICE_COUNT},
+        {&forward->gate, rows * forward->column_width},
+        {&forward->up, rows * forward->column_width},
+        {&forward->parts, rows * hidden * forward->slice_count},
+        {&forward->frequencies, config->head_dim / 2},
         {&forward->cosines, rows * (config->head_dim / 2)},
         {&forward->sines, rows * (config->head_dim / 2)},
         {&forward->scores, config->position_count_max},
@@ -685,7 +692,7 @@ static int allocate_scratch(struct cox_forward *forward, struct cox_error *err)
         {&forward->adapter_input, COX_TILE_ROWS * longest(hidden, forward->head_width, 0)},
         {&forward->adapter_low, (size_t)COX_TILE_ROWS * COX_ADAPTER_RANK_MAX},
         {&forward->adapter_output,
-         COX_TILE_ROWS * longest(hidden, forward->head_width / COX_SLICE_COUNT, config->head_dim)},
+         COX_TILE_ROWS * longest(hidden, forward->head_slice, config->head_dim)},
     };
     const size_t step = COX_WEIGHTS_ALIGNMENT / sizeof(float);
     size_t length = 0, used = 0;
@@ -723,21 +730,28 @@ int cox_forward_new(const struct cox_model_config *config, const struct cox_weig
     forward->layout = *layout;
     forward->weights = weights;
     forward->share = *share;
-    r = cox_share_check(share, err);
+    r = cox_share_check(config, share, err);
     if (r)
         return r;
     if (tile_count_max > COX_TILE_COUNT_MAX)
         return cox_fail(err, COX_INVALID, "tile_count_max is %u; allowed: 1 to %u", tile_count_max,
                         COX_TILE_COUNT_MAX);
-    forward->share.slice_count = cox_share_slice_count(share);
+    if (share->rank_count > 1 && !share->gather)
+        return cox_fail(err, COX_INVALID, "rank %u of %u, and no way to the others", share->rank,
+                        share->rank_count);
+    forward->slice_count = cox_slice_count(config);
+    forward->own = cox_share_slices(config, share);
     forward->kv_heads = cox_share_kv_heads(config, &forward->share);
     forward->row_count_max = tile_count_max * COX_TILE_ROWS;
     forward->head_width = (size_t)config->head_count * config->head_dim;
+    forward->head_slice = forward->head_width / forward->slice_count;
+    forward->column_width = (size_t)forward->layout.column_slice * forward->slice_count;
     forward->kv_width = (size_t)config->kv_head_count * config->head_dim;
     cox_tile_start();
     r = allocate_scratch(forward, err);
     if (r)
         return r;
+    cox_rotary_frequencies(config, forward->frequencies);
     r = probe_kernels(forward, err);
     if (r)
         return r;

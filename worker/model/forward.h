@@ -3,12 +3,12 @@
  *
  * The arithmetic is defined once, for every number of ranks and every batch. Token rows are
  * gathered in tiles of COX_TILE_ROWS; heads, feed-forward columns and vocabulary are in
- * COX_SLICE_COUNT slices. Query, gate, up and output layers are one product per tile and slice,
+ * the slices of share.h. Query, gate, up and output layers are one product per tile and slice,
  * keys and values one per tile and KV head; the two layers that sum over heads or columns are one
  * product per tile and slice, and the products are added in the order of the slices. The row of the
  * embedding that a token stands for is copied from the rank that owns its slice of the vocabulary.
- * No number depends on which rank computed which slice, so logits have the same bits for 1, 2, 4
- * and 8 ranks.
+ * No number depends on which rank computed which slice, so logits have the same bits for
+ * every number of ranks that divides the slices.
  *
  * Rows that name a LoRA adapter (adapter.h) are brought together by adapter, again in tiles, and what it adds is added to
  * their rows alone: to query, key and value where they are, to the attention output per slice, before slices are summed. So a row has the

@@ -71,12 +71,8 @@ static int complete(struct cox_model *model, const float *weights,
 static int model_new(const struct cox_model_options *options, const char *what,
                      struct cox_model **ret_model, struct cox_error *err)
 {
-    struct cox_model *model;
-    int r = cox_share_check(&options->share, err);
+    struct cox_model *model = calloc(1, sizeof(*model));
 
-    if (r)
-        return r;
-    model = calloc(1, sizeof(*model));
     if (!model)
         return cox_fail(err, COX_NO_SPACE, "no memory to load %s", what);
     model->share = options->share;
@@ -97,6 +93,8 @@ int cox_model_load(const char *directory, const struct cox_model_options *option
     r = model_new(options, directory, &model, err);
     if (!r)
         r = cox_model_folder_config(directory, &model->config, err);
+    if (!r)
+        r = cox_share_check(&model->config, &options->share, err);
     if (r)
         return r;
     model->layout = options->weights ? cox_weights_layout(&model->config)
@@ -174,6 +172,11 @@ uint64_t cox_model_weights_size(const struct cox_model *model)
 struct cox_kv_heads cox_model_kv_heads(const struct cox_model *model)
 {
     return cox_share_kv_heads(&model->config, &model->share);
+}
+
+uint32_t cox_model_slice_count(const struct cox_model *model)
+{
+    return cox_share_slices(&model->config, &model->share).count;
 }
 
 size_t cox_model_slice_length_max(const struct cox_model *model)

@@ -25,7 +25,7 @@ struct cox_model;
  */
 struct cox_model_options {
     uint32_t tile_count_max; /* tiles of 8 tokens computed together; 0: COX_TILE_COUNT_DEFAULT */
-    struct cox_share share;  /* the slices of this rank; context is lent until free */
+    struct cox_share share;  /* the part of this rank; context is lent until free */
     /* A block that cox_weights_fill has filled from the same folder, lent until free; NULL: load.
      */
     const float *weights;
@@ -59,6 +59,9 @@ uint64_t cox_model_weights_size(const struct cox_model *model);
 
 /* The KV heads of the share. */
 struct cox_kv_heads cox_model_kv_heads(const struct cox_model *model);
+
+/* Slices of the share. */
+uint32_t cox_model_slice_count(const struct cox_model *model);
 
 /* The longest slice, in floats, that the share's gather is called with. */
 size_t cox_model_slice_length_max(const struct cox_model *model);
