@@ -163,6 +163,25 @@ static void m13_an_adapter_of_another_shape_or_kind_is_refused(void **state)
         {{.rank = 4, .config = CONFIG_OF(",\"peft_type\":\"LOHA\"")}, COX_INVALID, "LOHA"},
         {{.rank = 4, .config = CONFIG_OF(",\"use_dora\":true")}, COX_INVALID, "use_dora"},
         {{.rank = 4, .config = CONFIG_OF(",\"bias\":\"all\"")}, COX_INVALID, "bias"},
+        {{.rank = 4, .config = CONFIG_OF(",\"use_dora\":\"true\"")},
+         COX_INVALID,
+         "use_dora is \"true\""},
+        {{.rank = 4, .config = CONFIG_OF(",\"use_dora\":1")}, COX_INVALID, "use_dora is 1"},
+        {{.rank = 4, .config = CONFIG_OF(",\"use_dora\":{}")}, COX_INVALID, "use_dora is {}"},
+        {{.rank = 4, .config = CONFIG_OF(",\"lora_bias\":\"no\"")},
+         COX_INVALID,
+         "lora_bias is \"no\""},
+        {{.rank = 4, .config = CONFIG_OF(",\"fan_in_fan_out\":0")},
+         COX_INVALID,
+         "fan_in_fan_out is 0"},
+        {{.rank = 4, .config = CONFIG_OF(",\"use_rslora\":\"true\"")}, COX_INVALID, "use_rslora"},
+        {{.rank = 4, .config = CONFIG_OF(",\"bias\":1")}, COX_INVALID, "bias is 1"},
+        {{.rank = 4, .config = CONFIG_OF(",\"bias\":false")}, COX_INVALID, "bias is false"},
+        {{.rank = 4, .config = CONFIG_OF(",\"bias\":[\"all\"]")}, COX_INVALID, "bias is [\"all\"]"},
+        {{.rank = 4, .config = CONFIG_OF(",\"peft_type\":3")}, COX_INVALID, "peft_type is 3"},
+        {{.rank = 4, .config = CONFIG_OF(",\"peft_type\":[\"LOHA\"]")},
+         COX_INVALID,
+         "peft_type is [\"LOHA\"]"},
         {{.rank = 4, .config = CONFIG_OF(",\"rank_pattern\":{\"a\":1}")},
          COX_INVALID,
          "rank_pattern"},
@@ -177,6 +196,24 @@ static void m13_an_adapter_of_another_shape_or_kind_is_refused(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         expect_refused(&configs[0], &cases[i].kind, cases[i].code, cases[i].words);
+}
+
+/* null is what PEFT writes for "nothing". */
+static void m13_what_says_nothing_is_no_reason(void **state)
+{
+    static const struct fixture_adapter kind = {
+        .rank = 4,
+        .modules = "q",
+        .config = CONFIG_OF(",\"peft_type\":\"LORA\",\"bias\":null,\"use_dora\":null,"
+                            "\"lora_bias\":false,\"use_rslora\":null,\"rank_pattern\":{}")};
+    const struct cox_share all = {0};
+    char directory[FIXTURE_PATH_SIZE];
+
+    (void)state;
+    fixture_directory_create(directory);
+    fixture_write_adapter(directory, &configs[0], &kind);
+    cox_adapter_free(load(directory, &configs[0], &all));
+    fixture_directory_remove(directory);
 }
 
 static void m13_missing_or_broken_files_are_refused(void **state)
@@ -525,6 +562,8 @@ struct rank {
     struct bench bench;
     struct group *group;
     struct cox_share share;
+    uint32_t slice_count; /* of the model */
+    struct cox_slices own;
     int result;
 };
 
@@ -562,8 +601,6 @@ static void *run_rank(void *context)
 }
 
 static void check_ranks(const float *references, uint32_t rank_count)
-    uint32_t slice_count; /* of the model */
-    struct cox_slices own;
 {
     struct rank *ranks = calloc(rank_count, sizeof(*ranks));
     pthread_t threads[COX_SLICE_COUNT_MAX];
@@ -576,6 +613,8 @@ static void check_ranks(const float *references, uint32_t rank_count)
         ranks[r].group = &group;
         ranks[r].share = (struct cox_share){r, rank_count, exchange, &ranks[r]};
         bench_open(&ranks[r].bench, &ranks[r].share);
+        ranks[r].slice_count = cox_slice_count(cox_model_config(ranks[r].bench.model));
+        ranks[r].own = cox_share_slices(cox_model_config(ranks[r].bench.model), &ranks[r].share);
         for (uint32_t i = 0; i < 4; i++)
             add_row(&ranks[r].bench, i, 0, LENGTH, (int)i - 1);
     }
@@ -614,8 +653,6 @@ static void m13_s5_adapters_give_the_same_bits_for_any_number_of_ranks(void **st
         files_remove();
     }
 }
-        ranks[r].slice_count = cox_slice_count(cox_model_config(ranks[r].bench.model));
-        ranks[r].own = cox_share_slices(cox_model_config(ranks[r].bench.model), &ranks[r].share);
 
 static void m13_an_unknown_adapter_is_refused_before_anything_happens(void **state)
 {
@@ -641,6 +678,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(m13_an_adapter_of_another_shape_or_kind_is_refused),
+        cmocka_unit_test(m13_what_says_nothing_is_no_reason),
         cmocka_unit_test(m13_missing_or_broken_files_are_refused),
         cmocka_unit_test(m13_a_share_has_its_parts_of_the_whole),
         cmocka_unit_test(m13_other_files_have_another_digest),

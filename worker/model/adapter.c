@@ -75,23 +75,61 @@ static int read_modules(const json_t *root, const char *path, struct description
     return 0;
 }
 
+#define VALUE_TEXT_SIZE 65
+
+/* As JSON, where that is short. */
+static const char *value_text(const json_t *value, char text[VALUE_TEXT_SIZE])
+{
+    const size_t size =
+        json_dumpb(value, text, VALUE_TEXT_SIZE - 1, JSON_ENCODE_ANY | JSON_COMPACT);
+
+    if (size == 0 || size >= VALUE_TEXT_SIZE)
+        return "a long value";
+    text[size] = '\0';
+    return text;
+}
+
+/* Absent, null or that word: whatever else is there means something that is not computed. */
+static int expect_word(const json_t *root, const char *path, const char *key, const char *word,
+                       struct cox_error *err)
+{
+    const json_t *value = json_object_get(root, key);
+    const char *found = json_string_value(value);
+    char text[VALUE_TEXT_SIZE];
+
+    if (!value || json_is_null(value) || (found && strcmp(found, word) == 0))
+        return 0;
+    return cox_fail(err, COX_INVALID, "%s: %s is %s; expected \"%s\"", path, key,
+                    value_text(value, text), word);
+}
+
+static int expect_false(const json_t *root, const char *path, const char *key,
+                        struct cox_error *err)
+{
+    const json_t *value = json_object_get(root, key);
+    char text[VALUE_TEXT_SIZE];
+
+    if (!value || json_is_null(value) || json_is_false(value))
+        return 0;
+    return cox_fail(err, COX_INVALID,
+                    "%s: %s is %s; this worker computes only adapters without it (false)", path,
+                    key, value_text(value, text));
+}
+
 /* What makes other arithmetic of the same tensors. */
 static int check_kind(const json_t *root, const char *path, struct cox_error *err)
 {
     static const char *const switches[] = {"use_dora", "fan_in_fan_out", "lora_bias"};
     static const char *const lists[] = {"rank_pattern", "alpha_pattern", "modules_to_save",
                                         "layers_to_transform", "layers_pattern"};
-    const char *kind = json_string_value(json_object_get(root, "peft_type"));
-    const char *bias = json_string_value(json_object_get(root, "bias"));
+    int r = expect_word(root, path, "peft_type", "LORA", err);
 
-    if (kind && strcmp(kind, "LORA") != 0)
-        return cox_fail(err, COX_INVALID, "%s: peft_type is '%.64s'; expected LORA", path, kind);
-    if (bias && strcmp(bias, "none") != 0)
-        return cox_fail(err, COX_INVALID, "%s: bias is '%.64s'; expected none", path, bias);
-    for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++)
-        if (json_is_true(json_object_get(root, switches[i])))
-            return cox_fail(err, COX_INVALID, "%s: %s is not computed by this worker", path,
-                            switches[i]);
+    if (!r)
+        r = expect_word(root, path, "bias", "none", err);
+    for (size_t i = 0; !r && i < sizeof(switches) / sizeof(switches[0]); i++)
+        r = expect_false(root, path, switches[i], err);
+    if (r)
+        return r;
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
         const json_t *value = json_object_get(root, lists[i]);
 
@@ -110,6 +148,7 @@ static int read_rank(const json_t *root, const char *path, struct description *d
 {
     const json_t *rank = json_object_get(root, "r");
     const json_t *alpha = json_object_get(root, "lora_alpha");
+    const json_t *rslora = json_object_get(root, "use_rslora");
     double scale;
 
     if (!json_is_integer(rank))
@@ -121,9 +160,10 @@ static int read_rank(const json_t *root, const char *path, struct description *d
     if (!json_is_number(alpha))
         return cox_fail(err, COX_INVALID, "%s: lora_alpha is no number", path);
     description->rank = (uint32_t)json_integer_value(rank);
-    scale = json_number_value(alpha) / (json_is_true(json_object_get(root, "use_rslora"))
-                                            ? sqrt((double)description->rank)
-                                            : (double)description->rank);
+    if (rslora && !json_is_null(rslora) && !json_is_boolean(rslora))
+        return cox_fail(err, COX_INVALID, "%s: use_rslora is neither true nor false", path);
+    scale = json_number_value(alpha) /
+            (json_is_true(rslora) ? sqrt((double)description->rank) : (double)description->rank);
     /* Written so that what is no number is refused. */
     if (!(fabs(scale) <= SIZE_OF_NUMBERS_MAX))
         return cox_fail(err, COX_INVALID, "%s: lora_alpha is %g", path, json_number_value(alpha));
