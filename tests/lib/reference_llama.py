@@ -160,10 +160,22 @@ def rms_norm(x, weight, eps):
     return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + eps) * weight
 
 
-def rope(x, theta):
+def frequencies(config, half):
+    """Radians a position of each pair; of Llama 3.1 the low ones are divided by a factor, those between in part."""
+    found = config.get("rope_theta", 10000.0) ** (-np.arange(half) / half)
+    scaling = config.get("rope_scaling")
+    if not scaling:
+        return found
+    turns = scaling["original_max_position_embeddings"] * found / (2 * np.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return found * (kept + (1 - kept) / scaling["factor"])
+
+
+def rope(x, config):
     """Rotate x of shape [T, heads, head_dim] by position, pairing i with i + head_dim / 2."""
     half = x.shape[-1] // 2
-    angle = np.outer(np.arange(len(x)), theta ** (-np.arange(half) / half))[:, None, :]
+    angle = np.outer(np.arange(len(x)), frequencies(config, half))[:, None, :]
     low, high = x[..., :half], x[..., half:]
     cos, sin = np.cos(angle), np.sin(angle)
     return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
@@ -172,14 +184,13 @@ def rope(x, theta):
 def attention(x, weights, prefix, config):
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads", heads)
-    theta = config.get("rope_theta", 10000.0)
     length = len(x)
 
     def project(name, count):
         return (x @ weights[f"{prefix}{name}_proj.weight"].T).reshape(length, count, -1)
 
     q, k, v = project("q", heads), project("k", kv_heads), project("v", kv_heads)
-    q, k = rope(q, theta), rope(k, theta)
+    q, k = rope(q, config), rope(k, config)
     out = np.empty_like(q)
     for head in range(heads):
         shared = head * kv_heads // heads
@@ -234,6 +245,7 @@ def main():
     for name in ("hidden", "layers", "heads", "kv-heads", "ffn", "vocab"):
         random.add_argument(f"--{name}", type=int, required=True)
     random.add_argument("--rope-theta", type=float, default=10000.0)
+    random.add_argument("--llama3", metavar="FACTOR,LOW,HIGH,POSITIONS", help="rope_scaling of Llama 3.1")
     random.add_argument("--max-positions", type=int, default=64)
     random.add_argument("--tie", action="store_true", help="tie lm_head to the embedding")
     random.add_argument("--dtype", choices=DTYPES, default="f32")
@@ -261,6 +273,15 @@ def main():
             "max_position_embeddings": args.max_positions,
             "tie_word_embeddings": args.tie,
         }
+        if args.llama3:
+            factor, low, high, positions = args.llama3.split(",")
+            config["rope_scaling"] = {
+                "rope_type": "llama3",
+                "factor": float(factor),
+                "low_freq_factor": float(low),
+                "high_freq_factor": float(high),
+                "original_max_position_embeddings": int(positions),
+            }
         write_random_model(args.dir, config, args.seed, args.dtype)
 
 

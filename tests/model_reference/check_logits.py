@@ -39,6 +39,16 @@ RANDOM_MODELS = [
         "--hidden 192 --layers 4 --heads 24 --kv-heads 6 --ffn 512 --vocab 97 --rope-theta 500000",
         60,
     ),
+    (
+        "9 heads over 3, llama3",
+        "--hidden 72 --layers 2 --heads 9 --kv-heads 3 --ffn 100 --vocab 97 --rope-theta 500 --llama3 8,1,4,16",
+        50,
+    ),
+    (
+        "15 heads over 5, llama3, tied",
+        "--hidden 120 --layers 2 --heads 15 --kv-heads 5 --ffn 333 --vocab 61 --tie --dtype bf16 --llama3 2.5,0.5,8,40",
+        40,
+    ),
 ]
 
 
@@ -49,6 +59,8 @@ ADAPTERS = [
     "--rank 8 --modules k_proj,v_proj --dtype f16",
     "--rank 64 --alpha 32",
     "--rank 1 --modules o_proj",
+    "--rank 4",
+    "--rank 6 --modules k_proj,o_proj",
 ]
 
 

@@ -210,6 +210,37 @@ def ranks_that_do_not_divide_the_model_are_refused():
     expect(result, 3, "rank ", "-n 3: heads", "8 slices", "use 1, 2, 4 or 8")
 
 
+def random_model(folder, heads, kv_heads, *more):
+    script = os.path.join(SOURCE_DIR, "tests", "lib", "reference_llama.py")
+    subprocess.run([sys.executable, script, "random", folder, "--hidden", str(heads * 8), "--layers", "2", "--heads", str(heads),
+                    "--kv-heads", str(kv_heads), "--ffn", "100", "--vocab", "97", "--seed", "3", *more], check=True)
+
+
+@test
+def i16_4b_models_are_shared_out_as_their_heads_allow():
+    try:
+        import numpy  # noqa: F401: only whether it is there
+    except ImportError:
+        raise Skipped("no numpy")
+    for heads, kv_heads, good, bad, words in ((9, 3, (1, 3), (2, 4, 8, 9), "use 1 or 3 ranks"),
+                                              (15, 5, (1, 5), (2, 3, 4, 8, 15), "use 1 or 5 ranks"),
+                                              (12, 4, (1, 2, 4), (3, 8), "use 1, 2 or 4 ranks")):
+        with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+            random_model(folder, heads, kv_heads, "--llama3", "8,1,4,16")
+            texts = set()
+            for ranks in good:
+                for more in ([], ["--no-shared-weights"], ["--temperature", "0.8", "--seed", "7"]):
+                    result = expect(run(["generate", "-n", str(ranks), "--model", folder, "--tokens", "--max-tokens", "20", *more,
+                                         "5 6 7 8 9 10 11", "90 4"]), 0)
+                    texts.add((bool(more) and more[0] == "--temperature", result.out))
+            check(len(texts) == 2, "not the same on %s ranks: %s" % (good, texts))
+            for ranks in bad:
+                for command in (["generate", "--tokens", "5"], ["run"]):
+                    result = run([*command, "-n", str(ranks), "--model", folder])
+                    expect(result, 2, "-n %d: heads" % ranks, "%d slices" % kv_heads, words)
+                    check(result.out == "" and result.err.count("\n") == 1, "more than a line", result)
+
+
 @test
 def many_prompts_are_the_same_at_once_and_one_by_one():
     prompts, _ = sums(200)
