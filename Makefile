@@ -2,7 +2,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: all demo test gcc clang asan tsan fuzz bench bench-ranks bench-deaths bench-replace bench-pull format-check format install clean
+.PHONY: all demo test gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull format-check format install clean
 
 all:
 	@sh tools/compile release
@@ -28,6 +28,10 @@ bench:
 bench-ranks:
 	@sh tools/compile bench coxswain-ranks
 	build/bench/bin/coxswain-ranks
+
+bench-deadlines:
+	@sh tools/compile bench coxswain-deadlines
+	build/bench/bin/coxswain-deadlines
 
 bench-deaths:
 	@sh tools/compile bench coxswain-deaths

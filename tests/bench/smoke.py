@@ -37,6 +37,7 @@ TARGETS = [f"{name}, {placement}" for placement in ("placed by the kernel", "one
     "shared memory reserved, N = 8, defaults",
     "pidfd readable to error at the caller, p99",
     "replace one dead rank, channel part",
+    "deadline to COX_TIMEOUT at the caller, N = 8, p99",
     "all-gather of fds, 8 ranks",
     "by-value handle open + close",
     "KV pull by memcpy",
@@ -48,7 +49,7 @@ AGAIN = ["semaphore-again", "futex-again"]
 SECTIONS = {"free": ["bytes", "call", "per-rank", "per-byte", "one", "steps", "depth", "rate", "idle", "start",
                      "allocations"],
             "one processor": ["packed", "per-rank", "steps", "rate"]}
-PROGRAMS = ["deaths", "replace", "ranks", "pull", "model"]
+PROGRAMS = ["deaths", "deadlines", "replace", "ranks", "pull", "model"]
 # What the quick run measures of each row that was measured at all.
 FIGURES = ["p50_us", "p99_us", "mean_us", "cpu_us", "sleeps", "preempted", "runs", "rounds", "pairs"]
 
@@ -96,6 +97,13 @@ def main():
     assert shares and all(0 < row["group_share"] <= 1 for row in shares), f"the group has no time: {shares}"
     for program in PROGRAMS:
         assert bench[program]["rows"], f"nothing of {program}"
+    deadlines = bench["deadlines"]["rows"]
+    assert [(row["attach"], row["by"], row["load"]) for row in deadlines] == [
+        (attach, by, load) for attach in ("named", "sealed") for by in ("submit", "call", "call of the link channel")
+        for load in ("idle", "requests beside")], deadlines
+    for row in deadlines:
+        assert row["ranks"] == 8 and row["wrong"] == 0, f"not ended by its deadline: {row}"
+        assert (row["beside_per_s"] > 0) == (row["load"] == "requests beside"), row
     placements = [(row["ranks"], row["placement"]) for row in bench["ranks"]["rows"]]
     assert placements == [(8, "free"), (8, "one processor")], placements
 

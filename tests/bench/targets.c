@@ -23,7 +23,7 @@ struct verdict {
     enum placement placement;
     double worst;
     size_t count, missing;
-    char detail[512];
+    char detail[1024];
 };
 
 static struct verdict verdict_new(struct bench *bench, const char *name, bool at_least,
@@ -421,6 +421,25 @@ static void judge_deaths(struct bench *bench)
     verdict_end(&v, false);
 }
 
+/* The worst row; what a thread that only sleeps until a deadline has at that time is said beside each. */
+static void judge_deadlines(struct bench *bench)
+{
+    size_t i;
+    const json_t *row;
+    char what[128];
+    struct verdict v = verdict_new(bench, "deadline to COX_TIMEOUT at the caller, N = 8, p99",
+                                   false, 1000, "<= 1000 us");
+    json_array_foreach(program_rows(bench, "deadlines"), i, row)
+    {
+        snprintf(what, sizeof what, "%s %s %s (timer %.0f us)",
+                 json_string_value(json_object_get(row, "attach")),
+                 json_string_value(json_object_get(row, "by")),
+                 json_string_value(json_object_get(row, "load")), row_figure(row, "timer_p99_us"));
+        verdict_add(&v, what, fmax(row_figure(row, "late_p99_us"), 0.01), 0);
+    }
+    verdict_end(&v, false);
+}
+
 static const json_t *ranks_row(const struct bench *bench, enum placement placement)
 {
     size_t i;
@@ -535,6 +554,7 @@ void targets_judge(struct bench *bench)
     judge_busy(bench);
     judge_groups(bench);
     judge_deaths(bench);
+    judge_deadlines(bench);
     judge_ranks(bench);
     judge_pull(bench);
     judge_model(bench);

@@ -42,3 +42,11 @@ cox_multi_test(NAME async SOURCES ${CMAKE_CURRENT_LIST_DIR}/async_test.c
     LIBS coxswain_testlib coxswain_commands TIMEOUT 240)
 add_dependencies(test_multi_async async_worker)
 cox_sealed_test(async TIMEOUT 300)
+
+# The linker sends the timed system calls of the coordinator's threads through the test, which writes their deadlines down.
+cox_multi_test(NAME deadline SOURCES ${CMAKE_CURRENT_LIST_DIR}/deadline_test.c
+    LIBS coxswain_testlib TIMEOUT 120)
+add_dependencies(test_multi_deadline scripted_worker)
+target_link_options(test_multi_deadline PRIVATE
+    -Wl,--wrap=syscall,--wrap=sem_clockwait,--wrap=pthread_cond_timedwait)
+cox_sealed_test(deadline TIMEOUT 240 LOOKING)
