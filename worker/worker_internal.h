@@ -19,6 +19,7 @@
 #include <stdatomic.h>
 
 struct ModelExecuteData__BulkRef;
+struct ModelExecuteData__ExecuteRequest;
 
 /* The block of an answer that does not fit its slot. */
 struct cox_lane_answer {
@@ -52,6 +53,8 @@ struct cox_lane {
     size_t copy_size;
     struct cox_arena arena;           /* the request at hand and the answer to it */
     struct cox_error error;           /* of the request at hand */
+    /* The request at hand, in the arena; NULL: it cannot be read. */
+    const struct ModelExecuteData__ExecuteRequest *message;
     struct cox_visit visit;           /* the callback under way */
     uint64_t deadline_ns;             /* of a LoRA request at hand; 0: not told */
     struct cox_opaque_answer *opaque; /* of the opaque callback under way; NULL: there is none */

@@ -56,10 +56,13 @@ static void on_line(void *context, uint32_t rank, bool is_stderr, const char *te
         cox_console_line("[rank %u] %s", rank, text);
 }
 
-static void on_fault(void *context, uint32_t rank, const char *text)
+static void on_fault(void *context, int32_t rank, const char *text)
 {
     (void)context;
-    cox_console_say("rank %u reports: %s", rank, text);
+    if (rank < 0)
+        cox_console_say("rank unknown reports: %s", text);
+    else
+        cox_console_say("rank %" PRId32 " reports: %s", rank, text);
 }
 
 static void on_death(void *context, uint32_t rank, const char *text)
