@@ -13,7 +13,7 @@ Environment, for tests:
     COX_LEGACY_INIT=form         how the number of device blocks is told at init: "new" (the default; since March 2026) in
                                  the KV cache descriptor alone, "old" (up to 3.0.0.beta.2) in the map alone, "mixed" old on
                                  even ranks and new on odd ones, "neither" on rank 1 and new on the others
-    COX_LEGACY_NEEDS=key,key     refuse an init whose configuration lacks one of them
+    COX_LEGACY_NEEDS=key,key     refuse an init whose configuration lacks one of them; key=value: with another value
     COX_LEGACY_UNLINK=1          unlink the opened region names at a clean exit, as Python's resource tracker does
 
 Exit status: 0 after MODEL_FINALIZE, 2 command line or names refused, 3 bytes that make no sense, 4 parent gone.
@@ -337,7 +337,8 @@ class Worker:
     def model_init(self, request):
         """Numbers that differ by rank, so that the coordinator's minimum can be seen."""
         given = {text(entry, 1): text(entry, 2) for entry in map(fields, request.get(2, []))}
-        missing = [key for key in self.needs if not given.get(key)]
+        missing = [need for need in self.needs
+                   if not (need in given or tuple(need.split("=", 1)) in given.items())]
         if missing:
             self.execute.reply_at_slot(self.response(MODEL_INIT, 5, string_map(1, {
                 "status": "the configuration has no " + ", ".join(missing)})))
