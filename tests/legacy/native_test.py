@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A worker on Coxswain's library under legacy_coordinator.py, which knows no control region: native_test.py WORKER.
+"""A worker on Coxswain's library under legacy_coordinator.py, which knows no control region: native_test.py WORKER REFERENCE_WORKER.
 
 The life of a group is the one of legacy_selftest.py, with the same answers, alone and mixed with legacy_worker.py."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import legacy_selftest as selftest
 import legacy_worker as wire
 
 NATIVE = []
+REFERENCE = []
+MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "models", "sums")
 
 # Ranks of the group by turns, beginning with the one named first.
 BY_TURNS = ["sh", "-c", """
@@ -140,6 +143,53 @@ class NativeTest(selftest.LegacyTest):
         self.assertEqual(result["steps"][0]["status"], 0)
         self.assertIn((1, "out of coffee"), [(error["rank"], error["text"]) for error in result["errors"]])
 
+    def test_chunked_prefill_with_the_model(self):
+        """The reference worker: sums that came in chunks, beside one that decodes, are right, and the same as whole."""
+        with open(os.path.join(MODEL, "tokenizer.json"), encoding="utf-8") as file:
+            vocabulary = json.load(file)["model"]["vocab"]
+        characters = {number: character for character, number in vocabulary.items()}
+        prompts = [[vocabulary["<bos>"]] * ("<bos>" in vocabulary) + [vocabulary[c] for c in text]
+                   for text in ("123+456=", "27+58=")]
+
+        def outputs(answer):
+            self.assertNotIn("err_msg", answer)
+            return answer["outputs"]
+
+        def chunked(step, sizes, **how):
+            """What the first one gives in chunks of these sizes, and the second one beside it, each until 4 tokens are there."""
+            texts, ends = [[], []], [0]
+            for size in sizes:
+                ends.append(ends[-1] + size)
+            for i, (start, end) in enumerate(zip(ends, ends[1:])):
+                other = (coordinator.prefill_group(1, prompts[1]) if i == 0 else
+                         coordinator.decode_group(1, len(prompts[1]) + i))
+                groups = [coordinator.chunk_group(0, prompts[0], start, end, **how), other]
+                for out in outputs(step(groups if i % 2 else groups[::-1], 3)):
+                    texts[out["seq_id"]] += out["tokens"]
+            while len(texts[0]) < 4:
+                groups = [coordinator.decode_group(i, len(prompts[i]) + len(texts[i])) for i in (0, 1)]
+                for out in outputs(step(groups, 1)):
+                    texts[out["seq_id"]] += out["tokens"]
+            return ["".join(characters[token] for token in text[:3]) for text in texts]
+
+        worker = [REFERENCE[0], "--model", MODEL, "--block-size", str(coordinator.BLOCK_SIZE)]
+        for ranks in (1, 2):
+            with self.served_group(ranks, worker) as group:
+                group.execute.send(coordinator.request(wire.MODEL_INIT))
+                group.execute.gather(slots=True)
+                step = coordinator.Life(group, None, {}).step
+                for sizes in ([len(prompts[0])], [3, len(prompts[0]) - 3], [1, 4, len(prompts[0]) - 5],
+                              [1] * len(prompts[0])):
+                    for how in ({}, {"whole": True}, {"split": False}, {"is_prompt": True}):
+                        with self.subTest(ranks=ranks, sizes=sizes, how=how):
+                            if how == {"is_prompt": True} and len(sizes) > 1:
+                                how = {"is_prompt": True, "whole": True}
+                            texts = chunked(step, sizes, **how)
+                            self.assertEqual(texts[0], "579")
+                            self.assertEqual(texts[1][:2], "85")
+                            group.execute.send(coordinator.request(
+                                wire.TEXT_GENERATOR_CLEANUP, 7, wire.packed(1, [0, 1])))
+
     @contextlib.contextmanager
     def group(self, ranks, worker=None):
         """A group in this process, with workers that are running; native ones if not told."""
@@ -241,4 +291,5 @@ class NativeTest(selftest.LegacyTest):
 
 if __name__ == "__main__":
     NATIVE.append(sys.argv.pop(1))
+    REFERENCE.append(sys.argv.pop(1))
     unittest.main()
