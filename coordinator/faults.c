@@ -60,7 +60,8 @@ static const char *report_text(const ModelExecuteData__ExecuteResponse *report)
     return "a fault without words";
 }
 
-/* rank: whose slot it came from, whatever it says; -1: everybody's, and then what it says counts. */
+/* rank: whose slot it came from, whatever it says; -1: everybody's, and then what it says
+ * counts. */
 static void faults_tell(struct cox_faults *faults, int rank, size_t length)
 {
     if (length == 0)

@@ -107,7 +107,8 @@ static const char *response_text(const ModelExecuteData__ExecuteResponse *respon
     return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
 }
 
-/* The workers of MindIE-LLM answer a step that failed with status 0 and words in place of outputs. */
+/* The workers of MindIE-LLM answer a step that failed with status 0 and words in place of
+ * outputs. */
 static bool legacy_step_failed(const ModelExecuteData__ExecuteResponse *response)
 {
     return response->result_case ==

@@ -82,8 +82,8 @@ static void init_take_min(int64_t *value, int64_t other)
         *value = other;
 }
 
-/* The blocks on the device: MindIE-LLM tells them in the map up to 3.0.0.beta.2, and since March 2026 in the first KV
- * cache's description alone. */
+/* The blocks on the device: MindIE-LLM tells them in the map up to 3.0.0.beta.2, and since March
+ * 2026 in the first KV cache's description alone. */
 static int init_blocks(struct init_visit *visit, uint32_t rank,
                        const ModelExecuteData__ExecuteResponse__InitResults *results,
                        int64_t *ret_blocks)
@@ -102,7 +102,8 @@ static int init_blocks(struct init_visit *visit, uint32_t rank,
                         rank);
 }
 
-/* blocks: of the rank, wherever it told them. Workers that tell them in the map need not describe their caches. */
+/* blocks: of the rank, wherever it told them. Workers that tell them in the map need not
+ * describe their caches. */
 static void init_merge_caches(struct init_visit *visit, uint32_t rank, int64_t blocks,
                               const ModelExecuteData__ExecuteResponse__InitResults *results)
 {

@@ -11,7 +11,8 @@
 
 #define WORD_HIGH_BITS UINT64_C(0x8080808080808080)
 
-/* Bytes of the character at text, of which the first is not ASCII; 0: it is none. The terminating 0 is no part of any. */
+/* Bytes of the character at text, of which the first is not ASCII; 0: it is none. The
+ * terminating 0 is no part of any. */
 static size_t character_size(const unsigned char *text)
 {
     const unsigned char first = text[0];

@@ -118,7 +118,8 @@ static int lane_answer_in_block(struct cox_lane *lane, uint64_t sequence, uint32
     return 0;
 }
 
-/* Returns the length. What failed first stays what is told, in fewer words where they do not fit. */
+/* Returns the length. What failed first stays what is told, in fewer words where they do not
+ * fit. */
 static size_t lane_pack_failure(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
                                 uint8_t *slot, size_t capacity)
 {

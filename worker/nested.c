@@ -151,7 +151,8 @@ static size_t entry_of(size_t count, uint32_t k)
     return k < count ? k : 0;
 }
 
-/* Whether sequence k of the group computes tokens of its prompt. In a mixed step is_prompt says nothing of it. */
+/* Whether sequence k of the group computes tokens of its prompt. In a mixed step is_prompt says
+ * nothing of it. */
 static bool is_prefill(const Metadata *metadata, uint32_t k)
 {
     return metadata->n_is_req_prefill
@@ -159,8 +160,9 @@ static bool is_prefill(const Metadata *metadata, uint32_t k)
                : metadata->is_prompt;
 }
 
-/* What one sequence of a group computes of its prompt: `count` tokens of the message, from element `from`, stand at
- * positions [known, known + count), and [position, end) of them are to be computed. */
+/* What one sequence of a group computes of its prompt: `count` tokens of the message, from
+ * element `from`, stand at positions [known, known + count), and [position, end) of them are to
+ * be computed. */
 struct prompt {
     size_t from, count;
     uint32_t known; /* tokens before, which an earlier chunk has told */
@@ -168,7 +170,8 @@ struct prompt {
     uint32_t end; /* behind the last one; 0: behind the last one there is */
 };
 
-/* The tokens of sequence k: each has its own where prompt_lens counts them, else all have the same. */
+/* The tokens of sequence k: each has its own where prompt_lens counts them, else all have the
+ * same. */
 static int prompt_find(const struct group *group, uint32_t k, struct prompt *prompt,
                        struct cox_error *err)
 {
@@ -196,7 +199,8 @@ static int prompt_find(const struct group *group, uint32_t k, struct prompt *pro
     return 0;
 }
 
-/* The positions of a prompt's row. A message has the whole prompt as far as it is computed, or the chunk alone. */
+/* The positions of a prompt's row. A message has the whole prompt as far as it is computed, or
+ * the chunk alone. */
 static int prompt_place(const struct group *group, uint32_t k, const struct cox_sequence *sequence,
                         struct prompt *prompt, struct cox_error *err)
 {

@@ -154,8 +154,9 @@ static void init_fill(struct init_answer *answer, const struct cox_init_result *
         answer->results.kv_pool = cox_kv_pool_fill(&answer->kv_pool, &result->kv_pool);
 }
 
-/* Coordinators of MindIE-LLM up to 3.0.0.beta.2 read the number of device blocks from the map, later ones from the first
- * KV cache's description alone. Each finds it, wherever the callback has put it. */
+/* Coordinators of MindIE-LLM up to 3.0.0.beta.2 read the number of device blocks from the map,
+ * later ones from the first KV cache's description alone. Each finds it, wherever the callback
+ * has put it. */
 static void init_tell_legacy(struct cox_init_result *result)
 {
     const int64_t blocks = result->npu_block_count;

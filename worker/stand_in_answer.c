@@ -42,7 +42,8 @@ static void fill_lora(struct cox_stand_in_answer *told, const ExecuteRequest *me
     told->lora.lora_op_status = MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
 }
 
-/* Of a pull that is not mentioned the coordinator thinks nothing: each gets its code, where there is memory for it. */
+/* Of a pull that is not mentioned the coordinator thinks nothing: each gets its code, where
+ * there is memory for it. */
 static void fill_pulls(struct cox_stand_in_answer *told, struct cox_lane *lane)
 {
     typedef ModelExecuteData__PullKVResponse__PullKVResult Result;

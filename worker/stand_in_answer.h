@@ -34,8 +34,8 @@ struct cox_stand_in_answer {
     ModelExecuteData__RecoverCommandResponse command;
 };
 
-/* response has failed (its status is not 0) with the lane's error; afterwards it says so with status 0. type: of the
- * request; any other number: the request could not be read. */
+/* response has failed (its status is not 0) with the lane's error; afterwards it says so with
+ * status 0. type: of the request; any other number: the request could not be read. */
 void cox_stand_in_answer(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
                          struct cox_stand_in_answer *ret_told);
 

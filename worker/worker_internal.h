@@ -51,8 +51,8 @@ struct cox_lane {
     pthread_t self; /* the same, of the lane's own */
     uint8_t *copy;  /* private copy of a request, grown to what was needed */
     size_t copy_size;
-    struct cox_arena arena;           /* the request at hand and the answer to it */
-    struct cox_error error;           /* of the request at hand */
+    struct cox_arena arena; /* the request at hand and the answer to it */
+    struct cox_error error; /* of the request at hand */
     /* The request at hand, in the arena; NULL: it cannot be read. */
     const struct ModelExecuteData__ExecuteRequest *message;
     struct cox_visit visit;           /* the callback under way */

@@ -87,7 +87,8 @@ int cox_init_choice_take(struct cox_init_choice *choice, const char *text, struc
 
 /* ---- the file ---- */
 
-/* All of it, with a 0 behind it. O_NONBLOCK: a FIFO of that name is opened and refused, not waited for. */
+/* All of it, with a 0 behind it. O_NONBLOCK: a FIFO of that name is opened and refused, not
+ * waited for. */
 static int file_read(const char *path, char **ret_text, size_t *ret_size, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);

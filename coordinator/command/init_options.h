@@ -1,5 +1,6 @@
 /*
- * init_options: the configuration that a command line gives to workers at init: --init KEY=VALUE and --init-file JSON.
+ * init_options: the configuration that a command line gives to workers at init: --init KEY=VALUE
+ * and --init-file FILE.
  *
  * Threads: one.
  * Ownership: the choice owns its texts; entries point into it.
@@ -19,12 +20,13 @@ struct cox_init_choice {
 };
 
 void cox_init_choice_deinit(struct cox_init_choice *choice); /* idempotent; zeroed is fine */
-/* Takes one KEY=VALUE. The value may be empty; what a file says of the same key does not count. Returns 0;
- * COX_INVALID: not that, twice the same key, or no UTF-8; -ENOMEM. */
+/* Takes one KEY=VALUE. The value may be empty; what a file says of the same key does not count.
+ * Returns 0; COX_INVALID: not that, twice the same key, or no UTF-8; -ENOMEM. */
 int cox_init_choice_take(struct cox_init_choice *choice, const char *text, struct cox_error *err);
-/* Takes a file, the only one: a JSON object of strings, numbers, true and false, which are sent as they are written there. Before
- * or behind the take of single keys. Returns 0; COX_NOT_FOUND: there is no such file; COX_INVALID: it is not that, err names line and key,
- * or a second file; COX_TOO_LARGE; -errno. */
+/* Takes a file, the only one: a JSON object of strings, numbers, true and false, which are sent
+ * as they are written there. Before or behind the take of single keys. Returns 0; COX_NOT_FOUND:
+ * there is no such file; COX_INVALID: it is not that, err names line and key, or a second file;
+ * COX_TOO_LARGE; -errno. */
 int cox_init_choice_read(struct cox_init_choice *choice, const char *path, struct cox_error *err);
 /* NULL: it has no such key. */
 const char *cox_init_choice_get(const struct cox_init_choice *choice, const char *key);

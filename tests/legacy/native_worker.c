@@ -5,8 +5,9 @@
  *
  * Environment, for tests: COX_LEGACY_DELAY_MS and COX_LEGACY_FAULT as there;
  * COX_NATIVE_FAIL=rank:text lets that rank fail its first step instead;
- * COX_NATIVE_FAIL_INIT=text lets init fail; COX_NATIVE_FAIL_REST=text link_status, lora, pull_kv and the recovery commands;
- * COX_NATIVE_BLOCKS=count|cache lets init tell of its blocks in the count alone, or in the KV cache alone;
+ * COX_NATIVE_FAIL_INIT=text lets init fail;
+ * COX_NATIVE_FAIL_REST=text lets link_status, lora, pull_kv and the recovery commands fail;
+ * COX_NATIVE_BLOCKS=count|cache lets init tell its blocks in the count alone, or the cache alone;
  * COX_NATIVE_REQUEST_MAX=bytes caps what an unpacked request may take. */
 #include "proto/executor.pb-c.h"
 #include "worker/worker.h"

@@ -281,7 +281,8 @@ static int init_of(struct test_group *group, struct cox_init_summary *ret_summar
     return cox_executor_init(test_group_executor(group), NULL, 0, soon(), ret_summary, err);
 }
 
-/* Before March 2026 the device blocks are in the map, since then in the KV cache's description; and ranks of both in one group. */
+/* Before March 2026 the device blocks are in the map, since then in the KV cache's description;
+ * and ranks of both in one group. */
 static void m3_init_answers_of_every_release_are_taken(void **state)
 {
     (void)state;
@@ -296,7 +297,8 @@ static void m3_init_answers_of_every_release_are_taken(void **state)
         assert_int_equal(summary.npu_block_count, 100);
         assert_int_equal(summary.cpu_block_count, 100);
         assert_int_equal(summary.kv_cache_count, i == 0 ? 0 : 1);
-        /* Mixed: the only description is that of rank 1, which has 101 blocks, and rank 0 has 100. */
+        /* Mixed: the only description is that of rank 1, which has 101 blocks, and rank 0 has
+         * 100. */
         assert_int_equal(summary.kv_caches[0].block_count, i == 0 ? 0 : 100);
         assert_int_equal(summary.kv_caches[0].block_size, i == 0 ? 0 : 128);
         assert_int_equal(cox_executor_replay_init(test_group_executor(group), soon(), &err), 0);

@@ -122,7 +122,8 @@ static void every_string_of_a_request_is_looked_at(void **state)
     (void)state;
     ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
     each_string(&request, &request.base, "");
-    /* config twice; of a sequence request_id, stop, lora_id, server_id, response_format, there and in a pull; ... */
+    /* config twice; of a sequence request_id, stop, lora_id, server_id, response_format, there
+     * and in a pull; ... */
     assert_true(string_count >= 24);
     assert_int_equal(cox_utf8_check_request(&request, NULL), 0);
 }
