@@ -15,13 +15,15 @@
 #include <pthread.h>
 
 #define COX_COMPLAINT_SIZE 512
+/* In place of a rank: some rank said it, and did not say which it is. */
+#define COX_COMPLAINT_UNKNOWN COX_RANK_COUNT_MAX
 
 struct cox_complaints {
     pthread_mutex_t lock;
     struct {
         uint64_t when_ns; /* 0: none */
         char text[COX_COMPLAINT_SIZE];
-    } ranks[COX_RANK_COUNT_MAX];
+    } ranks[COX_RANK_COUNT_MAX + 1]; /* the last: COX_COMPLAINT_UNKNOWN */
 };
 
 void cox_complaints_init(struct cox_complaints *complaints);

@@ -36,13 +36,16 @@ static void executor_on_fault(void *context, int rank, const char *text)
 {
     struct cox_executor *executor = context;
     struct cox_inside inside;
+    char name[16] = "unknown";
     if (rank >= 0)
-        cox_complaints_add(&executor->complaints, (uint32_t)rank, "it reported: %s", text);
+        snprintf(name, sizeof name, "%d", rank);
+    cox_complaints_add(&executor->complaints, rank >= 0 ? (uint32_t)rank : COX_COMPLAINT_UNKNOWN,
+                       "it reported: %s", text);
     cox_inside_enter(&inside, executor);
-    if (executor->options.fault && rank >= 0)
-        executor->options.fault(executor->options.hook_context, (uint32_t)rank, text);
+    if (executor->options.fault)
+        executor->options.fault(executor->options.hook_context, rank, text);
     else
-        cox_log_write(&executor->options.log, 3, "rank %d reports: %s", rank, text);
+        cox_log_write(&executor->options.log, 3, "rank %s reports: %s", name, text);
     cox_inside_leave(&inside);
 }
 

@@ -121,8 +121,9 @@ struct cox_executor_options {
     void *hook_context;
     /* A line that a worker wrote, without newline. NULL: dropped. On the supervisor thread. */
     void (*line)(void *hook_context, uint32_t rank, bool is_stderr, const char *text);
-    /* A worker reported a fault outside any answer. NULL: logged. On the error thread. */
-    void (*fault)(void *hook_context, uint32_t rank, const char *text);
+    /* A worker reported a fault outside any answer. rank is -1 where it is unknown: the workers of
+     * MindIE-LLM do not say which rank they are. NULL: logged. On the error thread. */
+    void (*fault)(void *hook_context, int32_t rank, const char *text);
     /* External workers can log on from now on, at this door. Called once, inside start. NULL: nobody is
      * told. */
     void (*waiting)(void *hook_context, const char *name, const char *door);
@@ -224,7 +225,8 @@ COX_PUBLIC uint64_t cox_executor_life(const struct cox_executor *executor);
  * COX_STALE: options->life is over; COX_TOO_LARGE: over the frame, and over what may go in a block (err has the sizes); COX_NO_SPACE: no
  * memory for a block, -errno: it cannot be told to others; COX_STATE: no handler is registered, or a step while the
  * engine is paused (a recovery command runs, or the state is PAUSE or READY);
- * COX_CLOSED; COX_INVALID: no such type, or not for submit. */
+ * COX_CLOSED; COX_INVALID: no such type, or not for submit; or a string of the request is no UTF-8,
+ * err names field and byte, and nothing was sent. */
 COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,
                                    const struct ModelExecuteData__ExecuteRequest *request,
                                    const struct cox_submit_options *options, uint64_t *ret_sequence,
@@ -341,6 +343,10 @@ struct cox_executor_status {
     bool legacy;
     bool stopping;
     uint64_t deaths, restarts; /* of all ranks together */
+    /* The last fault that a rank reported without saying which rank it is (legacy workers).
+     * Empty: none. */
+    char unknown_error[512];
+    uint64_t unknown_error_age_ns;
     struct {
         uint64_t published; /* last sequence in the ring */
         uint64_t ended;     /* every request up to here has ended */

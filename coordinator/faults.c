@@ -60,7 +60,8 @@ static const char *report_text(const ModelExecuteData__ExecuteResponse *report)
     return "a fault without words";
 }
 
-/* rank: whose slot it came from, whatever it says; -1: everybody's. */
+/* rank: whose slot it came from, whatever it says; -1: everybody's, and then what it says
+ * counts. */
 static void faults_tell(struct cox_faults *faults, int rank, size_t length)
 {
     if (length == 0)
@@ -80,7 +81,8 @@ static void faults_tell(struct cox_faults *faults, int rank, size_t length)
         return;
     }
     uint32_t rank_count = faults->channel->control->geometry.rank_count;
-    bool known = report->rank >= 0 && (uint32_t)report->rank < rank_count;
+    /* MindIE-LLM's workers never say which rank they are: no rank is not rank 0. */
+    bool known = report->has_rank && report->rank >= 0 && (uint32_t)report->rank < rank_count;
     int told = known ? report->rank : -1;
     faults->report(faults->context, rank >= 0 ? rank : told, report_text(report));
 }

@@ -25,7 +25,8 @@ struct cox_faults {
     struct cox_collector
         *collectors; /* COX_TWO_WAY_COUNT of them: who is told that an answer has failed */
     struct cox_log log;
-    /* A report about no request. rank is -1 when the report names none of the group. text is lent. */
+    /* A report about no request. rank is -1 where it is unknown: the report names none, or none
+     * of the group. text is lent. */
     void (*report)(void *context, int rank, const char *text);
     void *context;
 

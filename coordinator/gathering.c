@@ -107,6 +107,17 @@ static const char *response_text(const ModelExecuteData__ExecuteResponse *respon
     return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
 }
 
+/* The workers of MindIE-LLM answer a step that failed with status 0 and words in place of
+ * outputs. */
+static bool legacy_step_failed(const ModelExecuteData__ExecuteResponse *response)
+{
+    return response->result_case ==
+               MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
+           response->execute_model_response && response->execute_model_response->n_outputs == 0 &&
+           response->execute_model_response->err_msg &&
+           response->execute_model_response->err_msg[0];
+}
+
 /* Each rank has its share of the arena, so that none can use up what the next one needs; what is in a block has
  * twice its size beside. */
 COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *bytes,
@@ -134,6 +145,8 @@ COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t r
         snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds an answer of rank %" PRId32,
                  rank, response->rank);
         gathering_error(gathering, rank, COX_CORRUPT, text);
+    } else if (legacy && legacy_step_failed(response)) {
+        gathering_error(gathering, rank, COX_REJECTED, response_text(response));
     } else {
         result->outcome = COX_OUTCOME_OK;
         result->response = response;

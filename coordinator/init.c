@@ -26,6 +26,8 @@ struct init_visit {
     struct cox_init_summary summary;
     struct cox_kv_caches *kv_caches;
     uint32_t seen;
+    bool legacy;
+    uint32_t described;    /* of the ranks before: they told of KV caches */
     uint64_t model_digest; /* of the ranks before; 0: none of them told it */
     int status;
     struct cox_error *err;
@@ -80,10 +82,36 @@ static void init_take_min(int64_t *value, int64_t other)
         *value = other;
 }
 
-static void init_merge_caches(struct init_visit *visit, uint32_t rank,
+/* The blocks on the device: MindIE-LLM tells them in the map up to 3.0.0.beta.2, and since March
+ * 2026 in the first KV cache's description alone. */
+static int init_blocks(struct init_visit *visit, uint32_t rank,
+                       const ModelExecuteData__ExecuteResponse__InitResults *results,
+                       int64_t *ret_blocks)
+{
+    const char *text = init_find(results, "npuBlockNum");
+    if (text && *text)
+        return init_number(visit, rank, results, "npuBlockNum", true, ret_blocks);
+    if (results->n_kv_cache_descs && results->kv_cache_descs[0]->npu_block_num) {
+        *ret_blocks = results->kv_cache_descs[0]->npu_block_num;
+        return 0;
+    }
+    return visit->status =
+               cox_fail(visit->err, COX_CORRUPT,
+                        "rank %" PRIu32 ": init answer without the number of device blocks: "
+                        "neither npuBlockNum nor kv_cache_descs[0].npu_block_num is there",
+                        rank);
+}
+
+/* blocks: of the rank, wherever it told them. Workers that tell them in the map need not
+ * describe their caches. */
+static void init_merge_caches(struct init_visit *visit, uint32_t rank, int64_t blocks,
                               const ModelExecuteData__ExecuteResponse__InitResults *results)
 {
     struct cox_init_summary *summary = &visit->summary;
+    if (visit->legacy && results->n_kv_cache_descs == 0) {
+        init_take_min(&summary->kv_caches[0].block_count, blocks);
+        return;
+    }
     if (results->n_kv_cache_descs > COX_KV_CACHE_COUNT_MAX) {
         visit->status = cox_fail(visit->err, COX_TOO_LARGE,
                                  "rank %" PRIu32 " has %zu KV caches: at most %d are supported",
@@ -91,13 +119,12 @@ static void init_merge_caches(struct init_visit *visit, uint32_t rank,
         return;
     }
     uint32_t count = (uint32_t)results->n_kv_cache_descs;
-    if (visit->seen > 0 &&
+    if (visit->described > 0 &&
         init_same(visit, rank, "the number of KV caches", summary->kv_cache_count, count))
         return;
     for (uint32_t i = 0; i < count; i++) {
         const ModelExecuteData__KVCacheDesc *desc = results->kv_cache_descs[i];
-        if (visit->seen == 0) {
-            summary->kv_caches[i].block_count = desc->npu_block_num;
+        if (visit->described == 0) {
             summary->kv_caches[i].block_size = desc->block_size;
             summary->kv_caches[i].compression_ratio = desc->compression_ratio;
             summary->kv_caches[i].cache_type = desc->cache_type;
@@ -112,6 +139,7 @@ static void init_merge_caches(struct init_visit *visit, uint32_t rank,
         init_take_min(&summary->kv_caches[i].block_count, desc->npu_block_num);
     }
     summary->kv_cache_count = count;
+    visit->described++;
 }
 
 /* Ranks that load the model by themselves may find other files than those before them. Returns whether they may compute together. */
@@ -150,7 +178,7 @@ static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteRes
         return;
     }
     if (init_number(visit, rank, results, "cpuBlockNum", true, &cpu) ||
-        init_number(visit, rank, results, "npuBlockNum", true, &npu) ||
+        init_blocks(visit, rank, results, &npu) ||
         init_number(visit, rank, results, "maxPositionEmbeddings", true, &positions) ||
         init_number(visit, rank, results, "startThinkingId", false, &start) ||
         init_number(visit, rank, results, "stopThinkingId", false, &stop))
@@ -177,7 +205,7 @@ static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteRes
     init_take_min(&summary->cpu_block_count, cpu);
     init_take_min(&summary->npu_block_count, npu);
     init_take_min(&summary->max_position_embeddings, positions);
-    init_merge_caches(visit, rank, results);
+    init_merge_caches(visit, rank, npu, results);
     visit->seen++;
 }
 
@@ -374,9 +402,12 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     struct weights_words words;
     weights_fill(executor, &words, &request);
     struct init_visit visit = {.err = err,
+                               .legacy = executor->geometry.legacy,
                                .summary = {.cpu_block_count = INT64_MAX,
                                            .npu_block_count = INT64_MAX,
                                            .max_position_embeddings = INT64_MAX}};
+    for (uint32_t i = 0; i < COX_KV_CACHE_COUNT_MAX; i++)
+        visit.summary.kv_caches[i].block_count = INT64_MAX;
     const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
                                                .deadline_ns = deadline_ns};
     r = cox_executor_call(executor, &request, &options, init_visit, &visit, err);
@@ -384,6 +415,8 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
         init_keep_group(executor, request.group_life);
     if (r == 0)
         r = visit.status;
+    for (uint32_t i = visit.summary.kv_cache_count; i < COX_KV_CACHE_COUNT_MAX; i++)
+        visit.summary.kv_caches[i].block_count = 0; /* there is no such cache */
     if (r == 0) {
         *ret_summary = visit.summary;
         cox_executor_set_kv_caches(executor, cox_steal_ptr(&visit.kv_caches));

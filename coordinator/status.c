@@ -154,6 +154,10 @@ void cox_executor_status(struct cox_executor *executor, struct cox_executor_stat
         .stopping = atomic_load_explicit(&executor->stopping, memory_order_acquire),
     };
     cox_peer_cpu_time(getpid(), &ret_status->cpu_ns);
+    const uint64_t unknown_ns =
+        cox_complaints_last(&executor->complaints, COX_COMPLAINT_UNKNOWN, ret_status->unknown_error,
+                            sizeof ret_status->unknown_error);
+    ret_status->unknown_error_age_ns = unknown_ns && unknown_ns < now ? now - unknown_ns : 0;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         collector_status(executor, (enum cox_channel_id)c, ret_status);
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++) {

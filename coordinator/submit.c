@@ -9,6 +9,8 @@
 #include "../channel/fault.h"
 #include "../proto/bulk_ref.h"
 #include "../proto/operation.h"
+#include "../proto/step_wire.h"
+#include "../proto/utf8.h"
 #include "../proto/wire.h"
 #include "collect.h"
 #include "executor_internal.h"
@@ -25,12 +27,18 @@ struct payload {
     size_t size;
 };
 
-/* Returns 0; COX_TOO_LARGE. */
+/* Returns 0; COX_TOO_LARGE; COX_INVALID: a string of the message is no UTF-8. */
 COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, size_t capacity,
-                                size_t *ret_length)
+                                size_t *ret_length, struct cox_error *err)
 {
-    if (payload->request)
-        return cox_wire_request_pack(payload->request, frame, capacity, ret_length);
+    /* The step of every token has no strings. */
+    if (payload->request &&
+        cox_step_wire_pack_request(payload->request, frame, capacity, ret_length))
+        return 0;
+    if (payload->request) {
+        int r = cox_utf8_check_request(payload->request, err);
+        return r ? r : cox_wire_request_pack(payload->request, frame, capacity, ret_length);
+    }
     if (payload->size > capacity)
         return COX_TOO_LARGE;
     memcpy(frame, payload->bytes, payload->size);
@@ -64,7 +72,7 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
     int r = cox_collector_reserve_block(collector, entry->sequence, size, &block, &why);
     if (r)
         return cox_fail(err, r, "%s: a request of %zu bytes: %s", name, size, why.text);
-    r = payload_pack(payload, block->region.base, block->region.size, &packed);
+    r = payload_pack(payload, block->region.base, block->region.size, &packed, NULL);
     COX_ASSERT(r == 0);
     cox_fault_point(COX_FAULT_BULK_WRITTEN);
     struct cox_bulk_ref ref = cox_bulk_refer(block, packed);
@@ -113,8 +121,8 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
                      cox_channel_name(collector->channel->id));
     if (r == 0) {
         uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
-        r = payload_pack(payload, frame, capacity, &length);
-        if (r)
+        r = payload_pack(payload, frame, capacity, &length, err);
+        if (r == COX_TOO_LARGE)
             r = payload_pack_block(collector, payload, entry, frame, capacity, &length, err);
     }
     if (r == 0)

@@ -6,6 +6,7 @@
 #include "../channel/truth.h"
 #include "../proto/bulk_ref.h"
 #include "../proto/operation.h"
+#include "stand_in_answer.h"
 
 /* How soon a wait for a legacy coordinator's token notices that the worker leaves. */
 #define SLICE_MS 50
@@ -117,6 +118,27 @@ static int lane_answer_in_block(struct cox_lane *lane, uint64_t sequence, uint32
     return 0;
 }
 
+/* Returns the length. What failed first stays what is told, in fewer words where they do not
+ * fit. */
+static size_t lane_pack_failure(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
+                                uint8_t *slot, size_t capacity)
+{
+    struct cox_stand_in_answer told;
+    size_t length = 0;
+    if (lane->worker->stands_in)
+        cox_stand_in_answer(lane, type, response, &told);
+    int r = cox_wire_response_pack(response, slot, capacity, &length);
+    while (r == COX_TOO_LARGE && lane->error.text[0]) {
+        lane->error.text[strlen(lane->error.text) / 2] = '\0';
+        cox_text_trim(lane->error.text);
+        response->error_text = lane->error.text;
+        r = cox_wire_response_pack(response, slot, capacity, &length);
+    }
+    response->result_case = RESULT(_NOT_SET); /* its parts were this function's */
+    response->execute_model_response = NULL;
+    return length;
+}
+
 COX_HOT void cox_lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
                              ExecuteResponse *response)
 {
@@ -136,22 +158,16 @@ COX_HOT void cox_lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t 
         response->has_rank = 1;
         response->rank = (int32_t)worker->options.rank;
         response->has_status = 1;
-        int r = cox_wire_response_pack(response, slot, capacity, &length);
-        if (r == COX_TOO_LARGE && !failed) {
+        int r = failed ? 0 : cox_wire_response_pack(response, slot, capacity, &length);
+        if (r == COX_TOO_LARGE) {
             r = lane_answer_in_block(lane, sequence, type, response, capacity);
             if (r == 0)
                 return;
             cox_lane_fail(lane, response, r);
             failed = true;
-            r = cox_wire_response_pack(response, slot, capacity, &length);
         }
-        /* What failed first stays what is told, in fewer words where they do not fit. */
-        while (r == COX_TOO_LARGE && lane->error.text[0]) {
-            lane->error.text[strlen(lane->error.text) / 2] = '\0';
-            cox_text_trim(lane->error.text);
-            response->error_text = lane->error.text;
-            r = cox_wire_response_pack(response, slot, capacity, &length);
-        }
+        if (failed)
+            length = lane_pack_failure(lane, type, response, slot, capacity);
         cox_lane_send(lane, sequence, length, failed, failed);
     }
     /* Where the rank has no answer of its own, the report is all there is: then it is about no

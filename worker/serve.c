@@ -479,6 +479,10 @@ COX_HOT static void lane_dispatch(struct cox_lane *lane, const struct cox_reques
             worker->callbacks->link)
             worker->callbacks->link(worker->context, message->pd_link_request);
         cox_lane_done(lane, request->sequence, false);
+        /* A legacy coordinator waits for links that nobody makes. */
+        if (worker->stands_in && !worker->callbacks->link)
+            cox_worker_tell(lane->worker, -1, request->sequence, "this worker has no link callback",
+                            cox_deadline_after_ms(NOTICE_MS));
         return;
     case TYPE(PD_LINK_STATUS_QUERY):
         serve_with(lane, request, message, serve_link_status);
@@ -530,6 +534,7 @@ void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, i
     if (lane->worker->stands_in || typed.type == COX_TYPE_OPAQUE_BLOCK)
         typed.type = COX_TYPE_OPAQUE;
     lane->error = (struct cox_error){0};
+    lane->message = NULL;
     cox_fail(&lane->error, status, "%s", text);
     cox_lane_return(lane, request->sequence);
     lane_reject(lane, &typed, status);
@@ -571,6 +576,7 @@ static void lane_trim(struct cox_lane *lane)
 COX_HOT bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
 {
     cox_error_clear(&lane->error);
+    lane->message = NULL;
     if (request->type == COX_TYPE_OPAQUE) {
         serve_opaque(lane, request);
         return false;
@@ -591,6 +597,8 @@ COX_HOT bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *req
         if (r)
             cox_fail(&lane->error, r, "a request of %zu bytes that is no ExecuteRequest",
                      request->size);
+        if (r && lane->worker->stands_in)
+            typed.type = COX_TYPE_OPAQUE; /* as in cox_lane_refuse */
     }
     const bool in_block = r == 0 && message->bulk && cox_lane_has_blocks(lane);
     if (in_block)
@@ -621,6 +629,7 @@ COX_HOT bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *req
         r = cox_fail(&lane->error, COX_CORRUPT, "%s does not belong on the %s channel",
                      cox_wire_type_name((uint32_t)message->execute_type),
                      cox_channel_name(lane->channel.id));
+    lane->message = message;
     if (r)
         lane_reject(lane, &typed, r);
     else

@@ -154,6 +154,22 @@ static void init_fill(struct init_answer *answer, const struct cox_init_result *
         answer->results.kv_pool = cox_kv_pool_fill(&answer->kv_pool, &result->kv_pool);
 }
 
+/* Coordinators of MindIE-LLM up to 3.0.0.beta.2 read the number of device blocks from the map,
+ * later ones from the first KV cache's description alone. Each finds it, wherever the callback
+ * has put it. */
+static void init_tell_legacy(struct cox_init_result *result)
+{
+    const int64_t blocks = result->npu_block_count;
+    if (result->kv_cache_count == 0) {
+        result->kv_cache_count = 1;
+        result->kv_caches[0] = (struct cox_kv_cache_desc){.compression_ratio = 1};
+    }
+    if (result->kv_caches[0].block_count == 0)
+        result->kv_caches[0].block_count = (int32_t)(blocks < INT32_MAX ? blocks : INT32_MAX);
+    if (blocks == 0)
+        result->npu_block_count = result->kv_caches[0].block_count;
+}
+
 struct init_call {
     const struct cox_worker *worker;
     const struct cox_init_request *request;
@@ -166,6 +182,18 @@ static int call_init(void *argument)
     const struct init_call *call = argument;
     return call->worker->callbacks->init(call->worker->context, call->request, call->result,
                                          call->err);
+}
+
+/* A worker that sets nothing up has nothing to say. What it was to know is not dropped. */
+static int init_without_callback(const ExecuteRequest *message, struct cox_error *err)
+{
+    if (message->n_config == 0)
+        return 0;
+    return cox_fail(err, COX_UNSUPPORTED,
+                    "this worker has no init callback, and so cannot be told '%.100s': give it "
+                    "one, or start the group "
+                    "without configuration (no --init, --init-file, --model), or with --no-init",
+                    message->config[0]->key ? message->config[0]->key : "");
 }
 
 void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_request *request,
@@ -183,13 +211,14 @@ void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_reques
         .visit = &lane->visit,
     };
     struct init_call call = {worker, &init, &result, &lane->error};
-    int r = worker->callbacks->init
-                ? cox_lane_call(lane, request, COX_VISIT_LET, call_init, &call)
-                : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no init callback");
+    int r = worker->callbacks->init ? cox_lane_call(lane, request, COX_VISIT_LET, call_init, &call)
+                                    : init_without_callback(message, &lane->error);
     if (r == 0 && result.kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
         r = cox_fail(&lane->error, COX_INVALID, "init tells of %" PRIu32 " KV caches: at most %d",
                      result.kv_cache_count, COX_KV_CACHE_DESC_COUNT_MAX);
     if (r == 0) {
+        if (worker->stands_in)
+            init_tell_legacy(&result);
         init_fill(&answer, &result);
         response.result_case = RESULT(INIT_RESULTS);
         response.init_results = &answer.results;

@@ -16,6 +16,7 @@
 #include "../channel/thread.h"
 #include "../channel/truth.h"
 #include "../channel/tsan.h"
+#include "../proto/utf8.h"
 #include "proto/executor.pb-c.h"
 #include "stand_in.h"
 #include "worker_internal.h"
@@ -188,6 +189,7 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     char cut[768];
     snprintf(cut, sizeof cut, "%s", text);
     cox_text_trim(cut);
+    cox_utf8_mend(cut);
     /* The text stands where legacy coordinators look for it. */
     ModelExecuteData__ExecuteModelResponse body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
     body.err_msg = cut;
@@ -197,7 +199,7 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     report.has_rank = 1;
     report.rank = (int32_t)worker->options.rank;
     report.has_status = 1;
-    report.status = 1;
+    report.status = worker->stands_in ? 0 : 1; /* a legacy coordinator drops any other */
     report.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     report.execute_model_response = &body;
     if (channel >= 0) {

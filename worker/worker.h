@@ -16,7 +16,10 @@
  *   from the arena it is given or memory that outlives the call.
  * Blocks: new waits for nothing; run blocks until the worker ends.
  * Failures: a callback returns 0, or anything else to answer with an error; its text reaches the
- *   coordinator with the rank. An error of any rank ends the request for all.
+ *   coordinator with the rank. An error of any rank ends the request for all. A legacy coordinator
+ *   drops every answer and report whose status is not 0: it gets the failure with status 0, in the
+ *   words of its own protocol (err_msg of a step, the init status, the LoRA status UNSUPPORT_CMD, a
+ *   code for each pull, command_result), and beside it the text as a fault report.
  * If the process dies: its slot and lines stay as they are; the coordinator sees the death and no
  *   half-written answer.
  * If the coordinator dies: the process ends, also before run, and in or after finalize (on_orphan).
@@ -129,7 +132,10 @@ struct cox_kv_pool {
     struct cox_kv_layout layout;
 };
 
-/* What a rank says of itself at init. */
+/* What a rank says of itself at init. A legacy coordinator reads the device blocks from
+ * npu_block_count or from kv_caches[0].block_count, by its release: of the two, one that is 0 is
+ * sent as the other, and a rank without kv_caches describes one of npu_block_count blocks, of no
+ * block size. */
 struct cox_init_result {
     int64_t cpu_block_count; /* blocks of the swap space */
     int64_t npu_block_count; /* blocks of the KV cache; the coordinator takes the smallest of all
@@ -173,7 +179,9 @@ COX_PUBLIC bool cox_init_request_aborted(const struct cox_init_request *request)
 COX_PUBLIC bool cox_worker_pull_aborted(const struct cox_worker *worker);
 
 /* Any callback may be NULL: the request is then answered with COX_UNSUPPORTED (no-reply requests
- * are dropped). */
+ * are dropped; a legacy coordinator gets a fault report for a link). Only an init that brings no
+ * configuration succeeds without a callback, and tells of nothing: no blocks, no positions, no KV
+ * cache. */
 struct cox_worker_callbacks {
     int (*init)(void *context, const struct cox_init_request *request,
                 struct cox_init_result *result, struct cox_error *err);

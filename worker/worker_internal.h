@@ -19,6 +19,7 @@
 #include <stdatomic.h>
 
 struct ModelExecuteData__BulkRef;
+struct ModelExecuteData__ExecuteRequest;
 
 /* The block of an answer that does not fit its slot. */
 struct cox_lane_answer {
@@ -50,8 +51,10 @@ struct cox_lane {
     pthread_t self; /* the same, of the lane's own */
     uint8_t *copy;  /* private copy of a request, grown to what was needed */
     size_t copy_size;
-    struct cox_arena arena;           /* the request at hand and the answer to it */
-    struct cox_error error;           /* of the request at hand */
+    struct cox_arena arena; /* the request at hand and the answer to it */
+    struct cox_error error; /* of the request at hand */
+    /* The request at hand, in the arena; NULL: it cannot be read. */
+    const struct ModelExecuteData__ExecuteRequest *message;
     struct cox_visit visit;           /* the callback under way */
     uint64_t deadline_ns;             /* of a LoRA request at hand; 0: not told */
     struct cox_opaque_answer *opaque; /* of the opaque callback under way; NULL: there is none */

@@ -56,10 +56,13 @@ static void on_line(void *context, uint32_t rank, bool is_stderr, const char *te
         cox_console_line("[rank %u] %s", rank, text);
 }
 
-static void on_fault(void *context, uint32_t rank, const char *text)
+static void on_fault(void *context, int32_t rank, const char *text)
 {
     (void)context;
-    cox_console_say("rank %u reports: %s", rank, text);
+    if (rank < 0)
+        cox_console_say("rank unknown reports: %s", text);
+    else
+        cox_console_say("rank %" PRId32 " reports: %s", rank, text);
 }
 
 static void on_death(void *context, uint32_t rank, const char *text)
@@ -226,15 +229,23 @@ static void *interrupt_main(void *context)
 static int group_init(struct cox_crew *crew, const struct cox_crew_options *options,
                       struct cox_error *err)
 {
-    const struct cox_config_entry config[] = {{"model", options->model}};
+    _cox_cleanup_(cox_free_ptr) struct cox_config_entry *config =
+        calloc(options->config_count + 1, sizeof *config);
+    size_t count = 0;
     uint64_t init_ms =
         options->group->start_timeout_ms ? options->group->start_timeout_ms : INIT_MS_DEFAULT;
     pthread_t interrupt;
+    if (!config)
+        return cox_fail(err, -ENOMEM, "no memory for the init configuration");
+    if (options->model)
+        config[count++] = (struct cox_config_entry){"model", options->model};
+    for (size_t i = 0; i < options->config_count; i++)
+        config[count++] = options->config[i];
     int r = cox_thread_start(&interrupt, interrupt_main, crew);
     if (r)
         return cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
-    r = cox_executor_init(crew->executor, config, options->model ? 1 : 0,
-                          cox_deadline_after_ms(init_ms), &crew->summary, err);
+    r = cox_executor_init(crew->executor, config, count, cox_deadline_after_ms(init_ms),
+                          &crew->summary, err);
     pthread_mutex_lock(&crew->lock);
     crew->initialized = true;
     pthread_cond_broadcast(&crew->wake);

@@ -26,15 +26,17 @@ struct cox_service;
 
 struct cox_crew_options {
     const struct cox_group_choice *group;
-    const char *const *command; /* argv of every worker, NULL-terminated */
-    bool external;              /* none is started: they log on at the door */
-    bool need_door;             /* it is there to be talked to */
-    bool no_flags;              /* append none to command */
-    const char *model;          /* told at init; NULL: not told */
-    bool init;                  /* send MODEL_INIT */
-    bool share_weights;         /* load model here, once, for all ranks (shared_weights.h) */
-    bool quiet;                 /* what workers write is not shown */
-    const char *refusal;        /* of prompts of others: why; static storage */
+    const char *const *command;            /* argv of every worker, NULL-terminated */
+    bool external;                         /* none is started: they log on at the door */
+    bool need_door;                        /* it is there to be talked to */
+    bool no_flags;                         /* append none to command */
+    const char *model;                     /* told at init; NULL: not told */
+    bool init;                             /* send MODEL_INIT */
+    const struct cox_config_entry *config; /* told at init beside the model */
+    size_t config_count;
+    bool share_weights;  /* load model here, once, for all ranks (shared_weights.h) */
+    bool quiet;          /* what workers write is not shown */
+    const char *refusal; /* of prompts of others: why; static storage */
 };
 
 /* Commands at the group's door are served from the start of its workers on, until they have ended; prompts

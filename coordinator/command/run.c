@@ -2,6 +2,7 @@
 #include "command.h"
 #include "console.h"
 #include "crew.h"
+#include "init_options.h"
 #include "../serving/group_links.h"
 #include "../serving/service.h"
 #include "tokenizer.h"
@@ -12,6 +13,8 @@
 
 enum {
     OPTION_NO_INIT = COX_OPTION_COMMAND,
+    OPTION_INIT,
+    OPTION_INIT_FILE,
     OPTION_NO_FLAGS,
     OPTION_QUIET,
     OPTION_ADAPTER,
@@ -40,6 +43,10 @@ static void help(FILE *file)
         "With the reference worker, `coxswain generate --name NAME` then completes prompts on\n"
         "the group, for any number of callers at once.\n"
         "\n"
+        "      --init KEY=VALUE      configuration that every worker gets at init; may be "
+        "repeated\n"
+        "      --init-file FILE      the same: a JSON object of strings, numbers, true and false;\n"
+        "                            what --init says comes before it\n"
         "      --no-init             start them only\n"
         "      --no-flags            nothing is appended to COMMAND; the environment has it all\n"
         "      --external            start none: wait for workers that somebody starts by hand,\n"
@@ -61,6 +68,8 @@ static const struct option long_options[] = {
     COX_GROUP_CHOICE_LONG_OPTIONS,
     COX_RECOVERY_LONG_OPTIONS,
     COX_ASYNC_LONG_OPTIONS,
+    {"init", required_argument, NULL, OPTION_INIT},
+    {"init-file", required_argument, NULL, OPTION_INIT_FILE},
     {"no-init", no_argument, NULL, OPTION_NO_INIT},
     {"no-flags", no_argument, NULL, OPTION_NO_FLAGS},
     {"quiet", no_argument, NULL, OPTION_QUIET},
@@ -161,6 +170,7 @@ int cox_command_run(int argc, char **argv)
     struct cox_group_choice group;
     struct cox_crew_options options = {.group = &group, .init = true, .need_door = true};
     _cox_cleanup_(cox_adapter_choice_deinit) struct cox_adapter_choice adapters = {0};
+    _cox_cleanup_(cox_init_choice_deinit) struct cox_init_choice init = {0};
     enum cox_role role = COX_ROLE_STANDARD;
     struct cox_error error = {0};
     cox_group_choice_init(&group);
@@ -173,6 +183,10 @@ int cox_command_run(int argc, char **argv)
         }
         if (option == OPTION_ROLE)
             r = cox_role_parse(optarg, &role, &error);
+        else if (option == OPTION_INIT)
+            r = cox_init_choice_take(&init, optarg, &error);
+        else if (option == OPTION_INIT_FILE)
+            r = cox_init_choice_read(&init, optarg, &error);
         else if (option == OPTION_NO_INIT)
             options.init = false;
         else if (option == OPTION_NO_FLAGS)
@@ -223,6 +237,12 @@ int cox_command_run(int argc, char **argv)
         if (!options.init)
             options.refusal = NOT_INITIALIZED;
     }
+    options.config = init.entries;
+    options.config_count = init.count;
+    if (!r && init.count && !options.init)
+        r = cox_fail(&error, COX_INVALID, "--no-init: nobody is told what --init says");
+    if (!r && options.model && cox_init_choice_get(&init, "model"))
+        r = cox_fail(&error, COX_INVALID, "'model' in --init or --init-file: use --model DIR");
     if (!r && role != COX_ROLE_STANDARD && (options.refusal || group.legacy_workers))
         r = cox_fail(&error, COX_INVALID, "--role is for groups that take prompts: %s",
                      options.refusal ? options.refusal : LEGACY);

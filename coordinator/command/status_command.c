@@ -337,6 +337,15 @@ static void print_rank(const status_reply *status, const CoxswainControl__RankSt
     print_troubles(rank);
 }
 
+/* What no rank can be blamed for. */
+static void print_unknown(const status_reply *status)
+{
+    char text[TEXT_SIZE];
+    if (status->unknown_error)
+        printf("rank unknown\n  last error, %s ago: %s\n",
+               format_seconds(text, status->unknown_error_age_ns), status->unknown_error);
+}
+
 /* "role decode, linked with A, B; holds 3 (12 blocks); pulls: ..." Nothing of a group that has taken no part so far. */
 static void print_transfer(const CoxswainControl__TransferStatus *transfer)
 {
@@ -378,6 +387,7 @@ static void print_status(const status_reply *status)
     putchar('\n');
     for (size_t i = 0; i < status->n_ranks; i++)
         print_rank(status, status->ranks[i]);
+    print_unknown(status);
 }
 
 /* ---- for programs ---- */
@@ -545,6 +555,18 @@ static json_t *weights_json(const CoxswainControl__WeightsStatus *weights)
     return root;
 }
 
+/* A rank that did not say which it is; null: there was none. */
+static json_t *unknown_json(const status_reply *status)
+{
+    if (!status->unknown_error)
+        return json_null();
+    json_t *root = json_object();
+    json_object_set_new(root, "last_error", json_string(status->unknown_error));
+    json_object_set_new(root, "last_error_age_s",
+                        json_real((double)status->unknown_error_age_ns / 1e9));
+    return root;
+}
+
 static void print_json(const status_reply *status)
 {
     json_t *root = json_object(), *channels = json_array(), *ranks = json_array();
@@ -568,6 +590,7 @@ static void print_json(const status_reply *status)
     json_object_set_new(root, "restarts", number_json(status->restarts));
     json_object_set_new(root, "model", text_json(status->model));
     json_object_set_new(root, "ranks", ranks);
+    json_object_set_new(root, "unknown_rank", unknown_json(status));
     json_object_set_new(root, "channels", channels);
     json_object_set_new(root, "serving", serving_json(status->serving));
     json_object_set_new(root, "refusal", text_json(status->refusal));
@@ -595,6 +618,7 @@ static void clean_texts(status_reply *status)
     clean(status->engine_state);
     clean(status->model);
     clean(status->refusal);
+    clean(status->unknown_error);
     if (status->recovery)
         clean(status->recovery->doing);
     for (size_t i = 0; status->transfer && i < status->transfer->n_links; i++)

@@ -187,6 +187,10 @@ int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *
     SET(reply, pid, getpid());
     SET(reply, deaths, status.deaths);
     SET(reply, restarts, status.restarts);
+    if (status.unknown_error[0]) {
+        reply->unknown_error = cox_arena_strdup(arena, status.unknown_error);
+        SET(reply, unknown_error_age_ns, status.unknown_error_age_ns);
+    }
     int r = ranks_fill(reply, rank_count, ranks, arena);
     if (!r)
         r = channels_fill(reply, &status, arena);

@@ -390,11 +390,11 @@ static void operation_do(struct driver *d, const struct operation *operation)
     }
 }
 
-static void on_fault(void *context, uint32_t rank, const char *text)
+static void on_fault(void *context, int32_t rank, const char *text)
 {
     struct driver *d = context;
-    printf("# rank %" PRIu32 " reports: %s\n", rank, text);
-    if (strcmp(text, "word") != 0)
+    printf("# rank %" PRId32 " reports: %s\n", rank, text);
+    if (rank < 0 || strcmp(text, "word") != 0)
         return;
     pthread_mutex_lock(&d->lock);
     d->heard[rank] = true;

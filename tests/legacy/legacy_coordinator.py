@@ -157,6 +157,11 @@ class Channel:
             answers = [self.response.read(0, self.response.size)]
         for semaphore in self.semaphores["response", "produce"]:
             semaphore.post()
+        for rank, answer in enumerate(answers):
+            if last(answer, 3, 0):
+                # The original drops it, and its engine waits for ever.
+                raise Failed("the answer of rank %d on %s has status %d and is dropped" %
+                             (rank, self.suffix, signed(answer[3][-1])))
         return answers
 
 
@@ -196,10 +201,11 @@ class Group:
             if self.error_consume.wait_until(time.monotonic() + (0 if ending else 0.05)):
                 report = self.error_region.read(0, ERROR_SIZE)
                 self.error_produce.post()
+                if last(report, 3, 0):
+                    continue  # dropped, as the original does
                 self.errors.append({
                     "type": last(report, 1, 0),
-                    "rank": last(report, 2, 0),
-                    "status": signed(last(report, 3, 0)),
+                    "rank": last(report, 2, None),
                     "text": text(fields(last(report, 4, b"")), 5),
                 })
             elif ending:
@@ -279,6 +285,16 @@ def prefill_group(seq_id, prompt):
             packed(17, [1]) + packed(18, [1]) + packed(19, [0]) + packed(20, [len(prompt)]))
 
 
+def chunk_group(seq_id, prompt, start, end, whole=False, split=True, is_prompt=False):
+    """Part of a prompt in a mixed step: is_req_prefill says that it is one. whole: with all tokens up to its end."""
+    tokens = prompt[:end] if whole else prompt[start:end]
+    return (words(1, "request-%d" % seq_id) + number(2, is_prompt) + words(3, int64s([seq_id])) +
+            chunk(4, int64s([len(tokens)])) + chunk(5, int64s(tokens)) + present(6, 0) +
+            chunk(8, block_table(seq_id, end)) + words(9, int64s([0])) + present(15, 1) +
+            packed(17, [1]) + packed(18, [int(end == len(prompt))]) +
+            (packed(19, [start]) + packed(20, [end]) if split else b""))
+
+
 def decode_group(seq_id, token_count):
     return (words(1, "request-%d" % seq_id) + words(3, int64s([seq_id])) +
             chunk(8, block_table(seq_id, token_count)) + words(9, int64s([0])) + present(15, 1) +
@@ -341,11 +357,17 @@ class Life:
                 } for desc in map(fields, init.get(2, []))],
             })
         self.result["init"] = ranks
-        self.result["init_merged"] = {
-            key: min(int(rank["map"][key]) for rank in ranks)
-            for key in ("cpuBlockNum", "npuBlockNum", "maxPositionEmbeddings")
-            if all(key in rank["map"] for rank in ranks)
-        }
+        for rank, answer in enumerate(ranks):
+            if answer["map"].get("status") != "ok":
+                raise Failed("rank %d: init failed: %s" % (rank, answer["map"].get("status")))
+        # Each release looks in its own place.
+        blocks = {
+            "old": lambda rank: int(rank["map"]["npuBlockNum"]),
+            "new": lambda rank: rank["kv_cache_descs"][0]["npu_block_num"],
+        }[self.args.release]
+        merged = {key: min(int(rank["map"][key]) for rank in ranks) for key in ("cpuBlockNum", "maxPositionEmbeddings")}
+        merged["blocks"] = min(map(blocks, ranks))
+        self.result["init_merged"] = merged
 
     def step(self, groups, forward_type):
         self.group.execute.send(model_request(groups, forward_type))
@@ -450,6 +472,8 @@ def parse_command_line():
     parser.add_argument("--prompts", default="1,2,3;40,50,60,70", help="token ids, sequences apart by ;")
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="for MODEL_INIT")
     parser.add_argument("--skip", default="", help="phases to leave out: " + ",".join(PHASES))
+    parser.add_argument("--release", choices=("old", "new"), default="new",
+                        help="where the number of device blocks is read: the init map, or the KV cache descriptor")
     parser.add_argument("--legacy-sizes", action="store_true", help="the contract's region sizes")
     for suffix in LEGACY_SIZES:
         parser.add_argument("--%s-sizes" % suffix.replace("_", "-"), metavar="REQUEST,RESPONSE", help="bytes")
@@ -497,8 +521,8 @@ def main():
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             group.start()
             Life(group, args, result).run()
-        except (Failed, OSError, wire.WireError, ValueError) as error:
-            result["error"] = str(error)
+        except (Failed, OSError, wire.WireError, ValueError, LookupError) as error:
+            result["error"] = str(error) or repr(error)
             for worker in group.workers:
                 worker.kill()
         result["exit_statuses"] = group.stop()

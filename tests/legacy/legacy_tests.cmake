@@ -7,4 +7,5 @@ target_link_libraries(legacy_native PRIVATE coxswain_worker_lib coxswain_proto c
 cox_command_test(NAME legacy/selftest LABEL legacy TIMEOUT 120 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/legacy_selftest.py)
 cox_command_test(NAME legacy/native LABEL legacy TIMEOUT 120 PROCESSORS 2
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/native_test.py $<TARGET_FILE:legacy_native>)
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/native_test.py $<TARGET_FILE:legacy_native>
+            $<TARGET_FILE:coxswain-worker>)

@@ -9,6 +9,11 @@ line and the protobuf fields, and nothing of Coxswain. Its "model" gives for eve
 Environment, for tests:
     COX_LEGACY_DELAY_MS=ms       wait so long before every MODEL_INFER reply
     COX_LEGACY_FAULT=rank:text   that rank reports text on the error channel at its first MODEL_INFER (and replies)
+    COX_LEGACY_FAIL=rank:text    that rank's first MODEL_INFER fails: no outputs, text in the reply and as a report
+    COX_LEGACY_INIT=form         how the number of device blocks is told at init: "new" (the default; since March 2026) in
+                                 the KV cache descriptor alone, "old" (up to 3.0.0.beta.2) in the map alone, "mixed" old on
+                                 even ranks and new on odd ones, "neither" on rank 1 and new on the others
+    COX_LEGACY_NEEDS=key,key     refuse an init whose configuration lacks one of them; key=value: with another value
     COX_LEGACY_UNLINK=1          unlink the opened region names at a clean exit, as Python's resource tracker does
 
 Exit status: 0 after MODEL_FINALIZE, 2 command line or names refused, 3 bytes that make no sense, 4 parent gone.
@@ -307,6 +312,10 @@ class Worker:
         self.delay_s = int(os.environ.get("COX_LEGACY_DELAY_MS", "0")) / 1000
         fault_rank, _, self.fault_text = os.environ.get("COX_LEGACY_FAULT", "").partition(":")
         self.fault_pending = fault_rank != "" and int(fault_rank) == self.rank
+        fail_rank, _, self.fail_text = os.environ.get("COX_LEGACY_FAIL", "").partition(":")
+        self.fail_pending = fail_rank != "" and int(fail_rank) == self.rank
+        self.init_form = os.environ.get("COX_LEGACY_INIT", "new")
+        self.needs = [key for key in os.environ.get("COX_LEGACY_NEEDS", "").split(",") if key]
 
         self.sequences = {}
         self.links = []
@@ -327,21 +336,44 @@ class Worker:
 
     def model_init(self, request):
         """Numbers that differ by rank, so that the coordinator's minimum can be seen."""
+        given = {text(entry, 1): text(entry, 2) for entry in map(fields, request.get(2, []))}
+        missing = [need for need in self.needs
+                   if not (need in given or tuple(need.split("=", 1)) in given.items())]
+        if missing:
+            self.execute.reply_at_slot(self.response(MODEL_INIT, 5, string_map(1, {
+                "status": "the configuration has no " + ", ".join(missing)})))
+            return
         blocks = 100 + self.rank
-        results = string_map(1, {
+        results = {
             "status": "ok",
             "cpuBlockNum": blocks,
-            "npuBlockNum": blocks,
             "maxPositionEmbeddings": 4096 - self.rank,
             "memPoolId": "pool-%d" % self.rank,
-        })
-        results += chunk(2, number(1, blocks) + number(2, 128) + number(3, 1) + number(4, 0))
+        }
+        form = self.init_form
+        if form == "mixed":
+            form = ("old", "new")[self.rank % 2]
+        if form == "old":
+            results["npuBlockNum"] = blocks
+        results = string_map(1, results)
+        if form != "old":
+            told = 0 if form == "neither" and self.rank == 1 else blocks
+            results += chunk(2, number(1, told) + number(2, 128) + number(3, 1) + number(4, 0))
         self.execute.reply_at_slot(self.response(MODEL_INIT, 5, results))
+
+    def report(self, words_of_it):
+        """Neither rank nor status: a report never says which rank it is of, and any status but 0 would be dropped."""
+        self.error.report(number(1, EXECUTE_ERROR) + chunk(4, chunk(5, words_of_it)))
 
     def infer(self, request, execute_type):
         if self.fault_pending:
             self.fault_pending = False
-            self.error.report(self.response(EXECUTE_ERROR, 4, chunk(5, self.fault_text), status=1))
+            self.report(self.fault_text)
+        if self.fail_pending:
+            self.fail_pending = False
+            self.execute.reply_of_first(self.response(execute_type, 4, chunk(5, self.fail_text)))
+            self.report(self.fail_text)
+            return
         model = fields(last(request, 3, b""))
         outputs = b"".join(chunk(1, self.infer_group(fields(group))) for group in model.get(1, []))
         if self.delay_s:
@@ -349,6 +381,9 @@ class Worker:
         self.execute.reply_of_first(self.response(execute_type, 4, outputs))
 
     def infer_group(self, group):
+        text(group, 1)  # a string that is no UTF-8 is the end of this worker
+        prefill, last_chunk = integers(group, 17), integers(group, 18)
+        starts, ends = integers(group, 19), integers(group, 20)
         seq_ids = int64_array(last(group, 3, b""))
         prompt = int64_array(last(group, 5, b""))
         lengths = int64_array(last(group, 4, b""))
@@ -357,11 +392,17 @@ class Worker:
             lengths = [len(prompt)] + [0] * (len(seq_ids) - 1)
         samples = b""
         at = 0
-        for seq_id, length in zip(seq_ids, lengths):
+        for i, (seq_id, length) in enumerate(zip(seq_ids, lengths)):
             sequence = self.sequences.setdefault(seq_id, Sequence())
-            if last(group, 2, 0):
-                sequence.prompt_sum += sum(prompt[at:at + length])
+            if prefill[i] if i < len(prefill) else last(group, 2, 0):
+                tokens = prompt[at:at + length]
                 at += length
+                if i < len(ends) and len(tokens) >= ends[i]:
+                    tokens = tokens[starts[i]:ends[i]]  # the whole prompt was told, not its chunk alone
+                sequence.prompt_sum += sum(tokens)
+                if i < len(last_chunk) and not last_chunk[i]:
+                    samples += chunk(1, number(1, seq_id) + number(2, seq_id))
+                    continue
             token = (sequence.prompt_sum + sequence.replies) % 97
             sequence.replies += 1
             samples += chunk(1, number(1, seq_id) + number(2, seq_id) + packed(3, [token]) +

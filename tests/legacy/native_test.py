@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A worker on Coxswain's library under legacy_coordinator.py, which knows no control region: native_test.py WORKER.
+"""A worker on Coxswain's library under legacy_coordinator.py, which knows no control region: native_test.py WORKER REFERENCE_WORKER.
 
 The life of a group is the one of legacy_selftest.py, with the same answers, alone and mixed with legacy_worker.py."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import legacy_selftest as selftest
 import legacy_worker as wire
 
 NATIVE = []
+REFERENCE = []
+MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "models", "sums")
 
 # Ranks of the group by turns, beginning with the one named first.
 BY_TURNS = ["sh", "-c", """
@@ -36,6 +39,9 @@ class NativeTest(selftest.LegacyTest):
     test_worker_refuses_names_open_to_others = None
     test_more_ranks_than_slots = None
     test_worker_that_ends_early = None
+
+    test_init_answers_of_both_releases = None  # there is one form of answer here, for both: see below
+    fault_rank = 1
 
     def start(self, *options, worker=None, **environment):
         return super().start(*options, worker=worker or NATIVE, **environment)
@@ -61,11 +67,75 @@ class NativeTest(selftest.LegacyTest):
                 with self.subTest(ranks=ranks, worker=worker):
                     self.check_life(self.run_group("--ranks", str(ranks), worker=worker), ranks)
 
+    def test_blocks_are_told_in_both_places(self):
+        """Whichever release reads them, and wherever the callback has put them."""
+        for release in ("old", "new"):
+            for blocks in ("both", "count", "cache"):
+                with self.subTest(release=release, blocks=blocks):
+                    result = self.run_group("--ranks", "2", "--release", release, COX_NATIVE_BLOCKS=blocks)
+                    self.assertEqual(result["init_merged"]["blocks"], 100)
+                    self.assertEqual([(rank["map"]["npuBlockNum"], rank["kv_cache_descs"][0]["npu_block_num"])
+                                      for rank in result["init"]], [("100", 100), ("101", 101)])
+
     def test_failure_of_the_first_rank_is_its_answer(self):
+        """The original drops what has another status than 0: this is told in words, and reported beside."""
         result = self.run_group("--ranks", "2", COX_NATIVE_FAIL="0:out of coffee")
-        self.assertNotEqual(result["steps"][0]["status"], 0)
+        self.assertEqual(result["steps"][0]["status"], 0)
         self.assertEqual(result["steps"][0]["outputs"], [])
+        self.assertEqual(result["steps"][0]["err_msg"], "out of coffee")
         self.assertEqual([(error["rank"], error["text"]) for error in result["errors"]][0], (0, "out of coffee"))
+
+    def test_odd_bytes_in_a_failure_are_mended(self):
+        """Its protobuf refuses a message of which a string is no UTF-8."""
+        result = self.run_group("--ranks", "2", COX_NATIVE_FAIL=b"0:out of caf\xe9")
+        self.assertEqual(result["steps"][0]["err_msg"], "out of caf?")
+        self.assertIn("out of caf?", [error["text"] for error in result["errors"]])
+
+    def test_init_that_fails_is_told(self):
+        result = self.run_group("--ranks", "2", status=1, COX_NATIVE_FAIL_INIT="no device")
+        self.assertEqual(result["error"], "rank 0: init failed: no device")
+        with unittest.mock.patch.dict(os.environ, COX_NATIVE_FAIL_INIT="no device"), self.served_group(2) as group:
+            group.execute.send(coordinator.request(wire.MODEL_INIT))
+            for answer in group.execute.gather(slots=True):
+                self.assertIn(b"no device", wire.last(answer, 5, b""))
+            self.assertTrue(selftest.wait_for(lambda: len(group.errors) >= 2), group.errors)
+            self.assertEqual(sorted((error["rank"], error["text"]) for error in group.errors),
+                             [(0, "no device"), (1, "no device")])
+
+    def test_other_failures_are_told(self):
+        """A link query, LoRA, pulls and recovery: each where the protocol has a place for it, and reported."""
+        result = self.run_group("--ranks", "2", COX_NATIVE_FAIL_REST="not today")
+        self.assertEqual(result["link_status"], {"failed": [], "success": [], "running": [], "waiting": []})
+        self.assertEqual(result["lora"], [{"name": "adapter", "status": 6}] * 4)  # UNSUPPORT_CMD
+        self.assertEqual(result["transfer"], [{"request-0": 2003, "request-1": 2003}] * 2)  # PD_PULL_KV_ERROR
+        for command in result["recover"]:
+            for rank in command["ranks"]:
+                self.assertNotEqual(rank["command_result"], 0)
+                self.assertEqual(rank["error_msg"], "not today")
+        reports = [error["rank"] for error in result["errors"] if error["text"] == "not today"]
+        for rank in (0, 1):  # a query, four operations and a batch of pulls; a command's result is told as a result
+            self.assertEqual(reports.count(rank), 6)
+
+    def test_chunked_prefill(self):
+        """In mixed steps, is_prompt false: the tokens of a chunk alone, or all up to its end, with a split or without."""
+        prompts = ([1, 2, 3, 4, 5, 6, 7], [40, 50, 60, 70])
+        for worker in (NATIVE, selftest.WORKER, by_turns(NATIVE, selftest.WORKER)):
+            for how in ({}, {"whole": True}, {"split": False}, {"is_prompt": True}):
+                with self.subTest(worker=worker, how=how), self.served_group(2, worker) as group:
+                    group.execute.send(coordinator.request(wire.MODEL_INIT))
+                    group.execute.gather(slots=True)
+                    step = coordinator.Life(group, None, {}).step
+                    first = step([coordinator.chunk_group(0, prompts[0], 0, 3, **how),
+                                  coordinator.prefill_group(1, prompts[1])], 3)
+                    second = step([coordinator.decode_group(1, 5),
+                                   coordinator.chunk_group(0, prompts[0], 3, 5, **how)], 3)
+                    third = step([coordinator.chunk_group(0, prompts[0], 5, 7, **how),
+                                  coordinator.decode_group(1, 6)], 3)
+                    fourth = step([coordinator.decode_group(0, 8), coordinator.decode_group(1, 7)], 1)
+                    tokens = [{out["seq_id"]: out["tokens"] for out in answer["outputs"]}
+                              for answer in (first, second, third, fourth)]
+                    self.assertEqual(tokens, [{0: [], 1: [220 % 97]}, {0: [], 1: [221 % 97]}, {0: [28], 1: [222 % 97]},
+                                              {0: [29], 1: [223 % 97]}])
 
     def test_failure_of_another_rank_is_a_fault(self):
         """Its answer is looked at by nobody: the report on the error channel is all there is."""
@@ -73,13 +143,60 @@ class NativeTest(selftest.LegacyTest):
         self.assertEqual(result["steps"][0]["status"], 0)
         self.assertIn((1, "out of coffee"), [(error["rank"], error["text"]) for error in result["errors"]])
 
+    def test_chunked_prefill_with_the_model(self):
+        """The reference worker: sums that came in chunks, beside one that decodes, are right, and the same as whole."""
+        with open(os.path.join(MODEL, "tokenizer.json"), encoding="utf-8") as file:
+            vocabulary = json.load(file)["model"]["vocab"]
+        characters = {number: character for character, number in vocabulary.items()}
+        prompts = [[vocabulary["<bos>"]] * ("<bos>" in vocabulary) + [vocabulary[c] for c in text]
+                   for text in ("123+456=", "27+58=")]
+
+        def outputs(answer):
+            self.assertNotIn("err_msg", answer)
+            return answer["outputs"]
+
+        def chunked(step, sizes, **how):
+            """What the first one gives in chunks of these sizes, and the second one beside it, each until 4 tokens are there."""
+            texts, ends = [[], []], [0]
+            for size in sizes:
+                ends.append(ends[-1] + size)
+            for i, (start, end) in enumerate(zip(ends, ends[1:])):
+                other = (coordinator.prefill_group(1, prompts[1]) if i == 0 else
+                         coordinator.decode_group(1, len(prompts[1]) + i))
+                groups = [coordinator.chunk_group(0, prompts[0], start, end, **how), other]
+                for out in outputs(step(groups if i % 2 else groups[::-1], 3)):
+                    texts[out["seq_id"]] += out["tokens"]
+            while len(texts[0]) < 4:
+                groups = [coordinator.decode_group(i, len(prompts[i]) + len(texts[i])) for i in (0, 1)]
+                for out in outputs(step(groups, 1)):
+                    texts[out["seq_id"]] += out["tokens"]
+            return ["".join(characters[token] for token in text[:3]) for text in texts]
+
+        worker = [REFERENCE[0], "--model", MODEL, "--block-size", str(coordinator.BLOCK_SIZE)]
+        for ranks in (1, 2):
+            with self.served_group(ranks, worker) as group:
+                group.execute.send(coordinator.request(wire.MODEL_INIT))
+                group.execute.gather(slots=True)
+                step = coordinator.Life(group, None, {}).step
+                for sizes in ([len(prompts[0])], [3, len(prompts[0]) - 3], [1, 4, len(prompts[0]) - 5],
+                              [1] * len(prompts[0])):
+                    for how in ({}, {"whole": True}, {"split": False}, {"is_prompt": True}):
+                        with self.subTest(ranks=ranks, sizes=sizes, how=how):
+                            if how == {"is_prompt": True} and len(sizes) > 1:
+                                how = {"is_prompt": True, "whole": True}
+                            texts = chunked(step, sizes, **how)
+                            self.assertEqual(texts[0], "579")
+                            self.assertEqual(texts[1][:2], "85")
+                            group.execute.send(coordinator.request(
+                                wire.TEXT_GENERATOR_CLEANUP, 7, wire.packed(1, [0, 1])))
+
     @contextlib.contextmanager
-    def group(self, ranks):
-        """A group in this process, with native workers that are running."""
+    def group(self, ranks, worker=None):
+        """A group in this process, with workers that are running; native ones if not told."""
         sizes = dict.fromkeys(coordinator.LEGACY_SIZES, (65536, ranks * wire.SLOT_STRIDE))
         sizes["shared_sync_link"] = (65536, 65536)  # no slots there
         group = coordinator.Group(types.SimpleNamespace(
-            ranks=ranks, prefix=self.prefix, timeout=selftest.LIMIT_S, grace=selftest.LIMIT_S, command=NATIVE))
+            ranks=ranks, prefix=self.prefix, timeout=selftest.LIMIT_S, grace=selftest.LIMIT_S, command=worker or NATIVE))
         try:
             group.create(sizes)
             group.start()
@@ -91,9 +208,9 @@ class NativeTest(selftest.LegacyTest):
             group.destroy()
 
     @contextlib.contextmanager
-    def served_group(self, ranks):
+    def served_group(self, ranks, worker=None):
         """The same, whose workers are told to leave at the end."""
-        with self.group(ranks) as group:
+        with self.group(ranks, worker) as group:
             yield group
             group.execute.send(coordinator.request(wire.MODEL_FINALIZE))
             self.assertEqual(group.stop(), [0] * ranks)
@@ -129,7 +246,19 @@ class NativeTest(selftest.LegacyTest):
             self.assertEqual([wire.last(answer, 2, 0) for answer in answers], [0, 1])
 
     def test_bytes_that_are_no_request(self):
-        """Ranks that are looked at answer with an error; the next request is served as ever."""
+        """Ranks that are looked at answer, and all report; the next request is served as ever."""
+        reported = 0
+
+        def expect_failure(group, channel, slots):
+            nonlocal reported
+            for answer in channel.gather(slots):
+                model, command = (wire.fields(wire.last(answer, field, b"")) for field in (4, 11))
+                if channel is group.execute:
+                    self.assertTrue(wire.text(model, 5))
+                elif channel is group.recover:
+                    self.assertNotEqual(wire.last(command, 2, 0), 0)
+            reported += 2
+            self.assertTrue(selftest.wait_for(lambda: len(group.errors) >= reported), group.errors)
 
         def statuses(channel, slots):
             return [wire.last(answer, 3, 0) for answer in channel.gather(slots)]
@@ -139,13 +268,13 @@ class NativeTest(selftest.LegacyTest):
                                    (group.transfer, True)):
                 for request in (b"\xff\xff", b"\x08", b"\x0b" * 40, coordinator.request(wire.EXECUTE_ERROR + 99)):
                     channel.send(request)
-                    self.assertNotIn(0, statuses(channel, slots))
+                    expect_failure(group, channel, slots)
                 for rank, semaphore in enumerate(channel.semaphores["request", "produce"]):
                     group.wait(semaphore, rank, "to take the request before")
                 channel.request.map[0:4] = b"\xff\xff\xff\x7f"  # a length that is not possible
                 for semaphore in channel.semaphores["request", "consume"]:
                     semaphore.post()
-                self.assertNotIn(0, statuses(channel, slots))
+                expect_failure(group, channel, slots)
             group.execute.send(coordinator.request(wire.MODEL_INIT))
             self.assertEqual(statuses(group.execute, True), [0, 0])
             group.link.send(coordinator.request(wire.PD_LINK_STATUS_QUERY, 11))
@@ -162,4 +291,5 @@ class NativeTest(selftest.LegacyTest):
 
 if __name__ == "__main__":
     NATIVE.append(sys.argv.pop(1))
+    REFERENCE.append(sys.argv.pop(1))
     unittest.main()

@@ -5,6 +5,9 @@
  *
  * Environment, for tests: COX_LEGACY_DELAY_MS and COX_LEGACY_FAULT as there;
  * COX_NATIVE_FAIL=rank:text lets that rank fail its first step instead;
+ * COX_NATIVE_FAIL_INIT=text lets init fail;
+ * COX_NATIVE_FAIL_REST=text lets link_status, lora, pull_kv and the recovery commands fail;
+ * COX_NATIVE_BLOCKS=count|cache lets init tell its blocks in the count alone, or the cache alone;
  * COX_NATIVE_REQUEST_MAX=bytes caps what an unpacked request may take. */
 #include "proto/executor.pb-c.h"
 #include "worker/worker.h"
@@ -63,8 +66,10 @@ static int engine_init(void *context, const struct cox_init_request *request,
                        struct cox_init_result *result, struct cox_error *err)
 {
     const struct engine *engine = context;
+    const char *fail = getenv("COX_NATIVE_FAIL_INIT"), *blocks = getenv("COX_NATIVE_BLOCKS");
     (void)request;
-    (void)err;
+    if (fail)
+        return cox_fail(err, COX_INVALID, "%s", fail);
     result->cpu_block_count = result->npu_block_count = 100 + (int64_t)engine->options.rank;
     result->max_position_embeddings = 4096 - (int64_t)engine->options.rank;
     result->mem_pool_id = engine->options.rank;
@@ -74,7 +79,17 @@ static int engine_init(void *context, const struct cox_init_request *request,
         .block_size = 128,
         .compression_ratio = 1,
     };
+    if (blocks && strcmp(blocks, "count") == 0)
+        result->kv_cache_count = 0;
+    if (blocks && strcmp(blocks, "cache") == 0)
+        result->npu_block_count = 0;
     return 0;
+}
+
+static int fail_rest(struct cox_error *err)
+{
+    const char *text = getenv("COX_NATIVE_FAIL_REST");
+    return text ? cox_fail(err, COX_INVALID, "%s", text) : 0;
 }
 
 static int engine_execute(void *context, const struct cox_batch *batch,
@@ -92,9 +107,13 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     }
     for (uint32_t i = 0; i < batch->row_count; i++) {
         const struct cox_batch_row *row = &batch->rows[i];
-        if (row->position == 0) {
-            engine->prompt_sums[row->slot] = engine->replies[row->slot] = 0;
-            for (uint32_t t = 0; t < row->token_count; t++)
+        if (row->position == 0)
+            engine->replies[row->slot] = 0;
+        if (!row->emit)
+            continue; /* a chunk of the prompt */
+        if (engine->replies[row->slot] == 0) {
+            engine->prompt_sums[row->slot] = 0;
+            for (uint32_t t = 0; t < row->position + row->token_count; t++)
                 engine->prompt_sums[row->slot] += row->tokens[t];
         }
         int64_t token = (engine->prompt_sums[row->slot] + engine->replies[row->slot]++) % 97;
@@ -123,6 +142,8 @@ static int engine_link_status(void *context, struct cox_arena *arena,
                               struct cox_error *err)
 {
     const struct engine *engine = context;
+    if (fail_rest(err))
+        return err->code;
     char **success = cox_arena_alloc(arena, (engine->links.count + 1) * sizeof *success);
     if (!success)
         return cox_fail(err, COX_TOO_LARGE, "no memory");
@@ -139,7 +160,8 @@ static int engine_lora(void *context, const ModelExecuteData__LoraOperationReque
 {
     struct engine *engine = context;
     (void)arena;
-    (void)err;
+    if (fail_rest(err))
+        return err->code;
     bool known = names_find(&engine->adapters, request->lora_name) >= 0;
     response->lora_op_status = MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__LORA_CMD_SUCCESS;
     if (request->lora_op_type == MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD) {
@@ -158,6 +180,8 @@ static int engine_pull(void *context, const ModelExecuteData__PullKVRequest *req
                        struct cox_error *err)
 {
     (void)context;
+    if (fail_rest(err))
+        return err->code;
     size_t count = request->n_pull_kv_infos;
     ModelExecuteData__PullKVResponse__PullKVResult **results = cox_arena_alloc(
         arena, (count + 1) * sizeof(ModelExecuteData__PullKVResponse__PullKVResult *));
@@ -180,8 +204,7 @@ static int engine_pull(void *context, const ModelExecuteData__PullKVRequest *req
 static int engine_recover(void *context, struct cox_error *err)
 {
     (void)context;
-    (void)err;
-    return 0;
+    return fail_rest(err);
 }
 
 static const struct cox_worker_callbacks callbacks = {

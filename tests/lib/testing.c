@@ -175,11 +175,11 @@ static void on_line(void *context, uint32_t rank, bool is_stderr, const char *te
     pthread_mutex_unlock(&group->lock);
 }
 
-static void on_fault(void *context, uint32_t rank, const char *text)
+static void on_fault(void *context, int32_t rank, const char *text)
 {
     struct test_group *group = context;
     char *fault;
-    COX_ASSERT(asprintf(&fault, "%" PRIu32 " %s", rank, text) > 0);
+    COX_ASSERT(asprintf(&fault, "%" PRId32 " %s", rank, text) > 0);
     pthread_mutex_lock(&group->lock);
     group->faults = grow(group->faults, group->fault_count, sizeof *group->faults);
     group->faults[group->fault_count++] = fault;

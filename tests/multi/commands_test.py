@@ -26,6 +26,7 @@ MODEL = os.path.join(SOURCE_DIR, "models", "sums")
 WITHOUT = os.path.join(BIN_DIR, "without")
 # A worker for which any number of ranks works; the reference worker divides a model.
 ANY_COUNT = ["--no-init", "--", os.path.join(BIN_DIR, "scripted_worker")]
+EXAMPLE_WORKER = os.path.join(BIN_DIR, "example_worker")
 LEGACY_WORKER = os.path.join(SOURCE_DIR, "tests", "legacy", "legacy_worker.py")
 SHM = "/dev/shm"
 SEALED = os.environ.get("COXSWAIN_TEST_ATTACH") == "sealed"
@@ -343,6 +344,73 @@ def legacy_workers_generate():
     check(result.out == "1 5 10 16 17 18 19 20\n7 8 14 29 30 31 32 33\n", "wrong tokens", result)
 
 
+def ready(process, ranks):
+    """The group is there, and its init has succeeded."""
+    name = started(process)
+    pids_of(process, ranks)
+    return name
+
+
+@test
+def a_worker_without_an_init_callback_just_runs():
+    """examples/worker.c, which has nothing to set up."""
+    process = start(["run", "-n", "2", "--", EXAMPLE_WORKER])
+    ready(process, 2)
+    process.terminate()
+    expect(finish(process), 0, "the group ends")
+    # What it cannot be told is not dropped.
+    for more in (["--init", "block_size=16"], ["--model", MODEL]):
+        result = expect(run(["run", "-n", "2", *more, "--", EXAMPLE_WORKER]), 3, "no init callback", "--no-init",
+                        "'%s'" % ("model" if "--model" in more else "block_size"))
+        check(len([line for line in result.err.splitlines() if "no init callback" in line and "coxswain" in line]) == 1,
+              "more than one line says so", result)
+
+
+@test
+def workers_of_others_get_their_init_configuration():
+    worker = ["--legacy-workers", "--", sys.executable, LEGACY_WORKER]
+    file = temporary('{"model_weight_path": "/w",\n "block_size": 128, "rate": 0.5,\n "speculate": true}\n')
+    env = environment(COX_LEGACY_NEEDS="model_weight_path,block_size,rate,speculate")
+    expect(run(["run", "-n", "2", *worker], env=env), 3, "rank 0: init failed",
+           "the configuration has no model_weight_path, block_size, rate, speculate")
+    for more in (["--init", "model_weight_path=/w", "--init", "block_size=128", "--init", "rate=a=b",
+                  "--init", "speculate=true"], ["--init-file", file]):
+        process = start(["run", "-n", "2", *more, *worker], env=env)
+        ready(process, 2)
+        process.terminate()
+        expect(finish(process), 0, "the group ends")
+    # On top of the file, in whatever order; the worker is told the values as they stand there.
+    env["COX_LEGACY_NEEDS"] = "model_weight_path=/other,block_size=128,rate=0.5,speculate=true,late="
+    for more in (["--init", "model_weight_path=/other", "--init-file", file, "--init", "late="],
+                 ["--init-file", file, "--init", "late=", "--init", "model_weight_path=/other"]):
+        process = start(["run", "-n", "2", *more, *worker], env=env)
+        ready(process, 2)
+        process.terminate()
+        expect(finish(process), 0, "the group ends")
+
+
+@test
+def a_report_without_a_rank_is_no_rank_s():
+    name = "coxunknown.%d" % os.getpid()
+    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % LEGACY_WORKER, 0o700)
+    process = start(["run", "-n", "2", "--name", name, "--legacy-workers", "--model", MODEL, "--worker", worker],
+                    env=environment(COX_LEGACY_FAULT="1:device lost"))
+    ready(process, 2)
+    status = json.loads(run(["status", "--name", name, "--json"]).out)
+    check(status["unknown_rank"] is None, "a report before there was one: %s" % status)
+    expect(run(["generate", "--name", name, "--tokens", "--max-tokens", "2", "1 5 10"]), 0)
+    wait_until(lambda: json.loads(run(["status", "--name", name, "--json"]).out)["unknown_rank"], "the report")
+    status = json.loads(run(["status", "--name", name, "--json"]).out)
+    check(status["unknown_rank"]["last_error"] == "it reported: device lost", "wrong: %s" % status)
+    check(status["unknown_rank"]["last_error_age_s"] > 0, "no age: %s" % status)
+    check([rank["last_error"] for rank in status["ranks"]] == [None, None], "a rank is blamed: %s" % status)
+    text = run(["status", "--name", name])
+    check(re.search(r"^rank unknown\n  last error, .* ago: it reported: device lost$", text.out, re.M), "not told", text)
+    process.terminate()
+    result = expect(finish(process), 0, "rank unknown reports: device lost")
+    check("rank 0 reports" not in result.err and "rank 4294967295" not in result.err, "a rank is named", result)
+
+
 # ---- a group that is kept ----
 
 
@@ -638,6 +706,25 @@ def wrong_input_is_named():
         (["generate", "--async-scheduling", "yes", "1+1="], 2, "expected on or off"),
         (["generate", "--async-scheduling", "on", "--depth", "1", "1+1="], 2, "--depth 2 or more"),
         (["generate", "--async-scheduling", "on", "--nested", "1+1="], 2, "not with --nested"),
+        (["run", "--init", "key"], 2, "--init is 'key': expected KEY=VALUE"),
+        (["run", "--init", "=value"], 2, "expected KEY=VALUE"),
+        (["run", "--init"], 2, "--init needs a value"),
+        (["run", "--init", "k=1", "--init", "k=2"], 2, "--init names 'k' twice"),
+        (["run", "--init", b"k=caf\xe9"], 2, "--init k: the byte 0xe9 at offset 5 is no UTF-8"),
+        (["run", "--init", "k=1", "--no-init"], 2, "--no-init"),
+        (["run", "--init", "model=x", "--model", MODEL], 2, "'model'", "--model DIR"),
+        (["run", "--init-file", "/nonexistent"], 2, "/nonexistent does not exist"),
+        (["run", "--init-file", tempfile.gettempdir()], 2, "is not a regular file"),
+        (["run", "--init-file", temporary("{}"), "--init-file", "x"], 2, "there is a file already"),
+        (["run", "--init-file", temporary('{"a": 1,\n "b" 2}')], 2, "line 2", "not valid JSON"),
+        (["run", "--init-file", temporary('{"a": 1,\n\n "a": 2}')], 2, "line 3", "duplicate"),
+        (["run", "--init-file", temporary('{"a": 123456789012345678901}')], 2, "line 1", "too big integer"),
+        (["run", "--init-file", temporary("[1]")], 2, "line 1", "expected an object"),
+        (["run", "--init-file", temporary('{"a:": "x\\"}{:",\n "b":\n 1,\n "c": [1, {"d": 2}]}')], 2,
+         "line 4: 'c' is an array", "expected a string, a number, true or false"),
+        (["run", "--init-file", temporary('{"a": {"b": 1},\n"c": null}')], 2, "line 1: 'a' is an object"),
+        (["run", "--init-file", temporary('{"a": 1,\n"c": null}')], 2, "line 2: 'c' is null"),
+        (["run", "--init-file", temporary('{"": 1}')], 2, "line 1: a key without a name"),
         (["run", "--async-scheduling", "on", "--legacy-workers"], 2, "legacy workers need every token"),
         (["generate", "--bogus"], 2, "--bogus"),
         (["generate", "-y"], 2, "-y"),

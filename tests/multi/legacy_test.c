@@ -188,7 +188,16 @@ static void m9_fault_is_told_beside_the_reply(void **state)
         group_init(group);
         group_infer(group);
         test_await_faults(group, 1);
-        assert_string_equal(test_fault(group, 0), "1 device lost");
+        const bool says_rank = commands[c] == odd_native;
+        assert_string_equal(test_fault(group, 0), says_rank ? "1 device lost" : "-1 device lost");
+        /* Legacy workers do not say which rank they are: it is no rank's. */
+        struct cox_executor_status status;
+        struct cox_rank_status ranks[2];
+        cox_executor_status(test_group_executor(group), &status, ranks);
+        assert_string_equal(status.unknown_error, says_rank ? "" : "it reported: device lost");
+        assert_true(says_rank == (status.unknown_error_age_ns == 0));
+        assert_string_equal(ranks[0].last_error, "");
+        assert_string_equal(ranks[1].last_error, says_rank ? "it reported: device lost" : "");
         group_end(group);
     }
 }
@@ -243,6 +252,119 @@ static void p1_failure_of_the_rank_with_the_payload(void **state)
     test_completion_deinit(&answer.completion);
     for (int64_t i = 0; i < 20; i++) /* its tokens still match */
         step_expect(group, 100 + i, 5 + i, 5 + i);
+    group_end(group);
+}
+
+/* As theirs do: status 0, no outputs, and words. */
+static void p1_failure_with_status_0_of_a_legacy_rank(void **state)
+{
+    (void)state;
+    struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_FAIL", "0:no device");
+    group_init(group);
+    struct answer answer;
+    struct cox_error err = {0};
+    assert_int_equal(step_call(group, &(struct row){1, 5}, 1, soon(), &answer, &err), COX_REJECTED);
+    assert_non_null(strstr(err.text, "rank 0 failed: no device"));
+    test_completion_deinit(&answer.completion);
+    test_await_faults(group, 1);
+    assert_string_equal(test_fault(group, 0), "-1 no device");
+    step_expect(group, 100, 5, 5);
+    group_end(group);
+}
+
+/* ---- init ---- */
+
+static int init_of(struct test_group *group, struct cox_init_summary *ret_summary,
+                   struct cox_error *err)
+{
+    *err = (struct cox_error){0};
+    return cox_executor_init(test_group_executor(group), NULL, 0, soon(), ret_summary, err);
+}
+
+/* Before March 2026 the device blocks are in the map, since then in the KV cache's description;
+ * and ranks of both in one group. */
+static void m3_init_answers_of_every_release_are_taken(void **state)
+{
+    (void)state;
+    static const char *const forms[] = {"old", "new", "mixed"};
+    for (size_t i = 0; i < 3; i++) {
+        struct test_group *group = group_start_with(3, all_legacy, "COX_LEGACY_INIT", forms[i]);
+        struct cox_init_summary summary;
+        struct cox_error err;
+        int r = init_of(group, &summary, &err);
+        if (r)
+            fail_msg("%s: %d: %s", forms[i], r, err.text);
+        assert_int_equal(summary.npu_block_count, 100);
+        assert_int_equal(summary.cpu_block_count, 100);
+        assert_int_equal(summary.kv_cache_count, i == 0 ? 0 : 1);
+        /* Mixed: the only description is that of rank 1, which has 101 blocks, and rank 0 has
+         * 100. */
+        assert_int_equal(summary.kv_caches[0].block_count, i == 0 ? 0 : 100);
+        assert_int_equal(summary.kv_caches[0].block_size, i == 0 ? 0 : 128);
+        assert_int_equal(cox_executor_replay_init(test_group_executor(group), soon(), &err), 0);
+        group_end(group);
+    }
+}
+
+static void m3_an_init_answer_without_blocks_is_told(void **state)
+{
+    (void)state;
+    struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_INIT", "neither");
+    struct cox_init_summary summary;
+    struct cox_error err;
+    assert_int_equal(init_of(group, &summary, &err), COX_CORRUPT);
+    assert_non_null(strstr(err.text, "rank 1:"));
+    assert_non_null(strstr(err.text, "npuBlockNum"));
+    assert_non_null(strstr(err.text, "kv_cache_descs[0].npu_block_num"));
+    group_end(group);
+}
+
+/* ---- strings ---- */
+
+/* Bytes that are no UTF-8 kill a Python worker: none is sent. */
+static void m3_strings_that_are_no_utf8_are_refused(void **state)
+{
+    (void)state;
+    struct test_group *group = group_start(2, all_legacy);
+    struct cox_executor *executor = test_group_executor(group);
+    group_init(group);
+    struct step step;
+    struct cox_error err = {0};
+    const struct cox_submit_options how = {.gather = COX_GATHER_ALL, .deadline_ns = soon()};
+    step_fill(&step, (const struct row[]){{1, 5}, {2, 6}}, 2);
+    step.groups[1].request_id = (char[]){"request-\xe9"};
+    assert_int_equal(cox_executor_call(executor, &step.request, &how, NULL, NULL, &err),
+                     COX_INVALID);
+    assert_non_null(
+        strstr(err.text, "execute_model_request.seq_group_metadata_list[1].request_id"));
+    assert_non_null(strstr(err.text, "0xe9 at offset 8"));
+
+    static const struct {
+        const char *key, *value, *where;
+    } configs[] = {
+        {"model", "/models/\xc3", "config[1].value"},
+        {"m\xff", "x", "config[1].key"},
+    };
+    for (size_t i = 0; i < 2; i++) {
+        const struct cox_config_entry config[] = {{"world_size", "2"},
+                                                  {configs[i].key, configs[i].value}};
+        struct cox_init_summary summary;
+        err = (struct cox_error){0};
+        assert_int_equal(cox_executor_init(executor, config, 2, soon(), &summary, &err),
+                         COX_INVALID);
+        assert_non_null(strstr(err.text, configs[i].where));
+    }
+
+    ModelExecuteData__LoraOperationRequest lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+    int32_t statuses[2];
+    lora.lora_name = (char[]){"adapter"};
+    lora.lora_path = (char[]){"\xed\xa0\x80"}; /* a surrogate */
+    err = (struct cox_error){0};
+    assert_int_equal(cox_executor_lora(executor, &lora, soon(), statuses, &err), COX_INVALID);
+    assert_non_null(strstr(err.text, "lora_operation_request.lora_path"));
+    assert_int_equal(statuses[0], -1);
+
+    step_expect(group, 1, 5, 5);
     group_end(group);
 }
 
@@ -593,6 +715,10 @@ int main(void)
         TEST(m9_failure_of_a_rank_without_payload_is_told_as_fault),
         TEST(m9_refused_request_without_answer_is_told_as_fault),
         TEST(p1_failure_of_the_rank_with_the_payload),
+        TEST(p1_failure_with_status_0_of_a_legacy_rank),
+        TEST(m3_init_answers_of_every_release_are_taken),
+        TEST(m3_an_init_answer_without_blocks_is_told),
+        TEST(m3_strings_that_are_no_utf8_are_refused),
         TEST(p4_late_answer_is_never_the_next_one),
         TEST(p4_b50_a_stray_token_is_no_answer),
         TEST(p4_late_recovery_result_is_never_the_next_one),

@@ -329,7 +329,7 @@ struct held {
     sem_t heard, freed, released;
 };
 
-static void hold_fault(void *context, uint32_t rank, const char *text)
+static void hold_fault(void *context, int32_t rank, const char *text)
 {
     struct held *held = context;
     (void)rank;

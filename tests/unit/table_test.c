@@ -997,6 +997,131 @@ static void s1_nested_groups_of_several_sequences(void **state)
     }
 }
 
+/* ---- mixed steps: is_req_prefill says who computes its prompt ---- */
+
+static void nested_prefill(Metadata *m, const protobuf_c_boolean *prefill, size_t count)
+{
+    m->is_req_prefill = request_take(count * sizeof *prefill);
+    memcpy(m->is_req_prefill, prefill, count * sizeof *prefill);
+    m->n_is_req_prefill = count;
+}
+
+/* Tokens [from, from + count) of the numbers, with is_prompt false. */
+static Metadata *nested_chunk(Request *request, int64_t id, size_t from, size_t count)
+{
+    Metadata *m = nested_add(request, "r", id, false);
+    m->prompt_token_ids = nested_bytes(numbers + from, count);
+    nested_table(m, numbers, 2);
+    nested_prefill(m, (protobuf_c_boolean[]){true}, 1);
+    return m;
+}
+
+static void check_row(uint32_t row, uint32_t position, uint32_t token_count, bool emit)
+{
+    const struct cox_batch_row *r = &f.batch->rows[row];
+    assert_int_equal(r->position, position);
+    assert_int_equal(r->token_count, token_count);
+    assert_int_equal(r->emit, emit);
+    for (uint32_t i = 0; i < position + token_count; i++)
+        assert_int_equal(r->tokens[i], numbers[i]);
+}
+
+static void s1_nested_chunks_have_their_own_tokens_alone(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 4;
+         how++) { /* 1: no split; 2: all tokens so far; 3: a step is given up */
+        for (int32_t chunk = 0; chunk < 3; chunk++) {
+            for (int turn = how == 3 ? 0 : 1; turn < 2; turn++) {
+                Request *request = request_new(COX_FORWARD_MIXED);
+                Metadata *m = nested_chunk(request, 8, how == 2 ? 0 : 3 * (size_t)chunk,
+                                           how == 2 ? 3 * (size_t)chunk + 3 : 3);
+                nested_split(m, 3 * chunk, 3 * chunk + 3, chunk == 2);
+                if (how == 1)
+                    m->n_split_start_pos = m->n_split_end_pos = 0;
+                assert_int_equal(apply(request), 0);
+                check_row(0, (uint32_t)chunk * 3, 3, chunk == 2);
+                if (turn == 0) {
+                    cox_table_revert(f.table);
+                } else {
+                    f.outputs[0].token = chunk == 2 ? 44 : -1;
+                    cox_table_commit(f.table);
+                }
+                table_check_invariants(f.table);
+            }
+        }
+        check_tokens(0, (int32_t[]){10, 11, 12, 13, 14, 15, 16, 17, 18, 44}, 10);
+        Request *request = request_new(COX_FORWARD_DECODE);
+        Metadata *m = nested_add(request, "r", 8, true); /* is_prompt says nothing */
+        nested_prefill(m, (protobuf_c_boolean[]){false}, 1);
+        assert_int_equal(apply(request), 0);
+        assert_true(f.batch->rows[0].position == 9 && f.batch->rows[0].token_count == 1);
+        cox_table_revert(f.table);
+        request = request_new(COX_FORWARD_DECODE);
+        nested_finish(request, "r");
+        advance(request, 0);
+    }
+}
+
+static void s1_nested_chunks_that_follow_nothing_are_refused(void **state)
+{
+    (void)state;
+    Request *request = request_new(COX_FORWARD_MIXED);
+    nested_split(nested_chunk(request, 8, 3, 3), 3, 6, false);
+    refuse(request, COX_STALE); /* nobody knows the tokens before */
+    request = request_new(COX_FORWARD_MIXED);
+    nested_split(nested_chunk(request, 8, 0, 3), 0, 3, false);
+    advance(request, 0);
+    request = request_new(COX_FORWARD_MIXED);
+    nested_split(nested_chunk(request, 8, 6, 3), 6, 9, true);
+    refuse(request, COX_STALE); /* one is missing */
+    request = request_new(COX_FORWARD_MIXED);
+    nested_split(nested_chunk(request, 8, 3, 2), 3, 6, true);
+    refuse(request, COX_CORRUPT); /* neither the chunk nor all of it */
+    request = request_new(COX_FORWARD_MIXED);
+    nested_split(nested_chunk(request, 8, 3, 3), 3, 6, true);
+    nested_split(nested_chunk(request, 8, 3, 3), 3, 6, true);
+    refuse(request, COX_CORRUPT); /* two rows of one sequence */
+    /* Said again, and from an earlier position: what the coordinator says last counts. */
+    for (int32_t start = 3; start > 0; start -= 2) {
+        request = request_new(COX_FORWARD_MIXED);
+        nested_split(nested_chunk(request, 8, (size_t)start, 3), start, start + 3, false);
+        assert_int_equal(apply(request), 0);
+        check_row(0, (uint32_t)start, 3, false);
+        cox_table_commit(f.table);
+        table_check_invariants(f.table);
+    }
+    assert_int_equal(cox_roster_get(&f.table->roster, 0)->tokens.count, 4);
+}
+
+static void s1_nested_prefill_is_said_of_each_sequence(void **state)
+{
+    (void)state;
+    Request *request = request_new(COX_FORWARD_PREFILL);
+    nested_prompt(request, "a", 1, 2, 1);
+    advance(request, 70);
+    /* One group: a sequence that decodes and two that begin, with tokens of their own. */
+    request = request_new(COX_FORWARD_MIXED);
+    Metadata *m = nested_add(request, "g", 0, false);
+    m->seqids = nested_ids((int64_t[]){2, 1, 3}, 3);
+    nested_prefill(m, (protobuf_c_boolean[]){true, false, true}, 3);
+    m->prompt_token_ids = nested_bytes((int32_t[]){10, 11, 12, 10, 11}, 5);
+    m->has_prompt_lens = true;
+    m->prompt_lens = nested_bytes((int32_t[]){3, 0, 2}, 3);
+    nested_table(m, numbers, 1);
+    m->is_req_last_chunk = request_take(3 * sizeof(protobuf_c_boolean));
+    m->is_req_last_chunk[0] = m->is_req_last_chunk[1] = true; /* and the third is not */
+    m->n_is_req_last_chunk = 3;
+    request->last_sampled_token_ids = (int32_t[]){600}; /* of the one row that decodes */
+    request->n_last_sampled_token_ids = 1;
+    assert_int_equal(apply(request), 0);
+    check_row(0, 0, 3, true);
+    assert_true(f.batch->rows[1].position == 2 && f.batch->rows[1].token_count == 1);
+    assert_int_equal(f.batch->rows[1].tokens[2], 600);
+    check_row(2, 0, 2, false);
+    cox_table_revert(f.table);
+}
+
 static void s1_nested_groups_have_128_sequences_at_most(void **state)
 {
     (void)state;
@@ -1307,6 +1432,9 @@ int main(void)
         TEST(s1_nested_tables_grow_shrink_and_change),
         TEST(s1_nested_last_sampled_tokens_overrule_ours),
         TEST(s1_nested_groups_of_several_sequences),
+        TEST(s1_nested_chunks_have_their_own_tokens_alone),
+        TEST(s1_nested_chunks_that_follow_nothing_are_refused),
+        TEST(s1_nested_prefill_is_said_of_each_sequence),
         TEST(s1_nested_groups_have_128_sequences_at_most),
         TEST(s1_equal_hashes_are_told_apart),
         TEST(s1_every_malformed_nested_field_is_refused),

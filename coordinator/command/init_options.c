@@ -1,0 +1,218 @@
+#include "init_options.h"
+
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../../proto/utf8.h"
+
+#define FILE_SIZE_MAX ((size_t)1 << 20)
+
+static void entry_free(struct cox_config_entry *entry)
+{
+    free((char *)(uintptr_t)entry->key);
+    free((char *)(uintptr_t)entry->value);
+}
+
+void cox_init_choice_deinit(struct cox_init_choice *choice)
+{
+    for (size_t i = 0; i < choice->count; i++)
+        entry_free(&choice->entries[i]);
+    free(choice->entries);
+    *choice = (struct cox_init_choice){0};
+}
+
+/* Below from: NULL. */
+static struct cox_config_entry *choice_find(const struct cox_init_choice *choice, size_t from,
+                                            size_t to, const char *key)
+{
+    for (size_t i = from; i < to; i++)
+        if (strcmp(choice->entries[i].key, key) == 0)
+            return &choice->entries[i];
+    return NULL;
+}
+
+const char *cox_init_choice_get(const struct cox_init_choice *choice, const char *key)
+{
+    const struct cox_config_entry *entry = choice_find(choice, 0, choice->count, key);
+    return entry ? entry->value : NULL;
+}
+
+/* At the index; what is there and behind moves on. Takes key and value, also when it fails. */
+static int choice_insert(struct cox_init_choice *choice, size_t index, char *key, char *value,
+                         struct cox_error *err)
+{
+    struct cox_config_entry entry = {.key = key, .value = value};
+    struct cox_config_entry *grown =
+        key && value ? realloc(choice->entries, (choice->count + 1) * sizeof *grown) : NULL;
+    if (!grown) {
+        entry_free(&entry);
+        return cox_fail(err, -ENOMEM, "no memory for the init configuration");
+    }
+    memmove(&grown[index + 1], &grown[index], (choice->count - index) * sizeof *grown);
+    grown[index] = entry;
+    choice->entries = grown;
+    choice->count++;
+    return 0;
+}
+
+int cox_init_choice_take(struct cox_init_choice *choice, const char *text, struct cox_error *err)
+{
+    const char *equals = strchr(text, '='), *bad = cox_utf8_find_bad(text);
+    if (!equals || equals == text)
+        return cox_fail(err, COX_INVALID, "--init is '%.64s': expected KEY=VALUE", text);
+    if (bad)
+        return cox_fail(err, COX_INVALID, "--init %.*s: the byte 0x%02x at offset %td is no UTF-8",
+                        (int)(equals - text < 64 ? equals - text : 64), text,
+                        (unsigned)(unsigned char)*bad, bad - text);
+    _cox_cleanup_(cox_free_ptr) char *key = strndup(text, (size_t)(equals - text));
+    if (!key)
+        return cox_fail(err, -ENOMEM, "no memory for the init configuration");
+    if (choice_find(choice, choice->file_count, choice->count, key))
+        return cox_fail(err, COX_INVALID, "--init names '%.64s' twice", key);
+    struct cox_config_entry *old = choice_find(choice, 0, choice->file_count, key);
+    if (old) {
+        const size_t index = (size_t)(old - choice->entries);
+        entry_free(old);
+        memmove(old, old + 1, (choice->count - index - 1) * sizeof *old);
+        choice->count--;
+        choice->file_count--;
+    }
+    return choice_insert(choice, choice->count, cox_steal_ptr(&key), strdup(equals + 1), err);
+}
+
+/* ---- the file ---- */
+
+/* All of it, with a 0 behind it. O_NONBLOCK: a FIFO of that name is opened and refused, not
+ * waited for. */
+static int file_read(const char *path, char **ret_text, size_t *ret_size, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    struct stat info;
+    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
+        return cox_fail(err, COX_NOT_FOUND, "--init-file: %s does not exist", path);
+    if (fd < 0 || fstat(fd, &info) < 0) {
+        int r = -errno;
+        return cox_fail(err, r, "--init-file: cannot open %s: %s", path, cox_status_text(r));
+    }
+    if (!S_ISREG(info.st_mode))
+        return cox_fail(err, COX_INVALID, "--init-file: %s is not a regular file", path);
+    if ((uint64_t)info.st_size > FILE_SIZE_MAX)
+        return cox_fail(err, COX_TOO_LARGE, "--init-file: %s has %jd bytes, at most %zu make sense",
+                        path, (intmax_t)info.st_size, FILE_SIZE_MAX);
+    _cox_cleanup_(cox_free_ptr) char *text = malloc((size_t)info.st_size + 1);
+    size_t size = 0;
+    ssize_t got = text ? 1 : 0;
+    while (got > 0 && size < (size_t)info.st_size) {
+        got = read(fd, text + size, (size_t)info.st_size - size);
+        size += got > 0 ? (size_t)got : 0;
+    }
+    if (!text || got < 0) {
+        int r = text ? -errno : -ENOMEM;
+        return cox_fail(err, r, "--init-file: cannot read %s: %s", path, cox_status_text(r));
+    }
+    text[size] = '\0';
+    *ret_text = cox_steal_ptr(&text);
+    *ret_size = size;
+    return 0;
+}
+
+/* The line of the index-th key of the outer object. The text is valid JSON. */
+static int key_line(const char *text, size_t index)
+{
+    int line = 1, depth = 0, key_at = 1;
+    for (const char *at = text; *at; at++) {
+        if (*at == '\n') {
+            line++;
+        } else if (*at == '{' || *at == '[') {
+            depth++;
+        } else if (*at == '}' || *at == ']') {
+            depth--;
+        } else if (*at == '"') {
+            key_at = line;
+            for (at++; *at && *at != '"'; at++)
+                at += *at == '\\' && at[1];
+            if (!*at)
+                break;
+        } else if (*at == ':' && depth == 1 && index-- == 0) {
+            return key_at;
+        }
+    }
+    return line;
+}
+
+/* A number as JSON writes it. NULL: no memory, or (*ret_kind) it is of a kind that is not taken. */
+static char *value_text(const json_t *value, const char **ret_kind)
+{
+    *ret_kind = NULL;
+    if (json_is_string(value))
+        return strdup(json_string_value(value));
+    if (json_is_boolean(value))
+        return strdup(json_is_true(value) ? "true" : "false");
+    if (json_is_number(value))
+        return json_dumps(value, JSON_ENCODE_ANY);
+    *ret_kind = json_is_object(value) ? "an object" : json_is_array(value) ? "an array" : "null";
+    return NULL;
+}
+
+static int take_member(struct cox_init_choice *choice, const char *path, const char *text,
+                       size_t index, const char *key, const json_t *value, struct cox_error *err)
+{
+    const char *kind = NULL;
+    if (!*key)
+        return cox_fail(err, COX_INVALID, "%s, line %d: a key without a name", path,
+                        key_line(text, index));
+    char *copy = value_text(value, &kind);
+    if (kind)
+        return cox_fail(err, COX_INVALID,
+                        "%s, line %d: '%.64s' is %s: expected a string, a number, true or false",
+                        path, key_line(text, index), key, kind);
+    if (choice_find(choice, choice->file_count, choice->count, key)) { /* --init says otherwise */
+        free(copy);
+        return 0;
+    }
+    int r = choice_insert(choice, choice->file_count, strdup(key), copy, err);
+    choice->file_count += r == 0;
+    return r;
+}
+
+static void json_unref(json_t **root)
+{
+    json_decref(*root);
+}
+
+int cox_init_choice_read(struct cox_init_choice *choice, const char *path, struct cox_error *err)
+{
+    _cox_cleanup_(cox_free_ptr) char *text = NULL;
+    size_t size = 0, index = 0;
+    if (choice->has_file)
+        return cox_fail(err, COX_INVALID, "--init-file %s: there is a file already", path);
+    choice->has_file = true;
+    int r = file_read(path, &text, &size, err);
+    if (r)
+        return r;
+    json_error_t error;
+    _cox_cleanup_(json_unref) json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
+    /* The parser has words for every mistake in the text, and none when it got no memory. */
+    if (!root && !error.text[0])
+        return cox_fail(err, -ENOMEM, "no memory to read %s", path);
+    if (!root)
+        return cox_fail(err, COX_INVALID, "%s, line %d, column %d: not valid JSON: %s", path,
+                        error.line, error.column, error.text);
+    if (!json_is_object(root))
+        return cox_fail(err, COX_INVALID, "%s, line 1: expected an object, {\"KEY\": VALUE, ...}",
+                        path);
+    const char *key;
+    json_t *value;
+    json_object_foreach(root, key, value)
+    {
+        r = take_member(choice, path, text, index++, key, value, err);
+        if (r)
+            return r;
+    }
+    return 0;
+}

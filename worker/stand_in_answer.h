@@ -1,0 +1,42 @@
+/*
+ * stand_in_answer: how a worker tells a legacy coordinator that a request failed.
+ *
+ * That coordinator drops every answer whose status is not 0, and its engine waits for ever. So the
+ * status is 0, and the failure stands where the protocol has a place for it. The fault report
+ * beside the answer (cox_lane_answer) has the words in any case.
+ *
+ *   MODEL_INIT                init_result_map has nothing but `status`, which is the text
+ *   MODEL_INFER, ..._SECOND   err_msg, and no outputs
+ *   PD_LINK_STATUS_QUERY      no link at all: none is taken for linked
+ *   LORA_OPERATION            UNSUPPORT_CMD
+ *   KV_TRANSFER               PD_PULL_KV_ERROR for each pull of the request
+ *   pause, ..., start         command_result and error_msg
+ *   unreadable                as the request that the channel mostly has
+ *
+ * Threads: the lane's.
+ * Ownership: the response points into ret_told, the lane's error text and the lane's arena.
+ * Blocks: nothing.
+ * If the process dies: private memory.
+ */
+#ifndef COX_WORKER_STAND_IN_ANSWER_H
+#define COX_WORKER_STAND_IN_ANSWER_H
+
+#include "serve_internal.h"
+
+struct cox_stand_in_answer {
+    ModelExecuteData__ExecuteModelResponse step;
+    ModelExecuteData__ExecuteResponse__InitResults init;
+    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry entry;
+    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry *entries[1];
+    ModelExecuteData__PDLinkStatusResponse links;
+    ModelExecuteData__LoraOperationResponse lora;
+    ModelExecuteData__PullKVResponse pulls;
+    ModelExecuteData__RecoverCommandResponse command;
+};
+
+/* response has failed (its status is not 0) with the lane's error; afterwards it says so with
+ * status 0. type: of the request; any other number: the request could not be read. */
+void cox_stand_in_answer(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
+                         struct cox_stand_in_answer *ret_told);
+
+#endif
