@@ -118,10 +118,9 @@ static int lane_answer_in_block(struct cox_lane *lane, uint64_t sequence, uint32
     return 0;
 }
 
-/* Returns the length. What failed first stays what is told, in fewer words where they do not
- * fit. */
-static size_t lane_pack_failure(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
-                                uint8_t *slot, size_t capacity)
+/* What failed first stays what the reply says, in fewer words where they do not fit. */
+static void lane_send_failure(struct cox_lane *lane, uint64_t sequence, uint32_t type,
+                              ExecuteResponse *response, uint8_t *slot, size_t capacity)
 {
     struct cox_stand_in_answer told;
     size_t length = 0;
@@ -136,7 +135,7 @@ static size_t lane_pack_failure(struct cox_lane *lane, uint32_t type, ExecuteRes
     }
     response->result_case = RESULT(_NOT_SET); /* its parts were this function's */
     response->execute_model_response = NULL;
-    return length;
+    cox_lane_send(lane, sequence, length, true, true);
 }
 
 COX_HOT void cox_lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
@@ -167,8 +166,9 @@ COX_HOT void cox_lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t 
             failed = true;
         }
         if (failed)
-            length = lane_pack_failure(lane, type, response, slot, capacity);
-        cox_lane_send(lane, sequence, length, failed, failed);
+            lane_send_failure(lane, sequence, type, response, slot, capacity);
+        else
+            cox_lane_send(lane, sequence, length, false, false);
     }
     /* Where the rank has no answer of its own, the report is all there is: then it is about no
      * request. Where all ranks share a bell, the failed answer itself has rung it. */
