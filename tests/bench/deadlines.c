@@ -1,5 +1,5 @@
-/* coxswain-deadlines: how long after its deadline a request that a rank does not answer is COX_TIMEOUT at the caller. Prints,
- * judges nothing. This program is the worker, too. */
+/* coxswain-deadlines: how long after its deadline a request that a rank does not answer is
+ * COX_TIMEOUT at the caller. Prints, judges nothing. This program is the worker, too. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -22,10 +22,12 @@
 #define RANK_COUNT_MAX 16
 #define SAMPLES_MAX 100000
 #define PATIENCE_MS 60000
-/* A deadline is so far away, and up to so much more; evenly, so that it falls into every phase of whatever ticks. */
+/* A deadline is so far away, and up to so much more; evenly, so that it falls into every phase
+ * of whatever ticks. */
 #define AWAY_MIN_NS (2 * COX_NSEC_PER_MSEC)
 #define AWAY_MORE_NS (6 * COX_NSEC_PER_MSEC)
-/* Of the requests beside that are in flight at a time on the execute channel: all that a group takes. */
+/* Of the requests beside that are in flight at a time on the execute channel: all that a group
+ * takes. */
 #define BESIDE_DEPTH 4
 #define WORKER_FLAG "--worker"
 #define REQUEST_SIZE 256
@@ -346,10 +348,9 @@ static int settle(struct group *group, struct cox_error *err)
 
 struct row {
     uint64_t *late_ns;
-    uint64_t *
-        timer_ns; /* a thread that does nothing but sleep until a deadline, in turns with the requests */
-    size_t wrong;  /* ended by something else than the deadline, or before it */
-    double beside; /* requests a second */
+    uint64_t *timer_ns; /* in turns with them: of a thread that only sleeps until a deadline */
+    size_t wrong;       /* ended by something else than the deadline, or before it */
+    double beside;      /* requests a second */
 };
 
 static int measure_deadlines(const struct deadlines_options *options, struct group *group,

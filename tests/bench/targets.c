@@ -421,7 +421,7 @@ static void judge_deaths(struct bench *bench)
     verdict_end(&v, false);
 }
 
-/* The worst row; what a thread that only sleeps until a deadline has at that time is said beside each. */
+/* The worst row; what a thread has that only sleeps until a deadline is said beside each. */
 static void judge_deadlines(struct bench *bench)
 {
     size_t i;

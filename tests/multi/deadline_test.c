@@ -1,5 +1,6 @@
-/* Every sleep between a request and its COX_TIMEOUT ends at the very deadline that the caller gave. No time is judged: the linker
- * sends the timed system calls through here, which write down until when each thread means to sleep. */
+/* Every sleep between a request and its COX_TIMEOUT ends at the very deadline that the caller
+ * gave. No time is judged: the linker sends the timed system calls through here, which write
+ * down until when each thread means to sleep. */
 #include "testing.h"
 
 #include "channel/futex.h"
@@ -100,7 +101,8 @@ static const struct {
     [RECOVER] = {"recover", COX_CHANNEL_RECOVER},
 };
 
-/* The response thread of the channel gathers, and the caller waits for it; otherwise the caller gathers itself. */
+/* The response thread of the channel gathers, and the caller waits for it; otherwise the caller
+ * gathers itself. */
 static bool way_has_thread(enum way way)
 {
     return ways[way].channel == COX_CHANNEL_EXECUTE || ways[way].channel == COX_CHANNEL_TRANSFER;
@@ -224,8 +226,9 @@ static int ask(struct asked *asked)
 
 /* ---- what is looked at ---- */
 
-/* The thread means to sleep until the deadline and no longer, and when it has, it sleeps no more. Returns whether it did: on a
- * machine that is busy enough the deadline has passed before anybody sleeps. */
+/* The thread means to sleep until the deadline and no longer, and when it has, it sleeps no
+ * more. Returns whether it did: on a machine that is busy enough the deadline has passed before
+ * anybody sleeps. */
 static bool slept_until(const struct asked *asked, pid_t thread)
 {
     bool slept = false, over = false;
@@ -245,7 +248,8 @@ static bool slept_until(const struct asked *asked, pid_t thread)
     return slept;
 }
 
-/* Who waits for the response thread sleeps until the deadline as well, and from then on in slices. */
+/* Who waits for the response thread sleeps until the deadline as well, and from then on in
+ * slices. */
 static bool caller_slept_until(const struct asked *asked, pid_t thread)
 {
     const size_t end = atomic_load(&sleep_count);
@@ -329,7 +333,8 @@ static bool sleeps_for(struct asked *asked)
     return found;
 }
 
-/* Two threads ask the same, and only one of them can have the channel, or the command, at a time. */
+/* Two threads ask the same, and only one of them can have the channel, or the command, at a
+ * time. */
 static bool waits_its_turn_until(enum way way, uint64_t away_ms)
 {
     pid_t pid, gatherer;
@@ -359,7 +364,8 @@ static void b2_who_waits_for_its_turn_sleeps_until_the_deadline(void **state)
             away_ms *= 2;
 }
 
-/* In slices, since nobody tells that there is room: a rank still owes the answer to the call before. */
+/* In slices, since nobody tells that there is room: a rank still owes the answer to the call
+ * before. */
 static bool waits_for_room_until(uint64_t away_ms)
 {
     pid_t pid, thread;
