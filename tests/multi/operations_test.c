@@ -198,7 +198,7 @@ static const struct {
     int status; /* of a call, with a worker that has every callback */
     int mute; /* the code of each rank, with a worker that has none; 0: it answers by other means */
 } types[] = {
-    [TYPE(MODEL_INIT)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, COX_UNSUPPORTED},
+    [TYPE(MODEL_INIT)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, 0}, /* it brings no configuration */
     [TYPE(MODEL_INFER)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, COX_UNSUPPORTED},
     [TYPE(MODEL_FINALIZE)] = {REFUSED, COX_CHANNEL_EXECUTE, COX_INVALID, 0},
     [TYPE(MODEL_INFER_SECOND)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, COX_UNSUPPORTED},
@@ -344,6 +344,43 @@ static void m7_a_worker_without_callbacks_answers_unsupported(void **state)
         cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR, patience(), results, &err),
         COX_REJECTED);
     assert_int_equal(results[0].result, COX_UNSUPPORTED);
+    struct cox_init_summary summary;
+    err = (struct cox_error){0};
+    assert_int_equal(cox_executor_init(test_group_executor(g), NULL, 0, patience(), &summary, &err),
+                     0);
+    assert_int_equal(summary.npu_block_count, 0);
+    const struct cox_config_entry config[] = {{"model", "/m"}};
+    assert_int_equal(
+        cox_executor_init(test_group_executor(g), config, 1, patience(), &summary, &err),
+        COX_REJECTED);
+    assert_contains(err.text, "no init callback, and so cannot be told 'model'");
+    test_group_free(g);
+}
+
+/* Not only where a legacy worker would die of it. */
+static void m7_strings_that_are_no_utf8_are_refused_in_any_group(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    ModelExecuteData__HostInfo host = MODEL_EXECUTE_DATA__HOST_INFO__INIT, *hosts[] = {&host};
+    ModelExecuteData__RemoteInfo remote = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT;
+    ModelExecuteData__RemoteInfo *remotes[] = {&remote};
+    ModelExecuteData__PDLinkRequest__PDLinkInfo info =
+        MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    ModelExecuteData__PDLinkRequest__PDLinkInfo *infos[] = {&info};
+    ModelExecuteData__PDLinkRequest link = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
+    struct cox_error err = {0};
+    host.cluster_id = (char[]){"cluster-\xc0\xaf"};
+    remote.n_host_info = info.n_link_info = link.n_pd_link_info = 1;
+    remote.host_info = hosts;
+    info.link_info = remotes;
+    link.pd_link_info = infos;
+    assert_int_equal(cox_executor_link(test_group_executor(g), &link, patience(), &err),
+                     COX_INVALID);
+    assert_contains(err.text,
+                    "pd_link_request.pd_link_info[0].link_info[0].host_info[0].cluster_id "
+                    "is no UTF-8: the byte 0xc0 at offset 8");
+    assert_int_equal(test_call(g, NULL, "echo x"), 0);
     test_group_free(g);
 }
 
@@ -863,6 +900,7 @@ int main(void)
         TEST(m7_every_type_is_called_as_it_is_meant),
         TEST(m7_every_type_is_submitted_as_it_is_meant),
         TEST(m7_a_worker_without_callbacks_answers_unsupported),
+        TEST(m7_strings_that_are_no_utf8_are_refused_in_any_group),
         TEST(m9_a_fault_of_any_rank_arrives_with_its_rank),
         TEST(m9_a_long_fault_is_cut),
         TEST(m10_link_status_merges_the_lists_of_every_rank),
