@@ -138,15 +138,16 @@
     X(HANDLE_TAKEN, "handle.taken")         /* by somebody else, not checked yet */                \
     X(HANDLE_WITHDRAWN, "handle.withdrawn") /* the door has it no more, the exporter does */       \
     X(HANDLE_PUT, "handle.put")                                                                    \
-    /* KV blocks, of one's own and of other groups (worker/model/cache.h, worker/pulls.h). */      \
+    /* KV blocks, of one's own and of other groups (memory/kv_blocks.h, worker/pulls.h). */        \
+    X(KV_MADE, "kv.made")                                                                          \
+    X(KV_TAKEN, "kv.taken") /* a block is nobody's, and may be written */                          \
+    X(KV_GIVEN, "kv.given")                                                                        \
+    X(KV_LOOKED, "kv.looked") /* a reader knows whose a block is, and has copied nothing */        \
+    X(KV_COPIED, "kv.copied") /* and has copied it, and does not know whether it was taken */      \
     X(CACHE_EXPORTED, "cache.exported")                                                            \
-    X(CACHE_TAKEN, "cache.taken") /* a block is nobody's, and nobody reads it */                   \
-    X(CACHE_GIVEN, "cache.given")                                                                  \
     X(LINK_ATTACHED, "link.attached") /* to the blocks of another group */                         \
     X(LINK_DETACHED, "link.detached")                                                              \
-    X(PULL_PINNED, "pull.pinned") /* one block of it */                                            \
-    X(PULL_COPIED, "pull.copied")                                                                  \
-    X(PULL_RELEASED, "pull.released")                                                              \
+    X(PULL_COPIED, "pull.copied") /* one block of it */                                            \
     /* The end. */                                                                                 \
     X(STOP, "stop")                                                                                \
     X(ABORT_STORED, "abort.stored") /* the time to leave in order is over */                       \

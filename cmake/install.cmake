@@ -11,6 +11,7 @@ set(public_headers
     channel/spin.h
     channel/memory/domain.h
     channel/memory/domain_cuda.h
+    channel/memory/kv_blocks.h
     channel/memory/pool.h
     channel/memory/queue.h
     proto/wire.h

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "../channel/fault.h"
-#include "../channel/memory/pool.h"
+#include "../channel/handle.h"
 #include "adapters.h"
 #include "engine_lora.h"
 #include "exchange.h"
@@ -19,7 +19,7 @@
 
 /* Longest wait for other ranks, in an init and in a step; the coordinator gives up either long before. */
 #define WAIT_MS (UINT64_C(10) * 60 * 1000)
-/* For a pull to come out: it looks at each block, and each 50 ms. */
+/* For a pull to come out: it looks at each block. */
 #define CLEAR_MS 5000
 
 /* What model and cache were made from: of the same they need not be made again. */
@@ -41,7 +41,7 @@ struct cox_engine {
     struct cox_transfer *transfer;
     struct cox_exporter *exporter;
     bool exported;
-    struct cox_pool_handle handle; /* of the cache's pool, while exported */
+    struct cox_handle handle;      /* of the cache's blocks, while exported */
     struct cox_kv_layout layout;   /* of the cache, since the last init that succeeded */
     struct engine_source source;   /* of model and cache, while there is a cache */
     struct cox_group *group;       /* NULL: this rank computes everything */
@@ -91,7 +91,7 @@ int cox_engine_new(const struct cox_engine_options *options, struct cox_engine *
 static void engine_drop_cache(struct cox_engine *engine)
 {
     if (engine->exported)
-        cox_pool_unexport(engine->exporter, &engine->handle);
+        cox_exporter_put(engine->exporter, &engine->handle);
     engine->exported = false;
     engine->cache = cox_cache_free(engine->cache);
 }
@@ -290,8 +290,9 @@ static void engine_publish(struct cox_engine *engine, const struct cox_group_opt
     if (!engine->exported) {
         int r = engine_make_exporter(engine, &err);
         if (r == 0)
-            r = cox_pool_export(cox_cache_pool(engine->cache), engine->exporter, true,
-                                &engine->handle, &err);
+            r = cox_exporter_export(engine->exporter,
+                                    cox_kv_blocks_fd(cox_cache_kv_blocks(engine->cache)), 0, 0,
+                                    &engine->handle, &err);
         if (r == 0) {
             cox_fault_point(COX_FAULT_CACHE_EXPORTED);
             engine->exported = true;
@@ -301,18 +302,6 @@ static void engine_publish(struct cox_engine *engine, const struct cox_group_opt
         }
     }
     cox_transfer_open(engine->transfer, engine->cache, &engine->layout);
-}
-
-static void engine_host_cache(struct cox_engine *engine)
-{
-    const struct cox_cache_host host = {
-        .given_up = given_up,
-        .context = engine,
-        .hold = cox_visit_hold,
-        .release = cox_visit_release,
-    };
-
-    cox_cache_use_host(engine->cache, &host);
 }
 
 static struct cox_model_options engine_model_options(struct cox_engine *engine,
@@ -443,7 +432,6 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
     }
     engine->source = *source;
     cox_adapters_set_model(engine->adapters, config, share);
-    engine_host_cache(engine);
     return 0;
 }
 
@@ -536,7 +524,7 @@ static int engine_renew(struct cox_engine *engine, const struct cox_init_request
     else if (r != COX_EMPTY)
         return r;
     source = engine_source(engine, directory, &share, offer);
-    /* Its memory goes before the new one is taken. A reinit that failed has left a model without a cache. */
+    /* Its memory goes before the new one is taken. */
     if (!replayed || !engine->cache || !source_equal(&source, &engine->source))
         engine_unload(engine);
     r = engine_form(engine, options, &source, &share, offer, err);
@@ -689,7 +677,7 @@ static int on_link_status(void *context, struct cox_arena *arena,
     return cox_transfer_status(engine->transfer, arena, response, err);
 }
 
-/* On guard as engine_enter is. It is not left, with its locks and pins; and comes out by itself. */
+/* On guard as engine_enter is. It is not left, with its locks; and comes out by itself. */
 static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *request,
                       struct cox_arena *arena, ModelExecuteData__PullKVResponse *response,
                       struct cox_error *err)
@@ -730,40 +718,19 @@ static int on_clear(void *context, struct cox_error *err)
     return cox_transfer_clear(engine->transfer, cox_deadline_after_ms(CLEAR_MS), err);
 }
 
-/* Where somebody reads a block and does not end: another pool, of which nobody was told. */
-static int engine_replace_cache(struct cox_engine *engine, struct cox_error *err)
-{
-    const struct cox_engine_options *options = &engine->options;
-
-    /* First the old one: there may be no room for two. */
-    engine_drop_cache(engine);
-    return cox_model_cache_new(engine->model, options->block_count, options->block_size,
-                               options->swap_block_count, NULL, &engine->cache, err);
-}
-
 static int engine_rebuild(struct cox_engine *engine, struct cox_error *err)
 {
-    const struct cox_cache_patience patience = {.deadline_ns = cox_deadline_after_ms(CLEAR_MS)};
-    struct cox_error why = {0};
     int r;
 
-    if (!engine->model) /* nothing was loaded yet, or an init has failed */
+    if (!engine->cache) /* nothing was loaded yet, or an init has failed */
         return 0;
-    r = cox_transfer_close(engine->transfer, patience.deadline_ns, err);
+    r = cox_transfer_close(engine->transfer, cox_deadline_after_ms(CLEAR_MS), err);
     if (r)
         return r;
-    if (!engine->cache || cox_cache_clear(engine->cache, &patience, &why)) {
-        if (why.code)
-            cox_log_write(&engine->options.log, 4,
-                          "the KV cache is another one, for other groups after an init: %s",
-                          why.text);
-        r = engine_replace_cache(engine, err);
-        if (r == 0)
-            engine_host_cache(engine);
-    }
-    if (r == 0 && engine->layout.block_bytes)
+    cox_cache_clear(engine->cache);
+    if (engine->layout.block_bytes)
         cox_transfer_open(engine->transfer, engine->cache, &engine->layout);
-    return r;
+    return 0;
 }
 
 static int on_reinit(void *context, struct cox_error *err)

@@ -27,8 +27,8 @@ ModelExecuteData__KvPool *cox_kv_pool_fill(struct cox_kv_pool_message *message,
     message->layout.field = pool->layout.field;
     FIELDS(PUT)
 #undef PUT
-    message->pool.has_handle = message->pool.has_block_count = 1;
-    message->pool.handle =
+    message->pool.has_blocks = message->pool.has_block_count = 1;
+    message->pool.blocks =
         (ProtobufCBinaryData){sizeof pool->handle, (uint8_t *)(uintptr_t)pool->handle};
     message->pool.block_count = pool->block_count;
     message->pool.layout = &message->layout;
@@ -39,12 +39,12 @@ int cox_kv_pool_read(const ModelExecuteData__KvPool *message, struct cox_kv_pool
                      struct cox_error *err)
 {
     struct cox_kv_pool pool = {.block_count = message->block_count};
-    if (message->handle.len != sizeof pool.handle)
-        return cox_fail(err, COX_CORRUPT, "a KV pool's handle has %zu bytes: expected %zu",
-                        message->handle.len, sizeof pool.handle);
+    if (message->blocks.len != sizeof pool.handle)
+        return cox_fail(err, COX_CORRUPT, "the handle of KV blocks has %zu bytes: expected %zu",
+                        message->blocks.len, sizeof pool.handle);
     if (pool.block_count == 0 || !message->layout)
-        return cox_fail(err, COX_CORRUPT, "a KV pool without blocks or without a layout");
-    memcpy(pool.handle, message->handle.data, sizeof pool.handle);
+        return cox_fail(err, COX_CORRUPT, "KV blocks of no number or without a layout");
+    memcpy(pool.handle, message->blocks.data, sizeof pool.handle);
 #define GET(field) pool.layout.field = message->layout->field;
     FIELDS(GET)
 #undef GET

@@ -9,15 +9,16 @@
 #include <unistd.h>
 
 #include "../channel/fault.h"
-#include "../channel/memory/pool.h"
+#include "../channel/handle.h"
+#include "../channel/memory/kv_blocks.h"
 #include "../channel/thread.h"
 #include "kv_layout.h"
 
 #define ATTACH_MS 5000
 #define RECORD_COUNT_MAX (2 * COX_LINK_COUNT_MAX)
 
-_Static_assert(sizeof(struct cox_pool_handle) == sizeof((struct cox_kv_pool *)NULL)->handle,
-               "a pool's handle travels as plain bytes");
+_Static_assert(sizeof(struct cox_handle) == sizeof((struct cox_kv_pool *)NULL)->handle,
+               "a handle travels as plain bytes");
 
 struct cox_links {
     struct cox_log log;
@@ -43,9 +44,9 @@ const char *cox_link_state_name(enum cox_link_state state)
 
 static void link_detach(struct cox_link *link)
 {
-    if (!link->pool)
+    if (!link->view)
         return;
-    link->pool = cox_pool_free(link->pool);
+    link->view = cox_kv_view_free(link->view);
     cox_peer_close(&link->owner);
     cox_fault_point(COX_FAULT_LINK_DETACHED);
 }
@@ -123,38 +124,41 @@ static int links_check_layout(const struct cox_links *links, const struct cox_li
 /* ---- the thread ---- */
 
 /* That what was attached is what was told of. */
-static int link_check_pool(const struct cox_link *link, const struct cox_pool *pool,
+static int link_check_view(const struct cox_link *link, const struct cox_kv_view *view,
                            struct cox_error *err)
 {
-    if (cox_pool_block_count(pool) != link->kv.block_count ||
-        cox_pool_block_size(pool) != link->kv.layout.block_bytes)
+    if (cox_kv_view_count(view) != link->kv.block_count ||
+        cox_kv_view_size(view) != link->kv.layout.block_bytes)
         return cox_fail(err, COX_CORRUPT,
-                        "its pool has %u blocks of %llu bytes, and not %u of %llu as told",
-                        cox_pool_block_count(pool), (unsigned long long)cox_pool_block_size(pool),
+                        "there are %u blocks of %llu bytes, and not %u of %llu as told",
+                        cox_kv_view_count(view), (unsigned long long)cox_kv_view_size(view),
                         link->kv.block_count, (unsigned long long)link->kv.layout.block_bytes);
     return 0;
 }
 
-static int link_attach(const struct cox_link *link, struct cox_pool **ret_pool,
+static int link_attach(const struct cox_link *link, struct cox_kv_view **ret_view,
                        struct cox_peer *ret_owner, struct cox_error *err)
 {
-    const struct cox_pool_attach_options options = {.read_only = true};
-    _cox_cleanup_(cox_pool_freep) struct cox_pool *pool = NULL;
-    struct cox_pool_handle handle;
+    _cox_cleanup_(cox_kv_view_freep) struct cox_kv_view *view = NULL;
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    struct cox_handle handle;
     struct cox_handle_info info;
     memcpy(&handle, link->kv.handle, sizeof handle);
-    int r = cox_handle_parse(&handle.words, &info, err);
+    int r = cox_handle_parse(&handle, &info, err);
     if (r == 0)
-        r = cox_pool_open(&handle, link->door[0] ? link->door : NULL,
-                          cox_deadline_after_ms(ATTACH_MS), &options, &pool, err);
+        r = cox_handle_open(&handle, link->door[0] ? link->door : NULL,
+                            cox_deadline_after_ms(ATTACH_MS), &fd, err);
     if (r == 0)
-        r = link_check_pool(link, pool, err);
+        r = cox_kv_view_attach(fd, &view, err);
+    if (r == 0)
+        r = link_check_view(link, view, err);
     if (r)
         return r;
     r = cox_peer_open((pid_t)info.pid, info.start, ret_owner);
     if (r)
-        return cox_fail(err, r, "process %u, whose pool it is: %s", info.pid, cox_status_text(r));
-    *ret_pool = cox_steal_ptr(&pool);
+        return cox_fail(err, r, "process %u, whose blocks they are: %s", info.pid,
+                        cox_status_text(r));
+    *ret_view = cox_steal_ptr(&view);
     return 0;
 }
 
@@ -169,7 +173,7 @@ static struct cox_link *links_next(struct cox_links *links)
 /* With the lock, which it gives up meanwhile. */
 static void links_attach(struct cox_links *links, struct cox_link *link)
 {
-    struct cox_pool *pool = NULL;
+    struct cox_kv_view *view = NULL;
     struct cox_peer owner = COX_PEER_NONE;
     struct cox_error err = {0};
     link->state = COX_LINK_RUNNING;
@@ -177,12 +181,12 @@ static void links_attach(struct cox_links *links, struct cox_link *link)
     int r = links_check_layout(links, link, &err);
     pthread_mutex_unlock(&links->lock);
     if (r == 0) {
-        r = link_attach(link, &pool, &owner, &err);
+        r = link_attach(link, &view, &owner, &err);
         if (r == 0)
             cox_fault_point(COX_FAULT_LINK_ATTACHED);
     }
     pthread_mutex_lock(&links->lock);
-    link->pool = pool;
+    link->view = view;
     link->owner = owner;
     /* The layout may have become another one meanwhile. */
     if (r == 0)
@@ -380,7 +384,7 @@ static int links_check(struct cox_links *links, uint32_t i, const char *cluster,
         return cox_fail(err, COX_NOT_FOUND, "there is no link to %.255s", cluster);
     struct cox_link *link = links->records[i];
     link_look(link);
-    /* A handle that is no longer there is a pool that is no longer there. */
+    /* A handle that is no longer there is a cache that is no longer there. */
     if (link->state == COX_LINK_FAILED)
         return cox_fail(err, link->error.code == COX_NOT_FOUND ? COX_STALE : link->error.code,
                         "the link to %s has failed: %s", cluster, link->error.text);

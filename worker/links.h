@@ -1,13 +1,13 @@
 /*
- * links: the groups whose KV blocks this rank may read: by cluster id, the pool of the rank there that has the same
- * number.
+ * links: the groups whose KV blocks this rank may read: by cluster id, a view (channel/memory/kv_blocks.h) of those of the rank there
+ * that has the same number.
  *
  *     set -> WAITING -(the thread takes it)-> RUNNING -> SUCCESS -(its process dies)-> FAILED
  *               |                                |
  *               '----(own blocks lie otherwise)--'-> FAILED
  *
  * A link is attached by a thread of the links' own, one after the other, each within five seconds: set
- * returns at once. When the process there dies, the thread lets go of its memory, unless somebody reads it. A cluster that is set again under another life, or with another pool, is a new link in place of
+ * returns at once. When the process there dies, the thread lets go of its memory, unless somebody reads it. A cluster that is set again under another life, or with other blocks, is a new link in place of
  * the old; under the same it stays as it is, unless it has failed, which is tried again.
  *
  * At most COX_LINK_COUNT_MAX links are not failed; one more is failed from the start (COX_FULL). Of failed ones as
@@ -15,10 +15,10 @@
  *
  * Threads: any; but new, free and use_layout from one at a time.
  * Ownership: a link is counted: by the list, and by each who has taken it until release. The last one lets go of
- *   the pool: so what is being read stays mapped, whatever becomes of the link.
+ *   the view: so what is being read stays mapped, whatever becomes of the link.
  * Blocks: set, remove, list and take nothing; free as long as an attach takes.
- * Bytes: what a set names is the coordinator's word; what the pool there says is input, checked in pool.h.
- * If the process dies: its row in the other's pool is swept by that one's owner.
+ * Bytes: what a set names is the coordinator's word; what the blocks there say of themselves is input, which the view checks.
+ * If the process dies: nothing is left.
  */
 #ifndef COX_WORKER_LINKS_H
 #define COX_WORKER_LINKS_H
@@ -29,7 +29,7 @@
 #define COX_LINK_COUNT_MAX 64
 #define COX_CLUSTER_ID_SIZE_MAX 255
 
-struct cox_pool;
+struct cox_kv_view;
 
 enum cox_link_state {
     COX_LINK_WAITING = 0,
@@ -44,8 +44,8 @@ struct cox_link {
     struct cox_kv_pool kv;
     char door[4096]; /* where its handles can be had; empty: nowhere */
     /* From here on, of the links until taken. */
-    struct cox_pool *pool; /* SUCCESS */
-    struct cox_peer owner; /* SUCCESS */
+    struct cox_kv_view *view; /* SUCCESS */
+    struct cox_peer owner;    /* SUCCESS */
     enum cox_link_state state;
     struct cox_error error; /* FAILED */
     uint32_t references;

@@ -6,13 +6,10 @@
 #include <string.h>
 
 #include "../channel/fault.h"
-#include "../channel/memory/pool.h"
+#include "../channel/memory/kv_blocks.h"
 
 /* How often it is looked whether the other side lives: a system call, which each block would feel. */
 #define LOOK_NS (10 * COX_NSEC_PER_MSEC)
-/* Of the other side, pinned at a time. Of large blocks fewer: what a count costs is nothing beside their copy. */
-#define BATCH_COUNT_MAX 64
-#define BATCH_SIZE_MAX (UINT64_C(4) << 20)
 
 struct cox_pulls {
     pthread_mutex_t lock;
@@ -34,7 +31,6 @@ struct run {
     struct cox_cache *cache;
     struct cox_pull *pull;
     uint64_t looked_ns;
-    struct cox_error over; /* why it ended while it was waiting */
 };
 
 /* ---- life ---- */
@@ -180,13 +176,6 @@ static int run_check(struct run *run, struct cox_error *err)
                           pull->link->cluster);
 }
 
-/* Asked while a destination is waited for. */
-static bool run_is_over(void *context)
-{
-    struct run *run = context;
-    return run_check(run, &run->over) != 0;
-}
-
 /* ---- blocks ---- */
 
 static int run_check_pairs(const struct run *run, struct cox_error *err)
@@ -212,114 +201,20 @@ static int run_check_pairs(const struct run *run, struct cox_error *err)
     return 0;
 }
 
-static int run_take(struct run *run, uint32_t block, struct cox_error *err)
-{
-    const struct cox_cache_patience patience = {
-        .deadline_ns = cox_deadline_min(run->pull->deadline_ns, run->pull->lease_ns),
-        .given_up = run_is_over,
-        .context = run,
-    };
-    struct cox_error why = {0};
-    run->over = (struct cox_error){0};
-    int r = cox_cache_take(run->cache, block, &patience, &why);
-    if (r == COX_ABORTED && run->over.code)
-        return cox_fail(err, run->over.code, "%s", run->over.text);
-    if (r == COX_TIMEOUT && run->pull->lease_ns < run->pull->deadline_ns)
-        r = COX_STALE;
-    return r ? cox_fail(err, r, "KV block %u to copy to: %s", block,
-                        why.text[0] ? why.text : cox_status_text(r))
-             : 0;
-}
-
-/* The reference of a block there, under the generation that is asked for. */
-static int run_refer(const struct run *run, uint32_t block, struct cox_block_ref *ret_ref,
-                     struct cox_error *err)
-{
-    const struct cox_pull *pull = run->pull;
-    struct cox_pool *pool = pull->link->pool;
-    const uint64_t size = pull->link->kv.layout.block_bytes;
-    struct cox_block_ref ref = {
-        .pool = cox_pool_id(pool),
-        .generation = pull->from_generation,
-        .size = size,
-        .block = block,
-    };
-    if (!pull->from_generation) {
-        int r = cox_pool_find(pool, block * size, &ref);
-        if (r)
-            return cox_fail(err, r, "block %u of %s: %s", block, pull->link->cluster,
-                            cox_status_text(r));
-        ref.size = size;
-    }
-    if (ref.generation == COX_CACHE_NOBODY)
-        return cox_fail(err, COX_STALE, "block %u of %s belongs to no sequence", block,
-                        pull->link->cluster);
-    *ret_ref = ref;
-    return 0;
-}
-
-static int run_pin(const struct run *run, uint32_t block, struct cox_block_ref *ret_ref,
-                   struct cox_error *err)
-{
-    const struct cox_pull *pull = run->pull;
-    struct cox_block_ref ref;
-    struct cox_error why = {0};
-    int r = run_refer(run, block, &ref, err);
-    if (r)
-        return r;
-    r = cox_pool_ref(pull->link->pool, &ref, &why);
-    if (r == COX_STALE)
-        return cox_fail(err, r, "block %u of %s belongs to another sequence, or to none, by now",
-                        block, pull->link->cluster);
-    if (r)
-        return cox_fail(err, r, "block %u of %s: %s", block, pull->link->cluster, why.text);
-    cox_fault_point(COX_FAULT_PULL_PINNED);
-    *ret_ref = ref;
-    return 0;
-}
-
-static int run_copy(struct run *run, const struct cox_block_ref *ref, uint32_t to,
-                    struct cox_error *err)
+static int run_copy(struct run *run, const struct cox_pull_pair *pair, struct cox_error *err)
 {
     struct cox_pull *pull = run->pull;
-    const uint64_t size = pull->link->kv.layout.block_bytes;
+    struct cox_error why = {0};
     int r = run_check(run, err);
-    if (r == 0)
-        r = cox_pool_copy_from(pull->link->pool, ref, 0, cox_cache_block(run->cache, to), size,
-                               err);
     if (r)
         return r;
+    r = cox_kv_view_copy(pull->link->view, pair->from, pull->from_generation,
+                         cox_cache_block(run->cache, pair->to), &why);
+    if (r)
+        return cox_fail(err, r, "%s: %s", pull->link->cluster, why.text);
     cox_fault_point(COX_FAULT_PULL_COPIED);
-    pull->copied_bytes += size;
+    pull->copied_bytes += pull->link->kv.layout.block_bytes;
     return 0;
-}
-
-/* How many blocks are pinned at a time: few enough that whoever there waits for them waits not long. */
-static uint32_t run_batch(const struct run *run)
-{
-    const uint64_t fit = BATCH_SIZE_MAX / run->pull->link->kv.layout.block_bytes;
-    return fit == 0 ? 1 : fit < BATCH_COUNT_MAX ? (uint32_t)fit : BATCH_COUNT_MAX;
-}
-
-/* All are pinned before any is copied: a count that is changed waits until all that was written before, a whole block,
- * is out of the processor's store buffer. One that is stale stops it before the first is copied. */
-static int run_copy_some(struct run *run, const struct cox_pull_pair *pairs, uint32_t count,
-                         struct cox_error *err)
-{
-    struct cox_block_ref refs[BATCH_COUNT_MAX];
-    uint32_t held = 0;
-    int r = run_check(run, err);
-    while (r == 0 && held < count) {
-        r = run_pin(run, pairs[held].from, &refs[held], err);
-        held += r == 0;
-    }
-    for (uint32_t i = 0; r == 0 && i < count; i++)
-        r = run_copy(run, &refs[i], pairs[i].to, err);
-    for (uint32_t i = 0; i < held; i++) {
-        cox_pool_unref(run->pull->link->pool, &refs[i], NULL);
-        cox_fault_point(COX_FAULT_PULL_RELEASED);
-    }
-    return r;
 }
 
 /* A block that a step has taken meanwhile is no longer what was copied. */
@@ -340,17 +235,12 @@ static int run_all(struct run *run, struct cox_error *err)
     struct cox_pull *pull = run->pull;
     int r = run_check_pairs(run, err);
     const uint64_t begin = cox_now_ns();
-    /* All of them first, so that what is here, and is in the way, is waited for once. */
-    for (uint32_t i = 0; r == 0 && i < pull->count; i++) {
+    if (r == 0)
         r = run_check(run, err);
-        if (r == 0)
-            r = run_take(run, pull->pairs[i].to, err);
-    }
-    const uint32_t batch = run_batch(run);
-    for (uint32_t i = 0; r == 0 && i < pull->count; i += batch) {
-        const uint32_t left = pull->count - i;
-        r = run_copy_some(run, &pull->pairs[i], left < batch ? left : batch, err);
-    }
+    for (uint32_t i = 0; r == 0 && i < pull->count; i++)
+        r = cox_cache_take(run->cache, pull->pairs[i].to, err);
+    for (uint32_t i = 0; r == 0 && i < pull->count; i++)
+        r = run_copy(run, &pull->pairs[i], err);
     if (r == 0)
         r = run_give(run, err);
     pull->copy_ns = cox_now_ns() - begin;

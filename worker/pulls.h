@@ -1,11 +1,10 @@
 /*
  * pulls: KV blocks of another group's rank copied into the cache of this one, one request at a time, each with one end.
  *
- * Of each block: the destination is taken (nobody's, and nobody reads it), the source pinned under the generation that is
- * asked for, which fails where the block is another's by now, copied, and let go. Up to 64 sources, or 4 MiB of them, are
- * pinned, then copied, then let go. Only when all blocks are there do they go to
- * the sequence; so what a pull that failed has written is nobody's. Before each block, and each 50 ms while one is waited for,
- * it is looked at whether the pull is to end: cancelled, unlinked, past its deadline or the lease of the
+ * All destinations are taken (they are nobody's), then block after block is copied under the generation that is asked for, which
+ * fails where the block there is another's, or was taken during the copy (channel/memory/kv_blocks.h): what a copy that failed has
+ * left is never seen, since only when all blocks are there do they go to the sequence. Nobody is waited for, here or there. Before each
+ * block it is looked at whether the pull is to end: cancelled, unlinked, past its deadline or the lease of the
  * other group, given up by the coordinator, paused, cleared, or the process there is dead.
  *
  * Cancelling is by request id, also of a pull that is still to come: up to COX_CANCELLED_COUNT_MAX of such ids are kept,
@@ -14,8 +13,8 @@
  *
  * Threads: run by one at a time; cancel, open and close by any.
  * Ownership: the cache is lent from open to close.
- * Blocks: run, as long as the other side reads what it is to write, until its deadline; close, until no run is inside.
- * If the process dies: the blocks it had pinned are swept by their owner; its own are gone with it.
+ * Blocks: run, as long as its copies take; close, until no run is inside.
+ * If the process dies: nothing is left of it there, and its own blocks are gone with it.
  */
 #ifndef COX_WORKER_PULLS_H
 #define COX_WORKER_PULLS_H
@@ -65,7 +64,7 @@ struct cox_pull {
 
 /* Returns 0; COX_INVALID: block ids, err says which; COX_STALE: a block there is another's by now, or the lease is over, or its
  * group is linked anew, or a block here was taken by a step; COX_ABORTED: cancelled, cleared, paused or given up; COX_CLOSED: unlinked;
- * COX_TIMEOUT; COX_PEER_DEAD; COX_STATE: no cache is open; COX_CORRUPT and others: as pool.h. */
+ * COX_TIMEOUT; COX_PEER_DEAD; COX_STATE: no cache is open. */
 int cox_pulls_run(struct cox_pulls *pulls, struct cox_pull *pull, struct cox_error *err);
 
 #endif

@@ -128,7 +128,7 @@ struct cox_kv_layout {
 /* What other groups need to read the KV cache of a rank. */
 struct cox_kv_pool {
     uint32_t block_count; /* 0: there is none for others */
-    uint8_t handle[128];  /* struct cox_pool_handle (channel/memory/pool.h), for reading only */
+    uint8_t handle[64];   /* struct cox_handle (channel/handle.h) of KV blocks (channel/memory/kv_blocks.h) */
     struct cox_kv_layout layout;
 };
 
@@ -197,11 +197,11 @@ struct cox_worker_callbacks {
                   size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err);
     /* Starts linking, unlinking or a switch of role; the state is told by link_status. No answer. It also tells
      * of pulls to end (cancelled_pulls), while pull_kv runs. How coxswain-worker does these four is in
-     * links.h, pulls.h and transfer.h; a worker of its own makes of its KV cache a pool (channel/memory/pool.h:
-     * create, take_all, export) and tells of it in kv_pool at init; link attaches to the pools of another group's
-     * ranks (cox_pool_open); pull_kv pins a block under the generation that the request names
-     * (cox_pool_ref), copies it (cox_pool_copy_from), and lets go (cox_pool_unref); and before a step
-     * writes a block that belonged to another sequence it has cox_pool_renew and cox_pool_settle called. */
+     * links.h, pulls.h and transfer.h; a worker of its own has its KV cache in KV blocks (channel/memory/kv_blocks.h:
+     * cox_kv_blocks_new; cox_exporter_export of their fd) and tells of them in kv_pool at init; link attaches to those of another
+     * group's ranks (cox_handle_open, cox_kv_view_attach); pull_kv copies a block under the generation that the request names
+     * (cox_kv_view_copy); before a step writes a block that belonged to another sequence it calls cox_kv_blocks_take, and
+     * after it cox_kv_blocks_give. */
     void (*link)(void *context, const struct ModelExecuteData__PDLinkRequest *request);
     int (*link_status)(void *context, struct cox_arena *arena,
                        struct ModelExecuteData__PDLinkStatusResponse *response,

@@ -19,6 +19,9 @@
  * CLAIMED and CLOSING belong to an owner for a moment; of a dead one they are undone by sweep.
  * tests/model/pool.pml is the protocol for Spin.
  *
+ * This is the shared form, for processes that trust each other: all of them write the words, and one that spoils them spoils the
+ * pool. KV caches, which groups that do not trust each other read, are no pools: kv_blocks.h.
+ *
  * Holds: a block that a message of a queue refers to is held by that message, not by a process. A
  * hold is {holder, tag}, set and cleared by compare-and-swap, so that whoever completes what a dead
  * process had begun may do it twice. It counts like a row. A holder lives while one of the owners
@@ -185,10 +188,11 @@ COX_PUBLIC int cox_pool_copy(struct cox_pool *to, const struct cox_block_ref *to
                              struct cox_pool *from, const struct cox_block_ref *from_ref,
                              uint64_t size, struct cox_error *err);
 
-/* ---- blocks that one process gives out by number: a KV cache ----
+/* ---- blocks that one process gives out by number ----
  *
  * The process that created the pool takes all blocks of a fixed one and says itself what each is for; others pin them
- * with cox_pool_ref. Generations are then its own numbers (the sequence that a block is of), any but the one before. */
+ * with cox_pool_ref. Generations are then its own numbers, any but the one before. For readers that need not be trusted, and
+ * are not waited for: kv_blocks.h. */
 
 /* Every block becomes USED with this generation, counted by this process. Of a fresh fixed pool only: COX_STATE. A block
  * taken so is no reference to unref: it stays this process's until free. All or none; what the domain says, on demand:

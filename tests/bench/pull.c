@@ -1,17 +1,13 @@
-/* coxswain-pull: what pulling KV blocks out of another process's pool costs beside memcpy. Prints, judges nothing.
+/* coxswain-pull: what pulling KV blocks out of another process's memory costs beside memcpy. Prints, judges nothing.
  *
- * Another process makes a pool, takes all blocks and exports it by handle; this one opens it, for reading only, and
- * has a pool of its own of the same shape. Pulling a block is: a reference (counted in this process's row, then the
- * generation is checked), the copy into a block of the own pool, the reference given back. That is done
+ * Another process makes KV blocks, gives all of them and exports them by handle; this one opens a view of them, and
+ * has blocks of its own of the same shape. A copy of a block is done by
  *
- *   pull      block by block
- *   batch     for some blocks at a time: references to all, all copies, all given back. A count that is changed
- *             waits until every byte written before is out of the processor's store buffer; this way the copies
- *             do not wait for it
- *   memcpy    without the pool: the same blocks in the same order, between the same memory
+ *   pull      cox_kv_view_copy: the block's words are read, it is copied, the words are read again
+ *   memcpy    without the words: the same blocks in the same order, between the same memory
  *   private   memcpy between two blocks of malloc, as large, touched before: what there would be without sharing
  *
- * A slice is all blocks once, in an order that is no order of addresses. The four are interleaved; slices that
+ * A slice is all blocks once, in an order that is no order of addresses. The three are interleaved; slices that
  * stand side by side give a ratio, of which the median is told: 1.00 is memcpy's speed. */
 #include <errno.h>
 #include <getopt.h>
@@ -20,38 +16,37 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../channel/memory/pool.h"
+#include "../../channel/handle.h"
+#include "../../channel/memory/kv_blocks.h"
 #include "measure.h"
 
 #define SIZE_COUNT_MAX 16
 #define PAIR_COUNT_MAX 10000
 #define GENERATION 7
 
-enum kind { KIND_PULL, KIND_BATCH, KIND_SAME, KIND_PRIVATE, KIND_COUNT };
-static const char *const kind_names[KIND_COUNT] = {"pull", "batch", "memcpy_same",
-                                                   "memcpy_private"};
+enum kind { KIND_PULL, KIND_SAME, KIND_PRIVATE, KIND_COUNT };
+static const char *const kind_names[KIND_COUNT] = {"pull", "memcpy_same", "memcpy_private"};
 
 struct pull_options {
     uint64_t sizes[SIZE_COUNT_MAX]; /* of a block */
     size_t size_count;
     uint64_t pool_size;
-    uint32_t batch; /* blocks that are referred to at a time */
     size_t pairs;
     const char *json_path; /* NULL: none */
 };
 
 static const char usage_text[] =
-    "usage: coxswain-pull [--sizes LIST] [--bytes N] [--batch N] [--pairs N] [--json FILE]\n"
-    "Copies blocks of another process's pool into one of its own, beside memcpy of the same "
-    "blocks.\n"
+    "usage: coxswain-pull [--sizes LIST] [--bytes N] [--pairs N] [--json FILE]\n"
+    "Copies KV blocks of another process into own ones, beside memcpy of the same blocks.\n"
     "  --sizes LIST  bytes of a block (16384,65536,1048576)\n"
-    "  --bytes N     bytes of a pool (134217728)\n"
-    "  --batch N     blocks that are referred to at a time, in a batch (64)\n"
+    "  --bytes N     bytes of all blocks (134217728)\n"
     "  --pairs N     slices of each kind (31)\n"
     "  --json FILE   also writes every slice to FILE\n";
 
@@ -59,8 +54,10 @@ static const char usage_text[] =
 struct run {
     uint64_t block_size;
     uint32_t block_count;
-    uint32_t batch;
-    struct cox_pool *theirs, *own;
+    struct cox_kv_view *theirs;
+    void *theirs_mapped; /* the same, for memcpy alone */
+    size_t theirs_size;
+    struct cox_kv_blocks *own;
     uint8_t *from, *to; /* private */
     uint32_t *order;
     pid_t owner;
@@ -78,59 +75,38 @@ static void block_fill(uint8_t *block, uint64_t size, uint32_t number)
     }
 }
 
-static int pool_make(uint64_t block_size, uint32_t block_count, struct cox_pool **ret_pool,
-                     struct cox_error *err)
-{
-    const struct cox_pool_options options = {
-        .strategy = COX_POOL_FIXED, .block_size = block_size, .block_count = block_count};
-    struct cox_pool *pool;
-    int r = cox_pool_create(&options, &pool, err);
-    if (r == 0 && (r = cox_pool_take_all(pool, GENERATION, err)))
-        pool = cox_pool_free(pool);
-    if (r == 0)
-        *ret_pool = pool;
-    return r;
-}
-
-static struct cox_block_ref ref_of(const struct run *run, const struct cox_pool *pool,
-                                   uint32_t block)
-{
-    return (struct cox_block_ref){.pool = cox_pool_id(pool),
-                                  .generation = GENERATION,
-                                  .size = run->block_size,
-                                  .block = block};
-}
-
 /* Until the other side has let go of the socket. */
 static _Noreturn void owner_main(const struct run *run, int fd)
 {
-    struct cox_pool_handle handle;
+    struct cox_handle handle;
     struct cox_exporter *exporter = NULL;
-    struct cox_pool *pool = NULL;
+    struct cox_kv_blocks *blocks = NULL;
     struct cox_error err = {0};
     char byte;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    int r = pool_make(run->block_size, run->block_count, &pool, &err);
+    int r = cox_kv_blocks_new(run->block_count, run->block_size, &blocks, &err);
     for (uint32_t b = 0; r == 0 && b < run->block_count; b++) {
-        const struct cox_block_ref ref = ref_of(run, pool, b);
-        block_fill(cox_pool_pointer(pool, &ref), run->block_size, b);
+        uint8_t *block = (uint8_t *)cox_kv_blocks_memory(blocks) + b * run->block_size;
+        cox_kv_blocks_take(blocks, b);
+        block_fill(block, run->block_size, b);
+        r = cox_kv_blocks_give(blocks, b, GENERATION);
     }
     if (r == 0)
         r = cox_exporter_new(NULL, &exporter, &err);
     if (r == 0)
-        r = cox_pool_export(pool, exporter, true, &handle, &err);
+        r = cox_exporter_export(exporter, cox_kv_blocks_fd(blocks), 0, 0, &handle, &err);
     if (r)
-        fprintf(stderr, "coxswain-pull: the pool's owner: %s\n", err.text);
+        fprintf(stderr, "coxswain-pull: the blocks' owner: %s\n", err.text);
     else if (write(fd, &handle, sizeof handle) == sizeof handle)
         while (read(fd, &byte, 1) < 0 && errno == EINTR)
             ;
     cox_exporter_free(exporter);
-    cox_pool_free(pool);
+    cox_kv_blocks_free(blocks);
     _exit(r != 0);
 }
 
-/* Before this process has a pool: none survives a fork. */
-static int owner_start(struct run *run, struct cox_pool_handle *ret_handle, struct cox_error *err)
+/* Before this process has blocks of its own. */
+static int owner_start(struct run *run, struct cox_handle *ret_handle, struct cox_error *err)
 {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
@@ -148,7 +124,8 @@ static int owner_start(struct run *run, struct cox_pool_handle *ret_handle, stru
     ssize_t n;
     while ((n = read(run->owner_fd, ret_handle, sizeof *ret_handle)) < 0 && errno == EINTR)
         ;
-    return n == sizeof *ret_handle ? 0 : cox_fail(err, COX_PEER_DEAD, "the pool's owner has ended");
+    return n == sizeof *ret_handle ? 0
+                                   : cox_fail(err, COX_PEER_DEAD, "the blocks' owner has ended");
 }
 
 /* ---- a run ---- */
@@ -156,8 +133,10 @@ static int owner_start(struct run *run, struct cox_pool_handle *ret_handle, stru
 static int run_deinit(struct run *run)
 {
     int status = 0;
-    cox_pool_free(run->own);
-    cox_pool_free(run->theirs);
+    cox_kv_blocks_free(run->own);
+    cox_kv_view_free(run->theirs);
+    if (run->theirs_mapped)
+        munmap(run->theirs_mapped, run->theirs_size);
     free(run->from);
     free(run->to);
     free(run->order);
@@ -184,21 +163,43 @@ static void order_shuffle(uint32_t *order, uint32_t count)
     }
 }
 
+/* As a view, and as plain memory: the blocks end where it does. */
+static int theirs_open(struct run *run, const struct cox_handle *handle, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    struct stat st;
+    int r = cox_handle_open(handle, NULL, COX_DEADLINE_NEVER, &fd, err);
+    if (r == 0)
+        r = cox_kv_view_attach(fd, &run->theirs, err);
+    if (r)
+        return r;
+    void *map = fstat(fd, &st) < 0 ? MAP_FAILED
+                                   : mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED)
+        return cox_fail(err, -errno, "mapping the blocks: %s", cox_status_text(-errno));
+    run->theirs_mapped = map;
+    run->theirs_size = (size_t)st.st_size;
+    return 0;
+}
+
+static uint8_t *own_block(const struct run *run, uint32_t block)
+{
+    return (uint8_t *)cox_kv_blocks_memory(run->own) + block * run->block_size;
+}
+
 static int run_init(struct run *run, const struct pull_options *options, uint64_t block_size,
                     struct cox_error *err)
 {
-    const struct cox_pool_attach_options reading = {.read_only = true};
-    struct cox_pool_handle handle;
+    struct cox_handle handle;
     *run = (struct run){.block_size = block_size,
                         .block_count = (uint32_t)(options->pool_size / block_size),
-                        .batch = options->batch,
                         .owner_fd = -1};
     const size_t size = run->block_count * block_size;
     int r = owner_start(run, &handle, err);
     if (r == 0)
-        r = cox_pool_open(&handle, NULL, COX_DEADLINE_NEVER, &reading, &run->theirs, err);
+        r = theirs_open(run, &handle, err);
     if (r == 0)
-        r = pool_make(block_size, run->block_count, &run->own, err);
+        r = cox_kv_blocks_new(run->block_count, block_size, &run->own, err);
     if (r)
         return r;
     run->from = aligned_alloc(4096, size);
@@ -219,35 +220,12 @@ static uint32_t target_of(const struct run *run, uint32_t i)
     return run->order[run->block_count - 1 - i];
 }
 
-/* Blocks first to last of the order: all are referred to, copied, and given back. */
-static int pull_some(const struct run *run, uint32_t first, uint32_t end, struct cox_error *err)
-{
-    uint32_t held = first;
-    int r = 0;
-    for (; r == 0 && held < end; held += r == 0) {
-        const struct cox_block_ref from = ref_of(run, run->theirs, run->order[held]);
-        r = cox_pool_ref(run->theirs, &from, err);
-    }
-    for (uint32_t i = first; r == 0 && i < end; i++) {
-        const struct cox_block_ref from = ref_of(run, run->theirs, run->order[i]);
-        const struct cox_block_ref to = ref_of(run, run->own, target_of(run, i));
-        r = cox_pool_copy(run->own, &to, run->theirs, &from, run->block_size, err);
-    }
-    for (uint32_t i = first; i < held; i++) {
-        const struct cox_block_ref from = ref_of(run, run->theirs, run->order[i]);
-        int unref = cox_pool_unref(run->theirs, &from, err);
-        r = r ? r : unref;
-    }
-    return r;
-}
-
-static int slice_pull(const struct run *run, uint32_t batch, struct cox_error *err)
+static int slice_pull(const struct run *run, struct cox_error *err)
 {
     int r = 0;
-    for (uint32_t i = 0; r == 0 && i < run->block_count; i += batch) {
-        const uint32_t left = run->block_count - i;
-        r = pull_some(run, i, i + (left < batch ? left : batch), err);
-    }
+    for (uint32_t i = 0; r == 0 && i < run->block_count; i++)
+        r = cox_kv_view_copy(run->theirs, run->order[i], GENERATION,
+                             own_block(run, target_of(run, i)), err);
     return r;
 }
 
@@ -260,14 +238,16 @@ static void slice_copy(const struct run *run, const uint8_t *from, uint8_t *to)
 
 static int slice_run(const struct run *run, enum kind kind, uint64_t *ret_ns, struct cox_error *err)
 {
-    const uint8_t *theirs = cox_pool_memory(run->theirs)->address;
-    uint8_t *own = cox_pool_memory(run->own)->address;
+    const uint8_t *theirs =
+        (const uint8_t *)run->theirs_mapped + run->theirs_size - run->block_count * run->block_size;
     int r = 0;
     const uint64_t begin = measure_now_ns();
-    if (kind == KIND_PULL || kind == KIND_BATCH)
-        r = slice_pull(run, kind == KIND_PULL ? 1 : run->batch, err);
+    if (kind == KIND_PULL)
+        r = slice_pull(run, err);
+    else if (kind == KIND_SAME)
+        slice_copy(run, theirs, own_block(run, 0));
     else
-        slice_copy(run, kind == KIND_SAME ? theirs : run->from, kind == KIND_SAME ? own : run->to);
+        slice_copy(run, run->from, run->to);
     *ret_ns = measure_now_ns() - begin;
     return r;
 }
@@ -279,9 +259,8 @@ static int run_check(const struct run *run, struct cox_error *err)
     if (!block)
         return cox_fail(err, -ENOMEM, "no memory for a block");
     for (uint32_t i = 0; i < run->block_count; i++) {
-        const struct cox_block_ref ref = ref_of(run, run->own, target_of(run, i));
         block_fill(block, run->block_size, run->order[i]);
-        if (memcmp(cox_pool_pointer(run->own, &ref), block, run->block_size) != 0)
+        if (memcmp(own_block(run, target_of(run, i)), block, run->block_size) != 0)
             return cox_fail(err, -EBADMSG, "block %" PRIu32 " has other bytes", target_of(run, i));
     }
     return 0;
@@ -327,9 +306,9 @@ static int measure_slices(const struct run *run, size_t pairs, uint64_t *const s
     int r = 0;
     /* Not counted: page tables, caches. What was pulled is looked at. */
     for (int k = 0; r == 0 && k < KIND_COUNT; k++) {
-        memset(cox_pool_memory(run->own)->address, 0, run->block_count * run->block_size);
+        memset(own_block(run, 0), 0, run->block_count * run->block_size);
         r = slice_run(run, (enum kind)k, &unused, err);
-        if (r == 0 && k <= KIND_BATCH)
+        if (r == 0 && k == KIND_PULL)
             r = run_check(run, err);
     }
     /* Who is first takes turns. */
@@ -356,16 +335,15 @@ static int measure_row(const struct pull_options *options, uint64_t block_size, 
         if (r == 0)
             r = measure_slices(&run, options->pairs, samples, err);
         if (run_deinit(&run) && r == 0)
-            r = cox_fail(err, COX_PEER_DEAD, "the pool's owner has failed");
+            r = cox_fail(err, COX_PEER_DEAD, "the blocks' owner has failed");
     }
     if (r == 0) {
         printf("%8" PRIu64 "  %7" PRIu32, block_size, run.block_count);
         for (int k = 0; k < KIND_COUNT; k++)
             printf("  %8.2f", speed_median(&run, samples[k], options->pairs, scratch));
         for (int base = KIND_SAME; base < KIND_COUNT; base++)
-            for (int k = KIND_PULL; k <= KIND_BATCH; k++)
-                printf("  %7.2f", ratio_median(samples, (enum kind)k, (enum kind)base,
-                                               options->pairs, scratch));
+            printf("  %7.2f",
+                   ratio_median(samples, KIND_PULL, (enum kind)base, options->pairs, scratch));
         putchar('\n');
         fflush(stdout);
         if (json)
@@ -379,12 +357,11 @@ static int measure_row(const struct pull_options *options, uint64_t block_size, 
 static int measure_all(const struct pull_options *options, FILE *json, struct cox_error *err)
 {
     int r = 0;
-    printf("blocks of another process's pool are copied into an own one; GB/s, medians of %zu "
-           "slices of %" PRIu64 " MiB;\nbehind that pull's and batch's speed by memcpy's, and by "
-           "that of private memory\n"
-           "%8s  %7s  %8s  %8s  %8s  %8s  %7s  %7s  %7s  %7s\n",
-           options->pairs, options->pool_size >> 20, "block", "blocks", "pull", "batch", "memcpy",
-           "private", "pull", "batch", "pull/p", "batch/p");
+    printf("KV blocks of another process are copied into own ones; GB/s, medians of %zu slices of "
+           "%" PRIu64 " MiB;\nbehind that pull's speed by memcpy's, and by that of private memory\n"
+           "%8s  %7s  %8s  %8s  %8s  %7s  %7s\n",
+           options->pairs, options->pool_size >> 20, "block", "blocks", "pull", "memcpy", "private",
+           "pull", "pull/p");
     if (json)
         fprintf(json, "{\"pairs\": %zu, \"rows\": [", options->pairs);
     for (size_t i = 0; r == 0 && i < options->size_count; i++) {
@@ -414,19 +391,20 @@ static bool parse_sizes(char *text, struct pull_options *options)
     for (char *item; (item = strsep(&text, ",")) != NULL;) {
         uint64_t size;
         if (options->size_count == SIZE_COUNT_MAX ||
-            !parse_number(item, COX_POOL_BLOCK_SIZE_MIN, UINT64_C(1) << 30, &size) || size % 64)
+            !parse_number(item, COX_KV_BLOCK_ALIGNMENT, UINT64_C(1) << 30, &size) ||
+            size % COX_KV_BLOCK_ALIGNMENT)
             return false;
         options->sizes[options->size_count++] = size;
     }
     return options->size_count > 0;
 }
 
-/* Each pool has a block at least, and not too many. */
+/* There is a block at least, and there are not too many. */
 static bool sizes_fit(const struct pull_options *options)
 {
     for (size_t i = 0; i < options->size_count; i++)
         if (options->sizes[i] > options->pool_size ||
-            options->pool_size / options->sizes[i] > COX_POOL_BLOCK_COUNT_MAX)
+            options->pool_size / options->sizes[i] > COX_KV_BLOCK_COUNT_MAX)
             return false;
     return true;
 }
@@ -435,29 +413,22 @@ static bool sizes_fit(const struct pull_options *options)
 static int parse_options(int argc, char **argv, struct pull_options *options)
 {
     static const struct option names[] = {
-        {"sizes", required_argument, NULL, 's'},
-        {"bytes", required_argument, NULL, 'b'},
-        {"batch", required_argument, NULL, 'n'},
-        {"pairs", required_argument, NULL, 'p'},
-        {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
+        {"sizes", required_argument, NULL, 's'}, {"bytes", required_argument, NULL, 'b'},
+        {"pairs", required_argument, NULL, 'p'}, {"json", required_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
     };
     *options = (struct pull_options){.sizes = {16384, 65536, 1048576},
                                      .size_count = 3,
                                      .pool_size = UINT64_C(128) << 20,
-                                     .batch = 64,
                                      .pairs = 31};
     for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
-        uint64_t pairs = options->pairs, batch = options->batch;
+        uint64_t pairs = options->pairs;
         bool good = option == 's' ? parse_sizes(optarg, options)
                     : option == 'b'
                         ? parse_number(optarg, 4096, UINT64_C(1) << 36, &options->pool_size)
-                    : option == 'n' ? parse_number(optarg, 1, UINT16_MAX, &batch)
                     : option == 'p' ? parse_number(optarg, 1, PAIR_COUNT_MAX, &pairs)
                                     : option == 'j';
         options->pairs = (size_t)pairs;
-        options->batch = (uint32_t)batch;
         if (option == 'j')
             options->json_path = optarg;
         if (!good) {

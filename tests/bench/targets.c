@@ -495,7 +495,7 @@ static void judge_pull(struct bench *bench)
     json_array_foreach(program_rows(bench, "pull"), i, row)
     {
         snprintf(what, sizeof what, "%.0f KiB", row_figure(row, "block_bytes") / 1024);
-        verdict_add(&v, what, median_ratio(row, "memcpy_same_ns", "batch_ns"), 0);
+        verdict_add(&v, what, median_ratio(row, "memcpy_same_ns", "pull_ns"), 0);
     }
     verdict_end(&v, false);
 }

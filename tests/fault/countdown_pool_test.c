@@ -1,9 +1,10 @@
-/* Pools: made, attached, opened by handle, exported, and memory on demand, with each of their calls failing in turn. */
+/* Pools, and KV blocks: made, attached, opened by handle, exported, and memory on demand, with each of their calls failing in turn. */
 #include "countdown.h"
 #include "testing.h"
 
 #include <string.h>
 
+#include "channel/memory/kv_blocks.h"
 #include "channel/memory/pool.h"
 
 static const struct cox_pool_options fixed = {.block_size = 4096, .block_count = 16};
@@ -99,6 +100,40 @@ static void handle_restore(void)
     pool_restore();
 }
 
+/* ---- KV blocks ---- */
+
+static struct cox_kv_blocks *kv;
+
+static int kv_make(void *object, struct cox_error *err)
+{
+    return cox_kv_blocks_new(4, 4096, object, err);
+}
+
+static void kv_destroy(void *object)
+{
+    cox_kv_blocks_free(*(struct cox_kv_blocks **)object);
+}
+
+static int view_attach(void *object, struct cox_error *err)
+{
+    return cox_kv_view_attach(cox_kv_blocks_fd(kv), object, err);
+}
+
+static void view_free(void *object)
+{
+    cox_kv_view_free(*(struct cox_kv_view **)object);
+}
+
+static void kv_prepare(void)
+{
+    assert_int_equal(cox_kv_blocks_new(4, 4096, &kv, NULL), 0);
+}
+
+static void kv_restore(void)
+{
+    kv = cox_kv_blocks_free(kv);
+}
+
 static const int codes[] = {COX_NO_SPACE,  COX_DENIED, COX_NOT_FOUND, COX_UNSUPPORTED, COX_CORRUPT,
                             COX_PEER_DEAD, 0};
 
@@ -155,6 +190,22 @@ static const struct {
       .restore = pool_restore,
       .codes = codes},
      &slabs},
+    {{.name = "kv_blocks_new",
+      .size = sizeof(struct cox_kv_blocks *),
+      .construct = kv_make,
+      .destroy = kv_destroy,
+      .codes = codes,
+      .lenient = true},
+     NULL},
+    {{.name = "kv_view_attach",
+      .size = sizeof(struct cox_kv_view *),
+      .construct = view_attach,
+      .destroy = view_free,
+      .prepare = kv_prepare,
+      .restore = kv_restore,
+      .codes = codes,
+      .lenient = true},
+     NULL},
 };
 
 static void b15_b19_h28_a_pool_is_made_whole_or_not_at_all(void **state)

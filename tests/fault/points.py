@@ -24,7 +24,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CALLERS = object()
 # The structs of shared memory.
-LAYOUTS = ("channel/layout.h", "channel/memory/pool_layout.h", "channel/memory/queue_layout.h",
+LAYOUTS = ("channel/layout.h", "channel/memory/kv_blocks_layout.h", "channel/memory/pool_layout.h",
+           "channel/memory/queue_layout.h",
            "model/block_layout.h", "worker/group_layout.h")
 
 EFFECTS = [

@@ -1,14 +1,21 @@
 #include "kv_group.h"
 
 #include "channel/fault.h"
+#include "channel/handle.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "worker/engine.h"
 #include "worker/kv_layout.h"
 
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
 #define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
@@ -43,15 +50,136 @@ static int on_init(void *context, const struct cox_init_request *request,
     return r;
 }
 
-/* 'k': what init told of the KV cache. 'f': a plan. */
+/* ---- a hostile rank ---- */
+
+#define GARBAGE_SIZE 64
+
+/* What it could do. */
+struct attack {
+    char *text;
+    size_t size;
+    uint8_t garbage[GARBAGE_SIZE];
+    uint64_t length;
+};
+
+static void did(struct attack *attack, bool done, const char *what)
+{
+    const size_t used = strlen(attack->text);
+    if (done && used < attack->size)
+        snprintf(attack->text + used, attack->size - used, "%s ", what);
+}
+
+/* Everywhere, as a hostile library would. */
+static void spoil(const struct attack *attack, void *base)
+{
+    for (uint64_t at = 0; at + GARBAGE_SIZE <= attack->length; at += 512)
+        memcpy((uint8_t *)base + at, attack->garbage, GARBAGE_SIZE);
+}
+
+static void attack_mapped(struct attack *attack, int fd, const char *what)
+{
+    void *base = mmap(NULL, attack->length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    did(attack, base != MAP_FAILED, what);
+    if (base != MAP_FAILED) {
+        spoil(attack, base);
+        munmap(base, attack->length);
+    }
+    base = mmap(NULL, attack->length, PROT_READ, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return;
+    did(attack, madvise(base, attack->length, MADV_REMOVE) == 0, "remove");
+    if (mprotect(base, attack->length, PROT_READ | PROT_WRITE) == 0) {
+        did(attack, true, "mprotect");
+        spoil(attack, base);
+    }
+    munmap(base, attack->length);
+}
+
+static void attack_fd(struct attack *attack, int fd, const char *mapped)
+{
+    attack_mapped(attack, fd, mapped);
+    did(attack, pwrite(fd, attack->garbage, GARBAGE_SIZE, 0) >= 0, "pwrite");
+    did(attack,
+        pwrite(fd, attack->garbage, GARBAGE_SIZE, (off_t)attack->length - GARBAGE_SIZE) >= 0,
+        "pwrite");
+    did(attack, fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 8192) == 0, "punch");
+    did(attack, fallocate(fd, 0, 0, (off_t)attack->length + 8192) == 0, "grow");
+    did(attack, ftruncate(fd, 4096) == 0, "truncate");
+    did(attack, fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) == 0, "seal");
+}
+
+static void attack_handle(struct attack *attack, const struct cox_handle *handle)
+{
+    char path[64];
+    struct stat st;
+    int fd, again;
+    if (cox_handle_open(handle, NULL, kv_patience(), &fd, NULL) || fstat(fd, &st) < 0) {
+        did(attack, true, "nothing-was-opened");
+        return;
+    }
+    attack->length = (uint64_t)st.st_size;
+    attack_fd(attack, fd, "mmap");
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    again = open(path, O_RDWR | O_CLOEXEC);
+    if (again >= 0)
+        attack_fd(attack, again, "mmap-opened-anew");
+    close(again);
+    again = open(path, O_RDWR | O_TRUNC | O_CLOEXEC);
+    did(attack, again >= 0, "open-truncated");
+    close(again);
+    close(fd);
+}
+
+/* And what this process has of the same memory already. */
+static void attack_mappings(struct attack *attack, const struct cox_handle *handle)
+{
+    struct cox_handle_info info;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    unsigned long begin, end, inode;
+    char line[512];
+    if (!maps || cox_handle_parse(handle, &info, NULL)) {
+        did(attack, true, "nothing-was-found");
+        return;
+    }
+    while (fgets(line, sizeof line, maps))
+        if (sscanf(line, "%lx-%lx %*s %*s %*s %lu", &begin, &end, &inode) == 3 &&
+            inode == info.ino) {
+            attack->length = end - begin;
+            if (mprotect((void *)begin, end - begin, PROT_READ | PROT_WRITE) == 0) {
+                did(attack, true, "mprotect-own");
+                spoil(attack, (void *)begin);
+            }
+            did(attack, madvise((void *)begin, end - begin, MADV_REMOVE) == 0, "remove-own");
+        }
+    fclose(maps);
+}
+
+static void attack(const uint8_t *handles, size_t size, char *text, size_t text_size)
+{
+    struct attack attack = {.text = text, .size = text_size};
+    memset(attack.garbage, 0x7f, sizeof attack.garbage);
+    text[0] = '\0';
+    for (size_t at = 0; at + sizeof(struct cox_handle) <= size; at += sizeof(struct cox_handle)) {
+        struct cox_handle handle;
+        memcpy(&handle, handles + at, sizeof handle);
+        attack_handle(&attack, &handle);
+        attack_mappings(&attack, &handle);
+    }
+}
+
+/* 'k': what init told of the KV cache. 'f': a plan. 'a': handles that it attacks. */
 static int on_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
                      size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err)
 {
-    (void)context, (void)reply_capacity, (void)err;
+    (void)context, (void)err;
     *ret_reply_size = 0;
     if (request_size && request[0] == 'k') {
         memcpy(reply, &told, sizeof told);
         *ret_reply_size = sizeof told;
+    }
+    if (request_size && request[0] == 'a') {
+        attack(request + 1, request_size - 1, (char *)reply, reply_capacity);
+        *ret_reply_size = strlen((char *)reply);
     }
     if (request_size && request[0] == 'f') {
         static char plan[256];
@@ -59,6 +187,27 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
         cox_fault_arm(plan[0] ? plan : NULL);
     }
     return 0;
+}
+
+static struct cox_worker *worker;
+
+static void *let_pull(void *unused)
+{
+    while (!cox_worker_pull_aborted(worker))
+        sched_yield();
+    cox_fault_arm(NULL);
+    return unused;
+}
+
+/* A paused rank takes no plan: a pull that is held goes on once it was told to come out. */
+static int on_pause_net(void *context, struct cox_error *err)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, let_pull, NULL))
+        return cox_fail(err, COX_NO_SPACE, "no thread");
+    int r = cox_engine_callbacks.pause_net(context, err);
+    pthread_join(thread, NULL);
+    return r;
 }
 
 static uint32_t number_of(const char *name, uint32_t otherwise)
@@ -78,10 +227,10 @@ int kv_worker_main(int argc, char **argv)
     };
     struct cox_worker_options options = {0};
     struct cox_engine *engine = NULL;
-    struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     callbacks.init = on_init;
     callbacks.opaque = on_opaque;
+    callbacks.pause_net = on_pause_net;
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
     options.leave_stuck = true;
     snprintf(engine_options.door, sizeof engine_options.door, "%s",
@@ -507,26 +656,36 @@ void kv_expect_pull(struct kv_group *g, const struct kv_pull *pull, int status, 
                  cox_status_text(status), code, text, cox_status_text(r), told_code, told_text);
 }
 
-/* ---- the pools, from outside ---- */
+/* ---- the blocks, from outside ---- */
 
-struct cox_pool *kv_attach(const struct kv_group *g, uint32_t rank)
+struct cox_kv_view *kv_attach(const struct kv_group *g, uint32_t rank)
 {
-    const struct cox_pool_attach_options options = {.read_only = true};
-    struct cox_pool_handle handle;
-    struct cox_pool *pool = NULL;
+    struct cox_handle handle;
+    struct cox_kv_view *view = NULL;
     struct cox_error err = {0};
+    int fd = -1;
     memcpy(&handle, g->pools[rank].handle, sizeof handle);
-    if (cox_pool_open(&handle, NULL, kv_patience(), &options, &pool, &err))
+    if (cox_handle_open(&handle, NULL, kv_patience(), &fd, &err) ||
+        cox_kv_view_attach(fd, &view, &err))
         fail_msg("attach: %s", err.text);
-    return pool;
+    close(fd);
+    return view;
 }
 
-struct cox_block_ref kv_pin(struct cox_pool *pool, uint32_t block)
+const char *kv_attack(struct kv_group *g, const struct kv_group *other, uint32_t rank)
 {
-    struct cox_block_ref ref;
-    struct cox_error err = {0};
-    assert_int_equal(cox_pool_find(pool, block * cox_pool_block_size(pool), &ref), 0);
-    if (cox_pool_ref(pool, &ref, &err))
-        fail_msg("pin: %s", err.text);
-    return ref;
+    static char text[1024];
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = TEST_ALL_RANKS};
+    char request[1 + sizeof other->pools[0].handle] = "a";
+    struct test_completion c;
+    size_t used = 0;
+    memcpy(request + 1, other->pools[rank].handle, sizeof other->pools[0].handle);
+    if (test_call_bytes(g->group, &c, &how, request, sizeof request))
+        fail_msg("%s", test_error_text(g->group));
+    text[0] = '\0';
+    for (uint32_t i = 0; i < g->rank_count && used < sizeof text; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%.*s", (int)c.ranks[i].size,
+                                 (const char *)c.ranks[i].bytes);
+    test_completion_deinit(&c);
+    return text;
 }

@@ -10,7 +10,7 @@
 
 #include "testing.h"
 
-#include "channel/memory/pool.h"
+#include "channel/memory/kv_blocks.h"
 #include "coordinator/operations.h"
 #include "worker/worker.h"
 
@@ -125,11 +125,12 @@ int kv_pull_one(struct kv_group *g, const struct kv_pull *pull, int32_t *ret_cod
 void kv_expect_pull(struct kv_group *g, const struct kv_pull *pull, int status, int32_t code,
                     const char *text);
 
-/* ---- the pools, from outside ---- */
+/* ---- the blocks, from outside ---- */
 
 /* As a reader of the rank's blocks, in this process. */
-struct cox_pool *kv_attach(const struct kv_group *g, uint32_t rank);
-/* Pins the block as it is now. */
-struct cox_block_ref kv_pin(struct cox_pool *pool, uint32_t block);
+struct cox_kv_view *kv_attach(const struct kv_group *g, uint32_t rank);
+/* Every rank of g tries all there is to write, change or cut short the blocks of that rank of other. Returns what it could do, a
+ * word each, lent until the next call; "": nothing. */
+const char *kv_attack(struct kv_group *g, const struct kv_group *other, uint32_t rank);
 
 #endif

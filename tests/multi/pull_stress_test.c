@@ -4,7 +4,8 @@
  */
 #include "testing.h"
 
-#include "channel/memory/pool.h"
+#include "channel/handle.h"
+#include "channel/memory/kv_blocks.h"
 #include "worker/links.h"
 #include "worker/pulls.h"
 
@@ -68,20 +69,20 @@ static bool is_whole(const uint64_t *words, uint64_t sequence, uint32_t block)
 
 static _Noreturn void owner_main(void)
 {
-    const struct cox_cache_patience patience = {.deadline_ns = cox_deadline_after_ms(60000)};
     struct cox_cache *cache = NULL;
     struct cox_exporter *exporter = NULL;
-    struct cox_pool_handle handle;
+    struct cox_handle handle;
     CHECK(cox_cache_new(&geometry, NULL, &cache, NULL) == 0);
     CHECK(cox_exporter_new(NULL, &exporter, NULL) == 0);
-    CHECK(cox_pool_export(cox_cache_pool(cache), exporter, true, &handle, NULL) == 0);
+    CHECK(cox_exporter_export(exporter, cox_kv_blocks_fd(cox_cache_kv_blocks(cache)), 0, 0, &handle,
+                              NULL) == 0);
     memcpy(board->kv.handle, &handle, sizeof handle);
     board->kv.block_count = BLOCK_COUNT;
     board->kv.layout.block_bytes = cox_cache_block_size(&geometry);
     atomic_store(&board->ready, true);
     for (uint64_t sequence = 1; !atomic_load(&board->stop); sequence++) {
         const uint32_t block = (uint32_t)(sequence % BLOCK_COUNT);
-        CHECK(cox_cache_take(cache, block, &patience, NULL) == 0);
+        CHECK(cox_cache_take(cache, block, NULL) == 0);
         fill(cox_cache_block(cache, block), sequence, block);
         cox_cache_give(cache, block, sequence);
         atomic_store(&board->present[block], sequence);
@@ -90,13 +91,6 @@ static _Noreturn void owner_main(void)
         if (sequence % 7 == 0)
             sched_yield();
     }
-    /* Nothing is counted but by this process, once the dead are swept. */
-    struct cox_pool_stats stats;
-    for (uint32_t block = 0; block < BLOCK_COUNT; block++)
-        CHECK(cox_cache_take(cache, block, &patience, NULL) == 0);
-    cox_pool_sweep(cox_cache_pool(cache));
-    cox_pool_stats(cox_cache_pool(cache), &stats);
-    CHECK(stats.reference_count == BLOCK_COUNT && stats.owner_count == 1);
     cox_exporter_free(exporter);
     cox_cache_free(cache);
     _exit(0);

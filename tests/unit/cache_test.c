@@ -1,6 +1,6 @@
 #include "worker/model/cache.h"
 
-#include "channel/memory/pool.h"
+#include "channel/memory/kv_blocks_layout.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -197,43 +197,30 @@ static void new_refuses_absurd_geometry(void **state)
 
 /* ---- whose blocks they are ---- */
 
-/* As another group's rank has it: a view of its own, for reading. */
-static struct cox_pool *open_reader(struct cox_cache *cache)
+/* As another group's rank has it. */
+static struct cox_kv_view *open_reader(struct cox_cache *cache)
 {
-    const struct cox_pool_attach_options options = {.read_only = true};
-    struct cox_pool *reader = NULL;
+    struct cox_kv_view *reader = NULL;
     struct cox_error err = {0};
-    int fds[2];
 
-    cox_pool_fds(cox_cache_pool(cache), fds);
-    if (cox_pool_attach(fds, &options, &reader, &err))
+    if (cox_kv_view_attach(cox_kv_blocks_fd(cox_cache_kv_blocks(cache)), &reader, &err))
         fail_msg("%s", err.text);
     return reader;
 }
 
 static uint64_t owner_of(struct cox_cache *cache, uint32_t block)
 {
-    return cox_pool_generation(cox_cache_pool(cache), block);
+    return cox_kv_blocks_generation(cox_cache_kv_blocks(cache), block);
 }
 
-static int pin(struct cox_pool *reader, uint32_t block, uint64_t generation)
+static int copy_of(struct cox_kv_view *reader, uint32_t block, uint64_t generation, char *ret_mark)
 {
-    const struct cox_block_ref ref = {.pool = cox_pool_id(reader),
-                                      .generation = generation,
-                                      .size = cox_cache_block_size(&small),
-                                      .block = block};
+    char bytes[1024];
+    const int r = cox_kv_view_copy(reader, block, generation, bytes, NULL);
 
-    return cox_pool_ref(reader, &ref, NULL);
-}
-
-static void unpin(struct cox_pool *reader, uint32_t block, uint64_t generation)
-{
-    const struct cox_block_ref ref = {.pool = cox_pool_id(reader),
-                                      .generation = generation,
-                                      .size = cox_cache_block_size(&small),
-                                      .block = block};
-
-    assert_int_equal(cox_pool_unref(reader, &ref, NULL), 0);
+    assert_true(cox_kv_view_size(reader) <= sizeof(bytes));
+    *ret_mark = bytes[0];
+    return r;
 }
 
 /* A step of one row, with blocks 0, 1, 2, ... from first on. */
@@ -273,13 +260,13 @@ static void generations_are_sequence_ids_where_they_can_be(void **state)
     assert_int_equal(cox_cache_generation_of(INT64_C(1) << 47), UINT64_C(1) << 47);
     for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
         assert_in_range(cox_cache_generation_of(odd[i]), (UINT64_C(1) << 47) + 1,
-                        COX_CACHE_NOBODY - 1);
+                        (UINT64_C(1) << 48) - 2);
         for (size_t k = 0; k < i; k++)
             assert_int_not_equal(cox_cache_generation_of(odd[i]), cox_cache_generation_of(odd[k]));
     }
 }
 
-static void lent_memory_is_no_pool(void **state)
+static void lent_memory_is_nobody_elses(void **state)
 {
     char *memory = aligned_alloc(COX_CACHE_ALIGNMENT,
                                  (size_t)cox_cache_block_size(&small) * small.block_count);
@@ -288,7 +275,7 @@ static void lent_memory_is_no_pool(void **state)
 
     (void)state;
     assert_int_equal(cox_cache_new(&small, memory, &cache, NULL), 0);
-    assert_null(cox_cache_pool(cache));
+    assert_null(cox_cache_kv_blocks(cache));
     step(cache, row_of(&one, 7, 0, 0, 0, 6));
     cox_cache_forget_all(cache);
     cox_cache_free(cache);
@@ -389,81 +376,77 @@ static void p9_moved_blocks_are_their_sequences(void **state)
     cox_cache_free(cache);
 }
 
-static bool yes(void *context)
-{
-    (void)context;
-    return true;
-}
-
-/* Every way to write a block waits for its readers, and does not write when it may not. */
-static void p9_a_pinned_block_is_never_written(void **state)
+/* Every way to write a block goes on at once, whoever reads it, and nobody can have it any more under its former generation. */
+static void p9_a_block_that_is_written_is_nobodys_whoever_reads_it(void **state)
 {
     const struct cox_block_pair in = {0, 0}, copy = {5, 0};
     struct cox_cache *cache = open_cache();
-    struct cox_pool *reader;
+    struct cox_kv_view *reader;
     struct one_row one;
-    struct cox_error err = {0};
+    char mark;
 
     (void)state;
-    cox_cache_use_host(cache, &(struct cox_cache_host){.given_up = yes});
     reader = open_reader(cache);
     for (int way = 0; way < 5; way++) {
         const int64_t id = 10 + way;
-        struct cox_cache_patience patience = {.deadline_ns = cox_deadline_after_ms(20)};
 
-        mark_blocks(cache);
         step(cache, row_of(&one, id, 0, 0, 0, 1));
-        assert_int_equal(pin(reader, 0, (uint64_t)id), 0);
-        assert_int_equal(pin(reader, 0, (uint64_t)id + 1), COX_STALE);
+        mark_blocks(cache);
+        assert_int_equal(copy_of(reader, 0, (uint64_t)id, &mark), 0);
+        assert_int_equal(mark, 'a');
+        assert_int_equal(copy_of(reader, 0, (uint64_t)id + 1, &mark), COX_STALE);
         row_of(&one, 99, 1, way == 0 ? 0 : 2, way == 0 ? 1 : 0, 1);
         one.batch.swap_in = &in;
         one.batch.swap_in_count = way == 1;
         one.batch.copy = &copy;
         one.batch.copy_count = way == 2;
         if (way < 3)
-            assert_int_equal(cox_cache_begin(cache, &one.batch, NULL), COX_ABORTED);
-        else if (way == 3)
-            assert_int_equal(cox_cache_take(cache, 0, &patience, &err), COX_TIMEOUT);
-        else
-            assert_int_equal(cox_cache_clear(cache, &patience, &err), COX_TIMEOUT);
-        assert_int_equal(mark_of(cache, 0), 'a');
-        assert_int_equal(owner_of(cache, 0), COX_CACHE_NOBODY);
-        /* Nobody can pin it any more, and then it goes. */
-        assert_int_equal(pin(reader, 0, (uint64_t)id), COX_STALE);
-        unpin(reader, 0, (uint64_t)id);
-        patience.deadline_ns = COX_DEADLINE_NEVER;
-        if (way < 3)
             assert_int_equal(cox_cache_begin(cache, &one.batch, NULL), 0);
         else if (way == 3)
-            assert_int_equal(cox_cache_take(cache, 0, &patience, NULL), 0);
+            assert_int_equal(cox_cache_take(cache, 0, NULL), 0);
         else
-            assert_int_equal(cox_cache_clear(cache, &patience, NULL), 0);
+            cox_cache_clear(cache);
+        assert_int_equal(owner_of(cache, 0), COX_CACHE_NOBODY);
+        assert_int_equal(copy_of(reader, 0, (uint64_t)id, &mark), COX_STALE);
+        assert_int_equal(copy_of(reader, 0, COX_KV_NOBODY, &mark), COX_STALE);
     }
-    cox_pool_free(reader);
+    assert_int_equal(cox_cache_take(cache, small.block_count, NULL), COX_INVALID);
+    cox_kv_view_free(reader);
     cox_cache_free(cache);
 }
 
-/* The sequence itself writes on while it is read. */
+/* Takes of a block so far, as a reader's own word shows them: what a copy that has begun is stale by. */
+static uint64_t changes_of(struct cox_cache *cache, uint32_t block)
+{
+    const struct cox_kv_words *words = (const void *)((const char *)cox_cache_block(cache, 0) -
+                                                      COX_KV_PAGE_SIZE + COX_KV_WORDS_OFFSET);
+
+    return atomic_load(&words[block].kv_change);
+}
+
+/* The sequence itself writes on: what is being copied of it stays good. */
 static void p9_the_owner_writes_on_behind_what_is_read(void **state)
 {
     struct cox_cache *cache = open_cache();
-    struct cox_pool *reader;
     struct one_row one;
+    uint64_t changes;
 
     (void)state;
     step(cache, row_of(&one, 7, 0, 0, 0, 2));
-    reader = open_reader(cache);
-    assert_int_equal(pin(reader, 0, 7), 0);
-    cox_cache_use_host(cache, &(struct cox_cache_host){.given_up = yes});
+    changes = changes_of(cache, 0);
     step(cache, row_of(&one, 7, 0, 0, 2, 1));
+    step(cache, row_of(&one, 7, 0, 0, 1, 2)); /* and the same again */
     assert_int_equal(owner_of(cache, 0), 7);
-    cox_pool_free(reader);
+    assert_int_equal(changes_of(cache, 0), changes);
+    /* Anew it is the same generation, and other content. */
+    step(cache, row_of(&one, 7, 0, 0, 0, 2));
+    assert_int_equal(owner_of(cache, 0), 7);
+    assert_true(changes_of(cache, 0) > changes);
     cox_cache_free(cache);
 }
 
 static void a_cleared_cache_is_as_a_new_one(void **state)
 {
-    const struct cox_cache_patience patience = {.deadline_ns = COX_DEADLINE_NEVER};
     struct cox_cache *cache = open_cache();
     struct one_row one;
 
@@ -471,7 +454,7 @@ static void a_cleared_cache_is_as_a_new_one(void **state)
     mark_blocks(cache);
     assert_int_equal(cox_cache_swap_out(cache, &(struct cox_block_pair){0, 3}, 1, NULL), 0);
     step(cache, row_of(&one, 7, 0, 0, 0, 1));
-    assert_int_equal(cox_cache_clear(cache, &patience, NULL), 0);
+    cox_cache_clear(cache);
     assert_int_equal(cox_cache_swap_in(cache, &(struct cox_block_pair){3, 5}, 1, NULL), 0);
     for (uint32_t block = 0; block < small.block_count; block++) {
         assert_int_equal(mark_of(cache, (int)block), 0);
@@ -491,12 +474,12 @@ int main(void)
         cmocka_unit_test(host_blocks_have_their_own_count),
         cmocka_unit_test(new_refuses_absurd_geometry),
         cmocka_unit_test(generations_are_sequence_ids_where_they_can_be),
-        cmocka_unit_test(lent_memory_is_no_pool),
+        cmocka_unit_test(lent_memory_is_nobody_elses),
         cmocka_unit_test(p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded),
         cmocka_unit_test(p9_more_sequences_end_at_once_than_are_looked_for_at_a_time),
         cmocka_unit_test(p9_a_sequence_that_begins_anew_has_no_blocks_of_before),
         cmocka_unit_test(p9_moved_blocks_are_their_sequences),
-        cmocka_unit_test(p9_a_pinned_block_is_never_written),
+        cmocka_unit_test(p9_a_block_that_is_written_is_nobodys_whoever_reads_it),
         cmocka_unit_test(p9_the_owner_writes_on_behind_what_is_read),
         cmocka_unit_test(a_cleared_cache_is_as_a_new_one),
     };

@@ -1,8 +1,9 @@
-/* Links to pools of this same process, and pulls through them: what needs no groups. */
+/* Links to KV blocks of this same process, and pulls through them: what needs no groups. */
 #include "worker/links.h"
 #include "worker/pulls.h"
 
-#include "channel/memory/pool.h"
+#include "channel/handle.h"
+#include "channel/memory/kv_blocks.h"
 
 #include <sched.h>
 #include <setjmp.h>
@@ -36,13 +37,14 @@ struct remote {
 
 static void remote_open(struct remote *remote)
 {
-    struct cox_pool_handle handle;
+    struct cox_handle handle;
     struct cox_error err = {0};
 
     *remote = (struct remote){0};
     assert_int_equal(cox_cache_new(&geometry, NULL, &remote->cache, &err), 0);
     assert_int_equal(cox_exporter_new(NULL, &remote->exporter, &err), 0);
-    if (cox_pool_export(cox_cache_pool(remote->cache), remote->exporter, true, &handle, &err))
+    if (cox_exporter_export(remote->exporter, cox_kv_blocks_fd(cox_cache_kv_blocks(remote->cache)),
+                            0, 0, &handle, &err))
         fail_msg("%s", err.text);
     memcpy(remote->kv.handle, &handle, sizeof(handle));
     remote->kv.block_count = geometry.block_count;
@@ -128,12 +130,18 @@ static void expect_state(struct cox_links *links, const char *cluster, enum cox_
         fail_msg("%s: %s: %s", cluster, cox_link_state_name(looked.state), looked.error.text);
 }
 
-static uint32_t owner_count(const struct remote *remote)
+/* Of KV blocks, this process's own among them. */
+static uint32_t mapping_count(void)
 {
-    struct cox_pool_stats stats;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    uint32_t count = 0;
 
-    cox_pool_stats(cox_cache_pool(remote->cache), &stats);
-    return stats.owner_count;
+    assert_non_null(maps);
+    while (fgets(line, sizeof(line), maps))
+        count += strstr(line, "memfd:cox_payload_kv") != NULL;
+    fclose(maps);
+    return count;
 }
 
 static void m10_a_link_is_attached_taken_and_let_go_of(void **state)
@@ -148,7 +156,7 @@ static void m10_a_link_is_attached_taken_and_let_go_of(void **state)
     assert_int_equal(cox_links_take(links, "A", 0, &link, NULL), COX_NOT_FOUND);
     set(links, "A", 1, &remote.kv);
     expect_state(links, "A", COX_LINK_SUCCESS, 0, "");
-    assert_int_equal(owner_count(&remote), 2);
+    assert_int_equal(mapping_count(), 2);
     assert_int_equal(cox_links_take(links, "A", 2, &link, NULL), COX_STALE);
     assert_int_equal(cox_links_take(links, "A", 1, &link, NULL), 0);
     /* The same again is nothing; another life is another link. What is taken stays. */
@@ -157,16 +165,16 @@ static void m10_a_link_is_attached_taken_and_let_go_of(void **state)
     set(links, "A", 2, &remote.kv);
     assert_int_equal(atomic_load(&link->over), COX_STALE);
     expect_state(links, "A", COX_LINK_SUCCESS, 0, "");
-    assert_int_equal(owner_count(&remote), 3);
+    assert_int_equal(mapping_count(), 3);
     cox_links_release(links, link);
-    assert_int_equal(owner_count(&remote), 2);
+    assert_int_equal(mapping_count(), 2);
     assert_int_equal(cox_links_take(links, "A", 2, &link, NULL), 0);
     assert_int_equal(cox_links_remove(links, "A"), 0);
     assert_int_equal(cox_links_remove(links, "A"), COX_NOT_FOUND);
     assert_int_equal(atomic_load(&link->over), COX_CLOSED);
     assert_false(look(links, "A").found);
     cox_links_release(links, link);
-    assert_int_equal(owner_count(&remote), 1);
+    assert_int_equal(mapping_count(), 1);
     cox_links_free(links);
     remote_close(&remote);
 }
@@ -195,7 +203,7 @@ static void m10_links_that_cannot_be_say_why(void **state)
     set(links, "nonsense", 1, NULL);
     expect_state(links, "nonsense", COX_LINK_FAILED, COX_CORRUPT, "made no sense");
     kv = remote.kv;
-    kv.handle[70] ^= 1;
+    kv.handle[40] ^= 1;
     set(links, "handle", 1, &kv);
     expect_state(links, "handle", COX_LINK_FAILED, COX_CORRUPT, "");
     kv = remote.kv;
@@ -217,7 +225,7 @@ static void m10_links_that_cannot_be_say_why(void **state)
     /* Own blocks lie otherwise from now on, and nothing is kept of who does not fit. */
     cox_links_use_layout(links, &kv.layout);
     expect_state(links, "layout", COX_LINK_FAILED, COX_INVALID, "head_dim 4 there, 5 here");
-    assert_int_equal(owner_count(&remote), 1);
+    assert_int_equal(mapping_count(), 1);
     cox_links_use_layout(links, NULL);
     set(links, "early", 1, &remote.kv);
     expect_state(links, "early", COX_LINK_FAILED, COX_STATE, "no KV cache to pull into");
@@ -256,7 +264,7 @@ static void other_kill(pid_t pid)
     assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
-static void m10_a_closed_pool_is_stale_and_a_dead_owner_is_dead(void **state)
+static void m10_a_closed_cache_is_stale_and_a_dead_owner_is_dead(void **state)
 {
     struct remote remote;
     struct cox_link *link = NULL;
@@ -279,20 +287,6 @@ static void m10_a_closed_pool_is_stale_and_a_dead_owner_is_dead(void **state)
     expect_state(links, "other", COX_LINK_FAILED, COX_PEER_DEAD, "has died");
     cox_links_free(links);
     remote_close(&remote);
-}
-
-/* Of pools, this process's own among them. */
-static uint32_t mapping_count(void)
-{
-    FILE *maps = fopen("/proc/self/maps", "re");
-    char line[512];
-    uint32_t count = 0;
-
-    assert_non_null(maps);
-    while (fgets(line, sizeof(line), maps))
-        count += strstr(line, "memfd:cox_") != NULL;
-    fclose(maps);
-    return count;
 }
 
 static void expect_mappings(uint32_t count)
@@ -351,7 +345,7 @@ static void m10_the_memory_of_the_dead_is_let_go_of_unasked(void **state)
 /* 64 links live: one more is refused, of the refused the oldest are forgotten, and there is room once one is gone. */
 static void m10_there_are_64_links_and_no_more(void **state)
 {
-    struct remote remotes[3]; /* of 31 readers each */
+    struct remote remotes[3];
     char name[16];
 
     (void)state;
@@ -412,6 +406,11 @@ static void side_close(struct side *side)
     remote_close(&side->remote);
 }
 
+static uint64_t generation_of(const struct cox_cache *cache, uint32_t block)
+{
+    return cox_kv_blocks_generation(cox_cache_kv_blocks(cache), block);
+}
+
 static const struct cox_pull_pair one_pair = {3, 5};
 
 static struct cox_pull pull_of(const struct side *side, const char *id)
@@ -439,10 +438,7 @@ static void m11_a_pull_copies_and_gives(void **state)
     assert_int_equal(pull.copied_bytes, cox_cache_block_size(&geometry));
     assert_memory_equal(cox_cache_block(side.cache, 5), cox_cache_block(side.remote.cache, 3),
                         (size_t)cox_cache_block_size(&geometry));
-    assert_int_equal(cox_pool_generation(cox_cache_pool(side.cache), 5), 9);
-    /* Nothing is held any more. */
-    const struct cox_cache_patience none = {.deadline_ns = 0};
-    assert_int_equal(cox_cache_take(side.remote.cache, 3, &none, NULL), 0);
+    assert_int_equal(generation_of(side.cache, 5), 9);
     side_close(&side);
 }
 
@@ -490,7 +486,7 @@ static bool takes_it(void *context)
     struct side *side = context;
 
     /* A step, between the copy of the first block and the second. */
-    if (cox_pool_generation(cox_cache_pool(side->remote.cache), 0) == 7) {
+    if (generation_of(side->remote.cache, 0) == 7) {
         cox_cache_give(side->cache, 5, 33);
         return false;
     }
@@ -513,40 +509,28 @@ static void p9_a_destination_that_was_taken_meanwhile_is_stale(void **state)
     pull.context = &side;
     assert_int_equal(cox_pulls_run(side.pulls, &pull, &err), COX_STALE);
     assert_non_null(strstr(err.text, "written KV block 5 meanwhile"));
-    assert_int_equal(cox_pool_generation(cox_cache_pool(side.cache), 6), COX_CACHE_NOBODY);
+    assert_int_equal(generation_of(side.cache, 6), COX_CACHE_NOBODY);
     side_close(&side);
 }
 
-/* ---- blocks that are pinned together ---- */
-
-#define PINNED_MAX 64u
-
-static uint64_t pinned(const struct side *side)
-{
-    struct cox_pool_stats stats;
-
-    cox_pool_stats(cox_cache_pool(side->remote.cache), &stats);
-    return stats.reference_count - geometry.block_count;
-}
+/* ---- many blocks ---- */
 
 /* All blocks there, to as many here. */
 struct whole {
     struct side *side;
     struct cox_pull_pair pairs[80];
     struct cox_pull pull;
-    uint64_t pinned_max, pinned_at_first_copy;
     uint64_t cancel_at; /* bytes; 0: never */
+    uint64_t clear_at;  /* the same */
 };
 
 static bool whole_look(void *context)
 {
     struct whole *whole = context;
-    const uint64_t now = pinned(whole->side);
 
-    if (now > whole->pinned_max)
-        whole->pinned_max = now;
-    if (now && !whole->pinned_at_first_copy)
-        whole->pinned_at_first_copy = now;
+    /* A clear from another thread, that does not wait. */
+    if (whole->clear_at && whole->pull.copied_bytes == whole->clear_at)
+        assert_int_equal(cox_pulls_clear(whole->side->pulls, 0, NULL), COX_TIMEOUT);
     return whole->cancel_at && whole->pull.copied_bytes == whole->cancel_at;
 }
 
@@ -573,10 +557,9 @@ static void expect_copied(const struct whole *whole, uint32_t count)
                             i < count ? cox_cache_block(whole->side->remote.cache, i) : nothing,
                             size);
     free(nothing);
-    assert_int_equal(pinned(whole->side), 0);
 }
 
-static void m11_blocks_are_pinned_64_at_a_time_and_let_go(void **state)
+static void m11_all_blocks_are_copied_and_given(void **state)
 {
     struct side side;
     struct whole whole;
@@ -585,17 +568,13 @@ static void m11_blocks_are_pinned_64_at_a_time_and_let_go(void **state)
     whole_open(&whole, &side);
     assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, NULL), 0);
     expect_copied(&whole, geometry.block_count);
-    assert_int_equal(whole.pinned_at_first_copy, PINNED_MAX);
-    assert_int_equal(whole.pinned_max, PINNED_MAX);
-    assert_int_equal(cox_pool_generation(cox_cache_pool(side.cache), 79), 9);
+    for (uint32_t block = 0; block < geometry.block_count; block++)
+        assert_int_equal(generation_of(side.cache, block), 9);
     side_close(&side);
 }
 
-/* Nothing of what would be pinned with it is copied. */
-static void p9_a_stale_block_among_64_copies_none_of_them_and_lets_all_go(void **state)
+static void p9_a_stale_block_ends_the_pull_and_nothing_is_given(void **state)
 {
-    const struct cox_cache_patience none = {.deadline_ns = 0};
-
     (void)state;
     for (uint32_t stale = 10; stale < geometry.block_count; stale += 60) {
         struct side side;
@@ -603,18 +582,18 @@ static void p9_a_stale_block_among_64_copies_none_of_them_and_lets_all_go(void *
         struct cox_error err = {0};
         char text[40];
         whole_open(&whole, &side);
-        assert_int_equal(cox_cache_take(side.remote.cache, stale, &none, NULL), 0);
+        assert_int_equal(cox_cache_take(side.remote.cache, stale, NULL), 0);
         assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, &err), COX_STALE);
-        snprintf(text, sizeof text, "block %u of A belongs to another", stale);
+        snprintf(text, sizeof text, "A: block %u belongs to another", stale);
         assert_non_null(strstr(err.text, text));
-        expect_copied(&whole, stale < PINNED_MAX ? 0 : PINNED_MAX);
-        assert_int_equal(cox_pool_generation(cox_cache_pool(side.cache), 79), COX_CACHE_NOBODY);
+        expect_copied(&whole, stale);
+        for (uint32_t block = 0; block < geometry.block_count; block++)
+            assert_int_equal(generation_of(side.cache, block), COX_CACHE_NOBODY);
         side_close(&side);
     }
 }
 
-static void
-p9_a_pull_that_ends_between_two_copies_tells_what_it_copied_and_lets_all_go(void **state)
+static void p9_a_pull_that_ends_between_two_copies_tells_what_it_copied(void **state)
 {
     (void)state;
     for (uint32_t copied = 1; copied < geometry.block_count; copied += 13) {
@@ -631,22 +610,35 @@ p9_a_pull_that_ends_between_two_copies_tells_what_it_copied_and_lets_all_go(void
     }
 }
 
+static void p9_a_clear_ends_the_pull_before_its_next_block(void **state)
+{
+    struct side side;
+    struct whole whole;
+
+    (void)state;
+    whole_open(&whole, &side);
+    whole.clear_at = 7 * cox_cache_block_size(&geometry);
+    assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, NULL), COX_ABORTED);
+    expect_copied(&whole, 8);
+    side_close(&side);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(m10_a_link_is_attached_taken_and_let_go_of),
         cmocka_unit_test(m10_links_that_cannot_be_say_why),
-        cmocka_unit_test(m10_a_closed_pool_is_stale_and_a_dead_owner_is_dead),
+        cmocka_unit_test(m10_a_closed_cache_is_stale_and_a_dead_owner_is_dead),
         cmocka_unit_test(m10_the_memory_of_the_dead_is_let_go_of_unasked),
         cmocka_unit_test(m10_there_are_64_links_and_no_more),
         cmocka_unit_test(m11_a_pull_copies_and_gives),
         cmocka_unit_test(p9_the_newest_1024_cancelled_ids_are_kept),
         cmocka_unit_test(p9_without_a_cache_nothing_is_pulled),
         cmocka_unit_test(p9_a_destination_that_was_taken_meanwhile_is_stale),
-        cmocka_unit_test(m11_blocks_are_pinned_64_at_a_time_and_let_go),
-        cmocka_unit_test(p9_a_stale_block_among_64_copies_none_of_them_and_lets_all_go),
-        cmocka_unit_test(
-            p9_a_pull_that_ends_between_two_copies_tells_what_it_copied_and_lets_all_go),
+        cmocka_unit_test(m11_all_blocks_are_copied_and_given),
+        cmocka_unit_test(p9_a_stale_block_ends_the_pull_and_nothing_is_given),
+        cmocka_unit_test(p9_a_pull_that_ends_between_two_copies_tells_what_it_copied),
+        cmocka_unit_test(p9_a_clear_ends_the_pull_before_its_next_block),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,3 +5,6 @@ foreach(name pool pool_slab pool_renew)
                 ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
         LIBS coxswain_channel)
 endforeach()
+
+# KV blocks of one writer (channel/memory/kv_blocks.h).
+cox_unit_test(NAME kv_blocks SOURCES kv_blocks_test.c LIBS coxswain_channel)

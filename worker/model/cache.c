@@ -1,6 +1,5 @@
 #include "worker/model/cache.h"
 
-#include "channel/memory/pool.h"
 #include "worker/model/cache_private.h"
 
 #include <stdlib.h>
@@ -83,33 +82,21 @@ static void release(const struct cox_cache *cache, float *blocks, uint32_t count
 /* As many sequences as a worker has room for, where nobody says otherwise. */
 #define SLOT_COUNT_DEFAULT 4096
 
-static int create_pool(struct cox_cache *cache, struct cox_error *err)
+static int create_kv_blocks(struct cox_cache *cache, struct cox_error *err)
 {
-    const struct cox_pool_options options = {
-        .strategy = COX_POOL_FIXED,
-        .block_size = cox_cache_block_size(&cache->geometry),
-        .block_count = cache->geometry.block_count,
-        .owner_count_max = COX_CACHE_READER_COUNT_MAX + 1,
-    };
+    const uint64_t block_size = cox_cache_block_size(&cache->geometry);
     struct cox_error why = {0};
-    int r = 0;
+    int r = cox_kv_blocks_new(cache->geometry.block_count, block_size, &cache->kv, &why);
 
-    /* The limits of a pool are on each number, and not on what they come to. */
-    if (options.block_size > SIZE_MAX / 2 / options.block_count)
-        r = cox_fail(&why, COX_NO_SPACE, "more bytes than there can be");
-    if (r == 0)
-        r = cox_pool_create(&options, &cache->pool, &why);
-    if (r == 0)
-        r = cox_pool_take_all(cache->pool, COX_CACHE_NOBODY, &why);
     if (r)
         return cox_fail(err, r,
                         "KV cache: %u KV blocks of %llu bytes: %s; use fewer or smaller ones",
-                        options.block_count, (unsigned long long)options.block_size, why.text);
+                        cache->geometry.block_count, (unsigned long long)block_size, why.text);
     cache->slots = calloc(SLOT_COUNT_DEFAULT, sizeof(*cache->slots));
     if (!cache->slots)
         return cox_fail(err, COX_NO_SPACE, "KV cache: no memory");
     cache->slot_count = SLOT_COUNT_DEFAULT;
-    cache->blocks = cox_pool_memory(cache->pool)->address;
+    cache->blocks = cox_kv_blocks_memory(cache->kv);
     return 0;
 }
 
@@ -130,7 +117,7 @@ int cox_cache_new(const struct cox_cache_geometry *geometry, void *memory,
     cache->block_length = (size_t)(cox_cache_block_size(geometry) / sizeof(float));
     cache->blocks = memory;
     if (!memory) {
-        r = create_pool(cache, err);
+        r = create_kv_blocks(cache, err);
         if (r)
             return r;
     }
@@ -148,7 +135,7 @@ struct cox_cache *cox_cache_free(struct cox_cache *cache)
 {
     if (!cache)
         return NULL;
-    cox_pool_free(cache->pool);
+    cox_kv_blocks_free(cache->kv);
     free(cache->slots);
     release(cache, cache->host_blocks, cache->geometry.swap_block_count);
     free(cache);

@@ -5,33 +5,32 @@
  * of this rank: [layer][key, value][kv_head][position in block][head_dim]   floats so one block is
  * one piece of memory: a swap, a copy or a pull by another group moves it in one go.
  *
- * Blocks of its own are a pool (channel/memory/pool.h) that other groups may read: block b of the
- * block tables is block b of the pool, and its generation says whose it is: the sequence (see
+ * Blocks of its own are KV blocks that other groups may copy (channel/memory/kv_blocks.h), and that nobody else can write:
+ * block b of the block tables is block b there, and its generation says whose it is: the sequence (see
  * cox_cache_generation_of) all of whose positions there were written by a step, or a pull, that
- * succeeded; or COX_CACHE_NOBODY. Who reads it from elsewhere pins it under that generation. So a
- * block is written only
- *   - after it was taken: it is nobody's, and nobody else counts it any more; or
- *   - by the sequence that it belongs to, behind the positions that it holds, or the same again.
+ * succeeded; or COX_CACHE_NOBODY. A block is written only
+ *   - after it was taken: it is nobody's, and a copy that somebody makes of it meanwhile is stale; or
+ *   - by the sequence that it belongs to, behind the positions that it holds, or the same again, which disturbs no copy.
  * It goes to a sequence at the end of the step alone. A sequence that has ended, or begins anew at
  * position 0, has no blocks: what others were told of them is stale.
  *
- * Threads: one at a time, the worker's step thread; but take, give, block, generation_of and pool by
+ * Threads: one at a time, the worker's step thread; but take, give, block, generation_of and kv_blocks by
  *   others as well, at the same time, for blocks that no step writes or reads meanwhile. Which those are
  *   is the coordinator's word: a wrong one gives wrong keys and values, and crashes nobody. Generations are
  *   atomic words, so that one of two who take the same block may see it.
  * Ownership: the object owns the host blocks, and the blocks where the caller lent no memory for
  *   them. Every block id is input from the coordinator and is checked, in all builds.
- * Blocks: take and begin, while another group reads a block that is to be written, as long as their
- *   patience lasts.
- * If the process dies, blocks in lent memory hold what was written so far; a pool lives with the last
- *   process that reads it.
+ * Blocks: nothing. Other groups that read the blocks hold nobody up.
+ * If the process dies, blocks in lent memory hold what was written so far; its own live with the last
+ *   process that reads them.
  */
 #ifndef COX_WORKER_MODEL_CACHE_H
 #define COX_WORKER_MODEL_CACHE_H
 
+#include "channel/memory/kv_blocks.h"
 #include "worker/batch.h"
 
-#define COX_CACHE_ALIGNMENT 64
+#define COX_CACHE_ALIGNMENT COX_KV_BLOCK_ALIGNMENT
 
 struct cox_cache_geometry {
     uint32_t layer_count;
@@ -43,18 +42,15 @@ struct cox_cache_geometry {
 };
 
 struct cox_cache;
-struct cox_pool;
 
 /* Generation of a block that no sequence has: of none can it be pulled. */
-#define COX_CACHE_NOBODY ((UINT64_C(1) << 48) - 1)
-/* Other groups that read the blocks, at most. */
-#define COX_CACHE_READER_COUNT_MAX 31
+#define COX_CACHE_NOBODY COX_KV_NOBODY
 
 /* Bytes of one block. */
 uint64_t cox_cache_block_size(const struct cox_cache_geometry *geometry);
 
 /* memory is NULL, or block_count blocks aligned to COX_CACHE_ALIGNMENT that the caller lends until
- * free: then there is no pool, and blocks belong to nobody. Own memory starts zeroed, lent memory is
+ * free: then they are no KV blocks for others, and belong to nobody. Own memory starts zeroed, lent memory is
  * taken as it is. Returns 0 and gives the object; COX_INVALID a number outside its range; COX_NO_SPACE
  * with what was needed; -errno. */
 int cox_cache_new(const struct cox_cache_geometry *geometry, void *memory,
@@ -85,48 +81,27 @@ int cox_cache_copy(struct cox_cache *cache, const struct cox_block_pair *pairs, 
 /* ---- whose blocks they are ---- */
 
 /* NULL: the memory is lent. Lent until free. */
-struct cox_pool *cox_cache_pool(const struct cox_cache *cache);
+struct cox_kv_blocks *cox_cache_kv_blocks(const struct cox_cache *cache);
 
 /* The generation of a sequence's blocks: its id, where that is 1 to 2^47; ids that cannot be
  * generations get one above, by a hash: two of them have the same one in 2^47 cases. */
 uint64_t cox_cache_generation_of(int64_t sequence);
 
-/* How long somebody waits for the readers of a block. */
-struct cox_cache_patience {
-    uint64_t deadline_ns;
-    bool (*given_up)(void *context); /* asked every 50 ms; NULL: never */
-    void *context;
-};
-
-/* The block is nobody's from now on, and nobody else reads it: it may be written. Returns 0;
- * COX_TIMEOUT: err says who reads it; COX_ABORTED: given up; COX_INVALID: no such block. Unless 0 the
- * block is nobody's, and must not be written. */
-int cox_cache_take(struct cox_cache *cache, uint32_t block,
-                   const struct cox_cache_patience *patience, struct cox_error *err);
-/* Nobody has taken the block since it was taken here, or given it away. */
+/* The block is nobody's from now on: it may be written. Returns 0; COX_INVALID: no such block. */
+int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *err);
+/* Nobody has given the block to a sequence since it was taken. */
 bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block);
-/* What the block holds is this sequence's. The block must have been taken. */
+/* What the block holds is this sequence's; COX_CACHE_NOBODY: it stays nobody's. One that is somebody's stays that one's. */
 void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation);
 
-/* Who runs the steps; all NULL at first. hold and release are called around what must not be left in between, where the
- * step's thread may be left by a jump. */
-struct cox_cache_host {
-    bool (*given_up)(void *context); /* asked every 50 ms while a step waits */
-    void *context;
-    void (*hold)(void);
-    void (*release)(void);
-};
-void cox_cache_use_host(struct cox_cache *cache, const struct cox_cache_host *host);
 /* A step: what ended, or begins anew, loses its blocks; the blocks that it moves to or writes are taken; and
- * the moves are done. The batch was checked. Returns as cox_cache_take, COX_TIMEOUT after five seconds; COX_NO_SPACE. */
+ * the moves are done. The batch was checked. Returns 0; COX_INVALID: an id out of range, nothing was moved; COX_NO_SPACE. */
 int cox_cache_begin(struct cox_cache *cache, const struct cox_batch *batch, struct cox_error *err);
 /* The step has succeeded: what it wrote is its sequences', and what it moved theirs in whose table it is, where they
  * have a row. */
 void cox_cache_end(struct cox_cache *cache, const struct cox_batch *batch);
-/* All blocks are nobody's, and zero, as in a new cache, and the pool is the same: what others know of it holds. Returns as
- * cox_cache_take. */
-int cox_cache_clear(struct cox_cache *cache, const struct cox_cache_patience *patience,
-                    struct cox_error *err);
+/* All blocks are nobody's, and zero, as in a new cache, and the memory is the same: what others know of it holds. */
+void cox_cache_clear(struct cox_cache *cache);
 /* The sequences that had rows in these slots, or any at all, have ended. */
 void cox_cache_forget(struct cox_cache *cache, const uint32_t *slots, uint32_t count);
 void cox_cache_forget_all(struct cox_cache *cache);

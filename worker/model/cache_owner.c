@@ -1,21 +1,17 @@
-/* cache_owner: whose the blocks of a cache are, as generations of its pool. */
-#include "channel/fault.h"
-#include "channel/memory/pool.h"
+/* cache_owner: whose the blocks of a cache are, as generations of its KV blocks. */
 #include "worker/model/cache_private.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define GENERATION_PLAIN_MAX (UINT64_C(1) << 47)
-/* A step's wait for readers, who copy a few MiB at a time. Not as long as a coordinator waits for a step: it knows only that the
- * rank is silent, and not who does not let go. */
-#define STEP_WAIT_MS 5000
+#define GENERATION_MAX ((UINT64_C(1) << 48) - 2)
 /* Sequences that are forgotten in one look at all blocks. */
 #define FORGOTTEN_COUNT_MAX 64
 
-struct cox_pool *cox_cache_pool(const struct cox_cache *cache)
+struct cox_kv_blocks *cox_cache_kv_blocks(const struct cox_cache *cache)
 {
-    return cache->pool;
+    return cache->kv;
 }
 
 uint64_t cox_cache_generation_of(int64_t sequence)
@@ -28,51 +24,35 @@ uint64_t cox_cache_generation_of(int64_t sequence)
     mixed = (mixed ^ mixed >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     mixed = (mixed ^ mixed >> 27) * UINT64_C(0x94d049bb133111eb);
     mixed ^= mixed >> 31;
-    return GENERATION_PLAIN_MAX + 1 + mixed % (COX_CACHE_NOBODY - GENERATION_PLAIN_MAX - 1);
+    return GENERATION_PLAIN_MAX + 1 + mixed % (GENERATION_MAX - GENERATION_PLAIN_MAX);
 }
 
-int cox_cache_take(struct cox_cache *cache, uint32_t block,
-                   const struct cox_cache_patience *patience, struct cox_error *err)
+int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *err)
 {
-    int r;
-
     if (block >= cache->geometry.block_count)
         return cox_fail(err, COX_INVALID, "KV block %u does not exist; there are %u", block,
                         cache->geometry.block_count);
-    if (!cache->pool)
-        return 0;
-    r = cox_pool_renew(cache->pool, block, COX_CACHE_NOBODY);
-    if (r)
-        return cox_fail(err, r, "KV block %u: %s", block, cox_status_text(r));
-    /* Also of one that was nobody's before: who read it under a former generation may do so still. */
-    r = cox_pool_settle(cache->pool, block, patience->deadline_ns, patience->given_up,
-                        patience->context, err);
-    if (r == 0)
-        cox_fault_point(COX_FAULT_CACHE_TAKEN);
-    return r;
+    if (cache->kv)
+        cox_kv_blocks_take(cache->kv, block);
+    return 0;
 }
 
 bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block)
 {
-    return !cache->pool || cox_pool_generation(cache->pool, block) == COX_CACHE_NOBODY;
+    return !cache->kv || cox_kv_blocks_generation(cache->kv, block) == COX_CACHE_NOBODY;
 }
 
 void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation)
 {
-    if (!cache->pool)
+    /* One that cannot be given was given by another thread, which a wrong coordinator had do so. */
+    if (!cache->kv || generation == COX_CACHE_NOBODY ||
+        cox_kv_blocks_give(cache->kv, block, generation))
         return;
-    /* It cannot fail: the block was taken, and all of the pool are this process's. */
-    cox_pool_renew(cache->pool, block, generation);
+    /* release; partner: take_all_written. */
     atomic_fetch_add_explicit(&cache->given, 1, memory_order_release);
-    cox_fault_point(COX_FAULT_CACHE_GIVEN);
 }
 
-void cox_cache_use_host(struct cox_cache *cache, const struct cox_cache_host *host)
-{
-    cache->host = *host;
-}
-
-/* Those of a step; the blocks of all that are in the list go in one look at the pool. */
+/* Those of a step; the blocks of all that are in the list go in one look at all. */
 struct forgotten {
     struct cox_cache *cache;
     uint64_t generations[FORGOTTEN_COUNT_MAX];
@@ -84,11 +64,11 @@ static void forgotten_flush(struct forgotten *forgotten)
     struct cox_cache *cache = forgotten->cache;
 
     for (uint32_t block = 0; forgotten->count && block < cache->geometry.block_count; block++) {
-        const uint64_t generation = cox_pool_generation(cache->pool, block);
+        const uint64_t generation = cox_kv_blocks_generation(cache->kv, block);
 
         for (uint32_t i = 0; generation != COX_CACHE_NOBODY && i < forgotten->count; i++)
             if (forgotten->generations[i] == generation) {
-                cox_pool_renew(cache->pool, block, COX_CACHE_NOBODY);
+                cox_kv_blocks_take(cache->kv, block);
                 break;
             }
     }
@@ -117,7 +97,7 @@ void cox_cache_forget(struct cox_cache *cache, const uint32_t *slots, uint32_t c
 {
     struct forgotten forgotten = {.cache = cache};
 
-    if (!cache->pool)
+    if (!cache->kv)
         return;
     forgotten_add_slots(&forgotten, slots, count);
     forgotten_flush(&forgotten);
@@ -125,29 +105,22 @@ void cox_cache_forget(struct cox_cache *cache, const uint32_t *slots, uint32_t c
 
 void cox_cache_forget_all(struct cox_cache *cache)
 {
-    if (!cache->pool)
+    if (!cache->kv)
         return;
     for (uint32_t block = 0; block < cache->geometry.block_count; block++)
-        cox_pool_renew(cache->pool, block, COX_CACHE_NOBODY);
+        cox_kv_blocks_take(cache->kv, block);
     if (cache->slots)
         memset(cache->slots, 0, cache->slot_count * sizeof(*cache->slots));
 }
 
-int cox_cache_clear(struct cox_cache *cache, const struct cox_cache_patience *patience,
-                    struct cox_error *err)
+void cox_cache_clear(struct cox_cache *cache)
 {
-    int r = 0;
+    const size_t size = cache->block_length * sizeof(float);
 
     cox_cache_forget_all(cache);
-    for (uint32_t block = 0; r == 0 && block < cache->geometry.block_count; block++) {
-        r = cox_cache_take(cache, block, patience, err);
-        if (r == 0)
-            memset(cox_cache_block(cache, block), 0, cache->block_length * sizeof(float));
-    }
-    if (r == 0 && cache->host_blocks)
-        memset(cache->host_blocks, 0,
-               cache->block_length * sizeof(float) * cache->geometry.swap_block_count);
-    return r;
+    memset(cache->blocks, 0, size * cache->geometry.block_count);
+    if (cache->host_blocks)
+        memset(cache->host_blocks, 0, size * cache->geometry.swap_block_count);
 }
 
 /* What of its last row is in each slot. A step allocates nothing, for it may be left wherever it is (worker.h),
@@ -193,80 +166,51 @@ static void written_part(const struct cox_cache *cache, const struct cox_batch_r
     *ret_end = (row->position + row->token_count - 1) / size + 1;
 }
 
-/* Of a step. */
-static int step_take(struct cox_cache *cache, uint32_t block,
-                     const struct cox_cache_patience *patience, struct cox_error *err)
+static void take_targets(struct cox_cache *cache, const struct cox_block_pair *pairs,
+                         uint32_t count)
 {
-    struct cox_error why;
-    int r;
-
-    cox_error_clear(&why);
-    if (cache->host.hold)
-        cache->host.hold();
-    r = cox_cache_take(cache, block, patience, &why);
-    if (cache->host.release)
-        cache->host.release();
-    if (r == COX_TIMEOUT)
-        return cox_fail(err, r, "the step cannot write KV block %u: %s", block, why.text);
-    return r ? cox_fail(err, r, "%s", why.text) : 0;
-}
-
-static int take_targets(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
-                        const struct cox_cache_patience *patience, struct cox_error *err)
-{
-    int r = 0;
-
-    for (uint32_t i = 0; r == 0 && i < count; i++)
-        r = step_take(cache, (uint32_t)pairs[i].to, patience, err);
-    return r;
+    for (uint32_t i = 0; i < count; i++)
+        cox_kv_blocks_take(cache->kv, (uint32_t)pairs[i].to);
 }
 
 /* Of the sequence's own blocks it costs a relaxed load. */
-static int take_written(struct cox_cache *cache, const struct cox_batch_row *row,
-                        const struct cox_cache_patience *patience, struct cox_error *err)
+static void take_written(struct cox_cache *cache, const struct cox_batch_row *row)
 {
     const uint64_t generation = cox_cache_generation_of(row->id);
     uint32_t first, end;
-    int r = 0;
 
     written_part(cache, row, &first, &end);
-    for (uint32_t i = first; r == 0 && i < end; i++) {
+    for (uint32_t i = first; i < end; i++) {
         const uint32_t block = (uint32_t)row->tables[0].blocks[i];
 
-        if (cox_pool_generation(cache->pool, block) != generation)
-            r = step_take(cache, block, patience, err);
+        if (cox_kv_blocks_generation(cache->kv, block) != generation)
+            cox_kv_blocks_take(cache->kv, block);
     }
-    return r;
 }
 
 static int take_all_written(struct cox_cache *cache, const struct cox_batch *batch,
                             struct cox_error *err)
 {
-    const struct cox_cache_patience patience = {
-        .deadline_ns = cox_deadline_after_ms(STEP_WAIT_MS),
-        .given_up = cache->host.given_up,
-        .context = cache->host.context,
-    };
     int r;
 
     /* acquire; partner: cox_cache_give on another thread. */
     (void)atomic_load_explicit(&cache->given, memory_order_acquire);
     forget_ended(cache, batch);
     r = note_slots(cache, batch, err);
-    if (!r)
-        r = take_targets(cache, batch->swap_in, batch->swap_in_count, &patience, err);
-    if (!r)
-        r = take_targets(cache, batch->copy, batch->copy_count, &patience, err);
-    for (uint32_t i = 0; !r && i < batch->row_count; i++)
-        r = take_written(cache, &batch->rows[i], &patience, err);
-    return r;
+    if (r)
+        return r;
+    take_targets(cache, batch->swap_in, batch->swap_in_count);
+    take_targets(cache, batch->copy, batch->copy_count);
+    for (uint32_t i = 0; i < batch->row_count; i++)
+        take_written(cache, &batch->rows[i]);
+    return 0;
 }
 
 int cox_cache_begin(struct cox_cache *cache, const struct cox_batch *batch, struct cox_error *err)
 {
     int r = cox_cache_check_moves(cache, batch, err);
 
-    if (!r && cache->pool)
+    if (!r && cache->kv)
         r = take_all_written(cache, batch, err);
     return r ? r : cox_cache_move(cache, batch, err);
 }
@@ -290,7 +234,7 @@ static void give_targets(struct cox_cache *cache, const struct cox_batch *batch,
 
 void cox_cache_end(struct cox_cache *cache, const struct cox_batch *batch)
 {
-    if (!cache->pool)
+    if (!cache->kv)
         return;
     give_targets(cache, batch, batch->swap_in, batch->swap_in_count);
     give_targets(cache, batch, batch->copy, batch->copy_count);
@@ -301,7 +245,8 @@ void cox_cache_end(struct cox_cache *cache, const struct cox_batch *batch)
 
         written_part(cache, row, &first, &end);
         for (uint32_t k = first; k < end; k++)
-            if (cox_pool_generation(cache->pool, (uint32_t)row->tables[0].blocks[k]) != generation)
+            if (cox_kv_blocks_generation(cache->kv, (uint32_t)row->tables[0].blocks[k]) !=
+                generation)
                 cox_cache_give(cache, (uint32_t)row->tables[0].blocks[k], generation);
     }
 }

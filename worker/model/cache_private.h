@@ -11,11 +11,10 @@ struct cox_cache {
     size_t block_length; /* floats, padded to COX_CACHE_ALIGNMENT */
     float *blocks;
     float *host_blocks;
-    struct cox_pool *pool; /* of blocks, when they are our own */
+    struct cox_kv_blocks *kv; /* blocks, when they are our own */
     /* Of the last row that was in a slot, its generation; 0: none. Grown to the highest slot. */
     uint64_t *slots;
     uint32_t slot_count;
-    struct cox_cache_host host;
     /* Blocks given away by any thread. release; partner: cox_cache_begin, which then sees what a pull wrote. */
     _Atomic uint64_t given;
 };

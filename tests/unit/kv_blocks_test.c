@@ -1,0 +1,356 @@
+/* KV blocks (channel/memory/kv_blocks.h): who may write, what a view believes, and the order of take, give and copy. */
+#include "channel/memory/kv_blocks.h"
+
+#include "channel/fault.h"
+#include "channel/memory/kv_blocks_layout.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#define COUNT 4u
+#define SIZE 4096u
+
+struct both {
+    struct cox_kv_blocks *blocks;
+    struct cox_kv_view *view;
+    uint8_t bytes[SIZE];
+};
+
+static void both_open(struct both *both)
+{
+    struct cox_error err = {0};
+
+    if (cox_kv_blocks_new(COUNT, SIZE, &both->blocks, &err) ||
+        cox_kv_view_attach(cox_kv_blocks_fd(both->blocks), &both->view, &err))
+        fail_msg("%s", err.text);
+}
+
+static void both_close(struct both *both)
+{
+    cox_kv_view_free(both->view);
+    cox_kv_blocks_free(both->blocks);
+}
+
+static void fill(struct both *both, uint32_t block, int byte)
+{
+    memset((uint8_t *)cox_kv_blocks_memory(both->blocks) + block * SIZE, byte, SIZE);
+}
+
+static void give(struct both *both, uint32_t block, uint64_t generation, int byte)
+{
+    assert_int_equal(cox_kv_blocks_take(both->blocks, block), 0);
+    fill(both, block, byte);
+    assert_int_equal(cox_kv_blocks_give(both->blocks, block, generation), 0);
+}
+
+static int copy(struct both *both, uint32_t block, uint64_t generation, struct cox_error *err)
+{
+    memset(both->bytes, 0, SIZE);
+    return cox_kv_view_copy(both->view, block, generation, both->bytes, err);
+}
+
+static void p9_a_block_is_copied_under_its_generation_alone(void **state)
+{
+    struct both both;
+    struct cox_error err = {0};
+
+    (void)state;
+    both_open(&both);
+    assert_int_equal(cox_kv_view_count(both.view), COUNT);
+    assert_int_equal(cox_kv_view_size(both.view), SIZE);
+    assert_int_equal(copy(&both, 1, COX_KV_NOBODY, &err), COX_STALE);
+    assert_non_null(strstr(err.text, "block 1 belongs to no sequence"));
+    give(&both, 1, 7, 'a');
+    assert_int_equal(copy(&both, 1, 7, NULL), 0);
+    assert_int_equal(both.bytes[0], 'a');
+    assert_int_equal(both.bytes[SIZE - 1], 'a');
+    assert_int_equal(copy(&both, 1, COX_KV_NOBODY, NULL), 0);
+    assert_int_equal(copy(&both, 1, 8, NULL), COX_STALE);
+    assert_int_equal(copy(&both, 0, 7, NULL), COX_STALE);
+    assert_int_equal(copy(&both, COUNT, 7, NULL), COX_INVALID);
+    assert_int_equal(copy(&both, UINT32_MAX, 7, NULL), COX_INVALID);
+    assert_int_equal(cox_kv_view_generation(both.view, 1), 7);
+    assert_int_equal(cox_kv_view_generation(both.view, COUNT), COX_KV_NOBODY);
+    both_close(&both);
+}
+
+static void what_cannot_be_taken_or_given_is_refused(void **state)
+{
+    struct both both;
+
+    (void)state;
+    both_open(&both);
+    assert_int_equal(cox_kv_blocks_take(both.blocks, COUNT), COX_INVALID);
+    assert_int_equal(cox_kv_blocks_give(both.blocks, COUNT, 7), COX_INVALID);
+    assert_int_equal(cox_kv_blocks_give(both.blocks, 0, COX_KV_NOBODY), COX_INVALID);
+    assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 7), 0);
+    /* Without a take readers of 7 would not know. */
+    assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 8), COX_STATE);
+    assert_int_equal(cox_kv_blocks_generation(both.blocks, 0), 7);
+    both_close(&both);
+}
+
+/* The memory lives with its last view. */
+static void a_view_outlives_the_owner(void **state)
+{
+    struct both both;
+
+    (void)state;
+    both_open(&both);
+    give(&both, 3, 9, 'z');
+    both.blocks = cox_kv_blocks_free(both.blocks);
+    assert_int_equal(copy(&both, 3, 9, NULL), 0);
+    assert_int_equal(both.bytes[17], 'z');
+    both_close(&both);
+}
+
+static void new_refuses_numbers_that_cannot_be(void **state)
+{
+    static const struct {
+        uint32_t count;
+        uint64_t size;
+        int code;
+    } bad[] = {{0, 64, COX_INVALID},
+               {COX_KV_BLOCK_COUNT_MAX + 1, 64, COX_INVALID},
+               {1, 0, COX_INVALID},
+               {1, 65, COX_INVALID},
+               {2, UINT64_C(1) << 62, COX_NO_SPACE},
+               {COX_KV_BLOCK_COUNT_MAX, UINT64_C(1) << 32, COX_NO_SPACE}};
+    struct cox_kv_blocks *blocks = NULL;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        assert_int_equal(cox_kv_blocks_new(bad[i].count, bad[i].size, &blocks, NULL), bad[i].code);
+    assert_null(blocks);
+}
+
+/* ---- one writer ---- */
+
+static void expect_no_writing(int fd)
+{
+    struct stat st;
+    char byte = 1;
+
+    assert_int_equal(fstat(fd, &st), 0);
+    const size_t size = (size_t)st.st_size;
+    assert_ptr_equal(mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+    void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(map, MAP_FAILED);
+    assert_int_equal(mprotect(map, size, PROT_READ | PROT_WRITE), -1);
+    assert_int_equal(madvise(map, size, MADV_REMOVE), -1);
+    munmap(map, size);
+    assert_int_equal(pwrite(fd, &byte, 1, 0), -1);
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
+    assert_int_equal(fallocate(fd, 0, (off_t)size, 4096), -1);
+    assert_int_equal(ftruncate(fd, 0), -1);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+}
+
+/* Also who opens the memory anew has no right to it; the owner itself can still write, by its one mapping. */
+static void i16_1d_nobody_but_the_owner_can_ever_write(void **state)
+{
+    struct both both;
+    char path[64];
+
+    (void)state;
+    both_open(&both);
+    give(&both, 2, 5, 'm');
+    expect_no_writing(cox_kv_blocks_fd(both.blocks));
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", cox_kv_blocks_fd(both.blocks));
+    const int again = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(again >= 0);
+    expect_no_writing(again);
+    close(again);
+    assert_int_equal(open(path, O_RDWR | O_TRUNC | O_CLOEXEC), -1);
+    assert_int_equal(copy(&both, 2, 5, NULL), 0);
+    assert_int_equal(both.bytes[1], 'm');
+    give(&both, 2, 6, 'n');
+    assert_int_equal(copy(&both, 2, 6, NULL), 0);
+    assert_int_equal(both.bytes[1], 'n');
+    both_close(&both);
+}
+
+/* ---- a hostile owner ---- */
+
+/* Memory as it likes, with these seals. */
+static int forge(const void *header, size_t header_size, uint64_t size, int seals)
+{
+    const int fd = memfd_create("cox_payload_kv", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    assert_true(fd >= 0);
+    assert_int_equal(fchmod(fd, 0600), 0);
+    assert_int_equal(ftruncate(fd, (off_t)size), 0);
+    assert_int_equal(pwrite(fd, header, header_size, 0), header_size);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+static void expect_refused(const void *header, uint64_t size, int seals, int code)
+{
+    struct cox_kv_view *view = NULL;
+    const int fd = forge(header, sizeof(struct cox_kv_header), size, seals);
+
+    assert_int_equal(cox_kv_view_attach(fd, &view, NULL), code);
+    assert_null(view);
+    close(fd);
+}
+
+static void i16_1d_a_view_checks_all_that_an_owner_says(void **state)
+{
+    enum { SIZES = F_SEAL_SHRINK | F_SEAL_GROW, ALL = SIZES | F_SEAL_FUTURE_WRITE };
+    const struct cox_kv_header good = {
+        .kv_magic = COX_KV_MAGIC,
+        .version = COX_KV_VERSION,
+        .block_count = 3,
+        .block_size = 4096,
+        .blocks_offset = 4096,
+    };
+    struct cox_kv_header bad[12];
+    struct cox_kv_view *view = NULL;
+    uint8_t bytes[4096];
+    int fd;
+
+    (void)state;
+    expect_refused(&good, 16384, SIZES, COX_DENIED);
+    expect_refused(&good, 16384, F_SEAL_FUTURE_WRITE | F_SEAL_GROW, COX_DENIED);
+    expect_refused(&good, 64 + sizeof(good), ALL, COX_CORRUPT);
+    expect_refused(&good, 16383, ALL, COX_CORRUPT);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        memcpy((void *)&bad[i], (const void *)&good, sizeof(good));
+    atomic_store(&bad[0].kv_magic, 0);
+    bad[1].block_count = 0;
+    bad[2].block_count = 4;
+    bad[3].block_count = UINT32_MAX;
+    bad[4].block_size = 0;
+    bad[5].block_size = UINT64_MAX - 63;
+    bad[6].block_size = 4096 + 64;
+    bad[7].blocks_offset = 0;
+    bad[8].blocks_offset = 8192;
+    bad[9].blocks_offset = UINT64_MAX - 4095;
+    bad[10].blocks_offset = 4097;
+    bad[11].block_size = 100;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        expect_refused(&bad[i], 16384, ALL, COX_CORRUPT);
+    memcpy((void *)&bad[0], (const void *)&good, sizeof(good));
+    bad[0].version = 2;
+    expect_refused(&bad[0], 16384, ALL, COX_VERSION);
+
+    /* Words of any numbers: they are somebody's, and nothing else. */
+    struct {
+        struct cox_kv_header header;
+        uint64_t words[6];
+    } odd = {.words = {UINT64_MAX, UINT64_MAX, 0, 1, UINT64_MAX, 0}};
+    memcpy((void *)&odd.header, (const void *)&good, sizeof(good));
+    fd = forge(&odd, sizeof(odd), 16384, ALL);
+    assert_int_equal(cox_kv_view_attach(fd, &view, NULL), 0);
+    close(fd);
+    assert_int_equal(cox_kv_view_copy(view, 0, UINT64_MAX, bytes, NULL), 0);
+    assert_int_equal(cox_kv_view_copy(view, 1, 1, bytes, NULL), 0);
+    assert_int_equal(cox_kv_view_copy(view, 2, UINT64_MAX, bytes, NULL), COX_STALE);
+    cox_kv_view_free(view);
+    assert_int_equal(cox_kv_view_attach(STDIN_FILENO, &view, NULL), COX_DENIED);
+}
+
+/* ---- a copy under way ---- */
+
+#if COX_TESTING
+
+struct copying {
+    struct both *both;
+    int result;
+};
+
+/* Counts of points passed: a plan that has struck holds its thread. */
+static struct cox_fault_counts *counts_open(void)
+{
+    char path[64];
+    const int fd = memfd_create("counts", MFD_CLOEXEC);
+    struct cox_fault_counts *counts;
+
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, sizeof(*counts)), 0);
+    counts = mmap(NULL, sizeof(*counts), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(counts, MAP_FAILED);
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    assert_int_equal(setenv("COXSWAIN_FAULT_COUNTS", path, 1), 0);
+    return counts;
+}
+static struct cox_fault_counts *counts;
+
+static void *copying_main(void *argument)
+{
+    struct copying *copying = argument;
+
+    copying->result = copy(copying->both, 1, 7, NULL);
+    return NULL;
+}
+
+/* What the owner does while a reader is held: before it copies, and after. */
+static void i16_1d_whatever_is_taken_during_a_copy_is_stale(void **state)
+{
+    static const char *const plans[] = {"kv.looked:hold", "kv.copied:hold"};
+
+    (void)state;
+    for (int way = 0; way < 8; way++) {
+        const int what = way / 2;
+        struct both both;
+        struct copying copying = {.both = &both};
+        pthread_t thread;
+
+        both_open(&both);
+        give(&both, 1, 7, 'a');
+        atomic_store(&counts->struck, 0);
+        cox_fault_arm(plans[way % 2]);
+        assert_int_equal(pthread_create(&thread, NULL, copying_main, &copying), 0);
+        while (atomic_load(&counts->struck) == 0)
+            sched_yield();
+        if (what == 0) /* other blocks, and behind what it holds: nothing that disturbs it */
+            give(&both, 2, 7, 'c');
+        else if (what == 1)
+            cox_kv_blocks_take(both.blocks, 1);
+        else
+            give(&both, 1, what == 2 ? 8 : 7, 'b'); /* another sequence's, or the same one's anew */
+        cox_fault_arm(NULL);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_int_equal(copying.result, what == 0 ? 0 : COX_STALE);
+        if (what == 0)
+            assert_int_equal(both.bytes[0], 'a');
+        both_close(&both);
+    }
+}
+
+#endif
+
+int main(void)
+{
+#if COX_TESTING
+    counts = counts_open(); /* before the first point is passed */
+#endif
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(p9_a_block_is_copied_under_its_generation_alone),
+        cmocka_unit_test(what_cannot_be_taken_or_given_is_refused),
+        cmocka_unit_test(a_view_outlives_the_owner),
+        cmocka_unit_test(new_refuses_numbers_that_cannot_be),
+        cmocka_unit_test(i16_1d_nobody_but_the_owner_can_ever_write),
+        cmocka_unit_test(i16_1d_a_view_checks_all_that_an_owner_says),
+#if COX_TESTING
+        cmocka_unit_test(i16_1d_whatever_is_taken_during_a_copy_is_stale),
+#endif
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
