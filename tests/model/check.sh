@@ -201,6 +201,17 @@ pool_queue_crash  short  all     pass        pool -DQUEUE -DPROCESSES=3 -DCRASHE
 -pool_UNDO        short  all     assert      pool -DNO_UNDO -DCRASHES=1 -DOPS=1
 -pool_EVERY_BLOCK short  all     assert      pool -DRECLAIM_COUNTED -DCRASHES=1 -DOPS=1
 -pool_SETTLE      short  all     assert      pool -DKV -DNO_SETTLE
+kv_one            short  all     pass        kv
+kv_two            short  all     pass        kv -DREADERS=2 -DCOPIES=1
+kv_many           short  all     pass        kv -DTAKES=5 -DCOPIES=3
+-kv_COUNT         short  all     assert      kv -DNO_COUNT
+-kv_COUNT_FIRST   short  all     assert      kv -DCOUNT_FIRST
+-kv_COUNT_LAST    short  all     assert      kv -DCOUNT_LAST
+-kv_WRITE_FIRST   short  all     assert      kv -DWRITE_FIRST
+-kv_GIVE_FIRST    short  all     assert      kv -DGIVE_FIRST
+-kv_GENERATION    short  all     assert      kv -DGENERATION_FIRST
+-kv_SECOND_LOOK   short  all     assert      kv -DNO_SECOND_LOOK
+kv_two_long       long   all     pass        kv -DREADERS=2 -DTAKES=4
 pool_crash_3      long   bits    pass        pool -DPROCESSES=3 -DCRASHES=1 -DOPS=1
 no_cycle_crash    long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DCRASHES=1
 no_cycle_spurious long   cycles  pass        gate -DREQUESTS=1 -DSLICE -DLOSSES=1 -DSPURS=1 -DDEADLINES=1

@@ -6,3 +6,5 @@ cox_command_test(NAME model/group LABEL model TIMEOUT 1800 PROCESSORS 2
     COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/check.sh short 2 group)
 cox_command_test(NAME model/pool LABEL model TIMEOUT 1800 PROCESSORS 2
     COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/check.sh short 2 pool)
+cox_command_test(NAME model/kv LABEL model TIMEOUT 600 PROCESSORS 2
+    COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/check.sh short 2 kv)

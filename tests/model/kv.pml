@@ -1,0 +1,120 @@
+/*
+ * kv: one block of channel/memory/kv_blocks.h: the owner takes it, writes it and gives it, readers copy it between two loads of
+ * its count of changes.
+ *
+ * `half` are the block's bytes, in two pieces, each the number of the take that wrote it; `whose` says to which of two
+ * generations that take's content was given, so that the same one comes again with other content. `tail` is behind what
+ * the sequence held at the give: it is written at any time, and no reader looks at it. README.md tells what is left out;
+ * check.sh runs this file in several sizes, and once more for each rule with that rule removed (the NO_ and other
+ * switches), which must fail. A step of the owner or a reader is a load or a store: the orders of the atomic operations keep
+ * these steps in this order, and each switch is what a weaker one would allow.
+ */
+#ifndef READERS
+#define READERS 1
+#endif
+#ifndef TAKES
+#define TAKES 3
+#endif
+#ifndef COPIES
+#define COPIES 2
+#endif
+
+#define NOBODY 0
+
+byte change;
+byte generation;
+byte half[2];
+byte tail;
+byte whose[TAKES + 1];
+
+inline write()
+{
+    half[0] = n;
+    half[1] = n
+}
+
+active proctype owner()
+{
+    byte n, g;
+
+    do
+    :: n < TAKES ->
+       n++;
+       if
+       :: g = 1
+       :: g = 2
+       fi;
+       /* take */
+#ifdef COUNT_FIRST
+       change = change + 1;
+       generation = NOBODY;
+#elif defined(COUNT_LAST)
+       generation = NOBODY;
+#elif defined(NO_COUNT)
+       generation = NOBODY;
+#elif defined(WRITE_FIRST)
+       half[0] = n;
+       generation = NOBODY;
+       change = change + 1;
+#else
+       generation = NOBODY;
+       change = change + 1;
+#endif
+       whose[n] = g;
+#ifdef GIVE_FIRST
+       generation = g;
+       write();
+#else
+       write();
+#ifdef COUNT_LAST
+       change = change + 1;
+#endif
+       generation = g;
+#endif
+       /* By the sequence that has it, behind what it holds. */
+       tail = tail + 1
+    :: n == TAKES -> break
+    od
+}
+
+active [READERS] proctype reader()
+{
+    byte n, g, now, before, a, b;
+
+    do
+    :: n < COPIES ->
+       n++;
+       if
+       :: g = 1
+       :: g = 2
+       fi;
+#ifdef GENERATION_FIRST
+       now = generation;
+       before = change;
+#else
+       before = change;
+       now = generation;
+#endif
+       if
+       :: now != g -> skip
+       :: now == g ->
+          /* In any order, as memcpy may. */
+          if
+          :: a = half[0]; b = half[1]
+          :: b = half[1]; a = half[0]
+          fi;
+#ifdef NO_SECOND_LOOK
+          if
+          :: true ->
+#else
+          if
+          :: change != before -> skip
+          :: change == before ->
+#endif
+             assert(a == b);
+             assert(whose[a] == g);
+          fi
+       fi
+    :: n == COPIES -> break
+    od
+}
