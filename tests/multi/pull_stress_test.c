@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -149,8 +150,10 @@ static pid_t start(void (*main_of)(void))
 {
     pid_t pid = fork();
     assert_true(pid >= 0);
-    if (pid == 0)
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         main_of();
+    }
     return pid;
 }
 
