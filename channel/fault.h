@@ -96,8 +96,8 @@
     /* The model's weights: the coordinator's block, and what ranks do with it. */                 \
     X(WEIGHTS_FILLED, "weights.filled")       /* nobody else knows of it */                        \
     X(WEIGHTS_PUBLISHED, "weights.published") /* no step is of this version yet */                 \
-    X(WEIGHTS_RETIRED, "weights.retired")     /* the coordinator has let the version before go */  \
-    X(WEIGHTS_TAKEN, "weights.taken")         /* a rank has both */                                \
+    X(WEIGHTS_RETIRED, "weights.retired")     /* the coordinator has let one that is no more go */ \
+    X(WEIGHTS_TAKEN, "weights.taken")         /* a rank has both mapped */                         \
     X(WEIGHTS_SWITCHED, "weights.switched")   /* and computes with the new one alone */            \
     /* The coordinator gathers. */                                                                 \
     X(REPORT_FETCHED, "report.fetched")                                                            \

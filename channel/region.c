@@ -20,7 +20,11 @@
 #ifndef MFD_HUGE_2MB
 #define MFD_HUGE_2MB (21u << 26)
 #endif
+#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 #define HUGE_PAGE (UINT64_C(2) << 20)
+#define IMAGE_SIZE_SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 
 #if COX_TESTING
 
@@ -339,7 +343,7 @@ static int region_create_memfd(struct cox_region *region, const char *label, uin
     if (r == 0)
         r = cox_region_map(&made, fd, size, COX_REGION_WRITE, label, err);
     cox_fault_point(COX_FAULT_MEMORY_CREATED);
-    if (r == 0 && fcntl(fd, F_ADD_SEALS, (int)(seals | F_SEAL_SEAL)) < 0)
+    if (r == 0 && fcntl(fd, F_ADD_SEALS, (int)seals) < 0)
         r = -errno;
     if (r) {
         cox_region_detach(&made);
@@ -358,6 +362,7 @@ int cox_region_create_unnamed(struct cox_region *region, const char *label, uint
     int r = region_check_limit("memory", label, size, err);
     if (r)
         return r;
+    seals |= F_SEAL_SEAL;
     uint64_t rounded = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     /* None reserved, none free, no such file system: normal pages do. */
     if (huge && rounded <= space.region &&
@@ -378,6 +383,72 @@ int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_er
                         cox_status_text(r));
     *ret_fd = reader;
     return 0;
+}
+
+int cox_region_create_image(struct cox_region *region, const char *label, uint64_t size,
+                            int *ret_fd, struct cox_error *err)
+{
+    struct cox_region made = {0};
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = region_check_limit("memory", label, size, err);
+    if (r == 0)
+        r = region_create_memfd(&made, label, size, 0, IMAGE_SIZE_SEALS | F_SEAL_FUTURE_WRITE, &fd,
+                                err);
+    if (r)
+        return r;
+    /* A process that is forked meanwhile would have it mapped for writing until it executes its program. */
+    if (madvise(made.base, made.size, MADV_DONTFORK) < 0) {
+        r = -errno;
+        cox_region_detach(&made);
+        return cox_fail(err, r, "memory '%s': %s", label, cox_status_text(r));
+    }
+    *region = made;
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
+                          struct cox_error *err)
+{
+    int reader = -1;
+    cox_region_detach(region);
+    if (fcntl(*fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL) < 0) {
+        const int e = errno;
+        return cox_fail(err, e == EBUSY ? COX_BUSY : -e, "memory '%s' cannot be sealed: %s%s",
+                        label, cox_status_text(-e),
+                        e == EBUSY ? ": another process has it mapped for writing" : "");
+    }
+    int r = cox_region_open_reader(*fd, label, &reader, err);
+    if (r)
+        return r;
+    cox_close_fd(fd);
+    *fd = reader;
+    return 0;
+}
+
+int cox_region_attach_image(struct cox_region *region, int fd, const char *label, uint64_t size,
+                            struct cox_error *err)
+{
+    const int all = (int)(IMAGE_SIZE_SEALS | F_SEAL_WRITE | F_SEAL_SEAL);
+    struct stat st;
+    int r = cox_region_check_fd(fd, label, err);
+    if (r)
+        return r;
+    const int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0)
+        return cox_fail(err, errno == EINVAL ? COX_DENIED : -errno,
+                        "memory '%s' cannot be sealed: %s", label, cox_status_text(-errno));
+    if ((seals & all) != all)
+        return cox_fail(err, COX_DENIED,
+                        "memory '%s' has the seals %#x, expected %#x among them: somebody could "
+                        "change it",
+                        label, (unsigned)seals, (unsigned)all);
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "memory '%s': %s", label, cox_status_text(-errno));
+    if (size == 0 || (uint64_t)st.st_size != size)
+        return cox_fail(err, COX_CORRUPT, "memory '%s' has %jd bytes, expected %" PRIu64, label,
+                        (intmax_t)st.st_size, size);
+    return cox_region_map(region, fd, size, COX_REGION_READ, label, err);
 }
 
 int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned seals, int *ret_fd,

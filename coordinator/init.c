@@ -350,7 +350,7 @@ static void init_keep_group(struct cox_executor *executor, uint64_t life)
 /* What init tells of the weights; all of it is lent to the request. */
 struct weights_words {
     struct cox_weights_told told;
-    ModelExecuteData__PoolBlock block;
+    ModelExecuteData__WeightsOffer offer;
 };
 
 static void weights_fill(const struct cox_executor *executor, struct weights_words *words,
@@ -360,17 +360,14 @@ static void weights_fill(const struct cox_executor *executor, struct weights_wor
     if (!executor->tell_weights || executor->geometry.legacy)
         return;
     executor->tell_weights(executor->tell_context, told);
-    model_execute_data__pool_block__init(&words->block);
-    words->block.has_handle = words->block.has_ref = 1;
-    words->block.handle =
-        (ProtobufCBinaryData){.data = (uint8_t *)&told->pool, .len = sizeof told->pool};
-    words->block.ref =
-        (ProtobufCBinaryData){.data = (uint8_t *)&told->ref, .len = sizeof told->ref};
-    request->has_weights_queue = request->has_weights_version = 1;
-    request->weights_queue =
-        (ProtobufCBinaryData){.data = told->queue.bytes, .len = sizeof told->queue};
+    model_execute_data__weights_offer__init(&words->offer);
+    words->offer.has_handle = words->offer.has_size = 1;
+    words->offer.handle =
+        (ProtobufCBinaryData){.data = told->handle.bytes, .len = sizeof told->handle.bytes};
+    words->offer.size = told->size;
+    request->has_weights_version = 1;
     request->weights_version = told->version;
-    request->weights = &words->block;
+    request->weights = &words->offer;
 }
 
 static int init_send(struct cox_executor *executor, const struct cox_init_record *record,

@@ -11,7 +11,7 @@
 #ifndef COX_COORDINATOR_OPERATIONS_H
 #define COX_COORDINATOR_OPERATIONS_H
 
-#include "../channel/memory/pool.h"
+#include "../channel/handle.h"
 #include "executor.h"
 
 #ifdef __cplusplus
@@ -59,12 +59,14 @@ COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
                                  uint64_t deadline_ns, struct cox_init_summary *ret_summary,
                                  struct cox_error *err);
 
-/* What an init tells the ranks of the model's weights: a queue that later versions are published in, and the present one. */
+/* Where a version of the model's weights is: memory with the seals F_SEAL_WRITE, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL, which a rank maps
+ * for reading. An init tells of it; whoever submits steps says so again in those (fields weights_version and weights), until one of
+ * the version has succeeded on all ranks that are there. */
 struct cox_weights_told {
-    struct cox_handle queue;
-    struct cox_pool_handle pool; /* that all versions are in; blocks for reading only */
-    struct cox_block_ref ref;    /* the caller has it until another version was used by all */
-    uint64_t version;            /* from 1 */
+    struct cox_handle
+        handle;       /* of the whole memory; can be opened until another version was used by all */
+    uint64_t size;    /* bytes of it */
+    uint64_t version; /* from 1 */
 };
 /* tell is called in every init from now on, also in one that is said again, on its thread and before it goes out. Before the
  * first init; legacy workers are told nothing. */

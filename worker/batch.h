@@ -61,6 +61,8 @@ struct cox_batch_row {
     const char *lora_id; /* the adapter it is computed with; NULL: none */
 };
 
+struct cox_weights_offer;
+
 struct cox_block_pair {
     int32_t from;
     int32_t to;
@@ -85,6 +87,8 @@ struct cox_batch {
     uint32_t finished_count;
     /* Of the model's weights, with which all ranks compute this step; 0: the coordinator publishes none. */
     uint64_t weights_version;
+    /* Where that version is, while a rank may not have it; NULL otherwise. The worker library's own (worker/rank_weights.h). */
+    const struct cox_weights_offer *weights;
     const void *void_word; /* private to the worker library */
     const void *told_word; /* the same; NULL: never paused */
 };

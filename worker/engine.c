@@ -21,13 +21,14 @@
 #define WAIT_MS (UINT64_C(10) * 60 * 1000)
 /* For a pull to come out: it looks at each block. */
 #define CLEAR_MS 5000
+/* For the door to give the fd of other weights, in a step, which is not left meanwhile. */
+#define OPEN_MS 5000
 
 /* What model and cache were made from: of the same they need not be made again. */
 struct engine_source {
     char directory[sizeof((struct cox_engine_options *)NULL)->model_dir];
     uint32_t block_size, block_count, swap_block_count;
     uint32_t rank, rank_count; /* of the share */
-    struct cox_handle queue; /* of the weights, where the coordinator publishes them; else zeros */
 };
 
 struct cox_engine {
@@ -218,10 +219,8 @@ static int engine_gather(void *context, float *slices, size_t stride, size_t sli
     return cox_exchange_gather(engine->exchange, slices, stride, slice_length, ret_slices, err);
 }
 
-/* offer NULL: the model is loaded here. */
 static struct engine_source engine_source(const struct cox_engine *engine, const char *directory,
-                                          const struct cox_share *share,
-                                          const struct cox_weights_offer *offer)
+                                          const struct cox_share *share)
 {
     struct engine_source source = {
         .block_size = engine->options.block_size,
@@ -232,8 +231,6 @@ static struct engine_source engine_source(const struct cox_engine *engine, const
     };
 
     snprintf(source.directory, sizeof source.directory, "%s", directory);
-    if (offer)
-        source.queue = offer->queue;
     return source;
 }
 
@@ -241,8 +238,7 @@ static bool source_equal(const struct engine_source *a, const struct engine_sour
 {
     return strcmp(a->directory, b->directory) == 0 && a->block_size == b->block_size &&
            a->block_count == b->block_count && a->swap_block_count == b->swap_block_count &&
-           a->rank == b->rank && a->rank_count == b->rank_count &&
-           memcmp(&a->queue, &b->queue, sizeof a->queue) == 0;
+           a->rank == b->rank && a->rank_count == b->rank_count;
 }
 
 /* With the door, where there is one that takes it. */
@@ -319,9 +315,10 @@ static struct cox_model_options engine_model_options(struct cox_engine *engine,
     return options;
 }
 
-/* Computes with this version of the published weights from now on: a model that borrows its block takes the place of
+/* Computes with this version of the coordinator's weights from now on: a model that borrows its block takes the place of
  * the former one. Caches stay: they were made for the same shapes, which is checked. Failed, everything is as before. */
 static int engine_borrow(struct cox_engine *engine, const struct cox_share *share, uint64_t version,
+                         const struct cox_weights_offer *offer, uint64_t deadline_ns,
                          struct cox_error *err)
 {
     const struct cox_model_options options = engine_model_options(engine, share);
@@ -329,15 +326,14 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
     struct cox_model *model = NULL;
     const void *block;
     uint64_t length;
-    int r = cox_rank_weights_take(engine->weights, version, &block, &length, err);
+    int r =
+        cox_rank_weights_take(engine->weights, version, offer, deadline_ns, &block, &length, err);
 
     if (r)
         return r;
     /* What a rank has no memory to go over to, it needs none to come back from. */
-    if (engine->model && cox_rank_weights_same(engine->weights)) {
-        cox_rank_weights_keep(engine->weights);
+    if (engine->model && cox_rank_weights_version(engine->weights) == version)
         return 0;
-    }
     r = cox_model_borrow(block, length, &options, &model, &why);
     if (!r && engine->model)
         r = cox_model_config_compare(cox_model_config(engine->model), cox_model_config(model),
@@ -374,47 +370,62 @@ static void engine_renew_digest(struct cox_engine *engine)
                       err.text);
 }
 
-/* The version of a step, or of an init. The queue has a lock, and what is allocated here is to be known to somebody: so a
- * pause does not leave this, which takes no longer than the scratch of a model. */
-static int engine_switch(struct cox_engine *engine, uint64_t version, struct cox_error *err)
+/* The version of a step, or of an init. What is opened, mapped and allocated here is to be known to somebody: so a pause
+ * does not leave this, which takes no longer than the scratch of a model, and a visit at the door. */
+static int engine_switch(struct cox_engine *engine, uint64_t version,
+                         const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                         struct cox_error *err)
 {
     int r;
 
     if (!engine->weights)
         return cox_fail(err, COX_STATE,
                         "version %" PRIu64
-                        " of the model's weights is asked for, and init told of no queue of them",
+                        " of the model's weights is asked for, and init told of none",
                         version);
     if (version == cox_rank_weights_version(engine->weights))
         return 0;
     const struct cox_share share = {.rank = engine->source.rank,
                                     .rank_count = engine->source.rank_count};
     cox_visit_hold();
-    r = engine_borrow(engine, &share, version, err);
+    r = engine_borrow(engine, &share, version, offer, deadline_ns, err);
     if (r == 0)
         engine_renew_digest(engine);
     cox_visit_release();
     return r;
 }
 
+/* What the step is to be computed with, if the coordinator has weights for all ranks. */
+static int engine_step_weights(struct cox_engine *engine, const struct cox_batch *batch,
+                               struct cox_error *err)
+{
+    const struct cox_weights_offer *offer = batch->weights;
+
+    if (!batch->weights_version)
+        return 0;
+    return engine_switch(
+        engine, batch->weights_version, offer,
+        offer ? cox_deadline_min(offer->deadline_ns, cox_deadline_after_ms(OPEN_MS)) : 0, err);
+}
+
 static int engine_model(struct cox_engine *engine, const struct engine_source *source,
                         const struct cox_share *share, const struct cox_weights_offer *offer,
-                        struct cox_error *err)
+                        uint64_t deadline_ns, struct cox_error *err)
 {
     const struct cox_model_options options = engine_model_options(engine, share);
 
-    return offer ? engine_borrow(engine, share, offer->version, err)
+    return offer ? engine_borrow(engine, share, offer->version, offer, deadline_ns, err)
                  : cox_model_load(source->directory, &options, &engine->model, err);
 }
 
 /* Model and cache. */
 static int engine_load(struct cox_engine *engine, const struct engine_source *source,
                        const struct cox_share *share, const struct cox_weights_offer *offer,
-                       struct cox_error *err)
+                       uint64_t deadline_ns, struct cox_error *err)
 {
     const struct cox_model_config *config;
     struct cox_slices own;
-    int r = engine_model(engine, source, share, offer, err);
+    int r = engine_model(engine, source, share, offer, deadline_ns, err);
 
     if (r)
         return r;
@@ -435,12 +446,17 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
     return 0;
 }
 
-/* Where the weights come from, if from elsewhere. */
-static int engine_subscribe(struct cox_engine *engine, const struct cox_weights_offer *offer,
-                            uint64_t deadline_ns, struct cox_error *err)
+/* For weights that are the coordinator's. */
+static int engine_take_weights(struct cox_engine *engine, struct cox_error *err)
 {
-    return engine->weights ? cox_rank_weights_offer(engine->weights, offer, err)
-                           : cox_rank_weights_open(offer, deadline_ns, &engine->weights, err);
+    char door[4096];
+    int r;
+
+    if (engine->weights)
+        return 0;
+    r = cox_rank_weights_new(cox_init_request_door(engine->init, door, sizeof door) ? door : NULL,
+                             &engine->weights);
+    return r ? cox_fail(err, r, "no memory for the model's weights") : 0;
 }
 
 static void engine_describe(const struct cox_engine *engine, struct cox_init_result *result)
@@ -475,11 +491,11 @@ static int engine_form(struct cox_engine *engine, const struct cox_group_options
         r = engine_join(engine, options, err);
 
     if (r == 0 && offer)
-        r = engine_subscribe(engine, offer, options->deadline_ns, err);
+        r = engine_take_weights(engine, err);
     if (r == 0 && engine->cache && offer)
-        r = engine_switch(engine, offer->version, err);
+        r = engine_switch(engine, offer->version, offer, options->deadline_ns, err);
     if (r == 0 && !engine->cache)
-        r = engine_load(engine, source, share, offer, err);
+        r = engine_load(engine, source, share, offer, options->deadline_ns, err);
     if (r == 0 && share->rank_count)
         r = cox_exchange_new(engine->group, cox_model_slice_count(engine->model),
                              cox_model_slice_length_max(engine->model), options->deadline_ns,
@@ -523,8 +539,8 @@ static int engine_renew(struct cox_engine *engine, const struct cox_init_request
         offer = &told;
     else if (r != COX_EMPTY)
         return r;
-    source = engine_source(engine, directory, &share, offer);
-    /* Its memory goes before the new one is taken. */
+    source = engine_source(engine, directory, &share);
+    /* Its memory goes before the new one is taken. A reinit that failed has left a model without a cache. */
     if (!replayed || !engine->cache || !source_equal(&source, &engine->source))
         engine_unload(engine);
     r = engine_form(engine, options, &source, &share, offer, err);
@@ -603,13 +619,13 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     if (!engine->ready || !engine->cache)
         return cox_fail(err, COX_STATE, "a step before an init that succeeded");
     if (batch->forward_type == COX_FORWARD_DUMMY)
-        return batch->weights_version ? engine_switch(engine, batch->weights_version, err) : 0;
+        return engine_step_weights(engine, batch, err);
     engine->batch = batch;
     /* Before anything can fail: what is told to the others is about this step. */
     if (engine->exchange)
         r = engine_begin(engine, batch, err);
-    if (r == 0 && batch->weights_version)
-        r = engine_switch(engine, batch->weights_version, err);
+    if (r == 0)
+        r = engine_step_weights(engine, batch, err);
     if (r == 0)
         r = cox_model_step(engine->model, engine->cache, batch, outputs, NULL, err);
     engine->batch = NULL;

@@ -5,68 +5,63 @@
 #include <string.h>
 
 #include "../channel/fault.h"
+#include "../channel/region.h"
+#include "proto/executor.pb-c.h"
 
-/* A reference that this process has; version 0: none. */
+#define LABEL "cox_weights"
+
+/* An image that this process has mapped; version 0: none. */
 struct held {
     uint64_t version;
-    struct cox_block_ref ref;
-    struct cox_pool *pool; /* lent: the pool below, or the subscriber's */
-    uint64_t length;
+    struct cox_handle handle;
+    struct cox_region region;
 };
 
 struct cox_rank_weights {
-    struct cox_pool *pool; /* that the init named */
-    struct cox_queue *queue;
-    struct cox_subscriber *subscriber;
+    char *door; /* NULL: none */
     struct held present, next;
 };
 
-static void held_drop(struct held *held)
+int cox_weights_offer_read(const ModelExecuteData__ExecuteRequest *request,
+                           struct cox_weights_offer *ret_offer, struct cox_error *err)
 {
-    if (held->version)
-        cox_pool_unref(held->pool, &held->ref, NULL);
-    *held = (struct held){0};
+    const ModelExecuteData__WeightsOffer *message = request->weights;
+    struct cox_weights_offer offer = {
+        .version = request->weights_version,
+        .deadline_ns = request->deadline_ns ? request->deadline_ns : COX_DEADLINE_NEVER,
+    };
+
+    if (!message)
+        return COX_EMPTY;
+    offer.size = message->size;
+    if (!offer.version || !offer.size || message->handle.len != sizeof offer.handle.bytes)
+        return cox_fail(err, COX_CORRUPT,
+                        "version %" PRIu64 " of the model's weights is offered as %" PRIu64
+                        " bytes with a handle of %zu: expected a version, a size and %zu",
+                        offer.version, offer.size, message->handle.len, sizeof offer.handle.bytes);
+    memcpy(offer.handle.bytes, message->handle.data, sizeof offer.handle.bytes);
+    *ret_offer = offer;
+    return 0;
 }
 
-static int weights_open(struct cox_rank_weights *weights, const struct cox_weights_offer *offer,
-                        uint64_t deadline_ns, struct cox_error *err)
-{
-    const char *door = offer->door[0] ? offer->door : NULL;
-    const struct cox_pool_attach_options attach = {.read_only = true};
-    struct cox_error why = {0};
-    int r = cox_queue_open(&offer->queue, door, deadline_ns, NULL, &weights->queue, &why);
-
-    if (r)
-        return cox_fail(err, r,
-                        "the queue of the model's weights: %s (with --no-shared-weights every rank "
-                        "loads its own)",
-                        why.text);
-    r = cox_pool_open(&offer->pool, door, deadline_ns, &attach, &weights->pool, &why);
-    if (r)
-        return cox_fail(err, r, "the memory of the model's weights: %s", why.text);
-    /* Before the reference: what is published after the offer was made comes by the queue. */
-    const struct cox_subscriber_options options = {
-        .pools = &weights->pool, .pool_count = 1, .door_path = door};
-    r = cox_subscriber_new(weights->queue, &options, &weights->subscriber, &why);
-    if (r)
-        return cox_fail(err, r, "the queue of the model's weights: %s", why.text);
-    return cox_rank_weights_offer(weights, offer, err);
-}
-
-int cox_rank_weights_open(const struct cox_weights_offer *offer, uint64_t deadline_ns,
-                          struct cox_rank_weights **ret_weights, struct cox_error *err)
+int cox_rank_weights_new(const char *door, struct cox_rank_weights **ret_weights)
 {
     struct cox_rank_weights *weights = calloc(1, sizeof *weights);
-    int r;
 
-    if (!weights)
-        return cox_fail(err, -ENOMEM, "no memory for the model's weights");
-    r = weights_open(weights, offer, deadline_ns, err);
-    if (r)
-        weights = cox_rank_weights_free(weights);
-    else
-        *ret_weights = weights;
-    return r;
+    if (weights && door)
+        weights->door = strdup(door);
+    if (!weights || (door && !weights->door)) {
+        free(weights);
+        return -ENOMEM;
+    }
+    *ret_weights = weights;
+    return 0;
+}
+
+static void held_drop(struct held *held)
+{
+    cox_region_detach(&held->region);
+    *held = (struct held){0};
 }
 
 struct cox_rank_weights *cox_rank_weights_free(struct cox_rank_weights *weights)
@@ -75,32 +70,9 @@ struct cox_rank_weights *cox_rank_weights_free(struct cox_rank_weights *weights)
         return NULL;
     held_drop(&weights->next);
     held_drop(&weights->present);
-    cox_subscriber_free(weights->subscriber);
-    cox_queue_free(weights->queue);
-    cox_pool_free(weights->pool);
+    free(weights->door);
     free(weights);
     return NULL;
-}
-
-int cox_rank_weights_offer(struct cox_rank_weights *weights, const struct cox_weights_offer *offer,
-                           struct cox_error *err)
-{
-    struct cox_error why = {0};
-    int r;
-
-    if (offer->version == weights->present.version || offer->version == weights->next.version)
-        return 0;
-    r = cox_pool_ref(weights->pool, &offer->ref, &why);
-    if (r)
-        return cox_fail(err, r, "version %" PRIu64 " of the model's weights: %s", offer->version,
-                        why.text);
-    held_drop(&weights->next);
-    weights->next = (struct held){.version = offer->version,
-                                  .ref = offer->ref,
-                                  .pool = weights->pool,
-                                  .length = offer->ref.size};
-    cox_fault_point(COX_FAULT_WEIGHTS_TAKEN);
-    return 0;
 }
 
 uint64_t cox_rank_weights_version(const struct cox_rank_weights *weights)
@@ -108,49 +80,55 @@ uint64_t cox_rank_weights_version(const struct cox_rank_weights *weights)
     return weights->present.version;
 }
 
-/* Goes through the queue up to the message of this version. */
-static int weights_seek(struct cox_rank_weights *weights, uint64_t version, struct cox_error *err)
+static int held_open(const struct cox_rank_weights *weights, const struct cox_weights_offer *offer,
+                     uint64_t deadline_ns, struct held *ret_held, struct cox_error *err)
 {
-    struct cox_message message;
-    struct cox_error why = {0};
-    int r;
+    struct held held = {.version = offer->version, .handle = offer->handle};
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = cox_handle_open(&offer->handle, weights->door, deadline_ns, &fd, err);
 
-    while ((r = cox_subscriber_take(weights->subscriber, &message, &why)) == 0) {
-        struct held taken = {message.note, message.ref, message.pool, message.length};
-        if (taken.version == version) {
-            held_drop(&weights->next);
-            weights->next = taken;
-            cox_fault_point(COX_FAULT_WEIGHTS_TAKEN);
-            return 0;
-        }
-        cox_pool_unref(taken.pool, &taken.ref, NULL);
-        if (taken.version > version)
-            break;
-    }
-    if (r && r != COX_EMPTY)
-        return cox_fail(err, r, "version %" PRIu64 " of the model's weights: %s", version,
-                        why.text);
-    return cox_fail(err, COX_NOT_FOUND,
-                    "version %" PRIu64 " of the model's weights is not in their queue, %s", version,
-                    r ? "which is empty" : "where a later one follows");
+    if (r == 0)
+        r = cox_region_attach_image(&held.region, fd, LABEL, offer->size, err);
+    if (r == 0)
+        *ret_held = held;
+    return r;
 }
 
-static int held_lend(const struct held *held, const void **ret_bytes, uint64_t *ret_length,
-                     struct cox_error *err)
+static int weights_open(struct cox_rank_weights *weights, uint64_t version,
+                        const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                        struct cox_error *err)
 {
-    const void *bytes = cox_pool_pointer(held->pool, &held->ref);
+    struct cox_error why = {0};
+    struct held opened;
+    int r;
 
-    if (!bytes)
-        return cox_fail(err, COX_UNSUPPORTED,
-                        "the model's weights lie in memory without addresses");
-    *ret_bytes = bytes;
-    *ret_length = held->length;
+    if (!offer || offer->version != version)
+        return cox_fail(err, COX_NOT_FOUND,
+                        "version %" PRIu64
+                        " of the model's weights is asked for, this rank has version %" PRIu64
+                        ", and it was not told where the other is",
+                        version, weights->present.version);
+    if (weights->present.version &&
+        memcmp(&offer->handle, &weights->present.handle, sizeof offer->handle) == 0) {
+        held_drop(&weights->next);
+        weights->present.version = version;
+        return 0;
+    }
+    r = held_open(weights, offer, deadline_ns, &opened, &why);
+    if (r)
+        return cox_fail(err, r, "version %" PRIu64 " of the model's weights: %s", version,
+                        why.text);
+    held_drop(&weights->next);
+    weights->next = opened;
+    cox_fault_point(COX_FAULT_WEIGHTS_TAKEN);
     return 0;
 }
 
 int cox_rank_weights_take(struct cox_rank_weights *weights, uint64_t version,
-                          const void **ret_bytes, uint64_t *ret_length, struct cox_error *err)
+                          const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                          const void **ret_bytes, uint64_t *ret_size, struct cox_error *err)
 {
+    const struct held *held;
     int r;
 
     if (version < weights->present.version)
@@ -158,16 +136,15 @@ int cox_rank_weights_take(struct cox_rank_weights *weights, uint64_t version,
                         "version %" PRIu64
                         " of the model's weights was asked for after version %" PRIu64,
                         version, weights->present.version);
-    if (version == weights->present.version)
-        return held_lend(&weights->present, ret_bytes, ret_length, err);
-    r = version == weights->next.version ? 0 : weights_seek(weights, version, err);
-    return r ? r : held_lend(&weights->next, ret_bytes, ret_length, err);
-}
-
-bool cox_rank_weights_same(const struct cox_rank_weights *weights)
-{
-    return weights->present.version && weights->next.version &&
-           memcmp(&weights->present.ref, &weights->next.ref, sizeof weights->next.ref) == 0;
+    if (version != weights->present.version && version != weights->next.version) {
+        r = weights_open(weights, version, offer, deadline_ns, err);
+        if (r)
+            return r;
+    }
+    held = version == weights->present.version ? &weights->present : &weights->next;
+    *ret_bytes = held->region.base;
+    *ret_size = held->region.size;
+    return 0;
 }
 
 void cox_rank_weights_keep(struct cox_rank_weights *weights)

@@ -10,6 +10,7 @@
 #include "../channel/truth.h"
 #include "../proto/operation.h"
 #include "lora_uses.h"
+#include "rank_weights.h"
 
 #define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
 #define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name
@@ -102,6 +103,7 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
     ModelExecuteData__ExecuteModelResponse body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
     ModelExecuteData__StepResult result = MODEL_EXECUTE_DATA__STEP_RESULT__INIT;
+    struct cox_weights_offer offer;
     const struct cox_batch *batch = NULL;
     struct cox_batch_output *outputs = NULL;
     int32_t *tokens = NULL;
@@ -117,11 +119,13 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
         r = cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no execute callback");
     else if (cox_worker_paused(worker)) /* before anything of the step is looked at */
         r = cox_lane_fail_paused(lane);
+    if (r == 0 && message->weights)
+        r = cox_weights_offer_read(message, &offer, &lane->error);
     if (r == 0)
         r = cox_table_apply(table, request->sequence, step, &batch, &outputs, &lane->error);
     if (r == 0) {
         uint64_t begin = cox_now_ns();
-        cox_table_weights(table, message->weights_version);
+        cox_table_weights(table, message->weights_version, message->weights ? &offer : NULL);
         cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, begin);
         cox_fault_point(COX_FAULT_EXECUTE);
         struct step_call call = {worker, batch, outputs, &lane->error};

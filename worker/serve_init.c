@@ -41,40 +41,21 @@ void cox_init_request_group(const struct cox_init_request *request,
     options->spin_ns = worker->control.geometry.spin_ns;
 }
 
-static bool bytes_copy(const ProtobufCBinaryData *bytes, void *to, size_t size)
-{
-    if (bytes->len != size)
-        return false;
-    memcpy(to, bytes->data, size);
-    return true;
-}
-
 int cox_init_request_weights(const struct cox_init_request *request,
                              struct cox_weights_offer *ret_offer, struct cox_error *err)
 {
-    const ExecuteRequest *message = request->request;
+    return cox_weights_offer_read(request->request, ret_offer, err);
+}
+
+bool cox_init_request_door(const struct cox_init_request *request, char *buffer, size_t size)
+{
     const struct cox_worker_options *options = &request->worker->options;
-    const ModelExecuteData__PoolBlock *block = message->weights;
-    struct cox_weights_offer offer = {.version = message->weights_version};
-    if (!message->has_weights_queue)
-        return COX_EMPTY;
-    if (!block || !offer.version ||
-        !bytes_copy(&message->weights_queue, &offer.queue, sizeof offer.queue) ||
-        !bytes_copy(&block->handle, &offer.pool, sizeof offer.pool) ||
-        !bytes_copy(&block->ref, &offer.ref, sizeof offer.ref))
-        return cox_fail(
-            err, COX_CORRUPT,
-            "init: the weights are told as a queue of %zu bytes, version %" PRIu64
-            ", a pool of %zu bytes and a block of %zu: expected %zu, a version, %zu and %zu",
-            message->weights_queue.len, offer.version, block ? block->handle.len : 0,
-            block ? block->ref.len : 0, sizeof offer.queue, sizeof offer.pool, sizeof offer.ref);
-    /* A group that nobody could visit has none: then only what can be opened without it is opened. */
+    char found[COX_DOOR_PATH_SIZE];
+    /* A group that nobody could visit has none. */
     if (strchr(options->door, '/'))
-        snprintf(offer.door, sizeof offer.door, "%s", options->door);
-    else if (cox_door_find(options->prefix + (options->prefix[0] == '/'), offer.door, NULL))
-        offer.door[0] = '\0';
-    *ret_offer = offer;
-    return 0;
+        return snprintf(buffer, size, "%s", options->door) < (int)size;
+    return cox_door_find(options->prefix + (options->prefix[0] == '/'), found, NULL) == 0 &&
+           snprintf(buffer, size, "%s", found) < (int)size;
 }
 
 /* It is no step, and void_through says nothing of it; but it has ended without this rank's answer. */

@@ -95,10 +95,12 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
     return 0;
 }
 
-void cox_table_weights(struct cox_table *table, uint64_t version)
+void cox_table_weights(struct cox_table *table, uint64_t version,
+                       const struct cox_weights_offer *offer)
 {
     COX_ASSERT(table->pending);
     table->builder.batch.weights_version = version;
+    table->builder.batch.weights = offer;
 }
 
 void cox_table_commit(struct cox_table *table)

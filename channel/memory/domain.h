@@ -1,6 +1,9 @@
 /*
  * domain: kinds of memory that blocks may lie in, each a table of functions.
  *
+ * For processes that trust each other: memory of a domain is shared as its fd is. Who got it read-only cannot write it by that fd; a
+ * process of the same user may open the same memory anew (/proc/self/fd), where the kind of memory lets it.
+ *
  * A domain is named by two numbers, kind and device, which travel between processes; the functions
  * never do: each process has a table of its own, in private memory, and numbers that it has no
  * entry for are refused. Built in:

@@ -1,6 +1,10 @@
 /*
  * pool: blocks of memory that several processes share, counted by owner.
  *
+ * For processes that trust each other. This is the shared form: every process that has the pool's words may write all of them, and
+ * one that means harm spoils them for all, for as long as the pool is. Memory that one process fills for others that it does not
+ * trust is an image (region.h), which nobody can write: so the model's weights come to the ranks of a group.
+ *
  * A pool is two pieces of memory: the blocks, in some domain (domain.h), and the pool's words, in a
  * sealed memfd that every process which uses the pool maps. Each such process has a row of counts
  * there, one count per block, that it alone writes (an *owner*: pid, start time, generation). There

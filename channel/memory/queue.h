@@ -2,6 +2,10 @@
  * queue: messages that are references to blocks: published once, taken by every subscriber, copied
  * only where a subscriber cannot reach the memory that the message is in.
  *
+ * For processes that trust each other. This is the shared form: every process that has the queue may write all of its memory, the lock
+ * included, and one that means harm spoils it for all, or keeps each call waiting for its 5 s again and again. No group of ours
+ * uses one.
+ *
  * The queue is a sealed memfd: a ring of depth messages, the subscribers and publishers with the process each is in, and the pools
  * that messages lie in, by handle. A message has up to one copy per domain (a mask says which): a taker whose domain is among them
  * copies nothing, the first taker of another domain copies into a pool of its own, and later takers of that domain

@@ -22,7 +22,7 @@
 #define FDS_OF_RANK 3
 #define FDS_OF_SEALED_GROUP 19
 #define FDS_OF_SEALED_RANK 5
-#define FDS_OF_WEIGHTS 8 /* that all ranks share; in both numbers told */
+#define FDS_OF_WEIGHTS 9 /* that all ranks share, in use and coming; in both numbers told */
 #define THREADS_OF_COORDINATOR 10
 #define THREADS_OF_WORKER 6 /* and what OpenBLAS starts: threads_of_group */
 /* A process with its libraries and buffers, without weights and a KV cache. */

@@ -155,8 +155,8 @@ static void print_weights(const status_reply *status)
     char size[TEXT_SIZE], next[TEXT_SIZE] = "";
     if (weights->next)
         snprintf(next, sizeof next, ", version %" PRIu64 " is on its way", weights->next);
-    printf("weights: version %" PRIu64 " for all ranks, %s; %" PRIu32 " in memory%s\n",
-           weights->version, format_bytes(size, weights->size), weights->block_count, next);
+    printf("weights: version %" PRIu64 " for all ranks, %s%s\n", weights->version,
+           format_bytes(size, weights->size), next);
 }
 
 static void print_group(const status_reply *status)
@@ -551,7 +551,6 @@ static json_t *weights_json(const CoxswainControl__WeightsStatus *weights)
     json_object_set_new(root, "next", number_json(weights->next));
     json_object_set_new(root, "digest", json_string(digest));
     json_object_set_new(root, "size", number_json(weights->size));
-    json_object_set_new(root, "block_count", number_json(weights->block_count));
     return root;
 }
 

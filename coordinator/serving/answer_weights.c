@@ -25,7 +25,6 @@ int cox_answer_weights_status(const struct cox_answer_source *source, struct cox
     SET(message, next, status.next);
     SET(message, digest, status.digest);
     SET(message, size, status.size);
-    SET(message, block_count, status.pool.block_count - status.pool.free_count);
     *ret_status = message;
     return 0;
 }

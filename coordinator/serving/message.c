@@ -1,11 +1,13 @@
 #include "message.h"
 
 #include "../../proto/wire.h"
+#include "../operations.h"
 #include "proto/executor.pb-c.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef ModelExecuteData__StepSequence StepSequence;
 typedef ModelExecuteData__StepBlockTable StepBlockTable;
@@ -38,6 +40,8 @@ struct cox_message {
     uint32_t row_count_max;
     ModelExecuteData__ExecuteRequest request;
     ModelExecuteData__ExecuteModelRequest model;
+    ModelExecuteData__WeightsOffer weights;
+    uint8_t weights_handle[COX_HANDLE_SIZE];
 
     ModelExecuteData__StepDelta delta;
     struct announcement *announcements;
@@ -375,10 +379,21 @@ int cox_message_fill(struct cox_message *message, const struct cox_step *step,
     return 0;
 }
 
-void cox_message_weights(struct cox_message *message, uint64_t version)
+void cox_message_weights(struct cox_message *message, const struct cox_weights_told *told,
+                         bool offered)
 {
-    message->request.has_weights_version = version != 0;
-    message->request.weights_version = version;
+    ModelExecuteData__ExecuteRequest *request = &message->request;
+    request->has_weights_version = told != NULL;
+    request->weights_version = told ? told->version : 0;
+    request->weights = offered ? &message->weights : NULL;
+    if (!offered)
+        return;
+    memcpy(message->weights_handle, told->handle.bytes, sizeof message->weights_handle);
+    model_execute_data__weights_offer__init(&message->weights);
+    message->weights.has_handle = message->weights.has_size = 1;
+    message->weights.handle = (ProtobufCBinaryData){.data = message->weights_handle,
+                                                    .len = sizeof message->weights_handle};
+    message->weights.size = told->size;
 }
 
 int cox_message_read(const struct cox_message *message, const struct cox_step *step,

@@ -16,6 +16,7 @@
 #include "plan.h"
 
 struct cox_message;
+struct cox_weights_told;
 struct ModelExecuteData__ExecuteRequest;
 struct ModelExecuteData__ExecuteResponse;
 
@@ -27,8 +28,9 @@ struct cox_message *cox_message_free(struct cox_message *message); /* NULL-safe 
 int cox_message_fill(struct cox_message *message, const struct cox_step *step,
                      const struct ModelExecuteData__ExecuteRequest **ret_request);
 
-/* The version of the weights in every request from now on; 0: none, as at the start. */
-void cox_message_weights(struct cox_message *message, uint64_t version);
+/* The version of the weights in every request from now on, and, where offered, where that is; told NULL: none, as at the start. Copied. */
+void cox_message_weights(struct cox_message *message, const struct cox_weights_told *told,
+                         bool offered);
 
 /* Reads the answer of a step, which ran as number `sequence`: one token per row, -1
  * where the row emits none, and whether the worker ended the sequence. Returns 0; COX_CORRUPT: not

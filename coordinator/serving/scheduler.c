@@ -561,20 +561,20 @@ static uint64_t transfers_due_ns(const struct cox_scheduler *scheduler)
 /* ---- the step ---- */
 
 /* What the step is to be computed with. */
-static int step_weights(struct cox_scheduler *scheduler, struct flight *flight,
-                        struct cox_error *err)
+static void step_weights(struct cox_scheduler *scheduler, struct flight *flight)
 {
     struct cox_shared_weights *weights = scheduler->options.weights;
+    struct cox_weights_told told;
     flight->version = 0;
     flight->switches = false;
-    int r = weights ? cox_shared_weights_step(weights, scheduler->life, &flight->version, err) : 0;
-    if (r)
-        return r;
+    if (!weights)
+        return;
+    const bool offered = cox_shared_weights_step(weights, scheduler->life, &told);
+    flight->version = told.version;
     /* Also where it turns out to be void: a failure reverts the plan, and nothing is left that was computed before. */
     flight->switches = scheduler->version && flight->version != scheduler->version;
     scheduler->version = flight->version;
-    cox_message_weights(scheduler->message, flight->version);
-    return 0;
+    cox_message_weights(scheduler->message, &told, offered);
 }
 
 /* The step came to r, and those before it went well: of what builds on a failure, the failure says nothing of its weights. */
@@ -587,7 +587,7 @@ static void step_weights_end(struct cox_scheduler *scheduler, const struct fligh
     if (weights && r)
         cox_shared_weights_failed(weights, flight->version, r, err->text);
     else if (weights)
-        cox_shared_weights_used(weights, flight->version);
+        cox_shared_weights_used(weights, flight->version, scheduler->life);
 }
 
 /* There is nothing to run, and the ranks have to hear of something. */
@@ -612,9 +612,7 @@ static int step_begin(struct cox_scheduler *scheduler, struct cox_error *err)
     struct flight *flight = flight_expect(scheduler, step);
     const struct ModelExecuteData__ExecuteRequest *request;
     uint64_t sequence;
-    r = step_weights(scheduler, flight, err);
-    if (r)
-        return r;
+    step_weights(scheduler, flight);
     r = cox_message_fill(scheduler->message, step, &request);
     r = r ? cox_fail(err, r, "no memory for a step")
           : step_submit(scheduler, flight, request, &sequence, err);

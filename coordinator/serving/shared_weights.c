@@ -1,7 +1,8 @@
 #include "shared_weights.h"
 
 #include "../../channel/fault.h"
-#include "../../channel/memory/queue.h"
+#include "../../channel/memory/domain_table.h"
+#include "../../channel/region.h"
 #include "model/block.h"
 
 #include <inttypes.h>
@@ -10,36 +11,32 @@
 #include <string.h>
 #include <unistd.h>
 
-/* PRESENT, NEXT, and what ranks have not let go of yet: of the version before, and of one withdrawn. */
-#define BLOCK_COUNT 4u
-#define QUEUE_DEPTH 8u
-/* Rows of the pool: this process, the ranks, and those that come in the place of dead ones before these are swept. */
-#define OWNER_COUNT (2u * COX_RANK_COUNT_MAX + 2u)
+#define LABEL "cox_weights"
 
 struct version {
     uint64_t number; /* 0: there is none */
-    struct cox_block_ref ref;
     uint64_t digest;
-    uint64_t life; /* of the executor, when it was published; 0: it never was */
+    uint64_t life; /* of the executor, in which a step with it has succeeded; 0: in none */
+    int fd;        /* of its image, until that is exported; -1 */
+    struct cox_exporter *exporter; /* of this image alone; NULL: it is not exported */
+    struct cox_handle handle;
 };
+#define VERSION_NONE                                                                               \
+    {                                                                                              \
+        .fd = -1                                                                                   \
+    }
 
 struct cox_shared_weights {
     struct cox_model_config config; /* of the first version; all have its shapes */
     uint64_t size;                  /* bytes of one version */
-    struct cox_pool *pool;
-    struct cox_exporter *exporter;
-    struct cox_queue *queue;
-    struct cox_publisher *publisher;
     struct cox_executor *executor;
-    struct cox_handle queue_handle;
-    struct cox_pool_handle pool_handle;
 
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t change;
     struct version present, next;
-    uint64_t newest; /* number ever given */
-    uint64_t told;   /* number that the last init told */
-    bool replacing;  /* somebody loads, or waits */
+    uint64_t newest;   /* number ever given */
+    uint32_t retiring; /* versions that are no more, and that somebody is about to let go */
+    bool replacing;    /* somebody loads, or waits */
     bool stopped;
     struct cox_error withdrawn; /* why the last NEXT went; code 0: it did not */
 
@@ -48,67 +45,105 @@ struct cox_shared_weights {
     void *wake_context;
 };
 
-/* ---- blocks ---- */
+/* ---- versions ---- */
 
-static int block_load(struct cox_shared_weights *weights, const struct cox_model_config *config,
-                      const char *directory, bool (*cancelled)(void *context), void *context,
-                      struct version *ret_version, struct cox_error *err)
+static int image_fill(const struct cox_shared_weights *weights,
+                      const struct cox_model_config *config, const char *directory,
+                      bool (*cancelled)(void *context), void *context, void *memory,
+                      uint64_t *ret_digest, struct cox_error *err)
 {
     struct cox_model_block block;
-    struct cox_block_ref ref;
+    int r = cox_model_block_fill(config, directory, memory, cancelled, context, err);
+    if (!r)
+        r = cox_model_block_read(memory, weights->size, &block, err);
+    if (!r)
+        *ret_digest = block.digest;
+    return r;
+}
+
+static int version_load(const struct cox_shared_weights *weights,
+                        const struct cox_model_config *config, const char *directory,
+                        bool (*cancelled)(void *context), void *context,
+                        struct version *ret_version, struct cox_error *err)
+{
+    struct version version = VERSION_NONE;
+    struct cox_region region = {0};
+    _cox_cleanup_(cox_close_fd) int fd = -1;
     struct cox_error why = {0};
-    int r = cox_pool_allocate(weights->pool, weights->size, &ref, &why);
+    /* First: where there is none left, taking it would end processes. */
+    int r = cox_domain_check_host_size(weights->size, false, &why);
+    if (!r)
+        r = cox_region_create_image(&region, LABEL, weights->size, &fd, &why);
     if (r)
         return cox_fail(err, r, "memory for the %" PRIu64 " bytes of %s: %s", weights->size,
                         directory, why.text);
-    void *memory = cox_pool_pointer(weights->pool, &ref);
-    r = cox_model_block_fill(config, directory, memory, cancelled, context, err);
-    if (!r)
-        r = cox_model_block_read(memory, weights->size, &block, err);
+    r = image_fill(weights, config, directory, cancelled, context, region.base, &version.digest,
+                   err);
     if (r) {
-        cox_pool_unref(weights->pool, &ref, NULL);
+        cox_region_detach(&region);
         return r;
     }
+    r = cox_region_seal_image(&region, LABEL, &fd, &why);
+    if (r)
+        return cox_fail(err, r, "the weights of %s: %s", directory, why.text);
+    version.fd = cox_steal_fd(&fd);
     cox_fault_point(COX_FAULT_WEIGHTS_FILLED);
-    *ret_version = (struct version){.ref = ref, .digest = block.digest};
+    *ret_version = version;
     return 0;
 }
 
-/* With the lock held: a number of its own, told to all that have subscribed. */
-static int version_publish(struct cox_shared_weights *weights, struct version *version,
-                           struct cox_error *err)
+static int version_export_at(struct version *version, const char *door, struct cox_error *err)
 {
-    struct cox_error why = {0};
-    uint64_t message;
-    /* Before the message: an init that ends meanwhile makes this life an old one. */
-    const uint64_t life = cox_executor_life(weights->executor);
-    int r = cox_publisher_publish(weights->publisher, &version->ref, version->ref.size,
-                                  weights->newest + 1, &message, &why);
-    if (r)
-        return cox_fail(err, r, "publishing the model's weights: %s", why.text);
-    version->number = ++weights->newest;
-    version->life = life;
-    cox_fault_point(COX_FAULT_WEIGHTS_PUBLISHED);
+    const struct cox_exporter_options options = {.door_path = door};
+    struct cox_exporter *exporter = NULL;
+    int r = cox_exporter_new(&options, &exporter, err);
+    if (!r)
+        r = cox_exporter_export(exporter, version->fd, 0, 0, &version->handle, err);
+    if (r) {
+        cox_exporter_free(exporter);
+        return r;
+    }
+    version->exporter = exporter;
+    cox_close_fd(&version->fd); /* the exporter has its own */
     return 0;
+}
+
+/* Without the lock: it visits the door. Where that takes nothing, ranks come to the fd by themselves, or not at all. */
+static int version_export(const struct cox_shared_weights *weights, struct version *version,
+                          struct cox_error *err)
+{
+    const char *door = cox_executor_door(weights->executor);
+    struct cox_error why = {0};
+    int r = door ? version_export_at(version, door, &why) : COX_NOT_FOUND;
+    if (r > 0) {
+        why = (struct cox_error){0};
+        r = version_export_at(version, NULL, &why);
+    }
+    return r ? cox_fail(err, r, "publishing the model's weights: %s", why.text) : 0;
+}
+
+/* Without the lock: it visits the door. */
+static void version_drop(struct version *version)
+{
+    if (version->exporter)
+        cox_exporter_put(version->exporter, &version->handle);
+    version->exporter = cox_exporter_free(version->exporter);
+    cox_close_fd(&version->fd);
+}
+
+static struct version *version_newest(struct cox_shared_weights *weights)
+{
+    return weights->next.number ? &weights->next : &weights->present;
+}
+
+static struct cox_weights_told version_tell(const struct cox_shared_weights *weights,
+                                            const struct version *version)
+{
+    return (struct cox_weights_told){
+        .handle = version->handle, .size = weights->size, .version = version->number};
 }
 
 /* ---- constructor and destructor ---- */
-
-static int pool_make(struct cox_shared_weights *weights, struct cox_error *err)
-{
-    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    weights->size = cox_model_block_size(&weights->config);
-    const struct cox_pool_options options = {
-        .strategy = COX_POOL_FIXED,
-        .block_size = (weights->size + page - 1) / page * page,
-        .block_count = BLOCK_COUNT,
-        .owner_count_max = OWNER_COUNT,
-        .on_demand = true, /* what no version is in takes no memory */
-    };
-    struct cox_error why = {0};
-    int r = cox_pool_create(&options, &weights->pool, &why);
-    return r ? cox_fail(err, r, "memory for the model's weights: %s", why.text) : 0;
-}
 
 int cox_shared_weights_load(const char *directory, bool (*cancelled)(void *context), void *context,
                             struct cox_shared_weights **ret_weights, struct cox_error *err)
@@ -118,6 +153,7 @@ int cox_shared_weights_load(const char *directory, bool (*cancelled)(void *conte
     pthread_condattr_t monotonic;
     if (!weights)
         return cox_fail(err, -ENOMEM, "no memory for the model's weights");
+    weights->present = weights->next = (struct version)VERSION_NONE;
     pthread_mutex_init(&weights->lock, NULL);
     pthread_mutex_init(&weights->wake_lock, NULL);
     pthread_condattr_init(&monotonic);
@@ -125,11 +161,11 @@ int cox_shared_weights_load(const char *directory, bool (*cancelled)(void *conte
     pthread_cond_init(&weights->change, &monotonic);
     pthread_condattr_destroy(&monotonic);
     int r = cox_model_folder_config(directory, &weights->config, err);
-    if (!r)
-        r = pool_make(weights, err);
-    if (!r)
-        r = block_load(weights, &weights->config, directory, cancelled, context, &weights->present,
-                       err);
+    if (r)
+        return r;
+    weights->size = cox_model_block_size(&weights->config);
+    r = version_load(weights, &weights->config, directory, cancelled, context, &weights->present,
+                     err);
     if (r)
         return r;
     weights->present.number = weights->newest = 1;
@@ -141,10 +177,8 @@ struct cox_shared_weights *cox_shared_weights_free(struct cox_shared_weights *we
 {
     if (!weights)
         return NULL;
-    cox_publisher_free(weights->publisher);
-    cox_queue_free(weights->queue);
-    cox_exporter_free(weights->exporter);
-    cox_pool_free(weights->pool); /* with the references that this process has */
+    version_drop(&weights->next);
+    version_drop(&weights->present);
     pthread_cond_destroy(&weights->change);
     pthread_mutex_destroy(&weights->wake_lock);
     pthread_mutex_destroy(&weights->lock);
@@ -161,52 +195,17 @@ static void on_init(void *context, struct cox_weights_told *ret_told)
 {
     struct cox_shared_weights *weights = context;
     pthread_mutex_lock(&weights->lock);
-    const struct version *newest = weights->next.number ? &weights->next : &weights->present;
-    *ret_told = (struct cox_weights_told){
-        .queue = weights->queue_handle,
-        .pool = weights->pool_handle,
-        .ref = newest->ref,
-        .version = newest->number,
-    };
-    weights->told = newest->number;
+    *ret_told = version_tell(weights, version_newest(weights));
     pthread_mutex_unlock(&weights->lock);
-}
-
-/* Where the door takes nothing, ranks come to the fds by themselves, or not at all. */
-static int exporter_make(struct cox_shared_weights *weights, const char *door,
-                         struct cox_error *err)
-{
-    const struct cox_exporter_options with = {.door_path = door}, without = {0};
-    return cox_exporter_new(&with, &weights->exporter, NULL) == 0
-               ? 0
-               : cox_exporter_new(&without, &weights->exporter, err);
 }
 
 int cox_shared_weights_publish(struct cox_shared_weights *weights, struct cox_executor *executor,
                                struct cox_error *err)
 {
-    const struct cox_queue_options queue = {
-        .depth = QUEUE_DEPTH,
-        .domain_count_max = 1,
-        .publisher_count_max = 1,
-        .subscriber_count_max = OWNER_COUNT,
-        .pool_count_max = 1,
-    };
-    struct cox_error why = {0};
     weights->executor = executor;
-    int r = exporter_make(weights, cox_executor_door(executor), &why);
-    if (!r)
-        r = cox_pool_export(weights->pool, weights->exporter, true, &weights->pool_handle, &why);
-    if (!r)
-        r = cox_queue_create(&queue, &weights->queue, &why);
-    if (!r)
-        r = cox_queue_export(weights->queue, weights->exporter, &weights->queue_handle, &why);
-    /* Whoever subscribes has the pool from its init. */
-    const struct cox_publisher_options publishing = {.pool = weights->pool};
-    if (!r)
-        r = cox_publisher_new(weights->queue, &publishing, &weights->publisher, &why);
+    int r = version_export(weights, &weights->present, err);
     if (r)
-        return cox_fail(err, r, "publishing the model's weights: %s", why.text);
+        return r;
     cox_executor_tell_weights(executor, on_init, weights);
     return 0;
 }
@@ -248,10 +247,24 @@ static int replace_load(struct cox_shared_weights *weights, const char *director
     r = cox_model_config_compare(&weights->config, &config, &why);
     if (r)
         return cox_fail(err, r, "%s: %s", directory, why.text);
-    r = block_load(weights, &config, directory, is_stopped, weights, ret_version, err);
+    r = version_load(weights, &config, directory, is_stopped, weights, ret_version, err);
     if (r == COX_CORRUPT && err)
         err->code = COX_INVALID; /* the files that were named, and no other process's bytes */
+    if (!r)
+        r = version_export(weights, ret_version, err);
     return r == COX_ABORTED ? COX_CLOSED : r == COX_CORRUPT ? COX_INVALID : r;
+}
+
+/* NEXT, under a number of its own, which is returned. */
+static uint64_t next_publish(struct cox_shared_weights *weights, struct version *version)
+{
+    pthread_mutex_lock(&weights->lock);
+    const uint64_t number = version->number = ++weights->newest;
+    weights->withdrawn = (struct cox_error){0};
+    cox_fault_point(COX_FAULT_WEIGHTS_PUBLISHED);
+    weights->next = *version;
+    pthread_mutex_unlock(&weights->lock);
+    return number;
 }
 
 static void wake_call(struct cox_shared_weights *weights)
@@ -269,7 +282,7 @@ static int replace_wait(struct cox_shared_weights *weights, uint64_t number, uin
     const struct timespec until = cox_deadline_timespec(deadline_ns);
     int r = 0, waited = 0;
     pthread_mutex_lock(&weights->lock);
-    while (weights->next.number && !weights->stopped && waited != ETIMEDOUT)
+    while ((weights->next.number || weights->retiring) && !weights->stopped && waited != ETIMEDOUT)
         waited = pthread_cond_timedwait(&weights->change, &weights->lock, &until);
     if (!weights->next.number && weights->withdrawn.code)
         r = cox_fail(err, weights->withdrawn.code,
@@ -298,24 +311,17 @@ static void replace_leave(struct cox_shared_weights *weights)
 int cox_shared_weights_replace(struct cox_shared_weights *weights, const char *directory,
                                uint64_t deadline_ns, uint64_t *ret_version, struct cox_error *err)
 {
-    struct version version = {0};
+    struct version version = VERSION_NONE;
     int r = replace_enter(weights, err);
     if (r)
         return r;
     r = replace_load(weights, directory, &version, err);
-    if (!r) {
-        pthread_mutex_lock(&weights->lock);
-        weights->withdrawn = (struct cox_error){0};
-        r = version_publish(weights, &version, err);
-        if (!r)
-            weights->next = version;
-        pthread_mutex_unlock(&weights->lock);
-        if (r)
-            cox_pool_unref(weights->pool, &version.ref, NULL);
-    }
-    if (!r) {
+    if (r) {
+        version_drop(&version);
+    } else {
+        const uint64_t number = next_publish(weights, &version);
         wake_call(weights);
-        r = replace_wait(weights, version.number, deadline_ns, ret_version, err);
+        r = replace_wait(weights, number, deadline_ns, ret_version, err);
     }
     replace_leave(weights);
     return r;
@@ -348,53 +354,61 @@ void cox_shared_weights_stop(struct cox_shared_weights *weights)
 
 /* ---- steps ---- */
 
-int cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t life,
-                            uint64_t *ret_version, struct cox_error *err)
+bool cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t life,
+                             struct cox_weights_told *ret_told)
 {
-    int r = 0;
     pthread_mutex_lock(&weights->lock);
-    struct version *newest = weights->next.number ? &weights->next : &weights->present;
-    /* A rank that was started again since it was published may not have heard of it, except from its init. */
-    if (newest->life && newest->life < life && newest->number != weights->told)
-        r = version_publish(weights, newest, err);
-    *ret_version = newest->number;
+    const struct version *newest = version_newest(weights);
+    const bool offered = newest->life != life;
+    *ret_told = version_tell(weights, newest);
     pthread_mutex_unlock(&weights->lock);
-    return r;
+    return offered;
 }
 
-void cox_shared_weights_used(struct cox_shared_weights *weights, uint64_t version)
+/* Gives the lock up: the version is out of the way, and this may visit the door. A replace hears how it ended when nothing is
+ * left of it here. */
+static void retire_and_unlock(struct cox_shared_weights *weights, struct version *former)
+{
+    weights->retiring++;
+    pthread_mutex_unlock(&weights->lock);
+    version_drop(former);
+    cox_fault_point(COX_FAULT_WEIGHTS_RETIRED);
+    pthread_mutex_lock(&weights->lock);
+    weights->retiring--;
+    pthread_cond_broadcast(&weights->change);
+    pthread_mutex_unlock(&weights->lock);
+}
+
+void cox_shared_weights_used(struct cox_shared_weights *weights, uint64_t version, uint64_t life)
 {
     pthread_mutex_lock(&weights->lock);
-    if (weights->next.number && version >= weights->next.number) {
-        const struct cox_block_ref former = weights->present.ref;
-        weights->present = weights->next;
-        weights->next = (struct version){0};
-        /* Before what ranks hold since is told; and all of it before a replace hears that it has succeeded. */
-        cox_executor_renew_kv(weights->executor, weights->present.digest);
-        /* The last but for ranks that have died: those give theirs back in sweep. */
-        cox_pool_unref(weights->pool, &former, NULL);
-        cox_fault_point(COX_FAULT_WEIGHTS_RETIRED);
-        cox_queue_sweep(weights->queue);
-        cox_pool_sweep(weights->pool);
-        pthread_cond_broadcast(&weights->change);
+    struct version *newest = version_newest(weights);
+    if (version == newest->number)
+        newest->life = life;
+    if (!weights->next.life) {
+        pthread_mutex_unlock(&weights->lock);
+        return;
     }
-    pthread_mutex_unlock(&weights->lock);
+    struct version former = weights->present;
+    weights->present = weights->next;
+    weights->next = (struct version)VERSION_NONE;
+    /* Before what ranks hold since is told; and before a replace hears that it has succeeded. */
+    cox_executor_renew_kv(weights->executor, weights->present.digest);
+    retire_and_unlock(weights, &former);
 }
 
-/* With the lock held. Ranks that have switched switch back in the next step. */
-static void next_withdraw(struct cox_shared_weights *weights, int status, const char *text)
+/* With the lock held, which it gives up. Ranks that have switched switch back in the next step. */
+static void next_withdraw_and_unlock(struct cox_shared_weights *weights, int status,
+                                     const char *text)
 {
-    struct cox_error error = {0};
-    const struct cox_block_ref withdrawn = weights->next.ref;
+    struct version former = weights->next;
     cox_fail(&weights->withdrawn, status, "%s", text);
-    weights->next = (struct version){0};
-    /* Without a message the ranks that have switched cannot go back, and say so in the next step. */
-    if (version_publish(weights, &weights->present, &error))
-        weights->present.number = ++weights->newest;
+    weights->next = (struct version)VERSION_NONE;
+    weights->present.number = ++weights->newest;
+    weights->present.life = 0; /* ranks that have switched do not have it any more */
     /* Ranks that had switched have forgotten what other groups could pull. */
     cox_executor_renew_kv(weights->executor, weights->present.digest);
-    cox_pool_unref(weights->pool, &withdrawn, NULL);
-    pthread_cond_broadcast(&weights->change);
+    retire_and_unlock(weights, &former);
 }
 
 void cox_shared_weights_failed(struct cox_shared_weights *weights, uint64_t version, int status,
@@ -403,16 +417,18 @@ void cox_shared_weights_failed(struct cox_shared_weights *weights, uint64_t vers
     pthread_mutex_lock(&weights->lock);
     /* What else fails is no matter of the weights: the step is repeated with them. */
     if (weights->next.number && version == weights->next.number && status == COX_REJECTED)
-        next_withdraw(weights, status, text);
-    pthread_mutex_unlock(&weights->lock);
+        next_withdraw_and_unlock(weights, status, text);
+    else
+        pthread_mutex_unlock(&weights->lock);
 }
 
 void cox_shared_weights_give_up(struct cox_shared_weights *weights, int status, const char *text)
 {
     pthread_mutex_lock(&weights->lock);
     if (weights->next.number)
-        next_withdraw(weights, status, text);
-    pthread_mutex_unlock(&weights->lock);
+        next_withdraw_and_unlock(weights, status, text);
+    else
+        pthread_mutex_unlock(&weights->lock);
 }
 
 void cox_shared_weights_status(struct cox_shared_weights *weights,
@@ -426,5 +442,4 @@ void cox_shared_weights_status(struct cox_shared_weights *weights,
         .size = weights->size,
     };
     pthread_mutex_unlock(&weights->lock);
-    cox_pool_stats(weights->pool, &ret_status->pool);
 }

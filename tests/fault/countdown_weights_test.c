@@ -3,12 +3,12 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include "channel/memory/queue.h"
+#include "channel/region.h"
 #include "coordinator/serving/shared_weights.h"
 #include "worker/rank_weights.h"
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"
-#define BLOCK_SIZE 4096
+#define IMAGE_SIZE 4096
 
 static const int codes[] = {COX_NO_SPACE, COX_UNSUPPORTED, 0};
 
@@ -26,38 +26,40 @@ static void weights_free(void *object)
 
 /* ---- a rank's ---- */
 
-static struct cox_pool *pool;
-static struct cox_queue *queue;
 static struct cox_exporter *exporter;
 static struct cox_weights_offer offer;
 
 static void offer_make(void)
 {
-    const struct cox_pool_options options = {.block_size = BLOCK_SIZE, .block_count = 2};
-    offer = (struct cox_weights_offer){.version = 1};
-    assert_int_equal(cox_pool_create(&options, &pool, NULL), 0);
-    assert_int_equal(cox_pool_allocate(pool, BLOCK_SIZE, &offer.ref, NULL), 0);
-    assert_int_equal(cox_queue_create(NULL, &queue, NULL), 0);
+    struct cox_region region = {0};
+    int fd = -1;
+    offer = (struct cox_weights_offer){.version = 1, .size = IMAGE_SIZE};
+    assert_int_equal(cox_region_create_image(&region, "cox_weights", IMAGE_SIZE, &fd, NULL), 0);
+    assert_int_equal(cox_region_seal_image(&region, "cox_weights", &fd, NULL), 0);
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
-    assert_int_equal(cox_pool_export(pool, exporter, true, &offer.pool, NULL), 0);
-    assert_int_equal(cox_queue_export(queue, exporter, &offer.queue, NULL), 0);
+    assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &offer.handle, NULL), 0);
+    cox_close_fd(&fd);
 }
 
 static void offer_end(void)
 {
-    struct cox_pool_stats stats;
-    cox_pool_stats(pool, &stats);
-    /* Of a rank that is gone nothing is left. */
-    assert_int_equal(stats.reference_count, 1);
-    assert_int_equal(stats.owner_count, 1);
     exporter = cox_exporter_free(exporter);
-    queue = cox_queue_free(queue);
-    pool = cox_pool_free(pool);
 }
 
-static int rank_open(void *object, struct cox_error *err)
+static int rank_take(void *object, struct cox_error *err)
 {
-    return cox_rank_weights_open(&offer, cox_deadline_after_ms(10000), object, err);
+    struct cox_rank_weights *weights = NULL;
+    const void *bytes;
+    uint64_t size;
+    int r = cox_rank_weights_new("/nowhere", &weights);
+    if (r)
+        return cox_fail(err, r, "no memory");
+    r = cox_rank_weights_take(weights, 1, &offer, cox_deadline_after_ms(10000), &bytes, &size, err);
+    if (r)
+        cox_rank_weights_free(weights);
+    else
+        *(struct cox_rank_weights **)object = weights;
+    return r;
 }
 
 static void rank_free(void *object)
@@ -74,9 +76,9 @@ static const struct countdown_subject subjects[] = {
      .word = "memory",
      .costly = true,
      .lenient = true},
-    {.name = "rank_weights_open",
+    {.name = "rank_weights_take",
      .size = sizeof(struct cox_rank_weights *),
-     .construct = rank_open,
+     .construct = rank_take,
      .destroy = rank_free,
      .prepare = offer_make,
      .restore = offer_end,

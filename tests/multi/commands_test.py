@@ -1029,19 +1029,19 @@ def test_b15_doctor_counts_the_fds_of_a_group():
         return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
 
     def group(ranks, count):
-        """A group that may open so many, and does what it is for."""
-        if ranks <= 8:
-            return generate("-n", str(ranks), "1+1=", preexec_fn=limit(count))
-        # These have no model.
+        """A group without a model that may open so many."""
         process = start(["run", "-n", str(ranks), *ANY_COUNT], preexec_fn=limit(count - weights))
         if process.stdout.readline():  # else it ends by itself
             process.terminate()
         return finish(process)
+
     for ranks in (1, 32, 2, 128, 8):
         told = findings("-n", str(ranks))["open files"][1]
         weights = int(re.search(r"with (\d+) for a model's weights", told).group(1))
         count = int(re.search(r"sealed (\d+)" if SEALED else r"ranks takes (\d+)", told).group(1))
         expect(group(ranks, count), 0)
+        if ranks <= 8:
+            expect(generate("-n", str(ranks), "1+1=", preexec_fn=limit(count)), 0)
         if SEALED:
             # All ranks may come to the door before one of them has what is kept for it; most often they do not.
             less = 9 + ranks
@@ -1183,10 +1183,14 @@ def test_p6_doctor_and_start_agree_on_the_size_of_files():
     result = expect(generate("1+1=", preexec_fn=limit(size)), 3, "KV cache", "ulimit -f")
     size = int(re.search(r"KV cache: .*: (\d+) bytes of memory are needed", result.err).group(1))
     expect(generate("1+1=", preexec_fn=limit(size - 1)), 3, "KV cache", str(size), str(size - 1), "ulimit -f")
-    # What does not fit then are the weights of the model, all versions of them in one file.
-    expect(generate("1+1=", preexec_fn=limit(size)), 0, "every rank loads its own part of the model", "ulimit -f")
-    quiet = expect(generate("1+1=", "--quiet", "--no-shared-weights", preexec_fn=limit(size)), 0)
+    # The weights of a model are one file for each version.
+    quiet = expect(generate("1+1=", "--quiet", preexec_fn=limit(size)), 0)
     check(quiet.err == "", "it speaks of something", quiet)
+    # Ranks that may have what the coordinator may not load by themselves.
+    worker = temporary("#!/bin/sh\nulimit -S -f unlimited\nexec '%s' \"$@\"\n" % os.path.join(BIN_DIR, "coxswain-worker"))
+    os.chmod(worker, 0o700)
+    less = os.path.getsize(os.path.join(MODEL, "model.safetensors")) - 4096
+    expect(generate("--depth", "1", "--attach", "sealed", "--worker", worker, "1+1=", preexec_fn=limit(less)), 0, "every rank loads its own part of the model", "ulimit -f")
     size = region
     found_mark(findings(preexec_fn=limit(size - 1)), "size of a file", "BAD", str(size), str(size - 1), "ulimit -f")
     expect(generate("1+1=", preexec_fn=limit(size - 1)), 1, str(size), str(size - 1), "ulimit -f")

@@ -1,9 +1,10 @@
 /*
  * Other weights between two steps of real ranks: which step is computed with which, bit by bit the same for any number of ranks, also
- * where one of them dies in the switch. The workers are this program, with the engine of coxswain-worker. One rank cannot mix two
- * versions in a step: its texts are the reference.
+ * where one of them dies in the switch, or is hostile. The workers are this program, with the engine of coxswain-worker. One rank cannot
+ * mix two versions in a step: its texts are the reference.
  */
 #include "testing.h"
+#include "weights_attack.h"
 
 #include "coordinator/serving/recovery.h"
 #include "coordinator/serving/scheduler.h"
@@ -11,7 +12,9 @@
 #include "tests/unit/model_fixture.h"
 #include "worker/engine.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,6 +44,31 @@ static const struct cox_model_config config = {
 
 /* ---- the worker ---- */
 
+/* Of the hostile rank, in all its lives: what it does before each step, and the file that it tells of it. */
+#define HOSTILE 1u
+#define ATTACK "COX_TEST_ATTACK"
+#define REPORT "COX_TEST_REPORT"
+
+static void (*attack)(int report_fd);
+static int report_fd;
+
+static void attack_choose(uint32_t rank)
+{
+    const char *name = getenv(ATTACK);
+    if (name && rank == HOSTILE) {
+        report_fd = open(getenv(REPORT), O_WRONLY | O_APPEND | O_CLOEXEC);
+        attack = strcmp(name, "words") == 0 ? weights_attack_words : weights_attack_memory;
+    }
+}
+
+static int on_execute(void *context, const struct cox_batch *batch,
+                      struct cox_batch_output *outputs, struct cox_error *err)
+{
+    if (attack)
+        attack(report_fd);
+    return cox_engine_callbacks.execute(context, batch, outputs, err);
+}
+
 static int worker_main(int argc, char **argv)
 {
     static const struct cox_engine_options engine_options = {
@@ -52,11 +80,14 @@ static int worker_main(int argc, char **argv)
     struct cox_worker *worker = NULL;
     struct cox_engine *engine = NULL;
     struct cox_error err = {0};
+    struct cox_worker_callbacks callbacks = cox_engine_callbacks;
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    attack_choose(options.rank);
+    callbacks.execute = on_execute;
     if (r == 0)
         r = cox_engine_new(&engine_options, &engine);
     if (r == 0)
-        r = cox_worker_new(&options, &cox_engine_callbacks, engine, &worker, &err);
+        r = cox_worker_new(&options, &callbacks, engine, &worker, &err);
     if (r == 0) {
         cox_engine_serve(engine, worker);
         r = cox_worker_run(worker, &err);
@@ -336,9 +367,93 @@ static void weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_version
                 expect_texts(&texts, &expected, what);
                 cox_shared_weights_status(weights, &status);
                 assert_int_equal(status.next, 0);
-                assert_int_equal(status.pool.block_count - status.pool.free_count, 1);
                 group_end();
             }
+}
+
+/* ---- a hostile rank ---- */
+
+static void rank_kill(uint32_t rank)
+{
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
+    cox_executor_status(executor, &status, ranks);
+    assert_int_equal(kill(ranks[rank].pid, SIGKILL), 0);
+}
+
+/* Every kind was tried, and none was done. */
+static void expect_refused(const char *path)
+{
+    static const char *const kinds[] = {
+#define KIND(name) name,
+        WEIGHTS_ATTACK_KINDS(KIND)};
+    char line[256];
+    uint64_t counts[sizeof kinds / sizeof kinds[0]] = {0};
+    FILE *report = fopen(path, "re");
+    assert_non_null(report);
+    while (fgets(line, sizeof line, report)) {
+        if (strstr(line, ": done"))
+            fail_msg("a rank has changed what is all ranks': %s", line);
+        for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+            counts[i] += strncmp(line, kinds[i], strlen(kinds[i])) == 0;
+    }
+    fclose(report);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (counts[i] == 0)
+            fail_msg("%s was never tried", kinds[i]);
+}
+
+static void expect_empty(const char *path)
+{
+    char line[256];
+    FILE *report = fopen(path, "re");
+    assert_non_null(report);
+    if (fgets(line, sizeof line, report))
+        fail_msg("a rank has words of a pool or a queue of its coordinator's: %s", line);
+    fclose(report);
+}
+
+/* Issue 16, 1: a and b are what words would be for, c the memory, e the replacement. */
+static void issue16_1abce_weights_are_right_whatever_a_hostile_rank_does(void **state)
+{
+    static const struct {
+        const char *attack;
+        void (*expect)(const char *path);
+    } rows[] = {{"memory", expect_refused}, {"words", expect_empty}};
+    (void)state;
+    const struct texts start = prompts();
+    const struct texts former = alone(folders[0], &start, NEVER);
+    const struct texts latter = alone(folders[1], &start, NEVER);
+    const struct texts switched = alone(folders[0], &start, SWITCH_LOOK);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (uint32_t n = 2; n <= 4; n *= 2) {
+            char report[] = "/tmp/coxswitchXXXXXX";
+            struct texts texts = start;
+            int fd = mkstemp(report);
+            assert_true(fd >= 0);
+            close(fd);
+            setenv(ATTACK, rows[i].attack, 1);
+            setenv(REPORT, report, 1);
+            group_start(n, folders[0], NULL);
+            texts_run(&texts, NEVER, 2);
+            expect_texts(&texts, &former, "at first");
+            texts = start;
+            texts_run(&texts, SWITCH_LOOK, 1);
+            expect_texts(&texts, &switched, "in the switch");
+            texts = start;
+            texts_run(&texts, NEVER, 2);
+            expect_texts(&texts, &latter, "after it");
+            rank_kill(HOSTILE);
+            texts = start;
+            texts_run(&texts, NEVER, 2);
+            assert_int_equal(deaths_of(HOSTILE), 1);
+            expect_texts(&texts, &latter, "after its replacement");
+            group_end();
+            unsetenv(ATTACK);
+            unsetenv(REPORT);
+            rows[i].expect(report);
+            unlink(report);
+        }
 }
 
 int main(int argc, char **argv)
@@ -347,7 +462,10 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         CASE(weights_no_step_is_of_two_versions),
         CASE(weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_versions),
+        CASE(issue16_1abce_weights_are_right_whatever_a_hostile_rank_does),
     };
+    if (argc > 1 && strcmp(argv[1], "worker") != 0)
+        cmocka_set_test_filter(argv[1]);
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return worker_main(argc, argv);
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);

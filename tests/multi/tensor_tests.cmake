@@ -36,6 +36,7 @@ cox_sealed_test(lora TIMEOUT 240)
 # Other weights while such a group computes.
 cox_multi_test(NAME switch
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/switch_test.c
+            ${CMAKE_CURRENT_LIST_DIR}/weights_attack.c
             ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
             ${PROJECT_SOURCE_DIR}/worker/engine.c
             ${PROJECT_SOURCE_DIR}/worker/engine_lora.c

@@ -353,6 +353,13 @@ int cox_executor_submit(struct cox_executor *executor,
     COX_ASSERT(r == 0); /* the plan keeps steps below the frame */
     made->request_context = options->request_context;
     *ret_sequence = executor->published;
+    if (request->weights) {
+        COX_ASSERT(request->weights->handle.len == sizeof executor->offered.handle.bytes);
+        executor->offered = (struct cox_weights_told){.size = request->weights->size,
+                                                      .version = request->weights_version};
+        memcpy(executor->offered.handle.bytes, request->weights->handle.data,
+               sizeof executor->offered.handle.bytes);
+    }
     if (executor->published < FIXTURE_SENT_MAX) {
         executor->weights_sent[executor->published] = request->weights_version;
         executor->deadlines_ns[executor->published] = options->deadline_ns;

@@ -102,6 +102,7 @@ struct cox_executor {
     _Atomic uint64_t kv_digest,
         kv_changes;                   /* of cox_executor_renew_kv: the last one, and how many */
     _Atomic uint64_t weights_version; /* of the last step */
+    struct cox_weights_told offered;  /* of the last step that offered any; under lock */
     void (*tell)(void *context, struct cox_weights_told *ret_told); /* what an init would call */
     void *tell_context;
 };

@@ -1,9 +1,6 @@
-/*
- * shared_weights: one version after the other, with the rank of scheduler_fixture.h, and a subscriber as the ranks have
- * one.
- */
+/* shared_weights: one version after the other, with the rank of scheduler_fixture.h, and offers opened as ranks open them. */
 #include "coordinator/serving/shared_weights.h"
-#include "channel/memory/queue.h"
+#include "channel/region.h"
 #include "coordinator/serving/serving.h"
 #include "model/block.h"
 #include "model/digest.h"
@@ -40,9 +37,6 @@ struct fixture {
     char folders[2][FIXTURE_PATH_SIZE]; /* of two models with the same shapes */
     struct cox_executor *executor;
     struct cox_shared_weights *weights;
-    struct cox_queue *queue;
-    struct cox_pool *pool; /* as a rank has it */
-    struct cox_subscriber *subscriber;
 };
 static struct fixture f;
 static struct cox_error error;
@@ -66,23 +60,12 @@ static int open_fixture(void **state)
     if (cox_shared_weights_load(f.folders[0], NULL, NULL, &f.weights, &error) ||
         cox_shared_weights_publish(f.weights, f.executor, &error))
         fail_msg("%s", error.text);
-    const struct cox_weights_told told = told_now();
-    const struct cox_pool_attach_options attach = {.read_only = true};
-    const struct cox_subscriber_options options = {.pools = &f.pool, .pool_count = 1};
-    const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
-    if (cox_queue_open(&told.queue, NULL, deadline_ns, NULL, &f.queue, &error) ||
-        cox_pool_open(&told.pool, NULL, deadline_ns, &attach, &f.pool, &error) ||
-        cox_subscriber_new(f.queue, &options, &f.subscriber, &error))
-        fail_msg("%s", error.text);
     return 0;
 }
 
 static int close_fixture(void **state)
 {
     (void)state;
-    cox_subscriber_free(f.subscriber);
-    cox_queue_free(f.queue);
-    cox_pool_free(f.pool);
     cox_shared_weights_free(f.weights);
     executor_free(f.executor);
     for (uint32_t i = 0; i < 2; i++)
@@ -97,12 +80,6 @@ static struct cox_shared_weights_status status_now(void)
     return status;
 }
 
-static uint32_t used_blocks(void)
-{
-    const struct cox_shared_weights_status status = status_now();
-    return status.pool.block_count - status.pool.free_count;
-}
-
 static uint64_t digest_of(const char *folder)
 {
     uint64_t digest = 0;
@@ -110,18 +87,29 @@ static uint64_t digest_of(const char *folder)
     return digest;
 }
 
-/* The next message is this version, and this folder's model. */
-static void expect_message(uint64_t version, const char *folder)
+/* It is this version, and what it names is this folder's model. */
+static void expect_offer(const struct cox_weights_told *told, uint64_t version, const char *folder)
 {
-    struct cox_message message;
+    struct cox_region region = {0};
     struct cox_model_block block;
-    if (cox_subscriber_take(f.subscriber, &message, &error))
+    int fd = -1;
+    assert_int_equal(told->version, version);
+    if (cox_handle_open(&told->handle, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd, &error) ||
+        cox_region_attach_image(&region, fd, "cox_weights", told->size, &error))
         fail_msg("%s", error.text);
-    assert_int_equal(message.note, version);
-    assert_int_equal(message.skipped, 0);
-    assert_int_equal(cox_model_block_read(message.bytes, message.length, &block, &error), 0);
+    assert_int_equal(cox_model_block_read(region.base, region.size, &block, &error), 0);
     assert_true(block.digest == digest_of(folder));
-    assert_int_equal(cox_pool_unref(message.pool, &message.ref, &error), 0);
+    cox_region_detach(&region);
+    close(fd);
+}
+
+/* Nothing of it is left in this process, and nobody can come to it. */
+static void expect_gone(const struct cox_weights_told *told)
+{
+    int fd = -1;
+    assert_int_equal(
+        cox_handle_open(&told->handle, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd, NULL),
+        COX_NOT_FOUND);
 }
 
 /* What other groups are told: so many other lives since the beginning, and the model of the folder. */
@@ -131,12 +119,22 @@ static void expect_told(uint64_t changes, const char *folder)
     assert_true(f.executor->kv_digest == (changes ? digest_of(folder) : 0));
 }
 
+/* The version of a step that offers nothing. */
 static uint64_t step_version(uint64_t life)
 {
-    uint64_t version = 0;
-    if (cox_shared_weights_step(f.weights, life, &version, &error))
-        fail_msg("%s", error.text);
-    return version;
+    struct cox_weights_told told;
+    assert_false(cox_shared_weights_step(f.weights, life, &told));
+    return told.version;
+}
+
+/* The step offers this version. */
+static struct cox_weights_told expect_step_offer(uint64_t life, uint64_t version,
+                                                 const char *folder)
+{
+    struct cox_weights_told told;
+    assert_true(cox_shared_weights_step(f.weights, life, &told));
+    expect_offer(&told, version, folder);
+    return told;
 }
 
 /* ---- replace, on a thread ---- */
@@ -181,47 +179,66 @@ static void weights_an_init_tells_the_newest_version(void **state)
 {
     struct replacement replacement;
     (void)state;
-    struct cox_weights_told told = told_now();
-    assert_int_equal(told.version, 1);
-    assert_int_equal(step_version(1), 1);
+    const struct cox_weights_told first = told_now();
+    expect_offer(&first, 1, f.folders[0]);
     replace_start(&replacement, f.folders[1]);
     const struct cox_weights_told next = told_now();
-    assert_int_equal(next.version, 2);
-    assert_memory_equal(&next.queue, &told.queue, sizeof told.queue);
-    assert_memory_equal(&next.pool, &told.pool, sizeof told.pool);
-    assert_true(memcmp(&next.ref, &told.ref, sizeof told.ref) != 0);
-    expect_message(2, f.folders[1]);
-    cox_shared_weights_used(f.weights, 2);
+    expect_offer(&next, 2, f.folders[1]);
+    expect_offer(&first, 1, f.folders[0]); /* for ranks whose init is under way */
+    cox_shared_weights_used(f.weights, 2, 1);
     assert_int_equal(replace_join(&replacement), 0);
     assert_int_equal(replacement.version, 2);
-    told = told_now();
-    assert_int_equal(told.version, 2);
-    assert_int_equal(used_blocks(), 1);
+    const struct cox_weights_told told = told_now();
+    expect_offer(&told, 2, f.folders[1]);
+    expect_gone(&first);
     assert_true(status_now().digest == digest_of(f.folders[1]));
+}
+
+/* Until a step with it has succeeded, in every life of the ranks: one of them may be new. */
+static void weights_are_offered_by_steps_until_one_has_succeeded(void **state)
+{
+    struct replacement replacement;
+    (void)state;
+    expect_step_offer(1, 1, f.folders[0]);
+    cox_shared_weights_failed(f.weights, 1, COX_REJECTED, "a rank has no memory");
+    expect_step_offer(1, 1, f.folders[0]);
+    cox_shared_weights_used(f.weights, 1, 1);
+    assert_int_equal(step_version(1), 1);
+    expect_step_offer(2, 1, f.folders[0]);
+    cox_shared_weights_used(f.weights, 1, 1); /* a step of the life before */
+    expect_step_offer(2, 1, f.folders[0]);
+    cox_shared_weights_used(f.weights, 1, 2);
+    assert_int_equal(step_version(2), 1);
+    replace_start(&replacement, f.folders[1]);
+    expect_step_offer(2, 2, f.folders[1]);
+    cox_shared_weights_used(f.weights, 1, 2); /* submitted before */
+    expect_step_offer(2, 2, f.folders[1]);
+    cox_shared_weights_used(f.weights, 2, 2);
+    assert_int_equal(replace_join(&replacement), 0);
+    assert_int_equal(step_version(2), 2);
 }
 
 static void weights_stay_until_a_step_has_used_the_next(void **state)
 {
     struct replacement replacement;
     (void)state;
+    const struct cox_weights_told first = told_now();
     replace_start(&replacement, f.folders[1]);
-    expect_message(2, f.folders[1]);
-    assert_int_equal(step_version(1), 2);
-    assert_int_equal(used_blocks(), 2);
+    expect_step_offer(1, 2, f.folders[1]);
     /* A step that was submitted before, or failed for another reason, says nothing. */
-    cox_shared_weights_used(f.weights, 1);
+    cox_shared_weights_used(f.weights, 1, 1);
     cox_shared_weights_failed(f.weights, 1, COX_REJECTED, "before");
     cox_shared_weights_failed(f.weights, 2, COX_PEER_DEAD, "rank 1 died");
     cox_shared_weights_failed(f.weights, 2, COX_TIMEOUT, "late");
     assert_true(cox_shared_weights_pending(f.weights));
-    assert_int_equal(used_blocks(), 2);
+    expect_offer(&first, 1, f.folders[0]);
     expect_told(0, NULL);
-    cox_shared_weights_used(f.weights, 2);
+    cox_shared_weights_used(f.weights, 2, 1);
     expect_told(1, f.folders[1]);
-    assert_int_equal(used_blocks(), 1);
+    expect_gone(&first);
     assert_int_equal(replace_join(&replacement), 0);
     assert_int_equal(step_version(1), 2);
-    cox_shared_weights_used(f.weights, 2);
+    cox_shared_weights_used(f.weights, 2, 1);
     expect_told(1, f.folders[1]);
 }
 
@@ -229,48 +246,29 @@ static void weights_refused_by_a_rank_are_withdrawn(void **state)
 {
     struct replacement replacement;
     (void)state;
+    const struct cox_weights_told first = told_now();
+    cox_shared_weights_used(f.weights, 1, 1);
     replace_start(&replacement, f.folders[1]);
+    const struct cox_weights_told next = expect_step_offer(1, 2, f.folders[1]);
     cox_shared_weights_failed(f.weights, 2, COX_REJECTED, "rank 3: no memory");
     assert_int_equal(replace_join(&replacement), COX_REJECTED);
     assert_non_null(strstr(replacement.error.text, "rank 3: no memory"));
     assert_false(cox_shared_weights_pending(f.weights));
     expect_told(1, f.folders[0]);
-    expect_message(2, f.folders[1]);
-    expect_message(3, f.folders[0]);
-    assert_int_equal(step_version(1), 3);
+    expect_gone(&next);
+    /* Ranks that have switched do not have it any more; the others know it by its handle. */
+    const struct cox_weights_told again = expect_step_offer(1, 3, f.folders[0]);
+    assert_memory_equal(&again.handle, &first.handle, sizeof first.handle);
     assert_int_equal(told_now().version, 3);
-    assert_int_equal(used_blocks(), 1);
+    cox_shared_weights_used(f.weights, 3, 1);
+    assert_int_equal(step_version(1), 3);
     /* And again, with a number that was never there. */
     replace_start(&replacement, f.folders[1]);
-    expect_message(4, f.folders[1]);
-    assert_int_equal(step_version(1), 4);
-    cox_shared_weights_used(f.weights, 4);
+    expect_step_offer(1, 4, f.folders[1]);
+    cox_shared_weights_used(f.weights, 4, 1);
     assert_int_equal(replace_join(&replacement), 0);
     assert_int_equal(replacement.version, 4);
     expect_told(2, f.folders[1]);
-}
-
-/* Whoever came in an init that was under way when it was published has not heard of it. */
-static void weights_published_during_an_init_are_published_again(void **state)
-{
-    struct replacement replacement;
-    (void)state;
-    assert_int_equal(told_now().version, 1);
-    replace_start(&replacement, f.folders[1]);
-    expect_message(2, f.folders[1]);
-    assert_int_equal(step_version(1), 2); /* all were there */
-    f.executor->life = 2;                 /* the init has ended */
-    assert_int_equal(step_version(2), 3);
-    expect_message(3, f.folders[1]);
-    assert_int_equal(step_version(2), 3);
-    assert_int_equal(step_version(1), 3); /* which will be refused */
-    f.executor->life = 3;                 /* another one, which told of it */
-    assert_int_equal(told_now().version, 3);
-    assert_int_equal(step_version(3), 3);
-    cox_shared_weights_used(f.weights, 3);
-    assert_int_equal(replace_join(&replacement), 0);
-    assert_int_equal(replacement.version, 3);
-    assert_int_equal(used_blocks(), 1);
 }
 
 static void weights_one_at_a_time_until_a_deadline_or_the_end(void **state)
@@ -286,7 +284,7 @@ static void weights_one_at_a_time_until_a_deadline_or_the_end(void **state)
     assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1], cox_deadline_after_ms(1),
                                                 &version, &error),
                      COX_BUSY);
-    cox_shared_weights_used(f.weights, 2);
+    cox_shared_weights_used(f.weights, 2, 1);
     replace_start(&replacement, f.folders[0]);
     cox_shared_weights_stop(f.weights);
     assert_int_equal(replace_join(&replacement), COX_CLOSED);
@@ -311,9 +309,8 @@ static void weights_that_cannot_be_leave_nothing(void **state)
         COX_INVALID);
     assert_non_null(strstr(error.text, "vocab_size is 18"));
     assert_non_null(strstr(error.text, f.folders[1]));
-    assert_int_equal(used_blocks(), 1);
     assert_int_equal(status_now().next, 0);
-    assert_int_equal(step_version(1), 1);
+    expect_step_offer(1, 1, f.folders[0]);
 }
 
 /* ---- with a scheduler ---- */
@@ -343,15 +340,17 @@ static void weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows(
     uint64_t version = 0, count;
     int wake_fd = eventfd(0, EFD_CLOEXEC);
     (void)state;
+    struct cox_weights_told before = told_now();
     struct cox_serving *serving = serving_new();
     for (uint64_t turn = 0; turn < 3; turn++) {
         if (cox_shared_weights_replace(f.weights, f.folders[(turn + 1) % 2],
                                        cox_deadline_after_ms(PATIENCE_MS), &version, &error))
             fail_msg("%s", error.text);
         assert_int_equal(version, 2 + turn);
-        expect_message(2 + turn, f.folders[(turn + 1) % 2]);
+        expect_offer(&f.executor->offered, 2 + turn, f.folders[(turn + 1) % 2]);
+        expect_gone(&before);
+        before = told_now();
         assert_int_equal(f.executor->weights_version, 2 + turn);
-        assert_int_equal(used_blocks(), 1);
         assert_int_equal(cox_serving_client_new(serving, wake_fd, &client), 0);
         assert_int_equal(cox_serving_submit(client, &request, turn), 0);
         assert_int_equal(read(wake_fd, &count, sizeof count), sizeof count);
@@ -402,9 +401,8 @@ static void weights_that_no_step_comes_to_an_end_with_are_given_up(void **state)
         assert_false(cox_shared_weights_pending(f.weights));
         cox_serving_stop(serving, NULL);
         cox_serving_free(serving);
-        expect_message(2 + 2 * i, f.folders[1]);
-        expect_message(3 + 2 * i, f.folders[0]);
-        assert_int_equal(used_blocks(), 1);
+        expect_gone(&f.executor->offered);
+        expect_step_offer(1, 3 + 2 * i, f.folders[0]);
     }
 }
 
@@ -517,7 +515,7 @@ static void weights_sent_with_a_step_that_is_void_are_sent_again(void **state)
     assert_int_equal(status_now().version, 2);
     assert_int_equal(status_now().next, 0);
     expect_told(1, f.folders[1]);
-    expect_message(2, f.folders[1]);
+    expect_offer(&f.executor->offered, 2, f.folders[1]);
     /* Of the former weights nothing is held. */
     assert_true(schedule.held[2]);
     assert_int_equal(schedule.hold_count, 0);
@@ -548,7 +546,7 @@ int main(void)
         CASE(weights_an_init_tells_the_newest_version),
         CASE(weights_stay_until_a_step_has_used_the_next),
         CASE(weights_refused_by_a_rank_are_withdrawn),
-        CASE(weights_published_during_an_init_are_published_again),
+        CASE(weights_are_offered_by_steps_until_one_has_succeeded),
         CASE(weights_one_at_a_time_until_a_deadline_or_the_end),
         CASE(weights_that_cannot_be_leave_nothing),
         CASE(weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows),

@@ -1,0 +1,323 @@
+/* Images of the model's weights (channel/region.h), which nobody can change, and how a rank takes one after the other. */
+#include "worker/rank_weights.h"
+#include "channel/region.h"
+#include "proto/executor.pb-c.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "channel_fixture.h"
+
+#define LABEL "cox_weights"
+#define SIZE 20000u /* no multiple of a page */
+#define ALL_SEALS (F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define PATIENCE_MS 30000
+
+static struct cox_error error;
+
+/* An image of bytes that are all `value`; its fd. */
+static int image_of(uint8_t value)
+{
+    struct cox_region region = {0};
+    int fd = -1;
+    if (cox_region_create_image(&region, LABEL, SIZE, &fd, &error))
+        fail_msg("%s", error.text);
+    memset(region.base, value, SIZE);
+    if (cox_region_seal_image(&region, LABEL, &fd, &error))
+        fail_msg("%s", error.text);
+    assert_null(region.base);
+    return fd;
+}
+
+static int reopened(int fd)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+static void expect_unchangeable(int fd)
+{
+    static const uint8_t bytes[16] = {1};
+    assert_int_equal(pwrite(fd, bytes, sizeof bytes, 0), -1);
+    assert_ptr_equal(mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
+    assert_int_equal(ftruncate(fd, 0), -1);
+    assert_int_equal(ftruncate(fd, 2 * SIZE), -1);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+}
+
+static void issue16_1c_an_image_cannot_be_changed(void **state)
+{
+    struct cox_region region = {0};
+    (void)state;
+    int fd = image_of(7), again = reopened(fd);
+    assert_int_equal(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
+    assert_int_equal(fcntl(fd, F_GET_SEALS) & ALL_SEALS, ALL_SEALS);
+    assert_true(again >= 0); /* the user may; it is of no use */
+    expect_unchangeable(fd);
+    expect_unchangeable(again);
+    assert_int_equal(cox_region_attach_image(&region, fd, LABEL, SIZE, &error), 0);
+    assert_int_equal(region.size, SIZE);
+    assert_int_equal(mprotect(region.base, SIZE, PROT_READ | PROT_WRITE), -1);
+    assert_int_equal(madvise(region.base, SIZE, MADV_REMOVE), -1);
+    for (size_t i = 0; i < SIZE; i++)
+        assert_int_equal(((const uint8_t *)region.base)[i], 7);
+    cox_region_detach(&region);
+    close(again);
+    close(fd);
+}
+
+/* While it is filled there is one mapping that can write it, and no other way. */
+static void issue16_1c_an_image_is_written_by_its_creator_alone(void **state)
+{
+    static const uint8_t bytes[16] = {1};
+    struct cox_region region = {0};
+    int fd = -1;
+    (void)state;
+    assert_int_equal(cox_region_create_image(&region, LABEL, SIZE, &fd, &error), 0);
+    int again = reopened(fd);
+    assert_int_equal(pwrite(again, bytes, sizeof bytes, 0), -1);
+    assert_ptr_equal(mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0), MAP_FAILED);
+    close(again);
+    /* One more, which this process makes of its own. */
+    void *other = mremap(region.base, 0, SIZE, MREMAP_MAYMOVE);
+    assert_ptr_not_equal(other, MAP_FAILED);
+    assert_int_equal(cox_region_seal_image(&region, LABEL, &fd, &error), COX_BUSY);
+    assert_non_null(strstr(error.text, "mapped for writing"));
+    assert_null(region.base);
+    munmap(other, SIZE);
+    assert_int_equal(cox_region_seal_image(&region, LABEL, &fd, &error), 0);
+    close(fd);
+}
+
+/* As a rank is that is started again while other weights are loaded. */
+static void an_image_can_be_sealed_beside_the_child_of_a_fork(void **state)
+{
+    struct cox_region region = {0};
+    int fd = -1;
+    (void)state;
+    assert_int_equal(cox_region_create_image(&region, LABEL, SIZE, &fd, &error), 0);
+    pid_t child = fork();
+    if (child == 0)
+        for (;;)
+            pause();
+    assert_true(child > 0);
+    assert_int_equal(cox_region_seal_image(&region, LABEL, &fd, &error), 0);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    close(fd);
+}
+
+static void what_is_no_image_is_refused(void **state)
+{
+    static const int seals[] = {F_SEAL_WRITE, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL};
+    struct cox_region region = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof seals / sizeof seals[0]; i++) {
+        int fd = memfd_create("one seal is wanting", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        assert_int_equal(ftruncate(fd, SIZE), 0);
+        assert_int_equal(fchmod(fd, 0600), 0);
+        assert_int_equal(fcntl(fd, F_ADD_SEALS, ALL_SEALS & ~seals[i]), 0);
+        error = (struct cox_error){0};
+        assert_int_equal(cox_region_attach_image(&region, fd, LABEL, SIZE, &error), COX_DENIED);
+        assert_non_null(strstr(error.text, "somebody could change it"));
+        close(fd);
+    }
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    assert_int_equal(cox_region_attach_image(&region, null, LABEL, SIZE, NULL), COX_DENIED);
+    close(null);
+    int file = open(SHM, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    assert_int_equal(ftruncate(file, SIZE), 0);
+    assert_int_equal(cox_region_attach_image(&region, file, LABEL, SIZE, NULL), COX_DENIED);
+    close(file);
+    int fd = image_of(1);
+    error = (struct cox_error){0};
+    assert_int_equal(cox_region_attach_image(&region, fd, LABEL, SIZE + 1, &error), COX_CORRUPT);
+    assert_non_null(strstr(error.text, "20000 bytes, expected 20001"));
+    assert_int_equal(cox_region_attach_image(&region, fd, LABEL, SIZE - 1, NULL), COX_CORRUPT);
+    close(fd);
+    assert_null(region.base);
+}
+
+/* ---- a rank ---- */
+
+static struct cox_exporter *exporter;
+static struct cox_rank_weights *weights;
+
+/* Mappings of images that this process has. */
+static uint32_t mapped(void)
+{
+    char line[512];
+    uint32_t count = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps))
+        count += strstr(line, "memfd:" LABEL) != NULL;
+    fclose(maps);
+    return count;
+}
+
+static struct cox_weights_offer offer_of(uint64_t version, uint8_t value)
+{
+    struct cox_weights_offer offer = {.version = version, .size = SIZE};
+    int fd = image_of(value);
+    assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &offer.handle, &error), 0);
+    close(fd);
+    return offer;
+}
+
+static int take(uint64_t version, const struct cox_weights_offer *offer, uint8_t *ret_value)
+{
+    const void *bytes = NULL;
+    uint64_t size = 0;
+    error = (struct cox_error){0};
+    int r = cox_rank_weights_take(weights, version, offer, cox_deadline_after_ms(PATIENCE_MS),
+                                  &bytes, &size, &error);
+    if (r == 0) {
+        assert_int_equal(size, SIZE);
+        *ret_value = *(const uint8_t *)bytes;
+    }
+    return r;
+}
+
+static void a_rank_goes_from_version_to_version(void **state)
+{
+    uint8_t value = 0;
+    (void)state;
+    assert_int_equal(cox_exporter_new(NULL, &exporter, &error), 0);
+    assert_int_equal(cox_rank_weights_new(NULL, &weights), 0);
+    struct cox_weights_offer first = offer_of(1, 11), second = offer_of(2, 22);
+    const int fds = fd_count();
+
+    assert_int_equal(take(1, &first, &value), 0);
+    assert_int_equal(value, 11);
+    assert_int_equal(cox_rank_weights_version(weights), 0);
+    cox_rank_weights_keep(weights);
+    assert_int_equal(cox_rank_weights_version(weights), 1);
+    assert_int_equal(take(1, NULL, &value), 0); /* which it has */
+
+    assert_int_equal(take(2, NULL, &value), COX_NOT_FOUND);
+    assert_non_null(strstr(error.text, "version 2"));
+    assert_non_null(strstr(error.text, "has version 1"));
+    assert_int_equal(take(3, &second, &value), COX_NOT_FOUND); /* an offer of another one */
+
+    assert_int_equal(take(2, &second, &value), 0);
+    assert_int_equal(value, 22);
+    assert_int_equal(mapped(), 2);
+    assert_int_equal(take(2, NULL, &value), 0); /* the step is repeated */
+    assert_int_equal(cox_rank_weights_version(weights), 1);
+
+    /* Withdrawn: what is present is so under a later number, and what was next is gone. */
+    first.version = 3;
+    assert_int_equal(take(3, &first, &value), 0);
+    assert_int_equal(value, 11);
+    assert_int_equal(cox_rank_weights_version(weights), 3);
+    assert_int_equal(mapped(), 1);
+    cox_rank_weights_keep(weights);
+    assert_int_equal(cox_rank_weights_version(weights), 3);
+
+    assert_int_equal(take(2, &second, &value), COX_STALE);
+    second.version = 4;
+    assert_int_equal(take(4, &second, &value), 0);
+    cox_rank_weights_keep(weights);
+    assert_int_equal(mapped(), 1);
+    /* And withdrawn after this rank has switched. */
+    first.version = 5;
+    assert_int_equal(take(5, &first, &value), 0);
+    cox_rank_weights_keep(weights);
+    assert_int_equal(value, 11);
+    assert_int_equal(cox_rank_weights_version(weights), 5);
+    assert_int_equal(mapped(), 1);
+    assert_int_equal(fd_count(), fds);
+
+    /* What the coordinator has let go is not to be had, and what the rank has stays. */
+    assert_int_equal(cox_exporter_put(exporter, &second.handle), 0);
+    second.version = 6;
+    assert_int_equal(take(6, &second, &value), COX_NOT_FOUND);
+    assert_int_equal(cox_exporter_put(exporter, &first.handle), 0);
+    assert_int_equal(take(5, NULL, &value), 0);
+    assert_int_equal(value, 11);
+    weights = cox_rank_weights_free(weights);
+    assert_int_equal(mapped(), 0);
+    exporter = cox_exporter_free(exporter);
+}
+
+static void an_offer_that_is_none_changes_nothing(void **state)
+{
+    uint8_t value = 0;
+    (void)state;
+    assert_int_equal(cox_exporter_new(NULL, &exporter, &error), 0);
+    assert_int_equal(cox_rank_weights_new(NULL, &weights), 0);
+    struct cox_weights_offer first = offer_of(1, 11), bad = first;
+    assert_int_equal(take(1, &first, &value), 0);
+    cox_rank_weights_keep(weights);
+
+    bad.version = 2;
+    bad.handle.bytes[3] ^= 1;
+    assert_int_equal(take(2, &bad, &value), COX_CORRUPT);
+    assert_non_null(strstr(error.text, "version 2 of the model's weights"));
+    bad = offer_of(2, 22);
+    bad.size++;
+    assert_int_equal(take(2, &bad, &value), COX_CORRUPT);
+    int fd = memfd_create("none", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(fd, SIZE), 0);
+    assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &bad.handle, &error), 0);
+    close(fd);
+    bad.size = SIZE;
+    assert_int_equal(take(2, &bad, &value), COX_DENIED);
+    assert_int_equal(cox_rank_weights_version(weights), 1);
+    assert_int_equal(mapped(), 1);
+    weights = cox_rank_weights_free(weights);
+    exporter = cox_exporter_free(exporter);
+}
+
+static void offers_in_messages_are_checked(void **state)
+{
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    ModelExecuteData__WeightsOffer message = MODEL_EXECUTE_DATA__WEIGHTS_OFFER__INIT;
+    struct cox_weights_offer offer;
+    uint8_t bytes[COX_HANDLE_SIZE + 1] = {5};
+    (void)state;
+    request.weights_version = 3;
+    assert_int_equal(cox_weights_offer_read(&request, &offer, NULL), COX_EMPTY);
+    request.weights = &message;
+    message.size = SIZE;
+    message.handle.data = bytes;
+    for (size_t length = 0; length <= sizeof bytes; length++) {
+        message.handle.len = length;
+        assert_int_equal(cox_weights_offer_read(&request, &offer, &error),
+                         length == COX_HANDLE_SIZE ? 0 : COX_CORRUPT);
+    }
+    assert_true(offer.deadline_ns == COX_DEADLINE_NEVER);
+    message.handle.len = COX_HANDLE_SIZE;
+    request.deadline_ns = 9;
+    assert_int_equal(cox_weights_offer_read(&request, &offer, NULL), 0);
+    assert_int_equal(offer.version, 3);
+    assert_int_equal(offer.size, SIZE);
+    assert_int_equal(offer.deadline_ns, 9);
+    assert_memory_equal(offer.handle.bytes, bytes, COX_HANDLE_SIZE);
+    message.size = 0;
+    assert_int_equal(cox_weights_offer_read(&request, &offer, NULL), COX_CORRUPT);
+    message.size = SIZE;
+    request.weights_version = 0;
+    assert_int_equal(cox_weights_offer_read(&request, &offer, NULL), COX_CORRUPT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(issue16_1c_an_image_cannot_be_changed),
+        LEAK_TEST(issue16_1c_an_image_is_written_by_its_creator_alone),
+        LEAK_TEST(an_image_can_be_sealed_beside_the_child_of_a_fork),
+        LEAK_TEST(what_is_no_image_is_refused),
+        LEAK_TEST(a_rank_goes_from_version_to_version),
+        LEAK_TEST(an_offer_that_is_none_changes_nothing),
+        LEAK_TEST(offers_in_messages_are_checked),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests_name("rank_weights", tests, NULL, NULL);
+}
