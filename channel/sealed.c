@@ -111,6 +111,12 @@ int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *
     return 0;
 }
 
+int cox_sealed_give_rank(struct cox_sealed *sealed, uint32_t rank)
+{
+    const struct cox_region *region = &sealed->ranks[rank];
+    return mprotect(region->base, region->size, PROT_READ) < 0 ? -errno : 0;
+}
+
 void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,
                          int ret_fds[COX_SEALED_FD_COUNT])
 {

@@ -49,6 +49,9 @@ int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
  * 0; COX_NO_SPACE, -errno: nothing has changed. */
 int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *geometry,
                           uint32_t rank, struct cox_error *err);
+/* Coordinator: nothing more is to be written into the memory of this rank from here, since its process is about to have it:
+ * from then on it has one writer. The next renew makes it writable again. Returns 0 or -errno. */
+int cox_sealed_give_rank(struct cox_sealed *sealed, uint32_t rank);
 /* What a rank is given; all are lent. */
 void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,
                          int ret_fds[COX_SEALED_FD_COUNT]);

@@ -268,7 +268,8 @@ static void reset_rank(struct cox_executor *executor, uint32_t rank)
     cox_truth_reset_identity(&executor->control.ranks[rank]->identity);
 }
 
-static int hand_out(struct cox_executor *executor, uint32_t rank, struct cox_door_answer *answer,
+static int hand_out(struct cox_executor *executor, uint32_t rank,
+                    const struct cox_door_visitor *visitor, struct cox_door_answer *answer,
                     struct cox_error *err)
 {
     /* relaxed: this thread wrote it. */
@@ -279,6 +280,12 @@ static int hand_out(struct cox_executor *executor, uint32_t rank, struct cox_doo
                                       : hand_out_named(executor, rank, answer, err);
     if (r == 0 && (tried || renewed))
         reset_rank(executor, rank);
+    /* A rank that is a thread of this process (in tests) may write through the same mapping. */
+    if (r == 0 && executor->geometry.sealed && visitor->pid != getpid()) {
+        r = cox_sealed_give_rank(&executor->sealed, rank);
+        if (r)
+            cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r));
+    }
     return r;
 }
 
@@ -300,7 +307,7 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
     if (r == 0)
         r = check_process(executor, visitor, err);
     if (r == 0)
-        r = hand_out(executor, rank, answer, err);
+        r = hand_out(executor, rank, visitor, answer, err);
     if (r == 0)
         r = enlist(executor, visitor, rank, err);
     if (r)

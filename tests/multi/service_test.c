@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -148,6 +149,10 @@ static void p10_status_believes_nothing_that_a_rank_writes(void **state)
     struct test_group *group = test_group_start(1, NULL);
     struct cox_executor *executor = test_group_executor(group);
     struct cox_layout_rank_line *line = cox_truth_line(&executor->control, 0, COX_CHANNEL_LINK);
+    /* In a sealed group the coordinator itself may only read there. */
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    assert_int_equal(
+        mprotect((void *)((uintptr_t)line & ~(page - 1)), page, PROT_READ | PROT_WRITE), 0);
     for (uint64_t bits = 1; bits; bits = bits * 3 + 1) {
         struct cox_executor_status status;
         struct cox_rank_status rank;
