@@ -33,7 +33,8 @@ struct cox_served {
 struct cox_executor {
     struct cox_executor_options options; /* command and devices are only valid during start */
     char name[COX_NAME_SIZE_MAX + 1];
-    uint64_t started_ns; /* when start was called */
+    char objects[COX_NAME_SIZE_MAX + 1]; /* cox_name_objects */
+    uint64_t started_ns;                 /* when start was called */
     struct cox_geometry geometry;
     struct cox_control control;
     bool named;     /* names are in /dev/shm */

@@ -374,7 +374,7 @@ static int all_renew_legacy(struct cox_executor *executor, uint64_t deadline_ns,
     if (r)
         return cox_fail(err, r, "the error channel is not free: a hook did not return in time");
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
-        r = cox_channel_renew_regions(&executor->channels[c], executor->name, err);
+        r = cox_channel_renew_regions(&executor->channels[c], executor->objects, err);
     return r;
 }
 

@@ -289,7 +289,8 @@ def layout_tells_names_sizes_and_totals():
     total = int(re.search(r"^total regions (\d+)", result.out, re.M)[1])
     check(total < 16 << 20, "8 ranks need more than 16 MiB", result)
     result = expect(run(["layout", "-n", "16", "--legacy-workers"]), 0)
-    check("_recover_command_response 8388608 slots of 524288" in result.out, "wrong legacy size", result)
+    check("NAME_SERIAL_recover_command_response 8388608 slots of 524288" in result.out, "wrong legacy size", result)
+    check("region /NAME_control " in result.out and "SERIAL is another" in result.out, "not told", result)
 
 
 @test
