@@ -1,6 +1,7 @@
 #include "executor.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -423,15 +424,19 @@ static int executor_check_options(const struct cox_executor_options *options, ch
 
 static void executor_unlink(struct cox_executor *executor)
 {
-    if (executor->named && cox_control_is_named(&executor->control, executor->name))
+    pthread_mutex_lock(&executor->memory_lock);
+    bool named = executor->named;
+    bool ours = named && cox_control_is_named(&executor->control, executor->name);
+    if (ours)
         cox_control_unlink_names(executor->name, &executor->geometry, executor->parts_made);
-    else if (executor->named)
+    executor->named = false;
+    pthread_mutex_unlock(&executor->memory_lock);
+    if (named && !ours)
         cox_log_write(&executor->options.log, 4,
                       "the names of the group '%s' in /dev/shm were removed while it lived, and "
                       "nothing is removed now: does systemd do it at logout (RemoveIPC=yes in "
                       "logind.conf)?",
                       executor->name);
-    executor->named = false;
 }
 
 /* Nothing is made before it is needed. */
@@ -607,6 +612,15 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     cox_faults_stop(&executor->faults);
     cox_fault_point(COX_FAULT_STOPPED);
     return signalled;
+}
+
+void cox_executor_abandon(struct cox_executor *executor)
+{
+    cox_supervisor_cancel(executor->supervisor); /* nobody is started any more */
+    cox_supervisor_signal_all(executor->supervisor, SIGKILL);
+    executor_unlink(executor);
+    if (executor->door)
+        cox_door_unname(executor->door);
 }
 
 struct cox_executor *cox_executor_free(struct cox_executor *executor)

@@ -35,6 +35,8 @@ struct cox_crew {
 
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t wake;
+    struct cox_executor *abandonable; /* NULL: there is none, or start or free is at work on it */
+    bool making; /* start or free is, which does not take long; what has names is theirs */
     struct cox_service *service;   /* NULL: the group has ended */
     struct cox_recovery *recovery; /* NULL: the group is being started */
     struct cox_rank_set early;     /* deaths before that */
@@ -183,9 +185,27 @@ static bool stop_take(struct cox_crew *crew, int number)
     return first;
 }
 
+/* A second one ends this process without waiting for anything, but not without the clean-up: where the main thread is in a start
+ * or a free, that is its own, and the end is near. */
 static bool on_signal(void *context, int number)
 {
-    return stop_take(context, number);
+    struct cox_crew *crew = context;
+    if (stop_take(crew, number))
+        return true;
+    pthread_mutex_lock(&crew->lock);
+    bool making = crew->making;
+    if (crew->abandonable)
+        cox_executor_abandon(crew->abandonable);
+    pthread_mutex_unlock(&crew->lock);
+    return making;
+}
+
+static void set_making(struct cox_crew *crew, struct cox_executor *abandonable, bool making)
+{
+    pthread_mutex_lock(&crew->lock);
+    crew->abandonable = abandonable;
+    crew->making = making;
+    pthread_mutex_unlock(&crew->lock);
 }
 
 static void on_stop_request(void *context)
@@ -339,8 +359,11 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
     memcpy(executor_options.response_size, group->response_size, sizeof group->response_size);
     /* First, since a model that cannot be loaded needs no processes. */
     int r = weights_load(crew, options, err);
-    if (!r)
+    if (!r) {
+        set_making(crew, NULL, true);
         r = cox_executor_start(&executor_options, &crew->executor, err);
+        set_making(crew, crew->executor, false);
+    }
     if (!r)
         r = weights_publish(crew, err);
     if (r)
@@ -414,7 +437,9 @@ struct cox_crew *cox_crew_free(struct cox_crew *crew)
         recovery_end(crew);
         cox_group_links_free(crew->links);
         crew->lora = cox_lora_free(crew->lora);
+        set_making(crew, NULL, true);
         crew->executor = cox_executor_free(crew->executor);
+        set_making(crew, NULL, false);
         cox_shared_weights_free(crew->weights);
         cox_signals_end(&crew->signals);
         pthread_cond_destroy(&crew->wake);

@@ -4,8 +4,8 @@
  *
  * Standard error gets every line of a worker as "[rank 2] text". SIGINT, SIGTERM and SIGHUP,
  * those of them that were not ignored at the start, are blocked in every thread and taken by one thread of
- * the crew: the first one asks for an orderly stop (so does coxswain stop), the second one kills this process at once (and the
- * kernel then kills the workers).
+ * the crew: the first one asks for an orderly stop (so does coxswain stop), the second one kills the workers, removes the names
+ * and kills this process, at once.
  *
  * Threads: start and free from the main thread, before any other thread exists; the rest from any.
  * Ownership: options are borrowed until start returns.
