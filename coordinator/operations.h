@@ -50,7 +50,8 @@ struct cox_init_summary {
  * one, also one that is said again, waits its turn until deadline_ns; and an init waits for the end of the steps in flight.
  * COX_NO_SPACE: none for the ranks' group, err says how much; nothing was sent. COX_DIVERGED: ranks disagree on something that cannot be merged (block
  * size, number of caches, thinking ids, digest of the model); COX_CORRUPT: an answer without a required key or with a
- * value that is no number. */
+ * value that is no number; COX_INVALID, COX_NOT_FOUND: the code of a rank's own answer, to which what config says, its model,
+ * is at fault; COX_REJECTED: any other. */
 COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
                                  const struct cox_config_entry *config, size_t config_count,
                                  uint64_t deadline_ns, struct cox_init_summary *ret_summary,

@@ -187,7 +187,7 @@ void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_reques
                 ? cox_lane_call(lane, request, COX_VISIT_LET, call_init, &call)
                 : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no init callback");
     if (r == 0 && result.kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
-        r = cox_fail(&lane->error, COX_INVALID, "init tells of %" PRIu32 " KV caches: at most %d",
+        r = cox_fail(&lane->error, COX_TOO_LARGE, "init tells of %" PRIu32 " KV caches: at most %d",
                      result.kv_cache_count, COX_KV_CACHE_DESC_COUNT_MAX);
     if (r == 0) {
         init_fill(&answer, &result);

@@ -17,6 +17,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #define INIT_MS_DEFAULT 60000
 
@@ -376,6 +377,39 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
     return r ? r : recovery_start(crew, options, err);
 }
 
+#define FDS_OF_GROUP 29
+#define FDS_OF_RANK 3
+#define FDS_OF_SEALED_GROUP 19
+#define FDS_OF_SEALED_RANK 5
+
+uint64_t cox_crew_fd_count(uint32_t rank_count, bool sealed, bool weights)
+{
+    return (sealed ? FDS_OF_SEALED_GROUP : FDS_OF_GROUP) +
+           (sealed ? FDS_OF_SEALED_RANK : FDS_OF_RANK) * (uint64_t)rank_count +
+           (weights ? COX_CREW_FDS_OF_WEIGHTS : 0);
+}
+
+/* Where fds are wanting, that is what is told: whatever went wrong first is rarely put in these words, as when a door that cannot
+ * accept closes the connection of a rank. */
+static int explain_failure(const struct cox_crew_options *options, int r, struct cox_error *err)
+{
+    const struct cox_group_choice *group = options->group;
+    struct rlimit limit;
+    uint64_t needed =
+        cox_crew_fd_count(group->rank_count, group->attach == COX_ATTACH_SEALED,
+                          options->share_weights && !group->own_weights && options->model);
+    struct cox_error first = *err;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= needed) {
+        /* Closed is for signals. */
+        return r == COX_CLOSED ? err->code = COX_STATE : r;
+    }
+    *err = (struct cox_error){0};
+    return cox_fail(err, r == COX_CLOSED ? -EMFILE : r,
+                    "%.700s (this process may have %ju files open, a coordinator of %" PRIu32
+                    " ranks needs %" PRIu64 ": ulimit -n %" PRIu64 ")",
+                    first.text, (uintmax_t)limit.rlim_cur, group->rank_count, needed, needed);
+}
+
 int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret_crew,
                    int *ret_signal, struct cox_error *err)
 {
@@ -397,7 +431,7 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
         r = cox_fail(err, COX_CLOSED, "interrupted");
     if (r) {
         *ret_signal = cox_crew_signal(crew);
-        return *ret_signal ? COX_CLOSED : r;
+        return *ret_signal ? COX_CLOSED : explain_failure(options, r, err);
     }
     *ret_crew = cox_steal_ptr(&crew);
     return 0;

@@ -46,6 +46,11 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
 struct cox_crew *cox_crew_free(struct cox_crew *crew);
 void cox_crew_freep(struct cox_crew **crew); /* for _cox_cleanup_ */
 
+/* Fds that a coordinator and its ranks take, those that are open only while a rank starts or attaches included, and those for
+ * a model's weights that all ranks share; multi/commands starts groups with exactly so many. */
+#define COX_CREW_FDS_OF_WEIGHTS 8
+uint64_t cox_crew_fd_count(uint32_t rank_count, bool sealed, bool weights);
+
 /* Says warnings and errors on standard error. */
 struct cox_log cox_crew_log(void);
 struct cox_service *cox_crew_service(struct cox_crew *crew);
