@@ -53,6 +53,7 @@ static int control_verify(struct cox_control *control, const char *object, struc
         .legacy = layout->header.flags & COX_LAYOUT_LEGACY,
         .sealed = layout->header.flags & COX_LAYOUT_SEALED,
         .spin_ns = layout->header.spin_ns,
+        .serial = layout->header.serial,
     };
     memcpy(geometry.channels, layout->header.channels, sizeof geometry.channels);
     int r = cox_geometry_verify(&geometry, err);
@@ -70,6 +71,16 @@ static int control_verify(struct cox_control *control, const char *object, struc
     return 0;
 }
 
+/* Two starts are never in one nanosecond of one process. */
+uint32_t cox_control_fresh(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t mix = (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec;
+    mix ^= (uint64_t)getpid() << 40;
+    return (uint32_t)(mix ^ (mix >> 32)) | 1;
+}
+
 int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometry *geometry)
 {
     struct cox_layout_header *header = &layout->header;
@@ -79,19 +90,14 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
     header->rank_count = geometry->rank_count;
     header->depth = geometry->depth;
     header->spin_ns = geometry->spin_ns;
+    header->serial = geometry->serial;
     header->coordinator_pid = (uint32_t)getpid();
     header->flags = (geometry->legacy ? (uint32_t)COX_LAYOUT_LEGACY : 0) |
                     (geometry->sealed ? (uint32_t)COX_LAYOUT_SEALED : 0);
     int r = cox_peer_start_time(getpid(), &header->coordinator_start);
     if (r)
         return r;
-    /* Another value for every group that had this name: two starts are never in one nanosecond of
-     * one process. */
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    uint64_t mix = (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec;
-    mix ^= (uint64_t)getpid() << 40;
-    header->epoch = (uint32_t)(mix ^ (mix >> 32)) | 1;
+    header->epoch = cox_control_fresh();
     memcpy(header->channels, geometry->channels, sizeof header->channels);
     /* release: partner is control_verify. */
     atomic_store_explicit(&header->magic, COX_LAYOUT_MAGIC, memory_order_release);
@@ -117,8 +123,9 @@ static bool control_unlink_one(const char *file, const char *object, bool own_on
 static uint32_t control_unlink(const char *name, const struct cox_geometry *geometry,
                                int part_count, bool own_only)
 {
-    char object[COX_OBJECT_NAME_SIZE];
+    char object[COX_OBJECT_NAME_SIZE], objects[COX_NAME_SIZE_MAX + 1];
     uint32_t count = 0;
+    cox_name_objects(objects, name, geometry);
     for (int c = 0; c < part_count && c < COX_CHANNEL_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;
         uint32_t pairs = channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count;
@@ -126,11 +133,11 @@ static uint32_t control_unlink(const char *name, const struct cox_geometry *geom
             for (int bell = 0; bell < COX_BELL_COUNT; bell++)
                 if (cox_bell_exists(channel, (enum cox_bell)bell))
                     count += control_unlink_one(
-                        "sem.", cox_name_bell(object, name, channel, (enum cox_bell)bell, rank),
+                        "sem.", cox_name_bell(object, objects, channel, (enum cox_bell)bell, rank),
                         own_only);
         if (geometry->channels[c].request_size)
-            count += control_unlink_one("", cox_name_request(object, name, channel), own_only);
-        count += control_unlink_one("", cox_name_response(object, name, channel), own_only);
+            count += control_unlink_one("", cox_name_request(object, objects, channel), own_only);
+        count += control_unlink_one("", cox_name_response(object, objects, channel), own_only);
     }
     if (part_count > COX_CHANNEL_COUNT && !geometry->legacy)
         count += control_unlink_one("", cox_name_group(object, name), own_only);
@@ -213,7 +220,8 @@ static int control_verify_names(struct cox_control *old, const char *name, const
                         "all that it left (rm /dev/shm/%s_* /dev/shm/sem.%s_*)",
                         object, why.text, name, name);
     old->layout = layout;
-    old->geometry = (struct cox_geometry){.rank_count = rank_count};
+    old->geometry =
+        (struct cox_geometry){.rank_count = rank_count, .serial = layout->header.serial};
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         old->geometry.channels[c].request_size = 1; /* there is such a region */
     return 0;

@@ -33,6 +33,8 @@ struct cox_control {
         .lock_fd = -1                                                                              \
     }
 
+/* Another number, other than 0, for every group that had this name: an epoch, a serial. */
+uint32_t cox_control_fresh(void);
 /* Writes the header of a new group over zeroes, the magic last. Returns 0 or -errno. */
 int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometry *geometry);
 /* Finds the ranks' blocks where they are in the region itself. */

@@ -315,7 +315,7 @@ static int door_check_name(const struct cox_door *door, const char *name, struct
     return cox_fail(err, r, "%s: %s", door->path, cox_status_text(r));
 }
 
-/* Under the lock. After a failure door_unname removes what there is. Returns 0; COX_DENIED: something that
+/* Under the lock. After a failure cox_door_unname removes what there is. Returns 0; COX_DENIED: something that
  * is no door's has the temporary name; -errno. */
 static int door_bind(struct cox_door *door)
 {
@@ -348,7 +348,7 @@ static int door_bind(struct cox_door *door)
 
 /* While it still listens: once it does not, somebody else may take the name. Without the lock, if it
  * cannot be had, somebody may only do so who was told to remove a living door's socket. */
-static void door_unname(struct cox_door *door)
+void cox_door_unname(struct cox_door *door)
 {
     struct stat st;
     if (!door->named)
@@ -442,7 +442,7 @@ static struct cox_door *door_new(const struct cox_door_options *options,
 /* Whatever of it there is; no thread runs. */
 static void door_free(struct cox_door *door)
 {
-    door_unname(door);
+    cox_door_unname(door);
     for (uint32_t i = 0; i < door->visitor_count; i++) {
         cox_visitor_drop(&door->reception, door->visitors[i]);
         free(door->visitors[i]);

@@ -159,6 +159,8 @@ struct cox_door;
  * unless 0, but for the folder. */
 int cox_door_open(const struct cox_door_options *options, const struct cox_door_hooks *hooks,
                   struct cox_door **ret_door, struct cox_error *err);
+/* Removes the socket, which close does otherwise; for a process that is about to end. Not while another thread closes. */
+void cox_door_unname(struct cox_door *door);
 /* Closes every connection (no hook is called for them), removes the socket, joins the thread.
  * NULL-safe, returns NULL. */
 struct cox_door *cox_door_close(struct cox_door *door);

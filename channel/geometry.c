@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <semaphore.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -52,6 +53,9 @@ static int geometry_check(const struct cox_geometry *geometry, int code, struct 
     if (geometry->legacy && geometry->sealed)
         return cox_fail(err, code,
                         "legacy workers find their memory by its names: use named attach");
+    if (geometry->serial && !geometry->legacy)
+        return cox_fail(err, code, "serial %08" PRIx32 ": only with legacy workers",
+                        geometry->serial);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         const struct cox_layout_channel *channel = &geometry->channels[c];
         const char *name = channel_defaults[c].name;
@@ -309,6 +313,32 @@ bool cox_bell_exists(enum cox_channel_id channel, enum cox_bell bell)
 {
     return channel != COX_CHANNEL_ERROR || bell == COX_BELL_RESPONSE_PRODUCE ||
            bell == COX_BELL_RESPONSE_CONSUME;
+}
+
+const char *cox_name_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *name,
+                             const struct cox_geometry *geometry)
+{
+    char serial[COX_NAME_SERIAL_SIZE + 1] = "";
+    if (geometry->serial)
+        snprintf(serial, sizeof serial, "_%08" PRIx32, geometry->serial);
+    snprintf(buffer, COX_NAME_SIZE_MAX + 1, "%s%s", name, serial);
+    return buffer;
+}
+
+const char *cox_name_of_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *objects,
+                                uint32_t *ret_serial)
+{
+    size_t length = strlen(objects);
+    if (length <= COX_NAME_SERIAL_SIZE || length > COX_NAME_SIZE_MAX)
+        return NULL;
+    length -= COX_NAME_SERIAL_SIZE;
+    const char *serial = objects + length;
+    if (*serial != '_' || strspn(serial + 1, "0123456789abcdef") != COX_NAME_SERIAL_SIZE - 1)
+        return NULL;
+    *ret_serial = (uint32_t)strtoul(serial + 1, NULL, 16);
+    memcpy(buffer, objects, length);
+    buffer[length] = '\0';
+    return buffer;
 }
 
 const char *cox_name_control(char *buffer, const char *name)

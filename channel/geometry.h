@@ -38,6 +38,7 @@ struct cox_geometry {
     bool legacy;
     bool sealed;
     uint32_t spin_ns;
+    uint32_t serial; /* another one for every start of a group with legacy workers; 0 for others */
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
 };
 
@@ -149,6 +150,18 @@ enum cox_bell {
 
 /* The error channel has one pair for all ranks, and only the replies' ends. */
 bool cox_bell_exists(enum cox_channel_id channel, enum cox_bell bell);
+
+/* What the names of a group's channels begin with, in place of `name` below: its name, and the serial
+ * where it has one. The Python workers of MindIE-LLM have resource trackers that unlink every region by
+ * name which a worker had opened, some time after its death, when the next group may have the name.
+ * The control region is called by the group's name alone. Returns buffer. */
+#define COX_NAME_SERIAL_SIZE 9 /* "_1a2b3c4d" */
+const char *cox_name_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *name,
+                             const struct cox_geometry *geometry);
+/* The reverse, where the serial is not known. Returns the group's name, in buffer, and its serial; or
+ * NULL: these names have none. */
+const char *cox_name_of_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *objects,
+                                uint32_t *ret_serial);
 
 /* Object names, each with its leading slash. buffer has COX_OBJECT_NAME_SIZE bytes and is returned.
  */

@@ -56,7 +56,7 @@ enum cox_layout_flags {
     COX_LAYOUT_SEALED = 2, /* this is the request memory of a sealed group */
 };
 
-/* Everything up to coordinator_start, and what the objects of a group are called, is the same in
+/* Everything up to coordinator_start, the serial, and what the objects of a group are called, is the same in
  * every version under this magic: so any version can tell what a dead group of another has left,
  * and remove it. */
 struct cox_layout_header {
@@ -71,7 +71,8 @@ struct cox_layout_header {
     uint64_t coordinator_start; /* /proc/<pid>/stat field 22, clock ticks since boot */
     uint32_t epoch;             /* another one for every group that ever had this name */
     uint32_t spin_ns;           /* who waits looks for so long before it sleeps; see spin.h */
-    uint64_t reserved2;
+    uint32_t serial;            /* in its objects' names; see cox_name_objects */
+    uint32_t reserved2;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
     uint8_t padding[512 - 64 - 32 * COX_CHANNEL_COUNT];
 };
@@ -206,6 +207,7 @@ COX_LAYOUT_AT(cox_layout_header, flags, 36);
 COX_LAYOUT_AT(cox_layout_header, coordinator_start, 40);
 COX_LAYOUT_AT(cox_layout_header, epoch, 48);
 COX_LAYOUT_AT(cox_layout_header, spin_ns, 52);
+COX_LAYOUT_AT(cox_layout_header, serial, 56);
 COX_LAYOUT_AT(cox_layout_header, channels, 64);
 _Static_assert(sizeof(struct cox_layout_header) == 512, "header size");
 COX_LAYOUT_AT(cox_layout_frame, sequence, 0);

@@ -1,6 +1,7 @@
 #include "executor.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -300,7 +301,7 @@ static int executor_create_memory(struct cox_executor *executor, struct cox_erro
         return r;
     executor->named = true;
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++) {
-        r = cox_channel_create(&executor->channels[c], executor->name, &executor->control,
+        r = cox_channel_create(&executor->channels[c], executor->objects, &executor->control,
                                (enum cox_channel_id)c, err);
         executor->parts_made +=
             r == 0; /* what a stranger has under such a name is not ours to remove */
@@ -339,7 +340,7 @@ static int executor_start_threads(struct cox_executor *executor, struct cox_erro
 static int executor_start_workers(struct cox_executor *executor, struct cox_error *err)
 {
     char prefix[COX_NAME_SIZE_MAX + 2];
-    snprintf(prefix, sizeof prefix, "/%s", executor->name);
+    snprintf(prefix, sizeof prefix, "/%s", executor->objects);
     uint64_t timeout_ms =
         executor->options.start_timeout_ms ? executor->options.start_timeout_ms : START_TIMEOUT_MS;
     /* Who starts workers by hand takes the time that takes. */
@@ -398,6 +399,12 @@ static int executor_check_options(const struct cox_executor_options *options, ch
         int r = cox_name_check(options->name, err);
         if (r)
             return r;
+        size_t length = strlen(options->name), max = COX_NAME_SIZE_MAX - COX_NAME_SERIAL_SIZE;
+        if (options->legacy_workers && length > max)
+            return cox_fail(err, COX_INVALID,
+                            "the group name has %zu characters: with legacy workers, whose regions "
+                            "have other names at every start, at most %zu are allowed",
+                            length, max);
         snprintf(name, name_size, "%s", options->name);
     } else {
         snprintf(name, name_size, "%jd_%" PRIu32, (intmax_t)getpid(),
@@ -412,20 +419,27 @@ static int executor_check_options(const struct cox_executor_options *options, ch
     };
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
     memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
-    return cox_geometry_resolve(options->rank_count, &choice, geometry, err);
+    int r = cox_geometry_resolve(options->rank_count, &choice, geometry, err);
+    if (r == 0 && options->legacy_workers)
+        geometry->serial = cox_control_fresh();
+    return r;
 }
 
 static void executor_unlink(struct cox_executor *executor)
 {
-    if (executor->named && cox_control_is_named(&executor->control, executor->name))
+    pthread_mutex_lock(&executor->memory_lock);
+    bool named = executor->named;
+    bool ours = named && cox_control_is_named(&executor->control, executor->name);
+    if (ours)
         cox_control_unlink_names(executor->name, &executor->geometry, executor->parts_made);
-    else if (executor->named)
+    executor->named = false;
+    pthread_mutex_unlock(&executor->memory_lock);
+    if (named && !ours)
         cox_log_write(&executor->options.log, 4,
                       "the names of the group '%s' in /dev/shm were removed while it lived, and "
                       "nothing is removed now: does systemd do it at logout (RemoveIPC=yes in "
                       "logind.conf)?",
                       executor->name);
-    executor->named = false;
 }
 
 /* Nothing is made before it is needed. */
@@ -472,6 +486,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     pthread_cond_init(&executor->recover_cond, &monotonic);
     pthread_condattr_destroy(&monotonic);
     memcpy(executor->name, name, sizeof name);
+    cox_name_objects(executor->objects, name, &geometry);
     executor_choose_blocks(executor);
     r = executor_create_memory(executor, err);
     if (r == 0)
@@ -600,6 +615,15 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     cox_faults_stop(&executor->faults);
     cox_fault_point(COX_FAULT_STOPPED);
     return signalled;
+}
+
+void cox_executor_abandon(struct cox_executor *executor)
+{
+    cox_supervisor_cancel(executor->supervisor); /* nobody is started any more */
+    cox_supervisor_signal_all(executor->supervisor, SIGKILL);
+    executor_unlink(executor);
+    if (executor->door)
+        cox_door_unname(executor->door);
 }
 
 struct cox_executor *cox_executor_free(struct cox_executor *executor)

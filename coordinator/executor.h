@@ -155,6 +155,10 @@ COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
  * (state D) excepted. Returns how many
  * workers had to be signalled. */
 COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
+/* For a process that is about to end at once, as at a second SIGTERM: kills the workers, removes the names and the socket, and
+ * waits for nothing. Any thread, also while another one is in stop; not while start or free has not returned. What else may be
+ * called afterwards: stop and free. */
+COX_PUBLIC void cox_executor_abandon(struct cox_executor *executor);
 /* Stops if needed, removes what is left, frees. NULL-safe, returns NULL. Not inside a handler. */
 COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor);
 

@@ -33,7 +33,8 @@ struct cox_served {
 struct cox_executor {
     struct cox_executor_options options; /* command and devices are only valid during start */
     char name[COX_NAME_SIZE_MAX + 1];
-    uint64_t started_ns; /* when start was called */
+    char objects[COX_NAME_SIZE_MAX + 1]; /* cox_name_objects */
+    uint64_t started_ns;                 /* when start was called */
     struct cox_geometry geometry;
     struct cox_control control;
     bool named;     /* names are in /dev/shm */
@@ -42,7 +43,7 @@ struct cox_executor {
     struct cox_sealed sealed; /* where the group is */
     struct cox_door *door;    /* NULL: none */
     struct cox_seat seats[COX_RANK_COUNT_MAX];
-    pthread_mutex_t memory_lock; /* protects the fds in `sealed`, and next_lives */
+    pthread_mutex_t memory_lock; /* protects the fds in `sealed`, next_lives and named */
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     struct cox_blocks_choice blocks;
     struct cox_complaints complaints;

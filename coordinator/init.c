@@ -30,6 +30,7 @@ struct init_visit {
     uint32_t described;    /* of the ranks before: they told of KV caches */
     uint64_t model_digest; /* of the ranks before; 0: none of them told it */
     int status;
+    int refused; /* the code of a rank that cannot do with its input: COX_INVALID or COX_NOT_FOUND */
     struct cox_error *err;
 };
 
@@ -212,6 +213,12 @@ static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteRes
 static void init_visit(void *context, const struct cox_completion *completion)
 {
     struct init_visit *visit = context;
+    for (uint32_t rank = 0; rank < completion->rank_count && completion->status == COX_REJECTED;
+         rank++)
+        if (completion->ranks[rank].outcome == COX_OUTCOME_ERROR &&
+            (completion->ranks[rank].code == COX_INVALID ||
+             completion->ranks[rank].code == COX_NOT_FOUND))
+            visit->refused = completion->ranks[rank].code;
     for (uint32_t rank = 0;
          rank < completion->rank_count && completion->status == 0 && !visit->status; rank++)
         init_merge(visit, rank, completion->ranks[rank].response);
@@ -370,6 +377,16 @@ static void weights_fill(const struct cox_executor *executor, struct weights_wor
     request->weights = &words->offer;
 }
 
+/* What the user gave is at fault, not the rank that read it first. */
+static int init_blame(const struct init_visit *visit, int r, struct cox_error *err)
+{
+    if (r != COX_REJECTED || !visit->refused)
+        return r;
+    if (err)
+        err->code = visit->refused;
+    return visit->refused;
+}
+
 static int init_send(struct cox_executor *executor, const struct cox_init_record *record,
                      bool replayed, uint64_t deadline_ns, struct cox_init_summary *ret_summary,
                      struct cox_error *err)
@@ -408,6 +425,8 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
                                                .deadline_ns = deadline_ns};
     r = cox_executor_call(executor, &request, &options, init_visit, &visit, err);
+    if (!replayed)
+        r = init_blame(&visit, r, err);
     if (r == 0)
         init_keep_group(executor, request.group_life);
     if (r == 0)

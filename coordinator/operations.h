@@ -50,7 +50,8 @@ struct cox_init_summary {
  * one, also one that is said again, waits its turn until deadline_ns; and an init waits for the end of the steps in flight.
  * COX_NO_SPACE: none for the ranks' group, err says how much; nothing was sent. COX_DIVERGED: ranks disagree on something that cannot be merged (block
  * size, number of caches, thinking ids, digest of the model); COX_CORRUPT: an answer without a required key or with a
- * value that is no number. The device blocks of a rank are its npuBlockNum, or, as MindIE-LLM's
+ * value that is no number; COX_INVALID, COX_NOT_FOUND: the code of a rank's own answer, to which what config says, its model,
+ * is at fault; COX_REJECTED: any other. The device blocks of a rank are its npuBlockNum, or, as MindIE-LLM's
  * workers answer since March 2026, npu_block_num of its first KV cache; ranks of both kinds may be
  * in one group. A legacy rank that describes no KV cache has those that the others describe, the
  * first of them with its npuBlockNum. */

@@ -373,8 +373,12 @@ static int all_renew_legacy(struct cox_executor *executor, uint64_t deadline_ns,
                                cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     if (r)
         return cox_fail(err, r, "the error channel is not free: a hook did not return in time");
+    pthread_mutex_lock(&executor->memory_lock);
+    if (!executor->named) /* abandoned: nothing may get a name again */
+        r = cox_fail(err, COX_CLOSED, "the group stops");
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
-        r = cox_channel_renew_regions(&executor->channels[c], executor->name, err);
+        r = cox_channel_renew_regions(&executor->channels[c], executor->objects, err);
+    pthread_mutex_unlock(&executor->memory_lock);
     return r;
 }
 

@@ -1,6 +1,7 @@
 #include "model/block.h"
 #include "model/block_layout.h"
 #include "model/digest.h"
+#include "model/file.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -24,7 +25,7 @@ int cox_model_folder_config(const char *directory, struct cox_model_config *ret_
         path = NULL;
         return cox_fail(err, -ENOMEM, "no memory to load %s", directory);
     }
-    return cox_model_config_load(path, ret_config, err);
+    return cox_file_blame(cox_model_config_load(path, ret_config, err), err);
 }
 
 static uint64_t head_check(const struct cox_model_block_head *head)
@@ -81,7 +82,7 @@ int cox_model_block_fill(const struct cox_model_config *config, const char *dire
         r = cox_model_digest_verify(directory, digest, err);
     if (!r)
         head_write(config, digest, block);
-    return r;
+    return cox_file_blame(r, err);
 }
 
 static bool within(uint64_t number, uint64_t least, uint64_t most)

@@ -51,6 +51,21 @@ int cox_file_read(int fd, const char *path, uint64_t offset, void *buffer, size_
     return 0;
 }
 
+int cox_file_blame(int r, struct cox_error *err)
+{
+    static const int input[] = {COX_CORRUPT, COX_TOO_LARGE, -EACCES,       -EPERM,
+                                -ELOOP,      -EISDIR,       -ENAMETOOLONG, -ENXIO};
+
+    for (size_t i = 0; i < sizeof input / sizeof input[0]; i++) {
+        if (r != input[i])
+            continue;
+        if (err)
+            err->code = COX_INVALID;
+        return COX_INVALID;
+    }
+    return r;
+}
+
 int cox_json_parse(const char *text, size_t size, const char *path, const char *part,
                    json_t **ret_root, struct cox_error *err)
 {

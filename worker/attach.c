@@ -82,6 +82,22 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
     return r;
 }
 
+/* By what it was told, which has the group's serial where there are legacy workers. */
+static int worker_attach_control_named(struct cox_worker *worker, struct cox_error *err)
+{
+    const char *objects = worker->options.prefix + 1;
+    char name[COX_NAME_SIZE_MAX + 1];
+    uint32_t serial;
+    int r = cox_control_attach(&worker->control, objects, err);
+    if (r != COX_NOT_FOUND || !cox_name_of_objects(name, objects, &serial) ||
+        cox_control_attach(&worker->control, name, NULL))
+        return r;
+    if (worker->control.geometry.serial == serial)
+        return 0;
+    cox_control_close(&worker->control); /* it is another group's, or of another start */
+    return r;
+}
+
 /* A legacy coordinator has no control region; its tokens tell what the words would. */
 static int worker_attach_control(struct cox_worker *worker, struct cox_error *err)
 {
@@ -94,7 +110,7 @@ static int worker_attach_control(struct cox_worker *worker, struct cox_error *er
         return cox_control_attach_fd(&worker->control, inherit->fds[COX_INHERIT_CONTROL],
                                      COX_REGION_WRITE, err);
     struct cox_error why = {0}, why_legacy = {0};
-    int r = cox_control_attach(&worker->control, options->prefix + 1, &why);
+    int r = worker_attach_control_named(worker, &why);
     if (r != COX_NOT_FOUND || !options->parent_pid)
         return r ? cox_fail(err, r, "%s", why.text) : 0;
     r = cox_stand_in_create(&worker->control, options->prefix + 1, options->rank_count,

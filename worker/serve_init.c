@@ -195,7 +195,7 @@ void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_reques
     int r = worker->callbacks->init ? cox_lane_call(lane, request, COX_VISIT_LET, call_init, &call)
                                     : init_without_callback(message, &lane->error);
     if (r == 0 && result.kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
-        r = cox_fail(&lane->error, COX_INVALID, "init tells of %" PRIu32 " KV caches: at most %d",
+        r = cox_fail(&lane->error, COX_TOO_LARGE, "init tells of %" PRIu32 " KV caches: at most %d",
                      result.kv_cache_count, COX_KV_CACHE_DESC_COUNT_MAX);
     if (r == 0) {
         if (worker->stands_in)

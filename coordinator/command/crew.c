@@ -17,6 +17,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #define INIT_MS_DEFAULT 60000
 
@@ -35,6 +36,8 @@ struct cox_crew {
 
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t wake;
+    struct cox_executor *abandonable; /* NULL: there is none, or start or free is at work on it */
+    bool making; /* start or free is, which does not take long; what has names is theirs */
     struct cox_service *service;   /* NULL: the group has ended */
     struct cox_recovery *recovery; /* NULL: the group is being started */
     struct cox_rank_set early;     /* deaths before that */
@@ -186,9 +189,27 @@ static bool stop_take(struct cox_crew *crew, int number)
     return first;
 }
 
+/* A second one ends this process without waiting for anything, but not without the clean-up: where the main thread is in a start
+ * or a free, that is its own, and the end is near. */
 static bool on_signal(void *context, int number)
 {
-    return stop_take(context, number);
+    struct cox_crew *crew = context;
+    if (stop_take(crew, number))
+        return true;
+    pthread_mutex_lock(&crew->lock);
+    bool making = crew->making;
+    if (crew->abandonable)
+        cox_executor_abandon(crew->abandonable);
+    pthread_mutex_unlock(&crew->lock);
+    return making;
+}
+
+static void set_making(struct cox_crew *crew, struct cox_executor *abandonable, bool making)
+{
+    pthread_mutex_lock(&crew->lock);
+    crew->abandonable = abandonable;
+    crew->making = making;
+    pthread_mutex_unlock(&crew->lock);
 }
 
 static void on_stop_request(void *context)
@@ -350,8 +371,11 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
     memcpy(executor_options.response_size, group->response_size, sizeof group->response_size);
     /* First, since a model that cannot be loaded needs no processes. */
     int r = weights_load(crew, options, err);
-    if (!r)
+    if (!r) {
+        set_making(crew, NULL, true);
         r = cox_executor_start(&executor_options, &crew->executor, err);
+        set_making(crew, crew->executor, false);
+    }
     if (!r)
         r = weights_publish(crew, err);
     if (r)
@@ -362,6 +386,39 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
     cox_service_weights_with(crew->service, crew->weights);
     r = options->init ? group_init(crew, options, err) : 0;
     return r ? r : recovery_start(crew, options, err);
+}
+
+#define FDS_OF_GROUP 29
+#define FDS_OF_RANK 3
+#define FDS_OF_SEALED_GROUP 19
+#define FDS_OF_SEALED_RANK 5
+
+uint64_t cox_crew_fd_count(uint32_t rank_count, bool sealed, bool weights)
+{
+    return (sealed ? FDS_OF_SEALED_GROUP : FDS_OF_GROUP) +
+           (sealed ? FDS_OF_SEALED_RANK : FDS_OF_RANK) * (uint64_t)rank_count +
+           (weights ? COX_CREW_FDS_OF_WEIGHTS : 0);
+}
+
+/* Where fds are wanting, that is what is told: whatever went wrong first is rarely put in these words, as when a door that cannot
+ * accept closes the connection of a rank. */
+static int explain_failure(const struct cox_crew_options *options, int r, struct cox_error *err)
+{
+    const struct cox_group_choice *group = options->group;
+    struct rlimit limit;
+    uint64_t needed =
+        cox_crew_fd_count(group->rank_count, group->attach == COX_ATTACH_SEALED,
+                          options->share_weights && !group->own_weights && options->model);
+    struct cox_error first = *err;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= needed) {
+        /* Closed is for signals. */
+        return r == COX_CLOSED ? err->code = COX_STATE : r;
+    }
+    *err = (struct cox_error){0};
+    return cox_fail(err, r == COX_CLOSED ? -EMFILE : r,
+                    "%.700s (this process may have %ju files open, a coordinator of %" PRIu32
+                    " ranks needs %" PRIu64 ": ulimit -n %" PRIu64 ")",
+                    first.text, (uintmax_t)limit.rlim_cur, group->rank_count, needed, needed);
 }
 
 int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret_crew,
@@ -385,7 +442,7 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
         r = cox_fail(err, COX_CLOSED, "interrupted");
     if (r) {
         *ret_signal = cox_crew_signal(crew);
-        return *ret_signal ? COX_CLOSED : r;
+        return *ret_signal ? COX_CLOSED : explain_failure(options, r, err);
     }
     *ret_crew = cox_steal_ptr(&crew);
     return 0;
@@ -425,7 +482,9 @@ struct cox_crew *cox_crew_free(struct cox_crew *crew)
         recovery_end(crew);
         cox_group_links_free(crew->links);
         crew->lora = cox_lora_free(crew->lora);
+        set_making(crew, NULL, true);
         crew->executor = cox_executor_free(crew->executor);
+        set_making(crew, NULL, false);
         cox_shared_weights_free(crew->weights);
         cox_signals_end(&crew->signals);
         pthread_cond_destroy(&crew->wake);

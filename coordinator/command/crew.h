@@ -4,8 +4,8 @@
  *
  * Standard error gets every line of a worker as "[rank 2] text". SIGINT, SIGTERM and SIGHUP,
  * those of them that were not ignored at the start, are blocked in every thread and taken by one thread of
- * the crew: the first one asks for an orderly stop (so does coxswain stop), the second one kills this process at once (and the
- * kernel then kills the workers).
+ * the crew: the first one asks for an orderly stop (so does coxswain stop), the second one kills the workers, removes the names
+ * and kills this process, at once.
  *
  * Threads: start and free from the main thread, before any other thread exists; the rest from any.
  * Ownership: options are borrowed until start returns.
@@ -47,6 +47,11 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
 /* Ends the workers and gives the signals back. NULL-safe, returns NULL. */
 struct cox_crew *cox_crew_free(struct cox_crew *crew);
 void cox_crew_freep(struct cox_crew **crew); /* for _cox_cleanup_ */
+
+/* Fds that a coordinator and its ranks take, those that are open only while a rank starts or attaches included, and those for
+ * a model's weights that all ranks share; multi/commands starts groups with exactly so many. */
+#define COX_CREW_FDS_OF_WEIGHTS 9
+uint64_t cox_crew_fd_count(uint32_t rank_count, bool sealed, bool weights);
 
 /* Says warnings and errors on standard error. */
 struct cox_log cox_crew_log(void);

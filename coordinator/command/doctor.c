@@ -4,6 +4,7 @@
 #include "../../channel/control.h"
 #include "../../channel/door.h"
 #include "../../channel/cgroup.h"
+#include "crew.h"
 #include "probe.h"
 
 #include <fcntl.h>
@@ -16,13 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What a coordinator and its ranks take, those that are open only while a rank starts or attaches
- * included; multi/commands starts groups with exactly so many fds, and counts the threads. */
-#define FDS_OF_GROUP 29
-#define FDS_OF_RANK 3
-#define FDS_OF_SEALED_GROUP 19
-#define FDS_OF_SEALED_RANK 5
-#define FDS_OF_WEIGHTS 9 /* that all ranks share, in use and coming; in both numbers told */
+/* What a coordinator and its ranks have; multi/commands counts them. */
 #define THREADS_OF_COORDINATOR 10
 #define THREADS_OF_WORKER 6 /* and what OpenBLAS starts: threads_of_group */
 /* A process with its libraries and buffers, without weights and a KV cache. */
@@ -244,18 +239,17 @@ static void check_limits(struct doctor *doctor)
 {
     struct rlimit limit;
     char text[32];
-    uint64_t fds = FDS_OF_WEIGHTS + FDS_OF_GROUP + FDS_OF_RANK * (uint64_t)doctor->rank_count;
-    uint64_t sealed =
-        FDS_OF_WEIGHTS + FDS_OF_SEALED_GROUP + FDS_OF_SEALED_RANK * (uint64_t)doctor->rank_count;
+    uint64_t fds = cox_crew_fd_count(doctor->rank_count, false, true);
+    uint64_t sealed = cox_crew_fd_count(doctor->rank_count, true, true);
     getrlimit(RLIMIT_NOFILE, &limit);
     finding(doctor,
             shortage(doctor, limit.rlim_cur >= fds,
-                     limit.rlim_cur >= FDS_OF_WEIGHTS + FDS_OF_GROUP + FDS_OF_RANK),
+                     limit.rlim_cur >= cox_crew_fd_count(1, false, true)),
             "open files", "ulimit -n 1024",
             "%s; a coordinator of %" PRIu32 " ranks takes %" PRIu64 ", sealed %" PRIu64
             ", with %d for a model's weights",
             at_most(text, sizeof text, limit.rlim_cur), doctor->rank_count, fds, sealed,
-            FDS_OF_WEIGHTS);
+            COX_CREW_FDS_OF_WEIGHTS);
     uint64_t threads = threads_of_group(doctor->rank_count);
     getrlimit(RLIMIT_NPROC, &limit);
     finding(doctor, limit.rlim_cur < threads ? NOTE : GOOD, "processes",

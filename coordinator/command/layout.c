@@ -27,7 +27,8 @@ static const struct option long_options[] = {
     {NULL, 0, NULL, 0},
 };
 
-static void print_regions(const struct cox_geometry *geometry, const char *name)
+static void print_regions(const struct cox_geometry *geometry, const char *name,
+                          const char *objects)
 {
     char object[COX_OBJECT_NAME_SIZE];
     printf("region %s %" PRIu64 "\n", cox_name_control(object, name),
@@ -41,10 +42,11 @@ static void print_regions(const struct cox_geometry *geometry, const char *name)
         const struct cox_layout_channel *sizes = &geometry->channels[c];
         if (sizes->request_size)
             printf("region %s %" PRIu64 " frames %" PRIu32 " of %" PRIu64 "\n",
-                   cox_name_request(object, name, channel), sizes->request_size, geometry->depth,
+                   cox_name_request(object, objects, channel), sizes->request_size, geometry->depth,
                    sizes->frame_size);
         printf("region %s %" PRIu64 " slots of %" PRIu64 "\n",
-               cox_name_response(object, name, channel), sizes->response_size, sizes->slot_stride);
+               cox_name_response(object, objects, channel), sizes->response_size,
+               sizes->slot_stride);
     }
 }
 
@@ -81,6 +83,8 @@ static void print_totals(const struct cox_geometry *geometry)
            (double)needed / 1048576);
     uint64_t names = cox_geometry_name_count(geometry);
     printf("total names %" PRIu64 "\n", names);
+    if (geometry->legacy)
+        printf("SERIAL is another hexadecimal number at every start\n");
     struct cox_region_space space;
     if (cox_region_space(&space))
         return;
@@ -151,8 +155,10 @@ int cox_command_layout(int argc, char **argv)
     if (geometry.sealed) {
         print_sealed(&geometry);
     } else {
-        print_regions(&geometry, name);
-        print_bells(&geometry, name);
+        char objects[COX_OBJECT_NAME_SIZE];
+        snprintf(objects, sizeof objects, "%s%s", name, geometry.legacy ? "_SERIAL" : "");
+        print_regions(&geometry, name, objects);
+        print_bells(&geometry, objects);
         print_totals(&geometry);
     }
     print_bulk(&geometry);

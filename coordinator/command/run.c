@@ -20,6 +20,7 @@ enum {
     OPTION_ADAPTER,
     OPTION_EXTERNAL,
     OPTION_ROLE,
+    OPTION_STEP_TOKENS,
 };
 
 /* The ranks hear of their role. */
@@ -57,6 +58,7 @@ static void help(FILE *file)
         "for a\n"
         "                            group that decodes; decode: goes on with them; standard, the\n"
         "                            default: both (coxswain role changes it)\n"
+        "      --step-tokens N       compute so many tokens in one step (default 512)\n"
         "      --quiet               nothing of what the workers write\n");
     cox_async_options_help(file);
     cox_recovery_options_help(file);
@@ -76,6 +78,7 @@ static const struct option long_options[] = {
     {"external", no_argument, NULL, OPTION_EXTERNAL},
     {"adapter", required_argument, NULL, OPTION_ADAPTER},
     {"role", required_argument, NULL, OPTION_ROLE},
+    {"step-tokens", required_argument, NULL, OPTION_STEP_TOKENS},
     {NULL, 0, NULL, 0},
 };
 
@@ -98,13 +101,14 @@ static int print_group(struct cox_crew *crew, struct cox_error *err)
 
 /* Clients' prompts, on a group of reference workers. */
 static int serve(struct cox_crew *crew, const struct cox_crew_options *options, enum cox_role role,
-                 struct cox_serving **ret_serving, struct cox_error *err)
+                 uint32_t step_tokens, struct cox_serving **ret_serving, struct cox_error *err)
 {
     struct cox_executor *executor = cox_crew_executor(crew);
     bool legacy = cox_executor_legacy(executor);
     struct cox_serving_options serving = {
         .name = legacy ? NULL : cox_executor_name(executor),
-        .scheduler = {.step_ms = options->group->step_ms,
+        .scheduler = {.token_count_max = step_tokens,
+                      .step_ms = options->group->step_ms,
                       .steps_in_flight = options->group->steps_in_flight,
                       .log = cox_crew_log()},
     };
@@ -127,7 +131,7 @@ static int serve(struct cox_crew *crew, const struct cox_crew_options *options, 
     return r;
 }
 
-static int keep(const struct cox_crew_options *options, enum cox_role role,
+static int keep(const struct cox_crew_options *options, enum cox_role role, uint32_t step_tokens,
                 const struct cox_adapter_choice *adapters)
 {
     struct cox_error error = {0};
@@ -142,7 +146,7 @@ static int keep(const struct cox_crew_options *options, enum cox_role role,
         r = cox_adapter_choice_load(adapters, cox_crew_lora(crew), options->group->rank_count,
                                     options->group->start_timeout_ms, &error);
     if (!r && !options->refusal)
-        r = serve(crew, options, role, &serving, &error);
+        r = serve(crew, options, role, step_tokens, &serving, &error);
     if (!r)
         r = print_group(crew, &error);
     if (r) {
@@ -172,6 +176,8 @@ int cox_command_run(int argc, char **argv)
     _cox_cleanup_(cox_adapter_choice_deinit) struct cox_adapter_choice adapters = {0};
     _cox_cleanup_(cox_init_choice_deinit) struct cox_init_choice init = {0};
     enum cox_role role = COX_ROLE_STANDARD;
+    uint64_t number;
+    uint32_t step_tokens = 0; /* the default */
     struct cox_error error = {0};
     cox_group_choice_init(&group);
     int option, r = 0;
@@ -195,7 +201,10 @@ int cox_command_run(int argc, char **argv)
             options.external = true;
         else if (option == OPTION_ADAPTER)
             r = cox_adapter_choice_take(&adapters, optarg, &error);
-        else if (option == OPTION_QUIET)
+        else if (option == OPTION_STEP_TOKENS) {
+            r = cox_parse_number("--step-tokens", optarg, 1, INT32_MAX, &number, &error);
+            step_tokens = r ? 0 : (uint32_t)number;
+        } else if (option == OPTION_QUIET)
             options.quiet = true;
         else
             r = cox_group_choice_take(&group, option, optarg, argv, &error);
@@ -248,5 +257,5 @@ int cox_command_run(int argc, char **argv)
                      options.refusal ? options.refusal : LEGACY);
     if (r)
         return r > 0 ? cox_exit_usage("run", &error) : cox_exit_with(&error);
-    return cox_exit_flushed(keep(&options, role, &adapters));
+    return cox_exit_flushed(keep(&options, role, step_tokens, &adapters));
 }

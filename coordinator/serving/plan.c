@@ -58,6 +58,7 @@ struct cox_plan {
     struct flight *next; /* in the ring, behind those: being filled, or given and not published */
     bool given;
     size_t step_cost; /* of next */
+    uint32_t token_limit;
     uint64_t base;
     uint64_t renewed; /* number of the first step with the weights of now; 0: none */
     int64_t last_id;
@@ -187,6 +188,7 @@ int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_p
     if (!plan)
         return cox_fail(err, -ENOMEM, "no memory for the schedule");
     plan->options = *options;
+    plan->token_limit = options->token_count_max;
     if (!options->step_count_max)
         plan->options.step_count_max = 1;
     list_init(&plan->waiting);
@@ -456,10 +458,13 @@ static uint32_t row_room(const struct cox_plan *plan, const struct cox_sequence 
 {
     const struct cox_plan_options *options = &plan->options;
     const struct cox_step *step = &plan->next->step;
-    uint32_t left = options->token_count_max > step->token_count
-                        ? options->token_count_max - step->token_count
-                        : 0;
+    const bool again = sequence->computed < sequence->reached;
+    const uint32_t most = again ? options->token_count_max : plan->token_limit;
+    uint32_t left = most > step->token_count ? most - step->token_count : 0;
     uint32_t wanted = sequence->token_count - sequence->computed;
+    if (again && plan->token_limit < most && !options->nested &&
+        left > sequence->reached - sequence->computed)
+        left = sequence->reached - sequence->computed;
     size_t cost =
         row_cost(plan, &sequence->request, sequence->token_count, block_count, !sequence->known);
     if (step->row_count == options->sequence_count_max ||
@@ -768,6 +773,12 @@ void cox_plan_revert(struct cox_plan *plan)
 {
     flights_drop(plan);
     holds_end(plan, 0, 0, COX_DEADLINE_NEVER);
+}
+
+void cox_plan_limit(struct cox_plan *plan, uint32_t token_count)
+{
+    const uint32_t most = plan->options.token_count_max;
+    plan->token_limit = token_count > most ? most : token_count ? token_count : 1;
 }
 
 struct cox_sequence *cox_plan_done(struct cox_plan *plan)

@@ -200,6 +200,10 @@ void cox_plan_renew(struct cox_plan *plan);
 /* The oldest step had no effect, or nobody knows what it had: so it is with all of them, and with what was given. */
 void cox_plan_revert(struct cox_plan *plan);
 
+/* Steps planned from now on compute so many tokens at most, and not more than token_count_max, at positions that no step before has
+ * computed in time; at least 1. */
+void cox_plan_limit(struct cox_plan *plan, uint32_t token_count);
+
 /* Takes the oldest sequence that is done, NULL: none. */
 struct cox_sequence *cox_plan_done(struct cox_plan *plan);
 /* Ends everything that waits or runs with an error; steps in flight count as reverted. */

@@ -22,6 +22,10 @@
 #define PULL_PAUSE_NS (20 * COX_NSEC_PER_MSEC)
 /* Times of the last so many steps are kept for the percentiles. */
 #define SAMPLE_COUNT 16384
+/* After a step that was late: steps in time until the next ones are larger again. */
+#define CALM_COUNT 32
+/* Such steps have at least this part of the tokens that others may have. */
+#define LIMIT_FALL 8
 /* Every submit is completed by its deadline; beyond it by so much, the executor itself is broken.
  */
 #define COMPLETION_SLACK_NS (10 * COX_NSEC_PER_SEC)
@@ -57,9 +61,12 @@ struct cox_scheduler {
     bool broken;     /* run has failed: only free is left */
     uint64_t number; /* of the last step; tells a late handler from an awaited one */
     uint32_t retry_count;
-    uint64_t positions; /* of the plan's statistics, after the last step */
-    uint64_t life;      /* of the group, in which the ranks were told what the plan builds on */
-    uint64_t version;   /* of the weights, of the last step; 0: there was none, or it has none */
+    uint32_t token_limit; /* of a step; token_count_max, or less after one was late */
+    uint32_t calm_count;  /* steps since then, or since it last grew */
+    uint32_t late_tokens; /* of the step that was late last */
+    uint64_t positions;   /* of the plan's statistics, after the last step */
+    uint64_t life;        /* of the group, in which the ranks were told what the plan builds on */
+    uint64_t version;     /* of the weights, of the last step; 0: there was none, or it has none */
 
     pthread_mutex_t lock; /* what the handler looks at in flights, and stopped */
     pthread_cond_t wake;
@@ -271,6 +278,7 @@ int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_
         scheduler->options.sequence_count_max = SEQUENCE_COUNT_DEFAULT;
     if (!options->token_count_max)
         scheduler->options.token_count_max = TOKEN_COUNT_DEFAULT;
+    scheduler->token_limit = scheduler->options.token_count_max;
     if (!options->step_ms)
         scheduler->options.step_ms = STEP_MS_DEFAULT;
     if (!options->retry_max)
@@ -634,17 +642,42 @@ static int step_and_pulls_begin(struct cox_scheduler *scheduler, struct cox_erro
     return started ? started : r;
 }
 
+/* What was too slow for the deadline once is no less so as it was: the next steps are half as large. Not ever smaller: the ranks may
+ * be late for another reason. */
+static void limit_lower(struct cox_scheduler *scheduler)
+{
+    const uint32_t half = scheduler->late_tokens / 2;
+    const uint32_t least = scheduler->options.token_count_max / LIMIT_FALL;
+    scheduler->token_limit = half > least ? half : least ? least : 1;
+    scheduler->calm_count = 0;
+    cox_plan_limit(scheduler->plan, scheduler->token_limit);
+}
+
+/* And larger again, little by little: it may have been a rank that was stopped for a while. */
+static void limit_raise(struct cox_scheduler *scheduler)
+{
+    const uint32_t most = scheduler->options.token_count_max;
+    if (scheduler->token_limit == most || ++scheduler->calm_count < CALM_COUNT)
+        return;
+    scheduler->token_limit = scheduler->token_limit < most / 2 ? scheduler->token_limit * 2 : most;
+    scheduler->calm_count = 0;
+    cox_plan_limit(scheduler->plan, scheduler->token_limit);
+}
+
 /* Waits for the oldest step in flight. Returns 0, or how it failed. */
 static int step_end(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     struct flight *flight = flight_at(scheduler, 0);
     int r = flight_await(scheduler, err);
+    if (r == COX_TIMEOUT)
+        scheduler->late_tokens = flight->step->token_count;
     step_weights_end(scheduler, flight, r, err);
     if (!r)
         r = cox_plan_commit(scheduler->plan, flight->tokens, flight->ended, err);
     if (r)
         return r;
     step_count(scheduler, flight);
+    limit_raise(scheduler);
     /* A step that computes again what was computed before the failure is not the one that failed. */
     struct cox_plan_stats stats;
     cox_plan_stats(scheduler->plan, &stats);
@@ -755,10 +788,18 @@ static int step_failed(struct cox_scheduler *scheduler, int r, struct cox_error 
         return r;
     if (!recovered && scheduler->retry_count == options->retry_max) {
         const struct cox_error last = *err;
+        char advice[128] = "";
+        if (r == COX_TIMEOUT)
+            snprintf(advice, sizeof advice,
+                     ", at last with %" PRIu32
+                     " tokens: a longer --timeout, or fewer --step-tokens",
+                     scheduler->late_tokens);
         *err = (struct cox_error){0};
-        return cox_fail(err, r, "%.900s (tried %" PRIu32 " times)", last.text,
-                        scheduler->retry_count + 1);
+        return cox_fail(err, r, "%.800s (tried %" PRIu32 " times%s)", last.text,
+                        scheduler->retry_count + 1, advice);
     }
+    if (r == COX_TIMEOUT && scheduler->late_tokens)
+        limit_lower(scheduler);
     if (recovered)
         scheduler->retry_count = 0;
     else

@@ -86,7 +86,6 @@ EXEMPT = {
     ("channel/handle_ways.c", "cox_handle_consent", "prctl("): "of this process alone, and ends with it",
     ("channel/peer.c", "peer_missing", "kill("): "asks",
     ("channel/logon.c", "cox_logon_format", "memset(frame"): "the caller's memory, no shared frame",
-    ("worker/answer.c", "lane_pack_failure", "cox_wire_response_pack("): CALLERS,
     ("worker/group_round.c", "say_dead", "atomic said_dead"): CALLERS,
     ("worker/worker.c", "worker_write_fault", "memcpy(base"): CALLERS,
     ("worker/worker.c", "worker_write_fault", "cox_wire_response_pack("): CALLERS,

@@ -14,7 +14,10 @@ Environment, for tests:
                                  the KV cache descriptor alone, "old" (up to 3.0.0.beta.2) in the map alone, "mixed" old on
                                  even ranks and new on odd ones, "neither" on rank 1 and new on the others
     COX_LEGACY_NEEDS=key,key     refuse an init whose configuration lacks one of them; key=value: with another value
-    COX_LEGACY_UNLINK=1          unlink the opened region names at a clean exit, as Python's resource tracker does
+    COX_LEGACY_UNLINK=1          at a clean exit, wait until the resource tracker has unlinked the opened region names
+
+As with the original, Python's resource tracker, a process beside each worker, unlinks by name every region that the worker
+had opened: after the worker's end, however that came, and unless it is killed itself before.
 
 Exit status: 0 after MODEL_FINALIZE, 2 command line or names refused, 3 bytes that make no sense, 4 parent gone.
 """
@@ -22,13 +25,13 @@ Exit status: 0 after MODEL_FINALIZE, 2 command line or names refused, 3 bytes th
 import argparse
 import ctypes
 import errno
-import mmap
 import os
 import stat
 import struct
 import sys
 import threading
 import time
+from multiprocessing import resource_tracker, shared_memory
 
 SHM_DIR = "/dev/shm"
 SLOT_STRIDE = 512 * 1024
@@ -215,20 +218,20 @@ class Region:
     def __init__(self, name):
         self.path = "%s/%s" % (SHM_DIR, name.lstrip("/"))
         check_file(self.path)
-        fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Registers the name with the resource tracker, also where it was not created here.
         try:
-            self.size = os.fstat(fd).st_size
-            if self.size < 4:
-                raise Refused("%s has %d bytes" % (self.path, self.size))
-            self.map = mmap.mmap(fd, self.size)
-        finally:
-            os.close(fd)
+            self.memory = shared_memory.SharedMemory(name=name.lstrip("/"))
+        except FileNotFoundError as error:
+            raise Refused("%s: %s" % (self.path, error.strerror)) from error
+        self.map, self.size = self.memory.buf, self.memory.size
+        if self.size < 4:
+            raise Refused("%s has %d bytes" % (self.path, self.size))
 
     def read_frame(self):
         size, = struct.unpack_from("<I", self.map, 0)
         if size > self.size - 4:
             raise WireError("%s: a frame of %d bytes in a region of %d" % (self.path, size, self.size))
-        return self.map[4:4 + size]
+        return bytes(self.map[4:4 + size])
 
     def write_frame(self, offset, room, data):
         room = min(room, self.size - offset)
@@ -236,12 +239,6 @@ class Region:
             raise WireError("%s: %d bytes do not fit at %d" % (self.path, 4 + len(data), offset))
         struct.pack_into("<I", self.map, offset, len(data))
         self.map[offset + 4:offset + 4 + len(data)] = data
-
-    def unlink(self):
-        try:
-            os.unlink(self.path)
-        except FileNotFoundError:
-            pass
 
 
 class Channel:
@@ -322,12 +319,6 @@ class Worker:
         self.adapters = {}
         self.ended = threading.Event()
         self.exit_status = 0
-
-    def regions(self):
-        for channel in (self.execute, self.link, self.recover, self.transfer):
-            yield channel.request
-            yield channel.response
-        yield self.error.region
 
     def response(self, execute_type, field, payload, status=0):
         return number(1, execute_type) + number(2, self.rank) + number(3, status) + chunk(field, payload)
@@ -521,8 +512,7 @@ class Worker:
             if os.getppid() != first_parent or not alive(parent_pid):
                 self.end(4)
         if self.exit_status == 0 and os.environ.get("COX_LEGACY_UNLINK") == "1":
-            for region in self.regions():
-                region.unlink()
+            resource_tracker._resource_tracker._stop()  # pylint: disable=protected-access
         return self.exit_status
 
 

@@ -31,14 +31,26 @@ static void on_death(void *context, uint32_t rank, const char *text)
         cox_recovery_death(told, rank, text);
 }
 
-static void group_start(uint32_t rank_count, uint32_t depth, const char *await_ms)
+/* Tokens of the first steps that rank 0 was given; complete when the group has ended. */
+#define SIZE_COUNT_MAX 16
+static uint32_t sizes[SIZE_COUNT_MAX], size_count;
+
+static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
-    const char *const command[] = {COX_TEST_BIN_DIR "/async_worker", await_ms ? "await" : NULL,
-                                   AWAITED, await_ms, NULL};
+    (void)context, (void)is_stderr;
+    uint32_t size;
+    if (rank == 0 && sscanf(text, "step of %" SCNu32 " tokens", &size) == 1 &&
+        size_count < SIZE_COUNT_MAX)
+        sizes[size_count++] = size;
+}
+
+static void group_start_as(uint32_t rank_count, uint32_t depth, const char *const *command)
+{
     const struct cox_executor_options options = {.rank_count = rank_count,
                                                  .command = command,
                                                  .attach = test_attach(),
                                                  .depth = depth,
+                                                 .line = on_line,
                                                  .death = on_death};
     const struct cox_recovery_options replaces = {.on_death = COX_ON_DEATH_RESTART,
                                                   .restart_max = 1000,
@@ -56,6 +68,13 @@ static void group_start(uint32_t rank_count, uint32_t depth, const char *await_m
     if (r)
         fail_msg("no group: %d: %s", r, err.text);
     atomic_store(&recovery, started);
+}
+
+static void group_start(uint32_t rank_count, uint32_t depth, const char *await_ms)
+{
+    const char *const command[] = {COX_TEST_BIN_DIR "/async_worker", await_ms ? "await" : NULL,
+                                   AWAITED, await_ms, NULL};
+    group_start_as(rank_count, depth, command);
 }
 
 static void group_end(void)
@@ -258,6 +277,69 @@ static void the_next_step_is_published_while_the_ranks_run_one(void **state)
     assert_int_equal(stats.steps, 0);
 }
 
+/* One prompt of 40 tokens, in a group that takes for ever over steps of more than `slow`. Returns what run does. */
+static int run_slow(uint32_t rank_count, const char *slow, struct cox_error *err)
+{
+    const char *const command[] = {COX_TEST_BIN_DIR "/async_worker", "slow", slow, NULL};
+    const struct cox_scheduler_options options = {.block_count = ASYNC_BLOCK_COUNT,
+                                                  .block_size = ASYNC_BLOCK_SIZE,
+                                                  .position_count_max = 128,
+                                                  .token_count_max = 40,
+                                                  .steps_in_flight = 1,
+                                                  .step_ms = 300,
+                                                  .done = on_done};
+    struct cox_error why = {0};
+    size_count = 0;
+    memset(requests, 0, sizeof requests);
+    requests[0].prompt_count = 40;
+    requests[0].new_max = 5;
+    const struct cox_request request = {.tokens = requests[0].tokens,
+                                        .token_count = requests[0].prompt_count,
+                                        .new_count_max = requests[0].new_max,
+                                        .stop_tokens = {ASYNC_STOP},
+                                        .stop_count = 1,
+                                        .context = &requests[0]};
+    group_start_as(rank_count, 2, command);
+    if (cox_scheduler_new(executor, &options, &scheduler, &why))
+        fail_msg("no scheduler: %s", why.text);
+    assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
+    int r = cox_scheduler_run(scheduler, err);
+    assert_int_equal(requests[0].done_count, 1);
+    scheduler = cox_scheduler_free(scheduler);
+    group_end();
+    return r;
+}
+
+static void p8_a_step_that_is_late_comes_again_with_fewer_tokens(void **state)
+{
+    (void)state;
+    kill_every = cancel_every = 0;
+    for (size_t n = 0; n < 3; n++) {
+        struct cox_error err = {0};
+        int r = run_slow(rank_counts[n], "12", &err);
+        if (r)
+            fail_msg("run returned %d: %s", r, err.text);
+        /* The prompt, its half, and then all of it in parts that are in time. */
+        static const uint32_t expected[] = {40, 20, 10, 10, 10, 10};
+        assert_true(size_count > 6);
+        assert_memory_equal(sizes, expected, sizeof expected);
+    }
+}
+
+static void p8_what_is_late_for_ever_says_what_to_do(void **state)
+{
+    (void)state;
+    static const uint32_t expected[] = {40, 20, 10, 5};
+    struct cox_error err = {0};
+    kill_every = cancel_every = 0;
+    assert_int_equal(run_slow(2, "0", &err), COX_TIMEOUT);
+    assert_int_equal(size_count, 4);
+    assert_memory_equal(sizes, expected, sizeof expected);
+    assert_non_null(strstr(err.text, "tried 4 times, at last with 5 tokens"));
+    assert_non_null(strstr(err.text, "--timeout"));
+    assert_non_null(strstr(err.text, "--step-tokens"));
+}
+
 static void more_steps_than_the_channel_has_frames_are_refused(void **state)
 {
     (void)state;
@@ -288,6 +370,8 @@ int main(void)
         CASE(texts_are_the_same_however_many_steps_are_in_flight),
         CASE(p8_texts_are_the_same_when_ranks_die_and_prompts_are_cancelled),
         CASE(the_next_step_is_published_while_the_ranks_run_one),
+        CASE(p8_a_step_that_is_late_comes_again_with_fewer_tokens),
+        CASE(p8_what_is_late_for_ever_says_what_to_do),
         CASE(more_steps_than_the_channel_has_frames_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

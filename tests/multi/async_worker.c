@@ -2,7 +2,8 @@
  * async_worker: the worker of async_test.c: a model as async_model.h has it.
  *
  * With the arguments `await COUNT MS` the first COUNT steps with rows do not end before another request was published
- * behind them; one behind which none comes for so long fails.
+ * behind them; one behind which none comes for so long fails. With the arguments `slow COUNT` a step of more than COUNT tokens
+ * takes until it is given up; each step with rows is told on standard output, as `step of COUNT tokens`.
  */
 #include "async_model.h"
 
@@ -23,6 +24,7 @@ struct cell {
 static struct cox_worker *worker;
 static struct cell cells[ASYNC_BLOCK_COUNT][ASYNC_BLOCK_SIZE];
 static uint64_t await_count, await_ms;
+static uint64_t slow_above = UINT64_MAX;
 
 static int on_init(void *context, const struct cox_init_request *request,
                    struct cox_init_result *result, struct cox_error *err)
@@ -68,10 +70,26 @@ static int await_next(const struct cox_batch *batch, struct cox_error *err)
     return 0;
 }
 
+static int await_given_up(const struct cox_batch *batch, struct cox_error *err)
+{
+    while (!cox_batch_aborted(batch))
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    return cox_fail(err, COX_ABORTED, "given up");
+}
+
 static int on_execute(void *context, const struct cox_batch *batch,
                       struct cox_batch_output *outputs, struct cox_error *err)
 {
+    uint64_t token_count = 0;
     (void)context;
+    for (uint32_t i = 0; i < batch->row_count; i++)
+        token_count += batch->rows[i].token_count;
+    if (slow_above != UINT64_MAX && batch->row_count) {
+        printf("step of %" PRIu64 " tokens\n", token_count);
+        fflush(stdout);
+    }
+    if (token_count > slow_above)
+        return await_given_up(batch, err);
     for (uint32_t i = 0; i < batch->row_count; i++) {
         int32_t token = row_compute(&batch->rows[i]);
         if (batch->rows[i].emit || token == ASYNC_WRONG)
@@ -94,6 +112,8 @@ int main(int argc, char **argv)
         await_count = strtoull(argv[2], NULL, 10);
         await_ms = strtoull(argv[3], NULL, 10);
     }
+    if (r == 0 && argc == 3 && strcmp(argv[1], "slow") == 0)
+        slow_above = strtoull(argv[2], NULL, 10);
     if (r == 0)
         r = cox_worker_new(&options, &callbacks, NULL, &worker, &err);
     if (r == 0)

@@ -25,6 +25,10 @@ cox_command_test(NAME sealed/control LABEL sealed TIMEOUT 300 PROCESSORS 2
 cox_command_test(NAME multi/takeover LABEL multi TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/takeover_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
+# A second signal while a group ends or starts.
+cox_command_test(NAME multi/signals LABEL multi TIMEOUT 300 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/signals_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME sealed/commands LABEL sealed TIMEOUT 300 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_test.py ${PROJECT_BINARY_DIR}/bin

@@ -96,8 +96,9 @@ static void p8_the_names_are_made_again(void **state)
         size_t before = test_count_names(name);
         for (int round = 0; round < 2; round++) {
             for (size_t i = 0; i < sizeof regions / sizeof regions[0]; i++) {
-                char path[160];
-                snprintf(path, sizeof path, "/dev/shm/%s_%s", name, regions[i]);
+                char path[192];
+                snprintf(path, sizeof path, "/dev/shm/%s_%s", test_group_executor(group)->objects,
+                         regions[i]);
                 if (round == 0 || i % 2)
                     assert_int_equal(unlink(path), 0);
             }

@@ -556,7 +556,7 @@ static void p4_p10_a_spoilt_request_without_answer_is_not_answered(void **state)
 {
     (void)state;
     struct cox_executor_options options = small_options(2, all_native);
-    char name[64], path[128];
+    char name[64], path[192];
     options.name = test_unique_name(name);
     struct test_group *group = test_group_start(2, &options);
     group_init(group);
@@ -565,7 +565,7 @@ static void p4_p10_a_spoilt_request_without_answer_is_not_answered(void **state)
     const int64_t id = 7;
     struct cox_error err = {0};
     assert_int_equal(cox_executor_cleanup(test_group_executor(group), &id, 1, soon(), &err), 0);
-    snprintf(path, sizeof path, "/dev/shm/%s_execute_request", name);
+    snprintf(path, sizeof path, "/dev/shm/%s_execute_request", test_group_executor(group)->objects);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     uint8_t low = 0;
     assert_int_equal(pread(fd, &low, 1, 0), 1);
@@ -627,17 +627,17 @@ static void p7_names_that_the_workers_removed_are_no_error(void **state)
 {
     (void)state;
     struct cox_executor_options options = small_options(2, all_legacy);
-    char name[64], regions[96];
+    char name[64], regions[160];
     options.name = test_unique_name(name);
     assert_int_equal(setenv("COX_LEGACY_UNLINK", "1", 1), 0);
     struct test_group *group = test_group_start(2, &options);
     assert_int_equal(unsetenv("COX_LEGACY_UNLINK"), 0);
     /* A legacy group keeps its names while it lives: a worker may open them whenever it likes. */
     group_init(group);
-    snprintf(regions, sizeof regions, "%s_execute_request", name);
+    struct cox_executor *executor = test_group_executor(group);
+    snprintf(regions, sizeof regions, "%s_execute_request", executor->objects);
     assert_int_equal(test_count_names(regions),
                      1 + 2 * 2); /* the region, and two semaphores per rank */
-    struct cox_executor *executor = test_group_executor(group);
     assert_int_equal(cox_executor_stop(executor), 0);
     assert_int_equal(test_count_names(regions), 2 * 2);
     test_group_free(group);

@@ -2,7 +2,7 @@
 """A coordinator is killed and another one started under the same name: it has the name, its predecessor's workers leave,
 clients are told and can come again, and nothing is left behind. Rows A23, A24 and P7.
 
-Usage: takeover_test.py BIN_DIR SOURCE_DIR [--seed S] [TEST...]
+Usage: takeover_test.py BIN_DIR SOURCE_DIR [--seed S] [--takeovers N] [TEST...]
 """
 
 import argparse
@@ -23,6 +23,7 @@ parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("bin_dir", type=os.path.abspath)
 parser.add_argument("source_dir", type=os.path.abspath)
 parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+parser.add_argument("--takeovers", type=int, default=25, help="of one name of a group of Python workers, in a row")
 parser.add_argument("tests", nargs="*")
 options = parser.parse_args()
 dice = random.Random(options.seed)
@@ -231,6 +232,29 @@ def test_p7_killed_at_any_instant_of_its_start(name, more):
     group.serves()
     check(sorted(group.below) == sorted(descendants(group.process.pid) or group.pids), "odd workers")
     group.stop()
+
+
+def test_a23_m7_trackers_of_dead_python_workers_remove_nothing_of_the_next_group():
+    """Python's resource trackers unlink the regions of a killed group when the next one under the name has its own."""
+    name = PREFIX + "trackers"
+    workers = ("--", "/usr/bin/python3", LEGACY)
+    group = Group(name, arguments=("--legacy-workers",), workers=workers)
+    counters = {"ready when killed": 0}
+    for _ in range(options.takeovers):
+        if dice.random() < 0.75:
+            group.ready()
+            counters["ready when killed"] += 1
+            time.sleep(dice.uniform(0, 0.05))
+        else:
+            time.sleep(dice.uniform(0, 0.5))
+        old = group.kill()
+        group = Group(name, arguments=("--legacy-workers",), workers=workers)
+        finish(old.process, KILLED)
+        close(old.process)
+    group.ready()
+    group.serves()
+    group.stop()
+    return counters
 
 
 def has_fault_points():

@@ -469,6 +469,38 @@ static void b4_leftovers_of_another_version_are_swept(void **state)
     gone(&own);
 }
 
+/* Also by another version, and though another start under the name has other names. */
+static void b4_p7_leftovers_with_a_serial_are_swept(void **state)
+{
+    (void)state;
+    for (uint32_t version = COX_LAYOUT_VERSION; version < COX_LAYOUT_VERSION + 2; version++) {
+        const struct cox_geometry_choice choice = {.legacy = true};
+        struct cox_geometry geometry;
+        struct cox_control old;
+        struct cox_channel channel;
+        char objects[COX_NAME_SIZE_MAX + 1];
+        uint32_t count = 0;
+        assert_int_equal(cox_geometry_resolve(2, &choice, &geometry, NULL), 0);
+        geometry.serial = cox_control_fresh();
+        assert_int_not_equal(geometry.serial, cox_control_fresh());
+        assert_int_equal(cox_control_create(&old, GROUP, &geometry, NULL), 0);
+        cox_name_objects(objects, GROUP, &geometry);
+        for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+            assert_int_equal(
+                cox_channel_create(&channel, objects, &old, (enum cox_channel_id)c, NULL), 0);
+            cox_channel_close(&channel);
+        }
+        uint32_t names = (uint32_t)shm_count(NULL);
+        assert_int_equal(names, cox_geometry_name_count(&geometry));
+        old.layout->header.version = version;
+        assert_int_equal(cox_control_sweep(GROUP, &count, NULL), COX_TAKEN);
+        cox_control_close(&old);
+        assert_int_equal(cox_control_sweep(GROUP, &count, NULL), 0);
+        assert_int_equal(count, names);
+        assert_int_equal(shm_count(NULL), 0);
+    }
+}
+
 static void a_neighbour_s_names_are_not_swept(void **state)
 {
     struct crash crash = {.rank_count = 1, .channels = 1};
@@ -938,6 +970,7 @@ int main(void)
         LEAK_TEST(b44_what_another_user_has_under_such_a_name_is_not_swept),
         LEAK_TEST(b54_of_two_that_create_at_once_one_wins),
         LEAK_TEST(b54_a_late_sweeper_spares_the_next_group),
+        LEAK_TEST(b4_p7_leftovers_with_a_serial_are_swept),
         LEAK_TEST(b15_a_host_without_standard_fds_does_not_log_into_the_truth),
         LEAK_TEST(b54_files_of_others_are_not_touched),
         LEAK_TEST(a_full_tmpfs_is_no_space_with_both_numbers),

@@ -313,6 +313,34 @@ static void names_are_the_contract_s(void **state)
         "/4242_7_execute_error_response_consume_0");
 }
 
+static void m7_names_with_a_serial_tell_group_and_serial(void **state)
+{
+    struct cox_geometry geometry = {.serial = 0};
+    char objects[COX_NAME_SIZE_MAX + 1], name[COX_NAME_SIZE_MAX + 1];
+    uint32_t serial = 7;
+    (void)state;
+    assert_string_equal(cox_name_objects(objects, "mine", &geometry), "mine");
+    assert_null(cox_name_of_objects(name, objects, &serial));
+    geometry.serial = 0xc0ffee;
+    assert_string_equal(cox_name_objects(objects, "mine_4", &geometry), "mine_4_00c0ffee");
+    assert_string_equal(cox_name_of_objects(name, objects, &serial), "mine_4");
+    assert_int_equal(serial, 0xc0ffee);
+    static const char *const none[] = {"",
+                                       "4242_7",
+                                       "_00c0ffee",
+                                       "mine_00c0ffe",
+                                       "mine_00C0ffee",
+                                       "mine-00c0ffee",
+                                       "mine_00c0ffee_"};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+        assert_null(cox_name_of_objects(name, none[i], &serial));
+    char longest[COX_NAME_SIZE_MAX - COX_NAME_SERIAL_SIZE + 1];
+    memset(longest, 'n', sizeof longest - 1);
+    longest[sizeof longest - 1] = '\0';
+    assert_int_equal(cox_name_check(cox_name_objects(objects, longest, &geometry), NULL), 0);
+    assert_string_equal(cox_name_of_objects(name, objects, &serial), longest);
+}
+
 static void the_longest_name_fits_everywhere(void **state)
 {
     char name[COX_NAME_SIZE_MAX + 1], buffer[COX_OBJECT_NAME_SIZE];
@@ -385,6 +413,7 @@ int main(void)
         LEAK_TEST(verify_takes_nothing_that_resolve_does_not_give),
         LEAK_TEST(names_are_the_contract_s),
         LEAK_TEST(the_longest_name_fits_everywhere),
+        LEAK_TEST(m7_names_with_a_serial_tell_group_and_serial),
         LEAK_TEST(m16_names_are_checked),
     };
     fixture_begin();

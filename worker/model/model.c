@@ -1,6 +1,7 @@
 #include "worker/model/model.h"
 #include "model/block.h"
 #include "model/digest.h"
+#include "model/file.h"
 #include "worker/model/sample.h"
 
 #include <stdio.h>
@@ -106,6 +107,7 @@ int cox_model_load(const char *directory, const struct cox_model_options *option
                              : load_weights(model, directory, err);
     if (!r)
         r = cox_model_digest_verify(directory, model->digest, err);
+    r = cox_file_blame(r, err);
     if (!r)
         r = complete(model, options->weights ? options->weights : model->own_weights, options, err);
     if (r)

@@ -1,0 +1,143 @@
+#!/usr/bin/python3
+"""A second signal, and a third, while a group is stopped or started: nothing is waited for any more, and nothing is left
+of names, sockets and processes. Rows P7 and M15.
+
+Usage: signals_test.py [--seed S] [--rounds N] BIN_DIR SOURCE_DIR [TEST...]
+"""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fault"))
+import remains  # pylint: disable=wrong-import-position
+from remains import Failure, Process, all_gone, descendants, doors, names_of
+
+parser = argparse.ArgumentParser(usage=__doc__)
+parser.add_argument("bin_dir", type=os.path.abspath)
+parser.add_argument("source_dir", type=os.path.abspath)
+parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+parser.add_argument("--rounds", type=int, default=6, help="of each test with each kind of group")
+parser.add_argument("tests", nargs="*")
+options = parser.parse_args()
+dice = random.Random(options.seed)
+
+COXSWAIN = os.path.join(options.bin_dir, "coxswain")
+SCRIPTED = os.path.join(options.bin_dir, "scripted_worker")
+MODEL = os.path.join(options.source_dir, "models", "sums")
+LEGACY = os.path.join(options.source_dir, "tests", "legacy", "legacy_worker.py")
+PREFIX = "coxsignals.%d." % os.getpid()
+ENDINGS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+RANKS = 2
+
+# What a group can be: options of run, and what its workers are.
+KINDS = {
+    "keep-names": ["--keep-names", "--model", MODEL],
+    "keep-names wrapped": ["--keep-names", "--no-init", "--", "sh", "-c", "trap '' TERM; " + SCRIPTED + ' "$@"; true', "sh"],
+    "sealed": ["--attach", "sealed", "--model", MODEL],
+    "legacy": ["--legacy-workers", "--", "/usr/bin/python3", LEGACY],
+    "legacy deaf": ["--legacy-workers", "--", "sh", "-c", "trap '' TERM; exec /usr/bin/python3 " + LEGACY + ' "$@"', "sh"],
+}
+
+now = []  # what is going on, for a failure
+
+
+def check(condition, text):
+    if not condition:
+        raise Failure(text)
+
+
+def start(kind):
+    now[:] = [Process([COXSWAIN, "run", "-n", str(RANKS), "--name", PREFIX + kind.replace(" ", "-"), *KINDS[kind]])]
+    return now[0]
+
+
+def await_ready(process):
+    end = time.monotonic() + remains.PATIENCE
+    while len(process.out.splitlines()) < 2 + RANKS:
+        check(not process.ended and time.monotonic() < end, "the group is not ready: " + process.describe())
+        remains.reap()
+        time.sleep(0.002)
+
+
+def signal_all(pids, number):
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def await_nothing(process, kind):
+    status = process.wait()
+    check(status in [0, *(-number for number in ENDINGS), *(128 + number for number in ENDINGS)],
+          "status %s: %s" % (status, process.describe()))
+    left = names_of(PREFIX + kind.replace(" ", "-"))
+    check(not left, "%d names are left: %s" % (len(left), left[:3]))
+    check(not doors(), "a socket is left: %s" % doors())
+    check(all_gone(), "processes are left")
+    process.close()
+    return status
+
+
+def for_each_kind(function):
+    def all_kinds():
+        counters = {}
+        for kind in KINDS:
+            for round_number in range(options.rounds):
+                try:
+                    status = function(kind, round_number)
+                except Failure as failure:
+                    raise Failure("%s, round %d: %s" % (kind, round_number, failure)) from None
+                counters["status %d" % status] = counters.get("status %d" % status, 0) + 1
+        return counters
+    all_kinds.__name__ = function.__name__
+    return all_kinds
+
+
+@for_each_kind
+def test_p7_m15_a_second_signal_during_a_stop_leaves_nothing(kind, round_number):
+    """The workers do not end: they are stopped, and the stop waits for them in vain."""
+    process = start(kind)
+    await_ready(process)
+    below = descendants(process.pid)
+    signal_all(below, signal.SIGSTOP)
+    process.kill(dice.choice(ENDINGS))
+    # What is not stopped for good ends before the second.
+    delay = (0, 0.0005, 0.01, 0.1, 0.5, 2.5)[round_number % 6]
+    time.sleep(dice.uniform(delay / 2, delay))
+    process.kill(dice.choice(ENDINGS))
+    time.sleep(dice.choice((0, dice.uniform(0, 0.002), dice.uniform(0, 0.05))))
+    process.kill(dice.choice(ENDINGS))
+    return await_nothing(process, kind)
+
+
+@for_each_kind
+def test_p7_m15_a_second_signal_at_any_instant_leaves_nothing(kind, _):
+    """Of the start, of the life, of an orderly stop."""
+    process = start(kind)
+    time.sleep(dice.choice((dice.uniform(0, 0.02), dice.uniform(0, 0.1), dice.uniform(0, 0.6))))
+    for _ in range(3):
+        process.kill(dice.choice(ENDINGS))
+        time.sleep(dice.choice((0, dice.uniform(0, 0.002), dice.uniform(0, 0.05))))
+    return await_nothing(process, kind)
+
+
+def main():
+    remains.begin()
+    print("seed %d" % options.seed, flush=True)
+    tests = [function for name, function in sorted(globals().items()) if name.startswith("test_")]
+    tests = [function for function in tests if not options.tests or function.__name__ in options.tests]
+
+    def describe():
+        text = "\n".join(process.describe() for process in now)
+        now.clear()
+        return text
+    return remains.run_tests(tests, options.seed, describe, PREFIX)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
