@@ -625,20 +625,3 @@ WRAP(int, sem_init, sem_t *sem, int shared, unsigned value)
 {
     return FAILS("sem_init", ENOSPC, 0, 0) ? -1 : __real_sem_init(sem, shared, value);
 }
-
-WRAP(int, sem_wait, sem_t *sem)
-{
-    return FAILS("sem_wait", 0, 0, COUNTDOWN_INTERRUPTIBLE) ? -1 : __real_sem_wait(sem);
-}
-
-WRAP(int, sem_trywait, sem_t *sem)
-{
-    return FAILS("sem_trywait", 0, 0, COUNTDOWN_INTERRUPTIBLE) ? -1 : __real_sem_trywait(sem);
-}
-
-WRAP(int, sem_clockwait, sem_t *sem, clockid_t clock, const struct timespec *until)
-{
-    if (FAILS("sem_clockwait", 0, 0, COUNTDOWN_INTERRUPTIBLE))
-        return -1;
-    return __real_sem_clockwait(sem, clock, until);
-}
