@@ -40,9 +40,9 @@
  * Threads: open starts one, which calls the hooks; open and close from one thread.
  * Ownership: see the hooks; a session's fds are the caller's.
  * Blocks: connect until its deadline, all of it together; the door's thread for nobody: a visitor
- *   that is slow is dropped when its deadline has passed, and delays no other one.
- *   But the last close of an fd that somebody sent can block in the kernel (SO_LINGER, FUSE): then the
- *   thread does.
+ *   that is slow is dropped when its deadline has passed, and delays no other one. close waits
+ *   COX_CLOSER_END_MS (closer.h) at most for fds that visitors sent and whose close hangs (SO_LINGER,
+ *   FUSE); the door's thread never does. While COX_CLOSER_WAITING_MAX of them wait, nobody is let in.
  * If the process dies: the socket file stays, and refuses connections; the next start under any
  *   name in that folder, and `coxswain clean`, remove it.
  */

@@ -184,6 +184,13 @@ WRAP(int, close, int fd)
     return countdown_took_back();
 }
 
+WRAP(int, statx, int folder_fd, const char *path, int flags, unsigned mask, struct statx *ret)
+{
+    return FAILS("statx", ENOMEM, 0, COUNTDOWN_PASSABLE)
+               ? -1
+               : __real_statx(folder_fd, path, flags, mask, ret);
+}
+
 WRAP(int, fstat, int fd, struct stat *ret)
 {
     return FAILS("fstat", ENOMEM, 0, COUNTDOWN_PASSABLE) ? -1 : __real_fstat(fd, ret);
