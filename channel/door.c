@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +55,7 @@ struct cox_door {
     uint32_t visitor_count;
     struct pollfd *polled; /* stop, door, the visitors in their order, and those of their processes
                             * that are watched, in the same order */
+    _Atomic uint32_t shown_visitors, shown_depositors, shown_deposits; /* for counts */
     pthread_t thread;
 };
 
@@ -295,10 +297,21 @@ static void visitors_serve(struct cox_door *door)
     }
 }
 
+/* relaxed: they are told, and nothing else. */
+static void door_show(struct cox_door *door)
+{
+    atomic_store_explicit(&door->shown_visitors, door->visitor_count, memory_order_relaxed);
+    atomic_store_explicit(&door->shown_depositors, door->reception.depositor_count,
+                          memory_order_relaxed);
+    atomic_store_explicit(&door->shown_deposits, door->reception.deposits.count,
+                          memory_order_relaxed);
+}
+
 static void *door_main(void *argument)
 {
     struct cox_door *door = argument;
     for (;;) {
+        door_show(door);
         door_poll(door);
         if (door->polled[0].revents)
             return NULL;
@@ -558,6 +571,22 @@ int cox_door_open(const struct cox_door_options *options, const struct cox_door_
     }
     *ret_door = door;
     return 0;
+}
+
+void cox_door_counts(const struct cox_door *door, struct cox_door_counts *ret_counts)
+{
+    const struct cox_closer_counts closes = cox_closer_counts(door->reception.closer);
+    *ret_counts = (struct cox_door_counts){
+        .visitors = atomic_load_explicit(&door->shown_visitors, memory_order_relaxed),
+        .visitor_max = door->visitor_max,
+        .depositors = atomic_load_explicit(&door->shown_depositors, memory_order_relaxed),
+        .depositor_max = door->reception.depositor_max,
+        .deposits = atomic_load_explicit(&door->shown_deposits, memory_order_relaxed),
+        .deposit_max = door->reception.deposits.max,
+        .closing = closes.waiting,
+        .closing_max = COX_CLOSER_WAITING_MAX,
+        .hanging = closes.hanging,
+    };
 }
 
 struct cox_door *cox_door_close(struct cox_door *door)

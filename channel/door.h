@@ -159,6 +159,16 @@ struct cox_door;
  * unless 0, but for the folder. */
 int cox_door_open(const struct cox_door_options *options, const struct cox_door_hooks *hooks,
                   struct cox_door **ret_door, struct cox_error *err);
+/* What visitors have caused to be kept here, and how much of it there can be. */
+struct cox_door_counts {
+    uint32_t visitors, visitor_max;     /* connections, about 1.5 KiB each */
+    uint32_t depositors, depositor_max; /* of them */
+    uint32_t deposits, deposit_max;     /* fds that are kept, of all */
+    uint32_t closing, closing_max;      /* fds that wait to be closed: closer.h */
+    uint32_t hanging;                   /* of them, whose close hangs */
+};
+/* Of a moment ago. From any thread, until close. */
+void cox_door_counts(const struct cox_door *door, struct cox_door_counts *ret_counts);
 /* Closes every connection (no hook is called for them), removes the socket, joins the thread.
  * NULL-safe, returns NULL. */
 struct cox_door *cox_door_close(struct cox_door *door);
