@@ -579,6 +579,7 @@ static int pull_take(struct connection *c, const struct cox_answer_source *sourc
 static struct cox_answer_source source_of(struct cox_service *service)
 {
     pthread_mutex_lock(&service->lock);
+    const struct places places = places_count(service);
     struct cox_answer_source source = {
         .executor = service->executor,
         .serving = service->serving,
@@ -587,6 +588,8 @@ static struct cox_answer_source source_of(struct cox_service *service)
         .links = service->links,
         .model = service->model,
         .weights = service->weights,
+        .connections = places.taken,
+        .prompt_connections = places.prompts,
     };
     memcpy(source.refusal, service->refusal, sizeof source.refusal);
     pthread_mutex_unlock(&service->lock);
