@@ -1,8 +1,10 @@
 #include "deposits.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #define BUCKET_COUNT_MIN 16
 
@@ -67,9 +69,9 @@ int cox_depot_answer_parse(const uint8_t bytes[COX_DEPOT_ANSWER_SIZE], int *ret_
 
 /* ---- the table ---- */
 
-void cox_deposits_init(struct cox_deposits *deposits, uint32_t max)
+void cox_deposits_init(struct cox_deposits *deposits, uint32_t max, struct cox_closer *closer)
 {
-    *deposits = (struct cox_deposits){.max = max};
+    *deposits = (struct cox_deposits){.max = max, .closer = closer};
 }
 
 static uint64_t handle_hash(const struct cox_handle *handle)
@@ -119,7 +121,7 @@ static void deposits_free_at(struct cox_deposits *deposits, struct cox_deposit *
     struct cox_deposit *d = *place;
     *place = d->next;
     deposits->count--;
-    cox_close_fd(&d->fd);
+    cox_closer_give(deposits->closer, &d->fd);
     free(d);
 }
 
@@ -129,7 +131,7 @@ void cox_deposits_deinit(struct cox_deposits *deposits)
         while (deposits->buckets[i])
             deposits_free_at(deposits, &deposits->buckets[i]);
     free(deposits->buckets);
-    cox_deposits_init(deposits, deposits->max);
+    cox_deposits_init(deposits, deposits->max, deposits->closer);
 }
 
 void cox_deposits_forget(struct cox_deposits *deposits, struct cox_depositor *depositor)
@@ -147,14 +149,17 @@ void cox_deposits_forget(struct cox_deposits *deposits, struct cox_depositor *de
 /* A handle that is left has to be the depositor's own and mean this very fd. */
 static bool handle_is_of(const struct cox_handle *handle, pid_t pid, int fd)
 {
-    struct stat st;
+    struct statx st;
     uint8_t kind = handle->bytes[HANDLE_KIND];
-    if (fstat(fd, &st) < 0 || (kind != COX_HANDLE_MEMORY && kind != COX_HANDLE_OTHER))
+    /* Whoever serves the file (FUSE) is not asked: it may never answer. */
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &st) < 0 ||
+        (kind != COX_HANDLE_MEMORY && kind != COX_HANDLE_OTHER))
         return false;
     return (pid == 0 || get(handle->bytes + HANDLE_PID, 4) == (uint64_t)pid) &&
-           (kind == COX_HANDLE_OTHER || S_ISREG(st.st_mode)) &&
-           get(handle->bytes + HANDLE_DEV, 4) == (uint32_t)st.st_dev &&
-           get(handle->bytes + HANDLE_INO, 8) == (uint64_t)st.st_ino;
+           (kind == COX_HANDLE_OTHER || S_ISREG(st.stx_mode)) &&
+           get(handle->bytes + HANDLE_DEV, 4) ==
+               (uint32_t)makedev(st.stx_dev_major, st.stx_dev_minor) &&
+           get(handle->bytes + HANDLE_INO, 8) == (uint64_t)st.stx_ino;
 }
 
 static int deposits_put(struct cox_deposits *deposits, struct cox_depositor *depositor,

@@ -25,6 +25,7 @@
 #ifndef COX_CHANNEL_DEPOSITS_H
 #define COX_CHANNEL_DEPOSITS_H
 
+#include "closer.h"
 #include "handle.h"
 
 #include <sys/types.h>
@@ -52,7 +53,8 @@ struct cox_deposits {
     struct cox_deposit **buckets; /* bucket_count, a power of two; NULL: none yet */
     uint32_t bucket_count;
     uint32_t count;
-    uint32_t max; /* of them an eighth is not for the one that has left most */
+    struct cox_closer *closer; /* borrowed */
+    uint32_t max;              /* of them an eighth is not for the one that has left most */
 };
 
 /* One connection; all zero but for pid before its first request. */
@@ -62,8 +64,9 @@ struct cox_depositor {
     uint32_t count;
 };
 
-void cox_deposits_init(struct cox_deposits *deposits, uint32_t max);
-/* Closes all that is kept; no depositor may be used after it. Idempotent. */
+/* closer is borrowed. */
+void cox_deposits_init(struct cox_deposits *deposits, uint32_t max, struct cox_closer *closer);
+/* Gives all that is kept to the closer; no depositor may be used after it. Idempotent. */
 void cox_deposits_deinit(struct cox_deposits *deposits);
 
 /* What a depositor asks. bytes are a stranger's. *fd is what came with them, -1: nothing; when it is
@@ -74,7 +77,7 @@ void cox_deposits_deinit(struct cox_deposits *deposits);
 int cox_deposits_serve(struct cox_deposits *deposits, struct cox_depositor *depositor,
                        const uint8_t bytes[COX_DEPOT_REQUEST_SIZE], int *fd, int *ret_fd,
                        uint64_t *ret_number);
-/* Its connection has ended: closes what it left. */
+/* Its connection has ended: gives what it left to the closer. */
 void cox_deposits_forget(struct cox_deposits *deposits, struct cox_depositor *depositor);
 
 #endif

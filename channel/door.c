@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,11 +49,13 @@ struct cox_door {
     ino_t inode;
     uint64_t resume_ns; /* nobody is let in before; 0: everybody is */
     bool short_of_fds;  /* nobody was let in since the last pause */
+    bool choked;        /* nor is anybody, see door_is_choked */
     uint64_t next_id;
     struct cox_visitor **visitors; /* visitor_count of visitor_max, in order of arrival */
     uint32_t visitor_count;
     struct pollfd *polled; /* stop, door, the visitors in their order, and those of their processes
                             * that are watched, in the same order */
+    _Atomic uint32_t shown_visitors, shown_depositors, shown_deposits; /* for counts */
     pthread_t thread;
 };
 
@@ -137,9 +140,9 @@ static void door_let_in(struct cox_door *door, int fd)
     if (!visitor) {
         if (r)
             snprintf(reason, sizeof reason, "the visitor: %s", cox_status_text(r));
-        cox_log_write(&door->reception.log, 4, "door: refused: %s", reason);
+        cox_log_limit_write(&door->reception.log, 4, NULL, code, "door: refused: %s", reason);
         cox_visitor_turn_away(fd, code, reason);
-        cox_close_fd(&fd);
+        cox_closer_hang_up(door->reception.closer, &fd);
         return;
     }
     visitor->state = COX_VISITOR_LOGON;
@@ -167,16 +170,16 @@ static void spare_open(struct cox_door *door)
 static void door_pause(struct cox_door *door, int e)
 {
     if (!door->short_of_fds) /* it may last for hours */
-        cox_log_write(&door->reception.log, 4,
-                      "door: nobody is let in, but for a try every %d ms: %s", PAUSE_MS,
-                      cox_status_text(-e));
+        cox_log_limit_write(&door->reception.log, 4, NULL, 0,
+                            "door: nobody is let in, but for a try every %d ms: %s", PAUSE_MS,
+                            cox_status_text(-e));
     door->short_of_fds = true;
     if (door->spare_fd >= 0) {
         cox_close_fd(&door->spare_fd);
         int fd = accept4(door->listen_fd, NULL, NULL, SOCK_CLOEXEC);
         if (fd >= 0)
             cox_visitor_turn_away(fd, COX_FULL, "the coordinator may not open more fds");
-        cox_close_fd(&fd);
+        cox_closer_hang_up(door->reception.closer, &fd);
         spare_open(door);
     }
     door->resume_ns = cox_deadline_after_ms(PAUSE_MS);
@@ -213,10 +216,21 @@ static void door_accept(struct cox_door *door)
 
 /* ---- the thread ---- */
 
-/* Until when to sleep: the first logon that is late, or the end of a pause. */
-static uint64_t door_deadline(const struct cox_door *door)
+/* So many closes hang that what else comes with fds could not be got rid of. */
+static bool door_is_choked(const struct cox_door *door)
 {
-    uint64_t deadline_ns = door->resume_ns ? door->resume_ns : COX_DEADLINE_NEVER;
+    return cox_closer_counts(door->reception.closer).waiting >= COX_CLOSER_WAITING_MAX;
+}
+
+/* Until when to sleep: the first logon that is late, or the end of a pause. */
+static uint64_t door_deadline(struct cox_door *door)
+{
+    uint64_t deadline_ns = cox_closer_turn(door->reception.closer);
+    if (door->resume_ns)
+        deadline_ns = cox_deadline_min(deadline_ns, door->resume_ns);
+    deadline_ns = cox_deadline_min(deadline_ns, cox_log_limit_turn(&door->reception.log, false));
+    if (door_is_choked(door))
+        deadline_ns = cox_deadline_min(deadline_ns, cox_deadline_after_ms(PAUSE_MS));
     for (uint32_t i = 0; i < door->visitor_count; i++)
         if (door->visitors[i]->state == COX_VISITOR_LOGON)
             deadline_ns = cox_deadline_min(deadline_ns, door->visitors[i]->deadline_ns);
@@ -238,9 +252,21 @@ static void door_poll(struct cox_door *door)
 {
     struct pollfd *polled = door->polled;
     polled[0] = (struct pollfd){.fd = door->stop_fd, .events = POLLIN};
-    polled[1] = (struct pollfd){.fd = door->resume_ns ? -1 : door->listen_fd, .events = POLLIN};
+    const bool choked = door_is_choked(door);
+    if (choked && !door->choked)
+        cox_log_limit_write(
+            &door->reception.log, 4, NULL, 0,
+            "door: nobody is let in, and no fd is taken: %d fds that were sent here wait "
+            "to be closed, and their closes hang (SO_LINGER, FUSE)",
+            COX_CLOSER_WAITING_MAX);
+    door->choked = choked;
+    polled[1] =
+        (struct pollfd){.fd = door->resume_ns || choked ? -1 : door->listen_fd, .events = POLLIN};
     for (uint32_t i = 0; i < door->visitor_count; i++)
-        polled[2 + i] = (struct pollfd){.fd = door->visitors[i]->fd, .events = POLLIN};
+        polled[2 + i] = (struct pollfd){
+            .fd = choked && door->visitors[i]->state != COX_VISITOR_WORKER ? -1
+                                                                           : door->visitors[i]->fd,
+            .events = POLLIN};
     nfds_t count = 2 + door->visitor_count;
     for (uint32_t i = 0; i < door->visitor_count; i++)
         if (door->visitors[i]->pidfd >= 0)
@@ -271,10 +297,21 @@ static void visitors_serve(struct cox_door *door)
     }
 }
 
+/* relaxed: they are told, and nothing else. */
+static void door_show(struct cox_door *door)
+{
+    atomic_store_explicit(&door->shown_visitors, door->visitor_count, memory_order_relaxed);
+    atomic_store_explicit(&door->shown_depositors, door->reception.depositor_count,
+                          memory_order_relaxed);
+    atomic_store_explicit(&door->shown_deposits, door->reception.deposits.count,
+                          memory_order_relaxed);
+}
+
 static void *door_main(void *argument)
 {
     struct cox_door *door = argument;
     for (;;) {
+        door_show(door);
         door_poll(door);
         if (door->polled[0].revents)
             return NULL;
@@ -382,7 +419,7 @@ static int door_listen_once(struct cox_door *door, const char *name, struct cox_
     }
     cox_folder_unlock(door->folder_fd);
     if (swept)
-        cox_log_write(&door->reception.log, 6,
+        cox_log_write(&door->reception.log.log, 6,
                       "door: %" PRIu32 " sockets of dead coordinators are removed", swept);
     return r;
 }
@@ -416,7 +453,6 @@ static struct cox_door *door_new(const struct cox_door_options *options,
         return NULL;
     *door = (struct cox_door){
         .reception = {.hooks = *hooks,
-                      .log = options->log,
                       .logon_ms = options->logon_ms ? options->logon_ms : LOGON_MS_DEFAULT},
         .visitor_max = options->visitor_max ? options->visitor_max : VISITOR_MAX_DEFAULT,
         .folder_fd = -1,
@@ -426,17 +462,30 @@ static struct cox_door *door_new(const struct cox_door_options *options,
     };
     /* The rest is for workers, of whom there can be COX_RANK_COUNT_MAX, and commands. */
     door->reception.depositor_max = door->visitor_max - door->visitor_max * 3 / 8;
-    cox_deposits_init(&door->reception.deposits,
-                      options->deposit_max ? options->deposit_max : deposit_max_default());
+    cox_log_limit_init(&door->reception.log, &options->log);
     door->visitors = calloc(door->visitor_max, sizeof(struct cox_visitor *));
     door->polled = calloc(2 * (size_t)door->visitor_max + 2, sizeof *door->polled);
-    if (!door->visitors || !door->polled) {
+    if (!door->visitors || !door->polled || cox_closer_new(&door->reception.closer)) {
         free(door->visitors);
         free(door->polled);
         free(door);
         return NULL;
     }
+    cox_deposits_init(&door->reception.deposits,
+                      options->deposit_max ? options->deposit_max : deposit_max_default(),
+                      door->reception.closer);
     return door;
+}
+
+/* Those that were not let in yet: what they have sent would be closed with the socket. */
+static void door_end_waiting(struct cox_door *door)
+{
+    for (int i = 0; door->listen_fd >= 0 && i < BACKLOG; i++) {
+        int fd = accept4(door->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0)
+            return;
+        cox_closer_hang_up(door->reception.closer, &fd);
+    }
 }
 
 /* Whatever of it there is; no thread runs. */
@@ -448,7 +497,10 @@ static void door_free(struct cox_door *door)
         free(door->visitors[i]);
     }
     cox_deposits_deinit(&door->reception.deposits);
-    cox_close_fd(&door->listen_fd);
+    door_end_waiting(door);
+    cox_closer_give(door->reception.closer, &door->listen_fd);
+    cox_closer_free(door->reception.closer);
+    cox_log_limit_turn(&door->reception.log, true);
     cox_close_fd(&door->stop_fd);
     cox_close_fd(&door->spare_fd);
     cox_close_fd(&door->folder_fd);
@@ -519,6 +571,22 @@ int cox_door_open(const struct cox_door_options *options, const struct cox_door_
     }
     *ret_door = door;
     return 0;
+}
+
+void cox_door_counts(const struct cox_door *door, struct cox_door_counts *ret_counts)
+{
+    const struct cox_closer_counts closes = cox_closer_counts(door->reception.closer);
+    *ret_counts = (struct cox_door_counts){
+        .visitors = atomic_load_explicit(&door->shown_visitors, memory_order_relaxed),
+        .visitor_max = door->visitor_max,
+        .depositors = atomic_load_explicit(&door->shown_depositors, memory_order_relaxed),
+        .depositor_max = door->reception.depositor_max,
+        .deposits = atomic_load_explicit(&door->shown_deposits, memory_order_relaxed),
+        .deposit_max = door->reception.deposits.max,
+        .closing = closes.waiting,
+        .closing_max = COX_CLOSER_WAITING_MAX,
+        .hanging = closes.hanging,
+    };
 }
 
 struct cox_door *cox_door_close(struct cox_door *door)

@@ -40,9 +40,9 @@
  * Threads: open starts one, which calls the hooks; open and close from one thread.
  * Ownership: see the hooks; a session's fds are the caller's.
  * Blocks: connect until its deadline, all of it together; the door's thread for nobody: a visitor
- *   that is slow is dropped when its deadline has passed, and delays no other one.
- *   But the last close of an fd that somebody sent can block in the kernel (SO_LINGER, FUSE): then the
- *   thread does.
+ *   that is slow is dropped when its deadline has passed, and delays no other one. close waits
+ *   COX_CLOSER_END_MS (closer.h) at most for fds that visitors sent and whose close hangs (SO_LINGER,
+ *   FUSE); the door's thread never does. While COX_CLOSER_WAITING_MAX of them wait, nobody is let in.
  * If the process dies: the socket file stays, and refuses connections; the next start under any
  *   name in that folder, and `coxswain clean`, remove it.
  */
@@ -161,6 +161,16 @@ int cox_door_open(const struct cox_door_options *options, const struct cox_door_
                   struct cox_door **ret_door, struct cox_error *err);
 /* Removes the socket, which close does otherwise; for a process that is about to end. Not while another thread closes. */
 void cox_door_unname(struct cox_door *door);
+/* What visitors have caused to be kept here, and how much of it there can be. */
+struct cox_door_counts {
+    uint32_t visitors, visitor_max;     /* connections, about 1.5 KiB each */
+    uint32_t depositors, depositor_max; /* of them */
+    uint32_t deposits, deposit_max;     /* fds that are kept, of all */
+    uint32_t closing, closing_max;      /* fds that wait to be closed: closer.h */
+    uint32_t hanging;                   /* of them, whose close hangs */
+};
+/* Of a moment ago. From any thread, until close. */
+void cox_door_counts(const struct cox_door *door, struct cox_door_counts *ret_counts);
 /* Closes every connection (no hook is called for them), removes the socket, joins the thread.
  * NULL-safe, returns NULL. */
 struct cox_door *cox_door_close(struct cox_door *door);

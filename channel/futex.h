@@ -44,14 +44,25 @@ static inline int cox_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t
     }
 }
 
-/* Wakes all who sleep on the word. */
-static inline void cox_futex_wake(_Atomic uint32_t *word)
+/* Wakes as many as that of those who sleep on the word. */
+static inline void cox_futex_wake_some(_Atomic uint32_t *word, int count)
 {
     enum { TRIES = 16 };
-    for (int i = 0; i < TRIES && syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0) < 0 &&
+    for (int i = 0; i < TRIES && syscall(SYS_futex, word, FUTEX_WAKE, count, NULL, NULL, 0) < 0 &&
                     errno == EFAULT;
          i++)
         continue;
+}
+
+static inline void cox_futex_wake_one(_Atomic uint32_t *word)
+{
+    cox_futex_wake_some(word, 1);
+}
+
+/* Wakes all. */
+static inline void cox_futex_wake(_Atomic uint32_t *word)
+{
+    cox_futex_wake_some(word, INT_MAX);
 }
 
 #endif

@@ -296,6 +296,18 @@ COX_HOT void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell b
     cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
 }
 
+void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+{
+    if (cox_gate_shared(gate)) {
+        futex_post(gate, bell);
+        return;
+    }
+    if (gate_is_silent(gate, bell))
+        return;
+    cox_semaphore_wake(&gate_bell(gate, rank, bell)->semaphore);
+    cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
+}
+
 COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which,
                           uint32_t ticket, uint64_t deadline_ns)
 {

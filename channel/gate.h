@@ -21,7 +21,7 @@
  * Whoever is about to sleep first asks for a ticket, then looks at the truth, then waits with the
  * ticket: a wake-up in between is not slept through.
  *
- * Threads: post from any; settle and take of one bell from one thread at a time (a lock of the
+ * Threads: post and wake from any; settle and take of one bell from one thread at a time (a lock of the
  *   caller's will do), wait from one thread, which may overlap a settle.
  * Ownership: the gate owns its bells; the caller owns struct cox_gate.
  * Blocks: only cox_gate_wait, until its deadline.
@@ -84,10 +84,13 @@ void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, boo
 /* With futexes: wakes who sleeps on the bell, whatever the rank and whatever is said of who sleeps; a rank that posts COX_BELL_REQUEST_
  * CONSUME, to wake its own threads, cannot change the word, and has to do it until they woke. */
 void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
+/* The same for a wake-up that must not be lost, by one that has no more to say for long: with semaphores, too, the
+ * sleepers wake up whatever is said of who sleeps. */
+void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
 /* For wait; to be asked for before the look at the truth. */
 uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell);
-/* Sleeps for a token. Returns 0: one was taken (futexes: it may also be for no reason); COX_TIMEOUT;
- * -errno. */
+/* Sleeps for a token. Returns 0: one was taken (futexes: it may also be for no reason); COX_EMPTY: woken,
+ * and the token is somebody else's, or was written over; COX_TIMEOUT; -errno: there can be no wait here. */
 int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell bell, uint32_t ticket,
                   uint64_t deadline_ns);
 /* True: a token was there and was taken. */

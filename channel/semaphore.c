@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "fault.h"
@@ -53,8 +54,14 @@ static int semaphore_make(const char *name, unsigned value, int *ret_fd, struct 
         return cox_fail(err, -errno, "semaphore %s: fchmod: %s", name, cox_status_text(-errno));
     ssize_t written = write(fd, &content, sizeof content);
     if (written != (ssize_t)sizeof content) {
+        struct statvfs fs = {0};
         r = written < 0 ? -errno : -ENOSPC;
-        return cox_fail(err, r, "semaphore %s: %s", name, cox_status_text(r));
+        if (r != -ENOSPC || statvfs("/dev/shm", &fs) < 0)
+            return cox_fail(err, r, "semaphore %s: %s", name, cox_status_text(r));
+        return cox_fail(err, r,
+                        "semaphore %s: %s: a page of %lu bytes is needed in /dev/shm, %ju are free",
+                        name, cox_status_text(r), (unsigned long)fs.f_frsize,
+                        (uintmax_t)fs.f_bavail * fs.f_frsize);
     }
     cox_fault_point(COX_FAULT_SEMAPHORE_FILLED);
     *ret_fd = cox_steal_fd(&fd);

@@ -5,7 +5,13 @@
  * tells nothing of death. What was checked is what is used: attach opens the file that
  * sem_overview(7) documents, checks it through the fd, and maps that very fd.
  *
- * Threads: post, take and wait from any thread of any process; the rest from one.
+ * The words are glibc's (64 bits): the count in the lower half of the first eight bytes, the number of
+ * sleepers in the upper half. Whoever uses glibc's own functions on the other side sleeps, and wakes up,
+ * as ever. Here they are used without glibc, which ends the process where a word that it trusts was
+ * written over: whatever any process writes there, post, take and wait return, and none of them reads
+ * more than those eight bytes. What can be lost by it is a wake-up: cox_semaphore_wake.
+ *
+ * Threads: post, wake, take and wait from any thread of any process; the rest from one.
  * Ownership: the caller owns struct cox_semaphore; detach unmaps. unlink removes the name for
  *   everybody, mappings stay.
  * Blocks: only cox_semaphore_wait, until its deadline. A signal never ends it.
@@ -17,10 +23,22 @@
 #include "base.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <semaphore.h>
-#include <time.h>
+#include <stdatomic.h>
 
-#include "tsan.h"
+#include "futex.h"
+
+#if !defined(__GLIBC__) || __WORDSIZE != 64 || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error                                                                                             \
+    "semaphore.h knows the words of a sem_t of glibc with 64 bits, lower half first, and no others"
+#endif
+_Static_assert(sizeof(sem_t) == 32, "another sem_t");
+
+/* More tokens than this are nobody's who keeps to the protocol: somebody wrote over the count, and
+ * whoever takes one takes all of them. */
+#define COX_SEMAPHORE_COUNT_MAX 65536u
+#define COX_SEMAPHORE_SLEEPER (UINT64_C(1) << 32)
 
 struct cox_semaphore {
     sem_t *sem; /* NULL: detached */
@@ -48,44 +66,105 @@ void cox_semaphore_detach(struct cox_semaphore *semaphore); /* idempotent */
 /* Returns 0 or -errno; a name that is already gone is 0. */
 int cox_semaphore_unlink(const char *name);
 
-/* These three here: after a switch each return to a caller is a guess that the processor gets wrong. */
+/* These here: after a switch each return to a caller is a guess that the processor gets wrong. */
+
+static inline _Atomic uint64_t *cox_semaphore_words(const struct cox_semaphore *semaphore)
+{
+    return (_Atomic uint64_t *)(void *)semaphore->sem;
+}
+
+/* The count, the half that is slept on. */
+static inline _Atomic uint32_t *cox_semaphore_count(const struct cox_semaphore *semaphore)
+{
+    return (_Atomic uint32_t *)(void *)semaphore->sem;
+}
+
+/* One token more; a count at its maximum stays. True: the words tell of somebody who sleeps. */
+static inline bool cox_semaphore_add(struct cox_semaphore *semaphore)
+{
+    _Atomic uint64_t *words = cox_semaphore_words(semaphore);
+    /* relaxed: the exchange looks again. */
+    uint64_t seen = atomic_load_explicit(words, memory_order_relaxed);
+    /* release: partner is the acquire of whoever takes it. */
+    while ((uint32_t)seen < SEM_VALUE_MAX &&
+           !atomic_compare_exchange_weak_explicit(words, &seen, seen + 1, memory_order_release,
+                                                  memory_order_relaxed))
+        continue;
+    return seen >= COX_SEMAPHORE_SLEEPER;
+}
+
+/* A token for this caller, who is no longer one of `sleepers` (0 or 1). False: there is none, and
+ * nothing has changed. */
+static inline bool cox_semaphore_remove(struct cox_semaphore *semaphore, uint32_t sleepers)
+{
+    _Atomic uint64_t *words = cox_semaphore_words(semaphore);
+    uint64_t seen = atomic_load_explicit(words, memory_order_relaxed), next;
+    do {
+        const uint32_t count = (uint32_t)seen;
+        if (count == 0)
+            return false;
+        next = seen - (count > COX_SEMAPHORE_COUNT_MAX ? count : 1);
+        /* Somebody wrote over the number: below zero it would be four thousand millions. */
+        if (sleepers && next >= COX_SEMAPHORE_SLEEPER)
+            next -= COX_SEMAPHORE_SLEEPER;
+        /* acquire: partner is the release in cox_semaphore_add, and glibc's. */
+    } while (!atomic_compare_exchange_weak_explicit(words, &seen, next, memory_order_acquire,
+                                                    memory_order_relaxed));
+    return true;
+}
+
+/* This caller does not sleep any more, and has no token. */
+static inline void cox_semaphore_get_up(struct cox_semaphore *semaphore)
+{
+    _Atomic uint64_t *words = cox_semaphore_words(semaphore);
+    uint64_t seen = atomic_load_explicit(words, memory_order_relaxed);
+    /* relaxed: counted too long costs whoever posts a call. */
+    while (seen >= COX_SEMAPHORE_SLEEPER &&
+           !atomic_compare_exchange_weak_explicit(words, &seen, seen - COX_SEMAPHORE_SLEEPER,
+                                                  memory_order_relaxed, memory_order_relaxed))
+        continue;
+}
 
 /* Async-signal-safe, keeps errno. A count at its maximum is no error: the sleeper has plenty to wake for. */
 static inline void cox_semaphore_post(struct cox_semaphore *semaphore)
 {
+    if (!cox_semaphore_add(semaphore))
+        return;
     const int saved = errno;
-    cox_tsan_release(semaphore->sem);
-    if (sem_post(semaphore->sem) < 0)
-        errno = saved;
+    cox_futex_wake_one(cox_semaphore_count(semaphore));
+    errno = saved;
+}
+
+/* The same, and whatever the words say all that sleep there wake up: those that find no token return
+ * COX_EMPTY. For wake-ups that must not be lost, also where somebody writes over the words. */
+static inline void cox_semaphore_wake(struct cox_semaphore *semaphore)
+{
+    const int saved = errno;
+    cox_semaphore_add(semaphore);
+    cox_futex_wake(cox_semaphore_count(semaphore));
+    errno = saved;
 }
 
 /* True: a token was there and is now taken. */
 static inline bool cox_semaphore_take(struct cox_semaphore *semaphore)
 {
-    while (sem_trywait(semaphore->sem) < 0)
-        if (errno != EINTR)
-            return false;
-    cox_tsan_acquire(semaphore->sem); /* the sanitizer does not know sem_clockwait */
-    return true;
+    return cox_semaphore_remove(semaphore, 0);
 }
 
-/* Returns 0: a token was taken; COX_TIMEOUT; -errno. */
+/* Returns 0: a token was taken; COX_EMPTY: it was woken, and somebody else has the token, or wrote over
+ * it; COX_TIMEOUT; -errno: the kernel refuses the wait. */
 static inline int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns)
 {
-    const struct timespec until = cox_deadline_timespec(deadline_ns);
-    for (;;) {
-        int r = deadline_ns == COX_DEADLINE_NEVER
-                    ? sem_wait(semaphore->sem)
-                    : sem_clockwait(semaphore->sem, CLOCK_MONOTONIC, &until);
-        if (r == 0)
-            break;
-        if (errno == ETIMEDOUT)
-            return COX_TIMEOUT;
-        if (errno != EINTR)
-            return -errno;
-    }
-    cox_tsan_acquire(semaphore->sem); /* the sanitizer does not know sem_clockwait */
-    return 0;
+    if (cox_semaphore_take(semaphore))
+        return 0;
+    /* relaxed: whoever posts before it sees this has put the token where the kernel looks again. */
+    atomic_fetch_add_explicit(cox_semaphore_words(semaphore), COX_SEMAPHORE_SLEEPER,
+                              memory_order_relaxed);
+    const int r = cox_futex_wait(cox_semaphore_count(semaphore), 0, deadline_ns);
+    if (cox_semaphore_remove(semaphore, 1))
+        return 0;
+    cox_semaphore_get_up(semaphore);
+    return r ? r : cox_now_ns() < deadline_ns ? COX_EMPTY : COX_TIMEOUT;
 }
 
 #endif

@@ -14,16 +14,16 @@ void cox_visitor_drop(struct cox_reception *reception, struct cox_visitor *visit
 {
     reception->depositor_count -= visitor->fd >= 0 && visitor->state == COX_VISITOR_DEPOSITOR;
     cox_deposits_forget(&reception->deposits, &visitor->depositor);
-    cox_close_fd(&visitor->brought_fd);
+    cox_closer_give(reception->closer, &visitor->brought_fd);
     cox_close_fd(&visitor->pidfd);
-    cox_close_fd(&visitor->fd);
+    cox_closer_hang_up(reception->closer, &visitor->fd);
 }
 
 void cox_visitor_died(struct cox_reception *reception, struct cox_visitor *visitor)
 {
-    cox_log_write(&reception->log, 7,
-                  "door: the depositor process %d, with %" PRIu32 " fds left here, has gone",
-                  (int)visitor->who.pid, visitor->depositor.count);
+    cox_log_limit_write(&reception->log, 7, NULL, 0,
+                        "door: the depositor process %d, with %" PRIu32 " fds left here, has gone",
+                        (int)visitor->who.pid, visitor->depositor.count);
     cox_visitor_drop(reception, visitor);
 }
 
@@ -43,8 +43,8 @@ void cox_visitor_refuse(struct cox_reception *reception, struct cox_visitor *vis
     va_start(args, format);
     vsnprintf(reason, sizeof reason, format, args);
     va_end(args);
-    cox_log_write(&reception->log, 6, "door: process %d is refused: %s", (int)visitor->who.pid,
-                  reason);
+    cox_log_limit_write(&reception->log, 6, format, code, "door: process %d is refused: %s",
+                        (int)visitor->who.pid, reason);
     cox_visitor_turn_away(visitor->fd, code, reason);
     cox_visitor_drop(reception, visitor);
 }
@@ -134,8 +134,9 @@ static void command_logon(struct cox_reception *reception, struct cox_visitor *v
     r = welcome_send(own_fd, &welcome, NULL, 0);
     visitor->fd = -1;
     if (r)
-        cox_log_write(&reception->log, 4, "door: the command of process %d is not welcomed: %s",
-                      (int)visitor->who.pid, cox_status_text(r));
+        cox_log_limit_write(&reception->log, 4, NULL, 0,
+                            "door: the command of process %d is not welcomed: %s",
+                            (int)visitor->who.pid, cox_status_text(r));
 }
 
 static void depot_logon(struct cox_reception *reception, struct cox_visitor *visitor)
@@ -189,12 +190,10 @@ static void visitor_logon(struct cox_reception *reception, struct cox_visitor *v
 static void visitor_read_logon(struct cox_reception *reception, struct cox_visitor *visitor)
 {
     size_t size = 0;
-    uint32_t fd_count = 0;
     int r = 0;
     do {
-        r = cox_socket_receive_some(visitor->fd, visitor->bytes + visitor->received,
-                                    sizeof visitor->bytes - visitor->received, &size, NULL, 0,
-                                    &fd_count);
+        r = cox_closer_receive(visitor->fd, visitor->bytes + visitor->received,
+                               sizeof visitor->bytes - visitor->received, &size, NULL);
         visitor->received += r == 0 ? size : 0;
     } while (r == 0 && size > 0 && visitor->received <= COX_LOGON_SIZE);
     if (r == COX_CORRUPT)
@@ -211,9 +210,9 @@ static void visitor_read_logon(struct cox_reception *reception, struct cox_visit
     else if (visitor->received == COX_LOGON_SIZE)
         visitor_logon(reception, visitor);
     else if (r == 0) {
-        cox_log_write(&reception->log, 7,
-                      "door: process %d left after %zu of %d bytes of its logon",
-                      (int)visitor->who.pid, visitor->received, COX_LOGON_SIZE);
+        cox_log_limit_write(&reception->log, 7, NULL, 0,
+                            "door: process %d left after %zu of %d bytes of its logon",
+                            (int)visitor->who.pid, visitor->received, COX_LOGON_SIZE);
         cox_visitor_drop(reception, visitor);
     }
 }
@@ -222,13 +221,12 @@ static void visitor_read_worker(struct cox_reception *reception, struct cox_visi
 {
     uint8_t byte;
     size_t size = 0;
-    uint32_t fd_count;
-    int r = cox_socket_receive_some(visitor->fd, &byte, 1, &size, NULL, 0, &fd_count);
+    int r = cox_closer_receive(visitor->fd, &byte, 1, &size, NULL);
     if (r == COX_EMPTY)
         return;
     if (r || size)
-        cox_log_write(
-            &reception->log, 4,
+        cox_log_limit_write(
+            &reception->log, 4, NULL, 0,
             "door: process %d, a worker, is dropped: expected nothing after its logon, %s",
             (int)visitor->who.pid, r ? cox_status_text(r) : "bytes came");
     cox_visitor_drop(reception, visitor);
@@ -257,7 +255,7 @@ static bool depositor_answer(struct cox_reception *reception, struct cox_visitor
     int fd;
     int status = cox_deposits_serve(&reception->deposits, &visitor->depositor, visitor->bytes,
                                     &visitor->brought_fd, &fd, &number);
-    cox_close_fd(&visitor->brought_fd);
+    cox_closer_give(reception->closer, &visitor->brought_fd);
     visitor->received = 0;
     cox_depot_answer_format(status, number, bytes);
     int r = cox_socket_send(visitor->fd, bytes, sizeof bytes, &fd, fd >= 0, 0);
@@ -271,26 +269,25 @@ static bool depositor_answer(struct cox_reception *reception, struct cox_visitor
 static void visitor_read_depositor(struct cox_reception *reception, struct cox_visitor *visitor)
 {
     size_t size = 0;
-    uint32_t fd_count = 0;
     int fd = -1;
-    int r = cox_socket_receive_some(visitor->fd, visitor->bytes + visitor->received,
-                                    COX_DEPOT_REQUEST_SIZE - visitor->received, &size, &fd,
-                                    visitor->brought_fd < 0, &fd_count);
+    int r = cox_closer_receive(visitor->fd, visitor->bytes + visitor->received,
+                               COX_DEPOT_REQUEST_SIZE - visitor->received, &size,
+                               visitor->brought_fd < 0 ? &fd : NULL);
     if (r == COX_EMPTY)
         return;
-    if (r == 0 && fd_count)
+    if (fd >= 0)
         visitor->brought_fd = fd;
     visitor->received += r == 0 ? size : 0;
     bool whole = r == 0 && visitor->received == COX_DEPOT_REQUEST_SIZE;
     if (r == 0 && size > 0 &&
         (!whole || (depositor_answer(reception, visitor) && depositor_watch(visitor))))
         return;
-    cox_log_write(&reception->log, r == 0 && size == 0 ? 7 : 4,
-                  "door: the depositor process %d, with %" PRIu32 " fds left here, %s",
-                  (int)visitor->who.pid, visitor->depositor.count,
-                  r           ? cox_status_text(r)
-                  : size == 0 ? "has gone"
-                              : "is dead, or does not read its answers: dropped");
+    cox_log_limit_write(&reception->log, r == 0 && size == 0 ? 7 : 4, NULL, 0,
+                        "door: the depositor process %d, with %" PRIu32 " fds left here, %s",
+                        (int)visitor->who.pid, visitor->depositor.count,
+                        r           ? cox_status_text(r)
+                        : size == 0 ? "has gone"
+                                    : "is dead, or does not read its answers: dropped");
     cox_visitor_drop(reception, visitor);
 }
 

@@ -18,15 +18,17 @@
 
 #include "deposits.h"
 #include "door.h"
+#include "log_limit.h"
 
 /* What all visitors of a door share. */
 struct cox_reception {
     struct cox_door_hooks hooks;
-    struct cox_log log;
+    struct cox_log_limit log; /* of what visitors cause */
     uint64_t logon_ms;
     uint32_t depositor_count,
         depositor_max; /* the rest of the places is for workers and commands */
     struct cox_deposits deposits;
+    struct cox_closer *closer; /* borrowed; of all that visitors sent, and of their connections */
 };
 
 enum cox_visitor_state {

@@ -59,7 +59,7 @@ void cox_collector_ring(struct cox_collector *collector, uint32_t rank)
     /* Said again as well, in case somebody wrote over it. */
     cox_truth_set_published(cox_truth_channel(collector->channel->control, collector->channel->id),
                             collector->published);
-    cox_gate_post(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
+    cox_gate_wake(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
     collector->stats.counts.rings++;
 }
 
@@ -272,7 +272,7 @@ void cox_collector_wake(struct cox_collector *collector)
          * for an answer. */
         atomic_fetch_add_explicit(&collector->ranks[sleeping - 1].foreign, collector->legacy,
                                   memory_order_relaxed);
-        cox_gate_post(&collector->channel->gate, sleeping - 1, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_wake(&collector->channel->gate, sleeping - 1, COX_BELL_RESPONSE_CONSUME);
     }
     pthread_mutex_lock(&collector->lock);
     pthread_cond_broadcast(&collector->work);

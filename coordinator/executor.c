@@ -580,7 +580,7 @@ static void executor_abort(struct cox_executor *executor)
     cox_truth_abort(&executor->control);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-            cox_gate_post(&executor->channels[c].gate, rank, COX_BELL_REQUEST_CONSUME);
+            cox_gate_wake(&executor->channels[c].gate, rank, COX_BELL_REQUEST_CONSUME);
 }
 
 uint32_t cox_executor_stop(struct cox_executor *executor)

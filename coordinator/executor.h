@@ -191,6 +191,9 @@ COX_PUBLIC int cox_executor_restart_all(struct cox_executor *executor, uint64_t 
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
 /* Path of the socket that workers and commands come in by; NULL: it has none. Lent until free. */
 COX_PUBLIC const char *cox_executor_door(const struct cox_executor *executor);
+/* What visitors have caused to be kept at the door (door.h). From any thread. False: there is no door (any more). */
+struct cox_door_counts;
+bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_counts *ret_counts);
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
 /* Requests in flight per channel, at most. */
 COX_PUBLIC uint32_t cox_executor_depth(const struct cox_executor *executor);

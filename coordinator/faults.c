@@ -188,26 +188,6 @@ static void faults_listen(struct cox_faults *faults)
     }
 }
 
-static void *faults_main_sealed(void *argument)
-{
-    struct cox_faults *faults = argument;
-    faults_listen(faults);
-    /* release: nothing but the end itself; partner: faults_end_sealed. */
-    atomic_store_explicit(&faults->ended, 1, memory_order_release);
-    cox_futex_wake(&faults->ended);
-    return NULL;
-}
-
-/* The word that the thread sleeps on is any rank's to write: one that puts the old value back at the
- * right moment has made it sleep through the wake-up. So it is woken until it has ended. */
-static void faults_end_sealed(struct cox_faults *faults)
-{
-    while (atomic_load_explicit(&faults->ended, memory_order_acquire) == 0) {
-        cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
-        cox_futex_wait(&faults->ended, 0, cox_deadline_after_ns(COX_SLICE_NS));
-    }
-}
-
 /* ---- named groups ---- */
 
 /* All that was posted is of the dead. The last of it may be a report; that of restore is counted as a death. */
@@ -227,9 +207,8 @@ static bool faults_restored(struct cox_faults *faults)
     return true;
 }
 
-static void *faults_main(void *argument)
+static void faults_listen_named(struct cox_faults *faults)
 {
-    struct cox_faults *faults = argument;
     for (;;) {
         int r =
             cox_gate_wait(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, 0,
@@ -238,22 +217,47 @@ static void *faults_main(void *argument)
         if (atomic_load_explicit(&faults->stopping, memory_order_acquire)) {
             /* What was reported before the end is told; a token too many finds an empty slot. */
             faults_take(faults);
-            return NULL;
+            return;
         }
         if (r < 0) {
             cox_log_write(&faults->log, 3,
                           "the error channel's semaphore: %s; faults are not heard any more",
                           cox_status_text(r));
-            return NULL;
+            return;
         }
-        if (r == 0 && faults_restored(faults))
+        if (r != COX_TIMEOUT && faults_restored(faults))
             continue;
         if (r == COX_TIMEOUT) {
             faults_look(faults);
-        } else if (!faults_count_death(faults)) {
+        } else if (!faults_count_death(faults) && r == 0) { /* else a token that was written over */
             faults->doubt = faults->doubt ? LOOK_COUNT : 0;
             faults_take(faults);
         }
+    }
+}
+
+/* ---- both ---- */
+
+static void *faults_main(void *argument)
+{
+    struct cox_faults *faults = argument;
+    if (faults->channel->control->geometry.sealed)
+        faults_listen(faults);
+    else
+        faults_listen_named(faults);
+    /* release: nothing but the end itself; partner: faults_end. */
+    atomic_store_explicit(&faults->ended, 1, memory_order_release);
+    cox_futex_wake(&faults->ended);
+    return NULL;
+}
+
+/* The words that the thread sleeps on are others' to write: one that puts the old value back at the
+ * right moment has made it sleep through the wake-up. So it is woken until it has ended. */
+static void faults_end(struct cox_faults *faults)
+{
+    while (atomic_load_explicit(&faults->ended, memory_order_acquire) == 0) {
+        cox_gate_wake(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+        cox_futex_wait(&faults->ended, 0, cox_deadline_after_ns(COX_SLICE_NS));
     }
 }
 
@@ -264,8 +268,7 @@ int cox_faults_start(struct cox_faults *faults)
     faults->copy = malloc(geometry->channels[COX_CHANNEL_ERROR].response_size);
     int r = faults->copy ? cox_arena_init(&faults->arena, 0, ARENA_SIZE_MAX) : -ENOMEM;
     if (r == 0)
-        r = cox_thread_start(&faults->thread, geometry->sealed ? faults_main_sealed : faults_main,
-                             faults);
+        r = cox_thread_start(&faults->thread, faults_main, faults);
     faults->threaded = r == 0;
     if (r)
         cox_faults_stop(faults);
@@ -276,10 +279,7 @@ void cox_faults_stop(struct cox_faults *faults)
 {
     if (faults->threaded) {
         atomic_store_explicit(&faults->stopping, true, memory_order_release);
-        if (faults->channel->control->geometry.sealed)
-            faults_end_sealed(faults);
-        else
-            cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+        faults_end(faults);
         pthread_join(faults->thread, NULL);
         faults->threaded = false;
     }
@@ -312,7 +312,7 @@ void cox_faults_bury(struct cox_faults *faults, uint32_t rank)
     }
     /* release: partner is faults_count_death. */
     atomic_fetch_add_explicit(&faults->deaths, 1, memory_order_release);
-    cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+    cox_gate_wake(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
 }
 
 int cox_faults_restore(struct cox_faults *faults, uint64_t deadline_ns)
@@ -321,7 +321,7 @@ int cox_faults_restore(struct cox_faults *faults, uint64_t deadline_ns)
         /* Once: a token too many would be taken for a report, and put another into the place of the one that a rank
          * has by then. */
         atomic_fetch_add_explicit(&faults->deaths, 1, memory_order_release);
-        cox_gate_post(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_wake(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
     }
     for (;;) {
         if (atomic_load_explicit(&faults->restoring, memory_order_acquire) == 0)

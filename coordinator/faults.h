@@ -33,7 +33,7 @@ struct cox_faults {
     pthread_t thread;
     bool threaded;
     _Atomic bool stopping;
-    _Atomic uint32_t ended;     /* sealed: of the thread; stop sleeps on it */
+    _Atomic uint32_t ended;     /* of the thread; stop sleeps on it */
     _Atomic uint32_t deaths;    /* tokens posted by bury or restore, to be told from a rank's */
     _Atomic uint32_t restoring; /* restore sleeps on it until the thread has done so */
     _Atomic bool dead[COX_RANK_COUNT_MAX];

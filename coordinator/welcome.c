@@ -18,6 +18,16 @@ const char *cox_executor_door(const struct cox_executor *executor)
     return executor->door ? cox_door_path(executor->door) : NULL;
 }
 
+bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_counts *ret_counts)
+{
+    pthread_mutex_lock(&executor->memory_lock);
+    bool there = executor->door != NULL;
+    if (there)
+        cox_door_counts(executor->door, ret_counts);
+    pthread_mutex_unlock(&executor->memory_lock);
+    return there;
+}
+
 /* ---- which rank ---- */
 
 /* A process that left may keep its connection; the rank can be another's by then. */
@@ -405,5 +415,9 @@ int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err)
 
 void cox_executor_close_door(struct cox_executor *executor)
 {
-    executor->door = cox_door_close(executor->door);
+    pthread_mutex_lock(&executor->memory_lock); /* whoever counts has done so */
+    struct cox_door *door = executor->door;
+    executor->door = NULL;
+    pthread_mutex_unlock(&executor->memory_lock);
+    cox_door_close(door);
 }

@@ -40,7 +40,8 @@ static bool lane_await_slot(struct cox_lane *lane)
     do
         r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_RESPONSE_PRODUCE, 0,
                           cox_deadline_after_ms(SLICE_MS));
-    while (r == COX_TIMEOUT && !atomic_load_explicit(&worker->stopping, memory_order_acquire));
+    while ((r == COX_TIMEOUT || r == COX_EMPTY) &&
+           !atomic_load_explicit(&worker->stopping, memory_order_acquire));
     return r == 0;
 }
 

@@ -108,15 +108,13 @@ COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
         int r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
                               ticket, COX_DEADLINE_NEVER);
         if (r < 0) {
-            int none = 0; /* acq_rel: run reads it once all lanes have ended; the first one stays */
-            atomic_compare_exchange_strong_explicit(&worker->failed, &none, r, memory_order_acq_rel,
-                                                    memory_order_acquire);
+            lane->failed = r;
             return false;
         }
         rung = true;
         /* Without a control region the token is the news, unless it is the one that stop rings
          * with. */
-        if (worker->stands_in && !lane_leaving(lane))
+        if (r == 0 && worker->stands_in && !lane_leaving(lane))
             cox_stand_in_publish(&lane->channel, *next);
     }
 }
@@ -255,11 +253,12 @@ static void worker_leave_fault(struct cox_worker *worker)
  * every rank has its own, and waits until its last report was taken out. */
 static int worker_await_report(struct cox_worker *worker, uint64_t deadline_ns)
 {
-    return worker->control.geometry.sealed
-               ? cox_sealed_await_heard(&worker->control, worker->options.rank,
-                                        worker->report_count + 1, deadline_ns)
-               : cox_gate_wait(&worker->error_channel.gate, 0, COX_BELL_RESPONSE_PRODUCE, 0,
-                               deadline_ns);
+    if (worker->control.geometry.sealed)
+        return cox_sealed_await_heard(&worker->control, worker->options.rank,
+                                      worker->report_count + 1, deadline_ns);
+    int r =
+        cox_gate_wait(&worker->error_channel.gate, 0, COX_BELL_RESPONSE_PRODUCE, 0, deadline_ns);
+    return r == COX_EMPTY ? COX_TIMEOUT : r; /* another one has the token */
 }
 
 /* written: there is a report in the slot. */
@@ -563,16 +562,17 @@ void cox_worker_stop(struct cox_worker *worker)
 static void worker_ring_lanes(struct cox_worker *worker)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_gate_post(&worker->lanes[c].channel.gate, worker->options.rank,
+        cox_gate_wake(&worker->lanes[c].channel.gate, worker->options.rank,
                       COX_BELL_REQUEST_CONSUME);
 }
 
 /* Waits until all lanes have ended; watches the coordinator where the guard does not, and passes a
- * stop on to lanes that sleep: with one token each, or, where they sleep on a word that is not this
- * process's to change, again and again, since one of them may be about to fall asleep. */
+ * stop on to lanes that sleep: again and again, since one of them may be about to fall asleep, on a word
+ * that is not this process's to change, or that somebody has written over. */
 static int worker_watch(struct cox_worker *worker)
 {
-    const struct cox_gate *gate = &worker->lanes[0].channel.gate;
+    /* Where somebody counts the tokens there may be no more of them. */
+    const bool again = !worker->stands_in && !worker->control.geometry.legacy;
     bool ringing = false, orphaned = false;
     int failed = 0;
     /* acquire: partner is the release of each lane's end. */
@@ -583,7 +583,7 @@ static int worker_watch(struct cox_worker *worker)
             {.fd = watches ? worker->coordinator.pidfd : -1, .events = POLLIN},
             {.fd = watches ? worker->door_fd : -1, .events = POLLRDHUP},
         };
-        int timeout_ms = ringing && cox_gate_shared(gate) ? RING_AGAIN_MS : -1;
+        int timeout_ms = ringing && again ? RING_AGAIN_MS : -1;
         /* no memory in the kernel: leave in order */
         if (poll(fds, 3, timeout_ms) < 0 && errno != EINTR) {
             failed = -errno;
@@ -597,7 +597,7 @@ static int worker_watch(struct cox_worker *worker)
         ssize_t got = read(worker->wake_fd, &count, sizeof count);
         (void)got;
         bool stopping = atomic_load_explicit(&worker->stopping, memory_order_acquire);
-        if (stopping && (!ringing || cox_gate_shared(gate)))
+        if (stopping && (!ringing || again))
             worker_ring_lanes(worker);
         ringing = stopping;
     }
@@ -627,9 +627,13 @@ int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
     if (r == 0 && watched)
         r = cox_fail(err, watched, "watching the coordinator (process %jd): %s",
                      (intmax_t)worker->coordinator.pid, cox_status_text(watched));
-    int failed = atomic_load_explicit(&worker->failed, memory_order_acquire);
-    if (r == 0 && failed)
-        r = cox_fail(err, failed, "waiting for a request: %s", cox_status_text(failed));
+    for (int c = 0; r == 0 && c < started; c++)
+        if (worker->lanes[c].failed)
+            r = cox_fail(
+                err, worker->lanes[c].failed,
+                "rank %" PRIu32 ", waiting for a request on the %s of the channel %s: %s",
+                worker->options.rank, worker->control.geometry.sealed ? "futex" : "semaphore",
+                cox_channel_name((enum cox_channel_id)c), cox_status_text(worker->lanes[c].failed));
     if (r == 0 && atomic_load_explicit(&worker->finalized, memory_order_acquire) &&
         worker->callbacks->finalize)
         worker->callbacks->finalize(worker->context);

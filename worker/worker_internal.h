@@ -49,6 +49,7 @@ struct cox_lane {
     uint64_t taken, returned, done;
     pthread_t thread;
     pthread_t self; /* the same, of the lane's own */
+    int failed;     /* what ended it, which ends the worker; read once it is joined */
     uint8_t *copy;  /* private copy of a request, grown to what was needed */
     size_t copy_size;
     struct cox_arena arena; /* the request at hand and the answer to it */
@@ -97,7 +98,6 @@ struct cox_worker {
     bool guarded; /* a thread ends the process with its coordinator */
     _Atomic bool stopping;
     _Atomic bool finalized;
-    _Atomic int failed;       /* the first lane's error, which ends the worker */
     _Atomic uint32_t running; /* lanes that serve */
 };
 

@@ -159,6 +159,32 @@ static void print_weights(const status_reply *status)
            format_bytes(size, weights->size), next);
 }
 
+static void print_limits(const status_reply *status)
+{
+    char text[TEXT_SIZE];
+    struct lines lines = {0};
+    for (size_t i = 0; i < status->n_limits; i++) {
+        const CoxswainControl__LimitStatus *limit = status->limits[i];
+        snprintf(text, sizeof text, "%s%.32s %" PRIu64 " of %" PRIu64,
+                 i ? "" : "clients: ", text_or(limit->name, "?"), limit->count, limit->max);
+        print_part(&lines, i ? ", " : "", text);
+    }
+    if (status->n_limits)
+        putchar('\n');
+}
+
+static json_t *limits_json(const status_reply *status)
+{
+    json_t *limits = json_object();
+    for (size_t i = 0; i < status->n_limits; i++) {
+        json_t *limit = json_object();
+        json_object_set_new(limit, "count", json_integer((json_int_t)status->limits[i]->count));
+        json_object_set_new(limit, "max", json_integer((json_int_t)status->limits[i]->max));
+        json_object_set_new(limits, text_or(status->limits[i]->name, "?"), limit);
+    }
+    return limits;
+}
+
 static void print_group(const status_reply *status)
 {
     char text[2 * TEXT_SIZE], other[TEXT_SIZE];
@@ -188,6 +214,7 @@ static void print_group(const status_reply *status)
         printf("model %s\n", status->model);
     print_prompts(status);
     print_weights(status);
+    print_limits(status);
 }
 
 static void print_recovery(const CoxswainControl__RecoveryStatus *recovery)
@@ -595,6 +622,7 @@ static void print_json(const status_reply *status)
     json_object_set_new(root, "refusal", text_json(status->refusal));
     json_object_set_new(root, "weights", weights_json(status->weights));
     json_object_set_new(root, "recovery", recovery_json(status->recovery));
+    json_object_set_new(root, "limits", limits_json(status));
     json_object_set_new(root, "transfer", transfer_json(status->transfer));
     json_dumpf(root, stdout, JSON_COMPACT);
     putchar('\n');
@@ -618,6 +646,8 @@ static void clean_texts(status_reply *status)
     clean(status->model);
     clean(status->refusal);
     clean(status->unknown_error);
+    for (size_t i = 0; i < status->n_limits; i++)
+        clean(status->limits[i]->name);
     if (status->recovery)
         clean(status->recovery->doing);
     for (size_t i = 0; status->transfer && i < status->transfer->n_links; i++)

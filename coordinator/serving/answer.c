@@ -1,8 +1,11 @@
 #include "answer.h"
 
+#include "../../channel/closer.h"
+#include "../../channel/door.h"
 #include "../../channel/geometry.h"
 #include "../../proto/wire.h"
 #include "proto/control.pb-c.h"
+#include "service.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -159,6 +162,40 @@ static int serving_fill(status_reply *reply, struct cox_serving *serving, struct
     return 0;
 }
 
+/* What clients cause to be kept. */
+static int limits_fill(status_reply *reply, const struct cox_answer_source *source,
+                       struct cox_arena *arena)
+{
+    struct cox_door_counts door = {0};
+    cox_executor_door_counts(source->executor, &door);
+    const struct {
+        const char *name;
+        uint64_t count, max;
+    } limits[] = {
+        {"door connections", door.visitors, door.visitor_max},
+        {"depositors", door.depositors, door.depositor_max},
+        {"deposits", door.deposits, door.deposit_max},
+        {"fds to close", door.closing, door.closing_max},
+        {"closes that hang", door.hanging, COX_CLOSER_THREAD_MAX},
+        {"control connections", source->connections, COX_SERVICE_CONNECTION_MAX},
+        {"clients with prompts", source->prompt_connections, COX_SERVICE_PROMPTS_MAX},
+    };
+    const size_t count = sizeof limits / sizeof limits[0];
+    CoxswainControl__LimitStatus *messages = cox_arena_alloc(arena, count * sizeof *messages);
+    reply->limits = cox_arena_alloc(arena, count * sizeof *reply->limits);
+    if (!messages || !reply->limits)
+        return -ENOMEM;
+    for (size_t i = 0; i < count; i++) {
+        coxswain_control__limit_status__init(&messages[i]);
+        messages[i].name = (char *)(uintptr_t)limits[i].name;
+        SET(&messages[i], count, limits[i].count);
+        SET(&messages[i], max, limits[i].max);
+        reply->limits[i] = &messages[i];
+    }
+    reply->n_limits = count;
+    return 0;
+}
+
 int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *arena,
                       struct CoxswainControl__StatusReply **ret_status)
 {
@@ -194,6 +231,8 @@ int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *
     int r = ranks_fill(reply, rank_count, ranks, arena);
     if (!r)
         r = channels_fill(reply, &status, arena);
+    if (!r)
+        r = limits_fill(reply, source, arena);
     if (!r && source->recovery)
         r = cox_answer_recovery(source, arena, &reply->recovery);
     if (!r && source->weights)

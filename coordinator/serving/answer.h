@@ -39,6 +39,8 @@ struct cox_answer_source {
     struct cox_group_links *links;      /* NULL: it takes no part in transfers */
     const char *model;                  /* NULL: none is known */
     struct cox_shared_weights *weights; /* NULL: ranks have loaded their own */
+    uint32_t connections,
+        prompt_connections; /* control connections, and of them those with prompts */
 };
 
 /* Returns 0 or -ENOMEM. */

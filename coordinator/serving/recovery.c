@@ -210,6 +210,9 @@ static void describe(struct cox_recovery *recovery, char *text, size_t size)
         snprintf(text, size, "%s", recovery->doing);
     else if (recovery->failed)
         snprintf(text, size, "the group has failed");
+    else if (recovery->want_ns)
+        snprintf(text, size, "waiting for what a replacement needs: %.*s", (int)size - 40,
+                 recovery->last.text);
     else if (due_ns != COX_DEADLINE_NEVER && due_ns > now)
         snprintf(text, size, "pausing %" PRIu64 " ms before the next try",
                  (due_ns - now) / COX_NSEC_PER_MSEC + 1);

@@ -5,7 +5,8 @@
  * A replacement: the dead ranks are started again (or waited for, where workers are started by hand), then the last init is
  * replayed on all. Whatever dies meanwhile is replaced in the next turn. Between two tries of the same rank lies
  * a pause that doubles, from backoff_min_ms to backoff_max_ms; more than restart_max deaths within window_ms are a crash
- * loop: the group has failed, and so it has when a replacement fails for a reason that will not go away, or when more than restart_max
+ * loop: the group has failed. A try that fails for want of space in /dev/shm, memory, fds or processes is no death: it is made
+ * again, after such pauses, until such wants have lasted for window_ms. The group has failed as well when a replacement fails for a reason that will not go away, or when more than restart_max
  * tries in a row end at their deadline. Ranks that live and do not answer the init in time are killed, the new ones first.
  *
  * Threads: start, stop and free from one thread; the rest from any, but inside the executor's hooks only death, cancel and
@@ -86,7 +87,8 @@ int cox_recovery_restart(struct cox_recovery *recovery, uint32_t rank, bool kill
 struct cox_recovery_status {
     enum cox_on_death on_death;
     char doing
-        [160]; /* "", "replacing rank 2", "waiting for rank 2 to log on: ...", "pausing 400 ms before the next try" */
+        [160]; /* "", "replacing rank 2", "waiting for rank 2 to log on: ...", "pausing 400 ms before the next try",
+                  "waiting for what a replacement needs: ..." */
     uint32_t recent_deaths; /* within window_ms */
     uint32_t restart_max;
     bool

@@ -75,6 +75,7 @@ struct cox_recovery {
     struct cox_recovery_order *orders;
     struct cox_recovery_rank *ranks;
     struct cox_backoff all, replay;
+    uint64_t want_ns; /* since when tries fail for want of space, memory or fds; 0: they do not */
     uint32_t hangs;   /* tries of the policy in a row that ended at their deadline */
     uint64_t *deaths; /* when: the last restart_max + 1 of them, a ring */
     uint64_t death_count;

@@ -1,5 +1,6 @@
 #include "recovery_internal.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -223,11 +224,48 @@ static bool is_final(int r)
            r == COX_VERSION;
 }
 
+/* What the machine lacks (space in /dev/shm, memory, fds, processes), which others may give back. No rank has died of it. */
+static bool is_want(int r)
+{
+    static const int wants[] = {COX_NO_SPACE, -ENOSPC, -EDQUOT, -ENOMEM, -EMFILE, -ENFILE, -EAGAIN};
+    for (size_t i = 0; i < sizeof wants / sizeof wants[0]; i++)
+        if (r == wants[i])
+            return true;
+    return false;
+}
+
+/* A try came to nothing for want of something: it is made again until the policy's time, one window, is over. */
+static void wanted(struct cox_recovery *recovery, struct cox_backoff *backoff,
+                   const struct cox_error *err)
+{
+    char text[sizeof err->text + 96];
+    const uint64_t now = cox_now_ns(), window_ns = recovery->options.window_ms * COX_NSEC_PER_MSEC;
+    if (!recovery->want_ns) {
+        recovery->want_ns = now;
+        cox_log_write(&recovery->options.log, 4,
+                      "the group is not recovered yet, and tried again for %g s: %s",
+                      (double)recovery->options.window_ms / 1000, err->text);
+    }
+    recovery->last = *err;
+    cox_recovery_back_off(recovery, backoff);
+    if (now - recovery->want_ns < window_ns)
+        return;
+    snprintf(text, sizeof text,
+             "the group cannot be recovered: what it needs was not there for %g s: %s",
+             (double)(now - recovery->want_ns) / (double)COX_NSEC_PER_SEC, err->text);
+    fail(recovery, text);
+}
+
 /* A try of the policy has come to r, for the reason in err. */
 static void tried(struct cox_recovery *recovery, struct cox_backoff *backoff, int r,
                   const struct cox_error *err)
 {
     char text[sizeof err->text + 64];
+    if (r && is_want(r)) {
+        wanted(recovery, backoff, err);
+        return;
+    }
+    recovery->want_ns = 0;
     if (r == 0 || r == COX_CLOSED)
         return;
     if (is_final(r)) {

@@ -1,5 +1,6 @@
 #include "service.h"
 
+#include "../../channel/closer.h"
 #include "../../channel/socket.h"
 #include "../../channel/thread.h"
 #include "../../proto/wire.h"
@@ -68,6 +69,7 @@ struct cox_service {
     struct cox_service_options options;
     char *model;
     int end_fd; /* an eventfd: every thread leaves; written once, never read */
+    struct cox_closer *closer;
 
     pthread_mutex_t lock; /* everything below */
     struct cox_executor *executor;
@@ -577,6 +579,7 @@ static int pull_take(struct connection *c, const struct cox_answer_source *sourc
 static struct cox_answer_source source_of(struct cox_service *service)
 {
     pthread_mutex_lock(&service->lock);
+    const struct places places = places_count(service);
     struct cox_answer_source source = {
         .executor = service->executor,
         .serving = service->serving,
@@ -585,6 +588,8 @@ static struct cox_answer_source source_of(struct cox_service *service)
         .links = service->links,
         .model = service->model,
         .weights = service->weights,
+        .connections = places.taken,
+        .prompt_connections = places.prompts,
     };
     memcpy(source.refusal, service->refusal, sizeof source.refusal);
     pthread_mutex_unlock(&service->lock);
@@ -718,6 +723,14 @@ static int poll_timeout(const struct connection *c)
     return (int)((c->deadline_ns - now) / COX_NSEC_PER_MSEC) + 1;
 }
 
+static int connection_fill(struct connection *c)
+{
+    int r = cox_stream_fill(&c->stream);
+    if (r == COX_CORRUPT)
+        error_put(c, r, "fds or other control messages came: expected bytes alone");
+    return r;
+}
+
 /* Sleeps until there is something to do, and reads. Not 0: the connection ends. */
 static int connection_wait(struct connection *c, bool reading)
 {
@@ -747,7 +760,7 @@ static int connection_wait(struct connection *c, bool reading)
         errno != EINTR)
         return -errno;
     if (fds[0].revents & POLLIN)
-        return cox_stream_fill(&c->stream);
+        return connection_fill(c);
     return fds[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? COX_CLOSED : 0;
 }
 
@@ -793,6 +806,7 @@ static void *connection_main(void *context)
     if (c->client)
         prompts_leave(c);
     complete_end(c);
+    cox_closer_hang_up(c->service->closer, &c->stream.fd);
     cox_stream_deinit(&c->stream);
     pthread_mutex_lock(&c->service->lock);
     c->ended = true;
@@ -814,6 +828,8 @@ int cox_service_new(const struct cox_service_options *options, struct cox_servic
     service->model = options->model ? strdup(options->model) : NULL;
     service->end_fd = eventfd(0, EFD_CLOEXEC);
     int r = options->model && !service->model ? -ENOMEM : service->end_fd < 0 ? -errno : 0;
+    if (r == 0)
+        r = cox_closer_new(&service->closer);
     if (r) {
         cox_service_free(service);
         return cox_fail(err, r, "the control connections: %s", cox_status_text(r));
@@ -832,6 +848,7 @@ struct cox_service *cox_service_free(struct cox_service *service)
     for (size_t i = 0; i < SLOT_COUNT; i++)
         if (service->connections[i].used)
             pthread_join(service->connections[i].thread, NULL);
+    cox_closer_free(service->closer);
     cox_close_fd(&service->end_fd);
     pthread_mutex_destroy(&service->lock);
     free(service->model);

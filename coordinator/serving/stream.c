@@ -1,5 +1,6 @@
 #include "stream.h"
 
+#include "../../channel/closer.h"
 #include "../../channel/fault.h"
 
 #include <endian.h>
@@ -70,17 +71,10 @@ int cox_stream_fill(struct cox_stream *stream)
     int r = reserve(&stream->in, &stream->in_capacity, stream->in_size + FILL_SIZE);
     if (r)
         return r;
-    ssize_t size;
-    do
-        size = recv(stream->fd, stream->in + stream->in_size, FILL_SIZE, MSG_DONTWAIT);
-    while (size < 0 && errno == EINTR);
-    if (size > 0) {
-        stream->in_size += (size_t)size;
-        return 0;
-    }
-    if (size == 0 || errno == ECONNRESET)
-        return COX_CLOSED;
-    return errno == EAGAIN ? 0 : -errno;
+    size_t size = 0;
+    r = cox_closer_receive(stream->fd, stream->in + stream->in_size, FILL_SIZE, &size, NULL);
+    stream->in_size += size;
+    return r == COX_EMPTY ? 0 : r || size ? r : COX_CLOSED;
 }
 
 int cox_stream_next(struct cox_stream *stream, const uint8_t **ret_bytes, size_t *ret_size)

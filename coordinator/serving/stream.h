@@ -36,7 +36,8 @@ void cox_stream_init(struct cox_stream *stream, int fd); /* takes fd */
 void cox_stream_deinit(struct cox_stream *stream);       /* closes; idempotent after init */
 
 /* Reads what is there now, some of it if it is much. Returns 0, also when there was nothing;
- * COX_CLOSED: the other side will send no more; -ENOMEM; -errno. */
+ * COX_CLOSED: the other side will send no more; COX_CORRUPT: fds came, which nobody expects; -ENOMEM;
+ * -errno. */
 int cox_stream_fill(struct cox_stream *stream);
 /* The oldest whole message that was read. Returns 0; COX_EMPTY: fill first; COX_CORRUPT. */
 int cox_stream_next(struct cox_stream *stream, const uint8_t **ret_bytes, size_t *ret_size);

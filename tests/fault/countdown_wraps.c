@@ -184,6 +184,13 @@ WRAP(int, close, int fd)
     return countdown_took_back();
 }
 
+WRAP(int, statx, int folder_fd, const char *path, int flags, unsigned mask, struct statx *ret)
+{
+    return FAILS("statx", ENOMEM, 0, COUNTDOWN_PASSABLE)
+               ? -1
+               : __real_statx(folder_fd, path, flags, mask, ret);
+}
+
 WRAP(int, fstat, int fd, struct stat *ret)
 {
     return FAILS("fstat", ENOMEM, 0, COUNTDOWN_PASSABLE) ? -1 : __real_fstat(fd, ret);
@@ -624,21 +631,4 @@ WRAP(int, waitid, idtype_t type, id_t id, siginfo_t *ret, int options)
 WRAP(int, sem_init, sem_t *sem, int shared, unsigned value)
 {
     return FAILS("sem_init", ENOSPC, 0, 0) ? -1 : __real_sem_init(sem, shared, value);
-}
-
-WRAP(int, sem_wait, sem_t *sem)
-{
-    return FAILS("sem_wait", 0, 0, COUNTDOWN_INTERRUPTIBLE) ? -1 : __real_sem_wait(sem);
-}
-
-WRAP(int, sem_trywait, sem_t *sem)
-{
-    return FAILS("sem_trywait", 0, 0, COUNTDOWN_INTERRUPTIBLE) ? -1 : __real_sem_trywait(sem);
-}
-
-WRAP(int, sem_clockwait, sem_t *sem, clockid_t clock, const struct timespec *until)
-{
-    if (FAILS("sem_clockwait", 0, 0, COUNTDOWN_INTERRUPTIBLE))
-        return -1;
-    return __real_sem_clockwait(sem, clock, until);
 }

@@ -7,16 +7,19 @@
  */
 #include "testing.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -782,12 +785,109 @@ static void p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing(void **s
     group_end(group);
 }
 
+/* ---- semaphores ---- */
+
+/* Requests under deadlines while somebody writes all kinds of garbage over all semaphores of the group;
+ * kind: see semaphores_main. */
+static void semaphores_seed(uint32_t rank_count, unsigned kind)
+{
+    static struct load load;
+    char name[64], argument[96];
+    struct test_group *group = group_start(rank_count, test_unique_name(name));
+    expect_own(group);
+    snprintf(argument, sizeof argument, "%u:%s", kind, name);
+    struct test_helper meddler = test_helper_start("semaphores", argument);
+    char ready;
+    assert_int_equal(read(meddler.out, &ready, 1), 1);
+    load_init(&load);
+    load_run(group, &load, SEED_MS);
+    print_load("garbage in semaphores", rank_count, kind, &load);
+    if (kind % 2)
+        assert_int_equal(test_helper_wait(&meddler), 0);
+    /* What it left there is in nobody's way. */
+    if (kind % 2 && !group_works(group))
+        fail_msg("semaphores were written over, and the group does not work any more");
+    group_end(group); /* with the even ones while it still writes */
+    if (kind % 2 == 0)
+        assert_int_equal(test_helper_wait(&meddler), 0);
+    load_deinit(&load);
+    next_group_works(rank_count, name);
+}
+
+static void g2a_garbage_in_semaphores_ends_nobody(void **state)
+{
+    (void)state;
+    for (unsigned kind = 0; kind < 10; kind++)
+        semaphores_seed(kind % 4 < 2 ? 2 : 4, kind);
+}
+
 /* ---- programs ---- */
+
+#define SEMAPHORE_COUNT_MAX 256
 
 static bool input_ended(void)
 {
     struct pollfd end = {.fd = STDIN_FILENO, .events = POLLIN};
     return poll(&end, 1, 0) != 0;
+}
+
+struct semaphores {
+    uint8_t *bytes[SEMAPHORE_COUNT_MAX];
+    size_t count;
+};
+
+static int semaphores_map(struct semaphores *semaphores, const char *name)
+{
+    char prefix[128], path[600];
+    snprintf(prefix, sizeof prefix, "sem.%s_", name);
+    DIR *folder = opendir("/dev/shm");
+    for (struct dirent *entry; folder && (entry = readdir(folder));) {
+        if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0 ||
+            semaphores->count == SEMAPHORE_COUNT_MAX)
+            continue;
+        snprintf(path, sizeof path, "/dev/shm/%s", entry->d_name);
+        int fd = open(path, O_RDWR | O_CLOEXEC);
+        void *map = fd < 0 ? MAP_FAILED
+                           : mmap(NULL, sizeof(sem_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (map != MAP_FAILED)
+            semaphores->bytes[semaphores->count++] = map;
+        close(fd);
+    }
+    if (folder)
+        closedir(folder);
+    return semaphores->count > 0 ? 0 : -1;
+}
+
+/* One semaphore: 0 and 1 zeros, 2 and 3 all ones, 4 and 5 random, 6 and 7 one random byte, 8 and 9 the word alone that tells
+ * glibc who shares it. */
+static void semaphore_spoil(uint8_t *bytes, unsigned kind, uint64_t *random)
+{
+    uint8_t garbage[sizeof(sem_t)];
+    for (size_t i = 0; i < sizeof garbage; i++) {
+        *random = *random * UINT64_C(6364136223846793005) + 1442695040888963407;
+        garbage[i] = kind / 2 == 0 ? 0 : kind / 2 == 1 ? 0xff : (uint8_t)(*random >> 56);
+    }
+    if (kind / 2 == 3)
+        bytes[garbage[0] % sizeof garbage] = garbage[1];
+    else if (kind / 2 == 4)
+        memcpy(bytes + 8, garbage, 4);
+    else
+        memcpy(bytes, garbage, sizeof garbage);
+}
+
+/* Writes until its standard input ends. argument: "KIND:NAME". */
+static int semaphores_main(const char *argument)
+{
+    static struct semaphores semaphores;
+    char *name;
+    unsigned kind = (unsigned)strtoul(argument, &name, 10);
+    uint64_t random = kind + 1;
+    if (semaphores_map(&semaphores, name + 1) || write(STDOUT_FILENO, "", 1) != 1)
+        return 1;
+    while (!input_ended())
+        for (size_t i = 0; i < semaphores.count; i++)
+            semaphore_spoil(semaphores.bytes[i], kind, &random);
+    return 0;
 }
 
 /* Writes until its standard input ends. argument: "SEED:NAME". early: the group is still to come. */
@@ -818,6 +918,8 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return checked_worker_main(argc, argv);
+    if (argc > 2 && strcmp(argv[1], "semaphores") == 0)
+        return semaphores_main(argv[2]);
     if (argc > 2 && strncmp(argv[1], "meddle", 6) == 0)
         return meddle_main(argv[2], strcmp(argv[1], "meddle_early") == 0);
     if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
@@ -831,6 +933,7 @@ int main(int argc, char **argv)
         TEST(p10_a_bit_of_the_abort_line_ends_nobody),
         TEST(p10_words_that_were_written_over_are_said_again),
         TEST(p10_an_answer_that_was_unsaid_is_said_again),
+        TEST(g2a_garbage_in_semaphores_ends_nobody),
         TEST(p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

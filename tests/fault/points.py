@@ -36,7 +36,7 @@ EFFECTS = [
     r"\bflock\(", r"\bftruncate\(", r"\bposix_fallocate\(", r"\bfallocate\(", r"\bfchmod\(",
     # tokens
     r"\bsem_post\(", r"\bsem_wait\(", r"\bsem_trywait\(", r"\bsem_timedwait\(", r"\bsem_clockwait\(",
-    r"\bops->(?:post|take|wait)\(",
+    r"\bcox_semaphore_(?:add|remove)\(", r"\bops->(?:post|take|wait)\(",
     # processes
     r"\bSYS_clone3?\b", r"\bv?fork\(", r"\bposix_spawnp?\(", r"\bf?exec(?:v|ve|vp|vpe|l|le|lp|veat)\(", r"\bprctl\(",
     r"\bSYS_pidfd_send_signal\b", r"\bkill\(", r"\btgkill\(",
@@ -51,10 +51,11 @@ EFFECTS = [
 
 EXEMPT = {
     # (file, function, what): why
-    ("channel/semaphore.h", "cox_semaphore_post", "sem_post("): CALLERS,
-    ("channel/semaphore.h", "cox_semaphore_take", "sem_trywait("): CALLERS,
-    ("channel/semaphore.h", "cox_semaphore_wait", "sem_wait("): CALLERS,
-    ("channel/semaphore.h", "cox_semaphore_wait", "sem_clockwait("): CALLERS,
+    ("channel/semaphore.h", "cox_semaphore_post", "cox_semaphore_add("): CALLERS,
+    ("channel/semaphore.h", "cox_semaphore_wake", "cox_semaphore_add("): CALLERS,
+    ("channel/semaphore.h", "cox_semaphore_take", "cox_semaphore_remove("): CALLERS,
+    ("channel/semaphore.h", "cox_semaphore_wait", "cox_semaphore_take("): CALLERS,
+    ("channel/semaphore.h", "cox_semaphore_wait", "cox_semaphore_remove("): CALLERS,
     ("channel/semaphore.c", "cox_semaphore_unlink", "sem_unlink("): CALLERS,
     ("channel/semaphore.c", "cox_semaphore_create", "unlink("): "undoes the link before it; as killed just before",
     ("channel/gate.c", "cox_gate_create_semaphores", "cox_semaphore_unlink("): "undoes; as killed just before",
@@ -97,7 +98,7 @@ EXEMPT = {
     ("worker/stand_in.c", "cox_stand_in_create", "through layout"): "private memory, of nobody else",
     ("coordinator/welcome.c", "on_worker", "atomic pid"): "the seat, private memory",
     ("coordinator/welcome.c", "on_worker", "atomic generation"): "the seat, private memory",
-    ("coordinator/faults.c", "faults_main_sealed", "atomic ended"): "for stop to sleep on, private memory",
+    ("coordinator/faults.c", "faults_main", "atomic ended"): "for stop to sleep on, private memory",
     ("coordinator/submit.c", "payload_pack", "memcpy(frame"): CALLERS,
     ("coordinator/submit.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
     ("coordinator/submit.c", "payload_pack_block", "cox_wire_request_pack("): CALLERS,

@@ -60,7 +60,9 @@ static void depot(struct fuzz_input *input)
         file = open("/dev/null", O_RDONLY | O_CLOEXEC);
         FUZZ_CHECK(file >= 0 && fstat(file, &st) == 0);
     }
-    cox_deposits_init(&deposits, 1 + fuzz_eat_byte(input) % 16u);
+    struct cox_closer *closer = NULL;
+    FUZZ_CHECK(cox_closer_new(&closer) == 0);
+    cox_deposits_init(&deposits, 1 + fuzz_eat_byte(input) % 16u, closer);
     while (input->size > 0) {
         uint8_t bytes[COX_DEPOT_REQUEST_SIZE], how = fuzz_eat_byte(input);
         struct cox_handle handle = {{0, 0, 0, COX_HANDLE_OTHER, 1}};
@@ -88,6 +90,7 @@ static void depot(struct fuzz_input *input)
     cox_deposits_forget(&deposits, &both[0]);
     FUZZ_CHECK(deposits.count == both[1].count);
     cox_deposits_deinit(&deposits);
+    cox_closer_free(closer);
 }
 
 static void depot_answer(struct fuzz_input *input)

@@ -219,6 +219,9 @@ def test_p3_status_tells_how_every_rank_is():
         check([rank["pid"] for rank in status["ranks"]] == group.pids, "wrong pids: %s" % status)
         check(all(rank["life"] == "alive" and not rank["stopped"] for rank in status["ranks"]), "wrong: %s" % status)
         check(status["serving"]["free_blocks"] == status["serving"]["block_count"] > 0, "wrong: %s" % status)
+        for name in ("door connections", "depositors", "deposits", "fds to close", "control connections", "clients with prompts"):
+            check(0 <= status["limits"][name]["count"] <= status["limits"][name]["max"] > 0, "wrong: %s" % status["limits"])
+        check(re.search(r"control connections \d+ of 32\b", result.out), "no limits", result)
         check([c["name"] for c in status["channels"]] == ["execute", "shared_sync_link", "transfer", "recover_command"],
               "wrong: %s" % status)
         check(status["deaths"] == status["restarts"] == 0, "wrong: %s" % status)
@@ -729,6 +732,50 @@ def test_p10_garbage_at_the_control_connection_harms_nobody():
         check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
         expect(group.stop(), 0)
         group.left_nothing()
+
+
+def leave_a_trap(listener, where):
+    """An fd whose last close hangs for an hour: a socket in whose queue one lies that lingers over bytes that nobody reads. Sent by a
+    process that ends at once, which does not linger. Returns the other end, with which that ends."""
+    child = os.fork()
+    if child == 0:
+        try:
+            lingers = socket.create_connection(listener.getsockname())
+            lingers.setblocking(False)
+            try:
+                while lingers.send(bytes(65536)):
+                    pass
+            except BlockingIOError:
+                pass
+            lingers.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+            outer, inner = socket.socketpair()
+            socket.send_fds(outer, [b"x"], [lingers.fileno()])
+            socket.send_fds(where(), [b"x"], [inner.fileno()])
+            os._exit(0)
+        finally:
+            os._exit(1)
+    end = listener.accept()[0]
+    check(os.waitpid(child, 0)[1] == 0, "the trap was not left")
+    return end
+
+
+@test
+def test_g1g_status_and_stop_answer_while_closes_hang():
+    def visitor():
+        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        stranger.connect(group.door)
+        return stranger
+
+    with Group(1) as group, socket.create_server(("127.0.0.1", 0)) as listener:
+        ends = [leave_a_trap(listener, where) for _ in range(2) for where in (visitor, lambda: Stranger(group.door).socket)]
+        wait_until(lambda: group.status()["limits"]["closes that hang"]["count"] > 0, "closes that hang")
+        check(group.status()["limits"]["fds to close"]["count"] > 0, "nothing is to be closed")
+        expect(run(["status", "--name", group.name]), 0)
+        check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
+        expect(group.stop(), 0)
+        group.left_nothing()
+        for end in ends:
+            end.close()
 
 
 def source(name=b"other", life=5, sequence=1, blocks=(0,), lease=(1 << 64) - 1):

@@ -427,6 +427,40 @@ static void b14_b21_a_flood_of_garbage_holds_up_nobody(void **state)
     assert_int_equal(read_count(&host.workers), 20);
 }
 
+/* All lines that were written, and the numbers of those that were not. */
+static uint64_t log_told(void)
+{
+    uint64_t told = 0;
+    for (char *line = host.log, *end; *line; line = end + 1) {
+        unsigned long long more = 0;
+        end = strchr(line, '\n');
+        assert_non_null(end); /* none was cut */
+        told += sscanf(line, "%llu more like it", &more) == 1 ? more : 1;
+    }
+    return told;
+}
+
+static void g1h_a_storm_of_refusals_is_a_few_lines_and_their_number(void **state)
+{
+    enum { COUNT = 30000 };
+    uint8_t frame[COX_LOGON_SIZE];
+    char text[256];
+    (void)state;
+    memset(frame, 0xff, sizeof frame);
+    door_start(NULL);
+    for (int i = 0; i < COUNT; i++) {
+        int fd = raw_connect(cox_door_path(door));
+        cox_socket_send(fd, frame, sizeof frame, NULL, 0, PATIENCE);
+        assert_int_equal(raw_answer(fd, text), COX_VERSION);
+        close(fd);
+    }
+    proper_visit();
+    door_stop();
+    assert_int_equal(log_told(), COUNT);
+    if (strlen(host.log) > 8192)
+        fail_msg("%zu bytes of log", strlen(host.log));
+}
+
 static void hoarding(void *context)
 {
     int held[800];
@@ -904,6 +938,7 @@ int main(void)
         DOOR_TEST(b21_200_slow_visitors_hold_up_nobody),
         DOOR_TEST(who_is_welcome_stays_when_all_places_are_taken),
         DOOR_TEST(b14_b21_a_flood_of_garbage_holds_up_nobody),
+        DOOR_TEST(g1h_a_storm_of_refusals_is_a_few_lines_and_their_number),
         DOOR_TEST(b21_a_flood_of_silent_connections_holds_up_nobody),
         DOOR_TEST(b14_garbage_is_refused_in_words),
         DOOR_TEST(b15_fds_that_come_with_a_logon_are_closed),

@@ -4,6 +4,8 @@
 #include "channel/thread.h"
 #include "coordinator/serving/recovery.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
@@ -11,6 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define RANK_COUNT_MAX 8
@@ -930,6 +934,94 @@ static void p8_a_program_that_is_gone_is_not_tried_for_ever(void **state)
     assert_int_equal(await_recovery(COX_PEER_DEAD), COX_PEER_DEAD);
 }
 
+/* ---- want of space ---- */
+
+static bool shm_is_private(void)
+{
+    static int made; /* 1: yes; -1: it cannot be */
+    if (!made)
+        made = unshare(CLONE_NEWNS) == 0 &&
+                       mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+                       mount("tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777,size=64m") == 0
+                   ? 1
+                   : -1;
+    return made > 0;
+}
+
+static void shm_fill(void)
+{
+    static char page[65536];
+    int fd = open("/dev/shm/filler", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    while (write(fd, page, sizeof page) > 0)
+        continue;
+    assert_int_equal(errno, ENOSPC);
+    close(fd);
+}
+
+static void await_doing_part(const char *part)
+{
+    struct cox_recovery_status status;
+    uint64_t deadline_ns = patience();
+    do {
+        cox_recovery_status(group.recovery, &status);
+        if (cox_now_ns() > deadline_ns)
+            fail_msg("'%s' is not in: %s", part, status.doing);
+        sched_yield();
+    } while (!strstr(status.doing, part));
+}
+
+/* More tries than deaths are allowed, and none of them is one. */
+static void g2b_a_replacement_waits_for_space(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+                                                 .restart_max = 1,
+                                                 .backoff_min_ms = 1,
+                                                 .backoff_max_ms = 2};
+    struct cox_recovery_status status;
+    test_needs_names();
+    if (!shm_is_private())
+        skip();
+    group_start(2, NULL, no_config, &options);
+    shm_fill();
+    kill_rank(1);
+    /* Each try leaves the state that is looked for, and the next one follows. */
+    for (int i = 0; i < 8; i++) {
+        await_doing_part("replacing rank 1");
+        await_doing_part("waiting for what a replacement needs: ");
+    }
+    cox_recovery_status(group.recovery, &status);
+    assert_int_equal(status.recent_deaths, 1);
+    assert_int_equal(group.failed_count, 0);
+    assert_int_equal(unlink("/dev/shm/filler"), 0);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    expect_echo();
+    cox_recovery_status(group.recovery, &status);
+    assert_string_equal(status.doing, "");
+    assert_int_equal(status.recent_deaths, 1);
+}
+
+static void g2b_space_that_never_comes_is_an_error_that_says_so(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+                                                 .window_ms = 200,
+                                                 .backoff_min_ms = 1,
+                                                 .backoff_max_ms = 20};
+    test_needs_names();
+    if (!shm_is_private())
+        skip();
+    group_start(2, NULL, no_config, &options);
+    shm_fill();
+    kill_rank(1);
+    await_failed();
+    unlink("/dev/shm/filler");
+    assert_contains(group.failure.text, "what it needs was not there for 0.");
+    assert_contains(group.failure.text, "No space left on device");
+    assert_contains(group.failure.text, "needed in /dev/shm, 0 are free");
+}
+
 #define CASE(name) cmocka_unit_test_setup_teardown(name, test_setup, teardown)
 
 int main(void)
@@ -964,6 +1056,8 @@ int main(void)
         CASE(b16_stop_ends_a_pause_and_cancel_ends_an_await),
         CASE(p8_a_group_without_an_init_is_well_without_one),
         CASE(p8_a_program_that_is_gone_is_not_tried_for_ever),
+        CASE(g2b_a_replacement_waits_for_space),
+        CASE(g2b_space_that_never_comes_is_an_error_that_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -264,6 +264,116 @@ static void two_processes_wake_each_other(void **state)
     gone(&own);
 }
 
+/* ---- glibc's own functions on the other side ---- */
+
+static void answer_with_glibc(void *context)
+{
+    struct cox_semaphore here = {0}, there = {0};
+    (void)context;
+    CHECK(cox_semaphore_attach(&here, test_object("a"), NULL) == 0);
+    CHECK(cox_semaphore_attach(&there, test_object("b"), NULL) == 0);
+    alarm(60);
+    for (int i = 0; i < 2000; i++) {
+        while (sem_wait(here.sem) < 0)
+            CHECK(errno == EINTR);
+        CHECK(sem_post(there.sem) == 0);
+    }
+}
+
+/* Each side sleeps at times and is awake at times when the other one posts. */
+static void g2a_glibc_and_this_wake_each_other(void **state)
+{
+    struct cox_semaphore own = created(0), answer = {0};
+    (void)state;
+    assert_int_equal(cox_semaphore_create(&answer, test_object("b"), 0, NULL), 0);
+    pid_t pid = child_start(answer_with_glibc, NULL);
+    for (int i = 0; i < 2000; i++) {
+        if (i % 100 == 0)
+            child_asleep(pid);
+        cox_semaphore_post(&own);
+        assert_int_equal(cox_semaphore_wait(&answer, cox_deadline_after_ms(20000)), 0);
+    }
+    child_join(pid);
+    /* Nobody is left in the words. */
+    assert_true(atomic_load(cox_semaphore_words(&own)) == 0);
+    assert_true(atomic_load(cox_semaphore_words(&answer)) == 0);
+    cox_semaphore_detach(&answer);
+    assert_int_equal(cox_semaphore_unlink(test_object("b")), 0);
+    gone(&own);
+}
+
+/* ---- words that somebody wrote over ---- */
+
+static void fill(struct cox_semaphore *semaphore, unsigned kind, unsigned byte, uint64_t *random)
+{
+    uint8_t bytes[sizeof(sem_t)];
+    memcpy(bytes, semaphore->sem, sizeof bytes);
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        *random = *random * UINT64_C(6364136223846793005) + 1442695040888963407;
+        if (kind < 2)
+            bytes[i] = kind ? 0xff : 0;
+        else if (kind == 2 || i == byte % sizeof bytes)
+            bytes[i] = (uint8_t)(*random >> 56);
+    }
+    memcpy(semaphore->sem, bytes, sizeof bytes);
+}
+
+/* glibc ends a process that waits, or posts, with another number in the third word. */
+static void use_garbage(void *context)
+{
+    struct cox_semaphore own = created(0);
+    uint64_t random = 7;
+    (void)context;
+    alarm(60);
+    for (unsigned i = 0; i < 400; i++) {
+        fill(&own, i % 4, i / 4, &random);
+        cox_semaphore_post(&own);
+        fill(&own, i % 4, i / 4, &random);
+        cox_semaphore_wake(&own);
+        fill(&own, i % 4, i / 4, &random);
+        int r = cox_semaphore_wait(&own, cox_deadline_after_ms(1));
+        CHECK(r == 0 || r == COX_TIMEOUT || r == COX_EMPTY);
+        /* However much was there: soon there is nothing. */
+        for (unsigned n = 0; cox_semaphore_take(&own); n++)
+            CHECK(n <= COX_SEMAPHORE_COUNT_MAX);
+        CHECK(cox_semaphore_wait(&own, cox_deadline_after_ms(1)) == COX_TIMEOUT);
+    }
+    gone(&own);
+}
+
+static void g2a_garbage_in_the_words_ends_nobody(void **state)
+{
+    (void)state;
+    child_run(use_garbage, NULL);
+}
+
+static void wait_and_tell(void *context)
+{
+    struct cox_semaphore semaphore = {0};
+    CHECK(cox_semaphore_attach(&semaphore, test_object("a"), NULL) == 0);
+    CHECK(cox_semaphore_wait(&semaphore, COX_DEADLINE_NEVER) == *(const int *)context);
+}
+
+/* Who sleeps, though the words do not know it any more, or who finds no token when it wakes up. */
+static void g2a_a_wake_up_gets_through_whatever_the_words_say(void **state)
+{
+    static int expected[] = {0, COX_EMPTY};
+    struct cox_semaphore own = created(0);
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        pid_t pid = child_start(wait_and_tell, &expected[i]);
+        child_asleep(pid);
+        atomic_store(cox_semaphore_words(&own), 0);
+        if (expected[i] == 0)
+            cox_semaphore_wake(&own);
+        else
+            cox_futex_wake(cox_semaphore_count(&own));
+        child_join(pid);
+        assert_true(atomic_load(cox_semaphore_words(&own)) == 0);
+    }
+    gone(&own);
+}
+
 /* ---- files ---- */
 
 static void b43_a_stale_semaphore_is_not_adopted(void **state)
@@ -498,6 +608,9 @@ int main(void)
         LEAK_TEST(b42_a_sleeper_is_woken_after_others_attached),
         LEAK_TEST(b42_attaching_keeps_the_count),
         LEAK_TEST(two_processes_wake_each_other),
+        LEAK_TEST(g2a_glibc_and_this_wake_each_other),
+        LEAK_TEST(g2a_garbage_in_the_words_ends_nobody),
+        LEAK_TEST(g2a_a_wake_up_gets_through_whatever_the_words_say),
         LEAK_TEST(b43_a_stale_semaphore_is_not_adopted),
         LEAK_TEST(b44_impostors_are_denied),
         LEAK_TEST(b44_another_size_is_denied),

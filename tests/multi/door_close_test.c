@@ -1,0 +1,329 @@
+/* What visitors send and the door does not want: its close may hang for as long as they like, and nobody waits for it. */
+#include "door_fixture.h"
+
+#include "channel/depot.h"
+#include "channel/deposits.h"
+#include "channel/logon.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+/* Longer than any test has patience. */
+#define LINGER_S 3600
+#define TRAP_COUNT_MAX 1300
+
+/* ---- fds whose last close hangs ---- */
+
+enum kind {
+    LINGERS, /* a TCP socket over bytes that nobody reads */
+    NESTED,  /* a unix socket in whose queue such a one lies: nobody can switch that off */
+    KIND_COUNT,
+};
+
+/* Each is sent by a process that exits at once: exiting does not linger, so that its own close never hangs, whoever is last. What
+ * it has to leave behind comes to the test: the other ends, without which a hanging close ends, and its connection to the door. */
+static int home = -1;
+static int ends[TRAP_COUNT_MAX];
+static uint32_t end_count;
+
+static int lingering(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    const struct linger on = {1, LINGER_S};
+    static const char bytes[65536];
+    socklen_t size = sizeof address;
+    const int small = 4096;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+    CHECK(bind(listener, (struct sockaddr *)&address, sizeof address) == 0);
+    CHECK(listen(listener, 16) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&address, &size) == 0);
+    CHECK(connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
+    int end = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    CHECK(end >= 0);
+    close(listener);
+    while (send(fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+        continue;
+    CHECK(errno == EAGAIN);
+    CHECK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &on, sizeof on) == 0);
+    CHECK(cox_socket_send(home, "e", 1, &end, 1, PATIENCE) == 0);
+    return fd;
+}
+
+static int trap(enum kind kind)
+{
+    int fd = lingering(), pair[2];
+    if (kind == LINGERS)
+        return fd;
+    CHECK(cox_socket_pair(pair) == 0);
+    CHECK(cox_socket_send(pair[0], "x", 1, &fd, 1, PATIENCE) == 0);
+    return pair[1];
+}
+
+static void traps_release(void)
+{
+    while (end_count > 0)
+        close(ends[--end_count]);
+}
+
+/* ---- ways to leave them with the door ---- */
+
+static void send_all(int fd, const void *bytes, size_t size, int *fds, uint32_t count)
+{
+    int r = cox_socket_send(fd, bytes, size, fds, count, PATIENCE);
+    CHECK(r == 0 || r == COX_CLOSED); /* it has been refused by now */
+}
+
+static int depositor(void)
+{
+    struct cox_depot depot = {-1};
+    struct cox_error err = {0};
+    if (cox_depot_connect(&depot, cox_door_path(door), PATIENCE, &err))
+        fprintf(stderr, "%s\n", err.text);
+    CHECK(depot.fd >= 0);
+    return depot.fd;
+}
+
+/* As handle.h lays it out. */
+static struct cox_handle handle_of(int fd)
+{
+    struct cox_handle handle = {{0}};
+    struct stat st;
+    CHECK(fstat(fd, &st) == 0);
+    uint32_t dev = (uint32_t)st.st_dev, pid = (uint32_t)getpid();
+    uint64_t ino = st.st_ino;
+    handle.bytes[3] = COX_HANDLE_OTHER;
+    memcpy(handle.bytes + 4, &pid, sizeof pid);
+    memcpy(handle.bytes + 28, &dev, sizeof dev);
+    memcpy(handle.bytes + 32, &ino, sizeof ino);
+    return handle;
+}
+
+/* Each returns the connection. */
+static int with_a_logon(enum kind kind)
+{
+    uint8_t frame[COX_LOGON_SIZE] = {0};
+    int fd = raw_connect(cox_door_path(door)), unwanted = trap(kind);
+    send_all(fd, frame, 100, &unwanted, 1);
+    return fd;
+}
+
+static int as_a_deposit(enum kind kind)
+{
+    int fd = depositor(), left = trap(kind);
+    struct cox_depot depot = {fd};
+    struct cox_handle handle = handle_of(left);
+    CHECK(cox_depot_put(&depot, &handle, left, PATIENCE, NULL) == 0);
+    return fd;
+}
+
+static int as_a_deposit_that_is_withdrawn(enum kind kind)
+{
+    int fd = depositor(), left = trap(kind);
+    struct cox_depot depot = {fd};
+    struct cox_handle handle = handle_of(left);
+    CHECK(cox_depot_put(&depot, &handle, left, PATIENCE, NULL) == 0);
+    CHECK(cox_depot_withdraw(&depot, &handle, PATIENCE, NULL) == 0);
+    return fd;
+}
+
+/* Not of the handle that it comes with. */
+static int as_a_deposit_that_is_refused(enum kind kind)
+{
+    int fd = depositor(), left = trap(kind);
+    struct cox_depot depot = {fd};
+    struct cox_handle handle = {{0}};
+    CHECK(cox_depot_put(&depot, &handle, left, PATIENCE, NULL) == COX_DENIED);
+    return fd;
+}
+
+static int more_than_is_allowed(enum kind kind)
+{
+    uint8_t bytes[COX_DEPOT_REQUEST_SIZE] = {0};
+    int fd = depositor(), unwanted[3];
+    for (size_t i = 0; i < 3; i++)
+        unwanted[i] = trap(kind);
+    send_all(fd, bytes, sizeof bytes, unwanted, 3);
+    return fd;
+}
+
+/* Behind what ends the connection: nobody ever receives them. */
+static int left_unread(enum kind kind)
+{
+    uint8_t bytes[COX_LOGON_SIZE + 1] = {0};
+    int fd = raw_connect(cox_door_path(door));
+    for (size_t i = 0; i < 3; i++) {
+        int unwanted = trap(kind);
+        send_all(fd, bytes, sizeof bytes / 4, &unwanted, 1);
+    }
+    return fd;
+}
+
+static int of_a_worker(enum kind kind)
+{
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    int unwanted = trap(kind);
+    CHECK(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL) == 0);
+    send_all(session.fd, "x", 1, &unwanted, 1);
+    return session.fd;
+}
+
+static int (*const ways[])(enum kind kind) = {
+    with_a_logon,
+    as_a_deposit,
+    as_a_deposit_that_is_withdrawn,
+    as_a_deposit_that_is_refused,
+    more_than_is_allowed,
+    left_unread,
+    of_a_worker,
+};
+#define WAY_COUNT (sizeof ways / sizeof *ways)
+
+struct sender {
+    size_t way;
+    enum kind kind;
+};
+
+static void sender_main(void *context)
+{
+    const struct sender *sender = context;
+    int fd = ways[sender->way](sender->kind);
+    CHECK(cox_socket_send(home, "c", 1, &fd, 1, PATIENCE) == 0);
+    _exit(0);
+}
+
+/* Returns the connection. */
+static int leave(size_t way, enum kind kind)
+{
+    struct sender sender = {way, kind};
+    int pair[2], fd = -1;
+    assert_int_equal(cox_socket_pair(pair), 0);
+    home = pair[1];
+    pid_t pid = child_start(sender_main, &sender);
+    cox_close_fd(&home);
+    child_join(pid);
+    char what;
+    int came;
+    uint32_t count;
+    while (cox_socket_receive(pair[0], &what, 1, &came, 1, &count, PATIENCE) == 0) {
+        assert_true(count == 1 && end_count < TRAP_COUNT_MAX);
+        if (what == 'e')
+            ends[end_count++] = came;
+        else
+            fd = came;
+    }
+    close(pair[0]);
+    assert_true(fd >= 0);
+    return fd;
+}
+
+/* ---- and what others find meanwhile ---- */
+
+static void served(void)
+{
+    struct cox_logon logon = worker_logon();
+    struct cox_door_session session;
+    struct cox_error err = {0};
+    HOST(host.fd_count = 0);
+    if (cox_door_connect(cox_door_path(door), &logon, cox_deadline_after_ms(20000), &session, &err))
+        fail_msg("%s", err.text);
+    cox_door_session_close(&session);
+}
+
+static void g1g_others_are_served_while_closes_hang(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < KIND_COUNT; kind++)
+        for (size_t way = 0; way < WAY_COUNT; way++) {
+            int before = fd_count();
+            door_start(NULL);
+            HOST(host.fd_count = 0);
+            int fd = leave(way, (enum kind)kind);
+            served();
+            close(fd); /* who leaves something here takes it back with that */
+            served();
+            served();
+            uint64_t begin_ns = cox_now_ns();
+            door_stop();
+            if (cox_now_ns() - begin_ns > 20 * COX_NSEC_PER_SEC)
+                fail_msg("the door was closed only after %d s",
+                         (int)((cox_now_ns() - begin_ns) / COX_NSEC_PER_SEC));
+            traps_release();
+            await_fds(before);
+        }
+}
+
+/* What does not linger any more is closed by the time that the door is. */
+static void g1g_what_lingers_is_closed_at_once(void **state)
+{
+    (void)state;
+    for (size_t way = 0; way < WAY_COUNT; way++) {
+        door_start(NULL);
+        int before = fd_count();
+        HOST(host.fd_count = 0);
+        int fd = leave(way, LINGERS);
+        close(fd);
+        await_fds(before + (int)end_count);
+        traps_release();
+        door_stop();
+    }
+}
+
+static void g1g_those_that_were_not_let_in_yet_do_not_hold_up_the_end(void **state)
+{
+    (void)state;
+    int before = fd_count(), fds[8];
+    door_start(NULL);
+    host_lock(); /* and with it the door, at its first line */
+    for (size_t i = 0; i < 8; i++)
+        fds[i] = leave(0, i % 2 ? LINGERS : NESTED);
+    host_unlock();
+    door_stop();
+    for (size_t i = 0; i < 8; i++)
+        close(fds[i]);
+    traps_release();
+    await_fds(before);
+}
+
+/* More of them than there is patience for: then nobody is let in, and somebody again as soon as they end. */
+static void g1g_so_many_closes_hang_that_nobody_is_let_in(void **state)
+{
+    (void)state;
+    struct rlimit limit, before;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    limit = before;
+    limit.rlim_cur = 16384 < limit.rlim_max ? 16384 : limit.rlim_max;
+    if (limit.rlim_cur < 8192)
+        skip();
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    int count = fd_count();
+    door_start(NULL);
+    for (uint32_t i = 0; i < COX_CLOSER_WAITING_MAX + 64; i++)
+        close(leave(0, NESTED));
+    await_log("and their closes hang");
+    traps_release();
+    served();
+    door_stop();
+    await_fds(count);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        DOOR_TEST(g1g_others_are_served_while_closes_hang),
+        DOOR_TEST(g1g_what_lingers_is_closed_at_once),
+        DOOR_TEST(g1g_those_that_were_not_let_in_yet_do_not_hold_up_the_end),
+        DOOR_TEST(g1g_so_many_closes_hang_that_nobody_is_let_in),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
