@@ -6,9 +6,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <sys/time.h>
+#include <unistd.h>
 
 #include "adapters.h"
 #include "engine.h"
+#include "model/tile.h"
 #include "worker.h"
 
 #define BLOCK_SIZE_DEFAULT 16
@@ -20,6 +24,95 @@ enum exit_status {
     EXIT_FAILED = 1,
     EXIT_USAGE = 2,
 };
+
+/* ---- OpenBLAS ---- */
+
+/* Where mmap gives OpenBLAS no memory for a buffer, its allocator asks again for ever, also while the library is loaded, before main.
+ * So the processor time that loading and a first product take is watched, of which both need some milliseconds, from before the
+ * libraries' own constructors on. And threads, which would have buffers too, and are not used here (cox_tile_start), it starts none:
+ * one of those could spin at any time after. */
+#define BLAS_CPU_SECONDS 2
+#define BLAS_PROBE_SIZE 256
+
+__attribute__((no_sanitize("address", "thread", "undefined"))) static void on_blas_spins(int number)
+{
+    static const char text[] =
+        "coxswain-worker: OpenBLAS gets no memory for its buffers and would spin for ever: it maps "
+        "some 32 MiB or more; raise the limit of address space (ulimit -v) or of overcommitted "
+        "memory "
+        "(vm.overcommit_memory)\n";
+    (void)number;
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written;
+    _exit(EXIT_FAILED);
+}
+
+static void blas_watch(time_t seconds)
+{
+    const struct itimerval timer = {.it_value = {.tv_sec = seconds}};
+    setitimer(ITIMER_PROF, &timer, NULL);
+}
+
+__attribute__((no_sanitize("address", "thread", "undefined"))) static void blas_watch_begin(void)
+{
+    struct sigaction action = {.sa_handler = on_blas_spins};
+    sigaction(SIGPROF, &action, NULL);
+    blas_watch(BLAS_CPU_SECONDS);
+}
+
+/* Sanitizers, whose own start may come later than this, need memory without a limit anyway. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define BLAS_ENTRY "OPENBLAS_NUM_THREADS="
+
+/* The environment of the libraries is that of the last exec. Returns if there is nothing to do, or it cannot be done. */
+static void exec_with_one_thread(char **argv, char **envp)
+{
+    size_t count = 0, kept = 0;
+    while (envp[count])
+        if (strcmp(envp[count++], BLAS_ENTRY "1") == 0)
+            return;
+    char *environment[count + 2];
+    for (size_t i = 0; i < count; i++)
+        if (strncmp(envp[i], BLAS_ENTRY, sizeof BLAS_ENTRY - 1) != 0)
+            environment[kept++] = envp[i];
+    environment[kept++] = (char[]){BLAS_ENTRY "1"};
+    environment[kept] = NULL;
+    execve((const char *)getauxval(AT_EXECFN), argv, environment);
+}
+
+static void before_libraries(int argc, char **argv, char **envp)
+{
+    (void)argc;
+    exec_with_one_thread(argv, envp);
+    blas_watch_begin();
+}
+
+__attribute__((section(".preinit_array"),
+               used)) static void (*const preinit)(int, char **, char **) = before_libraries;
+#endif
+
+/* The buffer of this product stays with the library, for all that come later, one at a time. */
+static void blas_probe(void)
+{
+    static float weights[BLAS_PROBE_SIZE * BLAS_PROBE_SIZE];
+    static float product[BLAS_PROBE_SIZE * BLAS_PROBE_SIZE];
+    const struct cox_matrix matrix = {.weights = weights,
+                                      .out = BLAS_PROBE_SIZE,
+                                      .in = BLAS_PROBE_SIZE,
+                                      .leading = BLAS_PROBE_SIZE};
+    blas_watch_begin();
+    cox_tile_start();
+    cox_tile_multiply(&matrix, weights, BLAS_PROBE_SIZE, product, BLAS_PROBE_SIZE, false);
+    blas_watch(0);
+    signal(SIGPROF, SIG_DFL);
+}
 
 /* Lock-free: read in a signal handler. */
 static struct cox_worker *_Atomic running_worker;
@@ -179,6 +272,7 @@ int main(int argc, char **argv)
         .block_count = BLOCK_COUNT_DEFAULT,
         .swap_block_count = SWAP_BLOCK_COUNT_DEFAULT,
     };
+    blas_probe();
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
             return help();

@@ -19,7 +19,7 @@
 
 /* What a coordinator and its ranks have; multi/commands counts them. */
 #define THREADS_OF_COORDINATOR 10
-#define THREADS_OF_WORKER 6 /* and what OpenBLAS starts: threads_of_group */
+#define THREADS_OF_WORKER 6
 /* A process with its libraries and buffers, without weights and a KV cache. */
 #define BYTES_OF_PROCESS (UINT64_C(16) << 20)
 
@@ -226,13 +226,9 @@ static void check_handles(struct doctor *doctor)
         finding(doctor, GOOD, "pidfd_getfd", NULL, "fds can be fetched by value");
 }
 
-/* OpenBLAS starts a thread for every further processor when it is loaded, before anybody can tell it not to; they sleep. */
 static uint64_t threads_of_group(uint32_t rank_count)
 {
-    uint32_t processors = 1;
-    if (cox_probe_processors(&processors) || processors == 0)
-        processors = 1;
-    return THREADS_OF_COORDINATOR + (THREADS_OF_WORKER + processors - 1) * (uint64_t)rank_count;
+    return THREADS_OF_COORDINATOR + THREADS_OF_WORKER * (uint64_t)rank_count;
 }
 
 static void check_limits(struct doctor *doctor)

@@ -730,6 +730,28 @@ def a_bad_model_is_wrong_input_whoever_reads_it_first():
 
 
 @test
+def a_worker_without_memory_for_openblas_says_so():
+    """It would spin in OpenBLAS's allocator, most of all where that library is loaded."""
+    with open(COXSWAIN, "rb") as file:
+        program = file.read()
+        if b"__tsan_init" in program or b"__asan_init" in program:
+            raise Skipped("sanitizers need address space without a limit")
+    told = 0
+    with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+        wrapper = os.path.join(folder, "limited")
+        for megabytes in (40, 80, 140, 200, 400):
+            with open(wrapper, "w", encoding="ascii") as file:
+                file.write('#!/bin/sh\nulimit -v %d\nexec %s "$@"\n' % (megabytes << 10, os.path.join(BIN_DIR, "coxswain-worker")))
+            os.chmod(wrapper, 0o700)
+            result = generate("-n", "2", "--start-timeout", "1000", "--worker", wrapper, "1+1=")
+            check(result.status in (0, 1, 3), "odd end with %d MiB" % megabytes, result)
+            if "OpenBLAS gets no memory" in result.err:
+                told += 1
+                expect(result, 3, "rank ", "32 MiB or more", "ulimit -v")
+    check(told > 0, "OpenBLAS had memory each time")
+
+
+@test
 def a_bad_model_for_a_group_that_runs_is_wrong_input():
     process = start(["run", "-n", "2", "--model", MODEL])
     name = started(process)
@@ -1146,8 +1168,9 @@ def a_start_without_enough_fds_says_so_however_few_there_are():
 @test
 def doctor_counts_the_threads_of_a_group():
     with open(COXSWAIN, "rb") as file:
-        if b"__tsan_init" in file.read():
-            raise Skipped("ThreadSanitizer has threads of its own")
+        program = file.read()
+        if b"__tsan_init" in program or b"__asan_init" in program:
+            raise Skipped("sanitizers have threads of their own, or let OpenBLAS have some")
     for ranks in (1, 4):
         told = int(re.search(r"ranks has (\d+)", findings("-n", str(ranks))["processes"][1]).group(1))
         process = start(["run", "-n", str(ranks), "--model", MODEL])
