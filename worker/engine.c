@@ -173,7 +173,7 @@ static struct cox_share engine_share(const struct cox_engine *engine,
 {
     if (options->rank_count == 1)
         return (struct cox_share){0};
-    if (options->fd >= 0)
+    if (options->fd >= 0 || options->sealed)
         return (struct cox_share){.rank = options->rank, .rank_count = options->rank_count};
     cox_log_write(&engine->options.log, 7,
                   "rank %" PRIu32 " of %" PRIu32
@@ -217,6 +217,14 @@ static int engine_gather(void *context, float *slices, size_t stride, size_t sli
     struct cox_engine *engine = context;
 
     return cox_exchange_gather(engine->exchange, slices, stride, slice_length, ret_slices, err);
+}
+
+static int engine_blame(void *context, const float *const *slices, size_t slice_length,
+                        struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_exchange_blame(engine->exchange, slices, slice_length, err);
 }
 
 static struct engine_source engine_source(const struct cox_engine *engine, const char *directory,
@@ -310,6 +318,7 @@ static struct cox_model_options engine_model_options(struct cox_engine *engine,
 
     if (share->rank_count) {
         options.share.gather = engine_gather;
+        options.share.blame = engine_blame;
         options.share.context = engine;
     }
     return options;
