@@ -33,7 +33,7 @@
  *   32  reserved, zero
  *
  * fds of a worker, attach named: the 28 of inherit.h, in its order (and the rank group's); sealed:
- * request memory (read-only), memory of the rank, wake words, memory of the rank group.
+ * request memory (read-only), memory of the rank, wake words, its words and its values in the rank group (sealed.h).
  *
  * Files: `<folder>/<name>.door` (a long name is shortened, with a hash), in $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that
  *   variable is not set; the folder has mode 0700 and this owner, or is refused.

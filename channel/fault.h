@@ -34,6 +34,7 @@
     X(SEMAPHORE_LINKED, "semaphore.linked")                                                        \
     X(CHANNEL_CREATED, "channel.created")                                                          \
     X(MEMORY_CREATED, "memory.created") /* mapped, not sealed */                                   \
+    X(MEMORY_SEALED, "memory.sealed")   /* by the rank that alone writes it */                     \
     /* Processes are started. */                                                                   \
     X(LAUNCH, "launch")                   /* nothing is forked yet */                              \
     X(LAUNCH_CHILD, "launch.child")       /* the new process, before exec */                       \

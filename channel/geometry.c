@@ -16,6 +16,12 @@
  * for the group and for each of its subgroups. */
 #define GROUP_BASE (8 * KIB)
 #define GROUP_PER_RANK (28 * KIB)
+/* The same of a sealed group, apart: the words and values of one rank; and hints, of which each rank has a line for each
+ * of its subgroups. */
+#define GROUP_WORDS (2 * KIB)
+#define GROUP_PAYLOAD (24 * KIB)
+#define GROUP_HINTS_BASE COX_LINE_SIZE
+#define GROUP_HINTS_PER_RANK (8 * COX_LINE_SIZE)
 
 /* Per frame and per slot. For 8 ranks and depth 4 all channels together take under 9 MiB. */
 static const struct {
@@ -201,12 +207,39 @@ uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry)
                    geometry->channels[COX_CHANNEL_ERROR].slot_stride);
 }
 
+/* What is mapped by itself at an offset has whole pages of the machine's, which may be larger. */
+static uint64_t machine_page_up(uint64_t size)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    return (page_up(size) + page - 1) / page * page;
+}
+
+uint64_t cox_geometry_group_words_size(void)
+{
+    return machine_page_up(GROUP_WORDS);
+}
+
+uint64_t cox_geometry_group_payload_size(void)
+{
+    return machine_page_up(GROUP_PAYLOAD);
+}
+
+uint64_t cox_geometry_group_hints_offset(void)
+{
+    return machine_page_up(sizeof(struct cox_layout_wake));
+}
+
+uint64_t cox_geometry_wake_memory_size(const struct cox_geometry *geometry)
+{
+    return cox_geometry_group_hints_offset() +
+           machine_page_up(GROUP_HINTS_BASE + GROUP_HINTS_PER_RANK * geometry->rank_count);
+}
+
 uint64_t cox_geometry_group_size(const struct cox_geometry *geometry)
 {
-    /* Each window is mapped by itself, so the machine's pages count, which may be larger. */
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t size = page_up(GROUP_BASE + GROUP_PER_RANK * geometry->rank_count);
-    return geometry->legacy ? 0 : (size + page - 1) / page * page;
+    if (geometry->legacy || geometry->sealed)
+        return 0;
+    return machine_page_up(GROUP_BASE + GROUP_PER_RANK * geometry->rank_count);
 }
 
 uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry)
@@ -225,8 +258,10 @@ uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
 {
     if (geometry->sealed)
         return cox_geometry_request_memory_size(geometry) +
-               geometry->rank_count * cox_geometry_rank_memory_size(geometry) +
-               sizeof(struct cox_layout_wake) + cox_geometry_group_size(geometry);
+               geometry->rank_count *
+                   (cox_geometry_rank_memory_size(geometry) + cox_geometry_group_words_size() +
+                    cox_geometry_group_payload_size()) +
+               cox_geometry_wake_memory_size(geometry);
     uint64_t bytes =
         cox_layout_control_size(geometry->rank_count) + cox_geometry_group_size(geometry);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
@@ -236,14 +271,15 @@ uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
 
 uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry)
 {
-    uint64_t group = cox_geometry_group_object_size(geometry);
     if (geometry->sealed) {
         uint64_t request = cox_geometry_request_memory_size(geometry);
         uint64_t rank = cox_geometry_rank_memory_size(geometry);
+        uint64_t wake = cox_geometry_wake_memory_size(geometry);
         uint64_t larger = request > rank ? request : rank;
-        return group > larger ? group : larger;
+        return wake > larger ? wake : larger;
     }
     uint64_t size = cox_layout_control_size(geometry->rank_count);
+    uint64_t group = cox_geometry_group_object_size(geometry);
     size = group > size ? group : size;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         const struct cox_layout_channel *channel = &geometry->channels[c];

@@ -66,9 +66,15 @@ uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_request_offset(const struct cox_geometry *geometry,
                                      enum cox_channel_id channel);
 uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry);
-/* The memory of the rank group (worker/group.h) is a ring of windows, one for each time that the ranks form their
+/* Of the rank group (worker/group.h), in a sealed group: bytes of the words that one rank writes, and of its values; both
+ * are multiples of the page size. Bytes of the wake memory, and where in it the hints of the rank group begin. */
+uint64_t cox_geometry_group_words_size(void);
+uint64_t cox_geometry_group_payload_size(void);
+uint64_t cox_geometry_wake_memory_size(const struct cox_geometry *geometry);
+uint64_t cox_geometry_group_hints_offset(void);
+/* In a named group the memory of the rank group is a ring of windows, one for each time that the ranks form their
  * group (windows.h): bytes of one, of all of them, and where the one of a life begins. A window is a multiple of the
- * page size. The accounts below have the one that is in use. 0: legacy workers have none. */
+ * page size. The accounts below have the one that is in use. 0: legacy workers and sealed groups have none. */
 #define COX_GROUP_WINDOW_COUNT 16
 uint64_t cox_geometry_group_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry);

@@ -14,7 +14,8 @@
  * The four request and response regions per channel have the layout of the executor protocol: a u32
  * length and the bytes, from the start of each frame or slot. Nothing else is in them.
  *
- * A sealed group has the same in three kinds of memory, none of which has a name (sealed.h):
+ * A sealed group has the same in three kinds of memory, none of which has a name (sealed.h; what the rank group has
+ * besides is in worker/group_layout.h):
  *
  *   request memory, written by the coordinator alone:
  *     0, 512, 640  header, abort word, channels as above
@@ -25,6 +26,10 @@
  *          4096    its slots: `depth` of each two-way channel, then the one of the error channel
  *   wake memory, written by everybody, nothing but hints:
  *          0       per channel: what the coordinator sleeps on, then a count per frame
+ *          (page)  bells of the rank group and of its subgroups
+ *   These words stay shared because several processes must sleep on, and wake, one futex. Whatever is written there, a
+ *   waiter looks at the words of those it waits for at every slice of 50 ms: the worst is a wait that takes a slice
+ *   more, or calls that wake nobody. No result comes from here.
  */
 #ifndef COX_CHANNEL_LAYOUT_H
 #define COX_CHANNEL_LAYOUT_H

@@ -93,6 +93,9 @@ int cox_region_attach_image(struct cox_region *region, int fd, const char *label
 int cox_region_create_sparse(const char *name, uint64_t size, int *ret_fd, struct cox_error *err);
 int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned seals, int *ret_fd,
                                      struct cox_error *err);
+/* A memfd as cox_region_create_unnamed makes, reserved and not mapped, to which more seals can be added. */
+int cox_region_create_unnamed_unmapped(const char *label, uint64_t size, unsigned seals,
+                                       int *ret_fd, struct cox_error *err);
 /* The object behind fd takes the place of the mapped one, at the same address, in one step; same
  * size. Returns 0; -errno: nothing has changed. */
 int cox_region_replace(struct cox_region *region, int fd);

@@ -5,32 +5,54 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "fault.h"
 #include "futex.h"
-#include "windows.h"
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
+/* Of memory that one process alone writes, which has it mapped. */
+#define SEALS_OWNED (SEALS_SIZE | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
+
+static const char *const group_labels[COX_SEALED_GROUP_FD_COUNT] = {"cox_group",
+                                                                    "cox_payload_group"};
+
+static uint64_t group_size(int which)
+{
+    return which == 0 ? cox_geometry_group_words_size() : cox_geometry_group_payload_size();
+}
 
 void cox_sealed_init(struct cox_sealed *sealed)
 {
     memset(sealed, 0, sizeof *sealed);
-    sealed->request_fd = sealed->wake_fd = sealed->group_fd = -1;
-    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++)
+    sealed->request_fd = sealed->wake_fd = -1;
+    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
         sealed->rank_fds[rank] = -1;
+        for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+            sealed->group_fds[rank][i] = -1;
+    }
+}
+
+static void group_close(int fds[COX_SEALED_GROUP_FD_COUNT])
+{
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        cox_close_fd(&fds[i]);
 }
 
 void cox_sealed_close(struct cox_sealed *sealed)
 {
     cox_region_detach(&sealed->wake);
+    cox_region_detach(&sealed->group_hints);
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        cox_region_detach(&sealed->group[i]);
     cox_close_fd(&sealed->request_fd);
     cox_close_fd(&sealed->wake_fd);
-    cox_close_fd(&sealed->group_fd);
     for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
+        group_close(sealed->group_fds[rank]);
         cox_region_detach(&sealed->ranks[rank]);
         cox_close_fd(&sealed->rank_fds[rank]);
     }
@@ -66,6 +88,20 @@ static int create_rank(struct cox_region *region, const struct cox_geometry *geo
                                      SEALS_SIZE, false, ret_fd, err);
 }
 
+/* Not mapped here, and without the seals that its rank adds. */
+static int create_group(int ret_fds[COX_SEALED_GROUP_FD_COUNT], struct cox_error *err)
+{
+    int r = 0;
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        ret_fds[i] = -1;
+    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+        r = cox_region_create_unnamed_unmapped(group_labels[i], group_size(i), SEALS_SIZE,
+                                               &ret_fds[i], err);
+    if (r)
+        group_close(ret_fds);
+    return r;
+}
+
 int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
                       const struct cox_geometry *geometry, bool huge_pages, struct cox_error *err)
 {
@@ -74,13 +110,14 @@ int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
     *control = (struct cox_control)COX_CONTROL_NONE;
     int r = create_request(sealed, control, geometry, huge_pages, err);
     if (r == 0)
-        r = cox_region_create_unnamed(&sealed->wake, "cox_wake", sizeof(struct cox_layout_wake),
-                                      SEALS_SIZE, false, &sealed->wake_fd, err);
-    if (r == 0)
-        r = cox_windows_create_sealed(geometry, &sealed->group_fd, err);
+        r = cox_region_create_unnamed(&sealed->wake, "cox_wake",
+                                      cox_geometry_wake_memory_size(geometry), SEALS_SIZE, false,
+                                      &sealed->wake_fd, err);
     for (uint32_t rank = 0; r == 0 && rank < geometry->rank_count; rank++) {
         r = create_rank(&sealed->ranks[rank], geometry, &sealed->rank_fds[rank], err);
         control->ranks[rank] = sealed->ranks[rank].base;
+        if (r == 0)
+            r = create_group(sealed->group_fds[rank], err);
     }
     if (r) {
         cox_sealed_close(sealed);
@@ -94,13 +131,21 @@ int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *
 {
     struct cox_region made = {0};
     _cox_cleanup_(cox_close_fd) int fd = -1;
+    int group_fds[COX_SEALED_GROUP_FD_COUNT];
     int r = create_rank(&made, geometry, &fd, err);
     if (r)
         return r;
     cox_region_detach(&made);
-    r = cox_region_replace(&sealed->ranks[rank], fd);
+    r = create_group(group_fds, err);
     if (r)
+        return r;
+    r = cox_region_replace(&sealed->ranks[rank], fd);
+    if (r) {
+        group_close(group_fds);
         return cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r));
+    }
+    group_close(sealed->group_fds[rank]);
+    memcpy(sealed->group_fds[rank], group_fds, sizeof group_fds);
     /* Under the same number, where there is one. */
     if (sealed->rank_fds[rank] < 0)
         sealed->rank_fds[rank] = cox_steal_fd(&fd);
@@ -123,7 +168,8 @@ void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,
     ret_fds[COX_SEALED_REQUEST] = sealed->request_fd;
     ret_fds[COX_SEALED_RANK] = sealed->rank_fds[rank];
     ret_fds[COX_SEALED_WAKE] = sealed->wake_fd;
-    ret_fds[COX_SEALED_GROUP] = sealed->group_fd;
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        ret_fds[COX_SEALED_GROUP + i] = sealed->group_fds[rank][i];
 }
 
 /* Memory that could shrink would end this process with SIGBUS. */
@@ -137,6 +183,38 @@ static int check_seals(int fd, unsigned seals, const char *what, struct cox_erro
         return cox_fail(err, COX_DENIED, "%s has the seals %#x, expected %#x among them", what,
                         (unsigned)present, seals);
     return 0;
+}
+
+int cox_sealed_check_group(int fd, uint64_t size, const char *label, struct cox_error *err)
+{
+    struct stat st;
+    int r = check_seals(fd, SEALS_OWNED, label, err);
+    if (r)
+        return r;
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "%s: fstat: %s", label, cox_status_text(-errno));
+    return (uint64_t)st.st_size == size
+               ? 0
+               : cox_fail(err, COX_CORRUPT, "%s has %jd bytes, expected %" PRIu64, label,
+                          (intmax_t)st.st_size, size);
+}
+
+/* From here on this mapping is the only one that can be written, and there will be no other one. */
+static int attach_group(struct cox_sealed *sealed, const int fds[COX_SEALED_FD_COUNT],
+                        struct cox_error *err)
+{
+    int r = 0;
+    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+        r = check_seals(fds[COX_SEALED_GROUP + i], SEALS_SIZE, "group memory", err);
+    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+        r = cox_region_attach_fd(&sealed->group[i], fds[COX_SEALED_GROUP + i], group_labels[i],
+                                 group_size(i), COX_REGION_WRITE, err);
+    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+        if (fcntl(fds[COX_SEALED_GROUP + i], F_ADD_SEALS, (int)SEALS_OWNED) < 0)
+            r = cox_fail(err, -errno, "memory '%s': seals: %s", group_labels[i],
+                         cox_status_text(-errno));
+    cox_fault_point(COX_FAULT_MEMORY_SEALED);
+    return r;
 }
 
 int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, uint32_t rank,
@@ -165,10 +243,14 @@ int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, ui
         r = check_seals(fds[COX_SEALED_WAKE], SEALS_SIZE, "wake memory", err);
     if (r == 0)
         r = cox_region_attach_fd(&sealed->wake, fds[COX_SEALED_WAKE], "wake",
-                                 sizeof(struct cox_layout_wake), COX_REGION_WRITE, err);
-    /* Mapped by the rank group, if the worker is to be in it. */
+                                 cox_geometry_wake_memory_size(geometry), COX_REGION_WRITE, err);
     if (r == 0)
-        r = check_seals(fds[COX_SEALED_GROUP], SEALS_SIZE, "group memory", err);
+        r = cox_region_map_part(
+            &sealed->group_hints, fds[COX_SEALED_WAKE], cox_geometry_group_hints_offset(),
+            cox_geometry_wake_memory_size(geometry) - cox_geometry_group_hints_offset(),
+            COX_REGION_WRITE, "wake", err);
+    if (r == 0)
+        r = attach_group(sealed, fds, err);
     if (r) {
         cox_sealed_close(sealed);
         cox_control_close(control);

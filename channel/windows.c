@@ -45,20 +45,6 @@ int cox_windows_create_named(const char *name, const struct cox_geometry *geomet
     return r;
 }
 
-int cox_windows_create_sealed(const struct cox_geometry *geometry, int *ret_fd,
-                              struct cox_error *err)
-{
-    _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = cox_region_create_unnamed_sparse("cox_group", cox_geometry_group_object_size(geometry),
-                                             (unsigned)(F_SEAL_SHRINK | F_SEAL_GROW), &fd, err);
-    if (r == 0)
-        r = window_reserve(fd, geometry, FIRST_LIFE, err);
-    cox_fault_point(COX_FAULT_WINDOW_RENEWED);
-    if (r == 0)
-        *ret_fd = cox_steal_fd(&fd);
-    return r;
-}
-
 int cox_windows_renew(int fd, const struct cox_geometry *geometry, uint64_t life,
                       struct cox_error *err)
 {

@@ -1,6 +1,7 @@
 /*
- * windows: the memory of the rank group (worker/group.h): one object of a group, a ring of windows, of which each
- * time that the ranks form their group anew has another one.
+ * windows: the memory of the rank group (worker/group.h) of a group that has names: one object, a ring of windows, of
+ * which each time that the ranks form their group anew has another one. All ranks write it: this form is for processes
+ * that trust each other. Sealed groups have none of it (sealed.h).
  *
  * A rank that died, or a process that it left behind, may go on writing into what it had mapped. So the next life of
  * the rank group is in another window, all zero, and only after COX_GROUP_WINDOW_COUNT lives in the same. Life n is
@@ -21,12 +22,10 @@
 
 #include "geometry.h"
 
-/* The object of a group that has names, `/<name>_group`, or of a sealed one; the window of the first life is
- * reserved. Returns 0; as cox_region_create and cox_region_create_unnamed. Nothing is left unless 0. */
+/* The object `/<name>_group`; the window of the first life is reserved. Returns 0; as cox_region_create. Nothing is
+ * left unless 0. */
 int cox_windows_create_named(const char *name, const struct cox_geometry *geometry,
                              struct cox_error *err);
-int cox_windows_create_sealed(const struct cox_geometry *geometry, int *ret_fd,
-                              struct cox_error *err);
 
 /* The window of this life is all zero and reserved. Returns 0; COX_NO_SPACE: err has the numbers; -errno. Unless 0
  * the ranks must not be sent there. */

@@ -17,6 +17,7 @@
 #include "../proto/operation.h"
 #include "collect.h"
 #include "executor_internal.h"
+#include "group_memory.h"
 #include "inside.h"
 #include "proto/executor.pb-c.h"
 #include "report.h"
@@ -632,6 +633,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
         return NULL;
     COX_ASSERT(!cox_inside(executor));
     cox_executor_stop(executor);
+    executor->group_handles = cox_group_handles_free(executor->group_handles);
     cox_executor_close_door(executor); /* its hooks use the supervisor */
     executor->supervisor = cox_supervisor_free(executor->supervisor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)

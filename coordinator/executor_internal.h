@@ -88,8 +88,9 @@ struct cox_executor {
     _Atomic uint64_t kv_changes; /* renewals; release after kv_digest, acquire before it is read */
     void (*tell_weights)(void *context,
                          struct cox_weights_told *ret_told); /* NULL: ranks load them */
-    void *tell_context;          /* both are set before the first init */
-    _Atomic uint64_t group_life; /* of the last init that was sent; 0: none was */
+    void *tell_context;                      /* both are set before the first init */
+    _Atomic uint64_t group_life;             /* of the last init that was sent; 0: none was */
+    struct cox_group_handles *group_handles; /* of who is in init; see group_memory.h */
 };
 
 /* ---- init.c, recover.c ---- */

@@ -12,6 +12,7 @@
 
 #include "../channel/windows.h"
 #include "executor_internal.h"
+#include "group_memory.h"
 #include "inside.h"
 #include "proto/executor.pb-c.h"
 
@@ -325,12 +326,12 @@ static void init_leave(struct cox_executor *executor, int r)
     pthread_mutex_unlock(&executor->recover_lock);
 }
 
-/* Where the memory of the rank group is; -1: there is none. */
+/* Where the memory of the rank group is; -1: there is none, or each rank has its own. */
 static int init_group_fd(const struct cox_executor *executor)
 {
-    return executor->geometry.legacy   ? -1
-           : executor->geometry.sealed ? executor->sealed.group_fd
-                                       : executor->inherit.fds[COX_INHERIT_GROUP];
+    return executor->geometry.legacy || executor->geometry.sealed
+               ? -1
+               : executor->inherit.fds[COX_INHERIT_GROUP];
 }
 
 /* Another life of the rank group begins, in memory of its own. */
@@ -408,6 +409,8 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     request.config = pointers;
     request.n_config = record->count;
     int r = init_renew_group(executor, &request.group_life, err);
+    if (r == 0)
+        r = cox_group_handles_fill(executor, &request, err);
     if (r)
         return r;
     /* Legacy workers have no group, and an init said again is the same to them. */

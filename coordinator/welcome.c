@@ -249,6 +249,21 @@ static int hand_out_named(struct cox_executor *executor, uint32_t rank,
     return 0;
 }
 
+/* What it writes in the rank group is given to the others once it has sealed it, and is kept for that. By then these
+ * numbers may be other fds. */
+static int dup_group(struct cox_door_answer *answer, uint32_t rank, struct cox_error *err)
+{
+    for (int i = COX_SEALED_GROUP; i < COX_SEALED_FD_COUNT; i++) {
+        int fd = fcntl(answer->fds[i], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        answer->fds[i] = fd;
+        if (fd < 0)
+            return cox_fail(err, -errno, "rank %" PRIu32 ": an fd of its memory: %s", rank,
+                            cox_status_text(-errno));
+        answer->given |= UINT64_C(1) << i;
+    }
+    return 0;
+}
+
 /* Its own memory is given away, so that no process keeps an fd of what another one may write (this one's
  * fds are in /proc for every process of the user). Memory that somebody was given who then did not come in
  * is not given again. */
@@ -264,6 +279,7 @@ static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
         answer->fd_count = COX_SEALED_FD_COUNT;
         answer->given = UINT64_C(1) << COX_SEALED_RANK;
         sealed->rank_fds[rank] = -1;
+        r = dup_group(answer, rank, err);
     }
     pthread_mutex_unlock(&executor->memory_lock);
     return r;

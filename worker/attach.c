@@ -8,6 +8,7 @@
 
 #include "../channel/fault.h"
 #include "../channel/truth.h"
+#include "group_memory.h"
 #include "stand_in.h"
 #include "worker_internal.h"
 
@@ -181,10 +182,13 @@ static int worker_attach_group(struct cox_worker *worker, struct cox_error *err)
     struct cox_inherit *inherit = &worker->inherit;
     if (worker->control.geometry.legacy)
         return 0;
+    if (worker->control.geometry.sealed) {
+        worker->group_memory =
+            cox_group_memory_new(&worker->sealed, worker->options.rank, worker->options.rank_count);
+        return worker->group_memory ? 0 : cox_fail(err, -ENOMEM, "no memory for the rank group");
+    }
     if (inherit->count) {
-        bool sealed = inherit->count == COX_SEALED_FD_COUNT;
-        worker->group_fd =
-            cox_steal_fd(&inherit->fds[sealed ? (int)COX_SEALED_GROUP : COX_INHERIT_GROUP]);
+        worker->group_fd = cox_steal_fd(&inherit->fds[COX_INHERIT_GROUP]);
         return 0;
     }
     char object[COX_OBJECT_NAME_SIZE];

@@ -173,7 +173,7 @@ static struct cox_share engine_share(const struct cox_engine *engine,
 {
     if (options->rank_count == 1)
         return (struct cox_share){0};
-    if (options->fd >= 0)
+    if (options->fd >= 0 || options->sealed)
         return (struct cox_share){.rank = options->rank, .rank_count = options->rank_count};
     cox_log_write(&engine->options.log, 7,
                   "rank %" PRIu32 " of %" PRIu32

@@ -8,6 +8,7 @@
 #include "../channel/fault.h"
 #include "../channel/geometry.h"
 #include "../channel/handle_internal.h"
+#include "group_memory.h"
 
 /* The group, with what its subgroups share. */
 struct group_whole {
@@ -36,14 +37,17 @@ static int options_check(const struct cox_group_options *options, struct cox_err
                                 options->value_size > COX_GROUP_VALUE_SIZE_MAX))
         return cox_fail(err, COX_INVALID, "values of %" PRIu32 " bytes: expected %d to %" PRIu32,
                         options->value_size, COX_GROUP_VALUE_SIZE_MIN, COX_GROUP_VALUE_SIZE_MAX);
+    if (options->sealed && options->name)
+        return cox_fail(err, COX_INVALID, "a name, and the memory of a sealed group: choose one");
     if (options->fd_offset &&
         (options->name || options->fd_offset % (uint64_t)sysconf(_SC_PAGESIZE)))
         return cox_fail(err, COX_INVALID, "memory from byte %" PRIu64 " on: %s", options->fd_offset,
                         options->name ? "what has a name is the group's as a whole"
                                       : "expected the beginning of a page");
     if (!options->name)
-        return options->fd >= 0 ? 0
-                                : cox_fail(err, COX_INVALID, "neither a name nor an fd of memory");
+        return options->fd >= 0 || options->sealed
+                   ? 0
+                   : cox_fail(err, COX_INVALID, "neither a name nor an fd of memory");
     if (strlen(options->name) > COX_GROUP_NAME_MAX)
         return cox_fail(err, COX_INVALID, "the name has %zu characters: at most %d are allowed",
                         strlen(options->name), COX_GROUP_NAME_MAX);
@@ -59,6 +63,7 @@ static void whole_free(struct group_whole *whole)
     uint32_t count = atomic_load_explicit(&base->subgroup_count, memory_order_relaxed);
     for (uint32_t i = 0; i < count; i++)
         free(base->subgroups[i]);
+    cox_group_memory_give(base);
     cox_region_detach(&base->region);
     free(whole);
 }
@@ -141,7 +146,7 @@ struct cox_group *cox_group_leave(struct cox_group *group)
         return NULL;
     COX_ASSERT(group->slot == 0);
     struct cox_group_base *base = group->base;
-    if (getpid() == base->pid) {
+    if (getpid() == base->pid && cox_group_memory_is_held(base)) {
         cox_group_say(base, COX_GROUP_LEFT);
         /* relaxed: this thread formed them. */
         uint32_t count = atomic_load_explicit(&base->subgroup_count, memory_order_relaxed);
@@ -178,8 +183,11 @@ static void part_align(struct cox_group *group, uint64_t epoch)
     uint64_t word = cox_group_arrived(epoch, 0);
     group->index = 0;
     group->said_what = 0;
+    /* relaxed: this thread operates. */
+    atomic_store_explicit(&group->blamed, 0, memory_order_relaxed);
     /* relaxed: until both are there the word counts as not arrived. */
-    atomic_store_explicit(&part->mirror, ~word, memory_order_relaxed);
+    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->life, word),
+                          memory_order_relaxed);
     /* Whatever this rank writes in the new epoch comes after it: the load stays behind the store, as both
      * are seq_cst, and acquire keeps what follows behind the load. Partner is the second look in
      * epoch_verify. */
@@ -266,14 +274,15 @@ static int subgroup_compare(const struct cox_group *subgroup, struct cox_error *
     for (uint32_t place = 0; place < subgroup->count; place++) {
         if (place == subgroup->self)
             continue;
-        const struct cox_group_layout_rank *rank = &base->layout->ranks[subgroup->ranks[place]];
+        const struct cox_group_layout_rank *rank = base->ranks[subgroup->ranks[place]];
         for (uint32_t slot = 1; slot < COX_GROUP_PART_COUNT; slot++) {
             const struct cox_group_layout_part *part = &rank->parts[slot];
             /* acquire: members_hash before it; partner is subgroup_say. */
             if (atomic_load_explicit(&part->name_hash, memory_order_acquire) ==
                     subgroup->name_hash &&
                 atomic_load_explicit(&part->members_hash, memory_order_relaxed) !=
-                    subgroup->members_hash)
+                    subgroup->members_hash &&
+                !cox_group_has_left(base, subgroup->ranks[place])) /* or it is in another life */
                 return cox_fail(err, COX_TAKEN,
                                 "rank %d has formed subgroup '%s' with other members",
                                 subgroup->ranks[place], subgroup->name);
@@ -287,13 +296,14 @@ static void subgroup_say(struct cox_group *subgroup)
     struct cox_group_layout_part *part = cox_group_own_part(subgroup);
     uint64_t word = cox_group_arrived(cox_group_present(subgroup->base), 0);
     /* relaxed, all: before the release below; partners are its acquire loads. */
-    atomic_store_explicit(&part->mirror, ~word, memory_order_relaxed);
+    atomic_store_explicit(&part->mirror, cox_group_mirror(subgroup->base->life, word),
+                          memory_order_relaxed);
     atomic_store_explicit(&part->arrived, word, memory_order_relaxed);
     atomic_store_explicit(&part->members_hash, subgroup->members_hash, memory_order_relaxed);
     atomic_store_explicit(&part->name_hash, subgroup->name_hash, memory_order_release);
     cox_fault_point(COX_FAULT_GROUP_FORMED);
     /* Who waits for its bell sleeps there. */
-    cox_group_ring(&subgroup->base->layout->bell);
+    cox_group_ring(subgroup->base->bell);
 }
 
 static struct cox_group *subgroup_new(const struct cox_group *group, const char *name,

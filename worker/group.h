@@ -5,7 +5,15 @@
  * every member has arrived at it; bytes that a member wrote to shared memory before an operation are
  * visible to every member after it.
  *
- * Memory: one region, all zero at the start, of lines per rank that this rank alone writes, two value
+ * Two forms. The named form is one region that all ranks write: for processes that trust each other. In the sealed form,
+ * which the ranks of a sealed group have of their init, a rank has a writable mapping only of memory that nobody else writes:
+ * its words and its values; of the others' it can only read, and what it reads is hostile input. What is shared
+ * there are hints for waking, because several processes must sleep on one futex: the worst is a wait that takes 50 ms more.
+ * Errors name the rank whose memory makes no sense. A rank that says that another one has died, where this one
+ * sees it live, is named itself; one that has given up is named with the rank that it says was why, for which of
+ * the two that was nobody else can tell.
+ *
+ * Memory of the named form: one region, all zero at the start, of lines per rank that this rank alone writes, two value
  * slots per rank (and two of 1 KiB for each of its subgroups), and a few words that are hints for waking. Nothing has to be initialized by
  * anybody, so nobody can die half-way through it. Under a name (`/dev/shm/<name>_group`, mode 0600)
  * the first to come makes it whole (O_TMPFILE, linkat) and the last to come removes the name; or it is
@@ -44,11 +52,16 @@ struct cox_group;
 #define COX_SUBGROUP_COUNT_MAX 8
 #define COX_SUBGROUP_NAME_MAX 31
 
+struct cox_group_sealed;
+
 struct cox_group_options {
-    const char *name;   /* as in cox_name_check; NULL: fd is the memory */
-    int fd;             /* lent; from fd_offset on cox_group_memory_size bytes, all zero at first */
-    uint64_t fd_offset; /* a multiple of the page size; not with a name */
-    uint32_t rank;      /* 0 to rank_count - 1 */
+    const char *name; /* as in cox_name_check; NULL: fd is the memory, or `sealed` says it */
+    int fd;           /* lent; from fd_offset on cox_group_memory_size bytes, all zero at first */
+    /* The sealed form, as cox_init_request_group gives it: then neither a name nor fd counts. NULL: the named form. Lent
+     * until join returns. A group in it is left before the next one is joined. */
+    const struct cox_group_sealed *sealed;
+    uint64_t fd_offset;  /* a multiple of the page size; not with a name */
+    uint32_t rank;       /* 0 to rank_count - 1 */
     uint32_t rank_count; /* 1 to 128 */
     uint32_t value_size; /* bytes of one rank's value, at most; 0: 4096. The same on every rank */
     uint64_t life; /* the same on every rank: tells groups of one name and time apart; 0 is fine */

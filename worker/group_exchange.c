@@ -134,9 +134,11 @@ static int offers_read(struct cox_group_exchange *exchange, const struct cox_han
         struct cox_handle_info *offer = &exchange->offers[place];
         if (place == group->self || !cox_group_gives(exchange, place))
             continue;
-        int r = cox_handle_parse(&handles[place], offer, err);
+        struct cox_error why = {0};
+        int r = cox_handle_parse(&handles[place], offer, &why);
         if (r)
-            return r == COX_VERSION ? COX_CORRUPT : r;
+            return cox_fail(err, COX_CORRUPT, "rank %d gave no handle of an fd: %s",
+                            group->ranks[place], why.text);
         const struct cox_peer *peer = &group->base->peers[group->ranks[place]];
         if ((pid_t)offer->pid != peer->pid || (uint32_t)offer->start != (uint32_t)peer->start)
             return cox_fail(err, COX_CORRUPT,

@@ -25,6 +25,7 @@
 
 #include "../channel/fault.h"
 #include "../channel/geometry.h"
+#include "group_memory.h"
 
 #define SHM_FOLDER "/dev/shm"
 #define RETRY_NS COX_NSEC_PER_MSEC
@@ -179,13 +180,7 @@ static int name_open(struct cox_group_name *name, struct cox_error *err)
 static struct cox_group_layout_identity *identity_of(const struct cox_group_base *base,
                                                      uint32_t rank)
 {
-    return &base->layout->ranks[rank].identity;
-}
-
-static uint64_t holder_of(const struct cox_group_base *base, uint32_t rank)
-{
-    /* acquire: partner is cox_group_say. */
-    return atomic_load_explicit(&identity_of(base, rank)->holder, memory_order_acquire);
+    return &base->ranks[rank]->identity;
 }
 
 static void identity_say(struct cox_group_base *base, enum cox_group_state state)
@@ -198,7 +193,7 @@ static void identity_say(struct cox_group_base *base, enum cox_group_state state
     atomic_store_explicit(&identity->said_size, base->value_size, memory_order_relaxed);
     atomic_store_explicit(&identity->said_dead, dead ? cox_group_said_dead(dead - 1) : 0,
                           memory_order_relaxed);
-    /* release: partner is holder_of. */
+    /* release: partner is cox_group_holder_of. */
     atomic_store_explicit(&identity->holder, cox_group_holder(state, base->pid, base->start),
                           memory_order_release);
     cox_fault_point(COX_FAULT_GROUP_SAID);
@@ -207,7 +202,7 @@ static void identity_say(struct cox_group_base *base, enum cox_group_state state
 void cox_group_say(struct cox_group_base *base, enum cox_group_state state)
 {
     identity_say(base, state);
-    cox_group_ring(&base->layout->bell);
+    cox_group_ring(base->bell);
 }
 
 /* Does the process that the word names live? False also when that cannot be told. */
@@ -234,7 +229,7 @@ static int fail_told(const struct cox_group_base *base, uint32_t rank, uint32_t 
 static bool identity_agrees(const struct cox_group_base *base, uint32_t rank)
 {
     const struct cox_group_layout_identity *identity = identity_of(base, rank);
-    /* relaxed, all: behind the acquire of holder_of. */
+    /* relaxed, all: behind the acquire of cox_group_holder_of. */
     return atomic_load_explicit(&identity->said_count, memory_order_relaxed) == base->rank_count &&
            atomic_load_explicit(&identity->said_size, memory_order_relaxed) == base->value_size &&
            atomic_load_explicit(&identity->life, memory_order_relaxed) == base->life;
@@ -247,7 +242,7 @@ static bool group_is_over(const struct cox_group_base *base,
 {
     bool agrees = made->rank_count == base->rank_count && made->value_size == base->value_size;
     for (uint32_t rank = 0; rank < made->rank_count; rank++) {
-        enum cox_group_state state = cox_group_holder_state(holder_of(base, rank));
+        enum cox_group_state state = cox_group_holder_state(cox_group_holder_of(base, rank));
         if (state == COX_GROUP_WHOLE || state == COX_GROUP_LEFT ||
             (state == COX_GROUP_FAILED && (agrees || !identity_agrees(base, rank))))
             return true;
@@ -281,8 +276,15 @@ static int identity_verify(const struct cox_group_base *base, uint32_t rank, str
 {
     if (identity_agrees(base, rank))
         return 0;
+    if (base->memory) /* unless it has gone on to another life, what it was told is what all were told */
+        return cox_group_holder_of(base, rank)
+                   ? cox_fail(err, COX_CORRUPT,
+                              "rank %" PRIu32 " says in its memory that it was told another group "
+                              "than it was",
+                              rank)
+                   : 0;
     const struct cox_group_layout_identity *identity = identity_of(base, rank);
-    /* relaxed, all: behind the acquire of holder_of. */
+    /* relaxed, all: behind the acquire of cox_group_holder_of. */
     return fail_told(base, rank, atomic_load_explicit(&identity->said_count, memory_order_relaxed),
                      atomic_load_explicit(&identity->said_size, memory_order_relaxed),
                      atomic_load_explicit(&identity->life, memory_order_relaxed), err);
@@ -313,6 +315,21 @@ static void memory_drop(struct cox_group_base *base)
     base->layout = NULL;
 }
 
+/* The named form: all in one region. The words of rank r are where they are, however many ranks it is for. */
+static void memory_place(struct cox_group_base *base)
+{
+    uint8_t *bytes = base->region.base;
+    base->layout = base->region.base;
+    base->bell = &base->layout->bell;
+    base->bells =
+        (struct cox_group_layout_bell *)(void *)(bytes + cox_group_bells_offset(base->rank_count));
+    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++)
+        base->ranks[rank] = &base->layout->ranks[rank];
+    for (uint32_t rank = 0; rank < base->rank_count; rank++)
+        base->values[rank] = bytes + cox_group_values_offset(base->rank_count) +
+                             rank * cox_group_values_stride(base->value_size);
+}
+
 static int memory_of_fd(struct cox_group_base *base, int fd, uint64_t offset, struct cox_error *err)
 {
     static const char what[] = "the group's memory";
@@ -334,7 +351,7 @@ static int memory_of_fd(struct cox_group_base *base, int fd, uint64_t offset, st
         r = cox_region_map_part(&base->region, fd, offset, size, COX_REGION_WRITE, what, err);
     if (r)
         return r;
-    base->layout = base->region.base;
+    memory_place(base);
     r = identity_claim(base, err);
     if (r)
         memory_drop(base);
@@ -388,7 +405,7 @@ static int memory_enter(struct cox_group_base *base, const struct cox_group_name
                         struct cox_error *err)
 {
     struct cox_group_layout_made made = {.magic = 0};
-    base->layout = base->region.base;
+    memory_place(base);
     int r = memory_read_made(base, name, &made, err);
     if (r)
         return r;
@@ -442,6 +459,8 @@ static int memory_of_name(struct cox_group_base *base, const struct cox_group_op
 int cox_group_take_memory(struct cox_group_base *base, const struct cox_group_options *options,
                           struct cox_group_name *name, struct cox_error *err)
 {
+    if (options->sealed)
+        return cox_group_memory_take(options->sealed, base, err);
     return options->name ? memory_of_name(base, options, name, err)
                          : memory_of_fd(base, options->fd, options->fd_offset, err);
 }
@@ -470,19 +489,34 @@ static int joining_failed(struct cox_group_base *base, uint32_t rank, struct cox
     int32_t cause = cox_group_cause(base, rank);
     if (cause >= 0)
         rank = (uint32_t)cause;
-    uint64_t holder = holder_of(base, rank);
+    uint64_t holder = cox_group_holder_of(base, rank);
     if (cause >= 0 && cox_group_holder_state(holder) != COX_GROUP_FAILED)
         return joining_died(base, rank, holder, err);
     /* relaxed: see joining_died. */
     atomic_store_explicit(&base->dead, rank + 1, memory_order_relaxed);
-    return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " has given up", rank);
+    int32_t said = cause >= 0 ? -1 : cox_group_said_cause(base, rank);
+    char text[64] = "";
+    /* Of the two one is to blame, and nobody else can tell which. */
+    if (base->memory && said >= 0)
+        snprintf(text, sizeof text, "; it says because of rank %" PRId32, said);
+    return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " has given up%s", rank, text);
+}
+
+/* Says with FAILED whose words, or absence, ended this join. */
+static void joining_blame(struct cox_group_base *base, uint32_t rank)
+{
+    uint32_t none = 0;
+    /* relaxed: see joining_died. */
+    if (base->memory)
+        atomic_compare_exchange_strong_explicit(&base->dead, &none, rank + 1, memory_order_relaxed,
+                                                memory_order_relaxed);
 }
 
 /* Has somebody seen everybody? */
 static bool group_is_whole(const struct cox_group_base *base)
 {
     for (uint32_t rank = 0; rank < base->rank_count; rank++) {
-        enum cox_group_state state = cox_group_holder_state(holder_of(base, rank));
+        enum cox_group_state state = cox_group_holder_state(cox_group_holder_of(base, rank));
         if (state == COX_GROUP_WHOLE || state == COX_GROUP_LEFT)
             return true;
     }
@@ -503,12 +537,19 @@ static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder
 {
     if (cox_group_peer_known(base, rank))
         return 0;
+    /* Told, and in this pid namespace, as this process finds itself there. */
+    if (base->told_pids[base->rank] == base->pid && base->told_pids[rank] &&
+        base->told_pids[rank] != cox_group_holder_pid(holder))
+        return cox_fail(err, COX_CORRUPT,
+                        "rank %" PRIu32 " is process %jd, in its memory it says process %jd", rank,
+                        (intmax_t)base->told_pids[rank], (intmax_t)cox_group_holder_pid(holder));
     int r = cox_group_peer_meet(base, rank, holder);
     /* Looked at after the death: it may have been the last to join, and the first to have seen everybody. */
     if (r == 0 || (r == COX_PEER_DEAD && group_is_whole(base)))
         return 0;
     /* Looked at after the death as well: it may have given up, and ended, since its word was read. */
-    if (r == COX_PEER_DEAD && cox_group_holder_state(holder_of(base, rank)) == COX_GROUP_FAILED)
+    if (r == COX_PEER_DEAD &&
+        cox_group_holder_state(cox_group_holder_of(base, rank)) == COX_GROUP_FAILED)
         return rank_failed(base, rank, meeting, err);
     if (r == COX_PEER_DEAD)
         return joining_died(base, rank, holder, err);
@@ -523,7 +564,7 @@ static int meeting_deaths(struct cox_group_base *base, struct cox_error *err)
     for (uint32_t rank = 0; rank < base->rank_count; rank++) {
         if (!cox_group_peer_known(base, rank) || cox_group_peer_alive(base, rank))
             continue;
-        uint64_t holder = holder_of(base, rank);
+        uint64_t holder = cox_group_holder_of(base, rank);
         enum cox_group_state state = cox_group_holder_state(holder);
         if (state != COX_GROUP_FAILED && state != COX_GROUP_WHOLE && state != COX_GROUP_LEFT)
             return joining_died(base, rank, holder, err);
@@ -535,7 +576,7 @@ static int meeting_deaths(struct cox_group_base *base, struct cox_error *err)
 static int rank_look(struct cox_group_base *base, uint32_t rank, struct meeting *meeting,
                      struct cox_error *err)
 {
-    uint64_t holder = holder_of(base, rank);
+    uint64_t holder = cox_group_holder_of(base, rank);
     int r = 0;
     switch (cox_group_holder_state(holder)) {
     case COX_GROUP_JOINED:
@@ -563,8 +604,8 @@ static int meeting_look(struct cox_group_base *base, struct meeting *meeting, st
     memset(meeting, 0, sizeof *meeting);
     int r = 0;
     for (uint32_t rank = 0; r == 0 && rank < base->rank_count; rank++)
-        if (rank != base->rank)
-            r = rank_look(base, rank, meeting, err);
+        if (rank != base->rank && (r = rank_look(base, rank, meeting, err)) > 0)
+            joining_blame(base, rank);
     if (r || !meeting->failed)
         return r;
     r = meeting_deaths(base, err);
@@ -591,7 +632,7 @@ int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *
     cox_group_say(base, COX_GROUP_JOINED);
     for (uint64_t look_ns = cox_now_ns() + COX_GROUP_SLICE_NS;;) {
         struct meeting meeting;
-        uint32_t seen = cox_group_listen(&base->layout->bell);
+        uint32_t seen = cox_group_listen(base->bell);
         int r = meeting_look(base, &meeting, err);
         if (r || !meeting.any_missing)
             return r;
@@ -605,11 +646,13 @@ int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *
         }
         if (late) {
             char list[256];
+            for (uint32_t rank = 0; rank < base->rank_count; rank++)
+                if (cox_rank_set_has(&meeting.missing, rank))
+                    joining_blame(base, rank);
             return cox_fail(err, COX_TIMEOUT, "%s did not join",
                             cox_group_list(&meeting.missing, list, sizeof list));
         }
-        r = cox_group_sleep(&base->layout->bell, seen,
-                            cox_deadline_min(look_ns, options->deadline_ns));
+        r = cox_group_sleep(base->bell, seen, cox_deadline_min(look_ns, options->deadline_ns));
         if (r)
             return cox_fail(err, r, "waiting for the others: %s", cox_status_text(r));
     }

@@ -1,16 +1,27 @@
 /*
  * group_layout: the shared memory of a rank group. Private to the library.
  *
- * All zero is the start. Lines of 128 bytes; each but the bells is written by one rank alone:
+ * All zero is the start. Lines of 128 bytes; each but the bells is written by one rank alone. The named form, one region
+ * under a name or at an fd, which every rank may write: for processes that trust each other.
  *
  *   offset 0     bell of the group   anybody: hints
  *          128   ranks[0]            rank 0: identity line, a line for the group and for each of its
- *                                    subgroups, and the bells of subgroups whose first member it is
- *          128 + 2304 * r            rank r
+ *                                    subgroups
+ *          128 + 1280 * r            rank r
+ *          ...                       bells of subgroups, 8 for each rank that is the first member of some:
+ *                                    anybody: hints
  *          ...   (to a page)
  *          values[0]                 rank 0: two slots of value_size, rounded up to a line, then two of
  *                                    1024 bytes for each subgroup
  *          ...                       rank r
+ *
+ * The sealed form: ranks[r] and values[r] are an object each, `cox_group` and `cox_payload_group`, of which rank r has the
+ * only mapping that can be written, and all other ranks one for reading. The bells, that of the group first, are in the
+ * wake memory (channel/layout.h), where everybody writes: several processes must sleep on one futex. The worst that
+ * anybody does there is a wait that takes a slice of 50 ms more. A rank has the same memory in every life of the group, and
+ * sets its words back to zero before it joins the next one (group_round.c says why nobody takes a word of one life for
+ * one of another). Whatever is read in memory of another rank is read once, and checked; what makes no
+ * sense is that rank's fault, and so is what it says of a third one that this rank does not see itself.
  *
  * Which slot of its own a subgroup has, each member chooses by itself; others find it by what it says
  * there of name and members.
@@ -44,7 +55,7 @@ struct cox_group_layout_made {
 struct cox_group_layout_bell {
     _Atomic uint32_t ring;    /* the futex: {another value at every ring:31, somebody sleeps:1} */
     _Atomic uint32_t news;    /* rings that are about something else than that all have arrived */
-    _Atomic uint64_t counted; /* {epoch:32, index:24, how many have arrived:8} */
+    _Atomic uint64_t counted; /* {life:8, epoch:24, index:24, how many have arrived:8} */
     struct cox_group_layout_made made; /* of the group alone, and only under a name */
     uint8_t padding[COX_GROUP_LINE_SIZE - 48];
 };
@@ -80,19 +91,22 @@ struct cox_group_layout_identity {
 
 /* One rank in the group or in one subgroup. */
 struct cox_group_layout_part {
-    _Atomic uint64_t arrived;   /* {epoch:40, index:24}; release, after value, `what` and mirror */
-    _Atomic uint64_t mirror;    /* its complement: a flipped bit of either is no arrival */
+    _Atomic uint64_t arrived; /* {epoch:40, index:24}; release, after value, `what` and mirror */
+    _Atomic uint64_t
+        mirror; /* cox_group_mirror of it: a flipped bit of either is no arrival, nor is
+                                 * another life's */
     _Atomic uint64_t given_up;  /* cox_group_given_up of the epoch that is over for this rank */
     _Atomic uint64_t what[2];   /* by parity of index: {index:24, size or source:32, operation:8} */
     _Atomic uint64_t name_hash; /* of a subgroup: not 0, release, after members_hash */
     _Atomic uint64_t members_hash;
-    uint8_t padding[COX_GROUP_LINE_SIZE - 56];
+    /* cox_group_said_dead of the rank that given_up is about, or that it followed; 0: none. Stored before it. */
+    _Atomic uint32_t because;
+    uint8_t padding[COX_GROUP_LINE_SIZE - 60];
 };
 
 struct cox_group_layout_rank {
     struct cox_group_layout_identity identity;
     struct cox_group_layout_part parts[COX_GROUP_PART_COUNT];
-    struct cox_group_layout_bell bells[COX_SUBGROUP_COUNT_MAX]; /* of parts[1] and so on */
 };
 
 struct cox_group_layout {
@@ -127,8 +141,8 @@ COX_GROUP_AT(cox_group_layout_part, name_hash, 40);
 COX_GROUP_AT(cox_group_layout_part, members_hash, 48);
 _Static_assert(sizeof(struct cox_group_layout_part) == COX_GROUP_LINE_SIZE, "part line size");
 COX_GROUP_AT(cox_group_layout_rank, parts, 1 * COX_GROUP_LINE_SIZE);
-COX_GROUP_AT(cox_group_layout_rank, bells, 10 * COX_GROUP_LINE_SIZE);
-_Static_assert(sizeof(struct cox_group_layout_rank) == 18 * COX_GROUP_LINE_SIZE, "rank size");
+COX_GROUP_AT(cox_group_layout_part, because, 56);
+_Static_assert(sizeof(struct cox_group_layout_rank) == 10 * COX_GROUP_LINE_SIZE, "rank size");
 COX_GROUP_AT(cox_group_layout, ranks, COX_GROUP_LINE_SIZE);
 _Static_assert(COX_GROUP_VALUE_SIZE_MIN >= COX_SUBGROUP_SLOT_SIZE, "pieces of a subgroup's values");
 
@@ -144,6 +158,12 @@ _Static_assert(COX_GROUP_VALUE_SIZE_MIN >= COX_SUBGROUP_SLOT_SIZE, "pieces of a 
 static inline uint64_t cox_group_arrived(uint64_t epoch, uint32_t index)
 {
     return epoch << COX_GROUP_INDEX_BITS | (index & COX_GROUP_INDEX_MASK);
+}
+
+/* No two lives have the same one. */
+static inline uint64_t cox_group_mirror(uint64_t life, uint64_t arrived)
+{
+    return ~arrived ^ life * UINT64_C(0x9e3779b97f4a7c15);
 }
 
 /* The low bits are such that no flipped bit of a zero, or of another epoch's word, makes one. */
@@ -186,10 +206,21 @@ static inline uint64_t cox_group_round_up(uint64_t size, uint64_t unit)
     return (size + unit - 1) / unit * unit;
 }
 
+/* The bells of subgroups in the named form; in the sealed one they are behind that of the group. */
+static inline uint64_t cox_group_bells_offset(uint32_t rank_count)
+{
+    return sizeof(struct cox_group_layout) +
+           (uint64_t)rank_count * sizeof(struct cox_group_layout_rank);
+}
+
+static inline uint64_t cox_group_bells_size(uint32_t rank_count)
+{
+    return (uint64_t)rank_count * COX_SUBGROUP_COUNT_MAX * sizeof(struct cox_group_layout_bell);
+}
+
 static inline uint64_t cox_group_values_offset(uint32_t rank_count)
 {
-    return cox_group_round_up(sizeof(struct cox_group_layout) +
-                                  (uint64_t)rank_count * sizeof(struct cox_group_layout_rank),
+    return cox_group_round_up(cox_group_bells_offset(rank_count) + cox_group_bells_size(rank_count),
                               COX_GROUP_PAGE_SIZE);
 }
 

@@ -10,13 +10,34 @@
 
 #include "../channel/handle_internal.h"
 
+/* A process that another one saw dead is soon dead for all. */
+#define DEATH_SHOWS_MS 20
+
+uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank)
+{
+    const struct cox_group_layout_identity *identity = &base->ranks[rank]->identity;
+    /* acquire: partner is cox_group_say; what it did before is done. */
+    uint64_t holder = atomic_load_explicit(&identity->holder, memory_order_acquire), again;
+    if (!base->memory)
+        return holder;
+    /* A rank is in one life after the other with the same words. Who goes on says so in `holder` before it changes the
+     * life, so that the two belong together where `holder` is the same before and after: acquire keeps the
+     * second load behind that of the life. One that changes it all the time is in none. */
+    for (int tries = 0; tries < 8; tries++, holder = again) {
+        uint64_t life = atomic_load_explicit(&identity->life, memory_order_acquire);
+        again = atomic_load_explicit(&identity->holder, memory_order_acquire);
+        if (again == holder)
+            return life == base->life ? holder : 0;
+    }
+    return 0;
+}
+
 bool cox_group_has_left(const struct cox_group_base *base, uint32_t rank)
 {
-    /* acquire: partner is cox_group_say; what it did before it left is done. */
-    uint64_t holder =
-        atomic_load_explicit(&base->layout->ranks[rank].identity.holder, memory_order_acquire);
-    return cox_group_holder_state(holder) == COX_GROUP_LEFT ||
-           cox_group_holder_state(holder) == COX_GROUP_FAILED;
+    enum cox_group_state state = cox_group_holder_state(cox_group_holder_of(base, rank));
+    if (base->memory)
+        return state != COX_GROUP_JOINED && state != COX_GROUP_WHOLE;
+    return state == COX_GROUP_LEFT || state == COX_GROUP_FAILED;
 }
 
 /* As /proc tells. Returns 0: it lives; COX_PEER_DEAD; -errno. */
@@ -78,18 +99,56 @@ bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank)
     return cox_peer_alive(peer);
 }
 
-int32_t cox_group_cause(const struct cox_group_base *base, uint32_t rank)
+/* By its own word, in whatever way. */
+static bool has_ended(const struct cox_group_base *base, uint32_t rank)
+{
+    enum cox_group_state state = cox_group_holder_state(cox_group_holder_of(base, rank));
+    bool ended = state == COX_GROUP_LEFT || state == COX_GROUP_FAILED ||
+                 (state == COX_GROUP_EMPTY && cox_group_peer_known(base, rank));
+    for (uint32_t slot = 0; slot < COX_GROUP_PART_COUNT && !ended; slot++)
+        /* acquire: partner is part_say_gone. */
+        ended =
+            atomic_load_explicit(&base->ranks[rank]->parts[slot].given_up, memory_order_acquire) ==
+            cox_group_given_up(COX_GROUP_EPOCH_NONE);
+    return ended;
+}
+
+/* Dead as this rank sees it; who has just been seen dead by another has some time for it to show here as well. */
+static bool is_seen_dead(const struct cox_group_base *base, uint32_t rank)
+{
+    struct cox_peer met = COX_PEER_NONE;
+    uint64_t holder = cox_group_holder_of(base, rank);
+    if (cox_group_peer_known(base, rank)) {
+        struct pollfd polled = {.fd = base->peers[rank].pidfd, .events = POLLIN};
+        if (polled.fd >= 0)
+            poll(&polled, 1, DEATH_SHOWS_MS);
+        return !cox_group_peer_alive(base, rank);
+    }
+    if (base->peers[rank].pid > 0) /* it died before this rank could see it */
+        return true;
+    int r = holder ? cox_group_process_meet(holder, &met) : 0;
+    cox_peer_close(&met);
+    return r == COX_PEER_DEAD;
+}
+
+int32_t cox_group_said_cause(const struct cox_group_base *base, uint32_t rank)
 {
     /* relaxed: stored before what made this rank ask, which was seen by acquire; or by a dead process.
      * Partners are cox_group_say and cox_group_give_up. */
-    uint32_t said =
-        atomic_load_explicit(&base->layout->ranks[rank].identity.said_dead, memory_order_relaxed);
-    uint32_t cause = (said & 0xffff) - 1;
+    int32_t cause = cox_group_said_rank(
+        base, atomic_load_explicit(&base->ranks[rank]->identity.said_dead, memory_order_relaxed));
     /* Who is said dead by another and asks lives, and nobody dies of itself. */
-    if (cause >= base->rank_count || said != cox_group_said_dead(cause) || cause == rank ||
-        cause == base->rank)
+    return cause == (int32_t)rank || cause == (int32_t)base->rank ? -1 : cause;
+}
+
+int32_t cox_group_cause(const struct cox_group_base *base, uint32_t rank)
+{
+    int32_t cause = cox_group_said_cause(base, rank);
+    if (cause < 0)
         return -1;
-    return (int32_t)cause;
+    if (base->memory && !has_ended(base, (uint32_t)cause) && !is_seen_dead(base, (uint32_t)cause))
+        return -1;
+    return cause;
 }
 
 int32_t cox_group_dead_among(const struct cox_group_base *base, const struct cox_rank_set *set)

@@ -2,7 +2,7 @@
  * group_private: what the files of the rank group share. Private to the library.
  *
  * group.c: joining is put together there, leaving, epochs, subgroups. group_join.c: the memory and
- * its name, identities. group_peer.c: whether the ranks live. group_round.c: one round, which is what
+ * its name, identities. group_memory.c: the memory of a sealed group. group_peer.c: whether the ranks live. group_round.c: one round, which is what
  * every operation is made of, barrier and gather. group_exchange.c: fds, by handles. group_sockets.c: fds, by sockets.
  */
 #ifndef COX_WORKER_GROUP_PRIVATE_H
@@ -33,8 +33,14 @@ enum cox_group_operation {
 
 /* What the group and its subgroups share. */
 struct cox_group_base {
-    struct cox_region region;
-    struct cox_group_layout *layout;
+    struct cox_region region;            /* of the named form */
+    struct cox_group_layout *layout;     /* the same; NULL in the sealed form */
+    struct cox_group_memory *memory;     /* of the sealed form; NULL in the named one */
+    pid_t told_pids[COX_RANK_COUNT_MAX]; /* as the coordinator sees the ranks; 0: not told */
+    /* By rank; in the sealed form all but its own are mapped for reading. */
+    struct cox_group_layout_rank *ranks[COX_RANK_COUNT_MAX];
+    uint8_t *values[COX_RANK_COUNT_MAX];
+    struct cox_group_layout_bell *bell, *bells; /* of the group; of subgroups, 8 a rank */
     uint32_t rank;
     uint32_t rank_count;
     uint32_t value_size;
@@ -75,6 +81,8 @@ struct cox_group {
     uint32_t news; /* of the bell, before a look for trouble that found none */
     bool news_known;
     _Atomic uint64_t gone; /* cox_group_given_up of the last epoch that was; any thread raises it */
+    /* 1 + the rank that the last error of an operation is about; 0: none, or several. */
+    _Atomic uint32_t blamed;
     uint8_t ranks[COX_RANK_COUNT_MAX]; /* by place */
     _Atomic uint8_t
         slots[COX_RANK_COUNT_MAX]; /* by place, of that rank's parts; 0: not known yet */
@@ -95,7 +103,7 @@ struct cox_group_name {
         .fd = -1                                                                                   \
     }
 
-/* Fills in region and layout of base, and claims the identity. Returns as cox_group_join. */
+/* Fills in the memory of base, and claims the identity. Returns as cox_group_join. */
 int cox_group_take_memory(struct cox_group_base *base, const struct cox_group_options *options,
                           struct cox_group_name *name, struct cox_error *err);
 /* Waits until every rank has joined, and knows their processes. */
@@ -116,11 +124,16 @@ int cox_group_peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t hol
 bool cox_group_peer_known(const struct cox_group_base *base, uint32_t rank);
 /* False once its process is dead, and when it never was seen alive. */
 bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank);
-/* The rank has said that it has left, or could not join. */
+/* {state, pid, start} of the rank in this life; 0: it is not in this life, or no longer. */
+uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank);
+/* The rank has said that it has left, or could not join; or is in no state that it could be in once all have joined. */
 bool cox_group_has_left(const struct cox_group_base *base, uint32_t rank);
 /* Whose end the rank says is why it has ended itself, or given up for good: another one than both. -1: it
- * does not say, or makes no sense. */
+ * does not say, or makes no sense; or, in the sealed form, this rank sees that one live: then it is the word of one
+ * against that of another. */
 int32_t cox_group_cause(const struct cox_group_base *base, uint32_t rank);
+/* The same, whatever this rank sees of that one. */
+int32_t cox_group_said_cause(const struct cox_group_base *base, uint32_t rank);
 /* The first of the set that is dead, without those who left before: they may have left because of it.
  * -1: none. */
 int32_t cox_group_dead_among(const struct cox_group_base *base, const struct cox_rank_set *set);
@@ -135,7 +148,21 @@ static inline uint64_t cox_group_present(const struct cox_group_base *base)
 
 static inline struct cox_group_layout_part *cox_group_own_part(const struct cox_group *group)
 {
-    return &group->base->layout->ranks[group->base->rank].parts[group->slot];
+    return &group->base->ranks[group->base->rank]->parts[group->slot];
+}
+
+/* What the error that an operation is about to end with is about. */
+static inline void cox_group_blame(struct cox_group *group, uint32_t rank)
+{
+    /* relaxed: the number is all there is to it. Partner is part_say_gone. */
+    atomic_store_explicit(&group->blamed, rank + 1, memory_order_relaxed);
+}
+
+/* What stands in `said_dead` or `because`. -1: nobody, or it makes no sense. */
+static inline int32_t cox_group_said_rank(const struct cox_group_base *base, uint32_t said)
+{
+    uint32_t rank = (said & 0xffff) - 1;
+    return rank < base->rank_count && said == cox_group_said_dead(rank) ? (int32_t)rank : -1;
 }
 
 /* Lets everybody who sleeps at this bell look again, at all that there is. */

@@ -19,6 +19,17 @@
  * monotone, so A cannot arrive at e + 1 before it has left e. Should C never align, B ends at its
  * deadline, and gives up e + 1.
  *
+ * Why lives do not mix where a rank has the same words in each (the sealed form). Let B join life L + 1 while A still waits or
+ * reads in L. Before B changes any word it says in `holder` that it is in no life, and turns the mirror of each part
+ * over, so that the word beside it is no arrival; then it sets its words to zero, says L + 1, and arrives there with mirrors that
+ * are those of L + 1. So what A sees of B is an arrival of L, from before, or none. If A had seen B arrive in L and copies its
+ * value when B gives a new one in L + 1, A's second look finds a mirror that is not of L: the turned mirror is ordered before
+ * the new value as the word of an align is. B waits in L + 1 for A before its first round can be complete, since each rank
+ * has to say that it is in L + 1 first. How B's subgroups are made, and where in a round it is, A does not hold against B
+ * once `holder` and the life beside it say that B has gone on, for those are changed first; what B has given up in whatever
+ * life is over for A as well. And A does not hold what B left there in L against it in L + 1: B had set it to zero
+ * when it said that it is there. A rank that has died has nothing to do with this: its successor has other memory.
+ *
  * Why a failure reaches all. Whoever fails gives up the epoch: it stores that in its own line, and rings.
  * A member that is not complete looks, at every ring and every 50 ms, at the lines of all, and ends
  * with ABORTED if one has given up its epoch. A member that is complete ends with 0, and finds the
@@ -107,7 +118,7 @@ static uint32_t member_slot(struct cox_group *group, uint32_t place, bool *ret_o
     uint32_t known = atomic_load_explicit(&group->slots[place], memory_order_relaxed);
     if (known)
         return known;
-    const struct cox_group_layout_rank *rank = &group->base->layout->ranks[group->ranks[place]];
+    const struct cox_group_layout_rank *rank = group->base->ranks[group->ranks[place]];
     for (uint32_t slot = 1; slot < COX_GROUP_PART_COUNT; slot++) {
         const struct cox_group_layout_part *part = &rank->parts[slot];
         /* acquire: members_hash was stored before; partner is cox_group_subgroup. */
@@ -128,9 +139,9 @@ struct cox_group_layout_bell *cox_group_bell(struct cox_group *group)
 {
     bool other;
     if (group->slot == 0)
-        return &group->base->layout->bell;
+        return group->base->bell;
     uint32_t slot = member_slot(group, 0, &other);
-    return slot ? &group->base->layout->ranks[group->ranks[0]].bells[slot - 1] : NULL;
+    return slot ? &group->base->bells[group->ranks[0] * COX_SUBGROUP_COUNT_MAX + slot - 1] : NULL;
 }
 
 /* The count is of a round that comes after the one of `tag`. */
@@ -144,13 +155,15 @@ static bool count_is_later(uint64_t seen, uint64_t tag)
 /* True: ring. Everybody has been counted, this rank as the last; or others are counted in a later round
  * already, having seen this rank arrive before it was counted: their count stays, and who sleeps in this
  * round, which is complete, is woken. */
-static bool bell_count(struct cox_group_layout_bell *bell, uint64_t word, uint32_t count)
+static bool bell_count(struct cox_group_layout_bell *bell, uint64_t life, uint64_t word,
+                       uint32_t count)
 {
-    uint64_t tag = word << 8; /* the epoch's upper bits do not matter for a hint */
+    /* The upper bits of life and epoch do not matter for a hint. */
+    uint64_t tag = life << 56 | (word << 8 & (UINT64_MAX >> 8));
     /* relaxed: the exchange below is what counts. */
     uint64_t seen = atomic_load_explicit(&bell->counted, memory_order_relaxed), next;
     do {
-        if (count_is_later(seen, tag))
+        if (seen && count_is_later(seen, tag))
             return true;
         next = (seen & ~UINT64_C(0xff)) == tag ? seen + 1 : tag | 1;
     }
@@ -178,7 +191,8 @@ static void part_arrive(struct cox_group *group, enum cox_group_operation operat
     uint64_t word = own_word(group);
     /* relaxed, both: ordered by the release below. */
     atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
-    atomic_store_explicit(&part->mirror, ~word, memory_order_relaxed);
+    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->life, word),
+                          memory_order_relaxed);
     /* release: what this rank wrote before, here and anywhere; partner is the acquire in member_look. */
     atomic_store_explicit(&part->arrived, word, memory_order_release);
     cox_fault_point(COX_FAULT_GROUP_ARRIVED);
@@ -187,7 +201,11 @@ static void part_arrive(struct cox_group *group, enum cox_group_operation operat
 static void part_say_gone(struct cox_group *group)
 {
     struct cox_group_layout_part *part = cox_group_own_part(group);
+    /* relaxed, both: before the release below; partner is member_because. */
+    uint32_t because = atomic_load_explicit(&group->blamed, memory_order_relaxed);
     uint64_t gone;
+    atomic_store_explicit(&part->because, because ? cox_group_said_dead(because - 1) : 0,
+                          memory_order_relaxed);
     /* Two threads may do so at once: the later epoch stays. seq_cst, all, and where gone is raised: whoever
      * stores the earlier one looks at gone when its store is done, not before, and sees that it was raised
      * if the other's store came first. release: partner is words_trouble. */
@@ -206,7 +224,8 @@ void cox_group_say_again(struct cox_group *group)
     atomic_store_explicit(&part->members_hash, group->members_hash, memory_order_relaxed);
     atomic_store_explicit(&part->name_hash, group->name_hash, memory_order_relaxed);
     atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
-    atomic_store_explicit(&part->mirror, ~word, memory_order_relaxed);
+    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->life, word),
+                          memory_order_relaxed);
     atomic_store_explicit(&part->arrived, word, memory_order_release);
     part_say_gone(group);
 }
@@ -223,7 +242,7 @@ static void say_dead(struct cox_group *group)
     uint32_t dead = atomic_load_explicit(&base->dead, memory_order_relaxed);
     if (dead)
         /* relaxed: before the release in part_say_gone; partner is cox_group_cause. */
-        atomic_store_explicit(&base->layout->ranks[base->rank].identity.said_dead,
+        atomic_store_explicit(&base->ranks[base->rank]->identity.said_dead,
                               cox_group_said_dead(dead - 1), memory_order_relaxed);
 }
 
@@ -245,7 +264,7 @@ void cox_group_give_up(struct cox_group *group, bool for_good)
         cox_group_ring(bell);
     /* Who waits for the first member to form the subgroup sleeps there. */
     if (group->slot)
-        cox_group_ring(&group->base->layout->bell);
+        cox_group_ring(group->base->bell);
 }
 
 bool cox_group_is_over(const struct cox_group *group)
@@ -288,15 +307,19 @@ static enum look member_look(struct cox_group *group, uint32_t place)
     if (group->slot && !slot)
         return other ? LOOK_OTHER : LOOK_MISSING;
     const struct cox_group_layout_part *part =
-        &group->base->layout->ranks[group->ranks[place]].parts[slot];
+        &group->base->ranks[group->ranks[place]]->parts[slot];
     /* acquire: partner is the release in part_arrive. */
     uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
-    uint64_t mirror = ~atomic_load_explicit(&part->mirror, memory_order_relaxed);
+    const uint64_t life = group->base->life;
+    uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
     enum look look = word_look(group, word);
     /* It may have been here, and be about to arrive at the next one. Anything else that differs is about to
      * become something else, or was written over. */
     uint64_t next = cox_group_arrived(word >> COX_GROUP_INDEX_BITS, (uint32_t)word + 1);
-    return mirror == word || (mirror == next && look == LOOK_HERE) ? look : LOOK_MISSING;
+    return mirror == cox_group_mirror(life, word) ||
+                   (mirror == cox_group_mirror(life, next) && look == LOOK_HERE)
+               ? look
+               : LOOK_MISSING;
 }
 
 bool cox_group_went_on(struct cox_group *group, uint32_t place)
@@ -306,11 +329,12 @@ bool cox_group_went_on(struct cox_group *group, uint32_t place)
     if (group->slot && !slot)
         return false;
     const struct cox_group_layout_part *part =
-        &group->base->layout->ranks[group->ranks[place]].parts[slot];
+        &group->base->ranks[group->ranks[place]]->parts[slot];
     const uint64_t next = cox_group_arrived(cox_group_present(group->base), group->index + 1);
     /* acquire: as in member_look. */
     return atomic_load_explicit(&part->arrived, memory_order_acquire) == next &&
-           atomic_load_explicit(&part->mirror, memory_order_relaxed) == ~next;
+           atomic_load_explicit(&part->mirror, memory_order_relaxed) ==
+               cox_group_mirror(group->base->life, next);
 }
 
 /* Returns whether somebody is missing. */
@@ -329,10 +353,26 @@ static bool round_missing(struct cox_group *group, struct cox_rank_set *ret_miss
 
 /* ---- deaths, and the rest that ends a wait ---- */
 
+/* It lives, and says that it is over: whether because of the one that it names nobody else can tell. */
+static int fail_for_good(const struct cox_group_base *base, uint32_t rank, struct cox_error *err)
+{
+    int32_t cause = cox_group_said_cause(base, rank);
+    char text[64] = "";
+    if (cause >= 0)
+        snprintf(text, sizeof text, "; it says because of rank %" PRId32, cause);
+    return cox_fail(err, COX_PEER_DEAD,
+                    "rank %" PRIu32 " (pid %jd) has given up for good%s: form another group", rank,
+                    (intmax_t)base->peers[rank].pid, text);
+}
+
 static int fail_dead(struct cox_group *group, uint32_t rank, struct cox_error *err)
 {
     const struct cox_group_base *base = group->base;
     group->dead = rank + 1;
+    cox_group_blame(group, rank);
+    if (base->memory && !cox_group_has_left(base, rank) && cox_group_peer_known(base, rank) &&
+        cox_group_peer_alive(base, rank))
+        return fail_for_good(base, rank, err);
     if (cox_group_has_left(base, rank))
         return cox_fail(err, COX_PEER_DEAD,
                         "rank %" PRIu32 " (pid %jd) has left the group: form another one", rank,
@@ -364,9 +404,8 @@ static uint64_t member_given_up(struct cox_group *group, uint32_t place)
     if (group->slot && !slot)
         return 0;
     /* acquire: partner is part_say_gone. */
-    return atomic_load_explicit(
-        &group->base->layout->ranks[group->ranks[place]].parts[slot].given_up,
-        memory_order_acquire);
+    return atomic_load_explicit(&group->base->ranks[group->ranks[place]]->parts[slot].given_up,
+                                memory_order_acquire);
 }
 
 /* A member that has given up for good, rather one that says because of whom; -1: none. */
@@ -398,15 +437,74 @@ static int32_t dead_choose(const struct cox_group_base *base, int32_t dead, int3
     return cause >= 0 ? cause : ended;
 }
 
+static bool has_given_up(struct cox_group *group, uint32_t place)
+{
+    uint64_t given_up = member_given_up(group, place);
+    return given_up == cox_group_given_up(cox_group_present(group->base)) ||
+           given_up == cox_group_given_up(COX_GROUP_EPOCH_NONE);
+}
+
+/* The rank that a member's giving up is about, or that it followed, as it says. -1: it does not say. */
+static int32_t member_because(const struct cox_group *group, uint32_t place)
+{
+    const struct cox_group_layout_part *part =
+        &group->base->ranks[group->ranks[place]]->parts[group->slots[place]];
+    /* relaxed: stored before what was seen by acquire, see part_say_gone. */
+    int32_t rank = cox_group_said_rank(group->base,
+                                       atomic_load_explicit(&part->because, memory_order_relaxed));
+    return rank == group->ranks[place] ? -1 : rank;
+}
+
+/* The member that has given up this epoch, rather one that did not follow another; -1: none has. */
+static int32_t member_gave_up(struct cox_group *group)
+{
+    int32_t first = -1;
+    for (uint32_t place = 0; place < group->count; place++) {
+        if (place == group->self || !has_given_up(group, place))
+            continue;
+        int32_t because = member_because(group, place);
+        bool follows = false;
+        for (uint32_t other = 0; other < group->count; other++)
+            follows = follows || (group->ranks[other] == because && other != group->self &&
+                                  has_given_up(group, other));
+        if (!follows)
+            return (int32_t)place;
+        if (first < 0)
+            first = (int32_t)place;
+    }
+    return first;
+}
+
+/* Its own word, and in it perhaps the name of another: which of the two is to blame nobody else can tell. */
+static int fail_given_up(struct cox_group *group, uint32_t place, struct cox_error *err)
+{
+    uint32_t rank = group->ranks[place];
+    int32_t because = member_because(group, place);
+    char text[64] = "";
+    cox_group_blame(group, rank);
+    if (because >= 0)
+        snprintf(text, sizeof text, "; it says because of rank %" PRId32, because);
+    return cox_fail(err, COX_ABORTED,
+                    "rank %" PRIu32 " has given up the operations of epoch %" PRIu64 "%s", rank,
+                    cox_group_present(group->base), text);
+}
+
 /* Returns COX_ABORTED or COX_CORRUPT where a member's words end this epoch, or 0. */
 static int words_trouble(struct cox_group *group, struct cox_error *err)
 {
-    uint64_t present = cox_group_present(group->base);
+    const struct cox_group_base *base = group->base;
+    uint64_t present = cox_group_present(base);
     for (uint32_t place = 0; place < group->count; place++) {
         uint32_t rank = group->ranks[place];
         if (place == group->self)
             continue;
         enum look look = member_look(group, place);
+        if (look == LOOK_MISSING || look == LOOK_HERE)
+            continue;
+        /* Of one that is in another life by now, which it says before anything of that, these words say nothing here. */
+        if (base->memory && cox_group_has_left(base, rank))
+            continue;
+        cox_group_blame(group, rank);
         if (look == LOOK_LATER)
             return cox_fail(err, COX_ABORTED,
                             "rank %" PRIu32 " is past epoch %" PRIu64 ": align with it", rank,
@@ -415,20 +513,13 @@ static int words_trouble(struct cox_group *group, struct cox_error *err)
             return cox_fail(err, COX_CORRUPT,
                             "rank %" PRIu32 " has formed subgroup '%s' with other members", rank,
                             group->name);
-        if (look == LOOK_NONSENSE)
-            return cox_fail(err, COX_CORRUPT,
-                            "rank %" PRIu32
-                            " is at an operation that cannot be, this one at %" PRIu32
-                            " of epoch %" PRIu64,
-                            rank, group->index, present);
-        uint64_t given_up = member_given_up(group, place);
-        if (given_up == cox_group_given_up(present) ||
-            given_up == cox_group_given_up(COX_GROUP_EPOCH_NONE))
-            return cox_fail(err, COX_ABORTED,
-                            "rank %" PRIu32 " has given up the operations of epoch %" PRIu64, rank,
-                            present);
+        return cox_fail(err, COX_CORRUPT,
+                        "rank %" PRIu32 " is at an operation that cannot be, this one at %" PRIu32
+                        " of epoch %" PRIu64,
+                        rank, group->index, present);
     }
-    return 0;
+    int32_t first = member_gave_up(group);
+    return first >= 0 ? fail_given_up(group, (uint32_t)first, err) : 0;
 }
 
 int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missing, bool due,
@@ -443,6 +534,8 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
         why = (struct cox_error){0};
         r = cox_fail(&why, COX_PEER_DEAD,
                      "rank %" PRId32 " has seen a member die: form another group", told);
+        if (base->memory)
+            cox_group_blame(group, (uint32_t)told);
     }
     int32_t left = left_among(base, missing), dead = -1;
     if (r || left >= 0) {
@@ -456,6 +549,9 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
         dead = cox_group_dead_among(base, missing);
     }
     dead = dead_choose(base, dead, left, told);
+    /* Nobody that is known to be dead: then the one that says so has given up for itself. */
+    if (base->memory && dead < 0 && told >= 0)
+        dead = told;
     if (dead >= 0)
         return fail_dead(group, (uint32_t)dead, err);
     if (cox_group_is_over(group))
@@ -491,10 +587,15 @@ const char *cox_group_list(const struct cox_rank_set *ranks, char *text, size_t 
     return text;
 }
 
-static int fail_timeout(const struct cox_group *group, const struct cox_rank_set *missing,
+static int fail_timeout(struct cox_group *group, const struct cox_rank_set *missing,
                         struct cox_error *err)
 {
     char list[256];
+    for (uint32_t rank = 0; rank < group->base->rank_count; rank++)
+        if (cox_rank_set_has(missing, rank)) {
+            cox_group_blame(group, rank);
+            break;
+        }
     return cox_fail(
         err, COX_TIMEOUT, "%s did not arrive at operation %" PRIu32 " of epoch %" PRIu64,
         cox_group_list(missing, list, sizeof list), group->index, cox_group_present(group->base));
@@ -523,11 +624,11 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
         bool early =
             false; /* by the count: who comes last will ring, there is nothing to see yet */
         if (!bell) /* its first member rings there when it forms the subgroup */
-            door = &group->base->layout->bell;
+            door = group->base->bell;
         uint32_t seen = cox_group_listen(door);
         if (!counted && bell) {
             counted = true;
-            if (bell_count(bell, word, group->count))
+            if (bell_count(bell, group->base->life, word, group->count))
                 bell_ring(bell);
             else
                 early = true;
@@ -600,12 +701,23 @@ static int epoch_verify(struct cox_group *group, struct cox_error *err)
     atomic_fetch_or_explicit(&group->gone, 0, memory_order_seq_cst);
     for (uint32_t place = 0; place < group->count; place++) {
         const struct cox_group_layout_part *part =
-            &group->base->layout->ranks[group->ranks[place]].parts[group->slots[place]];
+            &group->base->ranks[group->ranks[place]]->parts[group->slots[place]];
         /* Partner is part_align. */
         uint64_t word = atomic_load_explicit(&part->arrived, memory_order_seq_cst);
-        if (word >> COX_GROUP_INDEX_BITS != present)
+        bool stayed = word >> COX_GROUP_INDEX_BITS == present;
+        /* In another life a word may be the same, but not with this mirror. Partner is words_reset. */
+        if (stayed && group->base->memory && place != group->self) {
+            const uint64_t life = group->base->life;
+            uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_seq_cst);
+            stayed =
+                mirror == cox_group_mirror(life, word) ||
+                mirror == cox_group_mirror(life, cox_group_arrived(present, (uint32_t)word + 1));
+        }
+        if (!stayed) {
+            cox_group_blame(group, group->ranks[place]);
             return cox_fail(err, COX_ABORTED, "rank %d went on to another epoch while it was read",
                             group->ranks[place]);
+        }
     }
     return 0;
 }
@@ -620,7 +732,7 @@ static int round_agree(struct cox_group *group, struct cox_error *err)
         if (place == group->self)
             continue;
         const struct cox_group_layout_part *part =
-            &group->base->layout->ranks[rank].parts[group->slots[place]];
+            &group->base->ranks[rank]->parts[group->slots[place]];
         /* relaxed: ordered by the arrival that was seen. */
         uint64_t what = atomic_load_explicit(&part->what[group->index & 1], memory_order_relaxed);
         if (what == group->said_what)
@@ -628,6 +740,7 @@ static int round_agree(struct cox_group *group, struct cox_error *err)
         int gone = epoch_verify(group, err);
         if (gone)
             return gone;
+        cox_group_blame(group, rank);
         if (what >> 40 != group->said_what >> 40)
             return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " does not say what it is at", rank);
         if ((uint8_t)what != (uint8_t)group->said_what)
@@ -660,15 +773,13 @@ static int round_enter(struct cox_group *group, struct cox_error *err)
 static uint8_t *value_slot(const struct cox_group *group, uint32_t place, uint32_t index)
 {
     const struct cox_group_base *base = group->base;
-    uint64_t offset = cox_group_values_offset(base->rank_count) +
-                      group->ranks[place] * cox_group_values_stride(base->value_size);
-    uint64_t rounded = cox_group_round_up(base->value_size, COX_GROUP_LINE_SIZE);
+    uint64_t offset = 0, rounded = cox_group_round_up(base->value_size, COX_GROUP_LINE_SIZE);
     uint32_t slot = group->slots[place], parity = index & 1;
     if (group->slot == 0)
         offset += parity * rounded;
     else
         offset += 2 * rounded + (2 * (slot - 1) + parity) * (uint64_t)COX_SUBGROUP_SLOT_SIZE;
-    return (uint8_t *)base->region.base + offset;
+    return base->values[group->ranks[place]] + offset;
 }
 
 int cox_group_round_values(struct cox_group *group, enum cox_group_operation operation,
@@ -694,7 +805,9 @@ int cox_group_round_values(struct cox_group *group, enum cox_group_operation ope
         r = epoch_verify(group, err);
     }
     /* A death is for every epoch, also for who waits in a later one for a rank that stays in this one. */
-    if (r && r != COX_INVALID)
+    if (r == COX_INVALID) /* all are in step: this is about no epoch */
+        atomic_store_explicit(&group->blamed, 0, memory_order_relaxed);
+    else if (r)
         cox_group_give_up(group, r == COX_PEER_DEAD);
     cox_fault_point(COX_FAULT_GROUP_DONE);
     return r;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "../channel/truth.h"
-#include "group.h"
+#include "group_memory.h"
 #include "kv_layout.h"
 #include "rank_weights.h"
 
@@ -15,6 +15,8 @@ struct cox_init_request {
     uint64_t sequence;
     const struct cox_layout_channel_truth *truth;
     const struct cox_visit *visit;
+    struct cox_group_sealed sealed; /* of a sealed group */
+    char door[COX_DOOR_PATH_SIZE];
 };
 
 uint64_t cox_init_request_sequence(const struct cox_init_request *request)
@@ -33,6 +35,7 @@ void cox_init_request_group(const struct cox_init_request *request,
     const struct cox_worker *worker = request->worker;
     const uint64_t life = request->request->group_life;
     options->name = NULL;
+    options->sealed = worker->group_memory ? &request->sealed : NULL;
     options->fd = worker->group_fd;
     options->fd_offset = cox_geometry_group_offset(&worker->control.geometry, life);
     options->rank = worker->options.rank;
@@ -56,6 +59,33 @@ bool cox_init_request_door(const struct cox_init_request *request, char *buffer,
         return snprintf(buffer, size, "%s", options->door) < (int)size;
     return cox_door_find(options->prefix + (options->prefix[0] == '/'), found, NULL) == 0 &&
            snprintf(buffer, size, "%s", found) < (int)size;
+}
+
+static bool bytes_copy(const ProtobufCBinaryData *bytes, void *to, size_t size)
+{
+    if (bytes->len != size)
+        return false;
+    memcpy(to, bytes->data, size);
+    return true;
+}
+
+/* What the request tells of the ranks' memory; what it lacks is not there. */
+static void sealed_read(struct cox_init_request *init)
+{
+    const ExecuteRequest *message = init->request;
+    struct cox_group_sealed *sealed = &init->sealed;
+    sealed->memory = init->worker->group_memory;
+    /* Without one only what can be opened directly is opened. */
+    sealed->door =
+        cox_init_request_door(init, init->door, sizeof init->door) ? init->door : NULL;
+    sealed->rank_count = init->worker->options.rank_count;
+    for (size_t rank = 0; rank < message->n_group_memory && rank < sealed->rank_count; rank++) {
+        const ModelExecuteData__RankGroupMemory *told = message->group_memory[rank];
+        struct cox_handle *handles = sealed->ranks[rank].handles;
+        sealed->ranks[rank].pid = (pid_t)told->pid;
+        sealed->ranks[rank].given = bytes_copy(&told->words, &handles[0], sizeof handles[0]) &&
+                                    bytes_copy(&told->values, &handles[1], sizeof handles[1]);
+    }
 }
 
 /* It is no step, and void_through says nothing of it; but it has ended without this rank's answer. */
@@ -184,13 +214,15 @@ void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_reques
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
     struct init_answer answer = {0};
     struct cox_init_result result = {.start_thinking_id = -1, .stop_thinking_id = -1};
-    const struct cox_init_request init = {
+    struct cox_init_request init = {
         .worker = worker,
         .request = message,
         .sequence = request->sequence,
         .truth = cox_truth_channel(&worker->control, lane->channel.id),
         .visit = &lane->visit,
     };
+    if (worker->group_memory)
+        sealed_read(&init);
     struct init_call call = {worker, &init, &result, &lane->error};
     int r = worker->callbacks->init ? cox_lane_call(lane, request, COX_VISIT_LET, call_init, &call)
                                     : init_without_callback(message, &lane->error);

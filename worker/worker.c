@@ -18,6 +18,7 @@
 #include "../channel/tsan.h"
 #include "../proto/utf8.h"
 #include "proto/executor.pb-c.h"
+#include "group_memory.h"
 #include "stand_in.h"
 #include "worker_internal.h"
 
@@ -527,6 +528,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     cox_channel_close(&worker->error_channel);
     cox_sealed_close(&worker->sealed);
     cox_close_fd(&worker->group_fd);
+    cox_group_memory_unref(worker->group_memory);
     cox_close_fd(&worker->door_fd); /* it has left: see above */
     cox_peer_close(&worker->coordinator);
     cox_control_close(&worker->control);

@@ -162,10 +162,11 @@ COX_PUBLIC uint64_t cox_init_request_sequence(const struct cox_init_request *req
  * before may keep what it loaded and answer the same; its rank group is formed anew in any case. */
 COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request);
 
-/* Sets what the ranks are to form their group with in this init, the same on every rank: fd, fd_offset, rank,
+/* Sets what the ranks are to form their group with in this init: fd, fd_offset, rank,
  * rank_count and life; the rest stays the caller's. Each init has memory of its own, all zero, so that nobody who is
  * still in the group before writes into this one. fd is -1 where there is no memory for a group (legacy);
- * it is lent until cox_worker_free. */
+ * it is lent until cox_worker_free. In a sealed group it sets `sealed` in their place, lent until the callback
+ * returns, and the group of the init before has to be left before one is joined in this one. */
 struct cox_group_options;
 COX_PUBLIC void cox_init_request_group(const struct cox_init_request *request,
                                        struct cox_group_options *options);

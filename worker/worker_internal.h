@@ -68,10 +68,11 @@ struct cox_worker {
     struct cox_worker_options options;
     const struct cox_worker_callbacks *callbacks;
     void *context;
-    struct cox_inherit inherit; /* while new runs */
-    struct cox_sealed sealed;   /* of a sealed group */
-    int door_fd;                /* the connection, where it came by the door; -1 */
-    int group_fd;               /* memory of the rank group; -1: legacy */
+    struct cox_inherit inherit;            /* while new runs */
+    struct cox_sealed sealed;              /* of a sealed group */
+    int door_fd;                           /* the connection, where it came by the door; -1 */
+    int group_fd;                          /* memory of the rank group; -1: legacy or sealed */
+    struct cox_group_memory *group_memory; /* of a sealed group; NULL */
     struct cox_control control;
     bool stands_in; /* control is a stand-in, tokens tell: see stand_in.h */
     struct cox_peer coordinator;

@@ -110,12 +110,11 @@ static void print_sealed(const struct cox_geometry *geometry)
                sizes->frame_size, sizes->slot_stride);
     }
     for (uint32_t rank = 0; rank < geometry->rank_count; rank++)
-        printf("memory rank %" PRIu32 " %" PRIu64 "\n", rank,
-               cox_geometry_rank_memory_size(geometry));
-    printf("memory wake %zu\n", sizeof(struct cox_layout_wake));
-    printf("memory group %" PRIu64 " taken of %" PRIu64 " in %d windows\n",
-           cox_geometry_group_size(geometry), cox_geometry_group_object_size(geometry),
-           COX_GROUP_WINDOW_COUNT);
+        printf("memory rank %" PRIu32 " %" PRIu64 " group %" PRIu64 " and %" PRIu64
+               ", read-only for other ranks\n",
+               rank, cox_geometry_rank_memory_size(geometry), cox_geometry_group_words_size(),
+               cox_geometry_group_payload_size());
+    printf("memory wake %" PRIu64 "\n", cox_geometry_wake_memory_size(geometry));
     uint64_t bytes = cox_geometry_region_bytes(geometry);
     printf("total %" PRIu64 " (%.2f MiB), no names\n", bytes, (double)bytes / 1048576);
 }

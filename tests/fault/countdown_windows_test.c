@@ -57,20 +57,6 @@ static void named_destroy(void *object)
     assert_int_equal(cox_region_unlink(cox_name_group(name, group_name())), 0);
 }
 
-static int sealed_create(void *object, struct cox_error *err)
-{
-    return cox_windows_create_sealed(&geometry, object, err);
-}
-
-static void sealed_destroy(void *object)
-{
-    int *fd = object;
-    assert_int_equal(bytes_of(*fd), cox_geometry_group_size(&geometry));
-    const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-    assert_int_equal(fcntl(*fd, F_GET_SEALS) & seals, seals);
-    cox_close_fd(fd);
-}
-
 /* ---- renewed ---- */
 
 static int there = -1;
@@ -81,7 +67,8 @@ static void there_prepare(void)
     struct cox_error err = {0};
     static char dirt[4096];
     memset(dirt, 'x', sizeof dirt);
-    if (cox_windows_create_sealed(&geometry, &there, &err))
+    if (cox_region_create_unnamed_sparse("windows", cox_geometry_group_object_size(&geometry), 0,
+                                         &there, &err))
         fail_msg("%s", err.text);
     for (uint64_t life = 0; life < COX_GROUP_WINDOW_COUNT; life++)
         assert_int_equal(
@@ -139,11 +126,6 @@ static const struct countdown_subject subjects[] = {
      .size = sizeof(int),
      .construct = named_create,
      .destroy = named_destroy},
-    {.name = "windows_create_sealed",
-     .lenient = true,
-     .size = sizeof(int),
-     .construct = sealed_create,
-     .destroy = sealed_destroy},
     {.name = "windows_renew",
      .lenient = true,
      .construct = renew,

@@ -8,3 +8,6 @@ if(COX_TESTING)
     cox_command_test(NAME fault/hostile_sealed_looking LABEL fault TIMEOUT 120 PROCESSORS 2
         ENVIRONMENT "COXSWAIN_TEST_CPUS=1000" COMMAND test_fault_hostile_sealed)
 endif()
+# The same of the rank group: its words and values, and the hints.
+cox_test_program(test_fault_hostile_group SOURCES hostile_group_test.c LIBS coxswain_testlib)
+cox_command_test(NAME fault/hostile_group LABEL fault TIMEOUT 240 PROCESSORS 2 COMMAND test_fault_hostile_group)

@@ -263,7 +263,7 @@ static void b16_p10_a_rank_cannot_write_the_request_memory(void **state)
 static void attack_own(void *context)
 {
     (void)context;
-    for (int f = COX_SEALED_RANK; f < COX_SEALED_FD_COUNT; f++) {
+    for (int f = COX_SEALED_RANK; f <= COX_SEALED_WAKE; f++) {
         refuse_sizes(given[f]);
         refuse_seals(given[f]);
         refuse_name(given[f]);
@@ -310,7 +310,8 @@ static void p10_a_rank_is_given_nothing_of_another_s(void **state)
             for (int f = 0; f < COX_SEALED_FD_COUNT; f++)
                 for (int g = 0; g < COX_SEALED_FD_COUNT; g++)
                     assert_int_equal(inode(fds[rank][f]) == inode(fds[other][g]),
-                                     f == g && (f != COX_SEALED_RANK || rank == other));
+                                     f == g && (f == COX_SEALED_REQUEST || f == COX_SEALED_WAKE ||
+                                                rank == other));
     gone();
 }
 
@@ -365,6 +366,13 @@ static void accepted(uint32_t rank)
     cox_control_close(&seen);
 }
 
+/* What is to be attached again has other memory of the rank group. */
+static void fresh(uint32_t rank)
+{
+    assert_int_equal(cox_sealed_renew_rank(&sealed, &control.geometry, rank, NULL), 0);
+    cox_sealed_hand_out(&sealed, rank, given);
+}
+
 static const unsigned all_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
 
 /* Bytes as they are in `region`, `cut` fewer, with the seals given. */
@@ -381,30 +389,36 @@ static int forged(const struct cox_region *region, uint64_t cut, unsigned seals)
 
 static const struct cox_region *region_of(enum cox_sealed_fd which)
 {
-    static struct cox_region group;
-    group = sealed.wake; /* some bytes: nobody looks at them here */
+    static uint8_t bytes[64 << 10]; /* nobody looks at them here */
+    static struct cox_region words = {.base = bytes}, values = {.base = bytes};
+    words.size = cox_geometry_group_words_size();
+    values.size = cox_geometry_group_payload_size();
+    assert_true(words.size <= sizeof bytes && values.size <= sizeof bytes);
     return which == COX_SEALED_REQUEST ? &control.region
            : which == COX_SEALED_RANK  ? &sealed.ranks[1]
            : which == COX_SEALED_WAKE  ? &sealed.wake
-                                       : &group;
+           : which == COX_SEALED_GROUP ? &words
+                                       : &values;
 }
 
 static void b16_attach_refuses_memory_that_could_change_its_size(void **state)
 {
     static const char *const words[] = {"request memory", "memory of the rank", "wake memory",
-                                        "group memory"};
+                                        "group memory", "group memory"};
     static const unsigned bits[] = {F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE};
     (void)state;
     created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     accepted(1);
     for (int f = 0; f < COX_SEALED_FD_COUNT; f++) {
-        int whole = given[f];
+        fresh(1);
         /* A forged one with every seal would do: what follows is about the seals. */
         given[f] = forged(region_of((enum cox_sealed_fd)f), 0,
                           f == COX_SEALED_REQUEST ? all_seals : F_SEAL_SHRINK | F_SEAL_GROW);
         accepted(1);
         close(given[f]);
+        fresh(1);
+        int whole = given[f];
         for (size_t b = 0; b < (f == COX_SEALED_REQUEST ? 3 : 2); b++) {
             given[f] = forged(region_of((enum cox_sealed_fd)f), 0,
                               f == COX_SEALED_REQUEST ? all_seals & ~bits[b]
@@ -433,7 +447,7 @@ static void b16_attach_refuses_memory_of_another_size(void **state)
     (void)state;
     created(false);
     cox_sealed_hand_out(&sealed, 1, given);
-    for (int f = 0; f < COX_SEALED_GROUP; f++) {
+    for (int f = 0; f < COX_SEALED_FD_COUNT; f++) {
         int whole = given[f];
         unsigned seals = f == COX_SEALED_REQUEST ? all_seals : F_SEAL_SHRINK | F_SEAL_GROW;
         uint64_t size = region_of((enum cox_sealed_fd)f)->size;
@@ -524,6 +538,96 @@ static void p10_a_rank_that_changes_modes_keeps_nobody_out(void **state)
 
 /* ---- both sides ---- */
 
+struct ghost {
+    int begin[2], end[2]; /* pipes */
+};
+
+/* The others cannot write what a rank writes in the rank group: neither those who get it, nor the coordinator, nor another
+ * part of the rank. */
+static void attack_group(int fd, uint64_t size)
+{
+    refuse_writes(fd);
+    refuse_sizes(fd);
+    refuse_seals(fd);
+    refuse_name(fd);
+    CHECK(!can_mmap(fd, size, PROT_WRITE));
+    CHECK(!can_mmap(fd, size, PROT_READ | PROT_WRITE));
+    for (int flags = O_WRONLY; flags <= O_RDWR; flags++) {
+        int again = reopen(fd, flags);
+        if (again < 0)
+            continue; /* as good */
+        refuse_writes(again);
+        refuse_sizes(again);
+        CHECK(!can_mmap(again, size, PROT_WRITE));
+        close(again);
+    }
+    void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    CHECK(map != MAP_FAILED);
+    refuse_mapping(map, size);
+}
+
+static void write_group(void *context)
+{
+    static const char text[] = "mine";
+    struct ghost *ghost = context;
+    cox_control_close(&control);
+    CHECK(attach(1, NULL) == 0);
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++) {
+        memcpy(own.group[i].base, text, sizeof text);
+        attack_group(given[COX_SEALED_GROUP + i], own.group[i].size);
+        /* Not even a hole by who may write. */
+        REFUSED(madvise(own.group[i].base, own.group[i].size, MADV_REMOVE));
+        CHECK(memcmp(own.group[i].base, text, sizeof text) == 0);
+    }
+    tell(ghost->begin[1]);
+    CHECK(heard(ghost->end[0]));
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        CHECK(memcmp(own.group[i].base, text, sizeof text) == 0);
+}
+
+static void attack_another_s_group(void *context)
+{
+    (void)context;
+    cox_control_close(&control);
+    cox_sealed_close(&sealed);
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        attack_group(given[COX_SEALED_GROUP + i], size_of(given[COX_SEALED_GROUP + i]));
+}
+
+static void b16_p10_nobody_writes_what_another_rank_says_in_the_rank_group(void **state)
+{
+    struct ghost ghost;
+    (void)state;
+    created(false);
+    cox_sealed_hand_out(&sealed, 1, given);
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++) {
+        uint64_t size = size_of(given[COX_SEALED_GROUP + i]);
+        /* Before its rank has it, it is given to nobody. */
+        assert_int_equal(cox_sealed_check_group(given[COX_SEALED_GROUP + i], size, "it", NULL),
+                         COX_DENIED);
+    }
+    assert_int_equal(pipe2(ghost.begin, O_CLOEXEC) | pipe2(ghost.end, O_CLOEXEC), 0);
+    pid_t pid = child_start(write_group, &ghost);
+    assert_true(heard(ghost.begin[0]));
+    for (int i = 0; i < COX_SEALED_FD_COUNT; i++)
+        given[i] = dup(given[i]); /* the child closes what is the coordinator's */
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++) {
+        int fd = given[COX_SEALED_GROUP + i];
+        assert_int_equal(cox_sealed_check_group(fd, size_of(fd), "it", NULL), 0);
+        assert_int_equal(cox_sealed_check_group(fd, size_of(fd) + PAGE, "it", NULL), COX_CORRUPT);
+    }
+    child_run(attack_another_s_group, NULL);
+    tell(ghost.end[1]);
+    child_join(pid);
+    for (int i = 0; i < COX_SEALED_FD_COUNT; i++)
+        close(given[i]);
+    for (int i = 0; i < 2; i++) {
+        close(ghost.begin[i]);
+        close(ghost.end[i]);
+    }
+    gone();
+}
+
 static void serve_rank(void *context)
 {
     const uint32_t rank = *(const uint32_t *)context;
@@ -589,10 +693,6 @@ static void a14_a18_requests_and_replies_pass_without_a_socket(void **state)
 }
 
 /* ---- the next life of a rank ---- */
-
-struct ghost {
-    int begin[2], end[2]; /* pipes */
-};
 
 static void haunt(void *context)
 {
@@ -831,6 +931,7 @@ static void a27_a_slot_is_its_rank_s_again_once_its_report_was_taken_out(void **
             cox_sealed_set_heard(&control, 0, number); /* another's */
             assert_int_equal(cox_sealed_await_heard(&control, 1, number, cox_deadline_after_ms(1)),
                              COX_TIMEOUT);
+            fresh(1);
             pid_t pid = child_start(await_number, (void *)(uintptr_t)&numbers[i]);
             child_asleep(pid);
             cox_sealed_set_heard(&control, 1, number - 1);
@@ -852,6 +953,7 @@ int main(void)
         LEAK_TEST(b16_attach_refuses_memory_of_another_size),
         LEAK_TEST(a4_attach_refuses_another_header),
         LEAK_TEST(p10_a_rank_that_changes_modes_keeps_nobody_out),
+        LEAK_TEST(b16_p10_nobody_writes_what_another_rank_says_in_the_rank_group),
         LEAK_TEST(a14_a18_requests_and_replies_pass_without_a_socket),
         LEAK_TEST(p8_p10_what_the_last_process_of_a_rank_writes_lands_nowhere),
         LEAK_TEST(p8_a_rank_is_renewed_whatever_its_size),

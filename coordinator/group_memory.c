@@ -1,0 +1,164 @@
+#include "group_memory.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "../channel/handle.h"
+#include "executor_internal.h"
+
+/* Of a rank, as it was exported last. */
+struct exported {
+    bool given;
+    struct cox_exporter *exporters[COX_SEALED_GROUP_FD_COUNT];
+    struct cox_handle handles[COX_SEALED_GROUP_FD_COUNT];
+};
+
+struct cox_group_handles {
+    /* What the control socket takes, it has as well, for ranks that may not take fds out of this process. */
+    struct cox_exporter *with_door, *without;
+    struct exported ranks[COX_RANK_COUNT_MAX];
+    ModelExecuteData__RankGroupMemory messages[COX_RANK_COUNT_MAX];
+    ModelExecuteData__RankGroupMemory *pointers[COX_RANK_COUNT_MAX];
+};
+
+struct cox_group_handles *cox_group_handles_free(struct cox_group_handles *handles)
+{
+    if (!handles)
+        return NULL;
+    cox_exporter_free(handles->with_door);
+    cox_exporter_free(handles->without);
+    free(handles);
+    return NULL;
+}
+
+static int handles_new(const char *door, struct cox_group_handles **ret_handles,
+                       struct cox_error *err)
+{
+    const struct cox_exporter_options options = {.door_path = door};
+    struct cox_group_handles *handles = calloc(1, sizeof *handles);
+    if (!handles)
+        return cox_fail(err, -ENOMEM, "no memory for the handles of the rank group");
+    if (!door || cox_exporter_new(&options, &handles->with_door, NULL))
+        handles->with_door = NULL;
+    int r = cox_exporter_new(NULL, &handles->without, err);
+    if (r) {
+        cox_group_handles_free(handles);
+        return r;
+    }
+    *ret_handles = handles;
+    return 0;
+}
+
+static void exported_put(struct exported *exported)
+{
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        if (exported->exporters[i])
+            cox_exporter_put(exported->exporters[i], &exported->handles[i]);
+    *exported = (struct exported){.given = false};
+}
+
+static int export_one(struct cox_group_handles *handles, int fd, struct exported *exported, int i,
+                      struct cox_error *err)
+{
+    /* The control socket takes no more than its share of fds. */
+    struct cox_exporter *exporter = handles->with_door;
+    int r = exporter ? cox_exporter_export(exporter, fd, 0, 0, &exported->handles[i], NULL)
+                     : COX_CLOSED;
+    if (r) {
+        exporter = handles->without;
+        r = cox_exporter_export(exporter, fd, 0, 0, &exported->handles[i], err);
+    }
+    if (r == 0)
+        exported->exporters[i] = exporter;
+    return r;
+}
+
+static bool is_sealed(const int fds[COX_SEALED_GROUP_FD_COUNT])
+{
+    return fds[0] >= 0 &&
+           cox_sealed_check_group(fds[0], cox_geometry_group_words_size(), "", NULL) == 0 &&
+           cox_sealed_check_group(fds[1], cox_geometry_group_payload_size(), "", NULL) == 0;
+}
+
+/* Memory that was made since the last init, which then is the caller's. Returns whether there is any. */
+static bool memory_take(struct cox_executor *executor, uint32_t rank,
+                        int ret_fds[COX_SEALED_GROUP_FD_COUNT])
+{
+    bool renewed;
+    pthread_mutex_lock(&executor->memory_lock);
+    int *fds = executor->sealed.group_fds[rank];
+    renewed = fds[0] >= 0;
+    bool sealed = renewed && is_sealed(fds);
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        ret_fds[i] = sealed ? cox_steal_fd(&fds[i]) : -1;
+    pthread_mutex_unlock(&executor->memory_lock);
+    return renewed;
+}
+
+/* After a failure, for the next init. */
+static void memory_put_back(struct cox_executor *executor, uint32_t rank,
+                            int fds[COX_SEALED_GROUP_FD_COUNT])
+{
+    pthread_mutex_lock(&executor->memory_lock);
+    int *places = executor->sealed.group_fds[rank];
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT && places[i] < 0; i++)
+        places[i] = cox_steal_fd(&fds[i]);
+    pthread_mutex_unlock(&executor->memory_lock);
+}
+
+/* Not with memory_lock: the thread of the control socket, which has to answer, may wait for it. */
+static int rank_export(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
+{
+    struct cox_group_handles *handles = executor->group_handles;
+    struct exported *exported = &handles->ranks[rank];
+    int fds[COX_SEALED_GROUP_FD_COUNT], r = 0;
+    if (!memory_take(executor, rank, fds))
+        return 0;
+    /* That of before is another process's. */
+    exported_put(exported);
+    for (int i = 0; r == 0 && fds[0] >= 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+        r = export_one(handles, fds[i], exported, i, err);
+    exported->given = r == 0 && fds[0] >= 0;
+    if (r) {
+        exported_put(exported);
+        memory_put_back(executor, rank, fds);
+    }
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        cox_close_fd(&fds[i]);
+    return r;
+}
+
+static ProtobufCBinaryData bytes_of(struct cox_handle *handle)
+{
+    return (ProtobufCBinaryData){.data = handle->bytes, .len = sizeof *handle};
+}
+
+int cox_group_handles_fill(struct cox_executor *executor, ModelExecuteData__ExecuteRequest *request,
+                           struct cox_error *err)
+{
+    struct cox_error why = {0};
+    int r = 0;
+    if (!executor->geometry.sealed)
+        return 0;
+    if (!executor->group_handles)
+        r = handles_new(cox_executor_door(executor), &executor->group_handles, &why);
+    struct cox_group_handles *handles = executor->group_handles;
+    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++) {
+        r = rank_export(executor, rank, &why);
+        struct exported *exported = &handles->ranks[rank];
+        ModelExecuteData__RankGroupMemory *message = &handles->messages[rank];
+        model_execute_data__rank_group_memory__init(message);
+        handles->pointers[rank] = message;
+        message->has_words = message->has_values = exported->given;
+        message->words = bytes_of(&exported->handles[0]);
+        message->values = bytes_of(&exported->handles[1]);
+        message->has_pid = 1;
+        message->pid =
+            (uint32_t)atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed);
+    }
+    if (r)
+        return cox_fail(err, r, "the memory of the rank group: %s", why.text);
+    request->group_memory = handles->pointers;
+    request->n_group_memory = executor->geometry.rank_count;
+    return 0;
+}

@@ -1,0 +1,525 @@
+/*
+ * hostile_group_test: a rank of a sealed group that writes over its own words of the rank group, over its values and over
+ * the hints, with nonsense and with what could be true of somebody else, while the ranks work together and while they
+ * form their group anew.
+ *
+ * What must hold: nothing else can be written; every operation ends; what the others are told is right, or an error that
+ * names the rank that writes; once it is replaced, everything works again.
+ */
+#include "testing.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "channel/geometry.h"
+#include "coordinator/operations.h"
+#include "worker/group_layout.h"
+#include "worker/worker.h"
+
+#define RANK_COUNT 3
+#define HOSTILE 1 /* the rank that writes */
+#define NAMED "rank 1"
+#define ROUNDS 40
+#define ROUND_MS 400
+#define JOIN_MS 1000
+#define ANSWER_MS 30000
+
+/* ---- the worker ---- */
+
+enum order { WORK, LOOK, MEDDLE };
+
+enum temper {
+    ZEROES,
+    ONES,
+    RANDOM,
+    RANDOM_IDENTITY,
+    RANDOM_PARTS,
+    ANOTHER_S_PID, /* in whatever state */
+    LEAVES,        /* and fails, and is whole, and claims */
+    SAYS_DEAD,     /* that rank 0 is, and gives up because of it */
+    GIVES_UP,      /* every epoch, because of rank 2 */
+    JUMPS,         /* to other epochs, and back */
+    WRONG_ROUND,   /* says that it is where it cannot be, and at what nobody is */
+    OTHER_LIFE,
+    WORDS_COUNT,
+    HINTS_ZEROES = WORDS_COUNT,
+    HINTS_ONES,
+    HINTS_RANDOM,
+    TEMPER_COUNT,
+};
+
+struct request {
+    uint64_t number; /* and epoch */
+    uint32_t order;
+    uint32_t temper;
+};
+
+struct hostile {
+    struct cox_worker_options options;
+    struct cox_group *group;
+    const struct cox_init_request *init;
+    _Atomic uint32_t temper;
+    _Atomic bool meddles;
+    pid_t pid;
+};
+
+struct range {
+    uint8_t *base;
+    uint64_t size;
+};
+
+/* What this process can write of what it shares, by name: known ones alone, and one of each. */
+static int ranges_find(const char *name, struct range *ret_range, uint32_t *ret_others)
+{
+    static const char *const known[] = {"memfd:cox_rank", "memfd:cox_wake", "memfd:cox_group",
+                                        "memfd:cox_payload_group"};
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    *ret_others = 0;
+    while (maps && fgets(line, sizeof line, maps)) {
+        uint64_t begin, end;
+        char rights[8];
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s", &begin, &end, rights) != 3 ||
+            rights[1] != 'w' || rights[3] != 's')
+            continue;
+        bool is_known = false;
+        for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+            is_known = is_known || strstr(line, known[i]);
+        *ret_others += !is_known;
+        /* Of the wake memory the part that the rank group has is mapped again. */
+        if (strstr(line, name) && end - begin > ret_range->size)
+            *ret_range = (struct range){(uint8_t *)(uintptr_t)begin, end - begin};
+    }
+    if (maps)
+        fclose(maps);
+    return ret_range->base ? 0 : COX_NOT_FOUND;
+}
+
+/* Tries to make what others own writable. Returns how often that went well. */
+static uint32_t mappings_force(void)
+{
+    char line[512];
+    uint32_t forced = 0, seen = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && fgets(line, sizeof line, maps)) {
+        uint64_t begin, end;
+        char rights[8];
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %7s", &begin, &end, rights) != 3 ||
+            rights[1] == 'w' || rights[3] != 's' || !strstr(line, "_group"))
+            continue;
+        void *base = (void *)(uintptr_t)begin;
+        seen++;
+        forced += mprotect(base, end - begin, PROT_READ | PROT_WRITE) == 0;
+        forced += madvise(base, end - begin, MADV_REMOVE) == 0;
+    }
+    if (maps)
+        fclose(maps);
+    /* Words and values of each other rank. */
+    return seen == 2 * (RANK_COUNT - 1) ? forced : 1000 + seen;
+}
+
+static uint32_t fds_force(void)
+{
+    uint32_t forced = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+        char path[300], target[256];
+        ssize_t length = readlinkat(dirfd(dir), entry->d_name, target, sizeof target - 1);
+        target[length < 0 ? 0 : length] = '\0';
+        if (!strstr(target, "memfd:cox_"))
+            continue;
+        snprintf(path, sizeof path, "/proc/self/fd/%s", entry->d_name);
+        int fd = open(path, O_RDWR | O_CLOEXEC);
+        void *map =
+            fd < 0 ? MAP_FAILED : mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        forced += map != MAP_FAILED;
+        forced += fd >= 0 && pwrite(fd, "x", 1, 0) == 1;
+        if (fd >= 0)
+            close(fd);
+    }
+    if (dir)
+        closedir(dir);
+    return forced;
+}
+
+static uint64_t next(uint64_t *state)
+{
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+static void fill(uint8_t *bytes, uint64_t size, enum temper temper, uint64_t *state)
+{
+    for (uint64_t i = 0; i + 8 <= size; i += 8) {
+        uint64_t word = temper == ZEROES ? 0 : temper == ONES ? UINT64_MAX : next(state);
+        atomic_store_explicit((_Atomic uint64_t *)(void *)(bytes + i), word, memory_order_relaxed);
+    }
+}
+
+static void arrive(struct cox_group_layout_part *part, uint64_t life, uint64_t epoch,
+                   uint32_t index)
+{
+    uint64_t word = cox_group_arrived(epoch, index);
+    atomic_store(&part->mirror, cox_group_mirror(life, word));
+    atomic_store(&part->arrived, word);
+}
+
+static void meddle_once(const struct hostile *hostile, struct cox_group_layout_rank *own,
+                        struct range hints, enum temper temper, uint64_t *state)
+{
+    struct cox_group_layout_identity *identity = &own->identity;
+    struct cox_group_layout_part *part = &own->parts[0];
+    const uint64_t life = atomic_load(&identity->life), random = next(state);
+    static const uint8_t states[] = {
+        0,   COX_GROUP_CLAIMED, COX_GROUP_JOINED, COX_GROUP_WHOLE, COX_GROUP_LEFT, COX_GROUP_FAILED,
+        0x77};
+    uint64_t holder = atomic_load(&identity->holder);
+    switch (temper) {
+    case ZEROES:
+    case ONES:
+    case RANDOM:
+        fill((uint8_t *)own, sizeof *own, temper, state);
+        break;
+    case RANDOM_IDENTITY:
+        fill((uint8_t *)identity, 64, RANDOM, state);
+        break;
+    case RANDOM_PARTS:
+        fill((uint8_t *)own->parts, sizeof own->parts, RANDOM, state);
+        break;
+    case ANOTHER_S_PID:
+        atomic_store(&identity->holder,
+                     cox_group_holder(COX_GROUP_JOINED, random % 2 ? getppid() : 1, random));
+        break;
+    case LEAVES:
+        atomic_store(&identity->holder,
+                     (holder & (UINT64_MAX >> 8)) | (uint64_t)states[random % sizeof states] << 56);
+        break;
+    case SAYS_DEAD:
+        atomic_store(&identity->said_dead, cox_group_said_dead(0));
+        atomic_store(&part->because, cox_group_said_dead(0));
+        atomic_store(&part->given_up, cox_group_given_up(COX_GROUP_EPOCH_NONE));
+        break;
+    case GIVES_UP:
+        atomic_store(&part->because, cox_group_said_dead(2));
+        atomic_store(&part->given_up,
+                     cox_group_given_up(atomic_load(&part->arrived) >> COX_GROUP_INDEX_BITS));
+        break;
+    case JUMPS:
+        arrive(part, life, random % 4 ? random % 1000 : COX_GROUP_EPOCH_MAX, (uint32_t)random % 8);
+        break;
+    case WRONG_ROUND:
+        atomic_store(&part->what[0], random);
+        atomic_store(&part->what[1], random);
+        arrive(part, life, atomic_load(&part->arrived) >> COX_GROUP_INDEX_BITS,
+               (uint32_t)(random >> 8) % 64);
+        break;
+    case OTHER_LIFE:
+        atomic_store(&identity->life, life + random % 3 - 1);
+        break;
+    case HINTS_ZEROES:
+        memset(hints.base, 0, hints.size);
+        break;
+    case HINTS_ONES:
+        memset(hints.base, 0xff, hints.size);
+        break;
+    case HINTS_RANDOM:
+        fill(hints.base, hints.size, RANDOM, state);
+        break;
+    default:
+        break;
+    }
+    (void)hostile;
+}
+
+static void *meddle(void *argument)
+{
+    struct hostile *hostile = argument;
+    struct range words = {0}, hints = {0};
+    uint32_t others;
+    uint64_t state = UINT64_C(0x9e3779b97f4a7c15);
+    if (ranges_find("memfd:cox_group", &words, &others) ||
+        ranges_find("memfd:cox_wake", &hints, &others))
+        abort();
+    for (;;) {
+        enum temper temper = atomic_load(&hostile->temper);
+        if (temper < TEMPER_COUNT)
+            meddle_once(hostile, (struct cox_group_layout_rank *)(void *)words.base, hints, temper,
+                        &state);
+        nanosleep(&(struct timespec){.tv_nsec = 20000 + (long)(next(&state) % 400000)}, NULL);
+    }
+}
+
+static bool given_up(void *context)
+{
+    const struct hostile *hostile = context;
+    return hostile->init && cox_init_request_aborted(hostile->init);
+}
+
+static int on_init(void *context, const struct cox_init_request *request,
+                   struct cox_init_result *result, struct cox_error *err)
+{
+    struct hostile *hostile = context;
+    struct cox_group_options options = {
+        .deadline_ns = cox_deadline_after_ms(JOIN_MS), .aborted = given_up, .context = hostile};
+    cox_init_request_group(request, &options);
+    hostile->group = cox_group_leave(hostile->group);
+    hostile->init = request;
+    int r = cox_group_join(&options, &hostile->group, err);
+    hostile->init = NULL;
+    result->npu_block_count = 16;
+    result->max_position_embeddings = 64;
+    result->start_thinking_id = result->stop_thinking_id = -1;
+    return r;
+}
+
+/* Rounds of it; the values of the ranks that write none but their own are right. */
+static int work(struct hostile *hostile, uint64_t number, struct cox_error *err)
+{
+    uint64_t value[8], values[RANK_COUNT][8];
+    if (!hostile->group)
+        return cox_fail(err, COX_STATE, NAMED " has kept this one out");
+    int r = cox_group_align(hostile->group, number);
+    if (r)
+        return cox_fail(err, r, "the epoch cannot begin, " NAMED " has ended it");
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        for (int i = 0; i < 8; i++)
+            value[i] = number << 32 | round << 8 | hostile->options.rank;
+        r = cox_group_barrier(hostile->group, cox_deadline_after_ms(ROUND_MS), err);
+        if (r == 0)
+            r = cox_group_gather(hostile->group, value, sizeof value, values,
+                                 cox_deadline_after_ms(ROUND_MS), err);
+        if (r)
+            return r;
+        for (uint64_t rank = 0; rank < RANK_COUNT; rank++)
+            for (int i = 0; i < 8; i++)
+                if (rank != HOSTILE && values[rank][i] != (number << 32 | round << 8 | rank))
+                    return cox_fail(err, COX_CORRUPT, "wrong value of rank %" PRIu64, rank);
+    }
+    return 0;
+}
+
+static int look(struct cox_error *err)
+{
+    struct range range = {0};
+    uint32_t others = 0, forced;
+    int r = ranges_find("memfd:cox_group", &range, &others);
+    if (r || others)
+        return cox_fail(err, COX_DENIED, "%" PRIu32 " mappings of unknown names can be written",
+                        others);
+    forced = mappings_force();
+    if (forced)
+        return cox_fail(err, COX_DENIED, "%" PRIu32 " mappings of others could be written", forced);
+    forced = fds_force();
+    return forced ? cox_fail(err, COX_DENIED, "%" PRIu32 " fds could be written", forced) : 0;
+}
+
+static int on_opaque(void *context, const uint8_t *bytes, size_t size, uint8_t *reply,
+                     size_t capacity, size_t *ret_size, struct cox_error *err)
+{
+    struct hostile *hostile = context;
+    struct request request;
+    pthread_t thread;
+    (void)reply, (void)capacity;
+    *ret_size = 0;
+    if (size != sizeof request)
+        return cox_fail(err, COX_CORRUPT, "a request of %zu bytes", size);
+    memcpy(&request, bytes, sizeof request);
+    if (request.order == LOOK)
+        return look(err);
+    if (request.order == WORK)
+        return work(hostile, request.number, err);
+    if (hostile->options.rank != HOSTILE)
+        return 0;
+    atomic_store(&hostile->temper, request.temper);
+    if (atomic_exchange(&hostile->meddles, true))
+        return 0;
+    int r = -pthread_create(&thread, NULL, meddle, hostile);
+    return r ? r : -pthread_detach(thread);
+}
+
+static int worker_main(int argc, char **argv)
+{
+    static const struct cox_worker_callbacks callbacks = {.init = on_init, .opaque = on_opaque};
+    static struct hostile hostile; /* the meddling thread uses it until the process ends */
+    struct cox_worker *worker = NULL;
+    struct cox_error err = {0};
+    atomic_store(&hostile.temper, TEMPER_COUNT);
+    int r = cox_worker_options_parse(&hostile.options, &argc, argv, &err);
+    if (r == 0)
+        r = cox_worker_new(&hostile.options, &callbacks, &hostile, &worker, &err);
+    if (r == 0)
+        r = cox_worker_run(worker, &err);
+    if (r)
+        fprintf(stderr, "worker: %s\n", err.text);
+    if (!atomic_load(&hostile.meddles))
+        cox_group_leave(hostile.group);
+    cox_worker_free(worker);
+    return r != 0;
+}
+
+/* ---- the group ---- */
+
+static char program[4096];
+static const char *const command[] = {program, "worker", NULL};
+static uint64_t numbers = 100;
+
+static struct test_group *group_start(void)
+{
+    const struct cox_executor_options options = {
+        .command = command,
+        .attach = COX_ATTACH_SEALED,
+        .finalize_ms = 300,
+        .term_ms = 300,
+    };
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    struct test_group *group = test_group_start(RANK_COUNT, &options);
+    if (cox_executor_init(test_group_executor(group), NULL, 0, cox_deadline_after_ms(ANSWER_MS),
+                          &summary, &err))
+        fail_msg("init: %s", err.text);
+    return group;
+}
+
+struct judged {
+    bool whole; /* all that was asked succeeded, in every rank but the hostile one */
+    uint32_t honest;
+    const char *when;
+};
+
+static void judge(void *context, const struct cox_completion *completion)
+{
+    struct judged *judged = context;
+    judged->whole = true;
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        const struct cox_rank_result *result = &completion->ranks[rank];
+        if (rank == HOSTILE)
+            continue;
+        judged->whole = judged->whole && result->outcome == COX_OUTCOME_OK;
+        if (result->outcome == COX_OUTCOME_ERROR && !strstr(result->text, NAMED)) {
+            print_error("%s: rank %" PRIu32 " says: %s\n", judged->when, rank, result->text);
+            judged->honest++;
+        }
+    }
+}
+
+/* Returns whether the others succeeded. */
+static bool call(struct test_group *group, enum order order, uint32_t temper, const char *when)
+{
+    struct request request = {++numbers, order, temper};
+    struct judged judged = {.when = when};
+    struct cox_error err = {0};
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                               .deadline_ns = cox_deadline_after_ms(ANSWER_MS)};
+    int r = cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
+                                     judge, &judged, &err);
+    if (r == COX_TIMEOUT || r < 0)
+        fail_msg("%s: %d: %s", when, r, err.text);
+    if (judged.honest)
+        fail_msg("%s: an error names others than " NAMED ": %s", when, err.text);
+    return judged.whole;
+}
+
+static void replaced(struct test_group *group, const char *when)
+{
+    struct cox_executor *executor = test_group_executor(group);
+    struct cox_error err = {0};
+    const uint64_t deadline_ns = cox_deadline_after_ms(ANSWER_MS);
+    const pid_t pid = cox_executor_pid(executor, HOSTILE);
+    assert_int_equal(cox_executor_kill(executor, HOSTILE, &err), 0);
+    /* Nothing is done to a rank that is not seen dead yet. */
+    while (cox_executor_pid(executor, HOSTILE) == pid && cox_now_ns() < deadline_ns)
+        if (cox_executor_restart(executor, HOSTILE, deadline_ns, &err))
+            fail_msg("%s: restart: %s", when, err.text);
+    if (cox_executor_replay_init(executor, cox_deadline_after_ms(ANSWER_MS), &err))
+        fail_msg("%s: the ranks cannot form their group again: %s", when, err.text);
+    for (int i = 0; i < 3; i++)
+        if (!call(group, WORK, 0, when))
+            fail_msg("%s: the ranks cannot work together again", when);
+}
+
+static void p10_a_rank_can_write_only_its_own_words_values_and_hints(void **state)
+{
+    (void)state;
+    struct test_group *group = group_start();
+    assert_true(call(group, WORK, 0, "before"));
+    for (int i = 0; i < 2; i++) {
+        struct request request = {++numbers, LOOK, 0};
+        struct cox_error err = {0};
+        const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                                   .deadline_ns = cox_deadline_after_ms(ANSWER_MS)};
+        if (cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
+                                     NULL, NULL, &err))
+            fail_msg("%s", err.text);
+        replaced(group, "replaced");
+    }
+    test_group_free(group);
+}
+
+static void p10_b14_whoever_spoils_its_own_words_is_named(void **state)
+{
+    static const char *const names[WORDS_COUNT] = {
+        "zeroes", "ones",      "random",   "random identity", "random parts", "another's pid",
+        "leaves", "says dead", "gives up", "jumps",           "wrong round",  "another life",
+    };
+    (void)state;
+    struct test_group *group = group_start();
+    for (uint32_t temper = 0; temper < WORDS_COUNT; temper++) {
+        struct cox_error err = {0};
+        uint32_t failed = 0;
+        assert_true(call(group, WORK, 0, names[temper]));
+        call(group, MEDDLE, temper, names[temper]);
+        for (int i = 0; i < 3; i++)
+            failed += !call(group, WORK, 0, names[temper]);
+        /* While they form their group anew. */
+        int r = cox_executor_replay_init(test_group_executor(group),
+                                         cox_deadline_after_ms(ANSWER_MS), &err);
+        if (r && !strstr(err.text, NAMED))
+            fail_msg("%s: init: %d: %s", names[temper], r, err.text);
+        print_message("%s: %" PRIu32 " of 3 failed, init: %s\n", names[temper], failed,
+                      r ? err.text : "succeeded");
+        replaced(group, names[temper]);
+    }
+    test_group_free(group);
+}
+
+static void p10_b14_spoilt_hints_change_no_result(void **state)
+{
+    (void)state;
+    struct test_group *group = group_start();
+    for (uint32_t temper = HINTS_ZEROES; temper < TEMPER_COUNT; temper++) {
+        struct cox_error err = {0};
+        call(group, MEDDLE, temper, "hints");
+        for (int i = 0; i < 3; i++)
+            if (!call(group, WORK, 0, "hints"))
+                fail_msg("spoilt hints, %" PRIu32 ": the ranks cannot work together", temper);
+        if (cox_executor_replay_init(test_group_executor(group), cox_deadline_after_ms(ANSWER_MS),
+                                     &err))
+            fail_msg("spoilt hints, %" PRIu32 ": %s", temper, err.text);
+    }
+    replaced(group, "hints");
+    test_group_free(group);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+        return worker_main(argc - 1, argv + 1);
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length < 0)
+        return 1;
+    const struct CMUnitTest tests[] = {
+        TEST(p10_a_rank_can_write_only_its_own_words_values_and_hints),
+        TEST(p10_b14_whoever_spoils_its_own_words_is_named),
+        TEST(p10_b14_spoilt_hints_change_no_result),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
