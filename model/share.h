@@ -34,6 +34,10 @@ struct cox_share {
     int (*gather)(void *context, float *slices, size_t stride, size_t slice_length,
                   const float **ret_slices, struct cox_error *err);
     void *context;
+    /* What came of the slices of the last gather is not finite, though what went in was: whose slice is it? Returns 0: it
+     * cannot be told; or a result that ends the step, with the rank in err. NULL: 0. */
+    int (*blame)(void *context, const float *const *slices, size_t slice_length,
+                 struct cox_error *err);
 };
 
 /* Returns 0; COX_INVALID: so many ranks cannot own equally many whole slices of the model, err says what can; or there is no

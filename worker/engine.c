@@ -219,6 +219,14 @@ static int engine_gather(void *context, float *slices, size_t stride, size_t sli
     return cox_exchange_gather(engine->exchange, slices, stride, slice_length, ret_slices, err);
 }
 
+static int engine_blame(void *context, const float *const *slices, size_t slice_length,
+                        struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_exchange_blame(engine->exchange, slices, slice_length, err);
+}
+
 static struct engine_source engine_source(const struct cox_engine *engine, const char *directory,
                                           const struct cox_share *share)
 {
@@ -310,6 +318,7 @@ static struct cox_model_options engine_model_options(struct cox_engine *engine,
 
     if (share->rank_count) {
         options.share.gather = engine_gather;
+        options.share.blame = engine_blame;
         options.share.context = engine;
     }
     return options;

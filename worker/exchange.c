@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,7 +57,7 @@ static int make_memory(struct cox_exchange *exchange, int *ret_fd, struct cox_er
 {
     static const char name[] = "of slices";
     _cox_cleanup_(cox_close_fd) int fd =
-        memfd_create("coxswain-exchange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        memfd_create("cox_payload_exchange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     int r;
 
     if (fd < 0)
@@ -117,6 +118,11 @@ static int map_rank(struct cox_exchange *exchange, uint32_t rank, int fd, struct
     if ((uint64_t)st.st_size != cox_exchange_size(exchange))
         return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected %" PRIu64, name,
                         (intmax_t)st.st_size, cox_exchange_size(exchange));
+    if ((seals & SEALS) != SEALS)
+        return cox_fail(err, COX_DENIED,
+                        "region %s has the seals %#x, expected %#x: others than its rank could "
+                        "write it",
+                        name, (unsigned)seals, (unsigned)SEALS);
     return cox_region_map(&exchange->ranks[rank], fd, cox_exchange_size(exchange), COX_REGION_READ,
                           name, err);
 }
@@ -234,4 +240,31 @@ int cox_exchange_gather(struct cox_exchange *exchange, const float *slices, size
     exchange->times.wait_ns += end_ns - arrived_ns;
     cox_fault_point(COX_FAULT_EXCHANGE_READ);
     return 0;
+}
+
+int cox_exchange_blame(const struct cox_exchange *exchange, const float *const *slices,
+                       size_t slice_length, struct cox_error *err)
+{
+    uint32_t largest_rank = 0;
+    float largest = -1;
+    for (uint32_t rank = 0; rank < exchange->rank_count; rank++)
+        for (uint32_t i = 0; i < exchange->slice_count; i++) {
+            const float *slice = slices[rank * exchange->slice_count + i];
+            for (size_t j = 0; j < slice_length; j++) {
+                const float number = fabsf(slice[j]);
+                if (!isfinite(number))
+                    return cox_fail(err, COX_INVALID,
+                                    "rank %" PRIu32
+                                    " gave a number that is not finite: the weights "
+                                    "or its KV cache do not fit the model, or it made it up",
+                                    rank);
+                if (number > largest) {
+                    largest = number;
+                    largest_rank = rank;
+                }
+            }
+        }
+    return cox_fail(err, COX_INVALID,
+                    "rank %" PRIu32 " gave the number %g, with which a sum is not finite",
+                    largest_rank, (double)largest);
 }

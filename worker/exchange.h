@@ -11,6 +11,8 @@
  * already read. Nothing is copied out: until a rank arrives at the next exchange, it reads the others' slices
  * where they are.
  *
+ * The memory is `cox_payload_exchange`: sealed, so that its owner alone can write it, and what that writes is numbers alone.
+ *
  * Epochs are those of the group, and change only after a step that was given up: an epoch that
  * begins ends whatever others are still waiting for in the one before. In a new epoch the first
  * buffer is written without waiting, perhaps while another rank still reads it for the step that
@@ -66,5 +68,10 @@ int cox_exchange_begin(struct cox_exchange *exchange, uint64_t epoch, uint64_t d
  * slice_length, at most slice_length_max; the stride is its own affair. */
 int cox_exchange_gather(struct cox_exchange *exchange, const float *slices, size_t stride,
                         size_t slice_length, const float **ret_slices, struct cox_error *err);
+/* What comes of the slices of the last gather is not finite. A rank can give what it likes, and what others compute with it
+ * they give in their own name: so this is to be asked before. Returns COX_INVALID: err names the rank one of
+ * whose slices has a number that is not finite or, if there is none, the largest; never 0. */
+int cox_exchange_blame(const struct cox_exchange *exchange, const float *const *slices,
+                       size_t slice_length, struct cox_error *err);
 
 #endif

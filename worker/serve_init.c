@@ -76,8 +76,7 @@ static void sealed_read(struct cox_init_request *init)
     struct cox_group_sealed *sealed = &init->sealed;
     sealed->memory = init->worker->group_memory;
     /* Without one only what can be opened directly is opened. */
-    sealed->door =
-        cox_init_request_door(init, init->door, sizeof init->door) ? init->door : NULL;
+    sealed->door = cox_init_request_door(init, init->door, sizeof init->door) ? init->door : NULL;
     sealed->rank_count = init->worker->options.rank_count;
     for (size_t rank = 0; rank < message->n_group_memory && rank < sealed->rank_count; rank++) {
         const ModelExecuteData__RankGroupMemory *told = message->group_memory[rank];

@@ -12,6 +12,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -161,6 +162,8 @@ struct part {
     struct cox_cache *cache;
     uint32_t
         fails_at; /* which of the exchanges to come this rank fails at, counted from 1; 0: none */
+    uint32_t spoils_at; /* and which it gives another number in, in each of its slices */
+    float spoilt;
 };
 
 static int gather(void *context, float *slices, size_t stride, size_t slice_length,
@@ -170,7 +173,20 @@ static int gather(void *context, float *slices, size_t stride, size_t slice_leng
 
     if (part->fails_at && --part->fails_at == 0)
         return cox_fail(err, COX_NO_SPACE, "made up");
+    if (part->spoils_at && --part->spoils_at == 0) {
+        const uint32_t count = COX_SLICE_COUNT / cox_group_rank_count(part->group);
+        for (uint32_t i = 0; i < count; i++)
+            slices[(cox_group_rank(part->group) * count + i) * stride + 1] = part->spoilt;
+    }
     return cox_exchange_gather(part->exchange, slices, stride, slice_length, ret_slices, err);
+}
+
+static int blame(void *context, const float *const *slices, size_t slice_length,
+                 struct cox_error *err)
+{
+    struct part *part = context;
+
+    return cox_exchange_blame(part->exchange, slices, slice_length, err);
 }
 
 /* group NULL: alone. */
@@ -182,8 +198,13 @@ static int part_open(struct part *part, const char *directory, struct cox_group 
 
     *part = (struct part){.group = group, .deadline_ns = COX_DEADLINE_NEVER};
     if (group) {
-        options.share =
-            (struct cox_share){cox_group_rank(group), cox_group_rank_count(group), gather, part};
+        options.share = (struct cox_share){
+            .rank = cox_group_rank(group),
+            .rank_count = cox_group_rank_count(group),
+            .gather = gather,
+            .context = part,
+            .blame = blame,
+        };
     }
     if (r == 0)
         r = cox_model_load(directory, &options, &part->model, err);
@@ -410,7 +431,8 @@ static int load_and_measure(struct crew *crew, uint32_t rank, struct crew_rank *
     float kib[2];
     int r = 0;
 
-    options.share = (struct cox_share){rank, crew->rank_count, gather_nothing, NULL};
+    options.share = (struct cox_share){
+        .rank = rank, .rank_count = crew->rank_count, .gather = gather_nothing, .context = NULL};
     /* BLAS has buffers of its own from the first product on. */
     if (r == 0)
         r = cox_model_load(directory, &options, &model, &self->err);
@@ -670,6 +692,7 @@ static void b13_ranks_that_loaded_different_models_are_told_so(void **state)
 
 enum gift {
     GIFT_UNSEALED,
+    GIFT_WRITABLE, /* by whoever gets it */
     GIFT_SHORT,
     GIFT_DEVICE,
     GIFT_OPEN_UNSEALED, /* another mode */
@@ -689,7 +712,8 @@ static int make_gift(enum gift gift)
         return open("/dev/null", O_RDWR | O_CLOEXEC);
     fd = memfd_create("gift", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0 || fchmod(fd, mode) || ftruncate(fd, size) ||
-        (sealed && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)))
+        (sealed && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)) ||
+        (gift == GIFT_OPEN && fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)))
         return -1;
     return fd;
 }
@@ -736,6 +760,7 @@ static void b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read(void 
         const char *word;
     } expected[GIFT_COUNT] = {
         [GIFT_UNSEALED] = {COX_DENIED, "not sealed"},
+        [GIFT_WRITABLE] = {COX_DENIED, "others than its rank could write it"},
         [GIFT_SHORT] = {COX_CORRUPT, "64 bytes, expected 1664"},
         [GIFT_DEVICE] = {COX_DENIED, "not a regular file"},
         [GIFT_OPEN_UNSEALED] = {COX_DENIED, "mode 0666"},
@@ -759,6 +784,69 @@ static void b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read(void 
     }
 }
 
+/* ---- numbers that cannot be ---- */
+
+struct spoil {
+    char *directory;
+    uint32_t rank, at; /* as fails_at */
+    float number;
+};
+
+/* Two steps, in the second of which one rank gives what no rank computes. */
+static int run_with_a_spoilt_number(struct crew *crew, uint32_t rank, struct crew_rank *self,
+                                    void *context)
+{
+    const struct spoil *spoil = context;
+    struct cox_group *group = crew_join(crew, rank);
+    struct part part;
+    int r = part_open(&part, spoil->directory, group, &self->err);
+
+    if (r == 0)
+        r = part_step(&part, &steps[0], 5, crew, self, &self->err);
+    if (r == 0 && rank == spoil->rank) {
+        part.spoils_at = spoil->at;
+        part.spoilt = spoil->number;
+    }
+    if (r == 0)
+        r = part_step(&part, &steps[2], 6, crew, self, &self->err);
+    /* Nobody is gone before all have seen it. */
+    crew_meet(crew, crew->rank_count);
+    part_close(&part);
+    cox_group_leave(group);
+    return r;
+}
+
+/* In a sum of any layer, and in the logits. Whoever adds it up, and whatever it would compute with it, names the rank that gave
+ * it, and so does that rank itself. */
+static void p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it(void **state)
+{
+    char shipped[] = SHIPPED;
+    const float numbers[] = {NAN, INFINITY, -INFINITY, 3e38f};
+
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++)
+        for (uint32_t at = 2; at <= 10; at += 4) {
+            struct spoil spoil = {shipped, i, at, numbers[i]};
+            char name[32];
+            struct crew crew;
+
+            /* One logit of that size is one, and no sum. */
+            if (at == 10 && isfinite(spoil.number))
+                continue;
+            snprintf(name, sizeof name, "rank %u gave ", spoil.rank);
+            crew_open(&crew, 4);
+            for (uint32_t rank = 0; rank < 4; rank++)
+                crew_start(&crew, rank, run_with_a_spoilt_number, &spoil);
+            crew_wait(&crew);
+            for (uint32_t rank = 0; rank < 4; rank++) {
+                expect_ended(&crew, rank, COX_INVALID);
+                if (!strstr(crew.ranks[rank].err.text, name))
+                    fail_msg("at %u: rank %u says: %s", at, rank, crew.ranks[rank].err.text);
+            }
+            crew_close(&crew);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -770,6 +858,7 @@ int main(void)
         cmocka_unit_test(b3_a_rank_killed_at_any_step_of_an_exchange_is_named_by_the_others),
         cmocka_unit_test(b13_ranks_that_loaded_different_models_are_told_so),
         cmocka_unit_test(b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read),
+        cmocka_unit_test(p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it),
     };
 
     return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);

@@ -611,7 +611,8 @@ static void check_ranks(const float *references, uint32_t rank_count)
     assert_true(ranks && group.slices);
     for (uint32_t r = 0; r < rank_count; r++) {
         ranks[r].group = &group;
-        ranks[r].share = (struct cox_share){r, rank_count, exchange, &ranks[r]};
+        ranks[r].share = (struct cox_share){
+            .rank = r, .rank_count = rank_count, .gather = exchange, .context = &ranks[r]};
         bench_open(&ranks[r].bench, &ranks[r].share);
         ranks[r].slice_count = cox_slice_count(cox_model_config(ranks[r].bench.model));
         ranks[r].own = cox_share_slices(cox_model_config(ranks[r].bench.model), &ranks[r].share);

@@ -2,6 +2,7 @@
 #include "worker/model/attention.h"
 #include "worker/model/tile.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -296,6 +297,37 @@ static void multiply_row_parallel(struct cox_forward *forward, const float *tens
                        input + slice * piece, width, forward->parts + slice * length, hidden);
 }
 
+/* In lanes, so that compilers make one operation of several; an exponent of all ones is an infinity or no number. */
+static bool is_finite(const float *numbers, size_t count)
+{
+    enum { LANES = 16 };
+    const uint32_t beyond = UINT32_C(0x7f800000);
+    uint32_t most[LANES] = {0}, lanes[LANES];
+    for (size_t i = 0; i + LANES <= count; i += LANES) {
+        memcpy(lanes, numbers + i, sizeof lanes);
+        for (int lane = 0; lane < LANES; lane++) {
+            uint32_t magnitude = lanes[lane] & (beyond | UINT32_C(0x7fffff));
+            most[lane] = magnitude > most[lane] ? magnitude : most[lane];
+        }
+    }
+    for (int lane = 0; lane < LANES; lane++)
+        if (most[lane] >= beyond)
+            return false;
+    for (size_t i = count - count % LANES; i < count; i++)
+        if (!isfinite(numbers[i]))
+            return false;
+    return true;
+}
+
+/* Before anybody computes with it, and gives what comes of that in its own name. */
+static int check_gathered(const struct cox_forward *forward, const float *sum, size_t count,
+                          const float *const *slices, size_t slice_length, struct cox_error *err)
+{
+    if (!forward->share.blame || is_finite(sum, count))
+        return 0;
+    return forward->share.blame(forward->share.context, slices, slice_length, err);
+}
+
 /* Adds the parts of all ranks to the residual stream, from where they are. Padding rows stay zero. */
 static int add_row_parallel(struct cox_forward *forward, struct cox_error *err)
 {
@@ -307,7 +339,7 @@ static int add_row_parallel(struct cox_forward *forward, struct cox_error *err)
     if (r)
         return r;
     cox_tile_add_parts(forward->hidden, parts, forward->slice_count, length);
-    return 0;
+    return check_gathered(forward, forward->hidden, length, parts, length, err);
 }
 
 static void project(struct cox_forward *forward, uint32_t layer)
@@ -510,7 +542,7 @@ static int embed(struct cox_forward *forward, struct cox_error *err)
     }
     memset(forward->hidden + count * hidden, 0,
            ((size_t)forward->tile_count * COX_TILE_ROWS - count) * hidden * sizeof(float));
-    return 0;
+    return check_gathered(forward, forward->hidden, count * hidden, slices, most * hidden, err);
 }
 
 /* The output layer for up to one tile of rows in head; rows[i] is the batch row of the i-th. */
@@ -539,7 +571,10 @@ static int run_output(struct cox_forward *forward, const uint32_t *rows, uint32_
         for (size_t slice = 0; slice < forward->slice_count; slice++)
             memcpy(forward->logits + slice * width, slices[slice] + i * width,
                    width * sizeof(float));
-        r = fn(context, rows[i], forward->logits);
+        r = check_gathered(forward, forward->logits, forward->slice_count * width, slices,
+                           count * width, err);
+        if (r == 0)
+            r = fn(context, rows[i], forward->logits);
     }
     return r;
 }
