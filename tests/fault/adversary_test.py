@@ -46,7 +46,8 @@ HINTS = "memfd:cox_wake"
 HARMLESS = {"map", "pwrite", "punch", "reopen-map", "reopen-pwrite", "reopen-punch", "remove"}
 
 RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff", "0.001-0.01")
-SEALED = ("--attach", "sealed", "--timeout", "5")
+# A rank that destroys its own replies is waited for, as one that is late: until these deadlines.
+SEALED = ("--attach", "sealed", "--timeout", "5", "--start-timeout", "20")
 VALUES = ("zero", "ones", "random", "identities")
 PROMPT_COUNT = 60
 # Of a command that asks a group whose rank attacks; the commands' own bounds are shorter.
