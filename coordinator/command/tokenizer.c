@@ -60,9 +60,9 @@ static int json_read(const char *path, json_t **ret_root, struct cox_error *err)
         return cox_file_blame(r, err);
     }
     if (!S_ISREG(info.st_mode))
-        return cox_fail(err, COX_INVALID, "%s is not a regular file", path);
+        return cox_fail(err, COX_CORRUPT, "%s is not a regular file", path);
     if ((uint64_t)info.st_size > JSON_SIZE_MAX)
-        return cox_fail(err, COX_INVALID, "%s has %lld bytes; at most %zu make sense here", path,
+        return cox_fail(err, COX_TOO_LARGE, "%s has %lld bytes; at most %zu make sense here", path,
                         (long long)info.st_size, JSON_SIZE_MAX);
 
     _cox_cleanup_(close_filep) FILE *file = fdopen(fd, "r");
@@ -77,10 +77,10 @@ static int json_read(const char *path, json_t **ret_root, struct cox_error *err)
     if (!root && !error.text[0])
         return cox_fail(err, -ENOMEM, "no memory to read %s", path);
     if (!root)
-        return cox_fail(err, COX_INVALID, "%s is not valid JSON: %s (line %d, column %d)", path,
+        return cox_fail(err, COX_CORRUPT, "%s is not valid JSON: %s (line %d, column %d)", path,
                         error.text, error.line, error.column);
     if (!json_is_object(root))
-        return cox_fail(err, COX_INVALID, "%s is JSON but not an object", path);
+        return cox_fail(err, COX_CORRUPT, "%s is JSON but not an object", path);
     *ret_root = cox_steal_ptr(&root);
     return 0;
 }
@@ -147,7 +147,7 @@ static int entry_take(struct cox_tokenizer *tokenizer, const char *path, const j
 {
     json_int_t token = json_integer_value(value);
     if (!json_is_integer(value) || token < 0 || token >= TOKEN_MAX)
-        return cox_fail(err, COX_INVALID,
+        return cox_fail(err, COX_CORRUPT,
                         "%s: the id of the token \"%.32s\" is no integer from 0 to %d", path,
                         content, TOKEN_MAX - 1);
     if (token >= tokenizer->code_count) {
@@ -161,7 +161,7 @@ static int entry_take(struct cox_tokenizer *tokenizer, const char *path, const j
         tokenizer->code_count = count;
     }
     if (tokenizer->codes[token] != CODE_UNUSED)
-        return cox_fail(err, COX_INVALID, "%s: the id %lld is given to two tokens", path,
+        return cox_fail(err, COX_CORRUPT, "%s: the id %lld is given to two tokens", path,
                         (long long)token);
 
     uint32_t code;
@@ -191,7 +191,7 @@ static int vocabulary_take(struct cox_tokenizer *tokenizer, const char *path, js
 {
     json_t *model = json_object_get(root, "model");
     if (!json_is_object(model))
-        return cox_fail(err, COX_INVALID, "%s has no object \"model\"", path);
+        return cox_fail(err, COX_CORRUPT, "%s has no object \"model\"", path);
     const char *type = json_string_value(json_object_get(model, "type"));
     if (!type || strcmp(type, "WordLevel"))
         return cox_fail(
@@ -201,7 +201,7 @@ static int vocabulary_take(struct cox_tokenizer *tokenizer, const char *path, js
             path, type ? type : "?");
     json_t *vocabulary = json_object_get(model, "vocab");
     if (!json_is_object(vocabulary) || json_object_size(vocabulary) == 0)
-        return cox_fail(err, COX_INVALID, "%s: \"model\" has no object \"vocab\" with tokens in it",
+        return cox_fail(err, COX_CORRUPT, "%s: \"model\" has no object \"vocab\" with tokens in it",
                         path);
     tokenizer->characters = calloc(json_object_size(vocabulary), sizeof *tokenizer->characters);
     if (!tokenizer->characters)
@@ -367,7 +367,7 @@ int cox_vocab_size_load(const char *folder, uint32_t *ret_size, struct cox_error
     const json_t *value = json_object_get(root, "vocab_size");
     json_int_t size = json_integer_value(value);
     if (value && (!json_is_integer(value) || size < 1 || size > TOKEN_MAX))
-        return cox_fail(err, COX_INVALID, "%s: vocab_size is no number from 1 to %d", path,
+        return cox_fail(err, COX_CORRUPT, "%s: vocab_size is no number from 1 to %d", path,
                         TOKEN_MAX);
     *ret_size = (uint32_t)size;
     return 0;
@@ -394,7 +394,7 @@ int cox_eos_load(const char *folder, int32_t *ret_tokens, uint32_t *ret_count,
         const json_t *entry = json_is_array(value) ? json_array_get(value, i) : value;
         json_int_t token = json_integer_value(entry);
         if (!json_is_integer(entry) || token < 0 || token >= TOKEN_MAX)
-            return cox_fail(err, COX_INVALID,
+            return cox_fail(err, COX_CORRUPT,
                             "%s: eos_token_id is neither a token id nor a list of them", path);
         tokens[i] = (int32_t)token;
     }

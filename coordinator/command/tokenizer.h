@@ -7,8 +7,8 @@
  * Threads: any, a tokenizer does not change once it is made.
  * Blocks: only on the files.
  * Ownership: what encode and decode give is the caller's, to be freed with free().
- * Codes: COX_NOT_FOUND no such file; COX_INVALID not the JSON it should be; COX_UNSUPPORTED another
- *   kind of tokenizer; COX_INVALID also text it cannot encode; COX_TOO_LARGE; negative errno.
+ * Codes: COX_NOT_FOUND no such file; COX_CORRUPT not the JSON it should be; COX_UNSUPPORTED another
+ *   kind of tokenizer; COX_INVALID text it cannot encode; COX_TOO_LARGE; negative errno.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_TOKENIZER_H

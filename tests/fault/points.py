@@ -104,6 +104,7 @@ EXEMPT = {
     ("coordinator/submit.c", "payload_pack_block", "cox_wire_request_pack("): CALLERS,
     ("coordinator/launch.c", "launch_fork", "SYS_clone"): CALLERS,
     ("coordinator/launch.c", "child_main", "execve("): "behind it is another program; attach.control is its first",
+    ("worker/main.c", "exec_with_one_thread", "execve("): "behind it is the same program, which has done nothing yet",
     ("coordinator/launch.c", "cox_launch_kill_group", "SYS_pidfd_send_signal"): "what others see of it is the end of a process",
     ("coordinator/launch.c", "cox_launch_kill_group", "kill("): "what others see of it is the end of a process",
     ("coordinator/launch.c", "cox_launch", "SYS_pidfd_send_signal"): "ends a process that nobody has heard of yet",

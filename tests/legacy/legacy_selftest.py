@@ -56,9 +56,13 @@ class LegacyTest(unittest.TestCase):
     counter = 0
     fault_rank = None  # a legacy worker does not say which it is
 
-    def setUp(self):
+    @staticmethod
+    def fresh_prefix():
         LegacyTest.counter += 1
-        self.prefix = "/%d_selftest%d" % (os.getpid(), LegacyTest.counter)
+        return "/%d_selftest%d" % (os.getpid(), LegacyTest.counter)
+
+    def setUp(self):
+        self.prefix = self.fresh_prefix()
 
     def tearDown(self):
         left, running = names(self.prefix), workers_of(self.prefix)
@@ -74,6 +78,7 @@ class LegacyTest(unittest.TestCase):
                                 env=dict(os.environ, **environment))
 
     def run_group(self, *options, status=0, **others):
+        self.prefix = self.fresh_prefix()  # trackers of the last group's workers may be at work on its names
         process = self.start(*options, **others)
         try:
             out, err = process.communicate(timeout=LIMIT_S)

@@ -193,6 +193,7 @@ class NativeTest(selftest.LegacyTest):
     @contextlib.contextmanager
     def group(self, ranks, worker=None):
         """A group in this process, with workers that are running; native ones if not told."""
+        self.prefix = self.fresh_prefix()  # trackers of the last group's workers may be at work on its names
         sizes = dict.fromkeys(coordinator.LEGACY_SIZES, (65536, ranks * wire.SLOT_STRIDE))
         sizes["shared_sync_link"] = (65536, 65536)  # no slots there
         group = coordinator.Group(types.SimpleNamespace(

@@ -869,7 +869,7 @@ def workers_that_are_none_are_named():
     # The worker lives, and refuses: its text arrives.
     worker = os.path.join(BIN_DIR, "coxswain-worker")
     result = run(["run", "--", worker, "--model", "/nonexistent"])
-    expect(result, 3, "/nonexistent")
+    expect(result, 2, "/nonexistent")
 
 
 @test

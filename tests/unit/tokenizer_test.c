@@ -167,22 +167,22 @@ static void odd_files_are_refused(void **state)
     error.code = 0;
     assert_int_equal(cox_tokenizer_load(MODEL "/config.json", &tokenizer, &error), COX_NOT_FOUND);
 
-    refused("", COX_INVALID, "not valid JSON");
-    refused("{\"model\": {\"type\": \"WordLevel\", \"voc", COX_INVALID, "not valid JSON");
-    refused("[]", COX_INVALID, "not an object");
-    refused("{}", COX_INVALID, "\"model\"");
-    refused("{\"model\":[]}", COX_INVALID, "\"model\"");
+    refused("", COX_CORRUPT, "not valid JSON");
+    refused("{\"model\": {\"type\": \"WordLevel\", \"voc", COX_CORRUPT, "not valid JSON");
+    refused("[]", COX_CORRUPT, "not an object");
+    refused("{}", COX_CORRUPT, "\"model\"");
+    refused("{\"model\":[]}", COX_CORRUPT, "\"model\"");
     refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0}}}", COX_UNSUPPORTED, "--tokens");
     refused("{\"model\":{\"vocab\":{\"a\":0}}}", COX_UNSUPPORTED, "--tokens");
-    refused("{\"model\":{\"type\":\"WordLevel\"}}", COX_INVALID, "vocab");
-    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{}}}", COX_INVALID, "vocab");
-    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":\"0\"}}}", COX_INVALID, "\"a\"");
-    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":-1}}}", COX_INVALID, "\"a\"");
-    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":99999999999}}}", COX_INVALID,
+    refused("{\"model\":{\"type\":\"WordLevel\"}}", COX_CORRUPT, "vocab");
+    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{}}}", COX_CORRUPT, "vocab");
+    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":\"0\"}}}", COX_CORRUPT, "\"a\"");
+    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":-1}}}", COX_CORRUPT, "\"a\"");
+    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":99999999999}}}", COX_CORRUPT,
             "\"a\"");
-    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":0,\"b\":0}}}", COX_INVALID,
+    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":0,\"b\":0}}}", COX_CORRUPT,
             "two tokens");
-    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":0,\"a\":1}}}", COX_INVALID,
+    refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":0,\"a\":1}}}", COX_CORRUPT,
             "duplicate");
     refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"the\":0}}}", COX_UNSUPPORTED,
             "\"the\"");
@@ -195,7 +195,7 @@ static void odd_files_are_refused(void **state)
     unlink(path);
     assert_int_equal(mkfifo(path, 0600), 0);
     error.code = 0;
-    assert_int_equal(cox_tokenizer_load(folder, &tokenizer, &error), COX_INVALID);
+    assert_int_equal(cox_tokenizer_load(folder, &tokenizer, &error), COX_CORRUPT);
     assert_non_null(strstr(error.text, "not a regular file"));
     unlink(path);
 }
@@ -217,14 +217,14 @@ static void eos_is_a_number_a_list_or_absent(void **state)
     assert_int_equal(cox_eos_load(folder, tokens, &count, &error), 0);
     assert_int_equal(count, 0);
     put("config.json", "{\"eos_token_id\": \"2\"}");
-    assert_int_equal(cox_eos_load(folder, tokens, &count, &error), COX_INVALID);
+    assert_int_equal(cox_eos_load(folder, tokens, &count, &error), COX_CORRUPT);
     error.code = 0;
     put("config.json", "{\"eos_token_id\": [1,2,3,4,5,6,7,8,9]}");
     assert_int_equal(cox_eos_load(folder, tokens, &count, &error), COX_INVALID);
     assert_non_null(strstr(error.text, "9 tokens"));
     error.code = 0;
     put("config.json", "{\"eos_token_id\": 2");
-    assert_int_equal(cox_eos_load(folder, tokens, &count, &error), COX_INVALID);
+    assert_int_equal(cox_eos_load(folder, tokens, &count, &error), COX_CORRUPT);
     error.code = 0;
     assert_int_equal(cox_eos_load("/nonexistent", tokens, &count, &error), COX_NOT_FOUND);
 }
