@@ -66,11 +66,14 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
         int *bells = &inherit->fds[cox_inherit_bell(channel, (enum cox_bell)0)];
         r = cox_collector_reset_rank(&executor->collectors[c], rank, generation, bells, err);
     }
+    /* Then its memory is the old one still, which is for reading only. */
+    if (r)
+        return r;
     /* What the dead one held of the error channel's slot is looked for since its death was told. */
     cox_truth_reset_line(cox_truth_line(&executor->control, rank, COX_CHANNEL_ERROR), 0);
     cox_faults_revive(&executor->faults, rank);
     cox_truth_reset_identity(&executor->control.ranks[rank]->identity);
-    return r;
+    return 0;
 }
 
 /* What only the next process was to be given: it has it, or there is none. */
