@@ -29,7 +29,7 @@ int cox_model_folder_config(const char *directory, struct cox_model_config *ret_
 
 /* Fills block, of cox_model_block_size bytes aligned to COX_WEIGHTS_ALIGNMENT, from the folder that config was loaded from; the
  * head comes last. cancelled (NULL: never) is asked now and then. Returns as cox_weights_fill_until and
- * cox_model_digest_verify. */
+ * cox_model_digest_verify, but COX_INVALID for whatever is wrong with the files. */
 int cox_model_block_fill(const struct cox_model_config *config, const char *directory, void *block,
                          bool (*cancelled)(void *context), void *context, struct cox_error *err);
 

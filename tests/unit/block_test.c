@@ -338,7 +338,7 @@ static void weights_that_change_while_they_are_loaded_are_no_model(void **state)
 
     (void)state;
     assert_int_equal(cox_model_block_fill(&config, directory, block, rewrite, &asked, &err),
-                     COX_CORRUPT);
+                     COX_INVALID);
     assert_non_null(strstr(err.text, "changed while it was read"));
     assert_int_equal(cox_model_block_read(block, size, &found, NULL), COX_CORRUPT);
     asked = 2; /* and now it stays */

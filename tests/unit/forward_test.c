@@ -781,7 +781,7 @@ static void load_refuses_what_changes_meanwhile(void **state)
     fixture_directory_create(directory);
     fixture_write_model(directory, &configs[0], 1, 1);
     rewrites = true;
-    load_fails(directory, NULL, COX_CORRUPT, "changed while it was read");
+    load_fails(directory, NULL, COX_INVALID, "changed while it was read");
     rewrites = false;
     cox_model_free(load(directory, NULL));
     fixture_directory_remove(directory);

@@ -35,7 +35,7 @@ struct cox_model_options {
 
 /* Loads config.json and the weights of a folder. options NULL: all zero.
  * Returns 0 and gives the model; COX_NOT_FOUND a file or tensor is missing; COX_INVALID a
- * configuration, tensor or option that cannot be used; COX_CORRUPT a broken file, or one that was changed
+ * configuration, tensor or option that cannot be used, a broken file, or one that was changed
  * meanwhile; COX_NO_SPACE; a negative errno. err says which and why. */
 int cox_model_load(const char *directory, const struct cox_model_options *options,
                    struct cox_model **ret_model, struct cox_error *err);
