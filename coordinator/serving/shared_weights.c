@@ -108,14 +108,15 @@ static int version_export_at(struct version *version, const char *door, struct c
     return 0;
 }
 
-/* Without the lock: it visits the door. Where that takes nothing, ranks come to the fd by themselves, or not at all. */
+/* Without the lock: it visits the door. Where that takes nothing, ranks come to the fd by themselves, or not at all; want of
+ * fds is an error, since it would only come back later. */
 static int version_export(const struct cox_shared_weights *weights, struct version *version,
                           struct cox_error *err)
 {
     const char *door = cox_executor_door(weights->executor);
     struct cox_error why = {0};
     int r = door ? version_export_at(version, door, &why) : COX_NOT_FOUND;
-    if (r > 0) {
+    if (r && r != -EMFILE && r != -ENFILE) {
         why = (struct cox_error){0};
         r = version_export_at(version, NULL, &why);
     }
