@@ -31,6 +31,20 @@ os.environ["XDG_RUNTIME_DIR"] = RUNTIME
 counter = 0
 
 
+def stop_process(pid):
+    """On return none of its threads runs."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = "/proc/%d/task" % pid
+
+    def all_stopped():
+        for task in os.listdir(tasks):
+            with open(os.path.join(tasks, task, "stat"), encoding="ascii") as file:
+                if file.read().rsplit(")", 1)[1].split()[0] not in "Tt":
+                    return False
+        return True
+    wait_until(all_stopped, "a stopped process")
+
+
 class Group:
     """A group that `run` keeps."""
 
@@ -67,16 +81,7 @@ class Group:
 
     def stopped(self, rank):
         """Its worker does nothing any more; on return none of its threads runs."""
-        os.kill(self.pids[rank], signal.SIGSTOP)
-        tasks = "/proc/%d/task" % self.pids[rank]
-
-        def all_stopped():
-            for task in os.listdir(tasks):
-                with open(os.path.join(tasks, task, "stat"), encoding="ascii") as file:
-                    if file.read().rsplit(")", 1)[1].split()[0] not in "Tt":
-                        return False
-            return True
-        wait_until(all_stopped, "a stopped worker")
+        stop_process(self.pids[rank])
 
     def left_nothing(self):
         check(self.process.poll() is not None, "the coordinator lives")
@@ -325,9 +330,9 @@ def test_m3_p3_status_tells_what_went_in_blocks():
                   "wrong: %s" % execute)
             check(link["bulk_requests"] == link["bulk_replies"] == 0, "wrong: %s" % link)
             expect(group.stop(), 0)
-    # What a rank says at init has as many bytes.
-    refused = run(["run", "-n", "2", "--model", MODEL, *small, "--no-bulk"])
-    check(refused.status == 3 and "a slot holds 252, and there are no blocks" in refused.err, "not refused", refused)
+    # What a rank says at init has more bytes than half of that.
+    refused = run(["run", "-n", "2", "--model", MODEL, "--depth", "4", "--response-size", "execute=1K", "--no-bulk"])
+    check(refused.status == 3 and "a slot holds 124, and there are no blocks" in refused.err, "not refused", refused)
     check(results[0] == results[1], "another text")
 
 
@@ -734,9 +739,10 @@ def test_p10_garbage_at_the_control_connection_harms_nobody():
         group.left_nothing()
 
 
-def leave_a_trap(listener, where):
+def leave_a_trap(listener, where, pid):
     """An fd whose last close hangs for an hour: a socket in whose queue one lies that lingers over bytes that nobody reads. Sent by a
-    process that ends at once, which does not linger. Returns the other end, with which that ends."""
+    process that ends at once, which does not linger; process pid is stopped until then, so that its close is the last. Returns the
+    other end, with which that ends."""
     child = os.fork()
     if child == 0:
         try:
@@ -750,12 +756,16 @@ def leave_a_trap(listener, where):
             lingers.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
             outer, inner = socket.socketpair()
             socket.send_fds(outer, [b"x"], [lingers.fileno()])
-            socket.send_fds(where(), [b"x"], [inner.fileno()])
+            connection = where()
+            stop_process(pid)
+            socket.send_fds(connection, [b"x"], [inner.fileno()])
             os._exit(0)
         finally:
             os._exit(1)
     end = listener.accept()[0]
-    check(os.waitpid(child, 0)[1] == 0, "the trap was not left")
+    status = os.waitpid(child, 0)[1]
+    os.kill(pid, signal.SIGCONT)
+    check(status == 0, "the trap was not left")
     return end
 
 
@@ -767,7 +777,10 @@ def test_g1g_status_and_stop_answer_while_closes_hang():
         return stranger
 
     with Group(1) as group, socket.create_server(("127.0.0.1", 0)) as listener:
-        ends = [leave_a_trap(listener, where) for _ in range(2) for where in (visitor, lambda: Stranger(group.door).socket)]
+        # Else all that the other side sends may find room here, and nothing is left to linger for.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        ends = [leave_a_trap(listener, where, group.process.pid)
+                for _ in range(2) for where in (visitor, lambda: Stranger(group.door).socket)]
         wait_until(lambda: group.status()["limits"]["closes that hang"]["count"] > 0, "closes that hang")
         check(group.status()["limits"]["fds to close"]["count"] > 0, "nothing is to be closed")
         expect(run(["status", "--name", group.name]), 0)
