@@ -330,9 +330,10 @@ def test_m3_p3_status_tells_what_went_in_blocks():
                   "wrong: %s" % execute)
             check(link["bulk_requests"] == link["bulk_replies"] == 0, "wrong: %s" % link)
             expect(group.stop(), 0)
-    # What a rank says at init has more bytes than half of that.
-    refused = run(["run", "-n", "2", "--model", MODEL, "--depth", "4", "--response-size", "execute=1K", "--no-bulk"])
-    check(refused.status == 3 and "a slot holds 124, and there are no blocks" in refused.err, "not refused", refused)
+    with Group(2, [*small, "--no-bulk"]) as group:
+        refused = group.generate(text="\n".join(prompts) + "\n")
+        check(refused.status == 3 and "a slot holds 252, and there are no blocks" in refused.err, "not refused", refused)
+        expect(group.stop(), 0)
     check(results[0] == results[1], "another text")
 
 

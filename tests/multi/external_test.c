@@ -599,26 +599,39 @@ static void expect_own_memory(struct test_group *group)
         fd_counts[rank] = fds_of(pid, fds[rank], 16);
         const struct map *request = map_find(maps[rank], count, "/memfd:cox_request");
         const struct map *memory = map_find(maps[rank], count, "/memfd:cox_rank");
-        const struct map *wake = map_find(maps[rank], count, "/memfd:cox_wake");
-        assert_true(request && memory && wake);
-        assert_true(count == 3 || map_find(maps[rank], count, "/memfd:cox_group"));
-        assert_true(count <= 4);
+        const struct map *words = map_find(maps[rank], count, "/memfd:cox_group");
+        const struct map *values = map_find(maps[rank], count, "/memfd:cox_payload_group");
+        assert_true(request && memory && words && values);
         assert_string_equal(request->permissions, "r--s");
         assert_string_equal(memory->permissions, "rw-s");
-        /* What is mapped is not open any more, but for the group's. */
+        assert_string_equal(words->permissions, "rw-s");
+        assert_string_equal(values->permissions, "rw-s");
+        /* And the hints, those of the channels and those of the rank group. */
+        for (size_t m = 0; m < count; m++)
+            assert_true(&maps[rank][m] == request || &maps[rank][m] == memory ||
+                        &maps[rank][m] == words || &maps[rank][m] == values ||
+                        strcmp(maps[rank][m].what, "/memfd:cox_wake") == 0);
+        assert_in_range(count, 5, 6);
+        /* What is mapped is not open any more, but for the hints of the group. */
         for (size_t f = 0; f < fd_counts[rank]; f++)
-            assert_true(fds[rank][f] != request->inode && fds[rank][f] != wake->inode);
+            for (size_t m = 0; m < count; m++)
+                assert_true(fds[rank][f] != maps[rank][m].inode ||
+                            strcmp(maps[rank][m].what, "/memfd:cox_wake") == 0);
         assert_true(fd_counts[rank] <= 1);
     }
     for (uint32_t rank = 0; rank < N; rank++)
         for (uint32_t other = 0; other < N; other++) {
-            unsigned long inode = map_find(maps[other], counts[other], "/memfd:cox_rank")->inode;
-            for (size_t m = 0; m < counts[rank]; m++)
-                assert_int_equal(maps[rank][m].inode == inode,
-                                 rank == other &&
-                                     strcmp(maps[rank][m].what, "/memfd:cox_rank") == 0);
-            for (size_t f = 0; f < fd_counts[rank]; f++)
-                assert_true(fds[rank][f] != inode);
+            static const char *const own_names[] = {"/memfd:cox_rank", "/memfd:cox_group",
+                                                    "/memfd:cox_payload_group"};
+            for (size_t n = 0; n < sizeof own_names / sizeof own_names[0]; n++) {
+                unsigned long inode = map_find(maps[other], counts[other], own_names[n])->inode;
+                for (size_t m = 0; m < counts[rank]; m++)
+                    assert_int_equal(maps[rank][m].inode == inode,
+                                     rank == other &&
+                                         strcmp(maps[rank][m].what, own_names[n]) == 0);
+                for (size_t f = 0; f < fd_counts[rank]; f++)
+                    assert_true(fds[rank][f] != inode);
+            }
         }
     /* The coordinator: of each rank's one, and the request memory for writing. */
     size_t count = maps_of(getpid(), own, 16);
