@@ -2,9 +2,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -14,7 +16,7 @@
 
 /* SCM_MAX_FD of the kernel. */
 #define KERNEL_FD_COUNT_MAX 253
-/* What is looked through for fds when a connection ends: more than can lie there, but for whoever may raise net.core.wmem_max. */
+/* What is looked through for fds when a connection ends; where more lies there it is taken to hold some. */
 #define LOOK_SIZE ((size_t)64 << 10)
 /* Messages taken out of a connection that ends: no queue holds as many. */
 #define DRAIN_COUNT_MAX 4096
@@ -258,6 +260,14 @@ void cox_closer_give(struct cox_closer *closer, int *fd)
     closer_put(closer, fd, false);
 }
 
+/* Bytes out of band (MSG_OOB) become ordinary ones. Otherwise a receive leaves them out, and closes the fds that came with
+ * them on the thread that it is called on; and poll tells of them for ever. Refused, there are none. */
+static void urgent_is_ordinary(int fd)
+{
+    const int on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on);
+}
+
 /* Whether fds lie in its queue, or can. Nobody sends any more. */
 static bool connection_holds_fds(int fd)
 {
@@ -265,10 +275,14 @@ static bool connection_holds_fds(int fd)
     struct iovec part = {.iov_base = bytes, .iov_len = sizeof bytes};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     ssize_t size;
+    int there = 0;
+    urgent_is_ordinary(fd);
     do
         size = recvmsg(fd, &message, MSG_DONTWAIT | MSG_PEEK);
     while (size < 0 && errno == EINTR);
-    return size > 0 && (message.msg_flags & MSG_CTRUNC || (size_t)size == sizeof bytes);
+    /* A look ends at a byte out of band, and at another sender where credentials are asked for: there is more then. */
+    return (size > 0 && message.msg_flags & MSG_CTRUNC) || ioctl(fd, SIOCINQ, &there) < 0 ||
+           there > (size > 0 ? size : 0);
 }
 
 void cox_closer_hang_up(struct cox_closer *closer, int *fd)
@@ -321,6 +335,7 @@ int cox_closer_receive(int fd, void *bytes, size_t size, size_t *ret_size, int *
     int came = -1, r = 0;
     if (ret_fd)
         *ret_fd = -1;
+    urgent_is_ordinary(fd);
     do
         count = recvmsg(fd, &message, MSG_DONTWAIT | MSG_PEEK | MSG_CMSG_CLOEXEC);
     while (count < 0 && errno == EINTR);

@@ -51,10 +51,10 @@ void cox_closer_hang_up(struct cox_closer *closer, int *fd);
 uint64_t cox_closer_turn(struct cox_closer *closer);
 struct cox_closer_counts cox_closer_counts(struct cox_closer *closer);
 
-/* What there is on a stream socket, up to size bytes, at least 1, and no fd but one, where ret_fd is not NULL. *ret_size 0: the
- * other side has closed. *ret_fd: what came, -1: nothing; also where this fails, and to be given to a closer then, too. Returns 0;
- * COX_EMPTY: nothing is there; COX_CORRUPT: more fds, or other control messages; -EMFILE: no fd is left here for the one that
- * came; -errno. Unless 0 it all lies in the socket still. */
+/* What there is on a stream socket, up to size bytes, at least 1, and no fd but one, where ret_fd is not NULL. Bytes out of
+ * band come as others do. *ret_size 0: the other side has closed. *ret_fd: what came, -1: nothing; also where this fails, and
+ * to be given to a closer then, too. Returns 0; COX_EMPTY: nothing is there; COX_CORRUPT: more fds, or other control messages;
+ * -EMFILE: no fd is left here for the one that came; -errno. Unless 0 it all lies in the socket still. */
 int cox_closer_receive(int fd, void *bytes, size_t size, size_t *ret_size, int *ret_fd);
 
 #endif

@@ -176,6 +176,55 @@ static int of_a_worker(enum kind kind)
     return session.fd;
 }
 
+/* A byte out of band, which a receive leaves out, and closes what comes with it; and behind which a look does not see. */
+static void send_urgent(int fd, int unwanted)
+{
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr header;
+    } control = {{0}};
+    char byte = 'u';
+    struct iovec part = {.iov_base = &byte, .iov_len = 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (unwanted >= 0) {
+        message.msg_control = &control;
+        message.msg_controllen = sizeof control;
+        control.header.cmsg_level = SOL_SOCKET;
+        control.header.cmsg_type = SCM_RIGHTS;
+        control.header.cmsg_len = CMSG_LEN(sizeof unwanted);
+        memcpy(CMSG_DATA(&control.header), &unwanted, sizeof unwanted);
+    }
+    CHECK(sendmsg(fd, &message, MSG_OOB | MSG_NOSIGNAL) == 1 || errno == EPIPE ||
+          errno == EOPNOTSUPP); /* a kernel without CONFIG_AF_UNIX_OOB */
+}
+
+static int urgently(enum kind kind)
+{
+    int fd = raw_connect(cox_door_path(door));
+    send_urgent(fd, trap(kind));
+    return fd;
+}
+
+static int urgently_before_others(enum kind kind)
+{
+    int fd = raw_connect(cox_door_path(door)), unwanted = trap(kind);
+    send_urgent(fd, unwanted);
+    close(unwanted);
+    send_all(fd, "x", 1, NULL, 0);
+    return fd;
+}
+
+/* Where the connection ends at a byte before it, the rest cannot be seen. */
+static int behind_an_urgent_byte(enum kind kind)
+{
+    static const uint8_t bytes[16384];
+    int fd = raw_connect(cox_door_path(door)), unwanted = trap(kind);
+    send_all(fd, bytes, sizeof bytes, NULL, 0);
+    send_urgent(fd, -1);
+    send_all(fd, "x", 1, &unwanted, 1);
+    return fd;
+}
+
 static int (*const ways[])(enum kind kind) = {
     with_a_logon,
     as_a_deposit,
@@ -184,6 +233,9 @@ static int (*const ways[])(enum kind kind) = {
     more_than_is_allowed,
     left_unread,
     of_a_worker,
+    urgently,
+    urgently_before_others,
+    behind_an_urgent_byte,
 };
 #define WAY_COUNT (sizeof ways / sizeof *ways)
 
