@@ -445,6 +445,42 @@ static void p9_the_owner_writes_on_behind_what_is_read(void **state)
     cox_cache_free(cache);
 }
 
+/* A pull that has failed elsewhere and is tried again with other blocks leaves its first ones the sequence's, and unused: the
+ * sequence may get one of them later, for other positions. What is copied of it then is stale. */
+static void p9_a_former_block_of_the_sequence_is_begun_by_a_take(void **state)
+{
+    struct cox_cache *cache = open_cache();
+    struct one_row one;
+    uint64_t changes;
+
+    (void)state;
+    for (int32_t block = 1; block < 3;
+         block++) { /* first 2, which is the second attempt's no more */
+        assert_int_equal(cox_cache_take(cache, (uint32_t)(3 - block), NULL), 0);
+        cox_cache_give(cache, (uint32_t)(3 - block), 7);
+    }
+    changes = changes_of(cache, 2);
+    /* Pulled: the 5 positions of block 1. */
+    assert_int_equal(cox_cache_begin(cache, row_of(&one, 7, 0, 1, 5, 1), NULL), 0);
+    assert_int_equal(owner_of(cache, 2), COX_CACHE_NOBODY);
+    assert_true(changes_of(cache, 2) > changes);
+    assert_int_equal(owner_of(cache, 1), 7);
+    cox_cache_end(cache, &one.batch);
+    assert_int_equal(owner_of(cache, 2), 7);
+    changes = changes_of(cache, 2);
+    step(cache, row_of(&one, 7, 0, 1, 6, 1));
+    assert_int_equal(changes_of(cache, 2), changes);
+    /* In the middle of a step's positions as well: from the fourth of block 2 into block 3. */
+    assert_int_equal(cox_cache_take(cache, 3, NULL), 0);
+    cox_cache_give(cache, 3, 7);
+    assert_int_equal(cox_cache_begin(cache, row_of(&one, 7, 0, 1, 8, 3), NULL), 0);
+    assert_int_equal(owner_of(cache, 2), 7);
+    assert_int_equal(owner_of(cache, 3), COX_CACHE_NOBODY);
+    cox_cache_end(cache, &one.batch);
+    assert_int_equal(owner_of(cache, 3), 7);
+    cox_cache_free(cache);
+}
+
 static void a_cleared_cache_is_as_a_new_one(void **state)
 {
     struct cox_cache *cache = open_cache();
@@ -481,6 +517,7 @@ int main(void)
         cmocka_unit_test(p9_moved_blocks_are_their_sequences),
         cmocka_unit_test(p9_a_block_that_is_written_is_nobodys_whoever_reads_it),
         cmocka_unit_test(p9_the_owner_writes_on_behind_what_is_read),
+        cmocka_unit_test(p9_a_former_block_of_the_sequence_is_begun_by_a_take),
         cmocka_unit_test(a_cleared_cache_is_as_a_new_one),
     };
 

@@ -11,6 +11,7 @@
  * succeeded; or COX_CACHE_NOBODY. A block is written only
  *   - after it was taken: it is nobody's, and a copy that somebody makes of it meanwhile is stale; or
  *   - by the sequence that it belongs to, behind the positions that it holds, or the same again, which disturbs no copy.
+ *     Who begins a block at its first position takes it, also its own.
  * It goes to a sequence at the end of the step alone. A sequence that has ended, or begins anew at
  * position 0, has no blocks: what others were told of them is stale.
  *

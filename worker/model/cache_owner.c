@@ -173,7 +173,8 @@ static void take_targets(struct cox_cache *cache, const struct cox_block_pair *p
         cox_kv_blocks_take(cache->kv, (uint32_t)pairs[i].to);
 }
 
-/* Of the sequence's own blocks it costs a relaxed load. */
+/* Of the sequence's own blocks it costs a relaxed load. A block that the row begins holds no position of the sequence; it
+ * can be its own all the same, of a pull that has failed on another rank and was tried again with other blocks. */
 static void take_written(struct cox_cache *cache, const struct cox_batch_row *row)
 {
     const uint64_t generation = cox_cache_generation_of(row->id);
@@ -182,8 +183,9 @@ static void take_written(struct cox_cache *cache, const struct cox_batch_row *ro
     written_part(cache, row, &first, &end);
     for (uint32_t i = first; i < end; i++) {
         const uint32_t block = (uint32_t)row->tables[0].blocks[i];
+        const bool begun = i > first || row->position % cache->geometry.block_size == 0;
 
-        if (cox_kv_blocks_generation(cache->kv, block) != generation)
+        if (begun || cox_kv_blocks_generation(cache->kv, block) != generation)
             cox_kv_blocks_take(cache->kv, block);
     }
 }
