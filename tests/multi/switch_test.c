@@ -12,6 +12,7 @@
 #include "tests/unit/model_fixture.h"
 #include "worker/engine.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -28,6 +29,7 @@
 /* Before so many steps are planned: the prompts are one step, so the sequences have so many tokens less one of their own. */
 #define SWITCH_LOOK 6u
 #define NEVER UINT32_MAX
+#define SWITCH_COUNT 200u
 
 static const struct cox_model_config config = {
     .hidden_size = 64,
@@ -185,6 +187,7 @@ struct texts {
 struct run {
     struct texts *texts;
     uint32_t looks, switch_look;
+    const char *folder; /* of the other weights */
     uint32_t done_count;
 };
 
@@ -209,7 +212,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     if (++run->looks == run->switch_look) {
         struct cox_error late = {0};
         /* Published, and not waited for: the step that is planned now is the first with it. */
-        int r = cox_shared_weights_replace(weights, folders[1], cox_now_ns(), &version, &late);
+        int r = cox_shared_weights_replace(weights, run->folder, cox_now_ns(), &version, &late);
         if (r != COX_TIMEOUT)
             fail_msg("%d: %s", r, late.text);
     }
@@ -221,10 +224,11 @@ static int on_recover(void *context, struct cox_error *err)
     return cox_recovery_await(context, err);
 }
 
-/* The rest of the texts, with other weights from the step at switch_look on. */
-static void texts_run(struct texts *texts, uint32_t switch_look, uint32_t in_flight)
+/* The rest of the texts, with the weights of a folder from the step at switch_look on. */
+static void texts_run_to(struct texts *texts, const char *folder, uint32_t switch_look,
+                         uint32_t in_flight)
 {
-    struct run run = {.texts = texts, .switch_look = switch_look};
+    struct run run = {.texts = texts, .switch_look = switch_look, .folder = folder};
     struct cox_scheduler_options options = {
         .steps_in_flight = in_flight,
         .weights = weights,
@@ -256,6 +260,11 @@ static void texts_run(struct texts *texts, uint32_t switch_look, uint32_t in_fli
     if (r)
         fail_msg("%d: %s", r, err.text);
     assert_int_equal(run.done_count, PROMPT_COUNT);
+}
+
+static void texts_run(struct texts *texts, uint32_t switch_look, uint32_t in_flight)
+{
+    texts_run_to(texts, folders[1], switch_look, in_flight);
 }
 
 static struct texts prompts(void)
@@ -371,6 +380,62 @@ static void weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_version
             }
 }
 
+/* fds, and images of weights that are mapped. */
+struct held {
+    size_t fds, images;
+};
+
+static struct held held_by(pid_t pid)
+{
+    struct held held = {0};
+    char path[64], line[4352];
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *fds = opendir(path);
+    assert_non_null(fds);
+    while (readdir(fds))
+        held.fds++;
+    closedir(fds);
+    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+    FILE *maps = fopen(path, "re");
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps))
+        held.images += strstr(line, "memfd:cox_weights") != NULL;
+    fclose(maps);
+    return held;
+}
+
+static void issue16_1_switches_leave_nothing_behind(void **state)
+{
+    (void)state;
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
+    struct held before[3];
+    group_start(2, folders[0], NULL);
+    for (uint32_t i = 0; i < SWITCH_COUNT; i++) {
+        struct texts texts = prompts();
+        texts_run_to(&texts, folders[(i + 1) % 2], 2, 2);
+        cox_executor_status(executor, &status, ranks);
+        const pid_t pids[3] = {getpid(), ranks[0].pid, ranks[1].pid};
+        for (size_t k = 0; k < 3; k++) {
+            const struct held held = held_by(pids[k]);
+            if (i == 1)
+                before[k] = held;
+            if (i > 1 && (held.fds > before[k].fds || held.images != before[k].images))
+                fail_msg("%s %zu has %zu fds and %zu images after %" PRIu32
+                         " switches, %zu and %zu after 2",
+                         k ? "rank" : "coordinator", k ? k - 1 : k, held.fds, held.images, i + 1,
+                         before[k].fds, before[k].images);
+        }
+    }
+    struct cox_shared_weights_status now;
+    cox_shared_weights_status(weights, &now);
+    assert_int_equal(now.version, 1 + SWITCH_COUNT);
+    assert_int_equal(before[0].images, 0);
+    assert_int_equal(before[1].images, 1);
+    assert_int_equal(before[2].images, 1);
+    group_end();
+}
+
 /* ---- a hostile rank ---- */
 
 static void rank_kill(uint32_t rank)
@@ -462,6 +527,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         CASE(weights_no_step_is_of_two_versions),
         CASE(weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_versions),
+        CASE(issue16_1_switches_leave_nothing_behind),
         CASE(issue16_1abce_weights_are_right_whatever_a_hostile_rank_does),
     };
     if (argc > 1 && strcmp(argv[1], "worker") != 0)
