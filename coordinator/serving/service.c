@@ -931,8 +931,14 @@ int cox_service_take(struct cox_service *service, int fd, struct cox_error *err)
     struct cox_socket_peer peer;
     int r = 0;
     pthread_mutex_lock(&service->lock);
-    struct connection *c = connection_find(service);
-    if (!c) {
+    struct connection *c = NULL;
+    cox_closer_turn(service->closer);
+    if (cox_closer_counts(service->closer).waiting >= COX_CLOSER_WAITING_MAX) {
+        r = cox_fail(err, COX_FULL,
+                     "%d connections wait to be closed with fds that were sent over them, and "
+                     "their closes hang (SO_LINGER, FUSE): try again later",
+                     COX_CLOSER_WAITING_MAX);
+    } else if (!(c = connection_find(service))) {
         r = cox_fail(err, COX_FULL, "%d control connections are busy: try again later",
                      COX_SERVICE_CONNECTION_MAX);
     } else {

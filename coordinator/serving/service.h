@@ -64,7 +64,7 @@ void cox_service_link_with(struct cox_service *service, struct cox_group_links *
 void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights);
 void cox_service_refuse(struct cox_service *service, const char *refusal); /* copied */
 
-/* Serves a connection, a stream socket. Returns 0; COX_FULL: too many are busy; -ENOMEM; -errno. Unless
+/* Serves a connection, a stream socket. Returns 0; COX_FULL: too many are busy, or wait to be closed; -ENOMEM; -errno. Unless
  * 0 fd stays the caller's. */
 int cox_service_take(struct cox_service *service, int fd, struct cox_error *err);
 /* Connections whose threads have not ended. */

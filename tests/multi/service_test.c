@@ -2,12 +2,16 @@
  * of its host are in. */
 #include "testing.h"
 
+#include "channel/closer.h"
+#include "channel/socket.h"
 #include "channel/truth.h"
 #include "coordinator/command/client.h"
 #include "coordinator/executor_internal.h"
 #include "coordinator/serving/service.h"
 #include "proto/control.pb-c.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -16,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -518,6 +523,81 @@ static void full_of_who_asked_for_the_end(void **state)
         cox_client_close(&clients[i]);
 }
 
+/* A unix socket in whose queue lies a TCP socket that lingers over bytes that nobody reads: until *ret_end is closed, its last
+ * close hangs. */
+static int trap(int *ret_end)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    const struct linger on = {1, 3600};
+    static const char bytes[65536];
+    socklen_t size = sizeof address;
+    const int small = 4096;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), pair[2];
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+    assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(listener, 16), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &size), 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    *ret_end = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    assert_true(*ret_end >= 0);
+    close(listener);
+    while (send(fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+        continue;
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &on, sizeof on), 0);
+    assert_int_equal(cox_socket_pair(pair), 0);
+    assert_int_equal(cox_socket_send(pair[0], "x", 1, &fd, 1, patience()), 0);
+    close(fd);
+    close(pair[0]);
+    return pair[1];
+}
+
+/* Clients that send such, one after the other, do not take all fds of the coordinator. */
+static void issue16_g_so_many_closes_hang_that_nobody_is_served(void **state)
+{
+    (void)state;
+    enum { MOST = COX_CLOSER_WAITING_MAX + COX_SERVICE_CONNECTION_MAX };
+    static int ends[MOST + 1];
+    struct rlimit limit, before;
+    struct cox_error err = {0};
+    uint32_t count = 0;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    limit = before;
+    limit.rlim_cur = 16384 < limit.rlim_max ? 16384 : limit.rlim_max;
+    if (limit.rlim_cur < 8192)
+        skip();
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    const size_t fd_count = test_count_fds();
+    struct cox_service *service = service_new();
+    for (int r = 0; r == 0 && count <= MOST; count++) {
+        int fds[2], unwanted = trap(&ends[count]);
+        const uint64_t deadline_ns = patience();
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+        assert_int_equal(cox_socket_send(fds[0], "x", 1, &unwanted, 1, patience()), 0);
+        close(unwanted);
+        close(fds[0]);
+        while ((r = cox_service_take(service, fds[1], &err)) == COX_FULL &&
+               strstr(err.text, "are busy") && cox_now_ns() < deadline_ns)
+            nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+        if (r == 0)
+            continue;
+        assert_int_equal(r, COX_FULL);
+        assert_non_null(strstr(err.text, "their closes hang"));
+        close(ends[count]);
+        ends[count] = -1;
+        close(fds[1]);
+    }
+    if (count > MOST)
+        fail_msg("%u connections with fds whose closes hang, and more are let in", count);
+    for (uint32_t i = 0; i < count; i++)
+        if (ends[i] >= 0)
+            close(ends[i]);
+    cox_service_free(service);
+    assert_int_equal(test_count_fds(), fd_count);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
 /* A process of its own that asks once, and again when it is told to. */
 static pid_t modest_start(const char *door, int told, int go)
 {
@@ -705,6 +785,7 @@ int main(void)
         TEST(b15_connections_leave_no_fd_and_no_thread),
         TEST(b21_who_asks_nothing_has_no_place_when_there_are_many),
         TEST(full_of_who_asked_for_the_end),
+        TEST(issue16_g_so_many_closes_hang_that_nobody_is_served),
         TEST(b21_who_has_one_connection_keeps_it_where_another_one_hoards),
         TEST(p10_any_bytes_end_in_an_error_and_harm_nobody_else),
         TEST(b14_a_client_believes_no_group_either),
