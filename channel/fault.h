@@ -205,7 +205,8 @@
     X(GROUP_LOCKED, "group.locked") /* the name's file, as one of those who join */                \
     X(GROUP_SWEPT, "group.swept")   /* or a leftover, and its name is gone */                      \
     X(GROUP_CLAIMED, "group.claimed")                                                              \
-    X(GROUP_SAID, "group.said") /* at which step of its life this rank is */                       \
+    X(GROUP_SAID, "group.said")                 /* at which step of its life this rank is */       \
+    X(GROUP_UNLINK_WAITS, "group.unlink_waits") /* somebody else removes the name */               \
     X(GROUP_UNLINKED, "group.unlinked")                                                            \
     X(GROUP_FORMED, "group.formed") /* a subgroup */                                               \
     X(GROUP_VALUE, "group.value")   /* written, not announced */                                   \

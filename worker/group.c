@@ -132,7 +132,7 @@ int cox_group_join(const struct cox_group_options *options, struct cox_group **r
     }
     r = cox_group_meet(&whole->base, options, err);
     cox_group_say(&whole->base, r ? COX_GROUP_FAILED : COX_GROUP_WHOLE);
-    cox_group_name_end(&name, r != 0);
+    cox_group_name_end(&name, r != 0, options->deadline_ns);
     if (r)
         whole_free(whole);
     else

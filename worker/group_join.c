@@ -40,25 +40,30 @@ static bool name_is(const struct cox_group_name *name)
            st.st_ino == name->inode;
 }
 
-static void name_remove(const struct cox_group_name *name)
+/* Also the caller's word that the name is gone: it waits for somebody else who removes it at this moment, and does it
+ * in that one's place if that one dies. Until the deadline, for that one may be stopped. */
+static void name_remove(const struct cox_group_name *name, uint64_t deadline_ns)
 {
     struct flock only = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
-    /* Somebody else has it: removes the name at this moment. */
-    if (fcntl(name->fd, F_OFD_SETLK, &only) < 0 && (errno == EAGAIN || errno == EACCES))
-        return;
+    while (fcntl(name->fd, F_OFD_SETLK, &only) < 0 && (errno == EAGAIN || errno == EACCES)) {
+        if (!name_is(name) || cox_now_ns() >= deadline_ns)
+            return;
+        cox_fault_point(COX_FAULT_GROUP_UNLINK_WAITS);
+        nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
+    }
     if (name_is(name))
         unlink(name->path);
     cox_fault_point(COX_FAULT_GROUP_UNLINKED);
 }
 
-void cox_group_name_end(struct cox_group_name *name, bool only_if_last)
+void cox_group_name_end(struct cox_group_name *name, bool only_if_last, uint64_t deadline_ns)
 {
     if (name->fd < 0)
         return;
     /* The shared lock is gone if this fails, and whoever ends after this process finds out that it
      * is the last. */
     if (!only_if_last || flock(name->fd, LOCK_EX | LOCK_NB) == 0)
-        name_remove(name);
+        name_remove(name, deadline_ns);
     cox_close_fd(&name->fd);
 }
 
@@ -130,7 +135,7 @@ static int name_sweep(const struct cox_group_name *name, struct cox_error *err)
     if (magic != COX_GROUP_MAGIC)
         return cox_fail(err, COX_DENIED, "%s is in the way: a file that is none of ours",
                         name->path);
-    name_remove(name);
+    name_remove(name, 0); /* nobody else does: they would have it locked */
     cox_fault_point(COX_FAULT_GROUP_SWEPT);
     return COX_BUSY;
 }
@@ -429,7 +434,7 @@ static int memory_try(struct cox_group_base *base, struct cox_group_name *name,
         r = memory_enter(base, name, err);
     if (r) {
         memory_drop(base);
-        cox_group_name_end(name, true);
+        cox_group_name_end(name, true, 0);
     }
     return r;
 }

@@ -110,7 +110,7 @@ int cox_group_take_memory(struct cox_group_base *base, const struct cox_group_op
 int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *options,
                    struct cox_error *err);
 /* Removes the name if it still means this file; only_if_last: and nobody else has it locked. Closes. */
-void cox_group_name_end(struct cox_group_name *name, bool only_if_last);
+void cox_group_name_end(struct cox_group_name *name, bool only_if_last, uint64_t deadline_ns);
 /* Says that this rank is at another state; and why, if a death is. */
 void cox_group_say(struct cox_group_base *base, enum cox_group_state state);
 

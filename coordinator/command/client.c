@@ -45,6 +45,7 @@ int cox_client_open_path(struct cox_client *client, const char *path, uint64_t d
     if (r)
         return r;
     cox_client_init(client, cox_steal_fd(&session.fd));
+    snprintf(client->group, sizeof client->group, "%s", path);
     cox_door_session_close(&session);
     return 0;
 }
@@ -103,6 +104,7 @@ static int doors_try(struct cox_client *client, const char *folder, DIR *stream,
             listed[used] = '\0'; /* whole ones only */
         cox_client_close(client);
         *client = other;
+        snprintf(client->group, sizeof client->group, "%s", name);
         ++*ret_count;
     }
 }
@@ -147,7 +149,10 @@ int cox_client_open(struct cox_client *client, const char *name, uint64_t deadli
     if (r == COX_NOT_FOUND || r == COX_CLOSED)
         return cox_fail(err, COX_NOT_FOUND, "no group '%s' is alive: nobody is at %.800s", name,
                         path);
-    return r ? cox_fail(err, r, "the group '%s': %.800s", name, error.text) : 0;
+    if (r)
+        return cox_fail(err, r, "the group '%s': %.800s", name, error.text);
+    snprintf(client->group, sizeof client->group, "%s", name);
+    return 0;
 }
 
 /* ---- requests ---- */
@@ -208,7 +213,8 @@ static int reply_await(struct cox_client *client, uint64_t deadline_ns, control_
         if (count > 0 && (fd.revents & ~POLLOUT))
             r = cox_stream_fill(&client->stream);
         if (r == COX_CLOSED)
-            return cox_fail(err, r, "the group has ended, its coordinator is gone");
+            return cox_fail(err, r, "the group '%s' has ended, its coordinator is gone",
+                            client->group);
         if (r != COX_EMPTY && r)
             return cox_fail(err, r, "the connection to the group: %s", cox_status_text(r));
     }

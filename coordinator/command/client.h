@@ -18,9 +18,12 @@ struct CoxswainControl__ControlRequest;
 struct CoxswainControl__ControlReply;
 struct CoxswainControl__StatusReply;
 
+#define COX_CLIENT_GROUP_SIZE 256
+
 struct cox_client {
     struct cox_stream stream;
     struct cox_arena arena;
+    char group[COX_CLIENT_GROUP_SIZE]; /* for errors: its name, or else the path of its socket */
 };
 
 #define COX_CLIENT_NONE                                                                            \

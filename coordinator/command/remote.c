@@ -179,9 +179,9 @@ static int turn(struct remote *remote, struct cox_error *err)
         r = replies_take(remote, err);
     if (!r && end && remote->run.done_count < remote->prompts->count)
         r = cox_fail(err, COX_CLOSED,
-                     "the group has ended, its coordinator is gone: %zu of %zu prompts were "
+                     "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts were "
                      "answered, and what was printed is right; run it again once the group runs",
-                     remote->run.done_count, remote->prompts->count);
+                     remote->client->group, remote->run.done_count, remote->prompts->count);
     return r;
 }
 

@@ -463,7 +463,8 @@ static int wait(struct split *split, bool ret_ends[2], struct cox_error *err)
             fds[side + 1].revents & ~POLLOUT ? cox_stream_fill(&split->clients[side]->stream) : 0;
         ret_ends[side] = r == COX_CLOSED;
         if (r && !ret_ends[side])
-            return cox_fail(err, r, "the connection to a group: %s", cox_status_text(r));
+            return cox_fail(err, r, "the connection to the group '%s': %s",
+                            split->clients[side]->group, cox_status_text(r));
     }
     return 0;
 }

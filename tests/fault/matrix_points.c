@@ -109,6 +109,7 @@ static const struct row {
     {COX_FAULT_GROUP_SWEPT, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_CLAIMED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_SAID, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_UNLINK_WAITS, ELSEWHERE, "tests/multi/rank_group_join_test.c"},
     {COX_FAULT_GROUP_UNLINKED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_FORMED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_VALUE, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},

@@ -63,13 +63,18 @@ def check(condition, text, result=None):
         raise AssertionError(text)
 
 
+def runs_already(arguments):
+    """A group that is named and has a door: how its ranks attach was said when it was started."""
+    return "--name" in arguments and arguments[arguments.index("--name") + 1] + ".door" in doors()
+
+
 def start(arguments, under=(), **options):
     options.setdefault("stdin", subprocess.DEVNULL)
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.PIPE)
     options.setdefault("env", environment())
     if SEALED and arguments[:1] in (["generate"], ["eval"], ["run"]) and not any(
-            word in arguments for word in ("--attach", "--legacy-workers", "--keep-names")):
+            word in arguments for word in ("--attach", "--legacy-workers", "--keep-names")) and not runs_already(arguments):
         arguments = [arguments[0], "--attach", "sealed", *arguments[1:]]
     return subprocess.Popen([*under, COXSWAIN] + arguments, text=True, **options)
 

@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "channel/fault.h"
 #include "channel/peer.h"
 #include "channel/region.h"
 #include "channel/socket.h"
@@ -493,6 +494,53 @@ static void k4_b15_a_group_has_no_name_and_no_fd_goes_on_over_exec(void **state)
     forks_run(5, there_main, NULL);
 }
 
+static void removed_main(const struct forks_self *self)
+{
+    char path[128], plan[64];
+    struct stat st;
+    if (self->context) /* or this process would have it locked as well */
+        close(*(const int *)self->context);
+    snprintf(plan, sizeof plan, "group.unlink_waits:stop:%" PRIu32, self->rank);
+    cox_fault_rank((int)self->rank);
+    cox_fault_arm(plan);
+    struct cox_group *group = rank_group_join(self);
+    path_of(path, self->name);
+    FORK_CHECK(stat(path, &st) < 0 && errno == ENOENT, "who has joined sees the name");
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+/* Somebody else is about to remove it, and then does not: this test. */
+static void k4_who_has_joined_waits_for_who_removes_the_name(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    char path[128];
+    struct flock only = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+    struct forks forks = {.count = 0};
+    const uint64_t deadline_ns = rank_group_patience();
+    int fd = -1;
+    test_unique_name(forks.name);
+    path_of(path, forks.name);
+    forks_add(&forks, 0, 2, removed_main, NULL);
+    while ((fd = open(path, O_RDWR | O_CLOEXEC)) < 0 && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_true(fd >= 0);
+    assert_int_equal(fcntl(fd, F_OFD_SETLK, &only), 0);
+    forks_add(&forks, 1, 2, removed_main, &fd);
+    for (int i = 0; i < 2; i++) {
+        siginfo_t info = {0};
+        assert_int_equal(waitid(P_PID, (id_t)forks.pids[i], &info, WSTOPPED | WEXITED | WNOWAIT),
+                         0);
+        assert_int_equal(info.si_code, CLD_STOPPED);
+    }
+    close(fd);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(kill(forks.pids[i], SIGCONT), 0);
+    forks_wait(&forks);
+    assert_int_equal(own_names(), 0);
+}
+
 /* ---- again and again ---- */
 
 static size_t resident_kib(void)
@@ -736,6 +784,7 @@ int main(void)
         TEST(k3_b1_lives_do_not_mix),
         TEST(b1_k23_two_jobs_of_one_name_at_once),
         TEST(k4_b15_a_group_has_no_name_and_no_fd_goes_on_over_exec),
+        TEST(k4_who_has_joined_waits_for_who_removes_the_name),
         TEST(k4_k21_b15_b53_ten_thousand_joins_leave_nothing),
         TEST(k3_k4_joins_of_more_ranks_again_and_again),
         TEST(b16_k28_memory_by_fd),

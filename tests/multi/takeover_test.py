@@ -340,7 +340,7 @@ def test_a24_clients_are_told_what_they_have_is_right_and_they_come_again(name, 
         group = Group(name, **more)
         for client, how in zip(clients, ("text", "json", "text")):
             finish(client, 1)
-            check("the group has ended, its coordinator is gone" in client.err and "run it again" in client.err,
+            check("the group '%s' has ended, its coordinator is gone" % name in client.err and "run it again" in client.err,
                   "not told: " + client.describe())
             lines = client.out.splitlines()
             if how == "json":
@@ -366,8 +366,8 @@ def test_a24_clients_are_told_what_they_have_is_right_and_they_come_again(name, 
 def test_a24_clients_come_and_go_through_many_coordinators():
     """What a client gets at any instant: the right text, or a status other than 0 and the reason."""
     name = PREFIX + "many"
-    reasons = re.compile("no group '%s' is alive|the group has ended, its coordinator is gone|waits for its workers|"
-                         "has not started yet|the group is still|told to end" % re.escape(name))
+    reasons = re.compile("no group '{0}' is alive|the group '{0}' has ended, its coordinator is gone|waits for its workers|"
+                         "has not started yet|the group is still|told to end".format(re.escape(name)))
     count = {"answered": 0, "told": 0}
     clients, lives = [], 0
     group = Group(name)

@@ -178,6 +178,17 @@ def weights_without_pidfd_getfd_are_switched_by_the_door():
             ends(group, "killed by signal 9")
 
 
+@test
+def weights_a_group_that_ends_meanwhile_is_told_by_its_name():
+    with Group(2) as group:
+        group.stopped(1)  # which is to answer first
+        client = start(["weights", "--name", group.name, OTHER])
+        wait_until(lambda: group.status()["limits"]["control connections"]["count"] >= 2, "the command's connection")
+        group.process.kill()
+        expect(finish(client), 1, "the group '%s' has ended, its coordinator is gone" % group.name)
+        group.process.communicate()
+
+
 def private_kib(pid):
     """Proportional set size, and how much of it nobody shares."""
     with open("/proc/%d/smaps_rollup" % pid, encoding="ascii") as file:
