@@ -101,7 +101,7 @@ static void l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exporte
     };
     (void)state;
     begin();
-    int before = fd_count();
+    int before = fd_count_at(door);
     for (size_t p = 0; p < sizeof points / sizeof points[0]; p++) {
         uint32_t count = 0;
         bool killed = true;
@@ -138,7 +138,7 @@ static void l15_b2_an_exporter_that_stops_between_two_steps(void **state)
     };
     (void)state;
     begin();
-    int before = fd_count();
+    int before = fd_count_at(door);
     for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
         struct life life;
         struct cox_handle handles[HANDLE_COUNT];
@@ -207,7 +207,7 @@ static void l15_b29_an_importer_that_dies_at_any_step_costs_nobody_anything(void
     begin();
     struct peer peer = peer_start(&(struct peer_options){.door_path = path});
     struct opening opening = {.handle = peer_export(&peer, PEER_EXPORT, 1)};
-    int there = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, before = fd_count();
+    int there = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, before = fd_count_at(door);
     for (size_t d = 0; d < sizeof deaths / sizeof deaths[0]; d++) {
         uint32_t count = 0;
         bool killed = true;
@@ -236,7 +236,7 @@ static void l8_an_exporter_that_dies_while_the_door_is_asked_is_dead(void **stat
     if (!filters_possible())
         skip();
     begin();
-    int before = fd_count();
+    int before = fd_count_at(door);
     struct peer peer = peer_start(&(struct peer_options){.door_path = path});
     struct opening opening = {.plan = "door.connected:stop",
                               .handle = peer_export(&peer, PEER_EXPORT, 1),

@@ -352,12 +352,12 @@ static void l15_b29_nothing_is_left_at_the_door(void **state)
     door_start(0);
     struct peer peer = peer_start(&(struct peer_options){.door_path = path});
     peer_export(&peer, PEER_EXPORT, 14);
-    int fds = fd_count(), there = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
+    int fds = fd_count_at(door), there = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
     for (int round = 0; round < 20; round++) {
         assert_int_equal(peer_ask(&peer, PEER_EXPORT_BATCH, 0, NULL).result, 0);
         assert_int_equal(fd_count(), fds + PEER_BATCH); /* the door's, in this process */
         assert_int_equal(peer_ask(&peer, PEER_PUT_BATCH, 0, NULL).result, 0);
-        assert_int_equal(fd_count(), fds);
+        assert_int_equal(fd_count_at(door), fds);
     }
     assert_int_equal(peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, there);
     peer_end(&peer);

@@ -1,5 +1,7 @@
 #include "channel_fixture.h"
 
+#include "channel/door.h"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -87,6 +89,18 @@ int shm_count(const char *part)
 int fd_count(void)
 {
     return entries("/proc/self/fd", NULL);
+}
+
+int fd_count_at(const struct cox_door *door)
+{
+    const uint64_t deadline_ns = cox_deadline_after_ms(60000);
+    struct cox_door_counts counts;
+    do {
+        sched_yield();
+        cox_door_counts(door, &counts);
+    } while (counts.closing > 0 && cox_now_ns() < deadline_ns);
+    assert_int_equal(counts.closing, 0);
+    return fd_count();
 }
 
 int leak_setup(void **state)

@@ -45,6 +45,9 @@ int leak_teardown(void **state);
 /* Files in /dev/shm whose name holds `part` (NULL: any). */
 int shm_count(const char *part);
 int fd_count(void);
+struct cox_door;
+/* The same, once the door has closed what it was sent: it has threads for that, whatever it answered before. */
+int fd_count_at(const struct cox_door *door);
 
 /* "coxt<pid>_<what>", static storage of one slot per call, four slots. */
 const char *test_name(const char *what);
