@@ -740,10 +740,10 @@ def test_p10_garbage_at_the_control_connection_harms_nobody():
         group.left_nothing()
 
 
-def leave_a_trap(listener, where, pid):
-    """An fd whose last close hangs for an hour: a socket in whose queue one lies that lingers over bytes that nobody reads. Sent by a
-    process that ends at once, which does not linger; process pid is stopped until then, so that its close is the last. Returns the
-    other end, with which that ends."""
+def leave_a_trap(listener, connection):
+    """Sends an fd whose last close hangs for an hour: a socket in whose queue one lies that lingers over bytes that nobody reads. Its
+    sender ends at once, which does not linger: whoever gets it must not close it before, or the close of the sender is the last, and
+    does not hang. Returns the other end, with which that ends."""
     child = os.fork()
     if child == 0:
         try:
@@ -757,15 +757,13 @@ def leave_a_trap(listener, where, pid):
             lingers.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
             outer, inner = socket.socketpair()
             socket.send_fds(outer, [b"x"], [lingers.fileno()])
-            connection = where()
-            stop_process(pid)
             socket.send_fds(connection, [b"x"], [inner.fileno()])
             os._exit(0)
         finally:
             os._exit(1)
     end = listener.accept()[0]
     status = os.waitpid(child, 0)[1]
-    os.kill(pid, signal.SIGCONT)
+    connection.close()
     check(status == 0, "the trap was not left")
     return end
 
@@ -780,9 +778,13 @@ def test_g1g_status_and_stop_answer_while_closes_hang():
     with Group(1) as group, socket.create_server(("127.0.0.1", 0)) as listener:
         # Else all that the other side sends may find room here, and nothing is left to linger for.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        ends = [leave_a_trap(listener, where, group.process.pid)
-                for _ in range(2) for where in (visitor, lambda: Stranger(group.door).socket)]
-        wait_until(lambda: group.status()["limits"]["closes that hang"]["count"] > 0, "closes that hang")
+        strangers = [Stranger(group.door) for _ in range(2)]
+        # Once, and before the first close hangs: a signal, and so each stop, ends those that do.
+        stop_process(group.process.pid)
+        ends = [leave_a_trap(listener, stranger.socket) for stranger in strangers]
+        ends += [leave_a_trap(listener, visitor()) for _ in range(2)]
+        os.kill(group.process.pid, signal.SIGCONT)
+        wait_until(lambda: group.status()["limits"]["closes that hang"]["count"] == 2, "closes that hang at the door")
         check(group.status()["limits"]["fds to close"]["count"] > 0, "nothing is to be closed")
         expect(run(["status", "--name", group.name]), 0)
         check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
