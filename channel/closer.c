@@ -261,11 +261,12 @@ void cox_closer_give(struct cox_closer *closer, int *fd)
 }
 
 /* Bytes out of band (MSG_OOB) become ordinary ones. Otherwise a receive leaves them out, and closes the fds that came with
- * them on the thread that it is called on; and poll tells of them for ever. Refused, there are none. */
-static void urgent_is_ordinary(int fd)
+ * them on the thread that it is called on; and poll tells of them for ever.
+ * Returns 0 or -errno. */
+static int urgent_is_ordinary(int fd)
 {
     const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on);
+    return setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on) < 0 ? -errno : 0;
 }
 
 /* Whether fds lie in its queue, or can. Nobody sends any more. */
@@ -276,7 +277,8 @@ static bool connection_holds_fds(int fd)
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     ssize_t size;
     int there = 0;
-    urgent_is_ordinary(fd);
+    if (urgent_is_ordinary(fd))
+        return true;
     do
         size = recvmsg(fd, &message, MSG_DONTWAIT | MSG_PEEK);
     while (size < 0 && errno == EINTR);
@@ -335,7 +337,9 @@ int cox_closer_receive(int fd, void *bytes, size_t size, size_t *ret_size, int *
     int came = -1, r = 0;
     if (ret_fd)
         *ret_fd = -1;
-    urgent_is_ordinary(fd);
+    r = urgent_is_ordinary(fd);
+    if (r)
+        return r;
     do
         count = recvmsg(fd, &message, MSG_DONTWAIT | MSG_PEEK | MSG_CMSG_CLOEXEC);
     while (count < 0 && errno == EINTR);

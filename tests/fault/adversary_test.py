@@ -108,6 +108,8 @@ class Group(control.Group):
     def __init__(self, ranks, adversary, *arguments):
         super().__init__(ranks, SEALED + arguments, **(adversary.variables() if adversary else {}))
         self.adversary = adversary
+        # What a hostile rank says need not be text.
+        self.process.stderr.reconfigure(errors="replace")
         # Its pipes must not fill while nobody reads them.
         self.err = []
 
