@@ -582,7 +582,7 @@ static void issue16_g_so_many_closes_hang_that_nobody_is_served(void **state)
     struct cox_service *service = service_new();
     for (int r = 0; r == 0 && count <= MOST; count++) {
         int fds[2], unwanted = trap(&ends[count]);
-        const uint64_t deadline_ns = patience();
+        const uint64_t deadline_ns = cox_deadline_after_ms(5000);
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
         assert_int_equal(cox_socket_send(fds[0], "x", 1, &unwanted, 1, patience()), 0);
         close(unwanted);
@@ -593,7 +593,8 @@ static void issue16_g_so_many_closes_hang_that_nobody_is_served(void **state)
         if (r == 0)
             continue;
         assert_int_equal(r, COX_FULL);
-        if (!strstr(err.text, "their closes hang"))
+        /* Or the last ones are served still: no more are let in either way. */
+        if (!strstr(err.text, "their closes hang") && !strstr(err.text, "are busy"))
             fail_msg("after %zu connections: %s", (size_t)count, err.text);
         close(ends[count]);
         ends[count] = -1;
