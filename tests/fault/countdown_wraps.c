@@ -455,7 +455,9 @@ WRAP(ssize_t, sendmsg, int fd, const struct msghdr *message, int flags)
 
 WRAP(ssize_t, recvmsg, int fd, struct msghdr *message, int flags)
 {
-    if (FAILS("recvmsg", ENOMEM, 0, COUNTDOWN_INTERRUPTIBLE))
+    /* A connection whose queue cannot be looked into is closed by another thread (channel/closer.h). */
+    if (FAILS("recvmsg", ENOMEM, 0,
+              COUNTDOWN_INTERRUPTIBLE | (flags & MSG_PEEK ? COUNTDOWN_PASSABLE : 0)))
         return -1;
     return __real_recvmsg(fd, message, flags);
 }
@@ -469,7 +471,8 @@ WRAP(int, getsockopt, int fd, int level, int option, void *value, socklen_t *siz
 
 WRAP(int, setsockopt, int fd, int level, int option, const void *value, socklen_t size)
 {
-    if (FAILS("setsockopt", ENOMEM, 0, 0))
+    /* The same. */
+    if (FAILS("setsockopt", ENOMEM, 0, option == SO_OOBINLINE ? COUNTDOWN_PASSABLE : 0))
         return -1;
     return __real_setsockopt(fd, level, option, value, size);
 }
