@@ -1232,7 +1232,7 @@ def test_clients_hear_of_a_group_that_ends():
         client.stdout.readline()
         group.process.kill()
         group.process.wait()
-        expect(finish(client), 1, "the group has ended")
+        expect(finish(client), 1, "has ended")
 
 
 @test
