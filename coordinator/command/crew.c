@@ -390,8 +390,8 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
 
 #define FDS_OF_GROUP 29
 #define FDS_OF_RANK 3
-#define FDS_OF_SEALED_GROUP 19
-#define FDS_OF_SEALED_RANK 5
+#define FDS_OF_SEALED_GROUP 21
+#define FDS_OF_SEALED_RANK 9
 
 uint64_t cox_crew_fd_count(uint32_t rank_count, bool sealed, bool weights)
 {
