@@ -37,7 +37,7 @@ struct part {
     bool ready; /* in DECODE: the first group is done with it, and it was not sent to the second */
     int32_t first;             /* the token that the first group generated */
     struct cox_source *source; /* NULL: nothing is held for it */
-    bool pulls;                /* the second group was told where it is held */
+    bool pulls;                /* the second group was told where it is held, and continues from `first` */
 };
 
 struct split {
@@ -213,19 +213,20 @@ static int prefill_send(struct split *split)
     return chunk_put(&chunk, split->clients[0]);
 }
 
-/* What the first group has computed, with its first token, to the second. */
-static int decode_send(struct split *split)
+/* What the first group has computed to the second. What it holds goes with its first token. Of a prompt for which nothing is held nobody
+ * knows with which weights that token was computed, and linking has not compared them: the second group computes all of it. */
+static int decode_send(struct split *split, bool held)
 {
     struct chunk chunk;
     int r = 0;
     chunk_init(&chunk, split);
-    chunk.complete.new_count_max = cox_complete_new_count(split->options) - 1;
+    chunk.complete.new_count_max = cox_complete_new_count(split->options) - held;
     chunk.complete.has_no_recompute = true;
     chunk.complete.no_recompute = split->how->no_recompute;
     for (size_t i = 0; !r && i < split->prompts->count && chunk_has_room(&chunk); i++) {
         struct part *part = &split->parts[i];
         const struct cox_prompt *prompt = &split->prompts->items[i];
-        if (part->place != PLACE_DECODE || !part->ready)
+        if (part->place != PLACE_DECODE || !part->ready || (part->source != NULL) != held)
             continue;
         int32_t *tokens = calloc((size_t)prompt->token_count + 1, sizeof *tokens);
         if (!tokens) {
@@ -235,11 +236,11 @@ static int decode_send(struct split *split)
         memcpy(tokens, prompt->tokens, prompt->token_count * sizeof *tokens);
         tokens[prompt->token_count] = part->first;
         size_t at = chunk.complete.n_prompts;
-        CoxswainControl__Prompt *message = chunk_add(&chunk, i, tokens, prompt->token_count + 1);
+        CoxswainControl__Prompt *message = chunk_add(&chunk, i, tokens, prompt->token_count + held);
         chunk.tokens[at] = tokens;
         part->ready = false;
-        part->pulls = part->source != NULL;
-        if (part->source) {
+        part->pulls = held;
+        if (held) {
             cox_source_write(part->source, &chunk.sources[at]);
             message->source = &chunk.sources[at];
         }
@@ -353,22 +354,23 @@ static int decode_item(struct split *split, size_t index, const item_message *it
         return pull_failed(split, index, 1, &told, err);
     }
     bool stop = item->finish == COXSWAIN_CONTROL__FINISH__STOP;
+    size_t count = item->n_tokens + part->pulls;
     if (!item->has_finish || (!stop && item->finish != COXSWAIN_CONTROL__FINISH__LENGTH) ||
-        item->n_tokens >= cox_complete_new_count(split->options))
+        count > cox_complete_new_count(split->options))
         return cox_fail(err, COX_CORRUPT, "the answer to prompt %zu makes no sense", index + 1);
-    _cox_cleanup_(cox_free_ptr) int32_t *tokens = calloc(item->n_tokens + 1, sizeof *tokens);
+    _cox_cleanup_(cox_free_ptr) int32_t *tokens = calloc(count + 1, sizeof *tokens);
     if (!tokens)
         return cox_fail(err, -ENOMEM, "no memory for the answers");
     tokens[0] = part->first;
     if (item->n_tokens)
-        memcpy(tokens + 1, item->tokens, item->n_tokens * sizeof *tokens);
+        memcpy(tokens + part->pulls, item->tokens, item->n_tokens * sizeof *tokens);
     const bool pulled = part->pulls && !item->recomputed;
     split->stats.pulled += pulled;
     split->stats.recomputed += !pulled;
     const struct cox_prompt_result result = {
         .finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH,
         .tokens = tokens,
-        .token_count = (uint32_t)item->n_tokens + 1,
+        .token_count = (uint32_t)count,
     };
     return prompt_done(split, index, &result);
 }
@@ -482,7 +484,9 @@ static int turn(struct split *split, struct cox_error *err)
     if ((!r || r == COX_CLOSED) && has_room(split->clients[0]))
         r = prefill_send(split);
     if ((!r || r == COX_CLOSED) && has_room(split->clients[1]))
-        r = decode_send(split);
+        r = decode_send(split, true);
+    if ((!r || r == COX_CLOSED) && has_room(split->clients[1]))
+        r = decode_send(split, false);
     if (!r || r == COX_CLOSED)
         r = stay(split);
     if (!r)
