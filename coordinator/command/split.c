@@ -37,7 +37,7 @@ struct part {
     bool ready; /* in DECODE: the first group is done with it, and it was not sent to the second */
     int32_t first;             /* the token that the first group generated */
     struct cox_source *source; /* NULL: nothing is held for it */
-    bool pulls;                /* the second group was told where it is held, and continues from `first` */
+    bool pulls; /* the second group was told where it is held, and continues from `first` */
 };
 
 struct split {

@@ -396,6 +396,8 @@ void test_await_lines(struct test_group *group, int rank, const char *text, size
     while (count_lines(group, rank, text) < count && group_wait(group, deadline_ns))
         continue;
     size_t seen = count_lines(group, rank, text);
+    for (size_t i = 0; seen < count && i < group->line_count; i++)
+        print_message("rank %u wrote '%s'\n", group->lines[i].rank, group->lines[i].text);
     pthread_mutex_unlock(&group->lock);
     if (seen < count)
         fail_msg("rank %d wrote '%s' %zu times, expected %zu", rank, text, seen, count);
