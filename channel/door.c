@@ -429,8 +429,11 @@ static int door_listen(struct cox_door *door, const char *name, struct cox_error
     uint64_t deadline_ns = cox_deadline_after_ms(ENDING_MS);
     int r;
     /* Who has the name was killed a moment ago: it ends, and then the name is free. */
-    while ((r = door_listen_once(door, name, err)) == COX_BUSY && cox_now_ns() < deadline_ns)
+    while ((r = door_listen_once(door, name, err)) == COX_BUSY && cox_now_ns() < deadline_ns) {
+        if (err)
+            cox_error_clear(err); /* the last try is the one to tell of */
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
     return r;
 }
 

@@ -252,8 +252,10 @@ static int executor_sweep(struct cox_executor *executor, struct cox_error *err)
     uint64_t deadline_ns = cox_deadline_after_ms(SWEPT_MS);
     int r;
     while ((r = cox_control_sweep(executor->name, &count, &why)) == COX_BUSY &&
-           cox_now_ns() < deadline_ns)
+           cox_now_ns() < deadline_ns) {
+        cox_error_clear(&why);
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
     if (r && r != COX_BUSY)
         return cox_fail(err, r, "%s", why.text);
     while (count && cox_control_check_space(&executor->geometry, NULL) == COX_NO_SPACE &&
