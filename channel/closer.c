@@ -42,8 +42,7 @@ struct cox_closer {
     size_t capacity, first, count;
     uint64_t closed;
     bool ending;     /* threads leave when nothing is left */
-    bool abandoned;  /* those that are joined leave at once, and the rest to the others */
-    uint32_t owners; /* free, and every thread that is abandoned */
+    uint32_t owners; /* free, and every thread that it left at its work */
     struct closer_thread threads[COX_CLOSER_THREAD_MAX];
 };
 
@@ -94,8 +93,11 @@ static void entry_close(struct entry entry)
         foreign_close(entry.fd);
 }
 
+/* Fds are left only where no thread could be made. */
 static void closer_destroy(struct cox_closer *closer)
 {
+    for (size_t i = 0; i < closer->count; i++)
+        entry_close(closer->entries[(closer->first + i) % closer->capacity]);
     pthread_cond_destroy(&closer->changed);
     pthread_mutex_destroy(&closer->lock);
     free(closer->entries);
@@ -107,7 +109,7 @@ static void *closer_main(void *argument)
     struct closer_thread *self = argument;
     struct cox_closer *closer = self->closer;
     pthread_mutex_lock(&closer->lock);
-    while ((closer->count > 0 && !(closer->abandoned && self->used)) || !closer->ending) {
+    while (closer->count > 0 || !closer->ending) {
         if (closer->count == 0) {
             pthread_cond_wait(&closer->changed, &closer->lock);
             continue;
@@ -232,11 +234,12 @@ struct cox_closer *cox_closer_free(struct cox_closer *closer)
             cox_deadline_timespec(cox_deadline_min(end_ns, closer_staff(closer)));
         pthread_cond_timedwait(&closer->changed, &closer->lock, &until);
     }
-    closer->ending = closer->abandoned = true;
+    closer->ending = true;
     pthread_cond_broadcast(&closer->changed);
     for (uint32_t i = 0; i < COX_CLOSER_THREAD_MAX; i++) {
         struct closer_thread *thread = &closer->threads[i];
-        if (thread->used && thread->busy) {
+        /* One that is joined has nothing left to do. */
+        if (thread->used && (thread->busy || closer->count > 0)) {
             thread->used = false;
             closer->owners++;
             pthread_detach(thread->id);

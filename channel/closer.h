@@ -13,9 +13,10 @@
  * One thread does it all; another one, up to COX_CLOSER_THREAD_MAX, begins where all are at the same close for
  * COX_CLOSER_HANG_MS. None is started before there is something to close, and one that has nothing to do sleeps.
  *
- * Threads: give, hang_up, turn and counts from any; init and deinit from one. receive: as the socket's.
+ * Threads: give, hang_up, turn and counts from any; new and free from one. receive: as the socket's.
  * Ownership: fds that are given are the closer's.
- * Blocks: deinit for COX_CLOSER_END_MS at most; the rest nothing.
+ * Blocks: free for COX_CLOSER_END_MS at most, and where no thread could be made, until it has closed all itself; the rest
+ * nothing.
  * If the process dies: the kernel closes all, and does not linger.
  */
 #ifndef COX_CHANNEL_CLOSER_H
@@ -39,8 +40,9 @@ struct cox_closer_counts {
 
 /* Returns 0 or -ENOMEM. */
 int cox_closer_new(struct cox_closer **ret_closer);
-/* Closes what there is. What is not closed within COX_CLOSER_END_MS is left to the threads that are at it, which end behind it,
- * or with the process: they have nothing but the closer's own memory, which the last of them frees. NULL-safe, returns NULL. */
+/* Closes what there is. What is not closed within COX_CLOSER_END_MS is left to the threads, which end behind it,
+ * or with the process: they have nothing but the closer's own memory, which the last of them frees. Without a thread it is
+ * closed here. NULL-safe, returns NULL. */
 struct cox_closer *cox_closer_free(struct cox_closer *closer);
 
 /* *fd came from somebody else; -1 after it, and -1 is nothing. Without memory for one more it is closed here. */

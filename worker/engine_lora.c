@@ -1,6 +1,7 @@
 #include "engine_lora.h"
 
 #include "lora_uses.h"
+#include "model/file.h"
 #include "proto/executor.pb-c.h"
 
 #include <string.h>
@@ -21,10 +22,9 @@ static int status_of(int r)
         return STATUS(INVALID_LORA_RANK);
     case COX_STATE:
     case COX_NO_SPACE:
-    case -ENOMEM:
         return -1;
     default: /* missing, unreadable, broken, or not for this model: another path may be right */
-        return STATUS(INVALID_LORA_PATH);
+        return r < 0 ? -1 : STATUS(INVALID_LORA_PATH);
     }
 }
 
@@ -50,6 +50,7 @@ static int load(struct cox_adapters *adapters,
         return STATUS(INVALID_LORA_PATH);
     }
     int r = cox_adapters_load(adapters, request->lora_name, path, expected, &response->digest, err);
+    r = cox_file_blame(r, err);
     response->has_digest = r == 0;
     *ret_failure = status_of(r) < 0 ? r : 0;
     return status_of(r);

@@ -482,10 +482,11 @@ struct meeting {
 static int joining_died(struct cox_group_base *base, uint32_t rank, uint64_t holder,
                         struct cox_error *err)
 {
+    const pid_t pid = holder ? cox_group_holder_pid(holder) : base->told_pids[rank];
     /* relaxed: nobody else has this group yet. */
     atomic_store_explicit(&base->dead, rank + 1, memory_order_relaxed);
     return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " (pid %jd) died before all had joined",
-                    rank, (intmax_t)cox_group_holder_pid(holder));
+                    rank, (intmax_t)pid);
 }
 
 /* A rank has given up, and no death is seen: because of another one, if it says so. */
@@ -577,6 +578,18 @@ static int meeting_deaths(struct cox_group_base *base, struct cox_error *err)
     return 0;
 }
 
+/* Who dies in the memory of a sealed group before it is in this life of it has left no word of who it is. */
+static int missing_deaths(struct cox_group_base *base, const struct meeting *meeting,
+                          struct cox_error *err)
+{
+    for (uint32_t rank = 0; rank < base->rank_count; rank++)
+        /* Looked at after the death: if it has come since, its own words tell. */
+        if (cox_rank_set_has(&meeting->missing, rank) && !cox_group_peer_known(base, rank) &&
+            cox_group_told_is_dead(base, rank) && !cox_group_holder_of(base, rank))
+            return joining_died(base, rank, 0, err);
+    return 0;
+}
+
 /* One other rank. */
 static int rank_look(struct cox_group_base *base, uint32_t rank, struct meeting *meeting,
                      struct cox_error *err)
@@ -619,9 +632,11 @@ static int meeting_look(struct cox_group_base *base, struct meeting *meeting, st
 
 /* Every 50 ms. */
 static int meeting_due(struct cox_group_base *base, const struct cox_group_options *options,
-                       struct cox_error *err)
+                       const struct meeting *meeting, struct cox_error *err)
 {
     int r = meeting_deaths(base, err);
+    if (r == 0)
+        r = missing_deaths(base, meeting, err);
     if (r)
         return r;
     if (options->aborted && options->aborted(options->context))
@@ -644,7 +659,7 @@ int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *
         uint64_t now = cox_now_ns();
         bool late = now >= options->deadline_ns;
         if (late || now >= look_ns) {
-            r = meeting_due(base, options, err);
+            r = meeting_due(base, options, &meeting, err);
             if (r)
                 return r;
             look_ns = now + COX_GROUP_SLICE_NS;

@@ -6,6 +6,7 @@
 #include "group_private.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include "../channel/handle_internal.h"
@@ -99,6 +100,15 @@ bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank)
     return cox_peer_alive(peer);
 }
 
+bool cox_group_told_is_dead(const struct cox_group_base *base, uint32_t rank)
+{
+    const pid_t pid = base->told_pids[rank];
+    /* Cheap, for every rank may ask it of every other; gone for one is gone for all. What the coordinator tells is in its
+     * pid namespace, which is this one's where this process has its own pid there. */
+    return pid > 0 && base->told_pids[base->rank] == base->pid && kill(pid, 0) < 0 &&
+           errno == ESRCH;
+}
+
 /* By its own word, in whatever way. */
 static bool has_ended(const struct cox_group_base *base, uint32_t rank)
 {
@@ -126,7 +136,9 @@ static bool is_seen_dead(const struct cox_group_base *base, uint32_t rank)
     }
     if (base->peers[rank].pid > 0) /* it died before this rank could see it */
         return true;
-    int r = holder ? cox_group_process_meet(holder, &met) : 0;
+    if (!holder)
+        return cox_group_told_is_dead(base, rank);
+    int r = cox_group_process_meet(holder, &met);
     cox_peer_close(&met);
     return r == COX_PEER_DEAD;
 }

@@ -126,6 +126,9 @@ bool cox_group_peer_known(const struct cox_group_base *base, uint32_t rank);
 bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank);
 /* {state, pid, start} of the rank in this life; 0: it is not in this life, or no longer. */
 uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank);
+/* The process of which the init tells that it is this rank is gone, and reaped. False where the init does not tell, or in
+ * another pid namespace. */
+bool cox_group_told_is_dead(const struct cox_group_base *base, uint32_t rank);
 /* The rank has said that it has left, or could not join; or is in no state that it could be in once all have joined. */
 bool cox_group_has_left(const struct cox_group_base *base, uint32_t rank);
 /* Whose end the rank says is why it has ended itself, or given up for good: another one than both. -1: it

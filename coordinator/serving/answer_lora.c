@@ -96,7 +96,8 @@ static int order_run(const struct cox_answer_source *source, const lora_request 
                                 &error)
                 : cox_lora_unload(source->lora, request->name, deadline_ns, results, &error);
     /* What makes no sense was told to no rank. */
-    int status = r == COX_INVALID ? 0 : results_add(source, results, arena, reply);
+    int status =
+        r == COX_INVALID && !results[0].asked ? 0 : results_add(source, results, arena, reply);
     return r && !status ? error_add(reply, arena, &error) : status;
 }
 

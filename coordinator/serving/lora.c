@@ -202,9 +202,9 @@ static int settle(struct cox_lora *lora, struct entry *entry, bool wanted, uint6
     return settled ? 0 : cox_fail(err, r, "%s", error.text);
 }
 
-/* Takes back what an order came to on some ranks only; wanted: it was an unload. err has what went wrong. */
-static void take_back(struct cox_lora *lora, struct entry *entry, bool wanted,
-                      struct cox_error *err)
+/* Takes back what an order came to on some ranks only; wanted: it was an unload. err has what went wrong. Returns 0: ranks
+ * agree; otherwise why they may not. */
+static int take_back(struct cox_lora *lora, struct entry *entry, bool wanted, struct cox_error *err)
 {
     struct cox_error error = {0};
     entry_set(lora, entry, UNSETTLED, wanted);
@@ -222,6 +222,20 @@ static void take_back(struct cox_lora *lora, struct entry *entry, bool wanted,
     } else {
         entry_remove(lora, entry);
     }
+    return r;
+}
+
+/* The files that the user named are at fault, not the ranks, each of which could say so. */
+static int load_blame(const struct cox_lora *lora, const struct cox_lora_result *results, int r)
+{
+    bool files = false, others = r != COX_REJECTED;
+    for (uint32_t rank = 0; rank < lora->rank_count; rank++)
+        if (results[rank].status == STATUS(INVALID_LORA_PATH) ||
+            results[rank].status == STATUS(INVALID_LORA_RANK))
+            files = true;
+        else if (results[rank].status != STATUS(LORA_CMD_SUCCESS))
+            others = true;
+    return files && !others ? COX_INVALID : r;
 }
 
 /* What earlier orders left open; who cannot be asked now, will be later. Returns 0; COX_TIMEOUT: that took all of the order's time. */
@@ -298,11 +312,12 @@ static int load_new(struct cox_lora *lora, const char *name, const char *path, u
         entry_set(lora, entry, LOADED, false);
         return 0;
     }
+    bool agree = true;
     if (any_did(lora, results))
-        take_back(lora, entry, false, &error);
+        agree = take_back(lora, entry, false, &error) == 0;
     else
         entry_remove(lora, entry);
-    return cox_fail(err, r, "%s", error.text);
+    return cox_fail(err, agree ? load_blame(lora, results, r) : r, "%s", error.text);
 }
 
 static int fail_unsettled(const struct entry *entry, struct cox_error *err)

@@ -34,7 +34,8 @@ void cox_lora_stop(struct cox_lora *lora);
 struct cox_lora *cox_lora_free(struct cox_lora *lora); /* NULL-safe; nobody is inside */
 
 /* ret_results: rank_count of them, filled also on failure; status -1: no answer. path: a folder, absolute. Returns what
- * cox_executor_lora_results does, and COX_INVALID: a name or path that cannot be; COX_STATE: ranks may disagree on one of that name;
+ * cox_executor_lora_results does, and COX_INVALID: a name or path that cannot be, then no rank was asked, or files that ranks
+ * refuse while nothing else is wrong; COX_STATE: ranks may disagree on one of that name;
  * COX_TIMEOUT: another order was under way until the deadline, or what one left was not settled until then; COX_CLOSED. Unless 0, no rank has it that did not have it before, or it is unsettled, which err says. */
 int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uint64_t deadline_ns,
                   struct cox_lora_result *ret_results, struct cox_error *err);

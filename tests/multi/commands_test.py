@@ -1171,6 +1171,29 @@ def a_start_without_enough_fds_says_so_however_few_there_are():
 
 
 @test
+def a_sealed_start_that_has_fds_by_the_door_alone_says_how_many_it_needs():
+    """The door keeps two fds of each rank's memory for the others, and a share of what the coordinator may open is for them."""
+    ranks, denied = 8, without("pidfd_getfd=EPERM")
+    told = findings("-n", str(ranks))["open files"][1]
+    count = int(re.search(r"sealed (\d+)", told).group(1))
+
+    def at_most(have):
+        return finish(start(["generate", "--attach", "sealed", "-n", str(ranks), "--model", MODEL, "1+1="], under=denied,
+                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (have, have))))
+
+    expect(at_most(count), 0)
+    # Down to where the door has places for all but one of them.
+    failed = 0
+    for have in range(4 * (2 * ranks + 1) - 1, count, 3):
+        result = at_most(have)
+        if result.status:
+            failed += 1
+            check("may have %d files open, a coordinator of %d ranks needs %d: ulimit -n %d" % (have, ranks, count, count)
+                  in result.err, "with %d not told what is wanting" % have, result)
+    check(failed > 5, "only %d starts failed" % failed)
+
+
+@test
 def doctor_counts_the_threads_of_a_group():
     with open(COXSWAIN, "rb") as file:
         program = file.read()

@@ -639,7 +639,7 @@ static void m13_what_one_rank_refuses_no_rank_keeps(void **state)
         snprintf(link, sizeof link, "%s/%" PRIu32 "/adapter", root, has);
         assert_int_equal(symlink(path_of("a"), link), 0);
         assert_int_equal(lora_load(lora, "a", "/proc/self/cwd/adapter", results, &err),
-                         COX_REJECTED);
+                         COX_INVALID);
         assert_int_equal(results[has].status, STATUS(LORA_CMD_SUCCESS));
         assert_int_equal(results[1 - has].status, STATUS(INVALID_LORA_PATH));
         expect_list(lora, "");

@@ -13,5 +13,10 @@ cox_unit_test(NAME gate_futex TIMEOUT 120
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/gate_futex_test.c ${channel_fixture}
     LIBS coxswain_channel)
 target_link_options(test_unit_gate_futex PRIVATE -Wl,--wrap=syscall)
+# Threads that cannot be made, or begin late.
+cox_unit_test(NAME closer
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/closer_test.c ${channel_fixture}
+    LIBS coxswain_channel)
+target_link_options(test_unit_closer PRIVATE -Wl,--wrap=cox_thread_start)
 
 cox_unit_test(NAME bulk SOURCES ${CMAKE_CURRENT_LIST_DIR}/bulk_test.c LIBS coxswain_testlib TIMEOUT 60)

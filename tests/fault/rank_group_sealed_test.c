@@ -1,0 +1,134 @@
+/*
+ * rank_group_sealed_test: a rank of a sealed group is killed while it sets its words to zero for its next life in the rank
+ * group. It is in no life then, and nothing it has written names it; ranks that nobody stops are told all the same.
+ */
+#include "testing.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "coordinator/operations.h"
+#include "worker/group.h"
+#include "worker/worker.h"
+
+#define RANK_COUNT 3
+#define VICTIM 1
+#define RESULTS "COX_TEST_RESULTS"
+#define JOIN_MS 2000
+
+/* Of each rank, how its join ended; shared by all. */
+struct result {
+    _Atomic bool there;
+    struct cox_error err;
+};
+
+static struct result *results_map(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    COX_ASSERT(fd >= 0);
+    void *map =
+        mmap(NULL, RANK_COUNT * sizeof(struct result), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    COX_ASSERT(map != MAP_FAILED);
+    cox_close_fd(&fd);
+    return map;
+}
+
+/* ---- the worker ---- */
+
+static int on_init(void *context, const struct cox_init_request *request,
+                   struct cox_init_result *init_result, struct cox_error *err)
+{
+    struct result *result =
+        results_map(getenv(RESULTS)) + ((const struct cox_worker_options *)context)->rank;
+    struct cox_group *group = NULL;
+    /* Nobody gives it up, not even the coordinator that sees the death. */
+    struct cox_group_options options = {.deadline_ns = cox_deadline_after_ms(JOIN_MS)};
+    (void)init_result;
+    cox_init_request_group(request, &options);
+    int r = cox_group_join(&options, &group, err);
+    result->err = *err;
+    atomic_store(&result->there, true);
+    cox_group_leave(group);
+    return r;
+}
+
+static int worker_main(int argc, char **argv)
+{
+    static const struct cox_worker_callbacks callbacks = {.init = on_init};
+    struct cox_worker_options options;
+    struct cox_worker *worker = NULL;
+    struct cox_error err = {0};
+    int r = cox_worker_options_parse(&options, &argc, argv, &err);
+    if (r == 0)
+        r = cox_worker_new(&options, &callbacks, &options, &worker, &err);
+    if (r == 0)
+        r = cox_worker_run(worker, &err);
+    cox_worker_free(worker);
+    return r != 0;
+}
+
+/* ---- the group ---- */
+
+static char program[4096];
+
+static void strike(const char *plan)
+{
+    static const char *const command[] = {program, "worker", NULL};
+    const struct cox_executor_options options = {.command = command, .attach = COX_ATTACH_SEALED};
+    struct cox_init_summary summary;
+    struct cox_error err = {0};
+    char path[64];
+    int fd = memfd_create("results", MFD_CLOEXEC);
+    assert_true(fd >= 0 && ftruncate(fd, RANK_COUNT * sizeof(struct result)) == 0);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)getpid(), fd);
+    setenv(RESULTS, path, 1);
+    setenv("COXSWAIN_FAULT", plan, 1);
+    struct result *results = results_map(path);
+    struct test_group *group = test_group_start(RANK_COUNT, &options);
+    unsetenv("COXSWAIN_FAULT");
+    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    assert_int_equal(
+        cox_executor_init(test_group_executor(group), NULL, 0, deadline_ns, &summary, &err),
+        COX_PEER_DEAD);
+    for (uint32_t rank = 0; rank < RANK_COUNT; rank++) {
+        while (rank != VICTIM && !atomic_load(&results[rank].there) && cox_now_ns() < deadline_ns)
+            sched_yield();
+        if (rank != VICTIM &&
+            (results[rank].err.code != COX_PEER_DEAD || !strstr(results[rank].err.text, "rank 1 ")))
+            fail_msg("%s: rank %" PRIu32 ": %d: %s", plan, rank, results[rank].err.code,
+                     results[rank].err.text);
+    }
+    test_group_free(group);
+    munmap(results, RANK_COUNT * sizeof *results);
+    cox_close_fd(&fd);
+}
+
+static void b3_killed_between_two_lives_in_the_rank_group(void **state)
+{
+    (void)state;
+#if !COX_TESTING
+    skip();
+#endif
+    strike("group.claimed:kill:1:1");
+    strike("group.claimed:kill:1:2");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+        return worker_main(argc - 1, argv + 1);
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length < 0)
+        return 1;
+    const struct CMUnitTest tests[] = {
+        TEST(b3_killed_between_two_lives_in_the_rank_group),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,120 @@
+#include "channel/closer.h"
+
+#include <dirent.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "channel/socket.h"
+#include "channel/thread.h"
+#include "channel_fixture.h"
+
+/* What becomes of a thread that the closer wants. */
+static enum { STARTS, BEGINS_LATE, CANNOT_BE_MADE } threads;
+static sem_t late;
+
+struct begun {
+    void *(*main)(void *argument);
+    void *argument;
+};
+
+static void *begin_late(void *argument)
+{
+    struct begun begun = *(struct begun *)argument;
+    free(argument);
+    while (sem_wait(&late))
+        continue;
+    return begun.main(begun.argument);
+}
+
+int __real_cox_thread_start(pthread_t *ret_thread, void *(*main)(void *argument), void *argument);
+int __wrap_cox_thread_start(pthread_t *ret_thread, void *(*main)(void *argument), void *argument);
+int __wrap_cox_thread_start(pthread_t *ret_thread, void *(*main)(void *argument), void *argument)
+{
+    if (threads == CANNOT_BE_MADE)
+        return -EAGAIN;
+    if (threads == STARTS)
+        return __real_cox_thread_start(ret_thread, main, argument);
+    struct begun *begun = malloc(sizeof *begun);
+    assert_non_null(begun);
+    *begun = (struct begun){main, argument};
+    return __real_cox_thread_start(ret_thread, begin_late, begun);
+}
+
+static int thread_count(void)
+{
+    DIR *folder = opendir("/proc/self/task");
+    int count = 0;
+    assert_non_null(folder);
+    while (readdir(folder))
+        count++;
+    closedir(folder);
+    return count;
+}
+
+/* A file, and a connection in whose queue another one lies. */
+static void give_some(struct cox_closer *closer)
+{
+    int pair[2], file[2];
+    assert_int_equal(pipe(file), 0);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    assert_int_equal(cox_socket_send(pair[0], "x", 1, &file[1], 1, 0), 0);
+    cox_close_fd(&pair[0]);
+    cox_close_fd(&file[1]);
+    cox_closer_give(closer, &file[0]);
+    cox_closer_hang_up(closer, &pair[1]);
+    assert_int_equal(file[0], -1);
+    assert_int_equal(pair[1], -1);
+}
+
+static void given_and_freed(int how)
+{
+    struct cox_closer *closer;
+    threads = how;
+    assert_int_equal(cox_closer_new(&closer), 0);
+    give_some(closer);
+    assert_null(cox_closer_free(closer));
+}
+
+static void all_is_closed_when_it_is_freed(void **state)
+{
+    (void)state;
+    const int fds = fd_count();
+    given_and_freed(STARTS);
+    assert_int_equal(fd_count(), fds);
+}
+
+static void without_a_thread_free_closes_all_itself(void **state)
+{
+    (void)state;
+    const int fds = fd_count();
+    given_and_freed(CANNOT_BE_MADE);
+    assert_int_equal(fd_count(), fds);
+}
+
+static void a_thread_that_begins_after_the_end_closes_all(void **state)
+{
+    (void)state;
+    const int fds = fd_count(), before = thread_count();
+    const uint64_t deadline_ns = cox_deadline_after_ms(60000);
+    assert_int_equal(sem_init(&late, 0, 0), 0);
+    given_and_freed(BEGINS_LATE); /* which does not wait for it */
+    assert_int_equal(sem_post(&late), 0);
+    while (thread_count() > before && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_int_equal(thread_count(), before);
+    assert_int_equal(fd_count(), fds);
+    sem_destroy(&late);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(all_is_closed_when_it_is_freed),
+        LEAK_TEST(without_a_thread_free_closes_all_itself),
+        LEAK_TEST(a_thread_that_begins_after_the_end_closes_all),
+    };
+    fixture_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
