@@ -1,6 +1,9 @@
 #include "exchange.h"
 
+#include "group_private.h"
+
 #include <fcntl.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -242,9 +245,17 @@ int cox_exchange_gather(struct cox_exchange *exchange, const float *slices, size
     return 0;
 }
 
+/* Is it large enough to carry a sum of that many numbers beyond what is finite? */
+static bool overflows(float number, uint32_t count)
+{
+    return (double)number * count >= FLT_MAX;
+}
+
 int cox_exchange_blame(const struct cox_exchange *exchange, const float *const *slices,
                        size_t slice_length, struct cox_error *err)
 {
+    /* Of all ranks, and what they are added to. */
+    const uint32_t number_count = exchange->rank_count * exchange->slice_count + 1;
     uint32_t largest_rank = 0;
     float largest = -1;
     for (uint32_t rank = 0; rank < exchange->rank_count; rank++)
@@ -252,18 +263,25 @@ int cox_exchange_blame(const struct cox_exchange *exchange, const float *const *
             const float *slice = slices[rank * exchange->slice_count + i];
             for (size_t j = 0; j < slice_length; j++) {
                 const float number = fabsf(slice[j]);
-                if (!isfinite(number))
+                if (!isfinite(number)) {
+                    cox_group_blame(exchange->group, rank);
                     return cox_fail(err, COX_INVALID,
                                     "rank %" PRIu32
                                     " gave a number that is not finite: the weights "
                                     "or its KV cache do not fit the model, or it made it up",
                                     rank);
+                }
                 if (number > largest) {
                     largest = number;
                     largest_rank = rank;
                 }
             }
         }
+    if (!overflows(largest, number_count))
+        return cox_fail(err, COX_INVALID,
+                        "a sum is not finite, and none of the numbers that were given for it "
+                        "explains that: an earlier sum was as large, or one has changed since");
+    cox_group_blame(exchange->group, largest_rank);
     return cox_fail(err, COX_INVALID,
                     "rank %" PRIu32 " gave the number %g, with which a sum is not finite",
                     largest_rank, (double)largest);

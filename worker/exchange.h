@@ -70,7 +70,8 @@ int cox_exchange_gather(struct cox_exchange *exchange, const float *slices, size
                         size_t slice_length, const float **ret_slices, struct cox_error *err);
 /* What comes of the slices of the last gather is not finite. A rank can give what it likes, and what others compute with it
  * they give in their own name: so this is to be asked before. Returns COX_INVALID: err names the rank one of
- * whose slices has a number that is not finite or, if there is none, the largest; never 0. */
+ * whose slices has a number that is not finite or, if there is none, the largest, if that is large enough; otherwise nobody. Never 0.
+ * The cox_group_abort that follows tells the other ranks who it is. */
 int cox_exchange_blame(const struct cox_exchange *exchange, const float *const *slices,
                        size_t slice_length, struct cox_error *err);
 

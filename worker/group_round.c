@@ -455,37 +455,66 @@ static int32_t member_because(const struct cox_group *group, uint32_t place)
     return rank == group->ranks[place] ? -1 : rank;
 }
 
-/* The member that has given up this epoch, rather one that did not follow another; -1: none has. */
-static int32_t member_gave_up(struct cox_group *group)
+/* Who of the members has given up this epoch, and because of whom, as each says. Read once. */
+struct reasons {
+    struct cox_rank_set gave_up;
+    int16_t because[COX_RANK_COUNT_MAX]; /* of who has: another rank; -1: it does not say */
+};
+
+/* Returns the first rank that has given up; -1: none has. */
+static int32_t reasons_read(struct cox_group *group, struct reasons *ret_reasons)
 {
     int32_t first = -1;
+    memset(&ret_reasons->gave_up, 0, sizeof ret_reasons->gave_up);
     for (uint32_t place = 0; place < group->count; place++) {
+        uint32_t rank = group->ranks[place];
         if (place == group->self || !has_given_up(group, place))
             continue;
-        int32_t because = member_because(group, place);
-        bool follows = false;
-        for (uint32_t other = 0; other < group->count; other++)
-            follows = follows || (group->ranks[other] == because && other != group->self &&
-                                  has_given_up(group, other));
-        if (!follows)
-            return (int32_t)place;
+        cox_rank_set_add(&ret_reasons->gave_up, rank);
+        ret_reasons->because[rank] = (int16_t)member_because(group, place);
         if (first < 0)
-            first = (int32_t)place;
+            first = (int32_t)rank;
     }
     return first;
 }
 
-/* Its own word, and in it perhaps the name of another: which of the two is to blame nobody else can tell. */
-static int fail_given_up(struct cox_group *group, uint32_t place, struct cox_error *err)
+static bool reasons_follow(const struct reasons *reasons, uint32_t rank)
 {
-    uint32_t rank = group->ranks[place];
-    int32_t because = member_because(group, place);
-    char text[64] = "";
-    cox_group_blame(group, rank);
-    if (because >= 0)
-        snprintf(text, sizeof text, "; it says because of rank %" PRId32, because);
+    int32_t because = reasons->because[rank];
+    return because >= 0 && cox_rank_set_has(&reasons->gave_up, (uint32_t)because);
+}
+
+/* From this rank on: one that did not follow another one that has given up. Where they go round in a circle (one ended because
+ * of numbers that the other gave, and that one followed it), one of the circle. */
+static uint32_t reasons_root(const struct reasons *reasons, uint32_t rank)
+{
+    struct cox_rank_set seen = {{0}};
+    while (reasons_follow(reasons, rank) && !cox_rank_set_has(&seen, rank)) {
+        cox_rank_set_add(&seen, rank);
+        rank = (uint32_t)reasons->because[rank];
+    }
+    return rank;
+}
+
+/* Its own word, and in it perhaps the name of another: which of the two is to blame nobody else can tell. Of a circle
+ * all are named. */
+static int fail_given_up(struct cox_group *group, const struct reasons *reasons, uint32_t root,
+                         struct cox_error *err)
+{
+    char text[512] = "";
+    size_t used = 0;
+    int32_t because = reasons->because[root];
+    cox_group_blame(group, root);
+    while (because >= 0 && used < sizeof text) {
+        int n = snprintf(text + used, sizeof text - used, "%s because of rank %" PRId32,
+                         used ? ", which says" : "; it says", because);
+        used += n > 0 ? (size_t)n : 0;
+        if (because == (int32_t)root || !cox_rank_set_has(&reasons->gave_up, (uint32_t)because))
+            break;
+        because = reasons->because[because];
+    }
     return cox_fail(err, COX_ABORTED,
-                    "rank %" PRIu32 " has given up the operations of epoch %" PRIu64 "%s", rank,
+                    "rank %" PRIu32 " has given up the operations of epoch %" PRIu64 "%s", root,
                     cox_group_present(group->base), text);
 }
 
@@ -518,8 +547,10 @@ static int words_trouble(struct cox_group *group, struct cox_error *err)
                         " of epoch %" PRIu64,
                         rank, group->index, present);
     }
-    int32_t first = member_gave_up(group);
-    return first >= 0 ? fail_given_up(group, (uint32_t)first, err) : 0;
+    struct reasons reasons;
+    int32_t first = reasons_read(group, &reasons);
+    return first >= 0 ? fail_given_up(group, &reasons, reasons_root(&reasons, (uint32_t)first), err)
+                      : 0;
 }
 
 int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missing, bool due,

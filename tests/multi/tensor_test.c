@@ -847,6 +847,98 @@ static void p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it(void
         }
 }
 
+#define BLAMED_LENGTH 16
+
+/* What one rank sees of the slices of a gather. */
+struct sight {
+    uint32_t rank, of; /* who sees it, of whom */
+    float number;      /* in place of the first one */
+};
+
+static int blame_what_is_seen(struct part *part, const struct sight *sight, const float **slices,
+                              struct cox_error *err)
+{
+    float seen[BLAMED_LENGTH] = {sight->number};
+    slices[sight->of] = seen;
+    int r = cox_exchange_blame(part->exchange, slices, BLAMED_LENGTH, err);
+    cox_group_abort(part->group);
+    return r;
+}
+
+/* One after the other: who has seen it, the one that it is about, and those who hear of both. */
+static int run_with_a_sight(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
+{
+    static const uint32_t turns[] = {1, 2, 0, 3};
+    const struct sight *sight = context;
+    struct part part = {.group = crew_join(crew, rank)};
+    float own[4 * BLAMED_LENGTH] = {0};
+    const float *slices[4];
+    int r = cox_exchange_new(part.group, 1, BLAMED_LENGTH, COX_DEADLINE_NEVER, &part.exchange,
+                             &self->err);
+
+    if (r == 0)
+        r = cox_exchange_begin(part.exchange, 1, COX_DEADLINE_NEVER, &self->err);
+    if (r == 0)
+        r = gather(&part, own, BLAMED_LENGTH, BLAMED_LENGTH, slices, &self->err);
+    for (uint32_t turn = 0; turn < 4; turn++) {
+        crew_meet(crew, 4 * (turn + 1));
+        if (r || turns[turn] != rank)
+            continue;
+        r = rank == sight->rank
+                ? blame_what_is_seen(&part, sight, slices, &self->err)
+                : gather(&part, own, BLAMED_LENGTH, BLAMED_LENGTH, slices, &self->err);
+    }
+    crew_meet(crew, 20);
+    cox_exchange_free(part.exchange);
+    cox_group_leave(part.group);
+    return r;
+}
+
+static void run_sight(struct crew *crew, struct sight *sight)
+{
+    crew_open(crew, 4);
+    for (uint32_t rank = 0; rank < 4; rank++)
+        crew_start(crew, rank, run_with_a_sight, sight);
+    crew_wait(crew);
+    for (uint32_t rank = 0; rank < 4; rank++)
+        expect_ended(crew, rank, rank == sight->rank ? COX_INVALID : COX_ABORTED);
+}
+
+/* Whoever has not seen the number itself hears of one that ended because of it, or of one that followed that one, or of
+ * both, each of which names the other; and names the rank that gave it. */
+static void p10_b14_who_ends_a_step_because_of_a_number_tells_whose_it_is(void **state)
+{
+    const float numbers[] = {NAN, 3e38f};
+
+    (void)state;
+    for (uint32_t i = 0; i < 2; i++) {
+        struct sight sight = {1, 2, numbers[i]};
+        struct crew crew;
+
+        run_sight(&crew, &sight);
+        for (uint32_t rank = 0; rank < 4; rank++)
+            if (!strstr(crew.ranks[rank].err.text,
+                        rank == sight.rank ? "rank 2 gave " : "because of rank 2"))
+                fail_msg("rank %u says: %s", rank, crew.ranks[rank].err.text);
+        crew_close(&crew);
+    }
+}
+
+/* Numbers that another rank has made good again since they were added up: the largest of those that are left is nobody's
+ * fault. */
+static void p10_b14_numbers_that_explain_nothing_name_nobody(void **state)
+{
+    struct sight sight = {1, 2, 7};
+    struct crew crew;
+
+    (void)state;
+    run_sight(&crew, &sight);
+    if (strstr(crew.ranks[1].err.text, "rank ") ||
+        !strstr(crew.ranks[1].err.text, "none of the numbers"))
+        fail_msg("rank 1 says: %s", crew.ranks[1].err.text);
+    crew_close(&crew);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -859,6 +951,8 @@ int main(void)
         cmocka_unit_test(b13_ranks_that_loaded_different_models_are_told_so),
         cmocka_unit_test(b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read),
         cmocka_unit_test(p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it),
+        cmocka_unit_test(p10_b14_who_ends_a_step_because_of_a_number_tells_whose_it_is),
+        cmocka_unit_test(p10_b14_numbers_that_explain_nothing_name_nobody),
     };
 
     return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);
