@@ -120,6 +120,7 @@ static void stopped_main(const struct forks_self *self)
                err.text);
     if (r == COX_TIMEOUT && names(err.text, VICTIM))
         atomic_fetch_add(&session->timeouts, 1);
+    cox_fault_arm(NULL); /* where it was late, nobody would continue it from now on */
     FORK_CHECK(cox_group_align(group, 10) == 0, "align");
     atomic_fetch_add(&session->ended, 1);
     await(&session->ended, RANK_COUNT);

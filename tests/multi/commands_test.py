@@ -135,6 +135,23 @@ def wait_until(condition, what):
         time.sleep(0.005)
 
 
+def stop_process(pid):
+    """On return none of its threads runs, as one may for a moment after the signal was sent."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = "/proc/%d/task" % pid
+
+    def all_stopped():
+        try:
+            for task in os.listdir(tasks):
+                with open(os.path.join(tasks, task, "stat"), encoding="ascii") as file:
+                    if file.read().rsplit(")", 1)[1].split()[0] not in "Tt":
+                        return False
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # somebody has killed it
+        return True
+    wait_until(all_stopped, "a stopped process")
+
+
 def temporary(text, mode=0o600):
     with tempfile.NamedTemporaryFile("w", prefix="cox_commands_", delete=False) as file:
         file.write(text)
@@ -657,7 +674,7 @@ def a_step_that_is_late_is_run_again_and_the_text_is_the_same():
                              path], stdout=out)
             wait_until(lambda: os.fstat(out.fileno()).st_size > 0, "text")
             pid = workers_of(process, 2)[rank]
-            os.kill(pid, signal.SIGSTOP)
+            stop_process(pid)
             line = process.stderr.readline()
             os.kill(pid, signal.SIGCONT)
             result = finish(process)
@@ -672,7 +689,7 @@ def a_worker_that_stays_silent_is_named():
     process = start(["generate", "--model", MODEL, "-n", "2", "--one-at-a-time", "--timeout", "0.3", "--file",
                      temporary("1+1=\n" * 100000)])
     check(process.stdout.readline() == "1+1=2\n", "no text")
-    os.kill(workers_of(process, 2)[1], signal.SIGSTOP)
+    stop_process(workers_of(process, 2)[1])
     expect(finish(process), 3, "rank 1")
 
 

@@ -19,7 +19,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import commands_test as base  # pylint: disable=wrong-import-position
-from commands_test import MODEL, TIMEOUT, check, expect, finish, run, start, sums, wait_until
+from commands_test import MODEL, TIMEOUT, check, expect, finish, run, start, stop_process, sums, wait_until
 
 base.tests.clear()  # its own are another test
 test = base.test
@@ -29,20 +29,6 @@ RUNTIME = tempfile.mkdtemp(prefix="cox_control_")
 os.environ["XDG_RUNTIME_DIR"] = RUNTIME
 
 counter = 0
-
-
-def stop_process(pid):
-    """On return none of its threads runs."""
-    os.kill(pid, signal.SIGSTOP)
-    tasks = "/proc/%d/task" % pid
-
-    def all_stopped():
-        for task in os.listdir(tasks):
-            with open(os.path.join(tasks, task, "stat"), encoding="ascii") as file:
-                if file.read().rsplit(")", 1)[1].split()[0] not in "Tt":
-                    return False
-        return True
-    wait_until(all_stopped, "a stopped process")
 
 
 class Group:
@@ -529,7 +515,7 @@ def test_m15_status_answers_while_a_stuck_group_ends_and_stop_again_is_no_harm()
 @test
 def test_stop_gives_up_at_its_deadline():
     with Group(1) as group:
-        group.process.send_signal(signal.SIGSTOP)
+        stop_process(group.process.pid)
         told = "process %d, the coordinator, is stopped by a signal" % group.process.pid
         expect(group.stop("--timeout", "0.3"), 3, told)
         expect(run(["status", "--name", group.name, "--timeout", "0.3"]), 3, told)

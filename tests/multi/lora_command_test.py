@@ -406,7 +406,7 @@ def test_m13_what_makes_no_sense_is_refused():
     with Group(2) as group:
         result = expect(lora(group, "load", "x" * 129, folder), 2, "1 to 128 bytes")
         check(result.out == "", "lines of ranks that nobody has asked", result)
-        os.kill(group.process.pid, signal.SIGSTOP)
+        base.stop_process(group.process.pid)
         begin = time.monotonic()
         expect(lora(group, "list", "--timeout", "1"), 3, "in time")
         check(time.monotonic() - begin < 15, "the deadline is not kept")

@@ -319,7 +319,7 @@ def test_a26_prompts_stand_still_between_pause_and_start():
 @test
 def test_a26_a_failed_pause_holds_prompts_back_until_start():
     with Group(2) as group:
-        os.kill(group.pids[1], signal.SIGSTOP)
+        base.stop_process(group.pids[1])
         expect(recover(group.name, "pause", "--timeout", "0.2"), 3, "rank 1")
         ends_as(group.name, lambda now: "some ranks are paused" in (now["recovery"]["doing"] or ""))
         os.kill(group.pids[1], signal.SIGCONT)
