@@ -8,7 +8,8 @@
  * Two forms. The named form is one region that all ranks write: for processes that trust each other. In the sealed form,
  * which the ranks of a sealed group have of their init, a rank has a writable mapping only of memory that nobody else writes:
  * its words and its values; of the others' it can only read, and what it reads is hostile input. What is shared
- * there are hints for waking, because several processes must sleep on one futex: the worst is a wait that takes 50 ms more.
+ * there are hints for waking, because several processes must sleep on one futex: the worst is a wait that takes 50 ms more,
+ * or wake-ups for nothing, which cost processor time.
  * Errors name the rank whose memory makes no sense. A rank that says that another one has died, where this one
  * sees it live, is named itself; one that has given up is named with the rank that it says was why, for which of
  * the two that was nobody else can tell.

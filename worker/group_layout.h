@@ -18,7 +18,7 @@
  * The sealed form: ranks[r] and values[r] are an object each, `cox_group` and `cox_payload_group`, of which rank r has the
  * only mapping that can be written, and all other ranks one for reading. The bells, that of the group first, are in the
  * wake memory (channel/layout.h), where everybody writes: several processes must sleep on one futex. The worst that
- * anybody does there is a wait that takes a slice of 50 ms more. A rank has the same memory in every life of the group, and
+ * anybody does there is a wait that takes a slice of 50 ms more, or wake-ups for nothing, which cost processor time. A rank has the same memory in every life of the group, and
  * sets its words back to zero before it joins the next one (group_round.c says why nobody takes a word of one life for
  * one of another). Whatever is read in memory of another rank is read once, and checked; what makes no
  * sense is that rank's fault, and so is what it says of a third one that this rank does not see itself.
