@@ -151,6 +151,18 @@ static int with_half_a_request(enum kind kind)
     return fd;
 }
 
+/* The rest comes when its sender has ended: the door alone has the fd by then, and refuses it. */
+static int with_a_request_in_two_parts(enum kind kind)
+{
+    return with_half_a_request(kind);
+}
+
+static void send_second_part(int fd)
+{
+    uint8_t bytes[COX_DEPOT_REQUEST_SIZE] = {0};
+    send_all(fd, bytes, sizeof bytes - sizeof bytes / 2, NULL, 0);
+}
+
 /* Not of the handle that it comes with. */
 static int as_a_deposit_that_is_refused(enum kind kind)
 {
@@ -248,6 +260,7 @@ static int (*const ways[])(enum kind kind) = {
     as_a_deposit_that_is_withdrawn,
     as_a_deposit_that_is_refused,
     with_half_a_request,
+    with_a_request_in_two_parts,
     more_than_is_allowed,
     left_unread,
     of_a_worker,
@@ -292,6 +305,8 @@ static int leave(size_t way, enum kind kind)
     }
     close(pair[0]);
     assert_true(fd >= 0);
+    if (ways[way] == with_a_request_in_two_parts)
+        send_second_part(fd);
     return fd;
 }
 
