@@ -422,6 +422,32 @@ def weights_that_changed_where_a_new_rank_reads_its_own_end_the_group_with_words
                 ends(group)
 
 
+def too_large_for(rank, rank_count):
+    """A model of which one rank's slices alone are too large together."""
+    header, data = read_model()
+    for name, tensor in json.loads(header).items():
+        if name.endswith("down_proj.weight"):
+            begin, end = (offset // 4 for offset in tensor["data_offsets"])
+            columns = data[begin:end].reshape(tensor["shape"])
+            width = columns.shape[1] // rank_count
+            own = columns[:, rank * width:(rank + 1) * width]
+            own[:] = numpy.sign(own) * numpy.float32(3e38)
+    return write_model("huge %d of %d" % (rank, rank_count), header, data)
+
+
+@test
+def p10_the_rank_whose_numbers_are_too_large_is_named():
+    """By every rank, before it computes with them and gives in its own name what comes of that."""
+    with Group(4) as group:
+        client = start(["generate", "--name", group.name, "--quiet", "--max-tokens", "8", "--file", prompts_file(2700)])
+        wait_until(lambda: group.status()["serving"]["running"] > 0, "prompts")
+        for rank in (3, 1):
+            refused(group, too_large_for(rank, 4), 3, "rank %d gave " % rank)
+        check(client.poll() is None, "the client has ended before")
+        check(expect(finish(client), 0).out == expected(MODEL, 2700), "another text")
+        ends(group)
+
+
 @test
 def weights_that_ranks_cannot_compute_with_are_withdrawn():
     """Numbers as they may be, but too large together: the first step with rows fails on every rank."""
