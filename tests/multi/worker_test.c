@@ -453,6 +453,30 @@ static void m5_a_callback_has_the_fault_handlers_of_its_host(void **state)
     test_group_free(g);
 }
 
+/* Once a rank has its memory, the coordinator has no other mapping of it than one for reading. */
+static void b16_p10_a_coordinator_cannot_write_what_a_rank_says(void **state)
+{
+    (void)state;
+    if (test_attach() != COX_ATTACH_SEALED)
+        skip();
+    const struct cox_executor_options options = {.command = command_of("worker")};
+    struct test_group *g = test_group_start(2, &options);
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512], permissions[8];
+    uint32_t count = 0;
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps)) {
+        if (!strstr(line, "memfd:cox_rank"))
+            continue;
+        count++;
+        assert_int_equal(sscanf(line, "%*s %7s", permissions), 1);
+        assert_string_equal(permissions, "r--s");
+    }
+    fclose(maps);
+    assert_int_equal(count, 2);
+    test_group_free(g);
+}
+
 static void limits_that_cannot_be_are_told_as_such(void **state)
 {
     (void)state;
@@ -604,6 +628,7 @@ int main(int argc, char **argv)
 #if COX_TESTING
         TEST(p10_a_frame_that_is_written_again_is_not_served),
 #endif
+        TEST(b16_p10_a_coordinator_cannot_write_what_a_rank_says),
         TEST(limits_that_cannot_be_are_told_as_such),
         TEST(a_report_is_cut_between_characters),
         TEST(a_lane_that_fails_is_what_run_returns),
