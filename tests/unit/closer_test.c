@@ -11,7 +11,7 @@
 #include "channel_fixture.h"
 
 /* What becomes of a thread that the closer wants. */
-static enum { STARTS, BEGINS_LATE, CANNOT_BE_MADE } threads;
+static enum chance { STARTS, BEGINS_LATE, CANNOT_BE_MADE } threads;
 static sem_t late;
 
 struct begun {
@@ -68,7 +68,7 @@ static void give_some(struct cox_closer *closer)
     assert_int_equal(pair[1], -1);
 }
 
-static void given_and_freed(int how)
+static void given_and_freed(enum chance how)
 {
     struct cox_closer *closer;
     threads = how;

@@ -418,7 +418,7 @@ static void check_ranks(struct bench *bench, uint32_t rank_count, const void *we
     for (uint32_t r = 0; r < rank_count; r++) {
         struct rank *rank = &ranks[r];
         const struct cox_model_options options = {
-            .share = {r, rank_count, exchange, rank},
+            .share = {.rank = r, .rank_count = rank_count, .gather = exchange, .context = rank},
             .weights = weights,
             .weights_size = weights_size,
         };
@@ -759,9 +759,9 @@ static void load_refuses_what_cannot_be(void **state)
     load_fails(directory, NULL, COX_NOT_FOUND, "config.json");
     fixture_write_model(directory, &configs[0], 1, 1);
     load_fails(directory, &options, COX_INVALID, "no way to the others");
-    options = (struct cox_model_options){.share = {0, 3, exchange, NULL}};
+    options = (struct cox_model_options){.share = {.rank_count = 3, .gather = exchange}};
     load_fails(directory, &options, COX_INVALID, "8 slices");
-    options = (struct cox_model_options){.share = {2, 2, exchange, NULL}};
+    options = (struct cox_model_options){.share = {.rank = 2, .rank_count = 2, .gather = exchange}};
     load_fails(directory, &options, COX_INVALID, "rank 2 of 2");
     options = (struct cox_model_options){.share = {.rank = 5, .gather = exchange}};
     load_fails(directory, &options, COX_INVALID, "rank 5 of 1");
