@@ -81,13 +81,12 @@ static bool request_is_plain(const ExecuteRequest *request)
         return false;
     const ExecuteModelRequest *model = request->execute_model_request;
     const StepDelta *step = model->step;
-    const size_t counts = request->n_config | request->base.n_unknown_fields |
-                          model->base.n_unknown_fields | step->base.n_unknown_fields |
-                          model->n_seq_group_metadata_list | model->n_blocks_to_swap_in |
-                          model->n_blocks_to_swap_out | model->n_blocks_to_copy |
-                          model->n_finished_requests_ids | model->n_last_sampled_token_ids |
-                          model->n_all_dp_batches_seq_lens | step->n_announced |
-                          request->n_group_memory;
+    const size_t counts =
+        request->n_config | request->base.n_unknown_fields | model->base.n_unknown_fields |
+        step->base.n_unknown_fields | model->n_seq_group_metadata_list |
+        model->n_blocks_to_swap_in | model->n_blocks_to_swap_out | model->n_blocks_to_copy |
+        model->n_finished_requests_ids | model->n_last_sampled_token_ids |
+        model->n_all_dp_batches_seq_lens | step->n_announced | request->n_group_memory;
     const int flags = request->has_group_life | request->has_replayed | model->has_virtual_engine |
                       model->has_num_lookahead_slots | model->has_running_queue_size |
                       model->has_num_steps | model->has_spec_step_idx | model->has_wait_queue_len;
