@@ -152,6 +152,21 @@ def stop_process(pid):
     wait_until(all_stopped, "a stopped process")
 
 
+def sleeps_in(pid):
+    """Where each thread of a process is in the kernel, for the words of a test that waits for it in vain."""
+    def read(*path):
+        try:
+            with open(os.path.join("/proc/%d" % pid, *path), encoding="ascii") as file:
+                return file.read().strip()
+        except OSError as error:
+            return type(error).__name__
+    try:
+        tasks = sorted(os.listdir("/proc/%d/task" % pid))
+    except OSError as error:
+        return type(error).__name__
+    return "; ".join("%s: %s" % (read("task", task, "comm"), read("task", task, "wchan")) for task in tasks)
+
+
 def temporary(text, mode=0o600):
     with tempfile.NamedTemporaryFile("w", prefix="cox_commands_", delete=False) as file:
         file.write(text)
@@ -1363,7 +1378,7 @@ def main(after_each=lambda: None):
             verdict = "ok"
         except Skipped as error:
             verdict = "skipped: %s" % error
-        except (AssertionError, EOFError, OSError) as error:
+        except (AssertionError, EOFError, OSError, subprocess.TimeoutExpired) as error:
             verdict = "FAILED: %s" % (error or type(error).__name__)
             failed += 1
         print("%s (%.1f s) %s" % (function.__name__, time.monotonic() - begin, verdict), flush=True)

@@ -887,7 +887,10 @@ class External:
 
     def left_nothing(self):
         for worker in self.workers:
-            check(worker.wait(timeout=TIMEOUT) is not None, "a worker lives on")
+            try:
+                worker.wait(timeout=TIMEOUT)
+            except subprocess.TimeoutExpired:
+                check(False, "a worker lives on, in " + base.sleeps_in(worker.pid))
         check(not os.path.exists(self.door), "the door is left")
         check(not base.names(self.name), "left in /dev/shm: %s" % base.names(self.name))
 
