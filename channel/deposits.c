@@ -11,8 +11,6 @@
 /* Where the fields are, see the header. */
 enum { OP = 0, RESERVED_32 = 4, NUMBER = 8, RESERVED_16 = 16, HANDLE = 64 };
 enum { STATUS = 0 };
-/* And those of a handle (handle.h) that are looked at here. */
-enum { HANDLE_KIND = 3, HANDLE_PID = 4, HANDLE_DEV = 28, HANDLE_INO = 32 };
 
 struct cox_deposit {
     uint64_t hash;
@@ -150,16 +148,16 @@ void cox_deposits_forget(struct cox_deposits *deposits, struct cox_depositor *de
 static bool handle_is_of(const struct cox_handle *handle, pid_t pid, int fd)
 {
     struct statx st;
-    uint8_t kind = handle->bytes[HANDLE_KIND];
+    uint8_t kind = handle->bytes[COX_HANDLE_AT_KIND];
     /* Whoever serves the file (FUSE) is not asked: it may never answer. */
     if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &st) < 0 ||
         (kind != COX_HANDLE_MEMORY && kind != COX_HANDLE_OTHER))
         return false;
-    return (pid == 0 || get(handle->bytes + HANDLE_PID, 4) == (uint64_t)pid) &&
+    return (pid == 0 || get(handle->bytes + COX_HANDLE_AT_PID, 4) == (uint64_t)pid) &&
            (kind == COX_HANDLE_OTHER || S_ISREG(st.stx_mode)) &&
-           get(handle->bytes + HANDLE_DEV, 4) ==
+           get(handle->bytes + COX_HANDLE_AT_DEV, 4) ==
                (uint32_t)makedev(st.stx_dev_major, st.stx_dev_minor) &&
-           get(handle->bytes + HANDLE_INO, 8) == (uint64_t)st.stx_ino;
+           get(handle->bytes + COX_HANDLE_AT_INO, 8) == (uint64_t)st.stx_ino;
 }
 
 static int deposits_put(struct cox_deposits *deposits, struct cox_depositor *depositor,

@@ -26,7 +26,7 @@
 #define COX_CHANNEL_DEPOSITS_H
 
 #include "closer.h"
-#include "handle.h"
+#include "handle_format.h"
 
 #include <sys/types.h>
 

@@ -18,7 +18,6 @@
 
 #define MAGIC 0x4843u /* "CH" */
 #define LAYOUT_VERSION 1u
-#define CRC_OFFSET 60
 #define BOOT_ID_PATH "/proc/sys/kernel/random/boot_id"
 
 /* ---- bytes ---- */
@@ -59,19 +58,19 @@ static void store(uint8_t *bytes, size_t size, uint64_t value)
 void cox_handle_format(const struct cox_handle_info *info, struct cox_handle *ret_handle)
 {
     uint8_t *bytes = ret_handle->bytes;
-    store(bytes, 2, MAGIC);
-    store(bytes + 2, 1, LAYOUT_VERSION);
-    store(bytes + 3, 1, (uint64_t)info->kind);
-    store(bytes + 4, 4, info->pid);
-    store(bytes + 8, 8, info->start);
-    store(bytes + 16, 8, info->system);
-    store(bytes + 24, 4, info->fd);
-    store(bytes + 28, 4, info->dev);
-    store(bytes + 32, 8, info->ino);
-    store(bytes + 40, 8, info->size);
-    store(bytes + 48, 8, info->offset);
-    store(bytes + 56, 4, info->generation);
-    store(bytes + CRC_OFFSET, 4, cox_handle_crc(bytes, CRC_OFFSET));
+    store(bytes + COX_HANDLE_AT_MAGIC, 2, MAGIC);
+    store(bytes + COX_HANDLE_AT_VERSION, 1, LAYOUT_VERSION);
+    store(bytes + COX_HANDLE_AT_KIND, 1, (uint64_t)info->kind);
+    store(bytes + COX_HANDLE_AT_PID, 4, info->pid);
+    store(bytes + COX_HANDLE_AT_START, 8, info->start);
+    store(bytes + COX_HANDLE_AT_SYSTEM, 8, info->system);
+    store(bytes + COX_HANDLE_AT_FD, 4, info->fd);
+    store(bytes + COX_HANDLE_AT_DEV, 4, info->dev);
+    store(bytes + COX_HANDLE_AT_INO, 8, info->ino);
+    store(bytes + COX_HANDLE_AT_SIZE, 8, info->size);
+    store(bytes + COX_HANDLE_AT_OFFSET, 8, info->offset);
+    store(bytes + COX_HANDLE_AT_GENERATION, 4, info->generation);
+    store(bytes + COX_HANDLE_AT_CRC, 4, cox_handle_crc(bytes, COX_HANDLE_AT_CRC));
 }
 
 /* Numbers that no exporter writes, whatever the crc says. */
@@ -99,31 +98,32 @@ int cox_handle_parse(const struct cox_handle *handle, struct cox_handle_info *re
 {
     uint8_t bytes[COX_HANDLE_SIZE]; /* where they come from they may change meanwhile */
     memcpy(bytes, handle->bytes, sizeof bytes);
-    uint64_t magic = load(bytes, 2), version = load(bytes + 2, 1);
+    uint64_t magic = load(bytes + COX_HANDLE_AT_MAGIC, 2),
+             version = load(bytes + COX_HANDLE_AT_VERSION, 1);
     if (magic != MAGIC)
         return cox_fail(err, COX_CORRUPT,
                         "no handle: it begins with 0x%04" PRIx64 ", expected 0x%04x", magic, MAGIC);
     if (version != LAYOUT_VERSION)
         return cox_fail(err, COX_VERSION, "a handle of version %" PRIu64 ": this one reads %u",
                         version, LAYOUT_VERSION);
-    uint32_t crc = cox_handle_crc(bytes, CRC_OFFSET),
-             written = (uint32_t)load(bytes + CRC_OFFSET, 4);
+    uint32_t crc = cox_handle_crc(bytes, COX_HANDLE_AT_CRC),
+             written = (uint32_t)load(bytes + COX_HANDLE_AT_CRC, 4);
     if (crc != written)
         return cox_fail(err, COX_CORRUPT,
                         "a damaged handle: its checksum is 0x%08" PRIx32
                         ", its bytes give 0x%08" PRIx32,
                         written, crc);
     const struct cox_handle_info info = {
-        .kind = (enum cox_handle_kind)bytes[3],
-        .pid = (uint32_t)load(bytes + 4, 4),
-        .start = load(bytes + 8, 8),
-        .system = load(bytes + 16, 8),
-        .fd = (uint32_t)load(bytes + 24, 4),
-        .dev = (uint32_t)load(bytes + 28, 4),
-        .ino = load(bytes + 32, 8),
-        .size = load(bytes + 40, 8),
-        .offset = load(bytes + 48, 8),
-        .generation = (uint32_t)load(bytes + 56, 4),
+        .kind = (enum cox_handle_kind)bytes[COX_HANDLE_AT_KIND],
+        .pid = (uint32_t)load(bytes + COX_HANDLE_AT_PID, 4),
+        .start = load(bytes + COX_HANDLE_AT_START, 8),
+        .system = load(bytes + COX_HANDLE_AT_SYSTEM, 8),
+        .fd = (uint32_t)load(bytes + COX_HANDLE_AT_FD, 4),
+        .dev = (uint32_t)load(bytes + COX_HANDLE_AT_DEV, 4),
+        .ino = load(bytes + COX_HANDLE_AT_INO, 8),
+        .size = load(bytes + COX_HANDLE_AT_SIZE, 8),
+        .offset = load(bytes + COX_HANDLE_AT_OFFSET, 8),
+        .generation = (uint32_t)load(bytes + COX_HANDLE_AT_GENERATION, 4),
     };
     int r = info_check(&info, err);
     if (r == 0)

@@ -2,21 +2,7 @@
  * handle: an fd as 64 plain bytes, which survive memcpy, a file, a protobuf field, shared memory;
  * whoever gets them can open the same object in another process.
  *
- * Layout, little-endian (DESIGN.md, by-value handles):
- *
- *   0   magic u16       0x4843 "CH"
- *   2   version u8      1
- *   3   kind u8         enum cox_handle_kind
- *   4   pid u32         of the exporter
- *   8   start u64       its start time (peer.h)
- *   16  system u64      hash of boot id, pid namespace and time namespace
- *   24  fd u32          its number in the exporter
- *   28  dev u32         of the object, as fstat tells
- *   32  ino u64
- *   40  size u64        bytes of the object that may be mapped; 0: not memory
- *   48  offset u64      where in it what is meant begins; of what is not memory 0
- *   56  generation u32  the exporter's count, so that no two handles are the same
- *   60  crc32c u32      over bytes 0 to 59
+ * The bytes are laid out in handle_format.h.
  *
  * Opening takes the fd out of the exporter with pidfd_getfd, and then checks that it is the object
  * that was meant. Where the kernel has no such call, or does not allow it (Yama, seccomp, an exporter
@@ -43,22 +29,11 @@
 #define COX_CHANNEL_HANDLE_H
 
 #include "base.h"
+#include "handle_format.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#define COX_HANDLE_SIZE 64
-
-/* Plain bytes; copy it as you like. */
-struct cox_handle {
-    uint8_t bytes[COX_HANDLE_SIZE];
-};
-
-enum cox_handle_kind {
-    COX_HANDLE_MEMORY = 1, /* a memfd or another file that can be mapped */
-    COX_HANDLE_OTHER = 2,  /* a socket, a pipe, an eventfd, a device, ... */
-};
 
 /* What the bytes say, checked. */
 struct cox_handle_info {

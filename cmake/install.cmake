@@ -6,6 +6,7 @@ include(CMakePackageConfigHelpers)
 set(public_headers
     channel/base.h
     channel/handle.h
+    channel/handle_format.h
     channel/region.h
     channel/socket.h
     channel/spin.h
