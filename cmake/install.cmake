@@ -2,7 +2,10 @@
 # tree may be installed under any prefix and moved.
 include(CMakePackageConfigHelpers)
 
-# The public headers. They include each other relatively ("../channel/base.h").
+# Three headers are the interface; they include the others, whose paths are not part of it.
+install(DIRECTORY include/coxswain DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
+
+# They include each other relatively ("../channel/base.h").
 set(public_headers
     channel/base.h
     channel/handle.h

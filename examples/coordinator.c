@@ -1,6 +1,6 @@
 /* A coordinator: starts four workers and lets them add the numbers 1 to 1000 together.
  * Build: cc coordinator.c $(pkg-config --cflags --libs coxswain); run: ./coordinator ./worker */
-#include <coxswain/coordinator/executor.h>
+#include <coxswain/coxswain.h>
 
 #include <inttypes.h>
 #include <stdio.h>

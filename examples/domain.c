@@ -3,7 +3,7 @@
  * would see. A message from host memory is copied into it once, by the first who takes it there.
  * Build: cc domain.c $(pkg-config --cflags --libs coxswain); run: ./domain */
 #define _GNU_SOURCE
-#include <coxswain/channel/memory/queue.h>
+#include <coxswain/memory.h>
 
 #include <fcntl.h>
 #include <stdio.h>

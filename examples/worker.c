@@ -1,6 +1,6 @@
 /* A worker: answers every request with the sum of its numbers that fall to this rank.
  * Build: cc worker.c $(pkg-config --cflags --libs coxswain) */
-#include <coxswain/worker/worker.h>
+#include <coxswain/coxswain.h>
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,8 +1,7 @@
 /* What can be had of the installed library without a coordinator: two processes, a named region, a socket that an fd
  * goes through, and a rank group (K28). */
-#include <coxswain/channel/region.h>
-#include <coxswain/channel/socket.h>
-#include <coxswain/worker/group.h>
+#include <coxswain/coxswain.h>
+#include <coxswain/ipc.h>
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,7 @@
 # examples/worker.c as a newcomer builds it, beside the commands, where tests look for programs.
-file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/examples)
-file(CREATE_LINK ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/examples/coxswain SYMBOLIC)
 add_executable(example_worker ${PROJECT_SOURCE_DIR}/examples/worker.c)
 set_target_properties(example_worker PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
-target_include_directories(example_worker PRIVATE ${PROJECT_BINARY_DIR}/examples)
+target_include_directories(example_worker PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR})
 target_link_libraries(example_worker PRIVATE coxswain_worker_lib coxswain_proto coxswain_channel coxswain_warnings)
 
 # Runs a command as on an older kernel or under a seccomp profile.

@@ -1,0 +1,26 @@
+/*
+ * coxswain: what an engine needs on both sides of the channel.
+ *
+ *   worker       worker/worker.h: attach to a group, serve its requests through callbacks, stop;
+ *                worker/batch.h: one step of inference, as the execute callback gets it;
+ *                worker/group.h: the rank group: barrier, all-gather of values, exchange of fds
+ *   coordinator  coordinator/executor.h: start a group of workers, submit, call, gather, stop;
+ *                coordinator/operations.h: init, link, pull, recover, as plain structs
+ *   messages     proto/wire.h, proto/operation.h and the generated proto/executor.pb-c.h
+ *
+ * Threads, ownership, blocking and errors: in the header of each function. The paths of those headers
+ * are not part of the interface; this file and its two companions are (memory.h, ipc.h).
+ */
+#ifndef COX_COXSWAIN_H
+#define COX_COXSWAIN_H
+
+#include "coordinator/executor.h"
+#include "coordinator/operations.h"
+#include "proto/executor.pb-c.h"
+#include "proto/operation.h"
+#include "proto/wire.h"
+#include "worker/batch.h"
+#include "worker/group.h"
+#include "worker/worker.h"
+
+#endif

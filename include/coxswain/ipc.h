@@ -1,0 +1,19 @@
+/*
+ * ipc: the parts that need no group of workers.
+ *
+ *   base     status codes, errors with text, deadlines on the monotonic clock
+ *   handle   an fd as 64 bytes, opened in another process
+ *   region   shared memory, named or not
+ *   socket   bytes and fds over a unix socket, under a deadline
+ *   spin     how long a wait spins before it blocks
+ */
+#ifndef COX_IPC_H
+#define COX_IPC_H
+
+#include "channel/base.h"
+#include "channel/handle.h"
+#include "channel/region.h"
+#include "channel/socket.h"
+#include "channel/spin.h"
+
+#endif

@@ -1,0 +1,18 @@
+/*
+ * memory: blocks of memory that processes share without copying.
+ *
+ *   domain      kinds of memory: host, staged, CUDA, or one of the caller's own
+ *   pool        blocks of one domain with reference counts per owner
+ *   kv_blocks   blocks with one writer, for KV caches; others copy from them
+ *   queue       messages that are references to blocks, published once, taken by every subscriber
+ */
+#ifndef COX_MEMORY_H
+#define COX_MEMORY_H
+
+#include "channel/memory/domain.h"
+#include "channel/memory/domain_cuda.h"
+#include "channel/memory/kv_blocks.h"
+#include "channel/memory/pool.h"
+#include "channel/memory/queue.h"
+
+#endif
