@@ -5,25 +5,25 @@ include(CMakePackageConfigHelpers)
 # Three headers are the interface; they include the others, whose paths are not part of it.
 install(DIRECTORY include/coxswain DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
 
-# They include each other relatively ("../channel/base.h").
+# They include each other relatively ("../../channel/base/base.h").
 set(public_headers
-    channel/base.h
-    channel/handle.h
-    channel/handle_format.h
-    channel/region.h
-    channel/socket.h
-    channel/spin.h
-    channel/memory/domain.h
-    channel/memory/domain_cuda.h
-    channel/memory/kv_blocks.h
-    channel/memory/pool.h
-    channel/memory/queue.h
+    channel/base/base.h
+    channel/handle/handle.h
+    channel/base/handle_format.h
+    channel/shm/region.h
+    channel/socket/socket.h
+    channel/base/spin.h
+    channel/memory/domain/domain.h
+    channel/memory/domain/domain_cuda.h
+    channel/memory/pool/kv_blocks.h
+    channel/memory/pool/pool.h
+    channel/memory/queue/queue.h
     proto/wire.h
     proto/operation.h
     proto/executor.proto
-    worker/batch.h
-    worker/group.h
-    worker/worker.h
+    worker/sequences/batch.h
+    worker/group/group.h
+    worker/loop/worker.h
     coordinator/executor.h
     coordinator/operations.h)
 

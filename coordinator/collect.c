@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../channel/fault.h"
-#include "../channel/request.h"
-#include "../channel/thread.h"
-#include "../channel/truth.h"
-#include "../proto/operation.h"
+#include "channel/base/fault.h"
+#include "channel/shm/request.h"
+#include "channel/base/thread.h"
+#include "channel/shm/truth.h"
+#include "proto/operation.h"
 #include "report.h"
 
 /* More tokens than this in one place were not posted by workers that keep to the protocol. */

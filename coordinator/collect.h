@@ -26,7 +26,7 @@
 #ifndef COX_COORDINATOR_COLLECT_H
 #define COX_COORDINATOR_COLLECT_H
 
-#include "../channel/channel.h"
+#include "channel/shm/channel.h"
 #include "executor.h"
 #include "complaints.h"
 #include "gathering.h"
@@ -49,7 +49,7 @@
 
 struct cox_operation;
 
-/* What a group's channels have in common where bytes go in blocks (channel/bulk.h). */
+/* What a group's channels have in common where bytes go in blocks (channel/memory/bulk.h). */
 struct cox_blocks_choice {
     struct cox_bulk_sender sender;
     uint64_t request_size_max; /* 0: requests do not */

@@ -9,7 +9,7 @@
 
 #include "collect.h"
 
-#include "../channel/truth.h"
+#include "channel/shm/truth.h"
 
 COX_HOT static inline const struct cox_geometry *
 collector_geometry(const struct cox_collector *collector)

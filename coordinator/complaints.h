@@ -10,7 +10,7 @@
 #ifndef COX_COORDINATOR_COMPLAINTS_H
 #define COX_COORDINATOR_COMPLAINTS_H
 
-#include "../channel/base.h"
+#include "channel/base/base.h"
 
 #include <pthread.h>
 

@@ -8,13 +8,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../channel/channel.h"
-#include "../channel/fault.h"
-#include "../channel/peer.h"
-#include "../channel/request.h"
-#include "../channel/truth.h"
-#include "../channel/windows.h"
-#include "../proto/operation.h"
+#include "channel/shm/channel.h"
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
+#include "channel/shm/request.h"
+#include "channel/shm/truth.h"
+#include "channel/shm/windows.h"
+#include "proto/operation.h"
 #include "collect.h"
 #include "executor_internal.h"
 #include "group_memory.h"

@@ -2,9 +2,9 @@
 #ifndef COX_COORDINATOR_EXECUTOR_INTERNAL_H
 #define COX_COORDINATOR_EXECUTOR_INTERNAL_H
 
-#include "../channel/channel.h"
-#include "../channel/door.h"
-#include "../channel/inherit.h"
+#include "channel/shm/channel.h"
+#include "channel/socket/door.h"
+#include "channel/shm/inherit.h"
 #include "collect.h"
 #include "complaints.h"
 #include "executor.h"

@@ -5,13 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../channel/fault.h"
-#include "../channel/futex.h"
-#include "../channel/reply.h"
-#include "../channel/sealed.h"
-#include "../channel/thread.h"
-#include "../channel/truth.h"
-#include "../channel/tsan.h"
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+#include "channel/shm/reply.h"
+#include "channel/shm/sealed.h"
+#include "channel/base/thread.h"
+#include "channel/shm/truth.h"
+#include "channel/base/tsan.h"
 #include "proto/executor.pb-c.h"
 
 #define ARENA_SIZE_MAX (1u << 20)

@@ -1,5 +1,5 @@
 /*
- * The blocks behind frames, for requests that are larger than a frame (channel/bulk.h).
+ * The blocks behind frames, for requests that are larger than a frame (channel/memory/bulk.h).
  */
 #include "collect_internal.h"
 

@@ -6,8 +6,8 @@
 
 #include <inttypes.h>
 
-#include "../channel/fault.h"
-#include "../proto/operation.h"
+#include "channel/base/fault.h"
+#include "proto/operation.h"
 #include "inside.h"
 #include "report.h"
 

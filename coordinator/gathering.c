@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../channel/fault.h"
-#include "../channel/memory/domain_table.h"
-#include "../channel/reply.h"
-#include "../proto/bulk_ref.h"
+#include "channel/base/fault.h"
+#include "channel/memory/domain/domain_table.h"
+#include "channel/shm/reply.h"
+#include "proto/bulk_ref.h"
 #include "proto/executor.pb-c.h"
 #include "report.h"
 

@@ -5,7 +5,7 @@
  * There is one for every frame of a channel, so that a request whose deadline passes can end while
  * the one before it still waits.
  *
- * An answer in a block (channel/bulk.h) is taken in two steps: its reference out of the slot, and then, which may take a
+ * An answer in a block (channel/memory/bulk.h) is taken in two steps: its reference out of the slot, and then, which may take a
  * while, the bytes out of the block.
  *
  * Threads: the collector's, one at a time.
@@ -16,10 +16,10 @@
 #ifndef COX_COORDINATOR_GATHERING_H
 #define COX_COORDINATOR_GATHERING_H
 
-#include "../channel/bulk.h"
-#include "../channel/channel.h"
-#include "../proto/operation.h"
-#include "../proto/wire.h"
+#include "channel/memory/bulk.h"
+#include "channel/shm/channel.h"
+#include "proto/operation.h"
+#include "proto/wire.h"
 #include "executor.h"
 #include "stats.h"
 #include "supervise.h"

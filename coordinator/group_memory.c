@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "../channel/handle.h"
+#include "channel/handle/handle.h"
 #include "executor_internal.h"
 
 /* Of a rank, as it was exported last. */

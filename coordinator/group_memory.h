@@ -13,7 +13,7 @@
 #ifndef COX_COORDINATOR_GROUP_MEMORY_H
 #define COX_COORDINATOR_GROUP_MEMORY_H
 
-#include "../channel/base.h"
+#include "channel/base/base.h"
 #include "proto/executor.pb-c.h"
 
 struct cox_executor;

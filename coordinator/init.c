@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../channel/windows.h"
+#include "channel/shm/windows.h"
 #include "executor_internal.h"
 #include "group_memory.h"
 #include "inside.h"

@@ -17,7 +17,7 @@
 #ifndef COX_COORDINATOR_LATENCY_H
 #define COX_COORDINATOR_LATENCY_H
 
-#include "../channel/base.h"
+#include "channel/base/base.h"
 
 #define COX_LATENCY_BUCKET_COUNT 496
 

@@ -1,6 +1,6 @@
 #include "launch.h"
 
-#include "../channel/fault.h"
+#include "channel/base/fault.h"
 #include "supervise.h"
 
 #include <fcntl.h>

@@ -13,7 +13,7 @@
 #ifndef COX_COORDINATOR_LAUNCH_H
 #define COX_COORDINATOR_LAUNCH_H
 
-#include "../channel/base.h"
+#include "channel/base/base.h"
 
 #include <signal.h>
 #include <stdatomic.h>

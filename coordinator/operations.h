@@ -11,7 +11,7 @@
 #ifndef COX_COORDINATOR_OPERATIONS_H
 #define COX_COORDINATOR_OPERATIONS_H
 
-#include "../channel/handle.h"
+#include "../channel/handle/handle.h"
 #include "executor.h"
 
 #ifdef __cplusplus

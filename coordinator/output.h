@@ -11,7 +11,7 @@
 #ifndef COX_COORDINATOR_OUTPUT_H
 #define COX_COORDINATOR_OUTPUT_H
 
-#include "../channel/base.h"
+#include "channel/base/base.h"
 
 /* A line longer than this comes in pieces of exactly this many bytes and a rest. */
 #define COX_OUTPUT_LINE_MAX 4000

@@ -4,7 +4,7 @@
  */
 #include "collect_internal.h"
 
-#include "../channel/fault.h"
+#include "channel/base/fault.h"
 
 static bool collector_asks(struct cox_collector *collector, uint32_t rank)
 {

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../channel/peer.h"
-#include "../channel/truth.h"
-#include "../proto/operation.h"
+#include "channel/base/peer.h"
+#include "channel/shm/truth.h"
+#include "proto/operation.h"
 #include "proto/executor.pb-c.h"
 
 /* Of each kind of failure so many ranks are told in their own words, in so many bytes together. */

@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <signal.h>
 
-#include "../channel/fault.h"
-#include "../channel/truth.h"
+#include "channel/base/fault.h"
+#include "channel/shm/truth.h"
 #include "executor_internal.h"
 #include "inside.h"
 #include "launch.h"

@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../channel/peer.h"
-#include "../channel/truth.h"
+#include "channel/base/peer.h"
+#include "channel/shm/truth.h"
 #include "executor_internal.h"
 
 const char *cox_rank_state_name(uint32_t state)

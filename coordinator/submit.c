@@ -5,13 +5,13 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "../channel/request.h"
-#include "../channel/fault.h"
-#include "../proto/bulk_ref.h"
-#include "../proto/operation.h"
-#include "../proto/step_wire.h"
-#include "../proto/utf8.h"
-#include "../proto/wire.h"
+#include "channel/shm/request.h"
+#include "channel/base/fault.h"
+#include "proto/bulk_ref.h"
+#include "proto/operation.h"
+#include "proto/step_wire.h"
+#include "proto/utf8.h"
+#include "proto/wire.h"
 #include "collect.h"
 #include "executor_internal.h"
 #include "inside.h"

@@ -1,6 +1,6 @@
 #include "supervise_internal.h"
 
-#include "../channel/thread.h"
+#include "channel/base/thread.h"
 
 #include <signal.h>
 #include <stdlib.h>

@@ -24,7 +24,7 @@
 #ifndef COX_COORDINATOR_SUPERVISE_H
 #define COX_COORDINATOR_SUPERVISE_H
 
-#include "../channel/base.h"
+#include "channel/base/base.h"
 
 #include <stdatomic.h>
 #include <sys/types.h>

@@ -7,7 +7,7 @@
 
 #include "supervise.h"
 
-#include "../channel/peer.h"
+#include "channel/base/peer.h"
 #include "launch.h"
 #include "output.h"
 

@@ -1,7 +1,7 @@
 #include "supervise_internal.h"
 
-#include "../channel/fault.h"
-#include "../channel/tsan.h"
+#include "channel/base/fault.h"
+#include "channel/base/tsan.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,9 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../channel/fault.h"
-#include "../channel/peer.h"
-#include "../channel/truth.h"
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
+#include "channel/shm/truth.h"
 #include "executor_internal.h"
 #include "inside.h"
 

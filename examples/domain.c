@@ -100,7 +100,7 @@ static int turned_copy_from(struct cox_domain_memory *memory, uint64_t offset, v
     return 0;
 }
 
-/* The others may be left out (channel/memory/domain.h). */
+/* The others may be left out (channel/memory/domain/domain.h). */
 static const struct cox_domain_functions turned_functions = {
     .name = "turned",
     .create = turned_create,

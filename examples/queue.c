@@ -82,7 +82,7 @@ int main(void)
         cox_pool_fds(pool, pool_fds);
         int queue_fd = cox_queue_fd(queue);
         pid_t child =
-            fork(); /* fds may come by a socket or as handles (channel/handle.h) as well */
+            fork(); /* fds may come by a socket or as handles (channel/handle/handle.h) as well */
         if (child == 0) {
             close(ready[0]);
             r = take(queue_fd, pool_fds, ready[1], &err);

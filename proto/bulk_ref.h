@@ -1,5 +1,5 @@
 /*
- * bulk_ref: the reference to a block of bytes (channel/bulk.h) as a message.
+ * bulk_ref: the reference to a block of bytes (channel/memory/bulk.h) as a message.
  *
  * Private to the library.
  * Threads: any; no state.
@@ -10,7 +10,7 @@
 #ifndef COX_PROTO_BULK_REF_H
 #define COX_PROTO_BULK_REF_H
 
-#include "../channel/bulk.h"
+#include "channel/memory/bulk.h"
 
 struct ModelExecuteData__BulkRef;
 

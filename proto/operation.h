@@ -10,7 +10,7 @@
 #ifndef COX_PROTO_OPERATION_H
 #define COX_PROTO_OPERATION_H
 
-#include "../channel/base.h"
+#include "../channel/base/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -17,7 +17,7 @@
 #ifndef COX_PROTO_WIRE_H
 #define COX_PROTO_WIRE_H
 
-#include "../channel/base.h"
+#include "../channel/base/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -24,15 +24,15 @@ TITLES = {
 # Shown, but not by a test that carries the id.
 ELSEWHERE = {
     "B5": "idle and waiting sides sleep on semaphores: `p5_idle_costs_no_wakeup`",
-    "B12": "`channel/layout.h`: one writer per 128-byte line, offsets asserted at compile time",
-    "B22": "`channel/layout.h`: fixed-width fields, offsets asserted; `unit/wire` compares bytes written by hand",
+    "B12": "`channel/shm/layout.h`: one writer per 128-byte line, offsets asserted at compile time",
+    "B22": "`channel/shm/layout.h`: fixed-width fields, offsets asserted; `unit/wire` compares bytes written by hand",
     "B23": "`m3_a_reply_that_makes_no_sense_is_corrupt`, `m3_an_impossible_length_is_corrupt`, tests/fuzz",
     "B39": "format attributes on every function that takes one, -Wformat in the warnings",
     "B40": "`install/symbols`: the library calls nothing that ends a process or prints",
     "B41": "tests/multi, tests/fault and tests/legacy run real processes",
     "H27": "`install/pkg_config`, `install/find_package`: `examples/domain.c`, built against the installed library alone",
     "P9": "what a dead reader had pinned is released: nobody pins a block of a KV cache any more. Its memory has one "
-          "writer, the owner (channel/memory/kv_blocks.h); a dead reader leaves nothing, and the blocks of a dead owner live "
+          "writer, the owner (channel/memory/pool/kv_blocks.h); a dead reader leaves nothing, and the blocks of a dead owner live "
           "with who has them. Pins, and the dead ones' rows, are those of pools",
     "S5": "and `model_reference/check_logits.py` against numpy; for ranks as processes "
           "`s5_tokens_are_the_same_for_every_world_size`",

@@ -1,8 +1,8 @@
 /* coxswain clean: removes what dead groups left in /dev/shm, and their sockets. */
 #include "command.h"
 
-#include "../../channel/control.h"
-#include "../../channel/door.h"
+#include "channel/shm/control.h"
+#include "channel/socket/door.h"
 #include "console.h"
 
 #include <dirent.h>

@@ -1,7 +1,7 @@
 #include "client.h"
 
-#include "../../channel/door.h"
-#include "../../channel/geometry.h"
+#include "channel/socket/door.h"
+#include "channel/shm/geometry.h"
 #include "proto/control.pb-c.h"
 
 #include <dirent.h>

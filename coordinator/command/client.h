@@ -10,9 +10,9 @@
 #ifndef COX_COORDINATOR_CLIENT_H
 #define COX_COORDINATOR_CLIENT_H
 
-#include "../../channel/base.h"
-#include "../../proto/wire.h"
-#include "../serving/stream.h"
+#include "channel/base/base.h"
+#include "proto/wire.h"
+#include "coordinator/serving/stream.h"
 
 struct CoxswainControl__ControlRequest;
 struct CoxswainControl__ControlReply;

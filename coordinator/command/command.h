@@ -7,7 +7,7 @@
 #ifndef COX_COORDINATOR_COMMAND_H
 #define COX_COORDINATOR_COMMAND_H
 
-#include "../../channel/base.h"
+#include "channel/base/base.h"
 
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 #include "console.h"
 
-#include "../../channel/thread.h"
+#include "channel/base/thread.h"
 
 #include <inttypes.h>
 #include <poll.h>

@@ -15,7 +15,7 @@
 #ifndef COX_COORDINATOR_CONSOLE_H
 #define COX_COORDINATOR_CONSOLE_H
 
-#include "../../channel/base.h"
+#include "channel/base/base.h"
 
 /* From now on nothing here waits for whoever reads standard error. Without memory for a thread it stays as it was. */
 void cox_console_start(void);

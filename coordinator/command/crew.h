@@ -16,7 +16,7 @@
 #ifndef COX_COORDINATOR_CREW_H
 #define COX_COORDINATOR_CREW_H
 
-#include "../operations.h"
+#include "coordinator/operations.h"
 #include "options.h"
 
 struct cox_crew;

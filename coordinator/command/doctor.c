@@ -1,9 +1,9 @@
 /* coxswain doctor: what this machine lets a group do, and what to change where it does not. */
 #include "command.h"
 
-#include "../../channel/control.h"
-#include "../../channel/door.h"
-#include "../../channel/cgroup.h"
+#include "channel/shm/control.h"
+#include "channel/socket/door.h"
+#include "channel/base/cgroup.h"
 #include "crew.h"
 #include "probe.h"
 

@@ -1,8 +1,8 @@
 /* coxswain handle: what a by-value handle says, and whether it opens here. */
 #include "command.h"
 
-#include "../../channel/door.h"
-#include "../../channel/handle_internal.h"
+#include "channel/socket/door.h"
+#include "channel/handle/handle_internal.h"
 #include "console.h"
 
 #include <ctype.h>

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../../proto/utf8.h"
+#include "proto/utf8.h"
 
 #define FILE_SIZE_MAX ((size_t)1 << 20)
 

@@ -1,8 +1,8 @@
 #include "command.h"
 
-#include "../../channel/bulk.h"
-#include "../../channel/geometry.h"
-#include "../../channel/region.h"
+#include "channel/memory/bulk.h"
+#include "channel/shm/geometry.h"
+#include "channel/shm/region.h"
 #include "options.h"
 
 #include <inttypes.h>

@@ -1,9 +1,9 @@
 /* coxswain link, unlink, link-status and role: which groups read each other's KV caches, and what for. */
 #include "command.h"
 
-#include "../../channel/geometry.h"
+#include "channel/shm/geometry.h"
 #include "link_client.h"
-#include "../serving/group_links.h"
+#include "coordinator/serving/group_links.h"
 #include "proto/control.pb-c.h"
 #include "target.h"
 

@@ -1,7 +1,7 @@
 #include "options.h"
 
-#include "../../channel/geometry.h"
-#include "../../model/block.h"
+#include "channel/shm/geometry.h"
+#include "engine/model/block.h"
 
 #include <ctype.h>
 #include <inttypes.h>

@@ -13,9 +13,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../channel/folder.h"
-#include "../../channel/futex.h"
-#include "../../channel/socket.h"
+#include "channel/socket/folder.h"
+#include "channel/base/futex.h"
+#include "channel/socket/socket.h"
 
 int cox_probe_unnamed_file(void)
 {

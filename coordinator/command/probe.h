@@ -14,7 +14,7 @@
 #ifndef COX_COORDINATOR_PROBE_H
 #define COX_COORDINATOR_PROBE_H
 
-#include "../../channel/base.h"
+#include "channel/base/base.h"
 
 /* A file without a name in /dev/shm, that is given one: how regions appear only when they are whole. */
 int cox_probe_unnamed_file(void);

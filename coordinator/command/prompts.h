@@ -10,7 +10,7 @@
 #define COX_COORDINATOR_PROMPTS_H
 
 #include "crew.h"
-#include "../serving/scheduler.h"
+#include "coordinator/serving/scheduler.h"
 #include "tokenizer.h"
 
 struct cox_prompt {

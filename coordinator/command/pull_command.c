@@ -2,7 +2,7 @@
  * the blocks back. */
 #include "command.h"
 
-#include "../../channel/geometry.h"
+#include "channel/shm/geometry.h"
 #include "link_client.h"
 #include "proto/control.pb-c.h"
 #include "target.h"

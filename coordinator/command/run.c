@@ -3,8 +3,8 @@
 #include "console.h"
 #include "crew.h"
 #include "init_options.h"
-#include "../serving/group_links.h"
-#include "../serving/service.h"
+#include "coordinator/serving/group_links.h"
+#include "coordinator/serving/service.h"
 #include "tokenizer.h"
 
 #include <signal.h>

@@ -11,7 +11,7 @@
 #ifndef COX_COORDINATOR_SIGNALS_H
 #define COX_COORDINATOR_SIGNALS_H
 
-#include "../../channel/base.h"
+#include "channel/base/base.h"
 
 #include <pthread.h>
 #include <signal.h>

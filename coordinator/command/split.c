@@ -4,7 +4,7 @@
 #include "link_client.h"
 #include "proto/control.pb-c.h"
 #include "remote.h"
-#include "../serving/source.h"
+#include "coordinator/serving/source.h"
 
 #include <inttypes.h>
 #include <poll.h>

@@ -2,9 +2,9 @@
 #include "command.h"
 
 #include "console.h"
-#include "../executor.h"
-#include "../serving/recovery.h"
-#include "../serving/group_links.h"
+#include "coordinator/executor.h"
+#include "coordinator/serving/recovery.h"
+#include "coordinator/serving/group_links.h"
 #include "proto/control.pb-c.h"
 #include "target.h"
 

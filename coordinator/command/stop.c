@@ -1,8 +1,8 @@
 /* coxswain stop: ends a running group in order, and waits until it is gone. */
 #include "command.h"
 
-#include "../../channel/peer.h"
-#include "../../channel/socket.h"
+#include "channel/base/peer.h"
+#include "channel/socket/socket.h"
 #include "proto/control.pb-c.h"
 #include "target.h"
 

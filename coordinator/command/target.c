@@ -1,6 +1,6 @@
 #include "target.h"
 
-#include "../../channel/geometry.h"
+#include "channel/shm/geometry.h"
 
 int cox_target_take(struct cox_target *target, int option, char *const *argv, struct cox_error *err)
 {

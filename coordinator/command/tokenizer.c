@@ -1,6 +1,6 @@
 #include "tokenizer.h"
 
-#include "../../model/file.h"
+#include "engine/model/file.h"
 
 #include <fcntl.h>
 #include <jansson.h>

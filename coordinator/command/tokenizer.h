@@ -14,7 +14,7 @@
 #ifndef COX_COORDINATOR_TOKENIZER_H
 #define COX_COORDINATOR_TOKENIZER_H
 
-#include "../../channel/base.h"
+#include "channel/base/base.h"
 
 /* End-of-text tokens of one model, at most. */
 #define COX_EOS_COUNT_MAX 8

@@ -1,9 +1,9 @@
 #include "answer.h"
 
-#include "../../channel/closer.h"
-#include "../../channel/door.h"
-#include "../../channel/geometry.h"
-#include "../../proto/wire.h"
+#include "channel/socket/closer.h"
+#include "channel/socket/door.h"
+#include "channel/shm/geometry.h"
+#include "proto/wire.h"
 #include "proto/control.pb-c.h"
 #include "service.h"
 

@@ -1,7 +1,7 @@
 /* answer_links: links, role, holds and pulls of a group by request. */
 #include "answer.h"
 
-#include "../../proto/wire.h"
+#include "proto/wire.h"
 #include "proto/control.pb-c.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* answer_lora: LoRA adapters of a group by request: load, unload, list. */
 #include "answer.h"
 
-#include "../../proto/wire.h"
+#include "proto/wire.h"
 #include "lora.h"
 #include "proto/control.pb-c.h"
 

@@ -1,7 +1,7 @@
 /* answer_recover: recovery of a group by request: commands and replacements, and how it is. */
 #include "answer.h"
 
-#include "../../proto/wire.h"
+#include "proto/wire.h"
 #include "proto/control.pb-c.h"
 
 #include <inttypes.h>

@@ -1,7 +1,7 @@
 /* answer_weights: other weights for a group by request, and which it has. */
 #include "answer.h"
 
-#include "../../proto/wire.h"
+#include "proto/wire.h"
 #include "proto/control.pb-c.h"
 #include "shared_weights.h"
 

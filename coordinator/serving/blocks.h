@@ -11,7 +11,7 @@
 #ifndef COX_COORDINATOR_BLOCKS_H
 #define COX_COORDINATOR_BLOCKS_H
 
-#include "../../channel/base.h"
+#include "channel/base/base.h"
 
 struct cox_blocks {
     int32_t *free; /* a stack: the first free_count are free */

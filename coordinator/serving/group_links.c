@@ -1,6 +1,6 @@
 #include "group_links.h"
 
-#include "../../channel/geometry.h"
+#include "channel/shm/geometry.h"
 #include "proto/executor.pb-c.h"
 
 #include <inttypes.h>

@@ -13,7 +13,7 @@
 #ifndef COX_COORDINATOR_GROUP_LINKS_H
 #define COX_COORDINATOR_GROUP_LINKS_H
 
-#include "../operations.h"
+#include "coordinator/operations.h"
 
 struct cox_group_links;
 

@@ -12,7 +12,7 @@
 #ifndef COX_COORDINATOR_HOLDS_H
 #define COX_COORDINATOR_HOLDS_H
 
-#include "../../channel/base.h"
+#include "channel/base/base.h"
 
 struct cox_hold {
     struct cox_hold *next;

@@ -19,7 +19,7 @@
 #ifndef COX_COORDINATOR_LORA_H
 #define COX_COORDINATOR_LORA_H
 
-#include "../operations.h"
+#include "coordinator/operations.h"
 
 /* Bytes of a name, at most: as the ranks have it. */
 #define COX_LORA_NAME_MAX 128

@@ -1,7 +1,7 @@
 #include "message.h"
 
-#include "../../proto/wire.h"
-#include "../operations.h"
+#include "proto/wire.h"
+#include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"
 
 #include <inttypes.h>

@@ -9,7 +9,7 @@
 #ifndef COX_COORDINATOR_PULL_MESSAGE_H
 #define COX_COORDINATOR_PULL_MESSAGE_H
 
-#include "../../proto/wire.h"
+#include "proto/wire.h"
 #include "transfers.h"
 
 struct ModelExecuteData__ExecuteRequest;

@@ -1,6 +1,6 @@
 #include "recovery_internal.h"
 
-#include "../../channel/thread.h"
+#include "channel/base/thread.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -19,7 +19,7 @@
 #ifndef COX_COORDINATOR_RECOVERY_H
 #define COX_COORDINATOR_RECOVERY_H
 
-#include "../operations.h"
+#include "coordinator/operations.h"
 
 /* What a death does. */
 enum cox_on_death {

@@ -26,7 +26,7 @@
 #ifndef COX_COORDINATOR_SCHEDULER_H
 #define COX_COORDINATOR_SCHEDULER_H
 
-#include "../operations.h"
+#include "coordinator/operations.h"
 #include "plan.h"
 #include "transfers.h"
 

@@ -1,9 +1,9 @@
 #include "service.h"
 
-#include "../../channel/closer.h"
-#include "../../channel/socket.h"
-#include "../../channel/thread.h"
-#include "../../proto/wire.h"
+#include "channel/socket/closer.h"
+#include "channel/socket/socket.h"
+#include "channel/base/thread.h"
+#include "proto/wire.h"
 #include "answer.h"
 #include "proto/control.pb-c.h"
 #include "stream.h"

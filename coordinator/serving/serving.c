@@ -1,6 +1,6 @@
 #include "serving.h"
 
-#include "../../channel/thread.h"
+#include "channel/base/thread.h"
 #include "lora.h"
 #include "shared_weights.h"
 

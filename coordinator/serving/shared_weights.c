@@ -1,9 +1,9 @@
 #include "shared_weights.h"
 
-#include "../../channel/fault.h"
-#include "../../channel/memory/domain_table.h"
-#include "../../channel/region.h"
-#include "model/block.h"
+#include "channel/base/fault.h"
+#include "channel/memory/domain/domain_table.h"
+#include "channel/shm/region.h"
+#include "engine/model/block.h"
 
 #include <inttypes.h>
 #include <pthread.h>

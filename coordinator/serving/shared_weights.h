@@ -1,6 +1,6 @@
 /*
  * shared_weights: the model's weights, loaded and converted once by the coordinator and used by all ranks where they are: an image
- * (channel/region.h) for each version, which nobody can write any more, the coordinator included.
+ * (channel/shm/region.h) for each version, which nobody can write any more, the coordinator included.
  *
  *     load, publish
  *          |                      .- used: every rank has computed a step with it --> PRESENT
@@ -24,7 +24,7 @@
 #ifndef COX_COORDINATOR_SHARED_WEIGHTS_H
 #define COX_COORDINATOR_SHARED_WEIGHTS_H
 
-#include "../operations.h"
+#include "coordinator/operations.h"
 
 struct cox_shared_weights;
 

@@ -1,6 +1,6 @@
 #include "source.h"
 
-#include "../../channel/geometry.h"
+#include "channel/shm/geometry.h"
 #include "proto/control.pb-c.h"
 
 #include <inttypes.h>

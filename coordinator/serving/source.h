@@ -9,7 +9,7 @@
 #ifndef COX_COORDINATOR_SOURCE_H
 #define COX_COORDINATOR_SOURCE_H
 
-#include "../../channel/base.h"
+#include "channel/base/base.h"
 
 struct CoxswainControl__KvSource;
 

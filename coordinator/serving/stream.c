@@ -1,7 +1,7 @@
 #include "stream.h"
 
-#include "../../channel/closer.h"
-#include "../../channel/fault.h"
+#include "channel/socket/closer.h"
+#include "channel/base/fault.h"
 
 #include <endian.h>
 #include <protobuf-c/protobuf-c.h>

@@ -16,7 +16,7 @@
 #ifndef COX_COORDINATOR_STREAM_H
 #define COX_COORDINATOR_STREAM_H
 
-#include "../../channel/base.h"
+#include "channel/base/base.h"
 
 #define COX_STREAM_MESSAGE_MAX ((size_t)16 << 20)
 

@@ -1,6 +1,6 @@
 #include "transfers.h"
 
-#include "../latency.h"
+#include "coordinator/latency.h"
 #include "pull_message.h"
 
 #include <inttypes.h>

@@ -27,7 +27,7 @@
 #ifndef COX_COORDINATOR_TRANSFERS_H
 #define COX_COORDINATOR_TRANSFERS_H
 
-#include "../executor.h"
+#include "coordinator/executor.h"
 #include "source.h"
 
 struct cox_transfers;

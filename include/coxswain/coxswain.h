@@ -1,9 +1,9 @@
 /*
  * coxswain: what an engine needs on both sides of the channel.
  *
- *   worker       worker/worker.h: attach to a group, serve its requests through callbacks, stop;
- *                worker/batch.h: one step of inference, as the execute callback gets it;
- *                worker/group.h: the rank group: barrier, all-gather of values, exchange of fds
+ *   worker       worker/loop/worker.h: attach to a group, serve its requests through callbacks, stop;
+ *                worker/sequences/batch.h: one step of inference, as the execute callback gets it;
+ *                worker/group/group.h: the rank group: barrier, all-gather of values, exchange of fds
  *   coordinator  coordinator/executor.h: start a group of workers, submit, call, gather, stop;
  *                coordinator/operations.h: init, link, pull, recover, as plain structs
  *   messages     proto/wire.h, proto/operation.h and the generated proto/executor.pb-c.h
@@ -19,8 +19,8 @@
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 #include "proto/wire.h"
-#include "worker/batch.h"
-#include "worker/group.h"
-#include "worker/worker.h"
+#include "worker/sequences/batch.h"
+#include "worker/group/group.h"
+#include "worker/loop/worker.h"
 
 #endif

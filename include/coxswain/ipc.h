@@ -10,10 +10,10 @@
 #ifndef COX_IPC_H
 #define COX_IPC_H
 
-#include "channel/base.h"
-#include "channel/handle.h"
-#include "channel/region.h"
-#include "channel/socket.h"
-#include "channel/spin.h"
+#include "channel/base/base.h"
+#include "channel/handle/handle.h"
+#include "channel/shm/region.h"
+#include "channel/socket/socket.h"
+#include "channel/base/spin.h"
 
 #endif

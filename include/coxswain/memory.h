@@ -9,10 +9,10 @@
 #ifndef COX_MEMORY_H
 #define COX_MEMORY_H
 
-#include "channel/memory/domain.h"
-#include "channel/memory/domain_cuda.h"
-#include "channel/memory/kv_blocks.h"
-#include "channel/memory/pool.h"
-#include "channel/memory/queue.h"
+#include "channel/memory/domain/domain.h"
+#include "channel/memory/domain/domain_cuda.h"
+#include "channel/memory/pool/kv_blocks.h"
+#include "channel/memory/pool/pool.h"
+#include "channel/memory/queue/queue.h"
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "../../channel/base.h"
+#include "channel/base/base.h"
 
 /* The C library's own, under the names that it keeps for whoever replaces the others. */
 void *__libc_malloc(size_t size);

@@ -13,10 +13,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../../channel/futex.h"
-#include "../../coordinator/executor.h"
-#include "../../coordinator/operations.h"
-#include "../../worker/worker.h"
+#include "channel/base/futex.h"
+#include "coordinator/executor.h"
+#include "coordinator/operations.h"
+#include "worker/loop/worker.h"
 #include "measure.h"
 
 #define RANK_COUNT_MAX 16

@@ -19,9 +19,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../channel/peer.h"
-#include "../../coordinator/executor.h"
-#include "../../worker/worker.h"
+#include "channel/base/peer.h"
+#include "coordinator/executor.h"
+#include "worker/loop/worker.h"
 #include "measure.h"
 
 #define SIZE_COUNT_MAX 8

@@ -7,8 +7,8 @@
 #ifndef BENCH_GROUP_H
 #define BENCH_GROUP_H
 
-#include "../../coordinator/executor.h"
-#include "../../worker/worker.h"
+#include "coordinator/executor.h"
+#include "worker/loop/worker.h"
 
 #define WORKER_FLAG "--worker"
 #define GROUP_DEPTH_DEFAULT 4

@@ -23,8 +23,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../channel/handle.h"
-#include "../../channel/memory/kv_blocks.h"
+#include "channel/handle/handle.h"
+#include "channel/memory/pool/kv_blocks.h"
 #include "measure.h"
 
 #define SIZE_COUNT_MAX 16

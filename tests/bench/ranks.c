@@ -18,12 +18,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../channel/handle.h"
-#include "../../channel/socket.h"
-#include "../../channel/futex.h"
-#include "../../worker/exchange.h"
-#include "../../worker/group.h"
-#include "../../worker/model/tile.h"
+#include "channel/handle/handle.h"
+#include "channel/socket/socket.h"
+#include "channel/base/futex.h"
+#include "worker/group/exchange.h"
+#include "worker/group/group.h"
+#include "engine/compute/tile.h"
 #include "measure.h"
 
 #define RANK_COUNT_MAX 64

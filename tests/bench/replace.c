@@ -31,10 +31,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "../../coordinator/serving/recovery.h"
-#include "../../worker/batch.h"
-#include "../../worker/group.h"
-#include "../../worker/worker.h"
+#include "coordinator/serving/recovery.h"
+#include "worker/sequences/batch.h"
+#include "worker/group/group.h"
+#include "worker/loop/worker.h"
 #include "measure.h"
 #include "proto/executor.pb-c.h"
 

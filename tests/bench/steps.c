@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../coordinator/serving/message.h"
-#include "../../coordinator/serving/plan.h"
-#include "../../proto/wire.h"
+#include "coordinator/serving/message.h"
+#include "coordinator/serving/plan.h"
+#include "proto/wire.h"
 #include "group.h"
 #include "proto/executor.pb-c.h"
 #include "subject.h"

@@ -26,7 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../../channel/base.h"
+#include "channel/base/base.h"
 
 struct subject_options {
     uint32_t rank_count;

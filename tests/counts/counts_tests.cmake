@@ -2,10 +2,10 @@
 # record was made with. The rest comes from the libraries of this build.
 if(NOT COX_SANITIZE AND NOT COX_FUZZ)
     set(hot_sources
-        channel/base.c channel/geometry.c channel/semaphore.c channel/gate.c channel/request.c channel/reply.c
+        channel/base/base.c channel/shm/geometry.c channel/base/semaphore.c channel/shm/gate.c channel/shm/request.c channel/shm/reply.c
         proto/wire.c proto/step_wire.c proto/operation.c
-        worker/worker.c worker/serve.c worker/answer.c worker/bulk.c worker/pause.c worker/table.c worker/roster.c worker/step.c
-        worker/builder.c
+        worker/loop/worker.c worker/loop/serve.c worker/loop/answer.c worker/loop/bulk.c worker/loop/pause.c worker/sequences/table.c worker/sequences/roster.c worker/sequences/step.c
+        worker/sequences/builder.c
         coordinator/submit.c coordinator/collect.c coordinator/gather.c coordinator/gathering.c coordinator/frame_blocks.c coordinator/stats.c coordinator/latency.c
         coordinator/report.c coordinator/supervise.c coordinator/watched.c coordinator/recover.c)
     list(TRANSFORM hot_sources PREPEND ${PROJECT_SOURCE_DIR}/)

@@ -20,10 +20,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "channel/truth.h"
+#include "channel/shm/truth.h"
 #include "coordinator/executor_internal.h"
 #include "proto/executor.pb-c.h"
-#include "worker/worker.h"
+#include "worker/loop/worker.h"
 
 #define RANK_COUNT 8 /* unless it is told */
 #define RANK_COUNT_MAX 64

@@ -2,7 +2,7 @@
  * them goes on waiting, or ends and says which rank it was. */
 #include "testing.h"
 
-#include "channel/door.h"
+#include "channel/socket/door.h"
 
 #include <errno.h>
 #include <pthread.h>

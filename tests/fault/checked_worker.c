@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "channel/truth.h"
+#include "channel/shm/truth.h"
 #include "meddler.h"
-#include "worker/worker.h"
+#include "worker/loop/worker.h"
 
 struct checked {
     struct cox_worker_options options;

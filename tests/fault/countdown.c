@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/peer.h"
+#include "channel/base/peer.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define HAS_LEAK_CHECK 1

@@ -14,7 +14,7 @@
 #ifndef COX_TESTS_FAULT_COUNTDOWN_H
 #define COX_TESTS_FAULT_COUNTDOWN_H
 
-#include "channel/base.h"
+#include "channel/base/base.h"
 
 /* ---- one constructor ---- */
 

@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/bulk.h"
-#include "channel/peer.h"
+#include "channel/memory/bulk.h"
+#include "channel/base/peer.h"
 
 #define BLOCK_SIZE 100000
 

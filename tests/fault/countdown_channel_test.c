@@ -8,18 +8,18 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "channel/channel.h"
-#include "channel/inherit.h"
-#include "channel/peer.h"
-#include "channel/semaphore.h"
-#include "channel/thread.h"
+#include "channel/shm/channel.h"
+#include "channel/shm/inherit.h"
+#include "channel/base/peer.h"
+#include "channel/base/semaphore.h"
+#include "channel/base/thread.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
-#include "worker/builder.h"
-#include "worker/roster.h"
-#include "worker/stand_in.h"
-#include "worker/table.h"
-#include "worker/worker_internal.h"
+#include "worker/sequences/builder.h"
+#include "worker/sequences/roster.h"
+#include "worker/loop/stand_in.h"
+#include "worker/sequences/table.h"
+#include "worker/loop/worker_internal.h"
 
 #define RANK_COUNT 2
 #define REGION_SIZE 8192

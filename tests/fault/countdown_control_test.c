@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "channel/door.h"
+#include "channel/socket/door.h"
 #include "coordinator/command/client.h"
 #include "coordinator/serving/service.h"
 #include "proto/control.pb-c.h"

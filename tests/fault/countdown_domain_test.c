@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-#include "channel/memory/domain.h"
-#include "channel/memory/domain_cuda.h"
+#include "channel/memory/domain/domain.h"
+#include "channel/memory/domain/domain_cuda.h"
 
 #define SIZE 20000
 

@@ -13,10 +13,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "channel/depot.h"
-#include "channel/door.h"
-#include "channel/handle_internal.h"
-#include "channel/socket.h"
+#include "channel/handle/depot.h"
+#include "channel/socket/door.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/socket/socket.h"
 
 static char folder[64];
 static char path[100]; /* of the helper's door */

@@ -8,11 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "worker/engine.h"
-#include "worker/exchange.h"
-#include "worker/links.h"
-#include "worker/pulls.h"
-#include "worker/transfer.h"
+#include "engine/rank/engine.h"
+#include "worker/group/exchange.h"
+#include "engine/rank/links.h"
+#include "engine/rank/pulls.h"
+#include "engine/rank/transfer.h"
 
 /* Documented for want of memory; and for a group, one call of whose operation failed. */
 static const int codes[] = {COX_NO_SPACE, COX_DENIED, COX_INVALID, 0};

@@ -12,8 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/handle.h"
-#include "channel/handle_internal.h"
+#include "channel/handle/handle.h"
+#include "channel/handle/handle_internal.h"
 
 #define OBJECT_SIZE 8192
 

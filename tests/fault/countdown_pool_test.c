@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "channel/memory/kv_blocks.h"
-#include "channel/memory/pool.h"
+#include "channel/memory/pool/kv_blocks.h"
+#include "channel/memory/pool/pool.h"
 
 static const struct cox_pool_options fixed = {.block_size = 4096, .block_count = 16};
 static const struct cox_pool_options slabs = {.strategy = COX_POOL_SLAB,

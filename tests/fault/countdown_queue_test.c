@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "../unit/queue_fixture.h"
+#include "tests/unit/queue_fixture.h"
 
 static struct cox_domains *domains;
 static struct cox_pool *host, *staged;

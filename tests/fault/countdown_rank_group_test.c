@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/peer.h"
-#include "worker/group_layout.h"
+#include "channel/base/peer.h"
+#include "worker/group/group_layout.h"
 
 static char name[64];
 static int memory_fd = -1;

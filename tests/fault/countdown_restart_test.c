@@ -8,8 +8,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "channel/channel.h"
-#include "channel/door.h"
+#include "channel/shm/channel.h"
+#include "channel/socket/door.h"
 #include "coordinator/executor.h"
 
 #define RANK_COUNT 2

@@ -10,8 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "channel/inherit.h"
-#include "channel/sealed.h"
+#include "channel/shm/inherit.h"
+#include "channel/shm/sealed.h"
 #include "coordinator/executor_internal.h"
 #include "coordinator/supervise.h"
 

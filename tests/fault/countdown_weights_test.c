@@ -3,9 +3,9 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include "channel/region.h"
+#include "channel/shm/region.h"
 #include "coordinator/serving/shared_weights.h"
-#include "worker/rank_weights.h"
+#include "worker/sequences/rank_weights.h"
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"
 #define IMAGE_SIZE 4096

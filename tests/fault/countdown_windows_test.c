@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "channel/region.h"
-#include "channel/windows.h"
+#include "channel/shm/region.h"
+#include "channel/shm/windows.h"
 
 #define LIFE 5
 

@@ -455,7 +455,7 @@ WRAP(ssize_t, sendmsg, int fd, const struct msghdr *message, int flags)
 
 WRAP(ssize_t, recvmsg, int fd, struct msghdr *message, int flags)
 {
-    /* A connection whose queue cannot be looked into is closed by another thread (channel/closer.h). */
+    /* A connection whose queue cannot be looked into is closed by another thread (channel/socket/closer.h). */
     if (FAILS("recvmsg", ENOMEM, 0,
               COUNTDOWN_INTERRUPTIBLE | (flags & MSG_PEEK ? COUNTDOWN_PASSABLE : 0)))
         return -1;

@@ -1,8 +1,8 @@
 /* Doors and their visitors, killed and stopped behind every step that others can see. */
-#include "../multi/door_fixture.h"
-#include "channel/depot.h"
-#include "channel/fault.h"
-#include "channel/folder.h"
+#include "tests/multi/door_fixture.h"
+#include "channel/handle/depot.h"
+#include "channel/base/fault.h"
+#include "channel/socket/folder.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -15,8 +15,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "channel/fault.h"
-#include "channel/truth.h"
+#include "channel/base/fault.h"
+#include "channel/shm/truth.h"
 #include "coordinator/executor_internal.h"
 
 #if COX_TESTING

@@ -1,7 +1,7 @@
 /* By-value handles, with exporter and importer killed and stopped behind every step that others can see. */
-#include "../multi/door_fixture.h"
-#include "../multi/handle_peer.h"
-#include "channel/fault.h"
+#include "tests/multi/door_fixture.h"
+#include "tests/multi/handle_peer.h"
+#include "channel/base/fault.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -20,10 +20,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "channel/geometry.h"
+#include "channel/shm/geometry.h"
 #include "coordinator/operations.h"
-#include "worker/group_layout.h"
-#include "worker/worker.h"
+#include "worker/group/group_layout.h"
+#include "worker/loop/worker.h"
 
 #define RANK_COUNT 3
 #define HOSTILE 1 /* the rank that writes */

@@ -20,12 +20,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "channel/layout.h"
-#include "channel/truth.h"
+#include "channel/shm/layout.h"
+#include "channel/shm/truth.h"
 #include "coordinator/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
-#include "worker/worker.h"
+#include "worker/loop/worker.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLOWNESS 5

@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "channel/truth.h"
+#include "channel/shm/truth.h"
 #include "checked_worker.h"
 #include "coordinator/executor_internal.h"
 #include "coordinator/operations.h"

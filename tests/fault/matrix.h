@@ -11,7 +11,7 @@
 #ifndef COX_TESTS_FAULT_MATRIX_H
 #define COX_TESTS_FAULT_MATRIX_H
 
-#include "channel/fault.h"
+#include "channel/base/fault.h"
 #include "testing.h"
 
 #define MATRIX_RANK_COUNT 3

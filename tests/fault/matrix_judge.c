@@ -1,6 +1,6 @@
 #include "matrix.h"
 
-#include "channel/folder.h"
+#include "channel/socket/folder.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 #include "matrix.h"
 
-#include "channel/door.h"
+#include "channel/socket/door.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -14,7 +14,7 @@
 #ifndef COX_TESTS_FAULT_MEDDLER_H
 #define COX_TESTS_FAULT_MEDDLER_H
 
-#include "channel/control.h"
+#include "channel/shm/control.h"
 
 #include <stdatomic.h>
 

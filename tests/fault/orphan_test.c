@@ -3,8 +3,8 @@
  * another process; as the subreaper of all that it started, the test sees every one of them end. */
 #include "testing.h"
 
-#include "channel/control.h"
-#include "channel/peer.h"
+#include "channel/shm/control.h"
+#include "channel/base/peer.h"
 #include "coordinator/operations.h"
 
 #include <dirent.h>

@@ -1,15 +1,15 @@
 #!/usr/bin/python3
-"""points.py: every step of the protocol passes a named fault point (channel/fault.h).
+"""points.py: every step of the protocol passes a named fault point (channel/base/fault.h).
 
 A step is whatever another process, or the next start, can see. What is looked for, function by function, comments and
 strings left out:
 
   1. Each constant of COX_FAULT_POINTS is passed somewhere.
-  2. channel/truth.h: behind each run of stores a point follows before the function ends.
+  2. channel/shm/truth.h: behind each run of stores a point follows before the function ends.
   3. Elsewhere in channel/, model/, worker/ and coordinator/: behind each EFFECT (below) a point follows before the function
      ends: its own, or that of a function it calls which passes one itself; in the same file also over several calls.
      A store to an atomic word is one when a header of LAYOUTS has a word of that name; so is an assignment through a pointer to a
-     struct of channel/layout.h, and whatever fills a frame or a slot.
+     struct of channel/shm/layout.h, and whatever fills a frame or a slot.
 
 EXEMPT names what has none, each with its reason. CALLERS: the function is a small part of a step, so a call of it is
 an effect of the caller, and the point is asked for there. An exemption that exempts nothing is an error.
@@ -24,9 +24,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CALLERS = object()
 # The structs of shared memory.
-LAYOUTS = ("channel/layout.h", "channel/memory/kv_blocks_layout.h", "channel/memory/pool_layout.h",
-           "channel/memory/queue_layout.h",
-           "model/block_layout.h", "worker/group_layout.h")
+LAYOUTS = ("channel/shm/layout.h", "channel/memory/pool/kv_blocks_layout.h", "channel/memory/pool/pool_layout.h",
+           "channel/memory/queue/queue_layout.h",
+           "engine/model/block_layout.h", "worker/group/group_layout.h")
 
 EFFECTS = [
     # names
@@ -51,51 +51,51 @@ EFFECTS = [
 
 EXEMPT = {
     # (file, function, what): why
-    ("channel/semaphore.h", "cox_semaphore_post", "cox_semaphore_add("): CALLERS,
-    ("channel/semaphore.h", "cox_semaphore_wake", "cox_semaphore_add("): CALLERS,
-    ("channel/semaphore.h", "cox_semaphore_take", "cox_semaphore_remove("): CALLERS,
-    ("channel/semaphore.h", "cox_semaphore_wait", "cox_semaphore_take("): CALLERS,
-    ("channel/semaphore.h", "cox_semaphore_wait", "cox_semaphore_remove("): CALLERS,
-    ("channel/semaphore.c", "cox_semaphore_unlink", "sem_unlink("): CALLERS,
-    ("channel/semaphore.c", "cox_semaphore_create", "unlink("): "undoes the link before it; as killed just before",
-    ("channel/gate.c", "cox_gate_create_semaphores", "cox_semaphore_unlink("): "undoes; as killed just before",
-    ("channel/gate.c", "word_sleep", "atomic asleep"): "a hint, and only where ranks have processors of their own; killed within, it stays too high, which costs calls",
-    ("channel/gate.c", "cox_gate_wait", "atomic taken"): "the bell's count, private memory",
-    ("channel/region.c", "cox_region_reserve_part", "posix_fallocate("): CALLERS,
-    ("channel/region.c", "cox_region_reserve", "cox_region_reserve_part("): CALLERS,
-    ("channel/region.c", "region_name", "fchmod("): CALLERS,
-    ("channel/region.c", "region_resize", "ftruncate("): CALLERS,
-    ("channel/windows.c", "window_reserve", "cox_region_reserve_part("): CALLERS,
-    ("channel/windows.c", "windows_punch", "fallocate("): CALLERS,
-    ("channel/region.c", "region_memfd", "posix_fallocate("): CALLERS,
-    ("channel/region.c", "region_memfd", "fchmod("): CALLERS,
-    ("channel/region.c", "cox_region_unlink", "shm_unlink("): CALLERS,
-    ("channel/channel.c", "cox_channel_create", "cox_region_unlink("): "undoes; as killed just before",
-    ("channel/geometry.c", "cox_geometry_resolve", "through channel"): "the caller's memory",
-    ("channel/control.c", "cox_control_fill", "atomic magic"): CALLERS,
-    ("channel/control.c", "cox_control_fill", "through header"): CALLERS,
-    ("channel/socket_name.c", "cox_socket_listen", "fchmod("): "a socket of the caller's own, no part of a group",
-    ("channel/socket_name.c", "cox_socket_listen", "bind("): "a socket of the caller's own, no part of a group",
-    ("channel/socket_name.c", "cox_socket_listen", "listen("): "a socket of the caller's own, no part of a group",
-    ("channel/socket_name.c", "cox_socket_listen", "unlinkat("): "a socket of the caller's own, no part of a group",
-    ("channel/socket_name.c", "cox_socket_unlink", "unlinkat("): "a socket of the caller's own, no part of a group",
-    ("channel/handle_ways.c", "probe_child_getfd", "SYS_clone"): "a child of the query's own, gone on return",
-    ("channel/handle_ways.c", "probe_child_getfd", "kill("): "a child of the query's own, gone on return",
-    ("channel/handle_ways.c", "probe_getfd", "SYS_pidfd_getfd"): "of a child of the query's own",
-    ("channel/handle_ways.c", "hidden_reason", "kill("): "asks",
-    ("channel/handle_ways.c", "cox_handle_query", "prctl("): "asks",
-    ("channel/handle_ways.c", "cox_handle_consent", "prctl("): "of this process alone, and ends with it",
-    ("channel/peer.c", "peer_missing", "kill("): "asks",
-    ("channel/logon.c", "cox_logon_format", "memset(frame"): "the caller's memory, no shared frame",
-    ("worker/group_round.c", "say_dead", "atomic said_dead"): CALLERS,
-    ("worker/worker.c", "worker_write_fault", "memcpy(base"): CALLERS,
-    ("worker/worker.c", "worker_write_fault", "cox_wire_response_pack("): CALLERS,
-    ("worker/serve.c", "call_opaque", "callbacks->opaque("): CALLERS,
-    ("worker/serve.c", "serve_opaque", "memcpy(slot"): "cox_lane_send behind it commits, and is in another file",
-    ("worker/attach.c", "worker_ends_with_parent", "prctl("): "asks",
-    ("worker/attach.c", "worker_follow_wrapper", "prctl("): "of this process alone; before attach.control",
-    ("worker/worker.c", "cox_worker_free", "prctl("): "of this process alone",
-    ("worker/stand_in.c", "cox_stand_in_create", "through layout"): "private memory, of nobody else",
+    ("channel/base/semaphore.h", "cox_semaphore_post", "cox_semaphore_add("): CALLERS,
+    ("channel/base/semaphore.h", "cox_semaphore_wake", "cox_semaphore_add("): CALLERS,
+    ("channel/base/semaphore.h", "cox_semaphore_take", "cox_semaphore_remove("): CALLERS,
+    ("channel/base/semaphore.h", "cox_semaphore_wait", "cox_semaphore_take("): CALLERS,
+    ("channel/base/semaphore.h", "cox_semaphore_wait", "cox_semaphore_remove("): CALLERS,
+    ("channel/base/semaphore.c", "cox_semaphore_unlink", "sem_unlink("): CALLERS,
+    ("channel/base/semaphore.c", "cox_semaphore_create", "unlink("): "undoes the link before it; as killed just before",
+    ("channel/shm/gate.c", "cox_gate_create_semaphores", "cox_semaphore_unlink("): "undoes; as killed just before",
+    ("channel/shm/gate.c", "word_sleep", "atomic asleep"): "a hint, and only where ranks have processors of their own; killed within, it stays too high, which costs calls",
+    ("channel/shm/gate.c", "cox_gate_wait", "atomic taken"): "the bell's count, private memory",
+    ("channel/shm/region.c", "cox_region_reserve_part", "posix_fallocate("): CALLERS,
+    ("channel/shm/region.c", "cox_region_reserve", "cox_region_reserve_part("): CALLERS,
+    ("channel/shm/region.c", "region_name", "fchmod("): CALLERS,
+    ("channel/shm/region.c", "region_resize", "ftruncate("): CALLERS,
+    ("channel/shm/windows.c", "window_reserve", "cox_region_reserve_part("): CALLERS,
+    ("channel/shm/windows.c", "windows_punch", "fallocate("): CALLERS,
+    ("channel/shm/region.c", "region_memfd", "posix_fallocate("): CALLERS,
+    ("channel/shm/region.c", "region_memfd", "fchmod("): CALLERS,
+    ("channel/shm/region.c", "cox_region_unlink", "shm_unlink("): CALLERS,
+    ("channel/shm/channel.c", "cox_channel_create", "cox_region_unlink("): "undoes; as killed just before",
+    ("channel/shm/geometry.c", "cox_geometry_resolve", "through channel"): "the caller's memory",
+    ("channel/shm/control.c", "cox_control_fill", "atomic magic"): CALLERS,
+    ("channel/shm/control.c", "cox_control_fill", "through header"): CALLERS,
+    ("channel/socket/socket_name.c", "cox_socket_listen", "fchmod("): "a socket of the caller's own, no part of a group",
+    ("channel/socket/socket_name.c", "cox_socket_listen", "bind("): "a socket of the caller's own, no part of a group",
+    ("channel/socket/socket_name.c", "cox_socket_listen", "listen("): "a socket of the caller's own, no part of a group",
+    ("channel/socket/socket_name.c", "cox_socket_listen", "unlinkat("): "a socket of the caller's own, no part of a group",
+    ("channel/socket/socket_name.c", "cox_socket_unlink", "unlinkat("): "a socket of the caller's own, no part of a group",
+    ("channel/handle/handle_ways.c", "probe_child_getfd", "SYS_clone"): "a child of the query's own, gone on return",
+    ("channel/handle/handle_ways.c", "probe_child_getfd", "kill("): "a child of the query's own, gone on return",
+    ("channel/handle/handle_ways.c", "probe_getfd", "SYS_pidfd_getfd"): "of a child of the query's own",
+    ("channel/handle/handle_ways.c", "hidden_reason", "kill("): "asks",
+    ("channel/handle/handle_ways.c", "cox_handle_query", "prctl("): "asks",
+    ("channel/handle/handle_ways.c", "cox_handle_consent", "prctl("): "of this process alone, and ends with it",
+    ("channel/base/peer.c", "peer_missing", "kill("): "asks",
+    ("channel/socket/logon.c", "cox_logon_format", "memset(frame"): "the caller's memory, no shared frame",
+    ("worker/group/group_round.c", "say_dead", "atomic said_dead"): CALLERS,
+    ("worker/loop/worker.c", "worker_write_fault", "memcpy(base"): CALLERS,
+    ("worker/loop/worker.c", "worker_write_fault", "cox_wire_response_pack("): CALLERS,
+    ("worker/loop/serve.c", "call_opaque", "callbacks->opaque("): CALLERS,
+    ("worker/loop/serve.c", "serve_opaque", "memcpy(slot"): "cox_lane_send behind it commits, and is in another file",
+    ("worker/loop/attach.c", "worker_ends_with_parent", "prctl("): "asks",
+    ("worker/loop/attach.c", "worker_follow_wrapper", "prctl("): "of this process alone; before attach.control",
+    ("worker/loop/worker.c", "cox_worker_free", "prctl("): "of this process alone",
+    ("worker/loop/stand_in.c", "cox_stand_in_create", "through layout"): "private memory, of nobody else",
     ("coordinator/welcome.c", "on_worker", "atomic pid"): "the seat, private memory",
     ("coordinator/welcome.c", "on_worker", "atomic generation"): "the seat, private memory",
     ("coordinator/faults.c", "faults_main", "atomic ended"): "for stop to sleep on, private memory",
@@ -104,7 +104,7 @@ EXEMPT = {
     ("coordinator/submit.c", "payload_pack_block", "cox_wire_request_pack("): CALLERS,
     ("coordinator/launch.c", "launch_fork", "SYS_clone"): CALLERS,
     ("coordinator/launch.c", "child_main", "execve("): "behind it is another program; attach.control is its first",
-    ("worker/main.c", "exec_with_one_thread", "execve("): "behind it is the same program, which has done nothing yet",
+    ("engine/rank/main.c", "exec_with_one_thread", "execve("): "behind it is the same program, which has done nothing yet",
     ("coordinator/launch.c", "cox_launch_kill_group", "SYS_pidfd_send_signal"): "what others see of it is the end of a process",
     ("coordinator/launch.c", "cox_launch_kill_group", "kill("): "what others see of it is the end of a process",
     ("coordinator/launch.c", "cox_launch", "SYS_pidfd_send_signal"): "ends a process that nobody has heard of yet",
@@ -117,9 +117,9 @@ EXEMPT = {
     ("coordinator/command/probe.c", "cox_probe_pidfd_getfd", "fork("): "children of doctor's own, no part of a group",
     ("coordinator/command/probe.c", "cox_probe_pidfd_getfd", "prctl("): "children of doctor's own, no part of a group",
     ("coordinator/command/probe.c", "fetch", "SYS_pidfd_getfd"): "of a child of doctor's own",
-    ("worker/group_peer.c", "cox_group_told_is_dead", "kill("): "asks",
-    ("worker/group_exchange.c", "fd_take", "SYS_pidfd_getfd"): CALLERS,
-    ("worker/group_exchange.c", "fds_take", "fd_take("): CALLERS,
+    ("worker/group/group_peer.c", "cox_group_told_is_dead", "kill("): "asks",
+    ("worker/group/group_exchange.c", "fd_take", "SYS_pidfd_getfd"): CALLERS,
+    ("worker/group/group_exchange.c", "fds_take", "fd_take("): CALLERS,
     ("coordinator/watched.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
         "what others see of it is the end of a process, which the matrix has at every step",
 }
@@ -149,10 +149,9 @@ def calls_of(body):
 
 def sources():
     files = {}
-    for folder in ("channel", "channel/memory", "model", "worker", "worker/model", "coordinator", "coordinator/serving",
-                   "coordinator/command"):
-        for path in sorted((ROOT / folder).glob("*.[ch]")):
-            files[f"{folder}/{path.name}"] = path.read_text()
+    for folder in ("channel", "engine", "worker", "coordinator"):
+        for path in sorted((ROOT / folder).rglob("*.[ch]")):
+            files[str(path.relative_to(ROOT))] = path.read_text()
     return files
 
 
@@ -206,11 +205,11 @@ def points_behind(body, names):
 
 
 def check_constants(files, problems):
-    constants = re.findall(r'\bX\((\w+), "', files["channel/fault.h"])
-    bells = re.findall(r"^    COX_BELL_(?!COUNT)(\w+)", plain(files["channel/geometry.h"]), re.M)
+    constants = re.findall(r'\bX\((\w+), "', files["channel/base/fault.h"])
+    bells = re.findall(r"^    COX_BELL_(?!COUNT)(\w+)", plain(files["channel/shm/geometry.h"]), re.M)
     used = set()
     for file, text in files.items():
-        if file.startswith("channel/fault."):
+        if file.startswith("channel/base/fault."):
             continue
         text = plain(text)
         used |= set(re.findall(r"cox_fault_point\(COX_FAULT_(\w+)\)", text))
@@ -219,8 +218,8 @@ def check_constants(files, problems):
             used |= {f"POSTED_{bell}" for bell in bells}
     first = constants.index("POSTED_REQUEST_PRODUCE")
     if constants[first:first + len(bells)] != [f"POSTED_{bell}" for bell in bells]:
-        problems.append("channel/fault.h: the POSTED_ constants are not those of enum cox_bell, in its order")
-    problems += [f"channel/fault.h: nobody passes COX_FAULT_{name}" for name in constants if name not in used]
+        problems.append("channel/base/fault.h: the POSTED_ constants are not those of enum cox_bell, in its order")
+    problems += [f"channel/base/fault.h: nobody passes COX_FAULT_{name}" for name in constants if name not in used]
     return len(constants)
 
 
@@ -230,12 +229,12 @@ def check(files):
     point_count = check_constants(files, problems)
     shared_words = frozenset(word for layout in LAYOUTS
                              for word in re.findall(r"_Atomic \w+\s+(\w+)", plain(files[layout])))
-    by_file = {file: functions(text) for file, text in files.items() if not file.startswith("channel/fault.")}
+    by_file = {file: functions(text) for file, text in files.items() if not file.startswith("channel/base/fault.")}
     by_callers = frozenset(function for (_, function, _), why in EXEMPT.items() if why is CALLERS)
     reached = passes(by_file)
     for file, bodies in by_file.items():
         for name, body in bodies.items():
-            if file == "channel/truth.h":
+            if file == "channel/shm/truth.h":
                 stores = [match.end() for match in STORE.finditer(body)]
                 if stores and points_behind(body, set()) < stores[-1]:
                     problems.append(f"{file}: {name} stores, and no point follows")
@@ -272,29 +271,29 @@ def mutations(files):
     for file, text in files.items():
         for call in sorted(set(re.findall(r"cox_fault_point\([^;]*\);", plain(text)))):
             everywhere = sum(plain(other).count(call) for other in files.values())
-            if not file.startswith("channel/fault.") and everywhere == 1:
+            if not file.startswith("channel/base/fault.") and everywhere == 1:
                 yield f"{file} without {call}", change(files, file, call, "")
     for file, function, statement in (
-            ("channel/truth.h", "cox_truth_set_done", "atomic_store_explicit(&line->taken, 1, memory_order_release);"),
-            ("channel/truth.h", "cox_truth_published", "atomic_store(&truth->published, 1);"),
-            ("channel/control.c", "control_verify", "atomic_store(&layout->abort.word, 1);"),
-            ("channel/control.c", "control_verify", "layout->header.epoch = 1;"),
-            ("channel/region.c", "cox_region_attach", "shm_unlink(name);"),
-            ("channel/region.c", "cox_region_attach", "shm_open(name, O_RDWR | O_CREAT, 0600);"),
-            ("channel/region.c", "cox_region_detach", "cox_region_unlink(name);"),
-            ("channel/reply.c", "cox_reply_fetch", "memset(slot, 0, 4);"),
-            ("channel/reply.c", "cox_reply_commit", "memcpy(reply_base(channel, rank, sequence), &prefix, 4);"),
-            ("worker/answer.c", "cox_lane_slot", "atomic_store(&lane->line->base, 1);"),
-            ("worker/serve.c", "lane_copy", "sem_post(bell);"),
-            ("worker/attach.c", "worker_check_group", "atomic_store(&identity->state, COX_IDENTITY_LEFT);"),
-            ("worker/worker.c", "cox_worker_free", "flock(fd, LOCK_EX);"),
+            ("channel/shm/truth.h", "cox_truth_set_done", "atomic_store_explicit(&line->taken, 1, memory_order_release);"),
+            ("channel/shm/truth.h", "cox_truth_published", "atomic_store(&truth->published, 1);"),
+            ("channel/shm/control.c", "control_verify", "atomic_store(&layout->abort.word, 1);"),
+            ("channel/shm/control.c", "control_verify", "layout->header.epoch = 1;"),
+            ("channel/shm/region.c", "cox_region_attach", "shm_unlink(name);"),
+            ("channel/shm/region.c", "cox_region_attach", "shm_open(name, O_RDWR | O_CREAT, 0600);"),
+            ("channel/shm/region.c", "cox_region_detach", "cox_region_unlink(name);"),
+            ("channel/shm/reply.c", "cox_reply_fetch", "memset(slot, 0, 4);"),
+            ("channel/shm/reply.c", "cox_reply_commit", "memcpy(reply_base(channel, rank, sequence), &prefix, 4);"),
+            ("worker/loop/answer.c", "cox_lane_slot", "atomic_store(&lane->line->base, 1);"),
+            ("worker/loop/serve.c", "lane_copy", "sem_post(bell);"),
+            ("worker/loop/attach.c", "worker_check_group", "atomic_store(&identity->state, COX_IDENTITY_LEFT);"),
+            ("worker/loop/worker.c", "cox_worker_free", "flock(fd, LOCK_EX);"),
             ("coordinator/collect_internal.h", "collector_returned", "collector->channel->gate.ops->post(bell);"),
             ("coordinator/supervise.c", "cox_supervisor_adopt", "kill(pid, SIGKILL);"),
             ("coordinator/supervise.c", "cox_supervisor_free", "unlink(path);"),
             ("coordinator/launch.c", "program_find", "fork();"),
             ("coordinator/faults.c", "faults_fetch", "memset(base, 0, sizeof prefix);")):
         yield f"{file}: {function} with {statement}", into(files, file, function, statement)
-    yield "a constant more", change(files, "channel/fault.h", 'X(STOPPED, "stopped")',
+    yield "a constant more", change(files, "channel/base/fault.h", 'X(STOPPED, "stopped")',
                                     'X(STOPPED, "stopped") X(NEVER, "never")')
 
 

@@ -15,9 +15,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../unit/pool_fixture.h"
-#include "channel/fault.h"
-#include "channel/memory/pool_internal.h"
+#include "tests/unit/pool_fixture.h"
+#include "channel/base/fault.h"
+#include "channel/memory/pool/pool_internal.h"
 
 #if COX_TESTING
 

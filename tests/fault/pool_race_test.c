@@ -14,8 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../unit/pool_fixture.h"
-#include "channel/fault.h"
+#include "tests/unit/pool_fixture.h"
+#include "channel/base/fault.h"
 
 #if COX_TESTING
 

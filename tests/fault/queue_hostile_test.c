@@ -16,8 +16,8 @@
 
 #include <cmocka.h>
 
-#include "../unit/queue_fixture.h"
-#include "channel/memory/queue_internal.h"
+#include "tests/unit/queue_fixture.h"
+#include "channel/memory/queue/queue_internal.h"
 
 /* One call: the patience of the lock, that for a copy, and a slow machine. */
 #define CALL_MS 25000

@@ -19,10 +19,10 @@
 
 #include <cmocka.h>
 
-#include "../unit/queue_fixture.h"
-#include "channel/fault.h"
-#include "channel/memory/queue_internal.h"
-#include "channel/memory/queue_lock.h"
+#include "tests/unit/queue_fixture.h"
+#include "channel/base/fault.h"
+#include "channel/memory/queue/queue_internal.h"
+#include "channel/memory/queue/queue_lock.h"
 
 #if COX_TESTING
 

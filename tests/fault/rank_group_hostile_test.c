@@ -17,7 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "worker/group_layout.h"
+#include "worker/group/group_layout.h"
 
 #define RANK_COUNT 4
 #define ROUNDS 300

@@ -15,9 +15,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "channel/fault.h"
-#include "channel/peer.h"
-#include "worker/group_layout.h"
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
+#include "worker/group/group_layout.h"
 
 #if COX_TESTING
 

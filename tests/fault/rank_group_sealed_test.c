@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "coordinator/operations.h"
-#include "worker/group.h"
-#include "worker/worker.h"
+#include "worker/group/group.h"
+#include "worker/loop/worker.h"
 
 #define RANK_COUNT 3
 #define VICTIM 1

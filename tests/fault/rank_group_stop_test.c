@@ -15,8 +15,8 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-#include "channel/fault.h"
-#include "channel/peer.h"
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
 
 #if COX_TESTING
 

@@ -1,5 +1,5 @@
 /* Ranks get other processes, and these, or the coordinator, are killed and stopped at each step of that. */
-#include "../multi/hand.h"
+#include "tests/multi/hand.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -12,9 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/control.h"
-#include "channel/fault.h"
-#include "channel/peer.h"
+#include "channel/shm/control.h"
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
 
 #if COX_TESTING
 

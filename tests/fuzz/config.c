@@ -1,7 +1,7 @@
 /* A config.json of any bytes: refused, or every number is inside the range that config.h names. */
 #include "fuzz.h"
 
-#include "model/share.h"
+#include "engine/model/share.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

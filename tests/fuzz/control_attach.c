@@ -1,7 +1,7 @@
 /* A control region of any bytes: attach refuses it, or what it gives can be trusted. */
 #include "fuzz.h"
 
-#include "channel/control.h"
+#include "channel/shm/control.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

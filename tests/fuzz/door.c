@@ -1,8 +1,8 @@
 /* What doors answer, and what is asked of their depots, of any bytes. The first byte says which. */
 #include "fuzz.h"
 
-#include "channel/deposits.h"
-#include "channel/logon.h"
+#include "channel/socket/deposits.h"
+#include "channel/socket/logon.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -11,7 +11,7 @@
 #ifndef COX_TESTS_FUZZ_FUZZ_H
 #define COX_TESTS_FUZZ_FUZZ_H
 
-#include "channel/base.h"
+#include "channel/base/base.h"
 
 #include <stdio.h>
 #include <stdlib.h>

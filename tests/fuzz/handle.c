@@ -2,7 +2,7 @@
  * says whether magic, version, system and checksum are made right, so that the rest is looked at. */
 #include "fuzz.h"
 
-#include "channel/handle_internal.h"
+#include "channel/handle/handle_internal.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 /* A logon frame of any bytes: refused in words, or every byte of it has the meaning that was taken. */
 #include "fuzz.h"
 
-#include "channel/logon.h"
+#include "channel/socket/logon.h"
 
 static void logon_trusted(const struct cox_logon *logon, const uint8_t *frame)
 {

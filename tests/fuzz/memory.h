@@ -5,7 +5,7 @@
 #ifndef COX_TESTS_FUZZ_MEMORY_H
 #define COX_TESTS_FUZZ_MEMORY_H
 
-#include "channel/channel.h"
+#include "channel/shm/channel.h"
 
 #define MEMORY_RANK_COUNT_MAX 4
 #define MEMORY_DEPTH_MAX 3

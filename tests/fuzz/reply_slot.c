@@ -1,7 +1,7 @@
 /* A reply slot and its line of any bytes: refused, or copied whole into the buffer. */
 #include "fuzz.h"
 
-#include "channel/reply.h"
+#include "channel/shm/reply.h"
 #include "memory.h"
 
 enum { LEGACY = 1, WHOLE = 2, NO_LINES = 4, OWN_EPOCH = 8 };

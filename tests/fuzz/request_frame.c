@@ -1,7 +1,7 @@
 /* A frame and its record of any bytes, read by every rank: refused, or inside the region. */
 #include "fuzz.h"
 
-#include "channel/request.h"
+#include "channel/shm/request.h"
 #include "memory.h"
 
 /* Bytes: ranks, depth, channel, sequence (8), the record (32), then the frame with its length. */

@@ -1,7 +1,7 @@
 /* A .safetensors file of any bytes: refused, or every tensor of a known name can be asked for. */
 #include "fuzz.h"
 
-#include "model/safetensors.h"
+#include "engine/model/safetensors.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

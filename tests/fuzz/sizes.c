@@ -1,9 +1,9 @@
 /* Numbers, sizes, names and ranks on the command lines of both programs, of any bytes. */
 #include "fuzz.h"
 
-#include "channel/geometry.h"
+#include "channel/shm/geometry.h"
 #include "coordinator/command/options.h"
-#include "worker/worker.h"
+#include "worker/loop/worker.h"
 
 #include <inttypes.h>
 

@@ -4,7 +4,7 @@
 
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
-#include "worker/table_private.h"
+#include "worker/sequences/table_private.h"
 
 #define SEQUENCE_COUNT_MAX 8
 #define TOKEN_COUNT_MAX 64

@@ -45,7 +45,7 @@ symbols() {
     if grep -vE '^(cox_|COX_|model_execute_data__)' "$scratch/exported"; then
         fail "exported, but not ours by name"
     fi
-    # A library ends no process and prints nothing: that is for who uses it. _exit is an orphan's (worker/worker.h),
+    # A library ends no process and prints nothing: that is for who uses it. _exit is an orphan's (worker/loop/worker.h),
     # abort an assertion's.
     if nm -D --undefined-only "$library" | sed 's/.* //; s/@.*//' |
         grep -xE 'exit|_Exit|quick_exit|at_quick_exit|v?printf|putchar|puts|__v?printf_chk'; then

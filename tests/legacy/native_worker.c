@@ -10,7 +10,7 @@
  * COX_NATIVE_BLOCKS=count|cache lets init tell its blocks in the count alone, or the cache alone;
  * COX_NATIVE_REQUEST_MAX=bytes caps what an unpacked request may take. */
 #include "proto/executor.pb-c.h"
-#include "worker/worker.h"
+#include "worker/loop/worker.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/fault.h"
-#include "channel/region.h"
+#include "channel/base/fault.h"
+#include "channel/shm/region.h"
 #include "ranks.h"
 
 /* What no sane run takes, under a sanitizer on a busy machine neither. */

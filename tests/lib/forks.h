@@ -13,7 +13,7 @@
 #ifndef COX_TESTS_LIB_FORKS_H
 #define COX_TESTS_LIB_FORKS_H
 
-#include "channel/base.h"
+#include "channel/base/base.h"
 
 #include <pthread.h>
 #include <sys/types.h>

@@ -4,12 +4,12 @@
  * Who takes its bytes past its functions, or forgets a conversion, has bytes that are all wrong. It includes the
  * public header alone, as any domain of a user's would.
  *
- * Threads, ownership, blocks, deaths: as channel/memory/domain.h says; the context is the caller's.
+ * Threads, ownership, blocks, deaths: as channel/memory/domain/domain.h says; the context is the caller's.
  */
 #ifndef COX_TESTS_LIB_INVERTED_DOMAIN_H
 #define COX_TESTS_LIB_INVERTED_DOMAIN_H
 
-#include "channel/memory/domain.h"
+#include "channel/memory/domain/domain.h"
 
 #define INVERTED_KIND 77
 

@@ -12,10 +12,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "channel/peer.h"
-#include "channel/region.h"
-#include "channel/thread.h"
-#include "worker/worker_internal.h"
+#include "channel/base/peer.h"
+#include "channel/shm/region.h"
+#include "channel/base/thread.h"
+#include "worker/loop/worker_internal.h"
 
 /* What a relay hands over: standard output and error. */
 #define HELLO_FD_COUNT 2

@@ -1,12 +1,12 @@
 #include "script.h"
 
-#include "channel/control.h"
-#include "channel/reply.h"
-#include "channel/semaphore.h"
-#include "channel/truth.h"
-#include "channel/tsan.h"
+#include "channel/shm/control.h"
+#include "channel/shm/reply.h"
+#include "channel/base/semaphore.h"
+#include "channel/shm/truth.h"
+#include "channel/base/tsan.h"
 #include "proto/executor.pb-c.h"
-#include "worker/group.h"
+#include "worker/group/group.h"
 
 #include <endian.h>
 #include <fcntl.h>

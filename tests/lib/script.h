@@ -45,7 +45,7 @@
 #ifndef COX_TESTS_LIB_SCRIPT_H
 #define COX_TESTS_LIB_SCRIPT_H
 
-#include "worker/worker.h"
+#include "worker/loop/worker.h"
 
 #include <sys/types.h>
 

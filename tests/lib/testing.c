@@ -18,8 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/door.h"
-#include "channel/geometry.h"
+#include "channel/socket/door.h"
+#include "channel/shm/geometry.h"
 #include "proto/executor.pb-c.h"
 #include "ranks.h"
 

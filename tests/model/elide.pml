@@ -1,5 +1,5 @@
 /*
- * elide: wake-ups that are spared where nobody sleeps (channel/gate.c: word_ring, word_sleep), alone: who publishes and who
+ * elide: wake-ups that are spared where nobody sleeps (channel/shm/gate.c: word_ring, word_sleep), alone: who publishes and who
  * answers, without deadlines, failures and slices, so that any wake-up that is missed is a deadlock. futex_gate.pml has all
  * the rest, and with ELIDE this, too.
  *

@@ -1,5 +1,5 @@
 /*
- * group: the round of worker/group.h that every operation is made of, here a gather of values, with epochs, aborts,
+ * group: the round of worker/group/group.h that every operation is made of, here a gather of values, with epochs, aborts,
  * deadlines and death.
  *
  * The words of the ranks tell what happened: `arrived` {epoch, index} and `given_up`, each written by its rank alone and

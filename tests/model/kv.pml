@@ -1,5 +1,5 @@
 /*
- * kv: one block of channel/memory/kv_blocks.h: the owner takes it, writes it and gives it, readers copy it between two loads of
+ * kv: one block of channel/memory/pool/kv_blocks.h: the owner takes it, writes it and gives it, readers copy it between two loads of
  * its count of changes.
  *
  * `half` are the block's bytes, in two pieces, each the number of the take that wrote it; `whose` says to which of two

@@ -1,5 +1,5 @@
 /*
- * pool: one block of channel/memory/pool.h: references counted by owner, pins, holds, renewal, and what sweep gives back for the
+ * pool: one block of channel/memory/pool/pool.h: references counted by owner, pins, holds, renewal, and what sweep gives back for the
  * dead.
  *
  * `word` is {generation, phase, by}, changed by compare-and-swap only; `count` has one byte per process, which it alone

@@ -5,7 +5,7 @@
  * tests/lib/reference_llama.py does. prefill (the default) computes every prefix of the list as a
  * row of one batch; decode computes one token per step.
  */
-#include "worker/model/model.h"
+#include "engine/compute/model.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -16,7 +16,7 @@
 
 #include "coordinator/executor.h"
 #include "proto/executor.pb-c.h"
-#include "worker/worker.h"
+#include "worker/loop/worker.h"
 
 #define RANK_COUNT 2
 #define ROW_COUNT_MAX 256

@@ -7,7 +7,7 @@
  */
 #include "async_model.h"
 
-#include "worker/worker_internal.h"
+#include "worker/loop/worker_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * ThreadSanitizer sees whether the header's magic orders the rest. */
 #include "testing.h"
 
-#include "channel/control.h"
+#include "channel/shm/control.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -3,8 +3,8 @@
 #include "bulk_bytes.h"
 #include "testing.h"
 
-#include "channel/bulk.h"
-#include "channel/fault.h"
+#include "channel/memory/bulk.h"
+#include "channel/base/fault.h"
 #include "coordinator/executor.h"
 #include "proto/executor.pb-c.h"
 

@@ -19,12 +19,12 @@
  */
 #include "bulk_bytes.h"
 
-#include "channel/handle_internal.h"
-#include "channel/peer.h"
-#include "channel/reply.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/base/peer.h"
+#include "channel/shm/reply.h"
 #include "proto/bulk_ref.h"
 #include "proto/executor.pb-c.h"
-#include "worker/worker_internal.h"
+#include "worker/loop/worker_internal.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

@@ -14,9 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/door.h"
-#include "channel/peer.h"
-#include "worker/worker.h"
+#include "channel/socket/door.h"
+#include "channel/base/peer.h"
+#include "worker/loop/worker.h"
 
 extern char **environ;
 

@@ -1,4 +1,4 @@
-#include "tests/multi/crew.h"
+#include "crew.h"
 
 #include <limits.h>
 #include <linux/futex.h>

@@ -3,7 +3,7 @@
  * down until when each thread means to sleep. */
 #include "testing.h"
 
-#include "channel/futex.h"
+#include "channel/base/futex.h"
 #include "coordinator/collect.h"
 #include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"

@@ -1,7 +1,7 @@
 /* fds left at a door by one process, fetched by another. */
-#include "channel/depot.h"
+#include "channel/handle/depot.h"
 
-#include "channel/deposits.h"
+#include "channel/socket/deposits.h"
 #include "door_fixture.h"
 
 #include <fcntl.h>

@@ -5,8 +5,8 @@
  * stand-in (tests/lib/fake_cuda.h) it shows what our side does with a driver, and no more. Another process is
  * always another program: a driver does not survive a fork.
  */
-#include "channel/memory/domain_cuda.h"
-#include "channel/memory/queue.h"
+#include "channel/memory/domain/domain_cuda.h"
+#include "channel/memory/queue/queue.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -15,9 +15,9 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include "../lib/fake_cuda.h"
-#include "../lib/inverted_domain.h"
-#include "../unit/channel_fixture.h"
+#include "tests/lib/fake_cuda.h"
+#include "tests/lib/inverted_domain.h"
+#include "tests/unit/channel_fixture.h"
 
 /* No whole number of units, of any driver. */
 #define SIZE (UINT64_C(300) * 1024 + 13)

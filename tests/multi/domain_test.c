@@ -1,6 +1,6 @@
 /* Memory of host, staged and a domain from outside in several processes: who may attach to what, and what is left when
  * one of them is killed. */
-#include "channel/memory/domain.h"
+#include "channel/memory/domain/domain.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "../lib/inverted_domain.h"
-#include "../unit/channel_fixture.h"
-#include "channel/fault.h"
+#include "tests/lib/inverted_domain.h"
+#include "tests/unit/channel_fixture.h"
+#include "channel/base/fault.h"
 
 #define PAGE UINT64_C(4096)
 #define SIZE (70 * PAGE + 5)

@@ -1,9 +1,9 @@
 /* What visitors send and the door does not want: its close may hang for as long as they like, and nobody waits for it. */
 #include "door_fixture.h"
 
-#include "channel/depot.h"
-#include "channel/deposits.h"
-#include "channel/logon.h"
+#include "channel/handle/depot.h"
+#include "channel/socket/deposits.h"
+#include "channel/socket/logon.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

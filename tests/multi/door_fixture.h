@@ -10,9 +10,9 @@
 #ifndef COX_TESTS_MULTI_DOOR_FIXTURE_H
 #define COX_TESTS_MULTI_DOOR_FIXTURE_H
 
-#include "../unit/channel_fixture.h"
-#include "channel/door.h"
-#include "channel/socket.h"
+#include "tests/unit/channel_fixture.h"
+#include "channel/socket/door.h"
+#include "channel/socket/socket.h"
 
 #define DOOR_TEST(function) cmocka_unit_test_setup_teardown(function, door_setup, door_teardown)
 #define PATIENCE cox_deadline_after_ms(60000)

@@ -1,7 +1,7 @@
 /* The door's own side: who comes in, who does not, and that nobody holds up anybody else. */
 #include "door_fixture.h"
 
-#include "channel/logon.h"
+#include "channel/socket/logon.h"
 
 #include <fcntl.h>
 #include <malloc.h>

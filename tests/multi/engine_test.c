@@ -3,11 +3,11 @@
  * group, steps exchange. The worker library is played here, so that no coordinator is needed: what it
  * says of rank, group and requests is this file's.
  */
-#include "channel/fault.h"
-#include "tests/multi/crew.h"
-#include "worker/engine.h"
-#include "worker/pause.h"
-#include "worker/rank_weights.h"
+#include "channel/base/fault.h"
+#include "crew.h"
+#include "engine/rank/engine.h"
+#include "worker/loop/pause.h"
+#include "worker/sequences/rank_weights.h"
 
 #include <setjmp.h>
 #include <signal.h>

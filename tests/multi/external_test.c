@@ -18,12 +18,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/door.h"
-#include "channel/inherit.h"
-#include "channel/peer.h"
-#include "channel/sealed.h"
-#include "channel/socket.h"
-#include "channel/truth.h"
+#include "channel/socket/door.h"
+#include "channel/shm/inherit.h"
+#include "channel/base/peer.h"
+#include "channel/shm/sealed.h"
+#include "channel/socket/socket.h"
+#include "channel/shm/truth.h"
 
 extern char **environ;
 

@@ -1,10 +1,10 @@
 /* The error channel when a rank dies with its one slot in hand: those who live are heard again. */
 #include "testing.h"
 
-#include "channel/geometry.h"
-#include "channel/peer.h"
-#include "channel/semaphore.h"
-#include "channel/truth.h"
+#include "channel/shm/geometry.h"
+#include "channel/base/peer.h"
+#include "channel/base/semaphore.h"
+#include "channel/shm/truth.h"
 
 #include <inttypes.h>
 #include <sched.h>

@@ -2,9 +2,9 @@
  * got lost is sent again, and what a handler does in between wedges nothing. */
 #include "testing.h"
 
-#include "channel/control.h"
-#include "channel/semaphore.h"
-#include "channel/truth.h"
+#include "channel/shm/control.h"
+#include "channel/base/semaphore.h"
+#include "channel/shm/truth.h"
 #include "coordinator/executor_internal.h"
 #include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"

@@ -1,7 +1,7 @@
 /* Where doors are: the folder, names, what dead doors left, two starts at once. */
 #include "door_fixture.h"
 
-#include "channel/geometry.h"
+#include "channel/shm/geometry.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -2,8 +2,8 @@
  * several groups at once, idle time, and an end that is bounded. */
 #include "testing.h"
 
-#include "channel/geometry.h"
-#include "channel/tsan.h"
+#include "channel/shm/geometry.h"
+#include "channel/base/tsan.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* coxswain handle, as a user runs it: a program that has nothing to do with the exporter. */
 #include "handle_peer.h"
 
-#include "channel/door.h"
+#include "channel/socket/door.h"
 #include "coordinator/command/command.h"
 
 #include <fcntl.h>

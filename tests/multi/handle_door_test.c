@@ -1,8 +1,8 @@
 /* By-value handles where pidfd_getfd is missing or denied: the door has the fd. */
 #include "handle_peer.h"
 
-#include "channel/door.h"
-#include "channel/socket.h"
+#include "channel/socket/door.h"
+#include "channel/socket/socket.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -8,7 +8,7 @@
 #ifndef COX_TESTS_MULTI_HANDLE_PEER_H
 #define COX_TESTS_MULTI_HANDLE_PEER_H
 
-#include "../unit/handle_fixture.h"
+#include "tests/unit/handle_fixture.h"
 
 #define PEER_OBJECT_SIZE 20000
 #define PEER_BATCH 64

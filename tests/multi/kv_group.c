@@ -1,11 +1,11 @@
 #include "kv_group.h"
 
-#include "channel/fault.h"
-#include "channel/handle.h"
+#include "channel/base/fault.h"
+#include "channel/handle/handle.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
-#include "worker/engine.h"
-#include "worker/kv_layout.h"
+#include "engine/rank/engine.h"
+#include "worker/loop/kv_layout.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -10,9 +10,9 @@
 
 #include "testing.h"
 
-#include "channel/memory/kv_blocks.h"
+#include "channel/memory/pool/kv_blocks.h"
 #include "coordinator/operations.h"
-#include "worker/worker.h"
+#include "worker/loop/worker.h"
 
 #define KV_RANK_COUNT_MAX 4
 #define KV_BLOCK_SIZE 4u

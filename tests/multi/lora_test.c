@@ -5,10 +5,10 @@
 #include "testing.h"
 
 #include "coordinator/serving/lora.h"
-#include "model/config.h"
+#include "engine/model/config.h"
 #include "proto/executor.pb-c.h"
 #include "tests/unit/model_fixture.h"
-#include "worker/engine.h"
+#include "engine/rank/engine.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -2,8 +2,8 @@
  * afterwards. */
 #include "testing.h"
 
-#include "channel/fault.h"
-#include "channel/tsan.h"
+#include "channel/base/fault.h"
+#include "channel/base/tsan.h"
 #include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"

@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../unit/pool_fixture.h"
-#include "channel/tsan.h"
+#include "tests/unit/pool_fixture.h"
+#include "channel/base/tsan.h"
 
 #define BOX_COUNT 16
 #define OWN_COUNT 8

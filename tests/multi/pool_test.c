@@ -14,10 +14,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../unit/pool_fixture.h"
-#include "channel/fault.h"
-#include "channel/memory/pool_layout.h"
-#include "channel/peer.h"
+#include "tests/unit/pool_fixture.h"
+#include "channel/base/fault.h"
+#include "channel/memory/pool/pool_layout.h"
+#include "channel/base/peer.h"
 
 #define RANK_COUNT 4
 #define BLOCK_SIZE 4096

@@ -4,10 +4,10 @@
  */
 #include "testing.h"
 
-#include "channel/handle.h"
-#include "channel/memory/kv_blocks.h"
-#include "worker/links.h"
-#include "worker/pulls.h"
+#include "channel/handle/handle.h"
+#include "channel/memory/pool/kv_blocks.h"
+#include "engine/rank/links.h"
+#include "engine/rank/pulls.h"
 
 #include <sched.h>
 #include <signal.h>

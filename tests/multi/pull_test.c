@@ -4,7 +4,7 @@
  */
 #include "kv_group.h"
 
-#include "channel/fault.h"
+#include "channel/base/fault.h"
 #include "proto/executor.pb-c.h"
 
 #include <inttypes.h>

@@ -11,9 +11,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "../unit/queue_fixture.h"
-#include "channel/memory/queue_internal.h"
-#include "channel/tsan.h"
+#include "tests/unit/queue_fixture.h"
+#include "channel/memory/queue/queue_internal.h"
+#include "channel/base/tsan.h"
 
 #define QUEUES 3
 #define DEPTH 8

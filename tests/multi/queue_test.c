@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../unit/queue_fixture.h"
+#include "tests/unit/queue_fixture.h"
 
 #define PUBLISHERS 2
 #define SUBSCRIBERS 5 /* host, host, staged, staged, staged with a pool of its own */

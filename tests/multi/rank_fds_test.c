@@ -19,11 +19,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "channel/fault.h"
-#include "channel/peer.h"
-#include "channel/handle_internal.h"
-#include "channel/socket.h"
-#include "worker/group_private.h"
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/socket/socket.h"
+#include "worker/group/group_private.h"
 
 /* How pidfd_getfd answers in a rank. */
 struct way {

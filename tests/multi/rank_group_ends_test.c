@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "worker/group_layout.h"
+#include "worker/group/group_layout.h"
 
 #define RANK_COUNT 3
 /* Who does not come. */

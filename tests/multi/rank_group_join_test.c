@@ -17,11 +17,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/fault.h"
-#include "channel/peer.h"
-#include "channel/region.h"
-#include "channel/socket.h"
-#include "worker/group_layout.h"
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
+#include "channel/shm/region.h"
+#include "channel/socket/socket.h"
+#include "worker/group/group_layout.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define IS_SANITIZED 1

@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/geometry.h"
-#include "worker/group_private.h"
+#include "channel/shm/geometry.h"
+#include "worker/group/group_private.h"
 
 static const uint32_t worlds[] = {1, 2, 4, 8, 64};
 #define WORLD_COUNT (sizeof worlds / sizeof worlds[0])
@@ -125,7 +125,7 @@ static void k8_values_of_all_in_order(void **state)
         forks_run(worlds[i], gathers_main, NULL);
 }
 
-/* channel/geometry.c reserves it without knowing the layout. */
+/* channel/shm/geometry.c reserves it without knowing the layout. */
 static void k25_the_memory_that_an_executor_reserves_is_enough(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-# The rank group (worker/group.h), each rank a forked process of the test.
+# The rank group (worker/group/group.h), each rank a forked process of the test.
 foreach(name rank_group rank_group_join rank_group_ends rank_fds)
     cox_multi_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c LIBS coxswain_testlib TIMEOUT 180)
 endforeach()

@@ -1,7 +1,7 @@
 /* Ranks that die are replaced by a policy, or by order; recovery commands take their turn: rows P8, A23, A26. */
 #include "testing.h"
 
-#include "channel/thread.h"
+#include "channel/base/thread.h"
 #include "coordinator/serving/recovery.h"
 
 #include <errno.h>

@@ -9,11 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "channel/door.h"
-#include "channel/gate.h"
-#include "channel/peer.h"
-#include "channel/sealed.h"
-#include "channel/truth.h"
+#include "channel/socket/door.h"
+#include "channel/shm/gate.h"
+#include "channel/base/peer.h"
+#include "channel/shm/sealed.h"
+#include "channel/shm/truth.h"
 
 static uint64_t patience(void)
 {

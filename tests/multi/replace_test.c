@@ -10,7 +10,7 @@
 #include "coordinator/executor_internal.h"
 #include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"
-#include "worker/engine.h"
+#include "engine/rank/engine.h"
 
 #include <dirent.h>
 #include <fcntl.h>

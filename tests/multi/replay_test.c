@@ -2,7 +2,7 @@
  * that inits, deaths and recovery commands leave decides whether steps are let in. Rows P8, M12, K25. */
 #include "testing.h"
 
-#include "channel/geometry.h"
+#include "channel/shm/geometry.h"
 #include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"

@@ -2,9 +2,9 @@
  * of its host are in. */
 #include "testing.h"
 
-#include "channel/closer.h"
-#include "channel/socket.h"
-#include "channel/truth.h"
+#include "channel/socket/closer.h"
+#include "channel/socket/socket.h"
+#include "channel/shm/truth.h"
 #include "coordinator/command/client.h"
 #include "coordinator/executor_internal.h"
 #include "coordinator/serving/service.h"

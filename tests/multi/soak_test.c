@@ -2,7 +2,7 @@
  * grows is a leak. The argument is how many requests; a tenth of it are calls. */
 #include "testing.h"
 
-#include "channel/tsan.h"
+#include "channel/base/tsan.h"
 
 #include <dirent.h>
 #include <inttypes.h>

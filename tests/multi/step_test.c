@@ -4,7 +4,7 @@
 
 #include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"
-#include "worker/batch.h"
+#include "worker/sequences/batch.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* The supervisor with real processes: shells and small programs as workers. Whatever a test waits
  * for, it waits for by the hooks, with a deadline. After each test this process has the fds it had
  * before, and no children. */
-#include "channel/fault.h"
-#include "channel/peer.h"
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
 #include "coordinator/output.h"
 #include "coordinator/supervise.h"
 

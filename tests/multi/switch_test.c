@@ -10,7 +10,7 @@
 #include "coordinator/serving/scheduler.h"
 #include "coordinator/serving/shared_weights.h"
 #include "tests/unit/model_fixture.h"
-#include "worker/engine.h"
+#include "engine/rank/engine.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -2,13 +2,13 @@
  * The model computed by all numbers of processes that it can be shared out to, which exchange their slices: the same bits, with 1/N of
  * the weights each. The reference of every comparison is one process that owns all slices.
  */
-#include "tests/multi/crew.h"
+#include "crew.h"
 #include "tests/unit/model_fixture.h"
-#include "model/block.h"
-#include "worker/exchange.h"
-#include "worker/model/model.h"
+#include "engine/model/block.h"
+#include "worker/group/exchange.h"
+#include "engine/compute/model.h"
 
-#include "channel/fault.h"
+#include "channel/base/fault.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

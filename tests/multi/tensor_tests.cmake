@@ -9,17 +9,17 @@ cox_multi_test(NAME tensor
 cox_multi_test(NAME engine
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/engine_test.c
             ${CMAKE_CURRENT_LIST_DIR}/crew.c
-            ${PROJECT_SOURCE_DIR}/worker/engine.c
-            ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
-            ${PROJECT_SOURCE_DIR}/worker/adapters.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/engine.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/engine_lora.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
     LIBS coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
 
 # A coordinator and ranks of the reference model, of which some are replaced.
 cox_multi_test(NAME replace
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/replace_test.c
-            ${PROJECT_SOURCE_DIR}/worker/engine.c
-            ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
-            ${PROJECT_SOURCE_DIR}/worker/adapters.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/engine.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/engine_lora.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
     LIBS coxswain_testlib coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 240)
 cox_sealed_test(replace TIMEOUT 240)
 
@@ -27,9 +27,9 @@ cox_sealed_test(replace TIMEOUT 240)
 cox_multi_test(NAME lora
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/lora_test.c
             ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
-            ${PROJECT_SOURCE_DIR}/worker/engine.c
-            ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
-            ${PROJECT_SOURCE_DIR}/worker/adapters.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/engine.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/engine_lora.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
     LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
 cox_sealed_test(lora TIMEOUT 240)
 
@@ -38,8 +38,8 @@ cox_multi_test(NAME switch
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/switch_test.c
             ${CMAKE_CURRENT_LIST_DIR}/weights_attack.c
             ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
-            ${PROJECT_SOURCE_DIR}/worker/engine.c
-            ${PROJECT_SOURCE_DIR}/worker/engine_lora.c
-            ${PROJECT_SOURCE_DIR}/worker/adapters.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/engine.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/engine_lora.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
     LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
 cox_sealed_test(switch TIMEOUT 240)

@@ -2,7 +2,7 @@
  * take no signal of the host. */
 #include "testing.h"
 
-#include "channel/tsan.h"
+#include "channel/base/tsan.h"
 #include "coordinator/executor_internal.h"
 #include "proto/executor.pb-c.h"
 

@@ -1,7 +1,7 @@
 /* The visitor's side, at doors that do not keep their promises. */
 #include "door_fixture.h"
 
-#include "channel/logon.h"
+#include "channel/socket/logon.h"
 
 #include <fcntl.h>
 #include <poll.h>

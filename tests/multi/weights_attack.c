@@ -1,6 +1,6 @@
 #include "weights_attack.h"
 
-#include "model/block_layout.h"
+#include "engine/model/block_layout.h"
 
 #include <dirent.h>
 #include <errno.h>

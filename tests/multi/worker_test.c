@@ -4,13 +4,13 @@
  */
 #include "testing.h"
 
-#include "channel/control.h"
+#include "channel/shm/control.h"
 
-#include "channel/peer.h"
-#include "channel/truth.h"
+#include "channel/base/peer.h"
+#include "channel/shm/truth.h"
 #include "coordinator/operations.h"
 #include "proto/executor.pb-c.h"
-#include "worker/worker.h"
+#include "worker/loop/worker.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
  * the rank is then a grandchild, and each of the two may die alone. */
 #include "testing.h"
 
-#include "channel/peer.h"
+#include "channel/base/peer.h"
 
 #include <inttypes.h>
 #include <poll.h>

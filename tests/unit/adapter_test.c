@@ -2,9 +2,9 @@
  * LoRA adapters: what is loaded of a folder, what is refused, and what they add to rows of a step. The reference for every
  * comparison of bits is the sequence computed alone, in one prefill, by one rank.
  */
-#include "tests/unit/model_fixture.h"
-#include "worker/model/adapter.h"
-#include "worker/model/model.h"
+#include "model_fixture.h"
+#include "engine/compute/adapter.h"
+#include "engine/compute/model.h"
 
 #include <pthread.h>
 #include <setjmp.h>

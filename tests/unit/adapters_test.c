@@ -1,9 +1,9 @@
 /*
  * The adapters of a rank, by name: found by the thread that computes steps while another one loads and removes.
  */
-#include "tests/unit/model_fixture.h"
-#include "worker/adapters.h"
-#include "worker/batch.h"
+#include "model_fixture.h"
+#include "engine/rank/adapters.h"
+#include "worker/sequences/batch.h"
 
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,10 +1,10 @@
 /*
  * block: a model in one block of memory, and its digest.
  */
-#include "model/block.h"
-#include "model/block_layout.h"
-#include "model/digest.h"
-#include "tests/unit/model_fixture.h"
+#include "engine/model/block.h"
+#include "engine/model/block_layout.h"
+#include "engine/model/digest.h"
+#include "model_fixture.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

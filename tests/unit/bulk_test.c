@@ -1,10 +1,10 @@
 /* Blocks in one process: what a sender makes, what a reader opens, and what it refuses. */
 #include "testing.h"
 
-#include "channel/bulk.h"
-#include "channel/door.h"
-#include "channel/handle_internal.h"
-#include "channel/peer.h"
+#include "channel/memory/bulk.h"
+#include "channel/socket/door.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/base/peer.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
-#include "worker/model/cache.h"
+#include "engine/compute/cache.h"
 
-#include "channel/memory/kv_blocks_layout.h"
+#include "channel/memory/pool/kv_blocks_layout.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-#include "channel/cgroup.h"
+#include "channel/base/cgroup.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 #include "channel_fixture.h"
 
-#include "channel/door.h"
+#include "channel/socket/door.h"
 
 #include <dirent.h>
 #include <fcntl.h>

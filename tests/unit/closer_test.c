@@ -1,4 +1,4 @@
-#include "channel/closer.h"
+#include "channel/socket/closer.h"
 
 #include <dirent.h>
 #include <sched.h>
@@ -6,8 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "channel/socket.h"
-#include "channel/thread.h"
+#include "channel/socket/socket.h"
+#include "channel/base/thread.h"
 #include "channel_fixture.h"
 
 /* What becomes of a thread that the closer wants. */

@@ -1,5 +1,5 @@
-#include "tests/unit/model_fixture.h"
-#include "model/config.h"
+#include "model_fixture.h"
+#include "engine/model/config.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-#include "channel/control.h"
+#include "channel/shm/control.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "channel/fault.h"
-#include "channel/channel.h"
+#include "channel/base/fault.h"
+#include "channel/shm/channel.h"
 #include "channel_fixture.h"
 
 #define GROUP test_name("g")

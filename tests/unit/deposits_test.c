@@ -1,4 +1,4 @@
-#include "channel/deposits.h"
+#include "channel/socket/deposits.h"
 
 #include <fcntl.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
 /* Domains: the table, memory of host, staged and a domain from outside, and copies between them. */
-#include "channel/memory/domain.h"
+#include "channel/memory/domain/domain.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 
-#include "../lib/inverted_domain.h"
+#include "tests/lib/inverted_domain.h"
 #include "channel_fixture.h"
 
 #define PAGE UINT64_C(4096)

@@ -2,10 +2,10 @@
  * The forward pass and the step around it. The reference for every comparison of bits is the
  * sequence computed alone, in one prefill, by one rank.
  */
-#include "tests/unit/model_fixture.h"
-#include "model/block.h"
-#include "model/digest.h"
-#include "worker/model/model.h"
+#include "model_fixture.h"
+#include "engine/model/block.h"
+#include "engine/model/digest.h"
+#include "engine/compute/model.h"
 
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* The gate over futexes: one wake-up for everybody, the last answer wakes, hints count. */
-#include "channel/gate.h"
+#include "channel/shm/gate.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#include "channel/futex.h"
+#include "channel/base/futex.h"
 #include "channel_fixture.h"
 
 #define DEPTH 4

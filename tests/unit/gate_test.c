@@ -1,10 +1,10 @@
-#include "channel/gate.h"
+#include "channel/shm/gate.h"
 
 #include <pthread.h>
 #include <semaphore.h>
 #include <sys/stat.h>
 
-#include "channel/semaphore.h"
+#include "channel/base/semaphore.h"
 #include "channel_fixture.h"
 
 #define GROUP test_name("g")

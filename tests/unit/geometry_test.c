@@ -1,4 +1,4 @@
-#include "channel/geometry.h"
+#include "channel/shm/geometry.h"
 
 #include <inttypes.h>
 #include <limits.h>

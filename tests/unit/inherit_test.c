@@ -1,4 +1,4 @@
-#include "channel/inherit.h"
+#include "channel/shm/inherit.h"
 
 #include <fcntl.h>
 #include <limits.h>

@@ -1,8 +1,8 @@
-/* KV blocks (channel/memory/kv_blocks.h): who may write, what a view believes, and the order of take, give and copy. */
-#include "channel/memory/kv_blocks.h"
+/* KV blocks (channel/memory/pool/kv_blocks.h): who may write, what a view believes, and the order of take, give and copy. */
+#include "channel/memory/pool/kv_blocks.h"
 
-#include "channel/fault.h"
-#include "channel/memory/kv_blocks_layout.h"
+#include "channel/base/fault.h"
+#include "channel/memory/pool/kv_blocks_layout.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,9 +1,9 @@
 /* Links to KV blocks of this same process, and pulls through them: what needs no groups. */
-#include "worker/links.h"
-#include "worker/pulls.h"
+#include "engine/rank/links.h"
+#include "engine/rank/pulls.h"
 
-#include "channel/handle.h"
-#include "channel/memory/kv_blocks.h"
+#include "channel/handle/handle.h"
+#include "channel/memory/pool/kv_blocks.h"
 
 #include <sched.h>
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-#include "channel/logon.h"
+#include "channel/socket/logon.h"
 
 #include "channel_fixture.h"
 

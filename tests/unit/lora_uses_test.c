@@ -4,8 +4,8 @@
  */
 #include "table_request.h"
 
-#include "worker/lora_uses.h"
-#include "worker/table.h"
+#include "worker/sequences/lora_uses.h"
+#include "worker/sequences/table.h"
 
 #include <pthread.h>
 #include <setjmp.h>

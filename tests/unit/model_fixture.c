@@ -1,4 +1,4 @@
-#include "tests/unit/model_fixture.h"
+#include "model_fixture.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -6,7 +6,7 @@
 #ifndef COX_TESTS_UNIT_MODEL_FIXTURE_H
 #define COX_TESTS_UNIT_MODEL_FIXTURE_H
 
-#include "model/config.h"
+#include "engine/model/config.h"
 
 #define FIXTURE_PATH_SIZE 64
 

@@ -20,7 +20,7 @@ cox_unit_test(NAME adapter
     LIBS coxswain_model m)
 cox_unit_test(NAME adapters
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapters_test.c ${model_fixture}
-            ${PROJECT_SOURCE_DIR}/worker/adapters.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
     LIBS coxswain_model m)
 cox_unit_test(NAME block
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/block_test.c ${model_fixture}

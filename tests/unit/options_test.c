@@ -1,4 +1,4 @@
-#include "worker/worker.h"
+#include "worker/loop/worker.h"
 
 #include "channel_fixture.h"
 

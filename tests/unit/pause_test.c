@@ -1,5 +1,5 @@
 /* pause: whose signal it is. What a pause does to callbacks is in multi/pause. */
-#include "channel/base.h"
+#include "channel/base/base.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "worker/pause.h"
+#include "worker/loop/pause.h"
 
 #include <signal.h>
 

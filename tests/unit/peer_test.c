@@ -1,4 +1,4 @@
-#include "channel/peer.h"
+#include "channel/base/peer.h"
 
 #include <fcntl.h>
 #include <grp.h>

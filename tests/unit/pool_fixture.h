@@ -8,7 +8,7 @@
 #ifndef COX_TESTS_UNIT_POOL_FIXTURE_H
 #define COX_TESTS_UNIT_POOL_FIXTURE_H
 
-#include "channel/memory/pool.h"
+#include "channel/memory/pool/pool.h"
 
 /* A domain of the test's own: host memory, whose functions fail while `fails` says so. */
 #define FAILING_KIND COX_DOMAIN_USER_FIRST

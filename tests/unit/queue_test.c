@@ -16,10 +16,10 @@
 
 #include <cmocka.h>
 
-#include "channel/memory/domain_table.h"
-#include "channel/memory/pool_layout.h"
-#include "channel/memory/queue_internal.h"
-#include "channel/peer.h"
+#include "channel/memory/domain/domain_table.h"
+#include "channel/memory/pool/pool_layout.h"
+#include "channel/memory/queue/queue_internal.h"
+#include "channel/base/peer.h"
 
 static struct cox_domains *domains;
 static struct cox_pool *host, *staged;

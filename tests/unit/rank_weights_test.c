@@ -1,6 +1,6 @@
-/* Images of the model's weights (channel/region.h), which nobody can change, and how a rank takes one after the other. */
-#include "worker/rank_weights.h"
-#include "channel/region.h"
+/* Images of the model's weights (channel/shm/region.h), which nobody can change, and how a rank takes one after the other. */
+#include "worker/sequences/rank_weights.h"
+#include "channel/shm/region.h"
 #include "proto/executor.pb-c.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-#include "channel/region.h"
+#include "channel/shm/region.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

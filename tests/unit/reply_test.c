@@ -1,9 +1,9 @@
-#include "channel/reply.h"
+#include "channel/shm/reply.h"
 
 #include <endian.h>
 #include <signal.h>
 
-#include "channel/truth.h"
+#include "channel/shm/truth.h"
 #include "channel_fixture.h"
 
 #define GROUP test_name("g")

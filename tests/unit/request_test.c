@@ -1,11 +1,11 @@
-#include "channel/request.h"
+#include "channel/shm/request.h"
 
 #include <endian.h>
 #include <fcntl.h>
 #include <signal.h>
 
-#include "channel/fault.h"
-#include "channel/truth.h"
+#include "channel/base/fault.h"
+#include "channel/shm/truth.h"
 #include "channel_fixture.h"
 
 #define GROUP test_name("g")

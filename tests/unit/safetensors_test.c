@@ -1,5 +1,5 @@
-#include "tests/unit/model_fixture.h"
-#include "model/safetensors.h"
+#include "model_fixture.h"
+#include "engine/model/safetensors.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-#include "worker/model/sample.h"
+#include "engine/compute/sample.h"
 
 #include <math.h>
 #include <setjmp.h>

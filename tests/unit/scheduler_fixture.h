@@ -8,7 +8,7 @@
 #define COX_TESTS_UNIT_SCHEDULER_FIXTURE_H
 
 #include "coordinator/serving/scheduler.h"
-#include "worker/table.h"
+#include "worker/sequences/table.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
 /* The memory of a sealed group: what a rank is given, what it can do to it, and what it refuses. */
-#include "channel/sealed.h"
+#include "channel/shm/sealed.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -12,11 +12,11 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
-#include "channel/channel.h"
-#include "channel/futex.h"
-#include "channel/reply.h"
-#include "channel/request.h"
-#include "channel/truth.h"
+#include "channel/shm/channel.h"
+#include "channel/base/futex.h"
+#include "channel/shm/reply.h"
+#include "channel/shm/request.h"
+#include "channel/shm/truth.h"
 #include "channel_fixture.h"
 
 #ifndef F_SEAL_FUTURE_WRITE

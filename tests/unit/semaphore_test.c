@@ -1,4 +1,4 @@
-#include "channel/semaphore.h"
+#include "channel/base/semaphore.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

@@ -1,10 +1,10 @@
 /* shared_weights: one version after the other, with the rank of scheduler_fixture.h, and offers opened as ranks open them. */
 #include "coordinator/serving/shared_weights.h"
-#include "channel/region.h"
+#include "channel/shm/region.h"
 #include "coordinator/serving/serving.h"
-#include "model/block.h"
-#include "model/digest.h"
-#include "tests/unit/model_fixture.h"
+#include "engine/model/block.h"
+#include "engine/model/digest.h"
+#include "model_fixture.h"
 
 #include "scheduler_fixture.h"
 

@@ -1,4 +1,4 @@
-#include "channel/socket.h"
+#include "channel/socket/socket.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,5 +1,5 @@
 /* Looking before a sleep: who may, for how long, and how often in vain. */
-#include "channel/spin.h"
+#include "channel/base/spin.h"
 
 #include <sched.h>
 #include <setjmp.h>

@@ -6,8 +6,8 @@
 #define COX_TESTS_UNIT_TABLE_MODEL_H
 
 #include "table_request.h"
-#include "worker/batch.h"
-#include "worker/table.h"
+#include "worker/sequences/batch.h"
+#include "worker/sequences/table.h"
 
 #define MODEL_SLOT_MAX 8
 #define MODEL_TOKEN_MAX 40

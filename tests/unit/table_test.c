@@ -7,7 +7,7 @@
 #include "table_request.h"
 
 #include "proto/wire.h"
-#include "worker/table_private.h"
+#include "worker/sequences/table_private.h"
 
 #include <math.h>
 #include <setjmp.h>

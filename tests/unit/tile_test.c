@@ -2,8 +2,8 @@
  * That a row of a tile has the same bits at every place and beside any other rows, for the matrix
  * kernels of this processor and, by starting itself again, for those of others it can run.
  */
-#include "worker/model/tile.h"
-#include "channel/base.h"
+#include "engine/compute/tile.h"
+#include "channel/base/base.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "../load.h"
+#include "tests/bench/load.h"
 
 void answers_init(struct answers *answers, const struct subject_options *options, uint64_t round)
 {

@@ -7,7 +7,7 @@
 #ifndef BENCH_PEERS_ANSWERS_H
 #define BENCH_PEERS_ANSWERS_H
 
-#include "../subject.h"
+#include "tests/bench/subject.h"
 
 struct answers {
     size_t reply_size;

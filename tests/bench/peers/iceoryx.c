@@ -26,8 +26,8 @@
 #include <iceoryx_binding_c/types.h>
 #include <iceoryx_binding_c/wait_set.h>
 
-#include "../load.h"
-#include "../subject.h"
+#include "tests/bench/load.h"
+#include "tests/bench/subject.h"
 #include "answers.h"
 #include "leftovers.h"
 #include "workers.h"

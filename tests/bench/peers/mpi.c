@@ -16,8 +16,8 @@
 
 #include <mpi.h>
 
-#include "../load.h"
-#include "../subject.h"
+#include "tests/bench/load.h"
+#include "tests/bench/subject.h"
 #include "leftovers.h"
 
 /* Process id of mpirun: who waits for its death must know that it is not there already. */

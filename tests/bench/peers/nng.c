@@ -13,8 +13,8 @@
 #include <nng/protocol/survey0/respond.h>
 #include <nng/protocol/survey0/survey.h>
 
-#include "../load.h"
-#include "../subject.h"
+#include "tests/bench/load.h"
+#include "tests/bench/subject.h"
 #include "answers.h"
 #include "workers.h"
 

@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../load.h"
-#include "../subject.h"
+#include "tests/bench/load.h"
+#include "tests/bench/subject.h"
 #include "workers.h"
 
 /* What the kernel charges a datagram beyond its bytes, generously. */

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "../../../channel/base.h"
+#include "channel/base/base.h"
 
 struct workers {
     pid_t *pids; /* owned */

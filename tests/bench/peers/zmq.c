@@ -10,8 +10,8 @@
 #include <unistd.h>
 #include <zmq.h>
 
-#include "../load.h"
-#include "../subject.h"
+#include "tests/bench/load.h"
+#include "tests/bench/subject.h"
 #include "answers.h"
 #include "workers.h"
 

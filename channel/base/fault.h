@@ -1,0 +1,296 @@
+/*
+ * fault: the steps of the protocol, each with a named point behind it at which a test can kill or stop the very
+ * process that has just done the step.
+ *
+ * A step is whatever another process, or the next start, can see: a name in /dev/shm, a shared word, a token, a
+ * process. The points sit in the functions that do the steps, so that none can be done without passing its point; a test
+ * (tests/fault/points.py) finds those that have none, and tests/fault/matrix_test.c strikes at every one of them.
+ *
+ * Only the testing build (COX_TESTING) has them; elsewhere a point compiles to nothing.
+ * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL), stop (SIGSTOP), spin (an endless loop that
+ * looks at nothing), read (of a pipe that stays empty; it ends with a signal that has a handler), hold (the thread
+ * alone, until the next cox_fault_arm), RANK the rank it is for (or 'coordinator', the default), COUNT the passage at
+ * which it strikes (1 is the first). A plan that makes no sense ends the process, so that no test passes for want of a
+ * fault. With COXSWAIN_FAULT_LIFE it is for processes alone whose COXSWAIN_GENERATION is that: for one life of a rank,
+ * and so are counts.
+ *
+ * Threads: any.
+ * Blocks: nothing, unless stopped, or told to.
+ * If the process dies: that is what it is for.
+ */
+#ifndef COX_CHANNEL_FAULT_H
+#define COX_CHANNEL_FAULT_H
+
+/* X(constant, name): in the order of a group's life. */
+#define COX_FAULT_POINTS(X)                                                                        \
+    /* The coordinator makes the group. */                                                         \
+    X(CONTROL_FILLED, "control.filled") /* whole and locked, without a name */                     \
+    X(CONTROL_SWEEP, "control.sweep")   /* leftovers are open, not locked */                       \
+    X(CONTROL_LOCKED, "control.locked") /* their lock is won */                                    \
+    X(CONTROL_LINKED, "control.linked")                                                            \
+    X(REGION_NAMED, "region.named") /* of no size yet */                                           \
+    X(REGION_CREATED, "region.created")                                                            \
+    X(SEMAPHORE_FILLED, "semaphore.filled") /* without a name */                                   \
+    X(SEMAPHORE_LINKED, "semaphore.linked")                                                        \
+    X(CHANNEL_CREATED, "channel.created")                                                          \
+    X(MEMORY_CREATED, "memory.created") /* mapped, not sealed */                                   \
+    X(MEMORY_SEALED, "memory.sealed")   /* by the rank that alone writes it */                     \
+    /* Processes are started. */                                                                   \
+    X(LAUNCH, "launch")                   /* nothing is forked yet */                              \
+    X(LAUNCH_CHILD, "launch.child")       /* the new process, before exec */                       \
+    X(LAUNCH_FORKED, "launch.forked")     /* the coordinator, after that exec */                   \
+    X(ATTACH_WELCOMED, "attach.welcomed") /* by the door, with all its fds */                      \
+    X(ATTACH_CONTROL, "attach.control")                                                            \
+    X(ATTACH_CLAIMED, "attach.claimed") /* nobody else can be this rank; or no more */             \
+    X(ATTACH_CHANNEL, "attach.channel")                                                            \
+    X(ATTACH_IDENTITY, "attach.identity") /* written, not yet valid */                             \
+    X(ATTACH_ANNOUNCED, "attach.announced")                                                        \
+    X(ATTACHED, "attached")                                                                        \
+    X(RANK_CHECKED, "rank.checked") /* the coordinator has seen it */                              \
+    X(NAME_UNLINKED, "name.unlinked")                                                              \
+    X(CONTROL_UNLINK, "control.unlink") /* only the control region has its name */                 \
+    X(STARTED, "started")                                                                          \
+    /* A request goes out. */                                                                      \
+    X(REQUEST_CLAIMED, "request.claimed")                                                          \
+    X(REQUEST_WRITTEN, "request.written")                                                          \
+    X(RECORD_BEGUN, "record.begun") /* of its frame: sequence 0 */                                 \
+    X(RECORD_WRITTEN, "record.written")                                                            \
+    X(REQUEST_STAMPED, "request.stamped")                                                          \
+    X(REQUEST_PUBLISHED, "request.published")                                                      \
+    X(GATE_OPENED, "gate.opened")                                                                  \
+    /* Bytes that do not fit their frame or slot (bulk.h). */                                      \
+    X(BULK_EXPORTED, "bulk.exported") /* a block, with nothing in it */                            \
+    X(BULK_WRITTEN, "bulk.written")   /* nobody knows of it yet */                                 \
+    X(BULK_OPENED, "bulk.opened")     /* by a reader */                                            \
+    X(BULK_COPIED, "bulk.copied")     /* an answer, by the coordinator */                          \
+    X(BULK_DROPPED, "bulk.dropped")   /* by its sender */                                          \
+    /* Tokens, of each bell in the order of enum cox_bell. */                                      \
+    X(POSTED_REQUEST_PRODUCE, "posted.request_produce")                                            \
+    X(POSTED_REQUEST_CONSUME, "posted.request_consume")                                            \
+    X(POSTED_RESPONSE_PRODUCE, "posted.response_produce")                                          \
+    X(POSTED_RESPONSE_CONSUME, "posted.response_consume")                                          \
+    X(HINT_ARMED, "hint.armed")     /* how many answers a request lacks */                         \
+    X(HINT_COUNTED, "hint.counted") /* one less; nobody is woken yet */                            \
+    X(BELL_RUNG, "bell.rung")       /* the word has moved on; nobody is woken yet */               \
+    X(WAIT, "wait")                 /* about to sleep */                                           \
+    X(WAIT_TOOK, "wait.took")       /* a token in its hand */                                      \
+    X(TOKEN_TAKEN, "token.taken")   /* the same, without sleep */                                  \
+    /* A rank serves it. */                                                                        \
+    X(RANK_LIFE, "rank.life") /* whose answers these are */                                        \
+    X(RANK_TAKEN, "rank.taken")                                                                    \
+    X(RANK_STATE, "rank.state")                                                                    \
+    X(RANK_RETURNED, "rank.returned")                                                              \
+    X(EXECUTE, "execute")                   /* the callback is next */                             \
+    X(EXCHANGE_MADE, "exchange.made")       /* sealed memory for slices, nobody else's yet */      \
+    X(EXCHANGE_WRITTEN, "exchange.written") /* own slices, in a step */                            \
+    X(EXCHANGE_READ, "exchange.read")       /* those of all ranks */                               \
+    X(LORA_READ, "lora.read")               /* an adapter, not yet published to steps */           \
+    X(LORA_LOADED, "lora.loaded")           /* and published; not answered */                      \
+    X(LORA_REMOVED, "lora.removed")         /* no step finds it any more */                        \
+    X(EXECUTED, "executed")                 /* nothing is committed */                             \
+    X(STEP_COMMITTED, "step.committed")                                                            \
+    X(REPLY_WRITTEN, "reply.written")                                                              \
+    X(REPLY_TAGGED, "reply.tagged")                                                                \
+    X(RANK_DONE, "rank.done")                                                                      \
+    X(REPORT_CLAIMED, "report.claimed") /* the slot of the error channel is its own */             \
+    X(REPORT_WRITTEN, "report.written")                                                            \
+    /* The model's weights: the coordinator's block, and what ranks do with it. */                 \
+    X(WEIGHTS_FILLED, "weights.filled")       /* nobody else knows of it */                        \
+    X(WEIGHTS_PUBLISHED, "weights.published") /* no step is of this version yet */                 \
+    X(WEIGHTS_RETIRED, "weights.retired")     /* the coordinator has let one that is no more go */ \
+    X(WEIGHTS_TAKEN, "weights.taken")         /* a rank has both mapped */                         \
+    X(WEIGHTS_SWITCHED, "weights.switched")   /* and computes with the new one alone */            \
+    /* The coordinator gathers. */                                                                 \
+    X(REPORT_FETCHED, "report.fetched")                                                            \
+    X(REPLY_FETCHED, "reply.fetched")                                                              \
+    X(COMPLETE, "complete") /* the completion is made, nobody has it */                            \
+    X(VOID_STORED, "void.stored")                                                                  \
+    X(ENDED_STORED, "ended.stored")                                                                \
+    X(HANDLED, "handled")                                                                          \
+    X(DEATH_SEEN, "death.seen")                                                                    \
+    X(DEATH_STORED, "death.stored")                                                                \
+    X(DEATH_TOLD, "death.told")                                                                    \
+    /* A dead rank is started again. */                                                            \
+    X(RANK_LEFT_OUT, "rank.left_out") /* requests do not ask it */                                 \
+    X(SEMAPHORE_RENEWED, "semaphore.renewed")                                                      \
+    X(MEMORY_RENEWED, "memory.renewed")                                                            \
+    X(RANK_RESET, "rank.reset") /* its lines are as at the start */                                \
+    X(RANK_ADMITTED, "rank.admitted")                                                              \
+    X(WINDOW_RENEWED, "window.renewed") /* for the next life of the rank group */                  \
+    X(WINDOWS_KEPT, "windows.kept")     /* those of former lives take nothing */                   \
+    X(RANK_OFFERED, "rank.offered")     /* to whoever logs on */                                   \
+    X(REGION_RENEWED, "region.renewed") /* of legacy ranks: another one has the name */            \
+    /* Sockets. */                                                                                 \
+    X(SOCKET_SENT, "socket.sent") /* some bytes, or all */                                         \
+    /* A door is opened, visited, closed. */                                                       \
+    X(FOLDER_MADE, "folder.made")     /* or its mode is set */                                     \
+    X(FOLDER_LOCKED, "folder.locked") /* or let go of */                                           \
+    X(FOLDER_SWEPT, "folder.swept")   /* one file of it */                                         \
+    X(DOOR_BOUND, "door.bound")       /* under a temporary name */                                 \
+    X(DOOR_LISTENS, "door.listens")                                                                \
+    X(DOOR_NAMED, "door.named")                                                                    \
+    X(DOOR_CONNECTED, "door.connected") /* the visitor */                                          \
+    X(DOOR_ASKED, "door.asked")         /* the logon is sent */                                    \
+    X(DOOR_WELCOMED, "door.welcomed")                                                              \
+    X(DOOR_UNNAMED, "door.unnamed")                                                                \
+    /* By-value handles. */                                                                        \
+    X(HANDLE_EXPORTED, "handle.exported")   /* its fd is there for who may take it */              \
+    X(HANDLE_DEPOSITED, "handle.deposited") /* and at the door, or is not */                       \
+    X(HANDLE_TAKEN, "handle.taken")         /* by somebody else, not checked yet */                \
+    X(HANDLE_WITHDRAWN, "handle.withdrawn") /* the door has it no more, the exporter does */       \
+    X(HANDLE_PUT, "handle.put")                                                                    \
+    /* KV blocks, of one's own and of other groups (memory/kv_blocks.h, engine/rank/pulls.h). */        \
+    X(KV_MADE, "kv.made")                                                                          \
+    X(KV_TAKEN, "kv.taken") /* a block is nobody's, and may be written */                          \
+    X(KV_GIVEN, "kv.given")                                                                        \
+    X(KV_LOOKED, "kv.looked") /* a reader knows whose a block is, and has copied nothing */        \
+    X(KV_COPIED, "kv.copied") /* and has copied it, and does not know whether it was taken */      \
+    X(CACHE_EXPORTED, "cache.exported")                                                            \
+    X(LINK_ATTACHED, "link.attached") /* to the blocks of another group */                         \
+    X(LINK_DETACHED, "link.detached")                                                              \
+    X(PULL_COPIED, "pull.copied") /* one block of it */                                            \
+    /* The end. */                                                                                 \
+    X(STOP, "stop")                                                                                \
+    X(ABORT_STORED, "abort.stored") /* the time to leave in order is over */                       \
+    X(GOODBYE_SAID, "goodbye.said")                                                                \
+    X(GOODBYE_HEARD, "goodbye.heard")                                                              \
+    X(GROUP_LEFT, "group.left") /* said; the process may live on */                                \
+    X(LEFT, "left")                                                                                \
+    X(STOPPED, "stopped")                                                                          \
+    /* A queue of blocks (channel/memory/queue/queue.h). */                                              \
+    X(QUEUE_FILLED, "queue.filled")                                                                \
+    X(QUEUE_LOCKED, "queue.locked") /* nothing is done, or repaired, yet */                        \
+    X(QUEUE_UNLOCKED, "queue.unlocked")                                                            \
+    X(QUEUE_DOMAIN_ENTERED, "queue.domain_entered")                                                \
+    X(QUEUE_DOMAIN_CLEARED, "queue.domain_cleared")                                                \
+    X(QUEUE_POOL_ENTERED, "queue.pool_entered")                                                    \
+    X(QUEUE_POOL_CLEARED, "queue.pool_cleared")                                                    \
+    X(QUEUE_POOL_CLOSED, "queue.pool_closed")                                                      \
+    X(QUEUE_PUBLISHER_JOINED, "queue.publisher_joined")                                            \
+    X(QUEUE_PUBLISHER_LEFT, "queue.publisher_left")                                                \
+    X(QUEUE_SUBSCRIBER_JOINED, "queue.subscriber_joined")                                          \
+    X(QUEUE_SUBSCRIBER_LEFT, "queue.subscriber_left") /* its messages are not let go yet */        \
+    X(QUEUE_INTENDED, "queue.intended")               /* a block is about to be held */            \
+    X(QUEUE_HELD, "queue.held")                       /* and no row says so */                     \
+    X(QUEUE_SETTLED, "queue.settled")                 /* a row does, or nothing is held */         \
+    X(QUEUE_ANNOUNCED, "queue.announced")             /* who sleeps is about to be woken */        \
+    X(QUEUE_RINGING, "queue.ringing")         /* one of them counts as awake, and sleeps */        \
+    X(QUEUE_RUNG, "queue.rung")               /* one of them is */                                 \
+    X(QUEUE_COPY_FILLED, "queue.copy_filled") /* where a copy is; it does not count yet */         \
+    X(QUEUE_ROW_FILLED, "queue.row_filled")   /* the message is there, not published */            \
+    X(QUEUE_PUBLISHED, "queue.published")                                                          \
+    X(QUEUE_PUBLISH_DONE, "queue.publish_done")                                                    \
+    X(QUEUE_SKIPPED, "queue.skipped")                                                              \
+    X(QUEUE_TAKEN, "queue.taken")               /* it waits for the next message */                \
+    X(QUEUE_TAKE_COUNTED, "queue.take_counted") /* one fewer waits for this one */                 \
+    X(QUEUE_COPYING, "queue.copying")           /* this process makes the copy */                  \
+    X(QUEUE_COPIED, "queue.copied")             /* its bytes are there, nobody is told */          \
+    X(QUEUE_COPY_SHARED, "queue.copy_shared")                                                      \
+    X(QUEUE_COPY_OVER, "queue.copy_over")   /* who waited for it is woken */                       \
+    X(QUEUE_LET_GO, "queue.let_go")         /* a copy; the row still has it */                     \
+    X(QUEUE_ROW_ENDING, "queue.row_ending") /* nobody takes it any more */                         \
+    X(QUEUE_ROW_ENDED, "queue.row_ended")                                                          \
+    X(QUEUE_COUNTED, "queue.counted")                                                              \
+    X(QUEUE_DEFERRED, "queue.deferred")                                                            \
+    X(QUEUE_DRAINED, "queue.drained")                                                              \
+    X(QUEUE_BURIED, "queue.buried") /* a dead endpoint is out */                                   \
+    X(QUEUE_REPAIRING, "queue.repairing")                                                          \
+    X(QUEUE_REPAIRED, "queue.repaired")                                                            \
+    X(QUEUE_ARMED, "queue.armed") /* about to sleep */                                             \
+    X(QUEUE_DISARMED, "queue.disarmed")                                                            \
+    X(QUEUE_PUBLISHER_AWAITED, "queue.publisher_awaited")                                          \
+    /* Ranks form a group of their own (worker/group/group.h). */                                        \
+    X(GROUP_FILLED, "group.filled") /* whole and locked, without a name */                         \
+    X(GROUP_LINKED, "group.linked")                                                                \
+    X(GROUP_LOCKED, "group.locked") /* the name's file, as one of those who join */                \
+    X(GROUP_SWEPT, "group.swept")   /* or a leftover, and its name is gone */                      \
+    X(GROUP_CLAIMED, "group.claimed")                                                              \
+    X(GROUP_SAID, "group.said")                 /* at which step of its life this rank is */       \
+    X(GROUP_UNLINK_WAITS, "group.unlink_waits") /* somebody else removes the name */               \
+    X(GROUP_UNLINKED, "group.unlinked")                                                            \
+    X(GROUP_FORMED, "group.formed") /* a subgroup */                                               \
+    X(GROUP_VALUE, "group.value")   /* written, not announced */                                   \
+    X(GROUP_ARRIVED, "group.arrived")                                                              \
+    X(GROUP_COUNTED, "group.counted")                                                              \
+    X(GROUP_RINGS, "group.rings")                                                                  \
+    X(GROUP_RUNG, "group.rung")                                                                    \
+    X(GROUP_SLEEPS, "group.sleeps")                                                                \
+    X(GROUP_DONE, "group.done") /* with one round of an operation */                               \
+    X(GROUP_GIVEN_UP, "group.given_up")                                                            \
+    X(GROUP_ALIGNED, "group.aligned")                                                              \
+    X(GROUP_BOUND, "group.bound")       /* a socket for fds */                                     \
+    X(GROUP_OFFERED, "group.offered")   /* an fd, to one member */                                 \
+    X(GROUP_ACCEPTED, "group.accepted") /* one of a member */                                      \
+    /* Memory that is reserved on demand (memory/domain.h). */                                     \
+    X(DOMAIN_COMMITTED, "domain.committed")                                                        \
+    X(DOMAIN_RETURNED, "domain.returned")                                                          \
+    /* Blocks that processes share (memory/pool.h). */                                             \
+    X(POOL_MADE, "pool.made")       /* whole, nobody else's yet */                                 \
+    X(POOL_JOINED, "pool.joined")   /* a row is its own, or it says more of itself */              \
+    X(POOL_CLAIMED, "pool.claimed") /* a block, before anybody was told of it */                   \
+    X(POOL_COUNTED, "pool.counted") /* one reference more, or its number */                        \
+    X(POOL_USED, "pool.used")                                                                      \
+    X(POOL_UNCOUNTED, "pool.uncounted") /* one reference less, or all of a dead owner */           \
+    X(POOL_CLOSING, "pool.closing")     /* about to look whether anybody counts it */              \
+    X(POOL_LOOKED, "pool.looked")       /* once, or again */                                       \
+    X(POOL_REOPENED, "pool.reopened")   /* somebody does */                                        \
+    X(POOL_FREED, "pool.freed")                                                                    \
+    X(POOL_HINTED, "pool.hinted") /* where a free one may be */                                    \
+    X(POOL_PAGES, "pool.pages")   /* of a block or slab, about to be there or not, or so */        \
+    X(POOL_RETAINED, "pool.retained")                                                              \
+    X(POOL_SLAB, "pool.slab") /* another phase of a slab */                                        \
+    X(POOL_RENEWED, "pool.renewed")                                                                \
+    X(POOL_SETTLING, "pool.settling") /* a process sleeps until a block is its own, or no more */  \
+    X(POOL_RUNG, "pool.rung")                                                                      \
+    X(POOL_HOLDER, "pool.holder") /* one step of joining or leaving a holder */                    \
+    X(POOL_HELD, "pool.held")                                                                      \
+    X(POOL_UNHELD, "pool.unheld")                                                                  \
+    X(POOL_SWEEPING, "pool.sweeping") /* a row, of the dead or its own */                          \
+    X(POOL_SWEPT, "pool.swept")       /* all of it */                                              \
+    X(POOL_LEFT, "pool.left")         /* the row is nobody's */
+
+enum cox_fault_point {
+#define COX_FAULT_CONSTANT(constant, name) COX_FAULT_##constant,
+    COX_FAULT_POINTS(COX_FAULT_CONSTANT)
+#undef COX_FAULT_CONSTANT
+        COX_FAULT_POINT_COUNT
+};
+
+#if COX_TESTING
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+/* In the file that COXSWAIN_FAULT_COUNTS names, when there is one: how often each process has passed
+ * each point, the coordinator first, then the ranks; and whether the plan has struck. */
+#define COX_FAULT_PROCESS_COUNT 17
+struct cox_fault_counts {
+    _Atomic uint32_t struck;
+    _Atomic uint32_t passed[COX_FAULT_POINT_COUNT][COX_FAULT_PROCESS_COUNT];
+};
+
+void cox_fault_point(enum cox_fault_point point);
+const char *cox_fault_name(enum cox_fault_point point);
+/* Which process this is, for the RANK of the plan; -1 (the start value): the coordinator. */
+void cox_fault_rank(int rank);
+/* In place of COXSWAIN_FAULT, which is read once; NULL: no plan. Before other threads pass points. */
+void cox_fault_arm(const char *plan);
+
+#else
+
+static inline void cox_fault_point(enum cox_fault_point point)
+{
+    (void)point;
+}
+static inline void cox_fault_rank(int rank)
+{
+    (void)rank;
+}
+static inline void cox_fault_arm(const char *plan)
+{
+    (void)plan;
+}
+
+#endif
+
+#endif

@@ -1,0 +1,291 @@
+#include "handle_internal.h"
+
+#include "depot.h"
+#include "channel/base/fault.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DEADLINE_MS_DEFAULT 1000
+#define BUCKET_COUNT 256
+/* Numbers of exported fds are given in turn from here on, so that one that was put is not soon
+ * another's: an inode number tells devices, anonymous inodes, and files on file systems that use the
+ * numbers of removed files again, apart from each other no better. Below 1024, where a process may
+ * have its limit, and select(2) has. */
+#define FD_FIRST 256
+#define FD_TURN 512
+
+struct export
+{
+    struct export *next; /* in its bucket */
+    struct cox_handle handle;
+    uint32_t generation;
+    uint32_t users; /* puts that are owed */
+    int fd;
+    bool deposited;
+};
+
+struct cox_exporter {
+    struct cox_handle_self self; /* what handles tell; in a child of a fork it is another process */
+    uint64_t deadline_ms;
+    bool has_door;                        /* was told one; whether it still answers is in depot */
+    pthread_mutex_t lock;                 /* of the table and the two counts */
+    struct export *buckets[BUCKET_COUNT]; /* by generation */
+    uint32_t generation;
+    uint32_t turn;
+    pthread_mutex_t door_lock; /* of the connection; taken without the other one */
+    struct cox_depot depot;
+};
+
+static const struct cox_exporter_options no_options;
+
+/* ---- constructor and destructor ---- */
+
+static int exporter_consent(const struct cox_exporter_options *options, struct cox_error *err)
+{
+    int r = cox_handle_consent(options->consent, options->consent_pid);
+    if (r == COX_UNSUPPORTED) /* no Yama: there is nothing to consent to */
+        return 0;
+    if (r)
+        return cox_fail(err, r, "consent %d to process %" PRId32 " (PR_SET_PTRACER): %s",
+                        (int)options->consent, options->consent_pid, cox_status_text(r));
+    return 0;
+}
+
+int cox_exporter_new(const struct cox_exporter_options *options, struct cox_exporter **ret_exporter,
+                     struct cox_error *err)
+{
+    options = options ? options : &no_options;
+    struct cox_exporter *exporter = calloc(1, sizeof *exporter);
+    if (!exporter)
+        return cox_fail(err, -ENOMEM, "no memory for an exporter");
+    exporter->depot.fd = -1;
+    exporter->deadline_ms = options->deadline_ms ? options->deadline_ms : DEADLINE_MS_DEFAULT;
+    /* Not from 0: the next exporter of this process may get the same numbers for its fds. */
+    exporter->generation = (uint32_t)cox_now_ns();
+    pthread_mutex_init(&exporter->lock, NULL);
+    pthread_mutex_init(&exporter->door_lock, NULL);
+    exporter->has_door = options->door_path != NULL;
+    int r = cox_handle_self_load(&exporter->self, err);
+    if (r == 0 && exporter->has_door)
+        r = cox_depot_connect(&exporter->depot, options->door_path,
+                              cox_deadline_after_ms(exporter->deadline_ms), err);
+    if (r == 0) /* last: it cannot be taken back */
+        r = exporter_consent(options, err);
+    if (r) {
+        cox_exporter_free(exporter);
+        return r;
+    }
+    *ret_exporter = exporter;
+    return 0;
+}
+
+static void export_free(struct export *export)
+{
+    cox_close_fd(&export->fd);
+    free(export);
+}
+
+struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter)
+{
+    if (!exporter)
+        return NULL;
+    /* With the connection the door forgets all that was left there; but where a parent has it too,
+     * nothing. */
+    cox_depot_close(&exporter->depot);
+    for (size_t i = 0; i < BUCKET_COUNT; i++)
+        while (exporter->buckets[i]) {
+            struct export *export = exporter->buckets[i];
+            exporter->buckets[i] = export->next;
+            export_free(export);
+        }
+    pthread_mutex_destroy(&exporter->lock);
+    pthread_mutex_destroy(&exporter->door_lock);
+    free(exporter);
+    return NULL;
+}
+
+/* ---- the table; with the lock ---- */
+
+static struct export **exporter_slot(struct cox_exporter *exporter, uint32_t generation,
+                                     const struct cox_handle *handle)
+{
+    struct export **slot = &exporter->buckets[generation % BUCKET_COUNT];
+    while (*slot && memcmp(&(*slot)->handle, handle, sizeof *handle) != 0)
+        slot = &(*slot)->next;
+    return slot;
+}
+
+/* Of one more, or one less, that uses it. The export of which none is left is taken out of the table
+ * and given to the caller. */
+static int exporter_count(struct cox_exporter *exporter, const struct cox_handle *handle, bool more,
+                          struct export **ret_last)
+{
+    struct cox_handle_info info;
+    if (getpid() != exporter->self.pid)
+        return COX_STATE;
+    if (cox_handle_parse(handle, &info, NULL))
+        return COX_NOT_FOUND;
+    pthread_mutex_lock(&exporter->lock);
+    struct export **slot = exporter_slot(exporter, info.generation, handle), *found = *slot;
+    int r = !found ? COX_NOT_FOUND : more && found->users == UINT32_MAX ? -EOVERFLOW : 0;
+    if (r == 0)
+        found->users += more ? 1 : UINT32_MAX;
+    if (r == 0 && found->users == 0) {
+        *slot = found->next;
+        *ret_last = found;
+    }
+    pthread_mutex_unlock(&exporter->lock);
+    return r;
+}
+
+/* ---- the door ---- */
+
+static int exporter_deposit(struct cox_exporter *exporter, struct export *export,
+                            struct cox_error *err)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(exporter->deadline_ms);
+    pthread_mutex_lock(&exporter->door_lock);
+    int r = exporter->depot.fd < 0
+                ? cox_fail(err, COX_CLOSED, "the connection to the door is lost")
+                : cox_depot_put(&exporter->depot, &export->handle, export->fd, deadline_ns, err);
+    /* It may be there or not: only without the connection it is not. */
+    if (r == COX_TIMEOUT || r == COX_CLOSED || r < 0)
+        cox_depot_close(&exporter->depot);
+    pthread_mutex_unlock(&exporter->door_lock);
+    cox_fault_point(COX_FAULT_HANDLE_DEPOSITED);
+    export->deposited = r == 0;
+    return r;
+}
+
+static void exporter_withdraw(struct cox_exporter *exporter, const struct export *export)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(exporter->deadline_ms);
+    pthread_mutex_lock(&exporter->door_lock);
+    int r = exporter->depot.fd < 0
+                ? 0
+                : cox_depot_withdraw(&exporter->depot, &export->handle, deadline_ns, NULL);
+    /* What was put must not be opened any more, whatever else is forgotten with it. */
+    if (r && r != COX_NOT_FOUND)
+        cox_depot_close(&exporter->depot);
+    pthread_mutex_unlock(&exporter->door_lock);
+    cox_fault_point(COX_FAULT_HANDLE_WITHDRAWN);
+}
+
+/* ---- exporting ---- */
+
+static int exporter_dup(struct cox_exporter *exporter, int fd)
+{
+    pthread_mutex_lock(&exporter->lock);
+    int first = FD_FIRST + (int)(exporter->turn++ % FD_TURN);
+    pthread_mutex_unlock(&exporter->lock);
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, first);
+    if (copy < 0 && (errno == EINVAL || errno == EMFILE)) /* the process's limit is lower, or met */
+        copy = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    return copy < 0 ? -errno : copy;
+}
+
+/* The range that is meant, checked. size 0: to the end. */
+static int range_resolve(const struct stat *st, uint64_t offset, uint64_t *size,
+                         struct cox_error *err)
+{
+    if (cox_handle_kind_of(st) != COX_HANDLE_MEMORY)
+        return offset == 0 && *size == 0
+                   ? 0
+                   : cox_fail(err, COX_INVALID,
+                              "%" PRIu64 " bytes from %" PRIu64
+                              " on of what is no file and no memory: expected 0 from 0 on",
+                              *size, offset);
+    uint64_t object = (uint64_t)st->st_size;
+    if (offset >= object || *size > object - offset)
+        return cox_fail(err, COX_INVALID,
+                        "%" PRIu64 " bytes from %" PRIu64 " on are not in an object of %" PRIu64
+                        " bytes",
+                        *size, offset, object);
+    *size = *size ? *size : object - offset;
+    return 0;
+}
+
+static int export_fill(struct cox_exporter *exporter, struct export *export, int fd,
+                       uint64_t offset, uint64_t size, struct cox_error *err)
+{
+    struct stat st;
+    export->fd = exporter_dup(exporter, fd);
+    /* Of the duplicate: the caller's fd may become another object meanwhile. */
+    int r = export->fd < 0 ? export->fd : fstat(export->fd, &st) < 0 ? -errno : 0;
+    if (r)
+        return cox_fail(err, r == -EBADF ? COX_INVALID : r, "a duplicate of fd %d: %s", fd,
+                        cox_status_text(r));
+    r = range_resolve(&st, offset, &size, err);
+    if (r)
+        return r;
+    pthread_mutex_lock(&exporter->lock);
+    export->generation = exporter->generation++;
+    pthread_mutex_unlock(&exporter->lock);
+    const struct cox_handle_info info = {
+        .kind = cox_handle_kind_of(&st),
+        .pid = (uint32_t)exporter->self.pid,
+        .start = exporter->self.start,
+        .system = exporter->self.system,
+        .fd = (uint32_t) export->fd,
+        .dev = cox_handle_device_of(&st),
+        .ino = st.st_ino,
+        .size = size,
+        .offset = offset,
+        .generation = export->generation,
+    };
+    cox_handle_format(&info, &export->handle);
+    cox_fault_point(COX_FAULT_HANDLE_EXPORTED);
+    return 0;
+}
+
+int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64_t offset, uint64_t size,
+                        struct cox_handle *ret_handle, struct cox_error *err)
+{
+    if (getpid() != exporter->self.pid)
+        return cox_fail(err, COX_STATE,
+                        "the exporter is of process %jd, which forked this one: make one here",
+                        (intmax_t)exporter->self.pid);
+    struct export *export = calloc(1, sizeof *export);
+    if (!export)
+        return cox_fail(err, -ENOMEM, "no memory for an export");
+    export->fd = -1;
+    export->users = 1;
+    int r = export_fill(exporter, export, fd, offset, size, err);
+    if (r == 0 && exporter->has_door)
+        r = exporter_deposit(exporter, export, err);
+    if (r) {
+        export_free(export);
+        return r;
+    }
+    *ret_handle = export->handle;
+    pthread_mutex_lock(&exporter->lock);
+    struct export **bucket = &exporter->buckets[export->generation % BUCKET_COUNT];
+    export->next = *bucket;
+    *bucket = export;
+    pthread_mutex_unlock(&exporter->lock);
+    return 0;
+}
+
+int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle)
+{
+    return exporter_count(exporter, handle, true, NULL);
+}
+
+int cox_exporter_put(struct cox_exporter *exporter, const struct cox_handle *handle)
+{
+    struct export *last = NULL;
+    int r = exporter_count(exporter, handle, false, &last);
+    if (r || !last)
+        return r;
+    if (last->deposited)
+        exporter_withdraw(exporter, last);
+    export_free(last);
+    cox_fault_point(COX_FAULT_HANDLE_PUT);
+    return 0;
+}

@@ -1,0 +1,422 @@
+#include "handle_internal.h"
+
+#include "depot.h"
+#include "channel/base/fault.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* linux/unistd.h of 5.6 and later; the number is the same on every architecture. */
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
+
+#define MAGIC 0x4843u /* "CH" */
+#define LAYOUT_VERSION 1u
+#define BOOT_ID_PATH "/proc/sys/kernel/random/boot_id"
+
+/* ---- bytes ---- */
+
+uint32_t cox_handle_crc(const void *bytes, size_t size)
+{
+    /* By four bits at a time: entry i is i shifted four times through 0x82f63b78, the polynomial
+     * reflected. */
+    static const uint32_t table[16] = {
+        0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3,
+        0x61c69362, 0x7198540d, 0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9,
+        0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75,
+    };
+    const uint8_t *byte = bytes;
+    uint32_t crc = UINT32_MAX;
+    for (size_t i = 0; i < size; i++) {
+        crc ^= byte[i];
+        crc = crc >> 4 ^ table[crc & 15];
+        crc = crc >> 4 ^ table[crc & 15];
+    }
+    return ~crc;
+}
+
+static uint64_t load(const uint8_t *bytes, size_t size)
+{
+    uint64_t value = 0;
+    for (size_t i = size; i-- > 0;)
+        value = value << 8 | bytes[i];
+    return value;
+}
+
+static void store(uint8_t *bytes, size_t size, uint64_t value)
+{
+    for (size_t i = 0; i < size; i++)
+        bytes[i] = (uint8_t)(value >> 8 * i);
+}
+
+void cox_handle_format(const struct cox_handle_info *info, struct cox_handle *ret_handle)
+{
+    uint8_t *bytes = ret_handle->bytes;
+    store(bytes + COX_HANDLE_AT_MAGIC, 2, MAGIC);
+    store(bytes + COX_HANDLE_AT_VERSION, 1, LAYOUT_VERSION);
+    store(bytes + COX_HANDLE_AT_KIND, 1, (uint64_t)info->kind);
+    store(bytes + COX_HANDLE_AT_PID, 4, info->pid);
+    store(bytes + COX_HANDLE_AT_START, 8, info->start);
+    store(bytes + COX_HANDLE_AT_SYSTEM, 8, info->system);
+    store(bytes + COX_HANDLE_AT_FD, 4, info->fd);
+    store(bytes + COX_HANDLE_AT_DEV, 4, info->dev);
+    store(bytes + COX_HANDLE_AT_INO, 8, info->ino);
+    store(bytes + COX_HANDLE_AT_SIZE, 8, info->size);
+    store(bytes + COX_HANDLE_AT_OFFSET, 8, info->offset);
+    store(bytes + COX_HANDLE_AT_GENERATION, 4, info->generation);
+    store(bytes + COX_HANDLE_AT_CRC, 4, cox_handle_crc(bytes, COX_HANDLE_AT_CRC));
+}
+
+/* Numbers that no exporter writes, whatever the crc says. */
+static int info_check(const struct cox_handle_info *info, struct cox_error *err)
+{
+    if (info->kind != COX_HANDLE_MEMORY && info->kind != COX_HANDLE_OTHER)
+        return cox_fail(err, COX_CORRUPT, "a handle of kind %d: expected %d or %d", (int)info->kind,
+                        COX_HANDLE_MEMORY, COX_HANDLE_OTHER);
+    if (info->pid == 0 || info->pid > INT32_MAX || info->fd > INT32_MAX)
+        return cox_fail(err, COX_CORRUPT,
+                        "a handle of fd %" PRIu32 " of process %" PRIu32 ": there cannot be one",
+                        info->fd, info->pid);
+    bool memory = info->kind == COX_HANDLE_MEMORY;
+    if (memory != (info->size > 0) || (!memory && info->offset > 0) || info->size > INT64_MAX ||
+        info->offset > INT64_MAX - info->size)
+        return cox_fail(err, COX_CORRUPT,
+                        "a handle of %s with %" PRIu64 " bytes from %" PRIu64
+                        " on: there cannot be one",
+                        memory ? "memory" : "something else", info->size, info->offset);
+    return 0;
+}
+
+int cox_handle_parse(const struct cox_handle *handle, struct cox_handle_info *ret_info,
+                     struct cox_error *err)
+{
+    uint8_t bytes[COX_HANDLE_SIZE]; /* where they come from they may change meanwhile */
+    memcpy(bytes, handle->bytes, sizeof bytes);
+    uint64_t magic = load(bytes + COX_HANDLE_AT_MAGIC, 2),
+             version = load(bytes + COX_HANDLE_AT_VERSION, 1);
+    if (magic != MAGIC)
+        return cox_fail(err, COX_CORRUPT,
+                        "no handle: it begins with 0x%04" PRIx64 ", expected 0x%04x", magic, MAGIC);
+    if (version != LAYOUT_VERSION)
+        return cox_fail(err, COX_VERSION, "a handle of version %" PRIu64 ": this one reads %u",
+                        version, LAYOUT_VERSION);
+    uint32_t crc = cox_handle_crc(bytes, COX_HANDLE_AT_CRC),
+             written = (uint32_t)load(bytes + COX_HANDLE_AT_CRC, 4);
+    if (crc != written)
+        return cox_fail(err, COX_CORRUPT,
+                        "a damaged handle: its checksum is 0x%08" PRIx32
+                        ", its bytes give 0x%08" PRIx32,
+                        written, crc);
+    const struct cox_handle_info info = {
+        .kind = (enum cox_handle_kind)bytes[COX_HANDLE_AT_KIND],
+        .pid = (uint32_t)load(bytes + COX_HANDLE_AT_PID, 4),
+        .start = load(bytes + COX_HANDLE_AT_START, 8),
+        .system = load(bytes + COX_HANDLE_AT_SYSTEM, 8),
+        .fd = (uint32_t)load(bytes + COX_HANDLE_AT_FD, 4),
+        .dev = (uint32_t)load(bytes + COX_HANDLE_AT_DEV, 4),
+        .ino = load(bytes + COX_HANDLE_AT_INO, 8),
+        .size = load(bytes + COX_HANDLE_AT_SIZE, 8),
+        .offset = load(bytes + COX_HANDLE_AT_OFFSET, 8),
+        .generation = (uint32_t)load(bytes + COX_HANDLE_AT_GENERATION, 4),
+    };
+    int r = info_check(&info, err);
+    if (r == 0)
+        *ret_info = info;
+    return r;
+}
+
+/* ---- where this is ---- */
+
+static uint64_t hash_add(uint64_t hash, const void *bytes, size_t size)
+{
+    for (size_t i = 0; i < size; i++)
+        hash = (hash ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0x100000001b3); /* FNV-1a */
+    return hash;
+}
+
+int cox_handle_system(uint64_t *ret_system, struct cox_error *err)
+{
+    char boot_id[64];
+    struct stat st;
+    _cox_cleanup_(cox_close_fd) int fd = open(BOOT_ID_PATH, O_RDONLY | O_CLOEXEC);
+    ssize_t length = -1;
+    do
+        length = fd < 0 ? -1 : read(fd, boot_id, sizeof boot_id);
+    while (fd >= 0 && length < 0 && errno == EINTR);
+    if (length <= 0) {
+        int e = length < 0 ? errno : ENODATA;
+        return cox_fail(err, -e, BOOT_ID_PATH ": %s; handles need /proc", cox_status_text(-e));
+    }
+    if (stat("/proc/self/ns/pid", &st) < 0) {
+        int e = errno;
+        return cox_fail(err, -e, "/proc/self/ns/pid: %s; handles need /proc", cox_status_text(-e));
+    }
+    uint64_t namespaces[2] = {st.st_ino, 0};
+    /* To each of these the start time of one process is another one. */
+    if (stat("/proc/self/ns/time", &st) == 0)
+        namespaces[1] = st.st_ino;
+    else if (errno != ENOENT) { /* of a kernel that has none */
+        int e = errno;
+        return cox_fail(err, -e, "/proc/self/ns/time: %s; handles need /proc", cox_status_text(-e));
+    }
+    uint64_t hash = hash_add(UINT64_C(0xcbf29ce484222325), boot_id, (size_t)length);
+    *ret_system = hash_add(hash, namespaces, sizeof namespaces);
+    return 0;
+}
+
+int cox_handle_self_load(struct cox_handle_self *ret_self, struct cox_error *err)
+{
+    struct cox_handle_self self = {.pid = getpid()};
+    char seen[32];
+    int r = cox_handle_system(&self.system, err);
+    if (r)
+        return r;
+    ssize_t length = readlink("/proc/self", seen, sizeof seen - 1);
+    if (length < 0) {
+        int e = errno;
+        return cox_fail(err, -e, "/proc/self: %s; handles need /proc", cox_status_text(-e));
+    }
+    seen[length] = '\0';
+    /* After unshare(CLONE_NEWPID) without a new /proc, start times would be those of others. */
+    if (strtol(seen, NULL, 10) != self.pid)
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "/proc calls process %jd %s: it shows another pid namespace; mount it anew",
+                        (intmax_t)self.pid, seen);
+    r = cox_peer_start_time(self.pid, &self.start);
+    if (r)
+        return cox_fail(err, r, "/proc/%jd/stat: %s; handles need /proc", (intmax_t)self.pid,
+                        cox_status_text(r));
+    *ret_self = self;
+    return 0;
+}
+
+int cox_handle_reachable(const struct cox_handle_info *info, uint64_t system, struct cox_error *err)
+{
+    if (info->system == system)
+        return 0;
+    return cox_fail(
+        err, COX_NOT_FOUND,
+        "unreachable: the handle was made on another machine, before the last boot, or in "
+        "another pid or time namespace (system %016" PRIx64 ", here %016" PRIx64 ")",
+        info->system, system);
+}
+
+/* ---- opening ---- */
+
+enum cox_handle_kind cox_handle_kind_of(const struct stat *st)
+{
+    return S_ISREG(st->st_mode) ? COX_HANDLE_MEMORY : COX_HANDLE_OTHER;
+}
+
+/* An fd that came from somewhere is what the handle means; then it is the caller's. */
+static int fd_give(const struct cox_handle_info *info, int *fd, int *ret_fd, struct cox_error *err)
+{
+    struct stat st;
+    cox_fault_point(COX_FAULT_HANDLE_TAKEN);
+    int r = cox_fd_raise(fd);
+    if (r == 0 && fstat(*fd, &st) < 0)
+        r = -errno;
+    if (r)
+        return cox_fail(err, r, "an fd of process %" PRIu32 " cannot be kept: %s", info->pid,
+                        cox_status_text(r));
+    if (cox_handle_device_of(&st) != info->dev || st.st_ino != info->ino ||
+        cox_handle_kind_of(&st) != info->kind)
+        return cox_fail(err, COX_NOT_FOUND,
+                        "fd %" PRIu32 " of process %" PRIu32
+                        " is another object by now (inode %ju, the handle means %" PRIu64
+                        "): the handle was put",
+                        info->fd, info->pid, (uintmax_t)st.st_ino, info->ino);
+    if (info->kind == COX_HANDLE_MEMORY && (uint64_t)st.st_size < info->offset + info->size)
+        return cox_fail(err, COX_NOT_FOUND,
+                        "the object has %jd bytes left, the handle means %" PRIu64
+                        " bytes from %" PRIu64 " on: it was truncated",
+                        (intmax_t)st.st_size, info->size, info->offset);
+    *ret_fd = cox_steal_fd(fd);
+    return 0;
+}
+
+static int fail_closed(const struct cox_handle_info *info, struct cox_error *err)
+{
+    return cox_fail(err, COX_NOT_FOUND,
+                    "process %" PRIu32 " has no fd %" PRIu32 " any more: the handle was put",
+                    info->pid, info->fd);
+}
+
+int cox_handle_fail_dead(const struct cox_handle_info *info, struct cox_error *err)
+{
+    return cox_fail(err, COX_PEER_DEAD,
+                    "process %" PRIu32 ", started at %" PRIu64
+                    ", which exported the handle, is gone",
+                    info->pid, info->start);
+}
+
+int cox_handle_look_exporter(const struct cox_handle_info *info)
+{
+    uint64_t start;
+    bool exiting = false;
+    int r = cox_peer_start_time((pid_t)info->pid, &start);
+    if (r == 0 && start != info->start)
+        return COX_PEER_DEAD;
+    if (r == 0)
+        r = cox_peer_look_exiting((pid_t)info->pid, &exiting);
+    return r == 0 && exiting ? COX_PEER_DEAD : r;
+}
+
+int cox_handle_open_own(const struct cox_handle_info *info, int *ret_fd, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = fcntl((int)info->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (fd < 0 && errno == EBADF)
+        return fail_closed(info, err);
+    if (fd < 0) {
+        int e = errno;
+        return cox_fail(err, -e, "fd %" PRIu32 " of this process: %s", info->fd,
+                        cox_status_text(-e));
+    }
+    return fd_give(info, &fd, ret_fd, err);
+}
+
+int cox_handle_open_exporter(const struct cox_handle_info *info, struct cox_peer *ret_peer,
+                             struct cox_error *err)
+{
+    struct cox_peer peer = COX_PEER_NONE;
+    int r = cox_peer_open((pid_t)info->pid, info->start, &peer);
+    if (cox_handle_way_closed(r))
+        return r;
+    /* No process but a thread of one: the pid was reused. */
+    if (r == COX_PEER_DEAD || r == -EINVAL || r == -ENOENT)
+        return cox_handle_fail_dead(info, err);
+    if (r)
+        return cox_fail(err, r, "process %" PRIu32 " cannot be looked at: %s", info->pid,
+                        cox_status_text(r));
+    /* Start 0 is anybody's for cox_peer_open. */
+    if (peer.start != info->start) {
+        cox_peer_close(&peer);
+        return cox_handle_fail_dead(info, err);
+    }
+    *ret_peer = peer;
+    return 0;
+}
+
+int cox_handle_open_pidfd(const struct cox_handle_info *info, const struct cox_peer *peer,
+                          int *ret_fd, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd =
+        (int)syscall(SYS_pidfd_getfd, peer->pidfd, (int)info->fd, 0);
+    int e = fd < 0 ? errno : 0;
+    if (cox_handle_way_closed(-e))
+        return -e;
+    /* A process on its way out has no fds left: EBADF, or ESRCH since Linux 6.9. */
+    if (e == ESRCH || (e == EBADF && !cox_peer_alive(peer)))
+        return cox_handle_fail_dead(info, err);
+    if (e == EBADF)
+        return fail_closed(info, err);
+    if (e)
+        return cox_fail(err, -e, "fd %" PRIu32 " of process %" PRIu32 ": %s", info->fd, info->pid,
+                        cox_status_text(-e));
+    return fd_give(info, &fd, ret_fd, err);
+}
+
+static int fail_no_way(const struct cox_handle_info *info, int closed, const char *door,
+                       struct cox_error *err)
+{
+    char why[512];
+    if (closed == -ENOSYS)
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "fd %" PRIu32 " of process %" PRIu32
+                        ": this kernel has no pidfd_getfd (Linux 5.6 has it), and %s",
+                        info->fd, info->pid, door);
+    cox_handle_explain_denied((pid_t)info->pid, why, sizeof why);
+    return cox_fail(err, COX_DENIED,
+                    "fd %" PRIu32 " of process %" PRIu32 ": taking it is denied (%s), and %s%s",
+                    info->fd, info->pid, cox_status_text(closed), door, why);
+}
+
+int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handle_info *info,
+                         const char *door_path, uint64_t deadline_ns, int closed, int *ret_fd,
+                         struct cox_error *err)
+{
+    struct cox_depot depot = {.fd = -1};
+    struct cox_error door = {0};
+    char text[512];
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    /* Without pidfds nobody has looked yet. */
+    int r = cox_handle_look_exporter(info);
+    if (r == COX_PEER_DEAD)
+        return cox_handle_fail_dead(info, err);
+    if (r && !cox_handle_way_closed(r))
+        return cox_fail(err, r, "whether process %" PRIu32 " lives cannot be told: %s", info->pid,
+                        cox_status_text(r));
+    if (!door_path)
+        return fail_no_way(info, closed, "no door was named that may have it", err);
+    r = cox_depot_connect(&depot, door_path, deadline_ns, &door);
+    if (r == 0)
+        r = cox_depot_fetch(&depot, handle, deadline_ns, &fd, &door);
+    cox_depot_close(&depot);
+    if (r == 0)
+        return fd_give(info, &fd, ret_fd, err);
+    if (r == COX_TIMEOUT || r < 0)
+        return cox_fail(err, r, "the door %s: %s", door_path,
+                        door.text[0] ? door.text : cox_status_text(r));
+    /* It may have died since, which is why the door has nothing of it. */
+    if (cox_handle_look_exporter(info) == COX_PEER_DEAD)
+        return cox_handle_fail_dead(info, err);
+    snprintf(text, sizeof text, "the door %.160s does not help: %.300s", door_path,
+             door.text[0] ? door.text : cox_status_text(r));
+    cox_text_trim(text);
+    return fail_no_way(info, closed, text, err);
+}
+
+static int open_foreign(const struct cox_handle *handle, const struct cox_handle_info *info,
+                        const char *door_path, uint64_t deadline_ns, int *ret_fd,
+                        enum cox_handle_way *ret_way, struct cox_error *err)
+{
+    struct cox_peer peer = COX_PEER_NONE;
+    int r = cox_handle_open_exporter(info, &peer, err);
+    if (r == 0)
+        r = cox_handle_open_pidfd(info, &peer, ret_fd, err);
+    cox_peer_close(&peer);
+    *ret_way = COX_HANDLE_BY_PIDFD;
+    if (!cox_handle_way_closed(r))
+        return r;
+    *ret_way = COX_HANDLE_BY_DOOR;
+    return cox_handle_open_door(handle, info, door_path, deadline_ns, r, ret_fd, err);
+}
+
+int cox_handle_open_way(const struct cox_handle *handle, const char *door_path,
+                        uint64_t deadline_ns, int *ret_fd, enum cox_handle_way *ret_way,
+                        struct cox_error *err)
+{
+    const struct cox_handle copy = *handle;
+    struct cox_handle_info info;
+    uint64_t system;
+    int r = cox_handle_parse(&copy, &info, err);
+    if (r == 0)
+        r = cox_handle_system(&system, err);
+    if (r == 0)
+        r = cox_handle_reachable(&info, system, err);
+    if (r)
+        return r;
+    if ((pid_t)info.pid != getpid())
+        return open_foreign(&copy, &info, door_path, deadline_ns, ret_fd, ret_way, err);
+    struct cox_handle_self self;
+    r = cox_handle_self_load(&self, err);
+    if (r)
+        return r;
+    if (self.start != info.start) /* the pid is this process's by now */
+        return cox_handle_fail_dead(&info, err);
+    *ret_way = COX_HANDLE_BY_DUP;
+    return cox_handle_open_own(&info, ret_fd, err);
+}
+
+int cox_handle_open(const struct cox_handle *handle, const char *door_path, uint64_t deadline_ns,
+                    int *ret_fd, struct cox_error *err)
+{
+    enum cox_handle_way way;
+    return cox_handle_open_way(handle, door_path, deadline_ns, ret_fd, &way, err);
+}

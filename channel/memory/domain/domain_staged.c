@@ -1,0 +1,134 @@
+/*
+ * domain_staged: host memory that nobody maps, reached by copies alone.
+ *
+ * The template for a domain of your own. What yours needs: an object that struct cox_domain_memory comes first
+ * in; create and attach, which fill it in; destroy; copy_to and copy_from. The rest may be left out:
+ * without copy, copies within the domain go through the host; without commit and decommit, everything
+ * is reserved by create, and on_demand may be passed over.
+ */
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "domain_table.h"
+
+#ifndef MFD_NOEXEC_SEAL /* Linux 6.3 */
+#define MFD_NOEXEC_SEAL 0x0008u
+#endif
+
+/* No more than what every memory has: no address, so that nobody reaches for the bytes past us. */
+static int staged_new(int *fd, uint64_t size, bool writable, struct cox_domain_memory **ret_memory,
+                      struct cox_error *err)
+{
+    struct cox_domain_memory *memory = calloc(1, sizeof *memory);
+    if (!memory)
+        return cox_fail(err, -ENOMEM, "staged memory: %s", cox_status_text(-ENOMEM));
+    *memory = (struct cox_domain_memory){.functions = &cox_domain_staged_functions,
+                                         .size = size,
+                                         .fd = cox_steal_fd(fd),
+                                         .writable = writable};
+    *ret_memory = memory;
+    return 0;
+}
+
+static void staged_destroy(struct cox_domain_memory *memory)
+{
+    cox_close_fd(&memory->fd);
+    free(memory);
+}
+
+/* Of that size, zeros; its pages are there, or come with commit. */
+static int staged_allocate(int fd, uint64_t size, bool on_demand)
+{
+    int e;
+    do
+        e = !on_demand                       ? posix_fallocate(fd, 0, (off_t)size)
+            : ftruncate(fd, (off_t)size) < 0 ? errno
+                                             : 0;
+    while (e == EINTR);
+    cox_fault_point(COX_FAULT_MEMORY_CREATED);
+    return -e;
+}
+
+static int staged_create(void *context, uint32_t device, uint64_t size, bool on_demand,
+                         struct cox_domain_memory **ret_memory, struct cox_error *err)
+{
+    (void)context;
+    (void)device;
+    int r = cox_domain_check_host_size(size, on_demand, err);
+    if (r)
+        return r;
+    _cox_cleanup_(cox_close_fd) int fd =
+        memfd_create("cox_staged", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL)
+        fd = memfd_create("cox_staged", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    r = fd < 0 ? -errno : cox_fd_raise(&fd);
+    if (r == 0)
+        r = staged_allocate(fd, size, on_demand);
+    if (r == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        r = -errno;
+    if (r)
+        return cox_fail(err, r == -ENOSPC || r == -ENOMEM ? COX_NO_SPACE : r,
+                        "staged memory of %" PRIu64 " bytes: %s", size, cox_status_text(r));
+    return staged_new(&fd, size, true, ret_memory, err);
+}
+
+static int staged_attach(void *context, uint32_t device, int fd, uint64_t size, bool writable,
+                         struct cox_domain_memory **ret_memory, struct cox_error *err)
+{
+    (void)context;
+    (void)device;
+    int r = cox_domain_check_host_fd(fd, size, writable, err);
+    if (r)
+        return r;
+    _cox_cleanup_(cox_close_fd) int own = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (own < 0)
+        return cox_fail(err, -errno, "staged memory: dup: %s", cox_status_text(-errno));
+    return staged_new(&own, size, writable, ret_memory, err);
+}
+
+static int staged_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
+                          size_t size, struct cox_error *err)
+{
+    /* Writing beyond the limit ends a process by a signal; it is another one's than the creator's. */
+    int r = cox_domain_check_host_size(offset + size, true, err);
+    for (size_t done = 0; r == 0 && done < size;) {
+        ssize_t n =
+            pwrite(memory->fd, (const uint8_t *)host + done, size - done, (off_t)(offset + done));
+        if (n > 0)
+            done += (size_t)n;
+        else if (n == 0 || errno != EINTR)
+            r = cox_fail(err, n == 0 || errno == ENOSPC ? COX_NO_SPACE : -errno,
+                         "writing staged memory: %s", n == 0 ? "nothing" : cox_status_text(-errno));
+    }
+    return r;
+}
+
+static int staged_copy_from(struct cox_domain_memory *memory, uint64_t offset, void *host,
+                            size_t size, struct cox_error *err)
+{
+    int r = 0;
+    for (size_t done = 0; r == 0 && done < size;) {
+        ssize_t n = pread(memory->fd, (uint8_t *)host + done, size - done, (off_t)(offset + done));
+        if (n > 0)
+            done += (size_t)n;
+        else if (n == 0 || errno != EINTR)
+            r = cox_fail(err, n == 0 ? COX_CORRUPT : -errno, "reading staged memory: %s",
+                         n == 0 ? "it has ended" : cox_status_text(-errno));
+    }
+    return r;
+}
+
+const struct cox_domain_functions cox_domain_staged_functions = {
+    .name = "staged",
+    .create = staged_create,
+    .attach = staged_attach,
+    .destroy = staged_destroy,
+    .copy_to = staged_copy_to,
+    .copy_from = staged_copy_from,
+    .commit = cox_domain_host_commit,
+    .decommit = cox_domain_host_decommit,
+};

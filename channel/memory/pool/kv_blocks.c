@@ -1,0 +1,163 @@
+/* kv_blocks: the owner's side. kv_blocks_layout.h has the argument for each order; its numbers are here. */
+#include "kv_blocks.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "channel/shm/region.h"
+#include "channel/memory/domain/domain_table.h"
+#include "kv_blocks_layout.h"
+
+#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#define LABEL "cox_payload_kv"
+
+struct cox_kv_blocks {
+    struct cox_region region;
+    int fd; /* for reading only; what could write is closed */
+    uint32_t count;
+    uint64_t size;
+    struct cox_kv_words *words;
+    uint8_t *memory;
+};
+
+/* All of it; block 0 begins at *ret_offset. */
+static int blocks_measure(uint32_t count, uint64_t size, uint64_t *ret_offset, uint64_t *ret_size,
+                          struct cox_error *err)
+{
+    if (count == 0 || count > COX_KV_BLOCK_COUNT_MAX)
+        return cox_fail(err, COX_INVALID, "%" PRIu32 " KV blocks; allowed: 1 to %" PRIu32, count,
+                        COX_KV_BLOCK_COUNT_MAX);
+    if (size == 0 || size % COX_KV_BLOCK_ALIGNMENT)
+        return cox_fail(err, COX_INVALID,
+                        "KV blocks of %" PRIu64 " bytes: expected a multiple of %d", size,
+                        COX_KV_BLOCK_ALIGNMENT);
+    const uint64_t words = COX_KV_WORDS_OFFSET + count * sizeof(struct cox_kv_words);
+    const uint64_t offset = (words + COX_KV_PAGE_SIZE - 1) / COX_KV_PAGE_SIZE * COX_KV_PAGE_SIZE;
+    if (size > (INT64_MAX - offset) / count)
+        return cox_fail(err, COX_NO_SPACE, "more bytes than there can be");
+    *ret_offset = offset;
+    *ret_size = offset + count * size;
+    return 0;
+}
+
+/* Whoever has the memory reads constants by then. */
+static void blocks_fill(struct cox_kv_blocks *blocks, uint64_t offset)
+{
+    struct cox_kv_header *header = blocks->region.base;
+    header->version = COX_KV_VERSION;
+    header->block_count = blocks->count;
+    header->block_size = blocks->size;
+    header->blocks_offset = offset;
+    atomic_store_explicit(&header->kv_magic, COX_KV_MAGIC, memory_order_release);
+    cox_fault_point(COX_FAULT_KV_MADE);
+}
+
+int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size, struct cox_kv_blocks **ret_blocks,
+                      struct cox_error *err)
+{
+    _cox_cleanup_(cox_kv_blocks_freep) struct cox_kv_blocks *blocks = NULL;
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    uint64_t offset = 0, size = 0;
+    int r = blocks_measure(block_count, block_size, &offset, &size, err);
+    if (r == 0)
+        r = cox_domain_check_host_size(size, false, err);
+    if (r)
+        return r;
+    blocks = calloc(1, sizeof *blocks);
+    if (!blocks)
+        return cox_fail(err, -ENOMEM, "no memory for KV blocks");
+    blocks->fd = -1;
+    /* Mapped first, then sealed: this mapping is the last that can write. Never on huge pages, which a check of the fd refuses. */
+    r = cox_region_create_unnamed(&blocks->region, LABEL, size,
+                                  F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE, false, &fd,
+                                  err);
+    if (r == 0)
+        r = cox_region_open_reader(fd, LABEL, &blocks->fd, err);
+    if (r)
+        return r;
+    blocks->count = block_count;
+    blocks->size = block_size;
+    blocks->words = (void *)((uint8_t *)blocks->region.base + COX_KV_WORDS_OFFSET);
+    blocks->memory = (uint8_t *)blocks->region.base + offset;
+    blocks_fill(blocks, offset);
+    *ret_blocks = cox_steal_ptr(&blocks);
+    return 0;
+}
+
+struct cox_kv_blocks *cox_kv_blocks_free(struct cox_kv_blocks *blocks)
+{
+    if (!blocks)
+        return NULL;
+    cox_region_detach(&blocks->region);
+    cox_close_fd(&blocks->fd);
+    free(blocks);
+    return NULL;
+}
+
+void cox_kv_blocks_freep(struct cox_kv_blocks **blocks)
+{
+    cox_kv_blocks_free(*blocks);
+}
+
+uint32_t cox_kv_blocks_count(const struct cox_kv_blocks *blocks)
+{
+    return blocks->count;
+}
+
+uint64_t cox_kv_blocks_size(const struct cox_kv_blocks *blocks)
+{
+    return blocks->size;
+}
+
+void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks)
+{
+    return blocks->memory;
+}
+
+int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks)
+{
+    return blocks->fd;
+}
+
+int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block)
+{
+    if (block >= blocks->count)
+        return COX_INVALID;
+    struct cox_kv_words *words = &blocks->words[block];
+    /* (1) relaxed: (2) puts it before itself. */
+    atomic_store_explicit(&words->kv_generation, COX_KV_NOBODY, memory_order_relaxed);
+    /* (2) release; partner: (a) in cox_kv_view_copy. */
+    atomic_fetch_add_explicit(&words->kv_change, 1, memory_order_release);
+    /* (3) What is written from now on is behind (2); partner: (d). */
+    cox_kv_fence(memory_order_release);
+    cox_fault_point(COX_FAULT_KV_TAKEN);
+    return 0;
+}
+
+int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t generation)
+{
+    if (block >= blocks->count || generation == COX_KV_NOBODY)
+        return COX_INVALID;
+    uint64_t nobody = COX_KV_NOBODY;
+    /* (5) release; partner: (b) in cox_kv_view_copy, which then sees what was written. relaxed where it fails: nothing
+     * follows from it. */
+    if (!atomic_compare_exchange_strong_explicit(&blocks->words[block].kv_generation, &nobody,
+                                                 generation, memory_order_release,
+                                                 memory_order_relaxed))
+        return COX_STATE;
+    cox_fault_point(COX_FAULT_KV_GIVEN);
+    return 0;
+}
+
+uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t block)
+{
+    /* relaxed: the caller's own word, or one to look at. */
+    return block < blocks->count
+               ? atomic_load_explicit(&blocks->words[block].kv_generation, memory_order_relaxed)
+               : COX_KV_NOBODY;
+}

@@ -1,0 +1,152 @@
+/* kv_view: a reader's side of kv_blocks.h. Everything that is read here is the owner's word, and is checked. */
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "channel/base/fault.h"
+#include "channel/shm/region.h"
+#include "channel/memory/domain/domain_table.h"
+#include "kv_blocks.h"
+#include "kv_blocks_layout.h"
+
+#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#define LABEL "cox_payload_kv"
+
+struct cox_kv_view {
+    struct cox_region region; /* for reading */
+    uint32_t count;
+    uint64_t size;
+    const struct cox_kv_words *words;
+    const uint8_t *memory;
+};
+
+/* What it says of itself is checked against what is mapped. */
+static int view_load(struct cox_kv_view *view, struct cox_error *err)
+{
+    const struct cox_kv_header *header = view->region.base;
+    /* acquire; partner: the release in blocks_fill, before which the constants are stored. */
+    const uint64_t magic = atomic_load_explicit(&header->kv_magic, memory_order_acquire);
+    if (magic != COX_KV_MAGIC)
+        return cox_fail(err, COX_CORRUPT, "no KV blocks are in this memory");
+    const uint32_t version = header->version, count = header->block_count;
+    const uint64_t size = header->block_size, offset = header->blocks_offset;
+    if (version != COX_KV_VERSION)
+        return cox_fail(err, COX_VERSION, "KV blocks of version %" PRIu32 ": this one reads %d",
+                        version, COX_KV_VERSION);
+    const uint64_t words_end = COX_KV_WORDS_OFFSET + count * sizeof(struct cox_kv_words);
+    if (count == 0 || count > COX_KV_BLOCK_COUNT_MAX || size == 0 ||
+        size % COX_KV_BLOCK_ALIGNMENT || offset % COX_KV_PAGE_SIZE || offset < words_end ||
+        offset > view->region.size || size > (view->region.size - offset) / count)
+        return cox_fail(err, COX_CORRUPT,
+                        "%" PRIu32 " KV blocks of %" PRIu64 " bytes from %" PRIu64
+                        " on: there cannot be such in %" PRIu64 " bytes",
+                        count, size, offset, view->region.size);
+    view->count = count;
+    view->size = size;
+    view->words = (const void *)((const uint8_t *)view->region.base + COX_KV_WORDS_OFFSET);
+    view->memory = (const uint8_t *)view->region.base + offset;
+    return 0;
+}
+
+/* Its size; and that nobody but the owner, which has mapped it before it was sealed, can change it. */
+static int view_check_fd(int fd, uint64_t *ret_size, struct cox_error *err)
+{
+    struct stat st;
+    int r = cox_domain_check_host_fd(fd, COX_KV_PAGE_SIZE, false, err);
+    if (r)
+        return r;
+    const int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0)
+        return cox_fail(err, -errno, "KV blocks: their seals: %s", cox_status_text(-errno));
+    if (!(seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)))
+        return cox_fail(err, COX_DENIED,
+                        "KV blocks that others than their owner could write: their memory has the "
+                        "seals %#x, expected %#x among them",
+                        (unsigned)seals, (unsigned)F_SEAL_FUTURE_WRITE);
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "KV blocks: fstat: %s", cox_status_text(-errno));
+    *ret_size = (uint64_t)st.st_size;
+    return 0;
+}
+
+int cox_kv_view_attach(int fd, struct cox_kv_view **ret_view, struct cox_error *err)
+{
+    _cox_cleanup_(cox_kv_view_freep) struct cox_kv_view *view = NULL;
+    uint64_t size = 0;
+    int r = view_check_fd(fd, &size, err);
+    if (r)
+        return r;
+    view = calloc(1, sizeof *view);
+    if (!view)
+        return cox_fail(err, -ENOMEM, "no memory for a view of KV blocks");
+    r = cox_region_map(&view->region, fd, size, COX_REGION_READ, LABEL, err);
+    if (r == 0)
+        r = view_load(view, err);
+    if (r)
+        return r;
+    *ret_view = cox_steal_ptr(&view);
+    return 0;
+}
+
+struct cox_kv_view *cox_kv_view_free(struct cox_kv_view *view)
+{
+    if (!view)
+        return NULL;
+    cox_region_detach(&view->region);
+    free(view);
+    return NULL;
+}
+
+void cox_kv_view_freep(struct cox_kv_view **view)
+{
+    cox_kv_view_free(*view);
+}
+
+uint32_t cox_kv_view_count(const struct cox_kv_view *view)
+{
+    return view->count;
+}
+
+uint64_t cox_kv_view_size(const struct cox_kv_view *view)
+{
+    return view->size;
+}
+
+uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block)
+{
+    /* relaxed: to look at. */
+    return block < view->count
+               ? atomic_load_explicit(&view->words[block].kv_generation, memory_order_relaxed)
+               : COX_KV_NOBODY;
+}
+
+int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation, void *to,
+                     struct cox_error *err)
+{
+    if (block >= view->count)
+        return cox_fail(err, COX_INVALID, "block %" PRIu32 " does not exist; there are %" PRIu32,
+                        block, view->count);
+    const struct cox_kv_words *words = &view->words[block];
+    /* (a) acquire; partner: (2) in cox_kv_blocks_take. */
+    const uint64_t change = atomic_load_explicit(&words->kv_change, memory_order_acquire);
+    /* (b) acquire; partner: (5) in cox_kv_blocks_give. */
+    const uint64_t now = atomic_load_explicit(&words->kv_generation, memory_order_acquire);
+    if (now == COX_KV_NOBODY && generation == COX_KV_NOBODY)
+        return cox_fail(err, COX_STALE, "block %" PRIu32 " belongs to no sequence", block);
+    if (now == COX_KV_NOBODY || (generation != COX_KV_NOBODY && now != generation))
+        return cox_fail(err, COX_STALE,
+                        "block %" PRIu32 " belongs to another sequence, or to none, by now", block);
+    cox_fault_point(COX_FAULT_KV_LOOKED);
+    memcpy(to, view->memory + block * view->size, view->size); /* (c) */
+    cox_fault_point(COX_FAULT_KV_COPIED);
+    /* (d) What was copied is before (e); partner: (3). */
+    cox_kv_fence(memory_order_acquire);
+    /* (e) relaxed: (d) has the order. */
+    if (atomic_load_explicit(&words->kv_change, memory_order_relaxed) != change)
+        return cox_fail(err, COX_STALE, "block %" PRIu32 " was taken while it was copied", block);
+    return 0;
+}

@@ -1,0 +1,231 @@
+/*
+ * pool_block: the word of a block, and the counts.
+ *
+ * Why a block is freed exactly when nobody counts it. All of these words are seq_cst, so that there is one order of all
+ * steps.
+ *
+ *   1. Whoever stops counting looks afterwards whether somebody still counts; if so, it goes away: the last one
+ *      to stop, in that order, sees nobody.
+ *   2. That one says CLOSING, and looks once more. Who begins to count does so before it looks at the word: either
+ *      the last look sees its count, or it sees CLOSING (or what came of it).
+ *   3. Who counts and finds its generation in CLOSING says USED again: it counts, so that is true. The other's
+ *      word to FREE then fails, since it is a compare-and-swap.
+ *   4. Who sees a count in its last look says USED again and goes away: that count's owner looks by rule 1, and where
+ *      it finds CLOSING it takes that over.
+ *
+ * Between CLOSING and FREE of one owner nobody else can say CLOSING of that owner, or rule 3 would not hold for it: so
+ * the threads of a process close a block one after the other.
+ */
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+#include "pool_internal.h"
+
+/* ---- counts ---- */
+
+int cox_pool_count_add(struct cox_pool *pool, uint32_t block)
+{
+    struct cox_pool_layout_count *count = cox_pool_count_of(pool, pool->owner, block);
+    uint16_t seen = atomic_load_explicit(&count->row_count, memory_order_relaxed);
+    do
+        if (seen == COX_POOL_COUNT_MAX)
+            return COX_FULL;
+    while (!atomic_compare_exchange_weak(&count->row_count, &seen, (uint16_t)(seen + 1)));
+    cox_fault_point(COX_FAULT_POOL_COUNTED);
+    return 0;
+}
+
+bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block)
+{
+    struct cox_pool_layout_count *count = cox_pool_count_of(pool, pool->owner, block);
+    uint16_t seen = atomic_load_explicit(&count->row_count, memory_order_relaxed);
+    do
+        if (seen == 0) /* somebody has spoilt it */
+            return false;
+    while (!atomic_compare_exchange_weak(&count->row_count, &seen, (uint16_t)(seen - 1)));
+    cox_fault_point(COX_FAULT_POOL_UNCOUNTED);
+    if (seen > 1)
+        return true;
+    cox_pool_ring(pool);
+    cox_pool_block_reclaim(pool, block, pool->owner);
+    return true;
+}
+
+/* seq_cst with settling's bit: either we see who settles, or it sees what we have done. */
+void cox_pool_ring(struct cox_pool *pool)
+{
+    bool rings = false;
+    for (uint32_t i = 0; i <= (pool->geometry.owner_count - 1) / 64; i++)
+        rings = rings || atomic_load(&pool->header->settling[i]);
+    if (!rings)
+        return;
+    atomic_fetch_add(&pool->header->settle_bell, 1);
+    cox_futex_wake(&pool->header->settle_bell);
+    cox_fault_point(COX_FAULT_POOL_RUNG);
+}
+
+bool cox_pool_block_is_counted(const struct cox_pool *pool, uint32_t block)
+{
+    const uint32_t high = cox_pool_owner_high(pool);
+    for (uint32_t owner = 0; owner < high; owner++)
+        if (atomic_load(&cox_pool_count_of(pool, owner, block)->row_count))
+            return true;
+    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
+        if (atomic_load(&pool->holds[block].hold_word[i]))
+            return true;
+    return false;
+}
+
+/* ---- hints ---- */
+
+/* After the word: who takes the hint finds the block free, or it was taken already. */
+void cox_pool_hint(struct cox_pool *pool, uint32_t block)
+{
+    atomic_fetch_or(&pool->hints[block / 64].hint_bits, UINT64_C(1) << (block % 64));
+    cox_fault_point(COX_FAULT_POOL_HINTED);
+}
+
+/* ---- words ---- */
+
+bool cox_pool_block_claim(struct cox_pool *pool, uint32_t block, uint32_t as,
+                          uint64_t *ret_generation)
+{
+    uint64_t word = atomic_load(cox_pool_block_word_of(pool, block));
+    const struct cox_pool_word seen = cox_pool_word_split(word);
+    if (seen.phase != COX_POOL_FREE ||
+        !atomic_compare_exchange_strong(&pool->blocks[block].block_word, &word,
+                                        cox_pool_word(seen.generation, COX_POOL_CLAIMED, as)))
+        return false;
+    cox_fault_point(COX_FAULT_POOL_CLAIMED);
+    *ret_generation = seen.generation;
+    return true;
+}
+
+/* Only `as` changes its CLAIMED words, so these two cannot fail unless somebody spoils them. */
+void cox_pool_block_unclaim(struct cox_pool *pool, uint32_t block, uint64_t generation, uint32_t as)
+{
+    uint64_t word = cox_pool_word(generation, COX_POOL_CLAIMED, as);
+    atomic_compare_exchange_strong(&pool->blocks[block].block_word, &word,
+                                   cox_pool_word(generation, COX_POOL_FREE, 0));
+    cox_fault_point(COX_FAULT_POOL_FREED);
+    cox_pool_hint(pool, block);
+}
+
+int cox_pool_block_use(struct cox_pool *pool, uint32_t block, uint64_t generation)
+{
+    int r = cox_pool_count_add(pool, block);
+    if (r)
+        return r;
+    atomic_store(&pool->blocks[block].block_word, cox_pool_word(generation, COX_POOL_USED, 0));
+    cox_fault_point(COX_FAULT_POOL_USED);
+    /* relaxed: a number to look at */
+    atomic_fetch_add_explicit(&pool->owners[pool->owner].owner_allocated, 1, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_POOL_COUNTED);
+    return 0;
+}
+
+/* It is FREE, by us. */
+static void block_freed(struct cox_pool *pool, uint32_t block, uint32_t as)
+{
+    /* relaxed: a number to look at */
+    atomic_fetch_add_explicit(&pool->owners[as].owner_freed, 1, memory_order_relaxed);
+    if (pool->geometry.slab_count) {
+        cox_pool_slab_freed(pool, block, as);
+    } else if (pool->geometry.on_demand) {
+        cox_pool_pages_retain(pool, block);
+        cox_pool_pages_trim(pool, block, as);
+    }
+    cox_pool_hint(pool, block);
+}
+
+/* The word's turn to be looked at is ours. Returns whether it is FREE now, by us. */
+static bool block_close(struct cox_pool *pool, uint32_t block, uint32_t as)
+{
+    _Atomic uint64_t *block_word = cox_pool_block_word_of(pool, block);
+    uint64_t word = atomic_load(block_word), closing;
+    struct cox_pool_word seen;
+    do {
+        seen = cox_pool_word_split(word);
+        if (seen.phase != COX_POOL_USED && seen.phase != COX_POOL_CLOSING)
+            return false;
+        closing = cox_pool_word(seen.generation, COX_POOL_CLOSING, as);
+    } while (!atomic_compare_exchange_weak(block_word, &word, closing));
+    cox_fault_point(COX_FAULT_POOL_CLOSING);
+    const bool counted = cox_pool_block_is_counted(pool, block);
+    cox_fault_point(COX_FAULT_POOL_LOOKED);
+    word = closing;
+    const uint64_t next =
+        counted ? cox_pool_word(seen.generation, COX_POOL_USED, 0)
+                : cox_pool_word(cox_pool_generation_next(seen.generation), COX_POOL_FREE, 0);
+    const bool changed = atomic_compare_exchange_strong(block_word, &word, next);
+    cox_fault_point(counted ? COX_FAULT_POOL_REOPENED : COX_FAULT_POOL_FREED);
+    return changed && !counted;
+}
+
+void cox_pool_block_reclaim(struct cox_pool *pool, uint32_t block, uint32_t as)
+{
+    if (cox_pool_block_is_counted(pool, block))
+        return;
+    cox_fault_point(COX_FAULT_POOL_LOOKED);
+    /* Of a dead owner this thread is the only one. */
+    pthread_mutex_t *lock = as == pool->owner ? &pool->locks[block % COX_POOL_LOCK_COUNT] : NULL;
+    if (lock)
+        pthread_mutex_lock(lock);
+    const bool freed = block_close(pool, block, as);
+    if (lock)
+        pthread_mutex_unlock(lock);
+    if (freed)
+        block_freed(pool, block, as);
+}
+
+/* ---- finding one ---- */
+
+static bool block_take(struct cox_pool *pool, uint32_t block, bool only_pages,
+                       uint64_t *ret_generation)
+{
+    if (block >= pool->geometry.block_count ||
+        (only_pages && !cox_pool_pages_are_there(pool, block)))
+        return false;
+    return cox_pool_block_claim(pool, block, pool->owner, ret_generation);
+}
+
+/* By hints: from where the last one was found. */
+static bool block_find_hinted(struct cox_pool *pool, uint32_t *ret_block, uint64_t *ret_generation)
+{
+    const uint32_t count = (pool->geometry.block_count + 63) / 64;
+    /* relaxed: any number will do */
+    const uint32_t first = atomic_load_explicit(&pool->cursors[0], memory_order_relaxed) % count;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t index = first + i < count ? first + i : first + i - count;
+        _Atomic uint64_t *hint_bits = &pool->hints[index].hint_bits;
+        uint64_t bits = atomic_load(hint_bits);
+        while (bits) {
+            const uint32_t bit = (uint32_t)__builtin_ctzll(bits);
+            const uint64_t mask = UINT64_C(1) << bit;
+            bits &= ~mask;
+            if ((atomic_fetch_and(hint_bits, ~mask) & mask) == 0)
+                continue;
+            cox_fault_point(COX_FAULT_POOL_HINTED);
+            if (!block_take(pool, index * 64 + bit, false, ret_generation))
+                continue;
+            if (index != first)
+                atomic_store_explicit(&pool->cursors[0], index, memory_order_relaxed);
+            *ret_block = index * 64 + bit;
+            return true;
+        }
+    }
+    return false;
+}
+
+int cox_pool_block_find(struct cox_pool *pool, bool only_pages, uint32_t *ret_block,
+                        uint64_t *ret_generation)
+{
+    if (!only_pages && block_find_hinted(pool, ret_block, ret_generation))
+        return 0;
+    /* A hint is lost with who had taken it and died. */
+    for (uint32_t block = 0; block < pool->geometry.block_count; block++)
+        if (block_take(pool, block, only_pages, ret_generation)) {
+            *ret_block = block;
+            return 0;
+        }
+    return COX_FULL;
+}

@@ -1,0 +1,261 @@
+/*
+ * pool_hold: holders, and the blocks that are held for them.
+ *
+ * The table of holders changes under a lock in shared memory that names its process: of a dead one it is taken over.
+ * Each change is one word, so nothing is ever half done. Holds themselves need no lock: they are set by who has
+ * joined, so that the holder's place is not given away meanwhile, and cleared by the very word that was set.
+ */
+#include <inttypes.h>
+
+#include "channel/base/fault.h"
+#include "pool_internal.h"
+
+#include <sched.h>
+
+/* Whoever has the lock has it for microseconds, or for one pass over the blocks; longer only if it is stopped. */
+#define LOCK_PATIENCE_NS COX_NSEC_PER_SEC
+#define PLACE_NONE UINT32_MAX
+
+/* ---- the lock ---- */
+
+static bool lock_try(struct cox_pool *pool)
+{
+    const uint64_t own = cox_pool_life(COX_POOL_OWNER_LIVE, pool->pid, pool->start);
+    uint64_t seen = atomic_load(&pool->header->holders_lock);
+    if (seen && (seen == own || !cox_pool_life_is_dead(pool, seen)))
+        return false;
+    bool locked = atomic_compare_exchange_strong(&pool->header->holders_lock, &seen, own);
+    cox_fault_point(COX_FAULT_POOL_HOLDER);
+    return locked;
+}
+
+static int lock_wait(struct cox_pool *pool, struct cox_error *err)
+{
+    const uint64_t deadline_ns = cox_deadline_after_ns(LOCK_PATIENCE_NS);
+    while (!lock_try(pool)) {
+        if (cox_now_ns() > deadline_ns)
+            return cox_fail(err, COX_BUSY,
+                            "process %d is stopped while it changes the pool's holders",
+                            cox_pool_life_pid(atomic_load(&pool->header->holders_lock)));
+        sched_yield();
+    }
+    return 0;
+}
+
+static void lock_release(struct cox_pool *pool)
+{
+    atomic_store(&pool->header->holders_lock, 0);
+    cox_fault_point(COX_FAULT_POOL_HOLDER);
+}
+
+/* ---- holders ---- */
+
+static uint32_t place_of(const struct cox_pool *pool, uint64_t holder)
+{
+    for (uint32_t place = 0; place < COX_POOL_HOLDER_COUNT_MAX; place++)
+        if (atomic_load(&pool->header->holders[place].holder_id) == holder)
+            return place;
+    return PLACE_NONE;
+}
+
+/* Whom processes that are there, dead or alive, have joined. */
+static uint64_t joined_by_all(const struct cox_pool *pool)
+{
+    uint64_t joined = 0;
+    for (uint32_t owner = 0; owner < cox_pool_owner_high(pool); owner++)
+        joined |= atomic_load(&pool->owners[owner].owner_joined);
+    return joined;
+}
+
+/* Under the lock. What is not held for somebody who is there is dropped: also what nobody can have set. */
+static uint64_t holds_drop(struct cox_pool *pool, uint64_t places, uint32_t as)
+{
+    uint64_t dropped = 0;
+    for (uint32_t block = 0; block < pool->geometry.block_count; block++) {
+        bool changed = false;
+        for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++) {
+            uint64_t word = atomic_load(&pool->holds[block].hold_word[i]);
+            if (word && places >> (word & 63) & 1) {
+                changed |=
+                    atomic_compare_exchange_strong(&pool->holds[block].hold_word[i], &word, 0);
+                cox_fault_point(COX_FAULT_POOL_UNHELD);
+                dropped++;
+            }
+        }
+        if (changed)
+            cox_pool_block_reclaim(pool, block, as);
+    }
+    return dropped;
+}
+
+/* Under the lock. A place that is empty or whose members are gone. */
+static uint64_t places_free(struct cox_pool *pool, uint32_t as)
+{
+    const uint64_t joined = joined_by_all(pool);
+    uint64_t gone = 0, dropped = 0;
+    for (uint32_t place = 0; place < COX_POOL_HOLDER_COUNT_MAX; place++)
+        if (atomic_load(&pool->header->holders[place].holder_id) && !(joined >> place & 1))
+            gone |= UINT64_C(1) << place;
+    if (gone == 0)
+        return 0;
+    dropped = holds_drop(pool, gone, as);
+    for (uint32_t place = 0; place < COX_POOL_HOLDER_COUNT_MAX; place++)
+        if (gone >> place & 1) {
+            atomic_store(&pool->header->holders[place].holder_id, 0);
+            cox_fault_point(COX_FAULT_POOL_HOLDER);
+        }
+    if (dropped)
+        cox_pool_ring(pool);
+    return dropped;
+}
+
+uint64_t cox_pool_holders_sweep(struct cox_pool *pool, uint32_t as)
+{
+    if (!lock_try(pool))
+        return 0; /* who has it does it, or the next sweep */
+    const uint64_t dropped = places_free(pool, as);
+    lock_release(pool);
+    return dropped;
+}
+
+static int place_take(struct cox_pool *pool, uint64_t holder, uint32_t *ret_place)
+{
+    uint32_t place = place_of(pool, holder);
+    if (place == PLACE_NONE && (place = place_of(pool, 0)) != PLACE_NONE) {
+        atomic_fetch_add(&pool->header->holders[place].holder_epoch, 1);
+        atomic_store(&pool->header->holders[place].holder_id, holder);
+        cox_fault_point(COX_FAULT_POOL_HOLDER);
+    }
+    *ret_place = place;
+    return place == PLACE_NONE ? COX_FULL : 0;
+}
+
+int cox_pool_holder_join(struct cox_pool *pool, uint64_t holder, struct cox_error *err)
+{
+    uint32_t place = PLACE_NONE;
+    int r = cox_pool_check_here(pool, err);
+    if (r)
+        return r;
+    if (holder == 0)
+        return cox_fail(err, COX_INVALID, "0 is no holder");
+    r = lock_wait(pool, err);
+    if (r)
+        return r;
+    places_free(pool, pool->owner);
+    r = place_take(pool, holder, &place);
+    if (r == 0) {
+        pthread_mutex_lock(&pool->joined_lock);
+        pool->joined_counts[place]++;
+        atomic_fetch_or(&pool->owners[pool->owner].owner_joined, UINT64_C(1) << place);
+        pthread_mutex_unlock(&pool->joined_lock);
+        cox_fault_point(COX_FAULT_POOL_HOLDER);
+    }
+    lock_release(pool);
+    return r ? cox_fail(err, r, "blocks are held for %d others already", COX_POOL_HOLDER_COUNT_MAX)
+             : 0;
+}
+
+void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder)
+{
+    if (cox_pool_check_here(pool, NULL) || holder == 0)
+        return;
+    /* A place stays the holder's while this process has joined. */
+    const uint32_t place = place_of(pool, holder);
+    if (place == PLACE_NONE)
+        return;
+    pthread_mutex_lock(&pool->joined_lock);
+    const bool last = pool->joined_counts[place] > 0 && --pool->joined_counts[place] == 0;
+    if (last)
+        atomic_fetch_and(&pool->owners[pool->owner].owner_joined, ~(UINT64_C(1) << place));
+    pthread_mutex_unlock(&pool->joined_lock);
+    cox_fault_point(COX_FAULT_POOL_HOLDER);
+    if (last)
+        cox_pool_holders_sweep(pool, pool->owner);
+}
+
+/* ---- holds ---- */
+
+static int hold_word_of(const struct cox_pool *pool, uint64_t holder, uint64_t tag,
+                        uint64_t *ret_word, uint32_t *ret_place)
+{
+    const uint32_t place = holder ? place_of(pool, holder) : PLACE_NONE;
+    if (place == PLACE_NONE)
+        return COX_NOT_FOUND;
+    const uint64_t epoch = atomic_load(&pool->header->holders[place].holder_epoch);
+    /* Who has not joined may find the place given to another one meanwhile, whose messages have the same tags. */
+    if (atomic_load(&pool->header->holders[place].holder_id) != holder)
+        return COX_NOT_FOUND;
+    *ret_place = place;
+    *ret_word = cox_pool_hold_word(tag, epoch, place);
+    return 0;
+}
+
+/* Returns 0; COX_FULL. */
+static int hold_set(struct cox_pool *pool, uint32_t block, uint64_t word)
+{
+    struct cox_pool_layout_holds *holds = &pool->holds[block];
+    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
+        if (atomic_load(&holds->hold_word[i]) == word)
+            return 0;
+    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++) {
+        uint64_t none = 0;
+        bool set = atomic_compare_exchange_strong(&holds->hold_word[i], &none, word);
+        cox_fault_point(COX_FAULT_POOL_HELD);
+        if (set)
+            return 0;
+    }
+    return COX_FULL;
+}
+
+static void hold_clear(struct cox_pool *pool, uint32_t block, uint64_t word)
+{
+    bool changed = false;
+    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++) {
+        uint64_t seen = word;
+        changed |= atomic_compare_exchange_strong(&pool->holds[block].hold_word[i], &seen, 0);
+        cox_fault_point(COX_FAULT_POOL_UNHELD);
+    }
+    if (!changed)
+        return;
+    cox_pool_ring(pool);
+    cox_pool_block_reclaim(pool, block, pool->owner);
+}
+
+int cox_pool_hold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t holder,
+                  uint64_t tag, struct cox_error *err)
+{
+    uint64_t word = 0;
+    uint32_t place = 0;
+    int r = cox_pool_check_here(pool, err);
+    if (r == 0)
+        r = cox_pool_check_ref(pool, ref, err);
+    if (r)
+        return r;
+    if (tag == 0 || tag > COX_POOL_GENERATION_MAX)
+        return cox_fail(err, COX_INVALID, "tag %" PRIu64 ": 1 to 2^48 - 1", tag);
+    if (hold_word_of(pool, holder, tag, &word, &place) ||
+        !(atomic_load(&pool->owners[pool->owner].owner_joined) >> place & 1))
+        return cox_fail(err, COX_NOT_FOUND, "this process has not joined holder %016" PRIx64,
+                        holder);
+    /* With a reference of its own the block stays what it is: nothing to look at afterwards. */
+    if (!cox_pool_has(pool, ref))
+        return cox_fail(err, COX_STALE, "this process has no such reference of block %" PRIu32,
+                        ref->block);
+    r = hold_set(pool, ref->block, word);
+    if (r == COX_FULL && cox_pool_sweep(pool))
+        r = hold_set(pool, ref->block, word);
+    return r ? cox_fail(err, r, "%d others hold block %" PRIu32, COX_POOL_HOLD_COUNT_MAX,
+                        ref->block)
+             : 0;
+}
+
+void cox_pool_unhold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t holder,
+                     uint64_t tag)
+{
+    uint64_t word;
+    uint32_t place;
+    if (cox_pool_check_here(pool, NULL) || cox_pool_check_ref(pool, ref, NULL) || tag == 0 ||
+        tag > COX_POOL_GENERATION_MAX || hold_word_of(pool, holder, tag, &word, &place))
+        return;
+    hold_clear(pool, ref->block, word);
+}

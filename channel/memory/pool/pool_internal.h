@@ -1,0 +1,202 @@
+/*
+ * pool_internal: what the files of the pool share. Private to the library.
+ *
+ *   pool.c            create, attach, free, handles
+ *   pool_geometry.c   sizes and offsets
+ *   pool_owner.c      rows: who has one, who is dead
+ *   pool_block.c      a block's word, counts and the last look: the protocol
+ *   pool_pages.c      on_demand
+ *   pool_slab.c       slabs and runs of them
+ *   pool_ledger.c     what this process holds, by generation; private memory
+ *   pool_reference.c  allocate, ref, unref, find, copy
+ *   pool_renew.c      take_all, renew, settle
+ *   pool_hold.c       holders and holds
+ *   pool_sweep.c      what the dead left
+ *   pool_display.c    stats, dump
+ *
+ * `as` is the owner in whose name a step is done: this process, or a dead one whose row this thread sweeps.
+ */
+#ifndef COX_CHANNEL_MEMORY_POOL_INTERNAL_H
+#define COX_CHANNEL_MEMORY_POOL_INTERNAL_H
+
+#include "channel/shm/region.h"
+#include "pool_geometry.h"
+
+#include <pthread.h>
+
+/* Last looks at one block, by threads of one process, are one after the other; at different ones seldom. */
+#define COX_POOL_LOCK_COUNT 16
+/* Classes of a slab pool: 64 bytes << 24 at most. */
+#define COX_POOL_CLASS_COUNT 32
+/* How often who waits looks whether others live. */
+#define COX_POOL_SLICE_NS (50 * COX_NSEC_PER_MSEC)
+
+struct cox_pool_ledger;
+
+struct cox_pool {
+    struct cox_pool_geometry geometry;
+    uint64_t id;
+    struct cox_region words;
+    int words_fd;
+    struct cox_domains *own_domains; /* where the caller gave none */
+    struct cox_domain_memory *memory;
+    bool read_only;
+    _Atomic bool took_all; /* this process gives out the blocks by number */
+    uint32_t owner;        /* row of this process; UINT32_MAX: none */
+    int32_t pid;
+    uint64_t start;
+
+    struct cox_pool_layout_header *header;
+    struct cox_pool_layout_owner *owners;
+    struct cox_pool_layout_block *blocks;
+    struct cox_pool_layout_holds *holds;
+    struct cox_pool_layout_hints *hints;
+    struct cox_pool_layout_slab *slabs;
+    struct cox_pool_layout_pages *pages;
+
+    struct cox_pool_ledger *ledger;
+    pthread_mutex_t locks[COX_POOL_LOCK_COUNT];
+    pthread_mutex_t settle_lock;
+    uint32_t settle_count;                             /* threads that settle */
+    pthread_mutex_t joined_lock;                       /* of the next, and of this process's bits */
+    uint32_t joined_counts[COX_POOL_HOLDER_COUNT_MAX]; /* by place: joins that no leave undid */
+    _Atomic uint32_t cursors[COX_POOL_CLASS_COUNT]; /* where the next block is looked for first */
+};
+
+static inline _Atomic uint64_t *cox_pool_block_word_of(const struct cox_pool *pool, uint32_t block)
+{
+    return &pool->blocks[block].block_word;
+}
+
+static inline struct cox_pool_layout_count *cox_pool_count_of(const struct cox_pool *pool,
+                                                              uint32_t owner, uint32_t block)
+{
+    struct cox_pool_layout_count *row =
+        (struct cox_pool_layout_count *)((uint8_t *)pool->words.base + pool->geometry.rows +
+                                         owner * pool->geometry.row_stride);
+    return &row[block];
+}
+
+/* Rows that may hold anything. What stands there is input. */
+static inline uint32_t cox_pool_owner_high(const struct cox_pool *pool)
+{
+    uint32_t high = atomic_load(&pool->header->owner_high);
+    return high < pool->geometry.owner_count ? high : pool->geometry.owner_count;
+}
+
+static inline uint64_t cox_pool_block_offset(const struct cox_pool *pool, uint32_t block)
+{
+    return block * pool->geometry.block_size;
+}
+
+/* ---- pool.c ---- */
+
+/* Not in the child of a fork, whose row is its parent's: COX_STATE. */
+int cox_pool_check_here(const struct cox_pool *pool, struct cox_error *err);
+
+/* ---- pool_owner.c ---- */
+
+/* Takes a row, of the dead if no other is left. Returns 0 or COX_FULL. */
+int cox_pool_owner_claim(struct cox_pool *pool, uint32_t generation, struct cox_error *err);
+/* All that this process holds is given back. */
+void cox_pool_owner_leave(struct cox_pool *pool);
+/* Whoever stands there: LIVE or SWEEPING, and its process is gone. */
+bool cox_pool_life_is_dead(const struct cox_pool *pool, uint64_t life);
+
+/* ---- pool_block.c ---- */
+
+/* FREE -> CLAIMED; false: somebody else was faster, or it is not free. */
+bool cox_pool_block_claim(struct cox_pool *pool, uint32_t block, uint32_t as,
+                          uint64_t *ret_generation);
+/* CLAIMED -> FREE with the same generation: nobody was told of it. */
+void cox_pool_block_unclaim(struct cox_pool *pool, uint32_t block, uint64_t generation,
+                            uint32_t as);
+/* CLAIMED -> USED with this generation, counted by this process. Returns 0; COX_FULL: a count at its limit. */
+int cox_pool_block_use(struct cox_pool *pool, uint32_t block, uint64_t generation);
+/* One more in this process's row. Returns 0 or COX_FULL. */
+int cox_pool_count_add(struct cox_pool *pool, uint32_t block);
+/* One less; who looks for it is woken, and the block is freed if that was the last one of all. False: there was
+ * none. */
+bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block);
+/* Somebody counts or holds it. */
+bool cox_pool_block_is_counted(const struct cox_pool *pool, uint32_t block);
+/* USED or CLOSING, and nobody counts it: FREE. After every count and hold that went away. */
+void cox_pool_block_reclaim(struct cox_pool *pool, uint32_t block, uint32_t as);
+/* Whoever sleeps in settle looks again. */
+void cox_pool_ring(struct cox_pool *pool);
+void cox_pool_hint(struct cox_pool *pool, uint32_t block);
+/* A block of a fixed pool, CLAIMED. Returns 0 or COX_FULL; only_pages: one whose pages are there. */
+int cox_pool_block_find(struct cox_pool *pool, bool only_pages, uint32_t *ret_block,
+                        uint64_t *ret_generation);
+
+/* ---- pool_pages.c: a page is the memory of a block; in a slab pool, of a slab ---- */
+
+/* Of what this process has in CLAIMED. Returns 0, or what the domain says, with nothing reserved. */
+int cox_pool_pages_commit(struct cox_pool *pool, uint32_t page, struct cox_error *err);
+/* Of what `as` has in CLAIMED, or that was in it when it died. */
+void cox_pool_pages_decommit(struct cox_pool *pool, uint32_t page);
+bool cox_pool_pages_are_there(const struct cox_pool *pool, uint32_t page);
+/* It is free from now on, and no more: they count what is retained. */
+void cox_pool_pages_retain(struct cox_pool *pool, uint32_t page);
+void cox_pool_pages_release(struct cox_pool *pool, uint32_t page);
+/* One that is free: if more is retained than should be, it is claimed, and its pages are given back. */
+void cox_pool_pages_trim(struct cox_pool *pool, uint32_t page, uint32_t as);
+/* Counts anew what is retained, and trims all: after a death. */
+void cox_pool_pages_sweep(struct cox_pool *pool, uint32_t as);
+
+/* ---- pool_slab.c ---- */
+
+/* Bytes of the block that begins here; 0: none does. */
+uint64_t cox_pool_slab_block_size(const struct cox_pool *pool, uint32_t block);
+/* Where the block begins that the unit is in; UINT32_MAX: in none. */
+uint32_t cox_pool_slab_block_of(const struct cox_pool *pool, uint32_t unit);
+/* A block CLAIMED. Returns 0; COX_FULL; what the domain says. */
+int cox_pool_slab_find(struct cox_pool *pool, uint64_t size, uint32_t *ret_block,
+                       uint64_t *ret_generation, struct cox_error *err);
+/* The block is FREE: its slab may be empty now. */
+void cox_pool_slab_freed(struct cox_pool *pool, uint32_t block, uint32_t as);
+/* What a dead owner was at, and runs whose block is free. */
+void cox_pool_slab_sweep(struct cox_pool *pool, uint32_t as);
+/* An EMPTY slab is CLAIMED, and back. */
+bool cox_pool_slab_claim(struct cox_pool *pool, uint32_t slab, uint32_t as);
+void cox_pool_slab_unclaim(struct cox_pool *pool, uint32_t slab, uint32_t as);
+
+/* ---- pool_ledger.c ---- */
+
+int cox_pool_ledger_new(uint32_t block_count, struct cox_pool_ledger **ret_ledger,
+                        struct cox_error *err);
+struct cox_pool_ledger *cox_pool_ledger_free(struct cox_pool_ledger *ledger,
+                                             uint32_t block_count); /* NULL-safe */
+/* False in the child of a fork. */
+bool cox_pool_ledger_is_here(const struct cox_pool_ledger *ledger);
+/* One reference more. Returns 0; COX_FULL; -ENOMEM. */
+int cox_pool_ledger_add(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation);
+/* One less; false: there is none. */
+bool cox_pool_ledger_drop(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation);
+bool cox_pool_ledger_is_empty(const struct cox_pool_ledger *ledger, uint32_t block_count);
+bool cox_pool_ledger_has(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation);
+
+/* ---- pool_reference.c ---- */
+
+/* Numbers that can be of this pool. Returns 0; COX_NOT_FOUND; COX_INVALID. */
+int cox_pool_check_ref(const struct cox_pool *pool, const struct cox_block_ref *ref,
+                       struct cox_error *err);
+/* This process has a reference. */
+bool cox_pool_has(const struct cox_pool *pool, const struct cox_block_ref *ref);
+
+/* ---- pool_hold.c ---- */
+
+/* Holds of holders that nobody alive has joined are dropped, in the name of `as`. Returns how many. */
+uint64_t cox_pool_holders_sweep(struct cox_pool *pool, uint32_t as);
+
+/* ---- pool_sweep.c ---- */
+
+/* As cox_pool_sweep. Returns whether there was anything to do: the dead also leave blocks that they do not count. */
+bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back);
+
+/* Wins the row of a dead owner and gives back what it held; then it is EMPTY, or taken by `next` (0: none).
+ * Returns whether it won. */
+bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t life, uint64_t next,
+                          uint64_t *given_back);
+
+#endif

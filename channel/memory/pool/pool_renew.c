@@ -1,0 +1,182 @@
+/* pool_renew: blocks that one process gives out by number. */
+#include <inttypes.h>
+
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+#include "pool_internal.h"
+
+static struct cox_pool_word word_look(const struct cox_pool *pool, uint32_t block)
+{
+    return cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, block)));
+}
+
+static bool generation_is(uint64_t generation)
+{
+    return generation > 0 && generation <= COX_POOL_GENERATION_MAX;
+}
+
+/* ---- take_all ---- */
+
+static int take_one(struct cox_pool *pool, uint32_t block, uint64_t generation,
+                    struct cox_error *err)
+{
+    uint64_t first;
+    if (!cox_pool_block_claim(pool, block, pool->owner, &first))
+        return COX_STATE;
+    int r = 0;
+    if (pool->geometry.on_demand) {
+        cox_pool_pages_release(pool, block);
+        r = cox_pool_pages_commit(pool, block, err);
+    }
+    if (r == 0)
+        r = cox_pool_block_use(pool, block, generation);
+    if (r)
+        cox_pool_block_unclaim(pool, block, first, pool->owner);
+    return r;
+}
+
+int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err)
+{
+    const uint32_t count = pool->geometry.block_count;
+    uint32_t taken = 0;
+    int r = cox_pool_check_here(pool, err);
+    if (r)
+        return r;
+    if (!generation_is(generation))
+        return cox_fail(err, COX_INVALID, "generation %" PRIu64 ": 1 to 2^48 - 1", generation);
+    if (pool->read_only)
+        return cox_fail(err, COX_DENIED, "the pool is attached for reading only");
+    if (pool->geometry.slab_count)
+        r = COX_STATE;
+    for (uint32_t block = 0; r == 0 && block < count; block++)
+        if (atomic_load(cox_pool_block_word_of(pool, block)) != cox_pool_word(1, COX_POOL_FREE, 0))
+            r = COX_STATE;
+    while (r == 0 && taken < count)
+        if ((r = take_one(pool, taken, generation, err)) == 0)
+            taken++;
+    if (r == 0) {
+        atomic_store(&pool->took_all, true);
+        return 0;
+    }
+    /* Somebody has allocated meanwhile, or there is no memory: all or none. */
+    while (taken > 0)
+        cox_pool_count_drop(pool, --taken);
+    return cox_fail(err, r, "all blocks of the pool cannot be taken: %s",
+                    r == COX_STATE ? "some are, or were, in use" : cox_status_text(r));
+}
+
+uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block)
+{
+    if (!atomic_load(&pool->took_all) || block >= pool->geometry.block_count)
+        return 0;
+    return word_look(pool, block).generation;
+}
+
+/* ---- renew ---- */
+
+/* Whoever looks whether the block can be freed finds it renewed: it does not change it then, and it is counted. */
+int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation)
+{
+    int r = cox_pool_check_here(pool, NULL);
+    if (r)
+        return r;
+    if (block >= pool->geometry.block_count || !generation_is(generation))
+        return COX_INVALID;
+    if (!atomic_load(&pool->took_all))
+        return COX_STATE;
+    uint64_t word = atomic_load(cox_pool_block_word_of(pool, block));
+    for (;;) {
+        const struct cox_pool_word seen = cox_pool_word_split(word);
+        if (seen.phase != COX_POOL_USED && seen.phase != COX_POOL_CLOSING)
+            return COX_STATE; /* somebody has spoilt it */
+        if (seen.generation == generation)
+            return 0;
+        bool changed = atomic_compare_exchange_strong(&pool->blocks[block].block_word, &word,
+                                                      cox_pool_word(generation, COX_POOL_USED, 0));
+        cox_fault_point(COX_FAULT_POOL_RENEWED);
+        if (changed)
+            return 0;
+    }
+}
+
+/* ---- settle ---- */
+
+/* The bit of this process is set while any of its threads settles. */
+static void settling_change(struct cox_pool *pool, bool begins)
+{
+    _Atomic uint64_t *settling = &pool->header->settling[pool->owner / 64];
+    const uint64_t mask = UINT64_C(1) << (pool->owner % 64);
+    pthread_mutex_lock(&pool->settle_lock);
+    if (begins && pool->settle_count++ == 0)
+        atomic_fetch_or(settling, mask);
+    else if (!begins && --pool->settle_count == 0)
+        atomic_fetch_and(settling, ~mask);
+    pthread_mutex_unlock(&pool->settle_lock);
+    cox_fault_point(COX_FAULT_POOL_SETTLING);
+}
+
+/* Another one than this process; UINT32_MAX: nobody. owner_count: it is held. */
+static uint32_t find_reader(const struct cox_pool *pool, uint32_t block)
+{
+    const uint32_t high = cox_pool_owner_high(pool);
+    for (uint32_t owner = 0; owner < high; owner++)
+        if (owner != pool->owner && atomic_load(&cox_pool_count_of(pool, owner, block)->row_count))
+            return owner;
+    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
+        if (atomic_load(&pool->holds[block].hold_word[i]))
+            return pool->geometry.owner_count;
+    return UINT32_MAX;
+}
+
+static int fail_timeout(const struct cox_pool *pool, uint32_t block, uint32_t reader,
+                        struct cox_error *err)
+{
+    if (reader >= pool->geometry.owner_count)
+        return cox_fail(err, COX_TIMEOUT, "block %" PRIu32 " is still held by a message", block);
+    return cox_fail(err, COX_TIMEOUT, "block %" PRIu32 " is still read by process %d", block,
+                    cox_pool_life_pid(atomic_load(&pool->owners[reader].owner_life)));
+}
+
+static int settle_loop(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
+                       bool (*cancelled)(void *context), void *context, struct cox_error *err)
+{
+    uint64_t sweep_ns = cox_deadline_after_ns(COX_POOL_SLICE_NS);
+    for (;;) {
+        const uint32_t bell = atomic_load(&pool->header->settle_bell);
+        const uint32_t reader = find_reader(pool, block);
+        if (reader == UINT32_MAX)
+            return 0;
+        if (cancelled && cancelled(context))
+            return cox_fail(err, COX_ABORTED, "cancelled while block %" PRIu32 " was read", block);
+        const uint64_t now_ns = cox_now_ns();
+        if (now_ns >= deadline_ns)
+            return fail_timeout(pool, block, reader, err);
+        if (now_ns >= sweep_ns) { /* who reads it, or held it, may be dead */
+            cox_pool_sweep(pool);
+            sweep_ns = now_ns + COX_POOL_SLICE_NS;
+            continue;
+        }
+        int r = cox_futex_wait(&pool->header->settle_bell, bell,
+                               cox_deadline_min(sweep_ns, deadline_ns));
+        if (r && r != COX_TIMEOUT)
+            return cox_fail(err, r, "waiting for who reads block %" PRIu32 ": %s", block,
+                            cox_status_text(r));
+    }
+}
+
+int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
+                    bool (*cancelled)(void *context), void *context, struct cox_error *err)
+{
+    int r = cox_pool_check_here(pool, err);
+    if (r)
+        return r;
+    if (block >= pool->geometry.block_count)
+        return cox_fail(err, COX_INVALID, "block %" PRIu32 " of %" PRIu32, block,
+                        pool->geometry.block_count);
+    if (find_reader(pool, block) == UINT32_MAX)
+        return 0;
+    settling_change(pool, true);
+    r = settle_loop(pool, block, deadline_ns, cancelled, context, err);
+    settling_change(pool, false);
+    return r;
+}

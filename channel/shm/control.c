@@ -1,0 +1,428 @@
+#include "control.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
+
+#define SHM_FOLDER "/dev/shm"
+/* Once a millisecond. */
+#define SWEEP_ATTEMPTS 2000
+
+/* Of the region, or of the memory that has it in front. */
+static uint64_t control_size(const struct cox_geometry *geometry)
+{
+    return geometry->sealed ? cox_geometry_request_memory_size(geometry)
+                            : cox_layout_control_size(geometry->rank_count);
+}
+
+void cox_control_point(struct cox_control *control)
+{
+    for (uint32_t rank = 0; rank < control->geometry.rank_count && !control->geometry.sealed;
+         rank++)
+        control->ranks[rank] = &control->layout->ranks[rank];
+}
+
+static int control_verify(struct cox_control *control, const char *object, struct cox_error *err)
+{
+    const struct cox_region *region = &control->region;
+    struct cox_layout_control *layout = region->base;
+    if (region->size < sizeof *layout)
+        return cox_fail(err, COX_CORRUPT, "%s has %" PRIu64 " bytes, expected at least %zu", object,
+                        region->size, sizeof *layout);
+    /* acquire: partner is the release in cox_control_fill; what follows was written before it. */
+    if (atomic_load_explicit(&layout->header.magic, memory_order_acquire) != COX_LAYOUT_MAGIC)
+        return cox_fail(err, COX_CORRUPT, "%s is not a Coxswain control region (magic)", object);
+    uint32_t version = layout->header.version, abi = layout->header.abi;
+    if (version != COX_LAYOUT_VERSION || abi != COX_LAYOUT_ABI)
+        return cox_fail(err, COX_VERSION,
+                        "%s has layout version %" PRIu32 " in byte order %08" PRIx32
+                        ", this program speaks %u in %08x: install the same version on "
+                        "both sides",
+                        object, version, abi, COX_LAYOUT_VERSION, COX_LAYOUT_ABI);
+    struct cox_geometry geometry = {
+        .rank_count = layout->header.rank_count,
+        .depth = layout->header.depth,
+        .legacy = layout->header.flags & COX_LAYOUT_LEGACY,
+        .sealed = layout->header.flags & COX_LAYOUT_SEALED,
+        .spin_ns = layout->header.spin_ns,
+        .serial = layout->header.serial,
+    };
+    memcpy(geometry.channels, layout->header.channels, sizeof geometry.channels);
+    int r = cox_geometry_verify(&geometry, err);
+    if (r)
+        return r;
+    uint64_t size = control_size(&geometry);
+    if (layout->header.size != size || region->size < size)
+        return cox_fail(err, COX_CORRUPT,
+                        "%s has %" PRIu64 " bytes, %" PRIu32 " ranks need %" PRIu64, object,
+                        region->size, geometry.rank_count, size);
+    control->layout = layout;
+    control->geometry = geometry;
+    control->epoch = layout->header.epoch;
+    cox_control_point(control);
+    return 0;
+}
+
+/* Two starts are never in one nanosecond of one process. */
+uint32_t cox_control_fresh(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t mix = (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec;
+    mix ^= (uint64_t)getpid() << 40;
+    return (uint32_t)(mix ^ (mix >> 32)) | 1;
+}
+
+int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometry *geometry)
+{
+    struct cox_layout_header *header = &layout->header;
+    header->version = COX_LAYOUT_VERSION;
+    header->abi = COX_LAYOUT_ABI;
+    header->size = control_size(geometry);
+    header->rank_count = geometry->rank_count;
+    header->depth = geometry->depth;
+    header->spin_ns = geometry->spin_ns;
+    header->serial = geometry->serial;
+    header->coordinator_pid = (uint32_t)getpid();
+    header->flags = (geometry->legacy ? (uint32_t)COX_LAYOUT_LEGACY : 0) |
+                    (geometry->sealed ? (uint32_t)COX_LAYOUT_SEALED : 0);
+    int r = cox_peer_start_time(getpid(), &header->coordinator_start);
+    if (r)
+        return r;
+    header->epoch = cox_control_fresh();
+    memcpy(header->channels, geometry->channels, sizeof header->channels);
+    /* release: partner is control_verify. */
+    atomic_store_explicit(&header->magic, COX_LAYOUT_MAGIC, memory_order_release);
+    return 0;
+}
+
+/* file: what stands in /dev/shm before the object's name without its slash. own_only: not what
+ * belongs to another user; the sticky bit of /dev/shm says the same to everybody but root. True: it
+ * was there and is gone. */
+static bool control_unlink_one(const char *file, const char *object, bool own_only)
+{
+    char path[COX_OBJECT_NAME_SIZE + 32];
+    struct stat st;
+    snprintf(path, sizeof path, SHM_FOLDER "/%s%s", file, object + 1);
+    if (own_only && fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+        st.st_uid != geteuid())
+        return false;
+    bool gone = unlink(path) == 0;
+    cox_fault_point(COX_FAULT_NAME_UNLINKED);
+    return gone;
+}
+
+static uint32_t control_unlink(const char *name, const struct cox_geometry *geometry,
+                               int part_count, bool own_only)
+{
+    char object[COX_OBJECT_NAME_SIZE], objects[COX_NAME_SIZE_MAX + 1];
+    uint32_t count = 0;
+    cox_name_objects(objects, name, geometry);
+    for (int c = 0; c < part_count && c < COX_CHANNEL_COUNT; c++) {
+        enum cox_channel_id channel = (enum cox_channel_id)c;
+        uint32_t pairs = channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count;
+        for (uint32_t rank = 0; rank < pairs; rank++)
+            for (int bell = 0; bell < COX_BELL_COUNT; bell++)
+                if (cox_bell_exists(channel, (enum cox_bell)bell))
+                    count += control_unlink_one(
+                        "sem.", cox_name_bell(object, objects, channel, (enum cox_bell)bell, rank),
+                        own_only);
+        if (geometry->channels[c].request_size)
+            count += control_unlink_one("", cox_name_request(object, objects, channel), own_only);
+        count += control_unlink_one("", cox_name_response(object, objects, channel), own_only);
+    }
+    if (part_count > COX_CHANNEL_COUNT && !geometry->legacy)
+        count += control_unlink_one("", cox_name_group(object, name), own_only);
+    cox_fault_point(COX_FAULT_CONTROL_UNLINK);
+    return count + control_unlink_one("", cox_name_control(object, name), own_only);
+}
+
+uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
+                                  int part_count)
+{
+    return control_unlink(name, geometry, part_count, false);
+}
+
+/* The lock is held by somebody else: by the coordinator, or, when that is dead, by another sweeper
+ * or a child it left. */
+static int control_locked(const char *name, const struct cox_control *old, int e,
+                          struct cox_error *err)
+{
+    const struct cox_layout_header *header = &old->layout->header;
+    if (e != EWOULDBLOCK)
+        return cox_fail(err, -e, "the group '%s': flock: %s", name, cox_status_text(-e));
+    struct cox_peer coordinator = COX_PEER_NONE;
+    int r = cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start, &coordinator);
+    bool ending = false;
+    if (r == 0)
+        r = cox_peer_look_exiting(coordinator.pid, &ending);
+    cox_peer_close(&coordinator);
+    if (r < 0 || r == COX_CORRUPT)
+        return cox_fail(err, r,
+                        "the group '%s' is locked, and whether its process %" PRIu32
+                        " lives cannot be told: %s",
+                        name, header->coordinator_pid, cox_status_text(r));
+    if (r == COX_PEER_DEAD)
+        return cox_fail(err, COX_BUSY,
+                        "what process %" PRIu32 " left of the group '%s' is being removed by "
+                        "another process, or a child of the dead one still holds its lock",
+                        header->coordinator_pid, name);
+    if (ending)
+        return cox_fail(err, COX_BUSY,
+                        "process %" PRIu32 ", which has the name '%s', is just ending",
+                        header->coordinator_pid, name);
+    return cox_fail(err, COX_TAKEN,
+                    "the name '%s' is taken by a live group of process %" PRIu32
+                    ": stop that one or choose another name",
+                    name, header->coordinator_pid);
+}
+
+/* Whether the path means the file behind fd. Returns 0: it does; COX_NOT_FOUND: it does not; -errno. */
+static int control_same_file(int fd, const char *path)
+{
+    struct stat own, named;
+    if (fstat(fd, &own) < 0 || stat(path, &named) < 0)
+        return errno == ENOENT ? COX_NOT_FOUND : -errno;
+    return named.st_ino == own.st_ino && named.st_dev == own.st_dev ? 0 : COX_NOT_FOUND;
+}
+
+bool cox_control_is_named(const struct cox_control *control, const char *name)
+{
+    char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + sizeof SHM_FOLDER];
+    snprintf(path, sizeof path, SHM_FOLDER "%s", cox_name_control(object, name));
+    /* What cannot be looked at is taken for ours, as it nearly always is. */
+    return control_same_file(control->lock_fd, path) != COX_NOT_FOUND;
+}
+
+/* Whether its names are known: those of another version, too, whose number of ranks makes sense. */
+static int control_verify_names(struct cox_control *old, const char *name, const char *object,
+                                struct cox_error *err)
+{
+    struct cox_error why = {0};
+    int r = control_verify(old, object, &why);
+    if (r == 0)
+        return 0;
+    if (r != COX_VERSION)
+        return cox_fail(err, COX_DENIED, "%s is in the way: %s", object, why.text);
+    struct cox_layout_control *layout = old->region.base;
+    uint32_t rank_count = layout->header.rank_count;
+    if (layout->header.abi != COX_LAYOUT_ABI || rank_count == 0 || rank_count > COX_RANK_COUNT_MAX)
+        return cox_fail(err, COX_DENIED,
+                        "%s is in the way: %s; when nothing of that version runs any more, remove "
+                        "all that it left (rm /dev/shm/%s_* /dev/shm/sem.%s_*)",
+                        object, why.text, name, name);
+    old->layout = layout;
+    old->geometry =
+        (struct cox_geometry){.rank_count = rank_count, .serial = layout->header.serial};
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        old->geometry.channels[c].request_size = 1; /* there is such a region */
+    return 0;
+}
+
+/* A lock that can be won means that the coordinator is dead. */
+int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err)
+{
+    char object[COX_OBJECT_NAME_SIZE];
+    cox_name_control(object, name);
+    uint32_t count = 0;
+    char path[COX_OBJECT_NAME_SIZE + sizeof SHM_FOLDER];
+    snprintf(path, sizeof path, SHM_FOLDER "%s", object);
+    int r;
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        if (errno == ENOENT) {
+            *ret_count = 0;
+            return 0;
+        }
+        r = errno;
+        bool foreign = r == ELOOP || r == EACCES || r == EISDIR || r == ENXIO;
+        return cox_fail(err, foreign ? COX_DENIED : -r, "%s is in the way: %s", object,
+                        cox_status_text(-r));
+    }
+    r = cox_region_check_fd(fd, object, err);
+    if (r)
+        return r;
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "%s: %s", object, cox_status_text(-errno));
+    struct cox_control old = COX_CONTROL_NONE;
+    if (st.st_size <= 0)
+        return cox_fail(err, COX_DENIED, "%s is in the way: an empty file that is none of ours",
+                        object);
+    r = cox_region_map(&old.region, fd, (uint64_t)st.st_size, COX_REGION_READ, object, err);
+    if (r)
+        return r;
+    cox_fault_point(COX_FAULT_CONTROL_SWEEP);
+    r = control_verify_names(&old, name, object, err);
+    if (r) {
+        /* Nothing is removed by numbers that make no sense. */
+    } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        r = control_locked(name, &old, errno, err);
+    } else if ((r = control_same_file(fd, path))) {
+        /* Gone: another sweeper was faster. Anything else says nothing about what is there. */
+        r = r == COX_NOT_FOUND ? 0 : cox_fail(err, r, "%s: stat: %s", object, cox_status_text(r));
+    } else {
+        /* Won, and the name still means the file that is locked. */
+        cox_fault_point(COX_FAULT_CONTROL_LOCKED);
+        count = control_unlink(name, &old.geometry, COX_CONTROL_PART_COUNT, true);
+    }
+    cox_region_detach(&old.region);
+    if (r == 0)
+        *ret_count = count;
+    return r;
+}
+
+int cox_control_check_space(const struct cox_geometry *geometry, struct cox_error *err)
+{
+    struct cox_region_space space;
+    int r = cox_region_space(&space);
+    if (r && geometry->sealed)
+        return 0; /* it needs nothing there, and may do without */
+    if (r)
+        return cox_fail(err, r, SHM_FOLDER ": %s", cox_status_text(r));
+    uint64_t bytes = geometry->sealed ? 0 : cox_geometry_memory_bytes(geometry);
+    uint64_t files = cox_geometry_name_count(geometry);
+    if (space.bytes < bytes)
+        return cox_fail(err, COX_NO_SPACE,
+                        "the group needs %" PRIu64 " bytes of " SHM_FOLDER ", %" PRIu64
+                        " are free: enlarge it (mount -o remount,size=...), use fewer ranks, a "
+                        "smaller depth or smaller regions (see coxswain layout)",
+                        bytes, space.bytes);
+    if (space.files < files)
+        return cox_fail(err, COX_NO_SPACE,
+                        "the group needs %" PRIu64 " files in " SHM_FOLDER ", %" PRIu64
+                        " more are allowed: raise that (mount -o remount,nr_inodes=...), remove "
+                        "some, or use fewer ranks",
+                        files, space.files);
+    uint64_t size = cox_geometry_region_size_max(geometry);
+    if (space.region < size)
+        return cox_fail(err, COX_NO_SPACE,
+                        "the group's largest region needs %" PRIu64
+                        " bytes, a file may have %" PRIu64
+                        " (ulimit -f): raise that limit or choose smaller regions (see coxswain "
+                        "layout)",
+                        size, space.region);
+    return 0;
+}
+
+int cox_control_create(struct cox_control *control, const char *name,
+                       const struct cox_geometry *geometry, struct cox_error *err)
+{
+    int r = cox_name_check(name, err);
+    if (r)
+        return r;
+    char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + sizeof SHM_FOLDER], self[64];
+    cox_name_control(object, name);
+    snprintf(path, sizeof path, SHM_FOLDER "%s", object);
+    _cox_cleanup_(cox_close_fd) int fd = open(SHM_FOLDER, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return cox_fail(err, -errno, "%s: cannot create in " SHM_FOLDER ": %s", object,
+                        cox_status_text(-errno));
+    r = cox_fd_raise(&fd);
+    if (r)
+        return cox_fail(err, r, "%s: dup: %s", object, cox_status_text(r));
+    if (fchmod(fd, 0600) < 0)
+        return cox_fail(err, -errno, "%s: fchmod: %s", object, cox_status_text(-errno));
+    uint64_t size = cox_layout_control_size(geometry->rank_count);
+    r = cox_region_reserve(fd, size, object, err);
+    if (r)
+        return r;
+    struct cox_region region = {0};
+    r = cox_region_map(&region, fd, size, COX_REGION_WRITE, object, err);
+    if (r)
+        return r;
+    r = cox_control_fill(region.base, geometry);
+    if (r)
+        r = cox_fail(err, r, "%s: own start time: %s", object, cox_status_text(r));
+    if (r == 0 && flock(fd, LOCK_EX | LOCK_NB) < 0)
+        r = cox_fail(err, -errno, "%s: flock: %s", object, cox_status_text(-errno));
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    cox_fault_point(COX_FAULT_CONTROL_FILLED);
+    /* A second round only after leftovers were swept; somebody else may then be faster, who is
+     * alive. */
+    for (int attempt = 0; r == 0; attempt++) {
+        if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0)
+            break;
+        if (errno != EEXIST || attempt > SWEEP_ATTEMPTS) {
+            r = cox_fail(err, errno == EEXIST ? COX_TAKEN : -errno, "%s: %s", object,
+                         cox_status_text(-errno));
+            break;
+        }
+        uint32_t swept;
+        struct cox_error why = {0};
+        r = cox_control_sweep(name, &swept, &why);
+        if (r == COX_BUSY && attempt < SWEEP_ATTEMPTS) {
+            /* Another starter sweeps at this moment: either it takes the name, or we do. Or who has
+             * the name was killed a moment ago. */
+            nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+            r = 0;
+        } else if (r) {
+            cox_fail(err, r, "%s", why.text);
+        }
+    }
+    if (r) {
+        cox_region_detach(&region);
+        return r;
+    }
+    cox_fault_point(COX_FAULT_CONTROL_LINKED);
+    *control = (struct cox_control){
+        .region = region,
+        .layout = region.base,
+        .geometry = *geometry,
+        .epoch = ((struct cox_layout_control *)region.base)->header.epoch,
+        .lock_fd = cox_steal_fd(&fd),
+    };
+    cox_control_point(control);
+    return 0;
+}
+
+static int control_accept(struct cox_control *control, struct cox_control *attached,
+                          const char *object, struct cox_error *err)
+{
+    int r = control_verify(attached, object, err);
+    if (r)
+        cox_region_detach(&attached->region);
+    else
+        *control = *attached;
+    return r;
+}
+
+int cox_control_attach(struct cox_control *control, const char *name, struct cox_error *err)
+{
+    int r = cox_name_check(name, err);
+    if (r)
+        return r;
+    char object[COX_OBJECT_NAME_SIZE];
+    cox_name_control(object, name);
+    struct cox_control attached = COX_CONTROL_NONE;
+    r = cox_region_attach(&attached.region, object, sizeof(struct cox_layout_control),
+                          COX_REGION_WRITE, err);
+    if (r)
+        return r;
+    return control_accept(control, &attached, object, err);
+}
+
+int cox_control_attach_fd(struct cox_control *control, int fd, enum cox_region_access access,
+                          struct cox_error *err)
+{
+    struct cox_control attached = COX_CONTROL_NONE;
+    int r = cox_region_attach_fd(&attached.region, fd, "control", sizeof(struct cox_layout_control),
+                                 access, err);
+    return r ? r : control_accept(control, &attached, "the control region", err);
+}
+
+void cox_control_close(struct cox_control *control)
+{
+    cox_region_detach(&control->region);
+    control->layout = NULL;
+    memset(control->ranks, 0, sizeof control->ranks);
+    cox_close_fd(&control->lock_fd);
+}

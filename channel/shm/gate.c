@@ -1,0 +1,373 @@
+#include "gate.h"
+
+#include <stdlib.h>
+
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+#include "channel/base/semaphore.h"
+
+/* A hint's word: the count above, the sequence below. */
+#define HINT_COUNT_SHIFT COX_STATE_SHIFT
+/* More tokens than this were posted by somebody who does so for ever. */
+#define RESTORE_COUNT_MAX 65536u
+
+struct cox_gate_bell {
+    struct cox_semaphore semaphore;
+    _Atomic uint32_t taken; /* tokens taken by wait; only who waits writes it */
+    uint32_t settled;       /* of those, by settle: what `taken` was then */
+    uint32_t due;           /* events settled whose tokens were not taken yet */
+};
+
+COX_HOT static struct cox_gate_bell *gate_bell(struct cox_gate *gate, uint32_t rank,
+                                               enum cox_bell bell)
+{
+    COX_ASSERT(rank - gate->rank_first < gate->rank_count);
+    return &gate->bells[(rank - gate->rank_first) * COX_BELL_COUNT + (uint32_t)bell];
+}
+
+static bool bell_is_room(enum cox_bell bell)
+{
+    return bell == COX_BELL_REQUEST_PRODUCE || bell == COX_BELL_RESPONSE_PRODUCE;
+}
+
+/* Nobody sleeps on it, and its tokens are not the news. */
+static bool gate_is_silent(const struct cox_gate *gate, enum cox_bell bell)
+{
+    return !gate->rooms && bell_is_room(bell);
+}
+
+/* Tokens that a new bell holds. */
+static unsigned bell_start(enum cox_bell bell, unsigned depth)
+{
+    return bell_is_room(bell) ? depth : 0;
+}
+
+/* What was taken by now was for nothing that is still to come. */
+static void bell_forget(struct cox_gate_bell *bell)
+{
+    bell->settled = atomic_load_explicit(&bell->taken, memory_order_relaxed);
+    bell->due = 0;
+}
+
+static int gate_init(struct cox_gate *gate, uint32_t rank_first, uint32_t rank_count)
+{
+    struct cox_gate_bell *bells = calloc((size_t)rank_count * COX_BELL_COUNT, sizeof *bells);
+    if (!bells)
+        return -ENOMEM;
+    *gate = (struct cox_gate){
+        .rank_first = rank_first,
+        .rank_count = rank_count,
+        .bells = bells,
+        .rooms = true,
+    };
+    return 0;
+}
+
+int cox_gate_create_semaphores(struct cox_gate *gate, const char *name, enum cox_channel_id channel,
+                               const struct cox_geometry *geometry, struct cox_error *err)
+{
+    struct cox_gate made;
+    int r = gate_init(&made, 0, channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count);
+    if (r)
+        return cox_fail(err, r, "semaphores of %s: %s", cox_channel_name(channel),
+                        cox_status_text(r));
+    char object[COX_OBJECT_NAME_SIZE];
+    unsigned depth = channel == COX_CHANNEL_ERROR ? 1 : geometry->depth;
+    for (uint32_t rank = 0; rank < made.rank_count; rank++) {
+        for (int b = 0; b < COX_BELL_COUNT; b++) {
+            enum cox_bell bell = (enum cox_bell)b;
+            if (!cox_bell_exists(channel, bell))
+                continue;
+            cox_name_bell(object, name, channel, bell, rank);
+            r = cox_semaphore_create(&gate_bell(&made, rank, bell)->semaphore, object,
+                                     bell_start(bell, depth), err);
+            if (r)
+                goto unlink_created;
+        }
+    }
+    *gate = made;
+    return 0;
+
+unlink_created:
+    for (uint32_t rank = 0; rank < made.rank_count; rank++)
+        for (int b = 0; b < COX_BELL_COUNT; b++)
+            if (gate_bell(&made, rank, (enum cox_bell)b)->semaphore.sem)
+                cox_semaphore_unlink(cox_name_bell(object, name, channel, (enum cox_bell)b, rank));
+    cox_gate_close(&made);
+    return r;
+}
+
+int cox_gate_attach_semaphores(struct cox_gate *gate, const char *name, enum cox_channel_id channel,
+                               uint32_t rank, struct cox_error *err)
+{
+    struct cox_gate made;
+    uint32_t pair = channel == COX_CHANNEL_ERROR ? 0 : rank;
+    int r = gate_init(&made, pair, 1);
+    if (r)
+        return cox_fail(err, r, "semaphores of %s: %s", cox_channel_name(channel),
+                        cox_status_text(r));
+    char object[COX_OBJECT_NAME_SIZE];
+    for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++) {
+        enum cox_bell bell = (enum cox_bell)b;
+        if (!cox_bell_exists(channel, bell))
+            continue;
+        cox_name_bell(object, name, channel, bell, pair);
+        r = cox_semaphore_attach(&gate_bell(&made, pair, bell)->semaphore, object, err);
+    }
+    if (r) {
+        cox_gate_close(&made);
+        return r;
+    }
+    *gate = made;
+    return 0;
+}
+
+int cox_gate_attach_fds(struct cox_gate *gate, const int fds[COX_BELL_COUNT],
+                        enum cox_channel_id channel, uint32_t rank, struct cox_error *err)
+{
+    struct cox_gate made;
+    uint32_t pair = channel == COX_CHANNEL_ERROR ? 0 : rank;
+    int r = gate_init(&made, pair, 1);
+    if (r)
+        return cox_fail(err, r, "semaphores of %s: %s", cox_channel_name(channel),
+                        cox_status_text(r));
+    for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++)
+        if (cox_bell_exists(channel, (enum cox_bell)b))
+            r = cox_semaphore_attach_fd(&gate_bell(&made, pair, (enum cox_bell)b)->semaphore,
+                                        fds[b], cox_channel_name(channel), err);
+    if (r) {
+        cox_gate_close(&made);
+        return r;
+    }
+    *gate = made;
+    return 0;
+}
+
+int cox_gate_renew(struct cox_gate *gate, enum cox_channel_id channel, uint32_t rank,
+                   unsigned depth, int ret_fds[COX_BELL_COUNT], struct cox_error *err)
+{
+    int fds[COX_BELL_COUNT] = {-1, -1, -1, -1}, r = 0;
+    for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++) {
+        struct cox_gate_bell *bell = gate_bell(gate, rank, (enum cox_bell)b);
+        r = cox_semaphore_renew(&bell->semaphore, cox_channel_name(channel),
+                                bell_start((enum cox_bell)b, depth), &fds[b], err);
+        bell_forget(bell);
+    }
+    for (int b = 0; b < COX_BELL_COUNT; b++) {
+        if (r)
+            cox_close_fd(&fds[b]);
+        else
+            ret_fds[b] = fds[b];
+    }
+    return r;
+}
+
+void cox_gate_close(struct cox_gate *gate)
+{
+    for (uint32_t i = 0; gate->bells && i < gate->rank_count * (uint32_t)COX_BELL_COUNT; i++)
+        cox_semaphore_detach(&gate->bells[i].semaphore);
+    free(gate->bells);
+    *gate = (struct cox_gate){0};
+}
+
+void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
+                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
+                   bool elides)
+{
+    *gate = (struct cox_gate){
+        .ring = ring, .wake = wake, .depth = depth, .coordinator = coordinator, .elides = elides};
+}
+
+/* ---- futexes ---- */
+
+/* What is slept on; NULL: nobody ever sleeps on that, the truth alone tells. */
+COX_HOT static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_bell bell)
+{
+    if (bell == COX_BELL_REQUEST_CONSUME && gate->ring)
+        return &gate->ring->word;
+    return bell == COX_BELL_RESPONSE_CONSUME ? &gate->wake->bell : NULL;
+}
+
+/* asleep: says whether anybody sleeps on the word; NULL: not known. */
+COX_HOT static void word_ring(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
+{
+    /* seq_cst: what it is rung for before the word; partner: the acquire in cox_gate_ticket. Before
+     * the wake-up: who looked before that does not fall asleep. And before the look at `asleep`: who says so after
+     * that finds, in the kernel's look at the word, that it has moved. Partner: word_sleep. */
+    atomic_fetch_add_explicit(word, 1, memory_order_seq_cst);
+    cox_fault_point(COX_FAULT_BELL_RUNG);
+    if (!asleep || atomic_load_explicit(asleep, memory_order_seq_cst) != 0)
+        cox_futex_wake(word);
+}
+
+COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, uint32_t ticket,
+                              uint64_t deadline_ns)
+{
+    if (!asleep)
+        return cox_futex_wait(word, ticket, deadline_ns);
+    /* seq_cst: see word_ring. A count, since many may sleep; whoever dies here stays in it. */
+    atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
+    const int r = cox_futex_wait(word, ticket, deadline_ns);
+    /* relaxed: counted too long costs a call. Below nothing: somebody wrote over it meanwhile. Counted too short, for good,
+     * nobody would ever be woken by the first ring. And who finds it below has seen another one that puts right no more than
+     * it took itself. */
+    if ((int32_t)atomic_fetch_sub_explicit(asleep, 1, memory_order_relaxed) <= 0)
+        atomic_fetch_add_explicit(asleep, 1, memory_order_relaxed);
+    return r;
+}
+
+COX_HOT static void futex_post(struct cox_gate *gate, enum cox_bell bell)
+{
+    _Atomic uint32_t *word = gate_word(gate, bell);
+    if (word && bell == COX_BELL_REQUEST_CONSUME && !gate->coordinator)
+        cox_futex_wake(word);
+    else if (word)
+        word_ring(word, NULL);
+}
+
+/* One answer less; true: that was the last one, and the request is still the one that it answers. */
+COX_HOT static bool hint_count(_Atomic uint64_t *hint, uint64_t sequence)
+{
+    /* relaxed: the exchange below looks again. */
+    uint64_t seen = atomic_load_explicit(hint, memory_order_relaxed), next;
+    do {
+        if (seen << 8 != sequence << 8 || seen >> HINT_COUNT_SHIFT == 0)
+            return false;
+        next = seen - (UINT64_C(1) << HINT_COUNT_SHIFT);
+        /* acq_rel: the last one has everybody's `done` behind it, and what it wakes sees them. */
+    } while (!atomic_compare_exchange_weak_explicit(hint, &seen, next, memory_order_acq_rel,
+                                                    memory_order_relaxed));
+    return next >> HINT_COUNT_SHIFT == 0;
+}
+
+COX_HOT void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t count)
+{
+    if (!cox_gate_shared(gate))
+        return;
+    /* relaxed: seen with the publication, which comes after. */
+    atomic_store_explicit(&gate->wake->hints[cox_geometry_frame(sequence, gate->depth)].word,
+                          (sequence << 8) >> 8 | (uint64_t)count << HINT_COUNT_SHIFT,
+                          memory_order_relaxed);
+    cox_fault_point(COX_FAULT_HINT_ARMED);
+}
+
+COX_HOT void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed)
+{
+    if (!cox_gate_shared(gate)) {
+        cox_gate_post(gate, rank, COX_BELL_RESPONSE_CONSUME);
+        return;
+    }
+    bool last =
+        hint_count(&gate->wake->hints[cox_geometry_frame(sequence, gate->depth)].word, sequence);
+    cox_fault_point(COX_FAULT_HINT_COUNTED);
+    if (last || failed)
+        word_ring(&gate->wake->bell, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
+}
+
+COX_HOT uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell)
+{
+    const _Atomic uint32_t *word = cox_gate_shared(gate) ? gate_word(gate, bell) : NULL;
+    /* acquire: partner is word_ring. */
+    return word ? atomic_load_explicit(word, memory_order_acquire) : 0;
+}
+
+/* ---- both kinds ---- */
+
+COX_HOT void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
+{
+    if (cox_gate_shared(gate)) {
+        word_ring(&gate->ring->word, gate->elides ? &gate->ring->asleep : NULL);
+        return;
+    }
+    for (uint32_t rank = gate->rank_first; rank < gate->rank_first + gate->rank_count; rank++)
+        if (cox_rank_set_has(ranks, rank))
+            cox_gate_post(gate, rank, COX_BELL_REQUEST_CONSUME);
+}
+
+COX_HOT void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+{
+    if (cox_gate_shared(gate)) {
+        futex_post(gate, bell);
+        return;
+    }
+    if (gate_is_silent(gate, bell))
+        return;
+    cox_semaphore_post(&gate_bell(gate, rank, bell)->semaphore);
+    cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
+}
+
+void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+{
+    if (cox_gate_shared(gate)) {
+        futex_post(gate, bell);
+        return;
+    }
+    if (gate_is_silent(gate, bell))
+        return;
+    cox_semaphore_wake(&gate_bell(gate, rank, bell)->semaphore);
+    cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
+}
+
+COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which,
+                          uint32_t ticket, uint64_t deadline_ns)
+{
+    cox_fault_point(COX_FAULT_WAIT);
+    if (cox_gate_shared(gate)) {
+        _Atomic uint32_t *word = gate_word(gate, which);
+        COX_ASSERT(word);
+        _Atomic uint32_t *asleep = which == COX_BELL_RESPONSE_CONSUME
+                                       ? &gate->wake->coordinator_sleeps
+                                       : &gate->ring->asleep;
+        return word_sleep(word, gate->elides ? asleep : NULL, ticket, deadline_ns);
+    }
+    struct cox_gate_bell *bell = gate_bell(gate, rank, which);
+    int r = cox_semaphore_wait(&bell->semaphore, deadline_ns);
+    if (r)
+        return r;
+    cox_fault_point(COX_FAULT_WAIT_TOOK);
+    /* relaxed: a count of hints. Not one locked instruction, which would wait here, right after a switch, for all that was
+     * stored before: one thread waits, and who settles only reads. A settle that overlaps counts it next time. */
+    const uint32_t taken = atomic_load_explicit(&bell->taken, memory_order_relaxed);
+    atomic_store_explicit(&bell->taken, taken + 1, memory_order_relaxed);
+    return 0;
+}
+
+COX_HOT bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+{
+    bool taken =
+        !cox_gate_shared(gate) && cox_semaphore_take(&gate_bell(gate, rank, bell)->semaphore);
+    if (taken)
+        cox_fault_point(COX_FAULT_TOKEN_TAKEN);
+    return taken;
+}
+
+COX_HOT void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell which)
+{
+    if (cox_gate_shared(gate) || gate_is_silent(gate, which))
+        return;
+    struct cox_gate_bell *bell = gate_bell(gate, rank, which);
+    /* One token belongs to this event; more than one taken were debts, or spurious and are
+     * forgotten. */
+    uint32_t owed = bell->due + 1;
+    const uint32_t now = atomic_load_explicit(&bell->taken, memory_order_relaxed);
+    const uint32_t taken = now - bell->settled;
+    bell->settled = now;
+    bell->due = taken < owed ? owed - taken : 0;
+    while (bell->due > 0 && cox_semaphore_take(&bell->semaphore)) {
+        cox_fault_point(COX_FAULT_TOKEN_TAKEN);
+        bell->due--;
+    }
+}
+
+void cox_gate_restore(struct cox_gate *gate, uint32_t rank, unsigned depth)
+{
+    for (int b = 0; b < COX_BELL_COUNT; b++) {
+        enum cox_bell which = (enum cox_bell)b;
+        struct cox_gate_bell *bell = gate_bell(gate, rank, which);
+        for (unsigned i = 0; i < RESTORE_COUNT_MAX && cox_gate_take(gate, rank, which); i++)
+            continue;
+        for (unsigned i = 0; i < bell_start(which, depth); i++)
+            cox_gate_post(gate, rank, which);
+        bell_forget(bell);
+    }
+}

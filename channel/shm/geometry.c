@@ -1,0 +1,416 @@
+#include "geometry.h"
+
+#include <inttypes.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "channel/base/spin.h"
+
+#define KIB UINT64_C(1024)
+#define MIB (KIB * KIB)
+#define FRAME_SIZE_MIN UINT64_C(256)
+/* cox_group_memory_size of the smallest values fits (a test compares them): words, and two values per rank
+ * for the group and for each of its subgroups. */
+#define GROUP_BASE (8 * KIB)
+#define GROUP_PER_RANK (28 * KIB)
+/* The same of a sealed group, apart: the words and values of one rank; and hints, of which each rank has a line for each
+ * of its subgroups. */
+#define GROUP_WORDS (2 * KIB)
+#define GROUP_PAYLOAD (24 * KIB)
+#define GROUP_HINTS_BASE COX_LINE_SIZE
+#define GROUP_HINTS_PER_RANK (8 * COX_LINE_SIZE)
+
+/* Per frame and per slot. For 8 ranks and depth 4 all channels together take under 9 MiB. */
+static const struct {
+    const char *name;
+    uint64_t frame_size;
+    uint64_t slot_stride;
+    uint64_t legacy_request_size;
+    uint64_t legacy_response_size;
+} channel_defaults[COX_CHANNEL_COUNT] = {
+    [COX_CHANNEL_EXECUTE] = {"execute", 1 * MIB, 64 * KIB, 256 * MIB, 32 * MIB},
+    [COX_CHANNEL_LINK] = {"shared_sync_link", 64 * KIB, 16 * KIB, 32 * MIB, 32 * MIB},
+    [COX_CHANNEL_TRANSFER] = {"transfer", 256 * KIB, 16 * KIB, 256 * MIB, 32 * MIB},
+    [COX_CHANNEL_RECOVER] = {"recover_command", 4 * KIB, 4 * KIB, 8 * MIB, 8 * MIB},
+    [COX_CHANNEL_ERROR] = {"execute_error", 0, 1 * KIB, 0, 1 * KIB},
+};
+
+/* Legacy ranks answer these in a slot each; on the link channel only rank 0 has a payload. */
+static bool legacy_slotted(enum cox_channel_id channel)
+{
+    return channel != COX_CHANNEL_LINK && channel != COX_CHANNEL_ERROR;
+}
+
+static int geometry_check(const struct cox_geometry *geometry, int code, struct cox_error *err)
+{
+    if (geometry->rank_count < 1 || geometry->rank_count > COX_RANK_COUNT_MAX)
+        return cox_fail(err, code, "%" PRIu32 " ranks: expected 1 to %d", geometry->rank_count,
+                        COX_RANK_COUNT_MAX);
+    if (geometry->depth < 1 || geometry->depth > COX_DEPTH_MAX)
+        return cox_fail(err, code, "depth %" PRIu32 ": expected 1 to %d", geometry->depth,
+                        COX_DEPTH_MAX);
+    if (geometry->legacy && geometry->depth != 1)
+        return cox_fail(err, code,
+                        "depth %" PRIu32 ": legacy workers know one frame only, use depth 1",
+                        geometry->depth);
+    if (geometry->legacy && geometry->sealed)
+        return cox_fail(err, code,
+                        "legacy workers find their memory by its names: use named attach");
+    if (geometry->serial && !geometry->legacy)
+        return cox_fail(err, code, "serial %08" PRIx32 ": only with legacy workers",
+                        geometry->serial);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        const struct cox_layout_channel *channel = &geometry->channels[c];
+        const char *name = channel_defaults[c].name;
+        if (channel->request_size > (UINT64_C(1) << 40) ||
+            channel->response_size > (UINT64_C(1) << 40))
+            return cox_fail(err, code, "%s: a region of over 1 TiB", name);
+        if (channel->frame_size > INT32_MAX || channel->slot_stride > INT32_MAX)
+            return cox_fail(err, code,
+                            "%s: frames of %" PRIu64 " and slots of %" PRIu64
+                            " bytes: a length has 31 bits, use smaller regions or a larger depth",
+                            name, channel->frame_size, channel->slot_stride);
+        if (channel->response_size < FRAME_SIZE_MIN)
+            return cox_fail(
+                err, code, "%s: a response region of %" PRIu64 " bytes: expected at least %" PRIu64,
+                name, channel->response_size, FRAME_SIZE_MIN);
+        if (c == COX_CHANNEL_ERROR) {
+            if (channel->request_size)
+                return cox_fail(err, code,
+                                "%s: a request region of %" PRIu64 " bytes: it has no requests",
+                                name, channel->request_size);
+            continue;
+        }
+        if (channel->frame_size < FRAME_SIZE_MIN ||
+            channel->frame_size > channel->request_size / geometry->depth)
+            return cox_fail(err, code,
+                            "%s: a request region of %" PRIu64 " bytes gives %" PRIu32
+                            " frames %" PRIu64 " bytes each: expected at least %" PRIu64,
+                            name, channel->request_size, geometry->depth,
+                            cox_geometry_align_down(channel->request_size / geometry->depth),
+                            FRAME_SIZE_MIN);
+        uint64_t part = cox_geometry_align_down(channel->response_size / geometry->depth);
+        bool slotted = !geometry->legacy || legacy_slotted((enum cox_channel_id)c);
+        if (channel->slot_stride < FRAME_SIZE_MIN ||
+            channel->slot_stride % COX_GEOMETRY_ALIGNMENT ||
+            (slotted && channel->slot_stride > part / geometry->rank_count))
+            return cox_fail(err, code,
+                            "%s: a response region of %" PRIu64 " bytes at depth %" PRIu32
+                            " holds %" PRIu64 " slots of %" PRIu64 " bytes, %" PRIu32
+                            " ranks need one each: enlarge the region or use fewer ranks",
+                            name, channel->response_size, geometry->depth,
+                            channel->slot_stride ? part / channel->slot_stride : 0,
+                            channel->slot_stride, geometry->rank_count);
+    }
+    return 0;
+}
+
+int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *choice,
+                         struct cox_geometry *ret_geometry, struct cox_error *err)
+{
+    struct cox_geometry geometry = {
+        .rank_count = rank_count,
+        .legacy = choice->legacy,
+        .sealed = choice->sealed,
+        .spin_ns = choice->legacy ? 0 : choice->spin_ns,
+    };
+    geometry.depth = choice->depth ? choice->depth : choice->legacy ? 1 : COX_DEPTH_DEFAULT;
+    /* Before any product with them is taken. */
+    if (rank_count < 1 || rank_count > COX_RANK_COUNT_MAX || geometry.depth > COX_DEPTH_MAX)
+        return geometry_check(&geometry, COX_INVALID, err);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        struct cox_layout_channel *channel = &geometry.channels[c];
+        uint64_t request = choice->legacy ? channel_defaults[c].legacy_request_size
+                                          : channel_defaults[c].frame_size * geometry.depth;
+        uint64_t response = choice->legacy || c == COX_CHANNEL_ERROR
+                                ? channel_defaults[c].legacy_response_size
+                                : channel_defaults[c].slot_stride * geometry.depth * rank_count;
+        channel->request_size = choice->request_size[c] ? choice->request_size[c] : request;
+        channel->response_size = choice->response_size[c] ? choice->response_size[c] : response;
+        channel->frame_size = cox_geometry_align_down(channel->request_size / geometry.depth);
+        if (c == COX_CHANNEL_ERROR)
+            channel->slot_stride = channel->response_size;
+        else if (choice->legacy)
+            channel->slot_stride = COX_LEGACY_SLOT_STRIDE;
+        else
+            channel->slot_stride = cox_geometry_align_down(
+                cox_geometry_align_down(channel->response_size / geometry.depth) / rank_count);
+    }
+    int r = geometry_check(&geometry, COX_INVALID, err);
+    if (r)
+        return r;
+    *ret_geometry = geometry;
+    return 0;
+}
+
+int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *err)
+{
+    int r = geometry_check(geometry, COX_CORRUPT, err);
+    if (r)
+        return r;
+    if (geometry->spin_ns && geometry->spin_ns != COX_SPIN_AUTO_NS &&
+        geometry->spin_ns != COX_SPIN_MAX_NS)
+        return cox_fail(err, COX_CORRUPT,
+                        "ranks are to look for %" PRIu32
+                        " ns before they sleep: expected 0, %" PRIu32 " or %" PRIu32,
+                        geometry->spin_ns, COX_SPIN_AUTO_NS, COX_SPIN_MAX_NS);
+    /* Frames and strides follow from the sizes: whoever resolves them gets these, or a number was
+     * changed since. */
+    struct cox_geometry_choice choice = {
+        .depth = geometry->depth, .legacy = geometry->legacy, .sealed = geometry->sealed};
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        choice.request_size[c] = geometry->channels[c].request_size;
+        choice.response_size[c] = geometry->channels[c].response_size;
+    }
+    struct cox_geometry derived;
+    if (cox_geometry_resolve(geometry->rank_count, &choice, &derived, NULL))
+        return cox_fail(err, COX_CORRUPT, "sizes that cannot have been chosen");
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        const struct cox_layout_channel *seen = &geometry->channels[c], *own = &derived.channels[c];
+        if (seen->frame_size != own->frame_size || seen->slot_stride != own->slot_stride)
+            return cox_fail(err, COX_CORRUPT,
+                            "%s: frames of %" PRIu64 " and slots of %" PRIu64
+                            " bytes: expected %" PRIu64 " and %" PRIu64,
+                            channel_defaults[c].name, seen->frame_size, seen->slot_stride,
+                            own->frame_size, own->slot_stride);
+    }
+    return 0;
+}
+
+/* ---- sealed groups ---- */
+
+static uint64_t page_up(uint64_t size)
+{
+    return (size + COX_SEALED_PAGE - 1) / COX_SEALED_PAGE * COX_SEALED_PAGE;
+}
+
+uint64_t cox_geometry_request_offset(const struct cox_geometry *geometry,
+                                     enum cox_channel_id channel)
+{
+    uint64_t offset = COX_SEALED_PAGE;
+    for (int c = 0; c < (int)channel; c++)
+        offset += page_up(geometry->channels[c].request_size);
+    return offset;
+}
+
+uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry)
+{
+    return cox_geometry_request_offset(geometry, COX_CHANNEL_ERROR);
+}
+
+uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry)
+{
+    return page_up(cox_geometry_slots_begin(geometry, COX_CHANNEL_ERROR) +
+                   geometry->channels[COX_CHANNEL_ERROR].slot_stride);
+}
+
+/* What is mapped by itself at an offset has whole pages of the machine's, which may be larger. */
+static uint64_t machine_page_up(uint64_t size)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    return (page_up(size) + page - 1) / page * page;
+}
+
+uint64_t cox_geometry_group_words_size(void)
+{
+    return machine_page_up(GROUP_WORDS);
+}
+
+uint64_t cox_geometry_group_payload_size(void)
+{
+    return machine_page_up(GROUP_PAYLOAD);
+}
+
+uint64_t cox_geometry_group_hints_offset(void)
+{
+    return machine_page_up(sizeof(struct cox_layout_wake));
+}
+
+uint64_t cox_geometry_wake_memory_size(const struct cox_geometry *geometry)
+{
+    return cox_geometry_group_hints_offset() +
+           machine_page_up(GROUP_HINTS_BASE + GROUP_HINTS_PER_RANK * geometry->rank_count);
+}
+
+uint64_t cox_geometry_group_size(const struct cox_geometry *geometry)
+{
+    if (geometry->legacy || geometry->sealed)
+        return 0;
+    return machine_page_up(GROUP_BASE + GROUP_PER_RANK * geometry->rank_count);
+}
+
+uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry)
+{
+    return cox_geometry_group_size(geometry) * COX_GROUP_WINDOW_COUNT;
+}
+
+uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t life)
+{
+    return cox_geometry_group_size(geometry) * (life % COX_GROUP_WINDOW_COUNT);
+}
+
+/* ---- accounts ---- */
+
+uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
+{
+    if (geometry->sealed)
+        return cox_geometry_request_memory_size(geometry) +
+               geometry->rank_count *
+                   (cox_geometry_rank_memory_size(geometry) + cox_geometry_group_words_size() +
+                    cox_geometry_group_payload_size()) +
+               cox_geometry_wake_memory_size(geometry);
+    uint64_t bytes =
+        cox_layout_control_size(geometry->rank_count) + cox_geometry_group_size(geometry);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        bytes += geometry->channels[c].request_size + geometry->channels[c].response_size;
+    return bytes;
+}
+
+uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry)
+{
+    if (geometry->sealed) {
+        uint64_t request = cox_geometry_request_memory_size(geometry);
+        uint64_t rank = cox_geometry_rank_memory_size(geometry);
+        uint64_t wake = cox_geometry_wake_memory_size(geometry);
+        uint64_t larger = request > rank ? request : rank;
+        return wake > larger ? wake : larger;
+    }
+    uint64_t size = cox_layout_control_size(geometry->rank_count);
+    uint64_t group = cox_geometry_group_object_size(geometry);
+    size = group > size ? group : size;
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        const struct cox_layout_channel *channel = &geometry->channels[c];
+        size = channel->request_size > size ? channel->request_size : size;
+        size = channel->response_size > size ? channel->response_size : size;
+    }
+    return size;
+}
+
+static uint64_t geometry_semaphore_count(const struct cox_geometry *geometry)
+{
+    if (geometry->sealed)
+        return 0;
+    return (uint64_t)COX_TWO_WAY_COUNT * COX_BELL_COUNT * geometry->rank_count + 2;
+}
+
+uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry)
+{
+    return geometry_semaphore_count(geometry) * sizeof(sem_t);
+}
+
+uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry)
+{
+    return cox_geometry_region_bytes(geometry) +
+           geometry_semaphore_count(geometry) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+uint64_t cox_geometry_name_count(const struct cox_geometry *geometry)
+{
+    if (geometry->sealed)
+        return 0;
+    uint64_t regions = geometry->legacy ? 1 : 2;
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        regions += geometry->channels[c].request_size ? 2 : 1;
+    return regions + geometry_semaphore_count(geometry);
+}
+
+int cox_name_check(const char *name, struct cox_error *err)
+{
+    size_t length = strlen(name);
+    if (length == 0)
+        return cox_fail(err, COX_INVALID, "the group name is empty");
+    if (length > COX_NAME_SIZE_MAX)
+        return cox_fail(err, COX_INVALID,
+                        "the group name has %zu characters: at most %d are allowed", length,
+                        COX_NAME_SIZE_MAX);
+    static const char allowed[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    size_t good = strspn(name, allowed);
+    if (good < length)
+        return cox_fail(err, COX_INVALID,
+                        "the group name '%s' has a '%c' at position %zu: only letters, digits, "
+                        "'.', '_' and '-' "
+                        "are allowed",
+                        name, name[good], good + 1);
+    if (name[0] == '.')
+        return cox_fail(err, COX_INVALID, "the group name '%s' starts with a dot", name);
+    return 0;
+}
+
+const char *cox_channel_name(enum cox_channel_id channel)
+{
+    return channel_defaults[channel].name;
+}
+
+bool cox_bell_exists(enum cox_channel_id channel, enum cox_bell bell)
+{
+    return channel != COX_CHANNEL_ERROR || bell == COX_BELL_RESPONSE_PRODUCE ||
+           bell == COX_BELL_RESPONSE_CONSUME;
+}
+
+const char *cox_name_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *name,
+                             const struct cox_geometry *geometry)
+{
+    char serial[COX_NAME_SERIAL_SIZE + 1] = "";
+    if (geometry->serial)
+        snprintf(serial, sizeof serial, "_%08" PRIx32, geometry->serial);
+    snprintf(buffer, COX_NAME_SIZE_MAX + 1, "%s%s", name, serial);
+    return buffer;
+}
+
+const char *cox_name_of_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *objects,
+                                uint32_t *ret_serial)
+{
+    size_t length = strlen(objects);
+    if (length <= COX_NAME_SERIAL_SIZE || length > COX_NAME_SIZE_MAX)
+        return NULL;
+    length -= COX_NAME_SERIAL_SIZE;
+    const char *serial = objects + length;
+    if (*serial != '_' || strspn(serial + 1, "0123456789abcdef") != COX_NAME_SERIAL_SIZE - 1)
+        return NULL;
+    *ret_serial = (uint32_t)strtoul(serial + 1, NULL, 16);
+    memcpy(buffer, objects, length);
+    buffer[length] = '\0';
+    return buffer;
+}
+
+const char *cox_name_control(char *buffer, const char *name)
+{
+    snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_control", name);
+    return buffer;
+}
+
+const char *cox_name_group(char *buffer, const char *name)
+{
+    snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_group", name);
+    return buffer;
+}
+
+const char *cox_name_request(char *buffer, const char *name, enum cox_channel_id channel)
+{
+    snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_%s_request", name, cox_channel_name(channel));
+    return buffer;
+}
+
+const char *cox_name_response(char *buffer, const char *name, enum cox_channel_id channel)
+{
+    snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_%s_response", name, cox_channel_name(channel));
+    return buffer;
+}
+
+const char *cox_name_bell(char *buffer, const char *name, enum cox_channel_id channel,
+                          enum cox_bell bell, uint32_t rank)
+{
+    static const char *const ends[COX_BELL_COUNT] = {
+        [COX_BELL_REQUEST_PRODUCE] = "request_produce",
+        [COX_BELL_REQUEST_CONSUME] = "request_consume",
+        [COX_BELL_RESPONSE_PRODUCE] = "response_produce",
+        [COX_BELL_RESPONSE_CONSUME] = "response_consume",
+    };
+    snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_%s_%s_%" PRIu32, name, cox_channel_name(channel),
+             ends[bell], rank);
+    return buffer;
+}

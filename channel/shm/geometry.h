@@ -1,0 +1,181 @@
+/*
+ * geometry: how large every region of a group is, what everything is called, and whether that can
+ * work.
+ *
+ * Known before anything is created, so that a group can be printed, checked against free memory,
+ * and refused with numbers.
+ *
+ * Threads: any; nothing here has state.
+ * Blocks: nothing.
+ * If the process dies: nothing is left.
+ */
+#ifndef COX_CHANNEL_GEOMETRY_H
+#define COX_CHANNEL_GEOMETRY_H
+
+#include "layout.h"
+
+/* Characters of a group's name, at most: the longest suffix must still fit NAME_MAX. */
+#define COX_NAME_SIZE_MAX 128
+/* A buffer for any object name of a group. */
+#define COX_OBJECT_NAME_SIZE 256
+
+#define COX_DEPTH_DEFAULT 4
+#define COX_LEGACY_SLOT_STRIDE (UINT64_C(512) << 10)
+
+/* What a caller may choose; 0 everywhere means default. */
+struct cox_geometry_choice {
+    uint32_t depth;
+    bool legacy; /* the sizes, slots and token rules of legacy workers; depth is 1 */
+    bool sealed; /* nothing has a name, see sealed.h; not with legacy */
+    uint64_t request_size[COX_CHANNEL_COUNT];  /* bytes of the whole region */
+    uint64_t response_size[COX_CHANNEL_COUNT]; /* bytes of the whole region */
+    uint32_t spin_ns; /* see spin.h; 0 with legacy, whose workers sleep at once */
+};
+
+struct cox_geometry {
+    uint32_t rank_count;
+    uint32_t depth;
+    bool legacy;
+    bool sealed;
+    uint32_t spin_ns;
+    uint32_t serial; /* another one for every start of a group with legacy workers; 0 for others */
+    struct cox_layout_channel channels[COX_CHANNEL_COUNT];
+};
+
+/* Resolves defaults and checks. Returns 0 or COX_INVALID with the numbers in err: ranks outside 1
+ * to COX_RANK_COUNT_MAX, depth outside 1 to COX_DEPTH_MAX or other than 1 for legacy, a region with
+ * too little room per frame or for that many slots. */
+int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *choice,
+                         struct cox_geometry *ret_geometry, struct cox_error *err);
+/* The same checks on numbers that came from another process. Returns 0 or COX_CORRUPT. */
+int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *err);
+
+/* Bytes that all regions take, control included; of all semaphore files; and what both together take of
+ * /dev/shm, where a file takes whole pages. */
+uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry);
+uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry);
+uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry);
+/* Of the largest object, also where it takes less. */
+uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry);
+/* Names in /dev/shm, regions and semaphores together: each takes an inode. */
+uint64_t cox_geometry_name_count(const struct cox_geometry *geometry);
+
+/* Sealed groups: bytes of the request memory, and where in it the requests of a channel begin; bytes
+ * of one rank's memory. */
+uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry);
+uint64_t cox_geometry_request_offset(const struct cox_geometry *geometry,
+                                     enum cox_channel_id channel);
+uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry);
+/* Of the rank group (worker/group/group.h), in a sealed group: bytes of the words that one rank writes, and of its values; both
+ * are multiples of the page size. Bytes of the wake memory, and where in it the hints of the rank group begin. */
+uint64_t cox_geometry_group_words_size(void);
+uint64_t cox_geometry_group_payload_size(void);
+uint64_t cox_geometry_wake_memory_size(const struct cox_geometry *geometry);
+uint64_t cox_geometry_group_hints_offset(void);
+/* In a named group the memory of the rank group is a ring of windows, one for each time that the ranks form their
+ * group (windows.h): bytes of one, of all of them, and where the one of a life begins. A window is a multiple of the
+ * page size. The accounts below have the one that is in use. 0: legacy workers and sealed groups have none. */
+#define COX_GROUP_WINDOW_COUNT 16
+uint64_t cox_geometry_group_size(const struct cox_geometry *geometry);
+uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry);
+uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t life);
+
+/* Frames and slots begin at multiples of this. */
+#define COX_GEOMETRY_ALIGNMENT UINT64_C(64)
+/* Of sealed memory: what is mapped apart begins at multiples of this, whatever the machine's pages. */
+#define COX_SEALED_PAGE UINT64_C(4096)
+
+static inline uint64_t cox_geometry_align_down(uint64_t size)
+{
+    return size / COX_GEOMETRY_ALIGNMENT * COX_GEOMETRY_ALIGNMENT;
+}
+
+/* Which of `depth` frames a sequence has, and what one of as many equal parts has of `size`: several times in each request
+ * of each rank, and a depth is mostly a power of two. */
+static inline uint64_t cox_geometry_frame(uint64_t sequence, uint32_t depth)
+{
+    return (depth & (depth - 1)) == 0 ? sequence & (depth - 1) : sequence % depth;
+}
+
+static inline uint64_t cox_geometry_part(uint64_t size, uint32_t depth)
+{
+    return (depth & (depth - 1)) == 0 ? size >> __builtin_ctz(depth) : size / depth;
+}
+
+/* Sealed groups: where in a rank's memory the slots of a channel begin. */
+static inline uint64_t cox_geometry_slots_begin(const struct cox_geometry *geometry,
+                                                enum cox_channel_id channel)
+{
+    uint64_t offset = COX_SEALED_PAGE; /* its lines */
+    for (int c = 0; c < (int)channel; c++)
+        offset += geometry->channels[c].slot_stride * geometry->depth;
+    return offset;
+}
+
+/* Where a slot starts in the response region (sealed: in the memory of its rank), and how many payload bytes it holds. With legacy
+ * ranks the payload of rank 0 may fill the region (whole is true: execute and link replies). */
+static inline uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry,
+                                                enum cox_channel_id channel, uint32_t rank,
+                                                uint64_t sequence)
+{
+    const struct cox_layout_channel *c = &geometry->channels[channel];
+    const uint64_t frame = cox_geometry_frame(sequence, geometry->depth);
+    if (geometry->sealed)
+        return cox_geometry_slots_begin(geometry, channel) +
+               (channel == COX_CHANNEL_ERROR ? 0 : c->slot_stride * frame);
+    return cox_geometry_align_down(cox_geometry_part(c->response_size, geometry->depth)) * frame +
+           c->slot_stride * rank;
+}
+
+static inline uint64_t cox_geometry_slot_capacity(const struct cox_geometry *geometry,
+                                                  enum cox_channel_id channel, bool whole)
+{
+    const struct cox_layout_channel *c = &geometry->channels[channel];
+    return (whole ? c->response_size : c->slot_stride) - COX_PREFIX_SIZE;
+}
+
+/* A group's name: 1 to COX_NAME_SIZE_MAX of letters, digits, '.', '_' and '-', not starting with a
+ * dot. Returns 0 or COX_INVALID with the reason. */
+int cox_name_check(const char *name, struct cox_error *err);
+
+/* "execute", "shared_sync_link", "transfer", "recover_command", "execute_error" */
+const char *cox_channel_name(enum cox_channel_id channel);
+
+/* The four ends of a rank's two semaphore pairs. */
+enum cox_bell {
+    COX_BELL_REQUEST_PRODUCE,  /* a frame of the rank is free;    worker posts, coordinator waits;
+                                  starts at depth */
+    COX_BELL_REQUEST_CONSUME,  /* a request is there;             coordinator posts, worker waits;
+                                  starts at 0 */
+    COX_BELL_RESPONSE_PRODUCE, /* a slot of the rank is free;     coordinator posts, worker waits;
+                                  starts at depth */
+    COX_BELL_RESPONSE_CONSUME, /* a reply (or the attach) is there; worker posts, coordinator waits;
+                                  starts at 0 */
+    COX_BELL_COUNT,
+};
+
+/* The error channel has one pair for all ranks, and only the replies' ends. */
+bool cox_bell_exists(enum cox_channel_id channel, enum cox_bell bell);
+
+/* What the names of a group's channels begin with, in place of `name` below: its name, and the serial
+ * where it has one. The Python workers of MindIE-LLM have resource trackers that unlink every region by
+ * name which a worker had opened, some time after its death, when the next group may have the name.
+ * The control region is called by the group's name alone. Returns buffer. */
+#define COX_NAME_SERIAL_SIZE 9 /* "_1a2b3c4d" */
+const char *cox_name_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *name,
+                             const struct cox_geometry *geometry);
+/* The reverse, where the serial is not known. Returns the group's name, in buffer, and its serial; or
+ * NULL: these names have none. */
+const char *cox_name_of_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *objects,
+                                uint32_t *ret_serial);
+
+/* Object names, each with its leading slash. buffer has COX_OBJECT_NAME_SIZE bytes and is returned.
+ */
+const char *cox_name_control(char *buffer, const char *name);
+const char *cox_name_group(char *buffer, const char *name);
+const char *cox_name_request(char *buffer, const char *name, enum cox_channel_id channel);
+const char *cox_name_response(char *buffer, const char *name, enum cox_channel_id channel);
+const char *cox_name_bell(char *buffer, const char *name, enum cox_channel_id channel,
+                          enum cox_bell bell, uint32_t rank);
+
+#endif

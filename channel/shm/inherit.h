@@ -1,0 +1,69 @@
+/*
+ * inherit: the memory of a group as open fds, for a rank that is started again when the names are gone.
+ *
+ * The order is fixed, and told to the new process by COXSWAIN_FDS as `FIRST:COUNT`:
+ *
+ *   0              control region
+ *   1 + 6 c        request region of channel c, for reading (c: 0 to 3, enum cox_channel_id)
+ *   2 + 6 c        response region
+ *   3 + 6 c + b    bell b of the rank (enum cox_bell): semaphores of its own, made anew
+ *   25             response region of the error channel
+ *   26, 27         its two bells, which all ranks share
+ *   28             memory of the rank group (worker/group/group.h)
+ *
+ * A rank of a sealed group has fewer, those of sealed.h, in its order; the count tells which it is.
+ *
+ * Threads: one at a time per struct.
+ * Ownership: the struct owns its fds.
+ * Blocks: nothing.
+ * If the process dies: fds close by themselves; nothing here has a name.
+ */
+#ifndef COX_CHANNEL_INHERIT_H
+#define COX_CHANNEL_INHERIT_H
+
+#include "channel.h"
+#include "sealed.h"
+
+#define COX_INHERIT_COUNT 29
+
+struct cox_inherit {
+    int fds[COX_INHERIT_COUNT]; /* -1: not there */
+    uint32_t count;             /* COX_INHERIT_COUNT or COX_SEALED_FD_COUNT; 0: nothing was taken */
+};
+
+#define COX_INHERIT_CONTROL 0
+#define COX_INHERIT_GROUP 28
+static inline int cox_inherit_request(enum cox_channel_id channel)
+{
+    return 1 + 6 * (int)channel;
+}
+static inline int cox_inherit_response(enum cox_channel_id channel)
+{
+    return channel == COX_CHANNEL_ERROR ? 25 : 2 + 6 * (int)channel;
+}
+static inline int cox_inherit_bell(enum cox_channel_id channel, enum cox_bell bell)
+{
+    return channel == COX_CHANNEL_ERROR ? 26 + (bell == COX_BELL_RESPONSE_CONSUME)
+                                        : 3 + 6 * (int)channel + (int)bell;
+}
+
+void cox_inherit_init(struct cox_inherit *inherit);  /* all -1 */
+void cox_inherit_close(struct cox_inherit *inherit); /* idempotent */
+/* Coordinator, while the names exist: opens what is there for every rank; the bells of ranks stay -1.
+ * Returns 0 or -errno. */
+int cox_inherit_open(struct cox_inherit *inherit, const char *name,
+                     const struct cox_geometry *geometry, struct cox_error *err);
+
+/* Worker: the fds first to first + count - 1 are taken over, unless it returns something else than 0.
+ * Returns 0; COX_INVALID: another count, or one of them is not open; COX_DENIED: one is no file of
+ * this user with something in it; -errno. */
+int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err);
+/* Worker: the same for fds that came by the door, which are closed unless it returns 0. */
+int cox_inherit_adopt(struct cox_inherit *inherit, int *fds, uint32_t count, struct cox_error *err);
+/* Worker: attaches one channel from the fds, which stay open. The same checks and codes as
+ * cox_channel_attach; a file need not have a name. */
+int cox_inherit_attach(const struct cox_inherit *inherit, struct cox_channel *channel,
+                       const struct cox_control *control, enum cox_channel_id id, uint32_t rank,
+                       struct cox_error *err);
+
+#endif

@@ -1,0 +1,269 @@
+/*
+ * layout: every struct that lives in shared memory. Private to the library.
+ *
+ * The control region `/<name>_control` holds the truth of a group; semaphores only wake. All of it
+ * is fixed-width, little-endian, offsets instead of pointers, and every line of 128 bytes (two
+ * cache lines, the unit the prefetcher pulls) has exactly one writer:
+ *
+ *   offset 0     header            coordinator, before anyone attaches; magic last
+ *          512   abort word        coordinator
+ *          640   channels[4]       coordinator: one line of sequence numbers, then 8 frame records
+ *          2176  ranks[0]          rank 0: identity line, then one line per channel (5)
+ *          2176 + 768 * r          rank r
+ *
+ * The four request and response regions per channel have the layout of the executor protocol: a u32
+ * length and the bytes, from the start of each frame or slot. Nothing else is in them.
+ *
+ * A sealed group has the same in three kinds of memory, none of which has a name (sealed.h; what the rank group has
+ * besides is in worker/group/group_layout.h):
+ *
+ *   request memory, written by the coordinator alone:
+ *     0, 512, 640  header, abort word, channels as above
+ *          2176    what ranks sleep on: a line per two-way channel, then a word per rank
+ *          4096    request region of each two-way channel, each from a page's start on
+ *   memory of rank r, written by that rank (and by the coordinator before it has it):
+ *          0       its block: identity and lines as above
+ *          4096    its slots: `depth` of each two-way channel, then the one of the error channel
+ *   wake memory, written by everybody, nothing but hints:
+ *          0       per channel: what the coordinator sleeps on, then a count per frame
+ *          (page)  bells of the rank group and of its subgroups
+ *   These words stay shared because several processes must sleep on, and wake, one futex. Whatever is written there, a
+ *   waiter looks at the words of those it waits for at every slice of 50 ms: the worst is a wait that takes a slice
+ *   more, or calls that wake nobody. No result comes from here.
+ */
+#ifndef COX_CHANNEL_LAYOUT_H
+#define COX_CHANNEL_LAYOUT_H
+
+#include "channel/base/base.h"
+
+#include <stdatomic.h>
+
+#define COX_LINE_SIZE 128
+#define COX_LAYOUT_MAGIC UINT64_C(0x314E415753584F43) /* "COXSWAN1" */
+#define COX_LAYOUT_VERSION 1u
+#define COX_LAYOUT_ABI 0x01020304u /* read back swapped by a machine of the other byte order */
+
+/* Frames of one channel, at most. */
+#define COX_DEPTH_MAX 8
+/* Bytes before the payload of a frame or slot: its length. */
+#define COX_PREFIX_SIZE 4
+
+/* Geometry of one channel, fixed at creation. */
+struct cox_layout_channel {
+    uint64_t request_size;  /* bytes of the request region; 0: none */
+    uint64_t response_size; /* bytes of the response region */
+    uint64_t frame_size;    /* bytes of one request frame, prefix included: request_size / depth */
+    uint64_t slot_stride;   /* bytes from one rank's slot to the next */
+};
+
+enum cox_layout_flags {
+    COX_LAYOUT_LEGACY = 1, /* ranks without lines may sit in this group: depth 1, tokens count */
+    COX_LAYOUT_SEALED = 2, /* this is the request memory of a sealed group */
+};
+
+/* Everything up to coordinator_start, the serial, and what the objects of a group are called, is the same in
+ * every version under this magic: so any version can tell what a dead group of another has left,
+ * and remove it. */
+struct cox_layout_header {
+    _Atomic uint64_t magic; /* stored last with release; partner: control_attach's acquire load */
+    uint32_t version;
+    uint32_t abi;
+    uint64_t size; /* of the whole region */
+    uint32_t rank_count;
+    uint32_t depth;
+    uint32_t coordinator_pid;
+    uint32_t flags;
+    uint64_t coordinator_start; /* /proc/<pid>/stat field 22, clock ticks since boot */
+    uint32_t epoch;             /* another one for every group that ever had this name */
+    uint32_t spin_ns;           /* who waits looks for so long before it sleeps; see spin.h */
+    uint32_t serial;            /* in its objects' names; see cox_name_objects */
+    uint32_t reserved2;
+    struct cox_layout_channel channels[COX_CHANNEL_COUNT];
+    uint8_t padding[512 - 64 - 32 * COX_CHANNEL_COUNT];
+};
+
+struct cox_layout_abort {
+    _Atomic uint32_t word; /* cox_truth_abort_value: the group ends; whoever wakes leaves */
+    uint8_t padding[COX_LINE_SIZE - 4];
+};
+
+/* What one published frame holds. A rank that is not asked may read it while it is written again:
+ * sequence goes to 0 first, then the fields with release stores, then the new sequence with
+ * release; a reader loads sequence, the fields with acquire, and sequence again. */
+struct cox_layout_frame {
+    _Atomic uint64_t sequence;
+    _Atomic uint32_t type;   /* ExecuteType, COX_TYPE_OPAQUE or COX_TYPE_OPAQUE_BLOCK */
+    _Atomic uint32_t length; /* payload bytes, the prefix not counted */
+    _Atomic uint64_t asked[COX_RANK_COUNT_MAX / 64];
+};
+
+struct cox_layout_channel_truth {
+    _Atomic uint64_t published;    /* last sequence in the ring; release, after its frame */
+    _Atomic uint64_t void_through; /* steps up to here are given up: drop them */
+    _Atomic uint64_t ended;        /* replies up to here were copied out: their slots are free */
+    _Atomic uint64_t stamp_ns;     /* about when it was published, CLOCK_MONOTONIC; for display */
+    uint8_t padding[COX_LINE_SIZE - 32];
+    struct cox_layout_frame frames[COX_DEPTH_MAX];
+};
+
+enum cox_rank_state {
+    COX_RANK_IDLE = 0,
+    COX_RANK_TAKEN = 1,
+    COX_RANK_RUNNING = 2,
+    COX_RANK_REPLYING = 3,
+};
+
+/* One rank on one channel; written by that rank alone. All that the coordinator looks at for an answer, up to a depth of 4, is in
+ * the first 64 bytes, which travel from the one processor's cache to the other's in each round; what the rank says of itself
+ * meanwhile is behind. */
+struct cox_layout_rank_line {
+    _Atomic uint64_t taken;    /* last sequence looked at */
+    _Atomic uint64_t returned; /* frames up to here are not read again */
+    _Atomic uint64_t done;     /* last sequence answered; release, after slot and tag */
+    _Atomic uint32_t epoch;
+    _Atomic uint32_t generation;
+    _Atomic uint64_t tags[COX_DEPTH_MAX]; /* the sequence whose reply a slot holds; bit 63: it is an
+                                             ExecuteResponse in any case */
+    _Atomic uint64_t word;                /* state in bits 56-63, sequence below */
+    _Atomic uint64_t stamp_ns; /* about when word last changed, CLOCK_MONOTONIC; for display */
+    _Atomic uint64_t base;     /* the sequence table stands at this step */
+    uint64_t reserved;
+};
+
+enum cox_identity_state {
+    COX_IDENTITY_EMPTY = 0,
+    COX_IDENTITY_ATTACHED = 1,
+    COX_IDENTITY_LEFT = 2,
+    COX_IDENTITY_CLAIMED = 3, /* a process is attaching; there is one at a time */
+};
+
+/* EMPTY -> CLAIMED              by compare-and-swap: whoever wins is the rank
+ * CLAIMED -> ATTACHED -> LEFT   by the process that won; CLAIMED -> EMPTY when it cannot attach
+ * any -> EMPTY                  by the coordinator, once that process is dead */
+struct cox_layout_identity {
+    _Atomic uint32_t state; /* ATTACHED: release, after the fields below */
+    _Atomic uint32_t pid;
+    _Atomic uint64_t start;
+    _Atomic uint32_t generation;
+    _Atomic uint32_t epoch;
+    uint8_t padding[COX_LINE_SIZE - 24];
+};
+
+struct cox_layout_rank {
+    struct cox_layout_identity identity;
+    struct cox_layout_rank_line lines[COX_CHANNEL_COUNT];
+};
+
+struct cox_layout_control {
+    struct cox_layout_header header;
+    struct cox_layout_abort abort;
+    struct cox_layout_channel_truth channels[COX_TWO_WAY_COUNT];
+    struct cox_layout_rank ranks[]; /* header.rank_count of them */
+};
+
+/* ---- sealed groups ---- */
+
+/* In the request memory, behind the control region. Reports of each rank that were taken out of its slot of the error
+ * channel, as their low 32 bits; the rank may sleep on it. release, after the copy; partner: the acquire in sealed.c. */
+struct cox_layout_rings {
+    _Atomic uint32_t heard[COX_RANK_COUNT_MAX];
+};
+
+/* What the ranks of one channel sleep on; grows with every wake-up. In the wake memory, which ranks have writable: a sleep on a
+ * word of a read-only mapping costs the kernel a second walk of the page tables (345 ns against 255, in each round of each
+ * rank), and who spoils a word here makes others wait for a slice at most, as with all hints. */
+struct cox_layout_ring {
+    _Atomic uint32_t word; /* release, after what it is rung for; partner: the acquire in gate.c */
+    _Atomic uint32_t
+        asleep; /* ranks; one that was killed there is counted for ever, which costs calls */
+    uint8_t padding[COX_LINE_SIZE - 8];
+};
+
+/* How many answers a frame's request still lacks: sequence in the low 56 bits, count above. */
+struct cox_layout_hint {
+    _Atomic uint64_t word;
+    uint8_t padding[COX_LINE_SIZE - 8];
+};
+
+/* Where somebody looks before he sleeps, who wakes looks whether anybody does, and spares himself the call. */
+struct cox_layout_wake_channel {
+    _Atomic uint32_t bell; /* the coordinator sleeps on it; grows with every wake-up */
+    _Atomic uint32_t coordinator_sleeps;
+    uint8_t padding[COX_LINE_SIZE - 8];
+    struct cox_layout_ring ring; /* of no use on the error channel */
+    struct cox_layout_hint hints[COX_DEPTH_MAX];
+};
+
+struct cox_layout_wake {
+    struct cox_layout_wake_channel channels[COX_CHANNEL_COUNT];
+};
+
+#define COX_LAYOUT_AT(type, member, offset)                                                        \
+    _Static_assert(offsetof(struct type, member) == (offset), #type "." #member " moved")
+
+COX_LAYOUT_AT(cox_layout_header, magic, 0);
+COX_LAYOUT_AT(cox_layout_header, version, 8);
+COX_LAYOUT_AT(cox_layout_header, abi, 12);
+COX_LAYOUT_AT(cox_layout_header, size, 16);
+COX_LAYOUT_AT(cox_layout_header, rank_count, 24);
+COX_LAYOUT_AT(cox_layout_header, depth, 28);
+COX_LAYOUT_AT(cox_layout_header, coordinator_pid, 32);
+COX_LAYOUT_AT(cox_layout_header, flags, 36);
+COX_LAYOUT_AT(cox_layout_header, coordinator_start, 40);
+COX_LAYOUT_AT(cox_layout_header, epoch, 48);
+COX_LAYOUT_AT(cox_layout_header, spin_ns, 52);
+COX_LAYOUT_AT(cox_layout_header, serial, 56);
+COX_LAYOUT_AT(cox_layout_header, channels, 64);
+_Static_assert(sizeof(struct cox_layout_header) == 512, "header size");
+COX_LAYOUT_AT(cox_layout_frame, sequence, 0);
+COX_LAYOUT_AT(cox_layout_frame, type, 8);
+COX_LAYOUT_AT(cox_layout_frame, length, 12);
+COX_LAYOUT_AT(cox_layout_frame, asked, 16);
+_Static_assert(sizeof(struct cox_layout_frame) == 32, "frame record size");
+COX_LAYOUT_AT(cox_layout_channel_truth, published, 0);
+COX_LAYOUT_AT(cox_layout_channel_truth, void_through, 8);
+COX_LAYOUT_AT(cox_layout_channel_truth, ended, 16);
+COX_LAYOUT_AT(cox_layout_channel_truth, stamp_ns, 24);
+COX_LAYOUT_AT(cox_layout_channel_truth, frames, COX_LINE_SIZE);
+_Static_assert(sizeof(struct cox_layout_channel_truth) == 384, "channel truth size");
+COX_LAYOUT_AT(cox_layout_rank_line, taken, 0);
+COX_LAYOUT_AT(cox_layout_rank_line, returned, 8);
+COX_LAYOUT_AT(cox_layout_rank_line, done, 16);
+COX_LAYOUT_AT(cox_layout_rank_line, epoch, 24);
+COX_LAYOUT_AT(cox_layout_rank_line, generation, 28);
+COX_LAYOUT_AT(cox_layout_rank_line, tags, 32);
+COX_LAYOUT_AT(cox_layout_rank_line, word, 96);
+COX_LAYOUT_AT(cox_layout_rank_line, stamp_ns, 104);
+COX_LAYOUT_AT(cox_layout_rank_line, base, 112);
+_Static_assert(sizeof(struct cox_layout_rank_line) == COX_LINE_SIZE, "rank line size");
+COX_LAYOUT_AT(cox_layout_identity, pid, 4);
+COX_LAYOUT_AT(cox_layout_identity, start, 8);
+COX_LAYOUT_AT(cox_layout_identity, generation, 16);
+_Static_assert(sizeof(struct cox_layout_identity) == COX_LINE_SIZE, "identity line size");
+_Static_assert(sizeof(struct cox_layout_rank) == 6 * COX_LINE_SIZE, "rank block size");
+COX_LAYOUT_AT(cox_layout_control, abort, 512);
+COX_LAYOUT_AT(cox_layout_control, channels, 640);
+COX_LAYOUT_AT(cox_layout_control, ranks, 2176);
+_Static_assert(sizeof(struct cox_layout_rings) == 512, "rings size");
+COX_LAYOUT_AT(cox_layout_wake_channel, ring, COX_LINE_SIZE);
+COX_LAYOUT_AT(cox_layout_wake_channel, hints, 2 * COX_LINE_SIZE);
+_Static_assert(sizeof(struct cox_layout_wake_channel) == 10 * COX_LINE_SIZE, "wake channel size");
+_Static_assert(sizeof(struct cox_layout_control) + sizeof(struct cox_layout_rings) <= 4096,
+               "the first page of the request memory");
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2, "a futex is a lock-free 32-bit word");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "shared words need lock-free 64-bit atomics");
+
+static inline uint64_t cox_layout_control_size(uint32_t rank_count)
+{
+    return sizeof(struct cox_layout_control) +
+           (uint64_t)rank_count * sizeof(struct cox_layout_rank);
+}
+
+#define COX_STATE_SHIFT 56
+static inline uint64_t cox_state_word(enum cox_rank_state state, uint64_t sequence)
+{
+    return ((uint64_t)state << COX_STATE_SHIFT) |
+           (sequence & ((UINT64_C(1) << COX_STATE_SHIFT) - 1));
+}
+
+#endif

@@ -1,0 +1,285 @@
+#include "sealed.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+
+#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
+/* Of memory that one process alone writes, which has it mapped. */
+#define SEALS_OWNED (SEALS_SIZE | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
+
+static const char *const group_labels[COX_SEALED_GROUP_FD_COUNT] = {"cox_group",
+                                                                    "cox_payload_group"};
+
+static uint64_t group_size(int which)
+{
+    return which == 0 ? cox_geometry_group_words_size() : cox_geometry_group_payload_size();
+}
+
+void cox_sealed_init(struct cox_sealed *sealed)
+{
+    memset(sealed, 0, sizeof *sealed);
+    sealed->request_fd = sealed->wake_fd = -1;
+    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
+        sealed->rank_fds[rank] = -1;
+        for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+            sealed->group_fds[rank][i] = -1;
+    }
+}
+
+static void group_close(int fds[COX_SEALED_GROUP_FD_COUNT])
+{
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        cox_close_fd(&fds[i]);
+}
+
+void cox_sealed_close(struct cox_sealed *sealed)
+{
+    cox_region_detach(&sealed->wake);
+    cox_region_detach(&sealed->group_hints);
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        cox_region_detach(&sealed->group[i]);
+    cox_close_fd(&sealed->request_fd);
+    cox_close_fd(&sealed->wake_fd);
+    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
+        group_close(sealed->group_fds[rank]);
+        cox_region_detach(&sealed->ranks[rank]);
+        cox_close_fd(&sealed->rank_fds[rank]);
+    }
+}
+
+static int create_request(struct cox_sealed *sealed, struct cox_control *control,
+                          const struct cox_geometry *geometry, bool huge_pages,
+                          struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = cox_region_create_unnamed(&control->region, "cox_request",
+                                      cox_geometry_request_memory_size(geometry),
+                                      SEALS_SIZE | F_SEAL_FUTURE_WRITE, huge_pages, &fd, err);
+    if (r)
+        return r;
+    control->layout = control->region.base;
+    control->geometry = *geometry;
+    r = cox_control_fill(control->layout, geometry);
+    if (r)
+        return cox_fail(err, r, "own start time: %s", cox_status_text(r));
+    cox_fault_point(COX_FAULT_CONTROL_FILLED);
+    control->epoch = control->layout->header.epoch;
+    return cox_region_open_reader(fd, "cox_request", &sealed->request_fd, err);
+}
+
+/* Never on huge pages: who may write may punch holes, and a hole is filled again only while there are
+ * pages of its kind. Of huge ones there may be none by then, and whoever touches it, the coordinator
+ * too, would end by SIGBUS. */
+static int create_rank(struct cox_region *region, const struct cox_geometry *geometry, int *ret_fd,
+                       struct cox_error *err)
+{
+    return cox_region_create_unnamed(region, "cox_rank", cox_geometry_rank_memory_size(geometry),
+                                     SEALS_SIZE, false, ret_fd, err);
+}
+
+/* Not mapped here, and without the seals that its rank adds. */
+static int create_group(int ret_fds[COX_SEALED_GROUP_FD_COUNT], struct cox_error *err)
+{
+    int r = 0;
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        ret_fds[i] = -1;
+    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+        r = cox_region_create_unnamed_unmapped(group_labels[i], group_size(i), SEALS_SIZE,
+                                               &ret_fds[i], err);
+    if (r)
+        group_close(ret_fds);
+    return r;
+}
+
+int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
+                      const struct cox_geometry *geometry, bool huge_pages, struct cox_error *err)
+{
+    COX_ASSERT(geometry->sealed);
+    cox_sealed_init(sealed);
+    *control = (struct cox_control)COX_CONTROL_NONE;
+    int r = create_request(sealed, control, geometry, huge_pages, err);
+    if (r == 0)
+        r = cox_region_create_unnamed(&sealed->wake, "cox_wake",
+                                      cox_geometry_wake_memory_size(geometry), SEALS_SIZE, false,
+                                      &sealed->wake_fd, err);
+    for (uint32_t rank = 0; r == 0 && rank < geometry->rank_count; rank++) {
+        r = create_rank(&sealed->ranks[rank], geometry, &sealed->rank_fds[rank], err);
+        control->ranks[rank] = sealed->ranks[rank].base;
+        if (r == 0)
+            r = create_group(sealed->group_fds[rank], err);
+    }
+    if (r) {
+        cox_sealed_close(sealed);
+        cox_control_close(control);
+    }
+    return r;
+}
+
+int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *geometry,
+                          uint32_t rank, struct cox_error *err)
+{
+    struct cox_region made = {0};
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int group_fds[COX_SEALED_GROUP_FD_COUNT];
+    int r = create_rank(&made, geometry, &fd, err);
+    if (r)
+        return r;
+    cox_region_detach(&made);
+    r = create_group(group_fds, err);
+    if (r)
+        return r;
+    r = cox_region_replace(&sealed->ranks[rank], fd);
+    if (r) {
+        group_close(group_fds);
+        return cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r));
+    }
+    group_close(sealed->group_fds[rank]);
+    memcpy(sealed->group_fds[rank], group_fds, sizeof group_fds);
+    /* Under the same number, where there is one. */
+    if (sealed->rank_fds[rank] < 0)
+        sealed->rank_fds[rank] = cox_steal_fd(&fd);
+    else if (dup3(fd, sealed->rank_fds[rank], O_CLOEXEC) < 0)
+        return cox_fail(err, -errno, "memory of rank %" PRIu32 ": dup3: %s", rank,
+                        cox_status_text(-errno));
+    cox_fault_point(COX_FAULT_MEMORY_RENEWED);
+    return 0;
+}
+
+int cox_sealed_give_rank(struct cox_sealed *sealed, uint32_t rank)
+{
+    const struct cox_region *region = &sealed->ranks[rank];
+    return mprotect(region->base, region->size, PROT_READ) < 0 ? -errno : 0;
+}
+
+void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,
+                         int ret_fds[COX_SEALED_FD_COUNT])
+{
+    ret_fds[COX_SEALED_REQUEST] = sealed->request_fd;
+    ret_fds[COX_SEALED_RANK] = sealed->rank_fds[rank];
+    ret_fds[COX_SEALED_WAKE] = sealed->wake_fd;
+    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        ret_fds[COX_SEALED_GROUP + i] = sealed->group_fds[rank][i];
+}
+
+/* Memory that could shrink would end this process with SIGBUS. */
+static int check_seals(int fd, unsigned seals, const char *what, struct cox_error *err)
+{
+    int present = fcntl(fd, F_GET_SEALS);
+    if (present < 0)
+        return cox_fail(err, errno == EINVAL ? COX_DENIED : -errno,
+                        "%s: no memory that can be sealed: %s", what, cox_status_text(-errno));
+    if (((unsigned)present & seals) != seals)
+        return cox_fail(err, COX_DENIED, "%s has the seals %#x, expected %#x among them", what,
+                        (unsigned)present, seals);
+    return 0;
+}
+
+int cox_sealed_check_group(int fd, uint64_t size, const char *label, struct cox_error *err)
+{
+    struct stat st;
+    int r = check_seals(fd, SEALS_OWNED, label, err);
+    if (r)
+        return r;
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "%s: fstat: %s", label, cox_status_text(-errno));
+    return (uint64_t)st.st_size == size
+               ? 0
+               : cox_fail(err, COX_CORRUPT, "%s has %jd bytes, expected %" PRIu64, label,
+                          (intmax_t)st.st_size, size);
+}
+
+/* From here on this mapping is the only one that can be written, and there will be no other one. */
+static int attach_group(struct cox_sealed *sealed, const int fds[COX_SEALED_FD_COUNT],
+                        struct cox_error *err)
+{
+    int r = 0;
+    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+        r = check_seals(fds[COX_SEALED_GROUP + i], SEALS_SIZE, "group memory", err);
+    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+        r = cox_region_attach_fd(&sealed->group[i], fds[COX_SEALED_GROUP + i], group_labels[i],
+                                 group_size(i), COX_REGION_WRITE, err);
+    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+        if (fcntl(fds[COX_SEALED_GROUP + i], F_ADD_SEALS, (int)SEALS_OWNED) < 0)
+            r = cox_fail(err, -errno, "memory '%s': seals: %s", group_labels[i],
+                         cox_status_text(-errno));
+    cox_fault_point(COX_FAULT_MEMORY_SEALED);
+    return r;
+}
+
+int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, uint32_t rank,
+                      const int fds[COX_SEALED_FD_COUNT], struct cox_error *err)
+{
+    cox_sealed_init(sealed);
+    *control = (struct cox_control)COX_CONTROL_NONE;
+    int r = check_seals(fds[COX_SEALED_REQUEST], SEALS_SIZE | F_SEAL_FUTURE_WRITE, "request memory",
+                        err);
+    if (r == 0)
+        r = cox_control_attach_fd(control, fds[COX_SEALED_REQUEST], COX_REGION_READ, err);
+    if (r)
+        return r;
+    const struct cox_geometry *geometry = &control->geometry;
+    if (!geometry->sealed)
+        r = cox_fail(err, COX_CORRUPT, "request memory: its header is of a group with names");
+    else if (rank >= geometry->rank_count)
+        r = cox_fail(err, COX_INVALID, "rank %" PRIu32 " of a group of %" PRIu32, rank,
+                     geometry->rank_count);
+    if (r == 0)
+        r = check_seals(fds[COX_SEALED_RANK], SEALS_SIZE, "memory of the rank", err);
+    if (r == 0)
+        r = cox_region_attach_fd(&sealed->ranks[rank], fds[COX_SEALED_RANK], "rank",
+                                 cox_geometry_rank_memory_size(geometry), COX_REGION_WRITE, err);
+    if (r == 0)
+        r = check_seals(fds[COX_SEALED_WAKE], SEALS_SIZE, "wake memory", err);
+    if (r == 0)
+        r = cox_region_attach_fd(&sealed->wake, fds[COX_SEALED_WAKE], "wake",
+                                 cox_geometry_wake_memory_size(geometry), COX_REGION_WRITE, err);
+    if (r == 0)
+        r = cox_region_map_part(
+            &sealed->group_hints, fds[COX_SEALED_WAKE], cox_geometry_group_hints_offset(),
+            cox_geometry_wake_memory_size(geometry) - cox_geometry_group_hints_offset(),
+            COX_REGION_WRITE, "wake", err);
+    if (r == 0)
+        r = attach_group(sealed, fds, err);
+    if (r) {
+        cox_sealed_close(sealed);
+        cox_control_close(control);
+        return r;
+    }
+    control->ranks[rank] = sealed->ranks[rank].base;
+    return 0;
+}
+
+int cox_sealed_await_heard(const struct cox_control *control, uint32_t rank, uint64_t number,
+                           uint64_t deadline_ns)
+{
+    _Atomic uint32_t *heard = &cox_sealed_rings(control)->heard[rank];
+    for (;;) {
+        /* acquire: partner is the release below; the slot was copied before it. Numbers are compared
+         * as distances: 32 bits of them go round. */
+        uint32_t seen = atomic_load_explicit(heard, memory_order_acquire);
+        if ((int32_t)(seen - (uint32_t)(number - 1)) >= 0)
+            return 0;
+        int r = cox_futex_wait(heard, seen, deadline_ns);
+        if (r)
+            return r;
+    }
+}
+
+void cox_sealed_set_heard(const struct cox_control *control, uint32_t rank, uint64_t number)
+{
+    _Atomic uint32_t *heard = &cox_sealed_rings(control)->heard[rank];
+    atomic_store_explicit(heard, (uint32_t)number, memory_order_release);
+    cox_futex_wake(heard);
+    cox_fault_point(COX_FAULT_REPORT_FETCHED);
+}

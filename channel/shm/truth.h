@@ -1,0 +1,336 @@
+/*
+ * truth: the shared words of the control region behind a few functions. Private to the library.
+ *
+ * Every load and store of layout.h's atomics outside control.c is here, with the reason for its
+ * order.
+ *
+ * Threads: coordinator functions (cox_truth_publish...) under the submit lock of their channel;
+ *   rank functions on the thread that serves the channel in that rank's process; loads from
+ *   anywhere.
+ * Blocks: nothing.
+ * If the process dies: each word is one store; a reader sees it or does not.
+ */
+#ifndef COX_CHANNEL_TRUTH_H
+#define COX_CHANNEL_TRUTH_H
+
+#include "control.h"
+#include "channel/base/fault.h"
+
+static inline struct cox_layout_channel_truth *cox_truth_channel(const struct cox_control *control,
+                                                                 enum cox_channel_id channel)
+{
+    return &control->layout->channels[channel];
+}
+
+static inline struct cox_layout_rank_line *
+cox_truth_line(const struct cox_control *control, uint32_t rank, enum cox_channel_id channel)
+{
+    return &control->ranks[rank]->lines[channel];
+}
+
+/* ---- written by the coordinator ---- */
+
+struct cox_frame_record {
+    uint64_t sequence;
+    uint32_t type;
+    uint32_t length;
+    struct cox_rank_set asked;
+};
+
+static inline void cox_truth_set_published(struct cox_layout_channel_truth *truth,
+                                           uint64_t sequence)
+{
+    /* release: bytes and record before the number; partner is cox_truth_published. */
+    atomic_store_explicit(&truth->published, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_REQUEST_PUBLISHED);
+}
+
+/* The frame's bytes were written before. */
+static inline void cox_truth_publish(struct cox_layout_channel_truth *truth, uint32_t depth,
+                                     const struct cox_frame_record *record)
+{
+    struct cox_layout_frame *frame = &truth->frames[cox_geometry_frame(record->sequence, depth)];
+    /* relaxed: ordered before the fields by their release stores; a reader that sees a new field
+     * with its acquire load therefore sees the zero, or what comes after it, in its second look at
+     * sequence. */
+    atomic_store_explicit(&frame->sequence, 0, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_RECORD_BEGUN);
+    atomic_store_explicit(&frame->type, record->type, memory_order_release);
+    atomic_store_explicit(&frame->length, record->length, memory_order_release);
+    for (size_t i = 0; i < COX_RANK_COUNT_MAX / 64; i++)
+        atomic_store_explicit(&frame->asked[i], record->asked.words[i], memory_order_release);
+    /* release: fields before sequence; partner is cox_truth_read_frame. */
+    atomic_store_explicit(&frame->sequence, record->sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_RECORD_WRITTEN);
+    cox_truth_set_published(truth, record->sequence);
+}
+
+/* relaxed: for display, and before the publication. A clock costs a rank that was just switched to more than this line, which it
+ * reads anyway. */
+static inline void cox_truth_set_stamp(struct cox_layout_channel_truth *truth, uint64_t now_ns)
+{
+    atomic_store_explicit(&truth->stamp_ns, now_ns, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_REQUEST_STAMPED);
+}
+
+/* When about the last request was published; 0: nobody says. */
+static inline uint64_t cox_truth_stamp(const struct cox_layout_channel_truth *truth)
+{
+    return atomic_load_explicit(&truth->stamp_ns, memory_order_relaxed);
+}
+
+static inline uint64_t cox_truth_published(const struct cox_layout_channel_truth *truth)
+{
+    return atomic_load_explicit(&truth->published, memory_order_acquire);
+}
+
+/* False: the frame holds another sequence, or is being written: this rank was not asked for
+ * `sequence`. */
+static inline bool cox_truth_read_frame(const struct cox_layout_channel_truth *truth,
+                                        uint32_t depth, uint64_t sequence,
+                                        struct cox_frame_record *ret_record)
+{
+    const struct cox_layout_frame *frame = &truth->frames[cox_geometry_frame(sequence, depth)];
+    if (atomic_load_explicit(&frame->sequence, memory_order_acquire) != sequence)
+        return false;
+    struct cox_frame_record record = {.sequence = sequence};
+    /* acquire: partners are the release stores of cox_truth_publish, see there. */
+    record.type = atomic_load_explicit(&frame->type, memory_order_acquire);
+    record.length = atomic_load_explicit(&frame->length, memory_order_acquire);
+    for (size_t i = 0; i < COX_RANK_COUNT_MAX / 64; i++)
+        record.asked.words[i] = atomic_load_explicit(&frame->asked[i], memory_order_acquire);
+    /* relaxed: cannot move before the acquire loads above. */
+    if (atomic_load_explicit(&frame->sequence, memory_order_relaxed) != sequence)
+        return false;
+    *ret_record = record;
+    return true;
+}
+
+/* False: the frame holds another sequence, is being written, or no sequence is that large (a state
+ * word has room for as much). */
+static inline bool cox_truth_frame_holds(const struct cox_layout_channel_truth *truth,
+                                         uint32_t depth, uint64_t sequence)
+{
+    /* acquire: partner is the release of sequence in cox_truth_publish; the frame's bytes were
+     * written before it. */
+    return sequence >> COX_STATE_SHIFT == 0 &&
+           atomic_load_explicit(&truth->frames[cox_geometry_frame(sequence, depth)].sequence,
+                                memory_order_acquire) == sequence;
+}
+
+/* True: the frame of `sequence` still holds an earlier request, so that `sequence` was not published,
+ * whatever the number says. 0 is a frame that is being written, for a later one. */
+static inline bool cox_truth_frame_behind(const struct cox_layout_channel_truth *truth,
+                                          uint32_t depth, uint64_t sequence)
+{
+    /* acquire: as above. */
+    uint64_t there = atomic_load_explicit(
+        &truth->frames[cox_geometry_frame(sequence, depth)].sequence, memory_order_acquire);
+    return there != 0 && there < sequence;
+}
+
+/* release/acquire: whoever sees a step as void also sees why it was given up. */
+static inline void cox_truth_set_void(struct cox_layout_channel_truth *truth, uint64_t sequence)
+{
+    atomic_store_explicit(&truth->void_through, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_VOID_STORED);
+}
+
+static inline uint64_t cox_truth_void_through(const struct cox_layout_channel_truth *truth)
+{
+    return atomic_load_explicit(&truth->void_through, memory_order_acquire);
+}
+
+/* release: the copies out of the slots before the number; partner is cox_truth_ended in the rank
+ * that writes the slot next. */
+static inline void cox_truth_set_ended(struct cox_layout_channel_truth *truth, uint64_t sequence)
+{
+    atomic_store_explicit(&truth->ended, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_ENDED_STORED);
+}
+
+static inline uint64_t cox_truth_ended(const struct cox_layout_channel_truth *truth)
+{
+    return atomic_load_explicit(&truth->ended, memory_order_acquire);
+}
+
+/* What ends this group and no other. Two bits of it are always set: none that turns by itself makes
+ * it of the 0 that stands there. */
+static inline uint32_t cox_truth_abort_value(const struct cox_control *control)
+{
+    uint64_t mixed = (control->layout->header.coordinator_start ^ (uint64_t)control->epoch << 32) *
+                     UINT64_C(0x9e3779b97f4a7c15);
+    return (uint32_t)(mixed >> 32) | 0x80000001u;
+}
+
+static inline void cox_truth_abort(const struct cox_control *control)
+{
+    /* release/acquire: the cause was stored before. */
+    atomic_store_explicit(&control->layout->abort.word, cox_truth_abort_value(control),
+                          memory_order_release);
+    cox_fault_point(COX_FAULT_ABORT_STORED);
+}
+
+static inline bool cox_truth_aborted(const struct cox_control *control)
+{
+    return atomic_load_explicit(&control->layout->abort.word, memory_order_acquire) ==
+           cox_truth_abort_value(control);
+}
+
+/* The lines of a dead rank, as if it had served everything so far: what its next process reads is news. */
+static inline void cox_truth_reset_line(struct cox_layout_rank_line *line, uint64_t published)
+{
+    /* relaxed: the next process is forked after this; who reads here meanwhile knows that the rank is dead. */
+    for (size_t i = 0; i < COX_DEPTH_MAX; i++)
+        atomic_store_explicit(&line->tags[i], 0, memory_order_relaxed);
+    atomic_store_explicit(&line->base, 0, memory_order_relaxed);
+    atomic_store_explicit(&line->epoch, 0, memory_order_relaxed);
+    atomic_store_explicit(&line->generation, 0, memory_order_relaxed);
+    atomic_store_explicit(&line->stamp_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&line->word, cox_state_word(COX_RANK_IDLE, published),
+                          memory_order_relaxed);
+    atomic_store_explicit(&line->taken, published, memory_order_relaxed);
+    atomic_store_explicit(&line->returned, published, memory_order_relaxed);
+    atomic_store_explicit(&line->done, published, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_RANK_RESET);
+}
+
+static inline void cox_truth_reset_identity(struct cox_layout_identity *identity)
+{
+    /* relaxed: ordered by the release of `state`, with which the rank may be claimed again. */
+    atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->generation, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->epoch, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_release);
+    cox_fault_point(COX_FAULT_RANK_RESET);
+}
+
+/* ---- written by a rank ---- */
+
+/* False: another process is the rank, or is about to be. pid and start of the one that claims are
+ * there a moment after the claim, for whoever is refused. */
+static inline bool cox_truth_claim_identity(struct cox_layout_identity *identity, uint32_t pid,
+                                            uint64_t start)
+{
+    uint32_t empty = COX_IDENTITY_EMPTY;
+    /* acquire: partners are cox_truth_unclaim_identity and cox_truth_reset_identity. */
+    if (!atomic_compare_exchange_strong_explicit(&identity->state, &empty, COX_IDENTITY_CLAIMED,
+                                                 memory_order_acquire, memory_order_relaxed))
+        return false;
+    /* relaxed: for display, until the release of ATTACHED. */
+    atomic_store_explicit(&identity->start, start, memory_order_relaxed);
+    atomic_store_explicit(&identity->pid, pid, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_ATTACH_CLAIMED);
+    return true;
+}
+
+/* By the process that holds the claim: it could not attach. */
+static inline void cox_truth_unclaim_identity(struct cox_layout_identity *identity)
+{
+    atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
+    /* release: what was done under the claim before the next one. */
+    atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_release);
+    cox_fault_point(COX_FAULT_ATTACH_CLAIMED);
+}
+
+/* relaxed stamp before the release word: who reads the word with acquire sees its stamp or a later
+ * one. For display. */
+static inline void cox_truth_set_state(struct cox_layout_rank_line *line, enum cox_rank_state state,
+                                       uint64_t sequence, uint64_t now_ns)
+{
+    atomic_store_explicit(&line->stamp_ns, now_ns, memory_order_relaxed);
+    atomic_store_explicit(&line->word, cox_state_word(state, sequence), memory_order_release);
+    cox_fault_point(COX_FAULT_RANK_STATE);
+}
+
+/* relaxed: seen by the coordinator after the release of `done` or of the identity. */
+static inline void cox_truth_set_life(struct cox_layout_rank_line *line, uint32_t epoch,
+                                      uint32_t generation)
+{
+    atomic_store_explicit(&line->epoch, epoch, memory_order_relaxed);
+    atomic_store_explicit(&line->generation, generation, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_RANK_LIFE);
+}
+
+/* release: everything it has answered before; partner is cox_truth_left. */
+static inline void cox_truth_set_left(struct cox_layout_identity *identity)
+{
+    atomic_store_explicit(&identity->state, COX_IDENTITY_LEFT, memory_order_release);
+    cox_fault_point(COX_FAULT_GROUP_LEFT);
+}
+
+/* True: its identity is whole; it may have left again since. acquire: partner is the worker's release
+ * after it filled its identity. */
+static inline bool cox_truth_attached(const struct cox_layout_identity *identity)
+{
+    uint32_t state = atomic_load_explicit(&identity->state, memory_order_acquire);
+    return state == COX_IDENTITY_ATTACHED || state == COX_IDENTITY_LEFT;
+}
+
+/* True: it serves no more, whether or not its process lives. */
+static inline bool cox_truth_left(const struct cox_control *control, uint32_t rank)
+{
+    return atomic_load_explicit(&control->ranks[rank]->identity.state, memory_order_acquire) ==
+           COX_IDENTITY_LEFT;
+}
+
+/* release: not needed by data, the rank only read; kept so that taken never seems to run ahead of
+ * attach. */
+static inline void cox_truth_set_taken(struct cox_layout_rank_line *line, uint64_t sequence)
+{
+    atomic_store_explicit(&line->taken, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_RANK_TAKEN);
+}
+
+/* release: the rank's reads of the frame before the number; partner is the coordinator that writes
+ * the frame again. */
+static inline void cox_truth_set_returned(struct cox_layout_rank_line *line, uint64_t sequence)
+{
+    atomic_store_explicit(&line->returned, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_RANK_RETURNED);
+}
+
+/* The reply is an ExecuteResponse, also where replies are opaque: it tells of a failure, or where the reply is (bulk.h). */
+#define COX_TAG_FAILED (UINT64_C(1) << 63)
+
+/* relaxed tag before the release of done. */
+static inline void cox_truth_set_tag(struct cox_layout_rank_line *line, uint32_t depth,
+                                     uint64_t sequence, bool failed)
+{
+    atomic_store_explicit(&line->tags[cox_geometry_frame(sequence, depth)],
+                          sequence | (failed ? COX_TAG_FAILED : 0), memory_order_relaxed);
+    cox_fault_point(COX_FAULT_REPLY_TAGGED);
+}
+
+/* release: slot bytes and tag before the number; partner is cox_truth_done. */
+static inline void cox_truth_set_done(struct cox_layout_rank_line *line, uint64_t sequence)
+{
+    atomic_store_explicit(&line->done, sequence, memory_order_release);
+    cox_fault_point(COX_FAULT_RANK_DONE);
+}
+
+static inline uint64_t cox_truth_taken(const struct cox_layout_rank_line *line)
+{
+    return atomic_load_explicit(&line->taken, memory_order_acquire);
+}
+
+static inline uint64_t cox_truth_returned(const struct cox_layout_rank_line *line)
+{
+    return atomic_load_explicit(&line->returned, memory_order_acquire);
+}
+
+static inline uint64_t cox_truth_done(const struct cox_layout_rank_line *line)
+{
+    return atomic_load_explicit(&line->done, memory_order_acquire);
+}
+
+static inline uint64_t cox_truth_tag(const struct cox_layout_rank_line *line, uint32_t depth,
+                                     uint64_t sequence)
+{
+    return atomic_load_explicit(&line->tags[cox_geometry_frame(sequence, depth)],
+                                memory_order_relaxed);
+}
+
+#endif

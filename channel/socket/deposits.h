@@ -1,0 +1,83 @@
+/*
+ * deposits: the fds that a door keeps for the handles of depositors (depot.h), and the bytes they
+ * are asked for with.
+ *
+ * A request is 128 bytes, little-endian, one fd with its first byte where something is put:
+ *
+ *   0   op u32           enum cox_depot_op
+ *   4   reserved u32
+ *   8   number u64       whatever the depositor likes: the answer has it again
+ *   16  reserved, zero
+ *   64  handle, 64 bytes
+ *
+ * The answer is 16 bytes, one fd with its first byte where something is fetched:
+ *
+ *   0   status u32       enum cox_status
+ *   4   reserved u32
+ *   8   number u64
+ *
+ * Private to the library.
+ * Threads: one at a time, the door's.
+ * Ownership: fds that are kept belong to the deposits.
+ * Blocks: nothing.
+ * If the process dies: all is forgotten.
+ */
+#ifndef COX_CHANNEL_DEPOSITS_H
+#define COX_CHANNEL_DEPOSITS_H
+
+#include "closer.h"
+#include "channel/base/handle_format.h"
+
+#include <sys/types.h>
+
+#define COX_DEPOT_REQUEST_SIZE 128
+#define COX_DEPOT_ANSWER_SIZE 16
+
+enum cox_depot_op {
+    COX_DEPOT_PUT = 1,
+    COX_DEPOT_WITHDRAW = 2,
+    COX_DEPOT_FETCH = 3,
+};
+
+void cox_depot_request_format(enum cox_depot_op op, uint64_t number,
+                              const struct cox_handle *handle,
+                              uint8_t bytes[COX_DEPOT_REQUEST_SIZE]);
+void cox_depot_answer_format(int status, uint64_t number, uint8_t bytes[COX_DEPOT_ANSWER_SIZE]);
+/* bytes are a stranger's. Returns 0, or COX_CORRUPT: no status, or reserved bytes that are set. */
+int cox_depot_answer_parse(const uint8_t bytes[COX_DEPOT_ANSWER_SIZE], int *ret_status,
+                           uint64_t *ret_number);
+
+struct cox_deposit;
+
+struct cox_deposits {
+    struct cox_deposit **buckets; /* bucket_count, a power of two; NULL: none yet */
+    uint32_t bucket_count;
+    uint32_t count;
+    struct cox_closer *closer; /* borrowed */
+    uint32_t max;              /* of them an eighth is not for the one that has left most */
+};
+
+/* One connection; all zero but for pid before its first request. */
+struct cox_depositor {
+    pid_t pid; /* 0: cannot be seen from here, so that its handles are not checked for theirs */
+    struct cox_deposit *first; /* what it left */
+    uint32_t count;
+};
+
+/* closer is borrowed. */
+void cox_deposits_init(struct cox_deposits *deposits, uint32_t max, struct cox_closer *closer);
+/* Gives all that is kept to the closer; no depositor may be used after it. Idempotent. */
+void cox_deposits_deinit(struct cox_deposits *deposits);
+
+/* What a depositor asks. bytes are a stranger's. *fd is what came with them, -1: nothing; when it is
+ * kept it is -1 after the call. *ret_fd, -1 for none, is lent: it has to be sent with the answer before
+ * the next call. *ret_number: as in the request. Returns the status to answer: 0; COX_INVALID: no such
+ * operation, reserved bytes that are set, no fd where one is needed; COX_DENIED: a handle of another
+ * process, or not of this fd; COX_TAKEN; COX_FULL; COX_NOT_FOUND. */
+int cox_deposits_serve(struct cox_deposits *deposits, struct cox_depositor *depositor,
+                       const uint8_t bytes[COX_DEPOT_REQUEST_SIZE], int *fd, int *ret_fd,
+                       uint64_t *ret_number);
+/* Its connection has ended: gives what it left to the closer. */
+void cox_deposits_forget(struct cox_deposits *deposits, struct cox_depositor *depositor);
+
+#endif

@@ -1,0 +1,300 @@
+#include "folder.h"
+
+#include <assert.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "socket.h"
+
+#define DOOR_END ".door"
+/* Of a name that is shortened; what follows is '~', which no name has, 16 digits and the end. */
+#define NAME_START_SIZE 48
+#define MODE 0700
+/* Names of fds in /proc. */
+#define FD_PATH_SIZE 32
+
+static_assert(NAME_START_SIZE + 1 + 16 + sizeof DOOR_END <= COX_FOLDER_FILE_SIZE,
+              "a shortened name fits");
+static_assert(sizeof COX_FOLDER_NEW_FILE <= COX_FOLDER_FILE_SIZE, "the new file's name fits");
+
+/* ---- names ---- */
+
+int cox_folder_default(char buffer[COX_DOOR_PATH_SIZE], struct cox_error *err)
+{
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    int length;
+    if (runtime && runtime[0] == '/')
+        length = snprintf(buffer, COX_DOOR_PATH_SIZE, "%s/coxswain", runtime);
+    else
+        length = snprintf(buffer, COX_DOOR_PATH_SIZE, "/tmp/coxswain-%u", geteuid());
+    if (length >= COX_DOOR_PATH_SIZE)
+        return cox_fail(err, COX_TOO_LARGE,
+                        "XDG_RUNTIME_DIR makes a path of %d bytes: expected less than %d", length,
+                        COX_DOOR_PATH_SIZE);
+    return 0;
+}
+
+static uint64_t name_hash(const char *name)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
+    for (; *name; name++)
+        hash = (hash ^ (uint8_t)*name) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+void cox_folder_file(const char *name, char buffer[COX_FOLDER_FILE_SIZE])
+{
+    if (strlen(name) + sizeof DOOR_END <= COX_FOLDER_FILE_SIZE)
+        snprintf(buffer, COX_FOLDER_FILE_SIZE, "%s" DOOR_END, name);
+    else
+        snprintf(buffer, COX_FOLDER_FILE_SIZE, "%.*s~%016" PRIx64 DOOR_END, NAME_START_SIZE, name,
+                 name_hash(name));
+}
+
+void cox_folder_address(int folder_fd, const char *file, struct sockaddr_un *ret_address)
+{
+    COX_ASSERT(strlen(file) < COX_FOLDER_FILE_SIZE);
+    memset(ret_address, 0, sizeof *ret_address);
+    ret_address->sun_family = AF_UNIX;
+    snprintf(ret_address->sun_path, sizeof ret_address->sun_path, "/proc/self/fd/%d/%s", folder_fd,
+             file);
+}
+
+/* ---- the folder ---- */
+
+static int folder_check(const char *path, const struct stat *st, struct cox_error *err)
+{
+    if (st->st_uid != geteuid())
+        return cox_fail(err, COX_DENIED,
+                        "%s belongs to user %u, expected %u: remove it, or set XDG_RUNTIME_DIR to "
+                        "a folder of your own",
+                        path, st->st_uid, geteuid());
+    if (st->st_mode & 077)
+        return cox_fail(err, COX_DENIED,
+                        "%s has mode %04o, expected %04o: others could put sockets there; see who "
+                        "made it, then chmod 700 it",
+                        path, st->st_mode & 07777, MODE);
+    return 0;
+}
+
+/* Through an fd that may only name it: the mode may not even let its owner in. */
+static int folder_set_mode(int fd)
+{
+    char path[FD_PATH_SIZE];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int r = chmod(path, MODE) < 0 ? -errno : 0;
+    cox_fault_point(COX_FAULT_FOLDER_MADE);
+    return r;
+}
+
+/* Returns as cox_folder_open; *ret_fd has O_PATH. */
+static int folder_find(const char *path, int *ret_fd, struct cox_error *err)
+{
+    int fd = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int e = fd < 0 ? errno : 0;
+    if (e == ENOENT)
+        return cox_fail(err, COX_NOT_FOUND,
+                        "%s is not there, nor can it be made: %s (set XDG_RUNTIME_DIR to a folder "
+                        "that exists, or unset it)",
+                        path, cox_status_text(-e));
+    if (e == ENOTDIR || e == ELOOP)
+        return cox_fail(err, COX_DENIED, "%s is a link or a file, expected a folder: remove it",
+                        path);
+    if (e)
+        return cox_fail(err, -e, "%s: %s", path, cox_status_text(-e));
+    *ret_fd = fd;
+    return 0;
+}
+
+int cox_folder_open(const char *path, bool create, int *ret_fd, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int named = -1, fd = -1;
+    struct stat st;
+    int e = create && mkdir(path, MODE) < 0 ? errno : 0;
+    cox_fault_point(COX_FAULT_FOLDER_MADE);
+    if (e && e != EEXIST && e != ENOENT)
+        return cox_fail(err, -e, "%s cannot be made: %s", path, cox_status_text(-e));
+    int r = folder_find(path, &named, err);
+    if (r)
+        return r;
+    if (fstat(named, &st) < 0)
+        return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
+    r = folder_check(path, &st, err);
+    if (r)
+        return r;
+    if ((st.st_mode & 07777) != MODE)
+        r = folder_set_mode(named);
+    if (r == 0)
+        fd = openat(named, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (r == 0)
+        r = fd < 0 ? -errno : cox_fd_raise(&fd);
+    if (r)
+        return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+int cox_folder_lock(int folder_fd, uint64_t deadline_ns, struct cox_error *err)
+{
+    for (;;) {
+        int e = flock(folder_fd, LOCK_EX | LOCK_NB) < 0 ? errno : 0;
+        cox_fault_point(COX_FAULT_FOLDER_LOCKED);
+        if (e == 0)
+            return 0;
+        if (e != EWOULDBLOCK && e != EINTR)
+            return cox_fail(err, -e, "lock of the folder of doors: %s", cox_status_text(-e));
+        if (cox_now_ns() >= deadline_ns)
+            return cox_fail(err, COX_BUSY,
+                            "another process holds the lock of the folder of doors: a start or a "
+                            "clean-up that is stopped?");
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
+}
+
+/* Not by close alone: a child that was forked meanwhile has the same lock. */
+void cox_folder_unlock(int folder_fd)
+{
+    flock(folder_fd, LOCK_UN);
+    cox_fault_point(COX_FAULT_FOLDER_LOCKED);
+}
+
+/* ---- what is in it ---- */
+
+/* For as long as connect waits for room in the backlog; 0: for ever. */
+static int socket_set_patience(int fd, uint64_t deadline_ns)
+{
+    struct timeval patience = {.tv_sec = 0};
+    if (deadline_ns != COX_DEADLINE_NEVER) {
+        uint64_t now_ns = cox_now_ns();
+        uint64_t left_ns = now_ns < deadline_ns ? deadline_ns - now_ns : 0;
+        patience.tv_sec = (time_t)(left_ns / COX_NSEC_PER_SEC);
+        patience.tv_usec = (suseconds_t)(left_ns % COX_NSEC_PER_SEC / 1000) + 1;
+        if (patience.tv_usec > 999999)
+            patience.tv_usec = 999999;
+    }
+    return setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0 ? -errno : 0;
+}
+
+/* Returns 0 or -errno; COX_TIMEOUT: the backlog was full until the deadline. */
+static int socket_connect(int fd, const struct sockaddr_un *address, uint64_t deadline_ns)
+{
+    for (;;) {
+        int r = socket_set_patience(fd, deadline_ns);
+        if (r)
+            return r;
+        int e = connect(fd, (const struct sockaddr *)address, sizeof *address) < 0 ? errno : 0;
+        cox_fault_point(COX_FAULT_DOOR_CONNECTED);
+        if (e == 0) /* the connection is to block as any other */
+            return socket_set_patience(fd, COX_DEADLINE_NEVER);
+        if (e != EAGAIN && e != EINTR)
+            return -e;
+        if (cox_now_ns() >= deadline_ns)
+            return COX_TIMEOUT;
+    }
+}
+
+int cox_folder_connect(int folder_fd, const char *file, uint64_t deadline_ns, int *ret_fd)
+{
+    struct sockaddr_un address;
+    cox_folder_address(folder_fd, file, &address);
+    _cox_cleanup_(cox_close_fd) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int r = fd < 0 ? -errno : cox_fd_raise(&fd);
+    if (r == 0)
+        r = socket_connect(fd, &address, deadline_ns);
+    if (r == 0)
+        *ret_fd = cox_steal_fd(&fd);
+    return r;
+}
+
+int cox_folder_check_listener(int fd, const char *path, struct cox_error *err)
+{
+    struct cox_socket_peer peer;
+    int r = cox_socket_peer(fd, &peer);
+    if (r)
+        return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
+    if (peer.uid != geteuid() && peer.uid != 0)
+        return cox_fail(err, COX_DENIED,
+                        "process %d of user %u listens at %s: expected user %u or 0", (int)peer.pid,
+                        peer.uid, path, geteuid());
+    return 0;
+}
+
+int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid)
+{
+    struct stat st;
+    struct sockaddr_un address;
+    struct cox_socket_peer peer = {.pid = 0};
+    if (strlen(file) >= COX_FOLDER_FILE_SIZE)
+        return COX_DENIED;
+    if (fstatat(folder_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return errno == ENOENT ? COX_NOT_FOUND : -errno;
+    if (!S_ISSOCK(st.st_mode) || st.st_uid != geteuid())
+        return COX_DENIED;
+    _cox_cleanup_(cox_close_fd) int fd =
+        socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int r = fd < 0 ? -errno : cox_fd_raise(&fd);
+    if (r)
+        return r;
+    cox_folder_address(folder_fd, file, &address);
+    int e = connect(fd, (const struct sockaddr *)&address, sizeof address) < 0 ? errno : 0;
+    cox_fault_point(COX_FAULT_DOOR_CONNECTED);
+    if (e == ECONNREFUSED)
+        return COX_CLOSED;
+    if (e == ENOENT)
+        return COX_NOT_FOUND;
+    if (e && e != EAGAIN && e != EINTR) /* so many wait there that we cannot: it lives */
+        return -e;
+    if (e == 0)
+        cox_socket_peer(fd, &peer); /* 0 stays if not */
+    *ret_pid = peer.pid;
+    return 0;
+}
+
+static bool folder_is_door(const char *file)
+{
+    size_t length = strlen(file), end = sizeof DOOR_END - 1;
+    return strcmp(file, COX_FOLDER_NEW_FILE) == 0 ||
+           (length > end && strcmp(file + length - end, DOOR_END) == 0);
+}
+
+/* What cannot be probed because of what it is, is none of ours; other failures are of this process. */
+static int folder_sweep_one(int folder_fd, const char *file, uint32_t *count)
+{
+    pid_t pid;
+    int r = cox_folder_probe(folder_fd, file, &pid);
+    /* Only a start that holds the lock makes a new file: one that somebody listens on was left by a
+     * start that died, to whose child the socket came by a fork. */
+    if (r == COX_CLOSED || (r == 0 && strcmp(file, COX_FOLDER_NEW_FILE) == 0))
+        *count += unlinkat(folder_fd, file, 0) == 0;
+    cox_fault_point(COX_FAULT_FOLDER_SWEPT);
+    return r >= 0 || r == -EPROTOTYPE || r == -EACCES ? 0 : r;
+}
+
+int cox_folder_sweep(int folder_fd, uint32_t *ret_count, struct cox_error *err)
+{
+    uint32_t count = 0;
+    int list_fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *list = list_fd < 0 ? NULL : fdopendir(list_fd);
+    int r = list ? 0 : -errno;
+    if (!list)
+        cox_close_fd(&list_fd);
+    for (const struct dirent *entry; r == 0 && (entry = readdir(list));)
+        if (folder_is_door(entry->d_name))
+            r = folder_sweep_one(folder_fd, entry->d_name, &count);
+    if (list)
+        closedir(list);
+    if (r)
+        return cox_fail(err, r, "sweep of the folder of doors: %s", cox_status_text(r));
+    *ret_count = count;
+    return 0;
+}

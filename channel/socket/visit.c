@@ -1,0 +1,221 @@
+/* The visitor's side of door.h. */
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "folder.h"
+#include "channel/shm/geometry.h"
+#include "logon.h"
+#include "channel/base/peer.h"
+#include "socket.h"
+
+int cox_door_find(const char *name, char *buffer, struct cox_error *err)
+{
+    char folder[COX_DOOR_PATH_SIZE], file[COX_FOLDER_FILE_SIZE];
+    int r = cox_name_check(name, err);
+    if (r == 0)
+        r = cox_folder_default(folder, err);
+    if (r)
+        return r;
+    cox_folder_file(name, file);
+    size_t size = strlen(folder) + 1 + strlen(file) + 1;
+    if (size > COX_DOOR_PATH_SIZE)
+        return cox_fail(err, COX_TOO_LARGE,
+                        "the path of the door has %zu bytes: expected less than %d", size - 1,
+                        COX_DOOR_PATH_SIZE);
+    strcpy(stpcpy(stpcpy(buffer, folder), "/"), file);
+    return 0;
+}
+
+/* ---- to the door ---- */
+
+/* Opens the folder of path; *ret_file points into path. */
+static int visit_open_folder(const char *path, int *ret_fd, const char **ret_file,
+                             struct cox_error *err)
+{
+    char folder[COX_DOOR_PATH_SIZE];
+    const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
+    size_t size = slash ? (size_t)(slash - path) : 0;
+    if (size >= sizeof folder || file[0] == '\0' || strlen(file) >= COX_FOLDER_FILE_SIZE)
+        return cox_fail(err, COX_INVALID,
+                        "the path of a door has a folder of %zu bytes and a file of %zu: expected "
+                        "less than %zu, and 1 to %zu",
+                        size, strlen(file), sizeof folder, COX_FOLDER_FILE_SIZE - 1);
+    memcpy(folder, path, size);
+    folder[size] = '\0';
+    const char *where = slash == path ? "/" : slash ? folder : ".";
+    int fd = open(where, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int e = fd < 0 ? errno : 0;
+    if (e == ENOENT)
+        return cox_fail(err, COX_NOT_FOUND, "no door is at %s: the folder does not exist", path);
+    if (e == ENOTDIR || e == ELOOP || e == EACCES)
+        return cox_fail(err, COX_DENIED, "%s: expected a folder of this user, %s", where,
+                        cox_status_text(-e));
+    if (e)
+        return cox_fail(err, -e, "%s: %s", where, cox_status_text(-e));
+    *ret_fd = fd;
+    *ret_file = file;
+    return 0;
+}
+
+static int visit_check_file(int folder_fd, const char *file, const char *path,
+                            struct cox_error *err)
+{
+    struct stat st;
+    if (fstatat(folder_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0) {
+        if (errno == ENOENT)
+            return cox_fail(err, COX_NOT_FOUND, "no door is at %s: is the coordinator running?",
+                            path);
+        if (errno == EACCES)
+            return cox_fail(err, COX_DENIED, "%s: %s", path, cox_status_text(-errno));
+        return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
+    }
+    if (!S_ISSOCK(st.st_mode))
+        return cox_fail(err, COX_DENIED, "%s is no socket", path);
+    if (st.st_uid != geteuid() && st.st_uid != 0)
+        return cox_fail(err, COX_DENIED, "%s belongs to user %u: expected %u or 0", path, st.st_uid,
+                        geteuid());
+    return 0;
+}
+
+static int visit_connect(const char *path, uint64_t deadline_ns, int *ret_fd, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int folder_fd = -1;
+    const char *file = NULL;
+    int r = visit_open_folder(path, &folder_fd, &file, err);
+    if (r == 0)
+        r = visit_check_file(folder_fd, file, path, err);
+    if (r)
+        return r;
+    r = cox_folder_connect(folder_fd, file, deadline_ns, ret_fd);
+    switch (r) {
+    case 0:
+        return 0;
+    case COX_TIMEOUT:
+        return cox_fail(err, COX_TIMEOUT,
+                        "%s: so many wait there that the time was over before a place was free",
+                        path);
+    case -ECONNREFUSED:
+        return cox_fail(err, COX_CLOSED, "nobody listens at %s any more: the coordinator is dead",
+                        path);
+    case -ENOENT:
+        return cox_fail(err, COX_NOT_FOUND, "no door is at %s any more", path);
+    case -EACCES:
+    case -EPERM:
+    case -ELOOP:
+        return cox_fail(err, COX_DENIED, "%s: %s", path, cox_status_text(r));
+    default:
+        return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
+    }
+}
+
+/* ---- the exchange ---- */
+
+static int visit_failed(int r, int fd, const char *path, struct cox_error *err)
+{
+    struct cox_socket_peer peer;
+    switch (r) {
+    case COX_TIMEOUT:
+        if (cox_socket_peer(fd, &peer) == 0 && peer.pid > 0 && cox_peer_stopped(peer.pid))
+            return cox_fail(err, r,
+                            "%s: no whole answer came in time: process %d, the coordinator, is "
+                            "stopped by a signal",
+                            path, (int)peer.pid);
+        return cox_fail(err, r, "%s: no whole answer came in time", path);
+    case COX_CLOSED:
+        return cox_fail(err, r, "%s: the coordinator has closed the door without an answer", path);
+    case COX_CORRUPT:
+        return cox_fail(err, r, "%s: the answer broke off, or has fds where none belong", path);
+    default:
+        return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
+    }
+}
+
+/* The rest of what the door says, after its first byte. */
+static int visit_hear_refusal(int fd, uint64_t deadline_ns, const char *path, struct cox_error *err)
+{
+    uint8_t bytes[COX_REFUSAL_SIZE_MAX] = {COX_ANSWER_REFUSED};
+    int r =
+        cox_socket_receive(fd, bytes + 1, COX_REFUSAL_HEAD_SIZE - 1, NULL, 0, NULL, deadline_ns);
+    size_t size = cox_refusal_reason_size(bytes);
+    if (r == 0 && size > 0)
+        r = cox_socket_receive(fd, bytes + COX_REFUSAL_HEAD_SIZE, size, NULL, 0, NULL, deadline_ns);
+    if (r == COX_CLOSED) /* not before its first byte */
+        r = COX_CORRUPT;
+    return r ? visit_failed(r, fd, path, err) : cox_refusal_parse(bytes, err);
+}
+
+/* Behind a welcome nothing follows before the visitor has asked; to a worker nothing ever does. */
+static int visit_check_silence(int fd)
+{
+    uint8_t byte;
+    size_t size = 0;
+    uint32_t fd_count;
+    int r = cox_socket_receive_some(fd, &byte, 1, &size, NULL, 0, &fd_count);
+    return r == COX_EMPTY || (r == 0 && size == 0) ? 0 : r == 0 ? COX_CORRUPT : r;
+}
+
+static int visit_hear(int fd, const struct cox_logon *logon, uint64_t deadline_ns, const char *path,
+                      struct cox_door_session *session, struct cox_error *err)
+{
+    uint8_t bytes[COX_WELCOME_SIZE];
+    uint32_t most =
+        logon->fd_count_max < COX_DOOR_FD_COUNT_MAX ? logon->fd_count_max : COX_DOOR_FD_COUNT_MAX;
+    int r = cox_socket_receive(fd, bytes, 1, session->fds, most, &session->fd_count, deadline_ns);
+    if (r)
+        return visit_failed(r, fd, path, err);
+    if (bytes[0] == COX_ANSWER_REFUSED && session->fd_count == 0)
+        return visit_hear_refusal(fd, deadline_ns, path, err);
+    if (bytes[0] != COX_ANSWER_WELCOME)
+        return cox_fail(err, COX_CORRUPT, "%s: the answer starts with %u and %" PRIu32 " fds", path,
+                        bytes[0], session->fd_count);
+    r = cox_socket_receive(fd, bytes + 1, sizeof bytes - 1, NULL, 0, NULL, deadline_ns);
+    if (r == 0)
+        r = visit_check_silence(fd);
+    if (r)
+        return visit_failed(r == COX_CLOSED ? COX_CORRUPT : r, fd, path, err);
+    return cox_welcome_parse(bytes, logon, session->fd_count, &session->welcome, err);
+}
+
+void cox_door_session_close(struct cox_door_session *session)
+{
+    for (uint32_t i = 0; i < session->fd_count; i++)
+        cox_close_fd(&session->fds[i]);
+    session->fd_count = 0;
+    cox_close_fd(&session->fd);
+}
+
+int cox_door_connect(const char *path, const struct cox_logon *logon, uint64_t deadline_ns,
+                     struct cox_door_session *ret_session, struct cox_error *err)
+{
+    uint8_t frame[COX_LOGON_SIZE];
+    struct cox_logon asked = *logon;
+    struct cox_door_session session = {.fd = -1};
+    asked.fd_count_max = logon->fd_count_max ? logon->fd_count_max : COX_DOOR_FD_COUNT_MAX;
+    cox_logon_format(&asked, frame);
+    int r = visit_connect(path, deadline_ns, &session.fd, err);
+    if (r == 0)
+        r = cox_folder_check_listener(session.fd, path, err);
+    if (r == 0) {
+        r = cox_socket_send(session.fd, frame, sizeof frame, NULL, 0, deadline_ns);
+        cox_fault_point(COX_FAULT_DOOR_ASKED);
+        /* A door that refuses before it has read it all has still said why. */
+        if (r == 0 || r == COX_CLOSED)
+            r = visit_hear(session.fd, &asked, deadline_ns, path, &session, err);
+        else
+            visit_failed(r, session.fd, path, err);
+    }
+    if (r) {
+        cox_door_session_close(&session);
+        return r;
+    }
+    *ret_session = session;
+    return 0;
+}

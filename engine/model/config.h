@@ -1,0 +1,54 @@
+/*
+ * config: what config.json of a Hugging Face Llama checkpoint says, checked.
+ *
+ * After a successful load every number is inside the range named here, so the sizes computed from
+ * them do not overflow 64 bits and nobody downstream checks again.
+ *
+ * Any process, any thread; nothing is shared, nothing is owned. Blocks only on reading the file. If
+ * the process dies nothing is left.
+ */
+#ifndef COX_MODEL_CONFIG_H
+#define COX_MODEL_CONFIG_H
+
+#include "channel/base/base.h"
+
+/* End-of-text tokens kept, at most. */
+#define COX_EOS_TOKEN_COUNT_MAX 8
+
+/* How the frequencies of rotary positions come of rope_theta. */
+enum cox_rope_type {
+    COX_ROPE_DEFAULT = 0,
+    COX_ROPE_LLAMA3, /* low ones divided by a factor, as since Llama 3.1 */
+};
+
+struct cox_model_config {
+    uint32_t hidden_size;        /* 1 to 65536 */
+    uint32_t intermediate_size;  /* feed-forward columns: 1 to 2^20 */
+    uint32_t layer_count;        /* 1 to 1024 */
+    uint32_t head_count;         /* 1 to 1024 */
+    uint32_t kv_head_count;      /* divides head_count */
+    uint32_t head_dim;           /* even, 2 to 1024 */
+    uint32_t vocab_size;         /* 2 to 2^24 */
+    uint32_t position_count_max; /* positions 0 to this - 1 exist; 1 to 2^24 */
+    float rms_norm_eps;          /* above 0, to 0.1 */
+    double rope_theta;           /* 1 to 1e12 */
+    enum cox_rope_type rope_type;
+    /* The rest is for COX_ROPE_LLAMA3. */
+    double rope_factor;                    /* 1 to 1e6 */
+    double rope_low_freq_factor;           /* 1e-6 to 1e6 */
+    double rope_high_freq_factor;          /* above that, to 2e6 */
+    uint32_t rope_original_position_count; /* 1 to 2^24 */
+    bool tied_embeddings;                  /* the output layer is the embedding matrix */
+    int32_t bos_token;                     /* -1: none */
+    uint32_t eos_token_count;
+    int32_t eos_tokens[COX_EOS_TOKEN_COUNT_MAX];
+};
+
+/* Reads and checks a config.json. Whatever is accepted means what it means to LlamaForCausalLM of transformers 5. The error text names the key, its value and what is allowed.
+ * Returns 0; COX_NOT_FOUND no such file; COX_CORRUPT not a JSON object; COX_TOO_LARGE above 1 MiB;
+ * COX_INVALID a value that makes no sense or a kind of model that is not computed here; a negative
+ * errno. */
+int cox_model_config_load(const char *path, struct cox_model_config *ret_config,
+                          struct cox_error *err);
+
+#endif

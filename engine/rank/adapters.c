@@ -1,0 +1,238 @@
+#include "adapters.h"
+
+#include "channel/base/fault.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct entry {
+    struct entry *next; /* among those that are gone */
+    uint64_t finds;     /* what the counter said when it went */
+    struct cox_adapter *adapter;
+    char name[]; /* with its 0 */
+};
+
+struct cox_adapters {
+    uint32_t slot_count;
+    /* Written under the lock, and read by find, which looks at the names of all: whoever sees an entry sees what is in it. seq_cst,
+     * with `finds`: a find that does not see that an entry is gone is seen by who took it away. */
+    struct entry *_Atomic slots[COX_ADAPTER_SLOT_COUNT_MAX];
+    /* Odd while a find is inside; another number with every find. Written by find alone, which may be left inside. */
+    _Atomic uint64_t finds;
+
+    pthread_mutex_t lock; /* everything below, and writing to slots */
+    uint64_t model_count; /* how often there was another model */
+    bool has_model;
+    struct cox_model_config config;
+    struct cox_share share;
+    struct entry *gone; /* whose names a find may still be looking at */
+};
+
+int cox_adapters_new(uint32_t slot_count, struct cox_adapters **ret_adapters)
+{
+    struct cox_adapters *adapters = calloc(1, sizeof *adapters);
+    COX_ASSERT(slot_count <= COX_ADAPTER_SLOT_COUNT_MAX);
+    if (!adapters)
+        return -ENOMEM;
+    adapters->slot_count = slot_count ? slot_count : COX_ADAPTER_SLOT_COUNT_DEFAULT;
+    pthread_mutex_init(&adapters->lock, NULL);
+    *ret_adapters = adapters;
+    return 0;
+}
+
+static struct entry *entry_free(struct entry *entry)
+{
+    if (entry) {
+        cox_adapter_free(entry->adapter);
+        free(entry);
+    }
+    return NULL;
+}
+
+struct cox_adapters *cox_adapters_free(struct cox_adapters *adapters)
+{
+    if (adapters) {
+        cox_adapters_set_model(adapters, NULL, NULL);
+        pthread_mutex_destroy(&adapters->lock);
+        free(adapters);
+    }
+    return NULL;
+}
+
+static struct entry *slot_get(const struct cox_adapters *adapters, uint32_t slot)
+{
+    return atomic_load_explicit(&adapters->slots[slot], memory_order_seq_cst);
+}
+
+static void slot_set(struct cox_adapters *adapters, uint32_t slot, struct entry *entry)
+{
+    atomic_store_explicit(&adapters->slots[slot], entry, memory_order_seq_cst);
+}
+
+/* With the lock held: those that no find can be looking at any more. */
+static void gone_free(struct cox_adapters *adapters)
+{
+    const uint64_t finds = atomic_load_explicit(&adapters->finds, memory_order_seq_cst);
+    for (struct entry **link = &adapters->gone; *link;) {
+        struct entry *entry = *link;
+        if (finds % 2 == 0 || entry->finds != finds) {
+            *link = entry->next;
+            entry_free(entry);
+        } else {
+            link = &entry->next;
+        }
+    }
+}
+
+/* With the lock held, and after it left its slot. The adapter goes at once: nobody computes with it. */
+static void entry_bury(struct cox_adapters *adapters, struct entry *entry)
+{
+    entry->adapter = cox_adapter_free(entry->adapter);
+    entry->finds = atomic_load_explicit(&adapters->finds, memory_order_seq_cst);
+    entry->next = adapters->gone;
+    adapters->gone = entry;
+    gone_free(adapters);
+}
+
+/* slot_count: none. */
+static uint32_t slot_find(const struct cox_adapters *adapters, const char *name)
+{
+    uint32_t slot = 0;
+    for (; slot < adapters->slot_count; slot++) {
+        const struct entry *entry = slot_get(adapters, slot);
+        if (entry && strcmp(entry->name, name) == 0)
+            break;
+    }
+    return slot;
+}
+
+void cox_adapters_set_model(struct cox_adapters *adapters, const struct cox_model_config *config,
+                            const struct cox_share *share)
+{
+    pthread_mutex_lock(&adapters->lock);
+    for (uint32_t slot = 0; slot < adapters->slot_count; slot++) {
+        struct entry *entry = slot_get(adapters, slot);
+        slot_set(adapters, slot, NULL);
+        entry_free(entry);
+    }
+    /* On this thread are the finds: none is inside. */
+    while (adapters->gone) {
+        struct entry *entry = adapters->gone;
+        adapters->gone = entry->next;
+        entry_free(entry);
+    }
+    adapters->model_count++;
+    adapters->has_model = config != NULL;
+    if (config) {
+        adapters->config = *config;
+        adapters->share = *share;
+    }
+    pthread_mutex_unlock(&adapters->lock);
+}
+
+const struct cox_adapter *cox_adapters_find(void *context, const char *name)
+{
+    struct cox_adapters *adapters = context;
+    const uint64_t finds = atomic_load_explicit(&adapters->finds, memory_order_relaxed);
+    const uint64_t inside = finds + 1 + finds % 2; /* one before may have been left */
+    atomic_store_explicit(&adapters->finds, inside, memory_order_seq_cst);
+    const uint32_t slot = slot_find(adapters, name);
+    const struct cox_adapter *adapter =
+        slot < adapters->slot_count ? slot_get(adapters, slot)->adapter : NULL;
+    atomic_store_explicit(&adapters->finds, inside + 1, memory_order_seq_cst);
+    return adapter;
+}
+
+/* With the lock held: the slot for another one. */
+static int slot_choose(const struct cox_adapters *adapters, const char *name, uint32_t *ret_slot,
+                       struct cox_error *err)
+{
+    if (slot_find(adapters, name) < adapters->slot_count)
+        return cox_fail(err, COX_TAKEN, "an adapter of that name is loaded already");
+    for (uint32_t slot = 0; slot < adapters->slot_count; slot++)
+        if (!slot_get(adapters, slot)) {
+            *ret_slot = slot;
+            return 0;
+        }
+    return cox_fail(err, COX_FULL, "all %" PRIu32 " slots for adapters are taken (--lora-slots)",
+                    adapters->slot_count);
+}
+
+static int entry_publish(struct cox_adapters *adapters, struct entry *entry, uint64_t model_count,
+                         struct cox_error *err)
+{
+    uint32_t slot = 0;
+    pthread_mutex_lock(&adapters->lock);
+    int r = adapters->model_count == model_count
+                ? slot_choose(adapters, entry->name, &slot, err)
+                : cox_fail(err, COX_STATE, "the model was replaced while the adapter was loaded");
+    if (r == 0)
+        slot_set(adapters, slot, entry);
+    pthread_mutex_unlock(&adapters->lock);
+    return r;
+}
+
+int cox_adapters_load(struct cox_adapters *adapters, const char *name, const char *directory,
+                      uint64_t expected, uint64_t *ret_digest, struct cox_error *err)
+{
+    uint32_t slot;
+    pthread_mutex_lock(&adapters->lock);
+    const struct cox_model_config config = adapters->config;
+    const struct cox_share share = adapters->share;
+    const uint64_t model_count = adapters->model_count;
+    int r = adapters->has_model ? slot_choose(adapters, name, &slot, err)
+                                : cox_fail(err, COX_STATE, "no model is loaded yet");
+    pthread_mutex_unlock(&adapters->lock);
+    if (r)
+        return r;
+    const size_t size = strlen(name) + 1;
+    struct entry *entry = calloc(1, sizeof *entry + size);
+    if (!entry)
+        return cox_fail(err, -ENOMEM, "no memory for an adapter");
+    memcpy(entry->name, name, size);
+    r = cox_adapter_load(directory, &config, &share, &entry->adapter, err);
+    const uint64_t digest = r ? 0 : entry->adapter->digest;
+    if (r == 0 && expected && digest != expected)
+        r = cox_fail(err, COX_INVALID,
+                     "the files in %s are not those that other ranks have loaded under that name",
+                     directory);
+    if (r == 0) {
+        cox_fault_point(COX_FAULT_LORA_READ);
+        r = entry_publish(adapters, entry, model_count, err);
+    }
+    if (r)
+        entry_free(entry);
+    else
+        cox_fault_point(COX_FAULT_LORA_LOADED);
+    if (r == 0)
+        *ret_digest = digest;
+    return r;
+}
+
+bool cox_adapters_has(struct cox_adapters *adapters, const char *name)
+{
+    pthread_mutex_lock(&adapters->lock);
+    const bool has = slot_find(adapters, name) < adapters->slot_count;
+    pthread_mutex_unlock(&adapters->lock);
+    return has;
+}
+
+int cox_adapters_remove(struct cox_adapters *adapters, const char *name, struct cox_error *err)
+{
+    pthread_mutex_lock(&adapters->lock);
+    const uint32_t slot = slot_find(adapters, name);
+    const bool has = slot < adapters->slot_count;
+    if (has) {
+        struct entry *entry = slot_get(adapters, slot);
+        slot_set(adapters, slot, NULL);
+        entry_bury(adapters, entry);
+    }
+    pthread_mutex_unlock(&adapters->lock);
+    if (!has)
+        return cox_fail(err, COX_NOT_FOUND, "no adapter of that name is loaded");
+    cox_fault_point(COX_FAULT_LORA_REMOVED);
+    return 0;
+}

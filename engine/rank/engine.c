@@ -1,0 +1,798 @@
+#include "engine.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "channel/base/fault.h"
+#include "channel/handle/handle.h"
+#include "adapters.h"
+#include "engine_lora.h"
+#include "worker/group/exchange.h"
+#include "engine/model/block.h"
+#include "worker/loop/pause.h"
+#include "worker/sequences/rank_weights.h"
+#include "transfer.h"
+#include "engine/compute/model.h"
+
+/* Longest wait for other ranks, in an init and in a step; the coordinator gives up either long before. */
+#define WAIT_MS (UINT64_C(10) * 60 * 1000)
+/* For a pull to come out: it looks at each block. */
+#define CLEAR_MS 5000
+/* For the door to give the fd of other weights, in a step, which is not left meanwhile. */
+#define OPEN_MS 5000
+
+/* What model and cache were made from: of the same they need not be made again. */
+struct engine_source {
+    char directory[sizeof((struct cox_engine_options *)NULL)->model_dir];
+    uint32_t block_size, block_count, swap_block_count;
+    uint32_t rank, rank_count; /* of the share */
+};
+
+struct cox_engine {
+    struct cox_engine_options given;   /* what holds where an init says nothing */
+    struct cox_engine_options options; /* as the last init has it */
+    struct cox_worker *worker;
+    struct cox_rank_weights *weights; /* what the model borrows; NULL: it has loaded its own */
+    struct cox_model *model;
+    struct cox_cache *cache;
+    struct cox_adapters *adapters;
+    struct cox_transfer *transfer;
+    struct cox_exporter *exporter;
+    bool exported;
+    struct cox_handle handle;      /* of the cache's blocks, while exported */
+    struct cox_kv_layout layout;   /* of the cache, since the last init that succeeded */
+    struct engine_source source;   /* of model and cache, while there is a cache */
+    struct cox_group *group;       /* NULL: this rank computes everything */
+    uint64_t group_life;
+    struct cox_exchange *exchange;
+    bool ready;             /* the last init succeeded: there is all that a step needs */
+    uint64_t init_sequence; /* of the last init */
+    const struct cox_init_request *init; /* under way; or NULL */
+    const struct cox_batch *batch;       /* the step under way */
+    _Atomic bool stopping;               /* lock-free: stored in a signal handler */
+    _Atomic bool rebuilding;             /* reinit has cache and model; seq_cst, see engine_enter */
+};
+
+static bool pull_aborted(void *context)
+{
+    const struct cox_engine *engine = context;
+
+    return atomic_load_explicit(&engine->stopping, memory_order_relaxed) ||
+           cox_worker_pull_aborted(engine->worker);
+}
+
+int cox_engine_new(const struct cox_engine_options *options, struct cox_engine **ret_engine)
+{
+    struct cox_engine *engine = calloc(1, sizeof *engine);
+    const struct cox_transfer_options transfer = {
+        .aborted = pull_aborted, .context = engine, .log = options->log};
+    int r;
+
+    if (!engine)
+        return -ENOMEM;
+    if (cox_adapters_new(options->lora_slot_count, &engine->adapters)) {
+        free(engine);
+        return -ENOMEM;
+    }
+    engine->given = engine->options = *options;
+    r = cox_transfer_new(&transfer, &engine->transfer);
+    if (r) {
+        cox_adapters_free(engine->adapters);
+        free(engine);
+        return r;
+    }
+    *ret_engine = engine;
+    return 0;
+}
+
+/* No pull is inside. */
+static void engine_drop_cache(struct cox_engine *engine)
+{
+    if (engine->exported)
+        cox_exporter_put(engine->exporter, &engine->handle);
+    engine->exported = false;
+    engine->cache = cox_cache_free(engine->cache);
+}
+
+static void engine_unload(struct cox_engine *engine)
+{
+    cox_adapters_set_model(engine->adapters, NULL, NULL);
+    engine_drop_cache(engine);
+    engine->model = cox_model_free(engine->model);
+    engine->weights = cox_rank_weights_free(engine->weights);
+}
+
+struct cox_engine *cox_engine_free(struct cox_engine *engine)
+{
+    if (!engine)
+        return NULL;
+    cox_exchange_free(engine->exchange);
+    engine_unload(engine);
+    cox_exporter_free(engine->exporter);
+    cox_transfer_free(engine->transfer);
+    cox_group_leave(engine->group);
+    cox_adapters_free(engine->adapters);
+    free(engine);
+    return NULL;
+}
+
+void cox_engine_serve(struct cox_engine *engine, struct cox_worker *worker)
+{
+    engine->worker = worker;
+}
+
+void cox_engine_stop(struct cox_engine *engine)
+{
+    /* relaxed; partner: given_up. It says nothing but itself. */
+    atomic_store_explicit(&engine->stopping, true, memory_order_relaxed);
+}
+
+/* Asked by the group while this rank waits. */
+static bool given_up(void *context)
+{
+    const struct cox_engine *engine = context;
+
+    return atomic_load_explicit(&engine->stopping, memory_order_relaxed) ||
+           (engine->init && cox_init_request_aborted(engine->init)) ||
+           (engine->batch && cox_batch_aborted(engine->batch));
+}
+
+static int engine_number(const struct cox_init_request *request, const char *key, uint32_t *value,
+                         struct cox_error *err)
+{
+    const char *text = cox_init_request_get(request, key);
+    if (!text)
+        return 0;
+    char *end;
+    errno = 0;
+    unsigned long number = strtoul(text, &end, 10);
+    if (errno || end == text || *end || number > INT32_MAX)
+        return cox_fail(err, COX_INVALID, "init: %s is '%.40s', expected a number", key, text);
+    *value = (uint32_t)number;
+    return 0;
+}
+
+static int engine_numbers(struct cox_engine *engine, const struct cox_init_request *request,
+                          struct cox_error *err)
+{
+    int r = engine_number(request, "block_size", &engine->options.block_size, err);
+
+    if (r == 0)
+        r = engine_number(request, "block_count", &engine->options.block_count, err);
+    if (r == 0)
+        r = engine_number(request, "swap_block_count", &engine->options.swap_block_count, err);
+    return r;
+}
+
+/* The share of this rank; all zero where there is no group. */
+static struct cox_share engine_share(const struct cox_engine *engine,
+                                     const struct cox_group_options *options)
+{
+    if (options->rank_count == 1)
+        return (struct cox_share){0};
+    if (options->fd >= 0 || options->sealed)
+        return (struct cox_share){.rank = options->rank, .rank_count = options->rank_count};
+    cox_log_write(&engine->options.log, 7,
+                  "rank %" PRIu32 " of %" PRIu32
+                  " computes the whole model: the coordinator has no memory for a group",
+                  options->rank, options->rank_count);
+    return (struct cox_share){0};
+}
+
+/* Before this rank waits for others: whether the model can be shared out to so many, which is the same for all of them.
+ * What cannot be read may be read by others, whom this rank tells of it once it is in step with them. */
+static int engine_check_share(const char *directory, const struct cox_share *share,
+                              struct cox_error *err)
+{
+    struct cox_model_config config;
+
+    return cox_model_folder_config(directory, &config, NULL) == 0
+               ? cox_share_check(&config, share, err)
+               : 0;
+}
+
+/* Joins the group of all ranks, each of which is in this same init; or brings this rank in step with those that it has
+ * joined before, where the coordinator counts no lives. */
+static int engine_join(struct cox_engine *engine, const struct cox_group_options *options,
+                       struct cox_error *err)
+{
+    int r = 0;
+
+    if (!engine->group) {
+        r = cox_group_join(options, &engine->group, err);
+        if (r)
+            return cox_fail(err, r, "the group of ranks: %s", cox_status_text(r));
+        engine->group_life = options->life;
+    }
+    r = cox_group_align(engine->group, engine->init_sequence);
+    return r ? cox_fail(err, r, "the group of ranks: %s", cox_status_text(r)) : 0;
+}
+
+static int engine_gather(void *context, float *slices, size_t stride, size_t slice_length,
+                         const float **ret_slices, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_exchange_gather(engine->exchange, slices, stride, slice_length, ret_slices, err);
+}
+
+static int engine_blame(void *context, const float *const *slices, size_t slice_length,
+                        struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_exchange_blame(engine->exchange, slices, slice_length, err);
+}
+
+static struct engine_source engine_source(const struct cox_engine *engine, const char *directory,
+                                          const struct cox_share *share)
+{
+    struct engine_source source = {
+        .block_size = engine->options.block_size,
+        .block_count = engine->options.block_count,
+        .swap_block_count = engine->options.swap_block_count,
+        .rank = share->rank,
+        .rank_count = share->rank_count,
+    };
+
+    snprintf(source.directory, sizeof source.directory, "%s", directory);
+    return source;
+}
+
+static bool source_equal(const struct engine_source *a, const struct engine_source *b)
+{
+    return strcmp(a->directory, b->directory) == 0 && a->block_size == b->block_size &&
+           a->block_count == b->block_count && a->swap_block_count == b->swap_block_count &&
+           a->rank == b->rank && a->rank_count == b->rank_count;
+}
+
+/* With the door, where there is one that takes it. */
+static int engine_make_exporter(struct cox_engine *engine, struct cox_error *err)
+{
+    const struct cox_exporter_options options = {.door_path = engine->given.door};
+    struct cox_error why = {0};
+
+    if (engine->exporter)
+        return 0;
+    if (options.door_path[0] && cox_exporter_new(&options, &engine->exporter, &why) == 0)
+        return 0;
+    if (options.door_path[0])
+        cox_log_write(&engine->options.log, 4, "the KV cache is not left at the door: %s",
+                      why.text);
+    return cox_exporter_new(NULL, &engine->exporter, err);
+}
+
+static struct cox_kv_layout engine_layout(const struct cox_engine *engine,
+                                          const struct cox_group_options *options)
+{
+    const struct cox_cache_geometry *geometry = cox_cache_geometry(engine->cache);
+
+    return (struct cox_kv_layout){
+        .rank = options->rank,
+        .rank_count = options->rank_count,
+        .layer_count = geometry->layer_count,
+        .kv_head_first = cox_model_kv_heads(engine->model).first,
+        .kv_head_count = geometry->kv_head_count,
+        .head_dim = geometry->head_dim,
+        .block_size = geometry->block_size,
+        .element_bytes = sizeof(float),
+        .block_bytes = cox_cache_block_size(geometry),
+        .model_digest = cox_model_digest(engine->model),
+    };
+}
+
+/* Other groups may read the cache from now on, and pulls go into it. What goes wrong with the former is no matter of
+ * this group's own work. */
+static void engine_publish(struct cox_engine *engine, const struct cox_group_options *options)
+{
+    struct cox_error err = {0};
+
+    engine->layout = engine_layout(engine, options);
+    if (!engine->exported) {
+        int r = engine_make_exporter(engine, &err);
+        if (r == 0)
+            r = cox_exporter_export(engine->exporter,
+                                    cox_kv_blocks_fd(cox_cache_kv_blocks(engine->cache)), 0, 0,
+                                    &engine->handle, &err);
+        if (r == 0) {
+            cox_fault_point(COX_FAULT_CACHE_EXPORTED);
+            engine->exported = true;
+        } else {
+            cox_log_write(&engine->options.log, 4, "no other group can read the KV cache: %s",
+                          err.text);
+        }
+    }
+    cox_transfer_open(engine->transfer, engine->cache, &engine->layout);
+}
+
+static struct cox_model_options engine_model_options(struct cox_engine *engine,
+                                                     const struct cox_share *share)
+{
+    struct cox_model_options options = {
+        .share = *share,
+        .adapters = {cox_adapters_find, engine->adapters},
+    };
+
+    if (share->rank_count) {
+        options.share.gather = engine_gather;
+        options.share.blame = engine_blame;
+        options.share.context = engine;
+    }
+    return options;
+}
+
+/* Computes with this version of the coordinator's weights from now on: a model that borrows its block takes the place of
+ * the former one. Caches stay: they were made for the same shapes, which is checked. Failed, everything is as before. */
+static int engine_borrow(struct cox_engine *engine, const struct cox_share *share, uint64_t version,
+                         const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                         struct cox_error *err)
+{
+    const struct cox_model_options options = engine_model_options(engine, share);
+    struct cox_error why = {0};
+    struct cox_model *model = NULL;
+    const void *block;
+    uint64_t length;
+    int r =
+        cox_rank_weights_take(engine->weights, version, offer, deadline_ns, &block, &length, err);
+
+    if (r)
+        return r;
+    /* What a rank has no memory to go over to, it needs none to come back from. */
+    if (engine->model && cox_rank_weights_version(engine->weights) == version)
+        return 0;
+    r = cox_model_borrow(block, length, &options, &model, &why);
+    if (!r && engine->model)
+        r = cox_model_config_compare(cox_model_config(engine->model), cox_model_config(model),
+                                     &why);
+    if (r) {
+        cox_model_free(model);
+        return cox_fail(err, r, "version %" PRIu64 " of the model's weights: %s", version,
+                        why.text);
+    }
+    cox_model_free(engine->model);
+    engine->model = model;
+    cox_rank_weights_keep(engine->weights);
+    cox_log_write(&engine->options.log, 7, "computes with version %" PRIu64 " of the weights",
+                  version);
+    return 0;
+}
+
+/* The model is another one, between two steps. Keys and values of the former are no other group's to take any more, nor of another
+ * group that computes with it to be taken here. */
+static void engine_renew_digest(struct cox_engine *engine)
+{
+    const uint64_t digest = cox_model_digest(engine->model);
+    struct cox_error err = {0};
+
+    /* In an init all of that is done anyway. */
+    if (!engine->ready || digest == engine->layout.model_digest)
+        return;
+    engine->layout.model_digest = digest;
+    cox_cache_forget_all(engine->cache);
+    if (cox_transfer_close(engine->transfer, cox_deadline_after_ms(CLEAR_MS), &err) == 0)
+        cox_transfer_open(engine->transfer, engine->cache, &engine->layout);
+    else
+        cox_log_write(&engine->options.log, 4, "until the next init nothing is pulled: %s",
+                      err.text);
+}
+
+/* The version of a step, or of an init. What is opened, mapped and allocated here is to be known to somebody: so a pause
+ * does not leave this, which takes no longer than the scratch of a model, and a visit at the door. */
+static int engine_switch(struct cox_engine *engine, uint64_t version,
+                         const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                         struct cox_error *err)
+{
+    int r;
+
+    if (!engine->weights)
+        return cox_fail(err, COX_STATE,
+                        "version %" PRIu64
+                        " of the model's weights is asked for, and init told of none",
+                        version);
+    if (version == cox_rank_weights_version(engine->weights))
+        return 0;
+    const struct cox_share share = {.rank = engine->source.rank,
+                                    .rank_count = engine->source.rank_count};
+    cox_visit_hold();
+    r = engine_borrow(engine, &share, version, offer, deadline_ns, err);
+    if (r == 0)
+        engine_renew_digest(engine);
+    cox_visit_release();
+    return r;
+}
+
+/* What the step is to be computed with, if the coordinator has weights for all ranks. */
+static int engine_step_weights(struct cox_engine *engine, const struct cox_batch *batch,
+                               struct cox_error *err)
+{
+    const struct cox_weights_offer *offer = batch->weights;
+
+    if (!batch->weights_version)
+        return 0;
+    return engine_switch(
+        engine, batch->weights_version, offer,
+        offer ? cox_deadline_min(offer->deadline_ns, cox_deadline_after_ms(OPEN_MS)) : 0, err);
+}
+
+static int engine_model(struct cox_engine *engine, const struct engine_source *source,
+                        const struct cox_share *share, const struct cox_weights_offer *offer,
+                        uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct cox_model_options options = engine_model_options(engine, share);
+
+    return offer ? engine_borrow(engine, share, offer->version, offer, deadline_ns, err)
+                 : cox_model_load(source->directory, &options, &engine->model, err);
+}
+
+/* Model and cache. */
+static int engine_load(struct cox_engine *engine, const struct engine_source *source,
+                       const struct cox_share *share, const struct cox_weights_offer *offer,
+                       uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct cox_model_config *config;
+    struct cox_slices own;
+    int r = engine_model(engine, source, share, offer, deadline_ns, err);
+
+    if (r)
+        return r;
+    config = cox_model_config(engine->model);
+    own = cox_share_slices(config, share);
+    cox_log_write(&engine->options.log, 7,
+                  "%" PRIu64 " bytes of weights of its own, slices %u to %u of %u",
+                  cox_model_weights_size(engine->model), own.first, own.first + own.count - 1,
+                  cox_slice_count(config));
+    r = cox_model_cache_new(engine->model, source->block_count, source->block_size,
+                            source->swap_block_count, NULL, &engine->cache, err);
+    if (r) {
+        engine_unload(engine);
+        return r;
+    }
+    engine->source = *source;
+    cox_adapters_set_model(engine->adapters, config, share);
+    return 0;
+}
+
+/* For weights that are the coordinator's. */
+static int engine_take_weights(struct cox_engine *engine, struct cox_error *err)
+{
+    char door[4096];
+    int r;
+
+    if (engine->weights)
+        return 0;
+    r = cox_rank_weights_new(cox_init_request_door(engine->init, door, sizeof door) ? door : NULL,
+                             &engine->weights);
+    return r ? cox_fail(err, r, "no memory for the model's weights") : 0;
+}
+
+static void engine_describe(const struct cox_engine *engine, struct cox_init_result *result)
+{
+    const struct cox_engine_options *options = &engine->options;
+
+    result->cpu_block_count = options->swap_block_count;
+    result->npu_block_count = options->block_count;
+    result->max_position_embeddings = cox_model_config(engine->model)->position_count_max;
+    result->kv_cache_count = 1;
+    result->kv_caches[0] = (struct cox_kv_cache_desc){
+        .block_count = (int32_t)options->block_count,
+        .block_size = (int32_t)options->block_size,
+        .compression_ratio = 1,
+    };
+    if (engine->exported) {
+        result->kv_pool.block_count = options->block_count;
+        result->kv_pool.layout = engine->layout;
+        memcpy(result->kv_pool.handle, &engine->handle, sizeof result->kv_pool.handle);
+    }
+}
+
+/* The exchange comes last: all that can fail on this rank alone has not, and nobody waits for it
+ * in vain. */
+static int engine_form(struct cox_engine *engine, const struct cox_group_options *options,
+                       const struct engine_source *source, const struct cox_share *share,
+                       const struct cox_weights_offer *offer, struct cox_error *err)
+{
+    int r = share->rank_count && !offer ? engine_check_share(source->directory, share, err) : 0;
+
+    if (r == 0 && share->rank_count)
+        r = engine_join(engine, options, err);
+
+    if (r == 0 && offer)
+        r = engine_take_weights(engine, err);
+    if (r == 0 && engine->cache && offer)
+        r = engine_switch(engine, offer->version, offer, options->deadline_ns, err);
+    if (r == 0 && !engine->cache)
+        r = engine_load(engine, source, share, offer, options->deadline_ns, err);
+    if (r == 0 && share->rank_count)
+        r = cox_exchange_new(engine->group, cox_model_slice_count(engine->model),
+                             cox_model_slice_length_max(engine->model), options->deadline_ns,
+                             &engine->exchange, err);
+    return r;
+}
+
+/* What the request names, with what the options say where it does not: an init before is no matter, since a rank that was
+ * replaced knows of none. */
+static int engine_read(struct cox_engine *engine, const struct cox_init_request *request,
+                       const char **ret_directory, struct cox_error *err)
+{
+    const char *directory = cox_init_request_get(request, "model");
+
+    if (!directory || !*directory)
+        directory = engine->options.model_dir;
+    if (!*directory)
+        return cox_fail(err, COX_INVALID,
+                        "init: no model was named: --model DIR, or 'model' in the init request");
+    *ret_directory = directory;
+    engine->options = engine->given;
+    return engine_numbers(engine, request, err);
+}
+
+/* What was loaded stays where the same init is said again, whether it succeeds this time or the next. */
+static int engine_renew(struct cox_engine *engine, const struct cox_init_request *request,
+                        const struct cox_group_options *options, struct cox_error *err)
+{
+    const bool replayed = cox_init_request_replayed(request);
+    const char *directory = NULL;
+    struct cox_share share;
+    struct cox_weights_offer told;
+    const struct cox_weights_offer *offer = NULL;
+    struct engine_source source;
+    int r = engine_read(engine, request, &directory, err);
+
+    share = engine_share(engine, options);
+    if (r == 0)
+        r = cox_init_request_weights(request, &told, err);
+    if (r == 0)
+        offer = &told;
+    else if (r != COX_EMPTY)
+        return r;
+    source = engine_source(engine, directory, &share);
+    /* Its memory goes before the new one is taken. A reinit that failed has left a model without a cache. */
+    if (!replayed || !engine->cache || !source_equal(&source, &engine->source))
+        engine_unload(engine);
+    r = engine_form(engine, options, &source, &share, offer, err);
+    if (r && !replayed)
+        engine_unload(engine);
+    return r;
+}
+
+static int engine_init(void *context, const struct cox_init_request *request,
+                       struct cox_init_result *result, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+    struct cox_group_options options = {
+        .value_size = COX_GROUP_VALUE_SIZE_MIN,
+        .deadline_ns = cox_deadline_after_ms(WAIT_MS),
+        .aborted = given_up,
+        .context = engine,
+    };
+    int r;
+
+    cox_init_request_group(request, &options);
+    /* However this ends, what was before is over: the others are in this init as well, or dead. And before
+     * anything can fail: the memory of a former life is another one's in the end. */
+    engine->ready = false;
+    r = cox_transfer_close(engine->transfer, cox_deadline_after_ms(CLEAR_MS), err);
+    if (r)
+        return r;
+    /* Nor does anybody know what a cache that stays holds: all sequences are forgotten. */
+    if (engine->cache)
+        cox_cache_forget_all(engine->cache);
+    engine->exchange = cox_exchange_free(engine->exchange);
+    if (engine->group && engine->group_life != options.life)
+        engine->group = cox_group_leave(engine->group);
+    engine->init_sequence = cox_init_request_sequence(request);
+    /* The group is NORMAL after it, where nobody could say start. First, so that a pause from here on stays. */
+    if (!cox_init_request_replayed(request))
+        cox_worker_resume(engine->worker);
+    engine->init = request;
+    r = engine_renew(engine, request, &options, err);
+    engine->init = NULL;
+    if (r && engine->group)
+        cox_group_abort(engine->group);
+    if (r)
+        return r;
+    engine->ready = true;
+    engine_publish(engine, &options);
+    engine_describe(engine, result);
+    return 0;
+}
+
+/* Brings this rank in step with the others.
+ *
+ * Epochs of the group are numbers of requests: that of the init, until a step is given up after it,
+ * then the one that follows the last step given up. All ranks that compute one step say the same: had
+ * the coordinator given up another one meanwhile, it would have given up this one too. Each init and
+ * each step after a failure has an epoch that was never before: an epoch is at most the number of the
+ * requests in it. */
+static int engine_begin(struct cox_engine *engine, const struct cox_batch *batch,
+                        struct cox_error *err)
+{
+    const uint64_t void_through = cox_batch_void_through(batch);
+    const uint64_t epoch =
+        void_through >= engine->init_sequence ? void_through + 1 : engine->init_sequence;
+
+    if (batch->void_word && void_through >= batch->sequence)
+        return cox_fail(err, COX_ABORTED, "the step was given up before it began");
+    return cox_exchange_begin(engine->exchange, epoch, cox_deadline_after_ms(WAIT_MS), err);
+}
+
+static int engine_execute(void *context, const struct cox_batch *batch,
+                          struct cox_batch_output *outputs, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+    int r = 0;
+
+    if (!engine->ready || !engine->cache)
+        return cox_fail(err, COX_STATE, "a step before an init that succeeded");
+    if (batch->forward_type == COX_FORWARD_DUMMY)
+        return engine_step_weights(engine, batch, err);
+    engine->batch = batch;
+    /* Before anything can fail: what is told to the others is about this step. */
+    if (engine->exchange)
+        r = engine_begin(engine, batch, err);
+    if (r == 0)
+        r = engine_step_weights(engine, batch, err);
+    if (r == 0)
+        r = cox_model_step(engine->model, engine->cache, batch, outputs, NULL, err);
+    engine->batch = NULL;
+    if (r == 0 && engine->exchange) {
+        const struct cox_exchange_times *times = cox_exchange_times(engine->exchange);
+        cox_worker_tell_group_time(engine->worker, times->total_ns, times->wait_ns);
+    }
+    if (r && engine->group)
+        cox_group_abort(engine->group);
+    return r;
+}
+
+/* ---- the execute channel, and reinit beside it ---- */
+
+/* First in each callback of the execute channel. Both sides are on guard: this thread is inside, for cox_worker_busy,
+ * before it looks at `rebuilding`; a reinit stores that before it asks. So one of them sees the other; a callback that does is
+ * over at once. The one before may have been left anywhere: nothing of it is under way. */
+static int engine_enter(struct cox_engine *engine, struct cox_error *err)
+{
+    engine->init = NULL;
+    engine->batch = NULL;
+    if (atomic_load_explicit(&engine->rebuilding, memory_order_seq_cst))
+        return cox_fail(err, COX_ABORTED, "a reinit is under way");
+    return 0;
+}
+
+static int on_init(void *context, const struct cox_init_request *request,
+                   struct cox_init_result *result, struct cox_error *err)
+{
+    int r = engine_enter(context, err);
+
+    return r ? r : engine_init(context, request, result, err);
+}
+
+static int on_execute(void *context, const struct cox_batch *batch,
+                      struct cox_batch_output *outputs, struct cox_error *err)
+{
+    int r = engine_enter(context, err);
+
+    return r ? r : engine_execute(context, batch, outputs, err);
+}
+
+static void on_cleanup(void *context, const uint32_t *slots, uint32_t count)
+{
+    struct cox_engine *engine = context;
+
+    if (engine_enter(engine, NULL) == 0 && engine->cache)
+        cox_cache_forget(engine->cache, slots, count);
+}
+
+/* ---- KV transfer ---- */
+
+static void on_link(void *context, const ModelExecuteData__PDLinkRequest *request)
+{
+    struct cox_engine *engine = context;
+
+    cox_transfer_link(engine->transfer, request);
+}
+
+static int on_link_status(void *context, struct cox_arena *arena,
+                          ModelExecuteData__PDLinkStatusResponse *response, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_transfer_status(engine->transfer, arena, response, err);
+}
+
+/* On guard as engine_enter is. It is not left, with its locks; and comes out by itself. */
+static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *request,
+                      struct cox_arena *arena, ModelExecuteData__PullKVResponse *response,
+                      struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+    int r;
+
+    if (atomic_load_explicit(&engine->rebuilding, memory_order_seq_cst))
+        return cox_fail(err, COX_ABORTED, "a reinit is under way");
+    cox_visit_hold();
+    r = cox_transfer_pull(engine->transfer, request, arena, response, err);
+    cox_visit_release();
+    return r;
+}
+
+/* ---- recovery ---- */
+
+static int on_pause(void *context, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_worker_pause(engine->worker, 0, err);
+}
+
+static int on_lora(void *context, const struct ModelExecuteData__LoraOperationRequest *request,
+                   struct cox_arena *arena,
+                   struct ModelExecuteData__LoraOperationResponse *response, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_engine_lora(engine->adapters, engine->worker, request, arena, response, err);
+}
+
+static int on_clear(void *context, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    return cox_transfer_clear(engine->transfer, cox_deadline_after_ms(CLEAR_MS), err);
+}
+
+static int engine_rebuild(struct cox_engine *engine, struct cox_error *err)
+{
+    int r;
+
+    if (!engine->cache) /* nothing was loaded yet, or an init has failed */
+        return 0;
+    r = cox_transfer_close(engine->transfer, cox_deadline_after_ms(CLEAR_MS), err);
+    if (r)
+        return r;
+    cox_cache_clear(engine->cache);
+    if (engine->layout.block_bytes)
+        cox_transfer_open(engine->transfer, engine->cache, &engine->layout);
+    return 0;
+}
+
+static int on_reinit(void *context, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+    int r;
+
+    atomic_store_explicit(&engine->rebuilding, true, memory_order_seq_cst);
+    if (cox_worker_busy(engine->worker))
+        r = cox_fail(err, COX_STATE,
+                     "a request is inside the worker: pause it before reinit, or let it come out");
+    else
+        r = engine_rebuild(engine, err);
+    atomic_store_explicit(&engine->rebuilding, false, memory_order_seq_cst);
+    return r;
+}
+
+static int on_start(void *context, struct cox_error *err)
+{
+    struct cox_engine *engine = context;
+
+    (void)err;
+    cox_worker_resume(engine->worker);
+    return 0;
+}
+
+const struct cox_worker_callbacks cox_engine_callbacks = {
+    .init = on_init,
+    .execute = on_execute,
+    .lora = on_lora,
+    .cleanup = on_cleanup,
+    .link = on_link,
+    .link_status = on_link_status,
+    .pull_kv = on_pull_kv,
+    .pause = on_pause,
+    .pause_net = on_pause,
+    .clear = on_clear,
+    .reinit = on_reinit,
+    .start = on_start,
+};

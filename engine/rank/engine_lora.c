@@ -1,0 +1,101 @@
+#include "engine_lora.h"
+
+#include "worker/sequences/lora_uses.h"
+#include "engine/model/file.h"
+#include "proto/executor.pb-c.h"
+
+#include <string.h>
+
+#define STATUS(name) MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__##name
+
+/* The status that says what a load came to; -1: it is no matter of the request. */
+static int status_of(int r)
+{
+    switch (r) {
+    case 0:
+        return STATUS(LORA_CMD_SUCCESS);
+    case COX_TAKEN:
+        return STATUS(DUPLICATED_LORA_ID);
+    case COX_FULL:
+        return STATUS(SLOTS_FULL);
+    case COX_DIVERGED:
+        return STATUS(INVALID_LORA_RANK);
+    case COX_STATE:
+    case COX_NO_SPACE:
+        return -1;
+    default: /* missing, unreadable, broken, or not for this model: another path may be right */
+        return r < 0 ? -1 : STATUS(INVALID_LORA_PATH);
+    }
+}
+
+static bool is_name(const char *name)
+{
+    size_t length = 0;
+    for (; name[length]; length++)
+        if ((unsigned char)name[length] < ' ' || name[length] == 127)
+            return false;
+    return length > 0 && length <= COX_LORA_NAME_LENGTH_MAX;
+}
+
+/* Returns a status, or a failure in *ret_failure. */
+static int load(struct cox_adapters *adapters,
+                const struct ModelExecuteData__LoraOperationRequest *request,
+                struct ModelExecuteData__LoraOperationResponse *response, int *ret_failure,
+                struct cox_error *err)
+{
+    const char *path = request->lora_path;
+    const uint64_t expected = request->has_digest ? request->digest : 0;
+    if (!path || !*path) {
+        cox_fail(err, COX_INVALID, "no folder of an adapter was named");
+        return STATUS(INVALID_LORA_PATH);
+    }
+    int r = cox_adapters_load(adapters, request->lora_name, path, expected, &response->digest, err);
+    r = cox_file_blame(r, err);
+    response->has_digest = r == 0;
+    *ret_failure = status_of(r) < 0 ? r : 0;
+    return status_of(r);
+}
+
+static int unload(struct cox_adapters *adapters, struct cox_worker *worker, const char *name,
+                  int *ret_failure, struct cox_error *err)
+{
+    if (!cox_adapters_has(adapters, name)) {
+        cox_fail(err, COX_NOT_FOUND, "no adapter of that name is loaded");
+        return STATUS(INVALID_LORA_ID);
+    }
+    *ret_failure = cox_worker_lora_retire(worker, name, err);
+    if (*ret_failure)
+        return -1;
+    /* An init may have taken it away meanwhile. */
+    int r = cox_adapters_remove(adapters, name, err);
+    cox_worker_lora_admit(worker, name);
+    return r ? STATUS(INVALID_LORA_ID) : STATUS(LORA_CMD_SUCCESS);
+}
+
+int cox_engine_lora(struct cox_adapters *adapters, struct cox_worker *worker,
+                    const struct ModelExecuteData__LoraOperationRequest *request,
+                    struct cox_arena *arena,
+                    struct ModelExecuteData__LoraOperationResponse *response, struct cox_error *err)
+{
+    const char *name = request->lora_name ? request->lora_name : "";
+    struct cox_error why = {0};
+    int failure = 0, status = STATUS(UNSUPPORT_CMD);
+    if (request->lora_op_type != MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD &&
+        request->lora_op_type != MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__UNLOAD) {
+        cox_fail(&why, COX_UNSUPPORTED, "no such operation: %d", (int)request->lora_op_type);
+    } else if (!is_name(name)) {
+        cox_fail(&why, COX_INVALID, "a name has 1 to %d bytes, and no control characters",
+                 COX_LORA_NAME_LENGTH_MAX);
+        status = STATUS(INVALID_LORA_ID);
+    } else if (request->lora_op_type == MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD) {
+        status = load(adapters, request, response, &failure, &why);
+    } else {
+        status = unload(adapters, worker, name, &failure, &why);
+    }
+    if (failure)
+        return cox_fail(err, failure, "%s", why.text);
+    response->lora_op_status = (ModelExecuteData__LoraOperationStatus)status;
+    if (status != STATUS(LORA_CMD_SUCCESS))
+        response->text = cox_arena_strdup(arena, why.text); /* NULL: the status says enough */
+    return 0;
+}

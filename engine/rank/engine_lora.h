@@ -1,0 +1,23 @@
+/*
+ * engine_lora: LoRA operations of the reference worker: one request against the adapters of the rank, and the status of the
+ * protocol that it comes to.
+ *
+ * Threads: the link thread.
+ * Ownership: everything is lent for the call; the response's text lives in the arena.
+ * Blocks: a load reads files; an unload waits for use to end, see cox_worker_lora_retire.
+ * Codes: 0: the response has the status; COX_BUSY: still in use; COX_STATE: no model; COX_NO_SPACE, -ENOMEM.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_WORKER_ENGINE_LORA_H
+#define COX_WORKER_ENGINE_LORA_H
+
+#include "adapters.h"
+#include "worker/loop/worker.h"
+
+int cox_engine_lora(struct cox_adapters *adapters, struct cox_worker *worker,
+                    const struct ModelExecuteData__LoraOperationRequest *request,
+                    struct cox_arena *arena,
+                    struct ModelExecuteData__LoraOperationResponse *response,
+                    struct cox_error *err);
+
+#endif

@@ -1,0 +1,288 @@
+#include "exchange.h"
+
+#include "group_private.h"
+
+#include <fcntl.h>
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "channel/base/fault.h"
+#include "channel/shm/region.h"
+
+#define ALIGNMENT_FLOATS (64 / sizeof(float))
+#define BUFFER_COUNT 2u
+/* What makes mapped memory safe to read: it cannot become shorter. And nobody else writes it. */
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
+#define NAME_SIZE 32
+
+struct cox_exchange {
+    struct cox_group *group;
+    uint32_t rank, rank_count;
+    uint32_t slice_count;            /* of each rank */
+    size_t slice_length_max;         /* floats */
+    size_t buffer_length;            /* floats */
+    uint64_t epoch;                  /* 0: of no step yet */
+    uint32_t index;                  /* of the next exchange in its epoch */
+    uint64_t deadline_ns;            /* of the step */
+    struct cox_exchange_times times; /* of the step */
+    struct cox_region *ranks;        /* by rank: its buffers; written here for this rank alone */
+};
+
+/* What ranks must agree on, as each tells the others. */
+struct facts {
+    uint64_t slice_count;
+    uint64_t slice_length_max;
+};
+
+const struct cox_exchange_times *cox_exchange_times(const struct cox_exchange *exchange)
+{
+    return &exchange->times;
+}
+
+uint64_t cox_exchange_size(const struct cox_exchange *exchange)
+{
+    return exchange->buffer_length * BUFFER_COUNT * sizeof(float);
+}
+
+static float *buffer_of(const struct cox_exchange *exchange, uint32_t rank, uint32_t buffer)
+{
+    return (float *)exchange->ranks[rank].base + buffer * exchange->buffer_length;
+}
+
+/* The memory of this rank, mapped for writing before the seal that keeps all others from it. */
+static int make_memory(struct cox_exchange *exchange, int *ret_fd, struct cox_error *err)
+{
+    static const char name[] = "of slices";
+    _cox_cleanup_(cox_close_fd) int fd =
+        memfd_create("cox_payload_exchange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int r;
+
+    if (fd < 0)
+        return cox_fail(err, -errno, "memory for the exchange of slices: memfd_create: %s",
+                        cox_status_text(-errno));
+    r = cox_fd_raise(&fd);
+    if (r == 0 && fchmod(fd, 0600) < 0)
+        r = -errno;
+    if (r)
+        return cox_fail(err, r, "memory for the exchange of slices: %s", cox_status_text(r));
+    r = cox_region_reserve(fd, cox_exchange_size(exchange), name, err);
+    if (r == 0)
+        r = cox_region_map(&exchange->ranks[exchange->rank], fd, cox_exchange_size(exchange),
+                           COX_REGION_WRITE, name, err);
+    if (r)
+        return r;
+    if (fcntl(fd, F_ADD_SEALS, SEALS) < 0)
+        return cox_fail(err, -errno, "memory for the exchange of slices: seals: %s",
+                        cox_status_text(-errno));
+    cox_fault_point(COX_FAULT_EXCHANGE_MADE);
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+/* Before any memory is looked at: whoever has loaded another model is told so. */
+static int compare_facts(struct cox_exchange *exchange, uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct facts own = {exchange->slice_count, exchange->slice_length_max};
+    struct facts all[COX_RANK_COUNT_MAX];
+    int r = cox_group_gather(exchange->group, &own, sizeof own, all, deadline_ns, err);
+
+    for (uint32_t rank = 0; r == 0 && rank < exchange->rank_count; rank++)
+        if (memcmp(&all[rank], &own, sizeof own) != 0)
+            r = cox_fail(err, COX_INVALID,
+                         "rank %" PRIu32 " exchanges %" PRIu64 " slices of at most %" PRIu64
+                         " numbers, this rank %" PRIu64 " of %" PRIu64
+                         ": they have not loaded the same model",
+                         rank, all[rank].slice_count, all[rank].slice_length_max, own.slice_count,
+                         own.slice_length_max);
+    return r;
+}
+
+static int map_rank(struct cox_exchange *exchange, uint32_t rank, int fd, struct cox_error *err)
+{
+    char name[NAME_SIZE];
+    struct stat st;
+    int r, seals;
+
+    snprintf(name, sizeof name, "of slices of rank %" PRIu32, rank);
+    r = cox_region_check_fd(fd, name, err);
+    if (r)
+        return r;
+    seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
+        return cox_fail(err, COX_DENIED, "region %s could become shorter: it is not sealed", name);
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "region %s: fstat: %s", name, cox_status_text(-errno));
+    if ((uint64_t)st.st_size != cox_exchange_size(exchange))
+        return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected %" PRIu64, name,
+                        (intmax_t)st.st_size, cox_exchange_size(exchange));
+    if ((seals & SEALS) != SEALS)
+        return cox_fail(err, COX_DENIED,
+                        "region %s has the seals %#x, expected %#x: others than its rank could "
+                        "write it",
+                        name, (unsigned)seals, (unsigned)SEALS);
+    return cox_region_map(&exchange->ranks[rank], fd, cox_exchange_size(exchange), COX_REGION_READ,
+                          name, err);
+}
+
+static int map_ranks(struct cox_exchange *exchange, int own_fd, uint64_t deadline_ns,
+                     struct cox_error *err)
+{
+    int fds[COX_RANK_COUNT_MAX];
+    int r = cox_group_gather_fds(exchange->group, own_fd, COX_GROUP_FD_KEEP, fds, deadline_ns, err);
+
+    if (r)
+        return r;
+    for (uint32_t rank = 0; rank < exchange->rank_count; rank++) {
+        if (rank == exchange->rank)
+            continue;
+        if (r == 0)
+            r = map_rank(exchange, rank, fds[rank], err);
+        cox_close_fd(&fds[rank]);
+    }
+    return r;
+}
+
+int cox_exchange_new(struct cox_group *group, uint32_t slice_count, size_t slice_length_max,
+                     uint64_t deadline_ns, struct cox_exchange **ret_exchange,
+                     struct cox_error *err)
+{
+    _cox_cleanup_(cox_exchange_freep) struct cox_exchange *exchange = calloc(1, sizeof *exchange);
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r;
+
+    COX_ASSERT(slice_count > 0 && slice_length_max > 0);
+    if (!exchange)
+        return cox_fail(err, -ENOMEM, "no memory for the exchange of slices");
+    exchange->group = group;
+    exchange->rank = cox_group_rank(group);
+    exchange->rank_count = cox_group_rank_count(group);
+    exchange->slice_count = slice_count;
+    exchange->slice_length_max = slice_length_max;
+    exchange->buffer_length = (slice_count * slice_length_max + ALIGNMENT_FLOATS - 1) /
+                              ALIGNMENT_FLOATS * ALIGNMENT_FLOATS;
+    exchange->ranks = calloc(exchange->rank_count, sizeof exchange->ranks[0]);
+    if (!exchange->ranks)
+        return cox_fail(err, -ENOMEM, "no memory for the exchange of slices");
+    r = make_memory(exchange, &fd, err);
+    if (r == 0)
+        r = compare_facts(exchange, deadline_ns, err);
+    if (r == 0)
+        r = map_ranks(exchange, fd, deadline_ns, err);
+    if (r)
+        return cox_fail(err, r, "the ranks could not share memory: %s", cox_status_text(r));
+    *ret_exchange = cox_steal_ptr(&exchange);
+    return 0;
+}
+
+struct cox_exchange *cox_exchange_free(struct cox_exchange *exchange)
+{
+    if (!exchange)
+        return NULL;
+    if (exchange->ranks)
+        for (uint32_t rank = 0; rank < exchange->rank_count; rank++)
+            cox_region_detach(&exchange->ranks[rank]);
+    free(exchange->ranks);
+    free(exchange);
+    return NULL;
+}
+
+void cox_exchange_freep(struct cox_exchange **exchange)
+{
+    cox_exchange_free(*exchange);
+}
+
+int cox_exchange_begin(struct cox_exchange *exchange, uint64_t epoch, uint64_t deadline_ns,
+                       struct cox_error *err)
+{
+    exchange->deadline_ns = deadline_ns;
+    exchange->times = (struct cox_exchange_times){0};
+    /* Ranks in one epoch have made the same exchanges in it: they agree whose turn a buffer is. */
+    if (epoch == exchange->epoch)
+        return 0;
+    int r = cox_group_align(exchange->group, epoch);
+    if (r)
+        return cox_fail(err, r, "the ranks cannot begin epoch %" PRIu64 ": %s", epoch,
+                        cox_status_text(r));
+    exchange->epoch = epoch;
+    exchange->index = 0;
+    return 0;
+}
+
+int cox_exchange_gather(struct cox_exchange *exchange, const float *slices, size_t stride,
+                        size_t slice_length, const float **ret_slices, struct cox_error *err)
+{
+    const uint32_t buffer = exchange->index % BUFFER_COUNT;
+    const uint32_t slice_count = exchange->slice_count, first = exchange->rank * slice_count;
+    const uint64_t begin_ns = cox_now_ns();
+    uint64_t arrived_ns, end_ns;
+    int r;
+
+    COX_ASSERT(slice_length <= exchange->slice_length_max);
+    exchange->index++;
+    for (uint32_t slice = 0; slice < slice_count; slice++)
+        memcpy(buffer_of(exchange, exchange->rank, buffer) + slice * slice_length,
+               slices + (first + slice) * stride, slice_length * sizeof(float));
+    cox_fault_point(COX_FAULT_EXCHANGE_WRITTEN);
+    arrived_ns = cox_now_ns();
+    r = cox_group_barrier(exchange->group, exchange->deadline_ns, err);
+    if (r)
+        return cox_fail(err, r, "the exchange of slices: %s", cox_status_text(r));
+    for (uint32_t rank = 0; rank < exchange->rank_count; rank++)
+        for (uint32_t slice = 0; slice < slice_count; slice++)
+            ret_slices[rank * slice_count + slice] =
+                rank == exchange->rank ? slices + (first + slice) * stride
+                                       : buffer_of(exchange, rank, buffer) + slice * slice_length;
+    end_ns = cox_now_ns();
+    exchange->times.total_ns += end_ns - begin_ns;
+    exchange->times.wait_ns += end_ns - arrived_ns;
+    cox_fault_point(COX_FAULT_EXCHANGE_READ);
+    return 0;
+}
+
+/* Is it large enough to carry a sum of that many numbers beyond what is finite? */
+static bool overflows(float number, uint32_t count)
+{
+    return (double)number * count >= FLT_MAX;
+}
+
+int cox_exchange_blame(const struct cox_exchange *exchange, const float *const *slices,
+                       size_t slice_length, struct cox_error *err)
+{
+    /* Of all ranks, and what they are added to. */
+    const uint32_t number_count = exchange->rank_count * exchange->slice_count + 1;
+    uint32_t largest_rank = 0;
+    float largest = -1;
+    for (uint32_t rank = 0; rank < exchange->rank_count; rank++)
+        for (uint32_t i = 0; i < exchange->slice_count; i++) {
+            const float *slice = slices[rank * exchange->slice_count + i];
+            for (size_t j = 0; j < slice_length; j++) {
+                const float number = fabsf(slice[j]);
+                if (!isfinite(number)) {
+                    cox_group_blame(exchange->group, rank);
+                    return cox_fail(err, COX_INVALID,
+                                    "rank %" PRIu32
+                                    " gave a number that is not finite: the weights "
+                                    "or its KV cache do not fit the model, or it made it up",
+                                    rank);
+                }
+                if (number > largest) {
+                    largest = number;
+                    largest_rank = rank;
+                }
+            }
+        }
+    if (!overflows(largest, number_count))
+        return cox_fail(err, COX_INVALID,
+                        "a sum is not finite, and none of the numbers that were given for it "
+                        "explains that: an earlier sum was as large, or one has changed since");
+    cox_group_blame(exchange->group, largest_rank);
+    return cox_fail(err, COX_INVALID,
+                    "rank %" PRIu32 " gave the number %g, with which a sum is not finite",
+                    largest_rank, (double)largest);
+}

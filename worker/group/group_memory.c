@@ -1,0 +1,217 @@
+#include "group_memory.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "channel/base/fault.h"
+#include "channel/shm/geometry.h"
+
+/* A visit at the control socket. */
+#define DOOR_MS 1000
+
+enum part { WORDS, VALUES };
+
+/* Another rank's, as it was told last. */
+struct other {
+    struct cox_handle handles[COX_SEALED_GROUP_FD_COUNT];
+    struct cox_region regions[COX_SEALED_GROUP_FD_COUNT]; /* base NULL: not mapped */
+};
+
+struct cox_group_memory {
+    _Atomic uint32_t users;
+    uint32_t rank, rank_count;
+    struct cox_region own[COX_SEALED_GROUP_FD_COUNT], hints;
+    const struct cox_group_base *holder; /* who writes; NULL: nobody */
+    uint64_t life;                       /* of the last group that did; 0: there was none */
+    struct other others[COX_RANK_COUNT_MAX];
+};
+
+static uint64_t part_size(int part)
+{
+    return part == WORDS ? cox_geometry_group_words_size() : cox_geometry_group_payload_size();
+}
+
+struct cox_group_memory *cox_group_memory_new(struct cox_sealed *sealed, uint32_t rank,
+                                              uint32_t rank_count)
+{
+    struct cox_group_memory *memory = calloc(1, sizeof *memory);
+    if (!memory)
+        return NULL;
+    COX_ASSERT(sealed->group[WORDS].size >= sizeof(struct cox_group_layout_rank) &&
+               sealed->group_hints.size >=
+                   sizeof(struct cox_group_layout_bell) + cox_group_bells_size(rank_count));
+    /* relaxed: nobody else has it yet. */
+    atomic_store_explicit(&memory->users, 1, memory_order_relaxed);
+    memory->rank = rank;
+    memory->rank_count = rank_count;
+    memcpy(memory->own, sealed->group, sizeof memory->own);
+    memory->hints = sealed->group_hints;
+    memset(sealed->group, 0, sizeof sealed->group);
+    sealed->group_hints = (struct cox_region){0};
+    return memory;
+}
+
+struct cox_group_memory *cox_group_memory_unref(struct cox_group_memory *memory)
+{
+    /* acq_rel: what others did with it is done before it goes; partner is this exchange. */
+    if (!memory || atomic_fetch_sub_explicit(&memory->users, 1, memory_order_acq_rel) > 1)
+        return NULL;
+    for (int part = 0; part < COX_SEALED_GROUP_FD_COUNT; part++) {
+        cox_region_detach(&memory->own[part]);
+        for (uint32_t rank = 0; rank < memory->rank_count; rank++)
+            cox_region_detach(&memory->others[rank].regions[part]);
+    }
+    cox_region_detach(&memory->hints);
+    free(memory);
+    return NULL;
+}
+
+/* ---- the other ranks' ---- */
+
+static int part_open(struct cox_importer *importer, const struct cox_handle *handle, int part,
+                     struct cox_region *ret_region, struct cox_error *err)
+{
+    static const char *const labels[] = {"its words", "its values"};
+    const struct cox_import *import = NULL;
+    int r = cox_importer_open(importer, handle, COX_IMPORT_FD, &import, err);
+    if (r)
+        return r;
+    r = cox_sealed_check_group(import->fd, part_size(part), labels[part], err);
+    if (r == 0)
+        r = cox_region_map(ret_region, import->fd, part_size(part), COX_REGION_READ, labels[part],
+                           err);
+    cox_importer_close(importer, import);
+    return r;
+}
+
+static int other_open(struct other *other, const struct cox_group_told *told, uint32_t rank,
+                      struct cox_importer *importer, struct cox_error *err)
+{
+    struct cox_error why = {0};
+    int r = 0;
+    if (!told->given)
+        return cox_fail(err, COX_DENIED,
+                        "rank %" PRIu32 " has not sealed its memory of the rank group: its worker "
+                        "has to attach as cox_worker_new does",
+                        rank);
+    for (int part = 0; r == 0 && part < COX_SEALED_GROUP_FD_COUNT; part++) {
+        const struct cox_handle *handle = &told->handles[part];
+        if (other->regions[part].base && memcmp(&other->handles[part], handle, sizeof *handle) == 0)
+            continue;
+        cox_region_detach(&other->regions[part]);
+        r = part_open(importer, handle, part, &other->regions[part], &why);
+        other->handles[part] = *handle;
+    }
+    return r ? cox_fail(err, r, "the memory of rank %" PRIu32 ": %s", rank, why.text) : 0;
+}
+
+static int others_open(struct cox_group_memory *memory, const struct cox_group_sealed *sealed,
+                       struct cox_error *err)
+{
+    const struct cox_importer_options options = {.door_path = sealed->door, .deadline_ms = DOOR_MS};
+    struct cox_importer *importer = NULL;
+    if (memory->rank_count == 1)
+        return 0;
+    int r = cox_importer_new(&options, &importer, err);
+    for (uint32_t rank = 0; r == 0 && rank < memory->rank_count; rank++)
+        if (rank != memory->rank)
+            r = other_open(&memory->others[rank], &sealed->ranks[rank], rank, importer, err);
+    cox_importer_free(importer);
+    return r;
+}
+
+/* ---- a group's ---- */
+
+static int take_check(const struct cox_group_memory *memory, const struct cox_group_base *base,
+                      struct cox_error *err)
+{
+    if (memory->holder)
+        return cox_fail(err, COX_STATE, "the group of before is to be left first");
+    if (base->life <= memory->life)
+        return cox_fail(err, COX_TAKEN,
+                        "rank %" PRIu32 " was in life %" PRIu64
+                        " of the group already: life %" PRIu64 " cannot begin",
+                        memory->rank, memory->life, base->life);
+    if (base->rank != memory->rank || base->rank_count != memory->rank_count)
+        return cox_fail(err, COX_INVALID,
+                        "rank %" PRIu32 " of %" PRIu32 " in the memory of rank %" PRIu32
+                        " of %" PRIu32,
+                        base->rank, base->rank_count, memory->rank, memory->rank_count);
+    if (cox_group_values_stride(base->value_size) > memory->own[VALUES].size)
+        return cox_fail(
+            err, COX_INVALID,
+            "values of %" PRIu32 " bytes need %" PRIu64
+            " bytes a rank, the group's memory has %" PRIu64 ": form a group of your own",
+            base->value_size, cox_group_values_stride(base->value_size), memory->own[VALUES].size);
+    return 0;
+}
+
+/* For the others this rank is in no life from here on, before its first word is another one. */
+static void words_reset(struct cox_group_base *base)
+{
+    struct cox_group_layout_rank *own = base->ranks[base->rank];
+    /* Whatever this rank writes in the new life, values too, comes after it: as in part_align of group.c. Partner is the
+     * second look in epoch_verify. */
+    atomic_store_explicit(&own->identity.holder,
+                          cox_group_holder(COX_GROUP_CLAIMED, base->pid, base->start),
+                          memory_order_seq_cst);
+    (void)atomic_load_explicit(&own->identity.holder, memory_order_seq_cst);
+    cox_fault_point(COX_FAULT_GROUP_CLAIMED);
+    for (uint32_t slot = 0; slot < COX_GROUP_PART_COUNT; slot++) {
+        struct cox_group_layout_part *part = &own->parts[slot];
+        /* First of all the word beside it is no arrival any more. */
+        uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
+        atomic_store_explicit(&part->mirror, ~mirror, memory_order_seq_cst);
+        (void)atomic_load_explicit(&part->mirror, memory_order_seq_cst);
+        /* relaxed, all: before the release that says JOINED. */
+        atomic_store_explicit(&part->name_hash, 0, memory_order_relaxed);
+        atomic_store_explicit(&part->members_hash, 0, memory_order_relaxed);
+        atomic_store_explicit(&part->given_up, 0, memory_order_relaxed);
+        atomic_store_explicit(&part->because, 0, memory_order_relaxed);
+        atomic_store_explicit(&part->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&part->what[0], 0, memory_order_relaxed);
+        atomic_store_explicit(&part->what[1], 0, memory_order_relaxed);
+    }
+    cox_fault_point(COX_FAULT_GROUP_CLAIMED);
+}
+
+int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_group_base *base,
+                          struct cox_error *err)
+{
+    struct cox_group_memory *memory = sealed->memory;
+    int r = take_check(memory, base, err);
+    if (r == 0)
+        r = others_open(memory, sealed, err);
+    if (r)
+        return r;
+    for (uint32_t rank = 0; rank < memory->rank_count; rank++) {
+        const struct cox_region *regions =
+            rank == memory->rank ? memory->own : memory->others[rank].regions;
+        base->ranks[rank] = regions[WORDS].base;
+        base->values[rank] = regions[VALUES].base;
+        base->told_pids[rank] = sealed->ranks[rank].pid;
+    }
+    base->bell = memory->hints.base;
+    base->bells = base->bell + 1;
+    /* relaxed: who has it gives it on. */
+    atomic_fetch_add_explicit(&memory->users, 1, memory_order_relaxed);
+    base->memory = memory;
+    memory->holder = base;
+    memory->life = base->life;
+    words_reset(base);
+    return 0;
+}
+
+void cox_group_memory_give(struct cox_group_base *base)
+{
+    if (base->memory && base->memory->holder == base)
+        base->memory->holder = NULL;
+    base->memory = cox_group_memory_unref(base->memory);
+}
+
+bool cox_group_memory_is_held(const struct cox_group_base *base)
+{
+    return !base->memory || base->memory->holder == base;
+}

@@ -1,0 +1,883 @@
+/*
+ * One round: a rank stores what it is at, then that it has arrived, and waits until every member's
+ * word says the same. The words are the truth; a bell, with a count of those who arrived, only says
+ * when to look.
+ *
+ * Why a value slot is free again two rounds later. A rank arrives at round i + 1 only after it has
+ * returned from round i, values copied. So when round i + 1 is complete, everybody has finished
+ * reading round i, and what goes into the slots of i's parity in round i + 2 overwrites nothing that is
+ * read. The same holds for `what`. Two members of one epoch are therefore at most one round apart, and
+ * an index of 24 bits may go round.
+ *
+ * Why epochs do not mix. align replaces a rank's word by one of the new epoch, and reads it back, before
+ * it writes anything else in that epoch. Let A wait at round 3 of epoch e, and B align to e + 1: A
+ * sees B's word in a later epoch. B may have arrived at round 3 before or not, A cannot tell; it ends
+ * with ABORTED. If A had seen B at round 3 and is copying its value when B aligns, gives a new value and
+ * thereby overwrites what A copies, A's second look at B's word, after the copy, sees the later epoch:
+ * the word is ordered before the new value. Seen from B, A's word is of an older epoch: not arrived;
+ * B waits until A has aligned as well. A word of an older epoch is never completed by anybody: align is
+ * monotone, so A cannot arrive at e + 1 before it has left e. Should C never align, B ends at its
+ * deadline, and gives up e + 1.
+ *
+ * Why lives do not mix where a rank has the same words in each (the sealed form). Let B join life L + 1 while A still waits or
+ * reads in L. Before B changes any word it says in `holder` that it is in no life, and turns the mirror of each part
+ * over, so that the word beside it is no arrival; then it sets its words to zero, says L + 1, and arrives there with mirrors that
+ * are those of L + 1. So what A sees of B is an arrival of L, from before, or none. If A had seen B arrive in L and copies its
+ * value when B gives a new one in L + 1, A's second look finds a mirror that is not of L: the turned mirror is ordered before
+ * the new value as the word of an align is. B waits in L + 1 for A before its first round can be complete, since each rank
+ * has to say that it is in L + 1 first. How B's subgroups are made, and where in a round it is, A does not hold against B
+ * once `holder` and the life beside it say that B has gone on, for those are changed first; what B has given up in whatever
+ * life is over for A as well. And A does not hold what B left there in L against it in L + 1: B had set it to zero
+ * when it said that it is there. A rank that has died has nothing to do with this: its successor has other memory.
+ *
+ * Why a failure reaches all. Whoever fails gives up the epoch: it stores that in its own line, and rings.
+ * A member that is not complete looks, at every ring and every 50 ms, at the lines of all, and ends
+ * with ABORTED if one has given up its epoch. A member that is complete ends with 0, and finds the
+ * word in its next round, because who has given up never arrives in that epoch again. A death is looked
+ * for before ABORTED is said: who saw the death has given up because of it, for good, and it is a death
+ * for all, in whatever epoch they are. Whose death it is goes with the news: who gives up for good says it
+ * first, and who learns of it from there says the same, so that all name the one that died and not the one
+ * that left because of it, even where they cannot see the death themselves.
+ * Otherwise a member that has arrived is not looked at: whether it lives makes no difference to this round.
+ *
+ * Who has been counted, and is not the last, sleeps without a look at the others: the last one rings. Whatever else
+ * may end a round is rung for as `news`, which a waiter reads before it sleeps; if there are any it looks at the words
+ * of all. News are done with when a look at them has found nothing, not when the round is complete: who has given up
+ * may have arrived at this round, and not at the next one.
+ *
+ * Why no wake-up is lost for longer than 50 ms. A waiter reads `ring` before it counts itself and looks;
+ * who counts last rings after that, so that the waiter, if it did not see everybody, does not fall
+ * asleep on the old value. Who is overtaken between its arrival and its count finds a later round
+ * counted, leaves that, and rings for its own. A count that was spoilt (by a flipped bit, by somebody of an older epoch)
+ * makes nobody ring; then all look after a slice.
+ *
+ * Why a flipped bit is no arrival. Each arrival is there twice, as it is and as its complement. Owners
+ * say everything again at every slice.
+ */
+#include "group_private.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+
+/* ---- bells ---- */
+
+static void bell_ring(struct cox_group_layout_bell *bell)
+{
+    uint32_t seen = atomic_load_explicit(&bell->ring, memory_order_relaxed), next;
+    /* Whoever sleeps has marked the word itself, so that no order between two words decides who is woken: the mark
+     * came before this change, or the sleeper finds another value. A mark of one that was killed costs a wake.
+     * release: what was stored before is seen by who sees this; partner is the load before a look. */
+    do
+        next = (seen & ~COX_GROUP_RING_SLEEPS) + COX_GROUP_RING_STEP;
+    while (!atomic_compare_exchange_weak_explicit(&bell->ring, &seen, next, memory_order_release,
+                                                  memory_order_relaxed));
+    cox_fault_point(COX_FAULT_GROUP_RINGS);
+    if (seen & COX_GROUP_RING_SLEEPS)
+        cox_futex_wake(&bell->ring);
+    cox_fault_point(COX_FAULT_GROUP_RUNG);
+}
+
+void cox_group_ring(struct cox_group_layout_bell *bell)
+{
+    /* release: what it is about; partner is the acquire in round_wait. Before the ring: whoever hears that sees this. */
+    atomic_fetch_add_explicit(&bell->news, 1, memory_order_release);
+    bell_ring(bell);
+}
+
+uint32_t cox_group_listen(struct cox_group_layout_bell *bell)
+{
+    /* acquire: partner is the release in bell_ring. */
+    return atomic_load_explicit(&bell->ring, memory_order_acquire) & ~COX_GROUP_RING_SLEEPS;
+}
+
+int cox_group_sleep(struct cox_group_layout_bell *bell, uint32_t seen, uint64_t until_ns)
+{
+    uint32_t ring = seen;
+    /* relaxed, both: the kernel compares the word once more. Marked already: by another sleeper. */
+    if (!atomic_compare_exchange_strong_explicit(&bell->ring, &ring, seen | COX_GROUP_RING_SLEEPS,
+                                                 memory_order_relaxed, memory_order_relaxed) &&
+        ring != (seen | COX_GROUP_RING_SLEEPS))
+        return 0;
+    cox_fault_point(COX_FAULT_GROUP_SLEEPS);
+    int r = cox_futex_wait(&bell->ring, seen | COX_GROUP_RING_SLEEPS, until_ns);
+    return r == COX_TIMEOUT ? 0 : r;
+}
+
+/* Where its parts are: by name. Returns 0: not formed yet. *ret_other: formed with other members. */
+static uint32_t member_slot(struct cox_group *group, uint32_t place, bool *ret_other)
+{
+    *ret_other = false;
+    if (group->slot == 0)
+        return 0;
+    /* relaxed, here and below: found out anew by whoever does not know it. */
+    uint32_t known = atomic_load_explicit(&group->slots[place], memory_order_relaxed);
+    if (known)
+        return known;
+    const struct cox_group_layout_rank *rank = group->base->ranks[group->ranks[place]];
+    for (uint32_t slot = 1; slot < COX_GROUP_PART_COUNT; slot++) {
+        const struct cox_group_layout_part *part = &rank->parts[slot];
+        /* acquire: members_hash was stored before; partner is cox_group_subgroup. */
+        if (atomic_load_explicit(&part->name_hash, memory_order_acquire) != group->name_hash)
+            continue;
+        /* relaxed: see above */
+        if (atomic_load_explicit(&part->members_hash, memory_order_relaxed) ==
+            group->members_hash) {
+            atomic_store_explicit(&group->slots[place], (uint8_t)slot, memory_order_relaxed);
+            return slot;
+        }
+        *ret_other = true;
+    }
+    return 0;
+}
+
+struct cox_group_layout_bell *cox_group_bell(struct cox_group *group)
+{
+    bool other;
+    if (group->slot == 0)
+        return group->base->bell;
+    uint32_t slot = member_slot(group, 0, &other);
+    return slot ? &group->base->bells[group->ranks[0] * COX_SUBGROUP_COUNT_MAX + slot - 1] : NULL;
+}
+
+/* The count is of a round that comes after the one of `tag`. */
+static bool count_is_later(uint64_t seen, uint64_t tag)
+{
+    int32_t epochs = (int32_t)((uint32_t)(seen >> 32) - (uint32_t)(tag >> 32));
+    uint32_t rounds = (uint32_t)((seen >> 8) - (tag >> 8)) & COX_GROUP_INDEX_MASK;
+    return epochs > 0 || (epochs == 0 && rounds == 1);
+}
+
+/* True: ring. Everybody has been counted, this rank as the last; or others are counted in a later round
+ * already, having seen this rank arrive before it was counted: their count stays, and who sleeps in this
+ * round, which is complete, is woken. */
+static bool bell_count(struct cox_group_layout_bell *bell, uint64_t life, uint64_t word,
+                       uint32_t count)
+{
+    /* The upper bits of life and epoch do not matter for a hint. */
+    uint64_t tag = life << 56 | (word << 8 & (UINT64_MAX >> 8));
+    /* relaxed: the exchange below is what counts. */
+    uint64_t seen = atomic_load_explicit(&bell->counted, memory_order_relaxed), next;
+    do {
+        if (seen && count_is_later(seen, tag))
+            return true;
+        next = (seen & ~UINT64_C(0xff)) == tag ? seen + 1 : tag | 1;
+    }
+    /* acq_rel: the last one sees the arrivals of those who counted before it, and rings after they
+     * have read `ring`; partner is this exchange. */
+    while (!atomic_compare_exchange_weak_explicit(&bell->counted, &seen, next, memory_order_acq_rel,
+                                                  memory_order_relaxed));
+    cox_fault_point(COX_FAULT_GROUP_COUNTED);
+    return (next & 0xff) == count;
+}
+
+/* ---- what a rank says ---- */
+
+static uint64_t own_word(const struct cox_group *group)
+{
+    return cox_group_arrived(cox_group_present(group->base), group->index);
+}
+
+static void part_arrive(struct cox_group *group, enum cox_group_operation operation,
+                        uint32_t detail)
+{
+    struct cox_group_layout_part *part = cox_group_own_part(group);
+    group->index = (group->index + 1) & COX_GROUP_INDEX_MASK;
+    group->said_what = cox_group_what(group->index, detail, (uint8_t)operation);
+    uint64_t word = own_word(group);
+    /* relaxed, both: ordered by the release below. */
+    atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
+    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->life, word),
+                          memory_order_relaxed);
+    /* release: what this rank wrote before, here and anywhere; partner is the acquire in member_look. */
+    atomic_store_explicit(&part->arrived, word, memory_order_release);
+    cox_fault_point(COX_FAULT_GROUP_ARRIVED);
+}
+
+static void part_say_gone(struct cox_group *group)
+{
+    struct cox_group_layout_part *part = cox_group_own_part(group);
+    /* relaxed, both: before the release below; partner is member_because. */
+    uint32_t because = atomic_load_explicit(&group->blamed, memory_order_relaxed);
+    uint64_t gone;
+    atomic_store_explicit(&part->because, because ? cox_group_said_dead(because - 1) : 0,
+                          memory_order_relaxed);
+    /* Two threads may do so at once: the later epoch stays. seq_cst, all, and where gone is raised: whoever
+     * stores the earlier one looks at gone when its store is done, not before, and sees that it was raised
+     * if the other's store came first. release: partner is words_trouble. */
+    do {
+        gone = atomic_load_explicit(&group->gone, memory_order_seq_cst);
+        atomic_store_explicit(&part->given_up, gone, memory_order_seq_cst);
+    } while (atomic_load_explicit(&group->gone, memory_order_seq_cst) != gone);
+    cox_fault_point(COX_FAULT_GROUP_GIVEN_UP);
+}
+
+void cox_group_say_again(struct cox_group *group)
+{
+    struct cox_group_layout_part *part = cox_group_own_part(group);
+    uint64_t word = own_word(group);
+    /* relaxed, all: the words as they are already, unless somebody wrote over them. */
+    atomic_store_explicit(&part->members_hash, group->members_hash, memory_order_relaxed);
+    atomic_store_explicit(&part->name_hash, group->name_hash, memory_order_relaxed);
+    atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
+    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->life, word),
+                          memory_order_relaxed);
+    atomic_store_explicit(&part->arrived, word, memory_order_release);
+    part_say_gone(group);
+}
+
+/* The first one stays: what ended later may have ended because of it. */
+static void say_dead(struct cox_group *group)
+{
+    struct cox_group_base *base = group->base;
+    uint32_t none = 0;
+    /* relaxed, all: the number is all there is to it. Partner is the same on a thread that operates in a subgroup. */
+    if (group->dead)
+        atomic_compare_exchange_strong_explicit(&base->dead, &none, group->dead,
+                                                memory_order_relaxed, memory_order_relaxed);
+    uint32_t dead = atomic_load_explicit(&base->dead, memory_order_relaxed);
+    if (dead)
+        /* relaxed: before the release in part_say_gone; partner is cox_group_cause. */
+        atomic_store_explicit(&base->ranks[base->rank]->identity.said_dead,
+                              cox_group_said_dead(dead - 1), memory_order_relaxed);
+}
+
+void cox_group_give_up(struct cox_group *group, bool for_good)
+{
+    if (for_good)
+        say_dead(group);
+    uint64_t epoch = for_good ? COX_GROUP_EPOCH_NONE : cox_group_present(group->base);
+    uint64_t word = cox_group_given_up(epoch);
+    /* relaxed: part_say_gone looks again. */
+    uint64_t seen = atomic_load_explicit(&group->gone, memory_order_relaxed);
+    while (seen < word &&
+           !atomic_compare_exchange_weak_explicit(&group->gone, &seen, word, memory_order_seq_cst,
+                                                  memory_order_relaxed))
+        ;
+    part_say_gone(group);
+    struct cox_group_layout_bell *bell = cox_group_bell(group);
+    if (bell)
+        cox_group_ring(bell);
+    /* Who waits for the first member to form the subgroup sleeps there. */
+    if (group->slot)
+        cox_group_ring(group->base->bell);
+}
+
+bool cox_group_is_over(const struct cox_group *group)
+{
+    uint64_t gone = atomic_load_explicit(&group->gone, memory_order_acquire);
+    return gone == cox_group_given_up(cox_group_present(group->base)) ||
+           gone == cox_group_given_up(COX_GROUP_EPOCH_NONE);
+}
+
+/* ---- what the others say ---- */
+
+enum look {
+    LOOK_MISSING, /* not there yet */
+    LOOK_HERE,
+    LOOK_LATER, /* in a later epoch */
+    LOOK_NONSENSE,
+    LOOK_OTHER, /* has formed the subgroup with other members */
+};
+
+static enum look word_look(const struct cox_group *group, uint64_t word)
+{
+    uint64_t present = cox_group_present(group->base), epoch = word >> COX_GROUP_INDEX_BITS;
+    if (epoch != present)
+        return epoch < present ? LOOK_MISSING : LOOK_LATER;
+    switch (((uint32_t)word - group->index) & COX_GROUP_INDEX_MASK) {
+    case 0:
+    case 1: /* it has finished this one */
+        return LOOK_HERE;
+    case COX_GROUP_INDEX_MASK:
+        return LOOK_MISSING;
+    default:
+        return LOOK_NONSENSE;
+    }
+}
+
+static enum look member_look(struct cox_group *group, uint32_t place)
+{
+    bool other;
+    uint32_t slot = member_slot(group, place, &other);
+    if (group->slot && !slot)
+        return other ? LOOK_OTHER : LOOK_MISSING;
+    const struct cox_group_layout_part *part =
+        &group->base->ranks[group->ranks[place]]->parts[slot];
+    /* acquire: partner is the release in part_arrive. */
+    uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
+    const uint64_t life = group->base->life;
+    uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
+    enum look look = word_look(group, word);
+    /* It may have been here, and be about to arrive at the next one. Anything else that differs is about to
+     * become something else, or was written over. */
+    uint64_t next = cox_group_arrived(word >> COX_GROUP_INDEX_BITS, (uint32_t)word + 1);
+    return mirror == cox_group_mirror(life, word) ||
+                   (mirror == cox_group_mirror(life, next) && look == LOOK_HERE)
+               ? look
+               : LOOK_MISSING;
+}
+
+bool cox_group_went_on(struct cox_group *group, uint32_t place)
+{
+    bool other;
+    uint32_t slot = member_slot(group, place, &other);
+    if (group->slot && !slot)
+        return false;
+    const struct cox_group_layout_part *part =
+        &group->base->ranks[group->ranks[place]]->parts[slot];
+    const uint64_t next = cox_group_arrived(cox_group_present(group->base), group->index + 1);
+    /* acquire: as in member_look. */
+    return atomic_load_explicit(&part->arrived, memory_order_acquire) == next &&
+           atomic_load_explicit(&part->mirror, memory_order_relaxed) ==
+               cox_group_mirror(group->base->life, next);
+}
+
+/* Returns whether somebody is missing. */
+static bool round_missing(struct cox_group *group, struct cox_rank_set *ret_missing)
+{
+    bool any = false;
+    memset(ret_missing, 0, sizeof *ret_missing);
+    for (uint32_t place = 0; place < group->count; place++) {
+        if (place == group->self || member_look(group, place) == LOOK_HERE)
+            continue;
+        cox_rank_set_add(ret_missing, group->ranks[place]);
+        any = true;
+    }
+    return any;
+}
+
+/* ---- deaths, and the rest that ends a wait ---- */
+
+/* It lives, and says that it is over: whether because of the one that it names nobody else can tell. */
+static int fail_for_good(const struct cox_group_base *base, uint32_t rank, struct cox_error *err)
+{
+    int32_t cause = cox_group_said_cause(base, rank);
+    char text[64] = "";
+    if (cause >= 0)
+        snprintf(text, sizeof text, "; it says because of rank %" PRId32, cause);
+    return cox_fail(err, COX_PEER_DEAD,
+                    "rank %" PRIu32 " (pid %jd) has given up for good%s: form another group", rank,
+                    (intmax_t)base->peers[rank].pid, text);
+}
+
+static int fail_dead(struct cox_group *group, uint32_t rank, struct cox_error *err)
+{
+    const struct cox_group_base *base = group->base;
+    group->dead = rank + 1;
+    cox_group_blame(group, rank);
+    if (base->memory && !cox_group_has_left(base, rank) && cox_group_peer_known(base, rank) &&
+        cox_group_peer_alive(base, rank))
+        return fail_for_good(base, rank, err);
+    if (cox_group_has_left(base, rank))
+        return cox_fail(err, COX_PEER_DEAD,
+                        "rank %" PRIu32 " (pid %jd) has left the group: form another one", rank,
+                        (intmax_t)base->peers[rank].pid);
+    return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " (pid %jd) is dead: form another group",
+                    rank, (intmax_t)base->peers[rank].pid);
+}
+
+/* The first that has left, rather one that says why. -1: none. */
+static int32_t left_among(const struct cox_group_base *base, const struct cox_rank_set *set)
+{
+    int32_t left = -1;
+    for (uint32_t rank = 0; rank < base->rank_count; rank++) {
+        if (!cox_rank_set_has(set, rank) || !cox_group_has_left(base, rank))
+            continue;
+        if (cox_group_cause(base, rank) >= 0)
+            return (int32_t)rank;
+        if (left < 0)
+            left = (int32_t)rank;
+    }
+    return left;
+}
+
+/* 0: nothing, or it has not formed the subgroup yet. */
+static uint64_t member_given_up(struct cox_group *group, uint32_t place)
+{
+    bool other;
+    uint32_t slot = member_slot(group, place, &other);
+    if (group->slot && !slot)
+        return 0;
+    /* acquire: partner is part_say_gone. */
+    return atomic_load_explicit(&group->base->ranks[group->ranks[place]]->parts[slot].given_up,
+                                memory_order_acquire);
+}
+
+/* A member that has given up for good, rather one that says because of whom; -1: none. */
+static int32_t member_told_dead(struct cox_group *group)
+{
+    int32_t told = -1;
+    for (uint32_t place = 0; place < group->count; place++) {
+        int32_t rank = group->ranks[place];
+        if (place == group->self ||
+            member_given_up(group, place) != cox_group_given_up(COX_GROUP_EPOCH_NONE))
+            continue;
+        if (cox_group_cause(group->base, (uint32_t)rank) >= 0)
+            return rank;
+        if (told < 0)
+            told = rank;
+    }
+    return told;
+}
+
+/* Who is to be named: of one that was seen dead, one that left and one that tells of a death, each -1 if there
+ * is none. Who ended because of another one names that one. -1: nobody is known. */
+static int32_t dead_choose(const struct cox_group_base *base, int32_t dead, int32_t left,
+                           int32_t told)
+{
+    int32_t ended = dead >= 0 ? dead : left;
+    int32_t cause = ended >= 0 ? cox_group_cause(base, (uint32_t)ended) : -1;
+    if (cause < 0 && dead < 0 && told >= 0)
+        cause = cox_group_cause(base, (uint32_t)told);
+    return cause >= 0 ? cause : ended;
+}
+
+static bool has_given_up(struct cox_group *group, uint32_t place)
+{
+    uint64_t given_up = member_given_up(group, place);
+    return given_up == cox_group_given_up(cox_group_present(group->base)) ||
+           given_up == cox_group_given_up(COX_GROUP_EPOCH_NONE);
+}
+
+/* The rank that a member's giving up is about, or that it followed, as it says. -1: it does not say. */
+static int32_t member_because(const struct cox_group *group, uint32_t place)
+{
+    const struct cox_group_layout_part *part =
+        &group->base->ranks[group->ranks[place]]->parts[group->slots[place]];
+    /* relaxed: stored before what was seen by acquire, see part_say_gone. */
+    int32_t rank = cox_group_said_rank(group->base,
+                                       atomic_load_explicit(&part->because, memory_order_relaxed));
+    return rank == group->ranks[place] ? -1 : rank;
+}
+
+/* Who of the members has given up this epoch, and because of whom, as each says. Read once. */
+struct reasons {
+    struct cox_rank_set gave_up;
+    int16_t because[COX_RANK_COUNT_MAX]; /* of who has: another rank; -1: it does not say */
+};
+
+/* Returns the first rank that has given up; -1: none has. */
+static int32_t reasons_read(struct cox_group *group, struct reasons *ret_reasons)
+{
+    int32_t first = -1;
+    memset(&ret_reasons->gave_up, 0, sizeof ret_reasons->gave_up);
+    for (uint32_t place = 0; place < group->count; place++) {
+        uint32_t rank = group->ranks[place];
+        if (place == group->self || !has_given_up(group, place))
+            continue;
+        cox_rank_set_add(&ret_reasons->gave_up, rank);
+        ret_reasons->because[rank] = (int16_t)member_because(group, place);
+        if (first < 0)
+            first = (int32_t)rank;
+    }
+    return first;
+}
+
+static bool reasons_follow(const struct reasons *reasons, uint32_t rank)
+{
+    int32_t because = reasons->because[rank];
+    return because >= 0 && cox_rank_set_has(&reasons->gave_up, (uint32_t)because);
+}
+
+/* From this rank on: one that did not follow another one that has given up. Where they go round in a circle (one ended because
+ * of numbers that the other gave, and that one followed it), one of the circle. */
+static uint32_t reasons_root(const struct reasons *reasons, uint32_t rank)
+{
+    struct cox_rank_set seen = {{0}};
+    while (reasons_follow(reasons, rank) && !cox_rank_set_has(&seen, rank)) {
+        cox_rank_set_add(&seen, rank);
+        rank = (uint32_t)reasons->because[rank];
+    }
+    return rank;
+}
+
+/* Its own word, and in it perhaps the name of another: which of the two is to blame nobody else can tell. Of a circle
+ * all are named. */
+static int fail_given_up(struct cox_group *group, const struct reasons *reasons, uint32_t root,
+                         struct cox_error *err)
+{
+    char text[512] = "";
+    size_t used = 0;
+    int32_t because = reasons->because[root];
+    cox_group_blame(group, root);
+    while (because >= 0 && used < sizeof text) {
+        int n = snprintf(text + used, sizeof text - used, "%s because of rank %" PRId32,
+                         used ? ", which says" : "; it says", because);
+        used += n > 0 ? (size_t)n : 0;
+        if (because == (int32_t)root || !cox_rank_set_has(&reasons->gave_up, (uint32_t)because))
+            break;
+        because = reasons->because[because];
+    }
+    return cox_fail(err, COX_ABORTED,
+                    "rank %" PRIu32 " has given up the operations of epoch %" PRIu64 "%s", root,
+                    cox_group_present(group->base), text);
+}
+
+/* Returns COX_ABORTED or COX_CORRUPT where a member's words end this epoch, or 0. */
+static int words_trouble(struct cox_group *group, struct cox_error *err)
+{
+    const struct cox_group_base *base = group->base;
+    uint64_t present = cox_group_present(base);
+    for (uint32_t place = 0; place < group->count; place++) {
+        uint32_t rank = group->ranks[place];
+        if (place == group->self)
+            continue;
+        enum look look = member_look(group, place);
+        if (look == LOOK_MISSING || look == LOOK_HERE)
+            continue;
+        /* Of one that is in another life by now, which it says before anything of that, these words say nothing here. */
+        if (base->memory && cox_group_has_left(base, rank))
+            continue;
+        cox_group_blame(group, rank);
+        if (look == LOOK_LATER)
+            return cox_fail(err, COX_ABORTED,
+                            "rank %" PRIu32 " is past epoch %" PRIu64 ": align with it", rank,
+                            present);
+        if (look == LOOK_OTHER)
+            return cox_fail(err, COX_CORRUPT,
+                            "rank %" PRIu32 " has formed subgroup '%s' with other members", rank,
+                            group->name);
+        return cox_fail(err, COX_CORRUPT,
+                        "rank %" PRIu32 " is at an operation that cannot be, this one at %" PRIu32
+                        " of epoch %" PRIu64,
+                        rank, group->index, present);
+    }
+    struct reasons reasons;
+    int32_t first = reasons_read(group, &reasons);
+    return first >= 0 ? fail_given_up(group, &reasons, reasons_root(&reasons, (uint32_t)first), err)
+                      : 0;
+}
+
+int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missing, bool due,
+                      struct cox_error *err)
+{
+    const struct cox_group_base *base = group->base;
+    struct cox_error why = {0};
+    int r = words_trouble(group, &why);
+    /* Whoever tells of a death is heard, whatever others say. */
+    int32_t told = r ? member_told_dead(group) : -1;
+    if (told >= 0) {
+        why = (struct cox_error){0};
+        r = cox_fail(&why, COX_PEER_DEAD,
+                     "rank %" PRId32 " has seen a member die: form another group", told);
+        if (base->memory)
+            cox_group_blame(group, (uint32_t)told);
+    }
+    int32_t left = left_among(base, missing), dead = -1;
+    if (r || left >= 0) {
+        /* It ends in any case. Who died after it arrived is why others have gone on without this rank. */
+        struct cox_rank_set others = {{0}};
+        for (uint32_t place = 0; place < group->count; place++)
+            if (place != group->self)
+                cox_rank_set_add(&others, group->ranks[place]);
+        dead = cox_group_dead_among(base, &others);
+    } else if (due) {
+        dead = cox_group_dead_among(base, missing);
+    }
+    dead = dead_choose(base, dead, left, told);
+    /* Nobody that is known to be dead: then the one that says so has given up for itself. */
+    if (base->memory && dead < 0 && told >= 0)
+        dead = told;
+    if (dead >= 0)
+        return fail_dead(group, (uint32_t)dead, err);
+    if (cox_group_is_over(group))
+        return cox_fail(err, COX_ABORTED, "epoch %" PRIu64 " was ended by this rank",
+                        cox_group_present(base));
+    if (r)
+        return cox_fail(err, r, "%s", why.text);
+    if (due && base->aborted && base->aborted(base->context))
+        return cox_fail(err, COX_ABORTED, "given up by the caller");
+    return 0;
+}
+
+const char *cox_group_list(const struct cox_rank_set *ranks, char *text, size_t size)
+{
+    size_t used = 0, count = 0;
+    text[0] = '\0';
+    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
+        if (!cox_rank_set_has(ranks, rank) || used >= size)
+            continue;
+        uint32_t last = rank;
+        while (last + 1 < COX_RANK_COUNT_MAX && cox_rank_set_has(ranks, last + 1))
+            last++;
+        int n = snprintf(text + used, size - used,
+                         last > rank ? "%s%" PRIu32 "-%" PRIu32 : "%s%" PRIu32, used ? ", " : "",
+                         rank, last);
+        used += n > 0 ? (size_t)n : 0;
+        count += last - rank + 1;
+        rank = last;
+    }
+    char list[256];
+    snprintf(list, sizeof list, "%s", text);
+    snprintf(text, size, "%s %s", count > 1 ? "ranks" : "rank", list);
+    return text;
+}
+
+static int fail_timeout(struct cox_group *group, const struct cox_rank_set *missing,
+                        struct cox_error *err)
+{
+    char list[256];
+    for (uint32_t rank = 0; rank < group->base->rank_count; rank++)
+        if (cox_rank_set_has(missing, rank)) {
+            cox_group_blame(group, rank);
+            break;
+        }
+    return cox_fail(
+        err, COX_TIMEOUT, "%s did not arrive at operation %" PRIu32 " of epoch %" PRIu64,
+        cox_group_list(missing, list, sizeof list), group->index, cox_group_present(group->base));
+}
+
+/* ---- the round ---- */
+
+struct bell_look {
+    struct cox_group_layout_bell *bell;
+    uint32_t seen;
+};
+
+static bool bell_moved(const void *context)
+{
+    const struct bell_look *look = context;
+    return cox_group_listen(look->bell) != look->seen;
+}
+
+static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_error *err)
+{
+    uint64_t word = own_word(group), look_ns = 0, say_ns = 0;
+    struct cox_rank_set missing;
+    bool counted = group->count == 1;
+    for (;;) {
+        struct cox_group_layout_bell *bell = cox_group_bell(group), *door = bell;
+        bool early =
+            false; /* by the count: who comes last will ring, there is nothing to see yet */
+        if (!bell) /* its first member rings there when it forms the subgroup */
+            door = group->base->bell;
+        uint32_t seen = cox_group_listen(door);
+        if (!counted && bell) {
+            counted = true;
+            if (bell_count(bell, group->base->life, word, group->count))
+                bell_ring(bell);
+            else
+                early = true;
+        }
+        if (!early && !round_missing(group, &missing))
+            return 0;
+        uint64_t now = cox_now_ns();
+        if (look_ns == 0) {
+            look_ns = now + COX_GROUP_LOOK_NS;
+            say_ns = now + COX_GROUP_SLICE_NS;
+        }
+        bool late = now >= deadline_ns, due = late || now >= look_ns;
+        /* acquire: partner is the release in cox_group_ring. Read before the words that it may be about. */
+        uint32_t news = atomic_load_explicit(&door->news, memory_order_acquire);
+        int r = 0;
+        if (due || !bell || news != group->news || !group->news_known) {
+            struct cox_error why = {0};
+            if (early && !round_missing(group, &missing))
+                return 0;
+            r = cox_group_trouble(group, &missing, due, &why);
+            /* Who is seen dead, or gone, may have arrived after it was missed. */
+            if (r && !round_missing(group, &missing)) {
+                group->dead = 0;
+                return 0;
+            }
+            if (r)
+                return cox_fail(err, r, "%s", why.text);
+            /* Only now: of what ends the epoch the next round wants to hear as well, if this one is complete. */
+            group->news = news;
+            group->news_known = bell != NULL;
+        }
+        if (late)
+            return fail_timeout(group, &missing, err);
+        if (due)
+            look_ns = now + COX_GROUP_LOOK_NS;
+        if (now >= say_ns) {
+            say_ns = now + COX_GROUP_SLICE_NS;
+            cox_group_say_again(group);
+        }
+        /* Who looks has not marked the bell: it is rung for without a system call. */
+        const struct bell_look look = {door, seen};
+        if (cox_spin_until(&group->spinner, bell_moved, &look,
+                           cox_deadline_min(look_ns, deadline_ns)))
+            continue;
+        r = cox_group_sleep(door, seen, cox_deadline_min(look_ns, deadline_ns));
+        if (r)
+            return cox_fail(err, r, "waiting for the others: %s", cox_status_text(r));
+    }
+}
+
+static const char *operation_name(uint64_t what)
+{
+    static const char *const names[COX_GROUP_OPERATION_COUNT] = {
+        [COX_GROUP_BARRIER] = "a barrier",
+        [COX_GROUP_GATHER] = "a gather",
+        [COX_GROUP_GATHER_FDS] = "a gather of fds",
+        [COX_GROUP_BROADCAST_FD] = "a broadcast of an fd",
+    };
+    uint8_t operation = (uint8_t)what;
+    return operation < COX_GROUP_OPERATION_COUNT && names[operation] ? names[operation] : "nothing";
+}
+
+/* What was read is of this epoch: nobody has gone on to the next one meanwhile. */
+static int epoch_verify(struct cox_group *group, struct cox_error *err)
+{
+    uint64_t present = cox_group_present(group->base);
+    /* seq_cst, on a word of our own and on theirs: release keeps the copies in front of it, and a later
+     * load that is seq_cst as well stays behind it. Acquire alone would not do on machines where a
+     * change is a load and a store, between which others' loads can be. */
+    atomic_fetch_or_explicit(&group->gone, 0, memory_order_seq_cst);
+    for (uint32_t place = 0; place < group->count; place++) {
+        const struct cox_group_layout_part *part =
+            &group->base->ranks[group->ranks[place]]->parts[group->slots[place]];
+        /* Partner is part_align. */
+        uint64_t word = atomic_load_explicit(&part->arrived, memory_order_seq_cst);
+        bool stayed = word >> COX_GROUP_INDEX_BITS == present;
+        /* In another life a word may be the same, but not with this mirror. Partner is words_reset. */
+        if (stayed && group->base->memory && place != group->self) {
+            const uint64_t life = group->base->life;
+            uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_seq_cst);
+            stayed =
+                mirror == cox_group_mirror(life, word) ||
+                mirror == cox_group_mirror(life, cox_group_arrived(present, (uint32_t)word + 1));
+        }
+        if (!stayed) {
+            cox_group_blame(group, group->ranks[place]);
+            return cox_fail(err, COX_ABORTED, "rank %d went on to another epoch while it was read",
+                            group->ranks[place]);
+        }
+    }
+    return 0;
+}
+
+/* All have arrived: at the same? Every member looks at all, so all come to the same answer. */
+static int round_agree(struct cox_group *group, struct cox_error *err)
+{
+    int r = 0;
+    struct cox_error why = {0};
+    for (uint32_t place = 0; place < group->count; place++) {
+        uint32_t rank = group->ranks[place];
+        if (place == group->self)
+            continue;
+        const struct cox_group_layout_part *part =
+            &group->base->ranks[rank]->parts[group->slots[place]];
+        /* relaxed: ordered by the arrival that was seen. */
+        uint64_t what = atomic_load_explicit(&part->what[group->index & 1], memory_order_relaxed);
+        if (what == group->said_what)
+            continue;
+        int gone = epoch_verify(group, err);
+        if (gone)
+            return gone;
+        cox_group_blame(group, rank);
+        if (what >> 40 != group->said_what >> 40)
+            return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " does not say what it is at", rank);
+        if ((uint8_t)what != (uint8_t)group->said_what)
+            return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " is at %s, this one at %s", rank,
+                            operation_name(what), operation_name(group->said_what));
+        if (r == 0)
+            r = cox_fail(&why, (uint8_t)what == COX_GROUP_GATHER ? COX_INVALID : COX_CORRUPT,
+                         "%s: rank %" PRIu32 " says %" PRIu32 ", this one %" PRIu32,
+                         (uint8_t)what == COX_GROUP_GATHER ? "bytes that everybody gives"
+                                                           : operation_name(what),
+                         rank, (uint32_t)(what >> 8), (uint32_t)(group->said_what >> 8));
+    }
+    return r ? cox_fail(err, r, "%s", why.text) : 0;
+}
+
+static int round_enter(struct cox_group *group, struct cox_error *err)
+{
+    if (group->dead)
+        return fail_dead(group, group->dead - 1, err);
+    if (atomic_load_explicit(&group->gone, memory_order_acquire) ==
+        cox_group_given_up(COX_GROUP_EPOCH_NONE))
+        return cox_fail(err, COX_PEER_DEAD, "a member has died: form another group");
+    if (cox_group_is_over(group))
+        return cox_fail(err, COX_ABORTED,
+                        "an operation of epoch %" PRIu64 " has failed: align with a later one",
+                        cox_group_present(group->base));
+    return 0;
+}
+
+static uint8_t *value_slot(const struct cox_group *group, uint32_t place, uint32_t index)
+{
+    const struct cox_group_base *base = group->base;
+    uint64_t offset = 0, rounded = cox_group_round_up(base->value_size, COX_GROUP_LINE_SIZE);
+    uint32_t slot = group->slots[place], parity = index & 1;
+    if (group->slot == 0)
+        offset += parity * rounded;
+    else
+        offset += 2 * rounded + (2 * (slot - 1) + parity) * (uint64_t)COX_SUBGROUP_SLOT_SIZE;
+    return base->values[group->ranks[place]] + offset;
+}
+
+int cox_group_round_values(struct cox_group *group, enum cox_group_operation operation,
+                           uint32_t detail, const void *value, uint32_t size, uint8_t *values,
+                           size_t stride, uint64_t deadline_ns, struct cox_error *err)
+{
+    int r = round_enter(group, err);
+    if (r)
+        return r;
+    if (size) {
+        memcpy(value_slot(group, group->self, group->index + 1), value, size);
+        cox_fault_point(COX_FAULT_GROUP_VALUE);
+    }
+    part_arrive(group, operation, detail);
+    r = round_wait(group, deadline_ns, err);
+    if (r == 0)
+        r = round_agree(group, err);
+    if (r == 0 && size) {
+        memmove(values + group->self * stride, value, size);
+        for (uint32_t place = 0; place < group->count; place++)
+            if (place != group->self)
+                memcpy(values + place * stride, value_slot(group, place, group->index), size);
+        r = epoch_verify(group, err);
+    }
+    /* A death is for every epoch, also for who waits in a later one for a rank that stays in this one. */
+    if (r == COX_INVALID) /* all are in step: this is about no epoch */
+        atomic_store_explicit(&group->blamed, 0, memory_order_relaxed);
+    else if (r)
+        cox_group_give_up(group, r == COX_PEER_DEAD);
+    cox_fault_point(COX_FAULT_GROUP_DONE);
+    return r;
+}
+
+int cox_group_round(struct cox_group *group, enum cox_group_operation operation, uint32_t detail,
+                    uint64_t deadline_ns, struct cox_error *err)
+{
+    return cox_group_round_values(group, operation, detail, NULL, 0, NULL, 0, deadline_ns, err);
+}
+
+int cox_group_barrier(struct cox_group *group, uint64_t deadline_ns, struct cox_error *err)
+{
+    return cox_group_round(group, COX_GROUP_BARRIER, 0, deadline_ns, err);
+}
+
+int cox_group_gather(struct cox_group *group, const void *value, size_t size, void *values,
+                     uint64_t deadline_ns, struct cox_error *err)
+{
+    if (!value || !values)
+        return cox_fail(err, COX_INVALID, "no value, or no place for those of all");
+    uint32_t size_max = group->base->value_size;
+    if (size == 0 || size > size_max) {
+        /* The others learn of it. */
+        struct cox_error why = {0};
+        int r = cox_group_round(group, COX_GROUP_GATHER, size > size_max ? UINT32_MAX : 0,
+                                deadline_ns, &why);
+        if (r && r != COX_INVALID)
+            return cox_fail(err, r, "%s", why.text);
+        return cox_fail(err, COX_INVALID, "a value of %zu bytes: expected 1 to %" PRIu32, size,
+                        size_max);
+    }
+    const uint8_t *from = value;
+    uint8_t *to = values;
+    int r = 0;
+    for (size_t done = 0, part; r == 0 && done < size; done += part) {
+        part = size - done < group->slot_size ? size - done : group->slot_size;
+        r = cox_group_round_values(group, COX_GROUP_GATHER, (uint32_t)size, from + done,
+                                   (uint32_t)part, to + done, size, deadline_ns, err);
+    }
+    return r;
+}

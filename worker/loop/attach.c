@@ -1,0 +1,323 @@
+/* attach: how a worker process becomes a rank: finds the group's memory, checks it, claims its place. */
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "channel/shm/truth.h"
+#include "worker/group/group_memory.h"
+#include "stand_in.h"
+#include "worker_internal.h"
+
+#define ARENA_FIRST_SIZE (64u << 10)
+/* How long the door of a live coordinator may take to answer. */
+#define LOGON_MS 10000
+
+/* ---- the group's memory ---- */
+
+/* Welcomed as another rank than was asked for, or in another life, is welcomed by mistake. */
+static int worker_check_welcome(const struct cox_worker_options *options,
+                                const struct cox_welcome *welcome, struct cox_error *err)
+{
+    bool any = options->rank == COX_DOOR_RANK_ANY;
+    if (welcome->rank >= welcome->rank_count || (!any && welcome->rank != options->rank) ||
+        (options->rank_count && welcome->rank_count != options->rank_count) ||
+        (options->generation && welcome->generation != options->generation))
+        return cox_fail(err, COX_CORRUPT,
+                        "the door %s welcomes rank %" PRIu32 " of %" PRIu32 ", generation %" PRIu32
+                        ", which is not what was asked for",
+                        options->door, welcome->rank, welcome->rank_count, welcome->generation);
+    return 0;
+}
+
+/* What a door is called is what its group is called. */
+static void worker_name_group(struct cox_worker_options *options)
+{
+    const char *file = strrchr(options->door, '/');
+    snprintf(options->prefix, sizeof options->prefix, "/%.*s", COX_NAME_SIZE_MAX + 5,
+             file ? file + 1 : options->door);
+    size_t length = strlen(options->prefix), suffix = strlen(".door");
+    if (length > 1 + suffix && strcmp(options->prefix + length - suffix, ".door") == 0)
+        options->prefix[length - suffix] = '\0';
+}
+
+/* Logs on: rank, world and memory are told by the door. The connection stays open: its end is the
+ * end of the coordinator. */
+static int worker_log_on(struct cox_worker *worker, const struct cox_worker_identity *self,
+                         struct cox_error *err)
+{
+    struct cox_worker_options *options = &worker->options;
+    const struct cox_logon logon = {
+        .role = COX_DOOR_WORKER,
+        .rank = options->rank,
+        .rank_count = options->rank_count,
+        .generation = options->generation,
+        .start = self->start,
+    };
+    struct cox_door_session session = {.fd = -1};
+    int r = 0;
+    if (!strchr(options->door, '/')) {
+        char name[sizeof options->door];
+        memcpy(name, options->door, sizeof name);
+        r = cox_door_find(name, options->door, err);
+    }
+    if (r == 0)
+        r = cox_door_connect(options->door, &logon, cox_deadline_after_ms(LOGON_MS), &session, err);
+    if (r)
+        return r;
+    worker->door_fd = session.fd;
+    cox_fault_point(COX_FAULT_ATTACH_WELCOMED);
+    r = worker_check_welcome(options, &session.welcome, err);
+    if (r == 0)
+        r = cox_inherit_adopt(&worker->inherit, session.fds, session.fd_count, err);
+    for (uint32_t i = 0; r && i < session.fd_count; i++)
+        cox_close_fd(&session.fds[i]);
+    options->rank = session.welcome.rank;
+    options->rank_count = session.welcome.rank_count;
+    options->generation = session.welcome.generation;
+    if (!options->prefix[0])
+        worker_name_group(options);
+    return r;
+}
+
+/* By what it was told, which has the group's serial where there are legacy workers. */
+static int worker_attach_control_named(struct cox_worker *worker, struct cox_error *err)
+{
+    const char *objects = worker->options.prefix + 1;
+    char name[COX_NAME_SIZE_MAX + 1];
+    uint32_t serial;
+    int r = cox_control_attach(&worker->control, objects, err);
+    if (r != COX_NOT_FOUND || !cox_name_of_objects(name, objects, &serial) ||
+        cox_control_attach(&worker->control, name, NULL))
+        return r;
+    if (worker->control.geometry.serial == serial)
+        return 0;
+    cox_control_close(&worker->control); /* it is another group's, or of another start */
+    return r;
+}
+
+/* A legacy coordinator has no control region; its tokens tell what the words would. */
+static int worker_attach_control(struct cox_worker *worker, struct cox_error *err)
+{
+    const struct cox_worker_options *options = &worker->options;
+    const struct cox_inherit *inherit = &worker->inherit;
+    if (inherit->count == COX_SEALED_FD_COUNT)
+        return cox_sealed_attach(&worker->sealed, &worker->control, options->rank, inherit->fds,
+                                 err);
+    if (inherit->count)
+        return cox_control_attach_fd(&worker->control, inherit->fds[COX_INHERIT_CONTROL],
+                                     COX_REGION_WRITE, err);
+    struct cox_error why = {0}, why_legacy = {0};
+    int r = worker_attach_control_named(worker, &why);
+    if (r != COX_NOT_FOUND || !options->parent_pid)
+        return r ? cox_fail(err, r, "%s", why.text) : 0;
+    r = cox_stand_in_create(&worker->control, options->prefix + 1, options->rank_count,
+                            options->parent_pid, &why_legacy);
+    worker->stands_in = r == 0;
+    return r ? cox_fail(err, r, "%s", r == COX_NOT_FOUND ? why.text : why_legacy.text) : 0;
+}
+
+/* Under valgrind there is no pidfd_open; the kernel ends this process all the same. */
+static bool worker_ends_with_parent(pid_t coordinator)
+{
+    int number;
+    return getppid() == coordinator && prctl(PR_GET_PDEATHSIG, &number) == 0 && number == SIGKILL;
+}
+
+static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
+{
+    const struct cox_worker_options *options = &worker->options;
+    const struct cox_layout_header *header = &worker->control.layout->header;
+    /* Copies: the process that is compared is the one that is opened. */
+    const uint32_t pid = header->coordinator_pid;
+    const uint64_t start = header->coordinator_start;
+    if (options->rank_count != worker->control.geometry.rank_count)
+        return cox_fail(err, COX_INVALID,
+                        "the group %s has %" PRIu32 " ranks, this worker was told %" PRIu32,
+                        options->prefix, worker->control.geometry.rank_count, options->rank_count);
+    if (options->rank >= options->rank_count)
+        return cox_fail(err, COX_INVALID,
+                        "rank %" PRIu32 " of a group of %" PRIu32 ": expected 0 to %" PRIu32,
+                        options->rank, options->rank_count, options->rank_count - 1);
+    if (options->parent_pid && (uint32_t)options->parent_pid != pid)
+        return cox_fail(err, COX_INVALID,
+                        "the group %s belongs to process %" PRIu32
+                        ", this worker was told %" PRId32,
+                        options->prefix, pid, options->parent_pid);
+    int r = cox_peer_open((pid_t)pid, start, &worker->coordinator);
+    /* Its pid means nothing in this namespace, or /proc hides whose it is: the connection tells of its end. */
+    if ((r == COX_PEER_DEAD || r == -EACCES) && worker->door_fd >= 0)
+        return 0;
+    if (r == -ENOSYS && worker_ends_with_parent((pid_t)pid)) {
+        worker->coordinator.pid = (pid_t)pid;
+        return 0;
+    }
+    if (r)
+        return cox_fail(err, r, "the coordinator of %s, process %" PRIu32 ": %s", options->prefix,
+                        pid, cox_status_text(r));
+    return 0;
+}
+
+static int worker_attach_channel(struct cox_worker *worker, struct cox_channel *channel,
+                                 enum cox_channel_id id, struct cox_error *err)
+{
+    const struct cox_worker_options *options = &worker->options;
+    const struct cox_inherit *inherit = &worker->inherit;
+    if (worker->control.geometry.sealed) {
+        cox_channel_bind(channel, &worker->sealed, &worker->control, id, false);
+        return 0;
+    }
+    return inherit->count
+               ? cox_inherit_attach(inherit, channel, &worker->control, id, options->rank, err)
+               : cox_channel_attach(channel, options->prefix + 1, &worker->control, id,
+                                    options->rank, err);
+}
+
+/* The memory of the rank group; not a group's with legacy workers. */
+static int worker_attach_group(struct cox_worker *worker, struct cox_error *err)
+{
+    struct cox_inherit *inherit = &worker->inherit;
+    if (worker->control.geometry.legacy)
+        return 0;
+    if (worker->control.geometry.sealed) {
+        worker->group_memory =
+            cox_group_memory_new(&worker->sealed, worker->options.rank, worker->options.rank_count);
+        return worker->group_memory ? 0 : cox_fail(err, -ENOMEM, "no memory for the rank group");
+    }
+    if (inherit->count) {
+        worker->group_fd = cox_steal_fd(&inherit->fds[COX_INHERIT_GROUP]);
+        return 0;
+    }
+    char object[COX_OBJECT_NAME_SIZE];
+    return cox_region_open(cox_name_group(object, worker->options.prefix + 1), COX_REGION_WRITE,
+                           &worker->group_fd, err);
+}
+
+/* A wrapper (sh -c, timeout) is killed by the kernel with the coordinator that started it; its child
+ * is not, and while that is stopped it cannot look at the coordinator's pidfd either. So it goes
+ * with its wrapper, whose death is the death of the rank anyhow. Only where the wrapper has one
+ * thread: the signal comes when the thread that forked ends. */
+static int worker_follow_wrapper(struct cox_worker *worker, struct cox_error *err)
+{
+    pid_t parent = getppid(), coordinator = worker->coordinator.pid;
+    uint64_t thread_count;
+    int present;
+    if (worker->options.on_orphan != COX_ORPHAN_EXIT || parent == coordinator ||
+        !cox_peer_descends(parent, coordinator) || cox_peer_thread_count(parent, &thread_count) ||
+        thread_count != 1)
+        return 0;
+    if (prctl(PR_GET_PDEATHSIG, &present) < 0 || present != 0)
+        return 0; /* somebody has chosen already */
+    worker->follows_wrapper = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
+    if (getppid() != parent) /* before the signal was armed */
+        return cox_fail(err, COX_PEER_DEAD, "the wrapper of this worker, process %jd, is gone",
+                        (intmax_t)parent);
+    return 0;
+}
+
+int cox_worker_enter(struct cox_worker *worker, const struct cox_worker_identity *self,
+                     struct cox_error *err)
+{
+    const struct cox_worker_options *options = &worker->options;
+    int r = 0;
+    if (options->fd_count)
+        r = cox_inherit_take(&worker->inherit, options->fd_first, options->fd_count, err);
+    else if (options->door[0])
+        r = worker_log_on(worker, self, err);
+    if (r == 0)
+        r = worker_attach_control(worker, err);
+    cox_fault_point(COX_FAULT_ATTACH_CONTROL);
+    if (r == 0)
+        r = worker_check_group(worker, err);
+    if (r == 0)
+        r = worker_follow_wrapper(worker, err);
+    return r;
+}
+
+/* ---- the rank's place in it ---- */
+
+struct cox_layout_identity *cox_worker_identity(struct cox_worker *worker)
+{
+    return &worker->control.ranks[worker->options.rank]->identity;
+}
+
+/* Two processes that serve one rank would each take every other request. From here on this one
+ * alone writes the rank's lines. */
+int cox_worker_claim(struct cox_worker *worker, const struct cox_worker_identity *self,
+                     struct cox_error *err)
+{
+    struct cox_layout_identity *identity = cox_worker_identity(worker);
+    worker->claimed = cox_truth_claim_identity(identity, (uint32_t)self->pid, self->start);
+    if (worker->claimed)
+        return 0;
+    /* relaxed: for display. */
+    uint32_t holder = atomic_load_explicit(&identity->pid, memory_order_relaxed);
+    uint32_t state = atomic_load_explicit(&identity->state, memory_order_relaxed);
+    return cox_fail(err, COX_TAKEN,
+                    "rank %" PRIu32 " of %s %s process %" PRIu32
+                    ": one process serves a rank, and another only after the coordinator started "
+                    "it again",
+                    worker->options.rank, worker->options.prefix,
+                    state == COX_IDENTITY_LEFT ? "was left by" : "is held by", holder);
+}
+
+/* Where the rank stands on this channel: at the start, or where the coordinator has put the line of
+ * one that is started again. Read once. */
+static int worker_attach_line(struct cox_lane *lane, struct cox_error *err)
+{
+    /* In this order: a request may be published meanwhile. */
+    uint64_t taken = cox_truth_taken(lane->line);
+    uint64_t published =
+        cox_truth_published(cox_truth_channel(&lane->worker->control, lane->channel.id));
+    if (taken > published)
+        return cox_fail(err, COX_CORRUPT,
+                        "the %s channel of rank %" PRIu32 " stands at sequence %" PRIu64
+                        ", but only %" PRIu64 " were published",
+                        cox_channel_name(lane->channel.id), lane->worker->options.rank, taken,
+                        published);
+    lane->taken = lane->returned = lane->done = taken;
+    return 0;
+}
+
+int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
+{
+    const struct cox_worker_options *options = &worker->options;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        struct cox_lane *lane = &worker->lanes[c];
+        lane->worker = worker;
+        int r = worker_attach_channel(worker, &lane->channel, (enum cox_channel_id)c, err);
+        if (r)
+            return r;
+        lane->line = cox_truth_line(&worker->control, options->rank, (enum cox_channel_id)c);
+        cox_truth_set_life(lane->line, worker->control.epoch, options->generation);
+        r = worker_attach_line(lane, err);
+        if (r)
+            return r;
+        r = cox_arena_init(&lane->arena, ARENA_FIRST_SIZE, options->request_size_max);
+        if (r)
+            return cox_fail(err, r, "no memory for requests");
+        cox_fault_point(COX_FAULT_ATTACH_CHANNEL);
+    }
+    int r = worker_attach_channel(worker, &worker->error_channel, COX_CHANNEL_ERROR, err);
+    return r ? r : worker_attach_group(worker, err);
+}
+
+/* From here on the coordinator counts on this rank. */
+void cox_worker_announce(struct cox_worker *worker)
+{
+    struct cox_layout_identity *identity = cox_worker_identity(worker);
+    /* relaxed: ordered by the release of `state` below. pid and start are there since the claim. */
+    atomic_store_explicit(&identity->generation, worker->options.generation, memory_order_relaxed);
+    atomic_store_explicit(&identity->epoch, worker->control.epoch, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_ATTACH_IDENTITY);
+    /* release: partner is the coordinator's acquire while it waits for the group. */
+    atomic_store_explicit(&identity->state, COX_IDENTITY_ATTACHED, memory_order_release);
+    cox_fault_point(COX_FAULT_ATTACH_ANNOUNCED);
+    if (!worker->control.geometry.legacy)
+        cox_gate_post(&worker->lanes[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
+                      COX_BELL_RESPONSE_CONSUME);
+    cox_fault_point(COX_FAULT_ATTACHED);
+}

@@ -1,0 +1,398 @@
+/*
+ * pause: a callback is asked, then urged with signals, then left.
+ *
+ * Why nothing begins once it is paused. A lane stores `inside`, then reads `paused`; a pause stores `paused`, then reads
+ * `inside`, all seq_cst: at least one of them sees the other. If the lane does, the request is refused; if the pause
+ * does, it waits. Both may: then the pause waits for a visit that ends at once.
+ *
+ * Why a jump never goes wrong. A visit is left by siglongjmp out of the handler of SIGURG, to the sigsetjmp in
+ * cox_lane_call. The handler runs on the lane's own thread, between two of its instructions, so what it reads of `inside`
+ * is what the lane itself has stored last, and cannot change before it has jumped. It jumps only if `inside` is not 0.
+ * That is stored after sigsetjmp and cleared before cox_lane_call returns: so the frame it jumps to is filled, and is
+ * still on the stack below the handler. Three moments are worth a look:
+ *   - The callback has just returned, and `inside` is not cleared yet. The jump is taken: an answer is lost that was there,
+ *     and the request is answered with COX_ABORTED, as if it had been a moment earlier. Nothing was committed: the lane
+ *     does that after cox_lane_call.
+ *   - `inside` is cleared. A signal that was meant for it, however late, finds 0 and returns.
+ *   - The next visit is inside when the signal arrives. It is meant for `leave`, which is the number of the one before;
+ *     numbers do not come again, so it returns.
+ * A pause never stores a number in `leave` of a visit that may not be left, as it reads `leavable` after `inside`, which
+ * is stored after it, and a visit that has ended meanwhile is one of the three above.
+ *
+ * Why signals reach nobody else. They go to the thread, by pthread_kill, under the lock, and only while it is
+ * `reachable`; the lane takes that back under the same lock before its thread ends. Lanes with visits alone have SIGURG
+ * unblocked. A signal that finds the lane outside of a visit interrupts at most a sleep of the library's, which goes on.
+ *
+ * What is in order after a jump. What a callback has of the library is the arena that it was lent, the outputs and the error, and a
+ * fault report that it may be in, which has locks and is held over (`held`: a signal that comes then does nothing, the
+ * next one will): the arena may be in the middle of an allocation, so it is given up as it is, and a
+ * new one begun (its memory, with the request in it, stays, and leaks); outputs are not looked at; the error is written anew.
+ * The mask of the thread is set again, as the handler's end would have done. Else the lane does what it does after a
+ * callback that returned COX_ABORTED.
+ *
+ * Why no end of a visit is slept through. A pause announces itself in `awaiting` before it looks at `inside`; the lane clears
+ * `inside` before it looks at `awaiting`, all seq_cst; and rings under the lock, which the pause gives up only by sleeping.
+ */
+#include "pause.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "proto/operation.h"
+#include "worker_internal.h"
+
+#define GRACE_MS_DEFAULT 500
+#define GRACE_MS_MAX (UINT64_C(24) * 3600 * 1000)
+/* A signal may find the callback just before the call that it was to interrupt. */
+#define URGE_AGAIN_NS (50 * COX_NSEC_PER_MSEC)
+
+static const enum cox_channel_id channels[] = {COX_CHANNEL_EXECUTE, COX_CHANNEL_TRANSFER};
+#define VISITED_COUNT (sizeof channels / sizeof channels[0])
+
+/* The lane whose thread this is; for the handler, which is told nothing else. */
+static _Thread_local struct cox_lane *own_lane;
+
+static struct {
+    pthread_mutex_t lock;
+    uint32_t users;
+    struct sigaction before;
+} urge = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool has_visits(const struct cox_lane *lane)
+{
+    return lane->channel.id == COX_CHANNEL_EXECUTE || lane->channel.id == COX_CHANNEL_TRANSFER;
+}
+
+/* ---- signals ---- */
+
+/* Whoever had the signal before us, such as another language's runtime, still has it on all other threads. */
+static void urge_forward(int number, siginfo_t *info, void *context)
+{
+    if (urge.before.sa_flags & SA_SIGINFO)
+        urge.before.sa_sigaction(number, info, context);
+    else if (urge.before.sa_handler != SIG_DFL && urge.before.sa_handler != SIG_IGN)
+        urge.before.sa_handler(number);
+}
+
+static void on_urge(int number, siginfo_t *info, void *context)
+{
+    struct cox_lane *lane = own_lane;
+    if (!lane) {
+        urge_forward(number, info, context);
+        return;
+    }
+    if (lane->visit.held)
+        return;
+    /* relaxed: this thread's own. */
+    uint64_t inside = atomic_load_explicit(&lane->visit.inside, memory_order_relaxed);
+    /* acquire; partner: visit_urge. */
+    if (inside && atomic_load_explicit(&lane->visit.leave, memory_order_acquire) == inside)
+        siglongjmp(lane->visit.frame, 1);
+}
+
+void cox_pause_listen(void)
+{
+    /* No SA_RESTART: what blocks is to end. SA_ONSTACK for threads of runtimes with small stacks. */
+    struct sigaction action = {.sa_sigaction = on_urge, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    sigemptyset(&action.sa_mask);
+    pthread_mutex_lock(&urge.lock);
+    if (urge.users++ == 0) {
+        /* Before the handler can ask for it. */
+        sigaction(SIGURG, NULL, &urge.before);
+        sigaction(SIGURG, &action, NULL);
+    }
+    pthread_mutex_unlock(&urge.lock);
+}
+
+void cox_pause_unlisten(void)
+{
+    struct sigaction present;
+    pthread_mutex_lock(&urge.lock);
+    /* Whoever has put another one there since keeps it. */
+    if (--urge.users == 0 && sigaction(SIGURG, NULL, &present) == 0 &&
+        (present.sa_flags & SA_SIGINFO) && present.sa_sigaction == on_urge)
+        sigaction(SIGURG, &urge.before, NULL);
+    pthread_mutex_unlock(&urge.lock);
+}
+
+/* ---- a lane ---- */
+
+void cox_pause_init(struct cox_pause *pause)
+{
+    pthread_condattr_t monotonic;
+    pthread_mutex_init(&pause->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&pause->out, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+void cox_pause_deinit(struct cox_pause *pause)
+{
+    pthread_cond_destroy(&pause->out);
+    pthread_mutex_destroy(&pause->lock);
+}
+
+void cox_lane_begin(struct cox_lane *lane)
+{
+    if (!has_visits(lane))
+        return;
+    struct cox_pause *pause = &lane->worker->pause;
+    sigset_t urged;
+    own_lane = lane;
+    sigemptyset(&urged);
+    sigaddset(&urged, SIGURG);
+    pthread_sigmask(SIG_UNBLOCK, &urged, NULL);
+    pthread_sigmask(SIG_SETMASK, NULL, &lane->visit.mask);
+    pthread_mutex_lock(&pause->lock);
+    lane->visit.thread = pthread_self();
+    lane->visit.reachable = true;
+    pthread_mutex_unlock(&pause->lock);
+}
+
+void cox_lane_end(struct cox_lane *lane)
+{
+    if (!has_visits(lane))
+        return;
+    pthread_mutex_lock(&lane->worker->pause.lock);
+    lane->visit.reachable = false;
+    pthread_mutex_unlock(&lane->worker->pause.lock);
+    own_lane = NULL;
+}
+
+void cox_visit_hold(void)
+{
+    if (own_lane)
+        own_lane->visit.held = 1;
+}
+
+void cox_visit_release(void)
+{
+    if (own_lane)
+        own_lane->visit.held = 0;
+}
+
+COX_HOT static void visit_begin(struct cox_lane *lane, const struct cox_request *request,
+                                bool leavable)
+{
+    struct cox_visit *visit = &lane->visit;
+    /* relaxed: before `inside`, which is stored seq_cst. */
+    atomic_store_explicit(&visit->leavable, leavable, memory_order_relaxed);
+    atomic_store_explicit(&visit->kind, request->type, memory_order_relaxed);
+    atomic_store_explicit(&visit->since_ns, lane->stamp_ns, memory_order_relaxed);
+    atomic_store_explicit(&visit->inside, request->sequence, memory_order_seq_cst);
+}
+
+COX_HOT static void visit_end(struct cox_lane *lane)
+{
+    struct cox_pause *pause = &lane->worker->pause;
+    atomic_store_explicit(&lane->visit.inside, 0, memory_order_seq_cst);
+    if (atomic_load_explicit(&pause->awaiting, memory_order_seq_cst) == 0)
+        return;
+    pthread_mutex_lock(&pause->lock);
+    pthread_cond_broadcast(&pause->out);
+    pthread_mutex_unlock(&pause->lock);
+}
+
+static const char *kind_name(uint32_t kind)
+{
+    return kind == COX_TYPE_OPAQUE ? "an opaque request" : cox_wire_type_name(kind);
+}
+
+/* After the jump. */
+static int visit_left(struct cox_lane *lane, const struct cox_request *request)
+{
+    const uint64_t since_ns = atomic_load_explicit(&lane->visit.since_ns, memory_order_relaxed);
+    const size_t size_max = lane->arena.size_max;
+    visit_end(lane);
+    pthread_sigmask(SIG_SETMASK, &lane->visit.mask, NULL);
+    cox_arena_init(&lane->arena, 0, size_max);
+    lane->error = (struct cox_error){0};
+    return cox_fail(&lane->error, COX_ABORTED,
+                    "%s, number %" PRIu64 ", was left after %" PRIu64
+                    " ms in the worker's callback, which did not come out when it was paused",
+                    kind_name(request->type), request->sequence,
+                    (cox_now_ns() - since_ns) / COX_NSEC_PER_MSEC);
+}
+
+int cox_lane_fail_paused(struct cox_lane *lane)
+{
+    return cox_fail(&lane->error, COX_ABORTED,
+                    "paused: this rank begins nothing until it is told to start");
+}
+
+COX_HOT int cox_lane_call(struct cox_lane *lane, const struct cox_request *request,
+                          enum cox_visit_way way, int (*callback)(void *argument), void *argument)
+{
+    const bool leavable = way == COX_VISIT_STOPPED && lane->worker->options.leave_stuck;
+    int r;
+    if (leavable) /* without the mask, which is a system call */
+        if (sigsetjmp(lane->visit.frame, 0) != 0)
+            return visit_left(lane, request);
+    visit_begin(lane, request, leavable);
+    if (way == COX_VISIT_STOPPED &&
+        atomic_load_explicit(&lane->worker->pause.paused, memory_order_seq_cst))
+        r = cox_lane_fail_paused(lane);
+    else
+        r = callback(argument);
+    visit_end(lane);
+    return r;
+}
+
+/* ---- a pause ---- */
+
+enum stage { STAGE_ASKED, STAGE_URGED, STAGE_LEFT };
+
+/* What one pause waits for: by channel, the visits that it found; 0: none. */
+struct wait {
+    struct cox_worker *worker;
+    uint64_t numbers[VISITED_COUNT];
+};
+
+static struct cox_visit *visit_of(const struct wait *wait, size_t i)
+{
+    return &wait->worker->lanes[channels[i]].visit;
+}
+
+static bool visit_is_inside(const struct wait *wait, size_t i)
+{
+    return wait->numbers[i] && atomic_load_explicit(&visit_of(wait, i)->inside,
+                                                    memory_order_seq_cst) == wait->numbers[i];
+}
+
+static bool wait_is_over(const struct wait *wait)
+{
+    bool over = true;
+    for (size_t i = 0; i < VISITED_COUNT; i++)
+        over = over && !visit_is_inside(wait, i);
+    return over;
+}
+
+/* The others are not told: they come out on their own, or are let. */
+static void wait_tell(struct wait *wait)
+{
+    for (size_t i = 0; i < VISITED_COUNT; i++) {
+        struct cox_visit *visit = visit_of(wait, i);
+        wait->numbers[i] = atomic_load_explicit(&visit->inside, memory_order_seq_cst);
+        /* relaxed load: stored under the lock alone. release; partner: the acquire of the callback's question, which
+         * then sees that it is paused. */
+        if (wait->numbers[i] > atomic_load_explicit(&visit->told, memory_order_relaxed))
+            atomic_store_explicit(&visit->told, wait->numbers[i], memory_order_release);
+    }
+}
+
+static bool wait_may_leave(const struct wait *wait)
+{
+    bool may = false;
+    for (size_t i = 0; i < VISITED_COUNT; i++)
+        may = may || (visit_is_inside(wait, i) &&
+                      atomic_load_explicit(&visit_of(wait, i)->leavable, memory_order_relaxed));
+    return may;
+}
+
+static void wait_urge(const struct wait *wait, enum stage stage)
+{
+    for (size_t i = 0; i < VISITED_COUNT; i++) {
+        struct cox_visit *visit = visit_of(wait, i);
+        /* relaxed: see the head of this file */
+        const bool leavable = atomic_load_explicit(&visit->leavable, memory_order_relaxed);
+        if (!visit_is_inside(wait, i) || !visit->reachable)
+            continue;
+        /* release; partner: on_urge */
+        if (stage == STAGE_LEFT && leavable)
+            atomic_store_explicit(&visit->leave, wait->numbers[i], memory_order_release);
+        pthread_kill(visit->thread, SIGURG);
+    }
+}
+
+static int wait_fail(const struct wait *wait, struct cox_error *err)
+{
+    size_t i = 0;
+    while (i + 1 < VISITED_COUNT && !visit_is_inside(wait, i))
+        i++;
+    const struct cox_visit *visit = visit_of(wait, i);
+    /* relaxed, both: for words */
+    const uint64_t since_ns = atomic_load_explicit(&visit->since_ns, memory_order_relaxed);
+    const uint32_t kind = atomic_load_explicit(&visit->kind, memory_order_relaxed);
+    return cox_fail(err, COX_TIMEOUT,
+                    "stuck for %" PRIu64 " ms in the callback of %s, number %" PRIu64
+                    " on the %s channel: it stays paused; replace the rank if it does not come out",
+                    (cox_now_ns() - since_ns) / COX_NSEC_PER_MSEC, kind_name(kind),
+                    wait->numbers[i], cox_channel_name(channels[i]));
+}
+
+/* Under the lock. False: it is not over. */
+static bool wait_until_over(struct wait *wait, uint64_t grace_ns)
+{
+    struct cox_pause *pause = &wait->worker->pause;
+    enum stage stage = STAGE_ASKED;
+    uint64_t end_ns = cox_deadline_after_ns(grace_ns);
+    while (!wait_is_over(wait)) {
+        const uint64_t now = cox_now_ns();
+        if (now >= end_ns &&
+            (stage == STAGE_LEFT || (stage == STAGE_URGED && !wait_may_leave(wait))))
+            return false;
+        if (now >= end_ns) {
+            stage++;
+            end_ns = now + grace_ns; /* also when this thread comes late: each stage has its time */
+        }
+        if (stage != STAGE_ASKED)
+            wait_urge(wait, stage);
+        const struct timespec until = cox_deadline_timespec(
+            stage == STAGE_ASKED ? end_ns : cox_deadline_min(end_ns, now + URGE_AGAIN_NS));
+        pthread_cond_timedwait(&pause->out, &pause->lock, &until);
+    }
+    return true;
+}
+
+int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms, struct cox_error *err)
+{
+    struct cox_pause *pause = &worker->pause;
+    struct wait wait = {.worker = worker};
+    COX_ASSERT(!own_lane || own_lane->worker != worker);
+    if (grace_ms == 0)
+        grace_ms = GRACE_MS_DEFAULT;
+    if (grace_ms > GRACE_MS_MAX)
+        grace_ms = GRACE_MS_MAX;
+    pthread_mutex_lock(&pause->lock);
+    atomic_fetch_add_explicit(&pause->awaiting, 1, memory_order_seq_cst);
+    atomic_store_explicit(&pause->paused, true, memory_order_seq_cst);
+    wait_tell(&wait);
+    int r = 0;
+    /* A last look: what has just come out is not told of as stuck. */
+    if (!wait_until_over(&wait, grace_ms * COX_NSEC_PER_MSEC) && !wait_is_over(&wait))
+        r = wait_fail(&wait, err);
+    atomic_fetch_sub_explicit(&pause->awaiting, 1, memory_order_seq_cst);
+    pthread_mutex_unlock(&pause->lock);
+    return r;
+}
+
+void cox_worker_resume(struct cox_worker *worker)
+{
+    atomic_store_explicit(&worker->pause.paused, false, memory_order_seq_cst);
+}
+
+bool cox_worker_paused(const struct cox_worker *worker)
+{
+    return atomic_load_explicit(&worker->pause.paused, memory_order_seq_cst);
+}
+
+/* Requests are answered in the order of their numbers: nothing before this one is outstanding here. */
+bool cox_worker_pull_aborted(const struct cox_worker *worker)
+{
+    const struct cox_visit *visit = &worker->lanes[COX_CHANNEL_TRANSFER].visit;
+    /* relaxed: this thread's own. */
+    const uint64_t sequence = atomic_load_explicit(&visit->inside, memory_order_relaxed);
+    return cox_truth_ended(cox_truth_channel(&worker->control, COX_CHANNEL_TRANSFER)) >= sequence ||
+           /* acquire; partner: wait_tell. */
+           atomic_load_explicit(&visit->told, memory_order_acquire) >= sequence;
+}
+
+bool cox_worker_busy(const struct cox_worker *worker)
+{
+    bool busy = false;
+    for (size_t i = 0; i < VISITED_COUNT; i++)
+        busy = busy || atomic_load_explicit(&worker->lanes[channels[i]].visit.inside,
+                                            memory_order_seq_cst) != 0;
+    return busy;
+}

@@ -1,0 +1,644 @@
+/* serve: one request of one lane: unpack, call back, answer. */
+#include "serve_internal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "channel/base/fault.h"
+#include "channel/shm/reply.h"
+#include "channel/shm/truth.h"
+#include "proto/operation.h"
+#include "worker/sequences/lora_uses.h"
+#include "worker/sequences/rank_weights.h"
+
+#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name
+/* How long sequences of an adapter that goes are waited for, where the request does not say. */
+#define LORA_RETIRE_MS 5000
+#define LORA_ANSWER_MS 500
+
+/* ---- steps ---- */
+
+/* The answer in the form the request had. false: no memory. */
+static bool step_fill_nested(struct cox_lane *lane, const struct cox_batch *batch,
+                             const struct cox_batch_output *outputs,
+                             ModelExecuteData__ExecuteModelResponse *body)
+{
+    struct nested_row {
+        ModelExecuteData__CompletionSequenceGroupOutput group;
+        ModelExecuteData__SequenceOutput sample;
+        ModelExecuteData__CompletionSequenceGroupOutput *group_pointer;
+        ModelExecuteData__SequenceOutput *sample_pointer;
+        int64_t token;
+        float logprob;
+    };
+    struct nested_row *rows = cox_arena_alloc(&lane->arena, (batch->row_count + 1) * sizeof *rows);
+    ModelExecuteData__CompletionSequenceGroupOutput **pointers =
+        cox_arena_alloc(&lane->arena, (batch->row_count + 1) * sizeof *pointers);
+    if (!rows || !pointers)
+        return false;
+    for (uint32_t i = 0; i < batch->row_count; i++) {
+        struct nested_row *row = &rows[i];
+        model_execute_data__completion_sequence_group_output__init(&row->group);
+        model_execute_data__sequence_output__init(&row->sample);
+        row->token = outputs[i].token;
+        row->logprob = outputs[i].logprob;
+        row->sample.has_seq_id = row->sample.has_finish_reason = 1;
+        row->sample.seq_id = batch->rows[i].id;
+        row->sample.has_parent_seq_id = 1;
+        row->sample.parent_seq_id = batch->rows[i].id;
+        row->sample.n_output_token = row->sample.n_logprob = outputs[i].token >= 0;
+        row->sample.output_token = &row->token;
+        row->sample.logprob = &row->logprob;
+        row->sample_pointer = &row->sample;
+        row->group.n_samples = 1;
+        row->group.samples = &row->sample_pointer;
+        pointers[i] = &row->group;
+    }
+    body->n_outputs = batch->row_count;
+    body->outputs = pointers;
+    return true;
+}
+
+/* A reinit makes the rank forget what it knew of sequences; only this thread may touch the table. */
+static void lane_forget(struct cox_lane *lane)
+{
+    struct cox_pause *pause = &lane->worker->pause;
+    /* acquire; partner: serve_recover. The plain load spares every step the exchange. */
+    if (atomic_load_explicit(&pause->forget, memory_order_acquire) &&
+        atomic_exchange_explicit(&pause->forget, false, memory_order_acquire))
+        cox_table_clear(lane->worker->table);
+}
+
+void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns, uint64_t wait_ns)
+{
+    worker->group_time_told = true;
+    worker->group_ns = group_ns;
+    worker->group_wait_ns = wait_ns;
+}
+
+struct step_call {
+    const struct cox_worker *worker;
+    const struct cox_batch *batch;
+    struct cox_batch_output *outputs;
+    struct cox_error *err;
+};
+
+COX_HOT static int call_step(void *argument)
+{
+    const struct step_call *call = argument;
+    return call->worker->callbacks->execute(call->worker->context, call->batch, call->outputs,
+                                            call->err);
+}
+
+COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *request,
+                               const ExecuteRequest *message)
+{
+    struct cox_worker *worker = lane->worker;
+    struct cox_table *table = worker->table;
+    const ModelExecuteData__ExecuteModelRequest *step =
+        message->request_case == REQUEST(EXECUTE_MODEL_REQUEST) ? message->execute_model_request
+                                                                : NULL;
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    ModelExecuteData__ExecuteModelResponse body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
+    ModelExecuteData__StepResult result = MODEL_EXECUTE_DATA__STEP_RESULT__INIT;
+    struct cox_weights_offer offer;
+    const struct cox_batch *batch = NULL;
+    struct cox_batch_output *outputs = NULL;
+    int32_t *tokens = NULL;
+    float *logprobs = NULL;
+    int r = 0;
+    lane_forget(lane);
+    if (cox_truth_void_through(cox_truth_channel(&worker->control, lane->channel.id)) >=
+        request->sequence)
+        r = cox_fail(&lane->error, COX_ABORTED, "step %" PRIu64 " is void", request->sequence);
+    else if (!step)
+        r = cox_fail(&lane->error, COX_CORRUPT, "a step without an execute_model_request");
+    else if (!worker->callbacks->execute)
+        r = cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no execute callback");
+    else if (cox_worker_paused(worker)) /* before anything of the step is looked at */
+        r = cox_lane_fail_paused(lane);
+    if (r == 0 && message->weights)
+        r = cox_weights_offer_read(message, &offer, &lane->error);
+    if (r == 0)
+        r = cox_table_apply(table, request->sequence, step, &batch, &outputs, &lane->error);
+    if (r == 0) {
+        uint64_t begin = cox_now_ns();
+        cox_table_weights(table, message->weights_version, message->weights ? &offer : NULL);
+        cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, begin);
+        cox_fault_point(COX_FAULT_EXECUTE);
+        struct step_call call = {worker, batch, outputs, &lane->error};
+        worker->group_time_told = false;
+        r = cox_lane_call(lane, request, COX_VISIT_STOPPED, call_step, &call);
+        cox_fault_point(COX_FAULT_EXECUTED);
+        body.has_model_execute_time = 1;
+        lane->stamp_ns = cox_now_ns();
+        body.model_execute_time = (float)((double)(lane->stamp_ns - begin) / 1e6);
+        if (worker->group_time_told && request->lowest) {
+            body.has_group_ns = body.has_group_wait_ns = 1;
+            body.group_ns = worker->group_ns;
+            body.group_wait_ns = worker->group_wait_ns;
+        }
+        /* The view is gone after commit: take what the answer needs first. */
+        size_t count = batch->row_count;
+        tokens = cox_arena_alloc(&lane->arena, (count + 1) * sizeof *tokens);
+        logprobs = cox_arena_alloc(&lane->arena, (count + 1) * sizeof *logprobs);
+        if (r == 0 &&
+            (!tokens || !logprobs ||
+             (!step->step && request->lowest && !step_fill_nested(lane, batch, outputs, &body))))
+            r = cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer of %zu rows",
+                         count);
+        for (size_t i = 0; r == 0 && i < count; i++) {
+            tokens[i] = outputs[i].token;
+            logprobs[i] = outputs[i].logprob;
+        }
+        if (r == 0)
+            cox_table_commit(table);
+        else
+            cox_table_revert(table);
+        /* relaxed: for display and diagnosis; the answer itself carries the base. */
+        atomic_store_explicit(&lane->line->base, cox_table_base(table), memory_order_relaxed);
+        cox_fault_point(COX_FAULT_STEP_COMMITTED);
+        if (r == 0) {
+            result.has_digest = 1;
+            result.digest = cox_wire_token_digest(tokens, count);
+            result.has_base_sequence = 1;
+            result.base_sequence = cox_table_base(table);
+            if (request->lowest && step->step) {
+                result.n_tokens = result.n_logprobs = count;
+                result.tokens = tokens;
+                result.logprobs = logprobs;
+            }
+        }
+    }
+    if (r) {
+        cox_lane_fail(lane, &response, r);
+    } else {
+        body.step = &result;
+        response.result_case = RESULT(EXECUTE_MODEL_RESPONSE);
+        response.execute_model_response = &body;
+    }
+    cox_lane_answer(lane, request->sequence, request->type, &response);
+}
+
+struct cleanup_call {
+    const struct cox_worker *worker;
+    const uint32_t *slots;
+    uint32_t count;
+};
+
+static int call_cleanup(void *argument)
+{
+    const struct cleanup_call *call = argument;
+    call->worker->callbacks->cleanup(call->worker->context, call->slots, call->count);
+    return 0;
+}
+
+static void serve_cleanup(struct cox_lane *lane, const struct cox_request *request,
+                          const ExecuteRequest *message)
+{
+    const struct cox_worker *worker = lane->worker;
+    if (message->request_case == REQUEST(TEXT_GENERATOR_CLEANUP_REQUEST) &&
+        message->text_generator_cleanup_request) {
+        const ModelExecuteData__TGCleanupRequest *cleanup = message->text_generator_cleanup_request;
+        struct cleanup_call call = {.worker = worker};
+        lane_forget(lane);
+        cox_table_cleanup(worker->table, cleanup->seq_ids, cleanup->n_seq_ids, &call.slots,
+                          &call.count);
+        if (call.count && worker->callbacks->cleanup)
+            cox_lane_call(lane, request, COX_VISIT_LET, call_cleanup, &call);
+    }
+    cox_lane_done(lane, request->sequence, false);
+}
+
+/* ---- the other channels ---- */
+
+static int serve_link_status(struct cox_lane *lane, const struct cox_request *request,
+                             const ExecuteRequest *message, ExecuteResponse *response)
+{
+    (void)request;
+    (void)message;
+    const struct cox_worker *worker = lane->worker;
+    if (!worker->callbacks->link_status)
+        return cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no link_status callback");
+    ModelExecuteData__PDLinkStatusResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+    if (!body)
+        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+    model_execute_data__pdlink_status_response__init(body);
+    response->result_case = RESULT(PD_LINK_STATUS_RESPONSE);
+    response->pd_link_status_response = body;
+    return worker->callbacks->link_status(worker->context, &lane->arena, body, &lane->error);
+}
+
+static int serve_lora(struct cox_lane *lane, const struct cox_request *request,
+                      const ExecuteRequest *message, ExecuteResponse *response)
+{
+    (void)request;
+    const struct cox_worker *worker = lane->worker;
+    if (message->request_case != REQUEST(LORA_OPERATION_REQUEST) ||
+        !message->lora_operation_request)
+        return cox_fail(&lane->error, COX_CORRUPT, "a LoRA operation without its request");
+    ModelExecuteData__LoraOperationResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+    if (!body)
+        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+    model_execute_data__lora_operation_response__init(body);
+    body->lora_name = message->lora_operation_request->lora_name;
+    body->has_lora_op_status = 1;
+    body->lora_op_status = MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
+    response->result_case = RESULT(LORA_OPERATION_RESPONSE);
+    response->lora_operation_response = body;
+    if (!worker->callbacks->lora)
+        return 0; /* the protocol has a status for this */
+    lane->deadline_ns = message->deadline_ns;
+    return worker->callbacks->lora(worker->context, message->lora_operation_request, &lane->arena,
+                                   body, &lane->error);
+}
+
+static bool lora_given_up(void *context)
+{
+    const struct cox_lane *lane = context;
+    const struct cox_worker *worker = lane->worker;
+    return atomic_load_explicit(&worker->stopping, memory_order_acquire) ||
+           cox_truth_ended(cox_truth_channel(&worker->control, lane->channel.id)) >= lane->taken;
+}
+
+/* A little before the coordinator gives up: the answer takes its time. */
+static uint64_t lora_deadline(uint64_t deadline_ns)
+{
+    uint64_t now = cox_now_ns(), least = LORA_ANSWER_MS * COX_NSEC_PER_MSEC;
+    if (deadline_ns == 0)
+        return cox_deadline_after_ms(LORA_RETIRE_MS);
+    uint64_t left = deadline_ns > now ? deadline_ns - now : 0;
+    return deadline_ns - (left / 4 < least ? left / 4 : least);
+}
+
+int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struct cox_error *err)
+{
+    struct cox_lane *lane = &worker->lanes[COX_CHANNEL_LINK];
+    uint32_t count = 0;
+    uint64_t deadline_ns = lora_deadline(lane->deadline_ns);
+    int r = cox_lora_uses_close(cox_table_lora_uses(worker->table), lora_id, deadline_ns,
+                                lora_given_up, lane, &count);
+    if (r == COX_BUSY)
+        return cox_fail(err, r, "the LoRA adapter '%.*s' is still in use by %" PRIu32 " sequence%s",
+                        COX_LORA_NAME_LENGTH_MAX, lora_id, count, count == 1 ? "" : "s");
+    return r ? cox_fail(err, r, "no memory to unload a LoRA adapter") : 0;
+}
+
+void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id)
+{
+    cox_lora_uses_open(cox_table_lora_uses(worker->table), lora_id);
+}
+
+struct pull_call {
+    struct cox_lane *lane;
+    const struct ModelExecuteData__PullKVRequest *request;
+    struct ModelExecuteData__PullKVResponse *response;
+};
+
+static int call_pull(void *argument)
+{
+    const struct pull_call *call = argument;
+    const struct cox_worker *worker = call->lane->worker;
+    return worker->callbacks->pull_kv(worker->context, call->request, &call->lane->arena,
+                                      call->response, &call->lane->error);
+}
+
+static int serve_pull(struct cox_lane *lane, const struct cox_request *request,
+                      const ExecuteRequest *message, ExecuteResponse *response)
+{
+    const struct cox_worker *worker = lane->worker;
+    if (message->request_case != REQUEST(PULL_KV_REQUEST) || !message->pull_kv_request)
+        return cox_fail(&lane->error, COX_CORRUPT, "a KV transfer without its request");
+    if (!worker->callbacks->pull_kv)
+        return cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no pull_kv callback");
+    ModelExecuteData__PullKVResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+    if (!body)
+        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+    model_execute_data__pull_kvresponse__init(body);
+    response->result_case = RESULT(PULL_KV_RESPONSE);
+    response->pull_kv_response = body;
+    struct pull_call call = {lane, message->pull_kv_request, body};
+    return cox_lane_call(lane, request, COX_VISIT_STOPPED, call_pull, &call);
+}
+
+/* A command's failure is a result (command_result), not a failed request: every rank's is wanted.
+ */
+static int serve_recover(struct cox_lane *lane, const struct cox_request *request,
+                         const ExecuteRequest *message, ExecuteResponse *response)
+{
+    (void)request;
+    const struct cox_worker *worker = lane->worker;
+    const struct cox_worker_callbacks *callbacks = worker->callbacks;
+    int (*command)(void *, struct cox_error *) = NULL;
+    switch (message->execute_type) {
+    case TYPE(PAUSE_COMMAND_EXEC):
+        command = callbacks->pause;
+        break;
+    case TYPE(PAUSE_COMMAND_EXEC_ROCE):
+        command = callbacks->pause_net;
+        break;
+    case TYPE(CLEAR_COMMAND_EXEC):
+        command = callbacks->clear;
+        break;
+    case TYPE(RECOVER_COMMAND_EXEC):
+        command = callbacks->reinit;
+        break;
+    case TYPE(START_COMMAND_EXEC):
+        command = callbacks->start;
+        break;
+    default:
+        break;
+    }
+    ModelExecuteData__RecoverCommandResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+    if (!body)
+        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+    model_execute_data__recover_command_response__init(body);
+    body->has_npu_device_id = body->has_command_result = 1;
+    body->npu_device_id = worker->options.device;
+    body->command_result = command ? command(worker->context, &lane->error)
+                                   : cox_fail(&lane->error, COX_UNSUPPORTED,
+                                              "this worker has no callback for this command");
+    /* release; partner: lane_forget. */
+    if (message->execute_type == TYPE(RECOVER_COMMAND_EXEC) && body->command_result == 0)
+        atomic_store_explicit(&lane->worker->pause.forget, true, memory_order_release);
+    if (body->command_result)
+        body->error_msg = lane->error.text;
+    response->result_case = RESULT(RECOVER_COMMAND_RESPONSE);
+    response->recover_command_response = body;
+    return 0;
+}
+
+COX_HOT static void serve_with(struct cox_lane *lane, const struct cox_request *request,
+                               const ExecuteRequest *message,
+                               int (*serve)(struct cox_lane *, const struct cox_request *,
+                                            const ExecuteRequest *, ExecuteResponse *))
+{
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    lane->stamp_ns = cox_now_coarse_ns();
+    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, lane->stamp_ns);
+    int r = serve(lane, request, message, &response);
+    if (r)
+        cox_lane_fail(lane, &response, r);
+    lane->stamp_ns = cox_now_coarse_ns();
+    cox_lane_answer(lane, request->sequence, request->type, &response);
+}
+
+/* ---- opaque ---- */
+
+struct opaque_call {
+    struct cox_lane *lane;
+    const struct cox_request *request;
+    struct cox_opaque_answer answer;
+    size_t length;
+};
+
+COX_HOT static int call_opaque(void *argument)
+{
+    struct opaque_call *call = argument;
+    const struct cox_worker *worker = call->lane->worker;
+    return worker->callbacks->opaque(worker->context, call->request->bytes, call->request->size,
+                                     call->answer.slot, call->answer.slot_capacity, &call->length,
+                                     &call->lane->error);
+}
+
+COX_HOT static void serve_opaque(struct cox_lane *lane, const struct cox_request *request)
+{
+    const struct cox_worker *worker = lane->worker;
+    struct opaque_call call = {.lane = lane, .request = request};
+    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, lane->stamp_ns);
+    struct cox_opaque_answer *answer = &call.answer;
+    answer->thread = lane->self;
+    answer->sequence = request->sequence;
+    answer->slot = answer->bytes = cox_reply_slot(&lane->channel, worker->options.rank,
+                                                  request->sequence, false, &answer->slot_capacity);
+    answer->capacity = answer->slot_capacity;
+    lane->opaque = answer;
+    cox_fault_point(COX_FAULT_EXECUTE);
+    int r = worker->callbacks->opaque
+                ? cox_lane_call(lane, request, COX_VISIT_STOPPED, call_opaque, &call)
+                : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no opaque callback");
+    lane->opaque = NULL;
+    cox_lane_return(lane, request->sequence);
+    if (r == 0 && call.length > answer->capacity)
+        r = cox_fail(&lane->error, COX_TOO_LARGE, "the answer has %zu bytes, there is room for %zu",
+                     call.length, answer->capacity);
+    if (r == 0 && call.length > answer->slot_capacity) {
+        cox_lane_send_block(lane, request->sequence, COX_TYPE_OPAQUE, call.length);
+        return;
+    }
+    if (r == 0) {
+        uint8_t *slot = cox_lane_slot(lane, request->sequence, false, &answer->slot_capacity);
+        if (answer->bytes != answer->slot) { /* it was to be longer */
+            memcpy(slot, answer->bytes, call.length);
+            cox_lane_release_block(lane, request->sequence);
+        }
+        cox_lane_send(lane, request->sequence, call.length, false, false);
+        return;
+    }
+    if (answer->bytes != answer->slot)
+        cox_lane_release_block(lane, request->sequence);
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    cox_lane_fail(lane, &response, r);
+    cox_lane_answer(lane, request->sequence, request->type, &response);
+}
+
+/* ---- dispatch ---- */
+
+/* A private copy: other ranks of a named group could write the frame while it is unpacked. */
+COX_HOT static int lane_copy(struct cox_lane *lane, const struct cox_request *request)
+{
+    if (lane->copy_size < request->size) {
+        uint8_t *grown = realloc(lane->copy, request->size);
+        if (!grown)
+            return cox_fail(&lane->error, -ENOMEM, "no memory for a request of %zu bytes",
+                            request->size);
+        lane->copy = grown;
+        lane->copy_size = request->size;
+    }
+    if (request->size > 0) /* a message of zeroes only has no bytes, and copy may still be NULL */
+        memcpy(lane->copy, request->bytes, request->size);
+    return 0;
+}
+
+COX_HOT static void lane_dispatch(struct cox_lane *lane, const struct cox_request *request,
+                                  const ExecuteRequest *message)
+{
+    const struct cox_worker *worker = lane->worker;
+    switch (message->execute_type) {
+    case TYPE(MODEL_INIT):
+        cox_lane_answer_init_request(lane, request, message);
+        return;
+    case TYPE(MODEL_INFER):
+    case TYPE(MODEL_INFER_SECOND):
+        serve_step(lane, request, message);
+        return;
+    case TYPE(TEXT_GENERATOR_CLEANUP):
+    case TYPE(EOS_CLEANUP):
+        serve_cleanup(lane, request, message);
+        return;
+    case TYPE(PD_LINK):
+        if (message->request_case == REQUEST(PD_LINK_REQUEST) && message->pd_link_request &&
+            worker->callbacks->link)
+            worker->callbacks->link(worker->context, message->pd_link_request);
+        cox_lane_done(lane, request->sequence, false);
+        /* A legacy coordinator waits for links that nobody makes. */
+        if (worker->stands_in && !worker->callbacks->link)
+            cox_worker_tell(lane->worker, -1, request->sequence, "this worker has no link callback",
+                            cox_deadline_after_ms(NOTICE_MS));
+        return;
+    case TYPE(PD_LINK_STATUS_QUERY):
+        serve_with(lane, request, message, serve_link_status);
+        return;
+    case TYPE(LORA_OPERATION):
+        serve_with(lane, request, message, serve_lora);
+        return;
+    case TYPE(KV_TRANSFER):
+        serve_with(lane, request, message, serve_pull);
+        return;
+    case TYPE(PAUSE_COMMAND_EXEC):
+    case TYPE(PAUSE_COMMAND_EXEC_ROCE):
+    case TYPE(CLEAR_COMMAND_EXEC):
+    case TYPE(RECOVER_COMMAND_EXEC):
+    case TYPE(START_COMMAND_EXEC):
+        serve_with(lane, request, message, serve_recover);
+        return;
+    default: {
+        ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+        cox_fail(&lane->error, COX_UNSUPPORTED, "a worker has no operation %s",
+                 cox_wire_type_name((uint32_t)message->execute_type));
+        cox_lane_fail(lane, &response, COX_UNSUPPORTED);
+        cox_lane_answer(lane, request->sequence, request->type, &response);
+    }
+    }
+}
+
+/* The request is not served. What nobody waits for is not answered: a legacy coordinator would take
+ * the token of such an answer for the one of its next request. */
+static void lane_reject(struct cox_lane *lane, const struct cox_request *request, int status)
+{
+    const struct cox_operation *operation = cox_operation_find(request->type);
+    if (operation && !operation->replies) {
+        cox_lane_done(lane, request->sequence, false);
+        cox_worker_tell(lane->worker, -1, request->sequence, lane->error.text,
+                        cox_deadline_after_ms(NOTICE_MS));
+        return;
+    }
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    cox_lane_fail(lane, &response, status);
+    cox_lane_answer(lane, request->sequence, request->type, &response);
+}
+
+void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, int status,
+                     const char *text)
+{
+    struct cox_request typed = *request;
+    /* A stand-in's record has no type, and the message that has one cannot be read. */
+    if (lane->worker->stands_in || typed.type == COX_TYPE_OPAQUE_BLOCK)
+        typed.type = COX_TYPE_OPAQUE;
+    lane->error = (struct cox_error){0};
+    lane->message = NULL;
+    cox_fail(&lane->error, status, "%s", text);
+    cox_lane_return(lane, request->sequence);
+    lane_reject(lane, &typed, status);
+}
+
+static void lane_serve_opaque_block(struct cox_lane *lane, const struct cox_request *typed,
+                                    bool in_block, int r)
+{
+    if (r == 0 && !in_block)
+        r = cox_fail(&lane->error, COX_CORRUPT, "opaque bytes in a block that is not told");
+    if (r) {
+        cox_lane_return(lane, typed->sequence);
+        lane_reject(lane, typed, r);
+    } else {
+        serve_opaque(lane, typed);
+    }
+    cox_lane_close_block(lane, typed->sequence);
+}
+
+/* The message itself is in the block that this one tells of. */
+static int lane_unpack_block(struct cox_lane *lane, const struct cox_request *block,
+                             ExecuteRequest **message)
+{
+    if (lane->worker->request_size_default)
+        lane->arena.size_max += 2 * block->size;
+    int r = cox_wire_request_unpack(&lane->arena, block->bytes, block->size, message);
+    return r ? cox_fail(&lane->error, r, "a request of %zu bytes that is no ExecuteRequest",
+                        block->size)
+             : 0;
+}
+
+/* An arena that has grown for one large request is not kept. */
+static void lane_trim(struct cox_lane *lane)
+{
+    cox_arena_deinit(&lane->arena);
+    cox_arena_init(&lane->arena, 0, lane->worker->options.request_size_max); /* cannot fail */
+}
+
+COX_HOT bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
+{
+    cox_error_clear(&lane->error);
+    lane->message = NULL;
+    if (request->type == COX_TYPE_OPAQUE) {
+        serve_opaque(lane, request);
+        return false;
+    }
+    cox_arena_reset(&lane->arena);
+    int r = lane_copy(lane, request);
+    const struct cox_layout_channel_truth *truth =
+        cox_truth_channel(&lane->worker->control, lane->channel.id);
+    /* Who has written over our words may have made the coordinator believe that the frame is free;
+     * what was copied is then partly the next request. */
+    if (r == 0 &&
+        !cox_truth_frame_holds(truth, lane->worker->control.geometry.depth, request->sequence))
+        r = cox_fail(&lane->error, COX_CORRUPT, "the frame was written again while it was read");
+    ExecuteRequest *message = NULL;
+    struct cox_request typed = *request;
+    if (r == 0) {
+        r = cox_wire_request_unpack(&lane->arena, lane->copy, request->size, &message);
+        if (r)
+            cox_fail(&lane->error, r, "a request of %zu bytes that is no ExecuteRequest",
+                     request->size);
+        if (r && lane->worker->stands_in)
+            typed.type = COX_TYPE_OPAQUE; /* as in cox_lane_refuse */
+    }
+    const bool in_block = r == 0 && message->bulk && cox_lane_has_blocks(lane);
+    if (in_block)
+        r = cox_lane_open_block(lane, request->sequence, message->bulk, &typed.bytes, &typed.size);
+    if (request->type == COX_TYPE_OPAQUE_BLOCK) {
+        typed.type = COX_TYPE_OPAQUE;
+        lane_serve_opaque_block(lane, &typed, in_block, r);
+        return false;
+    }
+    if (in_block && r == 0)
+        r = lane_unpack_block(lane, &typed, &message);
+    cox_lane_return(lane, request->sequence);
+    if (in_block)
+        cox_lane_close_block(lane, request->sequence);
+    const struct cox_operation *operation =
+        r == 0 ? cox_operation_find((uint32_t)message->execute_type) : NULL;
+    if (r == 0 && lane->worker->stands_in)
+        typed.type = (uint32_t)message->execute_type;
+    /* The record says it as well: bytes written over in a frame end nobody. */
+    if (operation && message->execute_type == TYPE(MODEL_FINALIZE) &&
+        typed.type == TYPE(MODEL_FINALIZE)) {
+        cox_lane_done(lane, request->sequence, false);
+        cox_fault_point(COX_FAULT_GOODBYE_HEARD);
+        return true;
+    }
+    if (r == 0 && (!operation || operation->channel != lane->channel.id ||
+                   (uint32_t)message->execute_type != typed.type))
+        r = cox_fail(&lane->error, COX_CORRUPT, "%s does not belong on the %s channel",
+                     cox_wire_type_name((uint32_t)message->execute_type),
+                     cox_channel_name(lane->channel.id));
+    lane->message = message;
+    if (r)
+        lane_reject(lane, &typed, r);
+    else
+        lane_dispatch(lane, &typed, message);
+    if (in_block)
+        lane_trim(lane);
+    return false;
+}

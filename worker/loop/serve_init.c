@@ -1,0 +1,242 @@
+#include "serve_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "channel/shm/truth.h"
+#include "worker/group/group_memory.h"
+#include "kv_layout.h"
+#include "worker/sequences/rank_weights.h"
+
+struct cox_init_request {
+    const struct cox_worker *worker;
+    const ExecuteRequest *request;
+    uint64_t sequence;
+    const struct cox_layout_channel_truth *truth;
+    const struct cox_visit *visit;
+    struct cox_group_sealed sealed; /* of a sealed group */
+    char door[COX_DOOR_PATH_SIZE];
+};
+
+uint64_t cox_init_request_sequence(const struct cox_init_request *request)
+{
+    return request->sequence;
+}
+
+bool cox_init_request_replayed(const struct cox_init_request *request)
+{
+    return request->request->replayed;
+}
+
+void cox_init_request_group(const struct cox_init_request *request,
+                            struct cox_group_options *options)
+{
+    const struct cox_worker *worker = request->worker;
+    const uint64_t life = request->request->group_life;
+    options->name = NULL;
+    options->sealed = worker->group_memory ? &request->sealed : NULL;
+    options->fd = worker->group_fd;
+    options->fd_offset = cox_geometry_group_offset(&worker->control.geometry, life);
+    options->rank = worker->options.rank;
+    options->rank_count = worker->options.rank_count;
+    options->life = life;
+    options->spin_ns = worker->control.geometry.spin_ns;
+}
+
+int cox_init_request_weights(const struct cox_init_request *request,
+                             struct cox_weights_offer *ret_offer, struct cox_error *err)
+{
+    return cox_weights_offer_read(request->request, ret_offer, err);
+}
+
+bool cox_init_request_door(const struct cox_init_request *request, char *buffer, size_t size)
+{
+    const struct cox_worker_options *options = &request->worker->options;
+    char found[COX_DOOR_PATH_SIZE];
+    /* A group that nobody could visit has none. */
+    if (strchr(options->door, '/'))
+        return snprintf(buffer, size, "%s", options->door) < (int)size;
+    return cox_door_find(options->prefix + (options->prefix[0] == '/'), found, NULL) == 0 &&
+           snprintf(buffer, size, "%s", found) < (int)size;
+}
+
+static bool bytes_copy(const ProtobufCBinaryData *bytes, void *to, size_t size)
+{
+    if (bytes->len != size)
+        return false;
+    memcpy(to, bytes->data, size);
+    return true;
+}
+
+/* What the request tells of the ranks' memory; what it lacks is not there. */
+static void sealed_read(struct cox_init_request *init)
+{
+    const ExecuteRequest *message = init->request;
+    struct cox_group_sealed *sealed = &init->sealed;
+    sealed->memory = init->worker->group_memory;
+    /* Without one only what can be opened directly is opened. */
+    sealed->door = cox_init_request_door(init, init->door, sizeof init->door) ? init->door : NULL;
+    sealed->rank_count = init->worker->options.rank_count;
+    for (size_t rank = 0; rank < message->n_group_memory && rank < sealed->rank_count; rank++) {
+        const ModelExecuteData__RankGroupMemory *told = message->group_memory[rank];
+        struct cox_handle *handles = sealed->ranks[rank].handles;
+        sealed->ranks[rank].pid = (pid_t)told->pid;
+        sealed->ranks[rank].given = bytes_copy(&told->words, &handles[0], sizeof handles[0]) &&
+                                    bytes_copy(&told->values, &handles[1], sizeof handles[1]);
+    }
+}
+
+/* It is no step, and void_through says nothing of it; but it has ended without this rank's answer. */
+bool cox_init_request_aborted(const struct cox_init_request *request)
+{
+    return cox_truth_ended(request->truth) >= request->sequence ||
+           /* acquire; partner: wait_tell in pause.c. */
+           atomic_load_explicit(&request->visit->told, memory_order_acquire) >= request->sequence;
+}
+
+const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
+{
+    for (size_t i = 0; i < request->request->n_config; i++) {
+        const ModelExecuteData__ExecuteRequest__ConfigEntry *entry = request->request->config[i];
+        if (entry->key && strcmp(entry->key, key) == 0)
+            return entry->value ? entry->value : "";
+    }
+    return NULL;
+}
+
+struct init_answer {
+    ModelExecuteData__ExecuteResponse__InitResults results;
+    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry entries[8];
+    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry *entry_pointers[8];
+    char numbers[8][24];
+    ModelExecuteData__KVCacheDesc descs[COX_KV_CACHE_DESC_COUNT_MAX];
+    ModelExecuteData__KVCacheDesc *desc_pointers[COX_KV_CACHE_DESC_COUNT_MAX];
+    struct cox_kv_pool_message kv_pool;
+};
+
+static void init_put_text(struct init_answer *answer, const char *key, const char *value)
+{
+    size_t i = answer->results.n_init_result_map++;
+    model_execute_data__execute_response__init_results__init_result_map_entry__init(
+        &answer->entries[i]);
+    answer->entries[i].key = (char *)(uintptr_t)key;
+    answer->entries[i].value = (char *)(uintptr_t)value;
+    answer->entry_pointers[i] = &answer->entries[i];
+}
+
+static void init_put_number(struct init_answer *answer, const char *key, int64_t value)
+{
+    char *text = answer->numbers[answer->results.n_init_result_map];
+    snprintf(text, sizeof answer->numbers[0], "%" PRId64, value);
+    init_put_text(answer, key, text);
+}
+
+static void init_fill(struct init_answer *answer, const struct cox_init_result *result)
+{
+    model_execute_data__execute_response__init_results__init(&answer->results);
+    answer->results.init_result_map = answer->entry_pointers;
+    init_put_text(answer, "status", "ok");
+    init_put_number(answer, "cpuBlockNum", result->cpu_block_count);
+    init_put_number(answer, "npuBlockNum", result->npu_block_count);
+    init_put_number(answer, "maxPositionEmbeddings", result->max_position_embeddings);
+    init_put_number(answer, "memPoolId", result->mem_pool_id);
+    if (result->start_thinking_id >= 0)
+        init_put_number(answer, "startThinkingId", result->start_thinking_id);
+    if (result->stop_thinking_id >= 0)
+        init_put_number(answer, "stopThinkingId", result->stop_thinking_id);
+    if (result->early_stopping_ids)
+        init_put_text(answer, "earlyStoppingIds", result->early_stopping_ids);
+    answer->results.n_kv_cache_descs = result->kv_cache_count;
+    answer->results.kv_cache_descs = answer->desc_pointers;
+    for (uint32_t i = 0; i < result->kv_cache_count; i++) {
+        ModelExecuteData__KVCacheDesc *desc = &answer->descs[i];
+        model_execute_data__kvcache_desc__init(desc);
+        desc->has_npu_block_num = desc->has_block_size = 1;
+        desc->has_compression_ratio = desc->has_cache_type = 1;
+        desc->npu_block_num = result->kv_caches[i].block_count;
+        desc->block_size = result->kv_caches[i].block_size;
+        desc->compression_ratio = result->kv_caches[i].compression_ratio;
+        desc->cache_type = result->kv_caches[i].cache_type;
+        answer->desc_pointers[i] = desc;
+    }
+    if (result->kv_pool.block_count)
+        answer->results.kv_pool = cox_kv_pool_fill(&answer->kv_pool, &result->kv_pool);
+}
+
+/* Coordinators of MindIE-LLM up to 3.0.0.beta.2 read the number of device blocks from the map,
+ * later ones from the first KV cache's description alone. Each finds it, wherever the callback
+ * has put it. */
+static void init_tell_legacy(struct cox_init_result *result)
+{
+    const int64_t blocks = result->npu_block_count;
+    if (result->kv_cache_count == 0) {
+        result->kv_cache_count = 1;
+        result->kv_caches[0] = (struct cox_kv_cache_desc){.compression_ratio = 1};
+    }
+    if (result->kv_caches[0].block_count == 0)
+        result->kv_caches[0].block_count = (int32_t)(blocks < INT32_MAX ? blocks : INT32_MAX);
+    if (blocks == 0)
+        result->npu_block_count = result->kv_caches[0].block_count;
+}
+
+struct init_call {
+    const struct cox_worker *worker;
+    const struct cox_init_request *request;
+    struct cox_init_result *result;
+    struct cox_error *err;
+};
+
+static int call_init(void *argument)
+{
+    const struct init_call *call = argument;
+    return call->worker->callbacks->init(call->worker->context, call->request, call->result,
+                                         call->err);
+}
+
+/* A worker that sets nothing up has nothing to say. What it was to know is not dropped. */
+static int init_without_callback(const ExecuteRequest *message, struct cox_error *err)
+{
+    if (message->n_config == 0)
+        return 0;
+    return cox_fail(err, COX_UNSUPPORTED,
+                    "this worker has no init callback, and so cannot be told '%.100s': give it "
+                    "one, or start the group "
+                    "without configuration (no --init, --init-file, --model), or with --no-init",
+                    message->config[0]->key ? message->config[0]->key : "");
+}
+
+void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_request *request,
+                                  const ExecuteRequest *message)
+{
+    const struct cox_worker *worker = lane->worker;
+    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    struct init_answer answer = {0};
+    struct cox_init_result result = {.start_thinking_id = -1, .stop_thinking_id = -1};
+    struct cox_init_request init = {
+        .worker = worker,
+        .request = message,
+        .sequence = request->sequence,
+        .truth = cox_truth_channel(&worker->control, lane->channel.id),
+        .visit = &lane->visit,
+    };
+    if (worker->group_memory)
+        sealed_read(&init);
+    struct init_call call = {worker, &init, &result, &lane->error};
+    int r = worker->callbacks->init ? cox_lane_call(lane, request, COX_VISIT_LET, call_init, &call)
+                                    : init_without_callback(message, &lane->error);
+    if (r == 0 && result.kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
+        r = cox_fail(&lane->error, COX_TOO_LARGE, "init tells of %" PRIu32 " KV caches: at most %d",
+                     result.kv_cache_count, COX_KV_CACHE_DESC_COUNT_MAX);
+    if (r == 0) {
+        if (worker->stands_in)
+            init_tell_legacy(&result);
+        init_fill(&answer, &result);
+        response.result_case = RESULT(INIT_RESULTS);
+        response.init_results = &answer.results;
+        cox_table_clear(lane->worker->table);
+    } else {
+        cox_lane_fail(lane, &response, r);
+    }
+    cox_lane_answer(lane, request->sequence, request->type, &response);
+}

@@ -1,0 +1,128 @@
+#include "stand_in_answer.h"
+
+#include "proto/operation.h"
+#include "proto/utf8.h"
+
+#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name
+
+/* What is answered in place of a request that makes no sense. */
+static uint32_t answered_type(const struct cox_lane *lane, uint32_t type)
+{
+    static const uint32_t usual[COX_TWO_WAY_COUNT] = {
+        [COX_CHANNEL_EXECUTE] = TYPE(MODEL_INFER),
+        [COX_CHANNEL_LINK] = TYPE(PD_LINK_STATUS_QUERY),
+        [COX_CHANNEL_TRANSFER] = TYPE(KV_TRANSFER),
+        [COX_CHANNEL_RECOVER] = TYPE(RECOVER_COMMAND_EXEC),
+    };
+    const struct cox_operation *operation = cox_operation_find(type);
+    bool known = type != COX_TYPE_OPAQUE && operation && operation->replies &&
+                 operation->channel == lane->channel.id;
+    return known ? type : usual[lane->channel.id];
+}
+
+static void fill_init(struct cox_stand_in_answer *told, char *text)
+{
+    model_execute_data__execute_response__init_results__init(&told->init);
+    model_execute_data__execute_response__init_results__init_result_map_entry__init(&told->entry);
+    told->entry.key = (char *)(uintptr_t) "status";
+    told->entry.value = text;
+    told->entries[0] = &told->entry;
+    told->init.n_init_result_map = 1;
+    told->init.init_result_map = told->entries;
+}
+
+static void fill_lora(struct cox_stand_in_answer *told, const ExecuteRequest *message)
+{
+    model_execute_data__lora_operation_response__init(&told->lora);
+    if (message && message->request_case == REQUEST(LORA_OPERATION_REQUEST) &&
+        message->lora_operation_request)
+        told->lora.lora_name = message->lora_operation_request->lora_name;
+    told->lora.has_lora_op_status = 1;
+    told->lora.lora_op_status = MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
+}
+
+/* Of a pull that is not mentioned the coordinator thinks nothing: each gets its code, where
+ * there is memory for it. */
+static void fill_pulls(struct cox_stand_in_answer *told, struct cox_lane *lane)
+{
+    typedef ModelExecuteData__PullKVResponse__PullKVResult Result;
+    const ExecuteRequest *message = lane->message;
+    model_execute_data__pull_kvresponse__init(&told->pulls);
+    if (!message || message->request_case != REQUEST(PULL_KV_REQUEST) || !message->pull_kv_request)
+        return;
+    const ModelExecuteData__PullKVRequest *pulls = message->pull_kv_request;
+    Result **pointers =
+        cox_arena_alloc(&lane->arena, (pulls->n_pull_kv_infos + 1) * sizeof(Result *));
+    Result *results = cox_arena_alloc(&lane->arena, (pulls->n_pull_kv_infos + 1) * sizeof *results);
+    for (size_t i = 0; pointers && results && i < pulls->n_pull_kv_infos; i++) {
+        const ModelExecuteData__SequenceGroupMetadata *metadata =
+            pulls->pull_kv_infos[i]->seq_group_metadata;
+        model_execute_data__pull_kvresponse__pull_kvresult__init(&results[i]);
+        results[i].request_id = metadata ? metadata->request_id : NULL;
+        results[i].has_pd_error_code = 1;
+        results[i].pd_error_code = MODEL_EXECUTE_DATA__PDERROR_CODE__PD_PULL_KV_ERROR;
+        pointers[i] = &results[i];
+        told->pulls.n_pull_kv_results = i + 1;
+    }
+    told->pulls.pull_kv_results = pointers;
+}
+
+static void fill_command(struct cox_stand_in_answer *told, const struct cox_lane *lane, int status,
+                         char *text)
+{
+    model_execute_data__recover_command_response__init(&told->command);
+    told->command.has_npu_device_id = told->command.has_command_result = 1;
+    told->command.npu_device_id = lane->worker->options.device;
+    told->command.command_result = status;
+    told->command.error_msg = text;
+}
+
+void cox_stand_in_answer(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
+                         struct cox_stand_in_answer *ret_told)
+{
+    const int status = response->status;
+    if (!lane->error.text[0]) { /* there may be a code already, without words */
+        cox_error_clear(&lane->error);
+        cox_fail(&lane->error, status, "%s", cox_status_text(status));
+    }
+    cox_utf8_mend(lane->error.text);
+    char *text = response->error_text = lane->error.text;
+    type = answered_type(lane, type);
+    response->status = 0;
+    response->msg_type = (int32_t)type;
+    switch (type) {
+    case TYPE(MODEL_INIT):
+        fill_init(ret_told, text);
+        response->result_case = RESULT(INIT_RESULTS);
+        response->init_results = &ret_told->init;
+        return;
+    case TYPE(PD_LINK_STATUS_QUERY):
+        model_execute_data__pdlink_status_response__init(&ret_told->links);
+        response->result_case = RESULT(PD_LINK_STATUS_RESPONSE);
+        response->pd_link_status_response = &ret_told->links;
+        return;
+    case TYPE(LORA_OPERATION):
+        fill_lora(ret_told, lane->message);
+        response->result_case = RESULT(LORA_OPERATION_RESPONSE);
+        response->lora_operation_response = &ret_told->lora;
+        return;
+    case TYPE(KV_TRANSFER):
+        fill_pulls(ret_told, lane);
+        response->result_case = RESULT(PULL_KV_RESPONSE);
+        response->pull_kv_response = &ret_told->pulls;
+        return;
+    case TYPE(MODEL_INFER):
+    case TYPE(MODEL_INFER_SECOND):
+        model_execute_data__execute_model_response__init(&ret_told->step);
+        ret_told->step.err_msg = text;
+        response->result_case = RESULT(EXECUTE_MODEL_RESPONSE);
+        response->execute_model_response = &ret_told->step;
+        return;
+    default:
+        fill_command(ret_told, lane, status, text);
+        response->result_case = RESULT(RECOVER_COMMAND_RESPONSE);
+        response->recover_command_response = &ret_told->command;
+        return;
+    }
+}

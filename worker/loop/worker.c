@@ -1,0 +1,644 @@
+#include "worker.h"
+
+#include <endian.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "channel/shm/reply.h"
+#include "channel/base/thread.h"
+#include "channel/shm/truth.h"
+#include "channel/base/tsan.h"
+#include "proto/utf8.h"
+#include "proto/executor.pb-c.h"
+#include "worker/group/group_memory.h"
+#include "stand_in.h"
+#include "worker_internal.h"
+
+#define REQUEST_SIZE_MAX (UINT64_C(256) << 20)
+#define SEQUENCE_COUNT_MAX 4096
+#define TOKEN_COUNT_MAX 131072
+/* What an orphan leaves to whoever looks at exit statuses: EX_SOFTWARE. */
+#define ORPHAN_EXIT_STATUS 70
+#define RING_AGAIN_MS 1
+
+/* ---- one lane: the thread of one channel ---- */
+
+/* A rank that is not asked passes the frame without touching a bell. */
+static void lane_pass(struct cox_lane *lane, uint64_t sequence)
+{
+    cox_lane_set_taken(lane, sequence);
+    cox_lane_set_returned(lane, sequence);
+    cox_lane_set_done(lane, sequence);
+}
+
+/* Somebody rang and there is no news: the coordinator does not see what this rank has said. Who is
+ * asleep owes nothing, so all of it can be said again, as it was. */
+static void lane_repeat(struct cox_lane *lane)
+{
+    cox_lane_set_taken(lane, lane->taken);
+    cox_lane_set_returned(lane, lane->returned);
+    cox_lane_set_done(lane, lane->done);
+}
+
+COX_HOT static bool lane_leaving(const struct cox_lane *lane)
+{
+    return atomic_load_explicit(&lane->worker->stopping, memory_order_acquire) ||
+           cox_truth_aborted(&lane->worker->control);
+}
+
+struct lane_look {
+    const struct cox_lane *lane;
+    const struct cox_layout_channel_truth *truth;
+    uint64_t published;
+};
+
+COX_HOT static bool lane_has_news(const void *context)
+{
+    const struct lane_look *look = context;
+    return cox_truth_published(look->truth) != look->published || lane_leaving(look->lane);
+}
+
+/* Sleeps until request `next` or a later one is published, and moves *next to what is still in the
+ * ring. A number below what was published is said again by the coordinator, which rings for it.
+ * False: the worker leaves. */
+COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
+{
+    struct cox_worker *worker = lane->worker;
+    const struct cox_layout_channel_truth *truth =
+        cox_truth_channel(&worker->control, lane->channel.id);
+    uint32_t depth = worker->control.geometry.depth;
+    bool rung = false;
+    for (;;) {
+        /* Before the looks: what comes after them is not slept through. */
+        uint32_t ticket = cox_gate_ticket(&lane->channel.gate, COX_BELL_REQUEST_CONSUME);
+        if (lane_leaving(lane))
+            return false;
+        cox_lane_release_blocks(lane);
+        const uint64_t said = cox_truth_published(truth);
+        uint64_t published = said;
+        /* A frame that names this rank is not reused before it is returned: what is older than the
+         * ring was for others. */
+        if (published >= *next && published - *next >= depth) {
+            /* Unless somebody wrote over the number: whoever followed it would never come back.
+             * What was meant for this rank is still in its frame. */
+            if (cox_truth_frame_holds(truth, depth, published))
+                *next = published - depth + 1;
+            else if (cox_truth_published(truth) != published)
+                continue; /* a frame was taken again meanwhile, and the number has moved on */
+            else
+                published = cox_truth_frame_holds(truth, depth, *next) ? *next : *next - 1;
+        }
+        if (published >= *next)
+            return true;
+        if (rung)
+            lane_repeat(lane);
+        /* What is said there, not what is believed of it: who looks for another number sleeps. */
+        const struct lane_look look = {lane, truth, said};
+        if (!rung && cox_spin_until(&lane->spinner, lane_has_news, &look, COX_DEADLINE_NEVER))
+            continue;
+        /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
+         * lost. */
+        int r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
+                              ticket, COX_DEADLINE_NEVER);
+        if (r < 0) {
+            lane->failed = r;
+            return false;
+        }
+        rung = true;
+        /* Without a control region the token is the news, unless it is the one that stop rings
+         * with. */
+        if (r == 0 && worker->stands_in && !lane_leaving(lane))
+            cox_stand_in_publish(&lane->channel, *next);
+    }
+}
+
+/* Somebody wrote over `published`: the request is still to come, and with it a token. True: so it was, and a
+ * token has come. */
+static bool lane_is_misled(struct cox_lane *lane, uint64_t next)
+{
+    const struct cox_worker *worker = lane->worker;
+    const struct cox_layout_channel_truth *truth =
+        cox_truth_channel(&worker->control, lane->channel.id);
+    uint32_t ticket = cox_gate_ticket(&lane->channel.gate, COX_BELL_REQUEST_CONSUME);
+    if (!cox_truth_frame_behind(truth, worker->control.geometry.depth, next))
+        return false;
+    cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME, ticket,
+                  COX_DEADLINE_NEVER);
+    return true;
+}
+
+COX_HOT static void *lane_main(void *argument)
+{
+    struct cox_lane *lane = argument;
+    struct cox_worker *worker = lane->worker;
+    struct cox_gate *gate = &lane->channel.gate;
+    uint32_t rank = worker->options.rank;
+    uint64_t next = lane->taken + 1;
+    bool goodbye = false;
+    lane->self = pthread_self();
+    lane->spinner.budget_ns = worker->control.geometry.spin_ns;
+    cox_lane_begin(lane);
+    while (!goodbye && lane_await(lane, &next)) {
+        struct cox_request request;
+        int r = cox_request_read(&lane->channel, next, rank, &request);
+        if (r == COX_EMPTY && !lane_is_misled(lane, next))
+            lane_pass(lane, next++);
+        if (r == COX_EMPTY)
+            continue;
+        cox_gate_settle(gate, rank, COX_BELL_REQUEST_CONSUME);
+        /* Again for every request: an answer from another life is refused. */
+        cox_truth_set_life(lane->line, worker->control.epoch, worker->options.generation);
+        cox_lane_set_taken(lane, next);
+        lane->stamp_ns = cox_truth_stamp(cox_truth_channel(&worker->control, lane->channel.id));
+        if (lane->stamp_ns == 0)
+            lane->stamp_ns = cox_now_coarse_ns();
+        cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, lane->stamp_ns);
+        if (r)
+            cox_lane_refuse(lane, &request, r, "the frame has an impossible length");
+        else
+            goodbye = cox_lane_serve(lane, &request);
+        cox_truth_set_state(lane->line, COX_RANK_IDLE, next, lane->stamp_ns);
+        next++;
+    }
+    cox_lane_end(lane);
+    if (goodbye) {
+        atomic_store_explicit(&worker->finalized, true, memory_order_release);
+        atomic_store_explicit(&worker->stopping, true, memory_order_release);
+    }
+    atomic_fetch_sub_explicit(&worker->running, 1, memory_order_release);
+    cox_worker_stop(worker); /* the goodbye of one channel is the goodbye of all; and wakes run */
+    return NULL;
+}
+
+/* ---- faults ---- */
+
+static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t sequence,
+                              const char *text)
+{
+    size_t capacity, length;
+    uint8_t *base = cox_reply_report(&worker->error_channel, worker->options.rank, &capacity);
+    char cut[768];
+    snprintf(cut, sizeof cut, "%s", text);
+    cox_text_trim(cut);
+    cox_utf8_mend(cut);
+    /* The text stands where legacy coordinators look for it. */
+    ModelExecuteData__ExecuteModelResponse body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
+    body.err_msg = cut;
+    ModelExecuteData__ExecuteResponse report = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    report.has_msg_type = 1;
+    report.msg_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__EXECUTE_ERROR;
+    report.has_rank = 1;
+    report.rank = (int32_t)worker->options.rank;
+    report.has_status = 1;
+    report.status = worker->stands_in ? 0 : 1; /* a legacy coordinator drops any other */
+    report.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
+    report.execute_model_response = &body;
+    if (channel >= 0) {
+        report.has_error_channel = 1;
+        report.error_channel = (uint32_t)channel;
+        report.has_error_sequence = 1;
+        report.error_sequence = sequence;
+    }
+    int r;
+    /* Halve the text until it fits: a region may be as small as 256 bytes. */
+    while ((r = cox_wire_response_pack(&report, base + COX_PREFIX_SIZE, capacity, &length)) ==
+               COX_TOO_LARGE &&
+           cut[0]) {
+        cut[strlen(cut) / 2] = '\0';
+        cox_text_trim(cut);
+    }
+    if (r)
+        return r;
+    uint32_t prefix = htole32((uint32_t)length);
+    memcpy(base, &prefix, sizeof prefix);
+    return 0;
+}
+
+static bool worker_stopping(const struct cox_worker *worker)
+{
+    return atomic_load_explicit(&worker->stopping, memory_order_acquire);
+}
+
+/* One report at a time from this process, each until its own deadline. */
+static int worker_enter_fault(struct cox_worker *worker, uint64_t deadline_ns)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    pthread_mutex_lock(&worker->error_lock);
+    while (worker->reporting && !worker_stopping(worker) && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&worker->error_cond, &worker->error_lock, &until);
+    int r = worker_stopping(worker) ? COX_CLOSED : worker->reporting ? COX_TIMEOUT : 0;
+    if (r == 0)
+        worker->reporting = true;
+    pthread_mutex_unlock(&worker->error_lock);
+    return r;
+}
+
+static void worker_leave_fault(struct cox_worker *worker)
+{
+    pthread_mutex_lock(&worker->error_lock);
+    worker->reporting = false;
+    pthread_cond_broadcast(
+        &worker->error_cond); /* who finds that the worker leaves passes nothing on */
+    pthread_mutex_unlock(&worker->error_lock);
+}
+
+/* Named groups have one slot for all ranks, and one token that is the right to it; in a sealed one
+ * every rank has its own, and waits until its last report was taken out. */
+static int worker_await_report(struct cox_worker *worker, uint64_t deadline_ns)
+{
+    if (worker->control.geometry.sealed)
+        return cox_sealed_await_heard(&worker->control, worker->options.rank,
+                                      worker->report_count + 1, deadline_ns);
+    int r =
+        cox_gate_wait(&worker->error_channel.gate, 0, COX_BELL_RESPONSE_PRODUCE, 0, deadline_ns);
+    return r == COX_EMPTY ? COX_TIMEOUT : r; /* another one has the token */
+}
+
+/* written: there is a report in the slot. */
+static void worker_post_report(struct cox_worker *worker, bool written)
+{
+    struct cox_gate *gate = &worker->error_channel.gate;
+    if (!worker->control.geometry.sealed) {
+        cox_gate_post(gate, 0, written ? COX_BELL_RESPONSE_CONSUME : COX_BELL_RESPONSE_PRODUCE);
+    } else if (written) {
+        cox_truth_set_done(
+            cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR),
+            ++worker->report_count);
+        cox_gate_post(gate, worker->options.rank, COX_BELL_RESPONSE_CONSUME);
+    }
+}
+
+static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
+                       uint64_t deadline_ns)
+{
+    struct cox_layout_rank_line *line =
+        cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR);
+    int r = worker_enter_fault(worker, deadline_ns);
+    if (r)
+        return r; /* another report of this process waits for the slot */
+    /* TAKEN: waits for the slot, REPLYING: has it. Said before the wait, so that the coordinator looks
+     * for the token of whoever dies with it in its hand (coordinator/faults.h). */
+    cox_truth_set_state(line, COX_RANK_TAKEN, sequence, cox_now_ns());
+    do { /* once also when the deadline has passed */
+        r = worker_stopping(worker)
+                ? COX_CLOSED
+                : worker_await_report(worker,
+                                      cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
+        /* Another rank can have made the coordinator sleep through the last one. */
+        if (r == COX_TIMEOUT && worker->control.geometry.sealed)
+            cox_gate_post(&worker->error_channel.gate, worker->options.rank,
+                          COX_BELL_RESPONSE_CONSUME);
+    } while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);
+    if (r == 0) {
+        cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
+        cox_fault_point(COX_FAULT_REPORT_CLAIMED);
+        cox_tsan_acquire(worker->error_channel.response.base); /* see faults_fetch */
+        r = worker_write_fault(worker, channel, sequence, text);
+        cox_tsan_release(worker->error_channel.response.base);
+        cox_fault_point(COX_FAULT_REPORT_WRITTEN);
+        worker_post_report(worker, r == 0);
+    }
+    cox_truth_set_state(line, COX_RANK_IDLE, sequence, cox_now_ns());
+    worker_leave_fault(worker);
+    return r;
+}
+
+int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
+                    uint64_t deadline_ns)
+{
+    cox_visit_hold(); /* left in between, it would leave its locks behind */
+    /* acq_rel: partner is the acquire in free; who went has let go of everything. */
+    atomic_fetch_add_explicit(&worker->tellers, 1, memory_order_acq_rel);
+    int r = worker_tell(worker, channel, sequence, text, deadline_ns);
+    atomic_fetch_sub_explicit(&worker->tellers, 1, memory_order_acq_rel);
+    cox_visit_release();
+    return r;
+}
+
+int cox_worker_report_fault(struct cox_worker *worker, const char *text, uint64_t deadline_ns)
+{
+    return cox_worker_tell(worker, -1, 0, text, deadline_ns);
+}
+
+/* ---- life ---- */
+
+/* ---- the guard: the end of an orphan, from new to free, whatever the host's own threads do ---- */
+
+static void *guard_main(void *argument)
+{
+    struct cox_worker *worker = argument;
+    for (;;) {
+        struct pollfd fds[3] = {
+            {.fd = worker->guard_fd, .events = POLLIN},
+            {.fd = worker->coordinator.pidfd, .events = POLLIN},
+            {.fd = worker->door_fd, .events = POLLRDHUP},
+        };
+        int count = poll(fds, 3, -1);
+        if (count > 0 && fds[0].revents)
+            return NULL;
+        if (count > 0)
+            _exit(ORPHAN_EXIT_STATUS);
+        if (errno != EINTR) /* no memory in the kernel; it may pass */
+            nanosleep(&(struct timespec){.tv_nsec = 50 * (long)COX_NSEC_PER_MSEC}, NULL);
+    }
+}
+
+static int guard_start(struct cox_worker *worker, struct cox_error *err)
+{
+    if (worker->options.on_orphan != COX_ORPHAN_EXIT)
+        return 0; /* run looks itself */
+    int r = cox_thread_start(&worker->guard, guard_main, worker);
+    worker->guarded = r == 0;
+    return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
+}
+
+static void guard_stop(struct cox_worker *worker)
+{
+    if (!worker->guarded)
+        return;
+    const uint64_t one = 1;
+    ssize_t written = write(worker->guard_fd, &one, sizeof one);
+    (void)written; /* a full counter is as readable as one */
+    pthread_join(worker->guard, NULL);
+    worker->guarded = false;
+}
+
+/* ---- new and free ---- */
+
+/* With a door the group need not be named. */
+static int worker_check_options(const struct cox_worker_options *options, struct cox_error *err)
+{
+    if (options->door[0] && !options->prefix[0])
+        return 0;
+    if (options->prefix[0] != '/')
+        return cox_fail(err, COX_INVALID, "the prefix '%s' does not start with a slash",
+                        options->prefix);
+    return cox_name_check(options->prefix + 1, err);
+}
+
+int cox_worker_new_as(const struct cox_worker_identity *self,
+                      const struct cox_worker_options *options,
+                      const struct cox_worker_callbacks *callbacks, void *context,
+                      struct cox_worker **ret_worker, struct cox_error *err)
+{
+    int r = worker_check_options(options, err);
+    if (r)
+        return r;
+    struct cox_worker *worker = calloc(1, sizeof *worker);
+    if (!worker)
+        return cox_fail(err, -ENOMEM, "no memory for the worker");
+    cox_fault_rank((int)options->rank);
+    worker->options = *options;
+    worker->request_size_default = !worker->options.request_size_max;
+    cox_bulk_sender_init(&worker->bulk);
+    if (!worker->options.request_size_max)
+        worker->options.request_size_max = REQUEST_SIZE_MAX;
+    if (!worker->options.sequence_count_max)
+        worker->options.sequence_count_max = SEQUENCE_COUNT_MAX;
+    if (!worker->options.token_count_max)
+        worker->options.token_count_max = TOKEN_COUNT_MAX;
+    if (!worker->options.generation && !worker->options.door[0])
+        worker->options.generation = 1;
+    worker->callbacks = callbacks;
+    worker->context = context;
+    worker->own_pid = getpid();
+    worker->control.lock_fd = -1;
+    worker->coordinator.pidfd = -1;
+    worker->door_fd = worker->group_fd = -1;
+    cox_inherit_init(&worker->inherit);
+    cox_sealed_init(&worker->sealed);
+    pthread_mutex_init(&worker->error_lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&worker->error_cond, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    cox_pause_init(&worker->pause);
+    worker->guard_fd = -1;
+    worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (worker->wake_fd >= 0)
+        worker->guard_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (worker->guard_fd < 0)
+        r = cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno));
+    if (r == 0) {
+        r = cox_fd_raise(&worker->wake_fd);
+        if (r == 0)
+            r = cox_fd_raise(&worker->guard_fd);
+        if (r)
+            cox_fail(err, r, "eventfd: %s", cox_status_text(r));
+    }
+    if (r == 0)
+        r = cox_worker_enter(worker, self, err);
+    if (r == 0)
+        r = guard_start(worker, err);
+    if (r == 0)
+        r = cox_worker_claim(worker, self, err);
+    if (r == 0)
+        r = cox_worker_attach_channels(worker, err);
+    cox_inherit_close(&worker->inherit);
+    if (r == 0) {
+        r = cox_table_new(worker->options.sequence_count_max, worker->options.token_count_max,
+                          &worker->table);
+        if (r == COX_INVALID)
+            cox_fail(err, r,
+                     "room for %" PRIu32 " sequences of %" PRIu32 " tokens was asked for: allowed "
+                     "are up to %" PRIu32 " of up to %" PRIu32,
+                     worker->options.sequence_count_max, worker->options.token_count_max,
+                     COX_TABLE_SEQUENCE_COUNT_LIMIT, COX_TABLE_TOKEN_COUNT_LIMIT);
+        else if (r)
+            cox_fail(err, r, "no memory for the sequence table: %s", cox_status_text(r));
+    }
+    if (r == 0) {
+        cox_table_watch(worker->table,
+                        &cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
+        cox_table_watch_pause(worker->table, &worker->lanes[COX_CHANNEL_EXECUTE].visit.told);
+    }
+    if (r) {
+        if (worker->claimed)
+            cox_truth_unclaim_identity(cox_worker_identity(worker));
+        worker->claimed = false;
+        cox_worker_free(worker);
+        return r;
+    }
+    cox_worker_announce(worker);
+    *ret_worker = worker;
+    return 0;
+}
+
+int cox_worker_new(const struct cox_worker_options *options,
+                   const struct cox_worker_callbacks *callbacks, void *context,
+                   struct cox_worker **ret_worker, struct cox_error *err)
+{
+    struct cox_worker_identity self = {.pid = getpid()};
+    int r = cox_peer_start_time(self.pid, &self.start);
+    if (r)
+        return cox_fail(err, r, "own start time: %s", cox_status_text(r));
+    return cox_worker_new_as(&self, options, callbacks, context, ret_worker, err);
+}
+
+/* Nobody needs to wait for this rank any more, though the process may live on. The coordinator looks
+ * by itself, once a slice. */
+static void worker_leave(struct cox_worker *worker)
+{
+    if (worker->claimed)
+        cox_truth_set_left(cox_worker_identity(worker));
+    worker->claimed = false;
+}
+
+/* Whoever is inside a report comes out with COX_CLOSED, within a slice. */
+static void worker_await_tellers(struct cox_worker *worker)
+{
+    atomic_store_explicit(&worker->stopping, true, memory_order_release);
+    pthread_mutex_lock(&worker->error_lock);
+    pthread_cond_broadcast(&worker->error_cond);
+    pthread_mutex_unlock(&worker->error_lock);
+    while (atomic_load_explicit(&worker->tellers, memory_order_acquire) > 0)
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+}
+
+struct cox_worker *cox_worker_free(struct cox_worker *worker)
+{
+    if (!worker)
+        return NULL;
+    /* The child of a fork has none of the threads, and is not the rank: it only lets go of memory. */
+    if (worker->own_pid == getpid()) {
+        worker_await_tellers(worker);
+        worker_leave(worker);
+        guard_stop(worker);
+        if (worker->follows_wrapper)
+            prctl(PR_SET_PDEATHSIG, 0);
+    }
+    cox_table_free(worker->table);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        if (worker->lanes[c].worker)
+            cox_lane_drop_blocks(&worker->lanes[c]);
+        cox_channel_close(&worker->lanes[c].channel);
+        cox_arena_deinit(&worker->lanes[c].arena);
+        free(worker->lanes[c].copy);
+    }
+    cox_bulk_sender_deinit(&worker->bulk);
+    cox_channel_close(&worker->error_channel);
+    cox_sealed_close(&worker->sealed);
+    cox_close_fd(&worker->group_fd);
+    cox_group_memory_unref(worker->group_memory);
+    cox_close_fd(&worker->door_fd); /* it has left: see above */
+    cox_peer_close(&worker->coordinator);
+    cox_control_close(&worker->control);
+    cox_close_fd(&worker->wake_fd);
+    cox_close_fd(&worker->guard_fd);
+    pthread_cond_destroy(&worker->error_cond);
+    pthread_mutex_destroy(&worker->error_lock);
+    cox_pause_deinit(&worker->pause);
+    free(worker);
+    return NULL;
+}
+
+uint32_t cox_worker_rank(const struct cox_worker *worker)
+{
+    return worker->options.rank;
+}
+
+uint32_t cox_worker_rank_count(const struct cox_worker *worker)
+{
+    return worker->options.rank_count;
+}
+
+void cox_worker_stop(struct cox_worker *worker)
+{
+    int saved = errno;
+    uint64_t one = 1;
+    atomic_store_explicit(&worker->stopping, true, memory_order_release);
+    ssize_t written = write(worker->wake_fd, &one, sizeof one);
+    (void)written; /* a full counter is as readable as one */
+    errno = saved;
+}
+
+static void worker_ring_lanes(struct cox_worker *worker)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_gate_wake(&worker->lanes[c].channel.gate, worker->options.rank,
+                      COX_BELL_REQUEST_CONSUME);
+}
+
+/* Waits until all lanes have ended; watches the coordinator where the guard does not, and passes a
+ * stop on to lanes that sleep: again and again, since one of them may be about to fall asleep, on a word
+ * that is not this process's to change, or that somebody has written over. */
+static int worker_watch(struct cox_worker *worker)
+{
+    /* Where somebody counts the tokens there may be no more of them. */
+    const bool again = !worker->stands_in && !worker->control.geometry.legacy;
+    bool ringing = false, orphaned = false;
+    int failed = 0;
+    /* acquire: partner is the release of each lane's end. */
+    while (atomic_load_explicit(&worker->running, memory_order_acquire) > 0) {
+        bool watches = !orphaned && !worker->guarded;
+        struct pollfd fds[3] = {
+            {.fd = worker->wake_fd, .events = POLLIN},
+            {.fd = watches ? worker->coordinator.pidfd : -1, .events = POLLIN},
+            {.fd = watches ? worker->door_fd : -1, .events = POLLRDHUP},
+        };
+        int timeout_ms = ringing && again ? RING_AGAIN_MS : -1;
+        /* no memory in the kernel: leave in order */
+        if (poll(fds, 3, timeout_ms) < 0 && errno != EINTR) {
+            failed = -errno;
+            atomic_store_explicit(&worker->stopping, true, memory_order_release);
+        }
+        if (fds[1].revents || fds[2].revents) {
+            orphaned = true;
+            atomic_store_explicit(&worker->stopping, true, memory_order_release);
+        }
+        uint64_t count;
+        ssize_t got = read(worker->wake_fd, &count, sizeof count);
+        (void)got;
+        bool stopping = atomic_load_explicit(&worker->stopping, memory_order_acquire);
+        if (stopping && (!ringing || again))
+            worker_ring_lanes(worker);
+        ringing = stopping;
+    }
+    return orphaned ? COX_PEER_DEAD : failed;
+}
+
+int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
+{
+    int started = 0, r = 0;
+    cox_pause_listen();
+    atomic_store_explicit(&worker->running, COX_TWO_WAY_COUNT, memory_order_relaxed);
+    for (; started < COX_TWO_WAY_COUNT; started++) {
+        r = cox_thread_start(&worker->lanes[started].thread, lane_main, &worker->lanes[started]);
+        if (r) {
+            cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
+            atomic_fetch_sub_explicit(&worker->running, (uint32_t)(COX_TWO_WAY_COUNT - started),
+                                      memory_order_relaxed);
+            cox_worker_stop(worker);
+            break;
+        }
+    }
+    int watched = worker_watch(worker);
+    for (int c = 0; c < started; c++)
+        pthread_join(worker->lanes[c].thread, NULL);
+    cox_pause_unlisten();
+    worker_leave(worker);
+    if (r == 0 && watched)
+        r = cox_fail(err, watched, "watching the coordinator (process %jd): %s",
+                     (intmax_t)worker->coordinator.pid, cox_status_text(watched));
+    for (int c = 0; r == 0 && c < started; c++)
+        if (worker->lanes[c].failed)
+            r = cox_fail(
+                err, worker->lanes[c].failed,
+                "rank %" PRIu32 ", waiting for a request on the %s of the channel %s: %s",
+                worker->options.rank, worker->control.geometry.sealed ? "futex" : "semaphore",
+                cox_channel_name((enum cox_channel_id)c), cox_status_text(worker->lanes[c].failed));
+    if (r == 0 && atomic_load_explicit(&worker->finalized, memory_order_acquire) &&
+        worker->callbacks->finalize)
+        worker->callbacks->finalize(worker->context);
+    cox_fault_point(COX_FAULT_LEFT);
+    return r;
+}

@@ -1,0 +1,176 @@
+/* The worker's own memory, shared by worker.c (life), attach.c, pause.c, bulk.c (blocks), and by serve.c and its files (one
+ * request: serve_internal.h). */
+#ifndef COX_WORKER_WORKER_INTERNAL_H
+#define COX_WORKER_WORKER_INTERNAL_H
+
+#include "channel/memory/bulk.h"
+#include "channel/shm/channel.h"
+#include "channel/socket/door.h"
+#include "channel/shm/inherit.h"
+#include "channel/base/peer.h"
+#include "channel/shm/request.h"
+#include "channel/base/spin.h"
+#include "channel/shm/truth.h"
+#include "pause.h"
+#include "worker/sequences/table.h"
+#include "worker.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct ModelExecuteData__BulkRef;
+struct ModelExecuteData__ExecuteRequest;
+
+/* The block of an answer that does not fit its slot. */
+struct cox_lane_answer {
+    struct cox_bulk_block block;
+    uint64_t sequence; /* whose answer is in it, and the coordinator may read it; 0: of none */
+};
+
+/* What an opaque callback writes to. */
+struct cox_opaque_answer {
+    pthread_t thread;
+    uint64_t sequence;
+    uint8_t *slot;
+    size_t slot_capacity;
+    uint8_t *bytes; /* the slot, or the block */
+    size_t capacity;
+};
+
+/* One two-way channel and the thread that serves it. */
+struct cox_lane {
+    struct cox_worker *worker;
+    struct cox_channel channel;
+    struct cox_layout_rank_line *line; /* this rank's, in the control region */
+    struct cox_spinner spinner;
+    uint64_t
+        stamp_ns; /* for the state of the request at hand: when it was published, or a clock that was read since */
+    /* What was last stored in the line, whatever somebody else has written there since. */
+    uint64_t taken, returned, done;
+    pthread_t thread;
+    pthread_t self; /* the same, of the lane's own */
+    int failed;     /* what ended it, which ends the worker; read once it is joined */
+    uint8_t *copy;  /* private copy of a request, grown to what was needed */
+    size_t copy_size;
+    struct cox_arena arena; /* the request at hand and the answer to it */
+    struct cox_error error; /* of the request at hand */
+    /* The request at hand, in the arena; NULL: it cannot be read. */
+    const struct ModelExecuteData__ExecuteRequest *message;
+    struct cox_visit visit;           /* the callback under way */
+    uint64_t deadline_ns;             /* of a LoRA request at hand; 0: not told */
+    struct cox_opaque_answer *opaque; /* of the opaque callback under way; NULL: there is none */
+    struct cox_bulk_view views[COX_DEPTH_MAX];     /* the blocks behind the frames */
+    struct cox_lane_answer answers[COX_DEPTH_MAX]; /* and those behind the slots */
+    uint32_t answer_count;                         /* of these with a sequence */
+};
+
+struct cox_worker {
+    struct cox_worker_options options;
+    const struct cox_worker_callbacks *callbacks;
+    void *context;
+    struct cox_inherit inherit;            /* while new runs */
+    struct cox_sealed sealed;              /* of a sealed group */
+    int door_fd;                           /* the connection, where it came by the door; -1 */
+    int group_fd;                          /* memory of the rank group; -1: legacy or sealed */
+    struct cox_group_memory *group_memory; /* of a sealed group; NULL */
+    struct cox_control control;
+    bool stands_in; /* control is a stand-in, tokens tell: see stand_in.h */
+    struct cox_peer coordinator;
+    bool follows_wrapper; /* new armed PDEATHSIG of its thread, free disarms it */
+    pid_t own_pid;        /* who called new; not a child of its fork */
+    bool claimed;         /* this process is the rank, and has not left */
+    struct cox_lane lanes[COX_TWO_WAY_COUNT];
+    struct cox_channel error_channel;
+    pthread_mutex_t error_lock;
+    pthread_cond_t error_cond; /* on CLOCK_MONOTONIC; reporting became false */
+    uint64_t report_count;     /* reports of a rank of a sealed group; while reporting */
+    bool reporting;            /* one report at a time from this process */
+    _Atomic uint32_t tellers;  /* threads inside a report; free waits for them */
+    struct cox_table *table;   /* the execute lane's */
+    /* Of the step under way; the execute lane's. */
+    bool group_time_told;
+    uint64_t group_ns, group_wait_ns;
+    struct cox_bulk_sender bulk;
+    bool request_size_default; /* request_size_max was not chosen */
+    struct cox_pause pause;
+    int wake_fd;  /* eventfd: stop was called, or a lane ended */
+    int guard_fd; /* eventfd: free wants the guard */
+    pthread_t guard;
+    bool guarded; /* a thread ends the process with its coordinator */
+    _Atomic bool stopping;
+    _Atomic bool finalized;
+    _Atomic uint32_t running; /* lanes that serve */
+};
+
+/* Who a rank is to its coordinator. */
+struct cox_worker_identity {
+    pid_t pid;
+    uint64_t start; /* /proc/<pid>/stat field 22 */
+};
+
+/* cox_worker_new under the identity of another process, whose death is the rank's: for tests that
+ * run ranks as threads. */
+int cox_worker_new_as(const struct cox_worker_identity *self,
+                      const struct cox_worker_options *options,
+                      const struct cox_worker_callbacks *callbacks, void *context,
+                      struct cox_worker **ret_worker, struct cox_error *err);
+
+static inline void cox_lane_set_taken(struct cox_lane *lane, uint64_t sequence)
+{
+    lane->taken = sequence;
+    cox_truth_set_taken(lane->line, sequence);
+}
+
+static inline void cox_lane_set_returned(struct cox_lane *lane, uint64_t sequence)
+{
+    lane->returned = sequence;
+    cox_truth_set_returned(lane->line, sequence);
+}
+
+static inline void cox_lane_set_done(struct cox_lane *lane, uint64_t sequence)
+{
+    lane->done = sequence;
+    cox_truth_set_done(lane->line, sequence);
+}
+
+/* ---- attach.c, in the order of cox_worker_new ---- */
+
+/* Finds the group and its coordinator, and checks both. */
+int cox_worker_enter(struct cox_worker *worker, const struct cox_worker_identity *self,
+                     struct cox_error *err);
+int cox_worker_claim(struct cox_worker *worker, const struct cox_worker_identity *self,
+                     struct cox_error *err);
+int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err);
+void cox_worker_announce(struct cox_worker *worker);
+struct cox_layout_identity *cox_worker_identity(struct cox_worker *worker);
+
+/* Serves one request: calls back, answers, and returns the frame. True: it was the goodbye. */
+bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request);
+/* Answers a request whose bytes could not even be read, if it is one that is answered. */
+void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, int status,
+                     const char *text);
+
+/* ---- bulk.c: requests and answers in blocks ---- */
+
+bool cox_lane_has_blocks(const struct cox_lane *lane);
+/* The bytes of a request, in place, lent until close. Returns 0, or what cox_bulk_view_map returns, in the lane's error. */
+int cox_lane_open_block(struct cox_lane *lane, uint64_t sequence,
+                        const struct ModelExecuteData__BulkRef *message, const uint8_t **ret_bytes,
+                        size_t *ret_size);
+void cox_lane_close_block(struct cox_lane *lane, uint64_t sequence);
+/* Where the answer to a request goes that does not fit its slot. Returns as cox_bulk_reserve. */
+int cox_lane_reserve_block(struct cox_lane *lane, uint64_t sequence, uint64_t size,
+                           uint8_t **ret_bytes, struct cox_error *err);
+/* It is written. */
+struct cox_bulk_ref cox_lane_refer_block(struct cox_lane *lane, uint64_t sequence, uint64_t size);
+/* Of an answer that is not sent in it. */
+void cox_lane_release_block(struct cox_lane *lane, uint64_t sequence);
+/* Of all requests that have ended. */
+void cox_lane_release_blocks(struct cox_lane *lane);
+void cox_lane_drop_blocks(struct cox_lane *lane); /* idempotent */
+
+/* Tells of a fault; channel < 0: about no request. */
+int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
+                    uint64_t deadline_ns);
+
+#endif

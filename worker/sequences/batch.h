@@ -1,0 +1,117 @@
+/*
+ * batch: one step of inference, as the execute callback of a worker sees it.
+ *
+ * The view is the same whatever the form on the wire was (packed columns against the sequence
+ * table, or the nested SequenceGroupMetadata of legacy coordinators): every row is complete, with
+ * all tokens and the whole block table of its sequence.
+ *
+ * Threads: a view belongs to the thread whose callback got it, until that callback returns.
+ * Ownership: every pointer is lent by the worker library until the callback returns.
+ * Blocks: nothing here blocks.
+ * If the process dies: the view is private memory; nothing is left.
+ */
+#ifndef COX_WORKER_BATCH_H
+#define COX_WORKER_BATCH_H
+
+#include "../../channel/base/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Block tables of one sequence, at most: one per KV-cache manager. */
+#define COX_BLOCK_TABLE_COUNT_MAX 4
+/* Stop tokens of one sequence, at most. */
+#define COX_STOP_TOKEN_COUNT_MAX 8
+
+enum cox_forward_type { /* values of ForwardType in WIRE order */
+                        COX_FORWARD_PREFILL = 0,
+                        COX_FORWARD_DECODE = 1,
+                        COX_FORWARD_EXTEND = 2,
+                        COX_FORWARD_MIXED = 3,
+                        COX_FORWARD_CLEAR = 4,
+                        COX_FORWARD_DUMMY = 5, /* no rows; keeps ranks in step */
+};
+
+struct cox_sampling {
+    float temperature;        /* 0: greedy */
+    float top_p;              /* 1: off */
+    int32_t top_k;            /* 0: off */
+    float repetition_penalty; /* 1: off */
+    uint64_t seed; /* the draw at position p is a function of (seed, p) alone, so a recomputation
+                      repeats it */
+};
+
+struct cox_block_table {
+    const int32_t *blocks; /* ids of KV blocks, in order of position */
+    uint32_t count;
+};
+
+/* One sequence of the step. */
+struct cox_batch_row {
+    int64_t id;           /* the coordinator's sequence id */
+    uint32_t slot;        /* index in the sequence table, stable while the sequence lives */
+    uint32_t position;    /* of the first token to compute; 0-based */
+    uint32_t token_count; /* tokens to compute: positions [position, position + token_count) */
+    bool emit;            /* sample the token that follows the last one computed */
+    const int32_t
+        *tokens; /* all tokens of the sequence from position 0; position + token_count of them */
+    const struct cox_block_table *tables; /* cox_batch.table_count of them; [0] is the main one */
+    const struct cox_sampling *sampling;
+    const char *lora_id; /* the adapter it is computed with; NULL: none */
+};
+
+struct cox_weights_offer;
+
+struct cox_block_pair {
+    int32_t from;
+    int32_t to;
+};
+
+struct cox_batch {
+    uint64_t sequence; /* sequence number of the request on its channel */
+    enum cox_forward_type forward_type;
+    uint32_t row_count;
+    const struct cox_batch_row *rows;
+    uint32_t table_count; /* block tables per row, 1 to COX_BLOCK_TABLE_COUNT_MAX */
+    /* Block moves to do before the rows, in this order: swap_out (device to host), swap_in (host to
+     * device), copy (device to device). */
+    const struct cox_block_pair *swap_in;
+    uint32_t swap_in_count;
+    const struct cox_block_pair *swap_out;
+    uint32_t swap_out_count;
+    const struct cox_block_pair *copy;
+    uint32_t copy_count;
+    /* Sequences that ended since the last step: forget what is kept for these slots. */
+    const uint32_t *finished_slots;
+    uint32_t finished_count;
+    /* Of the model's weights, with which all ranks compute this step; 0: the coordinator publishes none. */
+    uint64_t weights_version;
+    /* Where that version is, while a rank may not have it; NULL otherwise. The worker library's own (worker/sequences/rank_weights.h). */
+    const struct cox_weights_offer *weights;
+    const void *void_word; /* private to the worker library */
+    const void *told_word; /* the same; NULL: never paused */
+};
+
+/* What the callback fills, one per row. */
+struct cox_batch_output {
+    int32_t token; /* the sampled token; -1 where emit is false */
+    float logprob; /* of that token under the unscaled distribution, 0 where not computed */
+};
+
+/* True once the coordinator has given this step up (timeout, another rank's failure), and once the worker is to
+ * pause (cox_worker_pause): a long callback may ask between layers and return COX_ABORTED early. Lock-free, callable from the
+ * callback's thread. */
+COX_PUBLIC bool cox_batch_aborted(const struct cox_batch *batch);
+
+/* Steps up to this number have been given up; 0: none. Of a step that is not given up itself all
+ * ranks are told the same, from its beginning to its end, and another number than before if any step
+ * in between failed anywhere: so ranks that wait for each other know together when to begin anew.
+ * As cox_batch_aborted otherwise. */
+COX_PUBLIC uint64_t cox_batch_void_through(const struct cox_batch *batch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

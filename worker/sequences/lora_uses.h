@@ -1,0 +1,55 @@
+/*
+ * lora_uses: the names of LoRA adapters that live sequences of the table are computed with, and how many of them there
+ * are.
+ *
+ * A sequence takes its adapter's name when it is announced and gives it when nothing can bring it back, so a name in
+ * a step is counted from before the step's callback until after its end. That is what lets an adapter be looked up
+ * without a lock in the callback: whoever takes it away has closed the name first and found no sequence.
+ *
+ * Threads: take, again and give on the execute thread; close and open on any one thread at a time for the same name;
+ *   count from any.
+ * Ownership: the object owns the names; one that was taken lives until it was given as often.
+ * Blocks: close, until its deadline; the rest for the length of a list of names.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_WORKER_LORA_USES_H
+#define COX_WORKER_LORA_USES_H
+
+#include "channel/base/base.h"
+
+/* Bytes of a name, at most. */
+#define COX_LORA_NAME_LENGTH_MAX 128
+
+struct cox_lora_uses;
+
+/* A name in use; the same pointer for the same name, as long as one is in use. */
+struct cox_lora_use {
+    struct cox_lora_use *next;
+    uint32_t count;
+    bool closed;
+    char name[]; /* with its 0 */
+};
+
+/* Returns 0 or -ENOMEM. */
+int cox_lora_uses_new(struct cox_lora_uses **ret_uses);
+struct cox_lora_uses *cox_lora_uses_free(struct cox_lora_uses *uses); /* NULL-safe */
+
+/* One sequence more. Returns 0; COX_TOO_LARGE: a name longer than COX_LORA_NAME_LENGTH_MAX; COX_BUSY: it is closed;
+ * -ENOMEM. */
+int cox_lora_uses_take(struct cox_lora_uses *uses, const char *name, struct cox_lora_use **ret_use);
+/* The same for a copy of a sequence that has it: never refused. use NULL: nothing. */
+struct cox_lora_use *cox_lora_uses_again(struct cox_lora_uses *uses, struct cox_lora_use *use);
+/* One less; use NULL: nothing. */
+void cox_lora_uses_give(struct cox_lora_uses *uses, struct cox_lora_use *use);
+
+/* Refuses the name from now on and waits until no sequence has it. given_up is asked every 50 ms while it waits. Returns
+ * 0: none has, and the name stays closed; COX_BUSY: *ret_count have it still at the deadline or when given_up said so, and
+ * the name is open again; -ENOMEM. */
+int cox_lora_uses_close(struct cox_lora_uses *uses, const char *name, uint64_t deadline_ns,
+                        bool (*given_up)(void *context), void *context, uint32_t *ret_count);
+/* Takes the name again. */
+void cox_lora_uses_open(struct cox_lora_uses *uses, const char *name);
+
+uint32_t cox_lora_uses_count(struct cox_lora_uses *uses, const char *name);
+
+#endif

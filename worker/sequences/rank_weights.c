@@ -1,0 +1,158 @@
+#include "rank_weights.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "channel/base/fault.h"
+#include "channel/shm/region.h"
+#include "proto/executor.pb-c.h"
+
+#define LABEL "cox_weights"
+
+/* An image that this process has mapped; version 0: none. */
+struct held {
+    uint64_t version;
+    struct cox_handle handle;
+    struct cox_region region;
+};
+
+struct cox_rank_weights {
+    char *door; /* NULL: none */
+    struct held present, next;
+};
+
+int cox_weights_offer_read(const ModelExecuteData__ExecuteRequest *request,
+                           struct cox_weights_offer *ret_offer, struct cox_error *err)
+{
+    const ModelExecuteData__WeightsOffer *message = request->weights;
+    struct cox_weights_offer offer = {
+        .version = request->weights_version,
+        .deadline_ns = request->deadline_ns ? request->deadline_ns : COX_DEADLINE_NEVER,
+    };
+
+    if (!message)
+        return COX_EMPTY;
+    offer.size = message->size;
+    if (!offer.version || !offer.size || message->handle.len != sizeof offer.handle.bytes)
+        return cox_fail(err, COX_CORRUPT,
+                        "version %" PRIu64 " of the model's weights is offered as %" PRIu64
+                        " bytes with a handle of %zu: expected a version, a size and %zu",
+                        offer.version, offer.size, message->handle.len, sizeof offer.handle.bytes);
+    memcpy(offer.handle.bytes, message->handle.data, sizeof offer.handle.bytes);
+    *ret_offer = offer;
+    return 0;
+}
+
+int cox_rank_weights_new(const char *door, struct cox_rank_weights **ret_weights)
+{
+    struct cox_rank_weights *weights = calloc(1, sizeof *weights);
+
+    if (weights && door)
+        weights->door = strdup(door);
+    if (!weights || (door && !weights->door)) {
+        free(weights);
+        return -ENOMEM;
+    }
+    *ret_weights = weights;
+    return 0;
+}
+
+static void held_drop(struct held *held)
+{
+    cox_region_detach(&held->region);
+    *held = (struct held){0};
+}
+
+struct cox_rank_weights *cox_rank_weights_free(struct cox_rank_weights *weights)
+{
+    if (!weights)
+        return NULL;
+    held_drop(&weights->next);
+    held_drop(&weights->present);
+    free(weights->door);
+    free(weights);
+    return NULL;
+}
+
+uint64_t cox_rank_weights_version(const struct cox_rank_weights *weights)
+{
+    return weights->present.version;
+}
+
+static int held_open(const struct cox_rank_weights *weights, const struct cox_weights_offer *offer,
+                     uint64_t deadline_ns, struct held *ret_held, struct cox_error *err)
+{
+    struct held held = {.version = offer->version, .handle = offer->handle};
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = cox_handle_open(&offer->handle, weights->door, deadline_ns, &fd, err);
+
+    if (r == 0)
+        r = cox_region_attach_image(&held.region, fd, LABEL, offer->size, err);
+    if (r == 0)
+        *ret_held = held;
+    return r;
+}
+
+static int weights_open(struct cox_rank_weights *weights, uint64_t version,
+                        const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                        struct cox_error *err)
+{
+    struct cox_error why = {0};
+    struct held opened;
+    int r;
+
+    if (!offer || offer->version != version)
+        return cox_fail(err, COX_NOT_FOUND,
+                        "version %" PRIu64
+                        " of the model's weights is asked for, this rank has version %" PRIu64
+                        ", and it was not told where the other is",
+                        version, weights->present.version);
+    if (weights->present.version &&
+        memcmp(&offer->handle, &weights->present.handle, sizeof offer->handle) == 0) {
+        held_drop(&weights->next);
+        weights->present.version = version;
+        return 0;
+    }
+    r = held_open(weights, offer, deadline_ns, &opened, &why);
+    if (r)
+        return cox_fail(err, r, "version %" PRIu64 " of the model's weights: %s", version,
+                        why.text);
+    held_drop(&weights->next);
+    weights->next = opened;
+    cox_fault_point(COX_FAULT_WEIGHTS_TAKEN);
+    return 0;
+}
+
+int cox_rank_weights_take(struct cox_rank_weights *weights, uint64_t version,
+                          const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                          const void **ret_bytes, uint64_t *ret_size, struct cox_error *err)
+{
+    const struct held *held;
+    int r;
+
+    if (version < weights->present.version)
+        return cox_fail(err, COX_STALE,
+                        "version %" PRIu64
+                        " of the model's weights was asked for after version %" PRIu64,
+                        version, weights->present.version);
+    if (version != weights->present.version && version != weights->next.version) {
+        r = weights_open(weights, version, offer, deadline_ns, err);
+        if (r)
+            return r;
+    }
+    held = version == weights->present.version ? &weights->present : &weights->next;
+    *ret_bytes = held->region.base;
+    *ret_size = held->region.size;
+    return 0;
+}
+
+void cox_rank_weights_keep(struct cox_rank_weights *weights)
+{
+    if (!weights->next.version)
+        return;
+    held_drop(&weights->present);
+    weights->present = weights->next;
+    weights->next = (struct held){0};
+    cox_fault_point(COX_FAULT_WEIGHTS_SWITCHED);
+}
