@@ -88,7 +88,8 @@ struct cox_executor_options {
     bool no_flags; /* do not append the rank flags to command; the environment has all of it */
     const int32_t *devices; /* rank_count of them; NULL: device = rank */
     uint32_t depth;         /* requests in flight per channel, 1 to 8; default 4 */
-    enum cox_spin spin; /* whether who waits looks before it sleeps; channel/base/spin.h; default auto */
+    enum cox_spin
+        spin; /* whether who waits looks before it sleeps; channel/base/spin.h; default auto */
     enum cox_attach attach; /* how workers come to the group's memory; default named */
     bool huge_pages;        /* sealed: on huge pages, if there are any */
     /* None is started: all log on at the door by themselves (coxswain-worker --door PATH), and start

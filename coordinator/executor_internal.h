@@ -43,7 +43,8 @@ struct cox_executor {
     struct cox_sealed sealed; /* where the group is */
     struct cox_door *door;    /* NULL: none */
     struct cox_seat seats[COX_RANK_COUNT_MAX];
-    pthread_mutex_t memory_lock; /* protects the fds in `sealed`, next_lives and named, and the end of the door */
+    pthread_mutex_t
+        memory_lock; /* protects the fds in `sealed`, next_lives and named, and the end of the door */
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     struct cox_blocks_choice blocks;
     struct cox_complaints complaints;

@@ -139,7 +139,7 @@
     X(HANDLE_TAKEN, "handle.taken")         /* by somebody else, not checked yet */                \
     X(HANDLE_WITHDRAWN, "handle.withdrawn") /* the door has it no more, the exporter does */       \
     X(HANDLE_PUT, "handle.put")                                                                    \
-    /* KV blocks, of one's own and of other groups (memory/kv_blocks.h, engine/rank/pulls.h). */        \
+    /* KV blocks, of one's own and of other groups (memory/kv_blocks.h, engine/rank/pulls.h). */   \
     X(KV_MADE, "kv.made")                                                                          \
     X(KV_TAKEN, "kv.taken") /* a block is nobody's, and may be written */                          \
     X(KV_GIVEN, "kv.given")                                                                        \
@@ -157,7 +157,7 @@
     X(GROUP_LEFT, "group.left") /* said; the process may live on */                                \
     X(LEFT, "left")                                                                                \
     X(STOPPED, "stopped")                                                                          \
-    /* A queue of blocks (channel/memory/queue/queue.h). */                                              \
+    /* A queue of blocks (channel/memory/queue/queue.h). */                                        \
     X(QUEUE_FILLED, "queue.filled")                                                                \
     X(QUEUE_LOCKED, "queue.locked") /* nothing is done, or repaired, yet */                        \
     X(QUEUE_UNLOCKED, "queue.unlocked")                                                            \
@@ -199,7 +199,7 @@
     X(QUEUE_ARMED, "queue.armed") /* about to sleep */                                             \
     X(QUEUE_DISARMED, "queue.disarmed")                                                            \
     X(QUEUE_PUBLISHER_AWAITED, "queue.publisher_awaited")                                          \
-    /* Ranks form a group of their own (worker/group/group.h). */                                        \
+    /* Ranks form a group of their own (worker/group/group.h). */                                  \
     X(GROUP_FILLED, "group.filled") /* whole and locked, without a name */                         \
     X(GROUP_LINKED, "group.linked")                                                                \
     X(GROUP_LOCKED, "group.locked") /* the name's file, as one of those who join */                \

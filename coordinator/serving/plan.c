@@ -5,9 +5,9 @@
 #include <string.h>
 
 /* Upper bounds of what things take on the wire. Packed: varints of at most 5 bytes in columns. */
-#define STEP_COST 256     /* heads, each column's key and length (148), where the weights are (80) */
-#define FINISHED_COST 32  /* a slot, or a request id as text */
-#define ROW_COST 40       /* four columns, and a block append */
+#define STEP_COST 256    /* heads, each column's key and length (148), where the weights are (80) */
+#define FINISHED_COST 32 /* a slot, or a request id as text */
+#define ROW_COST 40      /* four columns, and a block append */
 #define ANNOUNCE_COST 160 /* heads, id, slot, sampling */
 #define NUMBER_COST 5
 #define NESTED_ROW_COST 320

@@ -42,10 +42,10 @@ struct cox_engine {
     struct cox_transfer *transfer;
     struct cox_exporter *exporter;
     bool exported;
-    struct cox_handle handle;      /* of the cache's blocks, while exported */
-    struct cox_kv_layout layout;   /* of the cache, since the last init that succeeded */
-    struct engine_source source;   /* of model and cache, while there is a cache */
-    struct cox_group *group;       /* NULL: this rank computes everything */
+    struct cox_handle handle;    /* of the cache's blocks, while exported */
+    struct cox_kv_layout layout; /* of the cache, since the last init that succeeded */
+    struct engine_source source; /* of model and cache, while there is a cache */
+    struct cox_group *group;     /* NULL: this rank computes everything */
     uint64_t group_life;
     struct cox_exchange *exchange;
     bool ready;             /* the last init succeeded: there is all that a step needs */

@@ -73,7 +73,7 @@ struct cox_worker_options {
     /* Path of the group's door, where fds are left and fetched that the kernel does not let one process take out of another (Yama,
      * seccomp): what is too large for its frame or slot. Empty: as door. */
     char depot[4096];
-    int fd_first;       /* with fd_count > 0: the group's memory as open fds (channel/shm/inherit.h), */
+    int fd_first; /* with fd_count > 0: the group's memory as open fds (channel/shm/inherit.h), */
     uint32_t fd_count;  /* which new takes; a rank that is started again has no names to go by */
     int32_t parent_pid; /* coordinator; checked against the group; a legacy one is known by this
                             alone */
@@ -128,7 +128,8 @@ struct cox_kv_layout {
 /* What other groups need to read the KV cache of a rank. */
 struct cox_kv_pool {
     uint32_t block_count; /* 0: there is none for others */
-    uint8_t handle[64];   /* struct cox_handle (channel/handle/handle.h) of KV blocks (channel/memory/pool/kv_blocks.h) */
+    uint8_t handle
+        [64]; /* struct cox_handle (channel/handle/handle.h) of KV blocks (channel/memory/pool/kv_blocks.h) */
     struct cox_kv_layout layout;
 };
 
