@@ -24,6 +24,7 @@ set(public_headers
     worker/sequences/batch.h
     worker/group/group.h
     worker/loop/worker.h
+    coordinator/completion.h
     coordinator/executor.h
     coordinator/operations.h)
 

@@ -26,8 +26,9 @@
 #ifndef COX_COORDINATOR_COLLECT_H
 #define COX_COORDINATOR_COLLECT_H
 
+#include "channel/base/spin.h"
 #include "channel/shm/channel.h"
-#include "executor.h"
+#include "completion.h"
 #include "complaints.h"
 #include "gathering.h"
 #include "stats.h"

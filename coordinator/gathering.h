@@ -20,7 +20,7 @@
 #include "channel/shm/channel.h"
 #include "proto/operation.h"
 #include "proto/wire.h"
-#include "executor.h"
+#include "completion.h"
 #include "stats.h"
 #include "supervise.h"
 

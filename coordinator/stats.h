@@ -9,7 +9,7 @@
 #ifndef COX_COORDINATOR_STATS_H
 #define COX_COORDINATOR_STATS_H
 
-#include "executor.h"
+#include "completion.h"
 #include "latency.h"
 
 struct cox_stats {

@@ -1,4 +1,5 @@
 #include "command.h"
+#include "engine_command.h"
 #include "console.h"
 #include "prompts.h"
 

@@ -1,5 +1,6 @@
 #include "adapter_options.h"
 #include "command.h"
+#include "engine_command.h"
 #include "channel/shm/geometry.h"
 #include "console.h"
 #include "coordinator/serving/group_links.h"

@@ -1,6 +1,7 @@
 /* coxswain: the coordinator of a group of worker processes, as commands. */
 #include "command.h"
 #include "console.h"
+#include "engine_command.h"
 
 #include <fcntl.h>
 #include <getopt.h>
